@@ -1,6 +1,8 @@
-"""Owns the measurement of `fleetctl diagnose`: rate and memory on a long server log, beside what `wc` and `grep` need for the same file.
+"""Owns the measurement of `fleetctl diagnose`: rate and memory on a long server log, beside what
+`wc` and `grep` need for the same file.
 
-The log is made of lines as servers write them: decode and prefill lines, answered requests, NCCL's choices, progress bars, rare warnings.
+The log is made of lines as servers write them: decode and prefill lines, answered requests, NCCL's
+choices, progress bars, rare warnings.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ class Figure:
     @property
     def holds(self) -> bool:
         """Within its limit, or without one."""
-        return not self.limit or (self.value >= self.limit if self.unit == "MB/s" else self.value < self.limit)
+        return not self.limit or (
+            self.value >= self.limit if self.unit == "MB/s" else self.value < self.limit
+        )
 
 
 def stamp(second: int, rank: str = " TP0") -> str:
@@ -55,7 +59,8 @@ def launch_lines() -> Iterator[str]:
     yield f"{stamp(0, '')} server_args=ServerArgs(model_path='/models/large', tp_size=8, speculative_algorithm='EAGLE3')"
     yield f"{stamp(5)} Load weight begin. avail mem=138.10 GB"
     yield from (
-        f"\rLoading safetensors checkpoint shards: {n * 100 // 163:3d}% Completed | {n}/163 [00:01<00:52,  3.1it/s]" for n in range(164)
+        f"\rLoading safetensors checkpoint shards: {n * 100 // 163:3d}% Completed | {n}/163 [00:01<00:52,  3.1it/s]"
+        for n in range(164)
     )
     yield f"{stamp(60)} Load weight end. elapsed=54.81 s, type=LargeForCausalLM, avail mem=61.20 GB."
     yield f"{stamp(62)} The server is fired up and ready to roll!"
@@ -89,8 +94,13 @@ def second_of_work(dice: random.Random, second: int) -> Iterator[str]:
 
 
 def unlike_lines(kind: str, dice: random.Random) -> Iterator[str]:
-    """Lines of which no two have a shape in common: words by chance, requests with their prompts, NCCL's calls."""
-    words = ["".join(dice.choices("abcdefghijklmnopqrstuvwxyz", k=dice.randint(2, 9))) for _ in range(5000)]
+    """Lines of which no two have a shape in common: words by chance, requests with their prompts,
+    NCCL's calls.
+    """
+    words = [
+        "".join(dice.choices("abcdefghijklmnopqrstuvwxyz", k=dice.randint(2, 9)))
+        for _ in range(5000)
+    ]
     for number in itertools.count():
         second, name = stamp(number // 50), f"{dice.getrandbits(128):032x}"
         if kind == "requests":
@@ -121,7 +131,9 @@ def unlike_figures(folder: Path) -> list[Figure]:
 
 
 def write_log(path: Path, size_bytes: int) -> None:
-    """A log of about that size: a launch, then work. Kept small in memory: a child's resident memory begins as its parent's."""
+    """A log of about that size: a launch, then work. Kept small in memory: a child's resident
+    memory begins as its parent's.
+    """
     dice = random.Random(1)  # the same log each time
     with path.open("w+b") as stream:
         stream.writelines(f"{line}\n".encode() for line in launch_lines())
@@ -139,26 +151,41 @@ def write_log(path: Path, size_bytes: int) -> None:
 
 
 def timed(argv: Sequence[str]) -> tuple[float, float, float, str]:
-    """(wall s, CPU s, largest resident MB, standard output) of a command; the MB are those of the largest child so far."""
+    """(wall s, CPU s, largest resident MB, standard output) of a command; the MB are those of the
+    largest child so far.
+    """
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     began_s = time.perf_counter()
-    done = subprocess.run(argv, check=False, capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"})
+    done = subprocess.run(
+        argv, check=False, capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"}
+    )
     wall_s = time.perf_counter() - began_s
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     if done.returncode:
         raise RuntimeError(f"{argv[0]} ended with {done.returncode}: {done.stderr}")
-    return wall_s, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, after.ru_maxrss / 1024, done.stdout
+    return (
+        wall_s,
+        after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
+        after.ru_maxrss / 1024,
+        done.stdout,
+    )
 
 
 def figures_of(log: Path) -> list[Figure]:
-    """All rows for one log. Raises RuntimeError when the diagnosis is not what the log was made to give."""
+    """All rows for one log. Raises RuntimeError when the diagnosis is not what the log was made to
+    give.
+    """
     size_mb = log.stat().st_size / 1e6
     words = f"{size_mb:.0f} MB log"
     wc_s = timed(["wc", "-l", str(log)])[0]
     grep_s = timed(["grep", "-c", "gen throughput", str(log)])[0]
     wall_s, cpu_s, rss_mb, told = timed([str(SCRIPTS / "fleetctl"), "diagnose", str(log), "--json"])
     document = json.loads(told)
-    if document["state"] != "serving" or not document["decode"]["lines"] or not document["nccl"]["tuning"]["rows"]:
+    if (
+        document["state"] != "serving"
+        or not document["decode"]["lines"]
+        or not document["nccl"]["tuning"]["rows"]
+    ):
         raise RuntimeError(f"diagnose misread the log: {document['state']}")
     return [
         Figure(f"fleetctl diagnose, {words}, one core", size_mb / cpu_s, "MB/s", WANTED_MB_S),
@@ -170,21 +197,31 @@ def figures_of(log: Path) -> list[Figure]:
 
 
 def report(figures: Sequence[Figure], into: Path) -> None:
-    """Print the table, and put its rows in place of those of an earlier run beside what other benchmarks wrote."""
+    """Print the table, and put its rows in place of those of an earlier run beside what other
+    benchmarks wrote.
+    """
     for figure in figures:
         sign = "≥" if figure.unit == "MB/s" else "<"
-        limit = f"{sign} {figure.limit:g} {figure.unit}" + ("" if figure.holds else "  MISSED") if figure.limit else ""
+        limit = (
+            f"{sign} {figure.limit:g} {figure.unit}" + ("" if figure.holds else "  MISSED")
+            if figure.limit
+            else ""
+        )
         print(f"{figure.name:56} {figure.value:8.2f} {figure.unit:4} {limit}")
     told = json.loads(into.read_text()) if into.exists() else {}
     rows = [asdict(figure) | {"holds": figure.holds, "benchmark": "diagnose"} for figure in figures]
-    told["figures"] = [row for row in told.get("figures", ()) if row.get("benchmark") != "diagnose"] + rows
+    told["figures"] = [
+        row for row in told.get("figures", ()) if row.get("benchmark") != "diagnose"
+    ] + rows
     into.write_text(json.dumps(told, indent=2) + "\n")
 
 
 def main() -> int:
     """Measure and report; 1 when a limit is missed."""
     parse = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
-    parse.add_argument("--megabytes", type=int, default=1000, help="size of the log (default: 1000)")
+    parse.add_argument(
+        "--megabytes", type=int, default=1000, help="size of the log (default: 1000)"
+    )
     parse.add_argument("--output", type=Path, default=LATEST)
     options = parse.parse_args()
     with tempfile.TemporaryDirectory(prefix="benchfleet-bench-") as folder:

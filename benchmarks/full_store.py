@@ -1,4 +1,6 @@
-"""Owns the making of a store that has seen much: jobs of finished trials with their events and runs, written at once. Measures nothing."""
+"""Owns the making of a store that has seen much: jobs of finished trials with their events and
+runs, written at once. Measures nothing.
+"""
 
 from __future__ import annotations
 
@@ -30,23 +32,44 @@ HOSTS = 100
 
 def spec_of(job_id: str, number: int) -> TrialSpec:
     """One trial of a job: 100 hosts take turns."""
-    engine = EngineSpec(EngineKind.SIMULATED, "sim/kimi", {"tp_size": 8, "speculative_num_steps": 5}, ENV, 8)
+    engine = EngineSpec(
+        EngineKind.SIMULATED, "sim/kimi", {"tp_size": 8, "speculative_num_steps": 5}, ENV, 8
+    )
     workload = Workload("single", 1, 1, prompts="builtin:chat", output_tokens=500, api="chat")
     host = f"host-{number % HOSTS}"
-    return TrialSpec(f"{job_id}-b1-v{number}", 1, job_id, job_id, f"v={number}", {"v": str(number)}, 1, host, engine, (workload,))
+    return TrialSpec(
+        f"{job_id}-b1-v{number}",
+        1,
+        job_id,
+        job_id,
+        f"v={number}",
+        {"v": str(number)},
+        1,
+        host,
+        engine,
+        (workload,),
+    )
 
 
 def events_of(trial: TrialSpec, first: int) -> Iterator[ev.Event]:
     """Seven events of a trial that measured three runs, numbered from `first`."""
-    bodies: list[tuple[ev.Body, Phase]] = [(ev.TrialAccepted(trial), Phase.LAUNCHING), (ev.ServerReady(5.0), Phase.WARMING)]
+    bodies: list[tuple[ev.Body, Phase]] = [
+        (ev.TrialAccepted(trial), Phase.LAUNCHING),
+        (ev.ServerReady(5.0), Phase.WARMING),
+    ]
     bodies += [(ev.RunFinished(_run(index)), Phase.MEASURING) for index in (1, 2, 3)]
-    bodies += [(ev.ServerStopped("term", 1.0), Phase.STOPPING), (ev.TrialOver(Outcome.OK), Phase.OVER)]
+    bodies += [
+        (ev.ServerStopped("term", 1.0), Phase.STOPPING),
+        (ev.TrialOver(Outcome.OK), Phase.OVER),
+    ]
     for step, (body, phase) in enumerate(bodies):
         yield ev.Event(first + step, first + step, trial.trial_id, 1, 0, phase, body)
 
 
 def add_finished(store: Store, job_id: str, trials: int, first: int) -> int:
-    """A job whose trials have all ended well; the number of the event after its last one. `first`: of its first event."""
+    """A job whose trials have all ended well; the number of the event after its last one. `first`:
+    of its first event.
+    """
     specs = [spec_of(job_id, number) for number in range(trials)]
     store.add_job(JobRow(job_id, job_id, "", "", first, "simulated", 20.0, 60.0), specs)
     with store.engine.begin() as connection:
@@ -61,8 +84,12 @@ def _run(index: int) -> RunResult:
 
 
 def _attempt_row(spec: TrialSpec, at_ns: int) -> dict[str, object]:
-    over = Attempt(1, AGENT, Phase.OVER, Outcome.OK, runs=3, started_unix_ns=at_ns, ended_unix_ns=at_ns + 10**9)
-    columns = {name: getattr(over, name) for name in Attempt.__dataclass_fields__ if name != "number"}
+    over = Attempt(
+        1, AGENT, Phase.OVER, Outcome.OK, runs=3, started_unix_ns=at_ns, ended_unix_ns=at_ns + 10**9
+    )
+    columns = {
+        name: getattr(over, name) for name in Attempt.__dataclass_fields__ if name != "number"
+    }
     return {"trial_id": spec.trial_id, "attempt": 1, **columns}
 
 
@@ -70,11 +97,23 @@ def _event_rows(specs: Sequence[TrialSpec], first: int) -> Iterator[dict[str, ob
     for number, spec in enumerate(specs):
         for event in events_of(spec, first + 7 * number):
             text = event_to_json(event)
-            yield {"agent_id": AGENT, "sequence": event.sequence, "trial_id": spec.trial_id, "attempt": 1, "event": text}
+            yield {
+                "agent_id": AGENT,
+                "sequence": event.sequence,
+                "trial_id": spec.trial_id,
+                "attempt": 1,
+                "event": text,
+            }
 
 
 def _run_rows(specs: Sequence[TrialSpec]) -> Iterator[dict[str, object]]:
     texts = {index: to_json(_run(index), trial_pb2.RunResult()) for index in (1, 2, 3)}
     for spec in specs:
         for index, text in texts.items():
-            yield {"trial_id": spec.trial_id, "attempt": 1, "workload": "single", "run_index": index, "run": text}
+            yield {
+                "trial_id": spec.trial_id,
+                "attempt": 1,
+                "workload": "single",
+                "run_index": index,
+                "run": text,
+            }

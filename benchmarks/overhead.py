@@ -1,6 +1,8 @@
-"""Owns the measurement of what benchfleet itself costs: start of the command, time beside server and load, memory of the agent.
+"""Owns the measurement of what benchfleet itself costs: start of the command, time beside server
+and load, memory of the agent.
 
-Runs one small job on the simulated engine through the installed commands, reads the events it stored, and prints a table and JSON.
+Runs one small job on the simulated engine through the installed commands, reads the events it
+stored, and prints a table and JSON.
 """
 
 from __future__ import annotations
@@ -47,7 +49,9 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class JobRun:
-    """One `fleetctl run`, seen from outside: wall time and the largest resident memory of its agent."""
+    """One `fleetctl run`, seen from outside: wall time and the largest resident memory of its
+    agent.
+    """
 
     started_unix_ns: int
     wall_s: float
@@ -65,11 +69,16 @@ def help_seconds() -> Figure:
 
 
 def run_job(state: Path) -> JobRun:
-    """Run the job and watch its agent. Raises RuntimeError with the command's output when the job does not end well."""
+    """Run the job and watch its agent. Raises RuntimeError with the command's output when the job
+    does not end well.
+    """
     env = dict(os.environ, BENCHFLEET_STATE=str(state))
     started_unix_ns, started, largest = time.time_ns(), time.perf_counter(), 0
     command = [str(SCRIPTS / "fleetctl"), "run", str(JOB)]
-    with tempfile.TemporaryFile() as output, subprocess.Popen(command, env=env, stdout=output, stderr=output) as child:
+    with (
+        tempfile.TemporaryFile() as output,
+        subprocess.Popen(command, env=env, stdout=output, stderr=output) as child,
+    ):
         while True:
             largest = max(largest, agent_rss_bytes(child.pid))
             try:
@@ -80,7 +89,9 @@ def run_job(state: Path) -> JobRun:
         wall_s = time.perf_counter() - started
         if child.returncode:
             output.seek(0)
-            raise RuntimeError(f"fleetctl run ended with {child.returncode}:\n{output.read().decode()}")
+            raise RuntimeError(
+                f"fleetctl run ended with {child.returncode}:\n{output.read().decode()}"
+            )
     return JobRun(started_unix_ns, wall_s, largest)
 
 
@@ -105,13 +116,17 @@ def stored_events(state: Path) -> list[ev.Event]:
 
 
 def server_and_load_seconds(history: Sequence[ev.Event]) -> tuple[float, float]:
-    """Wall seconds of one trial that its server took to load and to stop, and that its requests took."""
+    """Wall seconds of one trial that its server took to load and to stop, and that its requests
+    took.
+    """
     server = load = 0.0
     tokens_asked, time_scale = {}, 1.0
     for body in (event.body for event in history):
         match body:
             case ev.TrialAccepted(spec=spec):
-                tokens_asked = {workload.name: workload.output_tokens for workload in spec.workloads}
+                tokens_asked = {
+                    workload.name: workload.output_tokens for workload in spec.workloads
+                }
                 time_scale = spec.engine.simulation.time_scale
             case ev.ServerReady(load_s=seconds) | ev.ServerStopped(took_s=seconds):
                 server += seconds
@@ -137,7 +152,9 @@ def overhead_figures(job: JobRun, events: Sequence[ev.Event]) -> list[Figure]:
         Figure("  servers: load and stop", server, "s"),
         Figure("  load: warm-up and runs", load, "s"),
         Figure("  start of command, controller and agent", before, "s"),
-        Figure("  inside trials: Ray's start, proof, evidence, journal", overhead - before - after, "s"),
+        Figure(
+            "  inside trials: Ray's start, proof, evidence, journal", overhead - before - after, "s"
+        ),
         Figure("  after the last trial: Ray's end, agent's end, verdict", after, "s"),
         Figure("overhead: wall - servers - load", overhead, "s", 15),
         Figure("agent, largest resident memory", job.agent_rss_bytes / 1e6, "MB", 120),
@@ -147,10 +164,22 @@ def overhead_figures(job: JobRun, events: Sequence[ev.Event]) -> list[Figure]:
 def report(figures: Sequence[Figure], into: Path) -> None:
     """Print the table and write the same as JSON, with what identifies this machine."""
     for figure in figures:
-        limit = f"< {figure.limit:g} {figure.unit}" + ("" if figure.holds else "  EXCEEDED") if figure.limit else ""
+        limit = (
+            f"< {figure.limit:g} {figure.unit}" + ("" if figure.holds else "  EXCEEDED")
+            if figure.limit
+            else ""
+        )
         print(f"{figure.name:56} {figure.value:8.2f} {figure.unit:3} {limit}")
-    machine = {"cpus": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version()}
-    told = {"engine": "simulated", "machine": machine, "figures": [asdict(figure) | {"holds": figure.holds} for figure in figures]}
+    machine = {
+        "cpus": os.cpu_count(),
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+    }
+    told = {
+        "engine": "simulated",
+        "machine": machine,
+        "figures": [asdict(figure) | {"holds": figure.holds} for figure in figures],
+    }
     into.write_text(json.dumps(told, indent=2) + "\n")
     print(f"(simulated engine, {machine['cpus']} CPUs; also in {into})")
 

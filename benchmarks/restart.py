@@ -1,6 +1,8 @@
-"""Measures how soon a controller serves again on a store with 10,000 trials, and how fast `ls` and `show` are then. Prints a table.
+"""Measures how soon a controller serves again on a store with 10,000 trials, and how fast `ls` and
+`show` are then. Prints a table.
 
-Twice: all trials over, in ten jobs; and one job of 10,000 trials of which most still wait, the most that a start can have to read.
+Twice: all trials over, in ten jobs; and one job of 10,000 trials of which most still wait, the most
+that a start can have to read.
 """
 
 from __future__ import annotations
@@ -28,7 +30,15 @@ LIMIT_S = 5.0
 @contextmanager
 def served(state: Path) -> Iterator[float]:
     """A `fleet-controller` on that state; seconds from its start until it says that it listens."""
-    argv = (sys.executable, "-m", "fleet_controller.app.main", "--state", str(state), "--agent", f"unix:{state}/nobody.sock")
+    argv = (
+        sys.executable,
+        "-m",
+        "fleet_controller.app.main",
+        "--state",
+        str(state),
+        "--agent",
+        f"unix:{state}/nobody.sock",
+    )
     began_s = time.perf_counter()
     process = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True, cwd=state)
     assert process.stderr is not None
@@ -45,7 +55,13 @@ def asked_s(state: Path, *words: str) -> float:
     """Wall seconds of one fleetctl command, its start included."""
     began_s = time.perf_counter()
     env = {**os.environ, "BENCHFLEET_STATE": str(state.parent)}
-    subprocess.run([sys.executable, "-m", "fleet_controller.cli.main", *words], env=env, check=True, capture_output=True, cwd=state)
+    subprocess.run(
+        [sys.executable, "-m", "fleet_controller.cli.main", *words],
+        env=env,
+        check=True,
+        capture_output=True,
+        cwd=state,
+    )
     return time.perf_counter() - began_s
 
 
@@ -59,7 +75,10 @@ def many_jobs(store: Store) -> str:
 
 def one_job(store: Store) -> str:
     """One job of which nothing has begun; its id."""
-    store.add_job(JobRow("big", "big", "", "", 1, "simulated", 20.0, 60.0), [spec_of("big", number) for number in range(TRIALS)])
+    store.add_job(
+        JobRow("big", "big", "", "", 1, "simulated", 20.0, 60.0),
+        [spec_of("big", number) for number in range(TRIALS)],
+    )
     return "big"
 
 
@@ -71,7 +90,11 @@ def measured(fill: Callable[[Store], str]) -> dict[str, float]:
         job_id = fill(store)
         store.close()
         with served(state) as serving_s:
-            return {"serving_s": serving_s, "ls_s": asked_s(state, "ls"), "show_s": asked_s(state, "show", job_id)}
+            return {
+                "serving_s": serving_s,
+                "ls_s": asked_s(state, "ls"),
+                "show_s": asked_s(state, "show", job_id),
+            }
 
 
 def main() -> int:
@@ -80,7 +103,9 @@ def main() -> int:
     parse.add_argument("--json", type=Path, default=None, help="write the figures there too")
     options = parse.parse_args()
     rows = {"ten jobs, all over": measured(many_jobs), "one job, all waiting": measured(one_job)}
-    print(f"{platform.machine()}, {os.cpu_count()} CPUs, {TRIALS} trials\n\n{'':<24}{'serving':>10}{'ls':>10}{'show':>10}")
+    print(
+        f"{platform.machine()}, {os.cpu_count()} CPUs, {TRIALS} trials\n\n{'':<24}{'serving':>10}{'ls':>10}{'show':>10}"
+    )
     for name, row in rows.items():
         print(f"{name:<24}" + "".join(f"{seconds:>8.2f} s" for seconds in row.values()))
     if options.json:

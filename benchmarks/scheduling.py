@@ -1,9 +1,10 @@
-"""What a decision costs with 10,000 waiting trials over 200 hosts: from a board as the controller keeps it, no store and no agent.
+"""What a decision costs with 10,000 waiting trials over 200 hosts: from a board as the controller
+keeps it, no store and no agent.
 
     python benchmarks/scheduling.py
 
-Columns: jobs × trials, the first decision (all hosts free), one after a trial ended (one host free), one with no host free; milliseconds,
-median and worst of 200.
+Columns: jobs × trials, the first decision (all hosts free), one after a trial ended (one host
+free), one with no host free; milliseconds, median and worst of 200.
 """
 
 from __future__ import annotations
@@ -22,18 +23,35 @@ from fleet_protos.trial_types import EngineKind, EngineSpec, Outcome, Phase, Tri
 HOSTS = 200
 ENGINE = EngineSpec(EngineKind.SIMULATED, gpus=8)
 GPUS = {EngineKind.SIMULATED: 8}
-CASES = ((1, 10_000, False), (100, 100, False), (10_000, 1, False), (1, 10_000, True), (100, 100, True))
+CASES = (
+    (1, 10_000, False),
+    (100, 100, False),
+    (10_000, 1, False),
+    (1, 10_000, True),
+    (100, 100, True),
+)
 
 
 def board_of(jobs: int, trials: int, any_host: bool) -> JobIndex:
-    """Blocks of four variants; every trial pinned to a host in turn, or its block free to go anywhere."""
+    """Blocks of four variants; every trial pinned to a host in turn, or its block free to go
+    anywhere.
+    """
     board = JobIndex()
     choice = HostChoice(every_host=not any_host).to_json()
     for job in range(jobs):
         name = f"job{job}"
-        hosts = [f"host{(number // 4 + job) % HOSTS:03d}" if not any_host else "" for number in range(trials)]
-        specs = [TrialSpec(f"{name}-{n}", 1, name, name, f"v{n % 4}", {}, n // 4 + 1, hosts[n], ENGINE) for n in range(trials)]
-        board.add(JobRow(name, name, "", "", job, "simulated", 1.0, 600.0, placement=choice), [Trial(spec) for spec in specs])
+        hosts = [
+            f"host{(number // 4 + job) % HOSTS:03d}" if not any_host else ""
+            for number in range(trials)
+        ]
+        specs = [
+            TrialSpec(f"{name}-{n}", 1, name, name, f"v{n % 4}", {}, n // 4 + 1, hosts[n], ENGINE)
+            for n in range(trials)
+        ]
+        board.add(
+            JobRow(name, name, "", "", job, "simulated", 1.0, 600.0, placement=choice),
+            [Trial(spec) for spec in specs],
+        )
     return board
 
 
@@ -43,7 +61,10 @@ def decide(board: JobIndex) -> tuple[tuple[TrialStart, ...], float]:
     list(board.newly_hopeless())
     running = board.running_by_host()
     names = (f"host{number:03d}" for number in range(HOSTS))
-    hosts = [SchedulableHost(name, {}, "", len(running.get(name, ())), False, GPUS, GPUS) for name in names]
+    hosts = [
+        SchedulableHost(name, {}, "", len(running.get(name, ())), False, GPUS, GPUS)
+        for name in names
+    ]
     starts = next_starts((job.waiting for job in board.open_jobs), hosts, 10**18)
     return starts, (time.perf_counter() - began_s) * 1e3
 
@@ -64,13 +85,22 @@ def main() -> None:
         active, one_ms, none_ms = begin(board, starts), [], []
         for number in range(200):
             none_ms.append(decide(board)[1])
-            board.update_attempt(active[number], Attempt(1, "a", Phase.OVER, Outcome.OK, started_unix_ns=1, ended_unix_ns=60 * 10**9))
+            board.update_attempt(
+                active[number],
+                Attempt(
+                    1, "a", Phase.OVER, Outcome.OK, started_unix_ns=1, ended_unix_ns=60 * 10**9
+                ),
+            )
             starts, took_ms = decide(board)
             one_ms.append(took_ms)
             active += begin(board, starts)
         placed = "any_host" if any_host else "pinned"
-        columns = [f"{statistics.median(taken):.2f} (max {max(taken):.1f})" for taken in (one_ms, none_ms)]
-        print(f"{jobs:>6} × {trials:<6} {placed:8}  first {first_ms:6.1f}  one free {columns[0]:20}  none free {columns[1]}")
+        columns = [
+            f"{statistics.median(taken):.2f} (max {max(taken):.1f})" for taken in (one_ms, none_ms)
+        ]
+        print(
+            f"{jobs:>6} × {trials:<6} {placed:8}  first {first_ms:6.1f}  one free {columns[0]:20}  none free {columns[1]}"
+        )
 
 
 if __name__ == "__main__":

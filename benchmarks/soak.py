@@ -1,7 +1,9 @@
-"""Runs many short trials for a long time through a real controller and a real agent, and fails when something grows that should not.
+"""Runs many short trials for a long time through a real controller and a real agent, and fails when
+something grows that should not.
 
-Samples what each process holds (memory, descriptors, threads) and what lies on the disks; after a warm-up it fits a line to each. Servers
-are simulated, so a trial takes seconds. `SOAK_MINUTES` (30) says how long. Prints a table; --json writes it too.
+Samples what each process holds (memory, descriptors, threads) and what lies on the disks; after a
+warm-up it fits a line to each. Servers are simulated, so a trial takes seconds. `SOAK_MINUTES` (30)
+says how long. Prints a table; --json writes it too.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """How much a figure may grow after the warm-up: so much once, and so much for each trial, which is what is stored of it."""
+    """How much a figure may grow after the warm-up: so much once, and so much for each trial, which
+    is what is stored of it.
+    """
 
     once: float
     a_trial: float = 0.0
@@ -57,9 +61,12 @@ class Limit:
         return self.once + self.a_trial * trials
 
 
-# Memory of a controller holds its last jobs and one state a trial; its disk holds everything. An agent keeps what fits into its budget.
-# Memory of an agent: of a trial less than 1 KiB stays (its id, its folder while that is kept). Of what lies free between the pieces in use,
-# 9 MiB where pynvml was compiled at the start, protobuf gives all back after each 10,000 messages, and what follows touches it again.
+# Memory of a controller holds its last jobs and one state a trial; its disk holds everything. An
+# agent keeps what fits into its budget.
+# Memory of an agent: of a trial less than 1 KiB stays (its id, its folder while that is kept). Of
+# what lies free between the pieces in use,
+# 9 MiB where pynvml was compiled at the start, protobuf gives all back after each 10,000 messages,
+# and what follows touches it again.
 LIMITS = {
     "agent memory": Limit(8, 0.003),
     "agent descriptors": Limit(4, unit=""),
@@ -135,7 +142,10 @@ class Soak:
 def _is_load(process: psutil.Process) -> bool:
     """Of the load process and of Ray below it; servers come and go."""
     try:
-        return not any("fleet_agent.engines" in word for word in process.cmdline()) and process.status() != psutil.STATUS_ZOMBIE
+        return (
+            not any("fleet_agent.engines" in word for word in process.cmdline())
+            and process.status() != psutil.STATUS_ZOMBIE
+        )
     except psutil.Error:
         return False
 
@@ -146,7 +156,10 @@ def _memory(process: psutil.Process) -> float:
         text = Path(f"/proc/{process.pid}/smaps_rollup").read_text(encoding="ascii")
     except OSError:
         return 0.0
-    return next(int(line.split()[1]) for line in text.splitlines() if line.startswith("Anonymous:")) / 1024
+    return (
+        next(int(line.split()[1]) for line in text.splitlines() if line.startswith("Anonymous:"))
+        / 1024
+    )
 
 
 def _disk(folder: Path) -> float:
@@ -167,10 +180,27 @@ async def running(folder: Path) -> AsyncIterator[tuple[Soak, ControllerClient]]:
     (folder / "tmp").mkdir()
     env = {**os.environ, "TMPDIR": str(folder / "tmp")}
     state, door = folder / "agent", listen_address(folder / "controller", "controller")
-    flags = ("--state", str(state), "--host-name", "soak", "--gpus", "0", "--keep-files", str(KEPT_MIB))
+    flags = (
+        "--state",
+        str(state),
+        "--host-name",
+        "soak",
+        "--gpus",
+        "0",
+        "--keep-files",
+        str(KEPT_MIB),
+    )
     agent = _start(folder / "agent.log", env, "fleet_agent.main", *flags)
     address = listen_address(state, "agent")
-    controller = _start(folder / "controller.log", env, "fleet_controller.app.main", "--state", str(folder / "controller"), "--agent", address)
+    controller = _start(
+        folder / "controller.log",
+        env,
+        "fleet_controller.app.main",
+        "--state",
+        str(folder / "controller"),
+        "--agent",
+        address,
+    )
     try:
         async with ControllerClient(door) as remote:
             await _connected(remote)
@@ -183,7 +213,13 @@ async def running(folder: Path) -> AsyncIterator[tuple[Soak, ControllerClient]]:
 
 def _start(log: Path, env: dict[str, str], module: str, *flags: str) -> subprocess.Popen[bytes]:
     with log.open("ab") as output:
-        return subprocess.Popen([sys.executable, "-m", module, *flags], stdout=output, stderr=output, env=env, start_new_session=True)
+        return subprocess.Popen(
+            [sys.executable, "-m", module, *flags],
+            stdout=output,
+            stderr=output,
+            env=env,
+            start_new_session=True,
+        )
 
 
 async def _connected(remote: ControllerClient) -> None:
@@ -205,9 +241,17 @@ async def work(soak: Soak, remote: ControllerClient, until_s: float) -> None:
             soak.trials = before + change.job.trials_over
             if time.monotonic() >= until_s and not change.job.is_over:
                 await remote.cancel(job_id)
-        trials = (await remote.job(job_id)).trials  # a run that a gate voided is a busy machine's, and no failure of ours
-        failed = [trial for trial in trials if trial.outcome.name == "FAILED" and trial.kind.name != "GATE_VOIDED"]
-        soak.failures += [f"{trial.trial_id}: {trial.failure_class}: {trial.message}" for trial in failed]
+        trials = (
+            await remote.job(job_id)
+        ).trials  # a run that a gate voided is a busy machine's, and no failure of ours
+        failed = [
+            trial
+            for trial in trials
+            if trial.outcome.name == "FAILED" and trial.kind.name != "GATE_VOIDED"
+        ]
+        soak.failures += [
+            f"{trial.trial_id}: {trial.failure_class}: {trial.message}" for trial in failed
+        ]
 
 
 async def watched(soak: Soak, remote: ControllerClient, seconds: float) -> None:
@@ -223,12 +267,17 @@ async def watched(soak: Soak, remote: ControllerClient, seconds: float) -> None:
 def rows_of(samples: Sequence[Sample]) -> list[Row]:
     """The line through each figure, from the end of the warm-up on. Empty when too little was seen."""
     began_s, ended_s = samples[0].at_s, samples[-1].at_s
-    steady = [sample for sample in samples if sample.at_s >= began_s + WARM_UP_SHARE * (ended_s - began_s)]
+    steady = [
+        sample for sample in samples if sample.at_s >= began_s + WARM_UP_SHARE * (ended_s - began_s)
+    ]
     if len(steady) < 8:
         return []
     trials = steady[-1].trials - steady[0].trials
     times = [sample.at_s for sample in steady]
-    return [_row(name, limit, times, [sample.figures[name] for sample in steady], trials) for name, limit in LIMITS.items()]
+    return [
+        _row(name, limit, times, [sample.figures[name] for sample in steady], trials)
+        for name, limit in LIMITS.items()
+    ]
 
 
 def _row(name: str, limit: Limit, times: list[float], values: list[float], trials: int) -> Row:
@@ -242,7 +291,9 @@ def told(soak: Soak, rows: Sequence[Row], seconds: float) -> str:
     head = f"{soak.trials} trials in {seconds / 60:.1f} min, {len(soak.failures)} failed; after the first {WARM_UP_SHARE:.0%}:"
     lines = [head, "", f"{'':<24}{'at first':>12}{'at last':>12}{'growth':>12}{'allowed':>12}"]
     for row in rows:
-        numbers = "".join(f"{value:>12.2f}" for value in (row.first, row.last, row.growth, row.allowed))
+        numbers = "".join(
+            f"{value:>12.2f}" for value in (row.first, row.last, row.growth, row.allowed)
+        )
         lines.append(f"{row.name:<24}{numbers} {row.unit}{'' if row.holds else '   GROWS'}")
     return "\n".join(lines)
 
@@ -255,7 +306,9 @@ async def soak(minutes: float, place: Path) -> tuple[Soak, list[Row], float]:
     return seen, rows_of(seen.samples), time.monotonic() - began_s
 
 
-def main(folder: Callable[[], tempfile.TemporaryDirectory[str]] = tempfile.TemporaryDirectory) -> int:
+def main(
+    folder: Callable[[], tempfile.TemporaryDirectory[str]] = tempfile.TemporaryDirectory,
+) -> int:
     """1 when something grew, or a trial failed."""
     parse = argparse.ArgumentParser(description=__doc__)
     parse.add_argument("--minutes", type=float, default=float(os.environ.get("SOAK_MINUTES") or 30))
@@ -267,8 +320,16 @@ def main(folder: Callable[[], tempfile.TemporaryDirectory[str]] = tempfile.Tempo
         grew = [row.name for row in rows if not row.holds]
         print("\n".join(seen.failures))
     if options.json:
-        figures = [{"at_s": sample.at_s - seen.samples[0].at_s, "trials": sample.trials, **sample.figures} for sample in seen.samples]
-        report = {"minutes": options.minutes, "trials": seen.trials, "failures": seen.failures, "rows": list(map(asdict, rows))}
+        figures = [
+            {"at_s": sample.at_s - seen.samples[0].at_s, "trials": sample.trials, **sample.figures}
+            for sample in seen.samples
+        ]
+        report = {
+            "minutes": options.minutes,
+            "trials": seen.trials,
+            "failures": seen.failures,
+            "rows": list(map(asdict, rows)),
+        }
         options.json.write_text(json.dumps({**report, "samples": figures}, indent=1))
     print("nothing grows beyond what is stored" if not grew else f"GROWS: {', '.join(grew)}")
     return int(bool(grew) or bool(seen.failures) or not rows)

@@ -1,4 +1,6 @@
-"""Measures the controller's store with 10,000 trials: writing events, opening, listing, and what one more event costs. Prints a table."""
+"""Measures the controller's store with 10,000 trials: writing events, opening, listing, and what
+one more event costs. Prints a table.
+"""
 
 from __future__ import annotations
 
@@ -33,15 +35,28 @@ def timed(label: str, work: Callable[[], object], times: int = 1) -> None:
 
 
 def fill(store: Store, specs: list[TrialSpec]) -> None:
-    timed(f"submit one job of {TRIALS} trials", lambda: store.add_job(JobRow("big", "big", "", "", 1, "simulated", 20.0, 60.0), specs))
+    timed(
+        f"submit one job of {TRIALS} trials",
+        lambda: store.add_job(JobRow("big", "big", "", "", 1, "simulated", 20.0, 60.0), specs),
+    )
     finished = specs[:FINISHED]
     for trial in finished:
         store.save_attempt([trial.trial_id], Attempt(1))
-    told = [(trial.host, event) for number, trial in enumerate(finished) for event in events_of(trial, 1 + number * 7)]
+    told = [
+        (trial.host, event)
+        for number, trial in enumerate(finished)
+        for event in events_of(trial, 1 + number * 7)
+    ]
     kept: list[Attempt | None] = []
-    timed("store one event, fsync included", lambda: kept.extend(store.record_event(host, host, event) for host, event in told), len(told))
+    timed(
+        "store one event, fsync included",
+        lambda: kept.extend(store.record_event(host, host, event) for host, event in told),
+        len(told),
+    )
     if None in kept:
-        raise RuntimeError(f"{kept.count(None)} of {len(told)} events were refused: nothing was measured")
+        raise RuntimeError(
+            f"{kept.count(None)} of {len(told)} events were refused: nothing was measured"
+        )
 
 
 async def work(store: Store, specs: list[TrialSpec]) -> None:
@@ -49,14 +64,28 @@ async def work(store: Store, specs: list[TrialSpec]) -> None:
     desk = StateWriter(store, RunSeries())
     began_s = time.perf_counter()
     await desk.load()
-    print(f"{'a controller reads its open jobs':<58} {(time.perf_counter() - began_s) * 1000:>10.2f} ms")
+    print(
+        f"{'a controller reads its open jobs':<58} {(time.perf_counter() - began_s) * 1000:>10.2f} ms"
+    )
     board, hosts = desk.job_index, [SchedulableHost(f"host-{number}") for number in range(HOSTS)]
     seen: SeenTrials = {}
     job_change(board.jobs["big"], seen)
     waiting = [job.waiting for job in board.open_jobs]
-    timed("schedule after an event, 100 hosts", lambda: [next_starts(waiting, hosts, 1) for _ in range(5)], 5)
-    timed("tell one watcher of an event", lambda: [job_change(board.jobs["big"], seen) for _ in range(5)], 5)
-    timed("put an event on the board", lambda: [board.update_attempt(specs[-1].trial_id, Attempt(1)) for _ in range(1000)], 1000)
+    timed(
+        "schedule after an event, 100 hosts",
+        lambda: [next_starts(waiting, hosts, 1) for _ in range(5)],
+        5,
+    )
+    timed(
+        "tell one watcher of an event",
+        lambda: [job_change(board.jobs["big"], seen) for _ in range(5)],
+        5,
+    )
+    timed(
+        "put an event on the board",
+        lambda: [board.update_attempt(specs[-1].trial_id, Attempt(1)) for _ in range(1000)],
+        1000,
+    )
     desk.close()
 
 

@@ -1,4 +1,6 @@
-"""Owns the leak check that ends each test: no process, listening port or open file may outlive it. Tests nothing itself."""
+"""Owns the leak check that ends each test: no process, listening port or open file may outlive it.
+Tests nothing itself.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ MARK = "BENCHFLEET_TEST_SESSION"
 GRACE_S = 5.0
 POLL_S = 0.05
 
-# A shell starts what runs in the background with Ctrl-C ignored, and the programs under test would inherit that.
+# A shell starts what runs in the background with Ctrl-C ignored, and the programs under test would
+# inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -45,7 +48,9 @@ class LeakCheck:
         return cls(session, folder, frozenset(psutil.pids()), _ports(), _files())
 
     def processes_left(self) -> list[psutil.Process]:
-        """Processes that came later, belong to this session, and were not started by one that was there before."""
+        """Processes that came later, belong to this session, and were not started by one that was
+        there before.
+        """
         wider = self.earlier - {os.getpid(), *_chain(psutil.Process())}
         left = []
         for pid in set(psutil.pids()) - self.earlier:
@@ -78,7 +83,9 @@ class LeakCheck:
         return left
 
     def _left(self) -> list[str]:
-        processes = [f"process {process.pid}: {_command(process)}" for process in self.processes_left()]
+        processes = [
+            f"process {process.pid}: {_command(process)}" for process in self.processes_left()
+        ]
         ports = [f"listening on {port}" for port in _ports() - self.ports]
         return processes + ports + [f"open file {name}" for name in _files() - self.files]
 
@@ -91,7 +98,11 @@ def _command(process: psutil.Process) -> str:
 
 
 def _ports() -> frozenset[str]:
-    listening = (link for link in psutil.Process().net_connections(kind="inet") if link.status == psutil.CONN_LISTEN)
+    listening = (
+        link
+        for link in psutil.Process().net_connections(kind="inet")
+        if link.status == psutil.CONN_LISTEN
+    )
     return frozenset(f"{link.laddr.ip}:{link.laddr.port}" for link in listening)
 
 
@@ -106,7 +117,9 @@ def session_mark() -> str:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def nothing_outlives_the_session(session_mark: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def nothing_outlives_the_session(
+    session_mark: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
     before = LeakCheck.now(session_mark, str(tmp_path_factory.getbasetemp()))
     yield
     leaks = before.leaks()
@@ -114,7 +127,9 @@ def nothing_outlives_the_session(session_mark: str, tmp_path_factory: pytest.Tem
 
 
 @pytest.fixture(autouse=True)
-def nothing_outlives_the_test(session_mark: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def nothing_outlives_the_test(
+    session_mark: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
     before = LeakCheck.now(session_mark, str(tmp_path_factory.getbasetemp()))
     yield
     leaks = before.leaks()

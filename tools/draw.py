@@ -1,4 +1,6 @@
-"""Draws docstrings and messages of the product at random, for the reading test of docs/reading-test.md."""
+"""Draws docstrings and messages of the product at random, for the reading test of
+docs/reading-test.md.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,17 @@ MESSAGE_WORDS = 5
 
 
 def _text(node: ast.expr) -> str:
-    """The text of a string or an f-string, with the source of each placeholder in braces; empty for anything else."""
+    """The text of a string or an f-string, with the source of each placeholder in braces; empty for
+    anything else.
+    """
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     if isinstance(node, ast.JoinedStr):
         return "".join(
-            f"{{{ast.unparse(part.value)}}}" if isinstance(part, ast.FormattedValue) else _text(part) for part in node.values
+            f"{{{ast.unparse(part.value)}}}"
+            if isinstance(part, ast.FormattedValue)
+            else _text(part)
+            for part in node.values
         )
     return ""
 
@@ -40,10 +47,18 @@ def messages(modules: list[Module]) -> Iterator[tuple[str, str]]:
     """Where each sentence that the code may show a user stands, and its text."""
     for module in modules:
         tree = ast.parse(module.text)
-        inner = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+        inner = {
+            id(part)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.JoinedStr)
+            for part in node.values
+        }
         statements = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
         for node in ast.walk(tree):
-            if isinstance(node, ast.Constant | ast.JoinedStr) and id(node) not in inner | statements:
+            if (
+                isinstance(node, ast.Constant | ast.JoinedStr)
+                and id(node) not in inner | statements
+            ):
                 text = _text(node)
                 if len(text.split()) >= MESSAGE_WORDS and "\n" not in text and text[:1].isalpha():
                     yield f"{module.path}:{node.lineno}", text

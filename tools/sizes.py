@@ -19,12 +19,20 @@ GENERATED = ("_pb2.py", "_pb2_grpc.py")
 def tracked_python(root: Path) -> list[Path]:
     """Python files that git tracks or would track below `root`, without the generated ones."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", "*.py"]
-    names = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True).stdout.split("\n")
-    return [root / name for name in sorted(set(names)) if name and not name.endswith(GENERATED) and (root / name).is_file()]
+    names = subprocess.run(
+        command, cwd=root, check=True, capture_output=True, text=True
+    ).stdout.split("\n")
+    return [
+        root / name
+        for name in sorted(set(names))
+        if name and not name.endswith(GENERATED) and (root / name).is_file()
+    ]
 
 
 def function_lengths(source: str) -> Iterator[tuple[str, int, int]]:
-    """(name, first line, lines) of each function of a module, inner ones too; decorators do not count."""
+    """(name, first line, lines) of each function of a module, inner ones too; decorators do not
+    count.
+    """
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node.name, node.lineno, (node.end_lineno or node.lineno) - node.lineno + 1
@@ -35,16 +43,23 @@ def findings(root: Path, files: Sequence[Path]) -> list[str]:
     found, lengths = [], []
     for file in files:
         source, place = file.read_text(encoding="utf-8"), file.relative_to(root)
-        lines, limit = source.count("\n"), TEST_FILE_LINES if place.parts[0] == "tests" else FILE_LINES
+        lines, limit = (
+            source.count("\n"),
+            TEST_FILE_LINES if place.parts[0] == "tests" else FILE_LINES,
+        )
         if lines > limit:
             found.append(f"{place}: {lines} lines, at most {limit}: split it by noun")
         for name, first, length in function_lengths(source):
             lengths.append(length)
             if length > FUNCTION_LINES:
-                found.append(f"{place}:{first}: {name} has {length} lines, at most {FUNCTION_LINES}")
+                found.append(
+                    f"{place}:{first}: {name} has {length} lines, at most {FUNCTION_LINES}"
+                )
     short = sum(length <= SHORT_FUNCTION_LINES for length in lengths) / max(len(lengths), 1)
     if lengths and short < SHORT_FUNCTIONS_SHARE:
-        found.append(f"{short:.0%} of functions have at most {SHORT_FUNCTION_LINES} lines, wanted: {SHORT_FUNCTIONS_SHARE:.0%}")
+        found.append(
+            f"{short:.0%} of functions have at most {SHORT_FUNCTION_LINES} lines, wanted: {SHORT_FUNCTIONS_SHARE:.0%}"
+        )
     return found
 
 

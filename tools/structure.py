@@ -1,6 +1,8 @@
-"""Checks the shape of the code: modules per folder, imports between folders, words that make readers stop.
+"""Checks the shape of the code: modules per folder, imports between folders, words that make
+readers stop.
 
-`--figures` prints the figures of a tree (`--root DIR`) and fails nothing, so that two commits can be compared.
+`--figures` prints the figures of a tree (`--root DIR`) and fails nothing, so that two commits can
+be compared.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ CROWDED = ("controller/fleet_controller/cli/commands",)  # one module a command
 TINY_LINES = 40
 GENERATED = ("_pb2.py", "_pb2_grpc.py")
 SOURCES = ("protos", "knowledge", "agent", "controller", "simulator")
-# Words that stopped readers, with what to write instead: report, log, say, return; "is not a"; again; next to; whoever does.
+# Words that stopped readers, with what to write instead: report, log, say, return; "is not a";
+# again; next to; whoever does.
 FLAGGED = re.compile(
     r"\b(told|tells?|telling|anew|whoever|for ever|hang(?:s|ing)? up|stands? in the way|come(?:s)? to be|is no (?:[a-z]+)|beside|lies? in"
     r"|mend(?:s|ed|ing)?|knows? not|none of an? )\b",
@@ -55,14 +58,30 @@ class Module:
 
 def product(root: Path) -> list[Module]:
     """All modules of the product that git tracks or would track, without generated ones."""
-    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *(f"{top}/*.py" for top in SOURCES)]
-    names = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True).stdout.split()
-    kept = [name for name in sorted(set(names)) if not name.endswith(GENERATED) and (root / name).is_file()]
+    command = [
+        "git",
+        "ls-files",
+        "--cached",
+        "--others",
+        "--exclude-standard",
+        "--",
+        *(f"{top}/*.py" for top in SOURCES),
+    ]
+    names = subprocess.run(
+        command, cwd=root, check=True, capture_output=True, text=True
+    ).stdout.split()
+    kept = [
+        name
+        for name in sorted(set(names))
+        if not name.endswith(GENERATED) and (root / name).is_file()
+    ]
     return [Module(PurePosixPath(name), (root / name).read_text(encoding="utf-8")) for name in kept]
 
 
 def imported(module: Module, known: dict[str, str]) -> Iterator[str]:
-    """The names of the product's modules that this one imports; `known` maps a module's name to its folder."""
+    """The names of the product's modules that this one imports; `known` maps a module's name to its
+    folder.
+    """
     for node in ast.walk(ast.parse(module.text)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in known)
@@ -84,7 +103,9 @@ def mutual_folders(modules: Sequence[Module]) -> list[tuple[str, str]]:
 
 def crowded(modules: Sequence[Module]) -> list[str]:
     """One line for each folder with too many modules."""
-    counts = Counter(str(module.path.parent) for module in modules if module.path.name != "__init__.py")
+    counts = Counter(
+        str(module.path.parent) for module in modules if module.path.name != "__init__.py"
+    )
     return [
         f"{folder}: {count} modules, at most {FOLDER_MODULES}: split the folder by subject"
         for folder, count in sorted(counts.items())
@@ -104,7 +125,9 @@ def flagged(modules: Sequence[Module]) -> list[str]:
 
 def figures(modules: Sequence[Module]) -> list[str]:
     """The figures of a tree, a line each."""
-    counts = Counter(str(module.path.parent) for module in modules if module.path.name != "__init__.py")
+    counts = Counter(
+        str(module.path.parent) for module in modules if module.path.name != "__init__.py"
+    )
     lengths = sorted(module.lines for module in modules)
     functions = sorted(
         (node.end_lineno or node.lineno) - node.lineno + 1
@@ -113,10 +136,13 @@ def figures(modules: Sequence[Module]) -> list[str]:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     )
     words = Counter(found.lower() for module in modules for found in FLAGGED.findall(module.text))
-    tiny = sum(module.lines <= TINY_LINES and module.path.name != "__init__.py" for module in modules)
+    tiny = sum(
+        module.lines <= TINY_LINES and module.path.name != "__init__.py" for module in modules
+    )
     return [
         f"modules {len(modules)}, folders {len(counts)}, lines {sum(lengths)}",
-        "modules a folder: " + ", ".join(f"{folder} {count}" for folder, count in sorted(counts.items())),
+        "modules a folder: "
+        + ", ".join(f"{folder} {count}" for folder, count in sorted(counts.items())),
         f"lines a file: median {statistics.median(lengths):.0f}, most {lengths[-1]}",
         f"lines a function: median {statistics.median(functions):.0f}, "
         f"90th percentile {functions[int(len(functions) * 0.9)]}, most {functions[-1]}",
@@ -136,7 +162,10 @@ def main() -> int:
     if arguments.figures:
         print("\n".join(figures(modules)))
         return 0
-    mutual = [f"{one} and {other} import each other: move what both need" for one, other in mutual_folders(modules)]
+    mutual = [
+        f"{one} and {other} import each other: move what both need"
+        for one, other in mutual_folders(modules)
+    ]
     found = [*crowded(modules), *mutual, *flagged(modules)]
     print("\n".join(found) or f"structure: {len(modules)} modules, each folder within its limits")
     return 1 if found else 0

@@ -1,4 +1,6 @@
-"""Owns the start and the stop of `fleet-agent`: reads its flags, builds the parts in order, ends them in reverse."""
+"""Owns the start and the stop of `fleet-agent`: reads its flags, builds the parts in order, ends
+them in reverse.
+"""
 
 from __future__ import annotations
 
@@ -29,27 +31,82 @@ _LINGER_CHECK_S = 1.0
 
 def parser() -> argparse.ArgumentParser:
     """The flags of `fleet-agent`."""
-    parse = argparse.ArgumentParser(prog="fleet-agent", description="The daemon of one host: launches servers, proves, measures, journals.")
+    parse = argparse.ArgumentParser(
+        prog="fleet-agent",
+        description="The daemon of one host: launches servers, proves, measures, journals.",
+    )
     parse.add_argument("--version", action="version", version=f"fleet-agent {__version__}")
-    parse.add_argument("--config", type=Path, default=None, metavar="FILE", help="agent.toml; what it says, the options here override")
-    parse.add_argument("--state", type=Path, default=None, help="folder of its journal and artifacts")
-    parse.add_argument("--listen", default="", help="unix:PATH or ADDRESS:PORT (default: a socket in the state folder)")
-    parse.add_argument("--host-name", default="", help="name of this host in jobs and results (default: its own)")
-    parse.add_argument("--gpus", type=int, default=None, help="GPUs that trials may use (default: all that the driver shows)")
-    parse.add_argument("--simulated-gpus", type=int, default=None, help="GPUs of simulated servers (default: 8; 0 with --config)")
-    parse.add_argument("--recorded-gpus", type=Path, default=None, metavar="FILE", help="take the GPUs from this JSON, not from the driver")
-    parse.add_argument("--memory-back", type=float, default=30.0, metavar="SECONDS", help="time for GPU memory to be free (default: 30)")
-    parse.add_argument("--label", action="append", default=[], metavar="KEY=VALUE", help="a label that jobs select hosts by")
-    parse.add_argument("--linger", type=float, default=0.0, metavar="SECONDS", help="end after so long without trial and controller")
+    parse.add_argument(
+        "--config",
+        type=Path,
+        default=None,
+        metavar="FILE",
+        help="agent.toml; what it says, the options here override",
+    )
+    parse.add_argument(
+        "--state", type=Path, default=None, help="folder of its journal and artifacts"
+    )
+    parse.add_argument(
+        "--listen",
+        default="",
+        help="unix:PATH or ADDRESS:PORT (default: a socket in the state folder)",
+    )
+    parse.add_argument(
+        "--host-name", default="", help="name of this host in jobs and results (default: its own)"
+    )
+    parse.add_argument(
+        "--gpus",
+        type=int,
+        default=None,
+        help="GPUs that trials may use (default: all that the driver shows)",
+    )
+    parse.add_argument(
+        "--simulated-gpus",
+        type=int,
+        default=None,
+        help="GPUs of simulated servers (default: 8; 0 with --config)",
+    )
+    parse.add_argument(
+        "--recorded-gpus",
+        type=Path,
+        default=None,
+        metavar="FILE",
+        help="take the GPUs from this JSON, not from the driver",
+    )
+    parse.add_argument(
+        "--memory-back",
+        type=float,
+        default=30.0,
+        metavar="SECONDS",
+        help="time for GPU memory to be free (default: 30)",
+    )
+    parse.add_argument(
+        "--label",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a label that jobs select hosts by",
+    )
+    parse.add_argument(
+        "--linger",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="end after so long without trial and controller",
+    )
     text = "files of ended trials that stay here though the controller has them (default: 1024)"
     parse.add_argument("--keep-files", type=int, default=1024, metavar="MIB", help=text)
-    parse.add_argument("--metrics", default="", metavar="ADDRESS:PORT", help="Prometheus endpoint (default: none)")
+    parse.add_argument(
+        "--metrics", default="", metavar="ADDRESS:PORT", help="Prometheus endpoint (default: none)"
+    )
     parse.add_argument("--metrics-port", type=int, default=0, help="as --metrics 127.0.0.1:PORT")
     return parse
 
 
 def main() -> int:
-    """Run until SIGTERM or SIGINT, or `check` the host. Returns a process exit code; no traceback for a user's mistake."""
+    """Run until SIGTERM or SIGINT, or `check` the host. Returns a process exit code; no traceback
+    for a user's mistake.
+    """
     if sys.argv[1:2] == ["check"]:
         return _run_check_command(sys.argv[2:])
     if sys.argv[1:2] == ["pending"]:
@@ -57,7 +114,9 @@ def main() -> int:
     options = parser().parse_args()
     limit_malloc_arenas()
     log_to_stderr()
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it says of a broken line, the log says in words
+    os.environ.setdefault(
+        "GRPC_VERBOSITY", "NONE"
+    )  # what it says of a broken line, the log says in words
     try:
         _require_agent_extra()
         asyncio.run(_serve(options))
@@ -76,7 +135,9 @@ def _run_check_command(words: list[str]) -> int:
     except FleetError as error:
         return _print_error(error)
     except OSError as error:  # its reader has gone, or the disk is full
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python tries again at its end
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # or Python tries again at its end
         unwritable = ConfigError(f"the findings cannot be written: {error.strerror}")
         return ExitCode.DONE if isinstance(error, BrokenPipeError) else _print_error(unwritable)
 
@@ -85,7 +146,10 @@ def _run_pending_command(words: list[str]) -> int:
     """For a deploy: what would be lost if the agent ended now, or its state went."""
     from fleet_agent.app.pending_command import read_pending
 
-    parse = argparse.ArgumentParser(prog="fleet-agent pending", description="Print what the journal still holds for the controller.")
+    parse = argparse.ArgumentParser(
+        prog="fleet-agent pending",
+        description="Print what the journal still holds for the controller.",
+    )
     parse.add_argument("--state", type=Path, required=True, help="the agent's state folder")
     try:
         print(json.dumps(read_pending(parse.parse_args(words).state)))  # noqa: T201 - its result
@@ -101,8 +165,12 @@ def _print_error(error: FleetError) -> int:
 
 
 def _require_agent_extra() -> None:
-    """Raises ConfigError for what only the load needs, before a server is launched that nothing could load."""
-    missing = next((module for module in ("ray", "pyarrow", "uvloop") if find_spec(module) is None), None)
+    """Raises ConfigError for what only the load needs, before a server is launched that nothing
+    could load.
+    """
+    missing = next(
+        (module for module in ("ray", "pyarrow", "uvloop") if find_spec(module) is None), None
+    )
     if missing:
         raise ConfigError(f"this installation lacks {missing}", "install benchfleet[agent]")
 
@@ -144,7 +212,9 @@ async def _run_agent(options: argparse.Namespace) -> None:
 
 
 async def _stop_when_idle(agent: Agent, linger_s: float, stopping: asyncio.Event) -> None:
-    """A local agent whose controller was killed ends its trials, waits for another controller, then goes."""
+    """A local agent whose controller was killed ends its trials, waits for another controller, then
+    goes.
+    """
     while not stopping.is_set():
         await asyncio.sleep(_LINGER_CHECK_S)
         lonely_s = time.monotonic() - agent.quiet_since_s

@@ -1,8 +1,11 @@
-"""What the load client costs and how exact it is: beside a minimal C client and SGLang's Rust client, on a server that knows the truth.
+"""What the load client costs and how exact it is: beside a minimal C client and SGLang's Rust
+client, on a server that knows the truth.
 
-    python -m benchmarks.load [--quick]     one table and one JSON object, merged into benchmarks/latest.json
+    python -m benchmarks.load [--quick]     one table and one JSON object, merged into
+    benchmarks/latest.json
 
-Server and clients are pinned to a core each, and every ratio is of figures taken in the same run, one client after the other.
+Server and clients are pinned to a core each, and every ratio is of figures taken in the same run,
+one client after the other.
 """
 
 from __future__ import annotations
@@ -39,7 +42,9 @@ REPEATS: Final = 3
 class Found:
     """All figures. Keys are those of benchmarks/latest.json."""
 
-    cpu_us_per_token: dict[str, dict[str, float]] = field(default_factory=lambda: {"ours": {}, "c": {}, "sglang_rust": {}})
+    cpu_us_per_token: dict[str, dict[str, float]] = field(
+        default_factory=lambda: {"ours": {}, "c": {}, "sglang_rust": {}}
+    )
     decode_share: dict[str, float] = field(default_factory=dict)
     core_share: dict[str, float] = field(default_factory=dict)
     ttft_error_ms: dict[str, Mapping[str, float]] = field(default_factory=dict)
@@ -92,7 +97,9 @@ async def measure(folder: Path, *, quick: bool) -> Found:
     return found
 
 
-async def scene(found: Found, name: str, ours: Ours, places: tuple[Path, Path, Path], repeats: int) -> None:
+async def scene(
+    found: Found, name: str, ours: Ours, places: tuple[Path, Path, Path], repeats: int
+) -> None:
     """One load, by each client in turn, several times; the medians count."""
     (truth, floor, folder), (pace, load) = places, SCENES[name]
     costs: dict[str, list[float]] = {"ours": [], "c": []}
@@ -118,10 +125,18 @@ async def scene(found: Found, name: str, ours: Ours, places: tuple[Path, Path, P
     for client, values in costs.items():
         found.cpu_us_per_token[client][name] = statistics.median(values)
     found.dispatch_ms[name] = statistics.median(delays_ms)
-    found.decode_share[name], found.core_share[name] = (statistics.median(values) for values in shares.values())
+    found.decode_share[name], found.core_share[name] = (
+        statistics.median(values) for values in shares.values()
+    )
     if pace != BURST:
-        found.ttft_error_ms[name] = {share: statistics.median(one.ttft_ms[share] for one in errors) for share in ("p50", "p99")}
-        found.tpot_error_ms[name] = {share: statistics.median(one.tpot_ms[share] for one in errors) for share in ("p50", "p99")}
+        found.ttft_error_ms[name] = {
+            share: statistics.median(one.ttft_ms[share] for one in errors)
+            for share in ("p50", "p99")
+        }
+        found.tpot_error_ms[name] = {
+            share: statistics.median(one.tpot_ms[share] for one in errors)
+            for share in ("p50", "p99")
+        }
         found.tok_s_error[name] = statistics.median(one.tok_s for one in errors)
     found.miscounted += sum(one.miscounted for one in errors)
     found.counted += sum(one.requests for one in errors)
@@ -144,17 +159,42 @@ def rows(found: Found) -> list[Row]:
     for name in SCENES:
         told.append(Row(f"cpu {name}: ours", cpu["ours"][name], "us/token"))
         told.append(Row(f"cpu {name}: minimal C client", cpu["c"][name], "us/token"))
-        told.append(Row(f"cpu {name}: ours / C", cpu["ours"][name] / cpu["c"][name], "x", 0.0 if name == "burst" else 1.5))
+        told.append(
+            Row(
+                f"cpu {name}: ours / C",
+                cpu["ours"][name] / cpu["c"][name],
+                "x",
+                0.0 if name == "burst" else 1.5,
+            )
+        )
         if name in cpu["sglang_rust"]:
-            told.append(Row(f"cpu {name}: SGLang's Rust client", cpu["sglang_rust"][name], "us/token"))
-            told.append(Row(f"cpu {name}: ours / Rust", cpu["ours"][name] / cpu["sglang_rust"][name], "x", 0.7))
-        told.append(Row(f"share of a core {name}", found.core_share[name], "", 0.0 if name == "burst" else 0.5))
+            told.append(
+                Row(f"cpu {name}: SGLang's Rust client", cpu["sglang_rust"][name], "us/token")
+            )
+            told.append(
+                Row(
+                    f"cpu {name}: ours / Rust",
+                    cpu["ours"][name] / cpu["sglang_rust"][name],
+                    "x",
+                    0.7,
+                )
+            )
+        told.append(
+            Row(
+                f"share of a core {name}",
+                found.core_share[name],
+                "",
+                0.0 if name == "burst" else 0.5,
+            )
+        )
         told.append(Row(f"decoding / run {name}", found.decode_share[name], "", 0.1))
     for name in found.ttft_error_ms:
         told.append(Row(f"TTFT error p50 {name}", found.ttft_error_ms[name]["p50"], "ms", 0.3))
         told.append(Row(f"TTFT error p99 {name}", found.ttft_error_ms[name]["p99"], "ms", 1.0))
         told.append(Row(f"dispatch delay p99 {name}", found.dispatch_ms[name], "ms"))
-        told.append(Row(f"time per token error p99 {name}", found.tpot_error_ms[name]["p99"], "ms", 0.05))
+        told.append(
+            Row(f"time per token error p99 {name}", found.tpot_error_ms[name]["p99"], "ms", 0.05)
+        )
         told.append(Row(f"tok/s error {name}", 100 * found.tok_s_error[name], "%", 0.2))
     told.append(Row(f"miscounted of {found.counted} requests", found.miscounted, "", 0.5))
     told.append(Row("one-token requests", found.one_token_per_s, "/s", 8000, at_least=True))
@@ -171,7 +211,9 @@ def _print(told: Sequence[Row]) -> None:
 
 def main() -> int:
     """Exit code 0 when measured, whatever the figures; 2 when something is missing."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="each load once")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="load-") as folder:

@@ -1,4 +1,6 @@
-"""Owns how each client of the benchmark is run against a truth server, and what it cost and said. Judges nobody."""
+"""Owns how each client of the benchmark is run against a truth server, and what it cost and said.
+Judges nobody.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,14 @@ class Cost:
 def floor(program: Path, server: Truth, load: Load) -> Cost:
     """A minimal client in C, beginning as ours does."""
     gap_us = first_due_ns(1, load.streams) // 1000
-    words = [str(program), str(server.port), str(load.streams), str(load.requests), str(load.tokens), str(gap_us)]
+    words = [
+        str(program),
+        str(server.port),
+        str(load.streams),
+        str(load.requests),
+        str(load.tokens),
+        str(gap_us),
+    ]
     done = subprocess.run(words, capture_output=True, text=True, check=True, **pinned(CLIENT_CORE))
     said = json.loads(done.stdout)
     return Cost(said["tokens"], said["cpu_s"], said["wall_s"])
@@ -68,9 +77,13 @@ def floor(program: Path, server: Truth, load: Load) -> Cost:
 
 def rust_program() -> Path:
     """The Python of the environment that has SGLang's Rust client. Raises Missing."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "benchfleet/sglang-cpu"
+    cache = (
+        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "benchfleet/sglang-cpu"
+    )
     if not (cache / "bin/python").exists():
-        raise Missing("SGLang's Rust client is not installed: python tests/real_sglang/environment.py makes its environment")
+        raise Missing(
+            "SGLang's Rust client is not installed: python tests/real_sglang/environment.py makes its environment"
+        )
     return cache / "bin/python"
 
 
@@ -97,11 +110,16 @@ class Spent:
     def between(self, from_ns: int, to_ns: int) -> float:
         """Seconds that it took in that time."""
         before = max((used for at, used in self.looks if at <= from_ns), default=0.0)
-        return min((used for at, used in self.looks if at >= to_ns), default=self.looks[-1][1]) - before
+        return (
+            min((used for at, used in self.looks if at >= to_ns), default=self.looks[-1][1])
+            - before
+        )
 
 
 def rust(python: Path, program: Path, folder: Path, pace: Pace, load: Load) -> Cost:
-    """SGLang's Rust client, from the first request that the server sees to the last event that it sends. Raises Missing."""
+    """SGLang's Rust client, from the first request that the server sees to the last event that it
+    sends. Raises Missing.
+    """
     words = [
         python, "-m", "sglang.benchmark.rust_client", "--backend", "sglang-oai-chat", "--dataset-name", "random-ids", "--model", "truth",
         "--tokenizer", python.parent.parent / "tiny-model", "--num-prompts", load.requests, "--max-concurrency", load.streams,
@@ -121,7 +139,9 @@ def rust(python: Path, program: Path, folder: Path, pace: Pace, load: Load) -> C
         raise Missing(f"SGLang's Rust client failed: {said.strip()[-800:]}")
     told = server.told.values()
     from_ns, to_ns = min(one.received_ns for one in told), max(one.sent_ns[-1] for one in told)
-    return Cost(sum(one.tokens for one in told), spent.between(from_ns, to_ns), (to_ns - from_ns) / 1e9)
+    return Cost(
+        sum(one.tokens for one in told), spent.between(from_ns, to_ns), (to_ns - from_ns) / 1e9
+    )
 
 
 class Ours:
@@ -137,10 +157,21 @@ class Ours:
         """Resident memory of the process that sends and the one that leads it, without Ray's own."""
         recorded = self._process.recorded
         assert recorded is not None
-        ours = [one for one in _of_session(recorded.session_id) if "driver" in " ".join(one.cmdline()) or one.name().startswith("ray::")]
-        return max((one.memory_info().rss for one in ours if one.name().startswith("ray::")), default=0) / 1e6
+        ours = [
+            one
+            for one in _of_session(recorded.session_id)
+            if "driver" in " ".join(one.cmdline()) or one.name().startswith("ray::")
+        ]
+        return (
+            max(
+                (one.memory_info().rss for one in ours if one.name().startswith("ray::")), default=0
+            )
+            / 1e6
+        )
 
-    async def run(self, server: Truth, load: Load, api: str = "chat") -> tuple[LoadReply, Mapping[str, Measured], float]:
+    async def run(
+        self, server: Truth, load: Load, api: str = "chat"
+    ) -> tuple[LoadReply, Mapping[str, Measured], float]:
         """The reply, each request by its key, and the seconds from the order to the first request."""
         self._runs += 1
         workload = Workload(
@@ -148,8 +179,27 @@ class Ours:
             api=api, request_timeout_s=120,
         )  # fmt: skip
         path = self._folder / f"{self._runs}.parquet"
-        request = LoadRequest(server.url, workload, SEED, self._runs, sglang=False, flush=False, model="truth", parquet=str(path))
-        await self._process.warm(LoadRequest(server.url, workload, SEED, requests=load.streams, sglang=False, flush=False, model="truth"))
+        request = LoadRequest(
+            server.url,
+            workload,
+            SEED,
+            self._runs,
+            sglang=False,
+            flush=False,
+            model="truth",
+            parquet=str(path),
+        )
+        await self._process.warm(
+            LoadRequest(
+                server.url,
+                workload,
+                SEED,
+                requests=load.streams,
+                sglang=False,
+                flush=False,
+                model="truth",
+            )
+        )
         ordered_ns = time.perf_counter_ns()
         reply = await self._process.run(request)
         found = measured(path, workload, self._runs)

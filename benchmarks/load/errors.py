@@ -1,4 +1,6 @@
-"""Owns the comparison of what a load client measured with what the truth server did: errors of times, of rates and of counts; pure."""
+"""Owns the comparison of what a load client measured with what the truth server did: errors of
+times, of rates and of counts; pure.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from benchmarks.load.programs import Told
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One request as a client tells it. Nanoseconds of CLOCK_MONOTONIC; `from_ns` is when its latency begins."""
+    """One request as a client tells it. Nanoseconds of CLOCK_MONOTONIC; `from_ns` is when its
+    latency begins.
+    """
 
     from_ns: int
     first_ns: int
@@ -21,7 +25,9 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Errors:
-    """How far a client is from the truth. Seconds of error are absolute values, milliseconds; `tok_s` is relative."""
+    """How far a client is from the truth. Seconds of error are absolute values, milliseconds;
+    `tok_s` is relative.
+    """
 
     ttft_ms: Mapping[str, float]
     tpot_ms: Mapping[str, float]
@@ -33,14 +39,24 @@ class Errors:
 def compare(measured: Mapping[str, Measured], told: Mapping[str, Told]) -> Errors:
     """Over the requests of both. Raises ValueError when they are not the same ones."""
     if measured.keys() - told.keys():
-        raise ValueError(f"the server knows nothing of {len(measured.keys() - told.keys())} of {len(measured)} requests")
+        raise ValueError(
+            f"the server knows nothing of {len(measured.keys() - told.keys())} of {len(measured)} requests"
+        )
     pairs = [(one, told[key]) for key, one in measured.items()]
-    ttft = [abs((one.first_ns - one.from_ns) - (true.sent_ns[0] - true.received_ns)) / 1e6 for one, true in pairs]
+    ttft = [
+        abs((one.first_ns - one.from_ns) - (true.sent_ns[0] - true.received_ns)) / 1e6
+        for one, true in pairs
+    ]
     tpot = [abs(_tpot_ns(one.first_ns, one.last_ns, one.tokens) - _tpot_ns(true.sent_ns[0], true.sent_ns[-1], true.tokens)) / 1e6
             for one, true in pairs if true.tokens > 1]  # fmt: skip
-    true_ns = max(true.sent_ns[-1] for _, true in pairs) - min(true.received_ns for _, true in pairs)
+    true_ns = max(true.sent_ns[-1] for _, true in pairs) - min(
+        true.received_ns for _, true in pairs
+    )
     span_ns = max(one.last_ns for one, _ in pairs) - min(one.from_ns for one, _ in pairs)
-    rate, true_rate = sum(one.tokens for one, _ in pairs) / span_ns, sum(true.tokens for _, true in pairs) / true_ns
+    rate, true_rate = (
+        sum(one.tokens for one, _ in pairs) / span_ns,
+        sum(true.tokens for _, true in pairs) / true_ns,
+    )
     return Errors(
         {"p50": rank(ttft, 0.5), "p99": rank(ttft, 0.99)}, {"p50": rank(tpot, 0.5), "p99": rank(tpot, 0.99)},
         abs(rate / true_rate - 1), sum(one.tokens != true.tokens for one, true in pairs), len(pairs),

@@ -1,11 +1,14 @@
-"""How much memory a shard needs for a long run: 1,000,000 requests of 200 chunks in less than 1.5 GB.
+"""How much memory a shard needs for a long run: 1,000,000 requests of 200 chunks in less than 1.5
+GB.
 
-    python -m benchmarks.load.memory [--requests 1000000] [--json FILE]     one table and one JSON object
+    python -m benchmarks.load.memory [--requests 1000000] [--json FILE]     one table and one JSON
+    object
 
-Runs of growing size up to the one asked for, one shard, each in a load process of its own, so that the most that it ever had resident is
-the run's. Memory first fills what a shard may keep (requests made ahead, answers to decode, chunks before the first go to disk: `Room` in
-`fleet_agent/load/workers/shard.py`) and then grows slowly with the requests. So runs are larger than that, and a line through them tells what a
-million requests take where fewer were run.
+Runs of growing size up to the one asked for, one shard, each in a load process of its own, so that
+the most that it ever had resident is the run's. Memory first fills what a shard may keep (requests
+made ahead, answers to decode, chunks before the first go to disk: `Room` in
+`fleet_agent/load/workers/shard.py`) and then grows slowly with the requests. So runs are larger
+than that, and a line through them tells what a million requests take where fewer were run.
 """
 
 from __future__ import annotations
@@ -35,7 +38,9 @@ CHUNKS: Final = 200
 STREAMS: Final = 64
 LIMIT_MB: Final = 1500.0
 SHARES: Final = (0.7, 1.0)  # of the requests asked for
-RUN: Final = 100_000  # requests of the largest run unless others are asked for: the rest is on the line
+RUN: Final = (
+    100_000  # requests of the largest run unless others are asked for: the rest is on the line
+)
 LEAST: Final = ShardLimits().prepared  # requests of a run that can be on the line
 
 
@@ -54,16 +59,25 @@ async def run(folder: Path, program: Path, requests: int) -> Took:
     cores = sorted(os.sched_getaffinity(0))
     workload = Workload("memory", concurrency=STREAMS, requests=requests, output_tokens=CHUNKS, prompts="builtin:chat", api="chat",
                         request_timeout_s=600)  # fmt: skip
-    async with loaded(folder / str(requests), frozenset({cores[CLIENT_CORE % len(cores)]})) as client:
+    async with loaded(
+        folder / str(requests), frozenset({cores[CLIENT_CORE % len(cores)]})
+    ) as client:
         with programs.truth(program, folder, Pace(0, 0)) as server:
             reply, _, _ = await client.run(server.url, workload)
         if reply.output_tokens != requests * CHUNKS:
             raise RuntimeError(f"{reply.output_tokens} tokens came of {requests * CHUNKS}")
-        return Took(requests, client.shard_peaks_mb()[0], reply.duration_s, float(reply.facts["client_decode_s"]))
+        return Took(
+            requests,
+            client.shard_peaks_mb()[0],
+            reply.duration_s,
+            float(reply.facts["client_decode_s"]),
+        )
 
 
 def at_requests(took: Sequence[Took], requests: int) -> float:
-    """Megabytes that so many requests take: what was measured, or on the line through the runs. NaN when one is too small for it."""
+    """Megabytes that so many requests take: what was measured, or on the line through the runs. NaN
+    when one is too small for it.
+    """
     exact = [one.shard_mb for one in took if one.requests == requests]
     if exact:
         return exact[0]
@@ -83,14 +97,23 @@ def sentence(whole_mb: float, *, measured: bool) -> str:
     """What is said of a million requests."""
     if math.isnan(whole_mb):
         return f"{REQUESTS:9d} requests: not told by runs of fewer than {LEAST}, which a shard prepares ahead"
-    how, verdict = "measured" if measured else "on the line through the runs", "kept" if whole_mb < LIMIT_MB else "MISSED"
+    how, verdict = (
+        "measured" if measured else "on the line through the runs",
+        "kept" if whole_mb < LIMIT_MB else "MISSED",
+    )
     return f"{REQUESTS:9d} requests: {whole_mb:.0f} MB ({how}) < {LIMIT_MB:.0f} {verdict}"
 
 
 def main() -> int:
-    """0 when a million requests fit or the runs are too small to tell, 1 when they do not fit, 2 when something is missing."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", type=int, default=RUN, help="of the largest run; 1000000 takes about an hour")
+    """0 when a million requests fit or the runs are too small to tell, 1 when they do not fit, 2
+    when something is missing.
+    """
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--requests", type=int, default=RUN, help="of the largest run; 1000000 takes about an hour"
+    )
     parser.add_argument("--json", type=Path, default=None, help="write the figures there too")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="memory-") as folder:
@@ -102,10 +125,14 @@ def main() -> int:
     whole_mb = at_requests(took, REQUESTS)
     measured = any(one.requests == REQUESTS for one in took)
     for one in took:
-        print(f"{one.requests:9d} requests of {CHUNKS} chunks: {one.shard_mb:7.0f} MB, {one.run_s:7.1f} s, decoded in {one.decode_s:.1f} s")
+        print(
+            f"{one.requests:9d} requests of {CHUNKS} chunks: {one.shard_mb:7.0f} MB, {one.run_s:7.1f} s, decoded in {one.decode_s:.1f} s"
+        )
     print(sentence(whole_mb, measured=measured))
     known_mb = None if math.isnan(whole_mb) else whole_mb
-    told = json.dumps({"runs": [asdict(one) for one in took], "million_mb": known_mb, "measured": measured})
+    told = json.dumps(
+        {"runs": [asdict(one) for one in took], "million_mb": known_mb, "measured": measured}
+    )
     print(told)
     if options.json:
         options.json.write_text(told + "\n")

@@ -1,4 +1,6 @@
-"""Owns the C programs of the benchmark: builds them, runs the truth server, and reads what it wrote down. Judges nobody."""
+"""Owns the C programs of the benchmark: builds them, runs the truth server, and reads what it wrote
+down. Judges nobody.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """One request as the server saw it. CLOCK_MONOTONIC nanoseconds, each event's in the moment before it was sent."""
+    """One request as the server saw it. CLOCK_MONOTONIC nanoseconds, each event's in the moment
+    before it was sent.
+    """
 
     received_ns: int
     tokens: int
@@ -42,7 +46,9 @@ class Told:
 
 @dataclass(slots=True)
 class Truth:
-    """A truth server that runs; `told` is filled when it has ended. Keys are the twelve characters before a prompt."""
+    """A truth server that runs; `told` is filled when it has ended. Keys are the twelve characters
+    before a prompt.
+    """
 
     port: int
     told: Mapping[str, Told] = field(default_factory=dict)
@@ -58,9 +64,13 @@ def build(folder: Path, name: str) -> Path:
     program = folder / name
     compiler = os.environ.get("CC", "cc")
     try:
-        subprocess.run([compiler, "-O2", "-Wall", "-Wextra", "-o", program, HERE / f"{name}.c"], check=True)
+        subprocess.run(
+            [compiler, "-O2", "-Wall", "-Wextra", "-o", program, HERE / f"{name}.c"], check=True
+        )
     except FileNotFoundError:
-        raise Missing(f"no C compiler {compiler!r}: install one (Debian: apt install gcc libc6-dev) or name it in CC") from None
+        raise Missing(
+            f"no C compiler {compiler!r}: install one (Debian: apt install gcc libc6-dev) or name it in CC"
+        ) from None
     return program
 
 
@@ -75,9 +85,22 @@ def pinned(core: int) -> Mapping[str, Any]:
 def truth(program: Path, folder: Path, pace: Pace) -> Iterator[Truth]:
     """The server while inside; afterwards it has told."""
     record = folder / "truth.txt"
-    words = [program, "--ttft-us", pace.ttft_us, "--token-us", pace.token_us, "--chunk", pace.chunk, "--empty-every", pace.empty_every]
+    words = [
+        program,
+        "--ttft-us",
+        pace.ttft_us,
+        "--token-us",
+        pace.token_us,
+        "--chunk",
+        pace.chunk,
+        "--empty-every",
+        pace.empty_every,
+    ]
     process = subprocess.Popen(
-        [*map(str, words), "--record", str(record)], stdout=subprocess.PIPE, text=True, **pinned(SERVER_CORE)
+        [*map(str, words), "--record", str(record)],
+        stdout=subprocess.PIPE,
+        text=True,
+        **pinned(SERVER_CORE),
     )
     try:
         assert process.stdout is not None
@@ -90,7 +113,9 @@ def truth(program: Path, folder: Path, pace: Pace) -> Iterator[Truth]:
 
 
 def _told(record: Path) -> Iterator[tuple[str, Told]]:
-    """Keys as they were sent; those of clients whose prompts begin with no salt of ours may be alike, and get their number."""
+    """Keys as they were sent; those of clients whose prompts begin with no salt of ours may be
+    alike, and get their number.
+    """
     seen: set[str] = set()
     for number, line in enumerate(record.read_text().splitlines()):
         key, received, tokens, _, *sent = line.split()
@@ -101,7 +126,9 @@ def _told(record: Path) -> Iterator[tuple[str, Told]]:
 
 @asynccontextmanager
 async def load_process(folder: Path, cores: frozenset[int]) -> AsyncIterator[LoadProcess]:
-    """An agent's load process, ready, on those cores; whoever else starts processes meanwhile starts them elsewhere."""
+    """An agent's load process, ready, on those cores; whoever else starts processes meanwhile
+    starts them elsewhere.
+    """
     process, before = LoadProcess(), os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores)
     try:

@@ -1,11 +1,14 @@
-"""What two shards drive beside one, where their cores are free; and where they are not, what the CPU time of a token says of it.
+"""What two shards drive beside one, where their cores are free; and where they are not, what the
+CPU time of a token says of it.
 
-    python -m benchmarks.load.scaling [--repeats 3] [--json FILE]     one table, one JSON object, one sentence
+    python -m benchmarks.load.scaling [--repeats 3] [--json FILE]     one table, one JSON object,
+    one sentence
 
-Two shards get twice the streams of one, in turns (one, two, two, one). `paced` is a load that one shard and the server carry with ease,
-`burst` all that they can. A machine resolves the ratio of throughputs only with two cores beside those that the server and
-everybody else use. CPU time does not need free cores: shards that share no hot path take as much of it for a token as one does, so two
-free cores drive 2 × (that of one) ÷ (that of two) times as much.
+Two shards get twice the streams of one, in turns (one, two, two, one). `paced` is a load that one
+shard and the server carry with ease, `burst` all that they can. A machine resolves the ratio of
+throughputs only with two cores beside those that the server and everybody else use. CPU time does
+not need free cores: shards that share no hot path take as much of it for a token as one does, so
+two free cores drive 2 × (that of one) ÷ (that of two) times as much.
 """
 
 from __future__ import annotations
@@ -44,12 +47,17 @@ class Scene:
     tokens: int
 
 
-SCENES: Final = {"paced": Scene(Pace(), 96, 384, TOKENS), "burst": Scene(Pace(0, 0), 32, 1600, TOKENS)}
+SCENES: Final = {
+    "paced": Scene(Pace(), 96, 384, TOKENS),
+    "burst": Scene(Pace(0, 0), 32, 1600, TOKENS),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Took:
-    """One run. Cores are means over it: of the shards, of the server, of everybody else, and what the hypervisor gave to others."""
+    """One run. Cores are means over it: of the shards, of the server, of everybody else, and what
+    the hypervisor gave to others.
+    """
 
     tok_s: float
     us_per_token: float
@@ -73,10 +81,20 @@ async def run(client: Loaded, program: Path, folder: Path, name: str, shards: in
     with programs.truth(program, folder, scene.pace) as server:
         async with watched(child("truth")) as watch:
             reply, _, _ = await client.run(server.url, workload)
-    cpu_s, cores = float(reply.facts["client_cpu_s"]), watch.cores(reply.started_unix_ns, reply.duration_s)
+    cpu_s, cores = (
+        float(reply.facts["client_cpu_s"]),
+        watch.cores(reply.started_unix_ns, reply.duration_s),
+    )
     ours = cpu_s / reply.duration_s
     others = max(0.0, cores.busy_s - ours - cores.server_s)
-    return Took(reply.metrics["output_tok_s"], 1e6 * cpu_s / reply.output_tokens, ours, cores.server_s, others, cores.steal_s)
+    return Took(
+        reply.metrics["output_tok_s"],
+        1e6 * cpu_s / reply.output_tokens,
+        ours,
+        cores.server_s,
+        others,
+        cores.steal_s,
+    )
 
 
 async def measure(folder: Path, repeats: int) -> Mapping[str, Mapping[int, Took]]:
@@ -87,24 +105,35 @@ async def measure(folder: Path, repeats: int) -> Mapping[str, Mapping[int, Took]
     others = [core for core in cores if core != cores[SERVER_CORE % len(cores)]]
     where = {1: frozenset(others[:1]), 2: frozenset(others[:2] if len(others) > 1 else cores)}
     program = programs.build(folder, "truth")
-    found: dict[str, dict[int, list[Took]]] = {name: {shards: [] for shards in SHARDS} for name in SCENES}
+    found: dict[str, dict[int, list[Took]]] = {
+        name: {shards: [] for shards in SHARDS} for name in SCENES
+    }
     async with AsyncExitStack() as stack:
-        clients = {shards: await stack.enter_async_context(loaded(folder / str(shards), where[shards])) for shards in SHARDS}
+        clients = {
+            shards: await stack.enter_async_context(loaded(folder / str(shards), where[shards]))
+            for shards in SHARDS
+        }
         for repeat in range(-1, repeats):  # the first of each is a warm-up
             for shards in SHARDS if repeat % 2 else reversed(SHARDS):
                 for name in SCENES:
                     took = await run(clients[shards], program, folder, name, shards)
                     if repeat >= 0:
                         found[name][shards].append(took)
-    return {name: {shards: _median(took) for shards, took in of.items()} for name, of in found.items()}
+    return {
+        name: {shards: _median(took) for shards, took in of.items()} for name, of in found.items()
+    }
 
 
 def _median(took: Sequence[Took]) -> Took:
-    return Took(**{name: statistics.median(asdict(one)[name] for one in took) for name in asdict(took[0])})
+    return Took(
+        **{name: statistics.median(asdict(one)[name] for one in took) for name in asdict(took[0])}
+    )
 
 
 def by_cpu(found: Mapping[int, Took]) -> float:
-    """How many times the throughput of one shard two would reach, each with a core of its own and a server that keeps up."""
+    """How many times the throughput of one shard two would reach, each with a core of its own and a
+    server that keeps up.
+    """
     return 2 * found[1].us_per_token / found[2].us_per_token
 
 
@@ -126,7 +155,9 @@ def sentence(found: Mapping[str, Mapping[int, Took]], cores: int) -> str:
 
 def table(found: Mapping[str, Mapping[int, Took]]) -> str:
     """For people."""
-    lines = [f"{'':16}{'tok/s':>12}{'us/token':>12}{'shards':>9}{'server':>9}{'others':>9}{'steal':>9}   (cores)"]
+    lines = [
+        f"{'':16}{'tok/s':>12}{'us/token':>12}{'shards':>9}{'server':>9}{'others':>9}{'steal':>9}   (cores)"
+    ]
     for name, of in found.items():
         for shards, took in of.items():
             cores = (took.shards_cores, took.server_cores, took.others_cores, took.steal_cores)
@@ -137,7 +168,10 @@ def table(found: Mapping[str, Mapping[int, Took]]) -> str:
 
 def as_json(found: Mapping[str, Mapping[int, Took]], cores: int) -> dict[str, Any]:
     """For programs."""
-    shown = {name: {str(shards): asdict(took) for shards, took in of.items()} for name, of in found.items()}
+    shown = {
+        name: {str(shards): asdict(took) for shards, took in of.items()}
+        for name, of in found.items()
+    }
     burst = found["burst"]
     return {"cores": cores, "scenes": shown, "measured": burst[2].tok_s / burst[1].tok_s, "free_cores": burst[2].free(cores),
             "by_cpu": {name: by_cpu(of) for name, of in found.items()}}  # fmt: skip
@@ -145,7 +179,9 @@ def as_json(found: Mapping[str, Mapping[int, Took]], cores: int) -> dict[str, An
 
 def main() -> int:
     """0 when measured, whatever the figures; 2 when something is missing."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", type=Path, default=None, help="write the figures there too")
     options = parser.parse_args()

@@ -1,9 +1,12 @@
-"""Ten thousand streams at a time from one host: are all open at once, is none lost, miscounted or late?
+"""Ten thousand streams at a time from one host: are all open at once, is none lost, miscounted or
+late?
 
-    python -m benchmarks.load.streams [--streams 10000] [--json FILE]     one table and one JSON object
+    python -m benchmarks.load.streams [--streams 10000] [--json FILE]     one table and one JSON
+    object
 
-Every stream is open at one moment, because a request lasts far longer than it takes to begin them all. The truth server has a core of its
-own; the shards have the others, or share its core where there is no other.
+Every stream is open at one moment, because a request lasts far longer than it takes to begin them
+all. The truth server has a core of its own; the shards have the others, or share its core where
+there is no other.
 """
 
 from __future__ import annotations
@@ -36,7 +39,8 @@ SPARE_FILES: Final = 128
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a run of so many streams showed. Milliseconds, cores, megabytes. TTFT counts from the sending here: the first requests of all
+    """What a run of so many streams showed. Milliseconds, cores, megabytes. TTFT counts from the
+    sending here: the first requests of all
     slots are due within 50 ms, and how late they were sent is told beside it."""
 
     streams: int
@@ -62,10 +66,14 @@ def most_open(sent_ns: Sequence[int], last_ns: Sequence[int]) -> int:
 
 
 async def measure(folder: Path, streams: int) -> Found:
-    """One run. Raises Missing without a C compiler or with too few descriptors, RuntimeError when a request failed."""
+    """One run. Raises Missing without a C compiler or with too few descriptors, RuntimeError when a
+    request failed.
+    """
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if most < streams + SPARE_FILES:
-        raise Missing(f"{streams} streams need {streams + SPARE_FILES} open files, `ulimit -Hn` is {most}: raise it, or lower --streams")
+        raise Missing(
+            f"{streams} streams need {streams + SPARE_FILES} open files, `ulimit -Hn` is {most}: raise it, or lower --streams"
+        )
     cores = sorted(os.sched_getaffinity(0))
     others = [core for core in cores if core != cores[SERVER_CORE % len(cores)]]
     program = programs.build(folder, "truth")
@@ -78,7 +86,10 @@ async def measure(folder: Path, streams: int) -> Found:
         peaks = client.shard_peaks_mb()
     rows = pq.read_table(raw, columns=["sent_ns", "last_ns"]).to_pydict()
     found = errors.compare(measured(raw, workload, run), server.told)
-    used, ours = watch.cores(reply.started_unix_ns, reply.duration_s), float(reply.facts["client_cpu_s"]) / reply.duration_s
+    used, ours = (
+        watch.cores(reply.started_unix_ns, reply.duration_s),
+        float(reply.facts["client_cpu_s"]) / reply.duration_s,
+    )
     return Found(
         streams=streams, open_at_once=most_open(rows["sent_ns"], rows["last_ns"]),
         failed=reply.requests_failed, miscounted=found.miscounted,
@@ -90,7 +101,9 @@ async def measure(folder: Path, streams: int) -> Found:
 
 def main() -> int:
     """0 when all were open at once and none miscounted, 1 when not, 2 when something is missing."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--streams", type=int, default=STREAMS)
     parser.add_argument("--json", type=Path, default=None, help="write the figures there too")
     options = parser.parse_args()
@@ -101,7 +114,11 @@ def main() -> int:
             print(f"benchmarks.load.streams: {error}", file=sys.stderr)
             return 2
     told = json.dumps(asdict(found))
-    print("\n".join(f"{name:24}{value:12.4g}" for name, value in asdict(found).items()), told, sep="\n")
+    print(
+        "\n".join(f"{name:24}{value:12.4g}" for name, value in asdict(found).items()),
+        told,
+        sep="\n",
+    )
     if options.json:
         options.json.write_text(told + "\n")
     return 0 if found.open_at_once == found.streams and not found.miscounted else 1

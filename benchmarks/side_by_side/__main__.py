@@ -1,9 +1,12 @@
-"""Compares what our load client and `sglang.bench_serving` say of the same server process: random token ids, closed and open loop.
+"""Compares what our load client and `sglang.bench_serving` say of the same server process: random
+token ids, closed and open loop.
 
-    python -m benchmarks.side_by_side [--engine simulated|real] [--repeats 5] [--json FILE]     one table, then one JSON object
+    python -m benchmarks.side_by_side [--engine simulated|real] [--repeats 5] [--json FILE]     one
+    table, then one JSON object
 
-Each load is run by both, in turns (ours, theirs, theirs, ours, ...), then again on a C server that writes down its own times and answers
-about as fast: what a client adds by itself shows there. Servers and clients have a core each.
+Each load is run by both, in turns (ours, theirs, theirs, ours, ...), then again on a C server that
+writes down its own times and answers about as fast: what a client adds by itself shows there.
+Servers and clients have a core each.
 """
 
 from __future__ import annotations
@@ -38,7 +41,15 @@ LOADS: Final = {
         Load("open", requests=24, input_tokens=64, output_tokens=16, rate_per_s=2.0, warm_up=4),
     ),
 }  # fmt: skip
-HEAD: Final = ("ours", "ours, their way", "bench_serving", "difference", "noise", "in the control", "verdict")
+HEAD: Final = (
+    "ours",
+    "ours, their way",
+    "bench_serving",
+    "difference",
+    "noise",
+    "in the control",
+    "verdict",
+)
 
 
 @dataclass(slots=True)
@@ -60,7 +71,9 @@ class Clients:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Of one load. `info_s`: GET /server_info; `late_s`: how late bench_serving's last request was on the truth server, open loop."""
+    """Of one load. `info_s`: GET /server_info; `late_s`: how late bench_serving's last request was
+    on the truth server, open loop.
+    """
 
     load: Load
     rows: Sequence[Row]
@@ -69,7 +82,9 @@ class Found:
 
 
 async def beside(server: Server, load: Load, clients: Clients, repeats: int) -> Repeats:
-    """Both clients on one server, in turns; what each says first is no repeat, since client and server are new to it."""
+    """Both clients on one server, in turns; what each says first is no repeat, since client and
+    server are new to it.
+    """
     await clients.ours.run(server, load, 0, 0.0)
     await asyncio.to_thread(clients.theirs.run, server, load)
     found = Repeats()
@@ -88,7 +103,9 @@ async def beside(server: Server, load: Load, clients: Clients, repeats: int) -> 
 async def controls(
     program: Path, load: Load, pace: Pace, clients: Clients, repeats: int, folder: Path
 ) -> tuple[Mapping[str, Control], Sequence[float]]:
-    """How the clients differ on a server that does not, by figure; and, of an open loop, how late bench_serving's last request was."""
+    """How the clients differ on a server that does not, by figure; and, of an open loop, how late
+    bench_serving's last request was.
+    """
     of_ours: list[tuple[Figures, Figures]] = []
     of_theirs: list[tuple[Figures, Figures]] = []
     late_s: list[float] = []
@@ -100,13 +117,21 @@ async def controls(
                 else:
                     measured = await asyncio.to_thread(clients.theirs.run, server, load)
             had = servers.of_the_run(told, load)
-            (of_ours if turn == "ours" else of_theirs).append((measured, servers.true_figures(had, load)))
+            (of_ours if turn == "ours" else of_theirs).append(
+                (measured, servers.true_figures(had, load))
+            )
             if turn == "theirs" and not load.concurrency:
-                late_s.append(theirs.lateness_s(load, server.vocabulary, [one.received_ns for one in had]))
-    return {name: verdicts.control(name, of_ours, of_theirs) for name in NAMES if name not in COUNTS}, late_s
+                late_s.append(
+                    theirs.lateness_s(load, server.vocabulary, [one.received_ns for one in had])
+                )
+    return {
+        name: verdicts.control(name, of_ours, of_theirs) for name in NAMES if name not in COUNTS
+    }, late_s
 
 
-async def measure(server: Server, loads: Sequence[Load], repeats: int, folder: Path) -> dict[str, Found]:
+async def measure(
+    server: Server, loads: Sequence[Load], repeats: int, folder: Path
+) -> dict[str, Found]:
     """What was found, by load. Raises Missing without SGLang or a C compiler."""
     program, found = programs.build(folder, "truth"), {}
     async with ours.client(folder) as client:
@@ -117,13 +142,24 @@ async def measure(server: Server, loads: Sequence[Load], repeats: int, folder: P
     return found
 
 
-async def one(server: Server, load: Load, clients: Clients, repeats: int, places: tuple[Path, Path]) -> Found:
-    """What was found of one load, on the server and on the truth server; `places`: its program, and a folder."""
+async def one(
+    server: Server, load: Load, clients: Clients, repeats: int, places: tuple[Path, Path]
+) -> Found:
+    """What was found of one load, on the server and on the truth server; `places`: its program, and
+    a folder.
+    """
     measured = await beside(server, load, clients, repeats)
-    middle = [statistics.median(figures[name] for _, figures in measured.ours) for name in ("ttft_ms_p50", "tpot_ms_p50")]
-    known, late_s = await controls(places[0], load, Pace(*(round(1e3 * ms) for ms in middle)), clients, repeats, places[1])
+    middle = [
+        statistics.median(figures[name] for _, figures in measured.ours)
+        for name in ("ttft_ms_p50", "tpot_ms_p50")
+    ]
+    known, late_s = await controls(
+        places[0], load, Pace(*(round(1e3 * ms) for ms in middle)), clients, repeats, places[1]
+    )
     rows = verdicts.rows(measured.ours, measured.theirs, known)
-    return Found(load, rows, statistics.median(measured.info_s), statistics.median(late_s) if late_s else 0.0)
+    return Found(
+        load, rows, statistics.median(measured.info_s), statistics.median(late_s) if late_s else 0.0
+    )
 
 
 def table(engine: str, found: Sequence[Found], repeats: int) -> str:
@@ -131,26 +167,47 @@ def table(engine: str, found: Sequence[Found], repeats: int) -> str:
     lines = []
     for one in found:
         load = one.load
-        how = f"{load.concurrency} at a time" if load.concurrency else f"{load.rate_per_s:g}/s, Poisson"
+        how = (
+            f"{load.concurrency} at a time"
+            if load.concurrency
+            else f"{load.rate_per_s:g}/s, Poisson"
+        )
         what = f"{load.requests} requests of {load.input_tokens} + {load.output_tokens} tokens"
-        lines.append(f"{engine} engine, {load.name} loop: {how}, {what}, medians of {repeats} runs each")
+        lines.append(
+            f"{engine} engine, {load.name} loop: {how}, {what}, medians of {repeats} runs each"
+        )
         lines.append("".join([f"{'':14}", *(f"{head:>16}" for head in HEAD[:-1]), "  ", HEAD[-1]]))
         lines += [_line(row) for row in one.rows]
-        lines.append(f"GET /server_info took {1e3 * one.info_s:.1f} ms, which bench_serving counts into its duration")
+        lines.append(
+            f"GET /server_info took {1e3 * one.info_s:.1f} ms, which bench_serving counts into its duration"
+        )
         known = next(row.control for row in one.rows if row.name == "ttft_ms_p50")
         if known:
             errors = f"ours {known.ours_error:+.2f} ms, bench_serving {known.theirs_error:+.2f} ms"
             lines.append(f"TTFT p50 against the truth server's own times: {errors}")
         if not load.concurrency:
-            lines.append(f"bench_serving's last request came {1e3 * one.late_s:.0f} ms after it was due (on the truth server)")
+            lines.append(
+                f"bench_serving's last request came {1e3 * one.late_s:.0f} ms after it was due (on the truth server)"
+            )
         lines.append("")
     return "\n".join(lines)
 
 
 def _line(row: Row) -> str:
     own = "–" if math.isnan(row.ours) else f"{row.ours:.3f}"
-    known = "" if row.control is None else format(row.control.difference, "+.2%" if row.name == RATE else "+.3f")
-    shown = (own, f"{row.ours_by_theirs:.3f}", f"{row.theirs:.3f}", f"{row.difference:+.3f}", f"{row.noise:.3f}", known)
+    known = (
+        ""
+        if row.control is None
+        else format(row.control.difference, "+.2%" if row.name == RATE else "+.3f")
+    )
+    shown = (
+        own,
+        f"{row.ours_by_theirs:.3f}",
+        f"{row.theirs:.3f}",
+        f"{row.difference:+.3f}",
+        f"{row.noise:.3f}",
+        known,
+    )
     return "".join([f"{row.name:14}", *(f"{value:>16}" for value in shown), "  ", row.verdict])
 
 
@@ -160,13 +217,22 @@ def as_json(engine: str, found: Sequence[Found]) -> dict[str, Any]:
     for one in found:
         figures = {row.name: {**asdict(row), "ours": None if math.isnan(row.ours) else row.ours, "difference": row.difference}
                    for row in one.rows}  # fmt: skip
-        loads[one.load.name] = {"load": asdict(one.load), "server_info_s": one.info_s, "last_late_s": one.late_s, "figures": figures}
+        loads[one.load.name] = {
+            "load": asdict(one.load),
+            "server_info_s": one.info_s,
+            "last_late_s": one.late_s,
+            "figures": figures,
+        }
     return {"engine": engine, "simulated": engine == "simulated", "loads": loads}
 
 
 def main() -> int:
-    """0 when both clients agree or every difference is explained; 1 when one is not; 2 when something is missing."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """0 when both clients agree or every difference is explained; 1 when one is not; 2 when
+    something is missing.
+    """
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--engine", choices=sorted(ENGINES), default="simulated")
     parser.add_argument("--repeats", type=int, default=5, help="runs of each client and load")
     parser.add_argument("--json", type=Path, default=None, help="write the figures there too")
@@ -184,7 +250,9 @@ def main() -> int:
     print(told)
     if options.json:
         options.json.write_text(told + "\n")
-    return int(any(row.verdict == verdicts.UNEXPLAINED for one in found.values() for row in one.rows))
+    return int(
+        any(row.verdict == verdicts.UNEXPLAINED for one in found.values() for row in one.rows)
+    )
 
 
 if __name__ == "__main__":

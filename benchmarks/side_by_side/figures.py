@@ -1,6 +1,8 @@
-"""Owns the figures of one run as `sglang.bench_serving` (0.5.23) defines them, over the raw times of its requests. Pure; measures nothing.
+"""Owns the figures of one run as `sglang.bench_serving` (0.5.23) defines them, over the raw times
+of its requests. Pure; measures nothing.
 
-Read off `sglang/benchmark/serving.py`; where these definitions differ from ours is told in docs/metrics.md.
+Read off `sglang/benchmark/serving.py`; where these definitions differ from ours is told in
+docs/metrics.md.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ Figures = Mapping[str, float]  # by NAMES; milliseconds, tokens a second
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """A request that succeeded. Nanoseconds of one clock; `chunks` are (when, tokens) of each event with text."""
+    """A request that succeeded. Nanoseconds of one clock; `chunks` are (when, tokens) of each event
+    with text.
+    """
 
     sent_ns: int
     chunks: Sequence[tuple[int, int]]
@@ -32,16 +36,24 @@ class Times:
 
 
 def figures(requests: Sequence[Times], after_s: float = 0.0) -> Figures:
-    """All figures of a run. `after_s`: what bench_serving does inside its duration once the last answer is there.
+    """All figures of a run. `after_s`: what bench_serving does inside its duration once the last
+    answer is there.
 
-    A latency begins when the request is sent, the duration with the first sending. Raises ValueError for no requests.
+    A latency begins when the request is sent, the duration with the first sending. Raises
+    ValueError for no requests.
     """
     if not requests:
         raise ValueError("no request succeeded: there is nothing to compare")
-    duration_s = (max(one.last_ns for one in requests) - min(one.sent_ns for one in requests)) / 1e9 + after_s
+    duration_s = (
+        max(one.last_ns for one in requests) - min(one.sent_ns for one in requests)
+    ) / 1e9 + after_s
     samples = {
         "ttft": [(one.chunks[0][0] - one.sent_ns) / 1e6 for one in requests],
-        "tpot": [(one.last_ns - one.chunks[0][0]) / 1e6 / (one.output_tokens - 1) for one in requests if one.output_tokens > 1],
+        "tpot": [
+            (one.last_ns - one.chunks[0][0]) / 1e6 / (one.output_tokens - 1)
+            for one in requests
+            if one.output_tokens > 1
+        ],
         "itl": [gap for one in requests for gap in _per_token_ms(one.chunks)],
         "e2e": [(one.last_ns - one.sent_ns) / 1e6 for one in requests],
     }
@@ -50,12 +62,18 @@ def figures(requests: Sequence[Times], after_s: float = 0.0) -> Figures:
         "input_tokens": float(sum(one.input_tokens for one in requests)),
         "output_tokens": float(sum(one.output_tokens for one in requests)),
     }
-    shown = {f"{name}_ms_{share}": value for name, values in samples.items() for share, value in _shares(values)}
+    shown = {
+        f"{name}_ms_{share}": value
+        for name, values in samples.items()
+        for share, value in _shares(values)
+    }
     return {**counted, RATE: counted["output_tokens"] / duration_s, **shown}
 
 
 def _per_token_ms(chunks: Sequence[tuple[int, int]]) -> Iterator[float]:
-    """The gap before an event, shared among its tokens: each of them counts, and those of the first event do not."""
+    """The gap before an event, shared among its tokens: each of them counts, and those of the first
+    event do not.
+    """
     for (before_ns, _), (at_ns, tokens) in pairwise(chunks):
         yield from [(at_ns - before_ns) / 1e6 / tokens] * tokens if tokens else ()
 
@@ -64,4 +82,8 @@ def _shares(values: Sequence[float]) -> Iterable[tuple[str, float]]:
     """Mean, median and 99th percentile; 0 for no values, as bench_serving prints it."""
     if not values:
         return [(share, 0.0) for share in SHARES]
-    return [("mean", float(np.mean(values))), ("p50", float(np.percentile(values, 50))), ("p99", float(np.percentile(values, 99)))]
+    return [
+        ("mean", float(np.mean(values))),
+        ("p50", float(np.percentile(values, 50))),
+        ("p99", float(np.percentile(values, 99))),
+    ]

@@ -1,4 +1,6 @@
-"""Owns the servers that both clients measure: a simulated one, a real SGLang on the CPU, and the truth server. Measures nothing."""
+"""Owns the servers that both clients measure: a simulated one, a real SGLang on the CPU, and the
+truth server. Measures nothing.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ LOOKS: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What both clients do: so many requests of random token ids, closed by `concurrency` or open at `rate_per_s` (Poisson)."""
+    """What both clients do: so many requests of random token ids, closed by `concurrency` or open
+    at `rate_per_s` (Poisson).
+    """
 
     name: str
     requests: int
@@ -56,7 +60,9 @@ class Server:
     kind: str
 
     def info_s(self) -> float:
-        """Seconds that GET /server_info takes, the median of some: bench_serving has one inside its duration."""
+        """Seconds that GET /server_info takes, the median of some: bench_serving has one inside its
+        duration.
+        """
         taken = []
         for _ in range(LOOKS):
             began_s = time.perf_counter()
@@ -68,15 +74,23 @@ class Server:
 
 def environment() -> Path:
     """The folder with SGLang and its tiny model. Raises Missing."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "benchfleet" / "sglang-cpu"
+    cache = (
+        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        / "benchfleet"
+        / "sglang-cpu"
+    )
     if not (cache / "bin/python").exists():
-        raise Missing("SGLang is not installed: `python tests/real_sglang/environment.py` makes its environment (1.2 GB)")
+        raise Missing(
+            "SGLang is not installed: `python tests/real_sglang/environment.py` makes its environment (1.2 GB)"
+        )
     return cache
 
 
 def _vocabulary() -> int:
     """Of the tiny model, whose tokenizer bench_serving draws from."""
-    size: int = json.loads((environment() / "tiny-model/config.json").read_text(encoding="utf-8"))["vocab_size"]
+    size: int = json.loads((environment() / "tiny-model/config.json").read_text(encoding="utf-8"))[
+        "vocab_size"
+    ]
     return size
 
 
@@ -89,11 +103,23 @@ def _free_port() -> int:
 
 @contextmanager
 def simulated(folder: Path) -> Iterator[Server]:
-    """The simulated engine in real time, without a prefix cache: prompts of `random-ids` are alike by chance, ours never."""
+    """The simulated engine in real time, without a prefix cache: prompts of `random-ids` are alike
+    by chance, ours never.
+    """
     port = _free_port()
-    words = [sys.executable, "-m", "fleet_simulator.server", "--model-path", "demo/model", "--port", str(port)]
+    words = [
+        sys.executable,
+        "-m",
+        "fleet_simulator.server",
+        "--model-path",
+        "demo/model",
+        "--port",
+        str(port),
+    ]
     with (folder / "simulated.log").open("wb") as log:
-        process = subprocess.Popen([*words, "--disable-radix-cache"], stdout=log, stderr=log, **pinned(SERVER_CORE))
+        process = subprocess.Popen(
+            [*words, "--disable-radix-cache"], stdout=log, stderr=log, **pinned(SERVER_CORE)
+        )
     server = Server(f"http://127.0.0.1:{port}", "demo/model", _vocabulary(), "simulated")
     try:
         _wait(server, process)
@@ -107,7 +133,9 @@ def _wait(server: Server, process: subprocess.Popen[bytes]) -> None:
     deadline_s = time.monotonic() + READY_LIMIT_S
     while time.monotonic() < deadline_s:
         if process.poll() is not None:
-            raise RuntimeError(f"the {server.kind} server ended with {process.returncode} before it was ready")
+            raise RuntimeError(
+                f"the {server.kind} server ended with {process.returncode} before it was ready"
+            )
         try:
             with urllib.request.urlopen(f"{server.url}/health", timeout=5):
                 return
@@ -118,11 +146,21 @@ def _wait(server: Server, process: subprocess.Popen[bytes]) -> None:
 
 def _real_spec() -> TrialSpec:
     """The plain variant of the example, as the controller plans it, without a prefix cache."""
-    text = EXAMPLE.read_text(encoding="utf-8").replace("~/.cache/benchfleet/sglang-cpu", str(environment()))
+    text = EXAMPLE.read_text(encoding="utf-8").replace(
+        "~/.cache/benchfleet/sglang-cpu", str(environment())
+    )
     job = load_job(text, str(EXAMPLE)).job
     plan = make_plan(job, ["here"])
-    spec = trial_spec(job, plan, next(trial for trial in plan.trials if trial.variant.is_baseline), 1, "side-by-side")
-    return replace(spec, engine=replace(spec.engine, args={**spec.engine.args, "disable_radix_cache": True}))
+    spec = trial_spec(
+        job,
+        plan,
+        next(trial for trial in plan.trials if trial.variant.is_baseline),
+        1,
+        "side-by-side",
+    )
+    return replace(
+        spec, engine=replace(spec.engine, args={**spec.engine.args, "disable_radix_cache": True})
+    )
 
 
 @contextmanager
@@ -143,21 +181,29 @@ def real(folder: Path) -> Iterator[Server]:
         _end(process)
 
 
-async def _become_ready(engine: SglangEngine, spec: TrialSpec, place: LaunchPlace, process: subprocess.Popen[bytes]) -> None:
+async def _become_ready(
+    engine: SglangEngine, spec: TrialSpec, place: LaunchPlace, process: subprocess.Popen[bytes]
+) -> None:
     async with asyncio.timeout(READY_LIMIT_S):
         while missing := await engine.check_ready(spec, engine.url(spec, place)):
             if process.poll() is not None:
                 log = (place.folder / "sglang.log").read_text(errors="replace")
-                raise RuntimeError(f"SGLang ended with {process.returncode} ({missing}): {log[-1500:]}")
+                raise RuntimeError(
+                    f"SGLang ended with {process.returncode} ({missing}): {log[-1500:]}"
+                )
             await asyncio.sleep(0.5)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """SIGTERM to every process of the session; SIGKILL, each by its id, for what is left at the limit."""
+    """SIGTERM to every process of the session; SIGKILL, each by its id, for what is left at the
+    limit.
+    """
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGTERM)
     deadline_s = time.monotonic() + STOP_LIMIT_S
-    while (process.poll() is None or processes_of_session(process.pid)) and time.monotonic() < deadline_s:
+    while (
+        process.poll() is None or processes_of_session(process.pid)
+    ) and time.monotonic() < deadline_s:
         time.sleep(0.05)
     for left in processes_of_session(process.pid):
         os.kill(left.pid, signal.SIGKILL)
@@ -172,12 +218,25 @@ def truth(program: Path, folder: Path, pace: Pace) -> Iterator[tuple[Server, Tru
 
 
 def of_the_run(server: Truth, load: Load) -> list[Told]:
-    """The last requests that it had, which are those of the run: what was before them was a warm-up."""
+    """The last requests that it had, which are those of the run: what was before them was a
+    warm-up.
+    """
     return sorted(server.told.values(), key=lambda one: one.received_ns)[-load.requests :]
 
 
 def true_figures(told: Sequence[Told], load: Load) -> Figures:
-    """As the truth server wrote them down: from the request that it had read to the event that it was about to send."""
+    """As the truth server wrote them down: from the request that it had read to the event that it
+    was about to send.
+    """
     return figures(
-        [Times(one.received_ns, tuple((at_ns, 1) for at_ns in one.sent_ns), one.sent_ns[-1], load.input_tokens, one.tokens) for one in told]
+        [
+            Times(
+                one.received_ns,
+                tuple((at_ns, 1) for at_ns in one.sent_ns),
+                one.sent_ns[-1],
+                load.input_tokens,
+                one.tokens,
+            )
+            for one in told
+        ]
     )

@@ -1,4 +1,6 @@
-"""Owns how `sglang.bench_serving` is run and what it said. Measures nothing itself, and judges nobody."""
+"""Owns how `sglang.bench_serving` is run and what it said. Measures nothing itself, and judges
+nobody.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,18 @@ from benchmarks.side_by_side.figures import SHARES, TIMES, Figures
 from benchmarks.side_by_side.servers import Load, Server, environment
 
 LIMIT_S: Final = 600
-SEED: Final = 1  # the same for each run: what its repeats differ by is the client and the server, and no other arrivals
+# the same for each run: what its repeats differ by is the client and the server, and no other
+# arrivals
+SEED: Final = 1
 MOST_LATE: Final = 0.2  # of the whole time, that an arrival may be off
 STANDINS: Final = Path(__file__).parent / "standins"
 # It imports the server's own modules, which look for a GPU unless they are told otherwise.
-ENVIRONMENT: Final = {"SGLANG_USE_CPU_ENGINE": "1", "HF_HUB_OFFLINE": "1", "TORCHDYNAMO_DISABLE": "1", "PYTHONPATH": str(STANDINS)}
+ENVIRONMENT: Final = {
+    "SGLANG_USE_CPU_ENGINE": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TORCHDYNAMO_DISABLE": "1",
+    "PYTHONPATH": str(STANDINS),
+}
 _SHARES: Final = dict(zip(SHARES, ("mean", "median", "p99"), strict=True))
 
 
@@ -35,18 +44,26 @@ class BenchServing:
         self._log = folder / "theirs.log"
 
     def run(self, server: Server, load: Load) -> Figures:
-        """One run, with a warm-up of its own before it. Raises RuntimeError when it failed or took longer than LIMIT_S."""
+        """One run, with a warm-up of its own before it. Raises RuntimeError when it failed or took
+        longer than LIMIT_S.
+        """
         self._told.unlink(missing_ok=True)
         assert self._process.stdin is not None and self._process.stdout is not None
         try:
             self._process.stdin.write(json.dumps(words(server, load, self._told)) + "\n")
             self._process.stdin.flush()
-            said = self._process.stdout.readline() if select.select([self._process.stdout], [], [], LIMIT_S)[0] else ""
+            said = (
+                self._process.stdout.readline()
+                if select.select([self._process.stdout], [], [], LIMIT_S)[0]
+                else ""
+            )
         except BrokenPipeError:
             said = ""
         if said != "done\n":
             log = self._log.read_text(errors="replace")[-1500:]
-            raise RuntimeError(f"sglang.bench_serving failed, or took longer than {LIMIT_S} s: {log}")
+            raise RuntimeError(
+                f"sglang.bench_serving failed, or took longer than {LIMIT_S} s: {log}"
+            )
         return _figures(json.loads(self._told.read_text(encoding="utf-8").splitlines()[-1]))
 
 
@@ -79,7 +96,9 @@ def bench_serving(folder: Path) -> Iterator[BenchServing]:
 
 
 def arrivals_s(load: Load, vocabulary: int, seed: int = SEED) -> tuple[float, ...]:
-    """Seconds after the first request at which a run means to send each one: from its seed it draws lengths, then ids, then the gaps."""
+    """Seconds after the first request at which a run means to send each one: from its seed it draws
+    lengths, then ids, then the gaps.
+    """
     drawing = np.random.RandomState(seed)
     drawing.randint(load.input_tokens, load.input_tokens + 1, size=load.requests)
     drawing.randint(load.output_tokens, load.output_tokens + 1, size=load.requests)
@@ -89,16 +108,33 @@ def arrivals_s(load: Load, vocabulary: int, seed: int = SEED) -> tuple[float, ..
 
 
 def lateness_s(load: Load, vocabulary: int, received_ns: Sequence[int]) -> float:
-    """How late its last request came, by when the server had each. Raises RuntimeError when it came at other times than it should draw."""
-    meant, came = arrivals_s(load, vocabulary), [(at_ns - received_ns[0]) / 1e9 for at_ns in received_ns]
+    """How late its last request came, by when the server had each. Raises RuntimeError when it came
+    at other times than it should draw.
+    """
+    meant, came = (
+        arrivals_s(load, vocabulary),
+        [(at_ns - received_ns[0]) / 1e9 for at_ns in received_ns],
+    )
     if max(abs(late - due) for late, due in zip(came, meant, strict=True)) > MOST_LATE * meant[-1]:
-        raise RuntimeError("bench_serving draws its arrivals otherwise than `arrivals_s` knows: the open loops are not alike")
+        raise RuntimeError(
+            "bench_serving draws its arrivals otherwise than `arrivals_s` knows: the open loops are not alike"
+        )
     return came[-1] - meant[-1]
 
 
 def _figures(said: Mapping[str, Any]) -> Figures:
-    counts = {"requests": said["completed"], "input_tokens": said["total_input_tokens"], "output_tokens": said["total_output_tokens"]}
+    counts = {
+        "requests": said["completed"],
+        "input_tokens": said["total_input_tokens"],
+        "output_tokens": said["total_output_tokens"],
+    }
     names = {time: f"{time}_latency" if time == "e2e" else time for time in TIMES}
-    times = {f"{time}_ms_{share}": said[f"{_SHARES[share]}_{names[time]}_ms"] for time in TIMES for share in SHARES}
-    return {name: float(value) for name, value in {**counts, "output_tok_s": said["output_throughput"], **times}.items()}
-
+    times = {
+        f"{time}_ms_{share}": said[f"{_SHARES[share]}_{names[time]}_ms"]
+        for time in TIMES
+        for share in SHARES
+    }
+    return {
+        name: float(value)
+        for name, value in {**counts, "output_tok_s": said["output_throughput"], **times}.items()
+    }

@@ -1,11 +1,14 @@
-"""Owns what is said of two clients that measured one server several times: their difference, the noise, and what explains it. Pure.
+"""Owns what is said of two clients that measured one server several times: their difference, the
+noise, and what explains it. Pure.
 
-The noise of a difference is the half width of its confidence interval: with k repeats each and s² the variance of a client's own repeats,
+The noise of a difference is the half width of its confidence interval: with k repeats each and s²
+the variance of a client's own repeats,
 
     noise = t × 1.25 × √(s²(ours) / k + s²(theirs) / k)
 
-t is Student's quantile at 2k − 2 degrees of freedom, so far out that one table in a hundred has a false alarm in any of its rows
-(Bonferroni), and 1.25 is what a median spreads more than a mean. Counts have no noise.
+t is Student's quantile at 2k − 2 degrees of freedom, so far out that one table in a hundred has a
+false alarm in any of its rows (Bonferroni), and 1.25 is what a median spreads more than a mean.
+Counts have no noise.
 """
 
 from __future__ import annotations
@@ -22,16 +25,25 @@ from benchmarks.side_by_side.figures import COUNTS, NAMES, RATE, Figures
 
 FALSE_ALARMS: Final = 0.01  # of tables
 MEDIAN_SPREAD: Final = math.sqrt(math.pi / 2)
-CONTROL_FACTOR: Final = 2.0  # a client that shares a machine with the server under test is held up more than beside the truth server
+# a client that shares a machine with the server under test is held up more than beside the truth
+# server
+CONTROL_FACTOR: Final = 2.0
 
 TOO_WIDE: Final = 0.5  # of a figure: noise that hides anything below it says nothing
 
-EQUAL, WITHIN, EXPLAINED, UNEXPLAINED, UNTOLD = "equal", "within noise", "explained", "UNEXPLAINED", "too noisy to tell"
+EQUAL, WITHIN, EXPLAINED, UNEXPLAINED, UNTOLD = (
+    "equal",
+    "within noise",
+    "explained",
+    "UNEXPLAINED",
+    "too noisy to tell",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """The two clients under the same load on a server that cannot differ, and how far each is from what it wrote down of itself.
+    """The two clients under the same load on a server that cannot differ, and how far each is from
+    what it wrote down of itself.
 
     In the unit of the figure; of the rate all are relative.
     """
@@ -44,7 +56,9 @@ class Control:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One figure. `ours`: as the product reports it, NaN where it has none; the difference is of medians by the same definition."""
+    """One figure. `ours`: as the product reports it, NaN where it has none; the difference is of
+    medians by the same definition.
+    """
 
     name: str
     ours: float
@@ -61,28 +75,57 @@ class Row:
 
 
 def half_width(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """The noise of the difference of medians, see above. Raises ValueError for fewer than two repeats of either, or not as many of both."""
+    """The noise of the difference of medians, see above. Raises ValueError for fewer than two
+    repeats of either, or not as many of both.
+    """
     if len(ours) != len(theirs) or len(ours) < 2:
-        raise ValueError(f"noise needs two repeats and more, as many of each; got {len(ours)} and {len(theirs)}")
+        raise ValueError(
+            f"noise needs two repeats and more, as many of each; got {len(ours)} and {len(theirs)}"
+        )
     alarms = FALSE_ALARMS / (len(NAMES) - len(COUNTS))
     quantile = float(stats.t.ppf(1 - alarms / 2, 2 * len(ours) - 2))
-    return quantile * MEDIAN_SPREAD * math.sqrt((statistics.variance(ours) + statistics.variance(theirs)) / len(ours))
+    return (
+        quantile
+        * MEDIAN_SPREAD
+        * math.sqrt((statistics.variance(ours) + statistics.variance(theirs)) / len(ours))
+    )
 
 
-def control(name: str, ours: Sequence[tuple[Figures, Figures]], theirs: Sequence[tuple[Figures, Figures]]) -> Control:
+def control(
+    name: str, ours: Sequence[tuple[Figures, Figures]], theirs: Sequence[tuple[Figures, Figures]]
+) -> Control:
     """From (measured, true) figures of each run on the truth server."""
     unit = statistics.median(true[name] for _, true in ours) if name == RATE else 1.0
-    of_ours, of_theirs = [one[name] / unit for one, _ in ours], [one[name] / unit for one, _ in theirs]
-    errors = [statistics.median((measured[name] - true[name]) / unit for measured, true in runs) for runs in (ours, theirs)]
-    return Control(statistics.median(of_theirs) - statistics.median(of_ours), half_width(of_ours, of_theirs), *errors)
+    of_ours, of_theirs = (
+        [one[name] / unit for one, _ in ours],
+        [one[name] / unit for one, _ in theirs],
+    )
+    errors = [
+        statistics.median((measured[name] - true[name]) / unit for measured, true in runs)
+        for runs in (ours, theirs)
+    ]
+    return Control(
+        statistics.median(of_theirs) - statistics.median(of_ours),
+        half_width(of_ours, of_theirs),
+        *errors,
+    )
 
 
-def rows(ours: Sequence[tuple[Figures, Figures]], theirs: Sequence[Figures], controls: Mapping[str, Control]) -> list[Row]:
+def rows(
+    ours: Sequence[tuple[Figures, Figures]],
+    theirs: Sequence[Figures],
+    controls: Mapping[str, Control],
+) -> list[Row]:
     """A row for each figure, from the repeats: of ours as (by our definitions, by theirs)."""
     return [_row(name, ours, theirs, controls.get(name)) for name in NAMES]
 
 
-def _row(name: str, ours: Sequence[tuple[Figures, Figures]], theirs: Sequence[Figures], known: Control | None) -> Row:
+def _row(
+    name: str,
+    ours: Sequence[tuple[Figures, Figures]],
+    theirs: Sequence[Figures],
+    known: Control | None,
+) -> Row:
     own, by_theirs = [one.get(name, math.nan) for one, _ in ours], [one[name] for _, one in ours]
     other = [one[name] for one in theirs]
     noise = 0.0 if name in COUNTS else half_width(by_theirs, other)
@@ -93,7 +136,8 @@ def _row(name: str, ours: Sequence[tuple[Figures, Figures]], theirs: Sequence[Fi
 
 
 def verdict(name: str, ours: float, theirs: float, noise: float, known: Control | None) -> str:
-    """What is said of one difference: within noise, or as the two clients differ on the truth server too, or unexplained.
+    """What is said of one difference: within noise, or as the two clients differ on the truth
+    server too, or unexplained.
 
     Of noise that is as wide as half the figure nothing is said.
     """

@@ -1,1 +1,3 @@
-"""Plans jobs, schedules trials over agents, keeps their results and judges them. Never imports the agent."""
+"""Plans jobs, schedules trials over agents, keeps their results and judges them. Never imports the
+agent.
+"""

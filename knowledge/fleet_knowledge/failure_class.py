@@ -13,7 +13,9 @@ _RETRIED = frozenset({ErrorKind.SERVER_LAUNCH, ErrorKind.SERVER_UNHEALTHY, Error
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """One class. `avoid` is the tempting step that makes it worse or hides it; `source` where the class was seen."""
+    """One class. `avoid` is the tempting step that makes it worse or hides it; `source` where the
+    class was seen.
+    """
 
     name: str
     kind: ErrorKind

@@ -1,4 +1,6 @@
-"""Owns all classes of failure by name: what each means, what cures it, what must not be done, whether to try again. Reads no log."""
+"""Owns all classes of failure by name: what each means, what cures it, what must not be done,
+whether to try again. Reads no log.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +23,24 @@ from fleet_protos.errors import ErrorKind
 __all__ = ["FAILURES", "Failure", "kind_of"]
 
 FAILURES: Mapping[str, Failure] = {
-    failure.name: failure for group in (MEMORY_FAILURES, PORT_FAILURES, ARGUMENT_FAILURES, MODEL_FAILURES, SERVING_FAILURES, COLLECTIVE_FAILURES, HOST_FAILURES) for failure in group
+    failure.name: failure
+    for group in (
+        MEMORY_FAILURES,
+        PORT_FAILURES,
+        ARGUMENT_FAILURES,
+        MODEL_FAILURES,
+        SERVING_FAILURES,
+        COLLECTIVE_FAILURES,
+        HOST_FAILURES,
+    )
+    for failure in group
 }
 """Every class by its name; a log that explains nothing has none of them."""
 
 
 def kind_of(failure_class: str) -> ErrorKind:
-    """What to do next about a server that ended so; `unknown` and names without a row are an exit like any other."""
+    """What to do next about a server that ended so; `unknown` and names without a row are an exit
+    like any other.
+    """
     failure = FAILURES.get(failure_class)
     return failure.kind if failure else ErrorKind.SERVER_EXITED

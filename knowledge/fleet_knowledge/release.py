@@ -12,7 +12,9 @@ _NUMBERS = re.compile(r"v?(\d+(?:\.\d+)*)(?:\.?post(\d+))?")
 @total_ordering
 @dataclass(frozen=True, slots=True, eq=False)
 class Release:
-    """A version by its numbers: `0.5.9`, `v0.4.6.post4-cu124` and `2.27.3+cuda12.9` are read; what follows the numbers is dropped."""
+    """A version by its numbers: `0.5.9`, `v0.4.6.post4-cu124` and `2.27.3+cuda12.9` are read; what
+    follows the numbers is dropped.
+    """
 
     numbers: tuple[int, ...]
     post: int = 0
@@ -54,9 +56,17 @@ class Between:
     def holds(self, version: Release | None) -> bool:
         """True for a version within, and for one that is not known."""
         first, last = Release.read(self.first), Release.read(self.last)
-        return version is None or ((first is None or first <= version) and (last is None or version <= last))
+        return version is None or (
+            (first is None or first <= version) and (last is None or version <= last)
+        )
 
     def __str__(self) -> str:
         if self.first and self.last:
             return self.first if self.first == self.last else f"{self.first} - {self.last}"
-        return f"from {self.first}" if self.first else f"up to {self.last}" if self.last else "any version"
+        return (
+            f"from {self.first}"
+            if self.first
+            else f"up to {self.last}"
+            if self.last
+            else "any version"
+        )

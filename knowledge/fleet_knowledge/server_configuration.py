@@ -1,4 +1,6 @@
-"""Owns the form in which a rule about SGLang says something of one configuration; knows neither files nor lines."""
+"""Owns the form in which a rule about SGLang says something of one configuration; knows neither
+files nor lines.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,11 @@ _WHOLE = re.compile(r"-?[0-9]{1,18}")
 
 @dataclass(frozen=True, slots=True)
 class ServerConfiguration:
-    """What a server is launched with: arguments by SGLang's own names (absent when not given), variables, GPUs given (None: as needed).
+    """What a server is launched with: arguments by SGLang's own names (absent when not given),
+    variables, GPUs given (None: as needed).
 
-    `release` is None when the version is not known. `concurrency` is the most requests that a closed loop keeps in flight, 0 = none.
+    `release` is None when the version is not known. `concurrency` is the most requests that a
+    closed loop keeps in flight, 0 = none.
     """
 
     args: Mapping[str, Any] = field(default_factory=dict)
@@ -58,7 +62,9 @@ class ServerConfiguration:
 
 @dataclass(frozen=True, slots=True)
 class RuleFinding:
-    """One thing to tell. `subject` is what causes it: `args.NAME`, `env.NAME`, `gpus` or `concurrency`."""
+    """One thing to tell. `subject` is what causes it: `args.NAME`, `env.NAME`, `gpus` or
+    `concurrency`.
+    """
 
     code: str
     severity: str
@@ -68,8 +74,12 @@ class RuleFinding:
 
 
 def refusal_severity(versions: Between, release: Release | None) -> str | None:
-    """ERROR where SGLang surely refuses, WARNING where it does so in some versions and ours is not known, None where it does not."""
-    return {Certainty.YES: ERROR, Certainty.MAYBE: WARNING, Certainty.NO: None}[certainty_of(versions, release)]
+    """ERROR where SGLang surely refuses, WARNING where it does so in some versions and ours is not
+    known, None where it does not.
+    """
+    return {Certainty.YES: ERROR, Certainty.MAYBE: WARNING, Certainty.NO: None}[
+        certainty_of(versions, release)
+    ]
 
 
 def versions_suffix(versions: Between, release: Release | None) -> str:

@@ -1,4 +1,6 @@
-"""Owns how sure a fact about SGLang is for one version: the releases that were read, and ranges between them. Knows no fact itself."""
+"""Owns how sure a fact about SGLang is for one version: the releases that were read, and ranges
+between them. Knows no fact itself.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ class Certainty(IntEnum):
 
 
 def certainty_of(versions: Between, release: Release | None) -> Certainty:
-    """YES for a version within, or when the fact holds in any version; MAYBE when the version is not known."""
+    """YES for a version within, or when the fact holds in any version; MAYBE when the version is
+    not known.
+    """
     if versions == _ANY:
         return Certainty.YES
     if release is None:
@@ -28,10 +32,14 @@ def certainty_of(versions: Between, release: Release | None) -> Certainty:
     return Certainty.YES if versions.holds(release) else Certainty.NO
 
 
-def certainty_of_presence(first: str, last: str, read: Sequence[Release], release: Release | None) -> Certainty:
-    """Whether what was first and last seen in two of the releases `read` is in `release`; an empty `last` means the newest still has it.
+def certainty_of_presence(
+    first: str, last: str, read: Sequence[Release], release: Release | None
+) -> Certainty:
+    """Whether what was first and last seen in two of the releases `read` is in `release`; an empty
+    `last` means the newest still has it.
 
-    Between two releases that were read nothing is known of the ones that lie there: what only one of the two has may be in them.
+    Between two releases that were read nothing is known of the ones that lie there: what only one
+    of the two has may be in them.
     """
     if release is None:
         return Certainty.YES if first == str(read[0]) and not last else Certainty.MAYBE
@@ -46,7 +54,9 @@ def certainty_of_presence(first: str, last: str, read: Sequence[Release], releas
 
 
 def release_of_image(image: str) -> Release | None:
-    """The SGLang version in the tag of a container image, such as `lmsysorg/sglang:v0.4.6.post4-cu124`; None when none is there."""
+    """The SGLang version in the tag of a container image, such as
+    `lmsysorg/sglang:v0.4.6.post4-cu124`; None when none is there.
+    """
     name, _, tag = image.partition("@")[0].rpartition(":")
     if not name or "/" in tag or "sglang" not in name.rsplit("/", 1)[-1].lower():
         return None

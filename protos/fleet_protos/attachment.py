@@ -1,4 +1,6 @@
-"""Owns the form in which a trace or a file of prompts travels with a job: compact, bounded, equal text for equal content. Reads no file."""
+"""Owns the form in which a trace or a file of prompts travels with a job: compact, bounded, equal
+text for equal content. Reads no file.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any, Final
 
-LARGEST_PACKED: Final = 384 << 10  # characters of all files of a job together: they are part of each of its trials
+LARGEST_PACKED: Final = (
+    384 << 10
+)  # characters of all files of a job together: they are part of each of its trials
 LARGEST_UNPACKED: Final = 16 << 20  # bytes of one, unpacked
 MOST_FILES: Final = 16  # of a job
 
@@ -20,9 +24,11 @@ Message = tuple[str, str]  # role, content
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Requests as they once came, by arrival. `blocks`: of each prompt, ids of its pieces of BLOCK_TOKENS; equal ids are equal pieces.
+    """Requests as they once came, by arrival. `blocks`: of each prompt, ids of its pieces of
+    BLOCK_TOKENS; equal ids are equal pieces.
 
-    `at_ms` counts from the first. `blocks` is empty when the trace has none, else as long as the others.
+    `at_ms` counts from the first. `blocks` is empty when the trace has none, else as long as the
+    others.
     """
 
     at_ms: tuple[int, ...]
@@ -33,7 +39,12 @@ class Trace:
     def until(self, requests: int, end_ms: float) -> Trace:
         """Its first requests, those that come before `end_ms`."""
         count = sum(at < end_ms for at in self.at_ms[:requests])
-        return Trace(self.at_ms[:count], self.prompt_tokens[:count], self.output_tokens[:count], self.blocks[:count])
+        return Trace(
+            self.at_ms[:count],
+            self.prompt_tokens[:count],
+            self.output_tokens[:count],
+            self.blocks[:count],
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +56,9 @@ class Prompts:
 
 def pack(content: Trace | Prompts) -> str:
     """The content as one word of ASCII. Raises ValueError for more than can be unpacked again."""
-    plain = _trace_json(content) if isinstance(content, Trace) else {"prompts": content.conversations}
+    plain = (
+        _trace_json(content) if isinstance(content, Trace) else {"prompts": content.conversations}
+    )
     data = json.dumps(plain, ensure_ascii=False, separators=(",", ":")).encode()
     if len(data) > LARGEST_UNPACKED:
         raise ValueError(f"it holds {len(data) >> 20} MiB, more than {LARGEST_UNPACKED >> 20} MiB")
@@ -53,14 +66,20 @@ def pack(content: Trace | Prompts) -> str:
 
 
 def unpack(word: str) -> Trace | Prompts:
-    """The content of a word that `pack` made. Raises ValueError for any other, and for one that would be too large."""
+    """The content of a word that `pack` made. Raises ValueError for any other, and for one that
+    would be too large.
+    """
     try:
         unpacking = zlib.decompressobj()
         data = unpacking.decompress(base64.b64decode(word, validate=True), LARGEST_UNPACKED)
         if not unpacking.eof:
             raise ValueError(f"cut off, or more than {LARGEST_UNPACKED >> 20} MiB")
         plain = json.loads(data)
-        return _trace_from_json(plain) if "at" in plain else Prompts(tuple(tuple(map(_message_from_json, one)) for one in plain["prompts"]))
+        return (
+            _trace_from_json(plain)
+            if "at" in plain
+            else Prompts(tuple(tuple(map(_message_from_json, one)) for one in plain["prompts"]))
+        )
     except (binascii.Error, zlib.error, ValueError, TypeError, KeyError) as error:
         raise ValueError(f"the file that came with the job cannot be read: {error}") from error
 
@@ -75,7 +94,9 @@ def _message_from_json(plain: Any) -> Message:
 def _trace_json(trace: Trace) -> Mapping[str, Any]:
     """Times and the ids of one prompt as differences, which are small and pack well."""
     plain = {"at": _differences(trace.at_ms), "in": trace.prompt_tokens, "out": trace.output_tokens}
-    return {**plain, "blocks": [_differences(ids) for ids in trace.blocks]} if trace.blocks else plain
+    return (
+        {**plain, "blocks": [_differences(ids) for ids in trace.blocks]} if trace.blocks else plain
+    )
 
 
 def _trace_from_json(plain: Mapping[str, Any]) -> Trace:
@@ -83,7 +104,9 @@ def _trace_from_json(plain: Mapping[str, Any]) -> Trace:
     trace = Trace(tuple(accumulate(plain["at"])), tuple(plain["in"]), tuple(plain["out"]), blocks)
     columns = (trace.prompt_tokens, trace.output_tokens, *((trace.blocks,) if trace.blocks else ()))
     numbers = (*trace.at_ms, *trace.prompt_tokens, *trace.output_tokens)
-    if any(len(column) != len(trace.at_ms) for column in columns) or not all(isinstance(number, int) for number in numbers):
+    if any(len(column) != len(trace.at_ms) for column in columns) or not all(
+        isinstance(number, int) for number in numbers
+    ):
         raise ValueError("its columns disagree")
     return trace
 

@@ -1,4 +1,6 @@
-"""Owns the way between our frozen values and proto messages; the only code that knows both, driven by field names."""
+"""Owns the way between our frozen values and proto messages; the only code that knows both, driven
+by field names.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,14 @@ log = logging.getLogger(__name__)
 V = TypeVar("V")
 M = TypeVar("M", bound=Message)
 
-_BODIES: dict[type, str] = {body: re.sub(r"(?<!^)(?=[A-Z])", "_", body.__name__).lower() for body in get_args(events.Body)}
+_BODIES: dict[type, str] = {
+    body: re.sub(r"(?<!^)(?=[A-Z])", "_", body.__name__).lower() for body in get_args(events.Body)
+}
 _KIND_OF = {text: body for body, text in _BODIES.items()}
 _HINTS: dict[Any, dict[str, Any]] = {}
 
-# What a number of a newer peer is read as when "unspecified" could do harm: a check that tripped must not let a run count.
+# What a number of a newer peer is read as when "unspecified" could do harm: a check that tripped
+# must not let a run count.
 _SAFE_DEFAULTS: dict[type[IntEnum], IntEnum] = {GateEffect: GateEffect.VOID_RUN}
 
 
@@ -43,7 +48,9 @@ def to_proto(value: Any, message: M) -> M:
     for item in fields(value):
         content = getattr(value, item.name)
         if item.name == "body":
-            if content is None:  # of a kind that this version does not know: there is nothing to say of it
+            if (
+                content is None
+            ):  # of a kind that this version does not know: there is nothing to say of it
                 continue
             target = getattr(message, _BODIES[type(content)])
             target.SetInParent()
@@ -73,7 +80,9 @@ def _write(message: Message, name: str, content: Any) -> None:
 
 
 def from_proto(kind: type[V], message: Message) -> V:
-    """The frozen value of `kind` that `message` holds; absent sub-messages become that value's defaults."""
+    """The frozen value of `kind` that `message` holds; absent sub-messages become that value's
+    defaults.
+    """
     values: dict[str, Any] = {}
     for name, hint in _hints(kind).items():
         if name == "body":
@@ -88,7 +97,10 @@ def from_proto(kind: type[V], message: Message) -> V:
 def _read(hint: Any, content: Any) -> Any:
     origin = get_origin(hint)
     if isinstance(content, Struct):
-        return {key: _restore_integers(entry) for key, entry in json_format.MessageToDict(content).items()}
+        return {
+            key: _restore_integers(entry)
+            for key, entry in json_format.MessageToDict(content).items()
+        }
     if origin is tuple:
         return tuple(_read(get_args(hint)[0], entry) for entry in content)
     if origin in (Union, types.UnionType):
@@ -101,12 +113,19 @@ def _read(hint: Any, content: Any) -> Any:
 
 
 def _enum_member(kind: type[IntEnum], number: int) -> IntEnum:
-    """The member of that number. One of a newer peer is told in the log and read as what errs on the safe side, else as unspecified."""
+    """The member of that number. One of a newer peer is told in the log and read as what errs on
+    the safe side, else as unspecified.
+    """
     try:
         return kind(number)
     except ValueError:
         safe = _SAFE_DEFAULTS.get(kind, kind(0))
-        log.warning("a newer peer tells %s %d, unknown to this version: read as %s", kind.__name__, number, safe.name)
+        log.warning(
+            "a newer peer tells %s %d, unknown to this version: read as %s",
+            kind.__name__,
+            number,
+            safe.name,
+        )
         return safe
 
 
@@ -122,15 +141,26 @@ def _restore_integers(entry: Any) -> Any:
 
 
 def to_json(value: Any, message: Message) -> str:
-    """One line of JSON, as journal and store keep it; `message` is an empty one of the value's kind."""
-    return json_format.MessageToJson(to_proto(value, message), preserving_proto_field_name=True, indent=None, ensure_ascii=False)
+    """One line of JSON, as journal and store keep it; `message` is an empty one of the value's
+    kind.
+    """
+    return json_format.MessageToJson(
+        to_proto(value, message), preserving_proto_field_name=True, indent=None, ensure_ascii=False
+    )
 
 
 def from_json(kind: type[V], text: str, message: Message) -> V:
-    """The value of a line written by `to_json`. Raises json_format.ParseError on anything else; unknown fields pass."""
+    """The value of a line written by `to_json`. Raises json_format.ParseError on anything else;
+    unknown fields pass.
+    """
     try:
         return read_json_line(kind, text, _KIND_OF, _empty_value)
-    except (ValueError, TypeError, KeyError, AttributeError):  # of another version, or nothing of ours: protobuf's own parser tells
+    except (
+        ValueError,
+        TypeError,
+        KeyError,
+        AttributeError,
+    ):  # of another version, or nothing of ours: protobuf's own parser tells
         return from_proto(kind, json_format.Parse(text, message, ignore_unknown_fields=True))
 
 

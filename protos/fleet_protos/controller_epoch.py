@@ -1,4 +1,6 @@
-"""Owns who may order an agent about, as a value: which controller, and which of its starts. Decides and keeps nothing."""
+"""Owns who may order an agent about, as a value: which controller, and which of its starts. Decides
+and keeps nothing.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ControllerEpoch:
-    """What a controller shows with each order. `controller_id` is of its store, `epoch` grows by one at each start on it."""
+    """What a controller shows with each order. `controller_id` is of its store, `epoch` grows by
+    one at each start on it.
+    """
 
     controller_id: str = ""
     epoch: int = 0

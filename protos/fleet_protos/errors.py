@@ -1,15 +1,16 @@
-"""Owns the error tree, cut by what to do next. An error is caught where something can be done about it, nowhere else.
+"""Owns the error tree, cut by what to do next. An error is caught where something can be done about
+it, nowhere else.
 
-    FleetError
-    ├── ConfigError       the user must edit          no retry                exit 2
-    │   └── NotFound      nothing goes by that name
-    ├── HostUnreachable   network or socket           back off, then give up  exit 3
-    ├── ServerFailed      launch, oom, unhealthy, exited: retried by table, carried in events
-    ├── LoadFailed        our measuring broke         trial void, retried once; never a slow server
-    ├── Conflict          wrong state or busy         read the state again    exit 2
-    │   ├── Superseded    a newer attempt is there    never, it is too late
-    │   └── StoreUnusable the database is full, gone  tried again, until it can be used
-    └── Bug               broken promise of ours      stop loudly             exit 4
+FleetError
+├── ConfigError       the user must edit          no retry                exit 2
+│   └── NotFound      nothing goes by that name
+├── HostUnreachable   network or socket           back off, then give up  exit 3
+├── ServerFailed      launch, oom, unhealthy, exited: retried by table, carried in events
+├── LoadFailed        our measuring broke         trial void, retried once; never a slow server
+├── Conflict          wrong state or busy         read the state again    exit 2
+│   ├── Superseded    a newer attempt is there    never, it is too late
+│   └── StoreUnusable the database is full, gone  tried again, until it can be used
+└── Bug               broken promise of ours      stop loudly             exit 4
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ class ExitCode(IntEnum):
 
 
 class FleetError(Exception):
-    """Something that its reader can act on: `message` says what happened and where, `hint` what to do next."""
+    """Something that its reader can act on: `message` says what happened and where, `hint` what to
+    do next.
+    """
 
     exit_code = ExitCode.FAILED
 
@@ -75,7 +78,15 @@ class HostUnreachable(FleetError):
 class ServerError(FleetError):
     """The server did not start, became unhealthy, ran out of memory or exited."""
 
-    def __init__(self, kind: ErrorKind, failure_class: str, message: str, *, exit_code: int = 0, log_tail: str = "") -> None:
+    def __init__(
+        self,
+        kind: ErrorKind,
+        failure_class: str,
+        message: str,
+        *,
+        exit_code: int = 0,
+        log_tail: str = "",
+    ) -> None:
         super().__init__(message)
         self.kind = kind
         self.failure_class = failure_class
@@ -98,7 +109,9 @@ class Superseded(Conflict):
 
 
 class StoreUnusable(Conflict):
-    """The controller's store can be neither read nor written now. What was to be stored is not lost: agents keep it."""
+    """The controller's store can be neither read nor written now. What was to be stored is not
+    lost: agents keep it.
+    """
 
 
 class Bug(FleetError):

@@ -1,4 +1,6 @@
-"""Owns the events of a trial as frozen values, field for field as in `v1/trial.proto`; past tense, one noun each."""
+"""Owns the events of a trial as frozen values, field for field as in `v1/trial.proto`; past tense,
+one noun each.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ class ServerLaunched:
 
 @dataclass(frozen=True, slots=True)
 class ServerProgressed:
-    """The launch came on: `done` of `total` weight shards or graphs in this phase, 0 of 0 where it has no count."""
+    """The launch came on: `done` of `total` weight shards or graphs in this phase, 0 of 0 where it
+    has no count.
+    """
 
     phase: str = ""
     done: int = 0
@@ -52,7 +56,9 @@ class ServerProgressed:
 
 @dataclass(frozen=True, slots=True)
 class ServerReady:
-    """It answers, it is the one that was launched, and it completed a request. `load_s`: wall seconds since launch."""
+    """It answers, it is the one that was launched, and it completed a request. `load_s`: wall
+    seconds since launch.
+    """
 
     load_s: float = 0.0
     phases_s: Mapping[str, float] = field(default_factory=dict)
@@ -125,7 +131,9 @@ class EvidenceCollected:
 
 @dataclass(frozen=True, slots=True)
 class ServerStopped:
-    """No process of the server is left, unless `left_over` names it. `ended_by`: none, term or kill."""
+    """No process of the server is left, unless `left_over` names it. `ended_by`: none, term or
+    kill.
+    """
 
     ended_by: str = "none"
     took_s: float = 0.0
@@ -157,7 +165,9 @@ Body = (
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One entry of an agent's journal. `cause` is the sequence that led to it, 0 from outside; `phase` the one after it."""
+    """One entry of an agent's journal. `cause` is the sequence that led to it, 0 from outside;
+    `phase` the one after it.
+    """
 
     sequence: int = 0
     time_unix_ns: int = 0

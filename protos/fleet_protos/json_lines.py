@@ -1,6 +1,8 @@
-"""Owns the quick way from a line of JSON to a value of `trial.proto`: 10,000 trials are read when a controller starts. Writes nothing.
+"""Owns the quick way from a line of JSON to a value of `trial.proto`: 10,000 trials are read when a
+controller starts. Writes nothing.
 
-It reads what `codec.to_json` writes, as protobuf's own parser would: numbers of 64 bits as text, enums by name, absent fields as zero.
+It reads what `codec.to_json` writes, as protobuf's own parser would: numbers of 64 bits as text,
+enums by name, absent fields as zero.
 """
 
 from __future__ import annotations
@@ -22,11 +24,15 @@ _ENUMS: dict[type[IntEnum], dict[str, IntEnum]] = {}
 
 
 def read_json_line(kind: type[V], text: str, bodies: Mapping[str, type], zero: Zeros) -> V:
-    """The value that the line holds. Raises ValueError, TypeError or another plain error on what was not written by `to_json`."""
+    """The value that the line holds. Raises ValueError, TypeError or another plain error on what
+    was not written by `to_json`.
+    """
     return _read_value(kind, json.loads(text), bodies, zero)
 
 
-def _read_value(kind: type[V], document: Mapping[str, Any], bodies: Mapping[str, type], zero: Zeros) -> V:
+def _read_value(
+    kind: type[V], document: Mapping[str, Any], bodies: Mapping[str, type], zero: Zeros
+) -> V:
     readers, zeros, maps = _KINDS.get(kind) or _learn_fields(kind, bodies, zero)
     values = dict(zeros)
     for name in maps:
@@ -39,14 +45,24 @@ def _read_value(kind: type[V], document: Mapping[str, Any], bodies: Mapping[str,
     return kind(**values)
 
 
-def _learn_fields(kind: type, bodies: Mapping[str, type], zero: Zeros) -> tuple[dict[str, Read], dict[str, Any], tuple[str, ...]]:
-    """How each field of a kind is read, its zero, and which fields are mappings, of which each value has its own."""
+def _learn_fields(
+    kind: type, bodies: Mapping[str, type], zero: Zeros
+) -> tuple[dict[str, Read], dict[str, Any], tuple[str, ...]]:
+    """How each field of a kind is read, its zero, and which fields are mappings, of which each
+    value has its own.
+    """
     hints, empty = get_type_hints(kind), zero(kind)
     zeros = {name: getattr(empty, name) for name in hints}
-    readers = {name: _reader_for(hint, bodies, zero) for name, hint in hints.items() if name != "body"}
+    readers = {
+        name: _reader_for(hint, bodies, zero) for name, hint in hints.items() if name != "body"
+    }
     if "body" in hints:
         readers["body"] = _unreadable
-    _KINDS[kind] = readers, zeros, tuple(name for name, value in zeros.items() if isinstance(value, dict))
+    _KINDS[kind] = (
+        readers,
+        zeros,
+        tuple(name for name, value in zeros.items() if isinstance(value, dict)),
+    )
     return _KINDS[kind]
 
 
@@ -56,7 +72,11 @@ def _reader_for(hint: Any, bodies: Mapping[str, type], zero: Zeros) -> Read:
         entry = _reader_for(get_args(hint)[0], bodies, zero)
         return lambda content: tuple(map(entry, content))
     if origin is not None and issubclass(origin, Mapping):
-        return _struct if get_args(hint)[1] is Any else _mapping(_reader_for(get_args(hint)[1], bodies, zero))
+        return (
+            _struct
+            if get_args(hint)[1] is Any
+            else _mapping(_reader_for(get_args(hint)[1], bodies, zero))
+        )
     if is_dataclass(hint):
         return lambda content: _read_value(hint, content, bodies, zero)  # type: ignore[arg-type] # a type, as is_dataclass cannot say
     if issubclass(hint, IntEnum):

@@ -1,16 +1,19 @@
-"""Owns the names of what is measured and exported, so that agent, controller, dashboards and reports agree.
+"""Owns the names of what is measured and exported, so that agent, controller, dashboards and
+reports agree.
 
 A run's metrics are times of the client's monotonic clock; every token count is the server's.
 """
 
 from __future__ import annotations
 
-# Of one run (RunResult.metrics). Seconds unless the name says otherwise; pNN are exact percentiles over requests.
+# Of one run (RunResult.metrics). Seconds unless the name says otherwise; pNN are exact percentiles
+# over requests.
 OUTPUT_TOK_S = "output_tok_s"  # completion tokens of the run / (last byte - first intended send)
 TOK_S_PER_USER = "tok_s_per_user"  # mean over requests of completion tokens / end-to-end time
 TTFT_P50 = "ttft_s_p50"
 TTFT_P99 = "ttft_s_p99"
-TPOT_MEAN = "tpot_s_mean"  # (end-to-end - time to first token) / (completion tokens - 1), mean over requests
+# (end-to-end - time to first token) / (completion tokens - 1), mean over requests
+TPOT_MEAN = "tpot_s_mean"
 TPOT_P50 = "tpot_s_p50"
 TPOT_P99 = "tpot_s_p99"
 ICL_P50 = "icl_s_p50"  # between two chunks that carried output, over all chunks
@@ -19,20 +22,28 @@ E2E_P50 = "e2e_s_p50"
 E2E_P99 = "e2e_s_p99"
 DISPATCH_DELAY_P99 = "dispatch_delay_s_p99"  # real send - intended send
 ACHIEVED_CONCURRENCY = "achieved_concurrency"  # sum of end-to-end times / duration
-ACCEPT_LENGTH = "accept_length"  # completion tokens / verify steps, bonus token counted; absent without speculation
-ACCEPT_LENGTH_WINDOW = "accept_length_window"  # the same from the server's counters around the run; absent where others' requests are in it
+# completion tokens / verify steps, bonus token counted; absent without speculation
+ACCEPT_LENGTH = "accept_length"
+# the same from the server's counters around the run; absent where others' requests are in it
+ACCEPT_LENGTH_WINDOW = "accept_length_window"
 VERIFY_STEPS = "verify_steps"  # of all requests; absent without speculation
-# "Accept rate" has had three meanings in SGLang (fleet_knowledge.sglang_metrics.accept_rate); each is computed from the accept length.
+# "Accept rate" has had three meanings in SGLang (fleet_knowledge.sglang_metrics.accept_rate); each
+# is computed from the accept length.
 ACCEPT_RATE_OF_STEPS = "accept_rate_of_steps"  # length / (steps + 1): 0.5.3 - 0.5.4
 ACCEPT_RATE_OF_TOKENS = "accept_rate_of_tokens"  # length / draft tokens: 0.5.5 - 0.5.10
 ACCEPT_RATE_OF_DRAFTS = "accept_rate_of_drafts"  # (length - 1) / (draft tokens - 1): from 0.5.11
-DRAFT_S = "draft_s_per_cycle"  # GPU seconds of one speculation cycle of a batch; absent without the device timer
+# GPU seconds of one speculation cycle of a batch; absent without the device timer
+DRAFT_S = "draft_s_per_cycle"
 DRAFT_EXTEND_S = "draft_extend_s_per_cycle"
 VERIFY_S = "verify_s_per_cycle"
-CACHED_TOKEN_RATIO = "cached_token_ratio"  # cached prompt tokens beyond the template's / prompt tokens
+CACHED_TOKEN_RATIO = (
+    "cached_token_ratio"  # cached prompt tokens beyond the template's / prompt tokens
+)
 GOODPUT_RATIO = "goodput_ratio"  # share of requests that met the workload's SLO; absent without one
-CLIENT_CPU_US_PER_TOKEN = "client_cpu_us_per_token"  # microseconds of a core that the client used / completion tokens; wall time
-# What the client could drive, by its calibration against a null server; wall time, never model time; absent where it was not calibrated.
+# microseconds of a core that the client used / completion tokens; wall time
+CLIENT_CPU_US_PER_TOKEN = "client_cpu_us_per_token"
+# What the client could drive, by its calibration against a null server; wall time, never model
+# time; absent where it was not calibrated.
 CLIENT_CAPACITY = "client_capacity_tok_s"  # of all shards of the run, at a token a read
 CLIENT_USE = "client_use_ratio"  # share of it that the run took
 

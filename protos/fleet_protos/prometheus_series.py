@@ -1,4 +1,6 @@
-"""Owns the Prometheus series of trials and runs that agent and controller both show; labels are bounded, the store keeps the truth."""
+"""Owns the Prometheus series of trials and runs that agent and controller both show; labels are
+bounded, the store keeps the truth.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,10 @@ _GAUGES = {
     names.OUTPUT_TOK_S: (names.PROM_OUTPUT_TOK_S, "Output tokens per second of the last valid run"),
     names.TTFT_P50: (names.PROM_TTFT_P50, "Median time to first token of the last valid run"),
     names.TPOT_MEAN: (names.PROM_TPOT_MEAN, "Mean time per output token of the last valid run"),
-    names.ACCEPT_LENGTH: (names.PROM_ACCEPT_LENGTH, "Tokens per verify step of the last valid run, the bonus token counted"),
+    names.ACCEPT_LENGTH: (
+        names.PROM_ACCEPT_LENGTH,
+        "Tokens per verify step of the last valid run, the bonus token counted",
+    ),
 }
 
 
@@ -24,12 +29,21 @@ class RunSeries:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._trials = Gauge(names.PROM_TRIALS, "Trials by phase and outcome", ("phase", "outcome"), registry=self.registry)
+        self._trials = Gauge(
+            names.PROM_TRIALS,
+            "Trials by phase and outcome",
+            ("phase", "outcome"),
+            registry=self.registry,
+        )
         self._runs = Counter(
-            names.PROM_RUNS, "Finished runs, void ones too", (*names.RUN_LABELS, "void"), registry=self.registry
+            names.PROM_RUNS,
+            "Finished runs, void ones too",
+            (*names.RUN_LABELS, "void"),
+            registry=self.registry,
         )
         self._gauges = {
-            metric: Gauge(name, text, names.RUN_LABELS, registry=self.registry) for metric, (name, text) in _GAUGES.items()
+            metric: Gauge(name, text, names.RUN_LABELS, registry=self.registry)
+            for metric, (name, text) in _GAUGES.items()
         }
         self._states: dict[str, tuple[str, str]] = {}
         self._tally: Tally[tuple[str, str]] = Tally()
@@ -47,7 +61,9 @@ class RunSeries:
                 self._trials.labels(*changed).set(self._tally[changed])
 
     def forget_trial(self, key: str) -> None:
-        """Nothing more comes of this trial: it stays counted where it is, and nothing of its own is kept."""
+        """Nothing more comes of this trial: it stays counted where it is, and nothing of its own is
+        kept.
+        """
         self._states.pop(key, None)
 
     def record_run(self, spec: TrialSpec, run: RunResult, host: str) -> None:
@@ -61,11 +77,16 @@ class RunSeries:
                 gauge.labels(*labels).set(run.metrics[metric])
 
     def serve(self, port: int, address: str = "127.0.0.1") -> Callable[[], None]:
-        """Answer `GET /metrics` on a thread of its own; the result ends it. Raises Conflict when the port is taken."""
+        """Answer `GET /metrics` on a thread of its own; the result ends it. Raises Conflict when
+        the port is taken.
+        """
         try:
             server, thread = start_http_server(port, addr=address, registry=self.registry)
         except OSError as error:
-            raise Conflict(f"metrics port {port} on {address}: {error.strerror}", "choose another --metrics-port") from error
+            raise Conflict(
+                f"metrics port {port} on {address}: {error.strerror}",
+                "choose another --metrics-port",
+            ) from error
 
         def stop() -> None:
             server.shutdown()

@@ -1,7 +1,9 @@
-"""Owns the number of the contract: what each minor added, and which peers understand each other. Sends nothing.
+"""Owns the number of the contract: what each minor added, and which peers understand each other.
+Sends nothing.
 
-The major number is the package of the messages, `fleet_protos.v1`: another one is another service. A minor only adds. A peer one minor
-away, in either direction, works: what it does not know it ignores, what it does not tell has a default that means as before.
+The major number is the package of the messages, `fleet_protos.v1`: another one is another service.
+A minor only adds. A peer one minor away, in either direction, works: what it does not know it
+ignores, what it does not tell has a default that means as before.
 """
 
 from __future__ import annotations
@@ -24,5 +26,7 @@ def is_compatible(theirs: int, ours: int = PROTOCOL) -> bool:
 def incompatibility(peer: str, theirs: int, us: str, ours: int = PROTOCOL) -> tuple[str, str]:
     """(what stands in the way, what to do) for two that do not; `peer` and `us` name the two sides."""
     older = peer if theirs < ours else us
-    message = f"{peer} speaks protocol 1.{theirs}, {us} 1.{ours}: more than {COMPATIBLE_MINORS} apart"
+    message = (
+        f"{peer} speaks protocol 1.{theirs}, {us} 1.{ours}: more than {COMPATIBLE_MINORS} apart"
+    )
     return message, f"update {older}"

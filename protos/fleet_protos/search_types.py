@@ -1,4 +1,6 @@
-"""Owns the values of a search for the highest load that meets an SLO, field for field as in `v1/trial.proto`; chooses no load."""
+"""Owns the values of a search for the highest load that meets an SLO, field for field as in
+`v1/trial.proto`; chooses no load.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ _MIN_WITHIN: Final = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """Which load is looked for, in requests a second or in flight; `of` empty: none. See `trial.proto`."""
+    """Which load is looked for, in requests a second or in flight; `of` empty: none. See
+    `trial.proto`.
+    """
 
     of: str = ""
     least: float = 0.0
@@ -24,10 +28,14 @@ class Search:
 
     @property
     def most_loads(self) -> int:
-        """How many loads it takes at most while no answer is taken back: doublings, then halvings of the bracket."""
+        """How many loads it takes at most while no answer is taken back: doublings, then halvings
+        of the bracket.
+        """
         doublings = math.ceil(math.log2(self.most / self.least))
         halvings = math.ceil(math.log2(math.log(2) / math.log1p(max(self.within, _MIN_WITHIN))))
-        return 2 + max(doublings, 0) + max(halvings, 0)  # the first load, and one for the rounding of loads
+        return (
+            2 + max(doublings, 0) + max(halvings, 0)
+        )  # the first load, and one for the rounding of loads
 
     @property
     def most_runs(self) -> int:
@@ -37,7 +45,9 @@ class Search:
 
 @dataclass(frozen=True, slots=True)
 class Searched:
-    """What a run of a search tells of its `load` (0: a run of no search), and what is known after it; the newest run's word counts."""
+    """What a run of a search tells of its `load` (0: a run of no search), and what is known after
+    it; the newest run's word counts.
+    """
 
     load: float = 0.0
     met: bool = False

@@ -1,4 +1,6 @@
-"""Owns the frozen values that describe one trial, field for field as in `v1/trial.proto`; decides nothing."""
+"""Owns the frozen values that describe one trial, field for field as in `v1/trial.proto`; decides
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -107,7 +109,9 @@ class Gang:
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
-    """What to launch. `args` holds SGLang's own names with underscores; a flag is True, an absent one is not in it."""
+    """What to launch. `args` holds SGLang's own names with underscores; a flag is True, an absent
+    one is not in it.
+    """
 
     kind: EngineKind = EngineKind.UNSPECIFIED
     model_path: str = ""
@@ -151,7 +155,9 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """How many tokens each of many texts has, drawn from the seed; an empty distribution does not say. See `trial.proto`."""
+    """How many tokens each of many texts has, drawn from the seed; an empty distribution does not
+    say. See `trial.proto`.
+    """
 
     distribution: str = ""
     least: int = 0
@@ -177,7 +183,9 @@ class SharedPrefix:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A kind of requests in a mixture, `weight` by the sum of all weights of them; the other fields are those of a workload."""
+    """A kind of requests in a mixture, `weight` by the sum of all weights of them; the other fields
+    are those of a workload.
+    """
 
     weight: float = 1.0
     prompts: str = ""
@@ -190,7 +198,8 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """One load pattern: closed loop when `concurrency` > 0, else an open one, by `rate_per_s`, `stages` or `trace`; never two of these.
+    """One load pattern: closed loop when `concurrency` > 0, else an open one, by `rate_per_s`,
+    `stages` or `trace`; never two of these.
 
     With a `search` it is none of them: `at` gives the workload of one load.
     """
@@ -222,7 +231,9 @@ class Workload:
     search: Search = field(default_factory=Search)
 
     def at_load(self, load: float) -> Workload:
-        """Itself at one load of its search. Requests of a closed loop, where the job does not say: four waves, two sessions a user."""
+        """Itself at one load of its search. Requests of a closed loop, where the job does not say:
+        four waves, two sessions a user.
+        """
         if self.search.of != CONCURRENCY:
             return replace(self, rate_per_s=load)
         users = round(load)
@@ -237,7 +248,15 @@ class Workload:
     @property
     def parts(self) -> tuple[Part, ...]:
         """Its kinds of requests: those of the mixture, else the one that it is itself."""
-        own = Part(1.0, self.prompts, self.output_tokens, self.output, self.input_tokens, self.input, self.prefix)
+        own = Part(
+            1.0,
+            self.prompts,
+            self.output_tokens,
+            self.output,
+            self.input_tokens,
+            self.input,
+            self.prefix,
+        )
         return self.mix or (own,)
 
     @property
@@ -248,24 +267,35 @@ class Workload:
     @property
     def file_refs(self) -> frozenset[str]:
         """Of the files of its trial that it names."""
-        named = {part.prompts.removeprefix("file:") for part in self.parts if part.prompts.startswith("file:")}
+        named = {
+            part.prompts.removeprefix("file:")
+            for part in self.parts
+            if part.prompts.startswith("file:")
+        }
         return frozenset({self.trace, *named} - {""})
 
     @property
     def is_open(self) -> bool:
         """Its requests come when they are due, whatever the server does."""
-        return self.rate_per_s > 0 or bool(self.stages) or bool(self.trace) or self.search.of == RATE
+        return (
+            self.rate_per_s > 0 or bool(self.stages) or bool(self.trace) or self.search.of == RATE
+        )
 
     @property
     def fixes_lengths(self) -> bool:
         """Each answer is asked to be exactly as long as one number, or as one of its own."""
-        return self.output_tokens > 0 or self.output.distribution != "" or bool(self.trace or self.mix)
+        return (
+            self.output_tokens > 0 or self.output.distribution != "" or bool(self.trace or self.mix)
+        )
 
     @property
     def mean_output_tokens(self) -> float:
         """Of an answer, over all kinds."""
         weights = sum(part.weight for part in self.parts)
-        return sum(part.weight * (part.output_tokens or part.output.mean) for part in self.parts) / weights
+        return (
+            sum(part.weight * (part.output_tokens or part.output.mean) for part in self.parts)
+            / weights
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,7 +312,9 @@ class Measure:
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """Which other hosts the load comes from; none: from the server's own. `shards`: processes that send, 0 = one a host."""
+    """Which other hosts the load comes from; none: from the server's own. `shards`: processes that
+    send, 0 = one a host.
+    """
 
     hosts: tuple[str, ...] = ()
     shards: int = 0
@@ -290,7 +322,9 @@ class LoadPlan:
 
 @dataclass(frozen=True, slots=True)
 class AttachedFile:
-    """A file that a workload names, packed by `attachment.py`. `name`: KIND:PATH as the job has it; `sha256`: of the file itself."""
+    """A file that a workload names, packed by `attachment.py`. `name`: KIND:PATH as the job has it;
+    `sha256`: of the file itself.
+    """
 
     name: str = ""
     sha256: str = ""
@@ -325,7 +359,9 @@ class TrialSpec:
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """A named check that tripped; `reasons` are codes of the ways in which it did, where it has several."""
+    """A named check that tripped; `reasons` are codes of the ways in which it did, where it has
+    several.
+    """
 
     code: str = ""
     effect: GateEffect = GateEffect.UNSPECIFIED
@@ -346,7 +382,8 @@ class Artifact:
 class RunResult:
     """One measured repeat of a workload. Times are wall time times `time_scale`.
 
-    `warm_up_runs`: of the valid runs up to this one, so many of the first were not steady yet. The newest run's word counts.
+    `warm_up_runs`: of the valid runs up to this one, so many of the first were not steady yet. The
+    newest run's word counts.
     """
 
     workload: str = ""

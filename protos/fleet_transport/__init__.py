@@ -1,1 +1,3 @@
-"""Secures the connections between users, controller and agents: mutual TLS, identities, limits, sockets."""
+"""Secures the connections between users, controller and agents: mutual TLS, identities, limits,
+sockets.
+"""

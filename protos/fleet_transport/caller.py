@@ -1,7 +1,9 @@
-"""Owns how the door tells the server behind it who calls: by the name of its own end of the line between them. Proves nobody.
+"""Owns how the door tells the server behind it who calls: by the name of its own end of the line
+between them. Proves nobody.
 
-That end is a Unix socket, so it may have a name of the kernel's abstract kind, and gRPC shows it as the peer. Only a process of the same
-user reaches the server's socket at all, so no peer from the network names itself so.
+That end is a Unix socket, so it may have a name of the kernel's abstract kind, and gRPC shows it as
+the peer. Only a process of the same user reaches the server's socket at all, so no peer from the
+network names itself so.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ _calls = itertools.count(1)
 
 
 def named_socket(peer: str, owner: str) -> socket.socket:
-    """An unconnected Unix socket that carries who calls: the address, and whose certificate it showed."""
+    """An unconnected Unix socket that carries who calls: the address, and whose certificate it
+    showed.
+    """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     connection.setblocking(False)
     name = f"\0{_MARK}{os.getpid()}-{next(_calls)}/{peer} ({owner})".encode()[:_LONGEST_BYTES]
@@ -29,6 +33,12 @@ def named_socket(peer: str, owner: str) -> socket.socket:
 
 
 def describe_peer(peer: str) -> str:
-    """`10.0.0.5:41234 (user ann)` of a peer as gRPC shows it; that itself when it did not come through a door."""
+    """`10.0.0.5:41234 (user ann)` of a peer as gRPC shows it; that itself when it did not come
+    through a door.
+    """
     mark, slash, called = unquote(peer.removeprefix(_SHOWN)).partition("/")
-    return called if slash and peer.startswith(_SHOWN) and mark.startswith(_MARK) else peer or "a peer without an address"
+    return (
+        called
+        if slash and peer.startswith(_SHOWN) and mark.startswith(_MARK)
+        else peer or "a peer without an address"
+    )

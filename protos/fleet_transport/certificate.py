@@ -1,4 +1,6 @@
-"""Owns what a certificate says: fingerprint, names, role, validity, read from its DER. Verifies no signature: that is OpenSSL's part."""
+"""Owns what a certificate says: fingerprint, names, role, validity, read from its DER. Verifies no
+signature: that is OpenSSL's part.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ _VERSION, _EXTENSIONS, _DNS, _URI = 0xA0, 0xA3, 0x82, 0x86
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """One certificate. `fingerprint`: SHA-256 of its DER in hex. `role` None: it names not exactly one; then `name` is empty."""
+    """One certificate. `fingerprint`: SHA-256 of its DER in hex. `role` None: it names not exactly
+    one; then `name` is empty.
+    """
 
     fingerprint: str
     not_before_unix_s: int
@@ -40,7 +44,9 @@ class Certificate:
 
 
 def parse_certificates(pem: bytes) -> tuple[Certificate, ...]:
-    """Every certificate of a PEM text, in its order. Raises ValueError for what is not one, or for a text without any."""
+    """Every certificate of a PEM text, in its order. Raises ValueError for what is not one, or for
+    a text without any.
+    """
     found = tuple(parse_certificate(der) for der in der_blocks(pem))
     if not found:
         raise ValueError("it holds no certificate")
@@ -66,10 +72,20 @@ def parse_certificate(der: bytes) -> Certificate:
         names = list(_alternative_names(extensions)) if extensions else []
     except (IndexError, UnicodeDecodeError) as error:
         raise ValueError("a certificate in it is cut short or damaged") from error
-    of_a_fleet = [text for tag, text in names if tag == _URI and text.lower().startswith(ROLE_URI_SCHEME)]
+    of_a_fleet = [
+        text for tag, text in names if tag == _URI and text.lower().startswith(ROLE_URI_SCHEME)
+    ]
     role, name = (parse_role_uri(of_a_fleet[0]) if len(of_a_fleet) == 1 else None) or (None, "")
     dns_names = tuple(text for tag, text in names if tag == _DNS)
-    return Certificate(hashlib.sha256(der).hexdigest(), times[0], times[1], role, name, dns_names, _is_authority(extensions))
+    return Certificate(
+        hashlib.sha256(der).hexdigest(),
+        times[0],
+        times[1],
+        role,
+        name,
+        dns_names,
+        _is_authority(extensions),
+    )
 
 
 def _read_tlv(data: bytes, at: int) -> tuple[int, int, int]:
@@ -96,7 +112,11 @@ def _children(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _parse_time(tag: int, value: bytes) -> int:
-    layout = {_UTC_TIME: "%y%m%d%H%M%SZ", _GENERALIZED_TIME: "%Y%m%d%H%M%SZ"}[tag] if tag in (_UTC_TIME, _GENERALIZED_TIME) else ""
+    layout = (
+        {_UTC_TIME: "%y%m%d%H%M%SZ", _GENERALIZED_TIME: "%Y%m%d%H%M%SZ"}[tag]
+        if tag in (_UTC_TIME, _GENERALIZED_TIME)
+        else ""
+    )
     return int(datetime.strptime(value.decode("ascii"), layout).replace(tzinfo=UTC).timestamp())
 
 
@@ -117,4 +137,6 @@ def _alternative_names(extensions: bytes) -> Iterator[tuple[int, str]]:
 
 def _is_authority(extensions: bytes) -> bool:
     value = _extension(extensions, _BASIC_CONSTRAINTS)
-    return bool(value) and any(tag == _BOOLEAN and flag != b"\0" for tag, flag in _children(_first_child(value)))
+    return bool(value) and any(
+        tag == _BOOLEAN and flag != b"\0" for tag, flag in _children(_first_child(value))
+    )

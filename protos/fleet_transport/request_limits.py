@@ -1,6 +1,8 @@
-"""Owns the gate before the verbs of a gRPC server: a message that is too large or is none is refused and told in the log. Knows no verb.
+"""Owns the gate before the verbs of a gRPC server: a message that is too large or is none is
+refused and told in the log. Knows no verb.
 
-gRPC refuses such a message too, and says nothing about it where the server's owner would see it: what it takes at all is therefore more.
+gRPC refuses such a message too, and says nothing about it where the server's owner would see it:
+what it takes at all is therefore more.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ class RequestLimit(Interceptor):
         self._largest_bytes = largest_bytes
 
     async def intercept_service(
-        self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]], handler_call_details: grpc.HandlerCallDetails
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
+        handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler:
         """The verb's handler with the gate before it."""
         handler = await continuation(handler_call_details)
@@ -49,8 +53,14 @@ class RequestLimit(Interceptor):
             return handler
         read = _limited_reader(handler.request_deserializer, self._largest_bytes)
         if handler.response_streaming:
-            return grpc.unary_stream_rpc_method_handler(_checked_stream(handler, handler_call_details.method), read, handler.response_serializer)
-        return grpc.unary_unary_rpc_method_handler(_checked_unary(handler, handler_call_details.method), read, handler.response_serializer)
+            return grpc.unary_stream_rpc_method_handler(
+                _checked_stream(handler, handler_call_details.method),
+                read,
+                handler.response_serializer,
+            )
+        return grpc.unary_unary_rpc_method_handler(
+            _checked_unary(handler, handler_call_details.method), read, handler.response_serializer
+        )
 
 
 def _limited_reader(read: Callable[[bytes], Any], largest_bytes: int) -> Callable[[bytes], Any]:
@@ -65,7 +75,9 @@ def _limited_reader(read: Callable[[bytes], Any], largest_bytes: int) -> Callabl
     return gated
 
 
-async def _refuse(method: str, request: _Unreadable, context: aio.ServicerContext[Any, Any]) -> None:
+async def _refuse(
+    method: str, request: _Unreadable, context: aio.ServicerContext[Any, Any]
+) -> None:
     log.warning("%s of %s refused: %s", method, describe_peer(context.peer()), request.why)
     await context.abort(grpc.StatusCode.INVALID_ARGUMENT, request.why[:500])
 

@@ -1,4 +1,6 @@
-"""Owns the list of revoked certificates as a file that is read again whenever it changes. Revokes nothing itself."""
+"""Owns the list of revoked certificates as a file that is read again whenever it changes. Revokes
+nothing itself.
+"""
 
 from __future__ import annotations
 
@@ -39,16 +41,23 @@ def file_stamp(path: Path) -> FileStamp | None:
 
 
 def read_revocations(path: Path) -> tuple[Revocation, ...]:
-    """The list; empty when there is no file. Raises ConfigError, which names the file, for one that cannot be read."""
+    """The list; empty when there is no file. Raises ConfigError, which names the file, for one that
+    cannot be read.
+    """
     try:
         return parse_revocations(path.read_bytes())
     except FileNotFoundError:
         return ()
     except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}", "it must be readable by the user that runs this program") from error
+        raise ConfigError(
+            f"cannot read {path}: {error.strerror}",
+            "it must be readable by the user that runs this program",
+        ) from error
     except ValueError as error:
         message = f"{path}: it is not a list of revoked certificates ({error})"
-        raise ConfigError(message, "restore it from a backup; on a host: deploy it again") from error
+        raise ConfigError(
+            message, "restore it from a backup; on a host: deploy it again"
+        ) from error
 
 
 def parse_revocations(content: bytes) -> tuple[Revocation, ...]:
@@ -66,13 +75,20 @@ def parse_revocations(content: bytes) -> tuple[Revocation, ...]:
 
 def revocations_json(entries: Iterable[Revocation]) -> str:
     """The file's content."""
-    return json.dumps({"version": VERSION, "revoked": [asdict(entry) for entry in entries]}, indent=2) + "\n"
+    return (
+        json.dumps({"version": VERSION, "revoked": [asdict(entry) for entry in entries]}, indent=2)
+        + "\n"
+    )
 
 
 def _parse_revocation(entry: Mapping[str, Any]) -> Revocation:
     known = {name: entry[name] for name in Revocation.__slots__ if name in entry}
     found = Revocation(**known)
-    if not isinstance(found.fingerprint, str) or len(bytes.fromhex(found.fingerprint)) != 32 or not isinstance(found.revoked_unix_s, int):
+    if (
+        not isinstance(found.fingerprint, str)
+        or len(bytes.fromhex(found.fingerprint)) != 32
+        or not isinstance(found.revoked_unix_s, int)
+    ):
         raise ValueError(f"not a fingerprint: {found.fingerprint!r}")
     return found
 
@@ -80,7 +96,8 @@ def _parse_revocation(entry: Mapping[str, Any]) -> Revocation:
 class RevocationList:
     """The list as of the last change of its file; `path` None: nothing is revoked, ever.
 
-    A file that has become unreadable leaves the last good list in force and is told once in the log.
+    A file that has become unreadable leaves the last good list in force and is told once in the
+    log.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -99,7 +116,10 @@ class RevocationList:
             return
         self._stamp = stamp
         if stamp is None:  # a list only ever grows, so one that has gone was taken away
-            log.error("%s has gone: what it had revoked stays revoked until a new one is there", self._path)
+            log.error(
+                "%s has gone: what it had revoked stays revoked until a new one is there",
+                self._path,
+            )
             return
         try:
             self._entries = _by_fingerprint(read_revocations(self._path))

@@ -1,4 +1,6 @@
-"""Owns the addresses that gRPC servers of one user listen on: a private Unix socket, or loopback TCP when asked. Networks: the door."""
+"""Owns the addresses that gRPC servers of one user listen on: a private Unix socket, or loopback
+TCP when asked. Networks: the door.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ _PATH_LIMIT = 100  # bytes; the kernel takes 107
 
 
 def listen_address(folder: Path, name: str) -> str:
-    """`unix:PATH` for the server `name` whose state is in `folder`: the same for server and client, short enough for the kernel."""
+    """`unix:PATH` for the server `name` whose state is in `folder`: the same for server and client,
+    short enough for the kernel.
+    """
     path = folder.absolute() / f"{name}.sock"
     if len(os.fsencode(path)) > _PATH_LIMIT:
         digest = hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
@@ -38,15 +42,26 @@ def parse_endpoint(text: str) -> tuple[str, int]:
     """(address, port) of ADDRESS:PORT; an IPv6 address stands in brackets. Raises ConfigError."""
     host, _, port = text.rpartition(":")
     bare = host.removeprefix("[").removesuffix("]")
-    if not bare or not port.isdecimal() or not 0 <= int(port) < 65536 or (":" in bare and bare == host):
-        raise ConfigError(f"{text!r} is not ADDRESS:PORT", "write for example 127.0.0.1:9464 or [::1]:9464")
+    if (
+        not bare
+        or not port.isdecimal()
+        or not 0 <= int(port) < 65536
+        or (":" in bare and bare == host)
+    ):
+        raise ConfigError(
+            f"{text!r} is not ADDRESS:PORT", "write for example 127.0.0.1:9464 or [::1]:9464"
+        )
     return bare, int(port)
 
 
 def bind_server(server: aio.Server, address: str, tls: TlsFiles | None = None) -> str:
-    """Let `server` listen on `address` and return it. Raises ConfigError for one that is not local, Conflict for one in use."""
+    """Let `server` listen on `address` and return it. Raises ConfigError for one that is not local,
+    Conflict for one in use.
+    """
     if tls is not None:
-        raise ConfigError("this version serves no TLS", "use a Unix socket, or an ssh tunnel from another host")
+        raise ConfigError(
+            "this version serves no TLS", "use a Unix socket, or an ssh tunnel from another host"
+        )
     if address.startswith("unix:"):
         return _bind_unix(server, address)
     host, _, port = address.rpartition(":")
@@ -81,7 +96,9 @@ def _bind_unix(server: aio.Server, address: str) -> str:
     try:
         server.add_insecure_port(address)
     except RuntimeError as error:
-        raise Conflict(f"cannot listen on {path}: {error}", "is the path too long, or the folder read-only?") from error
+        raise Conflict(
+            f"cannot listen on {path}: {error}", "is the path too long, or the folder read-only?"
+        ) from error
     finally:
         os.umask(mask)
     return address
@@ -99,4 +116,6 @@ def _remove_stale(path: Path) -> None:
             return
         except FileNotFoundError:
             return
-    raise Conflict(f"a server already listens on {path}", "end it first, or use another state folder")
+    raise Conflict(
+        f"a server already listens on {path}", "end it first, or use another state folder"
+    )

@@ -1,4 +1,6 @@
-"""Owns the client's side of TLS: channels that know whom they must meet, and why one could not. Serves nothing: that is the door."""
+"""Owns the client's side of TLS: channels that know whom they must meet, and why one could not.
+Serves nothing: that is the door.
+"""
 
 from __future__ import annotations
 
@@ -29,25 +31,39 @@ _FIX_HINT = "deploy the host again; a user's files: `fleetctl trust issue`"
 Options = Sequence[tuple[str, Any]]
 
 
-def open_channel(address: str, tls: TlsFiles | None = None, name: str = "", options: Options = ()) -> aio.Channel:
-    """A channel to `address`; with `tls` only to the party whose certificate carries the DNS name `name`, whatever its address.
+def open_channel(
+    address: str, tls: TlsFiles | None = None, name: str = "", options: Options = ()
+) -> aio.Channel:
+    """A channel to `address`; with `tls` only to the party whose certificate carries the DNS name
+    `name`, whatever its address.
 
-    Without `tls` only unix: and loopback. Raises ConfigError, which names the file, for TLS files that cannot be used.
+    Without `tls` only unix: and loopback. Raises ConfigError, which names the file, for TLS files
+    that cannot be used.
     """
     if tls is None:
         if not is_local(address):
             message = f"{address} is not on this machine, so it is reached by TLS only"
-            raise ConfigError(message, "`fleetctl init` makes the certificates; --trust DIR names them")
+            raise ConfigError(
+                message, "`fleetctl init` makes the certificates; --trust DIR names them"
+            )
         return aio.insecure_channel(address, options=list(options))
     client_context(tls)  # says which file is of no use, and why; gRPC would only never connect
-    credentials = grpc.ssl_channel_credentials(_read_pem(tls.authorities), _read_file(tls.key), _read_pem(tls.certificate))
-    return aio.secure_channel(address, credentials, options=[*options, ("grpc.ssl_target_name_override", name)])
+    credentials = grpc.ssl_channel_credentials(
+        _read_pem(tls.authorities), _read_file(tls.key), _read_pem(tls.certificate)
+    )
+    return aio.secure_channel(
+        address, credentials, options=[*options, ("grpc.ssl_target_name_override", name)]
+    )
 
 
 class ReloadingChannel:
-    """A channel that is made at its first use, and anew when its TLS files have changed: gRPC reads them once."""
+    """A channel that is made at its first use, and anew when its TLS files have changed: gRPC reads
+    them once.
+    """
 
-    def __init__(self, address: str, tls: TlsFiles | None, name: str, options: Options = ()) -> None:
+    def __init__(
+        self, address: str, tls: TlsFiles | None, name: str, options: Options = ()
+    ) -> None:
         self.address = address
         self._tls = tls
         self._name = name
@@ -63,13 +79,19 @@ class ReloadingChannel:
         return self._channel
 
     async def refresh(self) -> None:
-        """Hang up when the files have changed since the channel was made; before a first call of a new contact."""
+        """Hang up when the files have changed since the channel was made; before a first call of a
+        new contact.
+        """
         if self._channel is not None and self._read_stamps() != self._stamps:
             await self.close()
 
     async def explain_failure(self) -> str:
         """As `why_not`; empty without TLS."""
-        return await explain_connection_failure(self.address, self._tls, self._name) if self._tls else ""
+        return (
+            await explain_connection_failure(self.address, self._tls, self._name)
+            if self._tls
+            else ""
+        )
 
     async def close(self) -> None:
         """Hang up."""
@@ -79,7 +101,11 @@ class ReloadingChannel:
 
     def _read_stamps(self) -> tuple[FileStamp | None, ...]:
         tls = self._tls
-        return tuple(file_stamp(path) for path in (tls.authorities, tls.certificate, tls.key)) if tls else ()
+        return (
+            tuple(file_stamp(path) for path in (tls.authorities, tls.certificate, tls.key))
+            if tls
+            else ()
+        )
 
 
 def is_local(address: str) -> bool:
@@ -93,8 +119,11 @@ def is_local(address: str) -> bool:
         return False
 
 
-async def explain_connection_failure(address: str, tls: TlsFiles, name: str, timeout_s: float = PROBE_S) -> str:
-    """Why a channel to `address` does not come about, found by a handshake of its own; empty when nothing stands in the way.
+async def explain_connection_failure(
+    address: str, tls: TlsFiles, name: str, timeout_s: float = PROBE_S
+) -> str:
+    """Why a channel to `address` does not come about, found by a handshake of its own; empty when
+    nothing stands in the way.
 
     gRPC tells a client no more than "Socket closed". Takes up to `timeout_s`; raises nothing.
     """
@@ -113,7 +142,9 @@ def _probe(address: str, tls: TlsFiles, name: str, timeout_s: float) -> str:
     with closing(connection):
         try:
             with context.wrap_socket(connection, server_hostname=name) as line:
-                return _read_refusal(line)  # with TLS 1.3 a server's refusal comes after the client's handshake is over
+                return _read_refusal(
+                    line
+                )  # with TLS 1.3 a server's refusal comes after the client's handshake is over
         except ssl.SSLError as error:
             return describe_rejected_server(error, name) or describe_rejected_client(error)
         except TimeoutError:
@@ -138,13 +169,18 @@ def _connect(address: str, timeout_s: float) -> socket.socket:
 
 
 def _read_refusal(connection: ssl.SSLSocket) -> str:
-    """What the server says first, and it does so at once: an alert, the door's reason in words, or HTTP/2, which is no reason."""
+    """What the server says first, and it does so at once: an alert, the door's reason in words, or
+    HTTP/2, which is no reason.
+    """
     try:
         first_bytes = connection.recv(512)
     except TimeoutError:
         return ""
     if first_bytes.startswith(REFUSAL_PREFIX):
-        return "it refused: " + first_bytes.removeprefix(REFUSAL_PREFIX).decode("utf-8", errors="replace").strip()
+        return (
+            "it refused: "
+            + first_bytes.removeprefix(REFUSAL_PREFIX).decode("utf-8", errors="replace").strip()
+        )
     return "" if first_bytes else "it hung up after the handshake"
 
 
@@ -155,14 +191,21 @@ def _describe_connect_error(error: Exception) -> str:
         (socket.gaierror, "no such host name"),
         (ValueError, "it is not HOST:PORT"),
     )
-    return next((text for kind, text in kinds if isinstance(error, kind)), str(getattr(error, "strerror", "") or error))
+    return next(
+        (text for kind, text in kinds if isinstance(error, kind)),
+        str(getattr(error, "strerror", "") or error),
+    )
 
 
 def client_context(tls: TlsFiles) -> ssl.SSLContext:
-    """The context of Python's ssl that does what `channel` does. Raises ConfigError, which names the file."""
+    """The context of Python's ssl that does what `channel` does. Raises ConfigError, which names
+    the file.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # an agent's own certificate may be all that is trusted
+    context.verify_flags |= (
+        ssl.VERIFY_X509_PARTIAL_CHAIN
+    )  # an agent's own certificate may be all that is trusted
     context.set_alpn_protocols(["h2"])
     load_tls_files(context, tls)
     return context
@@ -176,7 +219,11 @@ def load_tls_files(context: ssl.SSLContext, tls: TlsFiles, now_unix_s: float | N
     authorities = _read_pem(tls.authorities)
     _read_pem(tls.certificate)
     _read_file(tls.key)
-    trusted = [der for der in der_blocks(authorities) if now_unix_s is None or parse_certificate(der).not_after_unix_s >= now_unix_s]
+    trusted = [
+        der
+        for der in der_blocks(authorities)
+        if now_unix_s is None or parse_certificate(der).not_after_unix_s >= now_unix_s
+    ]
     if not trusted:
         raise ConfigError(f"{tls.authorities}: every authority in it has expired", _FIX_HINT)
     try:
@@ -202,7 +249,9 @@ def _short_reason(error: Exception) -> str:
 
 
 def _read_pem(path: Path) -> bytes:
-    """The text of a PEM file with at least one readable certificate. Raises ConfigError, which names it."""
+    """The text of a PEM file with at least one readable certificate. Raises ConfigError, which
+    names it.
+    """
     text = _read_file(path)
     try:
         parse_certificates(text)
@@ -216,4 +265,6 @@ def _read_file(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}", "`fleetctl init` and `fleetctl deploy` make it") from error
+        raise ConfigError(
+            f"cannot read {path}: {error.strerror}", "`fleetctl init` and `fleetctl deploy` make it"
+        ) from error

@@ -1,4 +1,6 @@
-"""Owns the words for a TLS connection that did not come about, for the log of the server and the error of the client. Pure text."""
+"""Owns the words for a TLS connection that did not come about, for the log of the server and the
+error of the client. Pure text.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ from fleet_transport.certificate import Certificate
 from fleet_transport.revocation_list import Revocation
 from fleet_transport.tls_identity import Role
 
-REFUSAL_PREFIX = b"benchfleet refuses: "  # what a door says before it hangs up on a certificate that it knows and does not want
+# what a door says before it hangs up on a certificate that it knows and does not want
+REFUSAL_PREFIX = b"benchfleet refuses: "
 _NOT_ISSUED = "not issued by this fleet's authority"
 
 # OpenSSL's verify codes (x509_vfy.h)
@@ -26,10 +29,20 @@ _VERIFY = {
     62: "that of another party",
 }
 _NO_TLS = frozenset(
-    ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "HTTPS_PROXY_REQUEST", "UNEXPECTED_MESSAGE", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE")
+    (
+        "WRONG_VERSION_NUMBER",
+        "HTTP_REQUEST",
+        "HTTPS_PROXY_REQUEST",
+        "UNEXPECTED_MESSAGE",
+        "PACKET_LENGTH_TOO_LONG",
+        "RECORD_LAYER_FAILURE",
+    )
 )
-_OLD_TLS = frozenset(("UNSUPPORTED_PROTOCOL", "VERSION_TOO_LOW", "NO_SHARED_CIPHER", "NO_PROTOCOLS_AVAILABLE"))
-_ALERTS = {  # by what the other side says of our certificate; the names differ between versions of OpenSSL
+_OLD_TLS = frozenset(
+    ("UNSUPPORTED_PROTOCOL", "VERSION_TOO_LOW", "NO_SHARED_CIPHER", "NO_PROTOCOLS_AVAILABLE")
+)
+# by what the other side says of our certificate; the names differ between versions of OpenSSL
+_ALERTS = {
     "CERTIFICATE_EXPIRED": "expired",
     "UNKNOWN_CA": "not issued by an authority that it trusts",
     "CERTIFICATE_UNKNOWN": "not acceptable",
@@ -57,10 +70,14 @@ def describe_server_handshake_error(error: ssl.SSLError) -> str:
 
 
 def describe_rejected_server(error: ssl.SSLError, name: str) -> str:
-    """The client's error: what it has against the server it met; empty when that is not the trouble."""
+    """The client's error: what it has against the server it met; empty when that is not the
+    trouble.
+    """
     if isinstance(error, ssl.SSLCertVerificationError):
         detail = _VERIFY.get(error.verify_code, error.verify_message)
-        return f"its certificate is {detail}" + (f" (expected is {name})" if error.verify_code == 62 else "")
+        return f"its certificate is {detail}" + (
+            f" (expected is {name})" if error.verify_code == 62 else ""
+        )
     if (error.reason or "") in _NO_TLS:
         return "it does not speak TLS"
     return ""
@@ -83,7 +100,9 @@ def _alert_text(reason: str) -> str:
     return next((text for name, text in _ALERTS.items() if reason.endswith(f"ALERT_{name}")), "")
 
 
-def why_certificate_refused(certificate: Certificate, wanted: frozenset[Role], revoked: Revocation | None, now_unix_s: float) -> str:
+def why_certificate_refused(
+    certificate: Certificate, wanted: frozenset[Role], revoked: Revocation | None, now_unix_s: float
+) -> str:
     """Why a certificate of this fleet's authority is refused; empty when it is welcome."""
     if certificate.role is None:
         return "its certificate names no role of a fleet"
@@ -96,7 +115,9 @@ def why_certificate_refused(certificate: Certificate, wanted: frozenset[Role], r
         message = f"the certificate of {certificate.owner} is valid only from {format_minute(certificate.not_before_unix_s)} on"
         return f"{message}; here it is {format_minute(now_unix_s)}"
     if certificate.role not in wanted:
-        roles = " and ".join(f"the {role}" if role is Role.CONTROLLER else f"{role}s" for role in sorted(wanted))
+        roles = " and ".join(
+            f"the {role}" if role is Role.CONTROLLER else f"{role}s" for role in sorted(wanted)
+        )
         return f"its certificate is that of {certificate.owner}; served are only {roles}"
     return ""
 

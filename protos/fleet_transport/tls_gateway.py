@@ -1,7 +1,9 @@
-"""Owns the TLS door in front of a gRPC server's Unix socket: who may come in, why another may not. Reads nothing of what passes.
+"""Owns the TLS door in front of a gRPC server's Unix socket: who may come in, why another may not.
+Reads nothing of what passes.
 
-gRPC's own TLS tells neither the peer nor, above its lowest log level, the reason of a refusal, takes no list of revoked
-certificates and cannot end a connection whose certificate was revoked (docs/decisions/0010).
+gRPC's own TLS tells neither the peer nor, above its lowest log level, the reason of a refusal,
+takes no list of revoked certificates and cannot end a connection whose certificate was revoked
+(docs/decisions/0010).
 """
 
 from __future__ import annotations
@@ -36,15 +38,25 @@ _RECHECK_S = 2.0  # how soon a revoked certificate loses the connections that it
 _LOG_AGAIN_S = 60.0
 _BACKLOG = 256
 _MAX_CONNECTIONS = 4096
-_MOST_STRANGERS, _MOST_STRANGERS_OF_ONE = 512, 64  # connections whose handshake is not over: in all, from one address
+_MOST_STRANGERS, _MOST_STRANGERS_OF_ONE = (
+    512,
+    64,
+)  # connections whose handshake is not over: in all, from one address
 _CHUNK_BYTES = 64 << 10
 
 
 class TlsGateway:
-    """Listens on `address` and lets those in who hold a certificate of one of `roles`. `serve` must be running."""
+    """Listens on `address` and lets those in who hold a certificate of one of `roles`. `serve` must
+    be running.
+    """
 
     def __init__(
-        self, address: str, inner: str, tls: TlsFiles, roles: frozenset[Role], on_certificate_change: Callable[[Certificate], None] = lambda _: None
+        self,
+        address: str,
+        inner: str,
+        tls: TlsFiles,
+        roles: frozenset[Role],
+        on_certificate_change: Callable[[Certificate], None] = lambda _: None,
     ) -> None:
         """`inner` is the unix:PATH of the gRPC server; `taken` as for `Keys`.
 
@@ -62,12 +74,15 @@ class TlsGateway:
 
     async def serve(self) -> None:
         """Until cancelled; then every connection is closed."""
-        server = await asyncio.get_running_loop().create_server(lambda: ClientConnection(self), sock=self._socket)
+        server = await asyncio.get_running_loop().create_server(
+            lambda: ClientConnection(self), sock=self._socket
+        )
         try:
             async with server, self._tasks:
                 while True:
                     await asyncio.sleep(_RECHECK_S)
-                    self.tls_files.context()  # a new certificate is taken, and told, also while nobody comes
+                    # a new certificate is taken, and told, also while nobody comes
+                    self.tls_files.context()
                     self._close_refused()
         finally:
             await self._close_all()
@@ -77,7 +92,9 @@ class TlsGateway:
         self._tasks.create_task(outside.connect_backend())
 
     async def _close_all(self) -> None:
-        while True:  # a transport closes a turn of the loop after it is told to, and the one behind it a turn later
+        # a transport closes a turn of the loop after it is told to, and the one behind it a turn
+        # later
+        while True:
             for line in list(self.connections):
                 line.abort()
             await asyncio.sleep(0.01)
@@ -96,18 +113,37 @@ class TlsGateway:
 
     def why_refused(self, certificate: Certificate) -> str:
         """Why it is refused now; empty when it is welcome."""
-        return why_certificate_refused(certificate, self.roles, self.revocations.find(certificate.fingerprint), time.time_ns() / 1e9)
+        return why_certificate_refused(
+            certificate,
+            self.roles,
+            self.revocations.find(certificate.fingerprint),
+            time.time_ns() / 1e9,
+        )
 
     def log_refusal(self, peer: str, reason: str) -> None:
         """One line of the log; the same peer and reason again only once a minute, with the count."""
-        suppressed = self._log_throttle.suppressed_before(f"{_address_of(peer)} {reason}", time.monotonic())
+        suppressed = self._log_throttle.suppressed_before(
+            f"{_address_of(peer)} {reason}", time.monotonic()
+        )
         if suppressed is not None:
-            log.warning("refused %s: %s%s", peer, reason, f" ({suppressed} more like it before)" if suppressed else "")
+            log.warning(
+                "refused %s: %s%s",
+                peer,
+                reason,
+                f" ({suppressed} more like it before)" if suppressed else "",
+            )
 
     def has_capacity(self, peer: str) -> bool:
-        """False while too many are connected, or have not shown yet who they are: in all, or from where this peer comes."""
-        strangers = [_address_of(line.peer) for line in self.connections if line.certificate is None]
-        few = len(strangers) < _MOST_STRANGERS and strangers.count(_address_of(peer)) < _MOST_STRANGERS_OF_ONE
+        """False while too many are connected, or have not shown yet who they are: in all, or from
+        where this peer comes.
+        """
+        strangers = [
+            _address_of(line.peer) for line in self.connections if line.certificate is None
+        ]
+        few = (
+            len(strangers) < _MOST_STRANGERS
+            and strangers.count(_address_of(peer)) < _MOST_STRANGERS_OF_ONE
+        )
         return few and len(self.connections) < _MAX_CONNECTIONS
 
     def _close_refused(self) -> None:
@@ -160,12 +196,16 @@ class ClientConnection(asyncio.Protocol):
         self.peer = _format_address(transport.get_extra_info("peername"))
         _keep_alive(transport.get_extra_info("socket"))
         loop = asyncio.get_running_loop()
-        self._limit = loop.call_later(HANDSHAKE_S, self._refuse, f"its handshake took longer than {HANDSHAKE_S:g} s")
+        self._limit = loop.call_later(
+            HANDSHAKE_S, self._refuse, f"its handshake took longer than {HANDSHAKE_S:g} s"
+        )
         if not self._gateway.has_capacity(self.peer):
             self._refuse("too many connections are open")
             return
         self._gateway.connections.add(self)
-        self._tls = self._gateway.tls_files.context().wrap_bio(self._from, self._to, server_side=True)
+        self._tls = self._gateway.tls_files.context().wrap_bio(
+            self._from, self._to, server_side=True
+        )
 
     def data_received(self, data: bytes) -> None:
         """From the network: the handshake first, then what is for the server inside."""
@@ -193,7 +233,9 @@ class ClientConnection(asyncio.Protocol):
             return False
         self._limit.cancel()
         try:
-            return self._accept_peer(parse_certificate(self._tls.getpeercert(binary_form=True) or b""))
+            return self._accept_peer(
+                parse_certificate(self._tls.getpeercert(binary_form=True) or b"")
+            )
         except ValueError as error:
             self._refuse(f"its certificate cannot be read: {error}")
             return False
@@ -256,7 +298,9 @@ class ClientConnection(asyncio.Protocol):
         self._flush()  # the alert, or the reason in words
         self.transport.close()
         self._limit.cancel()
-        self._limit = asyncio.get_running_loop().call_later(HANDSHAKE_S, self.transport.abort)  # should it not take them
+        self._limit = asyncio.get_running_loop().call_later(
+            HANDSHAKE_S, self.transport.abort
+        )  # should it not take them
 
     def pause_writing(self) -> None:
         """The network is slower than the server inside."""
@@ -334,7 +378,10 @@ def _listen(address: str) -> socket.socket:
     try:
         listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as error:
-        raise Conflict(f"cannot listen on {address}: {error.strerror}", "choose another address or port, or end who has it") from error
+        raise Conflict(
+            f"cannot listen on {address}: {error.strerror}",
+            "choose another address or port, or end who has it",
+        ) from error
     listener.setblocking(False)
     return listener
 

@@ -1,4 +1,6 @@
-"""Owns a server's TLS files as they are now: reads them again when one changes. Judges no peer: that is the door's part."""
+"""Owns a server's TLS files as they are now: reads them again when one changes. Judges no peer:
+that is the door's part.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +18,22 @@ from fleet_transport.tls_identity import TlsFiles
 
 log = logging.getLogger(__name__)
 
-_X509_V_FLAG_NO_CHECK_TIME = 0x200000  # the door looks at the time itself, because only then can it name certificate and day
+_X509_V_FLAG_NO_CHECK_TIME = (
+    0x200000  # the door looks at the time itself, because only then can it name certificate and day
+)
 
 
 class ReloadingTlsFiles:
-    """The server's TLS files, read again when one of them changes. A pair that does not fit leaves the last good one in force."""
+    """The server's TLS files, read again when one of them changes. A pair that does not fit leaves
+    the last good one in force.
+    """
 
-    def __init__(self, tls: TlsFiles, on_change: Callable[[Certificate], None] = lambda _: None) -> None:
-        """`taken` is told of the certificate in use, now and after each change. Raises ConfigError, which names the file."""
+    def __init__(
+        self, tls: TlsFiles, on_change: Callable[[Certificate], None] = lambda _: None
+    ) -> None:
+        """`taken` is told of the certificate in use, now and after each change. Raises ConfigError,
+        which names the file.
+        """
         self._tls = tls
         self._taken = on_change
         self._good_until_s = math.inf  # an authority ends then
@@ -38,25 +48,39 @@ class ReloadingTlsFiles:
             try:
                 self._context = self._load()
                 log.info("took the new certificate of %s", self._tls.certificate)
-            except (ConfigError, OSError) as error:  # two files cannot be replaced in one moment: the next change is looked at again
+            except (
+                ConfigError,
+                OSError,
+                # two files cannot be replaced in one moment: the next change is looked at again
+            ) as error:
                 self._good_until_s = math.inf
-                log.warning("%s; the certificate before stays in use", getattr(error, "message", error))
+                log.warning(
+                    "%s; the certificate before stays in use", getattr(error, "message", error)
+                )
         return self._context
 
     def _load(self) -> ssl.SSLContext:
         now_s = _now_s()
         context = server_context(self._tls, now_s)
-        ends = (known.not_after_unix_s for known in parse_certificates(self._tls.authorities.read_bytes()))
+        ends = (
+            known.not_after_unix_s
+            for known in parse_certificates(self._tls.authorities.read_bytes())
+        )
         self._good_until_s = min((end for end in ends if end >= now_s), default=math.inf)
         self._taken(parse_certificates(self._tls.certificate.read_bytes())[0])
         return context
 
     def _read_stamps(self) -> tuple[FileStamp | None, ...]:
-        return tuple(file_stamp(path) for path in (self._tls.authorities, self._tls.certificate, self._tls.key))
+        return tuple(
+            file_stamp(path)
+            for path in (self._tls.authorities, self._tls.certificate, self._tls.key)
+        )
 
 
 def server_context(tls: TlsFiles, now_unix_s: float) -> ssl.SSLContext:
-    """TLS 1.3, a certificate of the fleet required. Raises ConfigError, which names the file that cannot be used."""
+    """TLS 1.3, a certificate of the fleet required. Raises ConfigError, which names the file that
+    cannot be used.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.verify_mode = ssl.CERT_REQUIRED

@@ -1,4 +1,6 @@
-"""Owns the endpoints of the simulated engine: which request gets which answer. Opens no socket and keeps no time."""
+"""Owns the endpoints of the simulated engine: which request gets which answer. Opens no socket and
+keeps no time.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,9 @@ class ServerSetup:
     @property
     def model(self) -> str:
         """The model that it says it serves."""
-        return _OTHER_MODEL if self.simulation.wrong_identity else str(self.args["served_model_name"])
+        return (
+            _OTHER_MODEL if self.simulation.wrong_identity else str(self.args["served_model_name"])
+        )
 
     @property
     def cap(self) -> int:
@@ -72,7 +76,11 @@ class ServerSetup:
     @property
     def draft_tokens(self) -> int:
         """Tokens verified in a step; 0 without speculation."""
-        return int(self.args["speculative_num_draft_tokens"] or 0) if self.args["speculative_algorithm"] else 0
+        return (
+            int(self.args["speculative_num_draft_tokens"] or 0)
+            if self.args["speculative_algorithm"]
+            else 0
+        )
 
 
 class GenerationResponder:
@@ -105,9 +113,17 @@ class GenerationResponder:
 
 
 class Api:
-    """Routes requests. `submit` hands a generation to the engine; `later(seconds, call)` is the only way it waits."""
+    """Routes requests. `submit` hands a generation to the engine; `later(seconds, call)` is the
+    only way it waits.
+    """
 
-    def __init__(self, setup: ServerSetup, batching: Batching, submit: Callable[[Generation], None], later: CallLater) -> None:
+    def __init__(
+        self,
+        setup: ServerSetup,
+        batching: Batching,
+        submit: Callable[[Generation], None],
+        later: CallLater,
+    ) -> None:
         self.ready = False
         self.rates = DecodeRates()
         self._setup = setup
@@ -129,9 +145,15 @@ class Api:
             "/flush_cache": self._flush_cache,
         }
         self._posts: dict[str, Callable[[HttpExchange], None]] = {
-            "/generate": lambda exchange: self._generate(exchange, request_parsing.parse_generate, self._native),
-            "/v1/chat/completions": lambda exchange: self._generate(exchange, request_parsing.parse_chat, self._chat),
-            "/v1/completions": lambda exchange: self._generate(exchange, request_parsing.parse_completion, self._completion),
+            "/generate": lambda exchange: self._generate(
+                exchange, request_parsing.parse_generate, self._native
+            ),
+            "/v1/chat/completions": lambda exchange: self._generate(
+                exchange, request_parsing.parse_chat, self._chat
+            ),
+            "/v1/completions": lambda exchange: self._generate(
+                exchange, request_parsing.parse_completion, self._completion
+            ),
             "/flush_cache": self._flush_cache,
         }
 
@@ -158,9 +180,18 @@ class Api:
 
     def _models(self, exchange: HttpExchange) -> None:
         model = self._setup.model
-        card = {"id": model, "object": "model", "created": time.time_ns() // 10**9, "owned_by": "sglang", "root": model, "parent": None}
+        card = {
+            "id": model,
+            "object": "model",
+            "created": time.time_ns() // 10**9,
+            "owned_by": "sglang",
+            "root": model,
+            "parent": None,
+        }
         length = self._setup.args["context_length"] or 131072
-        exchange.send(200, dump_json({"object": "list", "data": [{**card, "max_model_len": length}]}))
+        exchange.send(
+            200, dump_json({"object": "list", "data": [{**card, "max_model_len": length}]})
+        )
 
     def _model_info(self, exchange: HttpExchange) -> None:
         args, path = self._setup.args, self._identity()
@@ -178,13 +209,21 @@ class Api:
         exchange.send(200, dump_json(info))
 
     def _identity(self) -> str:
-        return _OTHER_MODEL if self._setup.simulation.wrong_identity else str(self._setup.args["model_path"])
+        return (
+            _OTHER_MODEL
+            if self._setup.simulation.wrong_identity
+            else str(self._setup.args["model_path"])
+        )
 
     def _server_info(self, exchange: HttpExchange) -> None:
         state = {
             "last_gen_throughput": self.rates.gen_throughput,
             "effective_max_running_requests_per_dp": self._setup.cap,
-            **({"avg_spec_accept_length": self.rates.accept_length} if self._setup.draft_tokens else {}),
+            **(
+                {"avg_spec_accept_length": self.rates.accept_length}
+                if self._setup.draft_tokens
+                else {}
+            ),
         }
         info = {
             **self._setup.args,
@@ -224,11 +263,22 @@ class Api:
         self.rates.accept_length = 0.0
         exchange.send(200, _FLUSHED.encode(), _TEXT)
 
-    def _generate(self, exchange: HttpExchange, read: Callable[[dict[str, Any]], request_parsing.GenerationRequest], shape: Callable[[ResponseContext], ResponseFormat]) -> None:
+    def _generate(
+        self,
+        exchange: HttpExchange,
+        read: Callable[[dict[str, Any]], request_parsing.GenerationRequest],
+        shape: Callable[[ResponseContext], ResponseFormat],
+    ) -> None:
         try:
             ask = read(request_parsing.parse_json_body(exchange.request.body))
         except request_parsing.RequestRefused as refused:
-            error = {"object": "error", "message": str(refused), "type": refused.kind, "param": None, "code": 400}
+            error = {
+                "object": "error",
+                "message": str(refused),
+                "type": refused.kind,
+                "param": None,
+                "code": 400,
+            }
             exchange.send(400, dump_json(error))
             return
         if not self.ready:
@@ -236,7 +286,12 @@ class Api:
         elif not self._setup.simulation.hang:
             self._start(exchange, ask, shape)
 
-    def _start(self, exchange: HttpExchange, ask: request_parsing.GenerationRequest, shape: Callable[[ResponseContext], ResponseFormat]) -> None:
+    def _start(
+        self,
+        exchange: HttpExchange,
+        ask: request_parsing.GenerationRequest,
+        shape: Callable[[ResponseContext], ResponseFormat],
+    ) -> None:
         context = ResponseContext(
             id=os.urandom(16).hex(),
             model=ask.model,
@@ -248,9 +303,13 @@ class Api:
             clock_offset_s=self._clock_offset_s,
         )
         place = ring_position(ask.prompt)
-        want, stops = request_parsing.choose_output_tokens(ask, place, short=self._setup.simulation.short_outputs)
+        want, stops = request_parsing.choose_output_tokens(
+            ask, place, short=self._setup.simulation.short_outputs
+        )
         answer = GenerationResponder(exchange, shape(context), stream=ask.wanted.stream)
-        generation = Generation(len(ask.prompt), self._cache.match_and_insert(ask.prompt), want, place, stops, answer)
+        generation = Generation(
+            len(ask.prompt), self._cache.match_and_insert(ask.prompt), want, place, stops, answer
+        )
         if ask.wanted.stream:
             exchange.start_stream()
         exchange.on_lost = lambda: self._batching.cancel(generation)

@@ -1,7 +1,9 @@
-"""Owns the simulated engine's one loop of steps: who runs, who waits, and what each step gives. Times come in; it never reads a clock.
+"""Owns the simulated engine's one loop of steps: who runs, who waits, and what each step gives.
+Times come in; it never reads a clock.
 
-All running requests advance together at each step. A step's end is counted from the end of the step before, never from when somebody
-woke up, so that no lateness adds up. Times `*_s` without another word are wall seconds of the monotonic clock.
+All running requests advance together at each step. A step's end is counted from the end of the step
+before, never from when somebody woke up, so that no lateness adds up. Times `*_s` without another
+word are wall seconds of the monotonic clock.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ class TokenSink(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Generation:
-    """One request inside the engine. `want`: tokens at which it ends; `stops`: it ends by itself there, not by length."""
+    """One request inside the engine. `want`: tokens at which it ends; `stops`: it ends by itself
+    there, not by length.
+    """
 
     prompt_tokens: int
     cached_tokens: int
@@ -43,7 +47,9 @@ class Generation:
     finished_s: float = 0.0
     done: int = 0
     verify_steps: int = 0
-    correct_drafts: list[int] = field(default_factory=list)  # [n] = cycles in which n drafts were right
+    correct_drafts: list[int] = field(
+        default_factory=list
+    )  # [n] = cycles in which n drafts were right
     cancelled: bool = False
     accept_lengths: tuple[int, ...] = (1,)
 
@@ -67,9 +73,18 @@ class Totals:
 
 
 class Batching:
-    """Continuous batching. `slow(at_s)` is the noise factor of a step that starts then; `scale` model seconds pass in one wall second."""
+    """Continuous batching. `slow(at_s)` is the noise factor of a step that starts then; `scale`
+    model seconds pass in one wall second.
+    """
 
-    def __init__(self, configuration: TimingConfiguration, cap: int, scale: float, slow: Callable[[float], float], seed: str) -> None:
+    def __init__(
+        self,
+        configuration: TimingConfiguration,
+        cap: int,
+        scale: float,
+        slow: Callable[[float], float],
+        seed: str,
+    ) -> None:
         self.totals = Totals()
         self.running: list[Generation] = []
         self.waiting: deque[Generation] = deque()
@@ -97,7 +112,9 @@ class Batching:
         generation.number = self.totals.requests
         generation.arrived_s = now_s
         if self._shares:
-            generation.accept_lengths = draw_accept_lengths(self._shares, f"{self._seed}:{generation.number}")
+            generation.accept_lengths = draw_accept_lengths(
+                self._shares, f"{self._seed}:{generation.number}"
+            )
             generation.correct_drafts = [0] * len(self._shares)
         self.waiting.append(generation)
         if self._ends_s is None:
@@ -111,7 +128,9 @@ class Batching:
             self.totals.aborted += 1
 
     def wake(self, now_s: float) -> float | None:
-        """End every step that is due and start the next ones; the answer is when to wake again, None when idle."""
+        """End every step that is due and start the next ones; the answer is when to wake again,
+        None when idle.
+        """
         notified: dict[Generation, None] = {}
         steps = 0
         while self._ends_s is not None and self._ends_s <= now_s and steps < MOST_STEPS_A_WAKE:
@@ -124,10 +143,17 @@ class Batching:
         return self._ends_s
 
     def _start_step(self, at_s: float) -> None:
-        self.running = [generation for generation in self.running if not generation.finished and not generation.cancelled]
+        self.running = [
+            generation
+            for generation in self.running
+            if not generation.finished and not generation.cancelled
+        ]
         self._admit(at_s)
         if self._admitted:
-            model_s = prefill_s(sum(one.prompt_tokens - one.cached_tokens for one in self._admitted), self._configuration)
+            model_s = prefill_s(
+                sum(one.prompt_tokens - one.cached_tokens for one in self._admitted),
+                self._configuration,
+            )
         elif self.running:
             model_s = self._decode_of(len(self.running))
         else:
@@ -137,7 +163,11 @@ class Batching:
 
     def _admit(self, at_s: float) -> None:
         self._admitted = []
-        while self.waiting and len(self.running) + len(self._admitted) < self._cap and self.waiting[0].arrived_s <= at_s:
+        while (
+            self.waiting
+            and len(self.running) + len(self._admitted) < self._cap
+            and self.waiting[0].arrived_s <= at_s
+        ):
             generation = self.waiting.popleft()
             if not generation.cancelled:
                 self._admitted.append(generation)

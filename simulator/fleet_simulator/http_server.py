@@ -50,13 +50,22 @@ class HttpExchange:
 
     def send(self, status: int, body: bytes = b"", content_type: str = "application/json") -> None:
         """The whole reply."""
-        head = f"content-length: {len(body)}\r\n" + (f"content-type: {content_type}\r\n" if body else "")
-        self._connection.write(self._head(status, head) + (b"" if self.request.method == "HEAD" else body))
+        head = f"content-length: {len(body)}\r\n" + (
+            f"content-type: {content_type}\r\n" if body else ""
+        )
+        self._connection.write(
+            self._head(status, head) + (b"" if self.request.method == "HEAD" else body)
+        )
         self._end(status)
 
     def start_stream(self) -> None:
         """The head of an event stream; frames follow."""
-        self._connection.write(self._head(200, "content-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n"))
+        self._connection.write(
+            self._head(
+                200,
+                "content-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n",
+            )
+        )
 
     def write_frames(self, frames: bytes) -> None:
         """One or several frames made by `frame`, in one write."""
@@ -69,7 +78,9 @@ class HttpExchange:
 
     def _head(self, status: int, fields: str) -> bytes:
         close = "" if self._keep else "connection: close\r\n"
-        return f"HTTP/1.1 {status} {REASONS.get(status, '')}\r\nserver: benchfleet-simulated\r\n{close}{fields}\r\n".encode("latin-1")
+        return f"HTTP/1.1 {status} {REASONS.get(status, '')}\r\nserver: benchfleet-simulated\r\n{close}{fields}\r\n".encode(
+            "latin-1"
+        )
 
     def _end(self, status: int) -> None:
         self.on_lost = None
@@ -82,9 +93,13 @@ def http_chunk(content: bytes) -> bytes:
 
 
 class HttpConnection(asyncio.Protocol):
-    """One client. Requests are answered in order, one at a time; `serve` gets each, `log` every status line."""
+    """One client. Requests are answered in order, one at a time; `serve` gets each, `log` every
+    status line.
+    """
 
-    def __init__(self, serve: Callable[[HttpExchange], None], log: Callable[[HttpRequest, int], None]) -> None:
+    def __init__(
+        self, serve: Callable[[HttpExchange], None], log: Callable[[HttpRequest, int], None]
+    ) -> None:
         self._serve = serve
         self._log = log
         self._transport: asyncio.WriteTransport | None = None

@@ -10,7 +10,9 @@ from fleet_simulator.batching import Totals
 
 @dataclass(frozen=True, slots=True)
 class MetricsSnapshot:
-    """What is shown besides the totals. Rates are of model time, over the latest decode log interval."""
+    """What is shown besides the totals. Rates are of model time, over the latest decode log
+    interval.
+    """
 
     model: str
     time_scale: float
@@ -30,21 +32,101 @@ def render_metrics(totals: Totals, now: MetricsSnapshot) -> bytes:
     plain = f'engine_type="unified",model_name="{_escaped(now.model)}"'
     hit_rate = totals.cached_tokens / totals.prompt_tokens if totals.prompt_tokens else 0.0
     lines = [
-        *_metric("simulated_engine_time_scale", "gauge", "The simulated engine: model seconds in a wall second.", "", now.time_scale),
-        *_metric("sglang:num_running_reqs", "gauge", "The number of running requests.", rank, now.running),
-        *_metric("sglang:num_queue_reqs", "gauge", "The number of requests in the waiting queue.", rank, now.queued),
-        *_metric("sglang:gen_throughput", "gauge", "The generation throughput (token/s).", rank, now.gen_throughput),
+        *_metric(
+            "simulated_engine_time_scale",
+            "gauge",
+            "The simulated engine: model seconds in a wall second.",
+            "",
+            now.time_scale,
+        ),
+        *_metric(
+            "sglang:num_running_reqs", "gauge", "The number of running requests.", rank, now.running
+        ),
+        *_metric(
+            "sglang:num_queue_reqs",
+            "gauge",
+            "The number of requests in the waiting queue.",
+            rank,
+            now.queued,
+        ),
+        *_metric(
+            "sglang:gen_throughput",
+            "gauge",
+            "The generation throughput (token/s).",
+            rank,
+            now.gen_throughput,
+        ),
         *_metric("sglang:cache_hit_rate", "gauge", "The prefix cache hit rate.", rank, hit_rate),
-        *_metric("sglang:spec_accept_length", "gauge", "Mean acceptance length of speculative decoding.", rank, now.accept_length),
-        *_metric("sglang:spec_accept_rate", "gauge", "Speculative acceptance rate.", rank, now.accept_rate),
-        *_metric("sglang:spec_num_steps", "gauge", "Currently active speculative_num_steps.", rank, now.steps),
-        *_metric("sglang:spec_num_draft_tokens", "gauge", "Currently active speculative_num_draft_tokens.", rank, now.draft_tokens),
-        *_metric("sglang:prompt_tokens_total", "counter", "Number of prefill tokens processed.", plain, totals.prompt_tokens),
-        *_metric("sglang:cached_tokens_total", "counter", "Number of cached prompt tokens by source.", source, totals.cached_tokens),
-        *_metric("sglang:generation_tokens_total", "counter", "Number of generation tokens processed.", plain, totals.generated_tokens),
-        *_metric("sglang:spec_verify_calls_total", "counter", "Number of speculative verification calls.", plain, totals.verify_steps),
-        *_metric("sglang:num_requests_total", "counter", "Number of requests processed.", plain, totals.requests),
-        *_metric("sglang:num_aborted_requests_total", "counter", "Number of requests aborted.", plain, totals.aborted),
+        *_metric(
+            "sglang:spec_accept_length",
+            "gauge",
+            "Mean acceptance length of speculative decoding.",
+            rank,
+            now.accept_length,
+        ),
+        *_metric(
+            "sglang:spec_accept_rate",
+            "gauge",
+            "Speculative acceptance rate.",
+            rank,
+            now.accept_rate,
+        ),
+        *_metric(
+            "sglang:spec_num_steps",
+            "gauge",
+            "Currently active speculative_num_steps.",
+            rank,
+            now.steps,
+        ),
+        *_metric(
+            "sglang:spec_num_draft_tokens",
+            "gauge",
+            "Currently active speculative_num_draft_tokens.",
+            rank,
+            now.draft_tokens,
+        ),
+        *_metric(
+            "sglang:prompt_tokens_total",
+            "counter",
+            "Number of prefill tokens processed.",
+            plain,
+            totals.prompt_tokens,
+        ),
+        *_metric(
+            "sglang:cached_tokens_total",
+            "counter",
+            "Number of cached prompt tokens by source.",
+            source,
+            totals.cached_tokens,
+        ),
+        *_metric(
+            "sglang:generation_tokens_total",
+            "counter",
+            "Number of generation tokens processed.",
+            plain,
+            totals.generated_tokens,
+        ),
+        *_metric(
+            "sglang:spec_verify_calls_total",
+            "counter",
+            "Number of speculative verification calls.",
+            plain,
+            totals.verify_steps,
+        ),
+        *_metric(
+            "sglang:num_requests_total",
+            "counter",
+            "Number of requests processed.",
+            plain,
+            totals.requests,
+        ),
+        *_metric(
+            "sglang:num_aborted_requests_total",
+            "counter",
+            "Number of requests aborted.",
+            plain,
+            totals.aborted,
+        ),
     ]
     return ("\n".join(lines) + "\n").encode()
 

@@ -1,4 +1,6 @@
-"""Owns the three kinds of noise of the simulated engine, each seeded and switched off on its own. Pure; never reads a clock."""
+"""Owns the three kinds of noise of the simulated engine, each seeded and switched off on its own.
+Pure; never reads a clock.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +13,18 @@ DRIFT_TURN_HOURS = 2.0
 
 
 def launch_factor(seed: int, launch: str, deviation: float) -> float:
-    """What one launch multiplies every step time with: log-normal with median 1, relative standard deviation `deviation`."""
+    """What one launch multiplies every step time with: log-normal with median 1, relative standard
+    deviation `deviation`.
+    """
     return math.exp(deviation * _normal(seed, launch, "launch")) if deviation else 1.0
 
 
 def run_factor(seed: int, launch: str, deviation: float, at_s: float) -> float:
-    """Slow variation inside a launch at `at_s` seconds of model time after its start; relative standard deviation `deviation`.
+    """Slow variation inside a launch at `at_s` seconds of model time after its start; relative
+    standard deviation `deviation`.
 
-    Normal values every RUN_KNOT_S with a constant-variance blend between: runs of that length differ, longer ones average it out.
+    Normal values every RUN_KNOT_S with a constant-variance blend between: runs of that length
+    differ, longer ones average it out.
     """
     if not deviation:
         return 1.0
@@ -29,9 +35,11 @@ def run_factor(seed: int, launch: str, deviation: float, at_s: float) -> float:
 
 
 def drift_factor(seed: int, per_hour: float, model_hours: float) -> float:
-    """Drift that all launches of a seed share: a triangle wave of slope ±`per_hour`, turning every DRIFT_TURN_HOURS.
+    """Drift that all launches of a seed share: a triangle wave of slope ±`per_hour`, turning every
+    DRIFT_TURN_HOURS.
 
-    `model_hours` counts from the Unix epoch in model time, so that a launch continues where the one before it stopped.
+    `model_hours` counts from the Unix epoch in model time, so that a launch continues where the one
+    before it stopped.
     """
     if not per_hour:
         return 1.0
@@ -41,7 +49,9 @@ def drift_factor(seed: int, per_hour: float, model_hours: float) -> float:
 
 
 def draw_accept_lengths(shares: tuple[float, ...], seed: str, size: int = 128) -> tuple[int, ...]:
-    """`size` accept lengths in random order whose counts follow `shares`, so that their mean is exact to about 1 / size."""
+    """`size` accept lengths in random order whose counts follow `shares`, so that their mean is
+    exact to about 1 / size.
+    """
     quotas = [share * size for share in shares]
     counts = [int(quota) for quota in quotas]
     by_rest = sorted(range(len(quotas)), key=lambda index: counts[index] - quotas[index])

@@ -1,4 +1,6 @@
-"""Owns which prompts have been seen since the last flush, token by token. Pure values; never knows what a token means."""
+"""Owns which prompts have been seen since the last flush, token by token. Pure values; never knows
+what a token means.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,9 @@ from collections.abc import Hashable, Sequence
 
 
 class PrefixCache:
-    """The longest common prefix with any prompt kept, in tokens; never the whole prompt, as its last token is always computed."""
+    """The longest common prefix with any prompt kept, in tokens; never the whole prompt, as its
+    last token is always computed.
+    """
 
     def __init__(self, enabled: bool = True) -> None:
         self._enabled = enabled

@@ -1,4 +1,6 @@
-"""Owns how the nodes of one simulated server meet, and that each notices the end of another. Knows no model and serves no request."""
+"""Owns how the nodes of one simulated server meet, and that each notices the end of another. Knows
+no model and serves no request.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ _GO = b"all are here\n"
 
 
 class Rendezvous:
-    """One node's lines to the others: rank 0 listens at the address that all were given, the others connect to it."""
+    """One node's lines to the others: rank 0 listens at the address that all were given, the others
+    connect to it.
+    """
 
     def __init__(self, args: Mapping[str, Any]) -> None:
         self._nodes, self._rank = int(args["nnodes"]), int(args["node_rank"])
@@ -21,7 +25,9 @@ class Rendezvous:
         self._joined = asyncio.Event()
 
     async def wait_complete(self) -> None:
-        """Returns when all nodes are there. Raises OSError when rank 0 cannot listen, EOFError when it went away meanwhile."""
+        """Returns when all nodes are there. Raises OSError when rank 0 cannot listen, EOFError when
+        it went away meanwhile.
+        """
         if self._rank:
             reader, writer = await self._connect()
             self._lines.append((reader, writer))

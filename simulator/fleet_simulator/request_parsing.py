@@ -1,4 +1,6 @@
-"""Owns what a client asks of the simulated engine: JSON bodies to validated values. Pure; refusals read as SGLang's do."""
+"""Owns what a client asks of the simulated engine: JSON bodies to validated values. Pure; refusals
+read as SGLang's do.
+"""
 
 from __future__ import annotations
 
@@ -54,10 +56,14 @@ def parse_generate(body: dict[str, Any]) -> GenerationRequest:
         raise RequestRefused("Either text, input_ids or input_embeds should be provided.")
     sampling = body.get("sampling_params") or {}
     if not isinstance(sampling, dict):
-        raise RequestRefused("the simulated engine takes one request a call: sampling_params must be an object")
+        raise RequestRefused(
+            "the simulated engine takes one request a call: sampling_params must be an object"
+        )
     limit = _limit(sampling.get("max_new_tokens", _GENERATE_DEFAULT_TOKENS), "max_new_tokens")
     wanted = ResponseOptions(stream=bool(body.get("stream")))
-    return GenerationRequest(_prompt(text if ids is None else ids), limit, bool(sampling.get("ignore_eos")), "", wanted)
+    return GenerationRequest(
+        _prompt(text if ids is None else ids), limit, bool(sampling.get("ignore_eos")), "", wanted
+    )
 
 
 def parse_chat(body: dict[str, Any]) -> GenerationRequest:
@@ -68,7 +74,9 @@ def parse_chat(body: dict[str, Any]) -> GenerationRequest:
     tokens: list[str | int] = list(TEMPLATE)
     for message in messages:
         if not isinstance(message, dict) or "role" not in message:
-            raise RequestRefused("1 validation error:\n  {'type': 'missing', 'loc': ('body', 'messages'), 'msg': 'Field required'}")
+            raise RequestRefused(
+                "1 validation error:\n  {'type': 'missing', 'loc': ('body', 'messages'), 'msg': 'Field required'}"
+            )
         tokens += [*_content(message.get("content")), f"<|{message['role']}|>"]
     limit = body.get("max_completion_tokens", body.get("max_tokens"))
     return _openai(body, tuple(tokens), None if limit is None else _limit(limit, "max_tokens"))
@@ -77,11 +85,15 @@ def parse_chat(body: dict[str, Any]) -> GenerationRequest:
 def parse_completion(body: dict[str, Any]) -> GenerationRequest:
     """An Ask of /v1/completions. Raises Refused."""
     limit = body.get("max_tokens")
-    return _openai(body, _prompt(body.get("prompt")), 16 if limit is None else _limit(limit, "max_tokens"))
+    return _openai(
+        body, _prompt(body.get("prompt")), 16 if limit is None else _limit(limit, "max_tokens")
+    )
 
 
 def choose_output_tokens(ask: GenerationRequest, entry: int, *, short: bool) -> tuple[int, bool]:
-    """(tokens, True when it ends by itself): the limit under ignore_eos, else a natural length that the prompt decides."""
+    """(tokens, True when it ends by itself): the limit under ignore_eos, else a natural length that
+    the prompt decides.
+    """
     natural = _NATURAL_TOKENS_MIN + entry % _NATURAL_TOKENS_SPREAD
     limit = natural if ask.limit is None else ask.limit
     if short:
@@ -91,11 +103,15 @@ def choose_output_tokens(ask: GenerationRequest, entry: int, *, short: bool) -> 
     return (natural, True) if natural <= limit else (limit, False)
 
 
-def _openai(body: dict[str, Any], prompt: tuple[str | int, ...], limit: int | None) -> GenerationRequest:
+def _openai(
+    body: dict[str, Any], prompt: tuple[str | int, ...], limit: int | None
+) -> GenerationRequest:
     options = body.get("stream_options") or {}
     stream = bool(body.get("stream"))
     if stream and body.get("return_meta_info"):
-        raise RequestRefused("return_meta_info is not supported with streaming. Please set stream=false when using return_meta_info=true.")
+        raise RequestRefused(
+            "return_meta_info is not supported with streaming. Please set stream=false when using return_meta_info=true."
+        )
     if body.get("n", 1) != 1:
         raise RequestRefused("the simulated engine gives one choice a request: n must be 1")
     wanted = ResponseOptions(
@@ -107,7 +123,9 @@ def _openai(body: dict[str, Any], prompt: tuple[str | int, ...], limit: int | No
         cached_details=bool(body.get("return_cached_tokens_details")),
         output_ids=bool(body.get("return_output_ids_in_sglext")) and "messages" in body,
     )
-    return GenerationRequest(prompt, limit, bool(body.get("ignore_eos")), str(body.get("model") or "default"), wanted)
+    return GenerationRequest(
+        prompt, limit, bool(body.get("ignore_eos")), str(body.get("model") or "default"), wanted
+    )
 
 
 def _limit(value: Any, name: str) -> int:
@@ -123,10 +141,17 @@ def _prompt(prompt: Any) -> tuple[str | int, ...]:
         return tuple(prompt.split()) or ("",)
     if isinstance(prompt, list) and prompt and all(isinstance(token, int) for token in prompt):
         return tuple(prompt)
-    raise RequestRefused("the simulated engine takes one prompt a call: a text or a list of token ids")
+    raise RequestRefused(
+        "the simulated engine takes one prompt a call: a text or a list of token ids"
+    )
 
 
 def _content(content: Any) -> list[str]:
     if isinstance(content, list):
-        return [word for part in content if isinstance(part, dict) for word in str(part.get("text", "")).split()]
+        return [
+            word
+            for part in content
+            if isinstance(part, dict)
+            for word in str(part.get("text", "")).split()
+        ]
     return str(content or "").split()

@@ -1,4 +1,6 @@
-"""Owns the bytes of answers in the shapes of SGLang 0.5.23: /generate, chat and text completions, whole and streamed. Sends nothing."""
+"""Owns the bytes of answers in the shapes of SGLang 0.5.23: /generate, chat and text completions,
+whole and streamed. Sends nothing.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ class ResponseOptions:
 
 @dataclass(frozen=True, slots=True)
 class ResponseContext:
-    """What every answer of one request carries. `clock_offset_s`: Unix time minus the monotonic clock."""
+    """What every answer of one request carries. `clock_offset_s`: Unix time minus the monotonic
+    clock.
+    """
 
     id: str
     model: str
@@ -69,11 +73,17 @@ def sse_chunk(value: Any) -> bytes:
 
 def finish_reason(generation: Generation) -> dict[str, Any]:
     """SGLang's own form of why it ended."""
-    return {"type": "stop", "matched": 1} if generation.stops_itself else {"type": "length", "length": generation.done}
+    return (
+        {"type": "stop", "matched": 1}
+        if generation.stops_itself
+        else {"type": "length", "length": generation.done}
+    )
 
 
 def usage(generation: Generation, context: ResponseContext) -> dict[str, Any]:
-    """OpenAI's token counts; cached tokens only when the server was started with --enable-cache-report."""
+    """OpenAI's token counts; cached tokens only when the server was started with
+    --enable-cache-report.
+    """
     reported = context.cache_report and generation.cached_tokens > 0
     return {
         "prompt_tokens": generation.prompt_tokens,
@@ -86,7 +96,9 @@ def usage(generation: Generation, context: ResponseContext) -> dict[str, Any]:
 
 
 def spec_counts(generation: Generation, draft_tokens: int) -> dict[str, Any]:
-    """Acceptance of one request; the accept rate is (accepted drafts) / (proposed drafts), as in 0.5.12 and later."""
+    """Acceptance of one request; the accept rate is (accepted drafts) / (proposed drafts), as in
+    0.5.12 and later.
+    """
     correct = sum(drafts * cycles for drafts, cycles in enumerate(generation.correct_drafts))
     proposed = generation.verify_steps * (draft_tokens - 1)
     histogram = list(generation.correct_drafts)
@@ -94,7 +106,9 @@ def spec_counts(generation: Generation, draft_tokens: int) -> dict[str, Any]:
         histogram.pop()
     return {
         "spec_accept_rate": correct / proposed if proposed else 0.0,
-        "spec_accept_length": generation.done / generation.verify_steps if generation.verify_steps else 0.0,
+        "spec_accept_length": generation.done / generation.verify_steps
+        if generation.verify_steps
+        else 0.0,
         "spec_num_correct_drafts": correct,
         "spec_num_proposed_drafts": proposed,
         "spec_verify_ct": generation.verify_steps,
@@ -141,20 +155,36 @@ def final_meta(generation: Generation, context: ResponseContext) -> dict[str, An
 
 
 def sglext(generation: Generation, context: ResponseContext) -> dict[str, Any] | None:
-    """SGLang's extension of OpenAI answers, None when nothing was asked for or nothing is there to tell."""
+    """SGLang's extension of OpenAI answers, None when nothing was asked for or nothing is there to
+    tell.
+    """
     extension: dict[str, Any] = {}
     if context.wanted.cached_details and generation.cached_tokens:
         extension["cached_tokens_details"] = cached_details(generation)
     if context.wanted.spec_details and context.draft_tokens:
-        blank = {"spec_cap_length": 0.0, "spec_block_accept_length": 0.0, "spec_cap_lens_histogram": []}
-        extension["spec_tokens_details"] = {**spec_counts(generation, context.draft_tokens), **blank}
+        blank = {
+            "spec_cap_length": 0.0,
+            "spec_block_accept_length": 0.0,
+            "spec_cap_lens_histogram": [],
+        }
+        extension["spec_tokens_details"] = {
+            **spec_counts(generation, context.draft_tokens),
+            **blank,
+        }
     if context.wanted.output_ids:
-        extension["output_ids"] = [[int(token) for token in context.words.ids(generation.entry, generation.done).split(b",")]]
+        extension["output_ids"] = [
+            [
+                int(token)
+                for token in context.words.ids(generation.entry, generation.done).split(b",")
+            ]
+        ]
     return extension or None
 
 
 class GenerateFormat:
-    """/generate: each event holds all the text so far, as SGLang does without --incremental-streaming-output."""
+    """/generate: each event holds all the text so far, as SGLang does without
+    --incremental-streaming-output.
+    """
 
     def __init__(self, context: ResponseContext) -> None:
         self._telling = context
@@ -164,7 +194,9 @@ class GenerateFormat:
 
     def delta(self, generation: Generation, count: int) -> bytes:
         meta = final_meta if generation.finished else running_meta
-        return http_chunk(b"data: " + self._answer(generation, meta(generation, self._telling)) + b"\n\n")
+        return http_chunk(
+            b"data: " + self._answer(generation, meta(generation, self._telling)) + b"\n\n"
+        )
 
     def last_frames(self, generation: Generation) -> bytes:
         return DONE
@@ -174,7 +206,10 @@ class GenerateFormat:
 
     def _answer(self, generation: Generation, meta: Mapping[str, Any]) -> bytes:
         words = self._telling.words
-        text, ids = words.text(generation.entry, generation.done), words.ids(generation.entry, generation.done)
+        text, ids = (
+            words.text(generation.entry, generation.done),
+            words.ids(generation.entry, generation.done),
+        )
         return b'{"text":"%b","output_ids":[%b],"meta_info":%b}' % (text, ids, dump_json(meta))
 
 
@@ -185,7 +220,9 @@ class OpenAiFormat:
         self._telling = context
         self._chat = chat
         kind = "chat.completion.chunk" if chat else "text_completion"
-        self._head = dump_json({"id": context.id, "object": kind, "created": context.created, "model": context.model})[:-1]
+        self._head = dump_json(
+            {"id": context.id, "object": kind, "created": context.created, "model": context.model}
+        )[:-1]
         before = b'"delta":{"reasoning_content":null,"content":"' if chat else b'"text":"'
         after = b'"},' if chat else b'",'
         self._before = b"data: " + self._head + b',"choices":[{"index":0,' + before
@@ -205,26 +242,43 @@ class OpenAiFormat:
         return b"%x\r\n%b%b%b\r\n" % (len(before) + len(text) + len(after), before, text, after)
 
     def _slow_delta(self, generation: Generation, text: str) -> bytes:
-        content = {"delta": {"reasoning_content": None, "content": text}} if self._chat else {"text": text}
+        content = (
+            {"delta": {"reasoning_content": None, "content": text}}
+            if self._chat
+            else {"text": text}
+        )
         ends = generation.finished and not self._chat
-        extra = {"usage": usage(generation, self._telling)} if self._telling.wanted.usage_always else {}
+        extra = (
+            {"usage": usage(generation, self._telling)} if self._telling.wanted.usage_always else {}
+        )
         return self._event([self._choice(content, generation if ends else None)], **extra)
 
     def last_frames(self, generation: Generation) -> bytes:
         frames = b""
         if self._chat:
-            frames += self._event([self._choice({"delta": {"reasoning_content": None}}, generation)])
+            frames += self._event(
+                [self._choice({"delta": {"reasoning_content": None}}, generation)]
+            )
         extension = sglext(generation, self._telling)
         if extension:
             frames += self._event([], usage=None, sglext=extension)
         if self._telling.wanted.usage:
             counts = usage(generation, self._telling)
-            frames += self._event([], usage=counts if self._chat else {name: count for name, count in counts.items() if count is not None})
+            frames += self._event(
+                [],
+                usage=counts
+                if self._chat
+                else {name: count for name, count in counts.items() if count is not None},
+            )
         return frames + DONE
 
     def full_body(self, generation: Generation) -> bytes:
         text = self._telling.words.text(generation.entry, generation.done).decode()
-        content = {"message": {"role": "assistant", "content": text, "reasoning_content": None}} if self._chat else {"text": text}
+        content = (
+            {"message": {"role": "assistant", "content": text, "reasoning_content": None}}
+            if self._chat
+            else {"text": text}
+        )
         choice = self._choice(content, generation)
         if self._telling.wanted.meta_info and self._chat:
             choice["meta_info"] = final_meta(generation, self._telling)
@@ -243,7 +297,13 @@ class OpenAiFormat:
 
     def _choice(self, content: dict[str, Any], ended: Generation | None) -> dict[str, Any]:
         reason = finish_reason(ended) if ended else {"type": None}
-        return {"index": 0, **content, "logprobs": None, "finish_reason": reason["type"], "matched_stop": reason.get("matched")}
+        return {
+            "index": 0,
+            **content,
+            "logprobs": None,
+            "finish_reason": reason["type"],
+            "matched_stop": reason.get("matched"),
+        }
 
     def _event(self, choices: list[dict[str, Any]], **extra: Any) -> bytes:
         rest = dump_json({"choices": choices, **extra})[1:]

@@ -1,4 +1,5 @@
-r"""Owns the process of the simulated engine: command line, socket, signals and the faults it was told to show. Starts in well under 0.3 s.
+r"""Owns the process of the simulated engine: command line, socket, signals and the faults it was
+told to show. Starts in well under 0.3 s.
 
     python -m fleet_simulator.server --model-path M --port P [any SGLang argument] \
         --simulation '{"time_scale": 20, "launch": "TRIAL/ATTEMPT"}'
@@ -57,8 +58,16 @@ def parse_start(argv: Sequence[str], env: Mapping[str, str]) -> ServerStart:
         raise ValueError(f"argument value: {error}") from error
     if simulation.time_scale <= 0:
         raise ValueError("argument --simulation: time_scale must be above 0")
-    nccl = {name: value for name, value in env.items() if name.startswith("NCCL_") and name not in simulation.lost_env}
-    nccl = {"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0", **nccl}  # SGLang 0.5.4 and later set both when unset
+    nccl = {
+        name: value
+        for name, value in env.items()
+        if name.startswith("NCCL_") and name not in simulation.lost_env
+    }
+    nccl = {
+        "NCCL_CUMEM_ENABLE": "0",
+        "NCCL_NVLS_ENABLE": "0",
+        **nccl,
+    }  # SGLang 0.5.4 and later set both when unset
     return ServerStart(args, warnings, simulation, launch, nccl, shlex.join(argv))
 
 
@@ -73,10 +82,18 @@ class SimulatedServer:
         self._born_unix_s = time.time_ns() / 1e9
         knobs = start.simulation
         self._launch_factor = launch_factor(knobs.seed, start.launch, knobs.launch_noise)
-        configuration = TimingConfiguration(int(start.args["tp_size"]), start.nccl, server_args.speculation(start.args))
+        configuration = TimingConfiguration(
+            int(start.args["tp_size"]), start.nccl, server_args.speculation(start.args)
+        )
         setup = ServerSetup(start.args, start.command, knobs)
         self._setup = setup
-        self._batching = Batching(configuration, setup.cap, knobs.time_scale, self._noise_factor, f"{knobs.seed}:{start.launch}")
+        self._batching = Batching(
+            configuration,
+            setup.cap,
+            knobs.time_scale,
+            self._noise_factor,
+            f"{knobs.seed}:{start.launch}",
+        )
         self._batching.prefilled = self._log_prefill
         self._batching.decoded = self._log_decode
         self._alarm = TimerFd(loop, self._wake)
@@ -85,12 +102,18 @@ class SimulatedServer:
         self.stopped: asyncio.Future[int] = loop.create_future()
 
     async def serve(self) -> int:
-        """Listen until stopped; the exit code: 0 when it was asked to end. Raises OSError when a port is taken."""
+        """Listen until stopped; the exit code: 0 when it was asked to end. Raises OSError when a
+        port is taken.
+        """
         self._log.start(self._start.args, self._start.warnings, self._start.simulation.time_scale)
         self._on_signals()
         host, port = str(self._start.args["host"]), int(self._start.args["port"])
-        listener = await self._loop.create_server(lambda: HttpConnection(self._api.serve, self._access), host, port, backlog=2048)
-        self._log.line(f"INFO:     Uvicorn running on http://{host}:{port} (Press CTRL+C to quit) (simulated)")
+        listener = await self._loop.create_server(
+            lambda: HttpConnection(self._api.serve, self._access), host, port, backlog=2048
+        )
+        self._log.line(
+            f"INFO:     Uvicorn running on http://{host}:{port} (Press CTRL+C to quit) (simulated)"
+        )
         async with asyncio.TaskGroup() as tasks:
             loading = tasks.create_task(self._load())
             code = await self.stopped
@@ -99,11 +122,15 @@ class SimulatedServer:
         return code
 
     async def _load(self) -> None:
-        """Become ready; the nodes of a server over several hosts load together, and none outlives another."""
+        """Become ready; the nodes of a server over several hosts load together, and none outlives
+        another.
+        """
         nodes = int(self._start.args["nnodes"])
         meeting = Rendezvous(self._start.args) if nodes > 1 else None
         if meeting:
-            self._log.line(f"Init torch distributed begin. (simulated: {nodes} nodes meet at {self._start.args['dist_init_addr']})")
+            self._log.line(
+                f"Init torch distributed begin. (simulated: {nodes} nodes meet at {self._start.args['dist_init_addr']})"
+            )
             await meeting.wait_complete()
         self._loop.call_later(self._start.simulation.ready_after_s, self._become_ready)
         if meeting:
@@ -120,9 +147,13 @@ class SimulatedServer:
 
     def _terminate(self, number: int) -> None:
         if self._start.simulation.ignore_term:
-            self._log.line(f"{signal.Signals(number).name} received and ignored (simulation: ignore_term).")
+            self._log.line(
+                f"{signal.Signals(number).name} received and ignored (simulation: ignore_term)."
+            )
             return
-        self._log.line(f"{signal.Signals(number).name} received. Draining requests and shutting down...")
+        self._log.line(
+            f"{signal.Signals(number).name} received. Draining requests and shutting down..."
+        )
         if not self.stopped.done():
             self.stopped.set_result(0)
 
@@ -132,7 +163,9 @@ class SimulatedServer:
         self._api.ready = True
         self._log.line("The server is fired up and ready to roll!")
         if self._start.simulation.crash_after_s > 0:
-            self._loop.call_later(self._start.simulation.crash_after_s, os.kill, os.getpid(), signal.SIGKILL)
+            self._loop.call_later(
+                self._start.simulation.crash_after_s, os.kill, os.getpid(), signal.SIGKILL
+            )
 
     def _submit(self, generation: Generation) -> None:
         self._alarm.set(self._batching.submit(generation, time.monotonic()))
@@ -147,16 +180,26 @@ class SimulatedServer:
         model_s = (at_s - self._born_s) * knobs.time_scale
         unix_s = self._born_unix_s + at_s - self._born_s
         drift = drift_factor(knobs.seed, knobs.drift_per_hour, unix_s * knobs.time_scale / 3600)
-        return self._launch_factor * drift * run_factor(knobs.seed, self._start.launch, knobs.run_noise, model_s)
+        return (
+            self._launch_factor
+            * drift
+            * run_factor(knobs.seed, self._start.launch, knobs.run_noise, model_s)
+        )
 
     def _access(self, request: HttpRequest, status: int) -> None:
-        self._log.access(request.peer, f"{request.method} {request.target}", f"{status} {REASONS.get(status, '')}")
+        self._log.access(
+            request.peer,
+            f"{request.method} {request.target}",
+            f"{status} {REASONS.get(status, '')}",
+        )
 
     def _log_prefill(self, admitted: list[Generation]) -> None:
         cached = sum(generation.cached_tokens for generation in admitted)
         new = sum(generation.prompt_tokens for generation in admitted) - cached
         running, queued = len(self._batching.running) - len(admitted), len(self._batching.waiting)
-        self._log.prefill(sequences=len(admitted), new=new, cached=cached, running=running, queued=queued)
+        self._log.prefill(
+            sequences=len(admitted), new=new, cached=cached, running=running, queued=queued
+        )
 
     def _log_decode(self, at_s: float) -> None:
         totals = self._batching.totals
@@ -164,11 +207,16 @@ class SimulatedServer:
             return
         then_s, tokens_then, verified_then = self._last_line
         self._last_line = (at_s, totals.generated_tokens, totals.verify_steps)
-        tokens, verified = totals.generated_tokens - tokens_then, totals.verify_steps - verified_then
+        tokens, verified = (
+            totals.generated_tokens - tokens_then,
+            totals.verify_steps - verified_then,
+        )
         length = tokens / verified if verified else 0.0
         most = self._setup.draft_tokens - 1
         elapsed_model_s = (at_s - then_s) * self._start.simulation.time_scale
-        self._api.rates = DecodeRates(tokens / elapsed_model_s, length, max(length - 1, 0.0) / most if most > 0 else 0.0)
+        self._api.rates = DecodeRates(
+            tokens / elapsed_model_s, length, max(length - 1, 0.0) / most if most > 0 else 0.0
+        )
         running = self._batching.running
         self._log.decode(
             running=len(running),

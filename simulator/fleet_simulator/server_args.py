@@ -1,4 +1,6 @@
-"""Owns the server arguments of the simulated engine: SGLang's dashed command line in, what SGLang 0.5.23 would resolve out. Pure."""
+"""Owns the server arguments of the simulated engine: SGLang's dashed command line in, what SGLang
+0.5.23 would resolve out. Pure.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +82,8 @@ DEFAULTS: dict[str, Any] = {
 
 
 def parse(argv: Sequence[str]) -> dict[str, Any]:
-    """Options by SGLang's underscored names, each as it was written; a flag alone is True, several values make a list.
+    """Options by SGLang's underscored names, each as it was written; a flag alone is True, several
+    values make a list.
 
     Raises ValueError for a word that belongs to no option.
     """
@@ -114,7 +117,9 @@ def _scalar(text: str) -> Any:
 
 
 def resolve(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """All server arguments as SGLang would show them, and the warnings that it would log about its own changes."""
+    """All server arguments as SGLang would show them, and the warnings that it would log about its
+    own changes.
+    """
     args = {**DEFAULTS, **given}
     args["tokenizer_path"] = args["tokenizer_path"] or args["model_path"]
     args["served_model_name"] = args["served_model_name"] or args["model_path"]
@@ -140,19 +145,27 @@ def _resolve_ngram(args: dict[str, Any]) -> None:
     args["speculative_eagle_topk"] = args["speculative_ngram_max_bfs_breadth"]
     args["speculative_num_draft_tokens"] = args["speculative_num_draft_tokens"] or 12
     if args["speculative_num_steps"] is None:
-        args["speculative_num_steps"] = args["speculative_num_draft_tokens"] // args["speculative_eagle_topk"]
+        args["speculative_num_steps"] = (
+            args["speculative_num_draft_tokens"] // args["speculative_eagle_topk"]
+        )
 
 
 def _resolve_eagle(args: dict[str, Any]) -> list[str]:
     if args["speculative_draft_model_path"]:
-        args["speculative_draft_model_revision"] = args["speculative_draft_model_revision"] or "main"
+        args["speculative_draft_model_revision"] = (
+            args["speculative_draft_model_revision"] or "main"
+        )
     if args["speculative_num_steps"] is None:
-        args.update(speculative_num_steps=3, speculative_eagle_topk=1, speculative_num_draft_tokens=4)
+        args.update(
+            speculative_num_steps=3, speculative_eagle_topk=1, speculative_num_draft_tokens=4
+        )
     args["speculative_eagle_topk"] = args["speculative_eagle_topk"] or 1
     wanted = args["speculative_num_steps"] + 1
     if args["speculative_eagle_topk"] == 1 and args["speculative_num_draft_tokens"] != wanted:
         args["speculative_num_draft_tokens"] = wanted
-        return ["speculative_num_draft_tokens is adjusted to speculative_num_steps + 1 when speculative_eagle_topk == 1"]
+        return [
+            "speculative_num_draft_tokens is adjusted to speculative_num_steps + 1 when speculative_eagle_topk == 1"
+        ]
     return []
 
 
@@ -162,7 +175,11 @@ def speculation(args: Mapping[str, Any]) -> Speculation | None:
     if not algorithm:
         return None
     draft_tokens = int(args["speculative_num_draft_tokens"] or 4)
-    depth = draft_tokens - 1 if algorithm == "NGRAM" else int(args["speculative_num_steps"] or draft_tokens - 1)
+    depth = (
+        draft_tokens - 1
+        if algorithm == "NGRAM"
+        else int(args["speculative_num_steps"] or draft_tokens - 1)
+    )
     draft = str(args["speculative_draft_model_path"] or "").lower().replace("-", "")
     return Speculation(
         algorithm=algorithm,

@@ -1,4 +1,6 @@
-"""Owns the log of the simulated engine: lines shaped as SGLang 0.5.23 and NCCL write theirs, on standard error. Decides nothing."""
+"""Owns the log of the simulated engine: lines shaped as SGLang 0.5.23 and NCCL write theirs, on
+standard error. Decides nothing.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +32,17 @@ class ServerLog:
         self.raw(self._stamp + text)
 
     def raw(self, text: str) -> None:
-        """A line without a stamp; one that finds no room on the disk is lost, as a logger of Python loses it, and nothing else is."""
+        """A line without a stamp; one that finds no room on the disk is lost, as a logger of Python
+        loses it, and nothing else is.
+        """
         with contextlib.suppress(OSError):
             sys.stderr.write(text + "\n")
 
     def start(self, args: Mapping[str, Any], warnings: list[str], time_scale: float) -> None:
         """All that a server says before it loads weights."""
-        self.line(f"SIMULATED ENGINE: not SGLang; a model of time at time scale x{time_scale:g}. Nothing below was computed by a model.")
+        self.line(
+            f"SIMULATED ENGINE: not SGLang; a model of time at time scale x{time_scale:g}. Nothing below was computed by a model."
+        )
         for warning in warnings:
             self.line(warning)
         self.line(f"server_args={dict(args)!r}")
@@ -44,15 +50,21 @@ class ServerLog:
     def load(self, args: Mapping[str, Any], took_s: float) -> None:
         """Weights and graphs."""
         self.line("Load weight begin. avail mem=138.50 GB")
-        self.line(f"Load weight end. elapsed={took_s:.2f} s, type=SimulatedForCausalLM, avail mem=61.20 GB, mem usage=77.30 GB.")
+        self.line(
+            f"Load weight end. elapsed={took_s:.2f} s, type=SimulatedForCausalLM, avail mem=61.20 GB, mem usage=77.30 GB."
+        )
         if args["tp_size"] > 2 and not args["disable_custom_all_reduce"]:
             self.line(
                 "Custom allreduce is disabled because it's not supported on more than two PCIe-only GPUs."
                 " To silence this warning, specify disable_custom_all_reduce=True explicitly."
             )
         if not args["disable_cuda_graph"]:
-            self.line("Capture cuda graph begin. This can take up to several minutes. avail mem=10.20 GB")
-            self.line("Capture cuda graph end. Time elapsed: 0.00 s. mem usage=1.10 GB. avail mem=9.10 GB.")
+            self.line(
+                "Capture cuda graph begin. This can take up to several minutes. avail mem=10.20 GB"
+            )
+            self.line(
+                "Capture cuda graph end. Time elapsed: 0.00 s. mem usage=1.10 GB. avail mem=9.10 GB."
+            )
 
     def nccl(self, seen: Mapping[str, str]) -> None:
         """What NCCL says at INFO about the variables that this process really sees."""
@@ -60,17 +72,31 @@ class ServerLog:
         place = f"{socket.gethostname()}:{os.getpid()}:{os.getpid()} [0] NCCL INFO "
         for name, value in sorted(seen.items()):
             if name not in _QUIET_NCCL:
-                stop = "." if value.lstrip("-").isdigit() else ""  # NCCL ends a number's line with a full stop, a text's without
+                stop = (
+                    "." if value.lstrip("-").isdigit() else ""
+                )  # NCCL ends a number's line with a full stop, a text's without
                 self.raw(f"{place}{name} set by environment to {value}{stop}")
         self.raw(f"{place}ncclCommInitRank comm 0x1 rank 0 nranks 8 - Init COMPLETE (simulated)")
 
     def peer_lost(self, peer: str) -> None:
         """What the ranks of a node say when another node has gone."""
         place = f"{socket.gethostname()}:{os.getpid()}:{os.getpid()} [0]"
-        self.raw(f"{place} misc/socket.cc:58 NCCL WARN socketProgress: Connection closed by remote peer {peer}")
-        self.line("Scheduler hit an exception: RuntimeError: NCCL error: remote process exited or there was a network error (simulated)")
+        self.raw(
+            f"{place} misc/socket.cc:58 NCCL WARN socketProgress: Connection closed by remote peer {peer}"
+        )
+        self.line(
+            "Scheduler hit an exception: RuntimeError: NCCL error: remote process exited or there was a network error (simulated)"
+        )
 
-    def decode(self, *, running: int, queued: int, tokens: int, accept: tuple[float, float] | None, tok_s: float) -> None:
+    def decode(
+        self,
+        *,
+        running: int,
+        queued: int,
+        tokens: int,
+        accept: tuple[float, float] | None,
+        tok_s: float,
+    ) -> None:
         """One line about the latest decode steps; `accept` is (length, rate)."""
         spec = f"accept len: {accept[0]:.2f}, accept rate: {accept[1]:.2f}, " if accept else ""
         self.line(

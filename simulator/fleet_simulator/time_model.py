@@ -1,9 +1,11 @@
-"""Owns the simulated engine's model of time: how long a step takes and how many tokens it gives. Pure; never reads a clock.
+"""Owns the simulated engine's model of time: how long a step takes and how many tokens it gives.
+Pure; never reads a clock.
 
-A step is one forward of a 61-layer mixture-of-experts model on 8 GPUs: compute, which grows with the tokens in it, and 122 all-reduces,
-whose latency and bandwidth depend on the NCCL variables. The constants are fitted to measured rates of one stream of 500 tokens after
-a prompt of 40: 62.9 tok/s with NCCL's defaults and 88.8 with tuned variables; with EAGLE-3 of 5 steps 71.3 and 86.7 (verify 21 to 28 ms,
-the draft less than 5 % of a cycle). All times are seconds of model time.
+A step is one forward of a 61-layer mixture-of-experts model on 8 GPUs: compute, which grows with
+the tokens in it, and 122 all-reduces, whose latency and bandwidth depend on the NCCL variables. The
+constants are fitted to measured rates of one stream of 500 tokens after a prompt of 40: 62.9 tok/s
+with NCCL's defaults and 88.8 with tuned variables; with EAGLE-3 of 5 steps 71.3 and 86.7 (verify 21
+to 28 ms, the draft less than 5 % of a cycle). All times are seconds of model time.
 """
 
 from __future__ import annotations
@@ -47,7 +49,9 @@ _LATENCY_CHANGES_S: dict[tuple[str, str], float] = {
     ("NCCL_NTHREADS", "256"): 2.0e-6,
     ("NCCL_NTHREADS", "128"): 5.0e-6,
     ("NCCL_NTHREADS", "64"): 9.0e-6,
-}  # what is not here, such as NTHREADS=512 (NCCL's default), MAX_NCHANNELS or BUFFSIZE, changes nothing
+    # what is not here, such as NTHREADS=512 (NCCL's default), MAX_NCHANNELS or BUFFSIZE, changes
+    # nothing
+}
 
 _ACCEPTANCE = {"EAGLE3": 0.49, "EAGLE": 0.49, "NEXTN": 0.49, "STANDALONE": 0.6, "NGRAM": 0.4}
 _OTHER_ACCEPTANCE = 0.45
@@ -56,7 +60,9 @@ _STANDALONE_PASS_S = 1.2e-3
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """What SGLang resolved: `depth` drafts in a row can be accepted, `draft_tokens` are verified in one forward."""
+    """What SGLang resolved: `depth` drafts in a row can be accepted, `draft_tokens` are verified in
+    one forward.
+    """
 
     algorithm: str
     depth: int
@@ -79,9 +85,13 @@ def all_reduce_s(tokens: int, configuration: TimingConfiguration) -> float:
     if configuration.tp_size <= 1:
         return 0.0
     nccl = configuration.nccl
-    latency = _LATENCY_S + sum(_LATENCY_CHANGES_S.get((name, value.upper()), 0.0) for name, value in nccl.items())
+    latency = _LATENCY_S + sum(
+        _LATENCY_CHANGES_S.get((name, value.upper()), 0.0) for name, value in nccl.items()
+    )
     ring_hops = (configuration.tp_size - 1) / (REFERENCE_TP - 1)
-    per_byte = {"LL": _LL_S_PER_BYTE, "LL128": _LL128_S_PER_BYTE}.get(nccl.get("NCCL_PROTO", "").upper(), _SIMPLE_S_PER_BYTE)
+    per_byte = {"LL": _LL_S_PER_BYTE, "LL128": _LL128_S_PER_BYTE}.get(
+        nccl.get("NCCL_PROTO", "").upper(), _SIMPLE_S_PER_BYTE
+    )
     return max(latency * ring_hops, _LATENCY_FLOOR_S) + tokens * BYTES_PER_TOKEN * per_byte
 
 
@@ -107,12 +117,18 @@ def draft_s(batch: int, configuration: TimingConfiguration) -> float:
     spec = configuration.speculation
     if spec is None or spec.algorithm == "NGRAM":
         return 0.0
-    one_pass = _STANDALONE_PASS_S if spec.algorithm == "STANDALONE" else _DRAFT_PASS_S + _PER_TOKEN_S / LAYERS * batch * spec.topk
+    one_pass = (
+        _STANDALONE_PASS_S
+        if spec.algorithm == "STANDALONE"
+        else _DRAFT_PASS_S + _PER_TOKEN_S / LAYERS * batch * spec.topk
+    )
     return spec.depth * (one_pass + 2 * all_reduce_s(batch * spec.topk, configuration))
 
 
 def decode_s(batch: int, configuration: TimingConfiguration) -> float:
-    """Seconds of one decode step of `batch` running requests; under speculation one draft and verify cycle."""
+    """Seconds of one decode step of `batch` running requests; under speculation one draft and
+    verify cycle.
+    """
     if configuration.speculation is None:
         return forward_s(batch, configuration)
     return draft_s(batch, configuration) + verify_s(batch, configuration)
@@ -124,9 +140,17 @@ def prefill_s(new_tokens: int, configuration: TimingConfiguration) -> float:
 
 
 def accept_shares(speculation: Speculation) -> tuple[float, ...]:
-    """Share of cycles that give 1, 2, … tokens, the bonus token counted; geometric, as each draft needs those before it."""
-    rate = _ACCEPTANCE.get(speculation.algorithm, _OTHER_ACCEPTANCE) if speculation.matches_draft else 0.0
-    rate = 1 - (1 - rate) * 0.9 ** (max(speculation.topk, 1) - 1 if speculation.algorithm != "NGRAM" else 0)
+    """Share of cycles that give 1, 2, … tokens, the bonus token counted; geometric, as each draft
+    needs those before it.
+    """
+    rate = (
+        _ACCEPTANCE.get(speculation.algorithm, _OTHER_ACCEPTANCE)
+        if speculation.matches_draft
+        else 0.0
+    )
+    rate = 1 - (1 - rate) * 0.9 ** (
+        max(speculation.topk, 1) - 1 if speculation.algorithm != "NGRAM" else 0
+    )
     stops = tuple(rate**drafts * (1 - rate) for drafts in range(speculation.depth))
     return (*stops, rate**speculation.depth)
 
@@ -135,10 +159,17 @@ def accept_length(configuration: TimingConfiguration) -> float:
     """Mean tokens a decode step gives to each request; 1 without speculation."""
     if configuration.speculation is None:
         return 1.0
-    return sum(length * share for length, share in enumerate(accept_shares(configuration.speculation), start=1))
+    return sum(
+        length * share
+        for length, share in enumerate(accept_shares(configuration.speculation), start=1)
+    )
 
 
-def stream_tok_s(configuration: TimingConfiguration, tokens: int = REFERENCE_OUTPUT_TOKENS, prompt_tokens: int = REFERENCE_PROMPT_TOKENS) -> float:
+def stream_tok_s(
+    configuration: TimingConfiguration,
+    tokens: int = REFERENCE_OUTPUT_TOKENS,
+    prompt_tokens: int = REFERENCE_PROMPT_TOKENS,
+) -> float:
     """Output tokens per second of a single request, its time to first token counted, without noise."""
     steps = (tokens - 1) / accept_length(configuration)
     return tokens / (prefill_s(prompt_tokens, configuration) + steps * decode_s(1, configuration))

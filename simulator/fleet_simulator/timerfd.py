@@ -1,4 +1,6 @@
-"""Owns one Linux timer that wakes an event loop at an absolute time with microsecond accuracy; loops themselves round to milliseconds."""
+"""Owns one Linux timer that wakes an event loop at an absolute time with microsecond accuracy;
+loops themselves round to milliseconds.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,15 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class _Spec(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_long) for name in ("interval_s", "interval_ns", "value_s", "value_ns")]
+    _fields_ = [
+        (name, ctypes.c_long) for name in ("interval_s", "interval_ns", "value_s", "value_ns")
+    ]
 
 
 class TimerFd:
-    """Calls `ring` once for each time set; setting it again replaces the time before. Raises OSError where there is no timerfd."""
+    """Calls `ring` once for each time set; setting it again replaces the time before. Raises
+    OSError where there is no timerfd.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> None:
         self._fd: int = _LIBC.timerfd_create(_CLOCK_MONOTONIC, _TFD_FLAGS)

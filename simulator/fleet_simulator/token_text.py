@@ -1,4 +1,6 @@
-"""Owns what the simulated engine says: one fixed ring of made-up words, entered at a place that the prompt decides."""
+"""Owns what the simulated engine says: one fixed ring of made-up words, entered at a place that the
+prompt decides.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ _SYLLABLES = tuple(onset + vowel for onset in "bdfgklmnprstvzjw" for vowel in "a
 
 
 class TokenRing:
-    """The ring, encoded once: any run of tokens is a slice. A token is one word with a space before it."""
+    """The ring, encoded once: any run of tokens is a slice. A token is one word with a space before
+    it.
+    """
 
     def __init__(self) -> None:
         order = list(range(RING_TOKENS))
@@ -37,7 +41,10 @@ class TokenRing:
         first %= RING_TOKENS
         if count <= RING_TOKENS:
             return ring[at[first] : at[first + count]]
-        return ring[at[first] : at[first + RING_TOKENS]] * (count // RING_TOKENS) + ring[at[first] : at[first + count % RING_TOKENS]]
+        return (
+            ring[at[first] : at[first + RING_TOKENS]] * (count // RING_TOKENS)
+            + ring[at[first] : at[first + count % RING_TOKENS]]
+        )
 
 
 def _offsets(lengths: Iterable[int]) -> list[int]:
@@ -45,5 +52,7 @@ def _offsets(lengths: Iterable[int]) -> list[int]:
 
 
 def ring_position(prompt: tuple[str | int, ...]) -> int:
-    """Where the answer to `prompt` starts in the ring; the same in every process and under every configuration."""
+    """Where the answer to `prompt` starts in the ring; the same in every process and under every
+    configuration.
+    """
     return crc32("\x00".join(map(str, prompt)).encode()) % RING_TOKENS

@@ -1,4 +1,6 @@
-"""Owns plain blocking HTTP for the contract tests, on the standard library alone, so that no client of ours is trusted."""
+"""Owns plain blocking HTTP for the contract tests, on the standard library alone, so that no client
+of ours is trusted.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ class Client:
 
     def post(self, path: str, body: Any) -> Answer:
         """POST of JSON, or of bytes as they are."""
-        return self.send("POST", path, body if isinstance(body, bytes) else json.dumps(body).encode())
+        return self.send(
+            "POST", path, body if isinstance(body, bytes) else json.dumps(body).encode()
+        )
 
     def send(self, method: str, path: str, body: bytes | None = None) -> Answer:
         """Any request. Raises OSError or http.client.HTTPException when no answer came."""
@@ -58,8 +62,12 @@ class Client:
             connection.close()
 
 
-def exchange(connection: http.client.HTTPConnection, method: str, path: str, body: bytes | None = None) -> Answer:
+def exchange(
+    connection: http.client.HTTPConnection, method: str, path: str, body: bytes | None = None
+) -> Answer:
     """One request on an open connection."""
     connection.request(method, path, body, {"content-type": "application/json"})
     answer = connection.getresponse()
-    return Answer(answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read())
+    return Answer(
+        answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
+    )

@@ -16,5 +16,7 @@ class Server:
 
 
 def assert_health_order(statuses: list[int]) -> None:
-    """The different statuses of /health from launch on: refused (0), then 503, then 200; 503 must be there, nothing comes back."""
+    """The different statuses of /health from launch on: refused (0), then 503, then 200; 503 must
+    be there, nothing comes back.
+    """
     assert [status for status in statuses if status] == [503, 200], statuses

@@ -1,4 +1,6 @@
-"""The TLS door by itself, before a gRPC server in this process: what changes while it stands open, what it carries, what it endures."""
+"""The TLS door by itself, before a gRPC server in this process: what changes while it stands open,
+what it carries, what it endures.
+"""
 
 from __future__ import annotations
 
@@ -81,13 +83,21 @@ async def once(line: aio.Channel, content: bytes = b"x") -> bytes:
 
 
 @asynccontextmanager
-async def open_house(folder: Path, interceptors: Sequence[RequestLimit] = ()) -> AsyncIterator[House]:
+async def open_house(
+    folder: Path, interceptors: Sequence[RequestLimit] = ()
+) -> AsyncIterator[House]:
     maker, revoked = Maker.new(folder / "pem"), folder / "revoked.json"
     files = maker.files("server", maker.issue(Role.AGENT, HOST), revoked=revoked)
     server = aio.server(options=UNLIMITED, interceptors=interceptors)
     server.add_generic_rpc_handlers((Echo(),))
     taken: list[Certificate] = []
-    door = TlsGateway("127.0.0.1:0", bind_server(server, f"unix:{folder}/in.sock"), files, frozenset({Role.CONTROLLER}), taken.append)
+    door = TlsGateway(
+        "127.0.0.1:0",
+        bind_server(server, f"unix:{folder}/in.sock"),
+        files,
+        frozenset({Role.CONTROLLER}),
+        taken.append,
+    )
     await server.start()
     try:
         async with door.serving():
@@ -112,13 +122,20 @@ async def test_a_new_certificate_is_taken_without_a_restart(house: House) -> Non
     old = house.taken[0]
     pinned_to_new = house.maker.issue(Role.AGENT, HOST)
     house.maker.files("server", pinned_to_new)
-    files = house.maker.files("client", house.maker.issue(Role.CONTROLLER, "controller"), pinned_to_new.certificate_pem)
+    files = house.maker.files(
+        "client", house.maker.issue(Role.CONTROLLER, "controller"), pinned_to_new.certificate_pem
+    )
     async with house.line(files) as line:
         assert await once(line) == b"x"
-    assert (house.taken[0], house.taken[-1]) == (old, parse_certificates(pinned_to_new.certificate_pem)[0])
+    assert (house.taken[0], house.taken[-1]) == (
+        old,
+        parse_certificates(pinned_to_new.certificate_pem)[0],
+    )
 
 
-async def test_a_pair_that_does_not_fit_leaves_the_one_before_in_use(house: House, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_pair_that_does_not_fit_leaves_the_one_before_in_use(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
     key = house.server.key.read_bytes()
     for damaged in (b"", b"garbage", house.maker.issue(Role.AGENT, HOST).key_pem):
         house.server.key.write_bytes(damaged)
@@ -132,13 +149,19 @@ async def test_a_pair_that_does_not_fit_leaves_the_one_before_in_use(house: Hous
     assert house.taken[-1] == house.taken[0]
 
 
-async def test_revoking_ends_the_connections_that_a_certificate_has(house: House, caplog: pytest.LogCaptureFixture) -> None:
+async def test_revoking_ends_the_connections_that_a_certificate_has(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
     files, other = house.client("thief"), house.client("honest")
     async with house.line(files) as stolen, house.line(other) as kept:
         stream, honest = (line.unary_stream("/echo/ever")(b"") for line in (stolen, kept))
         assert [await stream.read(), await honest.read()] == [b"tick", b"tick"]
         known = parse_certificates(files.certificate.read_bytes())[0]
-        house.revoked.write_text(revocations_json([Revocation(known.fingerprint, "controller", "controller", 1_760_000_000, "stolen")]))
+        house.revoked.write_text(
+            revocations_json(
+                [Revocation(known.fingerprint, "controller", "controller", 1_760_000_000, "stolen")]
+            )
+        )
         with pytest.raises(aio.AioRpcError) as raised:
             async with asyncio.timeout(LIMIT_S):
                 while await stream.read():
@@ -148,7 +171,9 @@ async def test_revoking_ends_the_connections_that_a_certificate_has(house: House
     assert any("was revoked on 2025-10-09: stolen" in message for message in caplog.messages)
 
 
-async def test_the_gate_behind_the_door_tells_who_sent_what_it_refuses(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_gate_behind_the_door_tells_who_sent_what_it_refuses(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async with open_house(tmp_path, interceptors=(RequestLimit(10),)) as house:
         files = house.maker.files("client", house.maker.issue(Role.CONTROLLER, "controller"))
         async with house.line(files) as line:
@@ -157,20 +182,36 @@ async def test_the_gate_behind_the_door_tells_who_sent_what_it_refuses(tmp_path:
         async with aio.insecure_channel(f"unix:{tmp_path}/in.sock") as inside:
             with pytest.raises(aio.AioRpcError):
                 await inside.unary_unary("/echo/once")(b"x" * 11, timeout=LIMIT_S)
-    through_the_door, on_this_machine = (message for message in caplog.messages if "refused: a message of 11 bytes" in message)
-    assert re.match(r"/echo/once of 127\.0\.0\.1:\d+ \(the controller\) refused: ", through_the_door)
+    through_the_door, on_this_machine = (
+        message for message in caplog.messages if "refused: a message of 11 bytes" in message
+    )
+    assert re.match(
+        r"/echo/once of 127\.0\.0\.1:\d+ \(the controller\) refused: ", through_the_door
+    )
     assert "/echo/once of unix:" in on_this_machine
 
 
-@pytest.mark.parametrize("shown", ["unix:", "ipv4:127.0.0.1:1", "unix-abstract:other/10.0.0.1:1 (the controller)", "unix:door-1-1/x"])
+@pytest.mark.parametrize(
+    "shown",
+    [
+        "unix:",
+        "ipv4:127.0.0.1:1",
+        "unix-abstract:other/10.0.0.1:1 (the controller)",
+        "unix:door-1-1/x",
+    ],
+)
 def test_a_peer_that_came_through_no_door_is_told_as_it_is(shown: str) -> None:
     assert describe_peer(shown) == shown
 
 
-async def test_a_list_that_is_damaged_or_gone_revokes_what_it_did(house: House, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_list_that_is_damaged_or_gone_revokes_what_it_did(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
     files = house.client("thief")
     known = parse_certificates(files.certificate.read_bytes())[0]
-    good = revocations_json([Revocation(known.fingerprint, "controller", "controller", 1_760_000_000)])
+    good = revocations_json(
+        [Revocation(known.fingerprint, "controller", "controller", 1_760_000_000)]
+    )
     for later in ("", "{", '{"version": 2}', None):
         house.revoked.write_text(good)
         assert house.door.why_refused(known)
@@ -186,7 +227,10 @@ async def test_large_messages_pass_both_ways_and_a_slow_reader_is_waited_for(hou
     content = random.Random(1).randbytes(LARGE_BYTES)
     async with house.line(house.client()) as line:
         assert await once(line, content) == content
-        assert await asyncio.gather(*(once(line, content[: 1 << 20]) for _ in range(8))) == [content[: 1 << 20]] * 8
+        assert (
+            await asyncio.gather(*(once(line, content[: 1 << 20]) for _ in range(8)))
+            == [content[: 1 << 20]] * 8
+        )
 
 
 async def at_a_standstill(counts: dict[str, int]) -> dict[str, int]:
@@ -223,8 +267,13 @@ async def test_a_reader_that_does_not_read_holds_the_sender_back(tmp_path: Path)
     files = maker.files("server", maker.issue(Role.AGENT, HOST))
     door = TlsGateway("127.0.0.1:0", f"{tmp_path}/in.sock", files, frozenset({Role.CONTROLLER}))
     client = client_context(maker.files("client", maker.issue(Role.CONTROLLER, "controller")))
-    async with await asyncio.start_unix_server(inside, f"{tmp_path}/in.sock"), door.serving() as address:
-        reader, writer = await asyncio.open_connection(*parse_endpoint(address), ssl=client, server_hostname=agent_name(HOST))
+    async with (
+        await asyncio.start_unix_server(inside, f"{tmp_path}/in.sock"),
+        door.serving() as address,
+    ):
+        reader, writer = await asyncio.open_connection(
+            *parse_endpoint(address), ssl=client, server_hostname=agent_name(HOST)
+        )
         async with asyncio.TaskGroup() as tasks:
             sending = tasks.create_task(send_for_ever("outside", writer))
             before = await at_a_standstill(sent)
@@ -238,9 +287,18 @@ async def test_a_reader_that_does_not_read_holds_the_sender_back(tmp_path: Path)
         writer.transport.abort()
 
 
-async def test_bytes_of_any_kind_are_refused_and_the_door_stays_open(house: House, caplog: pytest.LogCaptureFixture) -> None:
+async def test_bytes_of_any_kind_are_refused_and_the_door_stays_open(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
     rng = random.Random(4)
-    strangers = [b"", b"\n", b"GET / HTTP/1.1\r\n\r\n", PREFACE, b"\x16\x03\x01\xff\xff", b"\x16\x03\x01\0\5\1\0\0\1\0"]
+    strangers = [
+        b"",
+        b"\n",
+        b"GET / HTTP/1.1\r\n\r\n",
+        PREFACE,
+        b"\x16\x03\x01\xff\xff",
+        b"\x16\x03\x01\0\5\1\0\0\1\0",
+    ]
     bodies = [rng.randbytes(rng.randrange(1, 3000)) for _ in range(100)]
     strangers += bodies + [b"\x16\x03\x01" + len(body).to_bytes(2, "big") + body for body in bodies]
     for content in strangers:
@@ -258,7 +316,9 @@ async def test_who_hangs_up_at_any_moment_leaves_nothing_open(house: House) -> N
     files = house.client()
     for number in range(20):
         context = client_context(files)
-        reader, writer = await asyncio.open_connection(*parse_endpoint(house.door.address), ssl=context, server_hostname=agent_name(HOST))
+        reader, writer = await asyncio.open_connection(
+            *parse_endpoint(house.door.address), ssl=context, server_hostname=agent_name(HOST)
+        )
         if number % 2:
             writer.write(PREFACE)
             await reader.read(1)
@@ -268,7 +328,9 @@ async def test_who_hangs_up_at_any_moment_leaves_nothing_open(house: House) -> N
 
 async def test_a_session_is_never_resumed_past_the_look_at_its_certificate(house: House) -> None:
     context = client_context(house.client())
-    _, writer = await asyncio.open_connection(*parse_endpoint(house.door.address), ssl=context, server_hostname=agent_name(HOST))
+    _, writer = await asyncio.open_connection(
+        *parse_endpoint(house.door.address), ssl=context, server_hostname=agent_name(HOST)
+    )
     session = writer.get_extra_info("ssl_object").session
     writer.transport.abort()
     assert session is None or not session.has_ticket
@@ -284,9 +346,13 @@ async def test_a_port_in_use_and_files_of_no_use_are_told(tmp_path: Path, house:
     for broken in ("authorities", "certificate", "key"):
         path = tmp_path / broken
         path.write_text("-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n")
-        changed = {name: getattr(files, name) for name in ("authorities", "certificate", "key")} | {broken: path}
+        changed = {name: getattr(files, name) for name in ("authorities", "certificate", "key")} | {
+            broken: path
+        }
         with pytest.raises(ConfigError, match=str(path)):
-            TlsGateway("127.0.0.1:0", "unix:/none", TlsFiles(**changed), frozenset({Role.CONTROLLER}))
+            TlsGateway(
+                "127.0.0.1:0", "unix:/none", TlsFiles(**changed), frozenset({Role.CONTROLLER})
+            )
 
 
 async def test_it_listens_on_ipv6_too(tmp_path: Path) -> None:
@@ -295,17 +361,26 @@ async def test_it_listens_on_ipv6_too(tmp_path: Path) -> None:
     door = TlsGateway("[::1]:0", "unix:/none", files, frozenset({Role.CONTROLLER}))
     async with door.serving() as address:
         assert address.startswith("[::1]:")
-        _, writer = await asyncio.open_connection(*parse_endpoint(address), ssl=client_context(files), server_hostname=agent_name(HOST))
+        _, writer = await asyncio.open_connection(
+            *parse_endpoint(address), ssl=client_context(files), server_hostname=agent_name(HOST)
+        )
         writer.transport.abort()
 
 
-async def test_strangers_that_say_nothing_keep_nobody_else_out(house: House, caplog: pytest.LogCaptureFixture) -> None:
+async def test_strangers_that_say_nothing_keep_nobody_else_out(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
     with contextlib.ExitStack() as stack:
         for _ in range(80):
             silent = stack.enter_context(socket.socket())
             silent.bind(("127.0.0.2", 0))
             silent.connect(parse_endpoint(house.door.address))
-        await until(lambda: any("refused 127.0.0.2:" in message and "too many connections" in message for message in caplog.messages))
+        await until(
+            lambda: any(
+                "refused 127.0.0.2:" in message and "too many connections" in message
+                for message in caplog.messages
+            )
+        )
         async with house.line(house.client()) as line:
             assert await once(line) == b"x"
     await until(lambda: not house.door.connections)
@@ -324,7 +399,10 @@ def test_an_authority_that_has_ended_is_trusted_no_more(tmp_path: Path) -> None:
 def test_a_certificate_ends_no_later_than_its_authority(tmp_path: Path) -> None:
     maker = Maker.new(tmp_path)
     late = parse_certificates(maker.issue(Role.USER, "ann", days=3500).certificate_pem)[0]
-    assert late.not_after_unix_s == parse_certificates(maker.authority.certificate_pem)[0].not_after_unix_s
+    assert (
+        late.not_after_unix_s
+        == parse_certificates(maker.authority.certificate_pem)[0].not_after_unix_s
+    )
 
 
 async def test_a_client_is_told_which_of_its_files_is_of_no_use(tmp_path: Path) -> None:
@@ -332,7 +410,12 @@ async def test_a_client_is_told_which_of_its_files_is_of_no_use(tmp_path: Path) 
     for broken in ("authorities", "certificate", "key"):
         files = maker.files("client", maker.issue(Role.CONTROLLER, "controller"))
         path = getattr(files, broken)
-        for content in (b"", b"garbage", b"-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n", None):
+        for content in (
+            b"",
+            b"garbage",
+            b"-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n",
+            None,
+        ):
             path.unlink(missing_ok=True)
             if content is not None:
                 path.write_bytes(content)
@@ -343,12 +426,18 @@ async def test_a_client_is_told_which_of_its_files_is_of_no_use(tmp_path: Path) 
 async def test_the_end_of_a_tunnel_is_probed_like_an_address(tmp_path: Path) -> None:
     maker = Maker.new(tmp_path)
     files = maker.files("any", maker.issue(Role.CONTROLLER, "controller"))
-    assert await explain_connection_failure(f"unix:{tmp_path}/none.sock", files, "x") == "nothing listens there"
+    assert (
+        await explain_connection_failure(f"unix:{tmp_path}/none.sock", files, "x")
+        == "nothing listens there"
+    )
 
 
 def test_a_peer_that_tries_for_ever_is_told_of_once_a_minute_with_the_count() -> None:
     told = LogThrottle()
-    answers = [told.suppressed_before("10.0.0.5 expired", now_s) for now_s in (0.0, 1.0, 59.0, 60.0, 61.0, 200.0)]
+    answers = [
+        told.suppressed_before("10.0.0.5 expired", now_s)
+        for now_s in (0.0, 1.0, 59.0, 60.0, 61.0, 200.0)
+    ]
     assert answers == [0, None, None, 2, None, 1]
     assert told.suppressed_before("10.0.0.6 expired", 200.0) == 0
 
@@ -362,9 +451,15 @@ def test_what_was_complained_of_stays_bounded() -> None:
 
 def test_the_context_takes_no_tls_before_13(tmp_path: Path) -> None:
     maker = Maker.new(tmp_path)
-    assert client_context(maker.files("any", maker.issue(Role.USER, "ann"))).minimum_version is ssl.TLSVersion.TLSv1_3
+    assert (
+        client_context(maker.files("any", maker.issue(Role.USER, "ann"))).minimum_version
+        is ssl.TLSVersion.TLSv1_3
+    )
 
 
 async def test_where_nothing_stands_in_the_way_nothing_is_told_and_at_once(house: House) -> None:
     async with asyncio.timeout(PROBE_S - 0.5):
-        assert await explain_connection_failure(house.door.address, house.client(), agent_name(HOST)) == ""
+        assert (
+            await explain_connection_failure(house.door.address, house.client(), agent_name(HOST))
+            == ""
+        )

@@ -1,4 +1,6 @@
-"""The doors of a real agent and a real controller on a network: who is refused, what the log says, what the client is told."""
+"""The doors of a real agent and a real controller on a network: who is refused, what the log says,
+what the client is told.
+"""
 
 from __future__ import annotations
 
@@ -72,12 +74,18 @@ class Door:
         """The newest line of the log with this reason, waited for; its peer is checked to be one."""
         deadline_s = time.monotonic() + LIMIT_S
         while True:
-            lines = [line for line in self.log.read_text().splitlines() if "refused 127.0.0.1:" in line and reason in line]
+            lines = [
+                line
+                for line in self.log.read_text().splitlines()
+                if "refused 127.0.0.1:" in line and reason in line
+            ]
             if lines:
                 peer = lines[-1].partition("refused ")[2].partition(": ")[0]
                 assert parse_endpoint(peer)[1] > 0
                 return lines[-1]
-            assert time.monotonic() < deadline_s, f"{reason!r} is not in the log:\n{self.log.read_text()}"
+            assert time.monotonic() < deadline_s, (
+                f"{reason!r} is not in the log:\n{self.log.read_text()}"
+            )
             time.sleep(0.02)
 
 
@@ -85,7 +93,9 @@ class Door:
 def running(argv: list[str], log: Path) -> Iterator[str]:
     """The address that a program says it listens on."""
     with log.open("wb") as file:
-        process = subprocess.Popen([sys.executable, "-m", *argv], stderr=file, start_new_session=True)
+        process = subprocess.Popen(
+            [sys.executable, "-m", *argv], stderr=file, start_new_session=True
+        )
     try:
         deadline_s = time.monotonic() + LIMIT_S
         while "listening on " not in (said := log.read_text()):
@@ -104,11 +114,20 @@ def agent_door(folder: Path) -> Iterator[Door]:
     maker, revoked = Maker.new(folder), folder / "revoked.json"
     server = maker.files("server", maker.issue(Role.AGENT, HOST), revoked=revoked)
     config = folder / "agent.toml"
-    tls = {"authorities": server.authorities, "certificate": server.certificate, "key": server.key, "revoked": revoked}
+    tls = {
+        "authorities": server.authorities,
+        "certificate": server.certificate,
+        "key": server.key,
+        "revoked": revoked,
+    }
     text = "".join(f'{key} = "{path}"\n' for key, path in tls.items())
     config.write_text(f'host = "{HOST}"\nstate = "{folder}/state"\ngpus = 0\n[tls]\n{text}')
-    with running(["fleet_agent.main", "--config", str(config), "--listen", "127.0.0.1:0"], folder / "log") as address:
-        welcome = maker.files("welcome", maker.issue(Role.CONTROLLER, "controller"), certificates_of(server))
+    with running(
+        ["fleet_agent.main", "--config", str(config), "--listen", "127.0.0.1:0"], folder / "log"
+    ) as address:
+        welcome = maker.files(
+            "welcome", maker.issue(Role.CONTROLLER, "controller"), certificates_of(server)
+        )
         yield Door(Role.AGENT, address, folder / "log", maker, revoked, server, welcome)
 
 
@@ -117,16 +136,26 @@ def controller_door(folder: Path) -> Iterator[Door]:
     trust = folder / "trust"
     maker = Maker.new(trust)
     issued = maker.issue(Role.CONTROLLER, "controller")
-    server = TlsFiles(trust / "ca.crt", trust / "controller.crt", trust / "controller.key", trust / "revoked.json")
+    server = TlsFiles(
+        trust / "ca.crt", trust / "controller.crt", trust / "controller.key", trust / "revoked.json"
+    )
     (trust / "ca.crt").write_bytes(maker.authority.certificate_pem)
     (trust / "ca.key").write_bytes(maker.authority.key_pem)
     (trust / "ca.key").chmod(0o600)
     server.certificate.write_bytes(issued.certificate_pem)
     server.key.write_bytes(issued.key_pem)
-    argv = ["fleet_controller.app.main", "--state", str(folder / "controller"), "--listen", "127.0.0.1:0"]
+    argv = [
+        "fleet_controller.app.main",
+        "--state",
+        str(folder / "controller"),
+        "--listen",
+        "127.0.0.1:0",
+    ]
     with running(argv, folder / "log") as address:
         welcome = maker.files("welcome", maker.issue(Role.USER, "ann"))
-        yield Door(Role.CONTROLLER, address, folder / "log", maker, trust / "revoked.json", server, welcome)
+        yield Door(
+            Role.CONTROLLER, address, folder / "log", maker, trust / "revoked.json", server, welcome
+        )
 
 
 def certificates_of(files: TlsFiles) -> bytes:
@@ -135,8 +164,12 @@ def certificates_of(files: TlsFiles) -> bytes:
 
 
 @pytest.fixture(scope="module", params=["agent", "controller"])
-def door(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
-    with {"agent": agent_door, "controller": controller_door}[request.param](tmp_path_factory.mktemp(request.param)) as one:
+def door(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Door]:
+    with {"agent": agent_door, "controller": controller_door}[request.param](
+        tmp_path_factory.mktemp(request.param)
+    ) as one:
         yield one
 
 
@@ -158,8 +191,12 @@ async def test_a_certificate_of_the_right_role_is_served(door: Door) -> None:
 
 async def test_an_expired_certificate_is_refused_with_its_day(door: Door) -> None:
     issued = door.maker.issue(door.client, "controller", days=-400)
-    ended = time.strftime("%Y-%m-%d", time.gmtime(parse_certificates(issued.certificate_pem)[0].not_after_unix_s))
-    await refused(door, shown(door, issued, "expired"), f"expired on {ended}", f"expired on {ended}")
+    ended = time.strftime(
+        "%Y-%m-%d", time.gmtime(parse_certificates(issued.certificate_pem)[0].not_after_unix_s)
+    )
+    await refused(
+        door, shown(door, issued, "expired"), f"expired on {ended}", f"expired on {ended}"
+    )
 
 
 async def test_a_certificate_that_is_not_yet_valid_is_refused(door: Door) -> None:
@@ -176,27 +213,47 @@ async def test_a_certificate_of_the_wrong_role_is_refused_by_name(door: Door) ->
     other = Role.USER if door.role is Role.AGENT else Role.AGENT
     files = shown(door, door.maker.issue(other, "eve"), "role")
     if other is Role.USER:
-        await refused(door, files, "its certificate is that of user eve; served are only the controller", "that of user eve")
+        await refused(
+            door,
+            files,
+            "its certificate is that of user eve; served are only the controller",
+            "that of user eve",
+        )
     else:  # an agent's certificate is for serving alone, so TLS itself refuses it
         await refused(door, files, "not meant for this purpose", "not meant for this purpose")
 
 
 async def test_a_certificate_without_a_role_is_refused(door: Door) -> None:
-    await refused(door, shown(door, door.maker.nameless(), "nameless"), "names no role", "names no role")
+    await refused(
+        door, shown(door, door.maker.nameless(), "nameless"), "names no role", "names no role"
+    )
 
 
 async def test_a_revoked_certificate_is_refused_without_a_restart(door: Door) -> None:
     issued = door.maker.issue(door.client, "controller")
     files = shown(door, issued, "revoked")
     assert await door.ask(files) == ""
-    entry = Revocation(parse_certificates(issued.certificate_pem)[0].fingerprint, door.client, "mallory", 1_760_000_000, "laptop stolen")
+    entry = Revocation(
+        parse_certificates(issued.certificate_pem)[0].fingerprint,
+        door.client,
+        "mallory",
+        1_760_000_000,
+        "laptop stolen",
+    )
     door.revoked.write_text(revocations_json([entry]))
-    await refused(door, files, "was revoked on 2025-10-09: laptop stolen", "was revoked on 2025-10-09: laptop stolen")
+    await refused(
+        door,
+        files,
+        "was revoked on 2025-10-09: laptop stolen",
+        "was revoked on 2025-10-09: laptop stolen",
+    )
 
 
 def test_no_certificate_is_refused(door: Door) -> None:
     credentials = grpc.ssl_channel_credentials(door.welcome.authorities.read_bytes())
-    with grpc.secure_channel(door.address, credentials, options=[("grpc.ssl_target_name_override", door.name)]) as channel:
+    with grpc.secure_channel(
+        door.address, credentials, options=[("grpc.ssl_target_name_override", door.name)]
+    ) as channel:
         assert is_refused(channel)
     door.logged("it shows no certificate")
 
@@ -218,25 +275,42 @@ def test_an_older_tls_is_refused(door: Door) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.maximum_version = ssl.TLSVersion.TLSv1_2
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    with socket.create_connection(parse_endpoint(door.address), LIMIT_S) as connection, pytest.raises(ssl.SSLError):
+    with (
+        socket.create_connection(parse_endpoint(door.address), LIMIT_S) as connection,
+        pytest.raises(ssl.SSLError),
+    ):
         context.wrap_socket(connection)
     door.logged("it speaks only a TLS older than 1.3")
 
 
-async def test_who_passes_for_the_server_is_refused_by_the_client(door: Door, tmp_path: Path) -> None:
-    if door.role is Role.AGENT:  # even with a certificate of the fleet in this host's name: it is not the one that was issued to it
+async def test_who_passes_for_the_server_is_refused_by_the_client(
+    door: Door, tmp_path: Path
+) -> None:
+    if (
+        door.role is Role.AGENT
+        # even with a certificate of the fleet in this host's name: it is not the one that was issued to
+        # it
+    ):
         pinned = door.maker.issue(Role.AGENT, HOST).certificate_pem
         other = door.maker.files("other", door.maker.issue(Role.CONTROLLER, "controller"), pinned)
     else:
-        other = door.maker.files("other", door.maker.issue(Role.USER, "ann"), Maker.new(tmp_path).authority.certificate_pem)
+        other = door.maker.files(
+            "other",
+            door.maker.issue(Role.USER, "ann"),
+            Maker.new(tmp_path).authority.certificate_pem,
+        )
     assert "its certificate is not issued by this fleet's authority" in await door.ask(other)
     door.logged("it does not accept the certificate here")
 
 
 async def test_an_agent_of_another_name_is_refused_by_the_client(tmp_path: Path) -> None:
     with agent_door(tmp_path) as door:
-        files = door.maker.files("any", door.maker.issue(Role.CONTROLLER, "controller"))  # trusts the whole authority
-        assert "that of another party (expected is gpu02.agent.benchfleet)" in await door.ask(files, agent_name("gpu02"))
+        files = door.maker.files(
+            "any", door.maker.issue(Role.CONTROLLER, "controller")
+        )  # trusts the whole authority
+        assert "that of another party (expected is gpu02.agent.benchfleet)" in await door.ask(
+            files, agent_name("gpu02")
+        )
 
 
 async def test_nothing_that_listens_and_nothing_that_answers_are_told_apart(tmp_path: Path) -> None:
@@ -244,7 +318,10 @@ async def test_nothing_that_listens_and_nothing_that_answers_are_told_apart(tmp_
     files = maker.files("any", maker.issue(Role.CONTROLLER, "controller"))
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
-        assert await explain_connection_failure(address, files, "any", 0.2) == "something listens there that does not answer"
+        assert (
+            await explain_connection_failure(address, files, "any", 0.2)
+            == "something listens there that does not answer"
+        )
     agent = AgentClient(address, files, "any")
     with pytest.raises(HostUnreachable, match="nothing listens there"):
         await agent.describe()

@@ -1,4 +1,6 @@
-"""What anybody may send to an agent's socket: refused, told in its log, nothing executed, and the agent goes on."""
+"""What anybody may send to an agent's socket: refused, told in its log, nothing executed, and the
+agent goes on.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ SERVICE = "/fleet_protos.v1.AgentService/"
 METHODS = [method.name for method in pb.DESCRIPTOR.services_by_name["AgentService"].methods]
 STREAMS = {"WatchEvents", "FetchArtifact"}
 REFUSED = {grpc.StatusCode.INVALID_ARGUMENT}
-NO_GPU = grpc.StatusCode.RESOURCE_EXHAUSTED  # it was admitted, and finds no room: nothing is started
+NO_GPU = (
+    grpc.StatusCode.RESOURCE_EXHAUSTED
+)  # it was admitted, and finds no room: nothing is started
 
 
 @dataclass
@@ -81,9 +85,22 @@ class ExposedAgent:
 @contextlib.contextmanager
 def agent(state: Path) -> Iterator[ExposedAgent]:
     with (state / "log").open("wb") as log:
-        options = ("--state", str(state), "--host-name", "here", "--gpus", "0", "--simulated-gpus", "0")
-        process = subprocess.Popen([sys.executable, "-m", "fleet_agent.main", *options], stderr=log, start_new_session=True)
-    channel = grpc.insecure_channel(listen_address(state, "agent"), options=[("grpc.max_send_message_length", -1)])
+        options = (
+            "--state",
+            str(state),
+            "--host-name",
+            "here",
+            "--gpus",
+            "0",
+            "--simulated-gpus",
+            "0",
+        )
+        process = subprocess.Popen(
+            [sys.executable, "-m", "fleet_agent.main", *options], stderr=log, start_new_session=True
+        )
+    channel = grpc.insecure_channel(
+        listen_address(state, "agent"), options=[("grpc.max_send_message_length", -1)]
+    )
     try:
         grpc.channel_ready_future(channel).result(timeout=30)
         yield ExposedAgent(state, agent_pb2_grpc.AgentServiceStub(channel), channel)
@@ -117,7 +134,21 @@ def whole() -> TrialSpec:
         output=Lengths("uniform", 1, 5), input=Lengths("uniform", 1, 5), mix=(Part(prompts="builtin:chat"),), cache="salt",
     )  # fmt: skip
     plan = LoadPlan(("here",), 1)
-    return TrialSpec("t-1", 1, "job", "job", "v", {"f": "l"}, 1, "here", engine, (load,), Measure(1, 1), load=plan, files=(FILE,))
+    return TrialSpec(
+        "t-1",
+        1,
+        "job",
+        "job",
+        "v",
+        {"f": "l"},
+        1,
+        "here",
+        engine,
+        (load,),
+        Measure(1, 1),
+        load=plan,
+        files=(FILE,),
+    )
 
 
 def proto() -> trial_pb2.TrialSpec:
@@ -131,7 +162,9 @@ Place = tuple[str, Callable[[Message, str], None]]
 
 
 def places(message: Message, path: str = "") -> Iterator[Place]:
-    """(dotted name, how to set it) of each text below a message: fields, entries of lists, keys and values of maps, parts of a Struct."""
+    """(dotted name, how to set it) of each text below a message: fields, entries of lists, keys and
+    values of maps, parts of a Struct.
+    """
     for field in message.DESCRIPTOR.fields:
         yield from _places_of(message, field, f"{path}{field.name}")
 
@@ -152,12 +185,24 @@ def _places_of(message: Message, field: FieldDescriptor, name: str) -> Iterator[
     elif kind:
         yield from _inner(of, of(message), name, field.is_repeated)
     elif field.type == FieldDescriptor.TYPE_STRING:
-        yield name, lambda top, text: of(top).append(text) if field.is_repeated else setattr(top, field.name, text)
+        yield (
+            name,
+            lambda top, text: (
+                of(top).append(text) if field.is_repeated else setattr(top, field.name, text)
+            ),
+        )
 
 
-def _inner(of: Callable[[Message], Any], content: Any, name: str, is_repeated: bool) -> Iterator[Place]:
-    for inner_name, put in places(content[0] if is_repeated else content, f"{name}[0]." if is_repeated else f"{name}."):
-        yield inner_name, lambda top, text, put=put: put(of(top)[0] if is_repeated else of(top), text)
+def _inner(
+    of: Callable[[Message], Any], content: Any, name: str, is_repeated: bool
+) -> Iterator[Place]:
+    for inner_name, put in places(
+        content[0] if is_repeated else content, f"{name}[0]." if is_repeated else f"{name}."
+    ):
+        yield (
+            inner_name,
+            lambda top, text, put=put: put(of(top)[0] if is_repeated else of(top), text),
+        )
 
 
 def _set_key(entries: Any, text: str) -> None:
@@ -171,16 +216,71 @@ def _set_value(entries: Any, text: str) -> None:
 
 PLACES = dict(places(proto()))
 MARK = "benchfleet-was-here"
-INVISIBLE = ["a\0b", "a\x1b[2Jb", "a\x07", "\u202egpj", "a\u2028b", "zero\u200bwidth", "\x85", "x" * 40_000]
-SHELL = [f"$(touch {MARK})", f"; touch {MARK} ;", f"`touch {MARK}`", f"| touch {MARK}", f"' && touch {MARK} #", "${IFS}", "%s%n", "*"]
-PATHS = ["../../../x", "/etc/passwd", "..", ".", "", "~/x", "~root/x", "C:\\x", "//x", "file:///etc/passwd"]
+INVISIBLE = [
+    "a\0b",
+    "a\x1b[2Jb",
+    "a\x07",
+    "\u202egpj",
+    "a\u2028b",
+    "zero\u200bwidth",
+    "\x85",
+    "x" * 40_000,
+]
+SHELL = [
+    f"$(touch {MARK})",
+    f"; touch {MARK} ;",
+    f"`touch {MARK}`",
+    f"| touch {MARK}",
+    f"' && touch {MARK} #",
+    "${IFS}",
+    "%s%n",
+    "*",
+]
+PATHS = [
+    "../../../x",
+    "/etc/passwd",
+    "..",
+    ".",
+    "",
+    "~/x",
+    "~root/x",
+    "C:\\x",
+    "//x",
+    "file:///etc/passwd",
+]
 DASHES = ["-x", "--help", f"--trust-remote-code={MARK}", "-", "--"]
-WORDS = ["null", "true", "0", "-1", "1e999", "NaN", "ünï", "日本", "😀", "a b", " ", "\n", "a\nb", "\t", "a=b", "{0}", "x" * 3000]
+WORDS = [
+    "null",
+    "true",
+    "0",
+    "-1",
+    "1e999",
+    "NaN",
+    "ünï",
+    "日本",
+    "😀",
+    "a b",
+    " ",
+    "\n",
+    "a\nb",
+    "\t",
+    "a=b",
+    "{0}",
+    "x" * 3000,
+]
 
 
 def test_the_walk_finds_the_texts_that_there_are() -> None:
     assert len(PLACES) >= 32
-    some = {"trial_id", "engine.python", "engine.args{value}", "engine.env{key}", "workloads[0].prompts", "levels{value}", "load.hosts"}
+    some = {
+        "trial_id",
+        "engine.python",
+        "engine.args{value}",
+        "engine.env{key}",
+        "workloads[0].prompts",
+        "levels{value}",
+        "load.hosts",
+    }
     assert some <= {*PLACES}
 
 
@@ -204,7 +304,9 @@ FOLDERS = ["../../../x", "/etc/passwd", "..", ".", "", "a/b", "-x", "a b", "$(x)
 
 
 @pytest.mark.parametrize("name", FOLDERS)
-def test_the_id_of_a_trial_is_the_name_of_a_folder_and_nothing_else(line: ExposedAgent, name: str) -> None:
+def test_the_id_of_a_trial_is_the_name_of_a_folder_and_nothing_else(
+    line: ExposedAgent, name: str
+) -> None:
     spec = proto()
     spec.trial_id = name
     assert line.start(spec) in REFUSED
@@ -261,7 +363,14 @@ def test_a_trial_full_of_shell_is_launched_and_executes_nothing(line: ExposedAge
     """What is let in may say anything: it is a word of a list, never a line of a shell."""
     trick = f"$(touch {MARK}); touch {MARK} `touch {MARK}` | touch {MARK}"
     spec = proto()
-    for place in ("job_name", "variant", "levels{value}", "engine.args{value}", "engine.env{value}", "engine.model_path"):
+    for place in (
+        "job_name",
+        "variant",
+        "levels{value}",
+        "engine.args{value}",
+        "engine.env{value}",
+        "engine.model_path",
+    ):
         PLACES[place](spec, trick)
     spec.engine.gpus, spec.engine.container.image, spec.engine.simulation.time_scale = 0, "", 100.0
     spec.engine.ClearField("gang")
@@ -275,9 +384,13 @@ def test_a_trial_full_of_shell_is_launched_and_executes_nothing(line: ExposedAge
         if answer.event.WhichOneof("body") == "server_launched":
             assert trick in list(answer.event.server_launched.argv)
         if answer.event.WhichOneof("body") == "server_ready":
-            line.stub.CancelTrial(pb.CancelTrialRequest(trial_id=spec.trial_id, attempt=1, reason=trick), timeout=20)
+            line.stub.CancelTrial(
+                pb.CancelTrialRequest(trial_id=spec.trial_id, attempt=1, reason=trick), timeout=20
+            )
         if answer.event.WhichOneof("body") == "trial_over":
-            assert answer.event.trial_over.outcome == Outcome.CANCELLED, answer.event.trial_over.message
+            assert answer.event.trial_over.outcome == Outcome.CANCELLED, (
+                answer.event.trial_over.message
+            )
             break
     assert [name for _, _, names in os.walk(line.state) for name in names if MARK in name] == []
     assert MARK not in os.listdir(".")
@@ -309,21 +422,38 @@ def test_metadata_without_end_is_refused(line: ExposedAgent) -> None:
     assert line.answers()
 
 
-NAMES = ["../../log", "/etc/passwd", "t-1/1/../../../log", "t-1/1/\0", "", "x" * 100_000, "\x1b[2J", "../journal/events.jsonl"]
+NAMES = [
+    "../../log",
+    "/etc/passwd",
+    "t-1/1/../../../log",
+    "t-1/1/\0",
+    "",
+    "x" * 100_000,
+    "\x1b[2J",
+    "../journal/events.jsonl",
+]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_no_file_is_given_out_but_those_of_trials(line: ExposedAgent, name: str) -> None:
     with pytest.raises(grpc.RpcError) as refused:
-        list(line.stub.FetchArtifact(pb.FetchArtifactRequest(name=name, offset=(1 << 64) - 1), timeout=20))
+        list(
+            line.stub.FetchArtifact(
+                pb.FetchArtifactRequest(name=name, offset=(1 << 64) - 1), timeout=20
+            )
+        )
     assert refused.value.code() is grpc.StatusCode.NOT_FOUND
 
 
 RAW = [
     b"GET / HTTP/1.1\r\nhost: x\r\n\r\n",
-    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff\xff\xff\x00\x00\x00\x00\x00\x00",  # a frame longer than any may be
-    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x06\x04\x00\x00\x00\x00\x00\x00\x03",  # cut off inside its settings
-    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00" + b"\x00\x00\x04\x01\x04\x00\x00\x00\x01\xff\xff\xff\xff",
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+    + b"\xff\xff\xff\x00\x00\x00\x00\x00\x00",  # a frame longer than any may be
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+    + b"\x00\x00\x06\x04\x00\x00\x00\x00\x00\x00\x03",  # cut off inside its settings
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+    + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
+    + b"\x00\x00\x04\x01\x04\x00\x00\x00\x01\xff\xff\xff\xff",
     b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(200),  # TLS
     bytes(70_000),
     b"",
@@ -341,13 +471,29 @@ def test_bytes_that_are_no_call_end_that_connection_alone(line: ExposedAgent, nu
     assert line.answers()
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
-@given(method=st.sampled_from(METHODS), content=st.binary(max_size=200), seed=st.integers(0, 1 << 30), whole=st.booleans())
-def test_any_bytes_at_any_verb_leave_the_agent_working(line: ExposedAgent, method: str, content: bytes, seed: int, whole: bool) -> None:
+@settings(
+    max_examples=300,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    derandomize=True,
+)
+@given(
+    method=st.sampled_from(METHODS),
+    content=st.binary(max_size=200),
+    seed=st.integers(0, 1 << 30),
+    whole=st.booleans(),
+)
+def test_any_bytes_at_any_verb_leave_the_agent_working(
+    line: ExposedAgent, method: str, content: bytes, seed: int, whole: bool
+) -> None:
     if whole:  # a real request with some bytes changed comes further than noise
         content = _damaged(pb.StartTrialRequest(spec=proto()).SerializeToString(), seed)
     code = _call(line, method, content, timeout_s=0.3 if method in STREAMS else 20)
-    assert code not in {grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL, grpc.StatusCode.UNAVAILABLE}, (method, content)
+    assert code not in {
+        grpc.StatusCode.UNKNOWN,
+        grpc.StatusCode.INTERNAL,
+        grpc.StatusCode.UNAVAILABLE,
+    }, (method, content)
 
 
 def _damaged(content: bytes, seed: int) -> bytes:
@@ -357,11 +503,15 @@ def _damaged(content: bytes, seed: int) -> bytes:
     return bytes(damaged)
 
 
-def _call(line: ExposedAgent, method: str, content: bytes, timeout_s: float = 20) -> grpc.StatusCode | None:
+def _call(
+    line: ExposedAgent, method: str, content: bytes, timeout_s: float = 20
+) -> grpc.StatusCode | None:
     """The status of a call with these bytes; None when it was answered."""
     try:
         if method in STREAMS:
-            next(iter(line.channel.unary_stream(SERVICE + method)(content, timeout=timeout_s)), None)
+            next(
+                iter(line.channel.unary_stream(SERVICE + method)(content, timeout=timeout_s)), None
+            )
         else:
             line.channel.unary_unary(SERVICE + method)(content, timeout=timeout_s)
     except grpc.RpcError as error:

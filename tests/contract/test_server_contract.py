@@ -1,4 +1,6 @@
-"""Owns the promises that every server keeps, simulated or real SGLang 0.5.23; `BENCHFLEET_SGLANG_URL` adds a real one."""
+"""Owns the promises that every server keeps, simulated or real SGLang 0.5.23;
+`BENCHFLEET_SGLANG_URL` adds a real one.
+"""
 
 from __future__ import annotations
 
@@ -31,16 +33,31 @@ def new_prompt() -> str:
 
 def chat(prompt: str, **more: Any) -> dict[str, Any]:
     message = {"role": "user", "content": prompt}
-    return {"model": "default", "messages": [message], "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True, **more}
+    return {
+        "model": "default",
+        "messages": [message],
+        "max_tokens": TOKENS,
+        "temperature": 0,
+        "ignore_eos": True,
+        **more,
+    }
 
 
 def native(prompt: str, **more: Any) -> dict[str, Any]:
-    return {"text": prompt, "sampling_params": {"max_new_tokens": TOKENS, "temperature": 0, "ignore_eos": True}, **more}
+    return {
+        "text": prompt,
+        "sampling_params": {"max_new_tokens": TOKENS, "temperature": 0, "ignore_eos": True},
+        **more,
+    }
 
 
 def streamed_chat(client: Client, **more: Any) -> list[dict[str, Any]]:
     options = {"include_usage": True}
-    return ok(client.post("/v1/chat/completions", chat(new_prompt(), stream=True, stream_options=options, **more))).events()
+    return ok(
+        client.post(
+            "/v1/chat/completions", chat(new_prompt(), stream=True, stream_options=options, **more)
+        )
+    ).events()
 
 
 def ok(answer: Answer) -> Answer:
@@ -64,7 +81,9 @@ def test_a_ready_server_is_healthy(client: Client, path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/model_info", "/get_model_info"])
-def test_the_model_endpoint_names_the_model_it_was_started_with(client: Client, server: Server, path: str) -> None:
+def test_the_model_endpoint_names_the_model_it_was_started_with(
+    client: Client, server: Server, path: str
+) -> None:
     assert client.get_json(path)["model_path"] == server.model_path
 
 
@@ -73,7 +92,9 @@ def test_the_models_list_names_the_served_model(client: Client, server: Server) 
 
 
 @pytest.mark.parametrize("path", ["/server_info", "/get_server_info"])
-def test_server_info_shows_arguments_version_and_state(client: Client, server: Server, path: str) -> None:
+def test_server_info_shows_arguments_version_and_state(
+    client: Client, server: Server, path: str
+) -> None:
     info = client.get_json(path)
     assert info["model_path"] == server.model_path
     assert info["version"].startswith("0.5.")
@@ -109,7 +130,9 @@ def test_streamed_chat_never_sends_more_chunks_with_text_than_tokens(client: Cli
     assert 1 <= len(contents(streamed_chat(client))) <= TOKENS
 
 
-def test_the_accept_length_is_completion_tokens_over_verify_steps(client: Client, server: Server) -> None:
+def test_the_accept_length_is_completion_tokens_over_verify_steps(
+    client: Client, server: Server
+) -> None:
     events = streamed_chat(client, return_spec_tokens_details=True)
     details = [event["sglext"]["spec_tokens_details"] for event in events if event.get("sglext")]
     if not server.speculation:
@@ -124,13 +147,17 @@ def test_native_generation_tells_its_verify_steps(client: Client, server: Server
     meta = ok(client.post("/generate", native(new_prompt()))).json()["meta_info"]
     assert ("spec_verify_ct" in meta) == server.speculation
     if server.speculation:
-        assert meta["spec_accept_length"] == pytest.approx(meta["completion_tokens"] / meta["spec_verify_ct"])
+        assert meta["spec_accept_length"] == pytest.approx(
+            meta["completion_tokens"] / meta["spec_verify_ct"]
+        )
         rate = meta["spec_num_correct_drafts"] / meta["spec_num_proposed_drafts"]
         assert meta["spec_accept_rate"] == pytest.approx(rate)
 
 
 def test_a_whole_chat_answer_counts_and_ends_as_asked(client: Client) -> None:
-    answer = ok(client.post("/v1/chat/completions", chat(new_prompt(), return_meta_info=True))).json()
+    answer = ok(
+        client.post("/v1/chat/completions", chat(new_prompt(), return_meta_info=True))
+    ).json()
     assert answer["usage"]["completion_tokens"] == TOKENS
     assert answer["choices"][0]["finish_reason"] == "length"
     assert answer["choices"][0]["meta_info"]["completion_tokens"] == TOKENS
@@ -138,14 +165,35 @@ def test_a_whole_chat_answer_counts_and_ends_as_asked(client: Client) -> None:
 
 
 def test_meta_info_of_a_streamed_chat_is_refused(client: Client) -> None:
-    assert client.post("/v1/chat/completions", chat(new_prompt(), stream=True, return_meta_info=True)).status == 400
+    assert (
+        client.post(
+            "/v1/chat/completions", chat(new_prompt(), stream=True, return_meta_info=True)
+        ).status
+        == 400
+    )
 
 
 def test_a_streamed_completion_counts_and_ends_as_asked(client: Client) -> None:
-    body = {"model": "default", "prompt": new_prompt(), "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True, "stream": True}
-    events = ok(client.post("/v1/completions", {**body, "stream_options": {"include_usage": True}})).events()
-    assert [event["usage"]["completion_tokens"] for event in events if event.get("usage")] == [TOKENS]
-    reasons = [choice["finish_reason"] for event in events for choice in event["choices"] if choice.get("finish_reason")]
+    body = {
+        "model": "default",
+        "prompt": new_prompt(),
+        "max_tokens": TOKENS,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    events = ok(
+        client.post("/v1/completions", {**body, "stream_options": {"include_usage": True}})
+    ).events()
+    assert [event["usage"]["completion_tokens"] for event in events if event.get("usage")] == [
+        TOKENS
+    ]
+    reasons = [
+        choice["finish_reason"]
+        for event in events
+        for choice in event["choices"]
+        if choice.get("finish_reason")
+    ]
     assert reasons == ["length"]
 
 
@@ -188,15 +236,25 @@ def test_an_unknown_path_is_not_found(client: Client) -> None:
 
 def test_metrics_are_prometheus_text_with_sglangs_names(client: Client) -> None:
     ok(client.post("/generate", native(new_prompt())))
-    families = {family.name for family in text_string_to_metric_families(ok(client.get("/metrics")).body.decode())}
-    assert {"sglang:gen_throughput", "sglang:num_running_reqs", "sglang:generation_tokens", "sglang:spec_accept_length"} <= families
+    families = {
+        family.name
+        for family in text_string_to_metric_families(ok(client.get("/metrics")).body.decode())
+    }
+    assert {
+        "sglang:gen_throughput",
+        "sglang:num_running_reqs",
+        "sglang:generation_tokens",
+        "sglang:spec_accept_length",
+    } <= families
 
 
 def test_one_connection_carries_many_requests(server: Server) -> None:
     connection = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=120)
     try:
         stream = json.dumps(chat(new_prompt(), stream=True)).encode()
-        statuses = [exchange(connection, "POST", "/v1/chat/completions", stream).status for _ in range(2)]
+        statuses = [
+            exchange(connection, "POST", "/v1/chat/completions", stream).status for _ in range(2)
+        ]
         statuses.append(exchange(connection, "GET", "/model_info").status)
     finally:
         connection.close()

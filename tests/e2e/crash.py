@@ -1,4 +1,6 @@
-"""Owns what the crash tests share: a small job, a running `fleetctl run`, its processes by id, and what is left of them."""
+"""Owns what the crash tests share: a small job, a running `fleetctl run`, its processes by id, and
+what is left of them.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,8 @@ class Running:
     def __init__(self, folder: Path, job: str = JOB) -> None:
         self.state = folder / "state"
         self.job = folder / "job.yaml"
-        self.name = f"crash-{uuid.uuid4().hex[:8]}"  # so that no other job's servers are taken for this one's
+        # so that no other job's servers are taken for this one's
+        self.name = f"crash-{uuid.uuid4().hex[:8]}"
         self.job.write_text(job.replace("name: crash\n", f"name: {self.name}\n"))
         self.process = self.fleetctl("run", str(self.job))
 
@@ -55,7 +58,14 @@ class Running:
         """Start a command on this state folder; its output is text on a pipe."""
         argv = [sys.executable, "-m", "fleet_controller.cli.main", *arguments]
         env = {**os.environ, "BENCHFLEET_STATE": str(self.state)}
-        return subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+        return subprocess.Popen(
+            argv,
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
 
     def answer(self, *arguments: str) -> dict:
         """The JSON of a command that ends by itself."""
@@ -69,7 +79,9 @@ class Running:
         return output
 
     def events(self, wanted: Callable[[Event], bool], limit_s: float = 90.0) -> list[Event]:
-        """The agent's events up to the first that is `wanted`, read from the agent itself; waits for them."""
+        """The agent's events up to the first that is `wanted`, read from the agent itself; waits
+        for them.
+        """
         deadline_s = time.monotonic() + limit_s
         while time.monotonic() < deadline_s:
             seen = []
@@ -85,19 +97,31 @@ class Running:
 
     def _stream(self, deadline_s: float) -> Iterator[Event]:
         with grpc.insecure_channel(listen_address(self.state / "agent", "agent")) as channel:
-            grpc.channel_ready_future(channel).result(timeout=max(0.1, deadline_s - time.monotonic()))
+            grpc.channel_ready_future(channel).result(
+                timeout=max(0.1, deadline_s - time.monotonic())
+            )
             stub = agent_pb2_grpc.AgentServiceStub(channel)
-            for answer in stub.WatchEvents(agent_pb2.WatchEventsRequest(), timeout=max(0.1, deadline_s - time.monotonic())):
+            for answer in stub.WatchEvents(
+                agent_pb2.WatchEventsRequest(), timeout=max(0.1, deadline_s - time.monotonic())
+            ):
                 yield from_proto(Event, answer.event)
 
     def agent_pid(self) -> int:
         """The agent says it itself."""
         with grpc.insecure_channel(listen_address(self.state / "agent", "agent")) as channel:
-            return agent_pb2_grpc.AgentServiceStub(channel).Describe(agent_pb2.DescribeRequest(), timeout=10).pid
+            return (
+                agent_pb2_grpc.AgentServiceStub(channel)
+                .Describe(agent_pb2.DescribeRequest(), timeout=10)
+                .pid
+            )
 
     def left_over(self) -> list[str]:
         """Processes that carry this state folder or a launch token of this job and are still there."""
-        return [line for line in processes() if str(self.state) in line or f"BENCHFLEET_LAUNCH={self.name}" in line]
+        return [
+            line
+            for line in processes()
+            if str(self.state) in line or f"BENCHFLEET_LAUNCH={self.name}" in line
+        ]
 
 
 def processes() -> list[str]:
@@ -119,7 +143,9 @@ def children(pid: int) -> list[int]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                parents[int(entry.name)] = int(
+                    (entry / "stat").read_text().rpartition(")")[2].split()[1]
+                )
             except OSError:
                 continue
     found, edge = [], [pid]

@@ -16,13 +16,32 @@ from pathlib import Path
 import pytest
 
 FLEETCTL = (sys.executable, "-m", "fleet_controller.cli.main")
-CSV = "variant,launch,value\ntuned,1,88.8\n" + "".join(f"eagle3,{n},{v}\n" for n, v in enumerate((81.0, 83.6, 82.8, 92.0, 94.0), start=1))
-SLOWER = "variant,launch,value\n" + "".join(f"a,{n},{100 + n}\nb,{n},{80 + n}\n" for n in range(1, 5))
+CSV = "variant,launch,value\ntuned,1,88.8\n" + "".join(
+    f"eagle3,{n},{v}\n" for n, v in enumerate((81.0, 83.6, 82.8, 92.0, 94.0), start=1)
+)
+SLOWER = "variant,launch,value\n" + "".join(
+    f"a,{n},{100 + n}\nb,{n},{80 + n}\n" for n in range(1, 5)
+)
 
 
-def fleetctl(*arguments: str, state: Path, stdin: str = "", **env: str) -> subprocess.CompletedProcess[str]:
-    environment = {"PATH": os.environ["PATH"], "HOME": str(state), "BENCHFLEET_STATE": str(state / "state"), **env}
-    return subprocess.run((*FLEETCTL, *arguments), input=stdin, capture_output=True, text=True, timeout=60, check=False, env=environment)
+def fleetctl(
+    *arguments: str, state: Path, stdin: str = "", **env: str
+) -> subprocess.CompletedProcess[str]:
+    environment = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(state),
+        "BENCHFLEET_STATE": str(state / "state"),
+        **env,
+    }
+    return subprocess.run(
+        (*FLEETCTL, *arguments),
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env=environment,
+    )
 
 
 def on_terminal(columns: int, *arguments: str, **env: str) -> str:
@@ -30,7 +49,9 @@ def on_terminal(columns: int, *arguments: str, **env: str) -> str:
     leader, follower = pty.openpty()
     fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     environment = {"PATH": os.environ["PATH"], "TERM": "xterm", "LC_ALL": "C.UTF-8", **env}
-    process = subprocess.Popen((*FLEETCTL, *arguments), stdout=follower, stderr=follower, stdin=follower, env=environment)
+    process = subprocess.Popen(
+        (*FLEETCTL, *arguments), stdout=follower, stderr=follower, stdin=follower, env=environment
+    )
     os.close(follower)
     written = b""
     while True:
@@ -60,10 +81,27 @@ def test_help_loads_nothing_that_takes_time(words: list[str]) -> None:
         f"try: main({words!r})\nexcept SystemExit: pass\n"
         "print('LOADED', *sorted({name.partition('.')[0] for name in sys.modules}))"
     )
-    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    told = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
     loaded = set(told.stdout.rpartition("LOADED")[2].split())
     assert "argparse" in loaded
-    assert loaded & {"alembic", "google", "grpc", "numpy", "pydantic", "ray", "rich", "ruamel", "scipy", "sqlalchemy"} == set()
+    assert (
+        loaded
+        & {
+            "alembic",
+            "google",
+            "grpc",
+            "numpy",
+            "pydantic",
+            "ray",
+            "rich",
+            "ruamel",
+            "scipy",
+            "sqlalchemy",
+        }
+        == set()
+    )
 
 
 def test_published_numbers_give_their_table(tmp_path: Path, numbers: Path) -> None:
@@ -76,7 +114,12 @@ def test_published_numbers_give_their_table(tmp_path: Path, numbers: Path) -> No
 def test_json_of_a_comparison_is_all_of_standard_output(tmp_path: Path, numbers: Path) -> None:
     result = json.loads(fleetctl("compare", "--csv", str(numbers), "--json", state=tmp_path).stdout)
     eagle3 = result["rows"][1]
-    assert (result["baseline"], eagle3["variant"], eagle3["launches"], eagle3["verdict"]) == ("tuned", "eagle3", 5, "INCONCLUSIVE")
+    assert (result["baseline"], eagle3["variant"], eagle3["launches"], eagle3["verdict"]) == (
+        "tuned",
+        "eagle3",
+        5,
+        "INCONCLUSIVE",
+    )
     assert [round(end, 1) for end in eagle3["interval"]] == [79.4, 94.0]
     assert 40 <= eagle3["needs"]["launches"] <= 48
 
@@ -94,7 +137,9 @@ def test_terminal_never_cuts_a_number(numbers: Path, columns: int) -> None:
         assert text in plain
 
 
-def test_colours_are_on_terminals_only_and_no_color_turns_them_off(tmp_path: Path, numbers: Path) -> None:
+def test_colours_are_on_terminals_only_and_no_color_turns_them_off(
+    tmp_path: Path, numbers: Path
+) -> None:
     assert "\033[" in on_terminal(200, "compare", "--csv", str(numbers))
     assert "\033[" not in on_terminal(200, "compare", "--csv", str(numbers), NO_COLOR="1")
     assert "\033[" not in fleetctl("compare", "--csv", str(numbers), state=tmp_path).stdout
@@ -104,12 +149,26 @@ def test_slower_fails_a_pipeline_only_when_asked(tmp_path: Path) -> None:
     file = tmp_path / "slower.csv"
     file.write_text(SLOWER)
     assert fleetctl("compare", "--csv", str(file), state=tmp_path).returncode == 0
-    assert fleetctl("compare", "--csv", str(file), "--fail-on", "slower", state=tmp_path).returncode == 1
-    assert fleetctl("compare", "--csv", str(file), "--baseline", "b", "--fail-on", "slower", state=tmp_path).returncode == 0
+    assert (
+        fleetctl("compare", "--csv", str(file), "--fail-on", "slower", state=tmp_path).returncode
+        == 1
+    )
+    assert (
+        fleetctl(
+            "compare", "--csv", str(file), "--baseline", "b", "--fail-on", "slower", state=tmp_path
+        ).returncode
+        == 0
+    )
 
 
 def test_bad_rows_are_all_told_with_their_lines(tmp_path: Path) -> None:
-    done = fleetctl("compare", "--csv", "-", state=tmp_path, stdin="variant,launch,value\na,1,fast\na,2,3\na,3\n")
+    done = fleetctl(
+        "compare",
+        "--csv",
+        "-",
+        state=tmp_path,
+        stdin="variant,launch,value\na,1,fast\na,2,3\na,3\n",
+    )
     assert done.returncode == 2
     assert [line.split(": ")[0] for line in done.stderr.splitlines()] == ["-:2:3", "-:4:1"]
     assert done.stdout == ""
@@ -123,7 +182,9 @@ def test_bad_rows_are_all_told_with_their_lines(tmp_path: Path) -> None:
         ("schema", "fleets"), ("no-such-command",), (), ("compare", "--csv", "-", "--margin", "2"),
     ],
 )  # fmt: skip
-def test_mistake_on_the_command_line_is_told_without_a_traceback(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+def test_mistake_on_the_command_line_is_told_without_a_traceback(
+    tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
     done = fleetctl(*arguments, state=tmp_path, stdin=CSV)
     assert done.returncode == 2
     assert done.stderr
@@ -132,16 +193,28 @@ def test_mistake_on_the_command_line_is_told_without_a_traceback(tmp_path: Path,
 
 def test_reader_that_goes_away_is_no_error(numbers: Path, tmp_path: Path) -> None:
     command = " ".join((*FLEETCTL, "schema", "job", "| true"))
-    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_init_writes_files_that_lint_without_errors_and_warnings_and_never_overwrites(tmp_path: Path) -> None:
+def test_init_writes_files_that_lint_without_errors_and_warnings_and_never_overwrites(
+    tmp_path: Path,
+) -> None:
     folder = tmp_path / "new"
     assert fleetctl("init", str(folder), state=tmp_path).returncode == 0
     linted = fleetctl("lint", str(folder / "job.yaml"), "--json", state=tmp_path)
     assert linted.returncode == 0
-    assert [finding["code"] for finding in json.loads(linted.stdout)["findings"] if finding["severity"] != "info"] == []
+    assert [
+        finding["code"]
+        for finding in json.loads(linted.stdout)["findings"]
+        if finding["severity"] != "info"
+    ] == []
     (folder / "job.yaml").write_text("mine")
     refused = fleetctl("init", str(folder), state=tmp_path)
     assert refused.returncode == 2
@@ -158,7 +231,10 @@ def test_lint_tells_findings_in_the_form_of_the_contract(tmp_path: Path) -> None
     done = fleetctl("lint", str(file), "--json", state=tmp_path)
     findings = json.loads(done.stdout)["findings"]
     assert done.returncode == 2
-    assert all(list(finding) == ["code", "severity", "file", "line", "column", "key", "message", "hint"] for finding in findings)
+    assert all(
+        list(finding) == ["code", "severity", "file", "line", "column", "key", "message", "hint"]
+        for finding in findings
+    )
     assert any(finding["severity"] == "error" and finding["line"] > 1 for finding in findings)
     told = fleetctl("lint", str(file), state=tmp_path)
     assert told.stdout.startswith(f"{file}:")
@@ -192,9 +268,21 @@ def test_no_controller_is_told_with_what_to_do(tmp_path: Path) -> None:
 def test_output_that_is_closed_or_full_is_no_bug_of_ours(numbers: Path, tmp_path: Path) -> None:
     words = [*FLEETCTL, "compare", "--csv", str(numbers)]
     env = {"PATH": os.environ["PATH"], "BENCHFLEET_STATE": str(tmp_path / "state")}
-    closed = subprocess.run(["sh", "-c", '"$@" >&-', "sh", *words], env=env, stderr=subprocess.PIPE, text=True, check=False)
+    closed = subprocess.run(
+        ["sh", "-c", '"$@" >&-', "sh", *words],
+        env=env,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
     assert (closed.returncode, closed.stderr) == (0, "")
-    full = subprocess.run(["sh", "-c", '"$@" >/dev/full', "sh", *words], env=env, stderr=subprocess.PIPE, text=True, check=False)
+    full = subprocess.run(
+        ["sh", "-c", '"$@" >/dev/full', "sh", *words],
+        env=env,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
     assert full.returncode == 2
     assert full.stderr.startswith("error: the result cannot be written: No space left on device\n")
     assert not (tmp_path / "state" / "bugs").exists()
@@ -209,13 +297,24 @@ def test_a_plan_of_ten_thousand_trials_is_shown_whole(tmp_path: Path) -> None:
     assert shown.stdout.count("block ") == 10_000
 
 
-@pytest.mark.parametrize(("lacks", "command", "extra"), [("pydantic", "lint", "controller"), ("uvloop", "run", "agent")])
-def test_an_installation_without_an_extra_says_which_one_to_install(tmp_path: Path, lacks: str, command: str, extra: str) -> None:
+@pytest.mark.parametrize(
+    ("lacks", "command", "extra"), [("pydantic", "lint", "controller"), ("uvloop", "run", "agent")]
+)
+def test_an_installation_without_an_extra_says_which_one_to_install(
+    tmp_path: Path, lacks: str, command: str, extra: str
+) -> None:
     assert fleetctl("init", str(tmp_path), state=tmp_path).returncode == 0
     arguments = [command, str(tmp_path / "job.yaml")]
     program = f"import sys; sys.modules[{lacks!r}] = None; from fleet_controller.cli.main import main; sys.exit(main({arguments!r}))"
     env = {"PATH": os.environ["PATH"], "BENCHFLEET_STATE": str(tmp_path / "state")}
-    told = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=60, check=False)
+    told = subprocess.run(
+        [sys.executable, "-c", program],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert told.returncode == 2
     assert f"error: this installation lacks {lacks}\n  install benchfleet[{extra}]" in told.stderr
     assert not (tmp_path / "state" / "agent").exists()

@@ -19,15 +19,29 @@ BROKEN = "python3 -m sglang.launch_server --model-path org/m \\ # here\n  --tp 8
 
 
 def fleetctl(*arguments: str, state: Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    environment = {"PATH": os.environ["PATH"], "HOME": str(state), "BENCHFLEET_STATE": str(state / "state")}
+    environment = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(state),
+        "BENCHFLEET_STATE": str(state / "state"),
+    }
     command = (sys.executable, "-m", "fleet_controller.cli.main", *arguments)
-    return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    return subprocess.run(
+        command,
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env=environment,
+    )
 
 
 def test_job_of_a_pasted_launch_lints_clean_and_can_be_planned(tmp_path: Path) -> None:
     (tmp_path / "launch.sh").write_text(LAUNCH)
     job = str(tmp_path / "job.yaml")
-    done = fleetctl("init", "--from-command", str(tmp_path / "launch.sh"), "-o", job, state=tmp_path)
+    done = fleetctl(
+        "init", "--from-command", str(tmp_path / "launch.sh"), "-o", job, state=tmp_path
+    )
     assert (done.returncode, done.stdout) == (0, "")
     assert f"wrote {job}" in done.stderr
     assert fleetctl("lint", job, state=tmp_path).returncode == 0
@@ -53,7 +67,12 @@ def test_a_job_file_that_exists_is_not_overwritten(tmp_path: Path) -> None:
 
 def test_what_has_no_value_is_refused_until_it_is_filled_in(tmp_path: Path) -> None:
     job = tmp_path / "job.yaml"
-    assert fleetctl("init", "--from-command", "-", "-o", str(job), state=tmp_path, stdin=UNFILLED).returncode == 2
+    assert (
+        fleetctl(
+            "init", "--from-command", "-", "-o", str(job), state=tmp_path, stdin=UNFILLED
+        ).returncode
+        == 2
+    )
     assert fleetctl("lint", str(job), state=tmp_path).returncode == 2
     job.write_text(re.sub(r'"\$TP" # fill in.*', "2", job.read_text()))
     assert fleetctl("lint", str(job), state=tmp_path).returncode == 0
@@ -61,10 +80,19 @@ def test_what_has_no_value_is_refused_until_it_is_filled_in(tmp_path: Path) -> N
 
 def test_no_job_is_made_of_a_command_that_ends_too_early(tmp_path: Path) -> None:
     job = tmp_path / "job.yaml"
-    done = fleetctl("init", "--from-command", "-", "-o", str(job), "--json", state=tmp_path, stdin=BROKEN)
+    done = fleetctl(
+        "init", "--from-command", "-", "-o", str(job), "--json", state=tmp_path, stdin=BROKEN
+    )
     result = json.loads(done.stdout)
-    assert (done.returncode, result["verdict"], result["job_file"], job.exists()) == (2, "error", "", False)
-    assert [(finding["line"], finding["code"]) for finding in result["findings"]] == [(1, "text_after_continuation")]
+    assert (done.returncode, result["verdict"], result["job_file"], job.exists()) == (
+        2,
+        "error",
+        "",
+        False,
+    )
+    assert [(finding["line"], finding["code"]) for finding in result["findings"]] == [
+        (1, "text_after_continuation")
+    ]
 
 
 def test_lint_reads_a_pasted_launch_with_its_own_lines(tmp_path: Path) -> None:
@@ -78,8 +106,17 @@ def test_lint_reads_a_pasted_launch_with_its_own_lines(tmp_path: Path) -> None:
     assert fleetctl("lint", str(file), state=tmp_path).returncode == 2
 
 
-@pytest.mark.parametrize("words", [("--from-command", "no-such.sh"), ("-o", "x.yaml"), ("--from-command", "-", "-o", "no/such/x.yaml")])
-def test_mistake_on_the_command_line_is_told_without_a_traceback(tmp_path: Path, words: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--from-command", "no-such.sh"),
+        ("-o", "x.yaml"),
+        ("--from-command", "-", "-o", "no/such/x.yaml"),
+    ],
+)
+def test_mistake_on_the_command_line_is_told_without_a_traceback(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
     done = fleetctl("init", *words, state=tmp_path, stdin=LAUNCH)
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
@@ -87,6 +124,9 @@ def test_mistake_on_the_command_line_is_told_without_a_traceback(tmp_path: Path,
 
 def test_the_guide_explains_every_code_and_no_other() -> None:
     section = GUIDE.read_text(encoding="utf-8").split("## Start from a launch")[1].split("\n## ")[0]
-    sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "controller/fleet_controller/importers").rglob("*.py"))
+    sources = "".join(
+        path.read_text(encoding="utf-8")
+        for path in (ROOT / "controller/fleet_controller/importers").rglob("*.py")
+    )
     told = set(re.findall(r'(?:notes\.(?:error|warn|info)|\btell)\(\s*"([a-z_]+)"', sources))
     assert set(re.findall(r"^\| `([a-z_]+)` \|", section, re.MULTILINE)) == told

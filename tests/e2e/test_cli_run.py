@@ -61,7 +61,12 @@ class Bench:
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         env = {**os.environ, "BENCHFLEET_STATE": str(self.folder / "state")}
         return subprocess.Popen(
-            (*FLEETCTL, *arguments), env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+            (*FLEETCTL, *arguments),
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
         )
 
     def call(self, *arguments: str) -> tuple[int, str, str]:
@@ -83,7 +88,9 @@ class Bench:
                 text = " ".join((*process.cmdline(), *map("=".join, process.environ().items())))
             except psutil.Error:
                 continue
-            if process.pid != os.getpid() and (str(self.folder / "state") in text or self.name in text):
+            if process.pid != os.getpid() and (
+                str(self.folder / "state") in text or self.name in text
+            ):
                 found.append(process.pid)
         return found
 
@@ -120,7 +127,11 @@ def test_run_goes_from_file_to_verdict_and_says_simulated(finished: Finished) ->
     bench, (code, out, err) = finished
     result = json.loads(out)
     assert code == 0, err
-    assert (result["engine"], result["time_scale"], result["baseline"]) == ("simulated", 50, "nccl=default")
+    assert (result["engine"], result["time_scale"], result["baseline"]) == (
+        "simulated",
+        50,
+        "nccl=default",
+    )
     assert [(row["variant"], row["metric"], row["launches"], row["runs"]) for row in result["rows"]] == [
         ("nccl=default", "output_tok_s", 2, 4), ("nccl=tuned", "output_tok_s", 2, 4),
         ("nccl=default", "tpot_s_mean", 2, 4), ("nccl=tuned", "tpot_s_mean", 2, 4),
@@ -131,7 +142,14 @@ def test_run_goes_from_file_to_verdict_and_says_simulated(finished: Finished) ->
 
 def test_run_tells_each_phase_and_run_on_lines_of_their_own(finished: Finished) -> None:
     _, (_, _, err) = finished
-    for text in (": launching\n", ": measuring\n", "run 2 finished, single ", "tok/s (simulated ×50)\n", ": ok\n", "its data: "):
+    for text in (
+        ": launching\n",
+        ": measuring\n",
+        "run 2 finished, single ",
+        "tok/s (simulated ×50)\n",
+        ": ok\n",
+        "its data: ",
+    ):
         assert text in err
     assert "\033[" not in err
 
@@ -140,17 +158,39 @@ def test_show_and_ls_agree_that_it_is_done(finished: Finished) -> None:
     bench, _ = finished
     (job,) = bench.json("ls")["jobs"]
     detail = bench.json("show", job["id"])
-    assert (job["state"], detail["state"], job["trials"], job["trials_over"]) == ("done", "done", 4, 4)
-    keys = ["id", "variant", "host", "block", "attempt", "phase", "outcome", "failure_class", "message", "nodes"]
+    assert (job["state"], detail["state"], job["trials"], job["trials_over"]) == (
+        "done",
+        "done",
+        4,
+        4,
+    )
+    keys = [
+        "id",
+        "variant",
+        "host",
+        "block",
+        "attempt",
+        "phase",
+        "outcome",
+        "failure_class",
+        "message",
+        "nodes",
+    ]
     assert all(list(trial) == keys for trial in detail["trials"])
-    assert {(trial["phase"], trial["outcome"], trial["failure_class"]) for trial in detail["trials"]} == {("over", "ok", "")}
+    assert {
+        (trial["phase"], trial["outcome"], trial["failure_class"]) for trial in detail["trials"]
+    } == {("over", "ok", "")}
 
 
 def test_plan_shows_the_order_that_was_run(finished: Finished) -> None:
     bench, _ = finished
-    planned = [(trial["block"], trial["variant"]) for trial in bench.json("plan", bench.job)["trials"]]
+    planned = [
+        (trial["block"], trial["variant"]) for trial in bench.json("plan", bench.job)["trials"]
+    ]
     (job,) = bench.json("ls")["jobs"]
-    assert [(trial["block"], trial["variant"]) for trial in bench.json("show", job["id"])["trials"]] == planned
+    assert [
+        (trial["block"], trial["variant"]) for trial in bench.json("show", job["id"])["trials"]
+    ] == planned
 
 
 def test_compare_and_report_give_the_same_rows(finished: Finished) -> None:
@@ -174,11 +214,20 @@ def test_logs_show_the_servers_own_output(finished: Finished) -> None:
 
 def test_repro_starts_that_server_by_hand_and_prints_no_secret(finished: Finished) -> None:
     bench, _ = finished
-    trial = next(trial["id"] for trial in bench.json("show", bench.name)["trials"] if trial["variant"] == "nccl=tuned")
+    trial = next(
+        trial["id"]
+        for trial in bench.json("show", bench.name)["trials"]
+        if trial["variant"] == "nccl=tuned"
+    )
     _, script, _ = bench.call("repro", trial)
     assert "hf_secret" not in script
     url = next(word.rstrip(".") for word in script.split() if word.startswith("http://"))
-    server = subprocess.Popen(["sh", "-c", script], env={"HF_TOKEN": "mine"}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    server = subprocess.Popen(
+        ["sh", "-c", script],
+        env={"HF_TOKEN": "mine"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     try:
         assert answers(url) == 200
     finally:
@@ -243,7 +292,11 @@ def test_up_takes_jobs_from_other_terminals_until_ctrl_c(bench: Bench) -> None:
     try:
         until(up, "fleetctl submit")
         (host,) = bench.json("hosts")["hosts"]
-        assert (host["state"], host["labels"], host["simulated_gpus"]) == ("connected", {"gpu": "h200"}, 8)
+        assert (host["state"], host["labels"], host["simulated_gpus"]) == (
+            "connected",
+            {"gpu": "h200"},
+            8,
+        )
         assert bench.call("run", bench.job)[0] == 2  # one controller a state folder
         submitted = bench.json("submit", bench.job)
         watching = bench.start("watch", submitted["job"])

@@ -1,4 +1,6 @@
-"""A search from `fleetctl run` to its verdict: on a simulated server of known capacity it finds what that server can do."""
+"""A search from `fleetctl run` to its verdict: on a simulated server of known capacity it finds
+what that server can do.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ measure: {{launches: 2}}
 def fleetctl(state: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "fleet_controller.cli.main", *arguments]
     env = {**os.environ, "BENCHFLEET_STATE": str(state)}
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=280, check=False)
+    return subprocess.run(
+        command, env=env, capture_output=True, text=True, timeout=280, check=False
+    )
 
 
 def test_a_search_finds_what_each_server_can_do_and_says_which_can_do_more(tmp_path: Path) -> None:
@@ -44,13 +48,17 @@ def test_a_search_finds_what_each_server_can_do_and_says_which_can_do_more(tmp_p
     assert done.returncode == 0, done.stderr
     compared = json.loads(done.stdout)
     rows = {(row["workload"], row["variant"]): row for row in compared["rows"]}
-    assert {(row["workload"], row["metric"]) for row in compared["rows"]} == {("users", "highest_concurrency")}
+    assert {(row["workload"], row["metric"]) for row in compared["rows"]} == {
+        ("users", "highest_concurrency")
+    }
     assert compared["notes"][0].startswith("simulated ×20: a model of time")
     assert "users at 4 at once: met" in done.stderr
 
     for variant, slots in SLOTS.items():
         limits = rows["users", variant]["limits"]
-        assert [(limit["met"], limit["not_met"]) for limit in limits] == [(slots, slots + 1)] * 2, done.stderr
+        assert [(limit["met"], limit["not_met"]) for limit in limits] == [(slots, slots + 1)] * 2, (
+            done.stderr
+        )
     many = rows["users", "slots=many"]
     assert (many["verdict"], many["ratio"]) == ("FASTER", SLOTS["slots=many"] / SLOTS["slots=few"])
 
@@ -63,9 +71,13 @@ def test_a_search_finds_what_each_server_can_do_and_says_which_can_do_more(tmp_p
     assert "| slots=many" in report and "highest concurrency" in report
 
 
-def runs_of_each_load_are_kept_and_ask_every_variant_the_same(state: Path, shown: dict[str, Any]) -> None:
+def runs_of_each_load_are_kept_and_ask_every_variant_the_same(
+    state: Path, shown: dict[str, Any]
+) -> None:
     assert len(shown["searches"]) == 4
-    asked: dict[tuple[str, float, int], dict[str, tuple[str, ...]]] = {}  # workload, load and its repeat → launch → prompts
+    asked: dict[
+        tuple[str, float, int], dict[str, tuple[str, ...]]
+    ] = {}  # workload, load and its repeat → launch → prompts
     for search in shown["searches"]:
         assert search["ended"] == "found"
         repeats: Counter[float] = Counter()

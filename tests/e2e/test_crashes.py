@@ -1,4 +1,6 @@
-"""Each process of a running job is killed with SIGKILL in turn: the job ends, no finished run is lost or doubled, nothing is left."""
+"""Each process of a running job is killed with SIGKILL in turn: the job ends, no finished run is
+lost or doubled, nothing is left.
+"""
 
 from __future__ import annotations
 
@@ -59,11 +61,15 @@ def nth_run(number: int):
 
 
 def server_pid(events: list[Event]) -> int:
-    return next(event.body.pid for event in reversed(events) if isinstance(event.body, ServerLaunched))
+    return next(
+        event.body.pid for event in reversed(events) if isinstance(event.body, ServerLaunched)
+    )
 
 
 def server_port(events: list[Event]) -> int:
-    url = next(event.body.url for event in reversed(events) if isinstance(event.body, ServerLaunched))
+    url = next(
+        event.body.url for event in reversed(events) if isinstance(event.body, ServerLaunched)
+    )
     return urlsplit(url).port or 0
 
 
@@ -95,7 +101,10 @@ def test_a_killed_server_costs_one_attempt_and_no_finished_run(running: Running)
     assert running.process.returncode == 0, output
     check_the_end(running, retried=True)
     first = events[0].trial_id
-    assert {key for key in stored_runs(running) if key[:2] == (first, 1)} >= {(first, 1, "single", 1), (first, 1, "single", 2)}
+    assert {key for key in stored_runs(running) if key[:2] == (first, 1)} >= {
+        (first, 1, "single", 1),
+        (first, 1, "single", 2),
+    }
 
 
 def test_a_killed_agent_is_started_again_and_ends_the_server_it_left(running: Running) -> None:
@@ -110,7 +119,9 @@ def test_a_killed_agent_is_started_again_and_ends_the_server_it_left(running: Ru
 
 
 def test_a_killed_load_task_voids_the_attempt_and_not_the_server(tmp_path: Path) -> None:
-    slow = JOB.replace("time_scale: 20", "time_scale: 4")  # a run takes over a second: the task is alive when it is looked for
+    slow = JOB.replace(
+        "time_scale: 20", "time_scale: 4"
+    )  # a run takes over a second: the task is alive when it is looked for
     with run_to_the_end(tmp_path, slow) as running:
         events = running.events(nth_run(1))
         kill_load_task(running.agent_pid(), server_port(events))
@@ -120,7 +131,9 @@ def test_a_killed_load_task_voids_the_attempt_and_not_the_server(tmp_path: Path)
         first = running.answer("show", running.answer("ls")["jobs"][0]["id"])["trials"]
         assert [trial["attempt"] for trial in first].count(2) == 1
         assert "load_failed" in output
-        assert "load task died: WorkerCrashedError" in output  # and not Ray as a whole, which would fail the attempt as well
+        assert (
+            "load task died: WorkerCrashedError" in output
+        )  # and not Ray as a whole, which would fail the attempt as well
 
 
 def test_a_killed_controller_goes_on_where_it_was(running: Running) -> None:

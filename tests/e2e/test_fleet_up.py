@@ -1,4 +1,6 @@
-"""`fleetctl up` with a fleet file: two agents on loopback ports with certificates, a third host that is not there, a job to its verdict."""
+"""`fleetctl up` with a fleet file: two agents on loopback ports with certificates, a third host
+that is not there, a job to its verdict.
+"""
 
 from __future__ import annotations
 
@@ -54,17 +56,36 @@ class Bench:
 
     @property
     def env(self) -> dict[str, str]:
-        return {**os.environ, "BENCHFLEET_STATE": str(self.folder / "state"), "HOME": str(self.folder)}
+        return {
+            **os.environ,
+            "BENCHFLEET_STATE": str(self.folder / "state"),
+            "HOME": str(self.folder),
+        }
 
     def fleetctl(self, *words: str) -> subprocess.CompletedProcess[str]:
         argv = [sys.executable, "-m", "fleet_controller.cli.main", *words]
-        return subprocess.run(argv, cwd=self.folder, env=self.env, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+        return subprocess.run(
+            argv,
+            cwd=self.folder,
+            env=self.env,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+        )
 
     @contextmanager
     def up(self) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
         """`fleetctl up` and the lines that it tells until it is ready."""
         argv = [sys.executable, "-m", "fleet_controller.cli.main", "up"]
-        process = subprocess.Popen(argv, cwd=self.folder, env=self.env, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        process = subprocess.Popen(
+            argv,
+            cwd=self.folder,
+            env=self.env,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
         assert process.stderr is not None
         try:
             lines = [process.stderr.readline()]
@@ -79,7 +100,14 @@ class Bench:
     def watching(self, job: str) -> Iterator[Iterator[str]]:
         """What `fleetctl watch` tells of a job, line by line."""
         argv = [sys.executable, "-m", "fleet_controller.cli.main", "watch", job]
-        process = subprocess.Popen(argv, cwd=self.folder, env=self.env, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        process = subprocess.Popen(
+            argv,
+            cwd=self.folder,
+            env=self.env,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
         assert process.stderr is not None
         try:
             yield iter(process.stderr.readline, "")
@@ -101,11 +129,20 @@ def agent(folder: Path, authority: Authority, host: str, port: int) -> Iterator[
     """A deployed agent as `deploy` would leave it, but for the machine of its own."""
     folder.mkdir()
     issued = authority.issue_agent(host)
-    texts = {"ca.crt": authority.authorities_pem(), "agent.crt": issued.certificate_pem, "agent.key": issued.key_pem}
+    texts = {
+        "ca.crt": authority.authorities_pem(),
+        "agent.crt": issued.certificate_pem,
+        "agent.key": issued.key_pem,
+    }
     for name, text in {**texts, "revoked.json": authority.revoked_text().encode()}.items():
         (folder / name).write_bytes(text)
         (folder / name).chmod(0o600)
-    names = {"authorities": "ca.crt", "certificate": "agent.crt", "key": "agent.key", "revoked": "revoked.json"}
+    names = {
+        "authorities": "ca.crt",
+        "certificate": "agent.crt",
+        "key": "agent.key",
+        "revoked": "revoked.json",
+    }
     tls = "".join(f'{key} = "{folder / name}"\n' for key, name in names.items())
     top = f'host = "{host}"\nlisten = "127.0.0.1:{port}"\nstate = "{folder / "state"}"\nsimulated_gpus = 8\ngpus = 0\n'
     (folder / "agent.toml").write_text(f"{top}[tls]\n{tls}")
@@ -114,7 +151,9 @@ def agent(folder: Path, authority: Authority, host: str, port: int) -> Iterator[
         process = subprocess.Popen(argv, stderr=log, start_new_session=True)
     try:
         files = authority.controller_files()
-        credentials = grpc.ssl_channel_credentials(texts["ca.crt"], files.key.read_bytes(), files.certificate.read_bytes())
+        credentials = grpc.ssl_channel_credentials(
+            texts["ca.crt"], files.key.read_bytes(), files.certificate.read_bytes()
+        )
         options = [("grpc.ssl_target_name_override", agent_name(host))]
         with grpc.secure_channel(f"127.0.0.1:{port}", credentials, options) as channel:
             grpc.channel_ready_future(channel).result(timeout=30)
@@ -135,19 +174,34 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     (folder / "state").mkdir()
     init_trust_folder(folder / "state" / "trust", "me")
     authority = Authority.open(folder / "state" / "trust")
-    with agent(folder / "alpha", authority, "alpha", ports[0]), agent(folder / "beta", authority, "beta", ports[1]):
+    with (
+        agent(folder / "alpha", authority, "alpha", ports[0]),
+        agent(folder / "beta", authority, "beta", ports[1]),
+    ):
         yield Bench(folder)
 
 
-def test_up_follows_the_hosts_of_the_file_and_a_job_runs_on_one_to_its_verdict(bench: Bench) -> None:
+def test_up_follows_the_hosts_of_the_file_and_a_job_runs_on_one_to_its_verdict(
+    bench: Bench,
+) -> None:
     with bench.up() as (_, told):
         assert told[1:3] == [
             "fleet.yaml: 2 of 3 hosts connected\n",
             "  gamma: no certificate was ever issued to host gamma: fleetctl deploy gamma gives it a new one\n",
         ]
-        hosts = {host["host"]: host for host in json.loads(bench.fleetctl("hosts", "ls", "--json").stdout)["hosts"]}
-        assert {name: host["state"] for name, host in hosts.items()} == {"alpha": "connected", "beta": "connected", "gamma": "unreachable"}
-        assert hosts["alpha"]["certificate_expires_unix_s"] and hosts["gamma"]["certificate_expires_unix_s"] is None
+        hosts = {
+            host["host"]: host
+            for host in json.loads(bench.fleetctl("hosts", "ls", "--json").stdout)["hosts"]
+        }
+        assert {name: host["state"] for name, host in hosts.items()} == {
+            "alpha": "connected",
+            "beta": "connected",
+            "gamma": "unreachable",
+        }
+        assert (
+            hosts["alpha"]["certificate_expires_unix_s"]
+            and hosts["gamma"]["certificate_expires_unix_s"] is None
+        )
         assert {host["cost_per_hour"] for host in hosts.values()} == {36.0}
         ran = bench.fleetctl("submit", "job.yaml", "--watch", "--json")
         assert ran.returncode == 0, ran.stderr
@@ -157,20 +211,28 @@ def test_up_follows_the_hosts_of_the_file_and_a_job_runs_on_one_to_its_verdict(b
 
 
 def test_submit_says_which_hosts_its_trials_wait_for(bench: Bench) -> None:
-    (bench.folder / "two.yaml").write_text(JOB.replace("group: one", "group: two").replace("fleet-up", "two"))
+    (bench.folder / "two.yaml").write_text(
+        JOB.replace("group: one", "group: two").replace("fleet-up", "two")
+    )
     with bench.up():
         waiting = bench.fleetctl("submit", "two.yaml")
         assert waiting.returncode == 0, waiting.stderr
         job = waiting.stdout.split()[1].rstrip(":")
-        assert "1 of 2 hosts do not answer now; 2 trials wait for them:\n  gamma: " in waiting.stderr
+        assert (
+            "1 of 2 hosts do not answer now; 2 trials wait for them:\n  gamma: " in waiting.stderr
+        )
         assert bench.fleetctl("cancel", job).returncode == 0
-        (bench.folder / "three.yaml").write_text(JOB.replace("group: one", "group: three").replace("fleet-up", "three"))
+        (bench.folder / "three.yaml").write_text(
+            JOB.replace("group: one", "group: three").replace("fleet-up", "three")
+        )
         refused = bench.fleetctl("submit", "three.yaml")
     assert (refused.returncode, refused.stdout) == (2, "")
     assert "three.yaml:11:19: no host has the label group: three" in refused.stderr
 
 
-def test_a_job_whose_controller_was_killed_is_ended_on_the_hosts_of_the_fleet_file(bench: Bench) -> None:
+def test_a_job_whose_controller_was_killed_is_ended_on_the_hosts_of_the_fleet_file(
+    bench: Bench,
+) -> None:
     endless = JOB.replace("min: 2, max: 2", "min: 5000, max: 5000").replace("fleet-up", "endless")
     (bench.folder / "endless.yaml").write_text(endless)
     with bench.up() as (controller, _):
@@ -181,7 +243,9 @@ def test_a_job_whose_controller_was_killed_is_ended_on_the_hosts_of_the_fleet_fi
     refused = bench.fleetctl("resume", job)
     assert (refused.returncode, "`fleetctl up` goes on with it" in refused.stderr) == (2, True)
     ended = bench.fleetctl("cancel", job)
-    assert (ended.returncode, "on the hosts of fleet.yaml" in ended.stderr) == (0, True), ended.stderr
+    assert (ended.returncode, "on the hosts of fleet.yaml" in ended.stderr) == (0, True), (
+        ended.stderr
+    )
     trials = json.loads(bench.fleetctl("show", job, "--json").stdout)["trials"]
     assert {trial["outcome"] for trial in trials if trial["phase"] == "over"} <= {"cancelled"}
     assert "over" in {trial["phase"] for trial in trials}
@@ -192,18 +256,29 @@ def test_show_tells_all_that_is_known_of_a_host(bench: Bench) -> None:
         shown = bench.fleetctl("hosts", "show", "beta", "gamma")
         unknown = bench.fleetctl("hosts", "show", "gama")
     assert shown.stdout.startswith("host beta\n  state           connected\n")
-    assert "  certificate     expires 20" in shown.stdout and "  why             no certificate was ever issued" in shown.stdout
+    assert (
+        "  certificate     expires 20" in shown.stdout
+        and "  why             no certificate was ever issued" in shown.stdout
+    )
     assert (unknown.returncode, "did you mean gamma?" in unknown.stderr) == (2, True)
 
 
 @pytest.mark.parametrize(
     ("spoil", "told"),
     [
-        (lambda text: text.replace("kind: Fleet", "kind: Fleet\npassword: x"), "error password_key"),
-        (lambda text: text.replace("beta", "alpha"), "error duplicate_host: `alpha` is listed twice: already in line 6"),
+        (
+            lambda text: text.replace("kind: Fleet", "kind: Fleet\npassword: x"),
+            "error password_key",
+        ),
+        (
+            lambda text: text.replace("beta", "alpha"),
+            "error duplicate_host: `alpha` is listed twice: already in line 6",
+        ),
     ],
 )
-def test_a_wrong_fleet_file_starts_nothing_and_is_told_with_its_lines(bench: Bench, spoil: Callable[[str], str], told: str) -> None:
+def test_a_wrong_fleet_file_starts_nothing_and_is_told_with_its_lines(
+    bench: Bench, spoil: Callable[[str], str], told: str
+) -> None:
     (bench.folder / "wrong.yaml").write_text(spoil((bench.folder / "fleet.yaml").read_text()))
     for words in (["up", "--fleet", "wrong.yaml"], ["lint", "wrong.yaml"]):
         ended = bench.fleetctl(*words)

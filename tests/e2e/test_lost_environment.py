@@ -1,4 +1,6 @@
-"""Promises about the accident that began this project: NCCL variables that are gone, and that nobody sees for hours."""
+"""Promises about the accident that began this project: NCCL variables that are gone, and that
+nobody sees for hours.
+"""
 
 from __future__ import annotations
 
@@ -45,10 +47,14 @@ def lost(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, str, str]
 
 def call(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "BENCHFLEET_STATE": str(folder / "state")}
-    return subprocess.run((*FLEETCTL, *arguments), env=env, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(
+        (*FLEETCTL, *arguments), env=env, capture_output=True, text=True, timeout=120, check=False
+    )
 
 
-def test_lost_nccl_variables_fail_the_trial_before_a_single_run_is_counted(lost: tuple[Path, int, str, str]) -> None:
+def test_lost_nccl_variables_fail_the_trial_before_a_single_run_is_counted(
+    lost: tuple[Path, int, str, str],
+) -> None:
     _, code, out, err = lost
     assert code == 1, err
     rows = {(row["variant"], row["metric"]): row for row in json.loads(out)["rows"]}
@@ -56,18 +62,32 @@ def test_lost_nccl_variables_fail_the_trial_before_a_single_run_is_counted(lost:
     assert (tuned["launches"], tuned["runs"], tuned["mean"]) == (0, 0, None)
     assert (default["launches"], default["runs"]) == (3, 6)
     assert "env_not_effective" in tuned["reason"]
-    assert "NCCL_ALGO=Ring" in err and "NCCL_PROTO" not in err.split("failed (env_not_effective)")[0]
+    assert (
+        "NCCL_ALGO=Ring" in err and "NCCL_PROTO" not in err.split("failed (env_not_effective)")[0]
+    )
 
 
-def test_the_later_blocks_of_that_variant_are_not_launched(lost: tuple[Path, int, str, str]) -> None:
+def test_the_later_blocks_of_that_variant_are_not_launched(
+    lost: tuple[Path, int, str, str],
+) -> None:
     folder, _, out, _ = lost
     shown = json.loads(call(folder, "show", json.loads(out)["job"], "--json").stdout)
-    ended = {(trial["block"], trial["variant"]): (trial["outcome"], trial["failure_class"]) for trial in shown["trials"]}
+    ended = {
+        (trial["block"], trial["variant"]): (trial["outcome"], trial["failure_class"])
+        for trial in shown["trials"]
+    }
     assert ended == {
-        (block, variant): ("ok", "") if variant == "nccl=default" else ("failed", "env_not_effective")
+        (block, variant): ("ok", "")
+        if variant == "nccl=default"
+        else ("failed", "env_not_effective")
         for block in (1, 2, 3)
         for variant in ("nccl=default", "nccl=tuned")
     }
-    of_tuned = {trial["id"]: trial["block"] for trial in shown["trials"] if trial["variant"] == "nccl=tuned"}
-    launched = {log.parent.parent.name for log in (folder / "state" / "agent" / "artifacts").glob("*/*/server.log")}
+    of_tuned = {
+        trial["id"]: trial["block"] for trial in shown["trials"] if trial["variant"] == "nccl=tuned"
+    }
+    launched = {
+        log.parent.parent.name
+        for log in (folder / "state" / "agent" / "artifacts").glob("*/*/server.log")
+    }
     assert [block for trial, block in of_tuned.items() if trial in launched] == [1]

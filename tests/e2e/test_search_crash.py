@@ -1,4 +1,6 @@
-"""An agent that is killed in the middle of a search: what its runs said is kept, and another attempt searches to the end."""
+"""An agent that is killed in the middle of a search: what its runs said is kept, and another
+attempt searches to the end.
+"""
 
 from __future__ import annotations
 
@@ -41,11 +43,27 @@ def test_a_search_that_was_cut_off_is_kept_and_searched_again(tmp_path: Path) ->
         os.kill(run.agent_pid(), signal.SIGKILL)
         output = run.finish()
         assert run.process.returncode == 0, output
-        first, second = sorted(run.answer("show", run.answer("ls")["jobs"][0]["id"])["searches"], key=lambda one: one["attempt"])
-        assert (first["attempt"], first["ended"], [one["load"] for one in first["runs"]][:3]) == (1, "", [1.0, 2.0, 4.0])
-        assert (second["attempt"], second["ended"], second["met"], second["not_met"]) == (2, "found", SLOTS, SLOTS + 1)
+        first, second = sorted(
+            run.answer("show", run.answer("ls")["jobs"][0]["id"])["searches"],
+            key=lambda one: one["attempt"],
+        )
+        assert (first["attempt"], first["ended"], [one["load"] for one in first["runs"]][:3]) == (
+            1,
+            "",
+            [1.0, 2.0, 4.0],
+        )
+        assert (second["attempt"], second["ended"], second["met"], second["not_met"]) == (
+            2,
+            "found",
+            SLOTS,
+            SLOTS + 1,
+        )
         [row] = run.answer("compare", run.answer("ls")["jobs"][0]["id"])["rows"]
-        assert (row["launches"], row["mean"], [limit["met"] for limit in row["limits"]]) == (1, SLOTS, [SLOTS])
+        assert (row["launches"], row["mean"], [limit["met"] for limit in row["limits"]]) == (
+            1,
+            SLOTS,
+            [SLOTS],
+        )
         assert run.left_over() == []
     finally:
         if run.process.poll() is None:

@@ -1,4 +1,6 @@
-"""The promise of secrets, through the real program: only the server gets one, and of all that is kept only the secrets file holds it."""
+"""The promise of secrets, through the real program: only the server gets one, and of all that is
+kept only the secrets file holds it.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ import pytest
 FLEETCTL = (sys.executable, "-m", "fleet_controller.cli.main")
 LIMIT_S = 240
 VALUE = 'hf_0f9e8d7c"&\\ tail-of-the-secret'
-# Stands in for a Python with SGLang: it prints its whole environment into its log, as some launchers do, then serves or fails.
+# Stands in for a Python with SGLang: it prints its whole environment into its log, as some
+# launchers do, then serves or fails.
 ECHO = """#!/bin/sh
 env
 env | grep '^HF_TOKEN=' > {seen}
@@ -57,8 +60,19 @@ class Done:
 
 
 def fleetctl(folder: Path, *arguments: str) -> str:
-    env = {**os.environ, "BENCHFLEET_STATE": str(folder / "state"), "BENCHFLEET_SECRETS": str(folder / "secrets")}
-    done = subprocess.run((*FLEETCTL, *arguments), env=env, capture_output=True, text=True, check=False, timeout=LIMIT_S)
+    env = {
+        **os.environ,
+        "BENCHFLEET_STATE": str(folder / "state"),
+        "BENCHFLEET_SECRETS": str(folder / "secrets"),
+    }
+    done = subprocess.run(
+        (*FLEETCTL, *arguments),
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LIMIT_S,
+    )
     assert "Traceback" not in done.stderr, done.stderr
     return done.stdout + done.stderr
 
@@ -73,7 +87,9 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
         (folder / "model" / name).write_text("{}")
     (folder / "secrets").touch(0o600)
     (folder / "secrets").write_text(f"hub={VALUE}\n")
-    (folder / "job.yaml").write_text(JOB.format(name=f"secret-{uuid.uuid4().hex[:6]}", folder=folder))
+    (folder / "job.yaml").write_text(
+        JOB.format(name=f"secret-{uuid.uuid4().hex[:6]}", folder=folder)
+    )
     said = [fleetctl(folder, "run", str(folder / "job.yaml")), fleetctl(folder, "ls")]
     for trial in sorted(path.name for path in (folder / "state/agent/artifacts").iterdir()):
         said += [fleetctl(folder, "logs", trial), fleetctl(folder, "repro", trial)]
@@ -86,7 +102,9 @@ def test_the_server_gets_the_secret_itself(done: Done) -> None:
 
 def test_no_file_of_agent_and_controller_holds_it(done: Done) -> None:
     files = [path for path in done.state.rglob("*") if path.is_file()]
-    assert {"events.jsonl", "server.log", "server-log.txt", "store.sqlite3"} <= {path.name for path in files}
+    assert {"events.jsonl", "server.log", "server-log.txt", "store.sqlite3"} <= {
+        path.name for path in files
+    }
     marks = [VALUE.encode(), b"hf_0f9e8d7c", b"tail-of-the-secret"]
     assert [str(path) for path in files if any(mark in path.read_bytes() for mark in marks)] == []
 
@@ -102,7 +120,9 @@ def test_nothing_that_is_printed_holds_it(done: Done) -> None:
     assert 'HF_TOKEN="${hub:?' in done.said
 
 
-def test_a_missing_secret_ends_the_trial_before_a_server_is_started_and_says_where_to_put_it(done: Done, tmp_path: Path) -> None:
+def test_a_missing_secret_ends_the_trial_before_a_server_is_started_and_says_where_to_put_it(
+    done: Done, tmp_path: Path
+) -> None:
     shutil.copy(done.folder / "job.yaml", tmp_path)  # its model and Python stay where they are
     (tmp_path / "secrets").touch(0o640)
     said = fleetctl(tmp_path, "run", str(tmp_path / "job.yaml"))

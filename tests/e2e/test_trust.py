@@ -1,4 +1,6 @@
-"""A fleet over mutual TLS on this machine: real agent, controller and `fleetctl`; who listens where, revoked and renewed at work."""
+"""A fleet over mutual TLS on this machine: real agent, controller and `fleetctl`; who listens
+where, revoked and renewed at work.
+"""
 
 from __future__ import annotations
 
@@ -48,11 +50,19 @@ class TrustedFleet:
         return Authority.open(self.folder / "state" / "trust")
 
     def ctl(self, *words: str, trust: str = "") -> subprocess.CompletedProcess[str]:
-        """`fleetctl`; with `trust` as a user of another machine, who has that folder and nothing else."""
+        """`fleetctl`; with `trust` as a user of another machine, who has that folder and nothing
+        else.
+        """
         state = self.folder / ("elsewhere" if trust else "state")
-        env = {**os.environ, "BENCHFLEET_STATE": str(state), **({"BENCHFLEET_TRUST": trust} if trust else {})}
+        env = {
+            **os.environ,
+            "BENCHFLEET_STATE": str(state),
+            **({"BENCHFLEET_TRUST": trust} if trust else {}),
+        }
         argv = [sys.executable, "-m", "fleet_controller.cli.main", *words]
-        return subprocess.run(argv, capture_output=True, text=True, timeout=60, env=env, cwd=self.folder)
+        return subprocess.run(
+            argv, capture_output=True, text=True, timeout=60, env=env, cwd=self.folder
+        )
 
     def host(self, trust: str = "") -> dict[str, Any]:
         done = self.ctl("hosts", "ls", "--json", "--controller", self.controller, trust=trust)
@@ -87,18 +97,45 @@ def fleet(folder: Path, listen: str) -> Iterator[TrustedFleet]:
     etc = folder / "etc"
     install(made.authority, etc)
     tls = "".join(f'{key} = "{etc}/{name}"\n' for key, name in TLS.items())
-    (etc / "agent.toml").write_text(f'host = "{HOST}"\nstate = "{folder}/agent"\nsimulated_gpus = 8\ngpus = 0\n[tls]\n{tls}')
-    agent = ["fleet_agent.main", "--config", f"{etc}/agent.toml", "--listen", f"{listen}:0", "--metrics-port", str(made.agent_metrics)]
+    (etc / "agent.toml").write_text(
+        f'host = "{HOST}"\nstate = "{folder}/agent"\nsimulated_gpus = 8\ngpus = 0\n[tls]\n{tls}'
+    )
+    agent = [
+        "fleet_agent.main",
+        "--config",
+        f"{etc}/agent.toml",
+        "--listen",
+        f"{listen}:0",
+        "--metrics-port",
+        str(made.agent_metrics),
+    ]
     with running(agent, folder / "agent.log") as made.agent:
-        (folder / "fleet.yaml").write_text(FLEET.format(host=HOST, port=parse_endpoint(made.agent)[1]))
+        (folder / "fleet.yaml").write_text(
+            FLEET.format(host=HOST, port=parse_endpoint(made.agent)[1])
+        )
         state = folder / "state" / "controller"
-        controller = ["fleet_controller.app.main", "--state", str(state), "--fleet", str(folder / "fleet.yaml"), "--listen", f"{listen}:0"]
-        with running([*controller, "--metrics-port", str(made.metrics)], folder / "controller.log") as made.controller:
+        controller = [
+            "fleet_controller.app.main",
+            "--state",
+            str(state),
+            "--fleet",
+            str(folder / "fleet.yaml"),
+            "--listen",
+            f"{listen}:0",
+        ]
+        with running(
+            [*controller, "--metrics-port", str(made.metrics)], folder / "controller.log"
+        ) as made.controller:
             made.controller = f"127.0.0.1:{parse_endpoint(made.controller)[1]}"
             yield made
 
 
-TLS = {"authorities": "ca.crt", "certificate": "agent.crt", "key": "agent.key", "revoked": "revoked.json"}
+TLS = {
+    "authorities": "ca.crt",
+    "certificate": "agent.crt",
+    "key": "agent.key",
+    "revoked": "revoked.json",
+}
 
 
 @pytest.fixture(scope="module")
@@ -109,10 +146,16 @@ def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrustedFleet]:
 
 
 def listeners() -> set[tuple[str, int]]:
-    """(address, port) of every TCP socket on which a child of this process listens, grandchildren too."""
+    """(address, port) of every TCP socket on which a child of this process listens, grandchildren
+    too.
+    """
     found = set()
     for child in psutil.Process().children(recursive=True):
-        found |= {(link.laddr.ip, link.laddr.port) for link in child.net_connections("inet") if link.status == psutil.CONN_LISTEN}
+        found |= {
+            (link.laddr.ip, link.laddr.port)
+            for link in child.net_connections("inet")
+            if link.status == psutil.CONN_LISTEN
+        }
     return found
 
 
@@ -127,21 +170,35 @@ def test_nothing_listens_on_a_network_without_tls(net: TrustedFleet) -> None:
             urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=10)
 
 
-def test_a_user_of_another_machine_is_served_by_certificate_until_it_is_revoked(net: TrustedFleet) -> None:
+def test_a_user_of_another_machine_is_served_by_certificate_until_it_is_revoked(
+    net: TrustedFleet,
+) -> None:
     assert net.ctl("trust", "issue", "ann", "-o", "ann").returncode == 0
     host = net.host(trust=str(net.folder / "ann"))
     own = parse_certificates((net.folder / "etc" / "agent.crt").read_bytes())[0]
-    assert (host["host"], host["state"], host["certificate_expires_unix_s"]) == (HOST, "connected", own.not_after_unix_s)
+    assert (host["host"], host["state"], host["certificate_expires_unix_s"]) == (
+        HOST,
+        "connected",
+        own.not_after_unix_s,
+    )
     assert net.ctl("trust", "revoke", "ann", "--reason", "left us").returncode == 0
     done = net.ctl("ls", "--controller", net.controller, trust=str(net.folder / "ann"))
-    assert (done.returncode, "the certificate of user ann was revoked" in done.stderr, "left us" in done.stderr) == (3, True, True)
+    assert (
+        done.returncode,
+        "the certificate of user ann was revoked" in done.stderr,
+        "left us" in done.stderr,
+    ) == (3, True, True)
     assert "refused 127.0.0.1:" in (net.folder / "controller.log").read_text()
     assert net.host()["host"] == HOST
 
 
 def test_without_a_certificate_a_user_is_told_how_to_get_one(net: TrustedFleet) -> None:
     done = net.ctl("ls", "--controller", "lab.example:7434", trust="/nonexistent")
-    assert (done.returncode, "/nonexistent" in done.stderr, "fleetctl trust issue" in done.stderr) == (2, True, True)
+    assert (
+        done.returncode,
+        "/nonexistent" in done.stderr,
+        "fleetctl trust issue" in done.stderr,
+    ) == (2, True, True)
 
 
 def test_a_controller_takes_its_new_certificate_and_goes_on(net: TrustedFleet) -> None:
@@ -154,10 +211,23 @@ def test_a_controller_takes_its_new_certificate_and_goes_on(net: TrustedFleet) -
 
 
 def test_prometheus_shows_when_certificates_end(net: TrustedFleet) -> None:
-    text = urllib.request.urlopen(f"http://127.0.0.1:{net.metrics}/metrics", timeout=10).read().decode()
-    lines = [line for line in text.splitlines() if line.startswith("fleet_certificate_expires_timestamp_seconds{")]
+    text = (
+        urllib.request.urlopen(f"http://127.0.0.1:{net.metrics}/metrics", timeout=10)
+        .read()
+        .decode()
+    )
+    lines = [
+        line
+        for line in text.splitlines()
+        if line.startswith("fleet_certificate_expires_timestamp_seconds{")
+    ]
     series = {line.split("{")[1].split("}")[0] for line in lines}
-    assert {f'host="{HOST}",role="agent"', 'host="",role="controller"', 'host="",role="user"', 'host="",role="authority"'} == series
+    assert {
+        f'host="{HOST}",role="agent"',
+        'host="",role="controller"',
+        'host="",role="user"',
+        'host="",role="authority"',
+    } == series
 
 
 def test_a_renewed_host_goes_on_and_a_revoked_one_is_cut_off_at_once(net: TrustedFleet) -> None:
@@ -168,11 +238,17 @@ def test_a_renewed_host_goes_on_and_a_revoked_one_is_cut_off_at_once(net: Truste
         assert time.monotonic() < deadline_s
         time.sleep(0.05)
     net.authority.mark_installed(HOST, renewed.fingerprint)
-    while net.host_when("state", "connected")["certificate_expires_unix_s"] < renewed.not_after_unix_s - 5:  # its next look tells
+    while (
+        net.host_when("state", "connected")["certificate_expires_unix_s"]
+        < renewed.not_after_unix_s - 5
+    ):  # its next look tells
         assert time.monotonic() < deadline_s
         time.sleep(0.2)
     assert net.ctl("hosts", "revoke", HOST, "--reason", "stolen").returncode == 0
-    assert net.host_when("message", f"the certificate of host {HOST} was revoked")["state"] == "unreachable"
+    assert (
+        net.host_when("message", f"the certificate of host {HOST} was revoked")["state"]
+        == "unreachable"
+    )
     checked = net.ctl("hosts", "check", HOST)
     assert f"the certificate of host {HOST} was revoked" in checked.stdout
     assert f"fleetctl deploy {HOST}" in checked.stdout
@@ -184,7 +260,11 @@ def test_show_tells_what_there_is_and_what_was_revoked(net: TrustedFleet) -> Non
     shown = json.loads(net.ctl("trust", "show", "--json").stdout)
     parties = {(one["role"], one["name"]) for one in shown["certificates"]}
     assert parties >= {("agent", HOST), ("controller", "controller"), ("authority", "")}
-    assert (shown["version"], shown["authority_is_being_replaced"], shown["hosts_to_deploy"]) == (1, False, [])
+    assert (shown["version"], shown["authority_is_being_replaced"], shown["hosts_to_deploy"]) == (
+        1,
+        False,
+        [],
+    )
 
 
 @pytest.mark.parametrize(
@@ -203,6 +283,10 @@ def test_show_tells_what_there_is_and_what_was_revoked(net: TrustedFleet) -> Non
         (["trust", "show", "--trust", "nowhere"], "there is no authority in"),
     ],
 )
-def test_a_users_mistake_is_told_without_a_traceback(net: TrustedFleet, words: list[str], told: str) -> None:
+def test_a_users_mistake_is_told_without_a_traceback(
+    net: TrustedFleet, words: list[str], told: str
+) -> None:
     done = net.ctl(*words)
-    assert (done.returncode, told in done.stderr, "Traceback" in done.stderr) == (2, True, False), done.stderr
+    assert (done.returncode, told in done.stderr, "Traceback" in done.stderr) == (2, True, False), (
+        done.stderr
+    )

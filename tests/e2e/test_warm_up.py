@@ -1,4 +1,6 @@
-"""From a job file to its verdict: runs of the warm-up are dropped by themselves, kept, and shown; a launch that never settles says so."""
+"""From a job file to its verdict: runs of the warm-up are dropped by themselves, kept, and shown; a
+launch that never settles says so.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +31,16 @@ measure: {{launches: 1, runs: {runs}, precision: 4%, warmup: {warmup}}}
 def fleetctl(folder: Path, *words: str) -> str:
     env = {**os.environ, "BENCHFLEET_STATE": str(folder / "state")}
     argv = [sys.executable, "-m", "fleet_controller.cli.main", *words]
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    done = subprocess.run(
+        argv, env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def measured(folder: Path, cold: Cold, runs: str, warmup: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def measured(
+    folder: Path, cold: Cold, runs: str, warmup: str
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """What `compare` says of the job's only row, and `show` of the job."""
     with cold_server(cold) as url:
         (folder / "job.yaml").write_text(JOB.format(url=url, runs=runs, warmup=warmup))
@@ -44,11 +50,19 @@ def measured(folder: Path, cold: Cold, runs: str, warmup: str) -> tuple[dict[str
 
 
 def codes(row: dict[str, Any]) -> dict[str, int]:
-    return {gate["code"]: gate["count"] for gate in row["gates"] if gate["code"] in ("warming_up", "not_steady")}
+    return {
+        gate["code"]: gate["count"]
+        for gate in row["gates"]
+        if gate["code"] in ("warming_up", "not_steady")
+    }
 
 
-def test_the_first_runs_of_a_server_that_is_still_cold_are_kept_and_do_not_count(tmp_path: Path) -> None:
-    row, shown = measured(tmp_path, Cold(answers=1 + 2 * 2), "{min: 5, max: 12}", "auto")  # the warm-up's request, and two runs of two
+def test_the_first_runs_of_a_server_that_is_still_cold_are_kept_and_do_not_count(
+    tmp_path: Path,
+) -> None:
+    row, shown = measured(
+        tmp_path, Cold(answers=1 + 2 * 2), "{min: 5, max: 12}", "auto"
+    )  # the warm-up's request, and two runs of two
     assert codes(row) == {"warming_up": 2}
     assert row["mean"] == pytest.approx(40 / 0.08, rel=0.1)
     assert [(run["workload"], run["run"], run["gates"]) for run in shown["kept_out"]] == [
@@ -59,7 +73,9 @@ def test_the_first_runs_of_a_server_that_is_still_cold_are_kept_and_do_not_count
     assert "warming_up" in table
 
 
-def test_a_server_that_does_not_settle_within_the_runs_allowed_is_flagged_and_all_its_runs_count(tmp_path: Path) -> None:
+def test_a_server_that_does_not_settle_within_the_runs_allowed_is_flagged_and_all_its_runs_count(
+    tmp_path: Path,
+) -> None:
     row, shown = measured(tmp_path, Cold(answers=1 + 2 * 3), "{min: 5, max: 5}", "auto")
     assert (codes(row), row["runs"], shown["kept_out"]) == ({"not_steady": 1}, 5, [])
 

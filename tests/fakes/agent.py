@@ -1,4 +1,6 @@
-"""A second implementation of the agent's gRPC contract, with a journal in memory and a script in place of servers."""
+"""A second implementation of the agent's gRPC contract, with a journal in memory and a script in
+place of servers.
+"""
 
 from __future__ import annotations
 
@@ -26,16 +28,22 @@ from fleet_transport.sockets import bind_server
 CHUNK = 1000
 
 
-def run_of(spec: TrialSpec, index: int, tok_s: float = 80.0, artifact: Artifact | None = None) -> ev.RunFinished:
+def run_of(
+    spec: TrialSpec, index: int, tok_s: float = 80.0, artifact: Artifact | None = None
+) -> ev.RunFinished:
     """A finished run of the trial's first workload."""
     metrics = {"output_tok_s": tok_s, "tpot_s_mean": 1 / tok_s}
     name = spec.workloads[0].name
-    return ev.RunFinished(RunResult(name, index, 1, 5.0, 20.0, 1, 0, 500, metrics, (), artifact or Artifact()))
+    return ev.RunFinished(
+        RunResult(name, index, 1, 5.0, 20.0, 1, 0, 500, metrics, (), artifact or Artifact())
+    )
 
 
 @dataclass
 class FakeAgent(agent_pb2_grpc.AgentServiceServicer):
-    """Takes trials and tells what a test makes it tell. `refusals` are answered to StartTrial first, one each."""
+    """Takes trials and tells what a test makes it tell. `refusals` are answered to StartTrial
+    first, one each.
+    """
 
     address: str
     host: str = "here"
@@ -50,7 +58,9 @@ class FakeAgent(agent_pb2_grpc.AgentServiceServicer):
     labels: dict[str, str] = field(default_factory=dict)
     hangs: bool = False  # StartTrial is never answered
     holds_acknowledgements: bool = False  # AckEvents that tell of an event are never answered
-    obeys_another: bool = False  # it belongs to another controller: no order is obeyed, no event told
+    obeys_another: bool = (
+        False  # it belongs to another controller: no order is obeyed, no event told
+    )
     protocol: int = PROTOCOL
     ahead_s: float = 0.0  # of its clock, before that of this machine
     takes_no_trials: str = ""
@@ -89,9 +99,13 @@ class FakeAgent(agent_pb2_grpc.AgentServiceServicer):
             os.unlink(self.address.removeprefix("unix:"))
 
     def tell(self, spec: TrialSpec, body: ev.Body | None, phase: Phase = Phase.MEASURING) -> None:
-        """Journal an event and send it to whoever watches; None: one of a kind that nobody knows yet."""
+        """Journal an event and send it to whoever watches; None: one of a kind that nobody knows
+        yet.
+        """
         at_ns = time.time_ns() + round(self.ahead_s * 1e9)
-        self.journal.append(ev.Event(len(self.journal) + 1, at_ns, spec.trial_id, spec.attempt, 0, phase, body))
+        self.journal.append(
+            ev.Event(len(self.journal) + 1, at_ns, spec.trial_id, spec.attempt, 0, phase, body)
+        )
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -109,9 +123,21 @@ class FakeAgent(agent_pb2_grpc.AgentServiceServicer):
 
     def active(self) -> list[str]:
         """TRIAL/ATTEMPT that its journal holds as begun and not as over."""
-        over = {(event.trial_id, event.attempt) for event in self.journal if isinstance(event.body, ev.TrialOver)}
-        begun = [(event.trial_id, event.attempt) for event in self.journal if isinstance(event.body, ev.TrialAccepted)]
-        return [f"{trial_id}/{attempt}" for trial_id, attempt in begun if (trial_id, attempt) not in over]
+        over = {
+            (event.trial_id, event.attempt)
+            for event in self.journal
+            if isinstance(event.body, ev.TrialOver)
+        }
+        begun = [
+            (event.trial_id, event.attempt)
+            for event in self.journal
+            if isinstance(event.body, ev.TrialAccepted)
+        ]
+        return [
+            f"{trial_id}/{attempt}"
+            for trial_id, attempt in begun
+            if (trial_id, attempt) not in over
+        ]
 
     async def StartTrial(self, request: Any, context: Any) -> pb.StartTrialResponse:
         if self.hangs:
@@ -138,13 +164,22 @@ class FakeAgent(agent_pb2_grpc.AgentServiceServicer):
 
     async def CancelTrial(self, request: Any, context: Any) -> pb.CancelTrialResponse:
         self.cancelled.append((request.trial_id, request.attempt))
-        spec = next((spec for spec in self.started if (spec.trial_id, spec.attempt) == (request.trial_id, request.attempt)), None)
+        spec = next(
+            (
+                spec
+                for spec in self.started
+                if (spec.trial_id, spec.attempt) == (request.trial_id, request.attempt)
+            ),
+            None,
+        )
         if spec is None:
             return pb.CancelTrialResponse(active=False)
         self.end(spec, ev.TrialOver(Outcome.CANCELLED, message=request.reason))
         return pb.CancelTrialResponse(active=True)
 
-    async def WatchEvents(self, request: Any, context: Any) -> AsyncIterator[pb.WatchEventsResponse]:
+    async def WatchEvents(
+        self, request: Any, context: Any
+    ) -> AsyncIterator[pb.WatchEventsResponse]:
         if request.agent_id and request.agent_id != self.agent_id:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "another agent")
         await self._refuse_strangers(context, after_s=0.5)
@@ -160,7 +195,10 @@ class FakeAgent(agent_pb2_grpc.AgentServiceServicer):
     async def _refuse_strangers(self, context: Any, after_s: float = 0.0) -> None:
         if self.obeys_another:
             await asyncio.sleep(after_s)
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "this host belongs to controller a01e — end that one first")
+            await context.abort(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                "this host belongs to controller a01e — end that one first",
+            )
 
     async def AckEvents(self, request: Any, context: Any) -> pb.AckEventsResponse:
         await self._refuse_strangers(context)
@@ -179,7 +217,9 @@ class FakeAgent(agent_pb2_grpc.AgentServiceServicer):
         self.kept = [kept for kept in self.kept if kept != name]
         return pb.ReleaseAttemptResponse()
 
-    async def FetchArtifact(self, request: Any, context: Any) -> AsyncIterator[pb.FetchArtifactResponse]:
+    async def FetchArtifact(
+        self, request: Any, context: Any
+    ) -> AsyncIterator[pb.FetchArtifactResponse]:
         self.offsets.append(request.offset)
         if request.name not in self.files:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no artifact {request.name}")

@@ -1,4 +1,6 @@
-"""Owns an agent with nothing in it but health and Describe: a real process that `fleetctl`'s agent keeper can start, lose and end."""
+"""Owns an agent with nothing in it but health and Describe: a real process that `fleetctl`'s agent
+keeper can start, lose and end.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,17 @@ from fleet_protos.v1 import agent_pb2, agent_pb2_grpc
 
 
 class _Agent(agent_pb2_grpc.AgentServiceServicer):
-    async def Describe(self, request: agent_pb2.DescribeRequest, context: object) -> agent_pb2.DescribeResponse:
+    async def Describe(
+        self, request: agent_pb2.DescribeRequest, context: object
+    ) -> agent_pb2.DescribeResponse:
         return agent_pb2.DescribeResponse(host="bare", pid=os.getpid())
 
 
 async def _serve(options: argparse.Namespace) -> None:
     ended = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, (lambda: None) if options.deaf else ended.set)
+    asyncio.get_running_loop().add_signal_handler(
+        signal.SIGTERM, (lambda: None) if options.deaf else ended.set
+    )
     server, health = aio.server(), health_aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     agent_pb2_grpc.add_AgentServiceServicer_to_server(_Agent(), server)

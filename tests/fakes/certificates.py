@@ -1,4 +1,6 @@
-"""Owns certificates of every wrong kind, made as the fleet's authority makes its own, or as nobody should. Reads none."""
+"""Owns certificates of every wrong kind, made as the fleet's authority makes its own, or as nobody
+should. Reads none.
+"""
 
 from __future__ import annotations
 
@@ -35,19 +37,38 @@ class Maker:
 
     def issue(self, role: Role, name: str, days: float = 0.0) -> CertificateAndKey:
         """As made `days` from now (negative: ago)."""
-        dns_name = {Role.AGENT: agent_name(name), Role.CONTROLLER: CONTROLLER_NAME, Role.USER: f"{name}.user.benchfleet"}[role]
-        return make_certificate(self.authority, Subject(role, name, dns_name), datetime.now(UTC) + timedelta(days=days))
+        dns_name = {
+            Role.AGENT: agent_name(name),
+            Role.CONTROLLER: CONTROLLER_NAME,
+            Role.USER: f"{name}.user.benchfleet",
+        }[role]
+        return make_certificate(
+            self.authority, Subject(role, name, dns_name), datetime.now(UTC) + timedelta(days=days)
+        )
 
-    def files(self, label: str, issued: CertificateAndKey, trusted: bytes = b"", revoked: Path | None = None) -> TlsFiles:
+    def files(
+        self,
+        label: str,
+        issued: CertificateAndKey,
+        trusted: bytes = b"",
+        revoked: Path | None = None,
+    ) -> TlsFiles:
         """Put a pair down, with whom its owner trusts (default: this authority)."""
-        files = TlsFiles(self.folder / f"{label}-ca.crt", self.folder / f"{label}.crt", self.folder / f"{label}.key", revoked)
+        files = TlsFiles(
+            self.folder / f"{label}-ca.crt",
+            self.folder / f"{label}.crt",
+            self.folder / f"{label}.key",
+            revoked,
+        )
         files.authorities.write_bytes(trusted or self.authority.certificate_pem)
         files.certificate.write_bytes(issued.certificate_pem)
         files.key.write_bytes(issued.key_pem)
         return files
 
     def nameless(self) -> CertificateAndKey:
-        """Signed by the authority, without any role: as another tool that got hold of the key would make it."""
+        """Signed by the authority, without any role: as another tool that got hold of the key would
+        make it.
+        """
         signer = x509.load_pem_x509_certificate(self.authority.certificate_pem)
         signing = serialization.load_pem_private_key(self.authority.key_pem, None)
         assert isinstance(signing, ec.EllipticCurvePrivateKey)
@@ -64,4 +85,7 @@ class Maker:
             .sign(signing, hashes.SHA256())
         )
         pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
-        return CertificateAndKey(certificate.public_bytes(pem), key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain))
+        return CertificateAndKey(
+            certificate.public_bytes(pem),
+            key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain),
+        )

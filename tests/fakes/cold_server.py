@@ -1,4 +1,6 @@
-"""Owns a server of which the first answers of a length are slow, as of one that still compiles: everything else about them is alike."""
+"""Owns a server of which the first answers of a length are slow, as of one that still compiles:
+everything else about them is alike.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from tests.fakes import streams
 
 @dataclass(frozen=True, slots=True)
 class Cold:
-    """How long answers of `tokens` take: the first `answers` of them `cold_s`, all others `warm_s`. Shorter answers come at once."""
+    """How long answers of `tokens` take: the first `answers` of them `cold_s`, all others `warm_s`.
+    Shorter answers come at once.
+    """
 
     tokens: int = 40
     answers: int = 2
@@ -28,7 +32,9 @@ class _Handler(BaseHTTPRequestHandler):
     server: _Server
 
     def do_GET(self) -> None:
-        self._answer(json.dumps({"object": "list", "data": [{"id": "m", "object": "model"}]}).encode())
+        self._answer(
+            json.dumps({"object": "list", "data": [{"id": "m", "object": "model"}]}).encode()
+        )
 
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -40,7 +46,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(streams.chat([" a"] * tokens))
 
     def _answer(self, content: bytes) -> None:
-        self.wfile.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(content), content))
+        self.wfile.write(
+            b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
+            % (len(content), content)
+        )
         self.close_connection = True
 
     def log_message(self, *_: object) -> None:

@@ -1,4 +1,6 @@
-"""Owns a container runtime for tests: podman with storage of its own and an empty image. Touches no container or image of the user's."""
+"""Owns a container runtime for tests: podman with storage of its own and an empty image. Touches no
+container or image of the user's.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,10 @@ from pathlib import Path
 IMAGE = "localhost/benchfleet-test:empty"
 _STORAGE = '[storage]\ndriver = "vfs"\ngraphroot = "{folder}/graph"\nrunroot = "{folder}/run"\n'
 # The second is for a machine whose control groups crun does not take, and that has no systemd.
-_SETTINGS = ("", '[engine]\nruntime = "runc"\ncgroup_manager = "cgroupfs"\nevents_logger = "file"\n')
+_SETTINGS = (
+    "",
+    '[engine]\nruntime = "runc"\ncgroup_manager = "cgroupfs"\nevents_logger = "file"\n',
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +31,9 @@ class Podman:
     def say(self, *words: str) -> str:
         """What podman prints. Raises CalledProcessError."""
         env = {**os.environ, **self.variables}
-        done = subprocess.run((self.program, *words), env=env, capture_output=True, text=True, check=True, timeout=120)
+        done = subprocess.run(
+            (self.program, *words), env=env, capture_output=True, text=True, check=True, timeout=120
+        )
         return done.stdout
 
     def containers(self) -> list[str]:
@@ -51,7 +58,10 @@ def working_podman(folder: Path) -> Podman | str:
     for number, settings in enumerate(_SETTINGS):
         conf = folder / f"containers-{number}.conf"
         conf.write_text(settings)
-        podman = Podman(program, {"CONTAINERS_CONF": str(conf), "CONTAINERS_STORAGE_CONF": str(folder / "storage.conf")})
+        podman = Podman(
+            program,
+            {"CONTAINERS_CONF": str(conf), "CONTAINERS_STORAGE_CONF": str(folder / "storage.conf")},
+        )
         try:
             _make_image(podman, folder)
             podman.say("run", "--rm", "--network", "host", *_limits(), *_true(), IMAGE)
@@ -73,7 +83,16 @@ def _make_image(podman: Podman, folder: Path) -> None:
 
 
 def _true() -> list[str]:
-    return ["--volume", "/usr:/usr:ro", "--volume", "/lib:/lib:ro", "--volume", "/lib64:/lib64:ro", "--entrypoint", "/usr/bin/true"]
+    return [
+        "--volume",
+        "/usr:/usr:ro",
+        "--volume",
+        "/lib:/lib:ro",
+        "--volume",
+        "/lib64:/lib64:ro",
+        "--entrypoint",
+        "/usr/bin/true",
+    ]
 
 
 def _limits() -> list[str]:

@@ -1,4 +1,6 @@
-"""Owns a process that writes a journal as fast as it can and prints each number once it is on disk; made to be killed."""
+"""Owns a process that writes a journal as fast as it can and prints each number once it is on disk;
+made to be killed.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from fleet_protos.trial_types import Phase
 
 
 def main() -> None:
-    """FOLDER MODE: `append` only appends; `compact` ends a trial, acknowledges it and compacts after every third event."""
+    """FOLDER MODE: `append` only appends; `compact` ends a trial, acknowledges it and compacts
+    after every third event.
+    """
     folder, mode = Path(sys.argv[1]), sys.argv[2]
     journal = Journal.open(folder, compact_above_bytes=1 if mode == "compact" else 1 << 30)
     bodies: Iterator[Body] = itertools.cycle((TrialAccepted(), WarmedUp("busy" * 200), TrialOver()))

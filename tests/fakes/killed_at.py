@@ -1,7 +1,9 @@
-"""Owns killing a process at each of its looks at the disk in turn: `python killed_at.py CALL FOLDER LIMIT`. Repairs nothing.
+"""Owns killing a process at each of its looks at the disk in turn: `python killed_at.py CALL FOLDER
+LIMIT`. Repairs nothing.
 
-CALL is one of the names below. For each N a child does it on a fresh copy of what is in FOLDER/before, and is killed by SIGKILL at its
-Nth audited event (open, rename, remove, mkdir …) below the copy; the copies stay as FOLDER/N. Prints how many there are.
+CALL is one of the names below. For each N a child does it on a fresh copy of what is in
+FOLDER/before, and is killed by SIGKILL at its Nth audited event (open, rename, remove, mkdir …)
+below the copy; the copies stay as FOLDER/N. Prints how many there are.
 """
 
 from __future__ import annotations
@@ -53,7 +55,9 @@ def _die_at(number: int, below: str) -> None:
 
     def hook(event: str, arguments: tuple[object, ...]) -> None:
         nonlocal left
-        if (event == "open" or event.startswith(("os.", "shutil."))) and any(below in str(argument) for argument in arguments):
+        if (event == "open" or event.startswith(("os.", "shutil."))) and any(
+            below in str(argument) for argument in arguments
+        ):
             left -= 1
             if left == 0:
                 os.kill(os.getpid(), signal.SIGKILL)

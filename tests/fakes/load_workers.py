@@ -1,4 +1,6 @@
-"""Finds the Ray worker that sends requests to a server, and kills a process only while it does what a test wants to interrupt."""
+"""Finds the Ray worker that sends requests to a server, and kills a process only while it does what
+a test wants to interrupt.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +11,11 @@ import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from fleet_agent.processes import read_stat
+from fleet_agent.host.processes import read_stat
 
 SENDING = "ray::run_shard"  # how Ray names a worker while it carries out a share of the load
-IDLE = "ray::IDLE"  # and how between two of them; ray::DashboardAgent and ray::RuntimeEnvAgent are no workers
+# and how between two of them; ray::DashboardAgent and ray::RuntimeEnvAgent are no workers
+IDLE = "ray::IDLE"
 ESTABLISHED = "01"  # in /proc/net/tcp
 STOP_S = 5.0
 POLL_S = 0.001
@@ -21,7 +24,9 @@ POLL_S = 0.001
 def title(pid: int) -> str:
     """Return what a process calls itself, or nothing if it is gone."""
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().partition(b"\0")[0].decode(errors="replace")
+        return (
+            Path(f"/proc/{pid}/cmdline").read_bytes().partition(b"\0")[0].decode(errors="replace")
+        )
     except OSError:
         return ""
 
@@ -32,7 +37,8 @@ def is_idle(pid: int) -> bool:
 
 
 def is_sending(pid: int, ports: Collection[int]) -> bool:
-    """Return True if this is a worker that carries out a share of the load and is connected to one of these ports.
+    """Return True if this is a worker that carries out a share of the load and is connected to one
+    of these ports.
 
     Its share has no result yet, because a shard closes its connections before it returns one.
     """
@@ -47,13 +53,19 @@ def connected_ports(pid: int) -> set[int]:
     except OSError:  # it has ended, or has just closed one
         return set()
     lines = [line.split() for table in tables for line in table.splitlines()[1:]]
-    return {int(words[2].rpartition(":")[2], 16) for words in lines if words[3] == ESTABLISHED and f"socket:[{words[9]}]" in own}
+    return {
+        int(words[2].rpartition(":")[2], 16)
+        for words in lines
+        if words[3] == ESTABLISHED and f"socket:[{words[9]}]" in own
+    }
 
 
 def kill_while(pid: int, holds: Callable[[int], bool]) -> int:
-    """Kill a process if `holds(pid)`. Return the wall time of the kill in nanoseconds, or 0 if the process was left alone.
+    """Kill a process if `holds(pid)`. Return the wall time of the kill in nanoseconds, or 0 if the
+    process was left alone.
 
-    The process is stopped for the last look, so it cannot finish its work between that look and the kill.
+    The process is stopped for the last look, so it cannot finish its work between that look and the
+    kill.
     """
     with contextlib.ExitStack() as stack, contextlib.suppress(ProcessLookupError):
         process = os.pidfd_open(pid)

@@ -1,7 +1,9 @@
-"""Owns a launcher with children like SGLang's: FIFO CHILD… tells FIFO their ids, then hangs on whatever happens to them, as up to 0.5.9.
+"""Owns a launcher with children like SGLang's: FIFO CHILD… tells FIFO their ids, then hangs on
+whatever happens to them, as up to 0.5.9.
 
-A child is a title (`sglang::scheduler_TP1`), or `spawned`, which is what multiprocessing makes of a child without one. `later:CHILD` is
-started at SIGUSR1, and told to FIFO then. The launcher exits with 7 at SIGUSR2.
+A child is a title (`sglang::scheduler_TP1`), or `spawned`, which is what multiprocessing makes of a
+child without one. `later:CHILD` is started at SIGUSR1, and told to FIFO then. The launcher exits
+with 7 at SIGUSR2.
 """
 
 from __future__ import annotations
@@ -11,7 +13,12 @@ import os
 import signal
 import sys
 
-SPAWNED = [sys.executable, "-S", "-c", "import signal; signal.pause() # from multiprocessing.spawn import spawn_main"]
+SPAWNED = [
+    sys.executable,
+    "-S",
+    "-c",
+    "import signal; signal.pause() # from multiprocessing.spawn import spawn_main",
+]
 
 
 def start(child: str) -> int:

@@ -1,4 +1,6 @@
-"""Owns the choice of how answers are read in a test: by the C parts of the load client, or in Python as on a host without a compiler."""
+"""Owns the choice of how answers are read in a test: by the C parts of the load client, or in
+Python as on a host without a compiler.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def need_compiler() -> None:
 
 @contextmanager
 def reading(way: str) -> Iterator[str]:
-    """Read in that way while inside; a test of C is skipped on a machine without a compiler, and fails in CI."""
+    """Read in that way while inside; a test of C is skipped on a machine without a compiler, and
+    fails in CI.
+    """
     if way == "c":
         need_compiler()
     before = os.environ.get(FOLDER_VARIABLE)

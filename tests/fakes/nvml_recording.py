@@ -1,4 +1,6 @@
-"""NVML as a recording: answers of each call by function and GPU, and NVML's own errors for what a GPU does not have."""
+"""NVML as a recording: answers of each call by function and GPU, and NVML's own errors for what a
+GPU does not have.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,12 @@ import pynvml
 
 
 class RecordedNvml:
-    """Stands for the module pynvml. {"driver": "…", "init": "error name", "gpus": [{"nvmlDeviceGetName": …, "processes": [[pid, bytes]]}]}.
+    """Stands for the module pynvml. {"driver": "…", "init": "error name", "gpus":
+    [{"nvmlDeviceGetName": …, "processes": [[pid, bytes]]}]}.
 
-    A value that is a map becomes an object with its fields; {"raises": "NVMLError_…"} is raised. A call that is not recorded raises
-    NVMLError_NotSupported. Constants and error classes are those of the real module.
+    A value that is a map becomes an object with its fields; {"raises": "NVMLError_…"} is raised. A
+    call that is not recorded raises NVMLError_NotSupported. Constants and error classes are those
+    of the real module.
     """
 
     def __init__(self, path: Path) -> None:
@@ -54,7 +58,9 @@ class RecordedNvml:
         return int(states[link])
 
     def nvmlDeviceGetComputeRunningProcesses(self, gpu: dict[str, Any]) -> list[Any]:
-        return [SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in gpu.get("processes", ())]
+        return [
+            SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in gpu.get("processes", ())
+        ]
 
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("nvml"):
@@ -66,7 +72,11 @@ class RecordedNvml:
 def _call(name: str) -> Callable[..., Any]:
     def call(gpu: dict[str, Any], *details: int) -> Any:
         recorded = gpu.get(name, {"raises": "NVMLError_NotSupported"})
-        return _answer(recorded[str(details[0])] if details and isinstance(recorded, dict) and "raises" not in recorded else recorded)
+        return _answer(
+            recorded[str(details[0])]
+            if details and isinstance(recorded, dict) and "raises" not in recorded
+            else recorded
+        )
 
     return call
 
@@ -78,6 +88,10 @@ def _answer(recorded: Any) -> Any:
 
 
 def _error(name: str) -> Exception:
-    codes = {type(pynvml.NVMLError(code)).__name__: code for key, code in vars(pynvml).items() if key.startswith("NVML_ERROR_")}
+    codes = {
+        type(pynvml.NVMLError(code)).__name__: code
+        for key, code in vars(pynvml).items()
+        if key.startswith("NVML_ERROR_")
+    }
     error: Exception = pynvml.NVMLError(codes[name])
     return error

@@ -1,9 +1,11 @@
-"""Owns a process that behaves as badly as real servers do: FIFO TRAIT… tells FIFO the ids of its processes, then waits for a signal.
+"""Owns a process that behaves as badly as real servers do: FIFO TRAIT… tells FIFO the ids of its
+processes, then waits for a signal.
 
-Traits: ignore_term; deaf, which lets only the children ignore it; child, which forks; own_session, a child that leads a session of its own;
-bare, a child in a session of its own without the environment, its output still the log; stranger, the same with its output elsewhere;
-nameless, a child that stays in the session without the environment and with its output elsewhere; leave, which exits once the others
-run; loud, which prints 10 MB; exit, which exits with 3 and tells nobody.
+Traits: ignore_term; deaf, which lets only the children ignore it; child, which forks; own_session,
+a child that leads a session of its own; bare, a child in a session of its own without the
+environment, its output still the log; stranger, the same with its output elsewhere; nameless, a
+child that stays in the session without the environment and with its output elsewhere; leave, which
+exits once the others run; loud, which prints 10 MB; exit, which exits with 3 and tells nobody.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Owns a second reading of an answer, slow and plain, to hold the load client's decoder against: byte by byte, from the standards.
+"""Owns a second reading of an answer, slow and plain, to hold the load client's decoder against:
+byte by byte, from the standards.
 
-HTTP/1.1 chunks by RFC 9112 section 7.1, events by the WHATWG's server-sent events, counts by docs/metrics.md. It shares no code with the
-client and skips nothing that looks like what came before.
+HTTP/1.1 chunks by RFC 9112 section 7.1, events by the WHATWG's server-sent events, counts by
+docs/metrics.md. It shares no code with the client and skips nothing that looks like what came
+before.
 """
 
 from __future__ import annotations
@@ -25,10 +27,14 @@ class Unsound(Exception):
 
 @dataclass
 class Read:
-    """What an answer said. `ok`: it is whole, without an error in it, and told its tokens; the other fields count only then."""
+    """What an answer said. `ok`: it is whole, without an error in it, and told its tokens; the
+    other fields count only then.
+    """
 
     ok: bool = False
-    chunk_at: list[int] = field(default_factory=list)  # place of the byte that completed each event with output
+    chunk_at: list[int] = field(
+        default_factory=list
+    )  # place of the byte that completed each event with output
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     cached_tokens: int | None = None
@@ -52,20 +58,30 @@ def _head(answer: bytes) -> tuple[int, int]:
     if end < 0:
         return 0, len(answer)
     first = answer[:end].split(b"\r\n")[0].split(b" ", 2)
-    if len(first) < 2 or not first[0].startswith(b"HTTP/1.") or not (len(first[1]) == 3 and first[1].isdigit()):
+    if (
+        len(first) < 2
+        or not first[0].startswith(b"HTTP/1.")
+        or not (len(first[1]) == 3 and first[1].isdigit())
+    ):
         raise Unsound("status line")
     return int(first[1]), end + 4
 
 
 def _body(answer: bytes, at: int) -> tuple[list[tuple[int, int]], bool]:
-    """Its content as (byte, place in the answer), and whether the last chunk and the trailers came. Raises Unsound."""
+    """Its content as (byte, place in the answer), and whether the last chunk and the trailers came.
+    Raises Unsound.
+    """
     content: list[tuple[int, int]] = []
     while True:
         line, at = _line(answer, at)
         if line is None:
             return content, False
         size = line.split(b";")[0].strip()
-        if not size or len(size) > SIZE_DIGITS or any(chr(byte) not in string.hexdigits for byte in size):
+        if (
+            not size
+            or len(size) > SIZE_DIGITS
+            or any(chr(byte) not in string.hexdigits for byte in size)
+        ):
             raise Unsound("chunk size")
         left = int(size, 16)
         if not left:
@@ -93,7 +109,9 @@ def _trailers(answer: bytes, at: int) -> bool:
 
 
 def _line(answer: bytes, at: int) -> tuple[bytes | None, int]:
-    """(the line from `at` without its end, the place after it); (None, …) when its end has not come. Raises Unsound for an endless one."""
+    """(the line from `at` without its end, the place after it); (None, …) when its end has not
+    come. Raises Unsound for an endless one.
+    """
     end = answer.find(b"\r\n", at)
     if end < 0:
         if len(answer) - at > LINE_LIMIT:
@@ -118,7 +136,9 @@ def _events(body: Sequence[tuple[int, int]]) -> Iterator[tuple[bytes, int]]:
 
 
 def _lines(body: Sequence[tuple[int, int]]) -> Iterator[tuple[bytes, int]]:
-    """(line, place of the byte that ended it): LF, CR and CRLF each end one, and the LF of a CRLF says nothing new."""
+    """(line, place of the byte that ended it): LF, CR and CRLF each end one, and the LF of a CRLF
+    says nothing new.
+    """
     line = bytearray()
     after_cr = False
     for byte, place in body:
@@ -185,7 +205,10 @@ def _output(found: Read, choice: dict[str, Any]) -> str:
     _finish(found, choice.get("finish_reason"))
     delta = choice.get("delta")
     delta = delta if isinstance(delta, dict) else {}
-    values = (choice.get("text"), *(delta.get(name) for name in ("content", "reasoning_content", "reasoning")))
+    values = (
+        choice.get("text"),
+        *(delta.get(name) for name in ("content", "reasoning_content", "reasoning")),
+    )
     return "".join(map(_string, values))
 
 

@@ -1,4 +1,6 @@
-"""Owns an HTTP server that answers exactly the bytes of a script, breaks off where it says, and waits where it says. Knows no API."""
+"""Owns an HTTP server that answers exactly the bytes of a script, breaks off where it says, and
+waits where it says. Knows no API.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,14 @@ async def _read_request(reader: asyncio.StreamReader) -> bytes:
         head = await reader.readuntil(b"\r\n\r\n")
     except asyncio.IncompleteReadError:
         return b""
-    length = next((int(line.split(b":")[1]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length:")), 0)
+    length = next(
+        (
+            int(line.split(b":")[1])
+            for line in head.split(b"\r\n")
+            if line.lower().startswith(b"content-length:")
+        ),
+        0,
+    )
     return head + await reader.readexactly(length)
 
 

@@ -1,4 +1,6 @@
-"""Owns a process that launches one server as an agent does, prints the record, and waits to be killed: FOLDER TOKEN ARGV…"""
+"""Owns a process that launches one server as an agent does, prints the record, and waits to be
+killed: FOLDER TOKEN ARGV…
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,10 @@ from fleet_agent.server.supervisor import Supervisor
 async def main() -> None:
     """Launch, print, wait for the server."""
     folder, token, *argv = sys.argv[1:]
-    server = await Supervisor().launch(LaunchCommand(tuple(argv), {"BENCHFLEET_LAUNCH": token}, folder), Path(folder) / "server.log")
+    server = await Supervisor().launch(
+        LaunchCommand(tuple(argv), {"BENCHFLEET_LAUNCH": token}, folder),
+        Path(folder) / "server.log",
+    )
     sys.stdout.write(json.dumps(asdict(server.session)) + "\n")
     sys.stdout.flush()
     await server.wait()

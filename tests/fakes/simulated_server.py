@@ -1,4 +1,6 @@
-"""Owns the start and the end of one simulated server for a test: a real process on a free port, its log in a file."""
+"""Owns the start and the end of one simulated server for a test: a real process on a free port, its
+log in a file.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ class Running:
             return 0
 
     def wait_healthy(self) -> list[int]:
-        """The different statuses seen on the way to 200. Raises AssertionError when it ends or takes too long."""
+        """The different statuses seen on the way to 200. Raises AssertionError when it ends or
+        takes too long.
+        """
         seen: list[int] = []
         deadline = time.monotonic() + START_LIMIT_S
         while not seen or seen[-1] != 200:
@@ -88,14 +92,28 @@ def simulated_server(
     healthy: bool = True,
     port: int = 0,
 ) -> Iterator[Running]:
-    """A simulated server of model `demo/model` with extra `args`; killed at the end unless it is already gone."""
+    """A simulated server of model `demo/model` with extra `args`; killed at the end unless it is
+    already gone.
+    """
     port = port or free_port()
     log = folder / f"simulated-{port}.log"
-    argv = [sys.executable, "-m", "fleet_simulator.server", "--model-path", "demo/model", "--port", str(port), *args]
+    argv = [
+        sys.executable,
+        "-m",
+        "fleet_simulator.server",
+        "--model-path",
+        "demo/model",
+        "--port",
+        str(port),
+        *args,
+    ]
     base = {"PATH": os.environ["PATH"], "LANG": "C.UTF-8"}
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [*argv, "--simulation", json.dumps(dict(knobs or {}))], env={**base, **(env or {})}, stdout=output, stderr=output
+            [*argv, "--simulation", json.dumps(dict(knobs or {}))],
+            env={**base, **(env or {})},
+            stdout=output,
+            stderr=output,
         )
     running = Running(f"http://127.0.0.1:{port}", port, process, log)
     try:

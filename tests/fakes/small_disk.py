@@ -1,4 +1,6 @@
-"""Owns a disk of a few MiB that only one process of a test sees as its own, to be filled and freed from outside."""
+"""Owns a disk of a few MiB that only one process of a test sees as its own, to be filled and freed
+from outside.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ class SmallDisk:
         self.size = size
         self._pid = 0
         folder.mkdir(exist_ok=True)
-        if subprocess.run([*_MINE, "mount", "-t", "tmpfs", "tmpfs", str(folder)], capture_output=True, check=False).returncode:
+        if subprocess.run(
+            [*_MINE, "mount", "-t", "tmpfs", "tmpfs", str(folder)], capture_output=True, check=False
+        ).returncode:
             pytest.skip("this machine lets nobody mount a small disk of his own")
 
     def start(self, *argv: str, log: Path) -> subprocess.Popen[bytes]:
@@ -42,7 +46,11 @@ class SmallDisk:
         with (self.inside / "filler").open("ab", buffering=0) as filler:
             disk = os.statvfs(self.inside)
             try:
-                os.posix_fallocate(filler.fileno(), 0, filler.tell() + max(0, disk.f_bavail * disk.f_frsize - left_bytes))
+                os.posix_fallocate(
+                    filler.fileno(),
+                    0,
+                    filler.tell() + max(0, disk.f_bavail * disk.f_frsize - left_bytes),
+                )
                 while not left_bytes:
                     filler.seek(0, os.SEEK_END)
                     filler.write(bytes(512))

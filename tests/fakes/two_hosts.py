@@ -1,4 +1,6 @@
-"""Owns two real agents on this machine, as two hosts of one job; ends them, and tells their logs when one ended badly."""
+"""Owns two real agents on this machine, as two hosts of one job; ends them, and tells their logs
+when one ended badly.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,17 @@ def agent(state: Path, host: str, secrets: str = "") -> Iterator[str]:
     (state / "secrets").write_text(secrets)
     (state / "secrets").chmod(0o600)
     env = {**os.environ, "BENCHFLEET_SECRETS": str(state / "secrets")}
-    argv = [sys.executable, "-m", "fleet_agent.main", "--state", str(state), "--host-name", host, "--gpus", "0"]
+    argv = [
+        sys.executable,
+        "-m",
+        "fleet_agent.main",
+        "--state",
+        str(state),
+        "--host-name",
+        host,
+        "--gpus",
+        "0",
+    ]
     with (state / "log").open("ab") as log:
         process = subprocess.Popen(argv, stderr=log, start_new_session=True, env=env)
     address = listen_address(state, "agent")

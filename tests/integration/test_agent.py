@@ -1,4 +1,6 @@
-"""A real agent process with real servers, real Ray and real gRPC: each way a trial can end, and what is left of it."""
+"""A real agent process with real servers, real Ray and real gRPC: each way a trial can end, and
+what is left of it.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,17 @@ class DirectClient:
 @contextmanager
 def running_agent(state: Path) -> Iterator[tuple[DirectClient, subprocess.Popen[bytes]]]:
     with (state / "log").open("ab") as log:
-        argv = [sys.executable, "-m", "fleet_agent.main", "--state", str(state), "--host-name", "here", "--gpus", "0"]
+        argv = [
+            sys.executable,
+            "-m",
+            "fleet_agent.main",
+            "--state",
+            str(state),
+            "--host-name",
+            "here",
+            "--gpus",
+            "0",
+        ]
         process = subprocess.Popen(argv, stderr=log, start_new_session=True)
     line = DirectClient(state)
     try:
@@ -96,14 +108,27 @@ def line(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DirectClient]:
         yield line
 
 
-def trial(env: dict[str, str] | None = None, *, gpus: int = 8, timeout_s: float = 20.0, tokens: int = 60, **knobs: object) -> TrialSpec:
+def trial(
+    env: dict[str, str] | None = None,
+    *,
+    gpus: int = 8,
+    timeout_s: float = 20.0,
+    tokens: int = 60,
+    **knobs: object,
+) -> TrialSpec:
     simulation = Simulation(**{"time_scale": 100.0, "seed": 1, **knobs})
     engine = EngineSpec(
         kind=EngineKind.SIMULATED, model_path="sim/model", args={"tp_size": 8}, env=env or {}, gpus=gpus,
         ready_timeout_s=20.0, stop_timeout_s=1.0, simulation=simulation,
     )  # fmt: skip
     workload = Workload(
-        name="single", concurrency=1, requests=1, prompts="builtin:chat", output_tokens=tokens, api="chat", request_timeout_s=timeout_s
+        name="single",
+        concurrency=1,
+        requests=1,
+        prompts="builtin:chat",
+        output_tokens=tokens,
+        api="chat",
+        request_timeout_s=timeout_s,
     )
     return TrialSpec(
         trial_id=f"t-{next(numbers)}", attempt=1, job_id="t", job_name="t", variant="v", block=1, host="here", engine=engine,
@@ -129,14 +154,25 @@ def is_alive(pid: int) -> bool:
 def assert_server_gone(events: list[ev.Event]) -> None:
     for launched in bodies(events, ev.ServerLaunched):
         assert not is_alive(launched.pid)
-    assert [stopped.left_over for stopped in bodies(events, ev.ServerStopped)] == [()] * len(bodies(events, ev.ServerLaunched))
+    assert [stopped.left_over for stopped in bodies(events, ev.ServerStopped)] == [()] * len(
+        bodies(events, ev.ServerLaunched)
+    )
 
 
-def test_a_trial_goes_through_every_phase_and_each_event_names_its_cause(line: DirectClient) -> None:
+def test_a_trial_goes_through_every_phase_and_each_event_names_its_cause(
+    line: DirectClient,
+) -> None:
     events = line.see(trial())
     assert over(events) == ev.TrialOver(Outcome.OK)
     phases = list(dict.fromkeys(event.phase for event in events))
-    assert phases == [Phase.LAUNCHING, Phase.WARMING, Phase.MEASURING, Phase.COLLECTING, Phase.STOPPING, Phase.OVER]
+    assert phases == [
+        Phase.LAUNCHING,
+        Phase.WARMING,
+        Phase.MEASURING,
+        Phase.COLLECTING,
+        Phase.STOPPING,
+        Phase.OVER,
+    ]
     known = {event.sequence for event in events}
     assert all(event.cause in known for event in events[1:])
     assert_server_gone(events)
@@ -164,7 +200,10 @@ def test_two_trials_never_share_a_gpu(line: DirectClient) -> None:
         line.start(trial(gpus=1))
     assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert "0 are free" in refused.value.details()
-    line.stub.CancelTrial(agent_pb2.CancelTrialRequest(trial_id=first.trial_id, attempt=1, reason="enough"), timeout=10)
+    line.stub.CancelTrial(
+        agent_pb2.CancelTrialRequest(trial_id=first.trial_id, attempt=1, reason="enough"),
+        timeout=10,
+    )
     assert over(line.events(first)).outcome is Outcome.CANCELLED
     assert over(line.see(trial(gpus=1))).outcome is Outcome.OK
 
@@ -173,7 +212,10 @@ def test_a_cancelled_trial_stops_its_server_and_says_why(line: DirectClient) -> 
     spec = trial(tokens=20_000)
     line.start(spec)
     line.events(spec, ev.ServerReady)
-    line.stub.CancelTrial(agent_pb2.CancelTrialRequest(trial_id=spec.trial_id, attempt=1, reason="not needed"), timeout=10)
+    line.stub.CancelTrial(
+        agent_pb2.CancelTrialRequest(trial_id=spec.trial_id, attempt=1, reason="not needed"),
+        timeout=10,
+    )
     events = line.events(spec)
     assert over(events).outcome is Outcome.CANCELLED
     assert "not needed" in over(events).message
@@ -201,7 +243,10 @@ def test_another_server_at_the_address_is_never_measured(line: DirectClient) -> 
 def test_a_server_that_never_becomes_ready_ends_at_its_deadline(line: DirectClient) -> None:
     spec = trial(ready_after_s=60.0)
     events = line.see(replace(spec, engine=replace(spec.engine, ready_timeout_s=1.0)))
-    assert (over(events).kind, over(events).failure_class) == (ErrorKind.SERVER_UNHEALTHY, "not_ready")
+    assert (over(events).kind, over(events).failure_class) == (
+        ErrorKind.SERVER_UNHEALTHY,
+        "not_ready",
+    )
     assert "not ready within 1 s" in over(events).message
     assert_server_gone(events)
 
@@ -210,7 +255,9 @@ def test_a_server_that_hangs_gives_no_number(line: DirectClient) -> None:
     spec = trial(hang=True, timeout_s=0.5)
     events = line.see(replace(spec, engine=replace(spec.engine, ready_timeout_s=2.0)))
     assert over(events).outcome is Outcome.FAILED
-    assert "has not answered for" in over(events).message  # it is there: "nothing answers" would send the user to the wrong place
+    assert (
+        "has not answered for" in over(events).message
+    )  # it is there: "nothing answers" would send the user to the wrong place
     assert "ConnectionRefused" not in over(events).message
     assert bodies(events, ev.RunFinished) == []
     assert_server_gone(events)
@@ -219,7 +266,11 @@ def test_a_server_that_hangs_gives_no_number(line: DirectClient) -> None:
 def test_short_answers_void_the_runs_and_then_the_trial(line: DirectClient) -> None:
     events = line.see(trial(short_outputs=True))
     end = over(events)
-    assert (end.outcome, end.kind, end.failure_class) == (Outcome.FAILED, ErrorKind.GATE_VOIDED, "short_output")
+    assert (end.outcome, end.kind, end.failure_class) == (
+        Outcome.FAILED,
+        ErrorKind.GATE_VOIDED,
+        "short_output",
+    )
     runs = [body.run for body in bodies(events, ev.RunFinished)]
     assert len(runs) == 3
     assert all(run.void for run in runs)
@@ -259,18 +310,26 @@ def test_a_server_gets_its_declared_environment_and_nothing_else(line: DirectCli
 def test_artifacts_arrive_with_the_digest_that_was_told(line: DirectClient) -> None:
     events = line.see(trial())
     artifacts = [body.run.artifact for body in bodies(events, ev.RunFinished)]
-    artifacts += [artifact for body in bodies(events, ev.EvidenceCollected) for artifact in body.artifacts]
+    artifacts += [
+        artifact for body in bodies(events, ev.EvidenceCollected) for artifact in body.artifacts
+    ]
     assert len(artifacts) == 4
     for artifact in artifacts:
-        chunks = list(line.stub.FetchArtifact(agent_pb2.FetchArtifactRequest(name=artifact.name), timeout=10))
+        chunks = list(
+            line.stub.FetchArtifact(agent_pb2.FetchArtifactRequest(name=artifact.name), timeout=10)
+        )
         content = b"".join(chunk.data for chunk in chunks)
         assert hashlib.sha256(content).hexdigest() == artifact.sha256
-        tail = line.stub.FetchArtifact(agent_pb2.FetchArtifactRequest(name=artifact.name, offset=len(content) - 1), timeout=10)
+        tail = line.stub.FetchArtifact(
+            agent_pb2.FetchArtifactRequest(name=artifact.name, offset=len(content) - 1), timeout=10
+        )
         assert b"".join(chunk.data for chunk in tail) == content[-1:]
 
 
 @pytest.mark.parametrize("name", ["../journal/events.jsonl", "/etc/passwd", "none/1/x", ""])
-def test_names_that_lead_out_of_the_artifact_folder_are_refused(line: DirectClient, name: str) -> None:
+def test_names_that_lead_out_of_the_artifact_folder_are_refused(
+    line: DirectClient, name: str
+) -> None:
     with pytest.raises(grpc.RpcError) as refused:
         list(line.stub.FetchArtifact(agent_pb2.FetchArtifactRequest(name=name), timeout=10))
     assert refused.value.code() is grpc.StatusCode.NOT_FOUND
@@ -282,24 +341,42 @@ def test_a_controller_that_knows_another_journal_is_told(line: DirectClient) -> 
     assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
 
 
-def test_an_external_server_is_measured_and_left_as_it_is_and_a_simulated_one_says_so(line: DirectClient, tmp_path: Path) -> None:
-    with simulated_server(tmp_path, "--model-path", "sim/model", knobs={"time_scale": 100.0}) as server:
+def test_an_external_server_is_measured_and_left_as_it_is_and_a_simulated_one_says_so(
+    line: DirectClient, tmp_path: Path
+) -> None:
+    with simulated_server(
+        tmp_path, "--model-path", "sim/model", knobs={"time_scale": 100.0}
+    ) as server:
         spec = trial()
-        engine = EngineSpec(kind=EngineKind.EXTERNAL, model_path="sim/model", url=server.url, ready_timeout_s=10.0)
+        engine = EngineSpec(
+            kind=EngineKind.EXTERNAL, model_path="sim/model", url=server.url, ready_timeout_s=10.0
+        )
         events = line.see(replace(spec, engine=engine))
         assert server.process.poll() is None
     assert over(events).outcome is Outcome.OK
-    assert [type(event.body) for event in events[1:4]] == [ev.ServerReady, ev.ConfigurationProved, ev.WarmedUp]
+    assert [type(event.body) for event in events[1:4]] == [
+        ev.ServerReady,
+        ev.ConfigurationProved,
+        ev.WarmedUp,
+    ]
     for body in bodies(events, ev.RunFinished):
         assert body.run.time_scale == 1.0
         assert "simulated_server" in [gate.code for gate in body.run.gates]
 
 
-def test_an_external_sglang_is_held_to_the_length_and_its_cache_is_not_emptied(line: DirectClient, tmp_path: Path) -> None:
-    with simulated_server(tmp_path, "--model-path", "sim/model", knobs={"time_scale": 200.0}) as server:
+def test_an_external_sglang_is_held_to_the_length_and_its_cache_is_not_emptied(
+    line: DirectClient, tmp_path: Path
+) -> None:
+    with simulated_server(
+        tmp_path, "--model-path", "sim/model", knobs={"time_scale": 200.0}
+    ) as server:
         spec = trial()
-        engine = EngineSpec(kind=EngineKind.EXTERNAL, model_path="sim/model", url=server.url, ready_timeout_s=10.0)
-        workload = replace(spec.workloads[0], output_tokens=900)  # left to itself this server ends before 800
+        engine = EngineSpec(
+            kind=EngineKind.EXTERNAL, model_path="sim/model", url=server.url, ready_timeout_s=10.0
+        )
+        workload = replace(
+            spec.workloads[0], output_tokens=900
+        )  # left to itself this server ends before 800
         events = line.see(replace(spec, engine=engine, workloads=(workload,)))
         asked = server.log.read_text()
     assert over(events).outcome is Outcome.OK
@@ -324,7 +401,9 @@ def test_an_agent_without_ray_and_load_stays_small(line: DirectClient) -> None:
     assert resident_kb < 120 * 1024
 
 
-def test_an_agent_that_is_stopped_ends_its_trials_as_failed_so_that_they_are_tried_again(tmp_path: Path) -> None:
+def test_an_agent_that_is_stopped_ends_its_trials_as_failed_so_that_they_are_tried_again(
+    tmp_path: Path,
+) -> None:
     spec = trial(ready_after_s=60.0)
     with running_agent(tmp_path) as (line, process):
         line.start(spec)
@@ -336,7 +415,9 @@ def test_an_agent_that_is_stopped_ends_its_trials_as_failed_so_that_they_are_tri
     assert_server_gone(events)
 
 
-def test_an_agent_that_is_being_stopped_leaves_the_next_attempt_to_the_agent_after_it(tmp_path: Path) -> None:
+def test_an_agent_that_is_being_stopped_leaves_the_next_attempt_to_the_agent_after_it(
+    tmp_path: Path,
+) -> None:
     with running_agent(tmp_path) as (line, process):
         line.see(trial())  # with a Ray, whose end takes a while
         spec = trial(ready_after_s=20)
@@ -361,7 +442,10 @@ def test_an_agent_that_was_killed_finds_its_server_again_and_ends_it(tmp_path: P
         assert is_alive(launched.pid)
     with running_agent(tmp_path) as (line, _):
         events = line.events(spec)
-        assert (over(events).outcome, over(events).kind) == (Outcome.FAILED, ErrorKind.AGENT_RESTARTED)
+        assert (over(events).outcome, over(events).kind) == (
+            Outcome.FAILED,
+            ErrorKind.AGENT_RESTARTED,
+        )
         assert_server_gone(events)
         assert line.start(spec) is True
 
@@ -369,27 +453,40 @@ def test_an_agent_that_was_killed_finds_its_server_again_and_ends_it(tmp_path: P
 def test_an_agent_without_its_extra_says_so_before_it_launches_anything(tmp_path: Path) -> None:
     arguments = ["fleet-agent", "--state", str(tmp_path / "state")]
     program = f"import sys; sys.modules['ray'] = None; sys.argv = {arguments!r}; from fleet_agent.main import main; sys.exit(main())"
-    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    told = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
     assert told.returncode == 2
     assert told.stderr == "fleet-agent: this installation lacks ray\n  install benchfleet[agent]\n"
     assert not (tmp_path / "state").exists()
 
 
-def test_a_witness_is_proved_and_gone_before_the_measured_server_is_launched(line: DirectClient) -> None:
+def test_a_witness_is_proved_and_gone_before_the_measured_server_is_launched(
+    line: DirectClient,
+) -> None:
     events = line.see(replace(trial(NCCL), witness=True))
     assert over(events).outcome is Outcome.OK
     servers = (ev.ServerLaunching, ev.ConfigurationProved, ev.ServerStopped, ev.WarmedUp)
     kinds = [type(event.body) for event in events if isinstance(event.body, servers)]
     assert kinds == [*servers[:3], *servers[:2], ev.WarmedUp, ev.ServerStopped]
     assert [body.witness for body in bodies(events, ev.ConfigurationProved)] == [True, False]
-    kept = [artifact.name.rpartition("/")[2] for body in bodies(events, ev.EvidenceCollected) for artifact in body.artifacts]
+    kept = [
+        artifact.name.rpartition("/")[2]
+        for body in bodies(events, ev.EvidenceCollected)
+        for artifact in body.artifacts
+    ]
     assert {"server-log.txt", "witness-log.txt"} <= set(kept)
     assert_server_gone(events)
 
 
-def test_variables_that_a_witness_shows_to_be_lost_end_the_trial_before_a_second_launch(line: DirectClient) -> None:
+def test_variables_that_a_witness_shows_to_be_lost_end_the_trial_before_a_second_launch(
+    line: DirectClient,
+) -> None:
     events = line.see(replace(trial(NCCL, lost_env=("NCCL_PROTO",)), witness=True))
-    assert (over(events).kind, over(events).failure_class) == (ErrorKind.GATE_VOIDED, "env_not_effective")
+    assert (over(events).kind, over(events).failure_class) == (
+        ErrorKind.GATE_VOIDED,
+        "env_not_effective",
+    )
     assert [body.witness for body in bodies(events, ev.ServerLaunching)] == [True]
     assert_server_gone(events)
 
@@ -403,7 +500,10 @@ def test_an_agent_that_was_killed_with_its_witness_up_ends_that_too(tmp_path: Pa
         process.wait(timeout=30)
     with running_agent(tmp_path) as (line, _):
         events = line.events(spec)
-        assert (over(events).outcome, over(events).kind) == (Outcome.FAILED, ErrorKind.AGENT_RESTARTED)
+        assert (over(events).outcome, over(events).kind) == (
+            Outcome.FAILED,
+            ErrorKind.AGENT_RESTARTED,
+        )
         assert not is_alive(launched.pid)
         assert_server_gone(events)
 

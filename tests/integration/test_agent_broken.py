@@ -1,4 +1,6 @@
-"""An agent whose journal takes nothing any more: it ends and says so, and the next one finds what it left."""
+"""An agent whose journal takes nothing any more: it ends and says so, and the next one finds what
+it left.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ ENGINE = EngineSpec(
     EngineKind.SIMULATED, "sim/model", gpus=8, ready_timeout_s=60.0, stop_timeout_s=1.0, simulation=Simulation(20.0, 1),
     gang=Gang(2, 1, "127.0.0.1:9", 60.0),  # it waits for a lead that never comes, without load
 )  # fmt: skip
-SPEC = TrialSpec("t-b1-v1", 1, "t", "t", "v", block=1, host="here", engine=ENGINE, measure=Measure(1, 1))
+SPEC = TrialSpec(
+    "t-b1-v1", 1, "t", "t", "v", block=1, host="here", engine=ENGINE, measure=Measure(1, 1)
+)
 
 
 async def first(agent: Agent, kind: type) -> ev.Event:
@@ -57,7 +61,9 @@ async def started(agent: Agent, running: asyncio.Future[None]) -> None:
             await asyncio.sleep(0.05)
 
 
-async def test_an_agent_that_can_journal_nothing_ends_and_the_next_one_ends_what_it_left(tmp_path: Path) -> None:
+async def test_an_agent_that_can_journal_nothing_ends_and_the_next_one_ends_what_it_left(
+    tmp_path: Path,
+) -> None:
     config = AgentConfig(host="here", state=tmp_path, gpus=0, simulated_gpus=8)
     parts, stopping = await build_agent(config), asyncio.Event()
     await parts.server.start()
@@ -97,7 +103,12 @@ def _file_removed(state: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lose", "told"), [(_removed, "was removed"), (_replaced, "was replaced by another file"), (_file_removed, "was removed")]
+    ("lose", "told"),
+    [
+        (_removed, "was removed"),
+        (_replaced, "was replaced by another file"),
+        (_file_removed, "was removed"),
+    ],
 )
 async def test_an_agent_whose_state_is_lost_ends_its_servers_says_so_and_goes(
     tmp_path: Path, lose: Callable[[Path], None], told: str
@@ -112,7 +123,9 @@ async def test_an_agent_whose_state_is_lost_ends_its_servers_says_so_and_goes(
         launched = (await first(parts.agent, ev.ServerLaunched)).body
         assert isinstance(launched, ev.ServerLaunched)
         lose(state)
-        with pytest.raises(JournalFailed, match=f"events.jsonl {told} while the agent ran: it ends") as raised:
+        with pytest.raises(
+            JournalFailed, match=f"events.jsonl {told} while the agent ran: it ends"
+        ) as raised:
             await running
     assert "state folder" in raised.value.hint
     assert raised.value.exit_code != 0
@@ -122,19 +135,39 @@ async def test_an_agent_whose_state_is_lost_ends_its_servers_says_so_and_goes(
 
 
 async def test_a_stream_of_events_that_are_gone_is_refused_in_words(tmp_path: Path) -> None:
-    parts = await build_agent(AgentConfig(host="here", state=tmp_path / "state", gpus=0, simulated_gpus=8))
-    parts.journal.append(ev.TrialOver(Outcome.OK), "t", 1, cause=0, phase=Phase.OVER, time_unix_ns=1)
+    parts = await build_agent(
+        AgentConfig(host="here", state=tmp_path / "state", gpus=0, simulated_gpus=8)
+    )
+    parts.journal.append(
+        ev.TrialOver(Outcome.OK), "t", 1, cause=0, phase=Phase.OVER, time_unix_ns=1
+    )
     shutil.rmtree(tmp_path / "state")
     with pytest.raises(JournalFailed, match=r"events.jsonl cannot be read: No such file"):
         await first(parts.agent, ev.TrialOver)
     parts.journal.close()
 
 
-async def test_the_process_of_an_agent_whose_state_is_lost_ends_with_two_lines_and_a_code_that_restarts_it(tmp_path: Path) -> None:
+async def test_the_process_of_an_agent_whose_state_is_lost_ends_with_two_lines_and_a_code_that_restarts_it(
+    tmp_path: Path,
+) -> None:
     state = tmp_path / "state"
-    argv = (sys.executable, "-m", "fleet_agent.main", "--state", str(state), "--host-name", "here", "--gpus", "0", "--simulated-gpus", "1")
+    argv = (
+        sys.executable,
+        "-m",
+        "fleet_agent.main",
+        "--state",
+        str(state),
+        "--host-name",
+        "here",
+        "--gpus",
+        "0",
+        "--simulated-gpus",
+        "1",
+    )
     async with asyncio.timeout(LIMIT_S):
-        process = await asyncio.create_subprocess_exec(*argv, stderr=asyncio.subprocess.PIPE, start_new_session=True)
+        process = await asyncio.create_subprocess_exec(
+            *argv, stderr=asyncio.subprocess.PIPE, start_new_session=True
+        )
         assert process.stderr is not None
         while b"listening on" not in await process.stderr.readline():
             pass

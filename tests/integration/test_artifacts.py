@@ -1,4 +1,6 @@
-"""Files on their way from an agent: broken off at any byte they go on, and only what is whole appears."""
+"""Files on their way from an agent: broken off at any byte they go on, and only what is whole
+appears.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,12 @@ async def client(agent: FakeAgent) -> AsyncIterator[AgentClient]:
     await client.close()
 
 
-@pytest.mark.parametrize("length", [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, len(CONTENT) - 1, len(CONTENT)])
-async def test_a_file_broken_off_at_any_byte_goes_on_there(tmp_path: Path, agent: FakeAgent, client: AgentClient, length: int) -> None:
+@pytest.mark.parametrize(
+    "length", [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, len(CONTENT) - 1, len(CONTENT)]
+)
+async def test_a_file_broken_off_at_any_byte_goes_on_there(
+    tmp_path: Path, agent: FakeAgent, client: AgentClient, length: int
+) -> None:
     target = tmp_path / "there" / "single-001.parquet"
     target.parent.mkdir()
     (target.parent / "single-001.parquet.partial").write_bytes(CONTENT[:length])
@@ -43,7 +49,11 @@ async def test_a_file_broken_off_at_any_byte_goes_on_there(tmp_path: Path, agent
     assert [path.name for path in target.parent.iterdir()] == [target.name]
 
 
-@pytest.mark.parametrize("left", [b"?" * 700, CONTENT + b"more than there is", b"?" * len(CONTENT)], ids=["wrong", "long", "all wrong"])
+@pytest.mark.parametrize(
+    "left",
+    [b"?" * 700, CONTENT + b"more than there is", b"?" * len(CONTENT)],
+    ids=["wrong", "long", "all wrong"],
+)
 async def test_what_an_earlier_try_left_is_believed_only_when_the_whole_is_right(
     tmp_path: Path, agent: FakeAgent, client: AgentClient, left: bytes
 ) -> None:
@@ -57,7 +67,9 @@ async def test_what_an_earlier_try_left_is_believed_only_when_the_whole_is_right
     assert target.read_bytes() == CONTENT
 
 
-async def test_a_file_that_changed_at_the_agent_never_appears(tmp_path: Path, agent: FakeAgent, client: AgentClient) -> None:
+async def test_a_file_that_changed_at_the_agent_never_appears(
+    tmp_path: Path, agent: FakeAgent, client: AgentClient
+) -> None:
     for changed in (CONTENT[:-1] + b"!", CONTENT[:-1], CONTENT + b"!"):
         agent.files[FILE.name] = changed
         with pytest.raises(HostUnreachable, match=r"arrived with digest|longer than"):

@@ -1,4 +1,6 @@
-"""The promise of CPU binding, on real processes: what a job asks is what the kernel says of the server."""
+"""The promise of CPU binding, on real processes: what a job asks is what the kernel says of the
+server.
+"""
 
 from __future__ import annotations
 
@@ -53,5 +55,9 @@ async def test_a_list_binds_the_server_to_its_cpus(kind: EngineKind, tmp_path: P
 
 
 @pytest.mark.parametrize("asked", ["", "none", "auto"])
-async def test_without_a_list_a_server_without_gpus_keeps_all_cpus(asked: str, tmp_path: Path) -> None:
-    assert await cpus_of_server(EngineKind.SGLANG, tmp_path, asked) == format_cpu_list(os.sched_getaffinity(0))
+async def test_without_a_list_a_server_without_gpus_keeps_all_cpus(
+    asked: str, tmp_path: Path
+) -> None:
+    assert await cpus_of_server(EngineKind.SGLANG, tmp_path, asked) == format_cpu_list(
+        os.sched_getaffinity(0)
+    )

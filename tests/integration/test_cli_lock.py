@@ -23,9 +23,16 @@ with held(Path(sys.argv[1])):
 """
 
 
-def test_second_controller_is_refused_with_the_pid_of_the_first_until_that_dies(tmp_path: Path) -> None:
+def test_second_controller_is_refused_with_the_pid_of_the_first_until_that_dies(
+    tmp_path: Path,
+) -> None:
     lock = tmp_path / "controller" / "controller.lock"
-    with subprocess.Popen((sys.executable, "-c", HOLD, str(lock)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
+    with subprocess.Popen(
+        (sys.executable, "-c", HOLD, str(lock)),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as first:
         assert first.stdout is not None
         assert first.stdout.readline() == "held\n"
         with pytest.raises(Conflict, match=f"pid {first.pid}"), hold_lock(lock):
@@ -38,5 +45,8 @@ def test_second_controller_is_refused_with_the_pid_of_the_first_until_that_dies(
 
 def test_state_folder_that_cannot_be_made_is_the_users_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="cannot use the state folder"), hold_lock(tmp_path / "file" / "controller.lock"):
+    with (
+        pytest.raises(ConfigError, match="cannot use the state folder"),
+        hold_lock(tmp_path / "file" / "controller.lock"),
+    ):
         pass

@@ -1,4 +1,6 @@
-"""Promises of a server in a container, on a real runtime: launched by the agent's own words, found, stopped, and nothing is left of it."""
+"""Promises of a server in a container, on a real runtime: launched by the agent's own words, found,
+stopped, and nothing is left of it.
+"""
 
 from __future__ import annotations
 
@@ -54,14 +56,18 @@ class Bench:
         (folder / "server").mkdir()
         self.engine: EngineAdapter = ENGINES[EngineKind.SGLANG]
         self.supervisor = Supervisor()
-        self.place = LaunchPlace(Ports().allocate(folder.name), (), folder / "server", f"{folder.name}/1")
+        self.place = LaunchPlace(
+            Ports().allocate(folder.name), (), folder / "server", f"{folder.name}/1"
+        )
         self.log = folder / "server.log"
         engine = EngineSpec(
             EngineKind.SGLANG,
             str(folder / "model"),
             args={"device": "cpu"},
             env={"PYTHONPATH": ":".join(map(str, PACKAGES)), "HF_TOKEN": "secret://hub"},
-            container=Container(image=IMAGE, runtime="podman", mounts=host_mounts(), python=sys.executable),
+            container=Container(
+                image=IMAGE, runtime="podman", mounts=host_mounts(), python=sys.executable
+            ),
             stop_timeout_s=60.0,
         )
         self.spec = TrialSpec(trial_id=folder.name, variant="v", engine=engine)
@@ -87,11 +93,15 @@ def bench(podman: Podman, tmp_path: Path) -> Bench:
     return Bench(tmp_path)
 
 
-async def test_a_server_is_launched_found_and_stopped_and_nothing_is_left(bench: Bench, podman: Podman) -> None:
+async def test_a_server_is_launched_found_and_stopped_and_nothing_is_left(
+    bench: Bench, podman: Podman
+) -> None:
     _, server = await bench.launch()
     assert len(podman.containers()) == 1
     names = {process.name for process in members_of(server.session)}
-    assert "podman" in names and any("python" in name for name in names), "the processes inside are seen too"
+    assert "podman" in names and any("python" in name for name in names), (
+        "the processes inside are seen too"
+    )
     stopped = await bench.stop(server)
     assert (stopped.ended_by, stopped.left_over) == ("term", ())
     assert podman.containers() == []
@@ -99,27 +109,46 @@ async def test_a_server_is_launched_found_and_stopped_and_nothing_is_left(bench:
     assert sorted(bench.place.folder.iterdir()) == []
 
 
-async def test_the_server_has_its_environment_and_the_host_has_no_trace_of_the_secret(bench: Bench) -> None:
+async def test_the_server_has_its_environment_and_the_host_has_no_trace_of_the_secret(
+    bench: Bench,
+) -> None:
     command, server = await bench.launch()
     raw = bench.log.read_text()
     assert "environment: HF_TOKEN=hf_value-of-the-secret\n" in raw
     assert "environment: CUDA_VISIBLE_DEVICES=\n" in raw
-    assert not any(name in raw for name in ("environment: BENCHFLEET_TEST_SESSION=", "environment: CONTAINERS_CONF="))
+    assert not any(
+        name in raw
+        for name in ("environment: BENCHFLEET_TEST_SESSION=", "environment: CONTAINERS_CONF=")
+    )
     assert os.stat(command.env_file).st_mode & 0o777 == 0o600
-    assert not any("hf_value" in " ".join(psutil.Process(process.pid).cmdline()) for process in members_of(server.session))
+    assert not any(
+        "hf_value" in " ".join(psutil.Process(process.pid).cmdline())
+        for process in members_of(server.session)
+    )
     await bench.stop(server)
     assert "environment: HF_TOKEN=secret://hub\n" in bench.log.read_text()
-    assert [path for path in bench.log.parent.rglob("*") if path.is_file() and b"hf_value" in path.read_bytes()] == []
+    assert [
+        path
+        for path in bench.log.parent.rglob("*")
+        if path.is_file() and b"hf_value" in path.read_bytes()
+    ] == []
 
 
 async def test_the_image_that_ran_is_proved_by_its_id(bench: Bench, podman: Podman) -> None:
     _, server = await bench.launch()
-    proved = await bench.engine.prove_configuration(bench.spec, bench.engine.url(bench.spec, bench.place), bench.log)
+    proved = await bench.engine.prove_configuration(
+        bench.spec, bench.engine.url(bench.spec, bench.place), bench.log
+    )
     await bench.stop(server)
-    assert proved.versions["image"] == podman.say("image", "inspect", "--format", "{{.Id}}", IMAGE).strip()
+    assert (
+        proved.versions["image"]
+        == podman.say("image", "inspect", "--format", "{{.Id}}", IMAGE).strip()
+    )
 
 
-async def test_a_container_whose_client_was_killed_is_ended_all_the_same(bench: Bench, podman: Podman) -> None:
+async def test_a_container_whose_client_was_killed_is_ended_all_the_same(
+    bench: Bench, podman: Podman
+) -> None:
     _, server = await bench.launch()
     os.kill(server.pid, signal.SIGKILL)
     await server.wait()
@@ -129,7 +158,9 @@ async def test_a_container_whose_client_was_killed_is_ended_all_the_same(bench: 
     assert podman.containers() == []
 
 
-async def test_a_container_that_only_the_runtime_knows_is_ended_by_its_label(bench: Bench, podman: Podman) -> None:
+async def test_a_container_that_only_the_runtime_knows_is_ended_by_its_label(
+    bench: Bench, podman: Podman
+) -> None:
     _, server = await bench.launch()
     (id_file,) = bench.place.folder.glob("*.cid")
     id_file.write_text("")  # the agent was killed before the runtime wrote it
@@ -139,7 +170,9 @@ async def test_a_container_that_only_the_runtime_knows_is_ended_by_its_label(ben
 
 
 async def test_a_container_of_somebody_else_is_left_alone(bench: Bench, podman: Podman) -> None:
-    theirs = podman.say("create", "--label", "benchfleet.launch=other/1", "--entrypoint", "/bin/true", IMAGE).strip()
+    theirs = podman.say(
+        "create", "--label", "benchfleet.launch=other/1", "--entrypoint", "/bin/true", IMAGE
+    ).strip()
     _, server = await bench.launch()
     await bench.stop(server)
     assert podman.containers() == [theirs]

@@ -1,4 +1,6 @@
-"""`fleet-controller` as a process of its own: killed, stopped, doubled, and asked through its gRPC door."""
+"""`fleet-controller` as a process of its own: killed, stopped, doubled, and asked through its gRPC
+door.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,9 @@ class Daemon:
 @asynccontextmanager
 async def daemon(state: Path, *arguments: str) -> AsyncIterator[Daemon]:
     argv = (sys.executable, "-m", "fleet_controller.app.main", "--state", str(state), *arguments)
-    process = await asyncio.create_subprocess_exec(*argv, stderr=asyncio.subprocess.PIPE, start_new_session=True)
+    process = await asyncio.create_subprocess_exec(
+        *argv, stderr=asyncio.subprocess.PIPE, start_new_session=True
+    )
     try:
         yield Daemon(process, state)
     finally:
@@ -88,9 +92,13 @@ async def finished(remote: ControllerClient, job_id: str) -> JobDetail:
     return await remote.job(job_id)
 
 
-async def test_a_controller_killed_between_storing_and_acknowledging_stores_nothing_twice(tmp_path: Path, agent: FakeAgent) -> None:
+async def test_a_controller_killed_between_storing_and_acknowledging_stores_nothing_twice(
+    tmp_path: Path, agent: FakeAgent
+) -> None:
     agent.holds_acknowledgements = True
-    agent.replays = True  # and the agent forgets what it was asked for: only the store can tell what it holds
+    agent.replays = (
+        True  # and the agent forgets what it was asked for: only the store can tell what it holds
+    )
     async with daemon(tmp_path / "state", "--agent", agent.address) as first:
         await first.serving()
         async with first.remote() as remote:
@@ -112,7 +120,9 @@ async def test_a_controller_killed_between_storing_and_acknowledging_stores_noth
     )
 
 
-async def test_sigterm_ends_it_with_exit_code_0_and_its_socket_was_its_owners_alone(tmp_path: Path) -> None:
+async def test_sigterm_ends_it_with_exit_code_0_and_its_socket_was_its_owners_alone(
+    tmp_path: Path,
+) -> None:
     async with daemon(tmp_path / "state") as one:
         await one.serving()
         path = listen_address(one.state, "controller").removeprefix("unix:")
@@ -120,7 +130,11 @@ async def test_sigterm_ends_it_with_exit_code_0_and_its_socket_was_its_owners_al
         assert stat.S_IMODE(os.stat(one.state).st_mode) == 0o700
         one.process.send_signal(signal.SIGTERM)
         code, told = await one.ended()
-        assert (code, told.splitlines()[-1].endswith("stopped"), "Traceback" in told) == (0, True, False)
+        assert (code, told.splitlines()[-1].endswith("stopped"), "Traceback" in told) == (
+            0,
+            True,
+            False,
+        )
 
 
 async def test_a_second_one_in_the_same_folder_says_who_has_it(tmp_path: Path) -> None:
@@ -128,7 +142,11 @@ async def test_a_second_one_in_the_same_folder_says_who_has_it(tmp_path: Path) -
         await one.serving()
         async with daemon(tmp_path / "state") as two:
             code, told = await two.ended()
-            assert (code, f"(pid {one.process.pid}) runs a controller" in told, "Traceback" in told) == (2, True, False)
+            assert (
+                code,
+                f"(pid {one.process.pid}) runs a controller" in told,
+                "Traceback" in told,
+            ) == (2, True, False)
 
 
 async def test_it_listens_on_no_network_without_certificates(tmp_path: Path) -> None:
@@ -137,14 +155,23 @@ async def test_it_listens_on_no_network_without_certificates(tmp_path: Path) -> 
         assert (code, "needs certificates" in told, "Traceback" in told) == (2, True, False)
 
 
-async def test_a_database_that_cannot_be_reached_is_the_users_error_and_its_password_stays_secret(tmp_path: Path) -> None:
+async def test_a_database_that_cannot_be_reached_is_the_users_error_and_its_password_stays_secret(
+    tmp_path: Path,
+) -> None:
     for store in ("postgresql+psycopg://me:hush@127.0.0.1:1/x", "nonsense://me:hush@x", "://hush"):
         async with daemon(tmp_path / "state", "--store", store) as one:
             code, told = await one.ended()
-            assert (code, "cannot open the store" in told, "Traceback" in told, "hush" in told) == (2, True, False, False)
+            assert (code, "cannot open the store" in told, "Traceback" in told, "hush" in told) == (
+                2,
+                True,
+                False,
+                False,
+            )
 
 
-async def test_errors_keep_their_kind_and_their_hint_on_the_way(tmp_path: Path, agent: FakeAgent) -> None:
+async def test_errors_keep_their_kind_and_their_hint_on_the_way(
+    tmp_path: Path, agent: FakeAgent
+) -> None:
     async with daemon(tmp_path / "state", "--agent", agent.address) as one:
         await one.serving()
         async with one.remote() as remote:
@@ -152,7 +179,9 @@ async def test_errors_keep_their_kind_and_their_hint_on_the_way(tmp_path: Path, 
             await finished(remote, first)
             second = await remote.submit(JOB, "job.yaml")
             await finished(remote, second)
-            assert (await remote.job(first[:-1] if first[:-1] != second[:-1] else first)).job.job_id == first
+            assert (
+                await remote.job(first[:-1] if first[:-1] != second[:-1] else first)
+            ).job.job_id == first
             told = [
                 await refused(remote.job("nothing")),
                 await refused(remote.job("job-")),
@@ -180,15 +209,25 @@ async def test_without_agents_a_job_is_refused_and_the_controller_lives_on(tmp_p
             assert (await remote.jobs(), await remote.hosts()) == ((), ())
 
 
-async def test_metrics_show_trials_by_outcome_and_the_last_run(tmp_path: Path, agent: FakeAgent) -> None:
+async def test_metrics_show_trials_by_outcome_and_the_last_run(
+    tmp_path: Path, agent: FakeAgent
+) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    async with daemon(tmp_path / "state", "--agent", agent.address, "--metrics-port", str(port)) as one:
+    async with daemon(
+        tmp_path / "state", "--agent", agent.address, "--metrics-port", str(port)
+    ) as one:
         await one.serving()
         async with one.remote() as remote:
             await finished(remote, await remote.submit(JOB, "job.yaml"))
-        text = await asyncio.to_thread(lambda: urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10).read().decode())
+        text = await asyncio.to_thread(
+            lambda: (
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10)
+                .read()
+                .decode()
+            )
+        )
     assert 'fleet_trials{outcome="ok",phase="over"} 4.0' in text
     labels = 'engine="simulated",host="here",job="job",variant="nccl=tuned"'
     assert f'fleet_runs_total{{{labels},void="false",workload="single"}} 6.0' in text

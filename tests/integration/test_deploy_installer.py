@@ -1,4 +1,6 @@
-"""Promises of the programs that run on hosts: the installer, the keeper and the probe, as processes of this machine's own interpreters."""
+"""Promises of the programs that run on hosts: the installer, the keeper and the probe, as processes
+of this machine's own interpreters.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,10 @@ from fleet_controller.deploy.installer_session import INSTALLER, remote_source
 from fleet_controller.deploy.remote.probe import STARTER
 
 KEEPER = Path(__file__).parents[2] / "controller/fleet_controller/deploy/remote/keeper.py"
-OLD_PYTHONS = [str(path) for path in sorted(Path("~/.pyenv/versions").expanduser().glob("3.[6-9].*/bin/python"))]
+OLD_PYTHONS = [
+    str(path)
+    for path in sorted(Path("~/.pyenv/versions").expanduser().glob("3.[6-9].*/bin/python"))
+]
 
 
 class Installer:
@@ -32,7 +37,9 @@ class Installer:
     def __init__(self, root: Path, python: str = sys.executable) -> None:
         self.root = root
         starter, sources = INSTALLER
-        self.process = subprocess.Popen([python, "-I", "-c", starter], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.process = subprocess.Popen(
+            [python, "-I", "-c", starter], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
         self._write(b"%d\n%s" % (len(sources), sources))
         self.begun = self.ask({"op": "begin", "root": str(root), "mode": "daemon", "wait_s": 0.2})
 
@@ -51,7 +58,9 @@ class Installer:
         return told
 
     def folder(self, name: str) -> dict[str, Any]:
-        return self.ask({"op": "folder", "path": str(self.root / name), "mode": 0o755, "agents": []})
+        return self.ask(
+            {"op": "folder", "path": str(self.root / name), "mode": 0o755, "agents": []}
+        )
 
     def put(self, path: Path, content: bytes) -> dict[str, Any]:
         return self.ask({"op": "put", "path": str(path), "mode": 0o640}, content)
@@ -78,12 +87,17 @@ def wheel(files: dict[str, bytes], record: str | None = None) -> bytes:
     listed = "".join(f"{name},,\n" for name in files)
     target = io.BytesIO()
     with zipfile.ZipFile(target, "w") as packed:
-        for name, content in {**files, "x-1.dist-info/RECORD": (listed if record is None else record).encode()}.items():
+        for name, content in {
+            **files,
+            "x-1.dist-info/RECORD": (listed if record is None else record).encode(),
+        }.items():
             packed.writestr(name, content)
     return target.getvalue()
 
 
-def test_what_was_made_is_removed_with_the_folders_above_it(installer: Installer, tmp_path: Path) -> None:
+def test_what_was_made_is_removed_with_the_folders_above_it(
+    installer: Installer, tmp_path: Path
+) -> None:
     installer.folder("wheels")
     assert installer.ask({"op": "wheel", "name": "own"}, build_agent_wheel())["ok"]
     assert (installer.root / "wheels/own/fleet_agent/main.py").exists(), WHEEL_NAME
@@ -101,7 +115,9 @@ def test_a_file_of_others_is_neither_overwritten_nor_removed(installer: Installe
     assert theirs.read_bytes() == b"theirs"
 
 
-def test_files_that_others_put_among_unpacked_ones_stay_and_bytecode_goes(installer: Installer) -> None:
+def test_files_that_others_put_among_unpacked_ones_stay_and_bytecode_goes(
+    installer: Installer,
+) -> None:
     installer.folder("wheels")
     installer.ask({"op": "wheel", "name": "x"}, wheel({"x/__init__.py": b""}))
     (installer.root / "wheels/x/x/__pycache__").mkdir()
@@ -119,7 +135,9 @@ def test_files_that_others_put_among_unpacked_ones_stay_and_bytecode_goes(instal
     ],
     ids=["unlisted", "upwards", "absolute"],
 )
-def test_a_wheel_that_is_not_what_its_list_says_leaves_nothing(installer: Installer, content: bytes, why: str) -> None:
+def test_a_wheel_that_is_not_what_its_list_says_leaves_nothing(
+    installer: Installer, content: bytes, why: str
+) -> None:
     installer.folder("wheels")
     told = installer.ask({"op": "wheel", "name": "x"}, content)
     assert (told["ok"], why in told["error"]) == (False, True)
@@ -149,7 +167,10 @@ def test_a_python_whose_links_lead_out_of_it_is_refused(installer: Installer, li
 
 def test_the_lock_is_held_for_one_session_and_free_when_it_is_killed(installer: Installer) -> None:
     second = Installer(installer.root)
-    assert (second.begun["ok"], "another deploy is at work" in second.begun["error"]) == (False, True)
+    assert (second.begun["ok"], "another deploy is at work" in second.begun["error"]) == (
+        False,
+        True,
+    )
     second.close()
     installer.process.kill()
     installer.process.wait()
@@ -165,7 +186,9 @@ def test_going_back_brings_files_and_links_as_they_were(installer: Installer) ->
     installer.ask({"op": "remember", "paths": [str(config)]})
     installer.put(config, b"new")
     installer.ask({"op": "link", "path": str(installer.root / "current"), "to": "versions/2"})
-    installer.ask({"op": "remember", "paths": [str(config)]})  # of a run that goes on where one was cut off: the first is what was well
+    installer.ask(
+        {"op": "remember", "paths": [str(config)]}
+    )  # of a run that goes on where one was cut off: the first is what was well
     assert installer.ask({"op": "restore"})["current"] == "versions/1"
     assert (config.read_bytes(), os.readlink(installer.root / "current")) == (b"old", "versions/1")
 
@@ -176,8 +199,20 @@ def test_an_old_python_can_install_and_probe(python: str, tmp_path: Path) -> Non
     assert installer.begun["ok"]
     installer.folder("wheels")
     assert installer.ask({"op": "wheel", "name": "own"}, build_agent_wheel())["ok"]
-    asked = {"roots": [[str(tmp_path / "root"), "/var"]], "users": ["root"], "python": "", "sudo": False, "source": remote_source("probe")}
-    done = subprocess.run([python, "-I", "-c", STARTER], input=json.dumps(asked) + "\n", capture_output=True, text=True, check=True)
+    asked = {
+        "roots": [[str(tmp_path / "root"), "/var"]],
+        "users": ["root"],
+        "python": "",
+        "sudo": False,
+        "source": remote_source("probe"),
+    }
+    done = subprocess.run(
+        [python, "-I", "-c", STARTER],
+        input=json.dumps(asked) + "\n",
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     [found] = json.loads(done.stdout)["installed"]
     assert (found["mode"], found["wheels"]) == ("daemon", ["own"])
     assert installer.remove()["left"] == []
@@ -205,7 +240,11 @@ def laid(root: Path, lives_s: float) -> Path:
 
 
 def keeper(action: str, root: Path) -> int:
-    return subprocess.run([sys.executable, "-I", str(KEEPER), action, str(root)], check=False, stdin=subprocess.DEVNULL).returncode
+    return subprocess.run(
+        [sys.executable, "-I", str(KEEPER), action, str(root)],
+        check=False,
+        stdin=subprocess.DEVNULL,
+    ).returncode
 
 
 def until(true: Any, promise: str) -> None:
@@ -215,16 +254,22 @@ def until(true: Any, promise: str) -> None:
         time.sleep(0.02)
 
 
-def test_a_keeper_starts_an_agent_that_failed_again_and_tells_that_it_is_not_steady(tmp_path: Path) -> None:
+def test_a_keeper_starts_an_agent_that_failed_again_and_tells_that_it_is_not_steady(
+    tmp_path: Path,
+) -> None:
     started = laid(tmp_path, 0.0)
     assert keeper("start", tmp_path) == 0
-    until(lambda: started.exists() and started.read_text().count("started") > 1, "it is started again")
+    until(
+        lambda: started.exists() and started.read_text().count("started") > 1, "it is started again"
+    )
     assert (keeper("status", tmp_path), keeper("steady", tmp_path)) == (0, 1)
     assert keeper("stop", tmp_path) == 0
     assert keeper("status", tmp_path) == 1
 
 
-def test_a_keeper_that_was_killed_is_followed_by_one_that_keeps_the_same_agent(tmp_path: Path) -> None:
+def test_a_keeper_that_was_killed_is_followed_by_one_that_keeps_the_same_agent(
+    tmp_path: Path,
+) -> None:
     started = laid(tmp_path, 3600.0)
     assert keeper("start", tmp_path) == 0
     until(started.exists, "it has started")
@@ -250,5 +295,9 @@ def test_our_wheel_is_the_same_each_time_and_holds_no_controller() -> None:
     content = build_agent_wheel()
     assert content == build_agent_wheel()
     names = zipfile.ZipFile(io.BytesIO(content)).namelist()
-    assert {name.split("/")[0] for name in names if "dist-info" not in name} == {"fleet_agent", "fleet_knowledge", "fleet_protos"}
+    assert {name.split("/")[0] for name in names if "dist-info" not in name} == {
+        "fleet_agent",
+        "fleet_knowledge",
+        "fleet_protos",
+    }
     assert [name for name in names if name.endswith(".pyc")] == []

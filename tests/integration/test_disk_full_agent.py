@@ -1,4 +1,6 @@
-"""The disk of a host fills up in each phase of a trial: what was recorded stays, the trial ends and says why, the next waits for room."""
+"""The disk of a host fills up in each phase of a trial: what was recorded stays, the trial ends and
+says why, the next waits for room.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,10 @@ from tests.fakes.small_disk import SmallDisk
 from tests.integration.test_agent import DirectClient, assert_server_gone, bodies, over, trial
 
 LIMIT_S = 30.0
-ENDS = ((ErrorKind.LOAD_FAILED, "load_failed"), (kind_of("disk_full"), "disk_full"))  # both are tried again
+ENDS = (
+    (ErrorKind.LOAD_FAILED, "load_failed"),
+    (kind_of("disk_full"), "disk_full"),
+)  # both are tried again
 
 
 @contextmanager
@@ -66,8 +71,12 @@ def line(disk: SmallDisk) -> Iterator[DirectClient]:
         yield line
 
 
-@pytest.mark.parametrize("when", [ev.ServerLaunched, ev.ConfigurationProved, ev.RunFinished, ev.EvidenceCollected])
-def test_a_disk_that_fills_up_ends_the_trial_with_all_that_was_recorded(line: DirectClient, disk: SmallDisk, when: type) -> None:
+@pytest.mark.parametrize(
+    "when", [ev.ServerLaunched, ev.ConfigurationProved, ev.RunFinished, ev.EvidenceCollected]
+)
+def test_a_disk_that_fills_up_ends_the_trial_with_all_that_was_recorded(
+    line: DirectClient, disk: SmallDisk, when: type
+) -> None:
     spec = trial(tokens=600)
     line.start(spec)
     line.events(spec, when)
@@ -85,7 +94,9 @@ def test_a_disk_that_fills_up_ends_the_trial_with_all_that_was_recorded(line: Di
     until(lambda: not line.about().takes_no_trials)
 
 
-def test_a_full_disk_takes_no_new_trial_until_there_is_room(line: DirectClient, disk: SmallDisk) -> None:
+def test_a_full_disk_takes_no_new_trial_until_there_is_room(
+    line: DirectClient, disk: SmallDisk
+) -> None:
     disk.fill(left_bytes=512 << 10)
     spec = trial()
     with pytest.raises(grpc.RpcError) as refused:
@@ -104,7 +115,9 @@ def test_files_that_the_controller_has_make_room(line: DirectClient, disk: Small
     line.see(spec)
     kept = disk.inside / "artifacts" / spec.trial_id / "1"
     assert f"{spec.trial_id}/1" in line.about().kept_attempts
-    line.stub.ReleaseAttempt(agent_pb2.ReleaseAttemptRequest(trial_id=spec.trial_id, attempt=1), timeout=10)
+    line.stub.ReleaseAttempt(
+        agent_pb2.ReleaseAttemptRequest(trial_id=spec.trial_id, attempt=1), timeout=10
+    )
     assert f"{spec.trial_id}/1" not in line.about().kept_attempts
     assert kept.is_dir(), "while there is room they stay for whoever looks on the host"
     disk.fill(left_bytes=512 << 10)

@@ -1,4 +1,6 @@
-"""Promises of one exchange with a server that is looked at: the answer ends where it says, whether or not the server closes."""
+"""Promises of one exchange with a server that is looked at: the answer ends where it says, whether
+or not the server closes.
+"""
 
 from __future__ import annotations
 
@@ -40,12 +42,21 @@ async def answered(answer: bytes, *, closes: bool) -> http_fetch.HttpAnswer:
     [
         (OK + b"content-length: 2\r\n\r\n{}", (200, b"{}")),
         (OK + b"content-length: 0\r\n\r\n", (200, b"")),
-        (OK + b"transfer-encoding: chunked\r\n\r\n1;x=y\r\n{\r\n1\r\n}\r\n0\r\ntrailer: 1\r\n\r\n", (200, b"{}")),
-        (b"HTTP/1.1 103 Early Hints\r\n\r\nHTTP/1.1 503 No\r\ncontent-length: 3\r\n\r\nnot", (503, b"not")),
+        (
+            OK
+            + b"transfer-encoding: chunked\r\n\r\n1;x=y\r\n{\r\n1\r\n}\r\n0\r\ntrailer: 1\r\n\r\n",
+            (200, b"{}"),
+        ),
+        (
+            b"HTTP/1.1 103 Early Hints\r\n\r\nHTTP/1.1 503 No\r\ncontent-length: 3\r\n\r\nnot",
+            (503, b"not"),
+        ),
         (b"HTTP/1.1 204 No Content\r\n\r\n", (204, b"")),
     ],
 )
-async def test_an_answer_ends_where_it_says(answer: bytes, expected: http_fetch.HttpAnswer, *, closes: bool) -> None:
+async def test_an_answer_ends_where_it_says(
+    answer: bytes, expected: http_fetch.HttpAnswer, *, closes: bool
+) -> None:
     assert await answered(answer, closes=closes) == expected
 
 
@@ -64,7 +75,9 @@ async def test_an_answer_that_does_not_say_where_it_ends_ends_with_the_connectio
         (OK + b"content-length: many\r\n\r\n", ValueError, "not a number"),
     ],
 )
-async def test_what_is_no_whole_answer_is_told(answer: bytes, error: type[Exception], told: str) -> None:
+async def test_what_is_no_whole_answer_is_told(
+    answer: bytes, error: type[Exception], told: str
+) -> None:
     with pytest.raises(error, match=told):
         await answered(answer, closes=True)
 

@@ -1,4 +1,6 @@
-"""Owns the promises of the adapter of external servers: against a simulated SGLang, and against a server that is none."""
+"""Owns the promises of the adapter of external servers: against a simulated SGLang, and against a
+server that is none.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,11 @@ def at(url: str, model: str = "demo/model") -> TrialSpec:
 
 def answer(status: int, content: object) -> list[bytes | str]:
     body = json.dumps(content).encode()
-    return [f"HTTP/1.1 {status} X\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n".encode() + body, "close"]
+    return [
+        f"HTTP/1.1 {status} X\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n".encode()
+        + body,
+        "close",
+    ]
 
 
 def test_it_is_measured_and_never_launched() -> None:
@@ -54,7 +60,13 @@ async def test_a_server_that_is_no_sglang_shows_its_models() -> None:
 async def test_a_chunked_answer_is_read_whole() -> None:
     content = b'{"choices": [{"index": 0}]}'
     head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nconnection: close\r\n\r\n"
-    chunks = [head, b"5\r\n" + content[:5] + b"\r\n", b"%x;x=y\r\n" % len(content[5:]) + content[5:] + b"\r\n", b"0\r\n\r\n", "close"]
+    chunks = [
+        head,
+        b"5\r\n" + content[:5] + b"\r\n",
+        b"%x;x=y\r\n" % len(content[5:]) + content[5:] + b"\r\n",
+        b"0\r\n\r\n",
+        "close",
+    ]
     async with scripted_server(chunks) as server:
         assert await ENGINE.check_ready(at(server.url), server.url) == ""
 
@@ -83,14 +95,21 @@ async def test_an_sglang_that_serves_another_model_is_not_measured(tmp_path: Pat
     assert (refused.value.kind, refused.value.failure_class) == (ErrorKind.CONFIG, "wrong_identity")
 
 
-async def test_a_server_may_be_called_by_the_name_that_it_serves_its_model_under(tmp_path: Path) -> None:
+async def test_a_server_may_be_called_by_the_name_that_it_serves_its_model_under(
+    tmp_path: Path,
+) -> None:
     with simulated_server(tmp_path, "--served-model-name", "short-name") as running:
-        assert (await ENGINE.prove_configuration(at(running.url, "short-name"), running.url, LOG)).versions
+        assert (
+            await ENGINE.prove_configuration(at(running.url, "short-name"), running.url, LOG)
+        ).versions
 
 
 async def test_an_answer_that_is_none_is_told_apart_from_no_answer() -> None:
     page = b"<html>hello</html>"
-    html = [b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(page) + page, "close"]
+    html = [
+        b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(page) + page,
+        "close",
+    ]
     async with scripted_server(html) as server:
         missing = await ENGINE.check_ready(at(server.url), server.url)
     assert "what answers" in missing

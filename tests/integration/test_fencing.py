@@ -1,4 +1,6 @@
-"""A real agent between attempts and controllers: an older one never takes the place of a newer one, whatever comes late."""
+"""A real agent between attempts and controllers: an older one never takes the place of a newer one,
+whatever comes late.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ from fleet_transport.sockets import listen_address
 from tests.fakes.looks import eventually
 
 LIMIT_S = 30.0
-NOBODY = "127.0.0.1:9"  # where a member of a gang waits for its lead: a launch that goes on for as long as a test wants, without load
+# where a member of a gang waits for its lead: a launch that goes on for as long as a test wants,
+# without load
+NOBODY = "127.0.0.1:9"
 GANG = Gang(2, 1, NOBODY, 60.0)
 SPEC = TrialSpec(
     "t-b1-v1", 1, "t", "t", "v", block=1, host="here",
@@ -52,15 +56,31 @@ class RealAgent:
 
     def client(self, epoch: int = 0, controller_id: str = "ours") -> AgentClient:
         client = AgentClient(self.address)
-        client.controller_epoch = ControllerEpoch(controller_id, epoch, PROTOCOL) if epoch else ControllerEpoch()
+        client.controller_epoch = (
+            ControllerEpoch(controller_id, epoch, PROTOCOL) if epoch else ControllerEpoch()
+        )
         self.clients.append(client)
         return client
 
 
 @asynccontextmanager
 async def running(state: Path) -> AsyncIterator[RealAgent]:
-    argv = (sys.executable, "-m", "fleet_agent.main", "--state", str(state), "--host-name", "here", "--gpus", "0", "--simulated-gpus", "8")
-    process = await asyncio.create_subprocess_exec(*argv, stderr=asyncio.subprocess.DEVNULL, start_new_session=True)
+    argv = (
+        sys.executable,
+        "-m",
+        "fleet_agent.main",
+        "--state",
+        str(state),
+        "--host-name",
+        "here",
+        "--gpus",
+        "0",
+        "--simulated-gpus",
+        "8",
+    )
+    process = await asyncio.create_subprocess_exec(
+        *argv, stderr=asyncio.subprocess.DEVNULL, start_new_session=True
+    )
     agent = RealAgent(state, process)
     try:
         async with asyncio.timeout(LIMIT_S):
@@ -104,7 +124,9 @@ async def refused(call: object) -> Conflict:
     return raised.value
 
 
-async def test_a_newer_attempt_ends_the_older_one_and_an_older_one_comes_too_late(agent: RealAgent) -> None:
+async def test_a_newer_attempt_ends_the_older_one_and_an_older_one_comes_too_late(
+    agent: RealAgent,
+) -> None:
     client = agent.client()
     agent_id = (await client.describe()).agent_id
     newer = replace(SPEC, attempt=3)
@@ -134,7 +156,9 @@ async def test_the_fence_holds_over_a_restart_of_the_agent(tmp_path: Path) -> No
         assert isinstance(await refused(agent.client().start(replace(SPEC, attempt=2))), Superseded)
 
 
-async def test_a_controller_that_was_replaced_orders_nothing_and_hears_nothing_more(agent: RealAgent) -> None:
+async def test_a_controller_that_was_replaced_orders_nothing_and_hears_nothing_more(
+    agent: RealAgent,
+) -> None:
     old, new = agent.client(5), agent.client(6)
     agent_id = (await old.describe()).agent_id
 
@@ -161,11 +185,15 @@ async def test_a_controller_that_was_replaced_orders_nothing_and_hears_nothing_m
     assert await new.cancel(SPEC.trial_id, 1, "enough") is True
 
 
-async def test_two_controllers_never_share_a_host_and_the_second_waits_for_the_first(tmp_path: Path, agent: RealAgent) -> None:
+async def test_two_controllers_never_share_a_host_and_the_second_waits_for_the_first(
+    tmp_path: Path, agent: RealAgent
+) -> None:
     async with start_controller(tmp_path / "one", [agent.address]) as one:
         await eventually(one.fleet.hosts, lambda hosts: hosts[0].state == "connected")
         async with start_controller(tmp_path / "two", [agent.address]) as two:
-            told = await eventually(two.fleet.hosts, lambda hosts: "this host belongs to controller" in hosts[0].message)
+            told = await eventually(
+                two.fleet.hosts, lambda hosts: "this host belongs to controller" in hosts[0].message
+            )
             assert "which follows it now" in told[0].message
             assert (await one.fleet.hosts())[0].state == "connected"
     async with start_controller(tmp_path / "two", [agent.address]) as two:
@@ -174,18 +202,27 @@ async def test_two_controllers_never_share_a_host_and_the_second_waits_for_the_f
         await eventually(one.fleet.hosts, lambda hosts: hosts[0].state == "connected")
 
 
-async def test_an_acknowledgement_meant_for_a_journal_that_is_gone_makes_the_new_one_forget_nothing(agent: RealAgent) -> None:
+async def test_an_acknowledgement_meant_for_a_journal_that_is_gone_makes_the_new_one_forget_nothing(
+    agent: RealAgent,
+) -> None:
     client = agent.client(1)
     await client.start(SPEC)
     await client.cancel(SPEC.trial_id, 1, "enough")
-    info = await eventually(client.describe, lambda info: not info.active_trials and info.last_sequence)
-    assert "its journal was made anew" in (await refused(client.acknowledge(info.last_sequence, "the one before"))).message
+    info = await eventually(
+        client.describe, lambda info: not info.active_trials and info.last_sequence
+    )
+    assert (
+        "its journal was made anew"
+        in (await refused(client.acknowledge(info.last_sequence, "the one before"))).message
+    )
     assert "has not stored" in (await refused(agent.client(1, "other").acknowledge(1))).message
     await client.acknowledge(info.last_sequence, info.agent_id)
     await agent.client(1, "other").acknowledge(1)
 
 
-async def test_a_controller_that_does_not_know_what_the_host_owes_another_does_not_make_it_forget(agent: RealAgent) -> None:
+async def test_a_controller_that_does_not_know_what_the_host_owes_another_does_not_make_it_forget(
+    agent: RealAgent,
+) -> None:
     first, other = agent.client(1, "first"), agent.client(1, "other")
     await first.start(SPEC)
     told = await refused(other.acknowledge(1))

@@ -1,4 +1,6 @@
-"""The controller against agents that break off, repeat themselves, forget and refuse: nothing is lost and nothing counts twice."""
+"""The controller against agents that break off, repeat themselves, forget and refuse: nothing is
+lost and nothing counts twice.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ async def controller(folder: Path, *agents: FakeAgent) -> AsyncIterator[FleetCon
         yield here.fleet
 
 
-async def until(fleet: FleetController, job_id: str, wanted: Callable[[JobDetail], bool]) -> JobDetail:
+async def until(
+    fleet: FleetController, job_id: str, wanted: Callable[[JobDetail], bool]
+) -> JobDetail:
     """The job as soon as it is as wanted, told by the controller's own stream of changes."""
     async with asyncio.timeout(LIMIT_S):
         async for _ in fleet.watch(job_id):
@@ -62,7 +66,9 @@ async def done(fleet: FleetController, job_id: str) -> JobDetail:
     return await until(fleet, job_id, lambda detail: detail.job.is_over)
 
 
-async def started(fleet: FleetController, job_id: str, agent: FakeAgent, count: int) -> list[TrialSpec]:
+async def started(
+    fleet: FleetController, job_id: str, agent: FakeAgent, count: int
+) -> list[TrialSpec]:
     await until(fleet, job_id, lambda _: len(agent.started) >= count)
     return agent.started
 
@@ -72,7 +78,9 @@ async def test_a_job_runs_to_its_end_in_plan_order(tmp_path: Path, agent: FakeAg
         job_id = await fleet.submit(JOB, "job.yaml")
         detail = await done(fleet, job_id)
         assert (detail.job.state, detail.job.trials_over) == ("done", 4)
-        assert [spec.trial_id for spec in agent.started] == [trial.trial_id for trial in detail.trials]
+        assert [spec.trial_id for spec in agent.started] == [
+            trial.trial_id for trial in detail.trials
+        ]
         assert len((await fleet.results(job_id)).runs) == 12
 
 
@@ -96,7 +104,9 @@ async def test_only_what_is_stored_is_acknowledged(tmp_path: Path, agent: FakeAg
     store.close()
 
 
-async def test_a_controller_that_comes_back_goes_on_from_its_store(tmp_path: Path, agent: FakeAgent) -> None:
+async def test_a_controller_that_comes_back_goes_on_from_its_store(
+    tmp_path: Path, agent: FakeAgent
+) -> None:
     agent.by_itself = False
     async with controller(tmp_path, agent) as fleet:
         job_id = await fleet.submit(JOB, "job.yaml")
@@ -111,7 +121,9 @@ async def test_a_controller_that_comes_back_goes_on_from_its_store(tmp_path: Pat
         assert len((await fleet.results(job_id)).runs) == 1 + 3 * 3
 
 
-async def test_an_agent_that_lost_its_journal_costs_an_attempt(tmp_path: Path, agent: FakeAgent) -> None:
+async def test_an_agent_that_lost_its_journal_costs_an_attempt(
+    tmp_path: Path, agent: FakeAgent
+) -> None:
     agent.by_itself = False
     async with controller(tmp_path, agent) as fleet:
         job_id = await fleet.submit(JOB, "job.yaml")
@@ -125,7 +137,10 @@ async def test_an_agent_that_lost_its_journal_costs_an_attempt(tmp_path: Path, a
         assert detail.job.state == "done"
         assert [trial.attempt for trial in detail.trials] == [2, 1, 1, 1]
         first = await fleet.trial(spec.trial_id, 1, False)
-        assert (first.status.kind, first.status.failure_class) == (ErrorKind.AGENT_RESTARTED, "agent_state_lost")
+        assert (first.status.kind, first.status.failure_class) == (
+            ErrorKind.AGENT_RESTARTED,
+            "agent_state_lost",
+        )
         assert len((await fleet.results(job_id)).runs) == 1 + 12
 
 
@@ -137,29 +152,47 @@ async def test_a_busy_agent_is_asked_again(tmp_path: Path, agent: FakeAgent) -> 
         assert {trial.attempt for trial in detail.trials} == {1}
 
 
-async def test_a_trial_that_the_agent_will_never_take_fails_with_its_reason(tmp_path: Path, agent: FakeAgent) -> None:
+async def test_a_trial_that_the_agent_will_never_take_fails_with_its_reason(
+    tmp_path: Path, agent: FakeAgent
+) -> None:
     agent.refusals = [grpc.StatusCode.INVALID_ARGUMENT]
     async with controller(tmp_path, agent) as fleet:
         detail = await done(fleet, await fleet.submit(JOB, "job.yaml"))
         assert detail.job.state == "failed"
-        assert (detail.trials[0].failure_class, detail.trials[0].kind) == ("refused_by_agent", ErrorKind.CONFIG)
+        assert (detail.trials[0].failure_class, detail.trials[0].kind) == (
+            "refused_by_agent",
+            ErrorKind.CONFIG,
+        )
         assert "not now" in detail.trials[0].message
 
 
-async def test_a_variant_that_failed_for_good_is_not_launched_in_later_blocks(tmp_path: Path, agent: FakeAgent) -> None:
+async def test_a_variant_that_failed_for_good_is_not_launched_in_later_blocks(
+    tmp_path: Path, agent: FakeAgent
+) -> None:
     agent.refusals = [grpc.StatusCode.INVALID_ARGUMENT]
     async with controller(tmp_path, agent) as fleet:
         detail = await done(fleet, await fleet.submit(JOB, "job.yaml"))
         first, *later = detail.trials
         (closed,) = (trial for trial in later if trial.variant == first.variant)
         assert {trial.outcome for trial in later if trial is not closed} == {Outcome.OK}
-        assert (closed.outcome, closed.kind, closed.failure_class, closed.attempt) == (first.outcome, first.kind, first.failure_class, 1)
-        assert closed.message.startswith(f"not launched again: {first.trial_id} of block 1 failed, ")
+        assert (closed.outcome, closed.kind, closed.failure_class, closed.attempt) == (
+            first.outcome,
+            first.kind,
+            first.failure_class,
+            1,
+        )
+        assert closed.message.startswith(
+            f"not launched again: {first.trial_id} of block 1 failed, "
+        )
         assert closed.trial_id not in [spec.trial_id for spec in agent.started]
 
 
-@pytest.mark.parametrize(("kind", "attempts"), [(ErrorKind.LOAD_FAILED, 2), (ErrorKind.SERVER_OOM, 1)])
-async def test_a_failure_is_retried_as_its_kind_says(tmp_path: Path, agent: FakeAgent, kind: ErrorKind, attempts: int) -> None:
+@pytest.mark.parametrize(
+    ("kind", "attempts"), [(ErrorKind.LOAD_FAILED, 2), (ErrorKind.SERVER_OOM, 1)]
+)
+async def test_a_failure_is_retried_as_its_kind_says(
+    tmp_path: Path, agent: FakeAgent, kind: ErrorKind, attempts: int
+) -> None:
     agent.by_itself = False
     async with controller(tmp_path, agent) as fleet:
         job_id = await fleet.submit(JOB, "job.yaml")
@@ -174,7 +207,9 @@ async def test_a_failure_is_retried_as_its_kind_says(tmp_path: Path, agent: Fake
         assert (detail.job.state, detail.trials[0].attempt) == ("failed", attempts)
 
 
-async def test_cancel_ends_what_runs_and_starts_nothing_more(tmp_path: Path, agent: FakeAgent) -> None:
+async def test_cancel_ends_what_runs_and_starts_nothing_more(
+    tmp_path: Path, agent: FakeAgent
+) -> None:
     agent.by_itself = False
     async with controller(tmp_path, agent) as fleet:
         job_id = await fleet.submit(JOB, "job.yaml")
@@ -187,7 +222,9 @@ async def test_cancel_ends_what_runs_and_starts_nothing_more(tmp_path: Path, age
         assert await fleet.cancel(job_id) == 0
 
 
-async def test_a_cancel_while_the_line_is_cut_is_told_afterwards(tmp_path: Path, agent: FakeAgent) -> None:
+async def test_a_cancel_while_the_line_is_cut_is_told_afterwards(
+    tmp_path: Path, agent: FakeAgent
+) -> None:
     agent.by_itself = False
     async with controller(tmp_path, agent) as fleet:
         job_id = await fleet.submit(JOB, "job.yaml")
@@ -200,7 +237,9 @@ async def test_a_cancel_while_the_line_is_cut_is_told_afterwards(tmp_path: Path,
 
 
 @pytest.mark.parametrize("trouble", ["none", "break", "damage"])
-async def test_files_arrive_whole_whatever_happens_on_the_way(tmp_path: Path, agent: FakeAgent, trouble: str) -> None:
+async def test_files_arrive_whole_whatever_happens_on_the_way(
+    tmp_path: Path, agent: FakeAgent, trouble: str
+) -> None:
     content = bytes(range(256)) * 40
     agent.by_itself = False
     agent.break_after = 3 if trouble == "break" else -1
@@ -210,7 +249,12 @@ async def test_files_arrive_whole_whatever_happens_on_the_way(tmp_path: Path, ag
         (spec,) = await started(fleet, job_id, agent, 1)
         name = f"{spec.trial_id}/1/single-001.parquet"
         agent.files[name] = content
-        agent.tell(spec, run_of(spec, 1, artifact=Artifact(name, hashlib.sha256(content).hexdigest(), len(content))))
+        agent.tell(
+            spec,
+            run_of(
+                spec, 1, artifact=Artifact(name, hashlib.sha256(content).hexdigest(), len(content))
+            ),
+        )
         await until(fleet, job_id, lambda detail: any(trial.runs for trial in detail.trials))
     target = tmp_path / "controller" / "artifacts" / name
     assert target.read_bytes() == content
@@ -218,13 +262,19 @@ async def test_files_arrive_whole_whatever_happens_on_the_way(tmp_path: Path, ag
     assert agent.offsets == {"none": [0], "break": [0, 3000], "damage": [0, 0]}[trouble]
 
 
-async def test_without_an_agent_a_job_is_refused_with_its_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with start_controller(tmp_path / "controller", [f"unix:{tmp_path}/nobody.sock"], first_contact_s=0.3) as here:
+async def test_without_an_agent_a_job_is_refused_with_its_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with start_controller(
+        tmp_path / "controller", [f"unix:{tmp_path}/nobody.sock"], first_contact_s=0.3
+    ) as here:
         with pytest.raises(HostUnreachable, match=r"nobody\.sock"):
             await here.fleet.submit(JOB, "job.yaml")
 
 
-async def test_a_job_that_needs_more_gpus_than_the_host_has_is_refused(tmp_path: Path, agent: FakeAgent) -> None:
+async def test_a_job_that_needs_more_gpus_than_the_host_has_is_refused(
+    tmp_path: Path, agent: FakeAgent
+) -> None:
     agent.simulated_gpus = 4
     async with controller(tmp_path, agent) as fleet:
         with pytest.raises(ConfigError, match="needs 8 GPUs, host here has 4"):
@@ -232,7 +282,9 @@ async def test_a_job_that_needs_more_gpus_than_the_host_has_is_refused(tmp_path:
         assert await fleet.jobs() == ()
 
 
-async def test_two_agents_of_one_name_are_not_taken_for_one_host(tmp_path: Path, agent: FakeAgent) -> None:
+async def test_two_agents_of_one_name_are_not_taken_for_one_host(
+    tmp_path: Path, agent: FakeAgent
+) -> None:
     twin = FakeAgent(f"unix:{tmp_path}/b.sock", agent_id="agent-b")
     await twin.up()
     async with controller(tmp_path, agent, twin) as fleet:

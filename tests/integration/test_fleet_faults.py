@@ -1,4 +1,6 @@
-"""The controller when a host hangs, a store is taken, a file is not what was told, or an order comes at a bad moment."""
+"""The controller when a host hangs, a store is taken, a file is not what was told, or an order
+comes at a bad moment.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ async def second(tmp_path: Path) -> AsyncIterator[FakeAgent]:
     await agent.down()
 
 
-async def until(fleet: FleetController, job_id: str, wanted: Callable[[JobDetail], bool]) -> JobDetail:
+async def until(
+    fleet: FleetController, job_id: str, wanted: Callable[[JobDetail], bool]
+) -> JobDetail:
     """The job as soon as it is as wanted, told by the controller's own stream of changes."""
     async with asyncio.timeout(LIMIT_S):
         async for _ in fleet.watch(job_id):
@@ -67,7 +71,9 @@ async def first_started(fleet: FleetController, job_id: str, agent: FakeAgent) -
     return agent.started[0]
 
 
-async def test_a_host_that_hangs_holds_up_no_other(tmp_path: Path, agent: FakeAgent, second: FakeAgent) -> None:
+async def test_a_host_that_hangs_holds_up_no_other(
+    tmp_path: Path, agent: FakeAgent, second: FakeAgent
+) -> None:
     agent.hangs = True
     async with start_controller(tmp_path / "controller", [agent.address, second.address]) as here:
         job_id = await here.fleet.submit(JOB, "job.yaml")
@@ -75,13 +81,17 @@ async def test_a_host_that_hangs_holds_up_no_other(tmp_path: Path, agent: FakeAg
         assert {trial.host for trial in detail.trials if trial.outcome is Outcome.OK} == {"there"}
 
 
-async def test_a_submit_waits_until_it_is_known_which_hosts_answer(tmp_path: Path, agent: FakeAgent, second: FakeAgent) -> None:
+async def test_a_submit_waits_until_it_is_known_which_hosts_answer(
+    tmp_path: Path, agent: FakeAgent, second: FakeAgent
+) -> None:
     async with start_controller(tmp_path / "controller", [agent.address, second.address]) as here:
         detail = await here.fleet.job(await here.fleet.submit(JOB, "job.yaml"))
         assert {trial.host for trial in detail.trials} == {"here", "there"}
 
 
-async def test_a_host_that_the_job_names_and_that_is_down_is_not_left_out_silently(tmp_path: Path, agent: FakeAgent) -> None:
+async def test_a_host_that_the_job_names_and_that_is_down_is_not_left_out_silently(
+    tmp_path: Path, agent: FakeAgent
+) -> None:
     named = JOB + "hosts: {names: [here, there]}\n"
     addresses = [agent.address, f"unix:{tmp_path}/nobody.sock"]
     async with start_controller(tmp_path / "controller", addresses, first_contact_s=1.0) as here:
@@ -89,13 +99,17 @@ async def test_a_host_that_the_job_names_and_that_is_down_is_not_left_out_silent
             await here.fleet.submit(named, "job.yaml")
 
 
-async def test_a_host_that_the_job_names_and_nobody_is_called_is_the_users_error(tmp_path: Path, agent: FakeAgent) -> None:
+async def test_a_host_that_the_job_names_and_nobody_is_called_is_the_users_error(
+    tmp_path: Path, agent: FakeAgent
+) -> None:
     async with start_controller(tmp_path / "controller", [agent.address]) as here:
         with pytest.raises(ConfigError, match=r"not connected: theer$"):
             await here.fleet.submit(JOB + "hosts: {names: [here, theer]}\n", "job.yaml")
 
 
-async def test_a_trial_that_no_agent_took_can_be_cancelled(tmp_path: Path, agent: FakeAgent) -> None:
+async def test_a_trial_that_no_agent_took_can_be_cancelled(
+    tmp_path: Path, agent: FakeAgent
+) -> None:
     agent.refusals = [grpc.StatusCode.RESOURCE_EXHAUSTED] * 100
     async with start_controller(tmp_path / "controller", [agent.address]) as here:
         job_id = await here.fleet.submit(JOB, "job.yaml")
@@ -106,7 +120,9 @@ async def test_a_trial_that_no_agent_took_can_be_cancelled(tmp_path: Path, agent
         assert agent.started == []
 
 
-async def test_a_trial_that_ended_because_its_agent_was_stopped_is_tried_again(tmp_path: Path, agent: FakeAgent) -> None:
+async def test_a_trial_that_ended_because_its_agent_was_stopped_is_tried_again(
+    tmp_path: Path, agent: FakeAgent
+) -> None:
     agent.by_itself = False
     async with start_controller(tmp_path / "controller", [agent.address]) as here:
         job_id = await here.fleet.submit(JOB, "job.yaml")
@@ -114,10 +130,15 @@ async def test_a_trial_that_ended_because_its_agent_was_stopped_is_tried_again(t
         agent.by_itself = True
         agent.end(spec, ev.TrialOver(Outcome.CANCELLED, message="the agent is stopping"))
         detail = await until(here.fleet, job_id, is_over)
-        assert (detail.job.state, [trial.attempt for trial in detail.trials]) == ("done", [2, 1, 1, 1])
+        assert (detail.job.state, [trial.attempt for trial in detail.trials]) == (
+            "done",
+            [2, 1, 1, 1],
+        )
 
 
-async def test_a_host_that_came_back_with_fewer_gpus_fails_what_no_longer_fits(tmp_path: Path, agent: FakeAgent) -> None:
+async def test_a_host_that_came_back_with_fewer_gpus_fails_what_no_longer_fits(
+    tmp_path: Path, agent: FakeAgent
+) -> None:
     agent.by_itself = False
     async with start_controller(tmp_path / "controller", [agent.address]) as here:
         job_id = await here.fleet.submit(JOB, "job.yaml")
@@ -131,12 +152,17 @@ async def test_a_host_that_came_back_with_fewer_gpus_fails_what_no_longer_fits(t
         assert detail.trials[1].message == "it needs 8 GPUs, host here has 4 now"
 
 
-async def test_a_file_that_is_gone_costs_neither_the_run_nor_time_at_the_end(tmp_path: Path, agent: FakeAgent) -> None:
+async def test_a_file_that_is_gone_costs_neither_the_run_nor_time_at_the_end(
+    tmp_path: Path, agent: FakeAgent
+) -> None:
     agent.by_itself = False
     async with start_controller(tmp_path / "controller", [agent.address]) as here:
         job_id = await here.fleet.submit(JOB, "job.yaml")
         spec = await first_started(here.fleet, job_id, agent)
-        agent.tell(spec, run_of(spec, 1, artifact=Artifact(f"{spec.trial_id}/1/gone.parquet", "00" * 32, 5)))
+        agent.tell(
+            spec,
+            run_of(spec, 1, artifact=Artifact(f"{spec.trial_id}/1/gone.parquet", "00" * 32, 5)),
+        )
         await until(here.fleet, job_id, lambda detail: any(trial.runs for trial in detail.trials))
         assert len((await here.fleet.results(job_id)).runs) == 1
         asked_s = time.monotonic()
@@ -144,7 +170,9 @@ async def test_a_file_that_is_gone_costs_neither_the_run_nor_time_at_the_end(tmp
     assert agent.offsets == [0]
 
 
-async def test_a_burst_of_events_is_not_acknowledged_one_by_one(tmp_path: Path, agent: FakeAgent) -> None:
+async def test_a_burst_of_events_is_not_acknowledged_one_by_one(
+    tmp_path: Path, agent: FakeAgent
+) -> None:
     agent.by_itself = False
     async with start_controller(tmp_path / "controller", [agent.address]) as here:
         job_id = await here.fleet.submit(JOB, "job.yaml")
@@ -158,10 +186,16 @@ async def test_a_burst_of_events_is_not_acknowledged_one_by_one(tmp_path: Path, 
     assert agent.acknowledgements < 100
 
 
-async def test_one_controller_works_with_a_store_wherever_its_state_is(tmp_path: Path, agent: FakeAgent) -> None:
-    async with start_controller(tmp_path / "one", [agent.address], store=str(tmp_path / "shared.sqlite3")):
+async def test_one_controller_works_with_a_store_wherever_its_state_is(
+    tmp_path: Path, agent: FakeAgent
+) -> None:
+    async with start_controller(
+        tmp_path / "one", [agent.address], store=str(tmp_path / "shared.sqlite3")
+    ):
         with pytest.raises(Conflict, match="another fleetctl"):
-            async with start_controller(tmp_path / "two", [agent.address], store=f"sqlite:///{tmp_path}/shared.sqlite3"):
+            async with start_controller(
+                tmp_path / "two", [agent.address], store=f"sqlite:///{tmp_path}/shared.sqlite3"
+            ):
                 pass
 
 
@@ -169,4 +203,7 @@ async def test_an_agents_own_bug_is_told_as_a_bug(tmp_path: Path, agent: FakeAge
     agent.refusals = [grpc.StatusCode.INTERNAL]
     async with start_controller(tmp_path / "controller", [agent.address]) as here:
         detail = await until(here.fleet, await here.fleet.submit(JOB, "job.yaml"), is_over)
-        assert (detail.trials[0].kind, detail.trials[0].failure_class) == (ErrorKind.BUG, "refused_by_agent")
+        assert (detail.trials[0].kind, detail.trials[0].failure_class) == (
+            ErrorKind.BUG,
+            "refused_by_agent",
+        )

@@ -1,4 +1,6 @@
-"""A controller with a fleet file: hosts known before contact, jobs that wait for them, hosts that come, go and change while it works."""
+"""A controller with a fleet file: hosts known before contact, jobs that wait for them, hosts that
+come, go and change while it works.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,10 @@ workloads: {single: {concurrency: 1, prompts: builtin:chat, output_tokens: 50}}
 measure: {launches: 1}
 """
 NAMED = JOB + "hosts:\n  names: [a, c]\n"
-A, B = FleetHost(name="a", address="192.0.2.1", simulated_gpus=8), FleetHost(name="b", address="192.0.2.2", simulated_gpus=8)
+A, B = (
+    FleetHost(name="a", address="192.0.2.1", simulated_gpus=8),
+    FleetHost(name="b", address="192.0.2.2", simulated_gpus=8),
+)
 LIMIT_S = 20.0
 
 
@@ -77,7 +82,9 @@ async def controller(roads: Roads, *hosts: FleetHost) -> AsyncIterator[FleetCont
         yield here.fleet
 
 
-async def until(fleet: FleetController, wanted: Callable[[Sequence[HostStatus]], bool]) -> Sequence[HostStatus]:
+async def until(
+    fleet: FleetController, wanted: Callable[[Sequence[HostStatus]], bool]
+) -> Sequence[HostStatus]:
     """The hosts as soon as they are as wanted."""
     async with asyncio.timeout(LIMIT_S):
         while not wanted(hosts := await fleet.hosts()):  # noqa: ASYNC110 -- hosts are asked for, nothing tells of them
@@ -101,7 +108,13 @@ async def test_a_host_is_listed_as_the_file_knows_it_before_its_agent_answers(ro
     async with controller(roads, known) as fleet:
         (host,) = await until(fleet, lambda hosts: hosts[0].message != "no answer yet")
     assert (host.host, host.address, host.state) == ("a", "192.0.2.1:7433", "unreachable")
-    assert (host.labels, host.gpus, host.simulated_gpus, host.cost_per_hour, host.load_only) == ({"gpu": "h200"}, 8, 8, 40.0, True)
+    assert (host.labels, host.gpus, host.simulated_gpus, host.cost_per_hour, host.load_only) == (
+        {"gpu": "h200"},
+        8,
+        8,
+        40.0,
+        True,
+    )
     assert host.message
 
 
@@ -127,18 +140,30 @@ async def test_a_name_that_no_host_has_is_told_at_its_line(roads: Roads) -> None
         with pytest.raises(JobRejected) as rejected:
             await fleet.submit(NAMED, "job.yaml")
     (finding,) = rejected.value.findings
-    assert (finding.code, finding.file, finding.line, finding.column) == ("unknown_host", "job.yaml", 11, 14)
+    assert (finding.code, finding.file, finding.line, finding.column) == (
+        "unknown_host",
+        "job.yaml",
+        11,
+        14,
+    )
 
 
-async def test_an_agent_that_calls_itself_otherwise_than_the_file_is_refused_with_the_reason(roads: Roads) -> None:
+async def test_an_agent_that_calls_itself_otherwise_than_the_file_is_refused_with_the_reason(
+    roads: Roads,
+) -> None:
     stranger = roads.agent("a", calls_itself="z")
     async with up(stranger, roads.agent("b")), controller(roads, A, B) as fleet:
-        await until(fleet, lambda hosts: "calls itself z" in hosts[0].message and hosts[1].state == "connected")
+        await until(
+            fleet,
+            lambda hosts: "calls itself z" in hosts[0].message and hosts[1].state == "connected",
+        )
         detail = await done(fleet, await fleet.submit(JOB, "job.yaml", only_connected=True))
     assert ({trial.host for trial in detail.trials}, stranger.started) == ({"b"}, [])
 
 
-async def test_the_file_wins_over_the_agents_labels_and_the_difference_is_told_once(roads: Roads, caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_file_wins_over_the_agents_labels_and_the_difference_is_told_once(
+    roads: Roads, caplog: pytest.LogCaptureFixture
+) -> None:
     agent = roads.agent("a", labels={"gpu": "a100", "own": "x"})
     with caplog.at_level(logging.WARNING):
         async with controller(roads, replace(A, labels={"gpu": "h200"})) as fleet:
@@ -154,7 +179,10 @@ async def test_the_file_wins_over_the_agents_labels_and_the_difference_is_told_o
 
 async def test_a_host_for_load_alone_gets_no_trials(roads: Roads) -> None:
     lender = roads.agent("b")
-    async with up(roads.agent("a"), lender), controller(roads, A, replace(B, load_only=True)) as fleet:
+    async with (
+        up(roads.agent("a"), lender),
+        controller(roads, A, replace(B, load_only=True)) as fleet,
+    ):
         await until(fleet, connected("a", "b"))
         detail = await done(fleet, await fleet.submit(JOB, "job.yaml"))
     assert ({trial.host for trial in detail.trials}, lender.started) == ({"a"}, [])
@@ -194,7 +222,9 @@ async def test_a_host_that_is_new_in_the_file_is_followed(roads: Roads) -> None:
     assert (detail.job.state, {trial.host for trial in detail.trials}) == ("done", {"a", "b"})
 
 
-async def test_a_host_that_leaves_the_file_ends_what_it_runs_and_what_waits_for_it_fails(roads: Roads) -> None:
+async def test_a_host_that_leaves_the_file_ends_what_it_runs_and_what_waits_for_it_fails(
+    roads: Roads,
+) -> None:
     leaving = roads.agent("b", by_itself=False)
     async with up(roads.agent("a"), leaving), controller(roads, A, B) as fleet:
         await until(fleet, connected("a", "b"))
@@ -209,7 +239,12 @@ async def test_a_host_that_leaves_the_file_ends_what_it_runs_and_what_waits_for_
         detail = await done(fleet, job_id)
         assert [host.host for host in await fleet.hosts()] == ["a"]
     ends = sorted((trial.host, trial.outcome.name, trial.failure_class) for trial in detail.trials)
-    assert ends == [("a", "OK", ""), ("a", "OK", ""), ("b", "FAILED", "host_removed"), ("b", "OK", "")]
+    assert ends == [
+        ("a", "OK", ""),
+        ("a", "OK", ""),
+        ("b", "FAILED", "host_removed"),
+        ("b", "OK", ""),
+    ]
     assert len(leaving.started) == 1
 
 
@@ -224,7 +259,9 @@ async def test_a_label_that_changes_in_the_file_holds_at_once(roads: Roads) -> N
 FILE = "apiVersion: benchfleet/v1\nkind: Fleet\nhosts:\n  - {{name: a, address: 127.0.0.1, agent_port: 1, labels: {{x: {x}}}}}\n"
 
 
-async def test_the_file_is_read_again_when_it_changes_and_a_broken_one_changes_nothing(roads: Roads, tmp_path: Path) -> None:
+async def test_the_file_is_read_again_when_it_changes_and_a_broken_one_changes_nothing(
+    roads: Roads, tmp_path: Path
+) -> None:
     file = tmp_path / "fleet.yaml"
     file.write_text(FILE.format(x="old"))
     inventory = Inventory((replace(A, address="127.0.0.1", port=1),), file=str(file))
@@ -235,7 +272,9 @@ async def test_the_file_is_read_again_when_it_changes_and_a_broken_one_changes_n
         said.append(text)
         heard.set()
 
-    async with start_controller(roads.folder / "controller", fleet_targets((), inventory, tmp_path / "trust")) as here:
+    async with start_controller(
+        roads.folder / "controller", fleet_targets((), inventory, tmp_path / "trust")
+    ) as here:
         assert here.fleet_file is not None
         here.fleet_file.report = say
         for text in ("hosts: [\n", FILE.format(x="new")):

@@ -58,14 +58,21 @@ async def fleet(agents: list[str], tmp_path: Path) -> AsyncIterator[FleetControl
         yield here.fleet
 
 
-async def submit(fleet: FleetController, *, tokens: int = 40, engine: str = "") -> tuple[str, str, str]:
+async def submit(
+    fleet: FleetController, *, tokens: int = 40, engine: str = ""
+) -> tuple[str, str, str]:
     """(job, lead, member)."""
     job_id = await fleet.submit(JOB.format(tokens=tokens, engine=engine), "job.yaml")
     (trial,) = (await fleet.job(job_id)).trials
     return job_id, trial.trial_id, f"{trial.trial_id}_n1"
 
 
-async def until(fleet: FleetController, job_id: str, wanted: Callable[[JobDetail], bool], limit_s: float = LIMIT_S) -> JobDetail:
+async def until(
+    fleet: FleetController,
+    job_id: str,
+    wanted: Callable[[JobDetail], bool],
+    limit_s: float = LIMIT_S,
+) -> JobDetail:
     async with asyncio.timeout(limit_s):
         async for _ in fleet.watch(job_id):
             detail = await fleet.job(job_id)
@@ -87,7 +94,10 @@ async def assert_nothing_left(fleet: FleetController, trial_id: str, attempt: in
     for launched in await bodies(fleet, trial_id, attempt, ev.ServerLaunched):
         stat = read_stat(launched.pid)
         assert stat is None or not stat.is_alive
-    assert all(not stopped.left_over for stopped in await bodies(fleet, trial_id, attempt, ev.ServerStopped))
+    assert all(
+        not stopped.left_over
+        for stopped in await bodies(fleet, trial_id, attempt, ev.ServerStopped)
+    )
 
 
 async def kill(fleet: FleetController, trial_id: str, attempt: int = 1) -> None:
@@ -98,7 +108,11 @@ async def kill(fleet: FleetController, trial_id: str, attempt: int = 1) -> None:
 async def test_a_server_over_two_hosts_is_measured_as_one_trial(fleet: FleetController) -> None:
     job_id, lead, member = await submit(fleet)
     detail = await until(fleet, job_id, lambda detail: detail.job.is_over)
-    assert (detail.job.state, detail.job.trials, [trial.message for trial in detail.trials]) == ("done", 1, [""])
+    assert (detail.job.state, detail.job.trials, [trial.message for trial in detail.trials]) == (
+        "done",
+        1,
+        [""],
+    )
     assert {run.trial_id for run in (await fleet.results(job_id)).runs} == {lead}
     words = [(await bodies(fleet, node, 1, ev.ServerLaunched))[0].argv for node in (lead, member)]
     place = [argv[argv.index("--nnodes") : argv.index("--nnodes") + 6] for argv in words]
@@ -115,17 +129,25 @@ async def test_a_member_proves_the_variables_on_its_own_host(fleet: FleetControl
     assert (proved.env["NCCL_PROTO"], proved.gates) == ("LL", ())
 
 
-async def test_a_member_that_is_killed_ends_its_lead_within_seconds_and_all_is_tried_again(fleet: FleetController) -> None:
+async def test_a_member_that_is_killed_ends_its_lead_within_seconds_and_all_is_tried_again(
+    fleet: FleetController,
+) -> None:
     job_id, lead, member = await submit(fleet, tokens=LONG)
     await until(fleet, job_id, is_at(Phase.WARMING))
     await kill(fleet, member)
     await until(fleet, job_id, is_at(Phase.WARMING, attempt=2), SOON_S)
     first = (await fleet.trial(lead, 1, with_log=False)).status
-    assert (first.outcome, first.kind, first.failure_class) == (Outcome.FAILED, ErrorKind.SERVER_EXITED, "killed")
+    assert (first.outcome, first.kind, first.failure_class) == (
+        Outcome.FAILED,
+        ErrorKind.SERVER_EXITED,
+        "killed",
+    )
     assert first.message.startswith("node 1 on host host-b: ")
     for node in (lead, member):
         await assert_nothing_left(fleet, node, 1)
-    first_place, second_place = [(await bodies(fleet, lead, number, ev.ServerLaunched))[0].argv for number in (1, 2)]
+    first_place, second_place = [
+        (await bodies(fleet, lead, number, ev.ServerLaunched))[0].argv for number in (1, 2)
+    ]
     assert first_place != second_place
     await fleet.cancel(job_id)
     await until(fleet, job_id, lambda detail: detail.job.is_over)
@@ -153,7 +175,9 @@ async def test_a_cancel_ends_all_nodes(fleet: FleetController) -> None:
         await assert_nothing_left(fleet, node, 1)
 
 
-async def test_a_member_that_cannot_launch_fails_the_trial_with_its_own_words(fleet: FleetController) -> None:
+async def test_a_member_that_cannot_launch_fails_the_trial_with_its_own_words(
+    fleet: FleetController,
+) -> None:
     job_id, lead, member = await submit(fleet, engine=", env: {HF_TOKEN: 'secret://only_a'}")
     detail = await until(fleet, job_id, lambda detail: detail.job.is_over, SOON_S)
     (trial,) = detail.trials
@@ -166,7 +190,10 @@ async def test_a_member_that_cannot_launch_fails_the_trial_with_its_own_words(fl
 @pytest.fixture
 async def pair(tmp_path: Path) -> AsyncIterator[tuple[FakeAgent, FakeAgent]]:
     """Two scripted agents that end nothing by themselves."""
-    agents = FakeAgent(f"unix:{tmp_path}/a.sock"), FakeAgent(f"unix:{tmp_path}/b.sock", "there", "b-1")
+    agents = (
+        FakeAgent(f"unix:{tmp_path}/a.sock"),
+        FakeAgent(f"unix:{tmp_path}/b.sock", "there", "b-1"),
+    )
     for agent in agents:
         agent.by_itself = False
         await agent.up()
@@ -195,7 +222,9 @@ async def test_an_agent_that_forgot_its_part_ends_the_others_and_all_is_tried_ag
     assert (detail.job.state, set(member.cancelled)) == ("done", {(member.started[1].trial_id, 2)})
 
 
-async def test_a_controller_that_comes_back_ends_what_is_left_of_a_gang(tmp_path: Path, pair: tuple[FakeAgent, FakeAgent]) -> None:
+async def test_a_controller_that_comes_back_ends_what_is_left_of_a_gang(
+    tmp_path: Path, pair: tuple[FakeAgent, FakeAgent]
+) -> None:
     lead, member = pair
     async with start_controller(tmp_path / "controller", [lead.address, member.address]) as here:
         job_id = await here.fleet.submit(JOB.format(tokens=40, engine=""), "job.yaml")
@@ -203,10 +232,16 @@ async def test_a_controller_that_comes_back_ends_what_is_left_of_a_gang(tmp_path
     lead.end(lead.started[0])
     async with start_controller(tmp_path / "controller", [lead.address, member.address]) as here:
         detail = await until(here.fleet, job_id, lambda detail: detail.job.is_over, SOON_S)
-    assert (detail.job.state, detail.trials[0].attempt, set(member.cancelled)) == ("done", 1, {(member.started[0].trial_id, 1)})
+    assert (detail.job.state, detail.trials[0].attempt, set(member.cancelled)) == (
+        "done",
+        1,
+        {(member.started[0].trial_id, 1)},
+    )
 
 
-async def test_hosts_that_cannot_meet_are_refused_before_anything_starts(tmp_path: Path, pair: tuple[FakeAgent, FakeAgent]) -> None:
+async def test_hosts_that_cannot_meet_are_refused_before_anything_starts(
+    tmp_path: Path, pair: tuple[FakeAgent, FakeAgent]
+) -> None:
     lead, far = pair
     far.labels = {"address": "10.0.0.2"}
     async with start_controller(tmp_path / "controller", [lead.address, far.address]) as here:
@@ -221,12 +256,25 @@ async def test_one_host_alone_is_refused(agents: list[str], tmp_path: Path) -> N
             await submit(here.fleet)
 
 
-async def test_a_member_that_nobody_ends_gives_its_gpus_back_at_its_limit(agents: list[str]) -> None:
+async def test_a_member_that_nobody_ends_gives_its_gpus_back_at_its_limit(
+    agents: list[str],
+) -> None:
     """No controller at all: both nodes were begun, and nobody listens any more."""
-    engine = EngineSpec(EngineKind.SIMULATED, "sim/kimi", {"tp_size": 16}, gpus=8, stop_timeout_s=1.0, gang=Gang(2, hold_limit_s=1.0))
-    workload = Workload("single", concurrency=1, prompts="builtin:chat", output_tokens=LONG, api="chat")
+    engine = EngineSpec(
+        EngineKind.SIMULATED,
+        "sim/kimi",
+        {"tp_size": 16},
+        gpus=8,
+        stop_timeout_s=1.0,
+        gang=Gang(2, hold_limit_s=1.0),
+    )
+    workload = Workload(
+        "single", concurrency=1, prompts="builtin:chat", output_tokens=LONG, api="chat"
+    )
     lead = TrialSpec("alone", job_id="j", host="host-a", engine=engine, workloads=(workload,))
-    nodes = [spec_for_agent(spec, 1, "127.0.0.1") for spec in (lead, *member_specs(lead, ["host-b"]))]
+    nodes = [
+        spec_for_agent(spec, 1, "127.0.0.1") for spec in (lead, *member_specs(lead, ["host-b"]))
+    ]
     ends = []
     for spec, address in zip(nodes, agents, strict=True):
         await _started(spec, address)

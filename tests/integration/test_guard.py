@@ -1,4 +1,6 @@
-"""Owns the promises of the guard over a launched server, with real processes: who died, how soon that is told, and what is no death."""
+"""Owns the promises of the guard over a launched server, with real processes: who died, how soon
+that is told, and what is no death.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,11 @@ def _pidfds() -> set[int]:
     found = set()
     for entry in Path("/proc/self/fdinfo").iterdir():
         try:
-            found |= {int(line.split()[1]) for line in entry.read_text().splitlines() if line.startswith("Pid:")}
+            found |= {
+                int(line.split()[1])
+                for line in entry.read_text().splitlines()
+                if line.startswith("Pid:")
+            }
         except OSError:
             continue
     return found
@@ -78,11 +84,17 @@ async def read(fifo: Path) -> dict[str, int]:
 
 
 @asynccontextmanager
-async def watched(folder: Path, *children: str, spec: EngineSpec | None = None) -> AsyncIterator[Watched]:
+async def watched(
+    folder: Path, *children: str, spec: EngineSpec | None = None
+) -> AsyncIterator[Watched]:
     fifo = folder / "told"
     os.mkfifo(fifo)
     supervisor = Supervisor()
-    command = LaunchCommand((sys.executable, str(FAKE), str(fifo), *children), {"BENCHFLEET_LAUNCH": uuid.uuid4().hex}, str(folder))
+    command = LaunchCommand(
+        (sys.executable, str(FAKE), str(fifo), *children),
+        {"BENCHFLEET_LAUNCH": uuid.uuid4().hex},
+        str(folder),
+    )
     server = await supervisor.launch(command, folder / "server.log")
     watched = Watched(ServerMonitor(server, spec or EngineSpec()), server, fifo, await read(fifo))
     try:
@@ -99,7 +111,9 @@ async def watched(folder: Path, *children: str, spec: EngineSpec | None = None) 
 
 
 @pytest.mark.parametrize("victim", RANKS)
-async def test_the_death_of_any_rank_is_told_within_a_second_though_the_launcher_hangs_on(tmp_path: Path, victim: str) -> None:
+async def test_the_death_of_any_rank_is_told_within_a_second_though_the_launcher_hangs_on(
+    tmp_path: Path, victim: str
+) -> None:
     async with watched(tmp_path, *RANKS) as server:
         killed_s = time.monotonic()
         os.kill(server.pids[victim], signal.SIGKILL)
@@ -125,9 +139,14 @@ async def test_a_helper_that_ends_is_no_death(tmp_path: Path) -> None:
         assert RANKS[0] in (await server.death()).message
 
 
-async def test_a_server_cannot_live_without_what_bears_its_title_and_what_its_launcher_spawned(tmp_path: Path) -> None:
+async def test_a_server_cannot_live_without_what_bears_its_title_and_what_its_launcher_spawned(
+    tmp_path: Path,
+) -> None:
     async with watched(tmp_path, "cc1plus", "spawned", *RANKS) as server:
-        members = {member.process.pid: member for member in await asyncio.to_thread(scan_server_processes, server.server.session)}
+        members = {
+            member.process.pid: member
+            for member in await asyncio.to_thread(scan_server_processes, server.server.session)
+        }
         assert {name: members[pid].is_vital for name, pid in server.pids.items()} == {
             "cc1plus": False, "spawned": True, **dict.fromkeys(RANKS, True),
         }  # fmt: skip
@@ -186,7 +205,9 @@ async def test_a_launcher_that_crashed_without_a_word_is_told_by_its_signal(tmp_
         assert "SIGSEGV" in died.message
 
 
-async def test_what_the_log_names_is_the_cause_and_not_the_death_that_followed(tmp_path: Path) -> None:
+async def test_what_the_log_names_is_the_cause_and_not_the_death_that_followed(
+    tmp_path: Path,
+) -> None:
     async with watched(tmp_path, *RANKS) as server:
         server.say(
             "[2026-01-05 10:00:00 TP1] Scheduler hit an exception: Traceback (most recent call last):",
@@ -219,7 +240,9 @@ async def test_a_launch_tells_its_phases_and_each_tenth_of_what_it_counts(tmp_pa
         server.say("[2026-01-05 10:00:00] Load weight begin. avail mem=138.50 GB")
         assert await server.next() == ev.ServerProgressed("load_weight")
         for done in (1, 2, 5, 20):
-            server.say(f"Loading safetensors checkpoint shards:  {done * 5}% Completed | {done}/20 [00:01<00:10,  1.00s/it]")
+            server.say(
+                f"Loading safetensors checkpoint shards:  {done * 5}% Completed | {done}/20 [00:01<00:10,  1.00s/it]"
+            )
         counts: list[ev.ServerProgressed] = []
         while not counts or counts[-1].done < 20:
             body = await server.next()
@@ -230,7 +253,9 @@ async def test_a_launch_tells_its_phases_and_each_tenth_of_what_it_counts(tmp_pa
         assert isinstance(phases_s, dict)
 
 
-async def test_a_server_that_hangs_on_though_it_cannot_have_its_port_is_told(tmp_path: Path) -> None:
+async def test_a_server_that_hangs_on_though_it_cannot_have_its_port_is_told(
+    tmp_path: Path,
+) -> None:
     async with watched(tmp_path, *RANKS) as server:
         server.say(
             "[2026-01-05 10:00:00] INFO:     Application startup complete.",
@@ -244,7 +269,9 @@ async def test_a_server_that_hangs_on_though_it_cannot_have_its_port_is_told(tmp
         assert "address already in use" in died.cause_line
 
 
-async def test_a_launch_that_stands_still_is_told_with_its_count_and_last_line(tmp_path: Path) -> None:
+async def test_a_launch_that_stands_still_is_told_with_its_count_and_last_line(
+    tmp_path: Path,
+) -> None:
     spec = EngineSpec(phase_timeouts_s={"load_weight": 0.5})
     async with watched(tmp_path, spec=spec) as server:
         server.say(
@@ -252,7 +279,10 @@ async def test_a_launch_that_stands_still_is_told_with_its_count_and_last_line(t
             "Loading safetensors checkpoint shards:  37% Completed | 61/163 [00:01<00:10,  1.00s/it]",
         )
         died = await server.death()
-        assert (died.kind, died.failure_class) == (ErrorKind.SERVER_UNHEALTHY, "stalled_load_weight")
+        assert (died.kind, died.failure_class) == (
+            ErrorKind.SERVER_UNHEALTHY,
+            "stalled_load_weight",
+        )
         assert "load_weight at 61/163" in died.message
         assert died.message.endswith("61/163 [00:01<00:10,  1.00s/it]")
 

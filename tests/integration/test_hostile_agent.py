@@ -42,7 +42,9 @@ async def agent(tmp_path: Path) -> AsyncIterator[FakeAgent]:
     await agent.down()
 
 
-async def until(fleet: FleetController, job_id: str, wanted: Callable[[JobDetail], bool]) -> JobDetail:
+async def until(
+    fleet: FleetController, job_id: str, wanted: Callable[[JobDetail], bool]
+) -> JobDetail:
     async with asyncio.timeout(LIMIT_S):
         async for _ in fleet.watch(job_id):
             detail = await fleet.job(job_id)
@@ -74,7 +76,9 @@ async def test_no_file_is_asked_for_or_written_but_those_of_the_attempt(
             agent.files[name] = b"evil"
             agent.tell(spec, ev.EvidenceCollected((Artifact(name, EVIL, 4),)))
             agent.tell(spec, run_of(spec, 1, artifact=Artifact(name, EVIL, 4)))
-            await until(here.fleet, job_id, lambda detail: any(trial.runs for trial in detail.trials))
+            await until(
+                here.fleet, job_id, lambda detail: any(trial.runs for trial in detail.trials)
+            )
     assert "not believed: a file" in caplog.text
     assert "\x1b" not in caplog.text
     assert agent.offsets == []
@@ -88,15 +92,26 @@ async def test_an_agent_tells_nothing_of_the_trial_of_another_host(
     await other.up()
     try:
         with caplog.at_level(logging.WARNING):
-            async with start_controller(tmp_path / "controller", [agent.address, other.address]) as here:
+            async with start_controller(
+                tmp_path / "controller", [agent.address, other.address]
+            ) as here:
                 job_id = await here.fleet.submit(JOB, "job.yaml")
-                mine, theirs = await first_started(here.fleet, job_id, agent), await first_started(here.fleet, job_id, other)
+                mine, theirs = (
+                    await first_started(here.fleet, job_id, agent),
+                    await first_started(here.fleet, job_id, other),
+                )
                 for body in (run_of(theirs, 1, tok_s=1e9), ev.TrialOver(Outcome.OK)):
                     agent.tell(theirs, body, Phase.OVER)
                 agent.tell(mine, run_of(mine, 1))
-                await until(here.fleet, job_id, lambda detail: any(trial.runs for trial in detail.trials))
+                await until(
+                    here.fleet, job_id, lambda detail: any(trial.runs for trial in detail.trials)
+                )
                 runs = (await here.fleet.results(job_id)).runs
-                states = {trial.host: trial.outcome for trial in (await here.fleet.job(job_id)).trials if trial.attempt}
+                states = {
+                    trial.host: trial.outcome
+                    for trial in (await here.fleet.job(job_id)).trials
+                    if trial.attempt
+                }
         assert [(run.host, run.run.metrics["output_tok_s"]) for run in runs] == [("here", 80.0)]
         assert states == {"here": Outcome.UNSPECIFIED, "there": Outcome.UNSPECIFIED}
         assert "which is not its own: dropped" in caplog.text
@@ -123,29 +138,55 @@ async def test_an_event_that_cannot_be_is_dropped_and_the_next_one_counts(
         agent.journal[-1] = replace(agent.journal[-1], **odd)
         agent.tell(spec, run_of(spec, 1))
         agent.end(spec)
-        await until(here.fleet, job_id, lambda detail: any(trial.runs == 1 and trial.outcome is Outcome.OK for trial in detail.trials))
+        await until(
+            here.fleet,
+            job_id,
+            lambda detail: any(
+                trial.runs == 1 and trial.outcome is Outcome.OK for trial in detail.trials
+            ),
+        )
 
 
 async def test_texts_without_end_are_cut_and_stored(tmp_path: Path, agent: FakeAgent) -> None:
     async with start_controller(tmp_path / "controller", [agent.address]) as here:
         job_id = await here.fleet.submit(JOB, "job.yaml")
         spec = await first_started(here.fleet, job_id, agent)
-        agent.end(spec, ev.TrialOver(Outcome.FAILED, failure_class="c\0" + "x" * 999, message="\x1b[2J\0" + "m" * 3_000_000))
-        detail = await until(here.fleet, job_id, lambda detail: any(trial.outcome is Outcome.FAILED for trial in detail.trials))
+        agent.end(
+            spec,
+            ev.TrialOver(
+                Outcome.FAILED,
+                failure_class="c\0" + "x" * 999,
+                message="\x1b[2J\0" + "m" * 3_000_000,
+            ),
+        )
+        detail = await until(
+            here.fleet,
+            job_id,
+            lambda detail: any(trial.outcome is Outcome.FAILED for trial in detail.trials),
+        )
     (failed,) = [trial for trial in detail.trials if trial.outcome is Outcome.FAILED]
     assert (len(failed.failure_class) <= 128, len(failed.message) <= 65536) == (True, True)
     assert "\0" not in failed.failure_class + failed.message
 
 
-SELVES = [{"host": "\x1b[2Jgpu01"}, {"host": "../x"}, {"agent_id": "a b"}, {"labels": {"x": "y" * 100_000}}]
+SELVES = [
+    {"host": "\x1b[2Jgpu01"},
+    {"host": "../x"},
+    {"agent_id": "a b"},
+    {"labels": {"x": "y" * 100_000}},
+]
 
 
 @pytest.mark.parametrize("odd", SELVES, ids=lambda odd: str(odd)[:20])
-async def test_an_agent_that_is_none_of_ours_is_not_followed(tmp_path: Path, odd: dict[str, object]) -> None:
+async def test_an_agent_that_is_none_of_ours_is_not_followed(
+    tmp_path: Path, odd: dict[str, object]
+) -> None:
     agent = FakeAgent(f"unix:{tmp_path}/a.sock", **odd)
     await agent.up()
     try:
-        async with start_controller(tmp_path / "controller", [agent.address], first_contact_s=0.5) as here:
+        async with start_controller(
+            tmp_path / "controller", [agent.address], first_contact_s=0.5
+        ) as here:
             with pytest.raises(HostUnreachable, match="agent at"):
                 await here.fleet.submit(JOB, "job.yaml")
             (status,) = await here.fleet.hosts()
@@ -171,7 +212,10 @@ async def test_what_one_attempt_tells_has_an_end(tmp_path: Path, agent: FakeAgen
     ear = Ear("has told more than")
     logging.getLogger("fleet_controller").addHandler(ear)
     try:
-        async with start_controller(tmp_path / "controller", [agent.address]) as here, asyncio.timeout(LIMIT_S):
+        async with (
+            start_controller(tmp_path / "controller", [agent.address]) as here,
+            asyncio.timeout(LIMIT_S),
+        ):
             job_id = await here.fleet.submit(JOB, "job.yaml")
             spec = await first_started(here.fleet, job_id, agent)
             for _ in range(30):

@@ -1,4 +1,6 @@
-"""Hosts that stay away: what waits for them ends, what they tell when they return is kept, and nothing counts twice."""
+"""Hosts that stay away: what waits for them ends, what they tell when they return is kept, and
+nothing counts twice.
+"""
 
 from __future__ import annotations
 
@@ -34,6 +36,7 @@ workloads: {single: {concurrency: 1, prompts: builtin:chat, output_tokens: 50}}
 measure: {launches: 1}
 """
 
+
 @pytest.fixture
 async def agent(tmp_path: Path) -> AsyncIterator[FakeAgent]:
     agent = FakeAgent(f"unix:{tmp_path}/a.sock", by_itself=False)
@@ -43,17 +46,23 @@ async def agent(tmp_path: Path) -> AsyncIterator[FakeAgent]:
 
 
 @asynccontextmanager
-async def controller(folder: Path, *agents: FakeAgent, patience_s: float = 1.0) -> AsyncIterator[FleetController]:
+async def controller(
+    folder: Path, *agents: FakeAgent, patience_s: float = 1.0
+) -> AsyncIterator[FleetController]:
     follow = FleetTargets(targets_of(agent.address for agent in agents), give_up_after_s=patience_s)
     async with start_controller(folder / "controller", follow) as here:
         yield here.fleet
 
 
-async def until(fleet: FleetController, job_id: str, wanted: Callable[[JobDetail], bool]) -> JobDetail:
+async def until(
+    fleet: FleetController, job_id: str, wanted: Callable[[JobDetail], bool]
+) -> JobDetail:
     return await eventually(lambda: fleet.job(job_id), wanted)
 
 
-async def started(fleet: FleetController, job_id: str, agent: FakeAgent, count: int = 1) -> list[TrialSpec]:
+async def started(
+    fleet: FleetController, job_id: str, agent: FakeAgent, count: int = 1
+) -> list[TrialSpec]:
     await until(fleet, job_id, lambda _: len(agent.started) >= count)
     return agent.started
 
@@ -93,7 +102,9 @@ async def test_a_host_that_is_back_in_time_costs_nothing(tmp_path: Path, agent: 
         assert (detail.job.state, {trial.attempt for trial in detail.trials}) == ("done", {1})
 
 
-async def test_what_was_measured_meanwhile_counts_after_all(tmp_path: Path, agent: FakeAgent) -> None:
+async def test_what_was_measured_meanwhile_counts_after_all(
+    tmp_path: Path, agent: FakeAgent
+) -> None:
     async with controller(tmp_path, agent) as fleet:
         job_id, spec = await gave_up(fleet, agent)
         agent.tell(spec, run_of(spec, 2))
@@ -101,20 +112,33 @@ async def test_what_was_measured_meanwhile_counts_after_all(tmp_path: Path, agen
         agent.end(spec)
         await agent.up()
         detail = await until(fleet, job_id, lambda detail: detail.trials[0].outcome is Outcome.OK)
-        assert (detail.trials[0].runs, detail.trials[0].attempt, detail.trials[0].failure_class) == (3, 1, "")
+        assert (
+            detail.trials[0].runs,
+            detail.trials[0].attempt,
+            detail.trials[0].failure_class,
+        ) == (3, 1, "")
         assert detail.trials[1].failure_class == HOST_GIVEN_UP, "what never began stays unmeasured"
         assert [run.run.index for run in (await fleet.results(job_id)).runs] == [1, 2, 3]
         assert len(agent.started) == 1
 
 
-async def test_what_still_runs_there_is_ended_and_keeps_its_reason(tmp_path: Path, agent: FakeAgent) -> None:
+async def test_what_still_runs_there_is_ended_and_keeps_its_reason(
+    tmp_path: Path, agent: FakeAgent
+) -> None:
     async with controller(tmp_path, agent) as fleet:
         job_id, spec = await gave_up(fleet, agent)
         await agent.up()
-        await until(fleet, job_id, lambda _: bool(agent.cancelled) and agent.acknowledged == len(agent.journal))
+        await until(
+            fleet,
+            job_id,
+            lambda _: bool(agent.cancelled) and agent.acknowledged == len(agent.journal),
+        )
         assert agent.cancelled == [(spec.trial_id, 1)]
         detail = await fleet.job(job_id)
-        assert (detail.trials[0].outcome, detail.trials[0].failure_class) == (Outcome.FAILED, HOST_GIVEN_UP)
+        assert (detail.trials[0].outcome, detail.trials[0].failure_class) == (
+            Outcome.FAILED,
+            HOST_GIVEN_UP,
+        )
         assert detail.job.state == "failed"
 
 
@@ -137,13 +161,24 @@ async def test_a_job_that_is_cancelled_while_its_host_is_away_ends(
     async with controller(tmp_path, agent, patience_s=3600.0) as fleet:
         job_id, spec = await cancelled_while_away(fleet, agent)
         detail = await until(fleet, job_id, lambda detail: detail.job.is_over)
-        assert (detail.job.state, {trial.outcome for trial in detail.trials}) == ("cancelled", {Outcome.CANCELLED})
+        assert (detail.job.state, {trial.outcome for trial in detail.trials}) == (
+            "cancelled",
+            {Outcome.CANCELLED},
+        )
         assert detail.trials[0].message.startswith("the job was cancelled while host here was away")
-        await agent.up()  # what still runs there is ended, and its late end is kept apart from what was said of it
-        await until(fleet, job_id, lambda _: bool(agent.cancelled) and agent.acknowledged == len(agent.journal))
+        await (
+            agent.up()
+        )  # what still runs there is ended, and its late end is kept apart from what was said of it
+        await until(
+            fleet,
+            job_id,
+            lambda _: bool(agent.cancelled) and agent.acknowledged == len(agent.journal),
+        )
         assert agent.cancelled == [(spec.trial_id, 1)]
         after = await fleet.job(job_id)
-        assert [(trial.outcome, trial.message) for trial in after.trials] == [(trial.outcome, trial.message) for trial in detail.trials]
+        assert [(trial.outcome, trial.message) for trial in after.trials] == [
+            (trial.outcome, trial.message) for trial in detail.trials
+        ]
         assert len(agent.started) == 1
 
 
@@ -163,7 +198,9 @@ async def test_what_a_cancelled_trial_had_measured_before_counts_once(
         assert ((await fleet.job(job_id)).job.state, agent.cancelled) == ("cancelled", [])
 
 
-async def test_a_controller_that_was_started_anew_waits_as_long_again(tmp_path: Path, agent: FakeAgent) -> None:
+async def test_a_controller_that_was_started_anew_waits_as_long_again(
+    tmp_path: Path, agent: FakeAgent
+) -> None:
     async with controller(tmp_path, agent, patience_s=60.0) as fleet:
         job_id = await fleet.submit(JOB, "job.yaml")
         await started(fleet, job_id, agent)
@@ -173,7 +210,9 @@ async def test_a_controller_that_was_started_anew_waits_as_long_again(tmp_path: 
         assert {trial.failure_class for trial in detail.trials} == {HOST_GIVEN_UP}
 
 
-async def test_files_of_an_attempt_are_let_go_when_they_are_all_here_and_not_before(tmp_path: Path, agent: FakeAgent) -> None:
+async def test_files_of_an_attempt_are_let_go_when_they_are_all_here_and_not_before(
+    tmp_path: Path, agent: FakeAgent
+) -> None:
     content = bytes(range(256)) * 40
     async with controller(tmp_path, agent) as fleet:
         job_id = await fleet.submit(JOB, "job.yaml")
@@ -182,7 +221,12 @@ async def test_files_of_an_attempt_are_let_go_when_they_are_all_here_and_not_bef
         agent.files[name] = content
         agent.break_after = 3
         agent.kept = [f"{spec.trial_id}/1", "of-another-store/1"]
-        agent.tell(spec, run_of(spec, 1, artifact=Artifact(name, hashlib.sha256(content).hexdigest(), len(content))))
+        agent.tell(
+            spec,
+            run_of(
+                spec, 1, artifact=Artifact(name, hashlib.sha256(content).hexdigest(), len(content))
+            ),
+        )
         agent.end(spec)
         await until(fleet, job_id, lambda _: bool(agent.released))
         assert (tmp_path / "controller" / "artifacts" / name).read_bytes() == content
@@ -191,7 +235,9 @@ async def test_files_of_an_attempt_are_let_go_when_they_are_all_here_and_not_bef
 
 def trial(host: str, *attempts: Attempt, nodes: tuple[str, ...] = ()) -> Trial:
     lead = Trial(TrialSpec("t", host=host), attempts)
-    members = tuple(Trial(TrialSpec(f"t_n{rank}", host=name), attempts) for rank, name in enumerate(nodes, 1))
+    members = tuple(
+        Trial(TrialSpec(f"t_n{rank}", host=name), attempts) for rank, name in enumerate(nodes, 1)
+    )
     return Trial(lead.spec, attempts, (lead, *members) if nodes else ())
 
 
@@ -216,7 +262,9 @@ OK = Attempt(1, "a", Phase.OVER, Outcome.OK)
         (trial("there", nodes=("gone",)), [("t", 1)]),
     ],
 )
-def test_only_what_needs_a_host_that_is_away_is_given_up(waits: Trial, expected: list[tuple[str, int]]) -> None:
+def test_only_what_needs_a_host_that_is_away_is_given_up(
+    waits: Trial, expected: list[tuple[str, int]]
+) -> None:
     ends = list(attempts_to_give_up([waits], {"gone": 61.0, "late": 59.0, "": 5.0}, 60.0, 9))
     assert [(end.trial_id, end.attempt.number) for end in ends] == expected
     assert all(end.attempt.is_over and end.attempt.failure_class == HOST_GIVEN_UP for end in ends)
@@ -224,7 +272,10 @@ def test_only_what_needs_a_host_that_is_away_is_given_up(waits: Trial, expected:
 
 def test_a_trial_that_any_host_may_take_is_given_up_when_all_that_match_are_away() -> None:
     (end,) = attempts_to_give_up([trial("")], {"": 3660.0}, 3600.0, 9)
-    assert end.attempt.message == "every host that the job may go to has been away for 61 min; it is waited for 60 min"
+    assert (
+        end.attempt.message
+        == "every host that the job may go to has been away for 61 min; it is waited for 60 min"
+    )
 
 
 def test_what_was_given_up_is_not_given_up_again() -> None:

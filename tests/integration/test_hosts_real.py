@@ -1,4 +1,6 @@
-"""Two real agents: trials side by side on one host, a look at the hosts meanwhile, and a block that goes where there is room."""
+"""Two real agents: trials side by side on one host, a look at the hosts meanwhile, and a block that
+goes where there is room.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ async def fleet(agents: list[str], state: Path) -> AsyncIterator[FleetController
         yield here.fleet
 
 
-async def until(fleet: FleetController, job_id: str, wanted: Callable[[JobDetail], bool]) -> JobDetail:
+async def until(
+    fleet: FleetController, job_id: str, wanted: Callable[[JobDetail], bool]
+) -> JobDetail:
     async with asyncio.timeout(LIMIT_S):
         async for _ in fleet.watch(job_id):
             detail = await fleet.job(job_id)
@@ -55,14 +59,22 @@ async def until(fleet: FleetController, job_id: str, wanted: Callable[[JobDetail
     return await fleet.job(job_id)
 
 
-async def test_trials_share_a_host_say_so_and_are_not_disturbed_by_a_look(fleet: FleetController) -> None:
-    job_id = await fleet.submit(JOB.format(gpus=4, launches=1, hosts=f"share: true, names: [{HOSTS[0]}]"), "job.yaml")
-    detail = await until(fleet, job_id, lambda detail: all(trial.phase >= Phase.LAUNCHING for trial in detail.trials))
+async def test_trials_share_a_host_say_so_and_are_not_disturbed_by_a_look(
+    fleet: FleetController,
+) -> None:
+    job_id = await fleet.submit(
+        JOB.format(gpus=4, launches=1, hosts=f"share: true, names: [{HOSTS[0]}]"), "job.yaml"
+    )
+    detail = await until(
+        fleet, job_id, lambda detail: all(trial.phase >= Phase.LAUNCHING for trial in detail.trials)
+    )
     running = {trial.trial_id for trial in detail.trials if trial.phase < Phase.OVER}
     assert len(running) == 2
     checks = {check.host: check async for check in fleet.check_hosts([])}
     assert all(check.reached and not check.errors for check in checks.values())
-    (told,) = (finding.message for finding in checks[HOSTS[0]].findings if finding.code == "trial_running")
+    (told,) = (
+        finding.message for finding in checks[HOSTS[0]].findings if finding.code == "trial_running"
+    )
     assert all(trial_id in told for trial_id in running)
     ended = await until(fleet, job_id, lambda detail: detail.job.is_over)
     assert [(trial.outcome, trial.attempt) for trial in ended.trials] == [(Outcome.OK, 1)] * 2
@@ -72,7 +84,9 @@ async def test_trials_share_a_host_say_so_and_are_not_disturbed_by_a_look(fleet:
 
 
 async def test_blocks_of_any_host_are_spread_over_free_hosts(fleet: FleetController) -> None:
-    job_id = await fleet.submit(JOB.format(gpus=8, launches=2, hosts="placement: any_host"), "job.yaml")
+    job_id = await fleet.submit(
+        JOB.format(gpus=8, launches=2, hosts="placement: any_host"), "job.yaml"
+    )
     ended = await until(fleet, job_id, lambda detail: detail.job.is_over)
     assert ended.job.state == "done"
     assert {(trial.block, trial.host) for trial in ended.trials} == {(1, HOSTS[0]), (2, HOSTS[1])}

@@ -1,4 +1,6 @@
-"""Owns the promises of a trial's server at its launch, with real processes: another server at its port, and a witness before it."""
+"""Owns the promises of a trial's server at its launch, with real processes: another server at its
+port, and a witness before it.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ class Told:
 
 def spec(ready_after_s: float = 0.0) -> TrialSpec:
     simulation = Simulation(time_scale=100.0, ready_after_s=ready_after_s)
-    engine = EngineSpec(EngineKind.SIMULATED, "demo/model", ready_timeout_s=READY_S, simulation=simulation)
+    engine = EngineSpec(
+        EngineKind.SIMULATED, "demo/model", ready_timeout_s=READY_S, simulation=simulation
+    )
     return TrialSpec("t", engine=engine)
 
 
@@ -53,7 +57,9 @@ def trial_server(trial: TrialSpec, folder: Path) -> TrialServer:
 
 
 @asynccontextmanager
-async def launched(trial: TrialSpec, folder: Path, announce: Callable[[ev.Body], None]) -> AsyncIterator[tuple[TrialServer, Told]]:
+async def launched(
+    trial: TrialSpec, folder: Path, announce: Callable[[ev.Body], None]
+) -> AsyncIterator[tuple[TrialServer, Told]]:
     """The server of a trial, launched and watched; nothing of it is left at the end."""
     server, told = trial_server(trial, folder), Told()
     async with asyncio.TaskGroup() as tasks:
@@ -67,7 +73,9 @@ async def launched(trial: TrialSpec, folder: Path, announce: Callable[[ev.Body],
             server.release_port()
 
 
-async def test_another_server_of_the_same_model_at_the_port_is_never_taken_for_ours(tmp_path: Path) -> None:
+async def test_another_server_of_the_same_model_at_the_port_is_never_taken_for_ours(
+    tmp_path: Path,
+) -> None:
     """It takes the port when preflight has just found it free."""
     with ExitStack() as others:
 
@@ -88,12 +96,16 @@ async def test_who_listens_at_a_port_is_seen_by_its_process(tmp_path: Path) -> N
         assert isinstance(ours, ProcessStat)
         assert isinstance(other, ProcessStat)
         assert await asyncio.to_thread(foreign_listener, first.port, [ours]) == ""
-        assert (await asyncio.to_thread(foreign_listener, second.port, [ours])).startswith(f"pid {other.pid} (")
+        assert (await asyncio.to_thread(foreign_listener, second.port, [ours])).startswith(
+            f"pid {other.pid} ("
+        )
         assert await asyncio.to_thread(foreign_listener, second.port, [ours, other]) == ""
     assert await asyncio.to_thread(foreign_listener, second.port, [ours]) == ""
 
 
-async def test_each_launch_of_a_trial_has_a_log_of_its_own_and_says_which_it_is(tmp_path: Path) -> None:
+async def test_each_launch_of_a_trial_has_a_log_of_its_own_and_says_which_it_is(
+    tmp_path: Path,
+) -> None:
     server, announced = trial_server(replace(spec(), witness=True), tmp_path), list[ev.Body]()
     for witness, log in ((True, "witness.log"), (False, "server.log")):
         body = await server.launch(announced.append, witness)
@@ -105,12 +117,17 @@ async def test_each_launch_of_a_trial_has_a_log_of_its_own_and_says_which_it_is(
         assert proved.witness is witness
         assert (await server.stop()).left_over == ()
     server.release_port()
-    assert [body.witness for body in announced if isinstance(body, ev.ServerLaunching)] == [True, False]
+    assert [body.witness for body in announced if isinstance(body, ev.ServerLaunching)] == [
+        True,
+        False,
+    ]
     assert (tmp_path / "witness.log").stat().st_size > 0
 
 
 async def test_a_server_that_never_comes_on_ends_by_the_limit_of_its_phase(tmp_path: Path) -> None:
     trial = spec(ready_after_s=60.0)
-    trial = replace(trial, engine=replace(trial.engine, phase_timeouts_s={"start": 0.5, "http_bind": 0.5}))
+    trial = replace(
+        trial, engine=replace(trial.engine, phase_timeouts_s={"start": 0.5, "http_bind": 0.5})
+    )
     async with launched(trial, tmp_path, lambda body: None) as (_, told):
         assert (await told.failure()).failure_class in ("stalled_start", "stalled_http_bind")

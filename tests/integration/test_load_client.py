@@ -1,4 +1,6 @@
-"""Promises of the client on real sockets: every way an answer can go wrong is a recorded failure, never an exception or a success."""
+"""Promises of the client on real sockets: every way an answer can go wrong is a recorded failure,
+never an exception or a success.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ def way(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def read(exchange: Exchange) -> Response:
-    return decode_response(exchange.reads, closed=exchange.closed, failure=exchange.failure, detail=exchange.detail)
+    return decode_response(
+        exchange.reads, closed=exchange.closed, failure=exchange.failure, detail=exchange.detail
+    )
 
 
 async def once(*script: bytes | str, timeout_s: float = 5) -> Response:
@@ -94,7 +98,10 @@ async def test_an_answer_in_single_bytes_is_found_complete_without_waiting_for_a
 
 async def test_content_that_looks_like_the_end_of_the_body_does_not_end_it() -> None:
     cut = streams.HEAD + streams.chunk(b": a comment\r\n0\r\n\r\n")
-    rest = b"".join(map(streams.chunk, [*streams.chat_events(["x"]), streams.DONE])) + streams.LAST_CHUNK
+    rest = (
+        b"".join(map(streams.chunk, [*streams.chat_events(["x"]), streams.DONE]))
+        + streams.LAST_CHUNK
+    )
     assert (await once(cut, rest)).error_kind == ""
 
 
@@ -116,7 +123,13 @@ async def test_times_are_those_of_the_reads_on_the_monotonic_clock() -> None:
         endpoint = Endpoint(server.url)
         exchange = await endpoint.exchange(REQUEST, 5)
         endpoint.close()
-    assert before < exchange.sent_ns < exchange.reads.times_ns[0] <= exchange.reads.last_ns < perf_counter_ns()
+    assert (
+        before
+        < exchange.sent_ns
+        < exchange.reads.times_ns[0]
+        <= exchange.reads.last_ns
+        < perf_counter_ns()
+    )
 
 
 @pytest.mark.parametrize("url", ["ftp://h", "http://", "h:80"])
@@ -133,7 +146,9 @@ async def test_the_template_is_what_the_second_probe_finds_cached() -> None:
 
 async def test_a_cache_that_will_not_be_flushed_is_told() -> None:
     refused = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 2\r\n\r\nno"
-    async with scripted_server((refused,), (b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok",)) as server:
+    async with scripted_server(
+        (refused,), (b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok",)
+    ) as server:
         assert await flush_prefix_cache(LoadTarget(server.url))
         assert server.requests[0].startswith(b"POST /flush_cache ")
     async with scripted_server((refused,)) as server:
@@ -141,7 +156,12 @@ async def test_a_cache_that_will_not_be_flushed_is_told() -> None:
 
 
 def plan(url: str, **fields: Any) -> ShardPlan:
-    values: dict[str, Any] = {"target": LoadTarget(url, "m"), "api": "chat", "draw": PromptDraw("builtin:chat", 1, 0), "output_tokens": 9}
+    values: dict[str, Any] = {
+        "target": LoadTarget(url, "m"),
+        "api": "chat",
+        "draw": PromptDraw("builtin:chat", 1, 0),
+        "output_tokens": 9,
+    }
     return ShardPlan(**{**values, "timeout_s": 5, **fields})
 
 
@@ -150,7 +170,10 @@ def test_a_closed_loop_sends_each_request_the_moment_its_slot_is_free() -> None:
         result = run_shard(plan(server.url, requests=7, concurrency=2))
         assert server.connections == 2
     assert [request.number for request in result.columns.requests()] == list(range(7))
-    assert all(request.ok and request.response.completion_tokens == 9 for request in result.columns.requests())
+    assert all(
+        request.ok and request.response.completion_tokens == 9
+        for request in result.columns.requests()
+    )
     ends = {request.end_ns for request in result.columns.requests()}
     begins = {result.start_ns, result.start_ns + 200_000}  # one slot after the other
     assert all(request.intended_ns in ends | begins for request in result.columns.requests())
@@ -161,7 +184,11 @@ def test_an_open_loop_keeps_its_times_however_slow_the_server_is() -> None:
     with served((SILENCE,)) as server:
         result = run_shard(plan(server.url, requests=3, offsets_s=offsets, timeout_s=0.3))
     start = result.columns.requests()[0].intended_ns
-    assert [request.intended_ns - start for request in result.columns.requests()] == [0, 50_000_000, 100_000_000]
+    assert [request.intended_ns - start for request in result.columns.requests()] == [
+        0,
+        50_000_000,
+        100_000_000,
+    ]
     assert all(request.sent_ns >= request.intended_ns for request in result.columns.requests())
     assert [request.response.error_kind for request in result.columns.requests()] == ["timeout"] * 3
 
@@ -169,12 +196,20 @@ def test_an_open_loop_keeps_its_times_however_slow_the_server_is() -> None:
 def test_failures_are_among_the_requests_and_the_others_go_on() -> None:
     with served((CHAT,), (CHAT[:100], CLOSE), (BUSY,), (CHAT,)) as server:
         result = run_shard(plan(server.url, requests=4, concurrency=1))
-    assert [request.response.error_kind for request in result.columns.requests()] == ["", "truncated", "http_status", ""]
+    assert [request.response.error_kind for request in result.columns.requests()] == [
+        "",
+        "truncated",
+        "http_status",
+        "",
+    ]
 
 
 def test_a_slot_gives_up_when_the_server_is_gone() -> None:
     result = run_shard(plan(f"http://127.0.0.1:{free_port()}", requests=50, concurrency=1))
-    assert [request.response.error_kind for request in result.columns.requests()] == ["connect", "connect"]
+    assert [request.response.error_kind for request in result.columns.requests()] == [
+        "connect",
+        "connect",
+    ]
     assert [request.sent_ns for request in result.columns.requests()] == [0, 0]
 
 
@@ -188,14 +223,20 @@ def cancelled_soon(path: Path, server: ScriptedServer) -> Callable[[], None]:
     return wait_and_cancel
 
 
-@pytest.mark.parametrize("pattern", [{"concurrency": 2}, {"offsets_s": tuple(float(at) for at in range(50))}])
-def test_a_cancelled_shard_ends_at_once_and_says_so(tmp_path: Path, pattern: dict[str, object]) -> None:
+@pytest.mark.parametrize(
+    "pattern", [{"concurrency": 2}, {"offsets_s": tuple(float(at) for at in range(50))}]
+)
+def test_a_cancelled_shard_ends_at_once_and_says_so(
+    tmp_path: Path, pattern: dict[str, object]
+) -> None:
     path = tmp_path / "cancel"
     with served((CHAT[:100], SILENCE)) as server:
         canceller = threading.Thread(target=cancelled_soon(path, server))
         canceller.start()
         began = time.monotonic()
-        result: ShardResult = run_shard(plan(server.url, requests=50, timeout_s=60, cancel_path=str(path), **pattern))
+        result: ShardResult = run_shard(
+            plan(server.url, requests=50, timeout_s=60, cancel_path=str(path), **pattern)
+        )
         canceller.join()
     assert result.cancelled
     assert time.monotonic() - began < 5

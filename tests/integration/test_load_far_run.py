@@ -1,4 +1,6 @@
-"""Promises of a run from load hosts that needs no Ray: what their workers measured comes back whole, on this host's clock."""
+"""Promises of a run from load hosts that needs no Ray: what their workers measured comes back
+whole, on this host's clock.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ class AheadShard(ShardActor):
 
     def run(self, number: int, plan: ShardPlan) -> Any:
         result = super().run(number, plan)
-        return replace(result, start_ns=result.start_ns + AHEAD_NS, columns=result.columns.shifted(AHEAD_NS))
+        return replace(
+            result, start_ns=result.start_ns + AHEAD_NS, columns=result.columns.shifted(AHEAD_NS)
+        )
 
 
 @dataclass
@@ -63,8 +67,15 @@ class Actor:
 class Threads:
     """A Ray as far as the crew sees it, whose actors live in threads of this process."""
 
-    exceptions = SimpleNamespace(RayTaskError=type("RayTaskError", (Exception,), {}), RayError=type("RayError", (Exception,), {}))
-    util = SimpleNamespace(scheduling_strategies=SimpleNamespace(NodeAffinitySchedulingStrategy=lambda node, soft: node))
+    exceptions = SimpleNamespace(
+        RayTaskError=type("RayTaskError", (Exception,), {}),
+        RayError=type("RayError", (Exception,), {}),
+    )
+    util = SimpleNamespace(
+        scheduling_strategies=SimpleNamespace(
+            NodeAffinitySchedulingStrategy=lambda node, soft: node
+        )
+    )
 
     def nodes(self) -> list[dict[str, object]]:
         return [{"NodeName": name, "NodeID": name, "Alive": True} for name in ("load1", "load2")]
@@ -74,7 +85,11 @@ class Threads:
 
 
 async def run(url: str, spill: Path) -> ShardResults:
-    crew = ClusterWorkers(Threads(), Membership("trial", 1, "lead", "127.0.0.1", "127.0.0.1:9", hosts=("load1", "load2")), MembershipFiles(spill / "cluster"))
+    crew = ClusterWorkers(
+        Threads(),
+        Membership("trial", 1, "lead", "127.0.0.1", "127.0.0.1:9", hosts=("load1", "load2")),
+        MembershipFiles(spill / "cluster"),
+    )
     await crew.prepare_workers()
     whole = ShardPlan(
         LoadTarget(url, "m"), "chat", PromptDraw("builtin:chat", 1, 0), 9, requests=10, step=2, concurrency=1, users=2, timeout_s=5, limit_s=20,
@@ -83,7 +98,9 @@ async def run(url: str, spill: Path) -> ShardResults:
     return await crew.run(1, [whole, replace(whole, first=1)])
 
 
-async def test_a_far_run_comes_back_whole_on_our_clock_and_leaves_nothing_on_the_load_hosts(tmp_path: Path) -> None:
+async def test_a_far_run_comes_back_whole_on_our_clock_and_leaves_nothing_on_the_load_hosts(
+    tmp_path: Path,
+) -> None:
     with served((CHAT,)) as server:
         before_ns = perf_counter_ns()
         done = await run(server.url, tmp_path)
@@ -91,7 +108,14 @@ async def test_a_far_run_comes_back_whole_on_our_clock_and_leaves_nothing_on_the
     columns = Columns.concatenate([result.columns for result in done.results])
     requests = columns.requests()
     assert [request.number for request in requests] == list(range(10))
-    assert all(before_ns < request.intended_ns < request.sent_ns < request.response.first_output_ns < after_ns for request in requests)
+    assert all(
+        before_ns
+        < request.intended_ns
+        < request.sent_ns
+        < request.response.first_output_ns
+        < after_ns
+        for request in requests
+    )
     assert all(request.response.chunk_ns[-1] <= request.response.last_ns for request in requests)
     assert not columns.spilled
     assert list(tmp_path.iterdir()) == []  # noqa: ASYNC240 - nothing else runs here

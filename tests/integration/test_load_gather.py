@@ -1,4 +1,6 @@
-"""Promises of the gathering of reads: streams in full flow share wake-ups, what has just begun or ended waits for nobody."""
+"""Promises of the gathering of reads: streams in full flow share wake-ups, what has just begun or
+ended waits for nobody.
+"""
 
 from __future__ import annotations
 
@@ -51,15 +53,39 @@ def in_c() -> Library:
         (3_600_000, 1, 4000, 1000),
     ],
 )
-def test_reads_gather_for_a_quarter_of_the_time_between_two_chunks(elapsed_ms: int, chunks: int, gap_us: int, gather_us: int) -> None:
+def test_reads_gather_for_a_quarter_of_the_time_between_two_chunks(
+    elapsed_ms: int, chunks: int, gap_us: int, gather_us: int
+) -> None:
     assert in_c().call.bf_gather_ns(elapsed_ms * MS, chunks, gap_us * 1000) == gather_us * 1000
 
 
 def test_a_stream_is_read_at_once_until_it_flows_and_from_its_end_on(tmp_path: Path) -> None:
     need_compiler()
-    sources = [str(ROOT / "tests/fakes/reader_sets.c"), *(str(NATIVE / name) for name in ("reader.c", "stream.c"))]
-    checks = ["-Wall", "-Wextra", "-Werror", "-fno-sanitize-recover=all", "-fsanitize=address,undefined"]
-    subprocess.run(["cc", "-g", "-O1", *checks, "-pthread", f"-I{NATIVE}", "-o", str(tmp_path / "sets"), *sources], check=True)
+    sources = [
+        str(ROOT / "tests/fakes/reader_sets.c"),
+        *(str(NATIVE / name) for name in ("reader.c", "stream.c")),
+    ]
+    checks = [
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-fno-sanitize-recover=all",
+        "-fsanitize=address,undefined",
+    ]
+    subprocess.run(
+        [
+            "cc",
+            "-g",
+            "-O1",
+            *checks,
+            "-pthread",
+            f"-I{NATIVE}",
+            "-o",
+            str(tmp_path / "sets"),
+            *sources,
+        ],
+        check=True,
+    )
     done = subprocess.run([str(tmp_path / "sets")], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr[-2000:]
 
@@ -141,5 +167,7 @@ def test_streams_in_full_flow_share_wake_ups_and_an_end_is_told_soon() -> None:
         flowing.far[3].sendall(b"0\r\n\r\n")
         assert flowing.ended(3, 30.0)
         wakes, reads = flowing.wakes - before, flowing.reads()
-        assert reads > rounds * STREAMS * 0.5  # else this machine was too busy for any of it to be seen
+        assert (
+            reads > rounds * STREAMS * 0.5
+        )  # else this machine was too busy for any of it to be seen
         assert wakes < 0.6 * reads, f"{wakes} wake-ups for {reads} reads"

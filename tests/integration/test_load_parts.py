@@ -1,6 +1,8 @@
-"""Promises about a host's part in the load of others, by real processes: taken once, fenced by attempt, and nothing stays behind.
+"""Promises about a host's part in the load of others, by real processes: taken once, fenced by
+attempt, and nothing stays behind.
 
-No Ray starts here: a part waits for its lead first, and no lead is there. Whole clusters are tested on lab hosts.
+No Ray starts here: a part waits for its lead first, and no lead is there. Whole clusters are tested
+on lab hosts.
 """
 
 from __future__ import annotations
@@ -26,7 +28,12 @@ from tests.fakes.two_hosts import agent
 LEAD = "127.0.0.1:9"  # nothing listens there
 TRUST = LoadClusterAuthority(datetime.now(UTC))
 ISSUED = TRUST.issue("load1", "127.0.0.1")
-SECRETS = ClusterSecrets(TRUST.token, TRUST.authority_pem.decode(), ISSUED.certificate_pem.decode(), ISSUED.key_pem.decode())
+SECRETS = ClusterSecrets(
+    TRUST.token,
+    TRUST.authority_pem.decode(),
+    ISSUED.certificate_pem.decode(),
+    ISSUED.key_pem.decode(),
+)
 PART = Membership("trial", 2, "load1", "127.0.0.1", LEAD, cores=1, hold_limit_s=600)
 PARENT = """
 import asyncio, sys
@@ -56,7 +63,11 @@ def nodes(folder: Path) -> list[psutil.Process]:
     for process in psutil.process_iter():
         try:
             words = process.cmdline()
-            if "fleet_agent.load.cluster.load_host_process" in words and any(str(folder) in word for word in words) and process.status() != psutil.STATUS_ZOMBIE:
+            if (
+                "fleet_agent.load.cluster.load_host_process" in words
+                and any(str(folder) in word for word in words)
+                and process.status() != psutil.STATUS_ZOMBIE
+            ):
                 found.append(process)
         except psutil.Error:
             continue
@@ -70,14 +81,18 @@ async def gone(folder: Path) -> None:
             await asyncio.sleep(0.05)
 
 
-async def test_a_part_is_taken_once_however_often_it_is_told(parts: ClusterRoles, tmp_path: Path) -> None:
+async def test_a_part_is_taken_once_however_often_it_is_told(
+    parts: ClusterRoles, tmp_path: Path
+) -> None:
     assert await parts.join(PART, SECRETS) == (False, LEAD)
     [first] = nodes(tmp_path)
     assert await parts.join(PART, SECRETS) == (True, LEAD)
     assert nodes(tmp_path) == [first]
 
 
-async def test_a_newer_attempt_takes_the_place_of_an_older_one_which_is_refused_from_then_on(parts: ClusterRoles, tmp_path: Path) -> None:
+async def test_a_newer_attempt_takes_the_place_of_an_older_one_which_is_refused_from_then_on(
+    parts: ClusterRoles, tmp_path: Path
+) -> None:
     await parts.join(PART, SECRETS)
     [older] = nodes(tmp_path)
     await parts.join(replace(PART, attempt=3), SECRETS)
@@ -88,7 +103,9 @@ async def test_a_newer_attempt_takes_the_place_of_an_older_one_which_is_refused_
     assert MembershipFiles(tmp_path / "load-host" / "cluster").read().attempt == 3
 
 
-async def test_leaving_ends_the_process_and_forgets_the_secrets(parts: ClusterRoles, tmp_path: Path) -> None:
+async def test_leaving_ends_the_process_and_forgets_the_secrets(
+    parts: ClusterRoles, tmp_path: Path
+) -> None:
     await parts.join(PART, SECRETS)
     assert not await parts.leave("trial", 1)
     assert await parts.leave("trial", 2)
@@ -97,7 +114,9 @@ async def test_leaving_ends_the_process_and_forgets_the_secrets(parts: ClusterRo
     assert not (tmp_path / "load-host" / "cluster").exists()
 
 
-async def test_a_killed_part_is_cleared_away_and_may_be_taken_again(parts: ClusterRoles, tmp_path: Path) -> None:
+async def test_a_killed_part_is_cleared_away_and_may_be_taken_again(
+    parts: ClusterRoles, tmp_path: Path
+) -> None:
     await parts.join(PART, SECRETS)
     nodes(tmp_path)[0].kill()
     async with asyncio.timeout(10):
@@ -107,14 +126,20 @@ async def test_a_killed_part_is_cleared_away_and_may_be_taken_again(parts: Clust
     assert len(nodes(tmp_path)) == 1
 
 
-async def test_a_part_ends_at_its_limit_whatever_became_of_lead_and_controller(parts: ClusterRoles, tmp_path: Path) -> None:
+async def test_a_part_ends_at_its_limit_whatever_became_of_lead_and_controller(
+    parts: ClusterRoles, tmp_path: Path
+) -> None:
     await parts.join(replace(PART, hold_limit_s=0.5), SECRETS)
     await gone(tmp_path)
 
 
-async def test_a_part_ends_with_its_agent_killed_by_sigkill_and_the_next_agent_forgets_its_secrets(tmp_path: Path) -> None:
+async def test_a_part_ends_with_its_agent_killed_by_sigkill_and_the_next_agent_forgets_its_secrets(
+    tmp_path: Path,
+) -> None:
     words = (sys.executable, "-c", PARENT, str(tmp_path))
-    parent = await asyncio.create_subprocess_exec(*words, stdout=asyncio.subprocess.PIPE, cwd=Path(__file__).parents[2])
+    parent = await asyncio.create_subprocess_exec(
+        *words, stdout=asyncio.subprocess.PIPE, cwd=Path(__file__).parents[2]
+    )
     assert parent.stdout is not None and await parent.stdout.readline() == b"joined\n"
     parent.kill()
     await parent.wait()
@@ -132,13 +157,17 @@ async def test_a_part_ends_with_its_agent_killed_by_sigkill_and_the_next_agent_f
         (replace(PART, cores=4096), "4096 shards"),
     ],
 )
-async def test_a_part_that_this_host_cannot_take_is_refused(parts: ClusterRoles, tmp_path: Path, part: Membership, told: str) -> None:
+async def test_a_part_that_this_host_cannot_take_is_refused(
+    parts: ClusterRoles, tmp_path: Path, part: Membership, told: str
+) -> None:
     with pytest.raises(ConfigError, match=told):
         await parts.join(part, SECRETS)
     assert nodes(tmp_path) == []
 
 
-async def test_a_host_leads_what_it_was_told_to_lead_and_one_at_a_time(parts: ClusterRoles, tmp_path: Path) -> None:
+async def test_a_host_leads_what_it_was_told_to_lead_and_one_at_a_time(
+    parts: ClusterRoles, tmp_path: Path
+) -> None:
     spec = TrialSpec(trial_id="trial", attempt=2, load=LoadPlan(("load1", "load2"), 4))
     with pytest.raises(Conflict, match="was not told to lead"):
         parts.start_lead(spec)
@@ -175,5 +204,3 @@ async def test_an_agent_takes_and_leaves_a_part_over_its_socket(tmp_path: Path) 
         await client.close()
     await gone(tmp_path)  # the agent was ended
     assert (tmp_path / "a" / "log").read_text().count("joining the load of trial trial") == 2
-
-

@@ -1,4 +1,6 @@
-"""Promises of the load process with a real Ray: it measures, survives what is killed around it, and leaves nothing behind."""
+"""Promises of the load process with a real Ray: it measures, survives what is killed around it, and
+leaves nothing behind.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,20 @@ from tests.fakes.simulated_server import Running, simulated_server, speculative
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-SINGLE = Workload("single", concurrency=1, requests=4, prompts="builtin:chat", output_tokens=60, api="chat", request_timeout_s=60)
-STALLS = ((streams.chat([" a"]),), (streams.chat([" a"]),), (streams.chat([" a"])[:100], SILENCE))  # two probes, then the first request
+SINGLE = Workload(
+    "single",
+    concurrency=1,
+    requests=4,
+    prompts="builtin:chat",
+    output_tokens=60,
+    api="chat",
+    request_timeout_s=60,
+)
+STALLS = (
+    (streams.chat([" a"]),),
+    (streams.chat([" a"]),),
+    (streams.chat([" a"])[:100], SILENCE),
+)  # two probes, then the first request
 PARENT = """
 import asyncio, sys
 from pathlib import Path
@@ -73,7 +87,9 @@ finally:
 
 @pytest.fixture(scope="module")
 def simulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with simulated_server(tmp_path_factory.mktemp("server"), *speculative(5), knobs={"time_scale": 50}) as server:
+    with simulated_server(
+        tmp_path_factory.mktemp("server"), *speculative(5), knobs={"time_scale": 50}
+    ) as server:
         yield server
 
 
@@ -105,11 +121,23 @@ def session(load: LoadProcess) -> int:
 
 def named(load: LoadProcess, name: str) -> psutil.Process:
     """The process of the load's session whose command begins with `name`."""
-    return next(process for process in members(session(load)) if Path(process.cmdline()[0]).name.startswith(name))
+    return next(
+        process
+        for process in members(session(load))
+        if Path(process.cmdline()[0]).name.startswith(name)
+    )
 
 
 def asked(simulated: Running, **fields: Any) -> LoadRequest:
-    request = LoadRequest(simulated.url, SINGLE, model="demo/model", time_scale=50, speculation=True, draft_steps=5, draft_tokens=6)
+    request = LoadRequest(
+        simulated.url,
+        SINGLE,
+        model="demo/model",
+        time_scale=50,
+        speculation=True,
+        draft_steps=5,
+        draft_tokens=6,
+    )
     return replace(request, **fields)
 
 
@@ -120,7 +148,9 @@ async def until(true: Callable[[], object], limit_s: float = 10) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_a_run_gives_metrics_facts_and_a_raw_file(load: LoadProcess, simulated: Running, tmp_path: Path) -> None:
+async def test_a_run_gives_metrics_facts_and_a_raw_file(
+    load: LoadProcess, simulated: Running, tmp_path: Path
+) -> None:
     path = tmp_path / "run.parquet"
     assert (await load.warm(asked(simulated, requests=2))).requests_ok == 2
     reply = await load.run(asked(simulated, parquet=str(path), metadata={"trial": "t-1"}))
@@ -129,21 +159,40 @@ async def test_a_run_gives_metrics_facts_and_a_raw_file(load: LoadProcess, simul
     assert facts.client_use is not None
     assert facts.client_capacity_tok_s > 1000
     assert 0 < facts.client_use < 1
-    assert (reply.requests_ok, reply.requests_failed, reply.output_tokens, reply.cache_flushed) == (4, 0, 240, True)
-    assert (facts.completion_tokens_min, facts.completion_tokens_max, facts.finish_reasons) == (60, 60, {"length": 4})
+    assert (reply.requests_ok, reply.requests_failed, reply.output_tokens, reply.cache_flushed) == (
+        4,
+        0,
+        240,
+        True,
+    )
+    assert (facts.completion_tokens_min, facts.completion_tokens_max, facts.finish_reasons) == (
+        60,
+        60,
+        {"length": 4},
+    )
     assert facts.cached_token_ratio in (0, None)
     assert reply.metrics["accept_length"] > 1.05
     assert reply.metrics["output_tok_s"] > 0
-    assert reply.metrics["accept_length_window"] == pytest.approx(reply.metrics["accept_length"], rel=0.03)
-    assert reply.metrics["accept_rate_of_drafts"] == pytest.approx((reply.metrics["accept_length"] - 1) / 5)
+    assert reply.metrics["accept_length_window"] == pytest.approx(
+        reply.metrics["accept_length"], rel=0.03
+    )
+    assert reply.metrics["accept_rate_of_drafts"] == pytest.approx(
+        (reply.metrics["accept_length"] - 1) / 5
+    )
     raw = pd.read_parquet(path)
-    assert (len(raw), int(raw["completion_tokens"].sum()), reply.parquet.size_bytes) == (4, 240, path.stat().st_size)
+    assert (len(raw), int(raw["completion_tokens"].sum()), reply.parquet.size_bytes) == (
+        4,
+        240,
+        path.stat().st_size,
+    )
     assert pq.read_metadata(path).metadata[b"benchfleet.client_reads_in"] == b"c"
     wall_s = (raw["last_ns"].max() - raw["intended_ns"].min()) / 1e9
     assert reply.duration_s == pytest.approx(50 * wall_s)
 
 
-async def test_many_users_are_shared_by_two_workers(load: LoadProcess, simulated: Running, tmp_path: Path) -> None:
+async def test_many_users_are_shared_by_two_workers(
+    load: LoadProcess, simulated: Running, tmp_path: Path
+) -> None:
     path = tmp_path / "run.parquet"
     workload = replace(SINGLE, concurrency=32, requests=64, output_tokens=20)
     reply = await load.run(asked(simulated, workload=workload, parquet=str(path)))
@@ -168,19 +217,27 @@ async def test_other_users_of_the_machine_cannot_reach_rays_sockets(load: LoadPr
     assert os.listdir(load.recorded.temporary) == ["r"]
 
 
-async def test_a_load_that_cannot_be_built_is_told_and_the_next_run_works(load: LoadProcess, simulated: Running) -> None:
+async def test_a_load_that_cannot_be_built_is_told_and_the_next_run_works(
+    load: LoadProcess, simulated: Running
+) -> None:
     with pytest.raises(LoadError, match="prompts 'builtin:cat' are unknown; one of builtin:chat"):
         await load.run(asked(simulated, workload=replace(SINGLE, prompts="builtin:cat")))
     assert (await load.run(asked(simulated))).requests_ok == 4
 
 
-async def test_runs_asked_for_together_are_carried_out_one_after_the_other(load: LoadProcess, simulated: Running) -> None:
-    replies = await asyncio.gather(*(load.run(asked(simulated, run_index=index)) for index in range(2)))
+async def test_runs_asked_for_together_are_carried_out_one_after_the_other(
+    load: LoadProcess, simulated: Running
+) -> None:
+    replies = await asyncio.gather(
+        *(load.run(asked(simulated, run_index=index)) for index in range(2))
+    )
     first, second = sorted(replies, key=lambda reply: reply.started_unix_ns)
     assert second.started_unix_ns - first.started_unix_ns >= 1e9 * first.duration_s / 50
 
 
-async def test_a_killed_task_is_told_within_seconds_and_the_next_run_works(load: LoadProcess, simulated: Running) -> None:
+async def test_a_killed_task_is_told_within_seconds_and_the_next_run_works(
+    load: LoadProcess, simulated: Running
+) -> None:
     with served(*STALLS) as server:
         run = asyncio.ensure_future(load.run(asked(simulated, url=server.url, sglang=False)))
         await until(lambda: len(server.requests) == 3)
@@ -191,7 +248,9 @@ async def test_a_killed_task_is_told_within_seconds_and_the_next_run_works(load:
     assert (await load.run(asked(simulated))).requests_ok == 4
 
 
-async def test_a_cancelled_run_ends_at_once_and_the_next_one_works(load: LoadProcess, simulated: Running) -> None:
+async def test_a_cancelled_run_ends_at_once_and_the_next_one_works(
+    load: LoadProcess, simulated: Running
+) -> None:
     with served(*STALLS) as server:
         run = asyncio.ensure_future(load.run(asked(simulated, url=server.url, sglang=False)))
         await until(lambda: len(server.requests) == 3)
@@ -202,7 +261,9 @@ async def test_a_cancelled_run_ends_at_once_and_the_next_one_works(load: LoadPro
     assert (await load.run(asked(simulated))).requests_ok == 4
 
 
-async def test_a_dead_raylet_is_told_the_next_run_starts_anew_and_stopping_leaves_nothing(load: LoadProcess, simulated: Running) -> None:
+async def test_a_dead_raylet_is_told_the_next_run_starts_anew_and_stopping_leaves_nothing(
+    load: LoadProcess, simulated: Running
+) -> None:
     before = session(load)
     with served(*STALLS) as server:
         run = asyncio.ensure_future(load.run(asked(simulated, url=server.url, sglang=False)))
@@ -220,7 +281,9 @@ async def test_a_dead_raylet_is_told_the_next_run_starts_anew_and_stopping_leave
     assert not os.path.exists(recorded.temporary)  # noqa: ASYNC240 - nothing else runs here
 
 
-async def test_a_load_process_that_is_killed_leaves_nothing_also_when_nobody_asks_for_it_again(tmp_path: Path) -> None:
+async def test_a_load_process_that_is_killed_leaves_nothing_also_when_nobody_asks_for_it_again(
+    tmp_path: Path,
+) -> None:
     load = LoadProcess()
     await load.start(tmp_path)
     await load.wait_ready()
@@ -231,19 +294,27 @@ async def test_a_load_process_that_is_killed_leaves_nothing_also_when_nobody_ask
     await load.stop()
 
 
-@pytest.mark.parametrize(("good", "told"), [(3, "started at try 3"), (4, "The current node timed out during startup.")])
-async def test_a_ray_that_needs_longer_than_its_own_limit_is_started_again_but_not_for_ever(tmp_path: Path, good: int, told: str) -> None:
+@pytest.mark.parametrize(
+    ("good", "told"), [(3, "started at try 3"), (4, "The current node timed out during startup.")]
+)
+async def test_a_ray_that_needs_longer_than_its_own_limit_is_started_again_but_not_for_ever(
+    tmp_path: Path, good: int, told: str
+) -> None:
     for name, text in SLOW_RAY.items():
         path = tmp_path / "ray" / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(text.replace("{good}", str(good)))
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    process = await asyncio.create_subprocess_exec(sys.executable, "-c", STARTED, stdout=asyncio.subprocess.PIPE, env=env)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", STARTED, stdout=asyncio.subprocess.PIPE, env=env
+    )
     output, _ = await process.communicate()
     assert output.decode().strip() == told
 
 
-async def test_stopping_while_ray_still_starts_leaves_nothing_and_does_not_wait(tmp_path: Path) -> None:
+async def test_stopping_while_ray_still_starts_leaves_nothing_and_does_not_wait(
+    tmp_path: Path,
+) -> None:
     load = LoadProcess()
     await load.start(tmp_path)
     recorded = load.recorded
@@ -257,7 +328,12 @@ async def test_stopping_while_ray_still_starts_leaves_nothing_and_does_not_wait(
 
 async def test_an_agent_killed_by_sigkill_leaves_no_process_and_no_folder(tmp_path: Path) -> None:
     parent = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", PARENT, str(tmp_path), stdout=asyncio.subprocess.PIPE, env=driver_env(os.environ, tmp_path)
+        sys.executable,
+        "-c",
+        PARENT,
+        str(tmp_path),
+        stdout=asyncio.subprocess.PIPE,
+        env=driver_env(os.environ, tmp_path),
     )
     assert parent.stdout is not None
     session_id, temporary = (await parent.stdout.readline()).decode().split()
@@ -268,7 +344,9 @@ async def test_an_agent_killed_by_sigkill_leaves_no_process_and_no_folder(tmp_pa
     assert not os.path.exists(temporary)  # noqa: ASYNC240 - nothing else runs here
 
 
-async def test_what_a_killed_process_was_told_to_cancel_cancels_nothing_of_the_next(simulated: Running, tmp_path: Path) -> None:
+async def test_what_a_killed_process_was_told_to_cancel_cancels_nothing_of_the_next(
+    simulated: Running, tmp_path: Path
+) -> None:
     for number in range(10):
         (tmp_path / f"cancel-{number}").touch()
     load = LoadProcess()

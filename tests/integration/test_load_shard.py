@@ -1,4 +1,6 @@
-"""Promises of a shard on real sockets: what it may keep in memory changes no result, its slots begin one by one, its cost is told."""
+"""Promises of a shard on real sockets: what it may keep in memory changes no result, its slots
+begin one by one, its cost is told.
+"""
 
 from __future__ import annotations
 
@@ -29,20 +31,42 @@ NO_ROOM = ShardLimits(prepared=1, raw_bytes=0, chunks=0)
 
 
 def plan(url: str, **fields: object) -> ShardPlan:
-    values: dict[str, object] = {"target": LoadTarget(url, "m"), "api": "chat", "draw": DRAW, "output_tokens": 9, "timeout_s": 5}
+    values: dict[str, object] = {
+        "target": LoadTarget(url, "m"),
+        "api": "chat",
+        "draw": DRAW,
+        "output_tokens": 9,
+        "timeout_s": 5,
+    }
     return ShardPlan(**{**values, **fields})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("pattern", [{"concurrency": 2}, {"offsets_s": tuple(at / 100 for at in range(20))}])
-def test_a_shard_without_room_measures_the_same_and_leaves_chunks_in_its_file(tmp_path: Path, pattern: dict[str, object]) -> None:
+@pytest.mark.parametrize(
+    "pattern", [{"concurrency": 2}, {"offsets_s": tuple(at / 100 for at in range(20))}]
+)
+def test_a_shard_without_room_measures_the_same_and_leaves_chunks_in_its_file(
+    tmp_path: Path, pattern: dict[str, object]
+) -> None:
     with served((CHAT,)) as server:
-        result = run_shard(plan(server.url, requests=20, spill_folder=str(tmp_path / "chunks"), room=NO_ROOM, **pattern))
+        result = run_shard(
+            plan(
+                server.url,
+                requests=20,
+                spill_folder=str(tmp_path / "chunks"),
+                room=NO_ROOM,
+                **pattern,
+            )
+        )
     requests = result.columns.requests()
     assert result.columns.spilled
     assert [path.name for path in (tmp_path / "chunks").iterdir()] == ["0.chunks"]
     asks = build_request_plan(Workload(prompts="builtin:chat", output_tokens=9), DRAW)
-    assert [request.prompt_digest for request in requests] == [asks.planned_request(number).digest for number in range(20)]
-    assert {(request.response.completion_tokens, request.asked_tokens) for request in requests} == {(9, 9)}
+    assert [request.prompt_digest for request in requests] == [
+        asks.planned_request(number).digest for number in range(20)
+    ]
+    assert {(request.response.completion_tokens, request.asked_tokens) for request in requests} == {
+        (9, 9)
+    }
     assert {len(request.response.chunk_ns) for request in requests} == {3}
 
 
@@ -51,8 +75,14 @@ def test_slots_begin_one_after_the_other_over_all_shards_and_their_requests_are_
         result = run_shard(plan(server.url, requests=32, first=1, step=2, concurrency=4, users=8))
     requests = result.columns.requests()
     ends = {request.end_ns for request in requests}
-    first = [request.intended_ns - result.start_ns for request in requests if request.intended_ns not in ends]
-    assert sorted(first) == [200_000, 600_000, 1_000_000, 1_400_000][: len(first)]  # fewer where the server answers sooner
+    first = [
+        request.intended_ns - result.start_ns
+        for request in requests
+        if request.intended_ns not in ends
+    ]
+    assert (
+        sorted(first) == [200_000, 600_000, 1_000_000, 1_400_000][: len(first)]
+    )  # fewer where the server answers sooner
     assert all(request.sent_ns >= request.intended_ns for request in requests)
 
 
@@ -79,7 +109,9 @@ class OwnThread:
         return target
 
     async def run(self, number: int, plans: Sequence[ShardPlan]) -> ShardResults:
-        results = [await asyncio.to_thread(run_shard, replace(plan, limits=NO_ROOM)) for plan in plans]
+        results = [
+            await asyncio.to_thread(run_shard, replace(plan, limits=NO_ROOM)) for plan in plans
+        ]
         assert all(result.columns.spilled for result in results)
         if self.fails:
             raise LoadError("a shard died")
@@ -89,22 +121,40 @@ class OwnThread:
 
 
 def asked(url: str, path: Path) -> LoadRequest:
-    workload = Workload("w", concurrency=2, requests=10, prompts="builtin:chat", output_tokens=9, request_timeout_s=5)
+    workload = Workload(
+        "w",
+        concurrency=2,
+        requests=10,
+        prompts="builtin:chat",
+        output_tokens=9,
+        request_timeout_s=5,
+    )
     return LoadRequest(url, workload, sglang=False, parquet=str(path), metadata={"trial": "t-1"})
 
 
-async def test_a_run_that_was_too_large_for_memory_is_reported_and_recorded_and_leaves_no_chunks_behind(tmp_path: Path) -> None:
+async def test_a_run_that_was_too_large_for_memory_is_reported_and_recorded_and_leaves_no_chunks_behind(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "run.parquet"
     with served((CHAT,)) as server:
-        reply = await Driver(None, OwnThread(), -1, "", tmp_path / "load").measure(7, RUN, asked(server.url, path))
+        reply = await Driver(None, OwnThread(), -1, "", tmp_path / "load").measure(
+            7, RUN, asked(server.url, path)
+        )
     raw = pd.read_parquet(path)
     assert (reply.requests_ok, reply.output_tokens) == (10, 90)
-    assert reply.metrics["client_cpu_us_per_token"] == pytest.approx(1e6 * reply.facts["client_cpu_s"] / 90)
-    assert (raw["request"].tolist(), [len(times) for times in raw["chunk_ns"]]) == (list(range(10)), [3] * 10)
+    assert reply.metrics["client_cpu_us_per_token"] == pytest.approx(
+        1e6 * reply.facts["client_cpu_s"] / 90
+    )
+    assert (raw["request"].tolist(), [len(times) for times in raw["chunk_ns"]]) == (
+        list(range(10)),
+        [3] * 10,
+    )
     assert list((tmp_path / "load").iterdir()) == []
 
 
 async def test_a_run_that_fails_leaves_no_chunks_behind(tmp_path: Path) -> None:
     with served((CHAT,)) as server, pytest.raises(LoadError, match="a shard died"):
-        await Driver(None, OwnThread(fails=True), -1, "", tmp_path / "load").measure(7, RUN, asked(server.url, tmp_path / "x"))
+        await Driver(None, OwnThread(fails=True), -1, "", tmp_path / "load").measure(
+            7, RUN, asked(server.url, tmp_path / "x")
+        )
     assert list((tmp_path / "load").iterdir()) == []

@@ -1,4 +1,6 @@
-"""Promises of the wire on real sockets: times are those of arrival whatever the loop does, TLS included, and no server holds it up."""
+"""Promises of the wire on real sockets: times are those of arrival whatever the loop does, TLS
+included, and no server holds it up.
+"""
 
 from __future__ import annotations
 
@@ -55,8 +57,12 @@ def hold_up(seconds: float) -> None:
 
 
 @asynccontextmanager
-async def talking(count: int = 1) -> AsyncIterator[list[tuple[socket.socket, asyncio.Task[Exchange]]]]:
-    """So many connections over loopback, each with a request in flight whose answer has begun: the server's ends, and what will come."""
+async def talking(
+    count: int = 1,
+) -> AsyncIterator[list[tuple[socket.socket, asyncio.Task[Exchange]]]]:
+    """So many connections over loopback, each with a request in flight whose answer has begun: the
+    server's ends, and what will come.
+    """
     wire, pairs, connections = new_socket_reader(), [], []
     async with asyncio.TaskGroup() as group:
         with socket.create_server(("127.0.0.1", 0)) as server:
@@ -66,7 +72,9 @@ async def talking(count: int = 1) -> AsyncIterator[list[tuple[socket.socket, asy
                 far, _ = server.accept()
                 connections.append(LoadConnection(wire, link, None))
                 pairs.append((far, group.create_task(connections[-1].exchange(REQUEST, 5))))
-        await asyncio.sleep(0.05)  # the kernel begins to stamp a moment after the first socket asks it to
+        await asyncio.sleep(
+            0.05
+        )  # the kernel begins to stamp a moment after the first socket asks it to
         for far, _ in pairs:
             far.send(streams.HEAD)
         await asyncio.sleep(0.01)
@@ -95,7 +103,12 @@ async def test_a_wall_clock_that_is_set_moves_no_time(hours: int) -> None:
     found = load_library()
     arrived_ns = arrival_ns if found is None else found.call.bf_arrival_ns
     apart_ns, at_ns = 1_800_000_000 * 10**9, 5000 * 10**9
-    for late_ns, expected_ns in ((700, at_ns - 700), (2000, at_ns), (-1, at_ns), (hours * 3600 * 10**9, at_ns)):
+    for late_ns, expected_ns in (
+        (700, at_ns - 700),
+        (2000, at_ns),
+        (-1, at_ns),
+        (hours * 3600 * 10**9, at_ns),
+    ):
         assert arrived_ns(apart_ns + at_ns - late_ns, apart_ns, at_ns - 1000, at_ns) == expected_ns
 
 
@@ -129,7 +142,10 @@ async def test_a_stream_that_breaks_among_many_is_told_and_the_others_go_on() ->
 def secured(folder: Path, host: str) -> tuple[ssl.SSLContext, ssl.SSLContext]:
     """A server's context for that name, and that of a client that trusts its authority."""
     maker = Maker.new(folder)
-    files = maker.files("server", make_certificate(maker.authority, Subject(Role.AGENT, host, host), datetime.now(UTC)))
+    files = maker.files(
+        "server",
+        make_certificate(maker.authority, Subject(Role.AGENT, host, host), datetime.now(UTC)),
+    )
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.load_cert_chain(files.certificate, files.key)
     return server, ssl.create_default_context(cafile=files.authorities)
@@ -153,8 +169,12 @@ async def over_tls(server: ssl.SSLContext, trusted: ssl.SSLContext, parts: list[
 
 
 async def test_an_answer_over_tls_reads_like_any_other(tmp_path: Path) -> None:
-    exchange = await over_tls(*secured(tmp_path, "localhost"), [CHAT[:100], CHAT[100:160], CHAT[160:]])
-    response = decode_response(exchange.reads, closed=exchange.closed, failure=exchange.failure, detail=exchange.detail)
+    exchange = await over_tls(
+        *secured(tmp_path, "localhost"), [CHAT[:100], CHAT[100:160], CHAT[160:]]
+    )
+    response = decode_response(
+        exchange.reads, closed=exchange.closed, failure=exchange.failure, detail=exchange.detail
+    )
     assert (response.error_kind, response.completion_tokens, len(response.chunk_ns)) == ("", 9, 3)
 
 
@@ -163,14 +183,18 @@ async def test_a_server_under_another_name_is_not_met(tmp_path: Path) -> None:
     assert exchange.failure == "connect" and "certificate" in exchange.detail
 
 
-async def test_a_stream_without_an_end_ends_at_its_limit_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stream_without_an_end_ends_at_its_limit_of_bytes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(http_client, "MOST_BYTES", 1 << 20)
     endless = [streams.HEAD, *[streams.chunk(streams.delta(content="x" * 60_000))] * 400]
     with served(tuple(endless)) as server:
         endpoint = Endpoint(server.url)
         exchange = await endpoint.exchange(REQUEST, 30)
         endpoint.close()
-    response = decode_response(exchange.reads, closed=exchange.closed, failure=exchange.failure, detail=exchange.detail)
+    response = decode_response(
+        exchange.reads, closed=exchange.closed, failure=exchange.failure, detail=exchange.detail
+    )
     assert (response.error_kind, response.error_detail) == ("malformed", "no end after 1 MiB")
     assert len(exchange.reads.data) < 2 << 20
 
@@ -217,7 +241,9 @@ async def test_a_request_that_nobody_reads_ends_at_its_deadline() -> None:
 
 
 @pytest.mark.parametrize("size", [200, 200_000, 3_000_000])
-def test_a_connection_that_breaks_right_behind_what_came_is_reset_on_the_loop_that_shards_use(size: int) -> None:
+def test_a_connection_that_breaks_right_behind_what_came_is_reset_on_the_loop_that_shards_use(
+    size: int,
+) -> None:
     """uvloop tells of it once."""
     cut = streams.HEAD + streams.chunk(streams.delta(content="x" * size))
 
@@ -230,12 +256,18 @@ def test_a_connection_that_breaks_right_behind_what_came_is_reset_on_the_loop_th
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         exchange = runner.run(one())
-    assert (exchange.failure, exchange.closed, cut.startswith(exchange.reads.data)) == ("reset", True, True)
+    assert (exchange.failure, exchange.closed, cut.startswith(exchange.reads.data)) == (
+        "reset",
+        True,
+        True,
+    )
 
 
 async def test_answers_are_not_kept_by_connections_that_are_gone() -> None:
     """Nothing is collected while a run goes on."""
-    closing = streams.HEAD.replace(b"server: uvicorn", b"connection: close") + CHAT.removeprefix(streams.HEAD)
+    closing = streams.HEAD.replace(b"server: uvicorn", b"connection: close") + CHAT.removeprefix(
+        streams.HEAD
+    )
     gc.collect()
     gc.disable()
     try:
@@ -256,7 +288,10 @@ def test_it_runs_on_the_loop_that_shards_use() -> None:
             endpoint = Endpoint(server.url)
             exchanges = [await endpoint.exchange(REQUEST, 5) for _ in range(2)]
             endpoint.close()
-        return [decode_response(one.reads, closed=one.closed, failure=one.failure).error_kind for one in exchanges]
+        return [
+            decode_response(one.reads, closed=one.closed, failure=one.failure).error_kind
+            for one in exchanges
+        ]
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         assert runner.run(two()) == ["", ""]
@@ -280,13 +315,23 @@ def test_a_run_that_ends_in_an_error_leaves_no_thread_behind(odd: Exception) -> 
         assert [thread.name for thread in threading.enumerate() if thread.name == "reader"] == []
 
 
-def test_an_error_of_our_own_in_a_read_ends_the_run_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_our_own_in_a_read_ends_the_run_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def broken(_: LoadConnection) -> None:
         raise ValueError("nobody looks")
 
     monkeypatch.setattr(LoadConnection, "look", broken)
     with served((CHAT,)) as server:
-        plan = ShardPlan(LoadTarget(server.url, "m"), "chat", PromptDraw("builtin:chat", 1, 0), 9, requests=3, concurrency=1, timeout_s=60)
+        plan = ShardPlan(
+            LoadTarget(server.url, "m"),
+            "chat",
+            PromptDraw("builtin:chat", 1, 0),
+            9,
+            requests=3,
+            concurrency=1,
+            timeout_s=60,
+        )
         began = time.monotonic()
         with pytest.raises(ValueError, match="nobody looks"):
             run_shard(plan)

@@ -1,6 +1,8 @@
-"""Promises of both wires under random servers: whatever comes, and however it is cut, an answer is what was sent, or a failure with a name.
+"""Promises of both wires under random servers: whatever comes, and however it is cut, an answer is
+what was sent, or a failure with a name.
 
-`python -m tests.integration.test_load_wire_random SEED…` runs it alone: so the C parts are tried under the sanitizers of the compiler.
+`python -m tests.integration.test_load_wire_random SEED…` runs it alone: so the C parts are tried
+under the sanitizers of the compiler.
 """
 
 from __future__ import annotations
@@ -53,7 +55,11 @@ def script(dice: random.Random) -> Script:
     """An answer in pieces; half of them break off, or go on where they should not."""
     answer = dice.choice(answers(dice))
     cuts = sorted(dice.randrange(len(answer)) for _ in range(dice.choice([0, 1, 3, 40])))
-    parts: list[bytes | str] = [answer[start:end] for start, end in zip([0, *cuts], [*cuts, len(answer)], strict=True) if end > start]
+    parts: list[bytes | str] = [
+        answer[start:end]
+        for start, end in zip([0, *cuts], [*cuts, len(answer)], strict=True)
+        if end > start
+    ]
     wrong = dice.random()
     if wrong < 0.1:
         return [*parts[: dice.randint(0, len(parts))], dice.choice([CLOSE, RESET, SILENCE])]
@@ -65,13 +71,17 @@ def script(dice: random.Random) -> Script:
 
 
 def wrong_with(sent: Script, exchange: Exchange) -> str:
-    """What came is a beginning of what was sent, in times that do not run backwards; a success is all of it. Empty: all is well.
+    """What came is a beginning of what was sent, in times that do not run backwards; a success is
+    all of it. Empty: all is well.
 
-    What a server says behind its answer may come when the answer has been taken, and even when the next request has been sent.
+    What a server says behind its answer may come when the answer has been taken, and even when the
+    next request has been sent.
     """
     content = b"".join(part for part in sent if isinstance(part, bytes))
     answer = content.removesuffix(BEHIND)
-    response = decode_response(exchange.reads, closed=exchange.closed, failure=exchange.failure, detail=exchange.detail)
+    response = decode_response(
+        exchange.reads, closed=exchange.closed, failure=exchange.failure, detail=exchange.detail
+    )
     reads = exchange.reads
     times = [exchange.sent_ns, *reads.times_ns]
     checks = {
@@ -86,7 +96,13 @@ def wrong_with(sent: Script, exchange: Exchange) -> str:
 async def users(seed: int) -> list[str]:
     """The seed's users against their servers; what was not as it should be."""
     dice = random.Random(seed)
-    return [told for found in await asyncio.gather(*(user(random.Random(dice.random())) for _ in range(USERS))) for told in found]
+    return [
+        told
+        for found in await asyncio.gather(
+            *(user(random.Random(dice.random())) for _ in range(USERS))
+        )
+        for told in found
+    ]
 
 
 async def user(dice: random.Random) -> list[str]:
@@ -105,7 +121,11 @@ async def user(dice: random.Random) -> list[str]:
             got = request in server.requests  # one may be lost with its connection
             sent = scripts[server.requests.index(request)] if got else []
             if wrong := wrong_with(sent, exchange):
-                found.append(f"{number}: {wrong} ({exchange.failure}): {exchange.reads.pairs()} of {sent}"[:2000])
+                found.append(
+                    f"{number}: {wrong} ({exchange.failure}): {exchange.reads.pairs()} of {sent}"[
+                        :2000
+                    ]
+                )
         endpoint.close()
     return found
 
@@ -121,22 +141,45 @@ async def test_an_answer_is_what_was_sent_or_a_failure_with_a_name(seed: int, wa
 def test_the_c_parts_touch_nothing_that_is_not_theirs(kind: str, tmp_path: Path) -> None:
     need_compiler()
     compiler = tmp_path / "cc"
-    compiler.write_text(f'#!/bin/sh\nexec cc -g -fno-omit-frame-pointer -fno-sanitize-recover=all -fsanitize={kind} "$@"\n')
+    compiler.write_text(
+        f'#!/bin/sh\nexec cc -g -fno-omit-frame-pointer -fno-sanitize-recover=all -fsanitize={kind} "$@"\n'
+    )
     compiler.chmod(0o700)
-    where = subprocess.run(["cc", f"-print-file-name={SANITIZERS[kind]}"], check=True, capture_output=True, text=True).stdout.strip()
+    where = subprocess.run(
+        ["cc", f"-print-file-name={SANITIZERS[kind]}"], check=True, capture_output=True, text=True
+    ).stdout.strip()
     env = os.environ | {
         FOLDER_VARIABLE: str(tmp_path / "native"), "CC": str(compiler), "LD_PRELOAD": where, "ASAN_OPTIONS": "detect_leaks=0",
         "PYTHONMALLOC": "malloc",
     }  # fmt: skip
-    done = subprocess.run([sys.executable, "-m", __name__, "1"], cwd=ROOT, env=env, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(
+        [sys.executable, "-m", __name__, "1"],
+        cwd=ROOT,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
     assert (done.returncode, done.stdout) == (0, "c: 1 seeds, nothing wrong\n"), done.stderr[-4000:]
 
 
 @pytest.mark.parametrize("kind", ["thread", "address"])
-def test_the_reader_and_the_loop_may_do_anything_at_the_same_time(kind: str, tmp_path: Path) -> None:
+def test_the_reader_and_the_loop_may_do_anything_at_the_same_time(
+    kind: str, tmp_path: Path
+) -> None:
     need_compiler()
-    program, sources = tmp_path / "race", [ROOT / "tests/fakes/reader_race.c", NATIVE / "reader.c", NATIVE / "stream.c"]
-    flags = ["-g", "-O1", "-fno-sanitize-recover=all", f"-fsanitize={kind}", "-pthread", f"-I{NATIVE}"]
+    program, sources = (
+        tmp_path / "race",
+        [ROOT / "tests/fakes/reader_race.c", NATIVE / "reader.c", NATIVE / "stream.c"],
+    )
+    flags = [
+        "-g",
+        "-O1",
+        "-fno-sanitize-recover=all",
+        f"-fsanitize={kind}",
+        "-pthread",
+        f"-I{NATIVE}",
+    ]
     subprocess.run(["cc", *flags, "-o", str(program), *map(str, sources)], check=True)
     done = subprocess.run([str(program)], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr[-4000:]

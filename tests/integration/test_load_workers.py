@@ -1,4 +1,6 @@
-"""How tests of faults find the load worker in use: by its name and its connection. A process that does not match is left alone."""
+"""How tests of faults find the load worker in use: by its name and its connection. A process that
+does not match is left alone.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from fleet_agent.processes import read_stat
+from fleet_agent.host.processes import read_stat
 from tests.fakes.load_workers import IDLE, SENDING, is_idle, is_sending, kill_while, title
 
 CONNECTED = "import socket, sys, time; link = socket.create_connection(('127.0.0.1', int(sys.argv[1]))); print(flush=True); time.sleep(60)"
@@ -20,7 +22,9 @@ CONNECTED = "import socket, sys, time; link = socket.create_connection(('127.0.0
 @contextmanager
 def worker(name: str, port: int) -> Iterator[subprocess.Popen[bytes]]:
     """A process of that name with a connection to a port."""
-    process = subprocess.Popen([name, "-S", "-c", CONNECTED, str(port)], executable=sys.executable, stdout=subprocess.PIPE)
+    process = subprocess.Popen(
+        [name, "-S", "-c", CONNECTED, str(port)], executable=sys.executable, stdout=subprocess.PIPE
+    )
     assert process.stdout is not None
     try:
         process.stdout.readline()
@@ -37,17 +41,28 @@ def port() -> Iterator[int]:
         yield listener.getsockname()[1]
 
 
-def test_a_worker_is_sending_while_it_is_connected_to_the_server_and_is_killed_then(port: int) -> None:
+def test_a_worker_is_sending_while_it_is_connected_to_the_server_and_is_killed_then(
+    port: int,
+) -> None:
     with worker(SENDING, port) as process:
         before_ns = time.time_ns()
-        assert before_ns <= kill_while(process.pid, lambda pid: is_sending(pid, {port})) <= time.time_ns()
+        assert (
+            before_ns
+            <= kill_while(process.pid, lambda pid: is_sending(pid, {port}))
+            <= time.time_ns()
+        )
         assert process.wait(5) == -9
         assert (title(process.pid), kill_while(process.pid, lambda _: True)) == ("", 0)
 
 
 @pytest.mark.parametrize(
     ("name", "other", "holds"),
-    [(SENDING, 1, is_sending), ("ray::DashboardAgent", 0, is_sending), (IDLE, 0, is_sending), (SENDING, 0, lambda pid, _: is_idle(pid))],
+    [
+        (SENDING, 1, is_sending),
+        ("ray::DashboardAgent", 0, is_sending),
+        (IDLE, 0, is_sending),
+        (SENDING, 0, lambda pid, _: is_idle(pid)),
+    ],
 )
 def test_who_is_no_worker_is_idle_or_is_connected_elsewhere_is_left_alone(
     port: int, name: str, other: int, holds: Callable[[int, set[int]], bool]

@@ -1,4 +1,6 @@
-"""Agents of other versions, with other clocks and without room, and clients whose line breaks: told, worked with, or refused in words."""
+"""Agents of other versions, with other clocks and without room, and clients whose line breaks:
+told, worked with, or refused in words.
+"""
 
 from __future__ import annotations
 
@@ -72,13 +74,18 @@ async def listed(fleet: FleetController, state: str) -> HostStatus:
 
 
 @pytest.mark.parametrize("protocol", [PROTOCOL - 1, PROTOCOL, PROTOCOL + 1])
-async def test_an_agent_one_minor_away_is_worked_with(tmp_path: Path, agent: FakeAgent, protocol: int) -> None:
+async def test_an_agent_one_minor_away_is_worked_with(
+    tmp_path: Path, agent: FakeAgent, protocol: int
+) -> None:
     agent.protocol, agent.by_itself = protocol, False
     agent.extra = OF_TOMORROW if protocol > PROTOCOL else b""
     async with start_controller(tmp_path / "controller", [agent.address]) as here:
         job_id = await here.fleet.submit(JOB, "job.yaml")
         for number in (1, 2):
-            await eventually(lambda: here.fleet.job(job_id), lambda _, number=number: len(agent.started) == number)
+            await eventually(
+                lambda: here.fleet.job(job_id),
+                lambda _, number=number: len(agent.started) == number,
+            )
             spec = agent.started[-1]
             if protocol > PROTOCOL:
                 agent.tell(spec, None, Phase.WARMING)
@@ -92,13 +99,18 @@ async def test_an_agent_one_minor_away_is_worked_with(tmp_path: Path, agent: Fak
 
 
 @pytest.mark.parametrize("protocol", [PROTOCOL + 2, PROTOCOL + 9])
-async def test_an_agent_further_away_is_listed_with_what_to_do_and_gets_nothing(fleet: FleetController, agent: FakeAgent, protocol: int) -> None:
+async def test_an_agent_further_away_is_listed_with_what_to_do_and_gets_nothing(
+    fleet: FleetController, agent: FakeAgent, protocol: int
+) -> None:
     await listed(fleet, "connected")
     await agent.down()
     agent.protocol = protocol
     await agent.up()
     status = await listed(fleet, "incompatible")
-    assert f"the agent of here (version unknown) speaks protocol 1.{protocol}, this controller 1.{PROTOCOL}" in status.message
+    assert (
+        f"the agent of here (version unknown) speaks protocol 1.{protocol}, this controller 1.{PROTOCOL}"
+        in status.message
+    )
     assert "update benchfleet here, to the version of its agents" in status.message
     assert agent.started == []
     await agent.down()
@@ -107,17 +119,24 @@ async def test_an_agent_further_away_is_listed_with_what_to_do_and_gets_nothing(
     await listed(fleet, "connected")
 
 
-async def test_a_host_of_another_controller_is_never_told_to_be_connected(tmp_path: Path, agent: FakeAgent) -> None:
+async def test_a_host_of_another_controller_is_never_told_to_be_connected(
+    tmp_path: Path, agent: FakeAgent
+) -> None:
     agent.obeys_another = True
 
     async def reach(_: FleetHost) -> str:
         return agent.address
 
-    follow = FleetTargets((AgentTarget(agent.address, FleetHost("here")),), HostAccess(reach, without_tls))
+    follow = FleetTargets(
+        (AgentTarget(agent.address, FleetHost("here")),), HostAccess(reach, without_tls)
+    )
     async with start_controller(tmp_path / "controller", follow) as here:
         await here.fleet.wait_for_agents()
         (status,) = await here.fleet.hosts()
-        assert (status.state, "belongs to controller a01e — end that one first" in status.message) == ("unreachable", True)
+        assert (
+            status.state,
+            "belongs to controller a01e — end that one first" in status.message,
+        ) == ("unreachable", True)
         lines = connected_hosts_lines(await here.fleet.hosts(), "fleet.yaml")
         assert lines[0] == "fleet.yaml: 0 of 1 hosts connected"
         assert "end that one first" in lines[1]
@@ -125,7 +144,9 @@ async def test_a_host_of_another_controller_is_never_told_to_be_connected(tmp_pa
         await listed(here.fleet, "connected")
 
 
-async def test_a_revoked_host_is_told_to_be_that_and_not_what_followed_from_it(tmp_path: Path, agent: FakeAgent) -> None:
+async def test_a_revoked_host_is_told_to_be_that_and_not_what_followed_from_it(
+    tmp_path: Path, agent: FakeAgent
+) -> None:
     revoked: list[str] = []
 
     async def reach(_: FleetHost) -> str:
@@ -133,9 +154,14 @@ async def test_a_revoked_host_is_told_to_be_that_and_not_what_followed_from_it(t
 
     def proofs(host: str) -> None:
         if revoked:
-            raise ConfigError(f"the certificate of host {host} was revoked", f"fleetctl deploy {host} gives it a new one")
+            raise ConfigError(
+                f"the certificate of host {host} was revoked",
+                f"fleetctl deploy {host} gives it a new one",
+            )
 
-    follow = FleetTargets((AgentTarget(agent.address, FleetHost("here")),), HostAccess(reach, proofs))
+    follow = FleetTargets(
+        (AgentTarget(agent.address, FleetHost("here")),), HostAccess(reach, proofs)
+    )
     async with start_controller(tmp_path / "controller", follow) as here:
         await listed(here.fleet, "connected")
         revoked.append("here")
@@ -161,7 +187,10 @@ async def test_a_clock_that_is_off_is_told_and_changes_nothing(
         async with start_controller(tmp_path / "controller", [agent.address]) as here:
             job_id = await here.fleet.submit(JOB, "job.yaml")
             await eventually(lambda: here.fleet.job(job_id), lambda _: bool(agent.started))
-            agent.end(agent.started[0], ev.TrialOver(Outcome.FAILED, ErrorKind.SERVER_EXITED, "killed", "gone"))  # tried again after 1 s
+            agent.end(
+                agent.started[0],
+                ev.TrialOver(Outcome.FAILED, ErrorKind.SERVER_EXITED, "killed", "gone"),
+            )  # tried again after 1 s
             agent.by_itself = True
             began_s = time.monotonic()
             detail = await over(here.fleet, job_id)
@@ -174,16 +203,23 @@ async def test_a_clock_that_is_off_is_told_and_changes_nothing(
     assert clock_warning(ahead_s) in caplog.text
 
 
-@pytest.mark.parametrize(("ahead_s", "told"), [(0.0, ""), (1.9, ""), (-2.0, ""), (2.5, "is 2.5 s ahead"), (-7200, "2.0 h behind")])
+@pytest.mark.parametrize(
+    ("ahead_s", "told"),
+    [(0.0, ""), (1.9, ""), (-2.0, ""), (2.5, "is 2.5 s ahead"), (-7200, "2.0 h behind")],
+)
 def test_only_a_clock_that_is_far_off_is_remarked_on(ahead_s: float, told: str) -> None:
     assert told in clock_warning(ahead_s)
     assert bool(clock_warning(ahead_s)) == bool(told)
 
 
-async def test_a_host_without_room_waits_and_no_attempt_is_spent(fleet: FleetController, agent: FakeAgent) -> None:
+async def test_a_host_without_room_waits_and_no_attempt_is_spent(
+    fleet: FleetController, agent: FakeAgent
+) -> None:
     agent.takes_no_trials = "the disk of /state has 3 MiB free, a trial needs 64 MiB"
     told = f"takes no new trials: {agent.takes_no_trials}"
-    await eventually(fleet.hosts, lambda hosts: told in hosts[0].message and hosts[0].state == "connected")
+    await eventually(
+        fleet.hosts, lambda hosts: told in hosts[0].message and hosts[0].state == "connected"
+    )
     job_id = await fleet.submit(JOB, "job.yaml")
     job = (await eventually(fleet.jobs, lambda jobs: "3 MiB free" in jobs[0].trouble))[0]
     assert (job.state, agent.started) == ("queued", [])
@@ -207,7 +243,9 @@ class Breaking(ControllerService):
         return answer
 
 
-async def test_a_submit_whose_answer_is_lost_makes_one_job(fleet: FleetController, tmp_path: Path) -> None:
+async def test_a_submit_whose_answer_is_lost_makes_one_job(
+    fleet: FleetController, tmp_path: Path
+) -> None:
     server = aio.server()
     controller_pb2_grpc.add_ControllerServiceServicer_to_server(Breaking(fleet, 2), server)
     address = bind_server(server, f"unix:{tmp_path}/breaking.sock")
@@ -217,14 +255,18 @@ async def test_a_submit_whose_answer_is_lost_makes_one_job(fleet: FleetControlle
             job_id = await remote.submit(JOB, "job.yaml")
             assert [job.job_id for job in await fleet.jobs()] == [job_id]
             again = await remote.submit(JOB, "job.yaml")
-            assert sorted(job.job_id for job in await fleet.jobs()) == sorted((job_id, again)), "another submit is another job"
+            assert sorted(job.job_id for job in await fleet.jobs()) == sorted((job_id, again)), (
+                "another submit is another job"
+            )
         await over(fleet, job_id)
         await over(fleet, again)
     finally:
         await server.stop(grace=None)
 
 
-async def test_a_submit_with_the_same_key_is_the_same_job_after_a_restart_too(tmp_path: Path, agent: FakeAgent) -> None:
+async def test_a_submit_with_the_same_key_is_the_same_job_after_a_restart_too(
+    tmp_path: Path, agent: FakeAgent
+) -> None:
     made = []
     for _ in range(2):
         async with start_controller(tmp_path / "controller", [agent.address]) as here:

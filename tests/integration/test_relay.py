@@ -1,4 +1,6 @@
-"""Promises of the relay before a measured server: every byte in order, for hosts of the cluster alone, and no longer than it is wanted."""
+"""Promises of the relay before a measured server: every byte in order, for hosts of the cluster
+alone, and no longer than it is wanted.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,15 @@ def cluster(folder: Path) -> MembershipFiles:
     trust = LoadClusterAuthority(datetime.now(UTC))
     issued = trust.issue("lead", "127.0.0.1")
     files = MembershipFiles(folder)
-    files.write(PART, ClusterSecrets(trust.token, trust.authority_pem.decode(), issued.certificate_pem.decode(), issued.key_pem.decode()))
+    files.write(
+        PART,
+        ClusterSecrets(
+            trust.token,
+            trust.authority_pem.decode(),
+            issued.certificate_pem.decode(),
+            issued.key_pem.decode(),
+        ),
+    )
     return files
 
 
@@ -44,7 +54,9 @@ def client(files: MembershipFiles, shows: MembershipFiles | None) -> ssl.SSLCont
 
 @asynccontextmanager
 async def served(answer: bytes = b"", closes: bool = False) -> AsyncIterator[int]:
-    """The port of a server on loopback that answers a line with the digest of it, or with `answer`; `closes`: at once, without a word."""
+    """The port of a server on loopback that answers a line with the digest of it, or with `answer`;
+    `closes`: at once, without a word.
+    """
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if not closes:
@@ -85,7 +97,10 @@ async def test_what_is_sent_arrives_and_what_is_answered_comes_back_whole(tmp_pa
     files = cluster(tmp_path / "c")
     line = bytes(range(11, 256)) * 40_000 + b"\n"
     async with served() as port, relayed(files, port) as (_, relay):
-        assert await asked(relay, client(files, files), line) == hashlib.sha256(line).hexdigest().encode()
+        assert (
+            await asked(relay, client(files, files), line)
+            == hashlib.sha256(line).hexdigest().encode()
+        )
     answer = b"0123456789" * 2_000_000
     async with served(answer) as port, relayed(files, port) as (_, relay):
         assert await asked(relay, client(files, files), b"go\n") == answer
@@ -121,17 +136,24 @@ async def test_the_relay_tells_how_late_it_woke_since_it_was_last_asked(tmp_path
 async def test_one_server_has_one_relay_and_another_server_another(tmp_path: Path) -> None:
     files = cluster(tmp_path / "c")
     async with served(b"one") as one, served(b"two") as two, relayed(files, one) as (relays, relay):
-        assert (await relays.make_reachable(LoadTarget(f"http://127.0.0.1:{one}"))).url.endswith(f":{relay}")
+        assert (await relays.make_reachable(LoadTarget(f"http://127.0.0.1:{one}"))).url.endswith(
+            f":{relay}"
+        )
         other = await relays.make_reachable(LoadTarget(f"http://localhost:{two}/base"))
         assert other.url.endswith("/base")
-        assert await asked(int(other.url.split(":")[2].split("/")[0]), client(files, files), b"go\n") == b"two"
+        assert (
+            await asked(int(other.url.split(":")[2].split("/")[0]), client(files, files), b"go\n")
+            == b"two"
+        )
         with pytest.raises(OSError):
             await asked(relay, client(files, files), b"go\n")
 
 
 async def test_a_server_elsewhere_is_reached_as_it_is(tmp_path: Path) -> None:
     target = LoadTarget("https://server.example:8000")
-    assert await RelayLauncher("127.0.0.1", MembershipFiles(tmp_path)).make_reachable(target) == target
+    assert (
+        await RelayLauncher("127.0.0.1", MembershipFiles(tmp_path)).make_reachable(target) == target
+    )
 
 
 async def test_a_relay_that_cannot_start_is_a_load_that_failed(tmp_path: Path) -> None:
@@ -153,5 +175,3 @@ async def test_a_relay_ends_with_who_started_it(tmp_path: Path) -> None:
     process.stdin.close()
     async with asyncio.timeout(LIMIT_S):
         assert await process.wait() == 0
-
-

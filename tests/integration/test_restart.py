@@ -1,4 +1,6 @@
-"""A controller that starts on a full store: what it asks of the database grows with its jobs, never with their trials."""
+"""A controller that starts on a full store: what it asks of the database grows with its jobs, never
+with their trials.
+"""
 
 from __future__ import annotations
 
@@ -52,18 +54,26 @@ async def start(folder: Path, trials: int) -> tuple[Counter[str], StateWriter]:
     return asked.count, desk
 
 
-async def test_a_start_asks_as_much_of_a_store_with_many_trials_as_of_one_with_few(tmp_path: Path) -> None:
+async def test_a_start_asks_as_much_of_a_store_with_many_trials_as_of_one_with_few(
+    tmp_path: Path,
+) -> None:
     few, _ = await start(tmp_path / "few", 4)
     many, desk = await start(tmp_path / "many", 100)
     assert many == few
     assert max(many.values()) <= JOBS + 2, "at most once a job"
-    assert not [statement for statement in many if "from events" in statement.lower() or "from runs" in statement.lower()]
+    assert not [
+        statement
+        for statement in many
+        if "from events" in statement.lower() or "from runs" in statement.lower()
+    ]
     assert list(desk.job_index.jobs) == ["waits"], "what is over is not kept in memory"
     assert len(desk.job_index.jobs["waits"].trials) == 100
 
 
 @pytest.mark.parametrize("ask", ["ls", "show"])
-async def test_lists_ask_as_much_of_a_store_with_many_trials_as_of_one_with_few(tmp_path: Path, ask: str) -> None:
+async def test_lists_ask_as_much_of_a_store_with_many_trials_as_of_one_with_few(
+    tmp_path: Path, ask: str
+) -> None:
     counts = []
     for trials in (4, 100):
         store = filled(tmp_path / str(trials), trials)

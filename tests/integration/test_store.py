@@ -44,7 +44,17 @@ from fleet_protos.v1 import trial_pb2
 
 JOB = JobRow("job-1", "job", "name: job\n", "job.yaml", 5, "simulated", 20.0, 60.0)
 SPECS = [
-    TrialSpec(f"job-1-b1-v{index}", 1, "job-1", "job", f"v{index}", {}, 1, "here", EngineSpec(EngineKind.SIMULATED))
+    TrialSpec(
+        f"job-1-b1-v{index}",
+        1,
+        "job-1",
+        "job",
+        f"v{index}",
+        {},
+        1,
+        "here",
+        EngineSpec(EngineKind.SIMULATED),
+    )
     for index in (1, 2)
 ]
 RUN = RunResult(
@@ -64,25 +74,47 @@ def postgres_binaries() -> Path | None:
 
 @pytest.fixture(scope="module")
 def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """URL of a private server on a Unix socket, run as `nobody` when we are root (it refuses to run as root); empty without one."""
+    """URL of a private server on a Unix socket, run as `nobody` when we are root (it refuses to run
+    as root); empty without one.
+    """
     binaries = postgres_binaries()
     if binaries is None:
         yield ""
         return
     folder = Path(subprocess.check_output(["mktemp", "-d", "/tmp/bf-pg-XXXXXX"], text=True).strip())
-    user = ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups"] if os.getuid() == 0 else []
+    user = (
+        ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups"]
+        if os.getuid() == 0
+        else []
+    )
     if user:
         shutil.chown(folder, "nobody", "nogroup")
     data = folder / "data"
     make = [*user, binaries / "initdb", "-D", data, "-U", "bench", "--no-sync", "-A", "trust"]
     subprocess.run(make, check=True, capture_output=True, cwd="/")
     options = f"-k {folder} -c listen_addresses= -c fsync=off"
-    start = [*user, binaries / "pg_ctl", "-D", data, "-o", options, "-l", folder / "log", "-w", "start"]
+    start = [
+        *user,
+        binaries / "pg_ctl",
+        "-D",
+        data,
+        "-o",
+        options,
+        "-l",
+        folder / "log",
+        "-w",
+        "start",
+    ]
     subprocess.run(start, check=True, capture_output=True, cwd="/")
     try:
         yield f"postgresql+psycopg://bench@/postgres?host={folder}"
     finally:
-        subprocess.run([*user, binaries / "pg_ctl", "-D", data, "-m", "immediate", "-w", "stop"], check=True, capture_output=True, cwd="/")
+        subprocess.run(
+            [*user, binaries / "pg_ctl", "-D", data, "-m", "immediate", "-w", "stop"],
+            check=True,
+            capture_output=True,
+            cwd="/",
+        )
         shutil.rmtree(folder)
 
 
@@ -134,7 +166,9 @@ def test_an_outline_is_the_trial_without_what_is_launched(store: Store) -> None:
     whole, outlines = store.trials("job-1"), store.trial_outlines("job-1")
     assert [trial.attempts for trial in outlines] == [trial.attempts for trial in whole]
     for field in ("trial_id", "job_id", "variant", "host", "block"):
-        assert [getattr(trial.spec, field) for trial in outlines] == [getattr(trial.spec, field) for trial in whole]
+        assert [getattr(trial.spec, field) for trial in outlines] == [
+            getattr(trial.spec, field) for trial in whole
+        ]
 
 
 def test_an_event_told_twice_is_stored_once(store: Store) -> None:
@@ -150,7 +184,10 @@ def test_an_event_told_twice_is_stored_once(store: Store) -> None:
 
 def test_the_same_sequence_of_another_agent_is_another_event(store: Store) -> None:
     store.record_event("old", "here", told(1, ev.TrialAccepted(SPECS[0])))
-    assert store.record_event("new", "here", replace(told(1, ev.TrialAccepted(SPECS[0])), attempt=2)) is not None
+    assert (
+        store.record_event("new", "here", replace(told(1, ev.TrialAccepted(SPECS[0])), attempt=2))
+        is not None
+    )
     assert [attempt.number for attempt in store.find_trial(SPECS[0].trial_id).attempts] == [1, 2]
 
 
@@ -164,22 +201,39 @@ def test_what_cannot_be_stored_leaves_nothing_half_written(store: Store) -> None
 
 def test_a_run_that_is_told_again_under_another_number_counts_once(store: Store) -> None:
     store.record_event("agent", "here", told(1, ev.RunFinished(RUN)))
-    store.record_event("agent", "here", told(2, ev.RunFinished(replace(RUN, metrics={"output_tok_s": 1.0}))))
+    store.record_event(
+        "agent", "here", told(2, ev.RunFinished(replace(RUN, metrics={"output_tok_s": 1.0})))
+    )
     assert [stored.run for stored in store.runs("job-1")] == [RUN]
     assert store.missing_artifacts("agent") == [RUN.artifact]
     assert store.last_sequence("agent") == 2
 
 
 def test_an_event_of_a_trial_of_another_store_is_passed_over(store: Store) -> None:
-    assert store.record_event("agent", "here", replace(told(9, ev.AgentRestarted()), trial_id="foreign")) is None
+    assert (
+        store.record_event(
+            "agent", "here", replace(told(9, ev.AgentRestarted()), trial_id="foreign")
+        )
+        is None
+    )
     assert store.last_sequence("agent") == 9
 
 
 def test_runs_carry_the_outcome_of_their_attempt(store: Store) -> None:
     store.record_event("agent", "here", told(1, ev.RunFinished(RUN)))
-    store.record_event("agent", "here", told(2, ev.TrialOver(Outcome.FAILED, ErrorKind.SERVER_EXITED, "c", "m"), Phase.OVER))
+    store.record_event(
+        "agent",
+        "here",
+        told(2, ev.TrialOver(Outcome.FAILED, ErrorKind.SERVER_EXITED, "c", "m"), Phase.OVER),
+    )
     (run,) = store.runs("job-1")
-    assert (run.variant, run.host, run.block, run.attempt, run.trial_outcome) == ("v1", "here", 1, 1, Outcome.FAILED)
+    assert (run.variant, run.host, run.block, run.attempt, run.trial_outcome) == (
+        "v1",
+        "here",
+        1,
+        1,
+        Outcome.FAILED,
+    )
 
 
 def test_artifacts_are_owed_until_they_were_fetched(store: Store) -> None:
@@ -192,7 +246,10 @@ def test_artifacts_are_owed_until_they_were_fetched(store: Store) -> None:
 
 def test_an_attempt_is_written_and_written_over(store: Store) -> None:
     store.save_attempt([SPECS[1].trial_id], Attempt(1))
-    store.save_attempt([SPECS[1].trial_id], Attempt(1, phase=Phase.OVER, outcome=Outcome.FAILED, kind=ErrorKind.CONFIG))
+    store.save_attempt(
+        [SPECS[1].trial_id],
+        Attempt(1, phase=Phase.OVER, outcome=Outcome.FAILED, kind=ErrorKind.CONFIG),
+    )
     assert [trial.attempts for trial in store.trials("job-1")] == [
         (), (Attempt(1, phase=Phase.OVER, outcome=Outcome.FAILED, kind=ErrorKind.CONFIG),),
     ]  # fmt: skip
@@ -200,15 +257,22 @@ def test_an_attempt_is_written_and_written_over(store: Store) -> None:
 
 def test_an_attempt_that_nobody_began_becomes_none(store: Store) -> None:
     store.save_attempt([SPECS[0].trial_id], Attempt(1))
-    assert store.record_event("agent", "here", replace(told(1, ev.RunFinished(RUN)), attempt=7)) is None
+    assert (
+        store.record_event("agent", "here", replace(told(1, ev.RunFinished(RUN)), attempt=7))
+        is None
+    )
     assert [attempt.number for attempt in store.find_trial(SPECS[0].trial_id).attempts] == [1]
     assert (store.attempt(SPECS[0].trial_id, 7), store.last_sequence("agent")) == (None, 1)
 
 
 @pytest.mark.parametrize("newer", [False, True])
-def test_an_end_that_comes_after_its_attempt_was_given_up_counts_unless_a_newer_one_was_begun(store: Store, newer: bool) -> None:
+def test_an_end_that_comes_after_its_attempt_was_given_up_counts_unless_a_newer_one_was_begun(
+    store: Store, newer: bool
+) -> None:
     trial_id = SPECS[0].trial_id
-    given_up = Attempt(1, "agent", Phase.OVER, Outcome.FAILED, ErrorKind.HOST_UNREACHABLE, HOST_GIVEN_UP, "away")
+    given_up = Attempt(
+        1, "agent", Phase.OVER, Outcome.FAILED, ErrorKind.HOST_UNREACHABLE, HOST_GIVEN_UP, "away"
+    )
     store.save_attempt([trial_id], given_up)
     if newer:
         store.save_attempt([trial_id], Attempt(2))
@@ -217,12 +281,21 @@ def test_an_end_that_comes_after_its_attempt_was_given_up_counts_unless_a_newer_
     assert after == store.attempt(trial_id, 1)
     assert (after.outcome, after.runs) == (Outcome.FAILED if newer else Outcome.OK, 1)
     assert [(run.attempt, run.trial_outcome) for run in store.runs("job-1")] == [(1, after.outcome)]
-    assert store.record_event("agent", "here", told(2, ev.TrialOver(Outcome.OK), Phase.OVER)) is None
+    assert (
+        store.record_event("agent", "here", told(2, ev.TrialOver(Outcome.OK), Phase.OVER)) is None
+    )
 
 
 def test_a_store_put_back_to_an_earlier_day_takes_the_attempt_that_it_forgot(store: Store) -> None:
-    store.save_attempt([SPECS[0].trial_id], Attempt(1, "agent", Phase.OVER, Outcome.FAILED, ErrorKind.LOAD_FAILED))
-    assert store.record_event("agent", "here", replace(told(9, ev.TrialOver(Outcome.OK), Phase.OVER), attempt=2)) is not None
+    store.save_attempt(
+        [SPECS[0].trial_id], Attempt(1, "agent", Phase.OVER, Outcome.FAILED, ErrorKind.LOAD_FAILED)
+    )
+    assert (
+        store.record_event(
+            "agent", "here", replace(told(9, ev.TrialOver(Outcome.OK), Phase.OVER), attempt=2)
+        )
+        is not None
+    )
     assert store.find_trial(SPECS[0].trial_id).newest.outcome is Outcome.OK  # type: ignore[union-attr]
 
 
@@ -250,11 +323,23 @@ def test_a_submit_that_is_repeated_makes_no_second_job(store: Store) -> None:
     assert store.add_job(replace(JOB, job_id="job-9"), again, "key") == "job-9"
     assert store.add_job(replace(JOB, job_id="job-10"), SPECS, "key") == "job-9"
     assert [job.job_id for job in store.jobs()] == ["job-1", "job-9"]
-    assert (store.job_of_request("key"), store.job_of_request("other"), store.job_of_request("")) == ("job-9", "", "")
+    assert (
+        store.job_of_request("key"),
+        store.job_of_request("other"),
+        store.job_of_request(""),
+    ) == ("job-9", "", "")
 
 
-def test_what_is_decided_about_a_host_comes_back_and_replaces_what_was(store: Store, address: str) -> None:
-    aside = HostRecord("b", aside="gpu_lost in t", aside_since_unix_ns=7, setbacks=2, failures=(HostFailure("t", 1, "gpu_lost", 3),))
+def test_what_is_decided_about_a_host_comes_back_and_replaces_what_was(
+    store: Store, address: str
+) -> None:
+    aside = HostRecord(
+        "b",
+        aside="gpu_lost in t",
+        aside_since_unix_ns=7,
+        setbacks=2,
+        failures=(HostFailure("t", 1, "gpu_lost", 3),),
+    )
     store.save_host(HostRecord("a", drained=True, drain_reason="a NUL \0 in it"))
     store.save_host(aside)
     store.save_host(HostRecord("a", drained=True, drain_reason="new kernel"))
@@ -267,12 +352,22 @@ def test_what_is_decided_about_a_host_comes_back_and_replaces_what_was(store: St
 def test_a_trial_gets_its_host_together_with_its_first_attempt(store: Store) -> None:
     placed = replace(SPECS[0], host="elsewhere", witness=False)
     store.save_attempt([placed.trial_id], Attempt(1), [placed, replace(SPECS[1], host="elsewhere")])
-    assert [(trial.spec.host, len(trial.attempts)) for trial in store.trials("job-1")] == [("elsewhere", 1), ("elsewhere", 0)]
-    assert [trial.spec.host for trial in store.trial_outlines("job-1")] == ["elsewhere", "elsewhere"]
+    assert [(trial.spec.host, len(trial.attempts)) for trial in store.trials("job-1")] == [
+        ("elsewhere", 1),
+        ("elsewhere", 0),
+    ]
+    assert [trial.spec.host for trial in store.trial_outlines("job-1")] == [
+        "elsewhere",
+        "elsewhere",
+    ]
 
 
-def test_a_store_from_before_hosts_were_decided_about_is_read_as_it_was_meant(tmp_path: Path) -> None:
-    """Made by the first migration alone: its jobs have no priority, and their trials stay where the plan put them."""
+def test_a_store_from_before_hosts_were_decided_about_is_read_as_it_was_meant(
+    tmp_path: Path,
+) -> None:
+    """Made by the first migration alone: its jobs have no priority, and their trials stay where the
+    plan put them.
+    """
     old = tmp_path / "old.sqlite3"
     config = Config()
     config.set_main_option("script_location", str(Path(database.__file__).parent / "migrations"))
@@ -281,9 +376,15 @@ def test_a_store_from_before_hosts_were_decided_about_is_read_as_it_was_meant(tm
         config.attributes["connection"] = connection
         command.upgrade(config, "0001")
         spec = to_json(SPECS[0], trial_pb2.TrialSpec())
-        connection.execute(text("insert into jobs values ('job-1', 'job', 'name: job', 'job.yaml', 5, 'simulated', 20.0, 60.0, false)"))
+        connection.execute(
+            text(
+                "insert into jobs values ('job-1', 'job', 'name: job', 'job.yaml', 5, 'simulated', 20.0, 60.0, false)"
+            )
+        )
         row = {"id": SPECS[0].trial_id, "spec": spec}
-        connection.execute(text("insert into trials values (:id, 'job-1', 1, 'v1', 'here', 1, :spec)"), row)
+        connection.execute(
+            text("insert into trials values (:id, 'job-1', 1, 'v1', 'here', 1, :spec)"), row
+        )
     engine.dispose()
     store = Store.open(str(old))
     (job,), trials = store.jobs(), store.trials("job-1")
@@ -294,7 +395,9 @@ def test_a_store_from_before_hosts_were_decided_about_is_read_as_it_was_meant(tm
 
 def test_a_job_is_found_by_a_unique_start_of_its_id(store: Store) -> None:
     assert store.find_job("job").job_id == "job-1"
-    store.add_job(replace(JOB, job_id="job-2"), [replace(SPECS[0], trial_id="other", job_id="job-2")])
+    store.add_job(
+        replace(JOB, job_id="job-2"), [replace(SPECS[0], trial_id="other", job_id="job-2")]
+    )
     assert store.find_job("job-2").job_id == "job-2"
     with pytest.raises(ConfigError, match=r"begins several job ids: job-1, job-2"):
         store.find_job("job")
@@ -303,14 +406,22 @@ def test_a_job_is_found_by_a_unique_start_of_its_id(store: Store) -> None:
 
 
 def test_a_second_controller_is_refused_until_the_first_lets_go(address: str) -> None:
-    with hold_writer_lock(address), pytest.raises(Conflict, match="another"), hold_writer_lock(address):
+    with (
+        hold_writer_lock(address),
+        pytest.raises(Conflict, match="another"),
+        hold_writer_lock(address),
+    ):
         pass
     with hold_writer_lock(address):
         Store.open(address).close()
 
 
 def test_a_message_with_a_nul_is_stored_without_it(store: Store) -> None:
-    store.record_event("agent", "here", told(1, ev.TrialOver(Outcome.FAILED, ErrorKind.SERVER_EXITED, "c", "a\0b"), Phase.OVER))
+    store.record_event(
+        "agent",
+        "here",
+        told(1, ev.TrialOver(Outcome.FAILED, ErrorKind.SERVER_EXITED, "c", "a\0b"), Phase.OVER),
+    )
     (attempt,) = store.find_trial(SPECS[0].trial_id).attempts
     assert attempt.message == "a\N{REPLACEMENT CHARACTER}b"
 

@@ -1,4 +1,6 @@
-"""A real agent with a configuration file, and a controller: what it does not allow is told, and never tried again."""
+"""A real agent with a configuration file, and a controller: what it does not allow is told, and
+never tried again.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,11 @@ def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StrictAgent]:
     file.write_text(CONFIG.format(state=folder / "state", python=sys.executable))
     file.chmod(0o600)
     with (folder / "agent.log").open("wb") as log:
-        process = subprocess.Popen([sys.executable, "-m", "fleet_agent.main", "--config", str(file)], stderr=log, start_new_session=True)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "fleet_agent.main", "--config", str(file)],
+            stderr=log,
+            start_new_session=True,
+        )
     agent = StrictAgent(folder, listen_address(folder / "state", "agent"))
     try:
         with grpc.insecure_channel(agent.address) as channel:
@@ -75,14 +81,29 @@ def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StrictAgent]:
 async def test_a_variable_that_is_not_allowed_ends_the_trial_for_good_with_the_line_that_would_allow_it(
     tmp_path: Path, agent: StrictAgent
 ) -> None:
-    job = JOB.replace("ENGINE", "{kind: simulated, gpus: 8, env: {LD_PRELOAD: /tmp/evil.so, NCCL_PROTO: LL}}")
-    async with start_controller(tmp_path / "controller", [agent.address]) as here, asyncio.timeout(LIMIT_S):
+    job = JOB.replace(
+        "ENGINE", "{kind: simulated, gpus: 8, env: {LD_PRELOAD: /tmp/evil.so, NCCL_PROTO: LL}}"
+    )
+    async with (
+        start_controller(tmp_path / "controller", [agent.address]) as here,
+        asyncio.timeout(LIMIT_S),
+    ):
         job_id = await here.fleet.submit(job, "job.yaml")
         async for _ in here.fleet.watch(job_id):
             pass
         (trial,) = (await here.fleet.job(job_id)).trials
-    assert (trial.outcome, trial.kind, trial.failure_class, trial.attempt) == (Outcome.FAILED, ErrorKind.CONFIG, "refused_by_agent", 1)
-    for words in ("host gpu01 does not allow trial", "engine.env.LD_PRELOAD", "allow: {env: [LD_PRELOAD]}", "fleetctl deploy"):
+    assert (trial.outcome, trial.kind, trial.failure_class, trial.attempt) == (
+        Outcome.FAILED,
+        ErrorKind.CONFIG,
+        "refused_by_agent",
+        1,
+    )
+    for words in (
+        "host gpu01 does not allow trial",
+        "engine.env.LD_PRELOAD",
+        "allow: {env: [LD_PRELOAD]}",
+        "fleetctl deploy",
+    ):
         assert words in trial.message
     assert "LD_PRELOAD tells the loader" in (agent.folder / "agent.log").read_text()
     assert not list((agent.folder / "state" / "artifacts").glob(f"{trial.trial_id}/*"))
@@ -95,23 +116,35 @@ EARLY = {
 
 
 @pytest.mark.parametrize("engine", EARLY)
-async def test_a_python_or_image_that_is_not_allowed_is_told_at_the_submit(tmp_path: Path, agent: StrictAgent, engine: str) -> None:
-    async with start_controller(tmp_path / "controller", [agent.address]) as here, asyncio.timeout(LIMIT_S):
+async def test_a_python_or_image_that_is_not_allowed_is_told_at_the_submit(
+    tmp_path: Path, agent: StrictAgent, engine: str
+) -> None:
+    async with (
+        start_controller(tmp_path / "controller", [agent.address]) as here,
+        asyncio.timeout(LIMIT_S),
+    ):
         with pytest.raises(ConfigError, match="host gpu01 does not allow") as refused:
             await here.fleet.submit(JOB.replace("ENGINE", engine), "job.yaml")
         assert EARLY[engine] in refused.value.hint
         assert await here.fleet.jobs() == ()
 
 
-async def test_a_job_without_a_python_takes_the_hosts_own_and_its_variables(tmp_path: Path, agent: StrictAgent) -> None:
-    """The Python of this test holds no SGLang: the launch fails, and shows with what it was launched."""
+async def test_a_job_without_a_python_takes_the_hosts_own_and_its_variables(
+    tmp_path: Path, agent: StrictAgent
+) -> None:
+    """The Python of this test holds no SGLang: the launch fails, and shows with what it was
+    launched.
+    """
     model = tmp_path / "model"
     model.mkdir()
     engine = "{kind: sglang, gpus: 1, env: {NCCL_PROTO: LL}, args: {load_format: dummy}}"
     job = JOB.replace("ENGINE", engine).replace("sim/kimi", str(model))
     (model / "config.json").write_text("{}")
     (model / "tokenizer.json").write_text("{}")
-    async with start_controller(tmp_path / "controller", [agent.address]) as here, asyncio.timeout(LIMIT_S):
+    async with (
+        start_controller(tmp_path / "controller", [agent.address]) as here,
+        asyncio.timeout(LIMIT_S),
+    ):
         job_id = await here.fleet.submit(job, "job.yaml")
         async for _ in here.fleet.watch(job_id):
             if (await here.fleet.job(job_id)).trials[0].outcome is Outcome.FAILED:
@@ -120,7 +153,10 @@ async def test_a_job_without_a_python_takes_the_hosts_own_and_its_variables(tmp_
         detail = await here.fleet.trial(trial.trial_id, 1, True)
     bodies = {type(event.body).__name__: event.body for event in detail.events}
     assert bodies["TrialAccepted"].spec.engine.python == sys.executable
-    assert bodies["TrialAccepted"].spec.engine.env == {"NCCL_SOCKET_IFNAME": "lo", "NCCL_PROTO": "LL"}
+    assert bodies["TrialAccepted"].spec.engine.env == {
+        "NCCL_SOCKET_IFNAME": "lo",
+        "NCCL_PROTO": "LL",
+    }
     if "ServerLaunched" in bodies:  # a machine without GPUs may say so before
         assert bodies["ServerLaunched"].argv[0] == sys.executable
         assert bodies["ServerLaunched"].env["NCCL_SOCKET_IFNAME"] == "lo"

@@ -49,7 +49,9 @@ class Bench:
         """The server and its processes, once all of them run."""
         fifo = self.fifo()
         env = {"BENCHFLEET_LAUNCH": self.token, "NCCL_ALGO": "Ring"}
-        server = await self.supervisor.launch(LaunchCommand((*ODD_SERVER, str(fifo), *traits), env, str(self.folder)), self.log)
+        server = await self.supervisor.launch(
+            LaunchCommand((*ODD_SERVER, str(fifo), *traits), env, str(self.folder)), self.log
+        )
         return server, (await self.told(fifo))["pids"]
 
     def fifo(self) -> Path:
@@ -79,13 +81,21 @@ def is_alive(pid: int) -> bool:
 async def test_a_server_leads_its_own_session_and_has_exactly_its_environment(bench: Bench) -> None:
     fifo = bench.fifo()
     env = {"BENCHFLEET_LAUNCH": bench.token, "NCCL_ALGO": "Ring"}
-    server = await bench.supervisor.launch(LaunchCommand((*ODD_SERVER, str(fifo)), env, str(bench.folder)), bench.log)
+    server = await bench.supervisor.launch(
+        LaunchCommand((*ODD_SERVER, str(fifo)), env, str(bench.folder)), bench.log
+    )
     told = await bench.told(fifo)
     stat = read_stat(server.pid)
     assert stat is not None
-    assert (stat.session, stat.group, stat.start_ticks) == (server.pid, server.pid, server.session.start_ticks)
+    assert (stat.session, stat.group, stat.start_ticks) == (
+        server.pid,
+        server.pid,
+        server.session.start_ticks,
+    )
     assert stat.session != os.getsid(0)
-    assert told["env"].items() - {("LC_CTYPE", "C.UTF-8")} == env.items()  # what Python itself adds in a C locale
+    assert (
+        told["env"].items() - {("LC_CTYPE", "C.UTF-8")} == env.items()
+    )  # what Python itself adds in a C locale
     assert (await bench.supervisor.stop(server.session, PATIENT_S)).left_over == ()
 
 
@@ -109,16 +119,26 @@ async def test_a_server_that_ignores_term_is_killed_with_all_its_children(bench:
 
 
 @pytest.mark.parametrize("trait", ["own_session", "bare", "stranger"])
-async def test_a_child_that_moved_to_a_session_of_its_own_is_ended_too(bench: Bench, trait: str) -> None:
+async def test_a_child_that_moved_to_a_session_of_its_own_is_ended_too(
+    bench: Bench, trait: str
+) -> None:
     """By the token it bears, by the log it writes to, or as a child of a process that is known."""
     server, (_, child) = await bench.launch("ignore_term", trait)
-    assert [process.pid for process in bench.supervisor.living_processes(server.session)] == sorted([server.pid, child])
+    assert [process.pid for process in bench.supervisor.living_processes(server.session)] == sorted(
+        [server.pid, child]
+    )
     await bench.supervisor.stop(server.session, SHORT_S)
     assert not is_alive(child)
 
 
-@pytest.mark.parametrize("traits", [("stranger",), ("nameless",), ("deaf", "nameless"), ("deaf", "stranger")], ids="-".join)
-async def test_a_child_shown_to_be_ours_by_its_parent_alone_is_ended_after_it(bench: Bench, traits: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "traits",
+    [("stranger",), ("nameless",), ("deaf", "nameless"), ("deaf", "stranger")],
+    ids="-".join,
+)
+async def test_a_child_shown_to_be_ours_by_its_parent_alone_is_ended_after_it(
+    bench: Bench, traits: tuple[str, ...]
+) -> None:
     server, (_, child) = await bench.launch(*traits)
     stopped = await bench.supervisor.stop(server.session, SHORT_S)
     assert (stopped.ended_by, stopped.left_over) == ("kill" if "deaf" in traits else "term", ())
@@ -135,7 +155,9 @@ async def test_children_of_a_server_that_died_are_ended(bench: Bench, trait: str
     assert not is_alive(child)
 
 
-async def test_a_process_that_cannot_be_shown_to_be_ours_is_named_and_left_alone(bench: Bench) -> None:
+async def test_a_process_that_cannot_be_shown_to_be_ours_is_named_and_left_alone(
+    bench: Bench,
+) -> None:
     server, (_, child) = await bench.launch("leave", "nameless")
     await server.wait()
     stopped = await bench.supervisor.stop(server.session, SHORT_S)
@@ -144,7 +166,9 @@ async def test_a_process_that_cannot_be_shown_to_be_ours_is_named_and_left_alone
 
 
 async def test_a_server_that_exits_at_once_is_seen_and_leaves_nothing(bench: Bench) -> None:
-    command = LaunchCommand((*ODD_SERVER, "-", "exit"), {"BENCHFLEET_LAUNCH": bench.token}, str(bench.folder))
+    command = LaunchCommand(
+        (*ODD_SERVER, "-", "exit"), {"BENCHFLEET_LAUNCH": bench.token}, str(bench.folder)
+    )
     server = await bench.supervisor.launch(command, bench.log)
     assert list(await asyncio.gather(server.wait(), server.wait())) == [3, 3]
     stopped = await bench.supervisor.stop(server.session, PATIENT_S)
@@ -152,7 +176,9 @@ async def test_a_server_that_exits_at_once_is_seen_and_leaves_nothing(bench: Ben
     assert stopped.took_s < 5
 
 
-async def test_stopping_twice_at_once_and_again_is_harmless(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_stopping_twice_at_once_and_again_is_harmless(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server, _ = await bench.launch()
     both, wait = asyncio.Barrier(2), ServerProcess.wait
 
@@ -162,15 +188,21 @@ async def test_stopping_twice_at_once_and_again_is_harmless(bench: Bench, monkey
         return code
 
     monkeypatch.setattr(ServerProcess, "wait", wait_for_both)
-    stopped = await asyncio.gather(*(bench.supervisor.stop(server.session, PATIENT_S) for _ in range(2)))
+    stopped = await asyncio.gather(
+        *(bench.supervisor.stop(server.session, PATIENT_S) for _ in range(2))
+    )
     assert {one.left_over for one in stopped} == {()}
     assert (await bench.supervisor.stop(server.session, PATIENT_S)).ended_by == "none"
 
 
 @pytest.mark.parametrize("argv", [("/nowhere/python",), (str(FAKES),)], ids=["missing", "a folder"])
-async def test_a_program_that_cannot_be_started_is_an_error_and_no_process(bench: Bench, argv: tuple[str, ...]) -> None:
+async def test_a_program_that_cannot_be_started_is_an_error_and_no_process(
+    bench: Bench, argv: tuple[str, ...]
+) -> None:
     with pytest.raises(OSError, match=r"No such file|Permission denied"):
-        await bench.supervisor.launch(LaunchCommand(argv, {"BENCHFLEET_LAUNCH": bench.token}, str(bench.folder)), bench.log)
+        await bench.supervisor.launch(
+            LaunchCommand(argv, {"BENCHFLEET_LAUNCH": bench.token}, str(bench.folder)), bench.log
+        )
     assert bench.supervisor.find_by_token(bench.token) is None
 
 
@@ -183,7 +215,12 @@ async def test_ten_megabytes_of_output_block_nothing_and_are_all_in_the_log(benc
 
 async def test_a_reused_process_id_is_never_signalled(bench: Bench) -> None:
     server, _ = await bench.launch()
-    stale = replace(server.session, start_ticks=server.session.start_ticks - 1, token="another", log_path="/another")
+    stale = replace(
+        server.session,
+        start_ticks=server.session.start_ticks - 1,
+        token="another",
+        log_path="/another",
+    )
     stopped = await bench.supervisor.stop(stale, SHORT_S)
     assert (stopped.ended_by, stopped.left_over) == ("none", ())
     assert is_alive(server.pid)
@@ -203,7 +240,9 @@ async def test_the_record_of_another_boot_matches_nothing(bench: Bench) -> None:
 async def test_a_bearer_of_the_token_among_strangers_does_not_make_them_ours(bench: Bench) -> None:
     """A process in our own session that happens to bear the token: it is ended, its session is not."""
     stranger = await asyncio.create_subprocess_exec("sleep", "60")
-    bearer = await asyncio.create_subprocess_exec("sleep", "60", env={**os.environ, "BENCHFLEET_LAUNCH": bench.token})
+    bearer = await asyncio.create_subprocess_exec(
+        "sleep", "60", env={**os.environ, "BENCHFLEET_LAUNCH": bench.token}
+    )
     bench.pids += [stranger.pid, bearer.pid]
     session = bench.supervisor.find_by_token(bench.token)
     assert session is not None
@@ -222,7 +261,14 @@ async def test_a_token_that_nobody_bears_finds_nothing(bench: Bench) -> None:
 async def kill_agent_after_launch(bench: Bench, *traits: str) -> tuple[RecordedSession, list[int]]:
     """What an agent had recorded when it was killed, and its server's processes."""
     fifo = bench.fifo()
-    argv = [str(FAKES / "short_lived_agent.py"), str(bench.folder), bench.token, *ODD_SERVER, str(fifo), *traits]
+    argv = [
+        str(FAKES / "short_lived_agent.py"),
+        str(bench.folder),
+        bench.token,
+        *ODD_SERVER,
+        str(fifo),
+        *traits,
+    ]
     agent = await asyncio.create_subprocess_exec(sys.executable, *argv, stdout=subprocess.PIPE)
     assert agent.stdout is not None
     session = RecordedSession(**json.loads(await agent.stdout.readline()))
@@ -233,8 +279,12 @@ async def kill_agent_after_launch(bench: Bench, *traits: str) -> tuple[RecordedS
 
 
 @pytest.mark.parametrize("known_by", ["record", "token"])
-async def test_a_server_outlives_its_killed_agent_and_is_ended_by_the_next(bench: Bench, known_by: str) -> None:
-    recorded, pids = await kill_agent_after_launch(bench, "ignore_term", "child", "own_session", "bare")
+async def test_a_server_outlives_its_killed_agent_and_is_ended_by_the_next(
+    bench: Bench, known_by: str
+) -> None:
+    recorded, pids = await kill_agent_after_launch(
+        bench, "ignore_term", "child", "own_session", "bare"
+    )
     assert all(map(is_alive, pids))
     found = await asyncio.to_thread(bench.supervisor.find_by_token, bench.token)
     assert found == replace(recorded, log_path="")
@@ -244,7 +294,9 @@ async def test_a_server_outlives_its_killed_agent_and_is_ended_by_the_next(bench
     assert not any(map(is_alive, pids))
 
 
-async def test_what_is_left_of_a_server_whose_leader_died_with_its_agent_is_found_by_token(bench: Bench) -> None:
+async def test_what_is_left_of_a_server_whose_leader_died_with_its_agent_is_found_by_token(
+    bench: Bench,
+) -> None:
     recorded, (leader, child) = await kill_agent_after_launch(bench, "leave", "child")
     stat = read_stat(leader)
     if stat:
@@ -282,4 +334,6 @@ async def test_two_servers_are_stopped_apart(bench: Bench) -> None:
 def test_a_process_name_with_brackets_and_blanks_is_read_whole() -> None:
     line = b"77 (a) (b 1 2) R 1 5 6 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 12345 0 0 18446744073709551615"
     stat = parse_stat(line)
-    assert stat == ProcessStat(77, "a) (b 1 2", "R", parent=1, group=5, session=6, start_ticks=12345)
+    assert stat == ProcessStat(
+        77, "a) (b 1 2", "R", parent=1, group=5, session=6, start_ticks=12345
+    )

@@ -1,4 +1,6 @@
-"""The trust folder on a real disk: modes, kills at any moment, many at once, damage; revoking, renewing, replacing the authority."""
+"""The trust folder on a real disk: modes, kills at any moment, many at once, damage; revoking,
+renewing, replacing the authority.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,11 @@ def test_keys_are_their_owners_alone_and_so_is_the_folder(authority: Authority) 
     assert [modes[name] for name in ("ca.key", "controller.key", "user.key")] == [0o600] * 3
     assert stat.S_IMODE(authority.folder.stat().st_mode) == 0o700
     assert not any(mode & 0o022 for mode in modes.values())
-    assert not any(b"PRIVATE" in path.read_bytes() for path in authority.folder.rglob("*") if path.is_file() and path.suffix != ".key")
+    assert not any(
+        b"PRIVATE" in path.read_bytes()
+        for path in authority.folder.rglob("*")
+        if path.is_file() and path.suffix != ".key"
+    )
 
 
 def test_a_umask_that_is_too_wide_changes_nothing(tmp_path: Path) -> None:
@@ -81,7 +87,9 @@ def test_a_umask_that_is_too_wide_changes_nothing(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "trust").stat().st_mode) == 0o700
 
 
-def test_a_second_init_keeps_the_authority_and_a_forced_one_keeps_it_beside(authority: Authority) -> None:
+def test_a_second_init_keeps_the_authority_and_a_forced_one_keeps_it_beside(
+    authority: Authority,
+) -> None:
     before = authority.authorities_pem()
     assert init_trust_folder(authority.folder, "bob") is False
     assert authority.authorities_pem() == before
@@ -109,7 +117,11 @@ def test_a_command_killed_at_any_moment_is_finished_by_the_next(call: str, memor
         folder = memory / str(number) / "trust"
         _again(call, folder)
         assert is_whole(Authority(folder))
-        assert [path.name for path in folder.parent.iterdir() if path.name not in ("trust", ".trust.lock")] == []
+        assert [
+            path.name
+            for path in folder.parent.iterdir()
+            if path.name not in ("trust", ".trust.lock")
+        ] == []
         shutil.rmtree(memory / str(number))
 
 
@@ -124,7 +136,10 @@ def _again(call: str, folder: Path) -> None:
     elif call == "begin":
         with contextlib.suppress(Conflict):  # it was begun whole
             authority.begin_replacing()
-        assert (len(authority.trusted_authorities()), authority.hosts_to_redeploy()) == (2, ("gpu01",))
+        assert (len(authority.trusted_authorities()), authority.hosts_to_redeploy()) == (
+            2,
+            ("gpu01",),
+        )
     elif call == "revoke":
         authority.revoke("gpu01")
         with pytest.raises(ConfigError, match="was revoked"):
@@ -133,21 +148,31 @@ def _again(call: str, folder: Path) -> None:
         killed_at.CALLS[call](folder)
 
 
-def test_many_threads_and_processes_issue_at_once_and_none_is_forgotten(authority: Authority) -> None:
+def test_many_threads_and_processes_issue_at_once_and_none_is_forgotten(
+    authority: Authority,
+) -> None:
     script = "import sys; from pathlib import Path; from fleet_controller.pki.authority import Authority\n"
     script += "a = Authority.open(Path(sys.argv[1]))\nfor n in range(10): a.issue_agent(f'{sys.argv[2]}-{n}')"
-    processes = [subprocess.Popen([sys.executable, "-c", script, str(authority.folder), f"p{number}"]) for number in range(2)]
+    processes = [
+        subprocess.Popen([sys.executable, "-c", script, str(authority.folder), f"p{number}"])
+        for number in range(2)
+    ]
     with ThreadPoolExecutor(8) as threads:
         issued = list(threads.map(lambda number: authority.issue_agent(f"t-{number}"), range(24)))
     assert [process.wait(60) for process in processes] == [0, 0]
     names = {entry.name for entry in authority.ledger().issued_to(Role.AGENT)}
-    assert names == {f"t-{number}" for number in range(24)} | {f"p{process}-{number}" for process in range(2) for number in range(10)}
+    assert names == {f"t-{number}" for number in range(24)} | {
+        f"p{process}-{number}" for process in range(2) for number in range(10)
+    }
     assert len({one.key_pem for one in issued}) == 24
 
 
 # Damage
 
-KINDS = {"issued": [{"fingerprint": 1, "role": "king"}], "revoked": [{"fingerprint": 5, "name": 1, "role": 1, "revoked_unix_s": ""}]}
+KINDS = {
+    "issued": [{"fingerprint": 1, "role": "king"}],
+    "revoked": [{"fingerprint": 5, "name": 1, "role": 1, "revoked_unix_s": ""}],
+}
 DAMAGE: dict[str, bytes] = {
     "empty": b"",
     "text": b"hello\n",
@@ -174,7 +199,9 @@ USES: dict[str, Callable[[Authority], object]] = {
 
 @pytest.mark.parametrize("damage", DAMAGE)
 @pytest.mark.parametrize("name", USES)
-def test_a_damaged_file_is_the_users_error_and_is_named(authority: Authority, name: str, damage: str) -> None:
+def test_a_damaged_file_is_the_users_error_and_is_named(
+    authority: Authority, name: str, damage: str
+) -> None:
     authority.issue_agent("gpu01")
     (authority.folder / name).write_bytes(DAMAGE[damage])
     with pytest.raises(ConfigError) as raised:
@@ -199,7 +226,9 @@ def test_an_authoritys_key_that_others_may_read_is_refused(authority: Authority)
 
 
 @pytest.mark.parametrize("host", ["", "../x", "a/b", ".hidden", "a b\n", "ü"])
-def test_a_name_that_cannot_stand_in_a_certificate_is_refused(authority: Authority, host: str) -> None:
+def test_a_name_that_cannot_stand_in_a_certificate_is_refused(
+    authority: Authority, host: str
+) -> None:
     with pytest.raises(ConfigError):
         authority.issue_agent(host)
     assert authority.ledger().issued_to(Role.AGENT) == ()
@@ -217,35 +246,53 @@ def trusts(files: TlsFiles, pem: bytes) -> bool:
     """A client with these files accepts a server with this certificate (its chain alone)."""
     context = client_context(files)
     return pem.strip() in files.authorities.read_bytes() or any(
-        ssl.DER_cert_to_PEM_cert(known).encode().strip() in pem for known in context.get_ca_certs(binary_form=True)
+        ssl.DER_cert_to_PEM_cert(known).encode().strip() in pem
+        for known in context.get_ca_certs(binary_form=True)
     )
 
 
-def test_only_what_was_issued_to_a_host_passes_for_it_and_nothing_that_is_revoked(authority: Authority) -> None:
+def test_only_what_was_issued_to_a_host_passes_for_it_and_nothing_that_is_revoked(
+    authority: Authority,
+) -> None:
     first, other = authority.issue_agent("gpu01"), authority.issue_agent("gpu02")
     files = authority.agent_files("gpu01")
-    assert (trusts(files, first.certificate_pem), trusts(files, other.certificate_pem)) == (True, False)
+    assert (trusts(files, first.certificate_pem), trusts(files, other.certificate_pem)) == (
+        True,
+        False,
+    )
     assert authority.revoke("gpu01", "stolen") == 1
     with pytest.raises(ConfigError, match="the certificate of host gpu01 was revoked"):
         authority.agent_files("gpu01")
     new = authority.issue_agent("gpu01")
     files = authority.agent_files("gpu01")
-    assert (trusts(files, first.certificate_pem), trusts(files, new.certificate_pem)) == (False, True)
-    found = RevocationList(authority.controller_files().revoked).find(fingerprint(first.certificate_pem))
+    assert (trusts(files, first.certificate_pem), trusts(files, new.certificate_pem)) == (
+        False,
+        True,
+    )
+    found = RevocationList(authority.controller_files().revoked).find(
+        fingerprint(first.certificate_pem)
+    )
     assert found is not None
     assert (found.name, found.reason) == ("gpu01", "stolen")
 
 
-def test_until_a_new_certificate_was_seen_on_its_host_the_one_before_is_trusted_too(authority: Authority) -> None:
+def test_until_a_new_certificate_was_seen_on_its_host_the_one_before_is_trusted_too(
+    authority: Authority,
+) -> None:
     old, new = (authority.issue_agent("gpu01").certificate_pem for _ in range(2))
     assert trusts(authority.agent_files("gpu01"), old)
     authority.mark_installed("gpu01", fingerprint(new))
-    assert (trusts(authority.agent_files("gpu01"), old), trusts(authority.agent_files("gpu01"), new)) == (False, True)
+    assert (
+        trusts(authority.agent_files("gpu01"), old),
+        trusts(authority.agent_files("gpu01"), new),
+    ) == (False, True)
     with pytest.raises(NotFound):
         authority.mark_installed("gpu01", "00" * 32)
 
 
-def test_any_number_of_deploys_that_fail_leave_what_the_host_has_trusted(authority: Authority) -> None:
+def test_any_number_of_deploys_that_fail_leave_what_the_host_has_trusted(
+    authority: Authority,
+) -> None:
     there = authority.issue_agent("gpu01").certificate_pem
     authority.mark_installed("gpu01", fingerprint(there))
     newest = [authority.issue_agent("gpu01").certificate_pem for _ in range(12)][-1]
@@ -263,13 +310,21 @@ def test_a_host_that_never_had_a_certificate_is_told_apart(authority: Authority)
         authority.request_renewal("gpu09")
 
 
-def test_what_is_installed_is_kept_until_there_is_a_reason_to_replace_it(authority: Authority) -> None:
+def test_what_is_installed_is_kept_until_there_is_a_reason_to_replace_it(
+    authority: Authority,
+) -> None:
     now_s = time.time_ns() / 1e9
     mark = fingerprint(authority.issue_agent("gpu01").certificate_pem)
     assert authority.renewal_reason("gpu01", mark, now_s) == ""
     assert authority.renewal_reason("gpu01", "", now_s) == "it has none"
-    assert authority.renewal_reason("gpu02", mark, now_s) == "it is not one that this authority issued to the host"
-    assert authority.renewal_reason("gpu01", mark, now_s + 365 * 86400 - RENEW_BEFORE_S + 60) == "it expires within 30 days"
+    assert (
+        authority.renewal_reason("gpu02", mark, now_s)
+        == "it is not one that this authority issued to the host"
+    )
+    assert (
+        authority.renewal_reason("gpu01", mark, now_s + 365 * 86400 - RENEW_BEFORE_S + 60)
+        == "it expires within 30 days"
+    )
     authority.request_renewal("gpu01")
     assert authority.renewal_reason("gpu01", mark, now_s) == "a new one was asked for"
     newer = fingerprint(authority.issue_agent("gpu01").certificate_pem)
@@ -278,15 +333,32 @@ def test_what_is_installed_is_kept_until_there_is_a_reason_to_replace_it(authori
     assert authority.renewal_reason("gpu01", newer, now_s) == "it is revoked"
 
 
-def test_an_authority_is_replaced_only_after_every_host_was_seen_with_the_new_one(authority: Authority) -> None:
-    marks = {host: fingerprint(authority.issue_agent(host).certificate_pem) for host in ("gpu01", "gpu02", "gpu03")}
-    before, controller = authority.trusted_authorities()[0], authority.controller_files().certificate.read_bytes()
+def test_an_authority_is_replaced_only_after_every_host_was_seen_with_the_new_one(
+    authority: Authority,
+) -> None:
+    marks = {
+        host: fingerprint(authority.issue_agent(host).certificate_pem)
+        for host in ("gpu01", "gpu02", "gpu03")
+    }
+    before, controller = (
+        authority.trusted_authorities()[0],
+        authority.controller_files().certificate.read_bytes(),
+    )
     authority.begin_replacing()
     assert authority.trusted_authorities()[1] == before
-    assert authority.controller_files().certificate.read_bytes() == controller  # hosts that know only the old one still accept it
+    assert (
+        authority.controller_files().certificate.read_bytes() == controller
+    )  # hosts that know only the old one still accept it
     assert authority.hosts_to_redeploy() == ("gpu01", "gpu02", "gpu03")
-    assert authority.renewal_reason("gpu01", marks["gpu01"], time.time_ns() / 1e9) == "the authority is being replaced"
-    for change in (authority.begin_replacing, authority.renew_controller, authority.revoke_controller):
+    assert (
+        authority.renewal_reason("gpu01", marks["gpu01"], time.time_ns() / 1e9)
+        == "the authority is being replaced"
+    )
+    for change in (
+        authority.begin_replacing,
+        authority.renew_controller,
+        authority.revoke_controller,
+    ):
         with pytest.raises(Conflict, match="is being replaced"):
             change()
     authority.mark_installed("gpu01", fingerprint(authority.issue_agent("gpu01").certificate_pem))
@@ -303,7 +375,9 @@ def test_an_authority_is_replaced_only_after_every_host_was_seen_with_the_new_on
         authority.finish_replacing("ann")
 
 
-def test_a_revoked_controller_gets_a_new_pair_and_only_the_one_before_is_on_the_list(authority: Authority) -> None:
+def test_a_revoked_controller_gets_a_new_pair_and_only_the_one_before_is_on_the_list(
+    authority: Authority,
+) -> None:
     old = fingerprint(authority.controller_files().certificate.read_bytes())
     assert authority.revoke_controller("stolen") == 1
     new = fingerprint(authority.controller_files().certificate.read_bytes())
@@ -319,12 +393,16 @@ def test_all_that_end_are_told_the_next_first(authority: Authority) -> None:
     assert {(party.role, party.name) for party in parties} == {
         ("agent", "gpu01"), ("controller", "controller"), ("user", "ann"), ("user", "bob"), ("authority", ""),
     }  # fmt: skip
-    assert [party.expires_unix_s for party in parties] == sorted(party.expires_unix_s for party in parties)
+    assert [party.expires_unix_s for party in parties] == sorted(
+        party.expires_unix_s for party in parties
+    )
     authority.revoke_user("bob")
     assert ("user", "bob") not in {(party.role, party.name) for party in authority.expiring(0.0)}
 
 
-def test_the_controller_warns_of_an_end_once_a_day_from_30_days_before(authority: Authority, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_controller_warns_of_an_end_once_a_day_from_30_days_before(
+    authority: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
     authority.issue_agent("gpu01")
     collectors = CollectorRegistry()
     watch, now_s = ExpiryWatcher(authority, collectors), time.time_ns() / 1e9
@@ -339,15 +417,25 @@ def test_the_controller_warns_of_an_end_once_a_day_from_30_days_before(authority
     assert told[0].endswith("fleetctl deploy gpu01 renews it")
     ends = {(entry.role, entry.name): entry.expires_unix_s for entry in authority.ledger().entries}
     name = "fleet_certificate_expires_timestamp_seconds"
-    assert collectors.get_sample_value(name, {"role": "agent", "host": "gpu01"}) == ends[Role.AGENT, "gpu01"]
+    assert (
+        collectors.get_sample_value(name, {"role": "agent", "host": "gpu01"})
+        == ends[Role.AGENT, "gpu01"]
+    )
     for number in range(50):
         authority.issue_user(f"user-{number}")
     watch.check_now(now_s)
-    series = [sample for metric in collectors.collect() for sample in metric.samples if sample.name == name]
+    series = [
+        sample
+        for metric in collectors.collect()
+        for sample in metric.samples
+        if sample.name == name
+    ]
     assert len(series) == 4  # users share one
 
 
-def test_damage_while_the_controller_works_is_told_and_survived(authority: Authority, caplog: pytest.LogCaptureFixture) -> None:
+def test_damage_while_the_controller_works_is_told_and_survived(
+    authority: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
     watch = ExpiryWatcher(authority, CollectorRegistry())
     (authority.folder / "issued.json").write_text("{")
     watch.check_now(0.0)

@@ -1,6 +1,8 @@
-"""Owns lab hosts for a person: brings them up, says how to reach them, ends them with Ctrl-C or `make lab-down`. Tests nothing.
+"""Owns lab hosts for a person: brings them up, says how to reach them, ends them with Ctrl-C or
+`make lab-down`. Tests nothing.
 
-Settings are environment variables: HOSTS (3), SYSTEMD=1 (hosts with a systemd), VENV=1 (this checkout's environment, read-only, in each).
+Settings are environment variables: HOSTS (3), SYSTEMD=1 (hosts with a systemd), VENV=1 (this
+checkout's environment, read-only, in each).
 """
 
 from __future__ import annotations
@@ -23,10 +25,21 @@ MARK = "by-hand"
 
 def fleet_file(hosts: Sequence[LabHost], user: str = "root") -> str:
     """A fleet file with these hosts, each with simulated GPUs."""
-    lines = ["apiVersion: benchfleet/v1", "kind: Fleet", "name: lab", f"defaults: {{user: {user}, simulated_gpus: 8}}", "hosts:"]
+    lines = [
+        "apiVersion: benchfleet/v1",
+        "kind: Fleet",
+        "name: lab",
+        f"defaults: {{user: {user}, simulated_gpus: 8}}",
+        "hosts:",
+    ]
     for host in hosts:
         ssh = host.ssh(user)
-        keys = {"name": host.name, "address": host.address, "identity": ssh.identity, "known_hosts": ssh.known_hosts}
+        keys = {
+            "name": host.name,
+            "address": host.address,
+            "identity": ssh.identity,
+            "known_hosts": ssh.known_hosts,
+        }
         lines.append(f"  - {{{', '.join(f'{key}: {value}' for key, value in keys.items())}}}")
     return "\n".join(lines) + "\n"
 
@@ -35,14 +48,23 @@ def up(count: int, systemd: bool, with_venv: bool) -> None:
     """Bring hosts up, print how to reach them, and keep them until this process is told to end."""
     lab = Lab.open()
     try:
-        hosts = [lab.systemd_host(with_venv=with_venv) for _ in range(count)] if systemd else lab.hosts(count, with_venv=with_venv)
+        hosts = (
+            [lab.systemd_host(with_venv=with_venv) for _ in range(count)]
+            if systemd
+            else lab.hosts(count, with_venv=with_venv)
+        )
         (lab.folder / MARK).touch()
         fleet = lab.folder / "fleet.yaml"
         fleet.write_text(fleet_file(hosts))
-        print(f"lab: {count} hosts on bridge {lab.network.bridge}, this machine is {lab.address}; logins: root, ops (sudo), bench")
+        print(
+            f"lab: {count} hosts on bridge {lab.network.bridge}, this machine is {lab.address}; logins: root, ops (sudo), bench"
+        )
         for host in hosts:
             print(f"{host.name:8} {host.address:15} {shlex.join(host.ssh().argv())}")
-        print(f"fleet file: {fleet}\nCtrl-C or `make lab-down` ends the hosts and removes them", flush=True)
+        print(
+            f"fleet file: {fleet}\nCtrl-C or `make lab-down` ends the hosts and removes them",
+            flush=True,
+        )
         await_end()
     finally:
         lab.close()
@@ -78,7 +100,11 @@ def main(words: Sequence[str]) -> int:
         if list(words) == ["down"]:
             down()
         else:
-            up(int(os.environ.get("HOSTS", "3")), bool(int(os.environ.get("SYSTEMD", "0"))), bool(int(os.environ.get("VENV", "0"))))
+            up(
+                int(os.environ.get("HOSTS", "3")),
+                bool(int(os.environ.get("SYSTEMD", "0"))),
+                bool(int(os.environ.get("VENV", "0"))),
+            )
     except LabTrouble as error:
         print(f"lab: {error}", file=sys.stderr)
         return 3

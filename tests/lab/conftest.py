@@ -41,7 +41,9 @@ def lab() -> Iterator[Lab]:
 
 @pytest.fixture(scope="module")
 def shared_lab() -> Iterator[Lab]:
-    """An empty lab for all tests of a file: hosts come up once; each test leaves them as it found them."""
+    """An empty lab for all tests of a file: hosts come up once; each test leaves them as it found
+    them.
+    """
     opened = open_lab()
     yield opened
     opened.close()

@@ -1,4 +1,5 @@
-"""Owns the faults that strike a fleet on lab hosts: how each is brought about, how it is mended, what of a host's state it needs.
+"""Owns the faults that strike a fleet on lab hosts: how each is brought about, how it is mended,
+what of a host's state it needs.
 
 A fault is a value; when it strikes and what must hold afterwards is the business of the tests.
 """
@@ -27,7 +28,9 @@ SKEW_S = 3600.0
 
 @dataclass(slots=True)
 class Site:
-    """One host of a fleet, with its agent. All sites of a fleet share `wires` and `door`: there is one network and one controller."""
+    """One host of a fleet, with its agent. All sites of a fleet share `wires` and `door`: there is
+    one network and one controller.
+    """
 
     fleet: LabFleet
     agent: LabAgent
@@ -40,12 +43,16 @@ class Site:
         return self.agent.host
 
     def revive(self) -> None:
-        """What a service manager does: an agent that has ended is started again. Nothing happens on a host without power."""
+        """What a service manager does: an agent that has ended is started again. Nothing happens on
+        a host without power.
+        """
         if self.host.up and not self.agent.alive:
             self.agent.start()
 
     def mend(self) -> None:
-        """End whatever is wrong here but a wrong clock; LabTrouble when the agent does not come up although nothing is."""
+        """End whatever is wrong here but a wrong clock; LabTrouble when the agent does not come up
+        although nothing is.
+        """
         kill(servers_of(self.host), signal.SIGCONT)
         with self.wires:
             self.host.heal()
@@ -72,19 +79,27 @@ def sites(fleet: LabFleet) -> list[Site]:
 
 @dataclass(frozen=True, slots=True)
 class Struck:
-    """What a fault has struck, one word for each, and the wall time of it in nanoseconds. Empty: there was nothing to strike."""
+    """What a fault has struck, one word for each, and the wall time of it in nanoseconds. Empty:
+    there was nothing to strike.
+    """
 
     at_ns: int
     what: tuple[str, ...]
 
 
 Act = Callable[[Site], Struck]
-SENDING, IDLE, LOAD_PROCESS = "sending worker", "idle worker", "load process"  # what `kill -9 load task` may strike
+SENDING, IDLE, LOAD_PROCESS = (
+    "sending worker",
+    "idle worker",
+    "load process",
+)  # what `kill -9 load task` may strike
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`lasts_s`: how long it stays as it is, unless until the end of what `outlasts` names. `mend` leaves the host without it."""
+    """`lasts_s`: how long it stays as it is, unless until the end of what `outlasts` names. `mend`
+    leaves the host without it.
+    """
 
     name: str
     strike: Act
@@ -110,7 +125,9 @@ def server_ports(host: LabHost) -> set[int]:
 
 
 def sending_workers(host: LabHost) -> list[HostProcess]:
-    """Return the load workers that carry out a share of the load and are connected to a server of their host."""
+    """Return the load workers that carry out a share of the load and are connected to a server of
+    their host.
+    """
     ports = server_ports(host)
     return [process for process in host.processes() if is_sending(process.outer_pid, ports)]
 
@@ -129,8 +146,12 @@ def _always(_: Site) -> bool:
     return True
 
 
-def _after(what: str, act: Callable[[Site], object], is_there: Callable[[Site], bool] = _always) -> Act:
-    """Return an act that has its effect when it returns, and strikes nothing where what it is for is not there."""
+def _after(
+    what: str, act: Callable[[Site], object], is_there: Callable[[Site], bool] = _always
+) -> Act:
+    """Return an act that has its effect when it returns, and strikes nothing where what it is for
+    is not there.
+    """
 
     def acted(site: Site) -> Struck:
         there = is_there(site)
@@ -148,7 +169,9 @@ def _wired(act: Callable[[Site], object]) -> Act:
     return _after("wire", acted)
 
 
-def _signalled(what: str, find: Callable[[LabHost], list[HostProcess]], number: int = signal.SIGKILL) -> Act:
+def _signalled(
+    what: str, find: Callable[[LabHost], list[HostProcess]], number: int = signal.SIGKILL
+) -> Act:
     def acted(site: Site) -> Struck:
         found, at_ns = find(site.host), time.time_ns()
         return Struck(at_ns, tuple(what for _ in kill(found, number)))
@@ -157,12 +180,16 @@ def _signalled(what: str, find: Callable[[LabHost], list[HostProcess]], number: 
 
 
 def _kill_load_task(site: Site) -> Struck:
-    """Kill the workers that send requests now; if none does, the idle ones that would send the next; else the process that has Ray."""
+    """Kill the workers that send requests now; if none does, the idle ones that would send the
+    next; else the process that has Ray.
+    """
     for what, find, holds in (
         (SENDING, sending_workers, partial(is_sending, ports=server_ports(site.host))),
         (IDLE, idle_workers, is_idle),
     ):
-        if killed := [at_ns for process in find(site.host) if (at_ns := kill_while(process.outer_pid, holds))]:
+        if killed := [
+            at_ns for process in find(site.host) if (at_ns := kill_while(process.outer_pid, holds))
+        ]:
             return Struck(killed[0], tuple(what for _ in killed))
     return _signalled(LOAD_PROCESS, load_process)(site)
 
@@ -200,7 +227,9 @@ def _go_on(site: Site) -> None:
 
 
 def _set_clock(site: Site, seconds: float) -> None:
-    """The agent starts anew with a clock that is wrong by so much, as after a reboot without a time server."""
+    """The agent starts anew with a clock that is wrong by so much, as after a reboot without a time
+    server.
+    """
     site.host.skew_clock(seconds)
     site.agent.stop()
     site.revive()
@@ -214,19 +243,39 @@ KILL_AGENT = Fault("kill -9 agent", _after("agent", lambda site: site.agent.kill
 KILL_CONTROLLER = Fault("kill -9 controller", _kill_controller, _start_controller)
 KILL_SERVER = Fault("kill -9 server", _signalled("server", servers_of))
 KILL_LOAD_TASK = Fault("kill -9 load task", _kill_load_task)
-POWER_OFF = Fault("power-off", _after("power", lambda site: site.host.power_off(), lambda site: site.host.up), _boot)
+POWER_OFF = Fault(
+    "power-off",
+    _after("power", lambda site: site.host.power_off(), lambda site: site.host.up),
+    _boot,
+)
 CUT_5 = Fault("cut 5 s", _wired(lambda site: site.host.cut()), _heal, 5.0)
 CUT_60 = Fault("cut 60 s", _wired(lambda site: site.host.cut()), _heal, 60.0)
 LOSS = Fault("20 % loss", _wired(lambda site: site.host.lose(0.2)), _heal, outlasts="job")
-DISK_FULL = Fault("disk full", _after("disk", lambda site: site.host.fill_disk()), _free, outlasts="attempt")
+DISK_FULL = Fault(
+    "disk full", _after("disk", lambda site: site.host.fill_disk()), _free, outlasts="attempt"
+)
 
-MATRIX = (KILL_AGENT, KILL_CONTROLLER, KILL_SERVER, KILL_LOAD_TASK, POWER_OFF, CUT_5, CUT_60, LOSS, DISK_FULL)
+MATRIX = (
+    KILL_AGENT,
+    KILL_CONTROLLER,
+    KILL_SERVER,
+    KILL_LOAD_TASK,
+    POWER_OFF,
+    CUT_5,
+    CUT_60,
+    LOSS,
+    DISK_FULL,
+)
 
 STOP_AGENT = Fault("SIGTERM agent", _after("agent", lambda site: site.agent.stop(), _has_agent))
 KILL_LOAD = Fault("kill -9 load process", _signalled(LOAD_PROCESS, load_process))
 HANG_SERVER = Fault("server hangs", _signalled("server", servers_of, signal.SIGSTOP), _go_on)
-SILENT_HOST = Fault("host not heard", _wired(lambda site: site.fleet.lab.silence(site.host, CONTROLLER)), _heal)
-DEAF_HOST = Fault("host hears nothing", _wired(lambda site: site.fleet.lab.silence(CONTROLLER, site.host)), _heal)
+SILENT_HOST = Fault(
+    "host not heard", _wired(lambda site: site.fleet.lab.silence(site.host, CONTROLLER)), _heal
+)
+DEAF_HOST = Fault(
+    "host hears nothing", _wired(lambda site: site.fleet.lab.silence(CONTROLLER, site.host)), _heal
+)
 SLOW = Fault("slow wire", _wired(lambda site: site.host.slow("256kbit")), _heal)
 AHEAD = Fault("clock 1 h ahead", _after("clock", lambda site: _set_clock(site, SKEW_S)))
 BEHIND = Fault("clock 1 h behind", _after("clock", lambda site: _set_clock(site, -SKEW_S)))

@@ -1,6 +1,8 @@
-"""Owns lab hosts: virtual machines on this one, with a network, root, disk, processes and sshd of their own, and every way to break them.
+"""Owns lab hosts: virtual machines on this one, with a network, root, disk, processes and sshd of
+their own, and every way to break them.
 
-A host is what the programs under test see of a server: they reach it over ssh and gRPC alone. Knows nothing of agents or controllers.
+A host is what the programs under test see of a server: they reach it over ssh and gRPC alone. Knows
+nothing of agents or controllers.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ LOOPBACK = ("0100007F:", "00000000000000000000000001000000:")
 
 @dataclass(frozen=True, slots=True)
 class SshSettings:
-    """All that a client needs in order to log in. `known_hosts` holds the host's key; paths are absolute."""
+    """All that a client needs in order to log in. `known_hosts` holds the host's key; paths are
+    absolute.
+    """
 
     address: str
     user: str
@@ -43,9 +47,29 @@ class SshSettings:
 
     def argv(self) -> list[str]:
         """OpenSSH's client with these settings and no others; add the words of a remote command."""
-        strict = ["-o", "StrictHostKeyChecking=yes", "-o", "BatchMode=yes", "-o", "IdentitiesOnly=yes", "-o", "ConnectTimeout=5"]
+        strict = [
+            "-o",
+            "StrictHostKeyChecking=yes",
+            "-o",
+            "BatchMode=yes",
+            "-o",
+            "IdentitiesOnly=yes",
+            "-o",
+            "ConnectTimeout=5",
+        ]
         known = ["-o", f"UserKnownHostsFile={self.known_hosts}"]
-        return ["ssh", "-F", "/dev/null", *strict, *known, "-i", self.identity, "-p", str(self.port), f"{self.user}@{self.address}"]
+        return [
+            "ssh",
+            "-F",
+            "/dev/null",
+            *strict,
+            *known,
+            "-i",
+            self.identity,
+            "-p",
+            str(self.port),
+            f"{self.user}@{self.address}",
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +84,9 @@ class HostProcess:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A program that was started in a host and belongs to it alone, like a daemon. `log`: its output, as the host names the file."""
+    """A program that was started in a host and belongs to it alone, like a daemon. `log`: its
+    output, as the host names the file.
+    """
 
     host: LabHost
     pid: int
@@ -78,7 +104,9 @@ class Started:
 
     def wait(self, timeout_s: float = 10.0) -> None:
         """Return when it has ended; LabTrouble when that takes longer."""
-        wait_until(lambda: not self.alive(), timeout_s, f"{self.host.name}: process {self.pid} ends")
+        wait_until(
+            lambda: not self.alive(), timeout_s, f"{self.host.name}: process {self.pid} ends"
+        )
 
     def output(self) -> str:
         """What it printed so far."""
@@ -96,7 +124,9 @@ def wait_until(true: Callable[[], object], timeout_s: float, promise: str) -> No
 
 @dataclass(slots=True)
 class LabHost:
-    """One host. It is off until `boot`; a power-off keeps its disk and the faults on its wire, nothing else."""
+    """One host. It is off until `boot`; a power-off keeps its disk and the faults on its wire,
+    nothing else.
+    """
 
     name: str
     place: Place
@@ -154,7 +184,11 @@ class LabHost:
             "LAB_HIDE": " ".join(hidden_folders()),
             "LAB_SHARE": " ".join(shared_folders() if self.with_venv else []),
         }
-        detach([*inside, "unshare", *namespaces, "bash", str(SOURCE / script), f"{self.folder}/"], self.folder / "console.log", settings)
+        detach(
+            [*inside, "unshare", *namespaces, "bash", str(SOURCE / script), f"{self.folder}/"],
+            self.folder / "console.log",
+            settings,
+        )
 
     def await_sshd(self) -> None:
         """Return when sshd listens inside, whatever the network does."""
@@ -169,9 +203,20 @@ class LabHost:
         return self.listens(22)
 
     def listens(self, port: int) -> bool:
-        """Whether a program of the host listens on this TCP port on an address that the network reaches."""
-        lines = [line.split() for table in ("tcp", "tcp6") for line in _lines(Path(f"/proc/{self._init or 'none'}/net/{table}"))]
-        return any(words[1].endswith(f":{port:04X}") and not words[1].startswith(LOOPBACK) and words[3] == LISTENING for words in lines)
+        """Whether a program of the host listens on this TCP port on an address that the network
+        reaches.
+        """
+        lines = [
+            line.split()
+            for table in ("tcp", "tcp6")
+            for line in _lines(Path(f"/proc/{self._init or 'none'}/net/{table}"))
+        ]
+        return any(
+            words[1].endswith(f":{port:04X}")
+            and not words[1].startswith(LOOPBACK)
+            and words[3] == LISTENING
+            for words in lines
+        )
 
     def _find_init(self) -> int:
         network = _inode(remains.NAMESPACES / self.place.link)
@@ -181,7 +226,9 @@ class LabHost:
         return 0
 
     def power_off(self) -> None:
-        """Take its power: the wire is dead first, so that no goodbye gets out, then every process at once. The disk stays."""
+        """Take its power: the wire is dead first, so that no goodbye gets out, then every process
+        at once. The disk stays.
+        """
         self.network.pull_wire(self.place)
         init = self._init or self._find_init()
         if init:
@@ -208,7 +255,9 @@ class LabHost:
         self.network.heal(self.place)
 
     def lose(self, share: float) -> None:
-        """Lose this share (0 to 1) of its frames in each direction; 1: silence, which the host's own link does not show."""
+        """Lose this share (0 to 1) of its frames in each direction; 1: silence, which the host's
+        own link does not show.
+        """
         self.network.lose(self.place, share)
 
     def slow(self, rate: str) -> None:
@@ -220,9 +269,11 @@ class LabHost:
         self.network.delay(self.place, ms, jitter_ms)
 
     def skew_clock(self, seconds: float) -> None:
-        """Let its wall clock be ahead (or behind, below 0) for every program that `run` and `begin` start from now on; 0 ends it.
+        """Let its wall clock be ahead (or behind, below 0) for every program that `run` and `begin`
+        start from now on; 0 ends it.
 
-        The monotonic clock stays right. A program that its parent gives another environment has the right time, too.
+        The monotonic clock stays right. A program that its parent gives another environment has the
+        right time, too.
         """
         self._clock_ahead_s = seconds
 
@@ -234,11 +285,25 @@ class LabHost:
     def _clock(self) -> dict[str, str]:
         if not self._clock_ahead_s:
             return {}
-        found = [path for root in (self.folder.parent / "programs", Path("/")) for path in root.glob(FAKE_CLOCK)]
+        found = [
+            path
+            for root in (self.folder.parent / "programs", Path("/"))
+            for path in root.glob(FAKE_CLOCK)
+        ]
         if not found:
-            raise LabTrouble("a wrong clock needs libfaketime: tools/lab_programs.sh gets it on Debian")
-        library = "/" + str(found[0]).partition("/programs/")[2] if "/programs/" in str(found[0]) else str(found[0])
-        switches = {"FAKETIME_DONT_FAKE_MONOTONIC": "1", "FAKETIME_NO_CACHE": "1", "FAKETIME_DONT_RESET": "1"}
+            raise LabTrouble(
+                "a wrong clock needs libfaketime: tools/lab_programs.sh gets it on Debian"
+            )
+        library = (
+            "/" + str(found[0]).partition("/programs/")[2]
+            if "/programs/" in str(found[0])
+            else str(found[0])
+        )
+        switches = {
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+            "FAKETIME_NO_CACHE": "1",
+            "FAKETIME_DONT_RESET": "1",
+        }
         return {"LD_PRELOAD": library, "FAKETIME": f"{self._clock_ahead_s:+f}", **switches}
 
     def fill_disk(self, leave_bytes: int = 0) -> None:
@@ -250,22 +315,51 @@ class LabHost:
         self.disk.free()
 
     def run(
-        self, argv: Sequence[str], user: str = "root", env: Mapping[str, str] | None = None, check: bool = True, timeout_s: float = 60.0
+        self,
+        argv: Sequence[str],
+        user: str = "root",
+        env: Mapping[str, str] | None = None,
+        check: bool = True,
+        timeout_s: float = 60.0,
     ) -> subprocess.CompletedProcess[str]:
-        """A finished program inside, its output as text; a non-zero exit is LabTrouble unless `check` is off. Works over no network."""
+        """A finished program inside, its output as text; a non-zero exit is LabTrouble unless
+        `check` is off. Works over no network.
+        """
         done = subprocess.run(
-            [*self._enter(user, env or {}), *argv], env=variables(), capture_output=True, text=True, timeout=timeout_s, check=False, cwd="/"
+            [*self._enter(user, env or {}), *argv],
+            env=variables(),
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+            cwd="/",
         )
         if check and done.returncode:
-            raise LabTrouble(f"{self.name}: {' '.join(argv)}: exit code {done.returncode}: {done.stdout}{done.stderr}")
+            raise LabTrouble(
+                f"{self.name}: {' '.join(argv)}: exit code {done.returncode}: {done.stdout}{done.stderr}"
+            )
         return done
 
-    def begin(self, name: str, argv: Sequence[str], user: str = "root", env: Mapping[str, str] | None = None) -> Started:
-        """Start a daemon inside: child of the host's pid 1, output in /var/log/NAME.log. It ends with the host's power."""
+    def begin(
+        self,
+        name: str,
+        argv: Sequence[str],
+        user: str = "root",
+        env: Mapping[str, str] | None = None,
+    ) -> Started:
+        """Start a daemon inside: child of the host's pid 1, output in /var/log/NAME.log. It ends
+        with the host's power.
+        """
         log, note = f"/var/log/{name}.log", f"/run/{name}.lab-pid"
         self.run(["sh", "-c", f"rm -f {note} && touch {log} && chown {user} {log}"])
-        drop = ["setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups"] if user != "root" else []
-        self.run(["sh", "-c", BEGIN, note, log, *drop, *argv], env={**_variables_of(user), **(env or {})})
+        drop = (
+            ["setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups"]
+            if user != "root"
+            else []
+        )
+        self.run(
+            ["sh", "-c", BEGIN, note, log, *drop, *argv], env={**_variables_of(user), **(env or {})}
+        )
         wait_until(lambda: self.path(note).exists(), 10.0, f"{self.name} starts {name}")
         pid = int(self.read(note))
         outer = next((process.outer_pid for process in self.processes() if process.pid == pid), 0)
@@ -274,8 +368,22 @@ class LabHost:
     def _enter(self, user: str, env: Mapping[str, str]) -> list[str]:
         if not self.up:
             raise LabTrouble(f"{self.name} has no power")
-        inside = ["nsenter", f"--target={self._init}", "--mount", "--uts", "--ipc", "--net", "--pid", "--root", "--wd"]
-        drop = ["setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups"] if user != "root" else []
+        inside = [
+            "nsenter",
+            f"--target={self._init}",
+            "--mount",
+            "--uts",
+            "--ipc",
+            "--net",
+            "--pid",
+            "--root",
+            "--wd",
+        ]
+        drop = (
+            ["setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups"]
+            if user != "root"
+            else []
+        )
         values = {**_variables_of(user), **self._clock(), **env}
         return [*inside, "env", "-i", *(f"{name}={value}" for name, value in values.items()), *drop]
 
@@ -285,11 +393,21 @@ class LabHost:
             return []
         space = _inode(Path(f"/proc/{self._init}/ns/pid"))
         found = [pid for pid in remains.all_pids() if _inode(Path(f"/proc/{pid}/ns/pid")) == space]
-        return [HostProcess(_inner_pid(pid), pid, _parent(pid), _words(pid)) for pid in found if remains.start_ticks(pid)]
+        return [
+            HostProcess(_inner_pid(pid), pid, _parent(pid), _words(pid))
+            for pid in found
+            if remains.start_ticks(pid)
+        ]
 
     def path(self, inside: str) -> Path:
-        """Where this machine finds a file of the host; while it is off, files of its disk that the host itself wrote."""
-        return Path(f"/proc/{self._init}/root") / inside.lstrip("/") if self.up else self.disk.place_of(inside)
+        """Where this machine finds a file of the host; while it is off, files of its disk that the
+        host itself wrote.
+        """
+        return (
+            Path(f"/proc/{self._init}/root") / inside.lstrip("/")
+            if self.up
+            else self.disk.place_of(inside)
+        )
 
     def read(self, inside: str) -> str:
         """The text of a file of the host."""
@@ -300,7 +418,9 @@ class LabHost:
         return (self.folder / "console.log").read_text(errors="replace")
 
     def change_host_key(self) -> None:
-        """Show another ssh key from now on, as a host that was set up anew; `known_hosts` holds the new one."""
+        """Show another ssh key from now on, as a host that was set up anew; `known_hosts` holds the
+        new one.
+        """
         key = Key.make()
         self.disk.set_host_key(key)
         self.write_known_hosts(key)
@@ -314,7 +434,14 @@ class LabHost:
 
 def _variables_of(user: str) -> dict[str, str]:
     home = "/root" if user == "root" else f"/home/{user}"
-    return {"PATH": SYSTEM_PATH, "HOME": home, "USER": user, "LOGNAME": user, "LANG": "C.UTF-8", "SHELL": "/bin/bash"}
+    return {
+        "PATH": SYSTEM_PATH,
+        "HOME": home,
+        "USER": user,
+        "LOGNAME": user,
+        "LANG": "C.UTF-8",
+        "SHELL": "/bin/bash",
+    }
 
 
 def _lines(path: Path) -> list[str]:
@@ -347,6 +474,8 @@ def _parent(pid: int) -> int:
 
 def _words(pid: int) -> tuple[str, ...]:
     try:
-        return tuple(Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")[:-1])
+        return tuple(
+            Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
+        )
     except OSError:
         return ()

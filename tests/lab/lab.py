@@ -1,4 +1,6 @@
-"""Owns one lab: a number that nobody else has, its network, its hosts, its end. Several labs live side by side."""
+"""Owns one lab: a number that nobody else has, its network, its hosts, its end. Several labs live
+side by side.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ HOSTS = 200
 
 @dataclass(slots=True)
 class Lab:
-    """A network with hosts on it. `Lab.open()` makes one, `close()` removes it whole; it also ends when this process does."""
+    """A network with hosts on it. `Lab.open()` makes one, `close()` removes it whole; it also ends
+    when this process does.
+    """
 
     folder: Path
     network: Network
@@ -33,12 +37,23 @@ class Lab:
         """An empty lab. The remains of labs whose session has ended are removed first."""
         with remains.alone():
             remains.remove_ownerless()
-            folder = next((path for path in (remains.ROOT / str(number) for number in range(LABS)) if not path.exists()), None)
+            folder = next(
+                (
+                    path
+                    for path in (remains.ROOT / str(number) for number in range(LABS))
+                    if not path.exists()
+                ),
+                None,
+            )
             if folder is None:
                 raise LabTrouble(f"{LABS} labs are in use: {remains.ROOT}")
             folder.mkdir(mode=0o700)
             (folder / "owner").write_text(f"{os.getpid()} {remains.start_ticks(os.getpid())}")
-        detach([sys.executable, "-S", "-m", "tests.lab.remains", str(folder)], folder / "watcher.log", {"PYTHONPATH": str(CHECKOUT)})
+        detach(
+            [sys.executable, "-S", "-m", "tests.lab.remains", str(folder)],
+            folder / "watcher.log",
+            {"PYTHONPATH": str(CHECKOUT)},
+        )
         key = Key.make()
         (folder / "id").write_bytes(key.private)
         (folder / "id").chmod(0o600)
@@ -57,10 +72,15 @@ class Lab:
         """Where hosts reach this machine: the controller's address."""
         return self.network.address
 
-    def hosts(self, count: int, prefix: str = "gpu", with_venv: bool = False, disk: str = "2g") -> list[LabHost]:
+    def hosts(
+        self, count: int, prefix: str = "gpu", with_venv: bool = False, disk: str = "2g"
+    ) -> list[LabHost]:
         """`count` more hosts, named gpu01 and on, booted; together they take about a second."""
         first = len(self.all) + 1
-        made = [self._make(f"{prefix}{number:02}", with_venv, disk) for number in range(first, first + count)]
+        made = [
+            self._make(f"{prefix}{number:02}", with_venv, disk)
+            for number in range(first, first + count)
+        ]
         self._boot(made)
         return made
 
@@ -79,13 +99,26 @@ class Lab:
     def _make(self, name: str, with_venv: bool, disk: str, systemd: bool = False) -> LabHost:
         number = len(self.all) + 1
         if number > HOSTS or any(host.name == name for host in self.all):
-            raise LabTrouble(f"lab {self.network.number} cannot take a host {name}: {len(self.all)} hosts, names are unique")
+            raise LabTrouble(
+                f"lab {self.network.number} cannot take a host {name}: {len(self.all)} hosts, names are unique"
+            )
         folder = self.folder / name
         place = Place(self.network.number, number)
-        host = LabHost(name, place, self.network, folder, Disk(folder / "disk", disk), self.identity, with_venv, systemd)
+        host = LabHost(
+            name,
+            place,
+            self.network,
+            folder,
+            Disk(folder / "disk", disk),
+            self.identity,
+            with_venv,
+            systemd,
+        )
         (folder / "root").mkdir(parents=True)
         key = Key.make()
-        host.disk.make(name, {other.name: other.address for other in [*self.all, host]}, key, self.authorized)
+        host.disk.make(
+            name, {other.name: other.address for other in [*self.all, host]}, key, self.authorized
+        )
         if systemd:
             host.disk.make_units()
         host.write_known_hosts(key)
@@ -100,7 +133,9 @@ class Lab:
             host.await_sshd()
 
     def partition(self, one: LabHost | str, other: LabHost | str) -> None:
-        """Nothing passes between these two, all else does; CONTROLLER is this machine. Nobody's link shows it."""
+        """Nothing passes between these two, all else does; CONTROLLER is this machine. Nobody's
+        link shows it.
+        """
         self.silence(one, other)
         self.silence(other, one)
 
@@ -129,7 +164,9 @@ class Lab:
 
 
 def lay_programs(folder: Path) -> None:
-    """The unpacked programs on a disk of the lab's own: no layer of a root may lie below another one."""
+    """The unpacked programs on a disk of the lab's own: no layer of a root may lie below another
+    one.
+    """
     folder.mkdir()
     call(["mount", "-t", "tmpfs", "-o", "size=512m,mode=755", "lab-programs", str(folder)])
     if LAYER.is_dir():

@@ -1,4 +1,6 @@
-"""Owns a lab's network: a bridge with the controller's address, a wire to each host, and what can be wrong with them. Starts no host."""
+"""Owns a lab's network: a bridge with the controller's address, a wire to each host, and what can
+be wrong with them. Starts no host.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,15 @@ from tests.lab.programs import LabTrouble, call, detach
 
 CHECKOUT = Path(__file__).parents[2]
 WIRE_S = 10.0
-CONTROLLER = "controller"  # whoever sits on the bridge itself: the test session, and the controllers that it starts
+# whoever sits on the bridge itself: the test session, and the controllers that it starts
+CONTROLLER = "controller"
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where one host is on its lab's network. 198.18.0.0/15 is set aside for benchmarks (RFC 2544), so that it hides no real network."""
+    """Where one host is on its lab's network. 198.18.0.0/15 is set aside for benchmarks (RFC 2544),
+    so that it hides no real network.
+    """
 
     lab: int
     number: int
@@ -40,7 +45,9 @@ class Place:
 
 @dataclass(slots=True)
 class Network:
-    """The bridge of lab `number` and the faults that are laid on its wires; every fault outlives a host's power-off."""
+    """The bridge of lab `number` and the faults that are laid on its wires; every fault outlives a
+    host's power-off.
+    """
 
     number: int
     cuts: set[str] = field(default_factory=set)
@@ -80,7 +87,9 @@ class Network:
         call(["ip", "-batch", "-"], "\n".join(lines))
 
     def plug_in(self, places: list[Place]) -> None:
-        """Wires and network namespaces of hosts about to start; whatever was laid on a wire before lies on it again."""
+        """Wires and network namespaces of hosts about to start; whatever was laid on a wire before
+        lies on it again.
+        """
         lines = []
         for place in places:
             lines += [
@@ -90,7 +99,11 @@ class Network:
             ]
         call(["ip", "-batch", "-"], "\n".join(lines))
         for place in places:
-            inner = ["link set lo up", f"address add {place.address}/24 dev eth0", "link set eth0 addrgenmode none up"]
+            inner = [
+                "link set lo up",
+                f"address add {place.address}/24 dev eth0",
+                "link set eth0 addrgenmode none up",
+            ]
             call(["ip", "-netns", place.link, "-batch", "-"], "\n".join(inner))
             if place.link in self.rates:
                 self.slow(place, self.rates[place.link])
@@ -101,7 +114,9 @@ class Network:
             call(["ip", "link", "set", place.link, "down"])
 
     def pull_out(self, place: Place) -> None:
-        """The wire and the namespace of a host that lost its power, and with them every connection that its kernel still held."""
+        """The wire and the namespace of a host that lost its power, and with them every connection
+        that its kernel still held.
+        """
         if place.link in remains.links_of(self.number):
             call(["ip", "link", "delete", place.link])
         if (remains.NAMESPACES / place.link).exists():
@@ -127,12 +142,16 @@ class Network:
             call(["ip", "link", "set", place.link, "up"])
 
     def lose(self, place: Place, share: float) -> None:
-        """Drop this share of the frames, at random, in each direction; 0 ends it, 1 is a cut that nobody sees."""
+        """Drop this share of the frames, at random, in each direction; 0 ends it, 1 is a cut that
+        nobody sees.
+        """
         self.losses[place.link] = share
         self._write_rules()
 
     def silence(self, source: str, target: str) -> None:
-        """Drop every packet from one Ethernet address to another; the way back stays open. Address resolution still works."""
+        """Drop every packet from one Ethernet address to another; the way back stays open. Address
+        resolution still works.
+        """
         self.silences.add((source, target))
         self._write_rules()
 
@@ -151,10 +170,16 @@ class Network:
         for command in (["tc", "qdisc"], ["tc", "-netns", place.link, "qdisc"]):
             device = "eth0" if "-netns" in command else place.link
             bucket = ["root", "tbf", "rate", rate, "burst", "32kb", "latency", "400ms"]
-            call([*command, "replace", "dev", device, *bucket] if rate else [*command, "delete", "dev", device, "root"])
+            call(
+                [*command, "replace", "dev", device, *bucket]
+                if rate
+                else [*command, "delete", "dev", device, "root"]
+            )
 
     def delay(self, place: Place, ms: float, jitter_ms: float = 0.0) -> None:
-        """Make a wire longer: each frame takes `ms` more in each direction; 0 ends it. About 100 Mbit/s pass such a wire."""
+        """Make a wire longer: each frame takes `ms` more in each direction; 0 ends it. About 100
+        Mbit/s pass such a wire.
+        """
         inner = f"{place.link}m"
         if place.link in remains.links_of(self.number):
             call(["ip", "link", "set", place.link, "master", self.bridge])
@@ -166,14 +191,26 @@ class Network:
         self.delays[place.link] = (ms, jitter_ms)
         taps = [f"{place.link}a", f"{place.link}b"]
         words = [*taps, str(ms), str(jitter_ms), f"{self.folder}/"]
-        detach([sys.executable, "-S", "-m", "tests.lab.wire", *words], self.folder / "wire.log", {"PYTHONPATH": str(CHECKOUT)})
+        detach(
+            [sys.executable, "-S", "-m", "tests.lab.wire", *words],
+            self.folder / "wire.log",
+            {"PYTHONPATH": str(CHECKOUT)},
+        )
         deadline = time.monotonic() + WIRE_S
         while not set(taps) <= set(remains.links_of(self.number)):
             if time.monotonic() > deadline:
-                raise LabTrouble(f"the slow wire of {place.link} did not start: {(self.folder / 'wire.log').read_text()}")
+                raise LabTrouble(
+                    f"the slow wire of {place.link} did not start: {(self.folder / 'wire.log').read_text()}"
+                )
             time.sleep(0.005)
-        lines = [f"link add {inner} type bridge stp_state 0 forward_delay 0", f"link set {inner} addrgenmode none arp off up"]
-        lines += [f"link set {taps[0]} addrgenmode none master {self.bridge} up", f"link set {taps[1]} addrgenmode none master {inner} up"]
+        lines = [
+            f"link add {inner} type bridge stp_state 0 forward_delay 0",
+            f"link set {inner} addrgenmode none arp off up",
+        ]
+        lines += [
+            f"link set {taps[0]} addrgenmode none master {self.bridge} up",
+            f"link set {taps[1]} addrgenmode none master {inner} up",
+        ]
         call(["ip", "-batch", "-"], "\n".join(lines))
         if place.link in remains.links_of(self.number):
             call(["ip", "link", "set", place.link, "master", inner])
@@ -182,15 +219,25 @@ class Network:
         return f"{place.link}m" if place.link in self.delays else self.bridge
 
     def _write_rules(self) -> None:
-        lost = [(link, round(share * 10000)) for link, share in sorted(self.losses.items()) if share > 0]
-        numbered = [(link, f"numgen random mod 10000 < {tenthousandths}") for link, tenthousandths in lost]
-        silent = [f"ether saddr {source} ether daddr {target} ether type != arp drop" for source, target in sorted(self.silences)]
+        lost = [
+            (link, round(share * 10000)) for link, share in sorted(self.losses.items()) if share > 0
+        ]
+        numbered = [
+            (link, f"numgen random mod 10000 < {tenthousandths}") for link, tenthousandths in lost
+        ]
+        silent = [
+            f"ether saddr {source} ether daddr {target} ether type != arp drop"
+            for source, target in sorted(self.silences)
+        ]
         chains = {
             "prerouting": [*silent, *(f"iifname {link} {draw} drop" for link, draw in numbered)],
             "output": silent,
             "postrouting": [f"oifname {link} {draw} drop" for link, draw in numbered],
         }
-        opened = {hook: f"chain {hook} {{ type filter hook {hook} priority 0; policy accept;" for hook in chains}
+        opened = {
+            hook: f"chain {hook} {{ type filter hook {hook} priority 0; policy accept;"
+            for hook in chains
+        }
         text = "".join("\n".join([opened[hook], *rules, "}\n"]) for hook, rules in chains.items())
         name = f"bridge {remains.table(self.number)}"
         call(["nft", "-f", "-"], f"table {name}\ndelete table {name}\ntable {name} {{\n{text}}}\n")

@@ -1,4 +1,6 @@
-"""Owns a look from outside at every TCP port on which a host listens: what does it say to who has neither certificate nor token?"""
+"""Owns a look from outside at every TCP port on which a host listens: what does it say to who has
+neither certificate nor token?
+"""
 
 from __future__ import annotations
 
@@ -29,22 +31,31 @@ class Listener:
 
 
 def look(host: LabHost, *besides: int) -> list[Listener]:
-    """Every port on which the host listens beside loopback and `besides`, as it answers this machine."""
+    """Every port on which the host listens beside loopback and `besides`, as it answers this
+    machine.
+    """
     found = sorted(listener for listener in _listening(host) if listener[0] not in besides)
-    return [Listener(host.name, port, process, _answer(host.address, port)) for port, process in found]
+    return [
+        Listener(host.name, port, process, _answer(host.address, port)) for port, process in found
+    ]
 
 
 def heard_over_tls(address: str, port: int, cluster: Path | None = None) -> bytes:
-    """What a port answers to the first words of HTTP/2, to a client with the certificate in that folder or with none.
+    """What a port answers to the first words of HTTP/2, to a client with the certificate in that
+    folder or with none.
 
-    In TLS 1.3 who is refused learns it in answer to his first words: nothing comes, or an alert. Raises OSError where there is no TLS.
+    In TLS 1.3 who is refused learns it in answer to his first words: nothing comes, or an alert.
+    Raises OSError where there is no TLS.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
     if cluster is not None:
         context.load_cert_chain(cluster / "host.crt", cluster / "host.key")
-    with socket.create_connection((address, port), LIMIT_S) as plain, context.wrap_socket(plain) as line:
+    with (
+        socket.create_connection((address, port), LIMIT_S) as plain,
+        context.wrap_socket(plain) as line,
+    ):
         try:
             line.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0")
             return line.recv(4096)

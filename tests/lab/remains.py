@@ -1,6 +1,8 @@
-"""Owns the end of a lab: removes every process, link, mount and file of one, whoever made it and however its session died.
+"""Owns the end of a lab: removes every process, link, mount and file of one, whoever made it and
+however its session died.
 
-Run as a program with a lab's folder it waits for the owner's end and removes the lab then. Knows standard modules alone: it starts fast.
+Run as a program with a lab's folder it waits for the owner's end and removes the lab then. Knows
+standard modules alone: it starts fast.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ def group(number: int) -> str:
 
 
 def start_ticks(pid: int) -> str:
-    """When a process was started, in clock ticks since boot: with the id it names one process for ever. Empty: there is none."""
+    """When a process was started, in clock ticks since boot: with the id it names one process for
+    ever. Empty: there is none.
+    """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -75,15 +79,24 @@ def all_pids() -> Iterator[int]:
 
 
 def processes_of(folder: Path) -> list[int]:
-    """Processes in one of a lab's network namespaces, or started with its folder in their arguments; never this one."""
+    """Processes in one of a lab's network namespaces, or started with its folder in their
+    arguments; never this one.
+    """
     begin = prefix(int(folder.name))
     networks = {_inode(str(path)) for path in NAMESPACES.glob(f"{begin}[0-9]*")} - {0}
-    return sorted({pid for pid in all_pids() if network_of(pid) in networks} - {os.getpid()} | set(processes_with(f"{folder}/")))
+    return sorted(
+        {pid for pid in all_pids() if network_of(pid) in networks} - {os.getpid()}
+        | set(processes_with(f"{folder}/"))
+    )
 
 
 def processes_with(*words: str) -> list[int]:
     """Processes whose arguments hold all these texts; never this one."""
-    return [pid for pid in all_pids() if pid != os.getpid() and all(word.encode() in _arguments(pid) for word in words)]
+    return [
+        pid
+        for pid in all_pids()
+        if pid != os.getpid() and all(word.encode() in _arguments(pid) for word in words)
+    ]
 
 
 def _arguments(pid: int) -> bytes:
@@ -141,7 +154,9 @@ def remove_groups(branch: Path) -> None:
 
 def _quiet(*argv: str) -> None:
     with contextlib.suppress(FileNotFoundError):
-        subprocess.run(argv, env=variables(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+        subprocess.run(
+            argv, env=variables(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False
+        )
 
 
 @contextlib.contextmanager

@@ -1,4 +1,5 @@
-"""Owns how what a lab test found is shown: past pytest's capture, and at the end of the file that $LAB_REPORT names. Judges nothing.
+"""Owns how what a lab test found is shown: past pytest's capture, and at the end of the file that
+$LAB_REPORT names. Judges nothing.
 
 Also which parameters of a test were chosen, where one fixture does the work of all of them.
 """
@@ -15,7 +16,11 @@ import pytest
 
 def chosen(session: pytest.Session, parameter: str) -> set[Any]:
     """The values of `parameter` for which this session runs tests."""
-    calls = [item.callspec for item in session.items if isinstance(item, pytest.Function) and hasattr(item, "callspec")]
+    calls = [
+        item.callspec
+        for item in session.items
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec")
+    ]
     return {call.params[parameter] for call in calls if parameter in call.params}
 
 
@@ -33,4 +38,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Columns as wide as their widest cell."""
     lines = [head, *rows]
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines)
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    )

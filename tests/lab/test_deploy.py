@@ -1,4 +1,6 @@
-"""Promises of `fleetctl deploy` and `undeploy` on hosts that have ssh and a Python, and nothing of ours."""
+"""Promises of `fleetctl deploy` and `undeploy` on hosts that have ssh and a Python, and nothing of
+ours.
+"""
 
 from __future__ import annotations
 
@@ -37,15 +39,21 @@ def daemon_host(shared_lab: Lab, desk: OperatorMachine) -> Iterator[LabHost]:
     yield host
 
 
-def test_a_host_from_nothing_gets_a_hardened_unit_and_loses_all_of_it_again(lab: Lab, tmp_path: Path) -> None:
+def test_a_host_from_nothing_gets_a_hardened_unit_and_loses_all_of_it_again(
+    lab: Lab, tmp_path: Path
+) -> None:
     host, desk = lab.systemd_host(), OperatorMachine(tmp_path)
     desk.knows(host, user="root")
     before, users = files_of(host), host.read("/etc/passwd")
     first = desk.results("deploy")[host.name]
     assert (first["state"], first["message"]) == ("changed", "")
-    assert host.run(["stat", "-c", "%U %a", "/etc/benchfleet/agent.key"]).stdout == "benchfleet 600\n"
+    assert (
+        host.run(["stat", "-c", "%U %a", "/etc/benchfleet/agent.key"]).stdout == "benchfleet 600\n"
+    )
     assert host.run(["ps", "-o", "user=", "-C", "fleet-agent"]).stdout.split() == ["benchfleet"]
-    score = host.run(["systemd-analyze", "security", "--no-pager", "benchfleet-agent.service"]).stdout.splitlines()[-1]
+    score = host.run(
+        ["systemd-analyze", "security", "--no-pager", "benchfleet-agent.service"]
+    ).stdout.splitlines()[-1]
     assert float(score.partition("service: ")[2].split()[0]) <= 4.0
     placed = files_of(host)
     second = desk.results("deploy")[host.name]
@@ -66,11 +74,21 @@ def test_an_agent_that_is_killed_comes_back(daemon_host: LabHost, desk: Operator
     assert desk.results("deploy", daemon_host.name)[daemon_host.name]["state"] == "unchanged"
 
 
-def test_a_version_that_does_not_start_is_rolled_back_and_its_last_words_are_told(daemon_host: LabHost, desk: OperatorMachine, tmp_path: Path) -> None:
-    shutil.copytree(Path(fleet_agent.__file__).parent, tmp_path / "fleet_agent", ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "fleet_agent/main.py").write_text("def main():\n    raise SystemExit('the new version is broken')\n")
+def test_a_version_that_does_not_start_is_rolled_back_and_its_last_words_are_told(
+    daemon_host: LabHost, desk: OperatorMachine, tmp_path: Path
+) -> None:
+    shutil.copytree(
+        Path(fleet_agent.__file__).parent,
+        tmp_path / "fleet_agent",
+        ignore=shutil.ignore_patterns("__pycache__"),
+    )
+    (tmp_path / "fleet_agent/main.py").write_text(
+        "def main():\n    raise SystemExit('the new version is broken')\n"
+    )
     before = daemon_host.run(["readlink", f"{ROOT}/current"]).stdout
-    told = desk.results("deploy", daemon_host.name, env={"PYTHONPATH": str(tmp_path)})[daemon_host.name]
+    told = desk.results("deploy", daemon_host.name, env={"PYTHONPATH": str(tmp_path)})[
+        daemon_host.name
+    ]
     assert told["state"] == "rolled_back"
     assert "the new version is broken" in told["message"]
     assert daemon_host.run(["readlink", f"{ROOT}/current"]).stdout == before
@@ -92,7 +110,9 @@ def test_a_dry_run_prints_every_step_and_takes_none(shared_lab: Lab, desk: Opera
     assert (desk.folder / "state/trust/issued.json").read_text() == issued
 
 
-def test_a_restart_waits_for_trials_unless_it_is_forced(daemon_host: LabHost, desk: OperatorMachine) -> None:
+def test_a_restart_waits_for_trials_unless_it_is_forced(
+    daemon_host: LabHost, desk: OperatorMachine
+) -> None:
     name = daemon_host.name
     daemon_host.run(["python3", "-I", f"{ROOT}/keeper.py", "stop", ROOT], user="bench")
     journal = Journal.open(daemon_host.path(f"{ROOT}/state/journal"))
@@ -102,7 +122,11 @@ def test_a_restart_waits_for_trials_unless_it_is_forced(daemon_host: LabHost, de
     daemon_host.run(["chown", "-R", "bench:bench", f"{ROOT}/state/journal"])
     desk.knows(daemon_host, more="labels: {changed: now}")
     refused = desk.results("deploy", name)[name]
-    assert (refused["state"], "t1/1" in refused["message"], "--force" in refused["hint"]) == ("failed", True, True)
+    assert (refused["state"], "t1/1" in refused["message"], "--force" in refused["hint"]) == (
+        "failed",
+        True,
+        True,
+    )
     assert "changed" not in daemon_host.read(f"{ROOT}/etc/agent.toml")
     assert desk.results("undeploy", name)[name]["state"] == "failed"
     forced = desk.results("deploy", name, "--force")[name]
@@ -110,7 +134,9 @@ def test_a_restart_waits_for_trials_unless_it_is_forced(daemon_host: LabHost, de
     assert "changed" in daemon_host.read(f"{ROOT}/etc/agent.toml")
 
 
-def test_undeploy_leaves_what_others_put_there_and_tells_it(daemon_host: LabHost, desk: OperatorMachine) -> None:
+def test_undeploy_leaves_what_others_put_there_and_tells_it(
+    daemon_host: LabHost, desk: OperatorMachine
+) -> None:
     foreign = f"{ROOT}/versions/notes.txt"
     daemon_host.run(["touch", foreign], user="bench")
     told = desk.results("undeploy", daemon_host.name, "--force")[daemon_host.name]

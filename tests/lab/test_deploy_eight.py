@@ -1,4 +1,6 @@
-"""Eight hosts from nothing to healthy in 90 s, looked at again in 10 s, and a job on all of them to its verdict. Prints the figures."""
+"""Eight hosts from nothing to healthy in 90 s, looked at again in 10 s, and a job on all of them to
+its verdict. Prints the figures.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ hosts: {placement: every_host}
 
 
 def stretch() -> float:
-    """How much longer things take since the machine does other work too: 1 where this test has it for itself."""
+    """How much longer things take since the machine does other work too: 1 where this test has it
+    for itself.
+    """
     return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
@@ -55,26 +59,44 @@ def verdicts(desk: OperatorMachine) -> dict[str, str]:
     done = desk.fleetctl("submit", "job.yaml", "--watch", "--json")
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)["rows"]
-    return {row["host"]: row["verdict"] for row in rows if row["variant"] == "nccl=tuned" and row["metric"] == "output_tok_s"}
+    return {
+        row["host"]: row["verdict"]
+        for row in rows
+        if row["variant"] == "nccl=tuned" and row["metric"] == "output_tok_s"
+    }
 
 
 def undeploy(desk: OperatorMachine) -> dict[str, str]:
-    """Host → what came of it. A host whose files the controller still fetches refuses, and is asked again."""
+    """Host → what came of it. A host whose files the controller still fetches refuses, and is asked
+    again.
+    """
     states: dict[str, str] = {}
     end_s = time.monotonic() + FETCHED_S
     while True:
-        told = desk.results("undeploy", *(host for host in desk.hosts if states.get(host, "failed") == "failed"))
+        told = desk.results(
+            "undeploy", *(host for host in desk.hosts if states.get(host, "failed") == "failed")
+        )
         states |= {host: result["state"] for host, result in told.items()}
         if "failed" not in states.values() or time.monotonic() > end_s:
-            print({host: result.get("message") for host, result in told.items() if result["state"] == "failed"})
+            print(
+                {
+                    host: result.get("message")
+                    for host, result in told.items()
+                    if result["state"] == "failed"
+                }
+            )
             return states
 
 
-def test_eight_hosts_are_healthy_within_90_s_looked_at_again_within_10_s_and_measured_to_the_verdict(lab: Lab, tmp_path: Path) -> None:
+def test_eight_hosts_are_healthy_within_90_s_looked_at_again_within_10_s_and_measured_to_the_verdict(
+    lab: Lab, tmp_path: Path
+) -> None:
     hosts, desk = lab.hosts(8), OperatorMachine(tmp_path)
     for host in hosts:
         desk.knows(host)
-    desk.fleetctl("deploy", hosts[0].name, "--dry-run")  # the wheels are fetched once a machine, by whoever needs them first
+    desk.fleetctl(
+        "deploy", hosts[0].name, "--dry-run"
+    )  # the wheels are fetched once a machine, by whoever needs them first
     began, busy = time.monotonic(), stretch()
     first = desk.results("deploy")
     first_s = time.monotonic() - began

@@ -1,4 +1,6 @@
-"""Promises of a deploy that is cut off: at any byte, by kill, by a full disk, by a second one; the next run finishes."""
+"""Promises of a deploy that is cut off: at any byte, by kill, by a full disk, by a second one; the
+next run finishes.
+"""
 
 from __future__ import annotations
 
@@ -25,21 +27,31 @@ def size(host: LabHost, path: str) -> int:
 
 def unpacked(host: LabHost) -> int:
     folder = host.path(f"{ROOT}/wheels")
-    return len([path for path in folder.iterdir() if not path.name.startswith(".")]) if folder.is_dir() else 0
+    return (
+        len([path for path in folder.iterdir() if not path.name.startswith(".")])
+        if folder.is_dir()
+        else 0
+    )
 
 
 MOMENTS: dict[str, Callable[[LabHost], object]] = {
     "at the first byte of the installation": lambda host: host.path(f"{ROOT}/made.jsonl").exists(),
-    "in the middle of a large wheel": lambda host: size(host, f"{ROOT}/.incoming.benchfleet-new") > 20 << 20,
+    "in the middle of a large wheel": lambda host: (
+        size(host, f"{ROOT}/.incoming.benchfleet-new") > 20 << 20
+    ),
     "while a wheel is unpacked": lambda host: list(host.path(f"{ROOT}/wheels").glob(".ray-*")),
     "when all wheels are there": lambda host: unpacked(host) > 24,
-    "when the switch is prepared": lambda host: host.path(f"{ROOT}/rollback/remembered.json").exists(),
+    "when the switch is prepared": lambda host: host.path(
+        f"{ROOT}/rollback/remembered.json"
+    ).exists(),
     "after the switch": lambda host: host.path(f"{ROOT}/current").is_symlink(),
     "when the agent has been started": lambda host: agents_of(host),
 }
 
 
-def test_a_deploy_that_is_killed_at_any_moment_is_finished_by_the_next(lab: Lab, tmp_path: Path) -> None:
+def test_a_deploy_that_is_killed_at_any_moment_is_finished_by_the_next(
+    lab: Lab, tmp_path: Path
+) -> None:
     """One host, killed at each moment in turn: every run goes on where the one before was cut off."""
     [host] = lab.hosts(1)
     desk = OperatorMachine(tmp_path)
@@ -47,7 +59,11 @@ def test_a_deploy_that_is_killed_at_any_moment_is_finished_by_the_next(lab: Lab,
     before = files_of(host)
     for moment, has_come in MOMENTS.items():
         process = desk.begin("deploy")
-        wait_until(lambda has_come=has_come, process=process: has_come(host) or process.poll() is not None, MOMENT_S, moment)
+        wait_until(
+            lambda has_come=has_come, process=process: has_come(host) or process.poll() is not None,
+            MOMENT_S,
+            moment,
+        )
         assert process.poll() is None, f"{moment}: {(desk.folder / 'begun.log').read_text()}"
         process.kill()
         process.wait()
@@ -64,21 +80,35 @@ def test_ctrl_c_ends_a_deploy_at_once_and_frees_the_host(lab: Lab, tmp_path: Pat
     desk = OperatorMachine(tmp_path)
     desk.knows(host)
     process = desk.begin("deploy")
-    wait_until(lambda: size(host, f"{ROOT}/.incoming.benchfleet-new") > 5 << 20, MOMENT_S, "the copying of a large wheel")
+    wait_until(
+        lambda: size(host, f"{ROOT}/.incoming.benchfleet-new") > 5 << 20,
+        MOMENT_S,
+        "the copying of a large wheel",
+    )
     process.send_signal(signal.SIGINT)
     assert process.wait(30.0) == 1
     said = (desk.folder / "begun.log").read_text()
     assert (said.splitlines()[-1], "Traceback" in said) == ("interrupted", False)
     assert "the same `fleetctl deploy` again finishes them" in said
-    wait_until(lambda: not [one for one in host.processes() if "-I" in one.argv], 30.0, "the installer there has ended")
+    wait_until(
+        lambda: not [one for one in host.processes() if "-I" in one.argv],
+        30.0,
+        "the installer there has ended",
+    )
 
 
-def test_a_disk_that_fills_up_under_way_is_told_and_room_is_all_that_is_needed(lab: Lab, tmp_path: Path) -> None:
+def test_a_disk_that_fills_up_under_way_is_told_and_room_is_all_that_is_needed(
+    lab: Lab, tmp_path: Path
+) -> None:
     [host] = lab.hosts(1)
     desk = OperatorMachine(tmp_path)
     desk.knows(host)
     process = desk.begin("deploy")
-    wait_until(lambda: size(host, f"{ROOT}/.incoming.benchfleet-new") > 5 << 20, MOMENT_S, "the copying of a large wheel")
+    wait_until(
+        lambda: size(host, f"{ROOT}/.incoming.benchfleet-new") > 5 << 20,
+        MOMENT_S,
+        "the copying of a large wheel",
+    )
     host.fill_disk(leave_bytes=1 << 20)
     code, said = process.wait(MOMENT_S), (desk.folder / "begun.log").read_text()
     assert code == 1
@@ -104,7 +134,9 @@ def test_two_deploys_at_once_do_not_meet(lab: Lab, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", [ROOT, f"{ROOT}/versions"])
-def test_a_folder_of_others_at_our_place_is_not_touched(lab: Lab, tmp_path: Path, place: str) -> None:
+def test_a_folder_of_others_at_our_place_is_not_touched(
+    lab: Lab, tmp_path: Path, place: str
+) -> None:
     [host] = lab.hosts(1)
     desk = OperatorMachine(tmp_path)
     desk.knows(host)

@@ -1,4 +1,6 @@
-"""Promises of the way to a host: host keys, keys of users, jump hosts, tunnels, and what is told when there is none."""
+"""Promises of the way to a host: host keys, keys of users, jump hosts, tunnels, and what is told
+when there is none.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,9 @@ def test_arguments_reach_a_program_as_they_are(host: LabHost) -> None:
     assert ran.out.decode() == ascii(words) + "\n"
 
 
-def test_an_unknown_host_key_is_refused_with_its_fingerprint_and_the_command_that_adds_it(host: LabHost, tmp_path: Path) -> None:
+def test_an_unknown_host_key_is_refused_with_its_fingerprint_and_the_command_that_adds_it(
+    host: LabHost, tmp_path: Path
+) -> None:
     error = refusal(settings(host, known_hosts=(str(tmp_path / "known_hosts"),)))
     shown = host.run(["ssh-keygen", "-lf", "/etc/ssh/lab_host_key.pub"]).stdout.split()[1]
     assert shown in error.message
@@ -70,8 +74,15 @@ def test_an_unknown_host_key_is_refused_with_its_fingerprint_and_the_command_tha
     assert not (tmp_path / "known_hosts").exists()
 
 
-def test_a_changed_host_key_is_refused_with_both_fingerprints_and_the_command_that_forgets_the_old(host: LabHost, tmp_path: Path) -> None:
-    other = Ed25519PrivateKey.generate().public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
+def test_a_changed_host_key_is_refused_with_both_fingerprints_and_the_command_that_forgets_the_old(
+    host: LabHost, tmp_path: Path
+) -> None:
+    other = (
+        Ed25519PrivateKey.generate()
+        .public_key()
+        .public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+        .decode()
+    )
     file = tmp_path / "known_hosts"
     file.write_text(f"{host.address} {other}\n")
     error = refusal(settings(host, known_hosts=(str(file),)))
@@ -80,36 +91,56 @@ def test_a_changed_host_key_is_refused_with_both_fingerprints_and_the_command_th
     assert file.read_text() == f"{host.address} {other}\n"
 
 
-def test_a_key_with_a_passphrase_is_not_read_without_a_terminal_or_an_agent(host: LabHost, tmp_path: Path) -> None:
+def test_a_key_with_a_passphrase_is_not_read_without_a_terminal_or_an_agent(
+    host: LabHost, tmp_path: Path
+) -> None:
     key = Ed25519PrivateKey.generate()
     file = tmp_path / "locked"
-    file.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, BestAvailableEncryption(b"secret")))
+    file.write_bytes(
+        key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, BestAvailableEncryption(b"secret"))
+    )
     with pytest.raises(ConfigError, match="passphrase") as error:
         SshConnection.open(settings(host, identities=(str(file),)), Keyring())
     assert f"ssh-add {file}" in error.value.hint
 
 
-def test_a_key_with_a_passphrase_is_used_as_ssh_agent_holds_it(host: LabHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_with_a_passphrase_is_used_as_ssh_agent_holds_it(
+    host: LabHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     locked, socket = tmp_path / "locked", tmp_path / "agent.sock"
     key = load_ssh_private_key(Path(host.ssh().identity).read_bytes(), None)
-    locked.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, BestAvailableEncryption(b"secret")))
-    locked.with_name("locked.pub").write_bytes(key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH))
-    with subprocess.Popen(["ssh-agent", "-D", "-a", str(socket)], stdout=subprocess.DEVNULL) as agent:
+    locked.write_bytes(
+        key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, BestAvailableEncryption(b"secret"))
+    )
+    locked.with_name("locked.pub").write_bytes(
+        key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    )
+    with subprocess.Popen(
+        ["ssh-agent", "-D", "-a", str(socket)], stdout=subprocess.DEVNULL
+    ) as agent:
         try:
             wait_until(socket.exists, 10.0, "ssh-agent listens")
             monkeypatch.setenv("SSH_AUTH_SOCK", str(socket))
             subprocess.run(["ssh-add", "-q", host.ssh().identity], check=True)
             keyring = Keyring()
-            with SshConnection.open(settings(host, identities=(str(locked),), use_agent=True), keyring) as connection:
+            with SshConnection.open(
+                settings(host, identities=(str(locked),), use_agent=True), keyring
+            ) as connection:
                 assert connection.run(["id", "-un"]).out == b"bench\n"
             keyring.close()
         finally:
             agent.terminate()
 
 
-def test_a_key_that_is_not_let_in_is_named_with_the_command_that_brings_it(host: LabHost, tmp_path: Path) -> None:
+def test_a_key_that_is_not_let_in_is_named_with_the_command_that_brings_it(
+    host: LabHost, tmp_path: Path
+) -> None:
     file = tmp_path / "other"
-    file.write_bytes(Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+    file.write_bytes(
+        Ed25519PrivateKey.generate().private_bytes(
+            Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()
+        )
+    )
     with pytest.raises(ConfigError, match=str(file)) as error:
         SshConnection.open(settings(host, identities=(str(file),)), Keyring())
     assert "ssh-copy-id" in error.value.hint
@@ -124,11 +155,15 @@ def test_a_host_that_is_off_is_told_as_out_of_reach(host: LabHost) -> None:
         host.heal()
 
 
-def test_a_host_behind_another_is_deployed_and_reached_through_a_tunnel_that_heals(shared_lab: Lab, host: LabHost, tmp_path: Path) -> None:
+def test_a_host_behind_another_is_deployed_and_reached_through_a_tunnel_that_heals(
+    shared_lab: Lab, host: LabHost, tmp_path: Path
+) -> None:
     [inner] = shared_lab.hosts(1)
     desk = OperatorMachine(tmp_path)
     known = desk.folder / "known_hosts"
-    known.write_text(Path(host.ssh().known_hosts).read_text() + Path(inner.ssh().known_hosts).read_text())
+    known.write_text(
+        Path(host.ssh().known_hosts).read_text() + Path(inner.ssh().known_hosts).read_text()
+    )
     desk.knows(inner, more=f"proxy_jump: bench@{host.address}, known_hosts: [{known}]")
     told = desk.results("deploy")[inner.name]
     assert (told["state"], told["message"]) == ("changed", "")
@@ -141,7 +176,11 @@ def test_a_host_behind_another_is_deployed_and_reached_through_a_tunnel_that_hea
 async def over_a_tunnel(known: FleetHost, authority: Authority, way: LabHost) -> None:
     """Ask the agent, end the tunnel's SSH connections on the way, ask again."""
     async with Tunnels() as tunnels:
-        client = AgentClient(await tunnels.open_tunnel(known), authority.agent_files(known.name), agent_name(known.name))
+        client = AgentClient(
+            await tunnels.open_tunnel(known),
+            authority.agent_files(known.name),
+            agent_name(known.name),
+        )
         try:
             assert await described(client) == known.name
             end_sessions(way)
@@ -152,7 +191,9 @@ async def over_a_tunnel(known: FleetHost, authority: Authority, way: LabHost) ->
 
 
 async def described(client: AgentClient) -> str:
-    """The name that the agent gives, asked until it does: a call that is under way when the line breaks may fail."""
+    """The name that the agent gives, asked until it does: a call that is under way when the line
+    breaks may fail.
+    """
     for _ in range(100):
         with suppress(HostUnreachable):
             return (await client.describe()).host

@@ -1,4 +1,6 @@
-"""Each fault in each phase of a trial, on real lab hosts: each run is stored exactly once, no process is left, the job ends well."""
+"""Each fault in each phase of a trial, on real lab hosts: each run is stored exactly once, no
+process is left, the job ends well.
+"""
 
 from __future__ import annotations
 
@@ -37,10 +39,16 @@ from tests.lab.trials import (
 HOSTS = 7
 STARTS_LOAD = 2  # weight of a cell
 PHASES = (Phase.LAUNCHING, Phase.WARMING, Phase.MEASURING, Phase.COLLECTING, Phase.STOPPING)
-TRIES = 8  # a fault that came too late for its phase or missed what it is for is tried again; a phase is never waited for by time
+# a fault that came too late for its phase or missed what it is for is tried again; a phase is never
+# waited for by time
+TRIES = 8
 ATTEMPT_S = 150.0
 WORKER_S = 30.0
-LOG_BYTES = 24 << 20  # what the server's log is made longer by, and how many secrets are then masked in it: collecting it takes a second
+LOG_BYTES = (
+    24 << 20
+    # what the server's log is made longer by, and how many secrets are then masked in it: collecting it
+    # takes a second
+)
 SECRETS = 128
 JOB = """\
 apiVersion: benchfleet/v1
@@ -63,7 +71,9 @@ LONG: Mapping[Phase, Mapping[str, str]] = {  # what makes a phase last for secon
     Phase.LAUNCHING: {"simulation": "ready_after: 2s"},
     Phase.WARMING: {"warmup": "6"},
     Phase.MEASURING: {"tokens": "400"},
-    Phase.COLLECTING: {"env": ", ".join(f"HF_S{number}: secret://S{number}" for number in range(SECRETS))},
+    Phase.COLLECTING: {
+        "env": ", ".join(f"HF_S{number}: secret://S{number}" for number in range(SECRETS))
+    },
     Phase.STOPPING: {"simulation": "ignore_term: true"},
 }
 
@@ -74,11 +84,17 @@ RETRIED: Mapping[Fault, Mapping[Phase, str]] = {
     faults.KILL_SERVER: dict.fromkeys(PHASES[:3], "killed"),
     faults.KILL_LOAD_TASK: dict.fromkeys(PHASES[1:3], "load_failed"),
 }
-# What `kill -9 load task` strikes. Where requests are sent: a worker that sends them, whose loss costs the attempt. In the other phases no
-# worker is in use: it strikes the idle ones that the load process keeps, and their loss costs nothing.
-LOAD_TASK: Mapping[Phase, str] = {**dict.fromkeys(PHASES, faults.IDLE), **dict.fromkeys(PHASES[1:3], faults.SENDING)}
+# What `kill -9 load task` strikes. Where requests are sent: a worker that sends them, whose loss
+# costs the attempt. In the other phases no
+# worker is in use: it strikes the idle ones that the load process keeps, and their loss costs
+# nothing.
+LOAD_TASK: Mapping[Phase, str] = {
+    **dict.fromkeys(PHASES, faults.IDLE),
+    **dict.fromkeys(PHASES[1:3], faults.SENDING),
+}
 WORKERS = {faults.SENDING: faults.sending_workers, faults.IDLE: faults.idle_workers}
-# Where it may cost one or none: what was to be written may just have been, and what died may just have been no longer needed.
+# Where it may cost one or none: what was to be written may just have been, and what died may just
+# have been no longer needed.
 MAY_BE: Mapping[Fault, frozenset[str]] = {
     faults.DISK_FULL: frozenset({"disk_full", "load_failed", "journal_failed"}),
     faults.KILL_SERVER: frozenset({"killed"}),
@@ -87,7 +103,9 @@ MAY_BE: Mapping[Fault, frozenset[str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A fault in a phase, and what came of it on `host`; `struck` is what the fault hit, `ends` how each attempt ended."""
+    """A fault in a phase, and what came of it on `host`; `struck` is what the fault hit, `ends` how
+    each attempt ended.
+    """
 
     fault: Fault
     phase: Phase
@@ -106,7 +124,9 @@ class Cell:
 
     @property
     def short(self) -> str:
-        """Its place in the table: attempts, seconds and how often the fault missed, or that it failed."""
+        """Its place in the table: attempts, seconds and how often the fault missed, or that it
+        failed.
+        """
         late = f" ({self.late} late)" if self.late else ""
         struck = f" {self.struck[0]}" if self.struck and self.fault is faults.KILL_LOAD_TASK else ""
         return f"{'FAILED' if self.trouble else 'ok'} {len(self.ends)}× {self.took_s:.0f} s{struck}{late}"
@@ -124,7 +144,9 @@ def fleet(shared_lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 @pytest.fixture(scope="module")
 def played(fleet: LabFleet, request: pytest.FixtureRequest) -> Mapping[str, Cell]:
-    """Those cells by name whose tests were chosen. Faults of the controller strike all hosts: those cells have the hosts for themselves."""
+    """Those cells by name whose tests were chosen. Faults of the controller strike all hosts: those
+    cells have the hosts for themselves.
+    """
     began_s = time.monotonic()
     names = chosen(request.session, "name")
     cells = [cell for cell in CELLS if cell.name in names]
@@ -135,13 +157,19 @@ def played(fleet: LabFleet, request: pytest.FixtureRequest) -> Mapping[str, Cell
     start_loads(places)
     of_controller = [cell for cell in cells if cell.fault is faults.KILL_CONTROLLER]
     of_hosts = [cell for cell in cells if cell.fault is not faults.KILL_CONTROLLER]
-    found = {cell.name: cell for turns in (of_controller, of_hosts) for cell in play_all(Turns(turns), places)}
+    found = {
+        cell.name: cell
+        for turns in (of_controller, of_hosts)
+        for cell in play_all(Turns(turns), places)
+    }
     show(request.config, told(found, time.monotonic() - began_s))
     return found
 
 
 @pytest.mark.parametrize("name", [cell.name for cell in CELLS])
-def test_each_run_is_stored_once_nothing_is_left_and_the_job_ends_well(played: Mapping[str, Cell], name: str) -> None:
+def test_each_run_is_stored_once_nothing_is_left_and_the_job_ends_well(
+    played: Mapping[str, Cell], name: str
+) -> None:
     cell = played[name]
     print(cell.log)
     if cell.trouble:
@@ -149,7 +177,8 @@ def test_each_run_is_stored_once_nothing_is_left_and_the_job_ends_well(played: M
 
 
 def weight(cell: Cell) -> int:
-    """The heavier begins the earlier: hosts that are cut for long leave the processors to those that start a Ray anew meanwhile.
+    """The heavier begins the earlier: hosts that are cut for long leave the processors to those
+    that start a Ray anew meanwhile.
 
     The lightest leave a host without a Ray, which nobody then misses.
     """
@@ -170,7 +199,11 @@ class Turns:
         """The next one, once it may begin; None when all were taken."""
         with self._changed:
             while self._waiting:
-                may_begin = (cell for cell in self._waiting if weight(cell) != STARTS_LOAD or self._starting < LOADS_AT_ONCE)
+                may_begin = (
+                    cell
+                    for cell in self._waiting
+                    if weight(cell) != STARTS_LOAD or self._starting < LOADS_AT_ONCE
+                )
                 if (cell := next(may_begin, None)) is not None:
                     self._waiting.remove(cell)
                     self._starting += weight(cell) == STARTS_LOAD
@@ -202,13 +235,22 @@ def play_all(turns: Turns, places: Sequence[Site]) -> list[Cell]:
 def told(found: Mapping[str, Cell], took_s: float) -> str:
     """The table, and its sums."""
     shown = {name: cell.short for name, cell in found.items()}
-    rows = [[fault.name, *(shown.get(Cell(fault, phase).name, "") for phase in PHASES)] for fault in MATRIX]
+    rows = [
+        [fault.name, *(shown.get(Cell(fault, phase).name, "") for phase in PHASES)]
+        for fault in MATRIX
+    ]
     good = sum(not cell.trouble for cell in found.values())
     late = sum(cell.late for cell in found.values())
     attempts = sum(len(cell.ends) for cell in found.values())
     sums = f"{good} of {len(found)} cells hold, {attempts} attempts, {late} faults were late or missed and were repeated, {took_s:.0f} s"
-    failed = [f"{cell.name} on {cell.host}: {'; '.join(cell.trouble)}" for cell in found.values() if cell.trouble]
-    return "\n".join([table(["fault", *(phase.name.lower() for phase in PHASES)], rows), sums, *failed])
+    failed = [
+        f"{cell.name} on {cell.host}: {'; '.join(cell.trouble)}"
+        for cell in found.values()
+        if cell.trouble
+    ]
+    return "\n".join(
+        [table(["fault", *(phase.name.lower() for phase in PHASES)], rows), sums, *failed]
+    )
 
 
 def play(cell: Cell, site: Site) -> Cell:
@@ -218,14 +260,30 @@ def play(cell: Cell, site: Site) -> Cell:
             done = replace(_play(cell, site), late=late)
             break
         except Late as error:
-            done = replace(cell, host=site.host.name, late=late + 1, trouble=(f"it always came too late or missed: {error}",))
-        except (LabTrouble, grpc.RpcError, AssertionError, ValueError):  # such a cell has failed, and the others are played
+            done = replace(
+                cell,
+                host=site.host.name,
+                late=late + 1,
+                trouble=(f"it always came too late or missed: {error}",),
+            )
+        except (
+            LabTrouble,
+            grpc.RpcError,
+            AssertionError,
+            ValueError,
+        ):  # such a cell has failed, and the others are played
             done = replace(cell, host=site.host.name, late=late, trouble=(traceback.format_exc(),))
             break
         finally:
             site.mend()
-    logs = {site.host.name: site.agent.log(), "controller": site.fleet.controller.log()} if done.trouble else {}
-    return replace(done, log="\n".join(f"--- {name}\n{log[-LOG_END:]}" for name, log in logs.items()))
+    logs = (
+        {site.host.name: site.agent.log(), "controller": site.fleet.controller.log()}
+        if done.trouble
+        else {}
+    )
+    return replace(
+        done, log="\n".join(f"--- {name}\n{log[-LOG_END:]}" for name, log in logs.items())
+    )
 
 
 def _play(cell: Cell, site: Site) -> Cell:
@@ -240,7 +298,9 @@ def _play(cell: Cell, site: Site) -> Cell:
     hold(cell.fault, journal, job_id)
     cell.fault.mend(site)
     detail = wait_over(fleet, job_id)
-    if (was := phase_at([event for event in journal.of(job_id) if event.attempt == 1], struck.at_ns)) is not cell.phase:
+    if (
+        was := phase_at([event for event in journal.of(job_id) if event.attempt == 1], struck.at_ns)
+    ) is not cell.phase:
         raise Late(f"it struck in {was.name}")
     if not is_hit(cell, struck):
         raise Late(f"it struck {', '.join(struck.what) or 'nothing'}")
@@ -248,8 +308,13 @@ def _play(cell: Cell, site: Site) -> Cell:
     told = attempts(fleet, trial)
     trouble = [*trouble_with_ends(cell, ends(told)), *trouble_with(site, journal, job_id)]
     if trouble or trial.outcome is not Outcome.OK:
-        trouble += [f"the job ended {detail.job.state}", *(f"attempt {attempt.attempt}: {attempt.message}" for attempt in told)]
-    done = replace(cell, host=site.host.name, struck=struck.what, ends=ends(told), trouble=tuple(trouble))
+        trouble += [
+            f"the job ended {detail.job.state}",
+            *(f"attempt {attempt.attempt}: {attempt.message}" for attempt in told),
+        ]
+    done = replace(
+        cell, host=site.host.name, struck=struck.what, ends=ends(told), trouble=tuple(trouble)
+    )
     return replace(done, took_s=time.monotonic() - began_s)
 
 
@@ -258,14 +323,22 @@ def strike(cell: Cell, site: Site, journal: HostJournal, job_id: str) -> Struck:
     if cell.phase is Phase.COLLECTING:
         event = journal.await_event(job_id, lambda event: event.phase is Phase.WARMING)
         _fill_log(site, event)
-    journal.await_event(job_id, lambda event: event.phase is cell.phase and (event.phase is not Phase.LAUNCHING or _is_launched(event)))
+    journal.await_event(
+        job_id,
+        lambda event: (
+            event.phase is cell.phase
+            and (event.phase is not Phase.LAUNCHING or _is_launched(event))
+        ),
+    )
     if cell.fault is faults.KILL_LOAD_TASK:
         await_load_task(cell.phase, site, journal, job_id)
     return cell.fault.strike(site)
 
 
 def await_load_task(phase: Phase, site: Site, journal: HostJournal, job_id: str) -> None:
-    """Return when there is a worker of the kind that is to be struck. Raises Late if the phase ends before, LabTrouble if none comes."""
+    """Return when there is a worker of the kind that is to be struck. Raises Late if the phase ends
+    before, LabTrouble if none comes.
+    """
     wanted = LOAD_TASK[phase]
 
     def is_there() -> bool:
@@ -277,7 +350,9 @@ def await_load_task(phase: Phase, site: Site, journal: HostJournal, job_id: str)
 
 
 def is_hit(cell: Cell, struck: Struck) -> bool:
-    """Return True if the fault struck what it was meant for, and nothing else: a cell in which it did not says nothing."""
+    """Return True if the fault struck what it was meant for, and nothing else: a cell in which it
+    did not says nothing.
+    """
     wanted = {LOAD_TASK[cell.phase]} if cell.fault is faults.KILL_LOAD_TASK else set(struck.what)
     return bool(struck.what) and set(struck.what) == wanted
 
@@ -297,7 +372,9 @@ def give_secrets(site: Site) -> None:
 def _fill_log(site: Site, event: Event) -> None:
     """Let the server have said very much, a secret at last."""
     line = b"INFO: a line that a server says again and again\n"
-    with site.host.path(f"{STATE}/artifacts/{event.trial_id}/{event.attempt}/server.log").open("ab") as log:
+    with site.host.path(f"{STATE}/artifacts/{event.trial_id}/{event.attempt}/server.log").open(
+        "ab"
+    ) as log:
         log.write(line * (LOG_BYTES // len(line)) + b"%032d\n" % 1)
 
 
@@ -314,7 +391,9 @@ def trouble_with_ends(cell: Cell, told: Sequence[str]) -> Iterator[str]:
     """Whether each attempt ended as the fault lets one expect."""
     wanted = RETRIED.get(cell.fault, {}).get(cell.phase)
     expected: set[tuple[str, ...]] = {(wanted, "ok")} if wanted else {("ok",)}
-    if cell.fault is faults.DISK_FULL or (cell.fault is faults.KILL_SERVER and cell.phase is Phase.COLLECTING):
+    if cell.fault is faults.DISK_FULL or (
+        cell.fault is faults.KILL_SERVER and cell.phase is Phase.COLLECTING
+    ):
         expected |= {(failed, "ok") for failed in MAY_BE[cell.fault]}
     if tuple(told) not in expected:
         yield f"the attempts ended {', '.join(told)}; expected: {' or '.join(', '.join(one) for one in sorted(expected))}"

@@ -1,7 +1,9 @@
-"""Random sequences of faults on real lab hosts: whatever comes one after another or at once, no run is lost or doubled, and jobs end.
+"""Random sequences of faults on real lab hosts: whatever comes one after another or at once, no run
+is lost or doubled, and jobs end.
 
-`LAB_SEQUENCES=60` plays more of them, `LAB_SEEDS=7,21` those of these seeds alone. A seed gives the same faults for the same moments of a
-trial each time; how far a host has come by then is the machine's. A clock once set wrong stays so for the host's later sequences.
+`LAB_SEQUENCES=60` plays more of them, `LAB_SEEDS=7,21` those of these seeds alone. A seed gives the
+same faults for the same moments of a trial each time; how far a host has come by then is the
+machine's. A clock once set wrong stays so for the host's later sequences.
 """
 
 from __future__ import annotations
@@ -45,12 +47,22 @@ HOSTS = 5
 MOMENTS = (Phase.LAUNCHING, Phase.WARMING, Phase.MEASURING, Phase.COLLECTING, Phase.STOPPING)
 MOMENT_S = 15.0  # a moment that does not come is not waited for any longer
 LOOK_S = 0.02
-RESTARTS = {faults.KILL_AGENT, faults.STOP_AGENT, faults.POWER_OFF, faults.AHEAD, faults.BEHIND, faults.DISK_FULL}
+RESTARTS = {
+    faults.KILL_AGENT,
+    faults.STOP_AGENT,
+    faults.POWER_OFF,
+    faults.AHEAD,
+    faults.BEHIND,
+    faults.DISK_FULL,
+}
 BLAMED: Mapping[str, Set[Fault]] = {  # what a failure of that class may come from
     "agent_restarted": RESTARTS,
     "killed": {faults.KILL_SERVER},
     "load_failed": {faults.KILL_LOAD, faults.KILL_LOAD_TASK, faults.DISK_FULL},
-    **{key: {faults.DISK_FULL} for key in ("disk_full", "journal_failed", "preflight_disk", "launch_failed")},
+    **{
+        key: {faults.DISK_FULL}
+        for key in ("disk_full", "journal_failed", "preflight_disk", "launch_failed")
+    },
 }
 JOB = """\
 apiVersion: benchfleet/v1
@@ -78,7 +90,9 @@ def seeds() -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Strike:
-    """A fault `after_s` from the next time that the host's trial is in a phase. `stays`: until the one after it is mended."""
+    """A fault `after_s` from the next time that the host's trial is in a phase. `stays`: until the
+    one after it is mended.
+    """
 
     fault: Fault
     moment: Phase
@@ -102,7 +116,9 @@ class Course:
     launches: int
     host: str = ""
     clock_s: float = 0.0  # by how much the host's was wrong when the sequence began
-    struck: tuple[str, ...] = ()  # what each strike hit; empty where there was nothing to hit at that moment
+    struck: tuple[
+        str, ...
+    ] = ()  # what each strike hit; empty where there was nothing to hit at that moment
     ends: tuple[str, ...] = ()
     took_s: float = 0.0
     trouble: tuple[str, ...] = ()
@@ -126,7 +142,9 @@ def drawn(seed: int) -> Course:
         )  # fmt: skip
 
     strikes = tuple(strike() for _ in range(random.randint(1, 4)))
-    return Course(seed, strikes, random.choice((0.0, 1.0)), random.random() < 0.3, random.choice((1, 1, 2)))
+    return Course(
+        seed, strikes, random.choice((0.0, 1.0)), random.random() < 0.3, random.choice((1, 1, 2))
+    )
 
 
 @pytest.fixture(scope="module")
@@ -157,17 +175,23 @@ def played(fleet: LabFleet, request: pytest.FixtureRequest) -> Mapping[int, Cour
 
     with ThreadPoolExecutor(len(places)) as pool:
         found = {sequence.seed: sequence for done in pool.map(work, places) for sequence in done}
-    show(request.config, listed([found[seed] for seed in sorted(found)], time.monotonic() - began_s))
+    show(
+        request.config, listed([found[seed] for seed in sorted(found)], time.monotonic() - began_s)
+    )
     return found
 
 
 @pytest.mark.parametrize("seed", seeds())
-def test_whatever_strikes_no_run_is_lost_or_doubled_nothing_is_left_and_the_job_ends(played: Mapping[int, Course], seed: int) -> None:
+def test_whatever_strikes_no_run_is_lost_or_doubled_nothing_is_left_and_the_job_ends(
+    played: Mapping[int, Course], seed: int
+) -> None:
     sequence = played[seed]
     print(sequence.log)
     if sequence.trouble:
         where = f"seed {seed} on {sequence.host}, its clock {sequence.clock_s:+.0f} s:"
-        pytest.fail("\n".join([where, *map(str, sequence.strikes), *sequence.trouble]), pytrace=False)
+        pytest.fail(
+            "\n".join([where, *map(str, sequence.strikes), *sequence.trouble]), pytrace=False
+        )
 
 
 def test_a_seed_gives_the_same_faults_each_time_and_seeds_reach_every_fault() -> None:
@@ -181,26 +205,43 @@ def play(sequence: Course, site: Site) -> Course:
     done = replace(sequence, host=site.host.name, clock_s=site.host.clock_ahead_s)
     try:
         done = _play(done, site)
-    except (LabTrouble, grpc.RpcError, AssertionError, ValueError):  # such a sequence has failed, and the others are played
+    except (
+        LabTrouble,
+        grpc.RpcError,
+        AssertionError,
+        ValueError,
+    ):  # such a sequence has failed, and the others are played
         done = replace(done, trouble=(traceback.format_exc(),))
     finally:
         make_whole(site)
-    logs = {site.host.name: site.agent.log(), "controller": site.fleet.controller.log()} if done.trouble else {}
+    logs = (
+        {site.host.name: site.agent.log(), "controller": site.fleet.controller.log()}
+        if done.trouble
+        else {}
+    )
     log = "\n".join(f"--- {name}\n{log[-LOG_END:]}" for name, log in logs.items())
     return replace(done, took_s=time.monotonic() - began_s, log=log)
 
 
 def _play(sequence: Course, site: Site) -> Course:
     fleet, journal = site.fleet, HostJournal(site)
-    knobs = {"ready_s": sequence.ready_s, "ignore_term": str(sequence.ignore_term).lower(), "launches": sequence.launches}
-    job_id = submit(fleet, JOB.format(host=site.host.name, **knobs), f"{sequence.seed} {time.monotonic_ns()}")
+    knobs = {
+        "ready_s": sequence.ready_s,
+        "ignore_term": str(sequence.ignore_term).lower(),
+        "launches": sequence.launches,
+    }
+    job_id = submit(
+        fleet, JOB.format(host=site.host.name, **knobs), f"{sequence.seed} {time.monotonic_ns()}"
+    )
     staying: list[Fault] = []
     struck: list[str] = []
     for strike in sequence.strikes:
         await_moment(journal, job_id, strike.moment)
         threading.Event().wait(strike.after_s)
         struck.append("")
-        with contextlib.suppress(LabTrouble):  # what one fault does to the mending of another is part of the sequence
+        with contextlib.suppress(
+            LabTrouble
+        ):  # what one fault does to the mending of another is part of the sequence
             struck[-1] = ", ".join(sorted(set(strike.fault.strike(site).what)))
         if strike.stays:
             staying.append(strike.fault)
@@ -213,34 +254,56 @@ def _play(sequence: Course, site: Site) -> Course:
     site.mend()
     detail = wait_over(fleet, job_id)
     told = [attempts(fleet, trial) for trial in detail.trials]
-    trouble = [*trouble_with(site, journal, job_id), *trouble_with_ends(detail, told), *trouble_with_blame(sequence.strikes, told)]
-    return replace(sequence, struck=tuple(struck), ends=tuple(end for trial in told for end in ends(trial)), trouble=tuple(trouble))
+    trouble = [
+        *trouble_with(site, journal, job_id),
+        *trouble_with_ends(detail, told),
+        *trouble_with_blame(sequence.strikes, told),
+    ]
+    return replace(
+        sequence,
+        struck=tuple(struck),
+        ends=tuple(end for trial in told for end in ends(trial)),
+        trouble=tuple(trouble),
+    )
 
 
 def await_moment(journal: HostJournal, job_id: str, moment: Phase) -> None:
-    """Return when the host's journal has a new event in that phase, the job's last trial is over, or it does not come to that."""
+    """Return when the host's journal has a new event in that phase, the job's last trial is over,
+    or it does not come to that.
+    """
     before = len(journal.of(job_id))
     deadline = time.monotonic() + MOMENT_S
-    while time.monotonic() < deadline and not any(event.phase is moment for event in journal.of(job_id)[before:]):
+    while time.monotonic() < deadline and not any(
+        event.phase is moment for event in journal.of(job_id)[before:]
+    ):
         time.sleep(LOOK_S)
 
 
 def trouble_with_ends(detail: JobDetail, told: Sequence[Sequence[TrialStatus]]) -> Iterator[str]:
-    """A trial ended well, or was tried as often as its failures may be. A bug, or a job that is wrong, is never a fault's doing."""
+    """A trial ended well, or was tried as often as its failures may be. A bug, or a job that is
+    wrong, is never a fault's doing.
+    """
     for trial in told:
         *earlier, last = trial
         failures = [attempt.kind for attempt in trial if attempt.outcome is Outcome.FAILED]
         is_well = last.outcome is Outcome.OK and len(failures) == len(earlier)
         is_enough = len(failures) == len(trial) and not may_retry(failures)
         if not (is_well or is_enough) or any(rule_for(kind) == NEVER for kind in failures):
-            how = [f"attempt {one.attempt}: {one.outcome.name} {one.failure_class}: {one.message}" for one in trial]
+            how = [
+                f"attempt {one.attempt}: {one.outcome.name} {one.failure_class}: {one.message}"
+                for one in trial
+            ]
             yield f"the job ended {detail.job.state}: {'; '.join(how)}"
 
 
-def trouble_with_blame(strikes: Sequence[Strike], told: Sequence[Sequence[TrialStatus]]) -> Iterator[str]:
+def trouble_with_blame(
+    strikes: Sequence[Strike], told: Sequence[Sequence[TrialStatus]]
+) -> Iterator[str]:
     """What failed is told as what struck, and never as what did not."""
     struck = {strike.fault for strike in strikes}
-    for attempt in (attempt for trial in told for attempt in trial if attempt.outcome is Outcome.FAILED):
+    for attempt in (
+        attempt for trial in told for attempt in trial if attempt.outcome is Outcome.FAILED
+    ):
         if not struck & BLAMED.get(attempt.failure_class, frozenset()):
             yield f"attempt {attempt.attempt} ended as {attempt.failure_class}, which no fault explains: {attempt.message}"
 
@@ -267,7 +330,11 @@ def listed(found: Sequence[Course], took_s: float) -> str:
         for sequence in found
     ]  # fmt: skip
     good = sum(not sequence.trouble for sequence in found)
-    failed = [f"seed {sequence.seed}: {'; '.join(sequence.trouble)}" for sequence in found if sequence.trouble]
+    failed = [
+        f"seed {sequence.seed}: {'; '.join(sequence.trouble)}"
+        for sequence in found
+        if sequence.trouble
+    ]
     strikes = sum(len(sequence.strikes) for sequence in found)
     count = sum(len(sequence.ends) for sequence in found)
     hits = sum(what != "" for sequence in found for what in sequence.struck)

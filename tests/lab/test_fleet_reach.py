@@ -1,4 +1,6 @@
-"""Promises of how a controller reaches the hosts of its fleet file, on lab hosts: through SSH and a jump, and as the file changes."""
+"""Promises of how a controller reaches the hosts of its fleet file, on lab hosts: through SSH and a
+jump, and as the file changes.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ def fleet_text(jump: LabHost, behind: LabHost, more: str = "") -> str:
     )
 
 
-def test_a_host_behind_a_jump_is_reached_through_it_and_again_when_the_jump_is_back(lab_fleet: LabFleet) -> None:
+def test_a_host_behind_a_jump_is_reached_through_it_and_again_when_the_jump_is_back(
+    lab_fleet: LabFleet,
+) -> None:
     jump, behind = (agent.host for agent in lab_fleet.add(lab_fleet.lab.hosts(2, with_venv=True)))
     (lab_fleet.folder / "fleet.yaml").write_text(fleet_text(jump, behind))
     lab_fleet.controller.start()
@@ -32,7 +36,9 @@ def test_a_host_behind_a_jump_is_reached_through_it_and_again_when_the_jump_is_b
     lab_fleet.await_connected(timeout_s=CONNECTED_S)
 
 
-def test_a_changed_fleet_file_holds_at_once_when_the_controller_is_told(lab_fleet: LabFleet) -> None:
+def test_a_changed_fleet_file_holds_at_once_when_the_controller_is_told(
+    lab_fleet: LabFleet,
+) -> None:
     jump, behind = (agent.host for agent in lab_fleet.add(lab_fleet.lab.hosts(2, with_venv=True)))
     lab_fleet.controller.start()
     lab_fleet.await_connected(timeout_s=CONNECTED_S)
@@ -40,5 +46,9 @@ def test_a_changed_fleet_file_holds_at_once_when_the_controller_is_told(lab_flee
     process = lab_fleet.controller.process
     assert process is not None
     process.send_signal(signal.SIGHUP)
-    wait_until(lambda: {"rack": "new"} in [host.labels for host in lab_fleet.hosts()], CONNECTED_S, "the label of the file holds")
+    wait_until(
+        lambda: {"rack": "new"} in [host.labels for host in lab_fleet.hosts()],
+        CONNECTED_S,
+        "the label of the file holds",
+    )
     lab_fleet.await_connected(timeout_s=CONNECTED_S)

@@ -1,4 +1,6 @@
-"""Promises of the lab itself: hosts are machines of their own, and each fault does what it says and no more."""
+"""Promises of the lab itself: hosts are machines of their own, and each fault does what it says and
+no more.
+"""
 
 from __future__ import annotations
 
@@ -56,17 +58,34 @@ def answers(host: LabHost, timeout_s: float = CONNECT_S) -> bool:
 
 def reaches(host: LabHost, address: str) -> bool:
     """Whether a host can open a connection to another one's sshd."""
-    opened = host.run(["timeout", str(CONNECT_S), "bash", "-c", f"exec 3<>/dev/tcp/{address}/{SSH_PORT} && head -c4 <&3"], check=False)
+    opened = host.run(
+        [
+            "timeout",
+            str(CONNECT_S),
+            "bash",
+            "-c",
+            f"exec 3<>/dev/tcp/{address}/{SSH_PORT} && head -c4 <&3",
+        ],
+        check=False,
+    )
     return opened.stdout == "SSH-"
 
 
 def login(settings: SshSettings, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*settings.argv(), *words], capture_output=True, text=True, timeout=20, check=False)
+    return subprocess.run(
+        [*settings.argv(), *words], capture_output=True, text=True, timeout=20, check=False
+    )
 
 
 def datagrams_to_closed_ports(host: LabHost) -> int:
-    """How many a host's kernel has counted: each that arrives counts, with no program there to lose it."""
-    [_, values] = [line.split() for line in host.read("/proc/1/net/snmp").splitlines() if line.startswith("Udp:")]
+    """How many a host's kernel has counted: each that arrives counts, with no program there to lose
+    it.
+    """
+    [_, values] = [
+        line.split()
+        for line in host.read("/proc/1/net/snmp").splitlines()
+        if line.startswith("Udp:")
+    ]
     return int(values[2])
 
 
@@ -98,11 +117,21 @@ def test_a_host_sees_nothing_private_of_this_machine(hosts: list[LabHost], tmp_p
     (tmp_path / "private").touch()
     hidden = [str(CHECKOUT / "pyproject.toml"), str(tmp_path / "private"), str(remains.ROOT)]
     assert [path for path in hidden if hosts[0].path(path).exists()] == []
-    assert hosts[0].run(["ls", "-A", "/root", "/home"]).stdout.split() == ["/home:", "bench", "ops", "/root:", ".ssh"]
+    assert hosts[0].run(["ls", "-A", "/root", "/home"]).stdout.split() == [
+        "/home:",
+        "bench",
+        "ops",
+        "/root:",
+        ".ssh",
+    ]
 
 
-@pytest.mark.parametrize(("user", "becomes_root"), [("root", True), ("ops", True), ("bench", False)])
-def test_users_log_in_with_their_key_and_have_their_rights(hosts: list[LabHost], user: str, becomes_root: bool) -> None:
+@pytest.mark.parametrize(
+    ("user", "becomes_root"), [("root", True), ("ops", True), ("bench", False)]
+)
+def test_users_log_in_with_their_key_and_have_their_rights(
+    hosts: list[LabHost], user: str, becomes_root: bool
+) -> None:
     done = login(hosts[0].ssh(user), "id -un; sudo -n true")
     assert (done.stdout, done.returncode == 0) == (f"{user}\n", becomes_root)
 
@@ -125,14 +154,18 @@ def test_a_cut_host_is_unreachable_until_it_is_healed(hosts: list[LabHost]) -> N
     assert not answers(one) and not reaches(other, one.address)
     assert answers(other)
     one.heal()
-    wait_until(lambda: answers(one) and reaches(other, one.address), HEALED_S, "the host is reached again")
+    wait_until(
+        lambda: answers(one) and reaches(other, one.address), HEALED_S, "the host is reached again"
+    )
 
 
 def test_a_power_off_leaves_the_disk_and_nothing_else(hosts: list[LabHost]) -> None:
     host = hosts[0]
     daemon = host.begin("counter", ["sleep", "300"], user="bench")
     kept = [f"{folder}/kept" for folder in FOLDERS]
-    host.run(["sh", "-c", 'for path in "$@"; do echo written >"$path"; done', "sh", *kept, "/tmp/lost"])
+    host.run(
+        ["sh", "-c", 'for path in "$@"; do echo written >"$path"; done', "sh", *kept, "/tmp/lost"]
+    )
     host.power_off()
     assert (host.up, host.processes(), remains.start_ticks(daemon.outer_pid)) == (False, [], "")
     assert [host.read(path) for path in kept] == ["written\n"] * 3
@@ -172,7 +205,13 @@ def test_a_fifth_of_the_frames_is_lost_in_each_direction(hosts: list[LabHost]) -
         receiver.setsockopt(socket.SOL_SOCKET, 33, 8 << 20)  # SO_RCVBUFFORCE
         receiver.bind((host.network.address, 0))
         receiver.settimeout(0.2)
-        host.run(["bash", "-c", f"for i in {{1..1000}}; do echo x >/dev/udp/{host.network.address}/{receiver.getsockname()[1]}; done"])
+        host.run(
+            [
+                "bash",
+                "-c",
+                f"for i in {{1..1000}}; do echo x >/dev/udp/{host.network.address}/{receiver.getsockname()[1]}; done",
+            ]
+        )
         received = 0
         try:
             while receiver.recv(10):
@@ -201,7 +240,9 @@ def seconds_of_three_megabytes(host: LabHost) -> float:
     return time.monotonic() - started
 
 
-def test_a_long_wire_takes_its_time_in_both_directions_also_after_a_restart(hosts: list[LabHost]) -> None:
+def test_a_long_wire_takes_its_time_in_both_directions_also_after_a_restart(
+    hosts: list[LabHost],
+) -> None:
     host, other, _ = hosts
     host.delay(60)
     host.restart()
@@ -219,7 +260,12 @@ def test_a_partition_is_between_two_alone(shared_lab: Lab, hosts: list[LabHost])
     one, other, third = hosts
     shared_lab.partition(one, other)
     assert not reaches(one, other.address) and not reaches(other, one.address)
-    assert reaches(one, third.address) and reaches(third, other.address) and answers(one) and answers(other)
+    assert (
+        reaches(one, third.address)
+        and reaches(third, other.address)
+        and answers(one)
+        and answers(other)
+    )
     shared_lab.join(one, other)
     assert reaches(one, other.address)
     shared_lab.partition(CONTROLLER, one)
@@ -240,19 +286,31 @@ def test_a_silence_goes_one_way(shared_lab: Lab, hosts: list[LabHost]) -> None:
 
 
 @pytest.mark.parametrize("ahead_s", [7200, -7200])
-def test_a_wrong_clock_is_wrong_for_daemons_of_that_host_alone(hosts: list[LabHost], ahead_s: int) -> None:
+def test_a_wrong_clock_is_wrong_for_daemons_of_that_host_alone(
+    hosts: list[LabHost], ahead_s: int
+) -> None:
     host, other, _ = hosts
     host.skew_clock(ahead_s)
     host.run(["rm", "-f", "/tmp/now"])
     host.begin("clock", ["sh", "-c", "date +%s >/tmp/now"], user="bench").wait()
-    told = [int(host.read("/tmp/now")), int(host.run(["date", "+%s"]).stdout), int(other.run(["date", "+%s"]).stdout)]
-    assert [round((seconds - time.time_ns() / 1e9) / 60) for seconds in told] == [ahead_s / 60, ahead_s / 60, 0]
+    told = [
+        int(host.read("/tmp/now")),
+        int(host.run(["date", "+%s"]).stdout),
+        int(other.run(["date", "+%s"]).stdout),
+    ]
+    assert [round((seconds - time.time_ns() / 1e9) / 60) for seconds in told] == [
+        ahead_s / 60,
+        ahead_s / 60,
+        0,
+    ]
     host.skew_clock(0)
     assert abs(int(host.run(["date", "+%s"]).stdout) - time.time_ns() / 1e9) < 5
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_a_full_disk_refuses_what_is_written_until_it_has_room(hosts: list[LabHost], folder: str) -> None:
+def test_a_full_disk_refuses_what_is_written_until_it_has_room(
+    hosts: list[LabHost], folder: str
+) -> None:
     host, path = hosts[0], f"{folder}/written"
     host.fill_disk(leave_bytes=1 << 20)
     full = host.run(["dd", "if=/dev/zero", f"of={path}", "bs=64k", "count=32"], check=False)
@@ -266,7 +324,12 @@ def test_a_full_disk_refuses_what_is_written_until_it_has_room(hosts: list[LabHo
 def test_a_host_with_the_environment_runs_the_project_and_cannot_change_it(lab: Lab) -> None:
     host = lab.host("runner", with_venv=True)
     for user in ("root", "bench"):
-        assert host.run([sys.executable, "-c", "import fleet_agent, grpc; print('here')"], user=user).stdout == "here\n"
+        assert (
+            host.run(
+                [sys.executable, "-c", "import fleet_agent, grpc; print('here')"], user=user
+            ).stdout
+            == "here\n"
+        )
     refused = host.run(["touch", str(CHECKOUT / "written")], check=False)
     assert "Read-only file system" in refused.stderr
 
@@ -275,11 +338,23 @@ def test_a_systemd_runs_units_and_loses_its_power_like_any_host(lab: Lab) -> Non
     host = lab.systemd_host()
     assert host.run(["cat", "/proc/1/comm"]).stdout == "systemd\n"
     unit = host.path("/etc/systemd/system/tick.service")
-    unit.write_text("[Service]\nDynamicUser=yes\nExecStart=/bin/sleep infinity\nRestart=always\n[Install]\nWantedBy=multi-user.target\n")
-    assert login(host.ssh(), "systemctl enable --now tick && systemctl is-active tick").stdout == "active\n"
+    unit.write_text(
+        "[Service]\nDynamicUser=yes\nExecStart=/bin/sleep infinity\nRestart=always\n[Install]\nWantedBy=multi-user.target\n"
+    )
+    assert (
+        login(host.ssh(), "systemctl enable --now tick && systemctl is-active tick").stdout
+        == "active\n"
+    )
     host.restart()
-    wait_until(lambda: login(host.ssh("bench"), "systemctl is-active tick").stdout == "active\n", 5.0, "the unit is back")
-    assert "ssh.service" in host.run(["systemctl", "list-units", "--state=running", "--plain", "--no-legend"]).stdout
+    wait_until(
+        lambda: login(host.ssh("bench"), "systemctl is-active tick").stdout == "active\n",
+        5.0,
+        "the unit is back",
+    )
+    assert (
+        "ssh.service"
+        in host.run(["systemctl", "list-units", "--state=running", "--plain", "--no-legend"]).stdout
+    )
     host.power_off()
     assert host.processes() == []
 
@@ -291,21 +366,36 @@ def test_labs_live_side_by_side(lab: Lab, hosts: list[LabHost]) -> None:
     assert answers(hosts[0]) and not answers(here)
 
 
-def test_hosts_by_hand_come_with_a_fleet_file_that_reaches_them(shared_lab: Lab, hosts: list[LabHost]) -> None:
+def test_hosts_by_hand_come_with_a_fleet_file_that_reaches_them(
+    shared_lab: Lab, hosts: list[LabHost]
+) -> None:
     inventory = load_fleet(fleet_file(hosts, "ops"), "fleet.yaml")
-    assert [(host.name, host.address, host.ssh.user, host.simulated_gpus) for host in inventory.hosts] == [
-        (host.name, host.address, "ops", 8) for host in hosts
-    ]
+    assert [
+        (host.name, host.address, host.ssh.user, host.simulated_gpus) for host in inventory.hosts
+    ] == [(host.name, host.address, "ops", 8) for host in hosts]
     assert inventory.hosts[0].ssh.identities == (str(shared_lab.identity),)
     assert inventory.hosts[1].ssh.known_hosts == (str(hosts[1].known_hosts),)
 
 
 @pytest.mark.parametrize(("ci", "code", "word"), [("", 0, "SKIPPED"), ("true", 1, "ERROR")])
-def test_where_no_lab_can_be_made_its_tests_say_why_and_fail_in_ci(ci: str, code: int, word: str) -> None:
-    bound = ["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin"]  # root of a container without privileges
+def test_where_no_lab_can_be_made_its_tests_say_why_and_fail_in_ci(
+    ci: str, code: int, word: str
+) -> None:
+    bound = [
+        "setpriv",
+        "--bounding-set=-sys_admin",
+        "--inh-caps=-sys_admin",
+    ]  # root of a container without privileges
     one = f"{__file__}::{test_eight_hosts_are_up_within_seconds.__name__}"
     tests = [sys.executable, "-m", "pytest", "-rsE", "-p", "no:cacheprovider", one]
-    done = subprocess.run([*bound, *tests], cwd=CHECKOUT, env={**os.environ, "CI": ci}, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [*bound, *tests],
+        cwd=CHECKOUT,
+        env={**os.environ, "CI": ci},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == code, done.stdout + done.stderr
     assert word in done.stdout and "does not let root make namespaces" in done.stdout
 
@@ -324,7 +414,13 @@ sys.stdin.read()
 
 @pytest.mark.parametrize("watcher_dies_too", [False, True], ids=["at once", "at the next start"])
 def test_nothing_is_left_of_a_lab_whose_session_was_killed(watcher_dies_too: bool) -> None:
-    session = subprocess.Popen([sys.executable, "-c", KILLED], cwd=CHECKOUT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    session = subprocess.Popen(
+        [sys.executable, "-c", KILLED],
+        cwd=CHECKOUT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     with session:
         assert session.stdout
         folder = Path(session.stdout.readline().strip())
@@ -337,7 +433,15 @@ def test_nothing_is_left_of_a_lab_whose_session_was_killed(watcher_dies_too: boo
         Lab.open().close()
     wait_until(lambda: not folder.exists(), 5.0, "the lab of a killed session is removed")
     number = int(folder.name)
-    assert (remains.links_of(number), remains.mounts_below(folder), remains.processes_of(folder)) == ([], [], [])
+    assert (
+        remains.links_of(number),
+        remains.mounts_below(folder),
+        remains.processes_of(folder),
+    ) == ([], [], [])
     assert [tree for tree in remains.GROUPS if (tree / remains.group(number)).exists()] == []
-    tables = subprocess.run(["nft", "list", "tables"], env=variables(), capture_output=True, text=True, check=True).stdout
-    assert remains.table(number) not in tables.split() and not list(remains.NAMESPACES.glob(f"{remains.prefix(number)}*"))
+    tables = subprocess.run(
+        ["nft", "list", "tables"], env=variables(), capture_output=True, text=True, check=True
+    ).stdout
+    assert remains.table(number) not in tables.split() and not list(
+        remains.NAMESPACES.glob(f"{remains.prefix(number)}*")
+    )

@@ -1,4 +1,6 @@
-"""Promises of a fleet on lab hosts: real agents and a real controller run a job over mutual TLS, and what must hold of it can fail."""
+"""Promises of a fleet on lab hosts: real agents and a real controller run a job over mutual TLS,
+and what must hold of it can fail.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ hosts: {placement: every_host}
 """
 
 
-def test_a_job_runs_on_agents_in_hosts_over_a_crash_of_the_controller_and_nothing_is_left_of_it(lab_fleet: LabFleet) -> None:
+def test_a_job_runs_on_agents_in_hosts_over_a_crash_of_the_controller_and_nothing_is_left_of_it(
+    lab_fleet: LabFleet,
+) -> None:
     lab_fleet.up(2)
     job_id = lab_fleet.submit(JOB)
     trial = lab_fleet.wait_for_phase(job_id, Phase.MEASURING)
@@ -25,7 +29,10 @@ def test_a_job_runs_on_agents_in_hosts_over_a_crash_of_the_controller_and_nothin
     lab_fleet.controller.kill()
     lab_fleet.controller.start()
     detail = lab_fleet.wait_over(job_id)
-    assert [(trial.host, trial.outcome) for trial in detail.trials] == [("gpu01", Outcome.OK), ("gpu02", Outcome.OK)]
+    assert [(trial.host, trial.outcome) for trial in detail.trials] == [
+        ("gpu01", Outcome.OK),
+        ("gpu02", Outcome.OK),
+    ]
     lab_fleet.await_runs(job_id)
     lab_fleet.await_no_orphans()
     assert lab_fleet.servers() == []

@@ -1,4 +1,6 @@
-"""Load from other hosts, on lab hosts: the numbers of a near load, no open port, and a lost load host costs a run and blames no server."""
+"""Load from other hosts, on lab hosts: the numbers of a near load, no open port, and a lost load
+host costs a run and blames no server.
+"""
 
 from __future__ import annotations
 
@@ -49,12 +51,18 @@ def fleet(shared_lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     opened.close()
 
 
-def test_load_of_two_hosts_measures_what_near_load_does_opens_no_port_and_survives_a_killed_part(fleet: LabFleet) -> None:
+def test_load_of_two_hosts_measures_what_near_load_does_opens_no_port_and_survives_a_killed_part(
+    fleet: LabFleet,
+) -> None:
     near = fleet.wait_over(fleet.submit(JOB.format(name="near", runs=3, load="")))
     far_id = fleet.submit(JOB.format(name="far", runs=6, load="load: {shards: 2}"))
     fleet.wait_for_phase(far_id, Phase.MEASURING)
     _no_port_is_open(fleet)
-    [part] = [process for process in _of_load(fleet.agents["load03"].host) if "fleet_agent.load.cluster.load_host_process" in process.argv]
+    [part] = [
+        process
+        for process in _of_load(fleet.agents["load03"].host)
+        if "fleet_agent.load.cluster.load_host_process" in process.argv
+    ]
     os.kill(part.outer_pid, signal.SIGKILL)
     far = fleet.wait_over(far_id)
     first, second = _attempts(fleet, far)
@@ -67,8 +75,12 @@ def test_load_of_two_hosts_measures_what_near_load_does_opens_no_port_and_surviv
     _nothing_is_left(fleet)
 
 
-def test_a_cut_load_host_is_noticed_within_ten_seconds_and_its_trial_is_measured_again_once_it_is_back(fleet: LabFleet) -> None:
-    job_id = fleet.submit(JOB.format(name="cut", runs=8, load="load: {hosts: {names: [load02, load03]}}"))
+def test_a_cut_load_host_is_noticed_within_ten_seconds_and_its_trial_is_measured_again_once_it_is_back(
+    fleet: LabFleet,
+) -> None:
+    job_id = fleet.submit(
+        JOB.format(name="cut", runs=8, load="load: {hosts: {names: [load02, load03]}}")
+    )
     fleet.wait_for_phase(job_id, Phase.MEASURING)
     cut = fleet.agents["load03"].host
     cut.cut()
@@ -76,7 +88,14 @@ def test_a_cut_load_host_is_noticed_within_ten_seconds_and_its_trial_is_measured
     journal = HostJournal(Site(fleet, fleet.agents[SERVER]))
 
     def noticed_ns() -> int:
-        return next((event.time_unix_ns for event in journal.of(job_id) if event.attempt == 1 and event.phase is Phase.COLLECTING), 0)
+        return next(
+            (
+                event.time_unix_ns
+                for event in journal.of(job_id)
+                if event.attempt == 1 and event.phase is Phase.COLLECTING
+            ),
+            0,
+        )
 
     wait_until(lambda: noticed_ns() > 0, LEAVE_S, "the lead notices the cut load host")
     noticed_s = (noticed_ns() - at_ns) / 1e9
@@ -97,14 +116,24 @@ def _attempts(fleet: LabFleet, detail: JobDetail) -> list[TrialStatus]:
     """Each attempt of the job's one trial, as it ended."""
     [trial] = detail.trials
     with fleet._stub() as stub:
-        asked = [pb.GetTrialRequest(trial_id=trial.trial_id, attempt=number) for number in range(1, trial.attempt + 1)]
-        return [from_proto(TrialStatus, stub.GetTrial(request, timeout=CALL_S).status) for request in asked]
+        asked = [
+            pb.GetTrialRequest(trial_id=trial.trial_id, attempt=number)
+            for number in range(1, trial.attempt + 1)
+        ]
+        return [
+            from_proto(TrialStatus, stub.GetTrial(request, timeout=CALL_S).status)
+            for request in asked
+        ]
 
 
 def _rates(fleet: LabFleet, detail: JobDetail) -> list[float]:
     newest = {trial.trial_id: trial.attempt for trial in detail.trials}
     runs = fleet.results(detail.job.job_id).runs
-    return [stored.run.metrics["output_tok_s"] for stored in runs if stored.attempt == newest[stored.trial_id] and not stored.run.void]
+    return [
+        stored.run.metrics["output_tok_s"]
+        for stored in runs
+        if stored.attempt == newest[stored.trial_id] and not stored.run.void
+    ]
 
 
 def _no_port_is_open(fleet: LabFleet) -> None:
@@ -113,27 +142,55 @@ def _no_port_is_open(fleet: LabFleet) -> None:
     for listener in found:
         print(f"{listener.host:8} {listener.port:6} {listener.process:16} {listener.answer}")
     assert {listener.answer for listener in found} == {WANTS_CERTIFICATE, WANTS_TOKEN}
-    assert {listener.process for listener in found if listener.answer == WANTS_TOKEN} == {"ray::RuntimeEnv"}
+    assert {listener.process for listener in found if listener.answer == WANTS_TOKEN} == {
+        "ray::RuntimeEnv"
+    }
     assert len({listener.host for listener in found}) == len(fleet.agents)
-    own = fleet.agents["load02"].host.path("/var/lib/benchfleet/load-host/cluster")  # that the look can tell: who belongs there is heard
+    own = fleet.agents["load02"].host.path(
+        "/var/lib/benchfleet/load-host/cluster"
+    )  # that the look can tell: who belongs there is heard
     addresses = {agent.host.name: agent.host.address for agent in fleet.agents.values()}
     closed = [listener for listener in found if listener.answer == WANTS_CERTIFICATE]
-    assert [listener for listener in closed if not heard_over_tls(addresses[listener.host], listener.port, own)] == []
+    assert [
+        listener
+        for listener in closed
+        if not heard_over_tls(addresses[listener.host], listener.port, own)
+    ] == []
 
 
 def _of_load(host: LabHost) -> list[HostProcess]:
     """Processes that the host has for the load of others."""
-    return [process for process in host.processes() if "ray" in " ".join(process.argv) or "fleet_agent.load" in " ".join(process.argv)]
+    return [
+        process
+        for process in host.processes()
+        if "ray" in " ".join(process.argv) or "fleet_agent.load" in " ".join(process.argv)
+    ]
 
 
 def _nothing_is_left(fleet: LabFleet) -> None:
-    """No process, port, secret or folder of a cluster, once its trial is over; the lead's own near Ray may stay for later trials."""
+    """No process, port, secret or folder of a cluster, once its trial is over; the lead's own near
+    Ray may stay for later trials.
+    """
     hosts = [agent.host for agent in fleet.agents.values()]
-    wait_until(lambda: not any(_of_load(host) for host in hosts[1:]), LEAVE_S, "the load hosts go home")
+    wait_until(
+        lambda: not any(_of_load(host) for host in hosts[1:]), LEAVE_S, "the load hosts go home"
+    )
     fleet.await_no_orphans()
-    wait_until(lambda: not [listener for host in hosts for listener in look(host, 22, PORT)], LEAVE_S, "no port of the cluster is left")
-    wait_until(lambda: not any(_secrets(host) for host in hosts), LEAVE_S, "no secret of the cluster is left")
-    wait_until(lambda: not [path for host in hosts[1:] for path in host.path("/tmp").glob("bf-*")], LEAVE_S, "no folder of Ray is left")
+    wait_until(
+        lambda: not [listener for host in hosts for listener in look(host, 22, PORT)],
+        LEAVE_S,
+        "no port of the cluster is left",
+    )
+    wait_until(
+        lambda: not any(_secrets(host) for host in hosts),
+        LEAVE_S,
+        "no secret of the cluster is left",
+    )
+    wait_until(
+        lambda: not [path for host in hosts[1:] for path in host.path("/tmp").glob("bf-*")],
+        LEAVE_S,
+        "no folder of Ray is left",
+    )
 
 
 def _secrets(host: LabHost) -> list[str]:

@@ -1,4 +1,5 @@
-"""Owns one trial on one lab host as tests of faults see it: its journal read from outside the host, and what must hold of its job.
+"""Owns one trial on one lab host as tests of faults see it: its journal read from outside the host,
+and what must hold of its job.
 
 Strikes no fault and decides no order: it looks, waits and compares.
 """
@@ -50,7 +51,10 @@ def start_loads(places: Sequence[Site]) -> None:
     """Let each host run a short job, so that its load process is up; a few at a time."""
 
     def begin(site: Site) -> None:
-        wait_over(site.fleet, submit(site.fleet, FIRST_JOB.format(host=site.host.name), f"first {site.host.name}"))
+        wait_over(
+            site.fleet,
+            submit(site.fleet, FIRST_JOB.format(host=site.host.name), f"first {site.host.name}"),
+        )
 
     with ThreadPoolExecutor(LOADS_AT_ONCE) as pool:
         list(pool.map(begin, places))
@@ -62,7 +66,9 @@ class Late(Exception):
 
 @dataclass(slots=True)
 class HostJournal:
-    """The journal of a host's agent, read on from where the last look ended; also while the agent or the host is dead."""
+    """The journal of a host's agent, read on from where the last look ended; also while the agent
+    or the host is dead.
+    """
 
     site: Site
     seen: list[Event] = field(default_factory=list)
@@ -98,8 +104,12 @@ class HostJournal:
         """The events of one job's trials."""
         return [event for event in self.look() if event.trial_id.startswith(f"{job_id}-")]
 
-    def await_event(self, job_id: str, wanted: Callable[[Event], bool], timeout_s: float = 60.0) -> Event:
-        """The newest event once it is as wanted. Raises Late when the trial has gone on meanwhile, LabTrouble after the timeout."""
+    def await_event(
+        self, job_id: str, wanted: Callable[[Event], bool], timeout_s: float = 60.0
+    ) -> Event:
+        """The newest event once it is as wanted. Raises Late when the trial has gone on meanwhile,
+        LabTrouble after the timeout.
+        """
         deadline, done = time.monotonic() + timeout_s, 0
         while time.monotonic() < deadline:
             events = self.of(job_id)
@@ -111,12 +121,17 @@ class HostJournal:
                 raise Late(f"{job_id} is in {events[-1].phase.name}")
             time.sleep(LOOK_S)
         last = str(self.of(job_id)[-1:])[:300]
-        raise LabTrouble(f"{job_id}: not within {timeout_s:g} s; the journal of {self.site.host.name} ends with {last}")
+        raise LabTrouble(
+            f"{job_id}: not within {timeout_s:g} s; the journal of {self.site.host.name} ends with {last}"
+        )
 
 
 def phase_at(events: list[Event], at_ns: int) -> Phase:
     """Where the trial was at that moment, by the stamps of its events."""
-    return next((event.phase for event in reversed(events) if event.time_unix_ns <= at_ns), Phase.UNSPECIFIED)
+    return next(
+        (event.phase for event in reversed(events) if event.time_unix_ns <= at_ns),
+        Phase.UNSPECIFIED,
+    )
 
 
 def steady(call: Callable[[], T], timeout_s: float = 60.0) -> T:
@@ -126,7 +141,10 @@ def steady(call: Callable[[], T], timeout_s: float = 60.0) -> T:
         try:
             return call()
         except grpc.RpcError as error:
-            if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED) or time.monotonic() > deadline:
+            if (
+                error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+                or time.monotonic() > deadline
+            ):
                 raise
             Pause().wait(PAUSE_S)
 
@@ -147,7 +165,9 @@ def attempts(fleet: LabFleet, trial: TrialStatus) -> list[TrialStatus]:
 
     def asked(number: int) -> TrialStatus:
         with fleet._stub() as stub:
-            answer = stub.GetTrial(pb.GetTrialRequest(trial_id=trial.trial_id, attempt=number), timeout=CALL_S)
+            answer = stub.GetTrial(
+                pb.GetTrialRequest(trial_id=trial.trial_id, attempt=number), timeout=CALL_S
+            )
             return from_proto(TrialStatus, answer.status)
 
     return [steady(lambda number=number: asked(number)) for number in range(1, trial.attempt + 1)]  # type: ignore[misc]
@@ -161,7 +181,9 @@ def wait_over(fleet: LabFleet, job_id: str) -> JobDetail:
 
 
 def trouble_with(site: Site, journal: HostJournal, job_id: str) -> list[str]:
-    """What does not hold of a job that is over, and of its host; empty when all does. Files and processes get a while to arrive and end."""
+    """What does not hold of a job that is over, and of its host; empty when all does. Files and
+    processes get a while to arrive and end.
+    """
     deadline = time.monotonic() + SETTLE_S
     while (found := list(_trouble(site, journal, job_id))) and time.monotonic() < deadline:
         Pause().wait(PAUSE_S)
@@ -184,7 +206,9 @@ def _trouble_with_told(fleet: LabFleet, journal: HostJournal, job_id: str) -> It
     if not any(isinstance(event.body, TrialAccepted) for event in events):
         yield "the journal tells of no trial of this job"
     finished = [(event, event.body.run) for event in events if isinstance(event.body, RunFinished)]
-    told = Counter((event.trial_id, event.attempt, run.workload, run.index) for event, run in finished)
+    told = Counter(
+        (event.trial_id, event.attempt, run.workload, run.index) for event, run in finished
+    )
     runs = steady(lambda: fleet.results(job_id)).runs
     stored = Counter((run.trial_id, run.attempt, run.run.workload, run.run.index) for run in runs)
     for key in told.keys() | stored.keys():
@@ -194,4 +218,9 @@ def _trouble_with_told(fleet: LabFleet, journal: HostJournal, job_id: str) -> It
 
 def ends(told: list[TrialStatus]) -> tuple[str, ...]:
     """How each attempt ended: `ok`, or the class of its failure."""
-    return tuple("ok" if attempt.outcome is Outcome.OK else attempt.failure_class or attempt.outcome.name.lower() for attempt in told)
+    return tuple(
+        "ok"
+        if attempt.outcome is Outcome.OK
+        else attempt.failure_class or attempt.outcome.name.lower()
+        for attempt in told
+    )

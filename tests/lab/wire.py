@@ -1,6 +1,8 @@
-"""Owns a slow wire: passes Ethernet frames between two taps, each later by a delay, in their order. Joins the taps to nothing.
+"""Owns a slow wire: passes Ethernet frames between two taps, each later by a delay, in their order.
+Joins the taps to nothing.
 
-A program of its own, since many kernels lack netem. Arguments: the names of both taps, delay and jitter in ms, the folder of its lab.
+A program of its own, since many kernels lack netem. Arguments: the names of both taps, delay and
+jitter in ms, the folder of its lab.
 """
 
 from __future__ import annotations
@@ -50,7 +52,9 @@ class Direction:
     def give(self, now: float) -> None:
         """Write what is due."""
         while self.waiting and self.waiting[0][0] <= now:
-            with contextlib.suppress(OSError):  # the other end is down: as on a real wire, it is lost
+            with contextlib.suppress(
+                OSError
+            ):  # the other end is down: as on a real wire, it is lost
                 os.write(self.target, self.waiting.popleft()[1])
 
 
@@ -61,7 +65,9 @@ def main() -> None:
     ways = {one: Direction(one, other), other: Direction(other, one)}
     while True:
         due = min((way.waiting[0][0] for way in ways.values() if way.waiting), default=None)
-        readable, _, _ = select.select(list(ways), [], [], None if due is None else max(due - time.monotonic(), 0.0))
+        readable, _, _ = select.select(
+            list(ways), [], [], None if due is None else max(due - time.monotonic(), 0.0)
+        )
         for source in readable:
             ways[source].take(delay_s, jitter_s)
         for way in ways.values():

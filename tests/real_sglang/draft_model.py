@@ -1,4 +1,6 @@
-"""Owns an EAGLE-3 draft of random numbers for the tiny model: it fits, and proposes nothing that the target would say."""
+"""Owns an EAGLE-3 draft of random numbers for the tiny model: it fits, and proposes nothing that
+the target would say.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,9 @@ from pathlib import Path
 
 
 def write_draft(target: Path, folder: Path) -> Path:
-    """config.json of one layer with the target's sizes and vocabulary; weights are dummies, and the tokenizer is the target's."""
+    """config.json of one layer with the target's sizes and vocabulary; weights are dummies, and the
+    tokenizer is the target's.
+    """
     config = json.loads((target / "config.json").read_text(encoding="utf-8"))
     config |= {
         "architectures": ["LlamaForCausalLMEagle3"],

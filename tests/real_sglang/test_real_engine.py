@@ -1,4 +1,6 @@
-"""Owns the promises of the SGLang adapter on real SGLang servers on the CPU, one for each variant of examples/sglang-cpu.yaml."""
+"""Owns the promises of the SGLang adapter on real SGLang servers on the CPU, one for each variant
+of examples/sglang-cpu.yaml.
+"""
 
 from __future__ import annotations
 
@@ -61,12 +63,17 @@ class Running:
 
 
 def specs() -> dict[str, TrialSpec]:
-    """The first trial of each variant of the example, as the controller makes them, on this machine's cache."""
+    """The first trial of each variant of the example, as the controller makes them, on this
+    machine's cache.
+    """
     ensure()
     text = EXAMPLE.read_text(encoding="utf-8").replace("~/.cache/benchfleet", str(cache()))
     job = load_job(text, str(EXAMPLE)).job
     plan = make_plan(job, ["here"])
-    return {trial.variant.name: trial_spec(job, plan, trial, 1, "job") for trial in reversed(plan.trials)}
+    return {
+        trial.variant.name: trial_spec(job, plan, trial, 1, "job")
+        for trial in reversed(plan.trials)
+    }
 
 
 def free_port() -> int:
@@ -91,16 +98,22 @@ def launch(spec: TrialSpec, folder: Path) -> Running:
             start_new_session=True,
         )
     stat = read_stat(process.pid)
-    session = RecordedSession(process.pid, process.pid, stat.start_ticks if stat else 0, place.token, str(log))
+    session = RecordedSession(
+        process.pid, process.pid, stat.start_ticks if stat else 0, place.token, str(log)
+    )
     return Running(spec, ENGINE.url(spec, place), place.port, log, process, session)
 
 
 async def become_ready(running: Running) -> float:
-    """Seconds from now until the adapter calls it ready. Fails when the process ends or the limit is over."""
+    """Seconds from now until the adapter calls it ready. Fails when the process ends or the limit
+    is over.
+    """
     began_s = time.monotonic()
     async with asyncio.timeout(READY_LIMIT_S):
         while missing := await ENGINE.check_ready(running.spec, running.url):
-            assert running.process.poll() is None, f"{missing}\n{running.log.read_text(errors='replace')[-3000:]}"
+            assert running.process.poll() is None, (
+                f"{missing}\n{running.log.read_text(errors='replace')[-3000:]}"
+            )
             await asyncio.sleep(0.5)
     return time.monotonic() - began_s
 
@@ -110,7 +123,9 @@ def members(running: Running) -> tuple[ProcessStat, ...]:
 
 
 def terminate(running: Running) -> float:
-    """SIGTERM to every process of the server; seconds until all have ended. What is left at the limit is killed by its id."""
+    """SIGTERM to every process of the server; seconds until all have ended. What is left at the
+    limit is killed by its id.
+    """
     began_s = time.monotonic()
     if running.process.poll() is None:
         os.killpg(running.session.session_id, signal.SIGTERM)
@@ -126,30 +141,46 @@ def terminate(running: Running) -> float:
 
 
 def resident_mib(running: Running) -> float:
-    pages = (int(Path(f"/proc/{process.pid}/statm").read_text().split()[1]) for process in members(running))
+    pages = (
+        int(Path(f"/proc/{process.pid}/statm").read_text().split()[1])
+        for process in members(running)
+    )
     return sum(pages) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 @pytest.fixture(scope="module", params=VARIANTS)
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Running]:
     running = launch(specs()[request.param], tmp_path_factory.mktemp("server"))
     try:
         ready_s = asyncio.run(become_ready(running))
-        print(f"\n{request.param}: ready after {ready_s:.0f} s, {resident_mib(running):.0f} MiB resident")
+        print(
+            f"\n{request.param}: ready after {ready_s:.0f} s, {resident_mib(running):.0f} MiB resident"
+        )
         yield running
     finally:
         terminate(running)
 
 
 def post(running: Running, path: str, body: dict[str, Any]) -> dict[str, Any]:
-    request = urllib.request.Request(running.url + path, json.dumps(body).encode(), {"content-type": "application/json"})
+    request = urllib.request.Request(
+        running.url + path, json.dumps(body).encode(), {"content-type": "application/json"}
+    )
     with urllib.request.urlopen(request, timeout=120) as answer:
         value: dict[str, Any] = json.load(answer)
         return value
 
 
 def generate(running: Running, prompt: str, tokens: int = TOKENS) -> dict[str, Any]:
-    return post(running, "/generate", {"text": prompt, "sampling_params": {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True}})
+    return post(
+        running,
+        "/generate",
+        {
+            "text": prompt,
+            "sampling_params": {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True},
+        },
+    )
 
 
 def test_the_example_has_the_variants_that_are_tested() -> None:
@@ -167,8 +198,12 @@ async def test_everything_that_was_asked_for_took_effect(server: Running) -> Non
 
 async def test_a_server_that_was_launched_otherwise_voids_the_trial(server: Running) -> None:
     other = replace(server.spec.engine, args={**server.spec.engine.args, "max_running_requests": 8})
-    proved = await ENGINE.prove_configuration(replace(server.spec, engine=other), server.url, server.log)
-    assert [(gate.code, gate.effect) for gate in proved.gates] == [("args_changed_by_server", GateEffect.VOID_TRIAL)]
+    proved = await ENGINE.prove_configuration(
+        replace(server.spec, engine=other), server.url, server.log
+    )
+    assert [(gate.code, gate.effect) for gate in proved.gates] == [
+        ("args_changed_by_server", GateEffect.VOID_TRIAL)
+    ]
 
 
 async def test_a_server_with_another_model_is_never_taken_for_ours(server: Running) -> None:
@@ -179,21 +214,35 @@ async def test_a_server_with_another_model_is_never_taken_for_ours(server: Runni
 
 def test_the_launcher_has_exactly_the_environment_of_its_command(server: Running) -> None:
     place = LaunchPlace(server.port, (), server.log.parent, server.session.token)
-    shown = Path(f"/proc/{server.process.pid}/environ").read_bytes().decode().rstrip("\0").split("\0")
-    assert dict(entry.split("=", 1) for entry in shown) == dict(ENGINE.launch_command(server.spec, place).env)
+    shown = (
+        Path(f"/proc/{server.process.pid}/environ").read_bytes().decode().rstrip("\0").split("\0")
+    )
+    assert dict(entry.split("=", 1) for entry in shown) == dict(
+        ENGINE.launch_command(server.spec, place).env
+    )
 
 
 def test_a_chat_answer_has_exactly_the_tokens_that_were_asked(server: Running) -> None:
-    body = {"model": "default", "messages": [{"role": "user", "content": "tell me of the sea"}], "max_tokens": TOKENS, "ignore_eos": True}
+    body = {
+        "model": "default",
+        "messages": [{"role": "user", "content": "tell me of the sea"}],
+        "max_tokens": TOKENS,
+        "ignore_eos": True,
+    }
     answer = post(server, "/v1/chat/completions", body)
-    assert (answer["usage"]["completion_tokens"], answer["choices"][0]["finish_reason"]) == (TOKENS, "length")
+    assert (answer["usage"]["completion_tokens"], answer["choices"][0]["finish_reason"]) == (
+        TOKENS,
+        "length",
+    )
 
 
 def test_speculation_accepts_more_than_a_token_a_step(server: Running) -> None:
     began_s = time.monotonic()
     meta = generate(server, "the wind and the ships")["meta_info"]
     rate = meta["completion_tokens"] / (time.monotonic() - began_s)
-    print(f"\n{server.spec.variant}: {rate:.0f} tok/s, accept length {meta.get('spec_accept_length')}")
+    print(
+        f"\n{server.spec.variant}: {rate:.0f} tok/s, accept length {meta.get('spec_accept_length')}"
+    )
     assert ("spec_accept_length" in meta) == server.speculates
     assert not server.speculates or meta["spec_accept_length"] > 1.05
 
@@ -202,21 +251,42 @@ GREEDY: dict[str, list[list[int]]] = {}
 
 
 def test_speculation_changes_no_token_of_a_greedy_answer(server: Running) -> None:
-    prompts = ("hello there my friend", "a b c d e f a b c d e f a b", "write a list of what to pack for a journey to the sea")
+    prompts = (
+        "hello there my friend",
+        "a b c d e f a b c d e f a b",
+        "write a list of what to pack for a journey to the sea",
+    )
     GREEDY[server.spec.variant] = [generate(server, prompt)["output_ids"] for prompt in prompts]
     assert all(tokens == GREEDY[VARIANTS[0]] for tokens in GREEDY.values())
 
 
 def test_the_server_keeps_the_contract_that_the_simulated_one_keeps(server: Running) -> None:
-    argv = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "tests/contract", "-k", "real"]  # none selected: 5, not 0
+    argv = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        "tests/contract",
+        "-k",
+        "real",
+    ]  # none selected: 5, not 0
     done = subprocess.run(
-        argv, cwd=ROOT, env={**os.environ, "BENCHFLEET_SGLANG_URL": server.url}, capture_output=True, text=True, check=False, timeout=300
+        argv,
+        cwd=ROOT,
+        env={**os.environ, "BENCHFLEET_SGLANG_URL": server.url},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
     )
     assert done.returncode == 0, done.stdout[-4000:]
 
 
 def test_term_ends_every_process_of_the_server(server: Running) -> None:
-    assert len(processes_of_session(server.session.session_id)) >= 3, "launcher, scheduler and detokenizer"
+    assert len(processes_of_session(server.session.session_id)) >= 3, (
+        "launcher, scheduler and detokenizer"
+    )
     took_s = terminate(server)
     print(f"\n{server.spec.variant}: ended {took_s:.1f} s after SIGTERM")
     assert members(server) == ()

@@ -1,4 +1,6 @@
-"""One real SGLang server over two nodes on loopback, each with its own agent: tensor parallel over gloo, all or nothing."""
+"""One real SGLang server over two nodes on loopback, each with its own agent: tensor parallel over
+gloo, all or nothing.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,12 @@ async def fleet(agents: list[str], tmp_path: Path) -> AsyncIterator[FleetControl
         yield here.fleet
 
 
-async def until(fleet: FleetController, job_id: str, wanted: Callable[[JobDetail], bool], limit_s: float = LIMIT_S) -> JobDetail:
+async def until(
+    fleet: FleetController,
+    job_id: str,
+    wanted: Callable[[JobDetail], bool],
+    limit_s: float = LIMIT_S,
+) -> JobDetail:
     async with asyncio.timeout(limit_s):
         async for _ in fleet.watch(job_id):
             detail = await fleet.job(job_id)
@@ -79,7 +86,9 @@ async def test_a_model_over_two_nodes_is_measured_as_one_trial(fleet: FleetContr
 
 async def test_a_node_that_is_killed_ends_the_whole_server(fleet: FleetController) -> None:
     job_id = await fleet.submit(JOB.format(folder=ensure(), tokens=3500), "job.yaml")
-    detail = await until(fleet, job_id, lambda detail: detail.trials[0].phase in (Phase.WARMING, Phase.MEASURING))
+    detail = await until(
+        fleet, job_id, lambda detail: detail.trials[0].phase in (Phase.WARMING, Phase.MEASURING)
+    )
     lead = detail.trials[0].trial_id
     os.kill((await launched(fleet, f"{lead}_n1")).pid, signal.SIGKILL)
     await until(fleet, job_id, lambda detail: detail.trials[0].attempt == 2, SOON_S)

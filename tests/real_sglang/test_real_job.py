@@ -1,4 +1,6 @@
-"""Owns the promise of the example job: from the file to the verdict on real SGLang servers, through the real program."""
+"""Owns the promise of the example job: from the file to the verdict on real SGLang servers, through
+the real program.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,11 @@ class Done:
     progress: str
 
     def row(self, variant: str) -> dict[str, Any]:
-        (found,) = (row for row in self.verdict["rows"] if row["variant"] == variant and row["metric"] == "output_tok_s")
+        (found,) = (
+            row
+            for row in self.verdict["rows"]
+            if row["variant"] == variant and row["metric"] == "output_tok_s"
+        )
         row: dict[str, Any] = found
         return row
 
@@ -43,10 +49,15 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
     ensure()
     folder = tmp_path_factory.mktemp("job")
     job, state = folder / EXAMPLE.name, folder / "state"
-    job.write_text(EXAMPLE.read_text(encoding="utf-8").replace("~/.cache/benchfleet", str(cache())), encoding="utf-8")
+    job.write_text(
+        EXAMPLE.read_text(encoding="utf-8").replace("~/.cache/benchfleet", str(cache())),
+        encoding="utf-8",
+    )
     argv = (sys.executable, "-m", "fleet_controller.cli.main", "run", str(job), "--json")
     env = {**os.environ, "BENCHFLEET_STATE": str(state)}
-    ran = subprocess.run(argv, env=env, capture_output=True, text=True, check=False, timeout=RUN_LIMIT_S)
+    ran = subprocess.run(
+        argv, env=env, capture_output=True, text=True, check=False, timeout=RUN_LIMIT_S
+    )
     assert ran.stdout, ran.stderr
     print(f"\n{ran.stderr}")
     return Done(state, ran.returncode, json.loads(ran.stdout), ran.stderr)
@@ -98,4 +109,6 @@ def test_raw_data_holds_every_request_with_the_tokens_that_were_asked(done: Done
 def test_the_controller_holds_the_raw_data_byte_for_byte(done: Done) -> None:
     kept, copies = done.state / "agent" / "artifacts", done.state / "controller" / "artifacts"
     files = sorted(kept.rglob("single-*.parquet"))
-    assert [(copies / file.relative_to(kept)).read_bytes() for file in files] == [file.read_bytes() for file in files]
+    assert [(copies / file.relative_to(kept)).read_bytes() for file in files] == [
+        file.read_bytes() for file in files
+    ]

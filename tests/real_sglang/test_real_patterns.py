@@ -1,4 +1,6 @@
-"""Owns the promises of load patterns on a real SGLang: ids, shared beginnings, sessions and a trace are what the server saw."""
+"""Owns the promises of load patterns on a real SGLang: ids, shared beginnings, sessions and a trace
+are what the server saw.
+"""
 
 from __future__ import annotations
 
@@ -42,18 +44,31 @@ WORKLOADS = (
 
 def test_a_real_server_is_asked_what_the_patterns_say(tmp_path: Path) -> None:
     measure = Measure(runs_min=1, runs_max=1, precision=0.5, warmup_requests=1)
-    spec = replace(example(), trial_id="patterns", workloads=WORKLOADS, measure=measure, files=(FILE,))
+    spec = replace(
+        example(), trial_id="patterns", workloads=WORKLOADS, measure=measure, files=(FILE,)
+    )
     told = asyncio.run(run_with_load(spec, tmp_path))
     assert told.one(ev.TrialOver).outcome is Outcome.OK, told.one(ev.TrialOver).message
     runs = {body.run.workload: body.run for body in told.bodies if isinstance(body, ev.RunFinished)}
     assert set(runs) == {workload.name for workload in WORKLOADS}
-    assert {gate.code for run in runs.values() for gate in run.gates} <= {"client_limited", "token_count_unchecked"}
-    raw = {name: pd.read_parquet(next(tmp_path.rglob(f"{name}-001.parquet"))).sort_values("request") for name in runs}
+    assert {gate.code for run in runs.values() for gate in run.gates} <= {
+        "client_limited",
+        "token_count_unchecked",
+    }
+    raw = {
+        name: pd.read_parquet(next(tmp_path.rglob(f"{name}-001.parquet"))).sort_values("request")
+        for name in runs
+    }
     assert raw["ids"]["prompt_tokens"].tolist() == [120, 120]
     shares = (raw["groups"]["cached_tokens"].fillna(0) / raw["groups"]["prompt_tokens"]).tolist()
     assert max(shares[:2]) < 0.1 and min(shares[2:]) > 0.5
     turns = raw["chats"]
-    assert all(later > earlier for earlier, later in zip(turns["prompt_tokens"][:-1], turns["prompt_tokens"][1:], strict=True))
+    assert all(
+        later > earlier
+        for earlier, later in zip(
+            turns["prompt_tokens"][:-1], turns["prompt_tokens"][1:], strict=True
+        )
+    )
     assert turns["cached_tokens"].tolist()[1] >= turns["prompt_tokens"].tolist()[0] - 4
     assert raw["replay"]["completion_tokens"].tolist() == list(TRACE.output_tokens)
     assert raw["replay"]["cached_tokens"].fillna(0).tolist()[1] > 100

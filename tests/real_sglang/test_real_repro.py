@@ -1,4 +1,6 @@
-"""Owns the promise of `fleetctl repro` on a real SGLang: the printed script starts that very server, by hand, on another port."""
+"""Owns the promise of `fleetctl repro` on a real SGLang: the printed script starts that very
+server, by hand, on another port.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,16 @@ workloads:
   single: {{concurrency: 1, output_tokens: 8}}
 measure: {{launches: 1, runs: {{min: 1, max: 1}}}}
 """
-_OF_ONE_START = ("port", "internal_states", "launch_command", "status", "nccl_port", "dist_init_addr", "server_start_time", "startup_time")
+_OF_ONE_START = (
+    "port",
+    "internal_states",
+    "launch_command",
+    "status",
+    "nccl_port",
+    "dist_init_addr",
+    "server_start_time",
+    "startup_time",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +83,19 @@ class ByHand:
 
 
 def fleetctl(folder: Path, *arguments: str) -> str:
-    env = {**os.environ, "BENCHFLEET_STATE": str(folder / "state"), "BENCHFLEET_SECRETS": str(folder / "secrets")}
-    done = subprocess.run((*FLEETCTL, *arguments), env=env, capture_output=True, text=True, check=False, timeout=RUN_LIMIT_S)
+    env = {
+        **os.environ,
+        "BENCHFLEET_STATE": str(folder / "state"),
+        "BENCHFLEET_SECRETS": str(folder / "secrets"),
+    }
+    done = subprocess.run(
+        (*FLEETCTL, *arguments),
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=RUN_LIMIT_S,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -90,11 +112,21 @@ def by_hand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ByHand]:
     folder = tmp_path_factory.mktemp("repro")
     (folder / "secrets").touch(0o600)
     (folder / "secrets").write_text(f"hub={VALUE}\n")
-    text = JOB.format(name=f"repro-{uuid.uuid4().hex[:6]}", cache=cache(), cpu=max(os.sched_getaffinity(0)))
+    text = JOB.format(
+        name=f"repro-{uuid.uuid4().hex[:6]}", cache=cache(), cpu=max(os.sched_getaffinity(0))
+    )
     (folder / "job.yaml").write_text(text)
     fleetctl(folder, "run", str(folder / "job.yaml"))
-    events = [json.loads(line[line.index("{") :]) for line in (folder / "state/agent/journal/events.jsonl").read_text().splitlines()]
-    told = {name: event[name] for event in events for name in ("server_launched", "configuration_proved") if name in event}
+    events = [
+        json.loads(line[line.index("{") :])
+        for line in (folder / "state/agent/journal/events.jsonl").read_text().splitlines()
+    ]
+    told = {
+        name: event[name]
+        for event in events
+        for name in ("server_launched", "configuration_proved")
+        if name in event
+    }
     (trial,) = (folder / "state/agent/artifacts").iterdir()
     script = folder / "start.sh"
     script.write_text(fleetctl(folder, "repro", trial.name))
@@ -103,12 +135,24 @@ def by_hand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ByHand]:
 
 def started(script: Path, folder: Path, told: Mapping[str, Any]) -> Iterator[ByHand]:
     port = free_port()
-    env = {**os.environ, "BENCHFLEET_SECRETS": str(folder / "secrets"), "PORT": str(port), "NCCL_ALGO": "of this shell"}
+    env = {
+        **os.environ,
+        "BENCHFLEET_SECRETS": str(folder / "secrets"),
+        "PORT": str(port),
+        "NCCL_ALGO": "of this shell",
+    }
     with (folder / "by-hand.log").open("wb") as log:
-        child = subprocess.Popen(("sh", str(script)), env=env, stdout=log, stderr=log, start_new_session=True)
+        child = subprocess.Popen(
+            ("sh", str(script)), env=env, stdout=log, stderr=log, start_new_session=True
+        )
     try:
         until_ready(child, port, folder / "by-hand.log")
-        yield ByHand(psutil.Process(child.pid), port, told["server_launched"], told["configuration_proved"]["effective_args"])
+        yield ByHand(
+            psutil.Process(child.pid),
+            port,
+            told["server_launched"],
+            told["configuration_proved"]["effective_args"],
+        )
         child.send_signal(signal.SIGTERM)
         child.wait(STOP_LIMIT_S)
     finally:
@@ -136,7 +180,9 @@ def until_ready(child: subprocess.Popen[bytes], port: int, log: Path) -> None:
     raise AssertionError(f"not ready:\n{log.read_text()[-3000:]}")
 
 
-def test_the_script_starts_the_server_with_the_recorded_words_on_the_port_given(by_hand: ByHand) -> None:
+def test_the_script_starts_the_server_with_the_recorded_words_on_the_port_given(
+    by_hand: ByHand,
+) -> None:
     recorded = by_hand.launched["argv"]
     python = [] if recorded[0].endswith("/python") else recorded[:3]  # taskset binds and is gone
     words = recorded[len(python) :]
@@ -156,6 +202,10 @@ def test_it_has_exactly_the_recorded_environment_and_the_hosts_secret(by_hand: B
 
 def test_what_takes_effect_is_what_took_effect_in_the_trial(by_hand: ByHand) -> None:
     shown = get(by_hand.port, "/server_info")
-    differing = {name: (value, shown.get(name)) for name, value in by_hand.recorded.items() if value != shown.get(name)}
+    differing = {
+        name: (value, shown.get(name))
+        for name, value in by_hand.recorded.items()
+        if value != shown.get(name)
+    }
     assert {name: pair for name, pair in differing.items() if name not in _OF_ONE_START} == {}
     assert by_hand.recorded["random_seed"] == shown["random_seed"] == 7

@@ -1,4 +1,6 @@
-"""Owns the promises of whole trials on real SGLang servers, driven by the agent's own runner: each ends rightly and leaves nothing."""
+"""Owns the promises of whole trials on real SGLang servers, driven by the agent's own runner: each
+ends rightly and leaves nothing.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,15 @@ pytestmark = pytest.mark.real_sglang
 TOLD_WITHIN_S = 2.0  # a loaded machine included; the guard's own promise is one second
 RANK = "sglang::scheduler_TP1"
 CHAIN = {"speculative_num_steps": 3, "speculative_eagle_topk": 1, "speculative_num_draft_tokens": 4}
-LOAD = Workload(name="single", concurrency=1, requests=2, prompts="builtin:chat", output_tokens=48, api="chat", request_timeout_s=60.0)
+LOAD = Workload(
+    name="single",
+    concurrency=1,
+    requests=2,
+    prompts="builtin:chat",
+    output_tokens=48,
+    api="chat",
+    request_timeout_s=60.0,
+)
 
 
 def failure(told: Told, kind: ErrorKind, *classes: str) -> ev.ServerFailed:
@@ -56,13 +66,16 @@ def run(spec: TrialSpec, folder: Path) -> Told:
     return asyncio.run(run_trial(spec, folder))
 
 
-# With load: two ranks, one of which is killed while it serves, and a draft whose proposals are never taken.
+# With load: two ranks, one of which is killed while it serves, and a draft whose proposals are
+# never taken.
 
 
 async def kill_rank_1(body: ev.Body, told: Told) -> None:
     """Once the load is warm."""
     if isinstance(body, ev.WarmedUp):
-        (members,) = [await asyncio.to_thread(scan_server_processes, session) for session in told.sessions()]
+        (members,) = [
+            await asyncio.to_thread(scan_server_processes, session) for session in told.sessions()
+        ]
         (victim,) = (member.process.pid for member in members if member.title == RANK)
         told.notes |= {"pid": victim, "killed": time.monotonic()}
         os.kill(victim, signal.SIGKILL)
@@ -73,11 +86,18 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Told]:
     """Both trials, one load process between them."""
     folder = tmp_path_factory.mktemp("loaded")
     measure = Measure(runs_min=2, runs_max=2, warmup_requests=1)
-    base = replace(example(), workloads=(replace(LOAD, requests=200, output_tokens=400),), measure=measure)
+    base = replace(
+        example(), workloads=(replace(LOAD, requests=200, output_tokens=400),), measure=measure
+    )
     two = with_args(base, "tp2", tp_size=2)
-    two = replace(two, engine=replace(two.engine, env={**two.engine.env, "SGLANG_CPU_OMP_THREADS_BIND": "0|1"}))
+    two = replace(
+        two,
+        engine=replace(two.engine, env={**two.engine.env, "SGLANG_CPU_OMP_THREADS_BIND": "0|1"}),
+    )
     draft = str(write_draft(Path(base.engine.model_path), folder / "draft"))
-    eagle = with_args(base, "eagle3", speculative_algorithm="EAGLE3", speculative_draft_model_path=draft, **CHAIN)
+    eagle = with_args(
+        base, "eagle3", speculative_algorithm="EAGLE3", speculative_draft_model_path=draft, **CHAIN
+    )
 
     async def both() -> dict[str, Told]:
         load = LoadProcess()
@@ -103,7 +123,9 @@ def test_a_killed_rank_ends_the_trial_at_once_with_its_name(loaded: dict[str, To
     told = loaded["tp2"]
     failed = failure(told, ErrorKind.SERVER_EXITED, "scheduler_died")
     took_s = told.when(ev.ServerFailed) - told.notes["killed"]
-    print(f"\nkill -9 of {RANK}: told after {took_s:.2f} s, all gone after {told.when(ev.ServerStopped) - told.notes['killed']:.1f} s")
+    print(
+        f"\nkill -9 of {RANK}: told after {took_s:.2f} s, all gone after {told.when(ev.ServerStopped) - told.notes['killed']:.1f} s"
+    )
     assert took_s < TOLD_WITHIN_S
     assert failed.rank == "TP1"
     assert f"(pid {told.notes['pid']:.0f})" in failed.message
@@ -113,7 +135,11 @@ def test_a_killed_rank_ends_the_trial_at_once_with_its_name(loaded: dict[str, To
 def test_a_draft_that_is_never_right_voids_its_trial_after_one_run(loaded: dict[str, Told]) -> None:
     told = loaded["eagle3"]
     over = told.one(ev.TrialOver)
-    assert (over.outcome, over.kind, over.failure_class) == (Outcome.FAILED, ErrorKind.GATE_VOIDED, "spec_ineffective"), over.message
+    assert (over.outcome, over.kind, over.failure_class) == (
+        Outcome.FAILED,
+        ErrorKind.GATE_VOIDED,
+        "spec_ineffective",
+    ), over.message
     assert len([body for body in told.bodies if isinstance(body, ev.RunFinished)]) == 1
     assert_nothing_left(told)
 
@@ -121,8 +147,12 @@ def test_a_draft_that_is_never_right_voids_its_trial_after_one_run(loaded: dict[
 # Without load.
 
 
-def test_ngram_is_proved_and_a_wrapper_that_ignores_term_is_killed_with_everything(tmp_path: Path) -> None:
-    spec = with_args(example(), "ngram", speculative_algorithm="NGRAM", speculative_num_draft_tokens=8)
+def test_ngram_is_proved_and_a_wrapper_that_ignores_term_is_killed_with_everything(
+    tmp_path: Path,
+) -> None:
+    spec = with_args(
+        example(), "ngram", speculative_algorithm="NGRAM", speculative_num_draft_tokens=8
+    )
     spec = with_python(spec, tmp_path, before="trap '' TERM", after="exec sleep 600")
     told = run(replace(spec, engine=replace(spec.engine, stop_timeout_s=12.0)), tmp_path)
     assert proof(told).effective_args["speculative_algorithm"] == "NGRAM"
@@ -133,14 +163,18 @@ def test_ngram_is_proved_and_a_wrapper_that_ignores_term_is_killed_with_everythi
     assert {"start", "load_weight"} <= set(told.one(ev.ServerReady).phases_s)
 
 
-def test_another_server_of_the_same_model_that_took_the_port_is_told_at_once(tmp_path: Path) -> None:
+def test_another_server_of_the_same_model_that_took_the_port_is_told_at_once(
+    tmp_path: Path,
+) -> None:
     spec = example()
     with ExitStack() as others:
 
         async def be_quicker(body: ev.Body, told: Told) -> None:
             if isinstance(body, ev.ServerLaunching):
                 words = ("--model-path", spec.engine.model_path)
-                await asyncio.to_thread(lambda: others.enter_context(simulated_server(tmp_path, *words, port=body.port)))
+                await asyncio.to_thread(
+                    lambda: others.enter_context(simulated_server(tmp_path, *words, port=body.port))
+                )
 
         told = asyncio.run(run_trial(spec, tmp_path, be_quicker))
     failure(told, told.one(ev.TrialOver).kind, "port_in_use", "wrong_identity")
@@ -148,7 +182,9 @@ def test_another_server_of_the_same_model_that_took_the_port_is_told_at_once(tmp
     assert not [body for body in told.bodies if isinstance(body, ev.ServerReady)]
 
 
-def test_a_port_that_is_taken_by_something_mute_is_told_by_the_servers_own_words(tmp_path: Path) -> None:
+def test_a_port_that_is_taken_by_something_mute_is_told_by_the_servers_own_words(
+    tmp_path: Path,
+) -> None:
     with socket.socket() as mute:
 
         async def be_quicker(body: ev.Body, told: Told) -> None:
@@ -159,13 +195,19 @@ def test_a_port_that_is_taken_by_something_mute_is_told_by_the_servers_own_words
         told = asyncio.run(run_trial(example(), tmp_path, be_quicker))
     failed = failure(told, ErrorKind.SERVER_LAUNCH, "port_in_use")
     assert "address already in use" in failed.cause_line
-    bound_s = next(at_s for body, at_s in zip(told.bodies, told.at_s, strict=True) if body == ev.ServerProgressed("http_bind"))
+    bound_s = next(
+        at_s
+        for body, at_s in zip(told.bodies, told.at_s, strict=True)
+        if body == ev.ServerProgressed("http_bind")
+    )
     assert told.when(ev.ServerFailed) - bound_s < TOLD_WITHIN_S  # the launcher itself hangs on
 
 
 def test_a_model_that_is_nowhere_is_told_as_such(tmp_path: Path) -> None:
     spec = example()
-    told = run(replace(spec, engine=replace(spec.engine, model_path="nobody/no-such-model")), tmp_path)
+    told = run(
+        replace(spec, engine=replace(spec.engine, model_path="nobody/no-such-model")), tmp_path
+    )
     failed = failure(told, ErrorKind.CONFIG, "model_not_found")
     assert failed.hint
     assert_told_when_it_ended(told)
@@ -173,14 +215,20 @@ def test_a_model_that_is_nowhere_is_told_as_such(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_not_there_is_told_before_anything_is_launched(tmp_path: Path) -> None:
     spec = example()
-    told = run(replace(spec, engine=replace(spec.engine, model_path=str(tmp_path / "none"))), tmp_path)
+    told = run(
+        replace(spec, engine=replace(spec.engine, model_path=str(tmp_path / "none"))), tmp_path
+    )
     assert told.one(ev.TrialOver).kind is ErrorKind.CONFIG
     assert not [body for body in told.bodies if isinstance(body, ev.ServerLaunching)]
 
 
 def test_a_draft_that_is_nowhere_is_told_as_such(tmp_path: Path) -> None:
     spec = with_args(
-        example(), "draft", speculative_algorithm="STANDALONE", speculative_draft_model_path="nobody/no-such-draft", **CHAIN
+        example(),
+        "draft",
+        speculative_algorithm="STANDALONE",
+        speculative_draft_model_path="nobody/no-such-draft",
+        **CHAIN,
     )
     failed = failure(run(spec, tmp_path), ErrorKind.CONFIG, "model_not_found", "spec_draft_missing")
     assert failed.cause_line
@@ -193,7 +241,9 @@ def test_too_small_a_share_of_memory_is_told_as_such(tmp_path: Path) -> None:
 
 
 def test_a_limit_on_memory_is_told_as_such(tmp_path: Path) -> None:
-    spec = with_python(with_args(example(), "limit", max_total_tokens=None), tmp_path, before="ulimit -v 6000000")
+    spec = with_python(
+        with_args(example(), "limit", max_total_tokens=None), tmp_path, before="ulimit -v 6000000"
+    )
     failed = failure(run(spec, tmp_path), ErrorKind.SERVER_OOM, "host_memory_short")
     assert "allocate memory" in failed.cause_line
 
@@ -202,5 +252,7 @@ def assert_told_when_it_ended(told: Told) -> None:
     """The launcher's end is an event: what the log says of it is known at once."""
     (ended_s,) = told.ended_s
     took_s = told.when(ev.ServerFailed) - ended_s
-    print(f"\n{told.one(ev.TrialOver).failure_class}: told {took_s:+.2f} s after the launcher's end")
+    print(
+        f"\n{told.one(ev.TrialOver).failure_class}: told {took_s:+.2f} s after the launcher's end"
+    )
     assert took_s < TOLD_WITHIN_S

@@ -1,4 +1,5 @@
-"""Owns a model small enough to serve on a laptop's CPU: a Llama configuration without weights, and a tokenizer trained on the spot.
+"""Owns a model small enough to serve on a laptop's CPU: a Llama configuration without weights, and
+a tokenizer trained on the spot.
 
 Runs in the Python of the environment, for `tokenizers` is only there: tiny_model.py FOLDER
 """
@@ -55,13 +56,24 @@ def write_model(folder: Path) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=VOCABULARY, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=SPECIAL,
+        initial_alphabet=alphabet,
+        show_progress=False,
+    )
     tokenizer.train_from_iterator(TEXT, trainer)
     tokenizer.save(str(folder / "tokenizer.json"))
     words = {"bos_token": SPECIAL[0], "eos_token": SPECIAL[1], "chat_template": TEMPLATE}
-    about = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": CONTEXT_TOKENS, **words}
+    about = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": CONTEXT_TOKENS,
+        **words,
+    }
     (folder / "tokenizer_config.json").write_text(json.dumps(about, indent=1))
-    (folder / "config.json").write_text(json.dumps({**CONFIG, "vocab_size": tokenizer.get_vocab_size()}, indent=1))
+    (folder / "config.json").write_text(
+        json.dumps({**CONFIG, "vocab_size": tokenizer.get_vocab_size()}, indent=1)
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Owns the driving of a whole trial on a real SGLang through the agent's own runner, errands and supervisor. Judges nothing."""
+"""Owns the driving of a whole trial on a real SGLang through the agent's own runner, errands and
+supervisor. Judges nothing.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,11 @@ class Told:
 
     def when(self, kind: type) -> float:
         """The second of the first event of its kind."""
-        return next(at_s for body, at_s in zip(self.bodies, self.at_s, strict=True) if isinstance(body, kind))
+        return next(
+            at_s
+            for body, at_s in zip(self.bodies, self.at_s, strict=True)
+            if isinstance(body, kind)
+        )
 
     def left(self) -> list[str]:
         """What still lives of any server that was launched, shown by its recorded session."""
@@ -62,14 +68,23 @@ class Told:
     def sessions(self) -> list[RecordedSession]:
         """The record of each server that was launched."""
         return [
-            RecordedSession(body.pid, body.session_id, body.start_ticks, body.env[TOKEN_VARIABLE], body.log_path, body.boot_id)
+            RecordedSession(
+                body.pid,
+                body.session_id,
+                body.start_ticks,
+                body.env[TOKEN_VARIABLE],
+                body.log_path,
+                body.boot_id,
+            )
             for body in self.bodies
             if isinstance(body, ev.ServerLaunched)
         ]
 
 
 def example() -> TrialSpec:
-    """The first trial of the example's plain variant, as the controller makes it, without load: launched, proved and stopped."""
+    """The first trial of the example's plain variant, as the controller makes it, without load:
+    launched, proved and stopped.
+    """
     ensure()
     text = EXAMPLE.read_text(encoding="utf-8").replace("~/.cache/benchfleet", str(cache()))
     job = load_job(text, str(EXAMPLE)).job
@@ -78,8 +93,12 @@ def example() -> TrialSpec:
     return replace(trial_spec(job, plan, planned, 1, "real"), workloads=())
 
 
-async def run_trial(spec: TrialSpec, folder: Path, meddle: Meddle | None = None, load: LoadProcess | None = None) -> Told:
-    """Run it from TrialAccepted to TrialOver. `meddle` is awaited at each event, before what follows from it; `load` is started."""
+async def run_trial(
+    spec: TrialSpec, folder: Path, meddle: Meddle | None = None, load: LoadProcess | None = None
+) -> Told:
+    """Run it from TrialAccepted to TrialOver. `meddle` is awaited at each event, before what
+    follows from it; `load` is started.
+    """
     told = Told(folder)
 
     async def note_end(launcher: ProcessStat) -> None:
@@ -99,7 +118,9 @@ async def run_trial(spec: TrialSpec, folder: Path, meddle: Meddle | None = None,
     home = folder / spec.trial_id / str(spec.attempt)
     home.mkdir(parents=True)
     async with asyncio.timeout(TRIAL_LIMIT_S), asyncio.TaskGroup() as tasks:
-        await TrialRunner(spec, EffectHandlers(spec, tools, (), home), record).run(ev.TrialAccepted(spec))
+        await TrialRunner(spec, EffectHandlers(spec, tools, (), home), record).run(
+            ev.TrialAccepted(spec)
+        )
     return told
 
 
@@ -123,6 +144,9 @@ def with_args(spec: TrialSpec, name: str, **args: object) -> TrialSpec:
 def with_python(spec: TrialSpec, folder: Path, before: str, after: str = "") -> TrialSpec:
     """The server's Python inside a shell script with these lines around it."""
     script = folder / "python"
-    script.write_text(f'#!/bin/sh\n{before}\n{"exec " if not after else ""}{spec.engine.python} "$@"\n{after}\n', encoding="utf-8")
+    script.write_text(
+        f'#!/bin/sh\n{before}\n{"exec " if not after else ""}{spec.engine.python} "$@"\n{after}\n',
+        encoding="utf-8",
+    )
     script.chmod(0o755)
     return replace(spec, engine=replace(spec.engine, python=str(script)))

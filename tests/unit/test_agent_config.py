@@ -1,4 +1,6 @@
-"""The agent's configuration file: read whole, every mistake with its line, words of the command line over it."""
+"""The agent's configuration file: read whole, every mistake with its line, words of the command
+line over it.
+"""
 
 from __future__ import annotations
 
@@ -55,12 +57,27 @@ def faults_of(text: str) -> list[str]:
 
 def test_every_key_has_its_place() -> None:
     config = config_of(WHOLE)
-    assert (config.host, config.listen, config.state, config.gpus) == ("gpu01", "0.0.0.0:7433", Path("/var/lib/benchfleet"), 8)
-    assert (config.metrics, config.labels, config.simulated_gpus) == ("127.0.0.1:9464", {"gpu": "h200"}, 0)
+    assert (config.host, config.listen, config.state, config.gpus) == (
+        "gpu01",
+        "0.0.0.0:7433",
+        Path("/var/lib/benchfleet"),
+        8,
+    )
+    assert (config.metrics, config.labels, config.simulated_gpus) == (
+        "127.0.0.1:9464",
+        {"gpu": "h200"},
+        0,
+    )
     names = ("ca.crt", "agent.crt", "agent.key", "revoked.json")
     assert config.tls == TlsFiles(*(Path("/etc/benchfleet") / name for name in names))
-    assert (config.policy.is_open, config.policy.python, config.policy.env) == (False, ("/home/USER/ml-env/bin/python3",), ("MY_*",))
-    assert config.server == ServerDefaults("/home/USER/ml-env/bin/python3", "", {"NCCL_SOCKET_IFNAME": "eth0"})
+    assert (config.policy.is_open, config.policy.python, config.policy.env) == (
+        False,
+        ("/home/USER/ml-env/bin/python3",),
+        ("MY_*",),
+    )
+    assert config.server == ServerDefaults(
+        "/home/USER/ml-env/bin/python3", "", {"NCCL_SOCKET_IFNAME": "eth0"}
+    )
 
 
 def test_a_file_makes_the_agent_strict_and_none_leaves_it_open() -> None:
@@ -103,7 +120,12 @@ def test_a_wrong_value_is_told_at_its_key(text: str) -> None:
     assert fault.startswith(f"agent.toml:{line}: {WRONG[text]}: ")
 
 
-NO_TOML = [("host = \n", "line 1"), ("a = 1\na = 2\n", "line 2"), ("[x\n", "line 1"), ("a = [" * 3000, "")]
+NO_TOML = [
+    ("host = \n", "line 1"),
+    ("a = 1\na = 2\n", "line 2"),
+    ("[x\n", "line 1"),
+    ("a = [" * 3000, ""),
+]
 
 
 @pytest.mark.parametrize(("text", "line"), NO_TOML)
@@ -117,9 +139,25 @@ def test_words_of_the_command_line_win(tmp_path: Path) -> None:
     file = tmp_path / "agent.toml"
     file.write_text(WHOLE)
     file.chmod(0o600)
-    words = ("--config", str(file), "--gpus", "2", "--host-name", "other", "--label", "rack=b", "--state", str(tmp_path))
+    words = (
+        "--config",
+        str(file),
+        "--gpus",
+        "2",
+        "--host-name",
+        "other",
+        "--label",
+        "rack=b",
+        "--state",
+        str(tmp_path),
+    )
     config = resolve_config(parser().parse_args([*words, "--metrics-port", "9"]))
-    assert (config.gpus, config.host, config.state, config.metrics) == (2, "other", tmp_path, "127.0.0.1:9")
+    assert (config.gpus, config.host, config.state, config.metrics) == (
+        2,
+        "other",
+        tmp_path,
+        "127.0.0.1:9",
+    )
     assert (config.labels, config.listen) == ({"gpu": "h200", "rack": "b"}, "0.0.0.0:7433")
 
 

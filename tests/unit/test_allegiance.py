@@ -1,4 +1,6 @@
-"""Whose orders an agent obeys: one controller at a time, of its starts the newest, and nobody who speaks another language."""
+"""Whose orders an agent obeys: one controller at a time, of its starts the newest, and nobody who
+speaks another language.
+"""
 
 from __future__ import annotations
 
@@ -33,17 +35,35 @@ def refused(now: CurrentController, shown: ControllerEpoch) -> str:
         (CurrentController(OURS), replace(OURS, epoch=6), ""),
         (CurrentController(OURS, follows=True), replace(OURS, epoch=6), ""),
         (CurrentController(OURS, owed="1 trial"), replace(OURS, epoch=6), ""),
-        (CurrentController(OURS), replace(OURS, epoch=4), "this controller was replaced: start 5 of it came after this one, which is 4"),
+        (
+            CurrentController(OURS),
+            replace(OURS, epoch=4),
+            "this controller was replaced: start 5 of it came after this one, which is 4",
+        ),
         (CurrentController(OURS), OTHER, ""),
-        (CurrentController(OURS, follows=True), OTHER, "this host belongs to controller ours, which follows it now"),
-        (CurrentController(OURS, owed="3 events", away_s=59), OTHER, "this host belongs to controller ours, which has not stored 3 events yet"),
+        (
+            CurrentController(OURS, follows=True),
+            OTHER,
+            "this host belongs to controller ours, which follows it now",
+        ),
+        (
+            CurrentController(OURS, owed="3 events", away_s=59),
+            OTHER,
+            "this host belongs to controller ours, which has not stored 3 events yet",
+        ),
         (CurrentController(OURS, owed="3 events", away_s=61), OTHER, ""),
         (CurrentController(OURS), ControllerEpoch(), ""),
         (CurrentController(OURS), replace(OURS, protocol=PROTOCOL + 1), ""),
-        (CurrentController(OURS), replace(OURS, protocol=9), f"the controller speaks protocol 1.9, this agent 1.{PROTOCOL}"),
+        (
+            CurrentController(OURS),
+            replace(OURS, protocol=9),
+            f"the controller speaks protocol 1.9, this agent 1.{PROTOCOL}",
+        ),
     ],
 )
-def test_orders_are_obeyed_of_one_controller_and_its_newest_start(now: CurrentController, shown: ControllerEpoch, told: str) -> None:
+def test_orders_are_obeyed_of_one_controller_and_its_newest_start(
+    now: CurrentController, shown: ControllerEpoch, told: str
+) -> None:
     assert refused(now, shown).partition(": more than")[0] == told
 
 
@@ -58,12 +78,16 @@ def test_a_replaced_controller_stays_replaced_over_a_restart_of_the_agent(tmp_pa
     again.close()
 
 
-def test_a_second_controller_comes_in_when_the_first_has_hung_up_and_stored_everything(tmp_path: Path) -> None:
+def test_a_second_controller_comes_in_when_the_first_has_hung_up_and_stored_everything(
+    tmp_path: Path,
+) -> None:
     journal = Journal.open(tmp_path)
     active: list[str] = []
     allegiance = ControllerFencing(journal, lambda: active)
     allegiance.accept_epoch(OURS)
-    journal.append(TrialAccepted(TrialSpec("t")), "t", 1, cause=0, phase=Phase.LAUNCHING, time_unix_ns=1)
+    journal.append(
+        TrialAccepted(TrialSpec("t")), "t", 1, cause=0, phase=Phase.LAUNCHING, time_unix_ns=1
+    )
     active.append("t/1")
     told = []
     with allegiance.count_stream(OURS):
@@ -78,7 +102,9 @@ def test_a_second_controller_comes_in_when_the_first_has_hung_up_and_stored_ever
         "follows it now", "has not stored 1 trial and 1 event yet", "has not stored 2 events yet", "",
     ]  # fmt: skip
     assert allegiance.is_replaced(OURS)
-    assert not allegiance.is_replaced(ControllerEpoch()), "somebody who only looks on is not sent away"
+    assert not allegiance.is_replaced(ControllerEpoch()), (
+        "somebody who only looks on is not sent away"
+    )
     journal.close()
 
 

@@ -77,7 +77,10 @@ def test_releasing_twice_is_harmless() -> None:
     assert pool == EIGHT
 
 
-MOVES = st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(0, 9), st.integers(1, 4), st.booleans()), max_size=40)
+MOVES = st.lists(
+    st.tuples(st.sampled_from("abcdef"), st.integers(0, 9), st.integers(1, 4), st.booleans()),
+    max_size=40,
+)
 
 
 @given(MOVES)
@@ -85,7 +88,11 @@ def test_two_trials_never_share_a_gpu_or_a_port(moves: list[tuple[str, int, int,
     pool = EIGHT
     for trial, gpus, port, take_it in moves:
         try:
-            pool = promise_port(claim_gpus(pool, trial, gpus)[0], trial, port) if take_it else release(pool, trial)
+            pool = (
+                promise_port(claim_gpus(pool, trial, gpus)[0], trial, port)
+                if take_it
+                else release(pool, trial)
+            )
         except Conflict:
             continue
         held = Counter(gpu for allocation in pool.allocations for gpu in allocation.gpus)

@@ -46,9 +46,12 @@ def test_one_launch_has_no_interval() -> None:
 
 
 @pytest.mark.parametrize(
-    ("confidence", "degrees", "expected"), [(0.95, 2, 4.3027), (0.95, 4, 2.7764), (0.90, 10, 1.8125), (0.99, 1, 63.6567)]
+    ("confidence", "degrees", "expected"),
+    [(0.95, 2, 4.3027), (0.95, 4, 2.7764), (0.90, 10, 1.8125), (0.99, 1, 63.6567)],
 )
-def test_t_quantiles_are_those_of_the_tables(confidence: float, degrees: float, expected: float) -> None:
+def test_t_quantiles_are_those_of_the_tables(
+    confidence: float, degrees: float, expected: float
+) -> None:
     assert t_quantile(confidence, degrees) == pytest.approx(expected, abs=5e-5)
 
 
@@ -60,12 +63,15 @@ def test_paired_ratio_is_a_t_interval_over_log_differences() -> None:
 
 
 def test_welch_has_the_degrees_of_satterthwaite() -> None:
-    # Logs 0, 1, 2 (variance 1, n 3) against 0, 2, 4, 6 (variance 20/3, n 4): df = 2.0^2 / ((1/3)^2/2 + (5/3)^2/3) = 4.0755.
+    # Logs 0, 1, 2 (variance 1, n 3) against 0, 2, 4, 6 (variance 20/3, n 4): df = 2.0^2 /
+    # ((1/3)^2/2 + (5/3)^2/3) = 4.0755.
     exponentials = [2.718281828459045**power for power in range(7)]
     estimate = welch_ratio(exponentials[:3], exponentials[::2], 0.95)
     assert estimate is not None
     assert estimate.log_ratio == pytest.approx(-2.0)
-    assert estimate.half_width(0) == pytest.approx(t_quantile(0.95, 4 / (1 / 18 + 25 / 27)) * 2**0.5)
+    assert estimate.half_width(0) == pytest.approx(
+        t_quantile(0.95, 4 / (1 / 18 + 25 / 27)) * 2**0.5
+    )
 
 
 @pytest.mark.parametrize("paired", [True, False])
@@ -74,11 +80,21 @@ def test_ratio_interval_covers_the_truth_as_often_as_it_says(paired: bool) -> No
     for _ in range(rounds):
         drift = [rng.gauss(0, 0.03) for _ in range(5)]
         values = [truth * 80 * 2.718281828459045 ** (shift + rng.gauss(0, 0.02)) for shift in drift]
-        others = [80 * 2.718281828459045 ** ((shift if paired else rng.gauss(0, 0.03)) + rng.gauss(0, 0.02)) for shift in drift]
-        estimate = paired_ratio(list(zip(values, others, strict=True)), 0.95) if paired else welch_ratio(values, others, 0.95)
+        others = [
+            80
+            * 2.718281828459045 ** ((shift if paired else rng.gauss(0, 0.03)) + rng.gauss(0, 0.02))
+            for shift in drift
+        ]
+        estimate = (
+            paired_ratio(list(zip(values, others, strict=True)), 0.95)
+            if paired
+            else welch_ratio(values, others, 0.95)
+        )
         assert estimate is not None
         covered += estimate.interval.low <= truth <= estimate.interval.high
-    assert covered / rounds == pytest.approx(0.95, abs=0.015)  # 3 standard errors of a share of 2000
+    assert covered / rounds == pytest.approx(
+        0.95, abs=0.015
+    )  # 3 standard errors of a share of 2000
 
 
 def test_mean_interval_covers_the_truth_as_often_as_it_says() -> None:
@@ -91,9 +107,13 @@ def test_mean_interval_covers_the_truth_as_often_as_it_says() -> None:
 
 
 @given(samples, samples, st.floats(0.01, 100))
-def test_ratio_does_not_depend_on_the_unit(values: list[float], others: list[float], scale: float) -> None:
+def test_ratio_does_not_depend_on_the_unit(
+    values: list[float], others: list[float], scale: float
+) -> None:
     plain = welch_ratio(values, others, 0.95)
-    scaled = welch_ratio([value * scale for value in values], [other * scale for other in others], 0.95)
+    scaled = welch_ratio(
+        [value * scale for value in values], [other * scale for other in others], 0.95
+    )
     assert plain is not None
     assert scaled is not None
     assert scaled.log_ratio == pytest.approx(plain.log_ratio, abs=1e-9)
@@ -102,7 +122,10 @@ def test_ratio_does_not_depend_on_the_unit(values: list[float], others: list[flo
 
 @given(st.lists(st.tuples(positive, positive), min_size=2, max_size=12))
 def test_swapping_the_sides_inverts_a_paired_ratio(pairs: list[tuple[float, float]]) -> None:
-    forward, backward = paired_ratio(pairs, 0.95), paired_ratio([(other, value) for value, other in pairs], 0.95)
+    forward, backward = (
+        paired_ratio(pairs, 0.95),
+        paired_ratio([(other, value) for value, other in pairs], 0.95),
+    )
     assert forward is not None
     assert backward is not None
     assert backward.log_ratio == pytest.approx(-forward.log_ratio, abs=1e-9)
@@ -110,7 +133,9 @@ def test_swapping_the_sides_inverts_a_paired_ratio(pairs: list[tuple[float, floa
 
 
 @given(samples, samples)
-def test_swapping_the_sides_inverts_an_unpaired_ratio(values: list[float], others: list[float]) -> None:
+def test_swapping_the_sides_inverts_an_unpaired_ratio(
+    values: list[float], others: list[float]
+) -> None:
     forward, backward = welch_ratio(values, others, 0.95), welch_ratio(others, values, 0.95)
     assert forward is not None
     assert backward is not None

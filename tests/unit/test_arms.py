@@ -1,4 +1,6 @@
-"""Variants that run the same server as another: which they are, what leaves them out, and that nothing else goes."""
+"""Variants that run the same server as another: which they are, what leaves them out, and that
+nothing else goes.
+"""
 
 from __future__ import annotations
 
@@ -18,29 +20,47 @@ from fleet_controller.planning.equivalence import (
     EquivalentVariant,
     equivalent_variants,
     exclusions,
-    prune_loaded_job,
+    prune_job,
 )
 from fleet_controller.planning.job_plan import make_variants
 from fleet_controller.yaml.findings import JobRejected
 from fleet_protos.errors import ConfigError
 
-CHAIN = {"speculative_algorithm": "EAGLE3", "speculative_draft_model_path": "/d/eagle3", "speculative_num_steps": 3}
+CHAIN = {
+    "speculative_algorithm": "EAGLE3",
+    "speculative_draft_model_path": "/d/eagle3",
+    "speculative_num_steps": 3,
+}
 FACTORS: dict[str, Any] = {
     "size": {"two": {"args": {"tp_size": 2}}, "one": {"args": {"tp_size": 1}}},
     "nccl": {"default": {}, "tuned": {"env": {"NCCL_PROTO": "LL"}}},
     "spec": {
         "none": {},
         "four": {"args": {**CHAIN, "speculative_eagle_topk": 1, "speculative_num_draft_tokens": 4}},
-        "eight": {"args": {**CHAIN, "speculative_eagle_topk": 1, "speculative_num_draft_tokens": 8}},
+        "eight": {
+            "args": {**CHAIN, "speculative_eagle_topk": 1, "speculative_num_draft_tokens": 8}
+        },
     },
 }
 
 
-def loaded(factors: dict[str, Any], baseline: dict[str, str] | None = None, **engine: Any) -> LoadedJob:
-    job: dict[str, Any] = {"apiVersion": "benchfleet/v1", "kind": "Job", "name": "arms", "model": {"path": "/m/llama"}}
+def loaded(
+    factors: dict[str, Any], baseline: dict[str, str] | None = None, **engine: Any
+) -> LoadedJob:
+    job: dict[str, Any] = {
+        "apiVersion": "benchfleet/v1",
+        "kind": "Job",
+        "name": "arms",
+        "model": {"path": "/m/llama"},
+    }
     job["engine"] = {"kind": "sglang", "python": "python3", **engine}
-    job |= {"factors": factors, "baseline": baseline or {factor: next(iter(levels)) for factor, levels in factors.items()}}
-    return load_job(json.dumps(job | {"workloads": {"s": {"concurrency": 1, "output_tokens": 5}}}), "job.yaml")
+    job |= {
+        "factors": factors,
+        "baseline": baseline or {factor: next(iter(levels)) for factor, levels in factors.items()},
+    }
+    return load_job(
+        json.dumps(job | {"workloads": {"s": {"concurrency": 1, "output_tokens": 5}}}), "job.yaml"
+    )
 
 
 def found(job: Job) -> tuple[EquivalentVariant, ...]:
@@ -48,9 +68,17 @@ def found(job: Job) -> tuple[EquivalentVariant, ...]:
 
 
 def test_arms_that_cannot_have_an_effect_are_found_with_their_reason() -> None:
-    told = {twin.variant.name: (twin.same_as.name, twin.settings) for twin in found(loaded(FACTORS).job)}
-    assert told["size=two,nccl=default,spec=eight"] == ("size=two,nccl=default,spec=four", ("args.speculative_num_draft_tokens",))
-    assert told["size=one,nccl=tuned,spec=none"] == ("size=one,nccl=default,spec=none", ("env.NCCL_PROTO",))
+    told = {
+        twin.variant.name: (twin.same_as.name, twin.settings) for twin in found(loaded(FACTORS).job)
+    }
+    assert told["size=two,nccl=default,spec=eight"] == (
+        "size=two,nccl=default,spec=four",
+        ("args.speculative_num_draft_tokens",),
+    )
+    assert told["size=one,nccl=tuned,spec=none"] == (
+        "size=one,nccl=default,spec=none",
+        ("env.NCCL_PROTO",),
+    )
     assert "size=two,nccl=tuned,spec=none" not in told
     assert len(told) == 6
 
@@ -59,7 +87,9 @@ def test_the_entries_leave_out_the_arms_and_nothing_else() -> None:
     job = loaded(FACTORS).job
     left_out = found(job)
     assert exclusions(left_out) == ({"spec": "eight"}, {"nccl": "tuned", "size": "one"})
-    gone = {variant.name for variant in make_variants(job)} - {variant.name for variant in make_variants(prune_loaded_job(job, left_out))}
+    gone = {variant.name for variant in make_variants(job)} - {
+        variant.name for variant in make_variants(prune_job(job, left_out))
+    }
     assert gone == {twin.variant.name for twin in left_out}
 
 
@@ -101,13 +131,23 @@ def test_a_level_that_may_change_something_is_kept(level: dict[str, Any]) -> Non
     assert found(loaded({"arm": {"plain": {}, "other": level}}, args={"tp_size": 2}).job) == ()
 
 
-@given(st.lists(st.sampled_from(["A", "B", "C", "D"]), min_size=1, max_size=3, unique=True), st.integers(0, 2))
+@given(
+    st.lists(st.sampled_from(["A", "B", "C", "D"]), min_size=1, max_size=3, unique=True),
+    st.integers(0, 2),
+)
 def test_pruning_leaves_the_baseline_and_one_arm_of_each_effect(vain: list[str], real: int) -> None:
-    levels = {"plain": {}} | {name: {"env": {"CUDA_DEVICE_MAX_CONNECTIONS": str(index)}} for index, name in enumerate(vain)}
-    other = {f"r{index}": {"args": {"max_running_requests": index + 1}} for index in range(real + 1)}
+    levels = {"plain": {}} | {
+        name: {"env": {"CUDA_DEVICE_MAX_CONNECTIONS": str(index)}}
+        for index, name in enumerate(vain)
+    }
+    other = {
+        f"r{index}": {"args": {"max_running_requests": index + 1}} for index in range(real + 1)
+    }
     job = loaded({"vain": levels, "real": other}).job
-    kept = make_variants(prune_loaded_job(job, found(job)))
-    assert [variant.levels for variant in kept] == [{"vain": "plain", "real": name} for name in other]
+    kept = make_variants(prune_job(job, found(job)))
+    assert [variant.levels for variant in kept] == [
+        {"vain": "plain", "real": name} for name in other
+    ]
     assert sum(variant.is_baseline for variant in kept) == 1
 
 
@@ -127,7 +167,9 @@ def test_a_text_that_is_no_job_is_not_changed(text: str) -> None:
 def test_a_pruned_job_has_no_arm_without_effect_left() -> None:
     result = prune_loaded_job(loaded(FACTORS))
     assert len(result.left_out) == 6
-    assert [finding.code for finding in result.loaded.findings if finding.code == "arm_without_effect"] == []
+    assert [
+        finding.code for finding in result.loaded.findings if finding.code == "arm_without_effect"
+    ] == []
     assert prune_loaded_job(result.loaded).left_out == ()
 
 
@@ -139,16 +181,26 @@ def test_a_job_whose_arms_all_have_an_effect_is_not_touched() -> None:
 def test_all_combinations_of_the_factors_are_either_kept_or_told() -> None:
     job = loaded(FACTORS).job
     combinations = itertools.product(*FACTORS.values())
-    names = {",".join(f"{factor}={level}" for factor, level in zip(FACTORS, levels, strict=True)) for levels in combinations}
-    kept = {variant.name for variant in make_variants(prune_loaded_job(job, found(job)))}
+    names = {
+        ",".join(f"{factor}={level}" for factor, level in zip(FACTORS, levels, strict=True))
+        for levels in combinations
+    }
+    kept = {variant.name for variant in make_variants(prune_job(job, found(job)))}
     assert kept | {twin.variant.name for twin in found(job)} == names
 
 
 def test_a_draft_whose_configuration_says_eagle3_is_refused_under_eagle(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLMEagle3"]}))
-    args = {**CHAIN, "speculative_algorithm": "EAGLE", "speculative_draft_model_path": str(tmp_path)}
+    args = {
+        **CHAIN,
+        "speculative_algorithm": "EAGLE",
+        "speculative_draft_model_path": str(tmp_path),
+    }
     sizes = {"speculative_eagle_topk": 1, "speculative_num_draft_tokens": 4}
     with pytest.raises(JobRejected, match=r"config\.json says EAGLE-3"):
         loaded({"a": {"x": {}, "y": {"args": {"tp_size": 2}}}}, args={**args, **sizes})
     (tmp_path / "config.json").write_text("no JSON")
-    assert loaded({"a": {"x": {}, "y": {"args": {"tp_size": 2}}}}, args={**args, **sizes}).findings == ()
+    assert (
+        loaded({"a": {"x": {}, "y": {"args": {"tp_size": 2}}}}, args={**args, **sizes}).findings
+        == ()
+    )

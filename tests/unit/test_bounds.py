@@ -1,4 +1,6 @@
-"""What a server writes and shows of itself has an end: its log, its folder, the events that quote it."""
+"""What a server writes and shows of itself has an end: its log, its folder, the events that quote
+it.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +27,15 @@ LIMIT = 1 << 20
 def written(path: Path, lines: int, word: str = "line") -> int:
     """Appends as a server does; the descriptor stays that of the caller."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    os.write(descriptor, b"".join(b"%s %08d\n" % (word.encode(), number) for number in range(lines)))
+    os.write(
+        descriptor, b"".join(b"%s %08d\n" % (word.encode(), number) for number in range(lines))
+    )
     return descriptor
 
 
-def test_a_log_above_its_limit_keeps_its_beginning_its_end_and_a_word_about_the_rest(tmp_path: Path) -> None:
+def test_a_log_above_its_limit_keeps_its_beginning_its_end_and_a_word_about_the_rest(
+    tmp_path: Path,
+) -> None:
     log = tmp_path / "server.log"
     descriptor = written(log, 300_000)
     dropped = trim_log(log, LIMIT)
@@ -66,7 +72,11 @@ def test_a_link_in_place_of_a_log_is_neither_bounded_nor_collected(tmp_path: Pat
         (folder / name).symlink_to(secret)
     assert trim_log(folder / "server.log", LIMIT) == 0
     assert trial_artifacts.collect_artifacts(folder, tmp_path) == ()
-    assert sorted(path.name for path in folder.iterdir()) == ["metrics.txt", "nccl-x.log", "server.log"]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "metrics.txt",
+        "nccl-x.log",
+        "server.log",
+    ]
 
 
 def test_who_follows_a_log_keeps_his_place_when_its_middle_goes(tmp_path: Path) -> None:
@@ -76,7 +86,10 @@ def test_who_follows_a_log_keeps_his_place_when_its_middle_goes(tmp_path: Path) 
     follower = LogFollower(log)
     follower.read()
     descriptor = written(log, 0)
-    os.write(descriptor, b"RuntimeError: CUDA error: out of memory\ntorch.OutOfMemoryError: CUDA out of memory.\n")
+    os.write(
+        descriptor,
+        b"RuntimeError: CUDA error: out of memory\ntorch.OutOfMemoryError: CUDA out of memory.\n",
+    )
     os.close(descriptor)
     assert follower.diagnose().failure_class
 
@@ -99,7 +112,18 @@ async def test_a_folder_above_its_budget_is_told(tmp_path: Path) -> None:
     assert "more than 1 MiB" in told
 
 
-NAMES = ["../x", "/etc/passwd", "t/1/../../../etc/passwd", "t/1/\0x", "t/1/" + "x" * 5000, "t/1/link", "t/1/env.env", "t", "", "loop/x"]
+NAMES = [
+    "../x",
+    "/etc/passwd",
+    "t/1/../../../etc/passwd",
+    "t/1/\0x",
+    "t/1/" + "x" * 5000,
+    "t/1/link",
+    "t/1/env.env",
+    "t",
+    "",
+    "loop/x",
+]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -122,10 +146,16 @@ def nested(depth: int) -> dict[str, object]:
 
 SHOWN: list[Callable[[], ev.Body]] = [
     lambda: ev.ConfigurationProved(effective_args={"a": "x" * 50_000_000}),
-    lambda: ev.ConfigurationProved(effective_args={f"a{number}": "x" * 1000 for number in range(100_000)}),
+    lambda: ev.ConfigurationProved(
+        effective_args={f"a{number}": "x" * 1000 for number in range(100_000)}
+    ),
     lambda: ev.ConfigurationProved(effective_args={"a": nested(80)}, nccl={"b": nested(80)}),
     lambda: ev.ConfigurationProved(effective_args={"a": math.nan, "b": [math.inf]}),
-    lambda: ev.ConfigurationProved(effective_args={f"a{one}": {f"b{two}": ["y" * 99] * 200 for two in range(60)} for one in range(10)}),
+    lambda: ev.ConfigurationProved(
+        effective_args={
+            f"a{one}": {f"b{two}": ["y" * 99] * 200 for two in range(60)} for one in range(10)
+        }
+    ),
     lambda: ev.ServerStopped("kill", 1.0, ("process " * 100,) * 100_000),
     lambda: ev.EvidenceCollected((Artifact("n" * 200, "0" * 64, 1),) * 100_000),
     lambda: ev.ServerFailed(message="m" * 10_000_000, log_tail="\x00" * 10_000_000),
@@ -141,6 +171,10 @@ def test_an_event_is_small_enough_for_journal_and_line_and_can_be_read_again(num
 
 
 def test_what_fits_is_not_touched() -> None:
-    proved = ev.ConfigurationProved(effective_args={"tp_size": 8, "chat_template": "x" * 60_000, "list": [1, 2.5, None, True]})
-    accepted = ev.TrialAccepted(TrialSpec(engine=EngineSpec(env={f"A{number}": "x" * 30_000 for number in range(30)})))
+    proved = ev.ConfigurationProved(
+        effective_args={"tp_size": 8, "chat_template": "x" * 60_000, "list": [1, 2.5, None, True]}
+    )
+    accepted = ev.TrialAccepted(
+        TrialSpec(engine=EngineSpec(env={f"A{number}": "x" * 30_000 for number in range(30)}))
+    )
     assert (limit_event_size(proved), limit_event_size(accepted)) == (proved, accepted)

@@ -1,4 +1,6 @@
-"""Which hosts a job gets, and what is told when it asks for none that exist; what a plan costs by the fleet file."""
+"""Which hosts a job gets, and what is told when it asks for none that exist; what a plan costs by
+the fleet file.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ def asking(**choice: object) -> Job:
 
 
 def told(job: Job, only_connected: bool = False) -> list[tuple[str, str]]:
-    return [(finding.code, finding.key) for finding in host_choice_findings(job, ALL, only_connected)]
+    return [
+        (finding.code, finding.key) for finding in host_choice_findings(job, ALL, only_connected)
+    ]
 
 
 def test_a_host_of_the_file_is_planned_on_though_it_does_not_answer() -> None:
@@ -61,7 +65,12 @@ def test_only_connected_leaves_it_out() -> None:
 
 def test_an_unknown_name_is_told_at_its_place_with_the_nearest() -> None:
     finding = next(host_choice_findings(load_job(JOB, "job.yaml").job, ALL))
-    assert (finding.code, finding.line, finding.column, finding.key) == ("unknown_host", 10, 17, "hosts.names[1]")
+    assert (finding.code, finding.line, finding.column, finding.key) == (
+        "unknown_host",
+        10,
+        17,
+        "hosts.names[1]",
+    )
     assert finding.hint == "did you mean `gpu2`?"
 
 
@@ -70,14 +79,20 @@ def test_a_host_for_load_alone_cannot_be_asked_for() -> None:
     assert told(asking(labels={"gpu": "none"})) == [("no_such_label", "hosts.labels.gpu")]
 
 
-@pytest.mark.parametrize(("labels", "hint"), [({"gpu": "h100"}, "`gpu` is h200"), ({"cpu": "x"}, "labels are: gpu")])
-def test_a_label_that_no_host_has_is_told_with_those_that_are(labels: dict[str, str], hint: str) -> None:
+@pytest.mark.parametrize(
+    ("labels", "hint"), [({"gpu": "h100"}, "`gpu` is h200"), ({"cpu": "x"}, "labels are: gpu")]
+)
+def test_a_label_that_no_host_has_is_told_with_those_that_are(
+    labels: dict[str, str], hint: str
+) -> None:
     assert [finding.hint for finding in host_choice_findings(asking(labels=labels), ALL)] == [hint]
 
 
 def test_a_match_that_is_away_is_told_when_only_connected_hosts_are_wanted() -> None:
     hosts = (DOWN, replace(UP, labels={}))
-    findings = list(host_choice_findings(asking(labels={"gpu": "h200"}), hosts, only_connected=True))
+    findings = list(
+        host_choice_findings(asking(labels={"gpu": "h200"}), hosts, only_connected=True)
+    )
     assert [finding.code for finding in findings] == ["no_hosts"]
 
 
@@ -92,7 +107,11 @@ def fleet(*hosts: FleetHost) -> Inventory:
 def test_a_plan_costs_each_host_for_as_long_as_it_is_held() -> None:
     job = asking()
     plan = make_plan(job, ("a", "b"))
-    price = estimate_cost(plan, job, fleet(FleetHost(name="a", cost_per_hour=36.0), FleetHost(name="b", cost_per_hour=72.0)))
+    price = estimate_cost(
+        plan,
+        job,
+        fleet(FleetHost(name="a", cost_per_hour=36.0), FleetHost(name="b", cost_per_hour=72.0)),
+    )
     assert price is not None
     hours = estimate_seconds(plan, job) / 3600  # both work side by side and equally long
     assert (price.amount, price.currency, price.untold) == (pytest.approx(hours * 108.0), "EUR", ())
@@ -100,7 +119,11 @@ def test_a_plan_costs_each_host_for_as_long_as_it_is_held() -> None:
 
 def test_hosts_whose_cost_is_not_told_are_named() -> None:
     job = asking()
-    price = estimate_cost(make_plan(job, ("a", "b")), job, fleet(FleetHost(name="a", cost_per_hour=1.0), FleetHost(name="b")))
+    price = estimate_cost(
+        make_plan(job, ("a", "b")),
+        job,
+        fleet(FleetHost(name="a", cost_per_hour=1.0), FleetHost(name="b")),
+    )
     assert price is not None
     assert (set(price.by_host), price.untold) == ({"a"}, ("b",))
 
@@ -112,8 +135,14 @@ def test_a_fleet_without_costs_has_no_price() -> None:
 
 def test_labels_of_the_file_win_and_the_difference_is_told() -> None:
     known = FleetHost(labels={"gpu": "h200", "rack": "1"})
-    assert merge_labels(known, {"gpu": "a100", "own": "x"}) == {"gpu": "h200", "rack": "1", "own": "x"}
-    assert label_differences(known, {"gpu": "a100", "own": "x"}) == ("gpu is a100 for the agent and h200 in the fleet file",)
+    assert merge_labels(known, {"gpu": "a100", "own": "x"}) == {
+        "gpu": "h200",
+        "rack": "1",
+        "own": "x",
+    }
+    assert label_differences(known, {"gpu": "a100", "own": "x"}) == (
+        "gpu is a100 for the agent and h200 in the fleet file",
+    )
     assert (merge_labels(None, {"a": "b"}), label_differences(None, {"a": "b"})) == ({"a": "b"}, ())
 
 
@@ -128,5 +157,7 @@ def test_labels_of_the_file_win_and_the_difference_is_told() -> None:
         (None, None, 0),
     ],
 )
-def test_gpus_are_what_the_agent_has_and_no_more_than_the_file_says(known: FleetHost | None, told: int | None, gpus: int) -> None:
+def test_gpus_are_what_the_agent_has_and_no_more_than_the_file_says(
+    known: FleetHost | None, told: int | None, gpus: int
+) -> None:
     assert merge_gpus(known, told) == gpus

@@ -15,7 +15,9 @@ def test_every_command_has_its_module(module: str) -> None:
     assert callable(import_module(f"fleet_controller.cli.commands.{module}").run)
 
 
-@pytest.mark.parametrize(("text", "value"), [("95%", 0.95), ("95 %", 0.95), ("0.95", 0.95), ("2%", 0.02), ("0", 0.0)])
+@pytest.mark.parametrize(
+    ("text", "value"), [("95%", 0.95), ("95 %", 0.95), ("0.95", 0.95), ("2%", 0.02), ("0", 0.0)]
+)
 def test_percentages_are_read_as_people_write_them(text: str, value: float) -> None:
     assert percentage(text) == pytest.approx(value)
 

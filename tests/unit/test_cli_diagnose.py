@@ -23,7 +23,7 @@ OOM = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
 )
 WORK = f"{STAMP} TP0] Decode batch, #running-req: 4, #token: 9, token usage: 0.10, gen throughput (token/s): 200.00, #queue-req: 0\n"
-WAITING = f"{STAMP} TP1] Scheduler hit an exception: Traceback (most recent call last):\nValueError: TP rank 1 could finish the model loading, but there are other ranks that didn't finish loading.\n"  # noqa: E501 -- as the server writes it
+WAITING = f"{STAMP} TP1] Scheduler hit an exception: Traceback (most recent call last):\nValueError: TP rank 1 could finish the model loading, but there are other ranks that didn't finish loading.\n"
 
 
 def written(folder: Path, **texts: str) -> list[str]:
@@ -32,17 +32,25 @@ def written(folder: Path, **texts: str) -> list[str]:
     return [str(folder / name) for name in texts]
 
 
-def diagnosed(files: Sequence[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, Any]]:
+def diagnosed(
+    files: Sequence[str], capsys: pytest.CaptureFixture[str]
+) -> tuple[int, dict[str, Any]]:
     exit_code = main(["diagnose", *files, "--json"])
     return exit_code, json.loads(capsys.readouterr().out)
 
 
 def test_a_healthy_log_ends_with_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     exit_code, document = diagnosed(written(tmp_path, log=WORK), capsys)
-    assert (exit_code, document["state"], document["decode"]["total_gen_throughput"]) == (ExitCode.DONE, "serving", 200)
+    assert (exit_code, document["state"], document["decode"]["total_gen_throughput"]) == (
+        ExitCode.DONE,
+        "serving",
+        200,
+    )
 
 
-def test_a_failure_ends_with_1_and_says_what_to_do_and_what_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failure_ends_with_1_and_says_what_to_do_and_what_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["diagnose", *written(tmp_path, log=OOM)]) == ExitCode.FAILED
     shown = capsys.readouterr().out
     assert "failed: oom_cuda_graph (TP1, capture_graph), trying again does not help" in shown
@@ -51,7 +59,9 @@ def test_a_failure_ends_with_1_and_says_what_to_do_and_what_not(tmp_path: Path, 
     assert len(shown.splitlines()) < 10
 
 
-def test_a_file_that_is_not_there_ends_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_is_not_there_ends_with_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["diagnose", str(tmp_path / "none.log")]) == ExitCode.USAGE_ERROR
     told = capsys.readouterr()
     assert told.out == ""
@@ -63,16 +73,27 @@ def test_a_folder_is_no_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "Is a directory" in capsys.readouterr().err
 
 
-def test_standard_input_is_read_for_a_dash(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_standard_input_is_read_for_a_dash(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(OOM.encode())))
     exit_code, document = diagnosed(["-"], capsys)
-    assert (exit_code, document["file"], document["failure_class"]) == (ExitCode.FAILED, "-", "oom_cuda_graph")
+    assert (exit_code, document["file"], document["failure_class"]) == (
+        ExitCode.FAILED,
+        "-",
+        "oom_cuda_graph",
+    )
 
 
-def test_of_several_hosts_the_root_is_in_front_and_not_the_one_that_waited(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_of_several_hosts_the_root_is_in_front_and_not_the_one_that_waited(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     slow = f"{STAMP} TP8] Load weight begin. avail mem=90.00 GB\n"
     files = written(
-        tmp_path, waited=WAITING, slow=slow, dead=slow + "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.00 GiB.\n"
+        tmp_path,
+        waited=WAITING,
+        slow=slow,
+        dead=slow + "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.00 GiB.\n",
     )
     _, document = diagnosed(files, capsys)
     assert (Path(document["file"]).name, document["failure_class"]) == ("dead", "oom_weights")
@@ -80,11 +101,19 @@ def test_of_several_hosts_the_root_is_in_front_and_not_the_one_that_waited(tmp_p
     assert [Path(name).name for name in document["details"]["unfinished_files"]] == ["slow"]
 
 
-def test_a_list_of_processes_beside_the_log_names_who_holds_the_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_list_of_processes_beside_the_log_names_who_holds_the_memory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     log = f"{STAMP} TP0] The memory capacity is unbalanced. Some GPUs may be occupied by other processes.\n"
-    processes = "pid, process_name, used_gpu_memory [MiB]\n71077, sglang::scheduler_TP1, 70210 MiB\n"
+    processes = (
+        "pid, process_name, used_gpu_memory [MiB]\n71077, sglang::scheduler_TP1, 70210 MiB\n"
+    )
     exit_code, document = diagnosed(written(tmp_path, log=log, smi=processes), capsys)
-    assert (exit_code, document["failure_class"], document["pids"]) == (ExitCode.FAILED, "gpu_busy_leftover", [71077])
+    assert (exit_code, document["failure_class"], document["pids"]) == (
+        ExitCode.FAILED,
+        "gpu_busy_leftover",
+        [71077],
+    )
     assert "71077" in document["hint"]
 
 
@@ -92,8 +121,16 @@ def test_a_list_of_processes_beside_the_log_names_who_holds_the_memory(tmp_path:
     ("text", "kind", "exit_code"),
     [
         ("acc_length=2.42\nspeed=100.43 token/s\n", "send_one", ExitCode.DONE),
-        ("Unable to determine the device handle for GPU0000:62:00.0: Unknown Error\n", "nvidia_smi", ExitCode.FAILED),
-        ("h1:1:1 [0] NCCL INFO AllReduce: 32768 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..7}\n", "nccl_log", ExitCode.DONE),
+        (
+            "Unable to determine the device handle for GPU0000:62:00.0: Unknown Error\n",
+            "nvidia_smi",
+            ExitCode.FAILED,
+        ),
+        (
+            "h1:1:1 [0] NCCL INFO AllReduce: 32768 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..7}\n",
+            "nccl_log",
+            ExitCode.DONE,
+        ),
         ("nothing that anybody knows\n", "text", ExitCode.DONE),
         ("", "text", ExitCode.DONE),
     ],
@@ -103,10 +140,23 @@ def test_other_files_are_told_by_their_kind(
 ) -> None:
     ended, document = diagnosed(written(tmp_path, file=text), capsys)
     assert (document["kind"], ended) == (kind, exit_code)
-    assert {"state", "failure_class", "cause_line", "rank", "hint", "phases_s", "warnings", "decode", "nccl", "versions"} <= set(document)
+    assert {
+        "state",
+        "failure_class",
+        "cause_line",
+        "rank",
+        "hint",
+        "phases_s",
+        "warnings",
+        "decode",
+        "nccl",
+        "versions",
+    } <= set(document)
 
 
-def test_a_document_that_gathers_texts_is_read_text_by_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_document_that_gathers_texts_is_read_text_by_text(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     _, document = diagnosed(written(tmp_path, gathered=json.dumps([WORK, OOM])), capsys)
     assert [(told["file"].rpartition("/")[2], told["state"]) for told in document["files"]] == [
         ("gathered[0]", "serving"),
@@ -114,8 +164,12 @@ def test_a_document_that_gathers_texts_is_read_text_by_text(tmp_path: Path, caps
     ]
 
 
-def test_equal_lines_of_nccl_are_counted_though_read_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    line = "h1:1:1 [0] NCCL INFO AllReduce: 32768 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..7}\n"
+def test_equal_lines_of_nccl_are_counted_though_read_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = (
+        "h1:1:1 [0] NCCL INFO AllReduce: 32768 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..7}\n"
+    )
     _, document = diagnosed(written(tmp_path, log=line * 500), capsys)
     assert document["nccl"]["tuning"]["rows"] == [["AllReduce", 32768, "RING", "LL", 8, 500]]
 
@@ -127,14 +181,23 @@ def test_invalid_bytes_do_no_harm(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize("first", ["Xid (PCI:0000:41:00): 150, MSE Fatal\n[ 8.1] NVRM: ", ""])
-def test_advice_and_what_not_to_do_are_of_one_class(first: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_advice_and_what_not_to_do_are_of_one_class(
+    first: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     text = f"[ 8.0] NVRM: {first}Xid (PCI:0000:41:00): 45, pid=9, name=python3, Ch 0000000a (caused by previous Xid 150)\n"
     exit_code, document = diagnosed(written(tmp_path, dmesg=text), capsys)
     failure = FAILURES["nvlink_error"]
-    assert (exit_code, document["failure_class"], document["avoid"]) == (ExitCode.FAILED, "nvlink_error", failure.avoid)
+    assert (exit_code, document["failure_class"], document["avoid"]) == (
+        ExitCode.FAILED,
+        "nvlink_error",
+        failure.avoid,
+    )
 
 
-@pytest.mark.parametrize(("content", "program"), [(gzip.compress(OOM.encode()), "gunzip -c"), (OOM.encode("utf-16"), "iconv")])
+@pytest.mark.parametrize(
+    ("content", "program"),
+    [(gzip.compress(OOM.encode()), "gunzip -c"), (OOM.encode("utf-16"), "iconv")],
+)
 def test_a_log_that_must_be_unpacked_is_refused_and_not_called_good(
     content: bytes, program: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -144,5 +207,7 @@ def test_a_log_that_must_be_unpacked_is_refused_and_not_called_good(
 
 
 def test_what_is_no_log_is_told_as_that(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["diagnose", *written(tmp_path, empty="", poem="the sea is blue\n")]) == ExitCode.DONE
+    assert (
+        main(["diagnose", *written(tmp_path, empty="", poem="the sea is blue\n")]) == ExitCode.DONE
+    )
     assert capsys.readouterr().err.count("nothing in it reads like a log") == 2

@@ -30,7 +30,10 @@ from fleet_controller.report.table import (
 from fleet_controller.report.terminal_layout import comparison_text, table_text
 from fleet_protos.trial_types import Gate, GateEffect, Outcome, RunResult
 
-VARIANTS = {"nccl=default,speculation=none": (62.9, 63.4, 62.1), "nccl=tuned,speculation=eagle3-5": (88.8, 87.9, 90.1)}
+VARIANTS = {
+    "nccl=default,speculation=none": (62.9, 63.4, 62.1),
+    "nccl=tuned,speculation=eagle3-5": (88.8, 87.9, 90.1),
+}
 
 
 @pytest.fixture
@@ -46,7 +49,9 @@ def comparison() -> Comparison:
         for variant, values in VARIANTS.items()
         for block, value in enumerate(values, start=1)
     ]  # fmt: skip
-    return compare(runs, next(iter(VARIANTS)), conditions=ComparisonConditions("demo-1a2b3c", "simulated", 240))
+    return compare(
+        runs, next(iter(VARIANTS)), conditions=ComparisonConditions("demo-1a2b3c", "simulated", 240)
+    )
 
 
 def numbers_in(text: str) -> set[str]:
@@ -55,8 +60,12 @@ def numbers_in(text: str) -> set[str]:
 
 @pytest.mark.parametrize("width", [20, 60, 100, 130, 160, 200, 400])
 @pytest.mark.parametrize("colour", [True, False])
-def test_every_number_is_there_at_every_width(comparison: Comparison, width: int, colour: bool) -> None:
-    assert numbers_in(comparison_text(comparison, width, colour)) >= numbers_in(comparison_text(comparison, None, False)) - {"0"}
+def test_every_number_is_there_at_every_width(
+    comparison: Comparison, width: int, colour: bool
+) -> None:
+    assert numbers_in(comparison_text(comparison, width, colour)) >= numbers_in(
+        comparison_text(comparison, None, False)
+    ) - {"0"}
 
 
 @pytest.mark.parametrize("width", [130, 160, 200])
@@ -74,13 +83,21 @@ def test_percentages_say_what_they_are_of() -> None:
 def test_simulated_results_say_so_in_every_format(comparison: Comparison) -> None:
     for text in (comparison_text(comparison, None, False), comparison_markdown(comparison)):
         assert "simulated ×240" in text
-    assert (comparison_json(comparison)["engine"], comparison_json(comparison)["time_scale"]) == ("simulated", 240)
-    assert all((row["engine"], row["time_scale"]) == ("simulated", "240") for row in csv.DictReader(io.StringIO(comparison_csv(comparison))))
+    assert (comparison_json(comparison)["engine"], comparison_json(comparison)["time_scale"]) == (
+        "simulated",
+        240,
+    )
+    assert all(
+        (row["engine"], row["time_scale"]) == ("simulated", "240")
+        for row in csv.DictReader(io.StringIO(comparison_csv(comparison)))
+    )
 
 
 def test_gates_are_counted_in_words_and_in_json(comparison: Comparison) -> None:
     assert "gate client_limited: sends were late" in comparison_text(comparison, None, False)
-    assert comparison_json(comparison)["rows"][0]["gates"] == [{"code": "client_limited", "count": 1, "message": "sends were late", "reasons": []}]
+    assert comparison_json(comparison)["rows"][0]["gates"] == [
+        {"code": "client_limited", "count": 1, "message": "sends were late", "reasons": []}
+    ]
 
 
 def test_json_rows_hold_the_keys_of_the_contract(comparison: Comparison) -> None:
@@ -88,12 +105,26 @@ def test_json_rows_hold_the_keys_of_the_contract(comparison: Comparison) -> None
     contract = [*measured, "ratio", "ratio_interval", "verdict", "needs"]
     row = json.loads(json.dumps(comparison_json(comparison)))["rows"][1]
     assert list(row)[:13] == [*contract, "gates"]
-    assert (row["launches"], row["runs"], row["verdict"], row["needs"], len(row["ratio_interval"])) == (3, 3, "FASTER", None, 2)
+    assert (
+        row["launches"],
+        row["runs"],
+        row["verdict"],
+        row["needs"],
+        len(row["ratio_interval"]),
+    ) == (3, 3, "FASTER", None, 2)
 
 
 def test_inconclusive_rows_say_what_they_need() -> None:
     runs = [
-        StoredRun(f"{variant}{block}", 1, variant, "h", block, Outcome.OK, RunResult(workload="w", metrics={"output_tok_s": value}))
+        StoredRun(
+            f"{variant}{block}",
+            1,
+            variant,
+            "h",
+            block,
+            Outcome.OK,
+            RunResult(workload="w", metrics={"output_tok_s": value}),
+        )
         for variant, values in (("a", (100, 103, 99)), ("b", (104, 99, 101)))
         for block, value in enumerate(values, start=1)
     ]
@@ -103,14 +134,32 @@ def test_inconclusive_rows_say_what_they_need() -> None:
 
 
 def test_a_reason_says_which_metric_it_is_about_when_they_differ() -> None:
-    values = (("a", ((100, 5.0), (101, 5.6), (99, 4.7))), ("b", ((104, 5.1), (99, 5.3), (101, 4.9))))
+    values = (
+        ("a", ((100, 5.0), (101, 5.6), (99, 4.7))),
+        ("b", ((104, 5.1), (99, 5.3), (101, 4.9))),
+    )
     runs = [
-        StoredRun(f"{v}{block}", 1, v, "h", block, Outcome.OK, RunResult("w", metrics={"output_tok_s": rate, "tpot_s_mean": time}))
+        StoredRun(
+            f"{v}{block}",
+            1,
+            v,
+            "h",
+            block,
+            Outcome.OK,
+            RunResult("w", metrics={"output_tok_s": rate, "tpot_s_mean": time}),
+        )
         for v, launches in values
         for block, (rate, time) in enumerate(launches, start=1)
     ]
-    told = [line for line in comparison_text(compare(runs, "a"), None, False).splitlines() if line.startswith("INCONCLUSIVE")]
-    assert [line.rpartition("(")[2] for line in told] == ["b w on h, throughput)", "b w on h, time per token)"]
+    told = [
+        line
+        for line in comparison_text(compare(runs, "a"), None, False).splitlines()
+        if line.startswith("INCONCLUSIVE")
+    ]
+    assert [line.rpartition("(")[2] for line in told] == [
+        "b w on h, throughput)",
+        "b w on h, time per token)",
+    ]
 
 
 @given(st.lists(st.tuples(st.text(), st.text()), min_size=1, max_size=5))

@@ -15,7 +15,9 @@ FULL = "the store cannot be used: database or disk is full"
 
 
 class Looked:
-    """A controller whose one host says the next thing at each look; it ends when there is nothing more to say."""
+    """A controller whose one host says the next thing at each look; it ends when there is nothing
+    more to say.
+    """
 
     def __init__(self, *messages: str) -> None:
         self._messages: Iterator[str] = iter(messages)

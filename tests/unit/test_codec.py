@@ -59,7 +59,9 @@ workloads = st.builds(
     cache=texts, prefix=prefixes, mix=st.lists(parts, max_size=2).map(tuple), turns=counts, think_s=floats, vocabulary=counts,
     search=st.builds(trial_types.Search, texts, floats, floats, floats, floats),
 )  # fmt: skip
-measures = st.builds(trial_types.Measure, counts, counts, floats, floats, counts, st.integers(0, 2**63))
+measures = st.builds(
+    trial_types.Measure, counts, counts, floats, floats, counts, st.integers(0, 2**63)
+)
 files = st.builds(trial_types.AttachedFile, texts, texts, texts)
 specs = st.builds(
     trial_types.TrialSpec, texts, counts, texts, texts, texts, st.dictionaries(texts, texts), counts, texts, engines,
@@ -69,8 +71,18 @@ specs = st.builds(
 
 @settings(deadline=None)
 @given(specs, st.integers(0, 2**63), st.integers(0, 2**62))
-def test_an_event_comes_back_from_its_line_as_it_was(spec: trial_types.TrialSpec, sequence: int, at_ns: int) -> None:
-    event = ev.Event(sequence, at_ns, spec.trial_id, spec.attempt, 0, trial_types.Phase.LAUNCHING, ev.TrialAccepted(spec))
+def test_an_event_comes_back_from_its_line_as_it_was(
+    spec: trial_types.TrialSpec, sequence: int, at_ns: int
+) -> None:
+    event = ev.Event(
+        sequence,
+        at_ns,
+        spec.trial_id,
+        spec.attempt,
+        0,
+        trial_types.Phase.LAUNCHING,
+        ev.TrialAccepted(spec),
+    )
     line = event_to_json(event)
     assert "\n" not in line
     assert event_from_json(line) == event
@@ -85,20 +97,28 @@ def test_every_field_of_a_value_is_a_field_of_its_message_and_the_reverse(kind: 
 
 
 def test_every_body_of_the_contract_has_a_value() -> None:
-    bodies = {field.message_type.name for field in trial_pb2.Event.DESCRIPTOR.oneofs_by_name["body"].fields}
+    bodies = {
+        field.message_type.name
+        for field in trial_pb2.Event.DESCRIPTOR.oneofs_by_name["body"].fields
+    }
     assert bodies == {body.__name__ for body in BODIES}
 
 
 @pytest.mark.parametrize("enum", ENUMS, ids=lambda enum: enum.__name__)
 def test_enums_carry_the_numbers_of_the_contract(enum: type) -> None:
-    prefix = {"EngineKind": "ENGINE_KIND_", "GateEffect": "GATE_EFFECT_"}.get(enum.__name__, enum.__name__.upper() + "_")
+    prefix = {"EngineKind": "ENGINE_KIND_", "GateEffect": "GATE_EFFECT_"}.get(
+        enum.__name__, enum.__name__.upper() + "_"
+    )
     values = trial_pb2.DESCRIPTOR.enum_types_by_name[enum.__name__].values
     told = {value.name.removeprefix(prefix): value.number for value in values}
     assert told == {member.name: member.value for member in enum}
 
 
 def test_error_kinds_carry_the_numbers_of_the_contract() -> None:
-    told = {value.name.removeprefix("ERROR_KIND_"): value.number for value in trial_pb2.DESCRIPTOR.enum_types_by_name["ErrorKind"].values}
+    told = {
+        value.name.removeprefix("ERROR_KIND_"): value.number
+        for value in trial_pb2.DESCRIPTOR.enum_types_by_name["ErrorKind"].values
+    }
     told["NONE"] = told.pop("UNSPECIFIED")
     assert told == {kind.name: kind.value for kind in ErrorKind}
 
@@ -128,12 +148,21 @@ def any_of(hint: Any) -> st.SearchStrategy:
         return st.lists(any_of(get_args(hint)[0]), max_size=2).map(tuple)
     if origin is not None:
         value = get_args(hint)[1]
-        return st.dictionaries(texts, st.one_of(plain, st.lists(plain, max_size=3)) if value is Any else any_of(value), max_size=2)
+        return st.dictionaries(
+            texts,
+            st.one_of(plain, st.lists(plain, max_size=3)) if value is Any else any_of(value),
+            max_size=2,
+        )
     if is_dataclass(hint):
         return values_of(hint)
     if issubclass(hint, IntEnum):
         return st.sampled_from(hint)
-    return {int: st.integers(0, 2**31 - 1), float: st.floats(allow_nan=False), str: texts, bool: st.booleans()}[hint]
+    return {
+        int: st.integers(0, 2**31 - 1),
+        float: st.floats(allow_nan=False),
+        str: texts,
+        bool: st.booleans(),
+    }[hint]
 
 
 @pytest.mark.parametrize("kind", VALUES, ids=lambda kind: kind.__name__)
@@ -143,20 +172,36 @@ def test_the_quick_reader_and_protobufs_own_read_the_same(kind: type) -> None:
     def same(value: object) -> None:
         message = getattr(trial_pb2, kind.__name__)
         line = to_json(value, message())
-        quick = read_json_line(kind, line, BODY_NAMES, lambda kind: from_proto(kind, getattr(trial_pb2, kind.__name__)()))
+        quick = read_json_line(
+            kind,
+            line,
+            BODY_NAMES,
+            lambda kind: from_proto(kind, getattr(trial_pb2, kind.__name__)()),
+        )
         assert quick == from_proto(kind, json_format.Parse(line, message()))
 
     same()
 
 
 def test_a_rate_that_is_no_number_comes_back_as_none() -> None:
-    run = trial_types.RunResult("w", 1, metrics={"output_tok_s": float("nan"), "tpot_s_mean": float("inf")})
-    metrics = from_json(trial_types.RunResult, to_json(run, trial_pb2.RunResult()), trial_pb2.RunResult()).metrics
-    assert {name: repr(value) for name, value in metrics.items()} == {"output_tok_s": "nan", "tpot_s_mean": "inf"}
+    run = trial_types.RunResult(
+        "w", 1, metrics={"output_tok_s": float("nan"), "tpot_s_mean": float("inf")}
+    )
+    metrics = from_json(
+        trial_types.RunResult, to_json(run, trial_pb2.RunResult()), trial_pb2.RunResult()
+    ).metrics
+    assert {name: repr(value) for name, value in metrics.items()} == {
+        "output_tok_s": "nan",
+        "tpot_s_mean": "inf",
+    }
 
 
 def test_the_quick_reader_leaves_what_it_does_not_know_to_protobufs_own() -> None:
-    spec = from_json(trial_types.TrialSpec, '{"trialId": "t", "engine": {"kind": "ENGINE_KIND_OF_TOMORROW"}}', trial_pb2.TrialSpec())
+    spec = from_json(
+        trial_types.TrialSpec,
+        '{"trialId": "t", "engine": {"kind": "ENGINE_KIND_OF_TOMORROW"}}',
+        trial_pb2.TrialSpec(),
+    )
     assert (spec.trial_id, spec.engine.kind) == ("t", trial_types.EngineKind.UNSPECIFIED)
     assert event_from_json('{"phase": 99, "sequence": "7"}') == ev.Event(sequence=7)
     for line in ('{"attempt": "seven"}', '{"engine": 5}', "{", '{"host": 3}'):
@@ -165,5 +210,7 @@ def test_the_quick_reader_leaves_what_it_does_not_know_to_protobufs_own() -> Non
 
 
 def test_values_from_lines_share_nothing_that_can_be_changed() -> None:
-    first, second = (from_json(trial_types.EngineSpec, "{}", trial_pb2.EngineSpec()) for _ in range(2))
+    first, second = (
+        from_json(trial_types.EngineSpec, "{}", trial_pb2.EngineSpec()) for _ in range(2)
+    )
     assert first.env is not second.env

@@ -25,7 +25,13 @@ EAGLE3_TUNED = (81.0, 83.6, 82.8, 92.0, 94.0)
 
 def a_run(variant: str, block: int, tok_s: float, **changes: object) -> StoredRun:
     metrics = {"output_tok_s": tok_s, "tpot_s_mean": 1 / tok_s}
-    run = RunResult(workload="single", index=1, started_unix_ns=block * 600 * 10**9, duration_s=60.0, metrics=metrics)
+    run = RunResult(
+        workload="single",
+        index=1,
+        started_unix_ns=block * 600 * 10**9,
+        duration_s=60.0,
+        metrics=metrics,
+    )
     trial = f"job-b{block}-{variant}"
     stored = StoredRun(trial, 1, variant, "h1", block, Outcome.OK, run)
     return replace(stored, **changes)  # type: ignore[arg-type]
@@ -40,18 +46,28 @@ def row_of(comparison: Comparison, variant: str, metric: str = "output_tok_s") -
     return row
 
 
-def verdict_of(values: Iterable[float], reference: Iterable[float], margin: float = 0.02) -> Verdict | None:
+def verdict_of(
+    values: Iterable[float], reference: Iterable[float], margin: float = 0.02
+) -> Verdict | None:
     runs = launches("base", list(reference)) + launches("new", list(values))
     return row_of(compare(runs, "base", margin=margin), "new").verdict
 
 
 def with_gate(stored: StoredRun, effect: GateEffect) -> StoredRun:
-    return replace(stored, run=replace(stored.run, gates=(Gate("short_output", effect, "3 of 8 ended early"),)))
+    return replace(
+        stored, run=replace(stored.run, gates=(Gate("short_output", effect, "3 of 8 ended early"),))
+    )
 
 
 def test_workloads_come_in_the_order_of_the_job_and_one_that_no_run_reached_has_its_rows() -> None:
-    runs = [replace(stored, run=replace(stored.run, workload=name)) for name in ("busy", "single") for stored in launches("base", [80, 81])]
-    conditions = ComparisonConditions("job", planned=(("base", "h1"),), workloads=("single", "busy", "never"))
+    runs = [
+        replace(stored, run=replace(stored.run, workload=name))
+        for name in ("busy", "single")
+        for stored in launches("base", [80, 81])
+    ]
+    conditions = ComparisonConditions(
+        "job", planned=(("base", "h1"),), workloads=("single", "busy", "never")
+    )
     rows = compare(runs, "base", conditions=conditions).rows
     assert [row.workload for row in rows] == ["single", "single", "busy", "busy", "never", "never"]
     assert [row.mean for row in rows if row.workload == "never"] == [None, None]
@@ -59,7 +75,9 @@ def test_workloads_come_in_the_order_of_the_job_and_one_that_no_run_reached_has_
 
 
 def test_published_speculation_against_its_single_baseline_launch_is_inconclusive() -> None:
-    row = row_of(compare(launches("tuned", [88.8]) + launches("eagle3", EAGLE3_TUNED), "tuned"), "eagle3")
+    row = row_of(
+        compare(launches("tuned", [88.8]) + launches("eagle3", EAGLE3_TUNED), "tuned"), "eagle3"
+    )
     assert row.verdict == Verdict.INCONCLUSIVE
     assert "one launch has no interval" in row.reason
     assert row.needs is not None
@@ -76,15 +94,23 @@ def test_published_speculation_against_its_single_baseline_launch_is_inconclusiv
         ([80, 81, 79.5], [120, 121, 119], Verdict.SLOWER),
         ([100.2, 101.1, 99.0], [100.0, 101.0, 99.1], Verdict.EQUIVALENT),
         ([100, 120, 90], [101, 99, 103], Verdict.INCONCLUSIVE),
-        ([101.0, 102.01, 99.99], [100.0, 101.0, 99.0], Verdict.EQUIVALENT),  # surely faster by 1 %, which does not matter
+        (
+            [101.0, 102.01, 99.99],
+            [100.0, 101.0, 99.0],
+            Verdict.EQUIVALENT,
+        ),  # surely faster by 1 %, which does not matter
     ],
 )
-def test_verdict_follows_the_interval_and_the_margin(values: list[float], reference: list[float], expected: Verdict) -> None:
+def test_verdict_follows_the_interval_and_the_margin(
+    values: list[float], reference: list[float], expected: Verdict
+) -> None:
     assert verdict_of(values, reference) == expected
 
 
 def test_time_metric_is_faster_when_it_is_smaller() -> None:
-    comparison = compare(launches("base", [62.9, 63.0, 62.8]) + launches("tuned", [88.8, 88.7, 88.9]), "base")
+    comparison = compare(
+        launches("base", [62.9, 63.0, 62.8]) + launches("tuned", [88.8, 88.7, 88.9]), "base"
+    )
     time_row, rate_row = row_of(comparison, "tuned", "tpot_s_mean"), row_of(comparison, "tuned")
     assert (time_row.verdict, rate_row.verdict) == (Verdict.FASTER, Verdict.FASTER)
     assert time_row.ratio == pytest.approx(62.9 / 88.8, rel=1e-3)
@@ -92,32 +118,59 @@ def test_time_metric_is_faster_when_it_is_smaller() -> None:
 
 def test_pairing_by_block_takes_drift_out() -> None:
     drifting = [100.0, 110.0, 121.0, 133.0]
-    row = row_of(compare(launches("base", drifting) + launches("new", [value * 1.05 for value in drifting]), "base"), "new")
+    row = row_of(
+        compare(
+            launches("base", drifting) + launches("new", [value * 1.05 for value in drifting]),
+            "base",
+        ),
+        "new",
+    )
     assert (row.verdict, row.method) == (Verdict.FASTER, "paired")
 
 
 def test_runs_of_one_launch_never_count_as_launches() -> None:
     many_runs = [a_run("new", 1, 90 + index / 10) for index in range(20)]
     row = row_of(compare(launches("base", [80, 81, 79]) + many_runs, "base"), "new")
-    assert (row.launches, row.runs, row.interval, row.verdict) == (1, 20, None, Verdict.INCONCLUSIVE)
+    assert (row.launches, row.runs, row.interval, row.verdict) == (
+        1,
+        20,
+        None,
+        Verdict.INCONCLUSIVE,
+    )
     assert row.mean == pytest.approx(90.95)
 
 
 def test_voided_run_is_counted_as_a_gate_and_never_as_a_number() -> None:
-    runs = [*launches("base", [80, 81]), *launches("new", [90, 91]), with_gate(a_run("new", 1, 5000), GateEffect.VOID_RUN)]
+    runs = [
+        *launches("base", [80, 81]),
+        *launches("new", [90, 91]),
+        with_gate(a_run("new", 1, 5000), GateEffect.VOID_RUN),
+    ]
     row = row_of(compare(runs, "base"), "new")
     assert (row.mean, row.runs) == (90.5, 2)
-    assert [(gate.code, gate.count, gate.message) for gate in row.gates] == [("short_output", 1, "3 of 8 ended early")]
+    assert [(gate.code, gate.count, gate.message) for gate in row.gates] == [
+        ("short_output", 1, "3 of 8 ended early")
+    ]
 
 
 def test_flagged_run_is_a_number_and_its_gate_is_counted() -> None:
-    row = row_of(compare([*launches("base", [80, 81]), with_gate(a_run("new", 1, 90), GateEffect.FLAG)], "base"), "new")
+    row = row_of(
+        compare(
+            [*launches("base", [80, 81]), with_gate(a_run("new", 1, 90), GateEffect.FLAG)], "base"
+        ),
+        "new",
+    )
     assert (row.mean, row.gates[0].count) == (90.0, 1)
 
 
 @pytest.mark.parametrize("outcome", [Outcome.FAILED, Outcome.CANCELLED, Outcome.UNSPECIFIED])
 def test_attempt_that_did_not_end_ok_never_becomes_a_number(outcome: Outcome) -> None:
-    row = row_of(compare([*launches("base", [80, 81]), a_run("new", 1, 5000, trial_outcome=outcome)], "base"), "new")
+    row = row_of(
+        compare(
+            [*launches("base", [80, 81]), a_run("new", 1, 5000, trial_outcome=outcome)], "base"
+        ),
+        "new",
+    )
     assert (row.mean, row.launches, row.runs, row.verdict) == (None, 0, 0, Verdict.INCONCLUSIVE)
 
 
@@ -134,33 +187,58 @@ def test_only_the_newest_ok_attempt_of_a_trial_counts() -> None:
 def test_planned_variant_without_a_valid_launch_has_a_row_that_says_so() -> None:
     conditions = ComparisonConditions(planned=(("base", "h1"), ("broken", "h1")))
     row = row_of(compare(launches("base", [80, 81]), "base", conditions=conditions), "broken")
-    assert (row.mean, row.verdict, row.reason) == (None, Verdict.INCONCLUSIVE, "no valid launch of this variant")
+    assert (row.mean, row.verdict, row.reason) == (
+        None,
+        Verdict.INCONCLUSIVE,
+        "no valid launch of this variant",
+    )
 
 
 def test_baseline_has_ratio_one_and_no_verdict() -> None:
     comparison = compare(launches("new", [90, 91]) + launches("base", [80, 81]), "base")
     assert comparison.rows[0].variant == "base"
-    assert (comparison.rows[0].ratio, comparison.rows[0].verdict, comparison.rows[0].needs) == (1.0, None, None)
+    assert (comparison.rows[0].ratio, comparison.rows[0].verdict, comparison.rows[0].needs) == (
+        1.0,
+        None,
+        None,
+    )
 
 
 def test_hosts_and_workloads_are_never_pooled() -> None:
     slow = launches("base", [40, 41]) + launches("new", [60, 61])
     other = [replace(stored, host="h2", trial_id=stored.trial_id + "-h2") for stored in slow]
     comparison = compare(launches("base", [80, 81]) + launches("new", [90, 91]) + other, "base")
-    rows = [(row.host, row.variant, row.mean) for row in comparison.rows if row.metric == "output_tok_s"]
-    assert rows == [("h1", "base", 80.5), ("h1", "new", 90.5), ("h2", "base", 40.5), ("h2", "new", 60.5)]
+    rows = [
+        (row.host, row.variant, row.mean) for row in comparison.rows if row.metric == "output_tok_s"
+    ]
+    assert rows == [
+        ("h1", "base", 80.5),
+        ("h1", "new", 90.5),
+        ("h2", "base", 40.5),
+        ("h2", "new", 60.5),
+    ]
 
 
 def test_external_engine_never_gets_a_verdict_about_launches() -> None:
     runs = launches("base", [80, 80.1, 80.2]) + launches("new", [120, 121, 122])
     comparison = compare(runs, "base", conditions=ComparisonConditions(engine="external"))
     row = row_of(comparison, "new")
-    assert (row.verdict, row.interval, row.ratio_interval, row.needs, row.launches) == (Verdict.INCONCLUSIVE, None, None, None, 0)
+    assert (row.verdict, row.interval, row.ratio_interval, row.needs, row.launches) == (
+        Verdict.INCONCLUSIVE,
+        None,
+        None,
+        None,
+        0,
+    )
     assert "no verdict about launches is possible" in comparison.notes[0]
 
 
 def test_simulated_results_say_so_with_their_time_scale() -> None:
-    comparison = compare(launches("base", [80, 81]), "base", conditions=ComparisonConditions(engine="simulated", time_scale=240))
+    comparison = compare(
+        launches("base", [80, 81]),
+        "base",
+        conditions=ComparisonConditions(engine="simulated", time_scale=240),
+    )
     assert "simulated ×240" in comparison.notes[0]
 
 
@@ -169,7 +247,10 @@ def test_needed_launches_cost_minutes_of_both_sides() -> None:
     row = row_of(compare(runs, "base"), "new")
     assert row.needs is not None
     assert row.needs.launches > 0
-    shifted = [replace(run, run=replace(run.run, started_unix_ns=index * 300 * 10**9)) for index, run in enumerate(runs)]
+    shifted = [
+        replace(run, run=replace(run.run, started_unix_ns=index * 300 * 10**9))
+        for index, run in enumerate(runs)
+    ]
     assert minutes_per_launch(shifted) == pytest.approx(5.0)
     needs = row_of(compare(shifted, "base"), "new").needs
     assert needs is not None
@@ -177,7 +258,12 @@ def test_needed_launches_cost_minutes_of_both_sides() -> None:
 
 
 def test_hopeless_noise_is_capped_with_a_plain_message() -> None:
-    row = row_of(compare(launches("base", [100, 300, 100, 300]) + launches("new", [300, 100, 300, 102]), "base"), "new")
+    row = row_of(
+        compare(
+            launches("base", [100, 300, 100, 300]) + launches("new", [300, 100, 300, 102]), "base"
+        ),
+        "new",
+    )
     assert row.needs is not None
     assert row.needs.launches == 1000
     assert row.needs.message.startswith("more than 1000 launches")
@@ -196,18 +282,33 @@ def test_unknown_baseline_is_the_users_error() -> None:
         compare(launches("a", [1, 2]), "x")
 
 
-@pytest.mark.parametrize(("confidence", "margin"), [(0.0, 0.02), (1.0, 0.02), (95, 0.02), (0.95, -0.1), (0.95, 2)])
-def test_impossible_confidence_or_margin_is_the_users_error(confidence: float, margin: float) -> None:
+@pytest.mark.parametrize(
+    ("confidence", "margin"), [(0.0, 0.02), (1.0, 0.02), (95, 0.02), (0.95, -0.1), (0.95, 2)]
+)
+def test_impossible_confidence_or_margin_is_the_users_error(
+    confidence: float, margin: float
+) -> None:
     with pytest.raises(ConfigError):
         compare(launches("a", [1, 2]), "a", confidence, margin)
 
 
 def test_two_jobs_meet_by_variant_name_and_are_not_paired() -> None:
-    before = ComparisonConditions(job="j1", engine="sglang"), launches("v", [80, 81, 82]) + launches("gone", [1, 2])
-    after = ComparisonConditions(job="j2", engine="sglang"), launches("v", [90, 91, 92]) + launches("fresh", [5, 6])
+    before = (
+        ComparisonConditions(job="j1", engine="sglang"),
+        launches("v", [80, 81, 82]) + launches("gone", [1, 2]),
+    )
+    after = (
+        ComparisonConditions(job="j2", engine="sglang"),
+        launches("v", [90, 91, 92]) + launches("fresh", [5, 6]),
+    )
     comparison = compare_jobs(before, after, 0.95, 0.02)
     row = row_of(comparison, "v")
-    assert (comparison.job, comparison.baseline, row.verdict, row.method) == ("j2", "j1", Verdict.FASTER, "unpaired")
+    assert (comparison.job, comparison.baseline, row.verdict, row.method) == (
+        "j2",
+        "j1",
+        Verdict.FASTER,
+        "unpaired",
+    )
     assert row_of(comparison, "fresh").reason == "no valid launch of the baseline"
     assert "not in the second job: gone on h1, workload single" in comparison.notes
 
@@ -215,11 +316,18 @@ def test_two_jobs_meet_by_variant_name_and_are_not_paired() -> None:
 @pytest.mark.parametrize(("one", "other"), [("simulated", "sglang"), ("external", "simulated")])
 def test_simulated_and_real_are_never_compared(one: str, other: str) -> None:
     with pytest.raises(ConfigError, match="never compared"):
-        compare_jobs((ComparisonConditions("a", one), launches("v", [1, 2])), (ComparisonConditions("b", other), launches("v", [1, 2])), 0.95, 0.02)
+        compare_jobs(
+            (ComparisonConditions("a", one), launches("v", [1, 2])),
+            (ComparisonConditions("b", other), launches("v", [1, 2])),
+            0.95,
+            0.02,
+        )
 
 
 def test_a_variant_whose_trials_all_failed_says_so_and_needs_no_more_launches() -> None:
-    conditions = ComparisonConditions(planned=(("base", "h1"), ("broken", "h1")), failures={("broken", "h1"): "short_output ×2"})
+    conditions = ComparisonConditions(
+        planned=(("base", "h1"), ("broken", "h1")), failures={("broken", "h1"): "short_output ×2"}
+    )
     comparison = compare(launches("base", [80, 81]), "base", conditions=conditions)
     row = row_of(comparison, "broken")
     assert (row.verdict, row.needs) == (Verdict.INCONCLUSIVE, None)
@@ -227,7 +335,9 @@ def test_a_variant_whose_trials_all_failed_says_so_and_needs_no_more_launches() 
 
 
 def test_a_baseline_whose_trials_all_failed_is_named_in_every_row() -> None:
-    conditions = ComparisonConditions(planned=(("base", "h1"), ("other", "h1")), failures={("base", "h1"): "oom_kv_cache ×3"})
+    conditions = ComparisonConditions(
+        planned=(("base", "h1"), ("other", "h1")), failures={("base", "h1"): "oom_kv_cache ×3"}
+    )
     comparison = compare(launches("other", [80, 81]), "base", conditions=conditions)
     assert row_of(comparison, "other").reason == "no valid launch: base failed (oom_kv_cache ×3)"
     assert row_of(comparison, "other").needs is None

@@ -1,6 +1,8 @@
-"""Promises of the plan of a deploy: facts and a fleet file's host in, commands out. Each case is a file; its name is the promise.
+"""Promises of the plan of a deploy: facts and a fleet file's host in, commands out. Each case is a
+file; its name is the promise.
 
-A case says what differs from a bare host with systemd where root logs in; `commands` are the words in which a dry run tells them.
+A case says what differs from a bare host with systemd where root logs in; `commands` are the words
+in which a dry run tells them.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ from fleet_protos.errors import ConfigError
 
 CASES = sorted((Path(__file__).parent / "data/deploy").glob("*.json"))
 WHEELS = (
-    BundleFile("benchfleet-9-aaaa", Path("benchfleet-9-py3-none-any.whl"), 1_000_000, "a" * 64, 4_000_000),
+    BundleFile(
+        "benchfleet-9-aaaa", Path("benchfleet-9-py3-none-any.whl"), 1_000_000, "a" * 64, 4_000_000
+    ),
     BundleFile("ray-1-bbbb", Path("ray-1-cp311.whl"), 80_000_000, "b" * 64, 200_000_000),
 )
 BUNDLE = Bundle("9", WHEELS)
@@ -57,7 +61,11 @@ T = TypeVar("T")
 def value_of(kind: type[T], told: Mapping[str, Any]) -> T:
     """A frozen value from JSON: lists are tuples, nested values by the name of their field."""
     nested: dict[str, type[Any]] = {"ssh": Ssh, "allow": Allow, "install": Install}
-    plain = {key: tuple(value) if isinstance(value, list) else value for key, value in told.items() if key not in nested}
+    plain = {
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in told.items()
+        if key not in nested
+    }
     made = plain | {key: value_of(kind, told[key]) for key, kind in nested.items() if key in told}
     assert is_dataclass(kind) and set(made) <= {field.name for field in fields(kind)}
     return kind(**made)
@@ -65,14 +73,26 @@ def value_of(kind: type[T], told: Mapping[str, Any]) -> T:
 
 def facts_of(told: Mapping[str, Any]) -> ProbeFacts:
     room = {"exists": False, "mode": "", "free_bytes": 10**10, "state_free_bytes": 10**10}
-    return parse_facts({**BARE, **told, "installed": [{**room, **found} for found in told.get("installed", ROOTS)]})
+    return parse_facts(
+        {**BARE, **told, "installed": [{**room, **found} for found in told.get("installed", ROOTS)]}
+    )
 
 
-def wanted_of(host: FleetHost, facts: ProbeFacts, *, certificate: bool = True, force: bool = False) -> WantedInstall:
+def wanted_of(
+    host: FleetHost, facts: ProbeFacts, *, certificate: bool = True, force: bool = False
+) -> WantedInstall:
     python = choose_python(host, facts)
     proof = (b"certificate", b"key") if certificate else (None, None)
     interpreter = AgentInterpreter(python.version, python.path)
-    return WantedInstall(host, choose_location(host, facts), BUNDLE, interpreter, TrustFiles(b"ca", b"revoked", *proof), "keeper", force)
+    return WantedInstall(
+        host,
+        choose_location(host, facts),
+        BUNDLE,
+        interpreter,
+        TrustFiles(b"ca", b"revoked", *proof),
+        "keeper",
+        force,
+    )
 
 
 def settled(host: FleetHost, facts: ProbeFacts, **differs: Any) -> tuple[ProbeFacts, WantedInstall]:
@@ -89,7 +109,10 @@ def settled(host: FleetHost, facts: ProbeFacts, **differs: Any) -> tuple[ProbeFa
         files={path: PlacedFile(*about) for path, about in files.items()},
         folders=tuple(command.path for command in plan.commands if isinstance(command, do.MakeFolder)), active=True, free_bytes=10**10,
     )  # fmt: skip
-    users = {wanted.location.owner: facts.users.get(wanted.location.owner) or UserAccount(999, 999, wanted.location.state)}
+    users = {
+        wanted.location.owner: facts.users.get(wanted.location.owner)
+        or UserAccount(999, 999, wanted.location.state)
+    }
     after = replace(facts, installed=(replace(there, **differs),), users=users)
     return after, wanted_of(host, after, certificate=False)
 
@@ -97,7 +120,10 @@ def settled(host: FleetHost, facts: ProbeFacts, **differs: Any) -> tuple[ProbeFa
 @pytest.mark.parametrize("path", CASES, ids=[path.stem for path in CASES])
 def test_case(path: Path) -> None:
     case = json.loads(path.read_text())
-    host, facts = value_of(FleetHost, {"name": "gpu01", "address": "10.0.0.1", **case["host"]}), facts_of(case["facts"])
+    host, facts = (
+        value_of(FleetHost, {"name": "gpu01", "address": "10.0.0.1", **case["host"]}),
+        facts_of(case["facts"]),
+    )
     if "error" in case:
         with pytest.raises(ConfigError) as raised:
             plan_deploy(facts, wanted_of(host, facts))
@@ -128,43 +154,78 @@ def test_an_agent_that_does_not_run_is_started_without_any_other_change() -> Non
     assert kinds(plan_deploy(facts, wanted)) == ["RunProgram"] * 3 + ["CheckHealth", "DropRollback"]
 
 
-@pytest.mark.parametrize("state", ["versions", "versions/own", "wheels", "./pythons", "etc", "rollback/x", "current", "", ".."])
-def test_a_state_among_the_programs_is_refused_for_the_next_deploy_would_remove_it(state: str) -> None:
+@pytest.mark.parametrize(
+    "state",
+    ["versions", "versions/own", "wheels", "./pythons", "etc", "rollback/x", "current", "", ".."],
+)
+def test_a_state_among_the_programs_is_refused_for_the_next_deploy_would_remove_it(
+    state: str,
+) -> None:
     facts = facts_of({"installed": [{"root": "/opt/agents/one"}]})
-    wanted = wanted_of(replace(HOST, install=Install("daemon", "/opt/agents/one", f"/opt/agents/one/{state}")), facts)
+    wanted = wanted_of(
+        replace(HOST, install=Install("daemon", "/opt/agents/one", f"/opt/agents/one/{state}")),
+        facts,
+    )
     outside = replace(wanted.location, state="/opt/agents") if state == ".." else wanted.location
     with pytest.raises(ConfigError, match=r"install\.state"):
         plan_deploy(facts, replace(wanted, location=outside))
 
 
-@pytest.mark.parametrize("state", ["/opt/agents/one/state", "/opt/agents/one-state", "/data/versions"])
+@pytest.mark.parametrize(
+    "state", ["/opt/agents/one/state", "/opt/agents/one-state", "/data/versions"]
+)
 def test_a_state_beside_the_programs_is_taken(state: str) -> None:
     facts = facts_of({"installed": [{"root": "/opt/agents/one"}]})
-    assert plan_deploy(facts, wanted_of(replace(HOST, install=Install("daemon", "/opt/agents/one", state)), facts)).commands
+    assert plan_deploy(
+        facts, wanted_of(replace(HOST, install=Install("daemon", "/opt/agents/one", state)), facts)
+    ).commands
 
 
 def test_a_new_certificate_takes_no_restart() -> None:
     facts, wanted = settled(HOST, facts_of({}))
-    wanted = replace(wanted, trust_files=TrustFiles(b"ca", b"revoked", b"new certificate", b"new key"))
+    wanted = replace(
+        wanted, trust_files=TrustFiles(b"ca", b"revoked", b"new certificate", b"new key")
+    )
     plan = plan_deploy(facts, wanted)
-    assert (kinds(plan), plan.restarts) == (["PutFile", "PutFile", "CheckHealth", "DropRollback"], False)
-    assert [str(command).split()[1] for command in plan.commands[:2]] == ["/etc/benchfleet/agent.key", "/etc/benchfleet/agent.crt"]
+    assert (kinds(plan), plan.restarts) == (
+        ["PutFile", "PutFile", "CheckHealth", "DropRollback"],
+        False,
+    )
+    assert [str(command).split()[1] for command in plan.commands[:2]] == [
+        "/etc/benchfleet/agent.key",
+        "/etc/benchfleet/agent.crt",
+    ]
 
 
 def test_a_change_of_the_configuration_restarts_after_it_was_seen_that_no_trial_runs() -> None:
     facts, _ = settled(HOST, facts_of({}))
-    plan = plan_deploy(facts, wanted_of(replace(HOST, labels={"gpu": "h200"}), facts, certificate=False))
-    assert kinds(plan) == ["RequireIdle", "SaveForRollback", "PutFile", "SwitchLink"] + ["RunProgram"] * 3 + ["CheckHealth", "DropRollback"]
+    plan = plan_deploy(
+        facts, wanted_of(replace(HOST, labels={"gpu": "h200"}), facts, certificate=False)
+    )
+    assert kinds(plan) == ["RequireIdle", "SaveForRollback", "PutFile", "SwitchLink"] + [
+        "RunProgram"
+    ] * 3 + ["CheckHealth", "DropRollback"]
 
 
 def test_only_wheels_that_are_missing_by_digest_are_copied() -> None:
     facts, wanted = settled(HOST, facts_of({}))
-    newer = BundleFile("benchfleet-9-cccc", Path("benchfleet-9-py3-none-any.whl"), 1_000_000, "c" * 64, 4_000_000)
+    newer = BundleFile(
+        "benchfleet-9-cccc", Path("benchfleet-9-py3-none-any.whl"), 1_000_000, "c" * 64, 4_000_000
+    )
     plan = plan_deploy(facts, replace(wanted, bundle=Bundle("9", (newer, WHEELS[1]))))
-    assert [command.name for command in plan.commands if isinstance(command, do.SendWheel)] == ["benchfleet-9-cccc"]
-    links = [(command.path, command.to) for command in plan.commands if isinstance(command, do.SwitchLink)]
+    assert [command.name for command in plan.commands if isinstance(command, do.SendWheel)] == [
+        "benchfleet-9-cccc"
+    ]
+    links = [
+        (command.path, command.to)
+        for command in plan.commands
+        if isinstance(command, do.SwitchLink)
+    ]
     before = facts.installed[0].current
-    assert links == [("/opt/benchfleet/previous", f"versions/{before}"), ("/opt/benchfleet/current", f"versions/{plan.version}")]
+    assert links == [
+        ("/opt/benchfleet/previous", f"versions/{before}"),
+        ("/opt/benchfleet/current", f"versions/{plan.version}"),
+    ]
 
 
 @pytest.mark.parametrize(("restarted", "first"), [(False, "RequireIdle"), (True, "CheckHealth")])
@@ -175,9 +236,14 @@ def test_a_switch_that_was_cut_off_is_finished(restarted: bool, first: str) -> N
 
 def test_a_key_shows_in_no_form_of_a_plan() -> None:
     facts = facts_of({})
-    wanted = replace(wanted_of(HOST, facts), trust_files=TrustFiles(b"ca", b"revoked", b"certificate", b"PRIVATE-KEY"))
+    wanted = replace(
+        wanted_of(HOST, facts),
+        trust_files=TrustFiles(b"ca", b"revoked", b"certificate", b"PRIVATE-KEY"),
+    )
     plan = plan_deploy(facts, wanted)
-    assert "PRIVATE-KEY" not in repr(plan) + repr(wanted) + json.dumps([dict(do.command_json(command)) for command in plan.commands])
+    assert "PRIVATE-KEY" not in repr(plan) + repr(wanted) + json.dumps(
+        [dict(do.command_json(command)) for command in plan.commands]
+    )
 
 
 def test_an_agent_reads_from_its_configuration_what_the_fleet_file_said() -> None:
@@ -187,20 +253,36 @@ def test_an_agent_reads_from_its_configuration_what_the_fleet_file_said() -> Non
     )  # fmt: skip
     text = config_text(choose_location(host, facts_of({})), host)
     config = parse_config(text.encode(), "agent.toml")
-    assert (config.host, config.listen, config.gpus, config.simulated_gpus) == ("gpu01", "0.0.0.0:7433", 4, 2)
+    assert (config.host, config.listen, config.gpus, config.simulated_gpus) == (
+        "gpu01",
+        "0.0.0.0:7433",
+        4,
+        2,
+    )
     assert (dict(config.labels), config.metrics) == (dict(host.labels), "127.0.0.1:9")
-    assert (config.policy.load_only, config.server.python, dict(config.server.env)) == (True, "/home/me/py", {"NCCL_SOCKET_IFNAME": "eth0"})
+    assert (config.policy.load_only, config.server.python, dict(config.server.env)) == (
+        True,
+        "/home/me/py",
+        {"NCCL_SOCKET_IFNAME": "eth0"},
+    )
     assert config.tls is not None and str(config.tls.key) == "/etc/benchfleet/agent.key"
     assert tomllib.loads(text)["allow"]["env"] == ["MY_*"]
 
 
 def test_an_agent_behind_ssh_listens_on_loopback_alone() -> None:
     host = replace(HOST, through_ssh=True, port=9)
-    assert tomllib.loads(config_text(choose_location(host, facts_of({})), host))["listen"] == "127.0.0.1:9"
+    assert (
+        tomllib.loads(config_text(choose_location(host, facts_of({})), host))["listen"]
+        == "127.0.0.1:9"
+    )
 
 
 def test_a_unit_lets_servers_write_to_state_home_and_the_caches_that_are_named() -> None:
-    host = replace(HOST, env={"HF_HOME": "/data/hf", "NCCL_SOCKET_IFNAME": "eth0"}, install=Install(run_as="me"))
+    host = replace(
+        HOST,
+        env={"HF_HOME": "/data/hf", "NCCL_SOCKET_IFNAME": "eth0"},
+        install=Install(run_as="me"),
+    )
     facts = facts_of({"users": {"me": [1000, 1000, "/home/me"], "benchfleet": None}})
     text = unit_text(choose_location(host, facts), host)
     assert "\nReadWritePaths=/var/lib/benchfleet -/home/me -/data/hf\n" in text

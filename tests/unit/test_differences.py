@@ -14,7 +14,17 @@ JOB = Job("a", EngineSpec(model_path="kimi", args={"tp_size": 8}), (SINGLE,))
 
 def test_equal_jobs_and_other_settings_say_nothing() -> None:
     assert job_differences(JOB, JOB) == ()
-    assert job_differences(JOB, replace(JOB, name="b", engine=replace(JOB.engine, args={"tp_size": 4}, env={"NCCL_PROTO": "LL"}))) == ()
+    assert (
+        job_differences(
+            JOB,
+            replace(
+                JOB,
+                name="b",
+                engine=replace(JOB.engine, args={"tp_size": 4}, env={"NCCL_PROTO": "LL"}),
+            ),
+        )
+        == ()
+    )
 
 
 def test_another_model_is_told() -> None:
@@ -23,5 +33,13 @@ def test_another_model_is_told() -> None:
 
 
 def test_a_workload_of_one_name_that_is_another_load_is_told_with_what_differs() -> None:
-    other = replace(JOB, workloads=(replace(SINGLE, output_tokens=200, requests=4), Workload("fresh", concurrency=2)))
-    assert job_differences(JOB, other) == ("workload single is not the same load: requests 1 against 4, output_tokens 500 against 200",)
+    other = replace(
+        JOB,
+        workloads=(
+            replace(SINGLE, output_tokens=200, requests=4),
+            Workload("fresh", concurrency=2),
+        ),
+    )
+    assert job_differences(JOB, other) == (
+        "workload single is not the same load: requests 1 against 4, output_tokens 500 against 200",
+    )

@@ -20,5 +20,7 @@ from fleet_protos.errors import ExitCode
         (errors.LoadError, ExitCode.FAILED),
     ],
 )
-def test_only_a_measurement_that_went_wrong_is_a_bad_answer(kind: type[errors.FleetError], code: ExitCode) -> None:
+def test_only_a_measurement_that_went_wrong_is_a_bad_answer(
+    kind: type[errors.FleetError], code: ExitCode
+) -> None:
     assert kind("what", "do").exit_code is code

@@ -9,7 +9,9 @@ from tests.fakes.scripted_server import scripted_server
 
 
 async def test_metrics_are_kept_as_they_were(tmp_path: Path) -> None:
-    async with scripted_server([b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\nconnection: close\r\n\r\na 1\n", "close"]) as server:
+    async with scripted_server(
+        [b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\nconnection: close\r\n\r\na 1\n", "close"]
+    ) as server:
         await trial_artifacts.save_metrics(server.url, tmp_path / "metrics.txt")
     assert (tmp_path / "metrics.txt").read_text() == "a 1\n"
 
@@ -20,7 +22,9 @@ def test_a_log_that_cannot_be_copied_costs_no_trial(tmp_path: Path) -> None:
     assert trial_artifacts.collect_artifacts(tmp_path, tmp_path) == ()
 
 
-def test_a_link_that_a_server_made_where_its_log_is_kept_is_not_written_through(tmp_path: Path) -> None:
+def test_a_link_that_a_server_made_where_its_log_is_kept_is_not_written_through(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "elsewhere").write_text("precious\n")
     (tmp_path / "server.log").write_text("ready to roll\n")
     (tmp_path / "server-log.txt").symlink_to("elsewhere")

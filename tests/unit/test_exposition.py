@@ -23,8 +23,19 @@ from fleet_protos.trial_types import (
     TrialSpec,
 )
 
-SPEC = TrialSpec(trial_id="t", job_name="job", variant="v", engine=EngineSpec(kind=EngineKind.SIMULATED))
-RUN = RunResult("single", 1, metrics={names.OUTPUT_TOK_S: 88.8, names.TTFT_P50: 0.05, names.TPOT_MEAN: 0.011, names.ACCEPT_LENGTH: 1.9})
+SPEC = TrialSpec(
+    trial_id="t", job_name="job", variant="v", engine=EngineSpec(kind=EngineKind.SIMULATED)
+)
+RUN = RunResult(
+    "single",
+    1,
+    metrics={
+        names.OUTPUT_TOK_S: 88.8,
+        names.TTFT_P50: 0.05,
+        names.TPOT_MEAN: 0.011,
+        names.ACCEPT_LENGTH: 1.9,
+    },
+)
 LABELS = {"host": "here", "job": "job", "variant": "v", "workload": "single", "engine": "simulated"}
 
 
@@ -50,7 +61,9 @@ def test_a_run_shows_its_last_numbers_under_bounded_labels() -> None:
 
 def test_a_void_run_is_counted_and_never_a_number() -> None:
     series = RunSeries()
-    void = RunResult("single", 1, metrics=RUN.metrics, gates=(Gate("short_output", GateEffect.VOID_RUN, ""),))
+    void = RunResult(
+        "single", 1, metrics=RUN.metrics, gates=(Gate("short_output", GateEffect.VOID_RUN, ""),)
+    )
     series.record_run(SPEC, void, "here")
     assert value(series, names.PROM_RUNS, **LABELS, void="true") == 1
     assert value(series, names.PROM_OUTPUT_TOK_S, **LABELS) is None

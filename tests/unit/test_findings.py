@@ -44,7 +44,11 @@ def spoilt(value: Any, long: Any = LONG) -> Iterator[Any]:
 def findings_of(document: Any, *, fleet: bool) -> tuple[Finding, ...]:
     text = yaml.safe_dump(document, sort_keys=False)
     try:
-        return check_fleet(text, "fleet.yaml").findings if fleet else load_job(text, "job.yaml", EXAMPLES).findings
+        return (
+            check_fleet(text, "fleet.yaml").findings
+            if fleet
+            else load_job(text, "job.yaml", EXAMPLES).findings
+        )
     except FileRejected as rejected:
         assert len(rejected.message) < 2 * LONGEST_TEXT
         return rejected.findings
@@ -64,7 +68,16 @@ def test_no_value_and_no_key_is_repeated_in_full(name: str, long: str) -> None:
 
 
 def test_what_is_said_after_a_long_value_is_kept() -> None:
-    told = Finding("bad_name", "error", "f", 1, 1, "k", f"`{LONG}` cannot be a name, `short` can", f"not {LONG} but this")
+    told = Finding(
+        "bad_name",
+        "error",
+        "f",
+        1,
+        1,
+        "k",
+        f"`{LONG}` cannot be a name, `short` can",
+        f"not {LONG} but this",
+    )
     assert told.message == f"`{'x' * 119}…` cannot be a name, `short` can"
     assert told.hint.endswith("x but this")
     assert len(told.hint) == LONGEST_TEXT

@@ -1,4 +1,6 @@
-"""What a fleet file comes to: layers laid over each other, ranges written out, ssh as the user's configuration has it."""
+"""What a fleet file comes to: layers laid over each other, ranges written out, ssh as the user's
+configuration has it.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def config(folder: Path, text: str) -> SshConfig:
 
 
 def test_a_bare_name_is_a_host_with_every_default() -> None:
-    assert host("hosts: [gpu01]\n") == FleetHost(name="gpu01", address="gpu01", ssh=Ssh(address="gpu01"))
+    assert host("hosts: [gpu01]\n") == FleetHost(
+        name="gpu01", address="gpu01", ssh=Ssh(address="gpu01")
+    )
 
 
 def test_the_nearest_layer_wins_and_mappings_are_laid_over_each_other() -> None:
@@ -43,27 +47,41 @@ def test_the_nearest_layer_wins_and_mappings_are_laid_over_each_other() -> None:
         "    hosts: [{name: gpu01, labels: {w: h}, env: {C: null}, install: {mode: user}}]\n"
     )
     assert (found.ssh.user, found.gpus) == ("b", 8)
-    assert (found.labels, found.env) == ({"x": "d", "y": "g", "z": "g", "w": "h"}, {"A": "1", "B": "2"})
+    assert (found.labels, found.env) == (
+        {"x": "d", "y": "g", "z": "g", "w": "h"},
+        {"A": "1", "B": "2"},
+    )
     assert found.install == Install(mode="user", path="/opt/b", run_as="bench")
 
 
 def test_what_layers_allow_is_taken_together() -> None:
-    found = host("defaults: {allow: {python: /a, env: [X_*]}}\nhosts: [{name: gpu01, allow: {python: [/b, /a]}}]\n")
+    found = host(
+        "defaults: {allow: {python: /a, env: [X_*]}}\nhosts: [{name: gpu01, allow: {python: [/b, /a]}}]\n"
+    )
     assert found.allow == Allow(python=("/a", "/b"), env=("X_*",))
 
 
 def test_a_nearer_image_takes_the_place_of_a_wider_python() -> None:
     text = "defaults: {python: /a/python3}\nhosts: [{name: gpu01, image: 'sglang:1'}, gpu02]\n"
-    assert [(one.server_python, one.server_image) for one in fleet(text).hosts] == [("", "sglang:1"), ("/a/python3", "")]
+    assert [(one.server_python, one.server_image) for one in fleet(text).hosts] == [
+        ("", "sglang:1"),
+        ("/a/python3", ""),
+    ]
 
 
 def test_addresses_go_with_the_range_of_the_name() -> None:
     hosts = fleet("hosts: [{name: 'gpu[08-10]', address: '10.0.0.[1-2,9]'}]\n").hosts
-    assert [(one.name, one.address) for one in hosts] == [("gpu08", "10.0.0.1"), ("gpu09", "10.0.0.2"), ("gpu10", "10.0.0.9")]
+    assert [(one.name, one.address) for one in hosts] == [
+        ("gpu08", "10.0.0.1"),
+        ("gpu09", "10.0.0.2"),
+        ("gpu10", "10.0.0.9"),
+    ]
 
 
 def test_the_name_is_put_into_the_address() -> None:
-    hosts = fleet("defaults: {address: '{name}.lab'}\nhosts: ['gpu[1-2]', {name: a, address: 10.0.0.9}]\n").hosts
+    hosts = fleet(
+        "defaults: {address: '{name}.lab'}\nhosts: ['gpu[1-2]', {name: a, address: 10.0.0.9}]\n"
+    ).hosts
     assert [one.address for one in hosts] == ["gpu1.lab", "gpu2.lab", "10.0.0.9"]
 
 
@@ -91,16 +109,22 @@ def test_what_the_file_leaves_open_is_taken_from_the_ssh_configuration(tmp_path:
     )  # fmt: skip
 
 
-def test_included_files_and_matches_are_read_and_the_block_around_an_include_goes_on(tmp_path: Path) -> None:
+def test_included_files_and_matches_are_read_and_the_block_around_an_include_goes_on(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "conf.d").mkdir()
     (tmp_path / "conf.d" / "a").write_text("Host gpu01\n User inside\n")
     text = "Host gpu*\n Include conf.d/*\n Port 2222\nMatch host gpu02\n User matched\n"
     inventory = fleet("hosts: [gpu01, gpu02, other]\n", config(tmp_path, text))
-    assert [(one.ssh.user, one.ssh.port) for one in inventory.hosts] == [("inside", 2222), ("matched", 2222), ("", 22)]
+    assert [(one.ssh.user, one.ssh.port) for one in inventory.hosts] == [
+        ("inside", 2222),
+        ("matched", 2222),
+        ("", 22),
+    ]
 
 
 def test_no_command_of_a_configuration_is_run_and_that_is_told(tmp_path: Path) -> None:
-    text = f"Match host gpu01 exec \"touch {tmp_path}/ran\"\n User evil\nHost gpu01\n User good\nHost *\n CanonicalizeHostname yes\n"
+    text = f'Match host gpu01 exec "touch {tmp_path}/ran"\n User evil\nHost gpu01\n User good\nHost *\n CanonicalizeHostname yes\n'
     loaded = check_fleet(HEAD + "hosts: [gpu01]\n", "fleet.yaml", config(tmp_path, text), HOME)
     assert [one.ssh.user for one in loaded.inventory.hosts] == ["good"]
     assert [finding.code for finding in loaded.findings] == ["ssh_config_ignored"]
@@ -120,7 +144,10 @@ def test_a_configuration_that_cannot_be_understood_is_told(tmp_path: Path) -> No
 
 def test_jumps_are_looked_up_with_their_own_jumps_before_the_first(tmp_path: Path) -> None:
     text = "Host bastion\n HostName 192.0.2.1\n User me\n ProxyJump outer\nHost outer\n Port 2200\nHost inner\n ProxyJump ignored\n"
-    found = host("hosts: [{name: gpu01, proxy_jump: 'bastion,you@inner:23', identity: /key}]\n", config=config(tmp_path, text))
+    found = host(
+        "hosts: [{name: gpu01, proxy_jump: 'bastion,you@inner:23', identity: /key}]\n",
+        config=config(tmp_path, text),
+    )
     way = [(jump.user, jump.address, jump.port) for jump in found.ssh.jumps]
     assert way == [("", "outer", 2200), ("me", "192.0.2.1", 22), ("you", "inner", 23)]
     assert {jump.identities for jump in found.ssh.jumps} == {("/key",)}
@@ -128,14 +155,24 @@ def test_jumps_are_looked_up_with_their_own_jumps_before_the_first(tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("keys", "through_ssh"),
-    [("", False), ("proxy_jump: b", True), ("proxy_jump: none", False), ("proxy_jump: b, reach: direct", False), ("reach: ssh", True)],
+    [
+        ("", False),
+        ("proxy_jump: b", True),
+        ("proxy_jump: none", False),
+        ("proxy_jump: b, reach: direct", False),
+        ("reach: ssh", True),
+    ],
 )
-def test_the_controller_goes_through_ssh_behind_a_jump_unless_the_file_says_otherwise(keys: str, through_ssh: bool) -> None:
+def test_the_controller_goes_through_ssh_behind_a_jump_unless_the_file_says_otherwise(
+    keys: str, through_ssh: bool
+) -> None:
     assert host(f"hosts: [{{name: gpu01, {keys}}}]\n").through_ssh is through_ssh
 
 
 def test_a_jump_of_the_configuration_counts_as_one(tmp_path: Path) -> None:
-    assert host("hosts: [gpu01]\n", config=config(tmp_path, "Host gpu*\n ProxyJump b\n")).through_ssh
+    assert host(
+        "hosts: [gpu01]\n", config=config(tmp_path, "Host gpu*\n ProxyJump b\n")
+    ).through_ssh
 
 
 def test_the_same_address_behind_different_jumps_is_another_machine() -> None:
@@ -149,12 +186,20 @@ def test_every_host_knows_its_line() -> None:
 
 def test_top_of_the_file() -> None:
     found = fleet("currency: EUR\ndeploys_at_once: 4\ngive_up_after: 90s\nhosts: [gpu01]\n")
-    assert (found.currency, found.deploys_at_once, found.give_up_after_s, found.file) == ("EUR", 4, 90.0, "/lab/fleet.yaml")
+    assert (found.currency, found.deploys_at_once, found.give_up_after_s, found.file) == (
+        "EUR",
+        4,
+        90.0,
+        "/lab/fleet.yaml",
+    )
 
 
 def test_the_template_has_hosts_and_nothing_to_tell() -> None:
     loaded = check_fleet(fleet_template(), "fleet.yaml", SshConfig(), HOME)
-    assert ([one.name for one in loaded.inventory.hosts], loaded.findings) == (["gpu01", "gpu02"], ())
+    assert ([one.name for one in loaded.inventory.hosts], loaded.findings) == (
+        ["gpu01", "gpu02"],
+        (),
+    )
 
 
 def test_a_file_that_cannot_be_read_says_so(tmp_path: Path) -> None:
@@ -163,4 +208,6 @@ def test_a_file_that_cannot_be_read_says_so(tmp_path: Path) -> None:
 
 
 def test_text_alone_is_enough() -> None:
-    assert [one.name for one in load_fleet(HEAD + "hosts: [here]\n", "fleet.yaml").hosts] == ["here"]
+    assert [one.name for one in load_fleet(HEAD + "hosts: [here]\n", "fleet.yaml").hosts] == [
+        "here"
+    ]

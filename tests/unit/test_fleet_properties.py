@@ -1,4 +1,6 @@
-"""Whatever the bytes, reading a fleet file ends in a fleet with sound hosts or in findings with a place."""
+"""Whatever the bytes, reading a fleet file ends in a fleet with sound hosts or in findings with a
+place.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,28 @@ from fleet_controller.ssh.ssh_config import SshConfig, read_ssh_config
 from fleet_controller.yaml.findings import ERROR, FleetRejected
 
 MARKS = st.sampled_from(
-    ["*x", "&x ", "<<: ", "!foo ", "[", "{", "}", "]", ": ", "- ", "\t", "\n", "'", '"', "0x", "~", "#", "[1-", "-9]", "{name}"]
+    [
+        "*x",
+        "&x ",
+        "<<: ",
+        "!foo ",
+        "[",
+        "{",
+        "}",
+        "]",
+        ": ",
+        "- ",
+        "\t",
+        "\n",
+        "'",
+        '"',
+        "0x",
+        "~",
+        "#",
+        "[1-",
+        "-9]",
+        "{name}",
+    ]
 )
 KEYS = st.sampled_from(
     ["name", "address", "user", "port", "identity", "proxy_jump", "known_hosts", "labels", "gpus", "python", "image",
@@ -25,10 +48,28 @@ KEYS = st.sampled_from(
      "x-a", "a"]
 )  # fmt: skip
 WORDS = st.sampled_from(
-    ["gpu[1-3]", "gpu[01-", "{name}.x", "10.0.0.[1-3]", "me@a:22,b", "none", "Fleet", "127.0.0.1:9", "/opt", "auto", "[fe80::1]"]
+    [
+        "gpu[1-3]",
+        "gpu[01-",
+        "{name}.x",
+        "10.0.0.[1-3]",
+        "me@a:22,b",
+        "none",
+        "Fleet",
+        "127.0.0.1:9",
+        "/opt",
+        "auto",
+        "[fe80::1]",
+    ]
 )
-SCALARS = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8), WORDS)
-TREES = st.recursive(SCALARS, lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(KEYS, inner, max_size=6)), max_leaves=25)
+SCALARS = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8), WORDS
+)
+TREES = st.recursive(
+    SCALARS,
+    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(KEYS, inner, max_size=6)),
+    max_leaves=25,
+)
 
 
 def is_read_or_refused(content: str | bytes) -> None:
@@ -37,11 +78,17 @@ def is_read_or_refused(content: str | bytes) -> None:
     except FleetRejected as rejected:
         lines = len(content.splitlines()) + 2
         assert any(finding.severity == ERROR for finding in rejected.findings)
-        assert all(1 <= finding.line <= lines and finding.column >= 1 and finding.message for finding in rejected.findings)
+        assert all(
+            1 <= finding.line <= lines and finding.column >= 1 and finding.message
+            for finding in rejected.findings
+        )
         return
     hosts = loaded.inventory.hosts
     assert hosts and len({host.name for host in hosts}) == len(hosts)
-    assert all(re.fullmatch(NAME_PATTERN, host.name) and host.address and 0 < host.port < 65536 for host in hosts)
+    assert all(
+        re.fullmatch(NAME_PATTERN, host.name) and host.address and 0 < host.port < 65536
+        for host in hosts
+    )
     assert all(finding.severity != ERROR for finding in loaded.findings)
 
 
@@ -62,8 +109,13 @@ def test_a_damaged_fleet_file_is_read_or_refused_with_findings(data: st.DataObje
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.dictionaries(KEYS, TREES, max_size=6), st.lists(st.one_of(WORDS, st.dictionaries(KEYS, TREES, max_size=5)), max_size=4))
-def test_any_tree_under_known_keys_is_read_or_refused_with_findings(tree: dict[str, Any], hosts: list[Any]) -> None:
+@given(
+    st.dictionaries(KEYS, TREES, max_size=6),
+    st.lists(st.one_of(WORDS, st.dictionaries(KEYS, TREES, max_size=5)), max_size=4),
+)
+def test_any_tree_under_known_keys_is_read_or_refused_with_findings(
+    tree: dict[str, Any], hosts: list[Any]
+) -> None:
     head = {"apiVersion": "benchfleet/v1", "kind": "Fleet"}
     is_read_or_refused(json.dumps(head | tree | ({"hosts": hosts} if hosts else {})))
 
@@ -74,6 +126,11 @@ def test_any_ssh_configuration_is_read_or_told(tmp_path_factory: Any, text: str)
     file = tmp_path_factory.mktemp("ssh") / "config"
     file.write_text(text)
     try:
-        check_fleet("apiVersion: benchfleet/v1\nkind: Fleet\nhosts: [gpu1]\n", "f", read_ssh_config(file), Path("/nowhere"))
+        check_fleet(
+            "apiVersion: benchfleet/v1\nkind: Fleet\nhosts: [gpu1]\n",
+            "f",
+            read_ssh_config(file),
+            Path("/nowhere"),
+        )
     except FleetRejected as rejected:
         assert rejected.findings

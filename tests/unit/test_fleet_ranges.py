@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from fleet_controller.fleet_file.name_ranges import MOST_NAMES, BadRange, expand, is_range
 
 PREFIXES = st.text("abcgpu-._", max_size=6)
-SPANS = st.tuples(st.integers(0, 5000), st.integers(0, 60)).map(lambda pair: (pair[0], pair[0] + pair[1]))
+SPANS = st.tuples(st.integers(0, 5000), st.integers(0, 60)).map(
+    lambda pair: (pair[0], pair[0] + pair[1])
+)
 WIDTHS = st.integers(1, 6)
 
 
@@ -34,12 +36,15 @@ def test_the_brackets_of_an_address_are_no_range() -> None:
 
 
 @given(PREFIXES, SPANS, WIDTHS, PREFIXES)
-def test_a_padded_range_is_its_numbers_each_with_the_same_digits(before: str, span: tuple[int, int], width: int, after: str) -> None:
+def test_a_padded_range_is_its_numbers_each_with_the_same_digits(
+    before: str, span: tuple[int, int], width: int, after: str
+) -> None:
     first, last = (f"{number:0{max(width, len(str(span[1])))}}" for number in span)
     names = expand(f"{before}[{first}-{last}]{after}")
-    assert [int(name.removeprefix(before).removesuffix(after) if after else name.removeprefix(before)) for name in names] == list(
-        range(span[0], span[1] + 1)
-    )
+    assert [
+        int(name.removeprefix(before).removesuffix(after) if after else name.removeprefix(before))
+        for name in names
+    ] == list(range(span[0], span[1] + 1))
     assert {len(name) for name in names} == {len(before) + len(first) + len(after)}
 
 

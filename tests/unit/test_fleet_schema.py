@@ -15,18 +15,35 @@ from fleet_controller.job_file.job_template import fleet_template
 
 ROOT = Path(__file__).parents[2]
 CASES = sorted((ROOT / "tests" / "unit" / "data" / "fleet").glob("*.json"))
-ACCEPTED = [case for case in CASES if all(one["severity"] != "error" for one in json.loads(case.read_text()))]
-WRONG_SHAPES = ["04-wrong-kind", "05-missing-keys", "06-unknown-keys", "07-passwords", "08-wrong-types", "13-bad-ports", "25-negative-cost"]
+ACCEPTED = [
+    case
+    for case in CASES
+    if all(one["severity"] != "error" for one in json.loads(case.read_text()))
+]
+WRONG_SHAPES = [
+    "04-wrong-kind",
+    "05-missing-keys",
+    "06-unknown-keys",
+    "07-passwords",
+    "08-wrong-types",
+    "13-bad-ports",
+    "25-negative-cost",
+]
 
 
 def faults(text: str) -> list[str]:
     value: Any = YAML(typ="safe", pure=True).load(text)
-    return [error.message for error in jsonschema.Draft202012Validator(fleet_schema()).iter_errors(value)]
+    return [
+        error.message
+        for error in jsonschema.Draft202012Validator(fleet_schema()).iter_errors(value)
+    ]
 
 
 def test_the_committed_schema_is_that_of_the_models() -> None:
     """Made by `fleetctl schema fleet > docs/schema/fleet.schema.json`."""
-    assert json.loads((ROOT / "docs" / "schema" / "fleet.schema.json").read_text()) == fleet_schema()
+    assert (
+        json.loads((ROOT / "docs" / "schema" / "fleet.schema.json").read_text()) == fleet_schema()
+    )
 
 
 def test_the_schema_is_itself_valid() -> None:

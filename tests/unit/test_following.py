@@ -1,4 +1,6 @@
-"""Promises of a log that is followed while it grows: each byte once, and what counts as something new."""
+"""Promises of a log that is followed while it grows: each byte once, and what counts as something
+new.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +33,26 @@ def test_a_phase_is_known_as_soon_as_its_line_is_whole(tmp_path: Path) -> None:
     [
         (b"waiting for peers, 20 s\n", False),
         (b"now something else\n", True),
-        (b'INFO:     127.0.0.1:4000 - "GET /health_generate HTTP/1.1" 503 Service Unavailable\n', False),
+        (
+            b'INFO:     127.0.0.1:4000 - "GET /health_generate HTTP/1.1" 503 Service Unavailable\n',
+            False,
+        ),
         (b"model-00002.safetensors:  12%|#   | 100M/4.90G [00:10<08:00]\r", True),
         (b"model-00002.safetensors:  13%|#   | 110M/4.90G [00:11<08:00]\r", True),
         (b"\n\n", False),
     ],
-    ids=["the same with other numbers", "new words", "our own look", "a bar", "a bar that moved", "blank"],
+    ids=[
+        "the same with other numbers",
+        "new words",
+        "our own look",
+        "a bar",
+        "a bar that moved",
+        "blank",
+    ],
 )
-def test_only_a_line_that_says_something_new_is_progress(tmp_path: Path, line: bytes, is_new: bool) -> None:
+def test_only_a_line_that_says_something_new_is_progress(
+    tmp_path: Path, line: bytes, is_new: bool
+) -> None:
     log = tmp_path / "server.log"
     log.write_bytes(b"waiting for peers, 10 s\n")
     follower = LogFollower(log)
@@ -54,5 +68,7 @@ def test_phases_and_cause_are_those_of_the_whole_log(tmp_path: Path) -> None:
     log.write_bytes(LOAD)
     follower.read()
     with log.open("ab") as more:
-        more.write(b"[2026-01-05 10:00:04] Load weight end. elapsed=4.00 s, type=LlamaForCausalLM, avail mem=61.20 GB.\n")
+        more.write(
+            b"[2026-01-05 10:00:04] Load weight end. elapsed=4.00 s, type=LlamaForCausalLM, avail mem=61.20 GB.\n"
+        )
     assert follower.phases_s()["load_weight"] == 4.0

@@ -23,10 +23,17 @@ GOOD = RunFacts(
     zero_token_requests=0, client_count_mismatch=0.0, cached_token_ratio=0.0, achieved_concurrency=7.9, dispatch_delay_p99_s=0.001,
     loop_lag_p99_s=0.001, speculation=True, accept_length=2.5, answered_share=None,
 )  # fmt: skip
-NONE_OK = {"requests_ok": 0, "finish_reasons": {}, "completion_tokens_min": 0, "completion_tokens_max": 0}
+NONE_OK = {
+    "requests_ok": 0,
+    "finish_reasons": {},
+    "completion_tokens_min": 0,
+    "completion_tokens_max": 0,
+}
 
 
-def gates(workload: Workload = CLOSED, measure: Measure | None = None, **changes: Any) -> tuple[Gate, ...]:
+def gates(
+    workload: Workload = CLOSED, measure: Measure | None = None, **changes: Any
+) -> tuple[Gate, ...]:
     return run_gates(replace(GOOD, **changes), workload, measure or Measure())
 
 
@@ -38,15 +45,21 @@ def test_a_good_run_trips_nothing(workload: Workload) -> None:
 def test_a_rate_that_the_server_cannot_keep_up_with_is_told() -> None:
     (gate,) = gates(OPEN, answered_share=0.5)
     assert (gate.code, gate.effect) == ("rate_not_sustained", GateEffect.FLAG)
-    assert gate.message.startswith("50.0 % as many answers as requests in the second half of the arrivals: the server does not keep up")
+    assert gate.message.startswith(
+        "50.0 % as many answers as requests in the second half of the arrivals: the server does not keep up"
+    )
     assert gates(OPEN, answered_share=0.8) == ()
     assert gates(CLOSED, answered_share=0.1) == ()
 
 
 def test_requests_that_failed_are_not_blamed_on_the_client() -> None:
-    refused = gates(**NONE_OK, requests_failed=8, error_kinds={"connect": 8}, achieved_concurrency=0.0)
+    refused = gates(
+        **NONE_OK, requests_failed=8, error_kinds={"connect": 8}, achieved_concurrency=0.0
+    )
     assert [gate.code for gate in refused] == ["requests_failed"]
-    assert [gate.code for gate in gates(requests_failed=1, achieved_concurrency=4.0)] == ["requests_failed"]
+    assert [gate.code for gate in gates(requests_failed=1, achieved_concurrency=4.0)] == [
+        "requests_failed"
+    ]
 
 
 TRIPS: list[tuple[dict[str, Any], str, str]] = [
@@ -69,9 +82,17 @@ TRIPS: list[tuple[dict[str, Any], str, str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("changes", "code", "message"), TRIPS, ids=[f"{code}-{index}" for index, (_, code, _) in enumerate(TRIPS)])
-def test_a_run_that_shows_a_known_fault_is_void(changes: dict[str, Any], code: str, message: str) -> None:
-    assert [replace(gate, reasons=()) for gate in gates(**changes)] == [Gate(code, GateEffect.VOID_RUN, message)]
+@pytest.mark.parametrize(
+    ("changes", "code", "message"),
+    TRIPS,
+    ids=[f"{code}-{index}" for index, (_, code, _) in enumerate(TRIPS)],
+)
+def test_a_run_that_shows_a_known_fault_is_void(
+    changes: dict[str, Any], code: str, message: str
+) -> None:
+    assert [replace(gate, reasons=()) for gate in gates(**changes)] == [
+        Gate(code, GateEffect.VOID_RUN, message)
+    ]
     assert RunResult(gates=gates(**changes)).void
 
 
@@ -99,14 +120,20 @@ def test_a_run_at_the_limit_counts(changes: dict[str, Any]) -> None:
         ({"accept_length": None}, "spec_unproved"), ({"loop_lag_p99_s": 0.02}, "client_limited"),
     ],
 )  # fmt: skip
-def test_what_could_not_be_checked_is_flagged_and_counts(changes: dict[str, Any], code: str) -> None:
+def test_what_could_not_be_checked_is_flagged_and_counts(
+    changes: dict[str, Any], code: str
+) -> None:
     found = gates(**changes)
     assert [(gate.code, gate.effect) for gate in found] == [(code, GateEffect.FLAG)]
     assert not RunResult(gates=found).void
 
 
-@pytest.mark.parametrize(("delay_s", "effect"), [(0.011, GateEffect.FLAG), (0.051, GateEffect.VOID_RUN)])
-def test_late_sends_of_an_open_loop_are_flagged_and_very_late_ones_void(delay_s: float, effect: GateEffect) -> None:
+@pytest.mark.parametrize(
+    ("delay_s", "effect"), [(0.011, GateEffect.FLAG), (0.051, GateEffect.VOID_RUN)]
+)
+def test_late_sends_of_an_open_loop_are_flagged_and_very_late_ones_void(
+    delay_s: float, effect: GateEffect
+) -> None:
     assert [gate.effect for gate in gates(OPEN, dispatch_delay_p99_s=delay_s)] == [effect]
     assert gates(CLOSED, dispatch_delay_p99_s=delay_s) == ()
 
@@ -114,7 +141,10 @@ def test_late_sends_of_an_open_loop_are_flagged_and_very_late_ones_void(delay_s:
 def test_a_client_that_is_the_limit_in_two_ways_trips_one_gate_with_both_reasons() -> None:
     (gate,) = gates(achieved_concurrency=4.0, loop_lag_p99_s=0.25)
     assert gate.effect is GateEffect.VOID_RUN
-    assert gate.message == "the client was the limit: 4.00 requests in flight, 8 asked for; its loop woke 250.0 ms late (p99)"
+    assert (
+        gate.message
+        == "the client was the limit: 4.00 requests in flight, 8 asked for; its loop woke 250.0 ms late (p99)"
+    )
 
 
 LIMITS: list[tuple[Workload, dict[str, Any], str, GateEffect]] = [
@@ -136,20 +166,34 @@ def test_each_way_in_which_the_client_is_the_limit_has_its_code(
 
 
 def test_all_ways_at_once_are_all_told() -> None:
-    (gate,) = gates(achieved_concurrency=4.0, loop_lag_p99_s=0.25, client_use=0.9, client_capacity_tok_s=95_400.0)
-    assert (gate.effect, gate.reasons) == (GateEffect.VOID_RUN, ("concurrency", "loop_lag", "capacity"))
-    assert gate.message.endswith("; it took 90.0 % of 95400 tok/s that it can drive against a null server")
+    (gate,) = gates(
+        achieved_concurrency=4.0,
+        loop_lag_p99_s=0.25,
+        client_use=0.9,
+        client_capacity_tok_s=95_400.0,
+    )
+    assert (gate.effect, gate.reasons) == (
+        GateEffect.VOID_RUN,
+        ("concurrency", "loop_lag", "capacity"),
+    )
+    assert gate.message.endswith(
+        "; it took 90.0 % of 95400 tok/s that it can drive against a null server"
+    )
     (gate,) = gates(client_use=0.9)
     assert gate.message == "the client was the limit: it took 90.0 % of the cores that it can use"
 
 
 @pytest.mark.parametrize("use", [None, 0.0, 0.70])
-def test_a_client_with_room_left_or_of_which_nothing_is_known_is_no_limit(use: float | None) -> None:
+def test_a_client_with_room_left_or_of_which_nothing_is_known_is_no_limit(
+    use: float | None,
+) -> None:
     assert gates(client_use=use) == ()
 
 
 def test_each_reason_of_the_client_gate_is_documented() -> None:
-    documented = set(re.findall(r"`([a-z_]+)`", (Path(__file__).parents[2] / "docs/gates.md").read_text()))
+    documented = set(
+        re.findall(r"`([a-z_]+)`", (Path(__file__).parents[2] / "docs/gates.md").read_text())
+    )
     assert {reason for _, _, reason, _ in LIMITS} <= documented
 
 
@@ -162,10 +206,17 @@ def test_a_coarser_precision_tolerates_as_much_missing_load() -> None:
 
 
 def test_a_workload_without_a_fixed_length_is_not_held_to_one() -> None:
-    assert gates(replace(CLOSED, output_tokens=0), finish_reasons={"stop": 32}, completion_tokens_min=3) == ()
+    assert (
+        gates(
+            replace(CLOSED, output_tokens=0), finish_reasons={"stop": 32}, completion_tokens_min=3
+        )
+        == ()
+    )
 
 
-@pytest.mark.parametrize("fact", ["client_count_mismatch", "cached_token_ratio", "accept_length", "achieved_concurrency"])
+@pytest.mark.parametrize(
+    "fact", ["client_count_mismatch", "cached_token_ratio", "accept_length", "achieved_concurrency"]
+)
 def test_a_fact_that_is_not_a_number_voids_the_run(fact: str) -> None:
     changes: dict[str, Any] = {fact: float("nan")}
     assert [gate.effect >= GateEffect.VOID_RUN for gate in gates(**changes)] == [True]
@@ -189,11 +240,24 @@ def test_a_fact_that_is_missing_is_an_error_not_a_good_run() -> None:
 
 
 def test_every_gate_is_documented_with_its_effect() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "gates.md").read_text(encoding="utf-8").partition("## Gates of a trial")[0]
-    rows = {row[0]: row[1] for row in re.findall(r"^\| `(\w+)` \|[^|]*\| ([^|]*?) \|", text, re.MULTILINE)}
-    words = {GateEffect.FLAG: "flag", GateEffect.VOID_RUN: "void run", GateEffect.VOID_TRIAL: "void trial"}
+    text = (
+        (Path(__file__).parents[2] / "docs" / "gates.md")
+        .read_text(encoding="utf-8")
+        .partition("## Gates of a trial")[0]
+    )
+    rows = {
+        row[0]: row[1]
+        for row in re.findall(r"^\| `(\w+)` \|[^|]*\| ([^|]*?) \|", text, re.MULTILINE)
+    }
+    words = {
+        GateEffect.FLAG: "flag",
+        GateEffect.VOID_RUN: "void run",
+        GateEffect.VOID_TRIAL: "void trial",
+    }
     assert rows.keys() == GATES.keys()
-    assert {code: rows[code].endswith(words[effect]) for code, effect in GATES.items()} == dict.fromkeys(GATES, True)
+    assert {
+        code: rows[code].endswith(words[effect]) for code, effect in GATES.items()
+    } == dict.fromkeys(GATES, True)
 
 
 RATIO = st.none() | st.floats(0, 2)
@@ -208,7 +272,9 @@ FACTS = st.builds(
 
 
 @given(FACTS, st.sampled_from([CLOSED, OPEN]))
-def test_a_tripped_gate_is_a_listed_one_no_worse_than_listed_and_comes_once(facts: RunFacts, workload: Workload) -> None:
+def test_a_tripped_gate_is_a_listed_one_no_worse_than_listed_and_comes_once(
+    facts: RunFacts, workload: Workload
+) -> None:
     found = run_gates(facts, workload, Measure())
     assert all(GateEffect.UNSPECIFIED < gate.effect <= GATES[gate.code] for gate in found)
     assert len({gate.code for gate in found}) == len(found)
@@ -220,7 +286,10 @@ def test_answers_whose_lengths_were_drawn_are_each_as_long_as_asked() -> None:
     drawn = replace(CLOSED, output_tokens=0, output=Lengths("uniform", 5, 500))
     assert gates(drawn, completion_tokens_min=5, completion_tokens_max=400) == ()
     (gate,) = gates(drawn, off_length=2)
-    assert (gate.code, gate.message) == ("short_output", "2 of 32 answers are not as long as asked for")
+    assert (gate.code, gate.message) == (
+        "short_output",
+        "2 of 32 answers are not as long as asked for",
+    )
     (gate,) = gates(drawn, finish_reasons={"length": 31, "stop": 1})
     assert gate.message.endswith("finish reasons beside length: 1 × stop")
 
@@ -238,12 +307,18 @@ def test_hits_that_were_asked_for_are_no_fault_and_their_want_is_told(cache: str
     assert gates(sharing, cached_token_ratio=0.7, planned_cached_ratio=None) == ()
     (gate,) = gates(sharing, cached_token_ratio=0.1, planned_cached_ratio=0.75)
     assert (gate.code, gate.effect) == ("prefix_cache_missed", GateEffect.FLAG)
-    assert gate.message.startswith("10.0 % of the prompt tokens came from the prefix cache, 75.0 % could have")
-    (gate,) = gates(replace(CLOSED, cache="salt"), cached_token_ratio=0.1, planned_cached_ratio=0.75)
+    assert gate.message.startswith(
+        "10.0 % of the prompt tokens came from the prefix cache, 75.0 % could have"
+    )
+    (gate,) = gates(
+        replace(CLOSED, cache="salt"), cached_token_ratio=0.1, planned_cached_ratio=0.75
+    )
     assert gate.code == "prefix_cache_hit"
 
 
 def test_users_who_think_are_not_missed_in_flight() -> None:
     chats = replace(CLOSED, turns=4, think_s=5.0)
     assert gates(chats, achieved_concurrency=2.0) == ()
-    assert [gate.code for gate in gates(replace(chats, think_s=0.0), achieved_concurrency=2.0)] == ["client_limited"]
+    assert [gate.code for gate in gates(replace(chats, think_s=0.0), achieved_concurrency=2.0)] == [
+        "client_limited"
+    ]

@@ -1,4 +1,6 @@
-"""Owns the promises about GPU memory after a server: waited for, told when it stays, its GPUs set aside until it is back."""
+"""Owns the promises about GPU memory after a server: waited for, told when it stays, its GPUs set
+aside until it is back.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,15 @@ class Box:
         self.hold(400, 400)
 
     def hold(self, *used_mib: int, pid: int = 0) -> None:
-        gpus = [{"index": index, "memory_mib": 80000, "memory_used_mib": used} for index, used in enumerate(used_mib)]
-        processes = [{"pid": pid, "name": "sglang::scheduler_TP1", "used_mib": used_mib[1], "gpu": 1}] if pid else []
+        gpus = [
+            {"index": index, "memory_mib": 80000, "memory_used_mib": used}
+            for index, used in enumerate(used_mib)
+        ]
+        processes = (
+            [{"pid": pid, "name": "sglang::scheduler_TP1", "used_mib": used_mib[1], "gpu": 1}]
+            if pid
+            else []
+        )
         spare = self.path.with_suffix(".new")
         spare.write_text(json.dumps({"gpus": gpus, "processes": processes}))
         os.replace(spare, self.path)
@@ -47,7 +56,11 @@ async def test_memory_that_is_back_within_the_tolerance_leaves_nothing(box: Box)
     view = box.view(SHORT_S)
     baseline = await view.memory_baseline(EngineKind.SGLANG, (0, 1))
     box.hold(400 + 512, 400)
-    assert (baseline, await view.wait_memory_back(baseline), dict(view.quarantined)) == ({0: 400, 1: 400}, (), {})
+    assert (baseline, await view.wait_memory_back(baseline), dict(view.quarantined)) == (
+        {0: 400, 1: 400},
+        (),
+        {},
+    )
 
 
 async def test_memory_that_comes_back_late_is_waited_for(box: Box) -> None:
@@ -62,7 +75,9 @@ async def test_memory_that_comes_back_late_is_waited_for(box: Box) -> None:
         assert await settling == ()
 
 
-async def test_memory_that_stays_is_told_with_gpu_size_and_pid_and_its_gpu_is_set_aside(box: Box) -> None:
+async def test_memory_that_stays_is_told_with_gpu_size_and_pid_and_its_gpu_is_set_aside(
+    box: Box,
+) -> None:
     view = box.view(SHORT_S)
     baseline = await view.memory_baseline(EngineKind.SGLANG, (0, 1))
     box.hold(400, 65936, pid=4194002)
@@ -106,7 +121,9 @@ async def test_a_gpu_that_no_longer_answers_stays_aside(box: Box) -> None:
 
 
 async def test_an_engine_without_gpus_of_this_host_has_no_baseline(box: Box) -> None:
-    assert await HostState(state=box.path.parent).memory_baseline(EngineKind.SIMULATED, (0, 1)) == {}
+    assert (
+        await HostState(state=box.path.parent).memory_baseline(EngineKind.SIMULATED, (0, 1)) == {}
+    )
     assert await box.view(SHORT_S).memory_baseline(EngineKind.SGLANG, ()) == {}
 
 
@@ -114,4 +131,6 @@ def test_whose_a_process_is_comes_from_this_host() -> None:
     mine = classify_holder(GpuProcess(os.getpid(), "python", 100, 0))
     assert mine.standing == "foreign" and mine.owner
     assert classify_holder(GpuProcess(4194003, "", 100, 0, visible=False)).standing == "unseen"
-    assert "another container" in str(classify_holder(GpuProcess(4194003, "", 100, 0, visible=False)))
+    assert "another container" in str(
+        classify_holder(GpuProcess(4194003, "", 100, 0, visible=False))
+    )

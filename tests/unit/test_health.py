@@ -34,7 +34,13 @@ from fleet_protos.trial_types import Outcome, Phase
 
 OK = Attempt(1, "agent", Phase.OVER, Outcome.OK)
 FAILED = replace(OK, outcome=Outcome.FAILED)
-USERS = (ErrorKind.CONFIG, ErrorKind.SERVER_OOM, ErrorKind.GATE_VOIDED, ErrorKind.BUG, ErrorKind.LOAD_FAILED)
+USERS = (
+    ErrorKind.CONFIG,
+    ErrorKind.SERVER_OOM,
+    ErrorKind.GATE_VOIDED,
+    ErrorKind.BUG,
+    ErrorKind.LOAD_FAILED,
+)
 
 
 def failed(failure_class: str, kind: ErrorKind = ErrorKind.SERVER_EXITED) -> Attempt:
@@ -43,7 +49,9 @@ def failed(failure_class: str, kind: ErrorKind = ErrorKind.SERVER_EXITED) -> Att
 
 def weighed(record: HostRecord, *attempts: Attempt, elsewhere: bool = False) -> HostRecord:
     for number, attempt in enumerate(attempts, start=1):
-        record = after_attempt(record, f"t{number}", attempt, failure_points(attempt, elsewhere), number)
+        record = after_attempt(
+            record, f"t{number}", attempt, failure_points(attempt, elsewhere), number
+        )
     return record
 
 
@@ -51,14 +59,21 @@ def weighed(record: HostRecord, *attempts: Attempt, elsewhere: bool = False) -> 
 def test_broken_hardware_sets_a_host_aside_at_once(failure_class: str) -> None:
     assert failure_class in FAILURES
     after = weighed(HostRecord("a"), failed(failure_class, ErrorKind.DEPLOY_FAILED))
-    assert (after.aside, after.aside_since_unix_ns, after.setbacks) == (f"{failure_class} in t1", 1, 1)
+    assert (after.aside, after.aside_since_unix_ns, after.setbacks) == (
+        f"{failure_class} in t1",
+        1,
+        1,
+    )
 
 
 @pytest.mark.parametrize("failure_class", sorted(LIKELY_HOST_FAULT))
 def test_three_failures_of_the_hosts_own_in_a_row_set_it_aside(failure_class: str) -> None:
     attempt = failed(failure_class, ErrorKind.CONFLICT)
     assert weighed(HostRecord("a"), attempt, attempt).aside == ""
-    assert weighed(HostRecord("a"), attempt, attempt, attempt).aside == f"{failure_class} in t1, t2, t3"
+    assert (
+        weighed(HostRecord("a"), attempt, attempt, attempt).aside
+        == f"{failure_class} in t1, t2, t3"
+    )
 
 
 def test_a_good_trial_between_them_forgets_them() -> None:
@@ -68,15 +83,28 @@ def test_a_good_trial_between_them_forgets_them() -> None:
 
 @pytest.mark.parametrize("kind", USERS)
 @pytest.mark.parametrize("elsewhere", [True, False])
-def test_what_is_the_users_or_ours_never_counts_and_forgets_nothing(kind: ErrorKind, elsewhere: bool) -> None:
+def test_what_is_the_users_or_ours_never_counts_and_forgets_nothing(
+    kind: ErrorKind, elsewhere: bool
+) -> None:
     restarted = failed("agent_restarted", ErrorKind.AGENT_RESTARTED)
     assert failure_points(failed("whatever", kind), elsewhere) == 0
     assert weighed(HostRecord("a"), restarted, restarted, failed("whatever", kind), restarted).aside
 
 
-@pytest.mark.parametrize("kind", [kind for kind in RULES if kind not in (*USERS, ErrorKind.AGENT_RESTARTED, ErrorKind.HOST_UNREACHABLE)])
-def test_a_failure_of_the_server_counts_only_where_the_variant_works_elsewhere(kind: ErrorKind) -> None:
-    assert [failure_points(failed("nccl_timeout", kind), elsewhere) for elsewhere in (False, True)] == [0, 1]
+@pytest.mark.parametrize(
+    "kind",
+    [
+        kind
+        for kind in RULES
+        if kind not in (*USERS, ErrorKind.AGENT_RESTARTED, ErrorKind.HOST_UNREACHABLE)
+    ],
+)
+def test_a_failure_of_the_server_counts_only_where_the_variant_works_elsewhere(
+    kind: ErrorKind,
+) -> None:
+    assert [
+        failure_points(failed("nccl_timeout", kind), elsewhere) for elsewhere in (False, True)
+    ] == [0, 1]
 
 
 @pytest.mark.parametrize("failure_class", ["nccl_peer_lost", "gang_hold_limit"])
@@ -85,7 +113,12 @@ def test_what_followed_from_another_host_does_not_count(failure_class: str) -> N
 
 
 def test_an_attempt_that_no_agent_took_does_not_count() -> None:
-    assert failure_points(replace(failed("agent_restarted", ErrorKind.AGENT_RESTARTED), agent_id=""), True) == 0
+    assert (
+        failure_points(
+            replace(failed("agent_restarted", ErrorKind.AGENT_RESTARTED), agent_id=""), True
+        )
+        == 0
+    )
 
 
 def test_after_a_clean_look_the_next_trial_decides() -> None:
@@ -100,7 +133,16 @@ def test_after_a_clean_look_the_next_trial_decides() -> None:
 
 def test_looks_come_after_longer_and_longer_pauses_up_to_an_hour() -> None:
     record = HostRecord("a", aside="x", setbacks=1)
-    assert [probe_pause_s(record, looks) for looks in range(8)] == [60, 120, 240, 480, 960, 1920, PROBE_MOST_S, PROBE_MOST_S]
+    assert [probe_pause_s(record, looks) for looks in range(8)] == [
+        60,
+        120,
+        240,
+        480,
+        960,
+        1920,
+        PROBE_MOST_S,
+        PROBE_MOST_S,
+    ]
     assert probe_pause_s(replace(record, setbacks=3), 0) == 240
 
 
@@ -111,11 +153,20 @@ def test_undrain_forgets_all_and_a_drain_outweighs_being_set_aside() -> None:
     assert drain(HostRecord("a"), "").closed_for == "drained"
 
 
-ENDS = st.sampled_from([OK, failed("gpu_lost"), failed("agent_restarted", ErrorKind.AGENT_RESTARTED), failed("x", ErrorKind.CONFIG)])
+ENDS = st.sampled_from(
+    [
+        OK,
+        failed("gpu_lost"),
+        failed("agent_restarted", ErrorKind.AGENT_RESTARTED),
+        failed("x", ErrorKind.CONFIG),
+    ]
+)
 
 
 @given(st.lists(ENDS, max_size=30))
-def test_a_host_is_set_aside_exactly_when_its_failures_in_a_row_make_enough(ends: list[Attempt]) -> None:
+def test_a_host_is_set_aside_exactly_when_its_failures_in_a_row_make_enough(
+    ends: list[Attempt],
+) -> None:
     in_a_row, aside = 0, False
     for end in ends:
         in_a_row = 0 if end.outcome is Outcome.OK else in_a_row + failure_points(end, False)
@@ -128,7 +179,12 @@ def test_a_host_is_set_aside_exactly_when_its_failures_in_a_row_make_enough(ends
 
 @pytest.mark.parametrize(
     ("holds", "word"),
-    [({}, "free"), ({"busy": True}, "busy"), ({"busy": True, "drained": True}, "drained"), ({"away": True, "aside": True}, "away")],
+    [
+        ({}, "free"),
+        ({"busy": True}, "busy"),
+        ({"busy": True, "drained": True}, "drained"),
+        ({"away": True, "aside": True}, "away"),
+    ],
 )
 def test_a_host_counts_under_one_word(holds: dict[str, bool], word: str) -> None:
     assert host_state(holds) == word
@@ -144,5 +200,7 @@ def test_every_state_of_hosts_has_a_number_for_prometheus() -> None:
     series = HostSeries(collectors)
     series.set_counts({"free": 2, "aside": 1})
     series.set_counts({"free": 1, "drained": 2})
-    counts = {state: collectors.get_sample_value("fleet_hosts", {"state": state}) for state in HOST_STATES}
+    counts = {
+        state: collectors.get_sample_value("fleet_hosts", {"state": state}) for state in HOST_STATES
+    }
     assert counts == {"away": 0, "drained": 2, "aside": 0, "busy": 0, "free": 1}

@@ -1,4 +1,6 @@
-"""Owns the promises of the hosts' readers on cases from the field; each case is a data file, checked by its meaning."""
+"""Owns the promises of the hosts' readers on cases from the field; each case is a data file,
+checked by its meaning.
+"""
 
 from __future__ import annotations
 
@@ -63,9 +65,13 @@ def test_f04_a_lost_gpu_is_named_by_its_address_in_every_spelling() -> None:
     texts, expected = case("F04")
     found = [told(text) for text in texts]
     assert [entry["bus_ids"] for entry in found] == expected["bus_ids"]
-    assert {(entry["failure_class"], entry["host_state"]) for entry in found} == {(expected["failure_class"], expected["host_state"])}
+    assert {(entry["failure_class"], entry["host_state"]) for entry in found} == {
+        (expected["failure_class"], expected["host_state"])
+    }
     assert all(word in entry["hint"] for entry in found for word in expected["hint"])
-    assert all(entry["remaining_gpus"] is None for entry in found), "of the other GPUs nothing is known"
+    assert all(entry["remaining_gpus"] is None for entry in found), (
+        "of the other GPUs nothing is known"
+    )
 
 
 def test_f06_lscpu_is_read_in_other_languages_and_nodes_without_processors_do_not_count() -> None:
@@ -78,14 +84,22 @@ def test_f06_lscpu_is_read_in_other_languages_and_nodes_without_processors_do_no
 
 def test_the_number_of_processors_is_found_under_a_label_of_any_language() -> None:
     lines = "Xarch: x86_64\nXcpus: 96\nXlist: 0-95\nXname: Intel(R) Xeon(R) 6972P\nXthreads: 2\nXcores: 24\nXsockets: 2\nNUMA X: 2\n"
-    assert told(lines) | {"cpus": 96, "sockets": 2, "cores_per_socket": 24, "threads_per_core": 2} == told(lines)
+    assert told(lines) | {
+        "cpus": 96,
+        "sockets": 2,
+        "cores_per_socket": 24,
+        "threads_per_core": 2,
+    } == told(lines)
 
 
 def test_f07_what_makes_two_equal_hosts_unequal_is_told_with_the_least_of_each() -> None:
     hosts, expected = case("F07")
     found = told(json.dumps(hosts))
     assert found["numa_nodes"] == expected["numa_nodes"]
-    assert (found["hosts"]["north"]["warnings"], found["hosts"]["south"]["warnings"]) == ([], expected["warnings"])
+    assert (found["hosts"]["north"]["warnings"], found["hosts"]["south"]["warnings"]) == (
+        [],
+        expected["warnings"],
+    )
     assert found["hosts"]["south"]["slowest"] == expected["slowest"]
 
 
@@ -93,15 +107,23 @@ def test_f07_what_makes_two_equal_hosts_unequal_is_told_with_the_least_of_each()
 def test_a21_the_holders_of_gpu_memory_are_named_and_not_to_be_killed(log: str) -> None:
     texts, expected = case("A21")
     document = together(texts[log], texts["processes"])
-    assert (document["failure_class"], (document["details"] | document)["pids"]) == ("gpu_busy_leftover", expected["pids"])
-    assert [holder["standing"] for holder in (document["details"] | document)["holders"]] == expected["standings"]
+    assert (document["failure_class"], (document["details"] | document)["pids"]) == (
+        "gpu_busy_leftover",
+        expected["pids"],
+    )
+    assert [
+        holder["standing"] for holder in (document["details"] | document)["holders"]
+    ] == expected["standings"]
     assert all(word in document["hint"] for word in expected["hint"])
 
 
 def test_a23_a_fabric_that_is_not_joined_is_told_though_every_gpu_is_listed() -> None:
     given_, expected = case("A23")
     details, listed = told(given_["details"]), told(given_["list"])
-    assert (details["failure_class"], details["fabric"]) == (expected["failure_class"], expected["fabric"])
+    assert (details["failure_class"], details["fabric"]) == (
+        expected["failure_class"],
+        expected["fabric"],
+    )
     assert expected["cause"] in details["cause_line"]
     assert (listed["failure_class"], len(listed["gpus"])) == (None, 8)
     assert "Fabric State" in listed["fabric"], "a list alone proves nothing of the fabric"
@@ -129,7 +151,7 @@ def test_the_digest_is_of_the_wires_and_not_of_their_print() -> None:
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.text(alphabet="GPU0123 \tXNVSYIMHDE/A,-\n:.{}[]\"pid\x1b[4m", max_size=300))
+@given(st.text(alphabet='GPU0123 \tXNVSYIMHDE/A,-\n:.{}[]"pid\x1b[4m', max_size=300))
 def test_no_text_at_all_breaks_a_reader(text: str) -> None:
     recognise_host_text(text)
     assert read_topology("\tGPU0\tGPU1\n" + text).gpus >= 0

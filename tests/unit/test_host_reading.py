@@ -1,4 +1,6 @@
-"""Owns the promises of reading this host: NVML, the kernel's files, the fingerprint and its identity."""
+"""Owns the promises of reading this host: NVML, the kernel's files, the fingerprint and its
+identity.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def test_a_driver_that_does_not_fit_its_library_is_a_fault_with_a_class() -> Non
     assert "mismatch" in reading.fault
 
 
-def test_every_field_that_nvml_answers_is_read_and_its_library_is_closed_again(tmp_path: Path) -> None:
+def test_every_field_that_nvml_answers_is_read_and_its_library_is_closed_again(
+    tmp_path: Path,
+) -> None:
     file(tmp_path, "sys/bus/pci/devices/0000:18:00.0/numa_node", "1\n")
     nvml = RecordedNvml(DATA / "nvml-three-gpus.json")
     first = NvmlGpus(nvml, tmp_path).read().gpus[0]
@@ -62,20 +66,38 @@ def test_every_field_that_nvml_answers_is_read_and_its_library_is_closed_again(t
 
 def test_what_a_gpu_does_not_have_is_absent_and_a_lost_one_is_a_fault() -> None:
     _, plain, lost = NvmlGpus(RecordedNvml(DATA / "nvml-three-gpus.json")).read().gpus
-    assert set(plain.known_facts()) == {"index", "uuid", "name", "memory_mib", "memory_used_mib", "driver"}
+    assert set(plain.known_facts()) == {
+        "index",
+        "uuid",
+        "name",
+        "memory_mib",
+        "memory_used_mib",
+        "driver",
+    }
     assert (lost.index, lost.fault) == (2, "GPU is lost")
 
 
 def test_a_process_of_another_namespace_is_listed_without_a_name(tmp_path: Path) -> None:
     file(tmp_path, "proc/1/cmdline", b"sglang::scheduler_TP0\0")
     shown, unseen = NvmlGpus(RecordedNvml(DATA / "nvml-three-gpus.json"), tmp_path).read().processes
-    assert (shown.pid, shown.name, shown.used_mib, shown.visible) == (1, "sglang::scheduler_TP0", 65536, True)
+    assert (shown.pid, shown.name, shown.used_mib, shown.visible) == (
+        1,
+        "sglang::scheduler_TP0",
+        65536,
+        True,
+    )
     assert (unseen.pid, unseen.name, unseen.used_mib, unseen.visible) == (4194000, "", None, False)
 
 
 def test_two_readings_of_the_same_host_have_one_identity(tmp_path: Path) -> None:
     before = read_fingerprint(recorded(tmp_path))
-    busy = {"memory_used_mib": 90000, "temperature_c": 74, "pcie_generation": 5, "sm_clock_mhz": 1980, "utilisation_percent": 99}
+    busy = {
+        "memory_used_mib": 90000,
+        "temperature_c": 74,
+        "pcie_generation": 5,
+        "sm_clock_mhz": 1980,
+        "utilisation_percent": 99,
+    }
     after = read_fingerprint(recorded(tmp_path, **busy))
     assert before.identity == after.identity
     assert before.volatile != after.volatile
@@ -105,13 +127,20 @@ def test_the_wires_are_part_of_the_identity(tmp_path: Path) -> None:
     gpus = recorded(tmp_path)
     text = gpus.topology_text()
     known = read_fingerprint(gpus, text)
-    assert (known.stable["topology"], known.stable["topology_numa"]) == ("nvlink-NV18-8", "0 0 0 0 1 1 1 1")
+    assert (known.stable["topology"], known.stable["topology_numa"]) == (
+        "nvlink-NV18-8",
+        "0 0 0 0 1 1 1 1",
+    )
     assert read_fingerprint(gpus, text.replace("NV18", "NV12")).identity != known.identity
 
 
 def test_the_least_of_each_value_stands_in_the_fingerprint(tmp_path: Path) -> None:
     facts = read_fingerprint(recorded(tmp_path, pcie_width=8, power_limit_w=450)).facts()
-    assert (facts["least_pcie_width"], facts["least_power_limit_w"], facts["gpu_name"]) == ("8", "450", "NVIDIA H200")
+    assert (facts["least_pcie_width"], facts["least_power_limit_w"], facts["gpu_name"]) == (
+        "8",
+        "450",
+        "NVIDIA H200",
+    )
 
 
 async def test_the_view_reads_a_fingerprint_of_this_very_host() -> None:
@@ -120,7 +149,10 @@ async def test_the_view_reads_a_fingerprint_of_this_very_host() -> None:
     assert all(isinstance(value, str) and value for value in facts.values())
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"gpus": [{"name": "no index"}]}', '{"gpus": [], "processes": [{"nothing": 1}]}'])
+@pytest.mark.parametrize(
+    "content",
+    ["", "[]", '{"gpus": [{"name": "no index"}]}', '{"gpus": [], "processes": [{"nothing": 1}]}'],
+)
 def test_a_broken_recording_is_the_users_to_mend(tmp_path: Path, content: str) -> None:
     (tmp_path / "gpus.json").write_text(content)
     with pytest.raises(ConfigError, match=r"gpus\.json"):
@@ -135,7 +167,12 @@ def test_kernel_facts_come_from_its_files(tmp_path: Path) -> None:
     file(tmp_path, "sys/kernel/mm/transparent_hugepage/enabled", "always [madvise] never\n")
     file(tmp_path, "proc/meminfo", "MemTotal:       1056 kB\nHugePages_Total:      12\n")
     facts = sysfs.kernel_facts(tmp_path)
-    expected = {"cpu_governor": "performance", "numa_nodes": "1", "transparent_hugepages": "madvise", "hugepages": "12"}
+    expected = {
+        "cpu_governor": "performance",
+        "numa_nodes": "1",
+        "transparent_hugepages": "madvise",
+        "hugepages": "12",
+    }
     assert expected.items() <= facts.items()
     assert (facts["memory_total"], "iommu" in facts) == ("1056 kB", False)
 
@@ -144,7 +181,9 @@ IOMMU = [([], "", "off"), (["0"], "quiet", "on"), (["0"], "quiet iommu=pt", "pas
 
 
 @pytest.mark.parametrize(("groups", "cmdline", "state"), IOMMU)
-def test_the_iommu_is_off_on_or_passed_through(tmp_path: Path, groups: list[str], cmdline: str, state: str) -> None:
+def test_the_iommu_is_off_on_or_passed_through(
+    tmp_path: Path, groups: list[str], cmdline: str, state: str
+) -> None:
     (tmp_path / "sys/kernel/iommu_groups").mkdir(parents=True)
     for group in groups:
         (tmp_path / "sys/kernel/iommu_groups" / group).mkdir()
@@ -153,19 +192,30 @@ def test_the_iommu_is_off_on_or_passed_through(tmp_path: Path, groups: list[str]
 
 
 @pytest.mark.parametrize(("control", "state"), [(0x0001, "off"), (0x001D, "on"), (None, "")])
-def test_acs_redirection_is_read_from_the_bridges_where_that_may_be(tmp_path: Path, control: int | None, state: str) -> None:
+def test_acs_redirection_is_read_from_the_bridges_where_that_may_be(
+    tmp_path: Path, control: int | None, state: str
+) -> None:
     capability = struct.pack("<IHH", 0x000D | 1 << 16, 0x1F, control or 0)
     first = struct.pack("<I", 0x0001 | 0x140 << 20).ljust(0x40, b"\0")
     file(tmp_path, "sys/bus/pci/devices/0000:17:00.0/class", "0x060400\n")
-    file(tmp_path, "sys/bus/pci/devices/0000:17:00.0/config", bytes(0x100) + first + capability if control is not None else bytes(64))
+    file(
+        tmp_path,
+        "sys/bus/pci/devices/0000:17:00.0/config",
+        bytes(0x100) + first + capability if control is not None else bytes(64),
+    )
     file(tmp_path, "sys/bus/pci/devices/0000:18:00.0/class", "0x030200\n")
     assert sysfs.acs(tmp_path) == state
 
 
 def test_width_is_judged_always_and_generation_only_under_load() -> None:
-    gpus = [Gpu(index, pcie_width=16, pcie_width_max=16, pcie_generation=1 if index == 2 else 5) for index in range(4)]
+    gpus = [
+        Gpu(index, pcie_width=16, pcie_width_max=16, pcie_generation=1 if index == 2 else 5)
+        for index in range(4)
+    ]
     assert find_inequalities(gpus) == ()
-    assert [warn.message for warn in find_inequalities(gpus, under_load=True)] == ["GPU2 runs at PCIe generation 1 under load (others 5)"]
+    assert [warn.message for warn in find_inequalities(gpus, under_load=True)] == [
+        "GPU2 runs at PCIe generation 1 under load (others 5)"
+    ]
 
 
 def test_gpus_that_are_all_alike_and_all_too_narrow_are_told_once() -> None:

@@ -1,4 +1,6 @@
-"""A job file that tries something in any of its texts: refused, or a word of a list that no shell ever sees."""
+"""A job file that tries something in any of its texts: refused, or a word of a list that no shell
+ever sees.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,10 @@ def places(value: Any, path: str = "") -> Iterator[tuple[str, Put]]:
     elif isinstance(value, list):
         for index, entry in enumerate(value):
             if isinstance(entry, str):
-                yield f"{path}[{index}]", lambda top, text, index=index: top.__setitem__(index, text)
+                yield (
+                    f"{path}[{index}]",
+                    lambda top, text, index=index: top.__setitem__(index, text),
+                )
 
 
 def _rename(top: dict[str, Any], key: str, text: str) -> None:
@@ -74,25 +79,48 @@ def _rename(top: dict[str, Any], key: str, text: str) -> None:
 
 
 WHOLES = {"host": ON_HOST, "container": CONTAINED}
-PLACES = [(kind, name) for kind, whole in WHOLES.items() for name, _ in places(whole) if kind == "host" or ".container" in name]
+PLACES = [
+    (kind, name)
+    for kind, whole in WHOLES.items()
+    for name, _ in places(whole)
+    if kind == "host" or ".container" in name
+]
 HOST = Admission("here")
-FACTS = HostFacts("/home/USER", {"PATH": "/bin"}, runtime=container_command.ContainerRuntime("docker", "/usr/bin/docker"), has_hub=True)
+FACTS = HostFacts(
+    "/home/USER",
+    {"PATH": "/bin"},
+    runtime=container_command.ContainerRuntime("docker", "/usr/bin/docker"),
+    has_hub=True,
+)
 
 
 def specs_of(document: dict[str, Any]) -> tuple[TrialSpec, ...]:
     """The trials that a host is sent. Raises JobRejected."""
     job = load_job(json.dumps(document, ensure_ascii=False), "job.yaml").job
     plan = make_plan(job, ["here"])
-    return tuple(spec for planned in plan.trials for spec in trial_specs(job, plan, planned, f"{job.name}-0a1b2c"))
+    return tuple(
+        spec
+        for planned in plan.trials
+        for spec in trial_specs(job, plan, planned, f"{job.name}-0a1b2c")
+    )
 
 
 def command_of(spec: TrialSpec) -> LaunchCommand:
     """What the host would execute. Raises ConfigError."""
-    return server_command(HOST.admit(spec), LaunchPlace(30000, (0,), Path("/state/t/1/server"), f"{spec.trial_id}/1"), FACTS)
+    return server_command(
+        HOST.admit(spec),
+        LaunchPlace(30000, (0,), Path("/state/t/1/server"), f"{spec.trial_id}/1"),
+        FACTS,
+    )
 
 
 def options_of(document: dict[str, Any]) -> set[str]:
-    return {word for spec in specs_of(document) for word in command_of(spec).argv if word.startswith("-")}
+    return {
+        word
+        for spec in specs_of(document)
+        for word in command_of(spec).argv
+        if word.startswith("-")
+    }
 
 
 @pytest.mark.parametrize(("kind", "name"), PLACES, ids=lambda part: part)
@@ -115,17 +143,32 @@ def test_no_text_of_a_job_file_becomes_more_than_a_word(kind: str, name: str) ->
 
 
 def _is_harmless(command: LaunchCommand, usual: set[str], name: str, trick: str) -> None:
-    assert command.argv[0] in ("/usr/bin/docker", "/env/bin/python3", trick, f"/home/USER{trick[1:]}")
+    assert command.argv[0] in (
+        "/usr/bin/docker",
+        "/env/bin/python3",
+        trick,
+        f"/home/USER{trick[1:]}",
+    )
     words = (*command.argv, *command.env, *command.env.values())
     assert not any("\0" in word or ("\n" in word and "\n" not in trick) for word in words)
     added = {word for word in command.argv if word.startswith("-")} - usual
-    is_argument = ".args." in name and name.endswith("{key}")  # an argument of another name is another option, of SGLang's
-    assert is_argument or all(word.startswith("--") and "=" in word and word.partition("=")[0] in usual for word in added), added
+    is_argument = ".args." in name and name.endswith(
+        "{key}"
+    )  # an argument of another name is another option, of SGLang's
+    assert is_argument or all(
+        word.startswith("--") and "=" in word and word.partition("=")[0] in usual for word in added
+    ), added
 
 
 def test_the_tricks_reach_every_section() -> None:
     names = {name for _, name in PLACES}
-    some = {".name", ".model.path", ".engine.args.served_model_name", ".engine.env.NCCL_PROTO{key}", ".engine.container.mounts./in"}
+    some = {
+        ".name",
+        ".model.path",
+        ".engine.args.served_model_name",
+        ".engine.env.NCCL_PROTO{key}",
+        ".engine.container.mounts./in",
+    }
     assert some <= names
     assert len(PLACES) > 75
 
@@ -162,18 +205,39 @@ def test_the_page_about_security_names_tests_that_there_are() -> None:
 
 
 FOLDERS = ("agent", "controller", "knowledge", "protos")
-PRODUCT = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py")) if "_pb2" not in path.name]
+PRODUCT = [
+    path
+    for folder in FOLDERS
+    for path in sorted((ROOT / folder).rglob("*.py"))
+    if "_pb2" not in path.name
+]
 SHELLS = {"sh", "bash", "dash", "zsh", "/bin/sh", "/bin/bash", "/usr/bin/env"}
-CALLS = {"system", "popen", "getoutput", "getstatusoutput", "create_subprocess_shell", "spawnlp", "execlp"}
+CALLS = {
+    "system",
+    "popen",
+    "getoutput",
+    "getstatusoutput",
+    "create_subprocess_shell",
+    "spawnlp",
+    "execlp",
+}
 LOADERS = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
 
 
 def shells_in(tree: ast.AST) -> Iterator[str]:
     """What could start a shell, or make objects of data."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.keyword) and node.arg == "shell" and not (isinstance(node.value, ast.Constant) and not node.value.value):
+        if (
+            isinstance(node, ast.keyword)
+            and node.arg == "shell"
+            and not (isinstance(node.value, ast.Constant) and not node.value.value)
+        ):
             yield f"line {node.value.lineno}: shell="
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in CALLS:
+        elif (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr in CALLS
+        ):
             yield f"line {node.lineno}: {node.func.attr}"
         elif isinstance(node, ast.List | ast.Tuple) and _is_shell_command(node.elts):
             yield f"line {node.lineno}: a shell's -c"
@@ -183,19 +247,38 @@ def shells_in(tree: ast.AST) -> Iterator[str]:
 
 def _is_shell_command(words: list[ast.expr]) -> bool:
     texts = [word.value if isinstance(word, ast.Constant) else "" for word in words]
-    return len(texts) > 1 and texts[0] in SHELLS and str(texts[1]).startswith("-") and "c" in str(texts[1])
+    return (
+        len(texts) > 1
+        and texts[0] in SHELLS
+        and str(texts[1]).startswith("-")
+        and "c" in str(texts[1])
+    )
 
 
 def _modules(node: ast.Import | ast.ImportFrom) -> list[str]:
-    return [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+    return (
+        [alias.name for alias in node.names]
+        if isinstance(node, ast.Import)
+        else [node.module or ""]
+    )
 
 
 def test_no_shell_is_started_anywhere_and_no_object_is_made_of_data() -> None:
-    found = [f"{path.relative_to(ROOT)} {what}" for path in PRODUCT for what in shells_in(ast.parse(path.read_text()))]
+    found = [
+        f"{path.relative_to(ROOT)} {what}"
+        for path in PRODUCT
+        for what in shells_in(ast.parse(path.read_text()))
+    ]
     assert (len(PRODUCT) > 300, found) == (True, [])
 
 
-STARTS = ["run(x, shell=True)", "os.system('x')", "run(['sh', '-c', x])", "run(('bash', '-lc', x))", "import pickle"]
+STARTS = [
+    "run(x, shell=True)",
+    "os.system('x')",
+    "run(['sh', '-c', x])",
+    "run(('bash', '-lc', x))",
+    "import pickle",
+]
 
 
 @pytest.mark.parametrize("text", STARTS)

@@ -26,7 +26,11 @@ LINKS = {
     "/cluster": "/mnt/nfs7",
 }
 POLICY = Policy(
-    is_open=False, python=(PYTHON,), images=("lmsysorg/sglang:*",), mounts=("/data", "/scratch/*"), env=("MY_*", "LD_LIBRARY_PATH")
+    is_open=False,
+    python=(PYTHON,),
+    images=("lmsysorg/sglang:*",),
+    mounts=("/data", "/scratch/*"),
+    env=("MY_*", "LD_LIBRARY_PATH"),
 )
 ENGINE = EngineSpec(kind=EngineKind.SGLANG, model_path="org/model", python=PYTHON)
 
@@ -38,7 +42,12 @@ def real(path: str) -> str:
     return path
 
 
-LOOK = PathLookup("/home/USER", real, lambda program: program if program.startswith("/") else f"/usr/bin/{program}", ("/var/lib/benchfleet",))
+LOOK = PathLookup(
+    "/home/USER",
+    real,
+    lambda program: program if program.startswith("/") else f"/usr/bin/{program}",
+    ("/var/lib/benchfleet",),
+)
 
 
 def keys(engine: EngineSpec, policy: Policy = POLICY, given: tuple[str, ...] = ()) -> list[str]:
@@ -93,7 +102,9 @@ def test_a_variable_that_tunes_or_that_the_owner_names_passes(name: str) -> None
     assert keys(with_env(**{name: HARMLESS_ENV[name]})) == []
 
 
-def test_every_documented_variable_of_nccl_passes_with_a_plain_number_or_is_one_that_loads_code() -> None:
+def test_every_documented_variable_of_nccl_passes_with_a_plain_number_or_is_one_that_loads_code() -> (
+    None
+):
     refused = {name for name in VARIABLES if keys(with_env(**{name: "1"}))}
     assert refused <= {"NCCL_CONF_FILE", "NCCL_RAS_ADDR", "NCCL_DEBUG_FILE"}
 
@@ -143,7 +154,12 @@ def test_the_arguments_of_a_usual_job_pass() -> None:
 
 
 def test_an_argument_that_the_owner_names_passes() -> None:
-    assert keys(with_args(crash_dump_folder="/srv/dumps"), replace(POLICY, args=("crash_dump_folder",))) == []
+    assert (
+        keys(
+            with_args(crash_dump_folder="/srv/dumps"), replace(POLICY, args=("crash_dump_folder",))
+        )
+        == []
+    )
 
 
 PYTHONS = [
@@ -166,12 +182,16 @@ def test_a_server_starts_only_with_a_python_that_is_allowed(python: str, allowed
 def test_a_link_in_an_allowed_folder_leads_no_further_than_the_pattern() -> None:
     policy = replace(POLICY, python=("/home/USER/*/bin/python3",))
     assert keys(ENGINE, policy) == []
-    assert keys(replace(ENGINE, python="/home/USER/looks-fine/bin/python3"), policy) == ["engine.python"]
+    assert keys(replace(ENGINE, python="/home/USER/looks-fine/bin/python3"), policy) == [
+        "engine.python"
+    ]
 
 
 def test_an_owner_may_write_a_path_that_is_itself_behind_a_link() -> None:
     policy = replace(POLICY, python=("/cluster/env/bin/python3",), mounts=("/cluster/data",))
-    engine = replace(ENGINE, python="/cluster/env/bin/python3", args={"crash_dump_folder": "/cluster/data/x"})
+    engine = replace(
+        ENGINE, python="/cluster/env/bin/python3", args={"crash_dump_folder": "/cluster/data/x"}
+    )
     assert keys(engine, policy) == []
 
 
@@ -196,16 +216,28 @@ MOUNTS = [
 
 @pytest.mark.parametrize(("source", "allowed"), MOUNTS)
 def test_a_container_mounts_only_folders_that_are_allowed(source: str, allowed: bool) -> None:
-    engine = replace(ENGINE, python="", container=Container(image="lmsysorg/sglang:v1", mounts={"/in": source}))
+    engine = replace(
+        ENGINE, python="", container=Container(image="lmsysorg/sglang:v1", mounts={"/in": source})
+    )
     assert keys(engine) == ([] if allowed else ["engine.container.mounts./in"])
 
 
-RULING = ["/", "//etc", "/etc/ssl", "/home/USER", "/var/lib/benchfleet/artifacts", "/proc/1", "/home/USER/.ssh/id_ed25519"]
+RULING = [
+    "/",
+    "//etc",
+    "/etc/ssl",
+    "/home/USER",
+    "/var/lib/benchfleet/artifacts",
+    "/proc/1",
+    "/home/USER/.ssh/id_ed25519",
+]
 
 
 @pytest.mark.parametrize("source", RULING)
 def test_no_pattern_gives_away_what_rules_the_host_or_the_agent(source: str) -> None:
-    engine = replace(ENGINE, python="", container=Container(image="lmsysorg/sglang:v1", mounts={"/in": source}))
+    engine = replace(
+        ENGINE, python="", container=Container(image="lmsysorg/sglang:v1", mounts={"/in": source})
+    )
     assert keys(engine, replace(POLICY, mounts=("**",))) == ["engine.container.mounts./in"]
 
 
@@ -225,7 +257,9 @@ def test_models_are_confined_where_the_owner_names_some(model: str, allowed: boo
 
 def test_a_model_inside_a_container_is_judged_by_its_place_on_the_host() -> None:
     policy = replace(POLICY, models=("/data/models",))
-    container = Container(image="lmsysorg/sglang:v1", mounts={"/m": "/data/models", "/n": "/data/other"})
+    container = Container(
+        image="lmsysorg/sglang:v1", mounts={"/m": "/data/models", "/n": "/data/other"}
+    )
     engine = replace(ENGINE, python="", container=container)
     assert keys(replace(engine, model_path="/m/a"), policy) == []
     assert keys(replace(engine, model_path="/n/a"), policy) == ["model.path"]
@@ -239,7 +273,9 @@ URLS = [
 
 
 @pytest.mark.parametrize(("url", "allowed"), URLS)
-def test_an_external_server_is_no_service_that_only_the_host_can_ask(url: str, allowed: bool) -> None:
+def test_an_external_server_is_no_service_that_only_the_host_can_ask(
+    url: str, allowed: bool
+) -> None:
     engine = EngineSpec(kind=EngineKind.EXTERNAL, model_path="m", url=url)
     assert keys(engine) == ([] if allowed else ["engine.url"])
 
@@ -249,7 +285,9 @@ def test_a_host_that_only_drives_load_launches_no_server() -> None:
 
 
 def test_an_open_agent_refuses_nothing_of_this() -> None:
-    engine = replace(with_env(LD_PRELOAD="x"), args={"trust_remote_code": True}, python="/tmp/python3")
+    engine = replace(
+        with_env(LD_PRELOAD="x"), args={"trust_remote_code": True}, python="/tmp/python3"
+    )
     assert keys(engine, Policy()) == []
 
 
@@ -259,12 +297,17 @@ def test_an_open_agent_refuses_nothing_of_this() -> None:
 def test_the_jobs_variables_win_over_the_hosts() -> None:
     defaults = ServerDefaults(PYTHON, "", {"NCCL_SOCKET_IFNAME": "eth0", "NCCL_PROTO": "Simple"})
     engine = with_defaults(replace(ENGINE, python="", env={"NCCL_PROTO": "LL"}), defaults)
-    assert (engine.python, engine.env) == (PYTHON, {"NCCL_SOCKET_IFNAME": "eth0", "NCCL_PROTO": "LL"})
+    assert (engine.python, engine.env) == (
+        PYTHON,
+        {"NCCL_SOCKET_IFNAME": "eth0", "NCCL_PROTO": "LL"},
+    )
 
 
 def test_the_hosts_image_stands_in_where_a_job_names_neither_python_nor_image() -> None:
     defaults = ServerDefaults(image="lmsysorg/sglang:v1")
-    assert with_defaults(replace(ENGINE, python=""), defaults).container.image == "lmsysorg/sglang:v1"
+    assert (
+        with_defaults(replace(ENGINE, python=""), defaults).container.image == "lmsysorg/sglang:v1"
+    )
     assert with_defaults(ENGINE, defaults).container.image == ""
     assert with_defaults(replace(ENGINE, python=""), ServerDefaults()).python == "python3"
 

@@ -1,4 +1,6 @@
-"""Owns the promises of the journal: nothing that was told is lost, whatever kills its writer or tears its end."""
+"""Owns the promises of the journal: nothing that was told is lost, whatever kills its writer or
+tears its end.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +25,17 @@ WRITER = Path(__file__).parents[1] / "fakes" / "journal_writer.py"
 
 
 def put(journal: Journal, body: Body, trial: str = "t") -> Event:
-    return journal.append(body, trial, 1, cause=journal.last_sequence, phase=Phase.MEASURING, time_unix_ns=7)
+    return journal.append(
+        body, trial, 1, cause=journal.last_sequence, phase=Phase.MEASURING, time_unix_ns=7
+    )
 
 
 def fill(journal: Journal, trial: str = "t", *, over: bool = True) -> None:
-    for body in (TrialAccepted(TrialSpec(trial_id=trial)), WarmedUp("busy", 8, 1.5), TrialOver(Outcome.OK)):
+    for body in (
+        TrialAccepted(TrialSpec(trial_id=trial)),
+        WarmedUp("busy", 8, 1.5),
+        TrialOver(Outcome.OK),
+    ):
         if over or not isinstance(body, TrialOver):
             put(journal, body, trial)
 
@@ -55,8 +63,23 @@ def reopened(folder: Path) -> tuple[list[Event], str, int]:
 
 
 def test_what_was_appended_is_read_back_in_order(journal: Journal) -> None:
-    launched = ServerLaunched(12, 12, 99, "http://x", ("python", "-m", "x"), {"NCCL_ALGO": "Ring", "ü": "line\nbreak"}, "/log")
-    written = [put(journal, body) for body in (TrialAccepted(TrialSpec(trial_id="t", levels={"a": "b"})), launched, TrialOver())]
+    launched = ServerLaunched(
+        12,
+        12,
+        99,
+        "http://x",
+        ("python", "-m", "x"),
+        {"NCCL_ALGO": "Ring", "ü": "line\nbreak"},
+        "/log",
+    )
+    written = [
+        put(journal, body)
+        for body in (
+            TrialAccepted(TrialSpec(trial_id="t", levels={"a": "b"})),
+            launched,
+            TrialOver(),
+        )
+    ]
     assert [event.sequence for event in written] == [1, 2, 3]
     assert list(journal.events()) == written
     assert list(journal.events(2)) == written[2:]
@@ -69,7 +92,12 @@ def test_events_and_identity_outlive_the_process(journal: Journal, folder: Path)
     before, agent_id = list(journal.events()), journal.agent_id
     journal.close()
     again = Journal.open(folder)
-    assert (list(again.events()), again.agent_id, again.last_sequence, again.repaired) == (before, agent_id, 3, "")
+    assert (list(again.events()), again.agent_id, again.last_sequence, again.repaired) == (
+        before,
+        agent_id,
+        3,
+        "",
+    )
     again.close()
 
 
@@ -89,7 +117,9 @@ def test_a_reader_that_is_half_way_sees_what_it_began_with(journal: Journal) -> 
     assert [event.sequence for event in (*seen, *reading)] == [1, 2, 3]
 
 
-def test_a_last_record_torn_at_any_byte_is_cut_off_and_told(journal: Journal, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_last_record_torn_at_any_byte_is_cut_off_and_told(
+    journal: Journal, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     fill(journal)
     journal.close()
     path = folder / "events.jsonl"
@@ -108,7 +138,9 @@ def test_a_last_record_torn_at_any_byte_is_cut_off_and_told(journal: Journal, fo
     assert reopened(folder)[1:] == ("", 3)
 
 
-def test_a_last_record_with_one_wrong_byte_is_cut_off_and_told(journal: Journal, folder: Path) -> None:
+def test_a_last_record_with_one_wrong_byte_is_cut_off_and_told(
+    journal: Journal, folder: Path
+) -> None:
     fill(journal)
     journal.close()
     path = folder / "events.jsonl"
@@ -121,7 +153,9 @@ def test_a_last_record_with_one_wrong_byte_is_cut_off_and_told(journal: Journal,
 
 
 @pytest.mark.parametrize("line", [1, 2, 3])
-def test_a_damaged_record_before_the_last_is_refused_with_file_and_line(journal: Journal, folder: Path, line: int) -> None:
+def test_a_damaged_record_before_the_last_is_refused_with_file_and_line(
+    journal: Journal, folder: Path, line: int
+) -> None:
     fill(journal)
     journal.close()
     path = folder / "events.jsonl"
@@ -170,7 +204,9 @@ def test_a_second_process_is_refused_and_a_dead_one_holds_nothing(folder: Path) 
 
 
 def _writer(folder: Path, mode: str) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, str(WRITER), str(folder), mode], stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [sys.executable, str(WRITER), str(folder), mode], stdout=subprocess.PIPE, text=True
+    )
 
 
 @pytest.mark.parametrize("mode", ["append", "compact"])
@@ -193,14 +229,20 @@ def test_nothing_told_is_lost_when_the_writer_is_killed(folder: Path, mode: str)
         journal.close()
 
 
-def test_acknowledged_events_are_dropped_but_for_those_of_a_trial_that_is_not_over(folder: Path) -> None:
+def test_acknowledged_events_are_dropped_but_for_those_of_a_trial_that_is_not_over(
+    folder: Path,
+) -> None:
     journal = Journal.open(folder, compact_above_bytes=1)
     fill(journal, "a")
     fill(journal, "b", over=False)
     journal.acknowledge(2)
-    assert [event.sequence for event in journal.events()] == [3, 4, 5], "the rest is not acknowledged"
+    assert [event.sequence for event in journal.events()] == [3, 4, 5], (
+        "the rest is not acknowledged"
+    )
     journal.acknowledge(5)
-    assert [event.sequence for event in journal.events()] == [4, 5], "b is not over: its restart needs them"
+    assert [event.sequence for event in journal.events()] == [4, 5], (
+        "b is not over: its restart needs them"
+    )
     assert (journal.acknowledged, journal.last_sequence) == (5, 5)
     put(journal, TrialOver(), "b")
     journal.acknowledge(5)
@@ -218,7 +260,9 @@ def test_acknowledged_events_are_dropped_but_for_those_of_a_trial_that_is_not_ov
 
 
 def test_a_journal_whose_host_is_never_idle_does_not_grow_for_ever(folder: Path) -> None:
-    """The next trial begins before the end of the one before is acknowledged, so there is always one that is not over."""
+    """The next trial begins before the end of the one before is acknowledged, so there is always
+    one that is not over.
+    """
     journal = Journal.open(folder, compact_above_bytes=20_000)
     largest = 0
     fill(journal, "t0", over=False)
@@ -246,7 +290,9 @@ def test_only_so_many_trials_that_are_over_are_remembered(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("compacted", [False, True])
-def test_whose_orders_count_outlives_the_process_and_a_compaction(journal: Journal, folder: Path, compacted: bool) -> None:
+def test_whose_orders_count_outlives_the_process_and_a_compaction(
+    journal: Journal, folder: Path, compacted: bool
+) -> None:
     assert journal.epoch == ControllerEpoch()
     fill(journal)
     journal.record_epoch(ControllerEpoch("store", 4, 1))
@@ -255,11 +301,17 @@ def test_whose_orders_count_outlives_the_process_and_a_compaction(journal: Journ
     assert journal.compact() or not compacted
     journal.close()
     again = Journal.open(folder)
-    assert (again.epoch, again.acknowledged, again.last_sequence) == (ControllerEpoch("store", 5, 1), 3, 3)
+    assert (again.epoch, again.acknowledged, again.last_sequence) == (
+        ControllerEpoch("store", 5, 1),
+        3,
+        3,
+    )
     again.close()
 
 
-def test_a_reader_from_before_leases_takes_the_record_for_an_acknowledgement(journal: Journal, folder: Path) -> None:
+def test_a_reader_from_before_leases_takes_the_record_for_an_acknowledgement(
+    journal: Journal, folder: Path
+) -> None:
     fill(journal)
     journal.acknowledge(2)
     journal.record_epoch(ControllerEpoch("store", 4, 1))
@@ -273,7 +325,9 @@ def test_a_small_journal_is_not_compacted(journal: Journal) -> None:
     assert len(list(journal.events())) == 3
 
 
-def test_acknowledgements_are_remembered_and_repeating_one_is_harmless(journal: Journal, folder: Path) -> None:
+def test_acknowledgements_are_remembered_and_repeating_one_is_harmless(
+    journal: Journal, folder: Path
+) -> None:
     fill(journal)
     journal.acknowledge(2)
     journal.acknowledge(1)
@@ -290,7 +344,9 @@ def test_an_acknowledgement_of_another_agents_events_is_refused(journal: Journal
         journal.acknowledge(4)
 
 
-def test_a_compaction_interrupted_at_any_byte_leaves_the_old_journal(journal: Journal, folder: Path) -> None:
+def test_a_compaction_interrupted_at_any_byte_leaves_the_old_journal(
+    journal: Journal, folder: Path
+) -> None:
     fill(journal)
     journal.acknowledge(3)
     path = folder / "events.jsonl"
@@ -314,7 +370,9 @@ def test_a_full_disk_is_told_and_the_journal_stays_whole(journal: Journal, folde
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20, before[1]))
     try:
-        with pytest.raises(JournalFailed, match=r"events\.jsonl: an event could not be written: File too large"):
+        with pytest.raises(
+            JournalFailed, match=r"events\.jsonl: an event could not be written: File too large"
+        ):
             put(journal, WarmedUp())
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -363,15 +421,21 @@ put("again")
 
 
 def on_a_small_disk(tmp_path: Path, size: str, script: str, *arguments: str) -> list[str]:
-    """What a script says whose first argument is a disk of that size, all its own. Skips where nobody may mount one."""
+    """What a script says whose first argument is a disk of that size, all its own. Skips where
+    nobody may mount one.
+    """
     disk = tmp_path / "disk"
     disk.mkdir()
     mine = ["unshare", "--mount", "--map-root-user", "sh", "-c"]
-    if subprocess.run([*mine, f'mount -t tmpfs tmpfs "{disk}"'], capture_output=True, check=False).returncode:
+    if subprocess.run(
+        [*mine, f'mount -t tmpfs tmpfs "{disk}"'], capture_output=True, check=False
+    ).returncode:
         pytest.skip("this machine lets nobody mount a small disk of his own")
     words = " ".join(arguments)
     command = f'mount -t tmpfs -o size={size} tmpfs "{disk}" && exec "{sys.executable}" -c "$0" "{disk}" {words}'
-    return subprocess.run([*mine, command, script], capture_output=True, text=True, check=True).stdout.splitlines()
+    return subprocess.run(
+        [*mine, command, script], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
 
 
 def test_a_full_disk_takes_what_ends_a_trial_and_then_says_what_to_do(tmp_path: Path) -> None:

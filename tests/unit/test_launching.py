@@ -1,4 +1,6 @@
-"""Promises of a trial's server that no real server can be made to show in time: how looks at it add up."""
+"""Promises of a trial's server that no real server can be made to show in time: how looks at it add
+up.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from fleet_protos.trial_types import EngineKind, EngineSpec, TrialSpec
 
 
 class SlowAtFirst:
-    """An engine whose first look takes longer than a look may, as that of a server that compiles at its first request."""
+    """An engine whose first look takes longer than a look may, as that of a server that compiles at
+    its first request.
+    """
 
     launches = False
 
@@ -34,7 +38,9 @@ class SlowAtFirst:
             raise TimeoutError
         return ""
 
-    async def prove_configuration(self, spec: TrialSpec, url: str, log_path: Path) -> ev.ConfigurationProved:
+    async def prove_configuration(
+        self, spec: TrialSpec, url: str, log_path: Path
+    ) -> ev.ConfigurationProved:
         return ev.ConfigurationProved()
 
     def explain(self, log_path: Path, exit_code: int) -> tuple[str, str]:
@@ -43,7 +49,9 @@ class SlowAtFirst:
 
 async def test_one_look_that_takes_too_long_is_not_the_end_of_the_waiting(tmp_path: Path) -> None:
     engine = SlowAtFirst()
-    spec = TrialSpec("t", engine=EngineSpec(EngineKind.EXTERNAL, "m", url="http://here", ready_timeout_s=60.0))
+    spec = TrialSpec(
+        "t", engine=EngineSpec(EngineKind.EXTERNAL, "m", url="http://here", ready_timeout_s=60.0)
+    )
     tools = TrialTools(Supervisor(), LoadProcess(), Ports(), {EngineKind.EXTERNAL: engine})
     told = await TrialServer(spec, tools, (), tmp_path).await_ready(time.monotonic() + 60.0)
     assert (type(told), engine.looks) == (ev.ServerReady, 2)

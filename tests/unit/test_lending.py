@@ -1,4 +1,6 @@
-"""Promises about who lends load to a trial: no host with trials of the job, one trial at a time, and a lost one holds up nobody else."""
+"""Promises about who lends load to a trial: no host with trials of the job, one trial at a time,
+and a lost one holds up nobody else.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ from fleet_controller.planning.load_host_assignment import (
 from fleet_protos.trial_types import EngineKind, EngineSpec, Gang, LoadPlan, TrialSpec, Workload
 
 ENGINE = EngineSpec(EngineKind.SIMULATED, "sim/kimi", {"tp_size": 8}, gpus=8)
-JOB = Job("job", ENGINE, (Workload("w", concurrency=1, requests=1, output_tokens=1),), load=LoadChoice())
+JOB = Job(
+    "job", ENGINE, (Workload("w", concurrency=1, requests=1, output_tokens=1),), load=LoadChoice()
+)
 FLEET = [
     HostCandidate("gpu1"), HostCandidate("gpu2", {"role": "load"}), HostCandidate("load1", {"role": "load"}, load_only=True),
     HostCandidate("load2", {"role": "load", "net": "fast"}, load_only=True),
@@ -49,7 +53,9 @@ def codes(job: Job, *hosts: str) -> list[str]:
         (replace(JOB, load=None), ("gpu1",), ()),
     ],
 )
-def test_load_comes_from_hosts_that_match_and_get_no_trial_of_the_job(job: Job, hosts: tuple[str, ...], found: tuple[str, ...]) -> None:
+def test_load_comes_from_hosts_that_match_and_get_no_trial_of_the_job(
+    job: Job, hosts: tuple[str, ...], found: tuple[str, ...]
+) -> None:
     assert load_hosts_of(job, FLEET, hosts) == found
     assert codes(job, *hosts) == []
 
@@ -69,7 +75,9 @@ def test_load_hosts_that_cannot_be_had_are_told() -> None:
         (LoadPlan(("a", "b", "c"), 4), {"a": 2, "b": 1, "c": 1}),
     ],
 )
-def test_each_host_has_a_core_for_every_shard_that_is_dealt_to_it(load: LoadPlan, found: dict[str, int]) -> None:
+def test_each_host_has_a_core_for_every_shard_that_is_dealt_to_it(
+    load: LoadPlan, found: dict[str, int]
+) -> None:
     assert shards_per_host(load) == found
 
 
@@ -83,7 +91,9 @@ def test_every_trial_carries_its_load_hosts_and_the_members_of_a_gang_do_not() -
 
 
 def test_a_load_host_stays_longer_than_its_attempt_may_take() -> None:
-    spec = TrialSpec(engine=replace(ENGINE, ready_timeout_s=100, stop_timeout_s=10), workloads=JOB.workloads)
+    spec = TrialSpec(
+        engine=replace(ENGINE, ready_timeout_s=100, stop_timeout_s=10), workloads=JOB.workloads
+    )
     assert load_host_limit_s(replace(spec, witness=True)) > load_host_limit_s(spec) > 100 + 20 * 600
 
 
@@ -97,25 +107,55 @@ def begun(hosts: list[SchedulableHost], *jobs: list[Trial]) -> list[str]:
 
 
 def test_one_load_host_serves_one_trial_at_a_time() -> None:
-    hosts = [SchedulableHost("gpu1"), SchedulableHost("gpu2"), SchedulableHost("load1", closed_for="it serves load only")]
+    hosts = [
+        SchedulableHost("gpu1"),
+        SchedulableHost("gpu2"),
+        SchedulableHost("load1", closed_for="it serves load only"),
+    ]
     assert begun(hosts, [trial("a", "gpu1", "load1"), trial("b", "gpu2", "load1")]) == ["a"]
-    assert begun([*hosts[:2], replace(hosts[2], can_lend_load=False)], [trial("a", "gpu1", "load1"), trial("c", "gpu2")]) == ["c"]
+    assert begun(
+        [*hosts[:2], replace(hosts[2], can_lend_load=False)],
+        [trial("a", "gpu1", "load1"), trial("c", "gpu2")],
+    ) == ["c"]
 
 
 def test_a_host_that_sends_load_gets_no_trial_meanwhile() -> None:
-    assert begun([SchedulableHost("gpu1"), SchedulableHost("gpu2")], [trial("a", "gpu1", "gpu2")], [trial("b", "gpu2")]) == ["a"]
+    assert begun(
+        [SchedulableHost("gpu1"), SchedulableHost("gpu2")],
+        [trial("a", "gpu1", "gpu2")],
+        [trial("b", "gpu2")],
+    ) == ["a"]
 
 
 def test_a_trial_whose_turn_it_is_keeps_its_busy_load_host_from_jobs_behind_it() -> None:
-    hosts = [SchedulableHost("gpu1", running=1), SchedulableHost("gpu2"), SchedulableHost("load1", closed_for="it serves load only")]
+    hosts = [
+        SchedulableHost("gpu1", running=1),
+        SchedulableHost("gpu2"),
+        SchedulableHost("load1", closed_for="it serves load only"),
+    ]
     older, younger = [trial("a", "gpu1", "load1")], [trial("b", "gpu2", "load1")]
-    assert begun([replace(hosts[0], running=0), hosts[1], replace(hosts[2], can_lend_load=False)], older, younger) == []
+    assert (
+        begun(
+            [replace(hosts[0], running=0), hosts[1], replace(hosts[2], can_lend_load=False)],
+            older,
+            younger,
+        )
+        == []
+    )
     assert begun([replace(hosts[0], running=0), *hosts[1:]], older, younger) == ["a"]
 
 
 def test_a_lost_load_host_holds_up_only_those_who_need_it_and_is_told() -> None:
     away = SchedulableHost("load1", closed_for="away", no_load_reason="away")
-    assert begun([SchedulableHost("gpu1"), away], [trial("a", "gpu1", "load1")], [trial("b", "gpu1")]) == ["b"]
+    assert begun(
+        [SchedulableHost("gpu1"), away], [trial("a", "gpu1", "load1")], [trial("b", "gpu1")]
+    ) == ["b"]
     waiting = waiting_job_of("job", [trial("a", "gpu1", "load1")])
-    assert waiting_reason(waiting, {"gpu1": SchedulableHost("gpu1"), "load1": away}) == "load host load1 (away)"
-    assert waiting_reason(waiting, {"gpu1": SchedulableHost("gpu1")}) == "load host load1 (not known to this controller)"
+    assert (
+        waiting_reason(waiting, {"gpu1": SchedulableHost("gpu1"), "load1": away})
+        == "load host load1 (away)"
+    )
+    assert (
+        waiting_reason(waiting, {"gpu1": SchedulableHost("gpu1")})
+        == "load host load1 (not known to this controller)"
+    )

@@ -1,4 +1,6 @@
-"""Promises of arrivals: the seed decides all, the rate is kept however it changes, and bursts are as bursty as asked."""
+"""Promises of arrivals: the seed decides all, the rate is kept however it changes, and bursts are
+as bursty as asked.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,20 @@ from hypothesis import strategies as st
 from fleet_agent.load.workload.arrivals import send_offsets_s
 from fleet_protos.trial_types import Stage, Workload
 
-RATE = Workload("open", rate_per_s=50, duration_s=40, arrivals="poisson", prompts="builtin:chat", output_tokens=9)
-RAMP = Workload("ramp", stages=(Stage(0, 100, 10), Stage(100, 100, 10), Stage(100, 0, 20)), duration_s=40, arrivals="constant")
+RATE = Workload(
+    "open",
+    rate_per_s=50,
+    duration_s=40,
+    arrivals="poisson",
+    prompts="builtin:chat",
+    output_tokens=9,
+)
+RAMP = Workload(
+    "ramp",
+    stages=(Stage(0, 100, 10), Stage(100, 100, 10), Stage(100, 0, 20)),
+    duration_s=40,
+    arrivals="constant",
+)
 
 
 def spread(offsets: tuple[float, ...]) -> float:
@@ -39,20 +53,28 @@ def test_poisson_arrivals_have_the_rate_and_the_spread_of_their_process() -> Non
 
 
 @pytest.mark.parametrize("shape", [0.25, 1.0, 4.0])
-def test_gamma_arrivals_have_the_rate_and_a_spread_of_one_by_the_root_of_their_shape(shape: float) -> None:
-    offsets = send_offsets_s(replace(RATE, arrivals="gamma", burstiness=shape, rate_per_s=200), 1, 0)
+def test_gamma_arrivals_have_the_rate_and_a_spread_of_one_by_the_root_of_their_shape(
+    shape: float,
+) -> None:
+    offsets = send_offsets_s(
+        replace(RATE, arrivals="gamma", burstiness=shape, rate_per_s=200), 1, 0
+    )
     assert len(offsets) == pytest.approx(8000, rel=0.1)
     assert spread(offsets) == pytest.approx(shape**-0.5, rel=0.1)
 
 
 def test_gamma_of_shape_one_is_poisson() -> None:
-    assert send_offsets_s(replace(RATE, arrivals="gamma", burstiness=1.0), 1, 0) == send_offsets_s(RATE, 1, 0)
+    assert send_offsets_s(replace(RATE, arrivals="gamma", burstiness=1.0), 1, 0) == send_offsets_s(
+        RATE, 1, 0
+    )
 
 
 def test_a_ramp_has_as_many_requests_as_lie_below_its_rates() -> None:
     offsets = send_offsets_s(RAMP, 1, 0)
     assert (due(offsets, 0, 10), due(offsets, 10, 20), due(offsets, 20, 40)) == (500, 1000, 1000)
-    assert due(offsets, 0, 5) == 125  # a quarter of what the whole rise has: the rate grows in a straight line
+    assert (
+        due(offsets, 0, 5) == 125
+    )  # a quarter of what the whole rise has: the rate grows in a straight line
     assert due(offsets, 30, 40) == 250
 
 
@@ -70,23 +92,43 @@ def test_one_rate_is_a_ramp_of_one_even_stage() -> None:
 
 
 def test_nothing_is_due_while_the_rate_is_zero() -> None:
-    offsets = send_offsets_s(replace(RAMP, stages=(Stage(0, 0, 5), Stage(10, 10, 1), Stage(0, 0, 5), Stage(10, 10, 1))), 1, 0)
+    offsets = send_offsets_s(
+        replace(RAMP, stages=(Stage(0, 0, 5), Stage(10, 10, 1), Stage(0, 0, 5), Stage(10, 10, 1))),
+        1,
+        0,
+    )
     assert (due(offsets, 5, 6), due(offsets, 11, 12), len(offsets)) == (10, 10, 20)
 
 
-STAGES = st.lists(st.builds(Stage, st.floats(0, 50), st.floats(0, 50), st.floats(0.1, 10)), min_size=1, max_size=4).map(tuple)
+STAGES = st.lists(
+    st.builds(Stage, st.floats(0, 50), st.floats(0, 50), st.floats(0.1, 10)), min_size=1, max_size=4
+).map(tuple)
 
 
-@given(STAGES.filter(lambda stages: sum(stage.requests for stage in stages) > 0.01), st.sampled_from(["constant", "poisson", "gamma"]))
-def test_arrivals_of_a_ramp_ascend_within_it_and_are_never_none(stages: tuple[Stage, ...], arrivals: str) -> None:
+@given(
+    STAGES.filter(lambda stages: sum(stage.requests for stage in stages) > 0.01),
+    st.sampled_from(["constant", "poisson", "gamma"]),
+)
+def test_arrivals_of_a_ramp_ascend_within_it_and_are_never_none(
+    stages: tuple[Stage, ...], arrivals: str
+) -> None:
     offsets = send_offsets_s(Workload("w", stages=stages, arrivals=arrivals, burstiness=0.5), 1, 0)
     assert list(offsets) == sorted(offsets)
     assert offsets[0] >= 0 and offsets[-1] <= sum(stage.duration_s for stage in stages) + 1e-9
 
 
-@given(st.floats(0.1, 100), st.floats(0.1, 20), st.sampled_from(["", "constant", "poisson"]), st.integers(0, 99))
-def test_arrivals_ascend_within_the_duration_and_are_never_none(rate: float, duration: float, arrivals: str, seed: int) -> None:
-    offsets = send_offsets_s(Workload("w", rate_per_s=rate, duration_s=duration, arrivals=arrivals), seed, 0)
+@given(
+    st.floats(0.1, 100),
+    st.floats(0.1, 20),
+    st.sampled_from(["", "constant", "poisson"]),
+    st.integers(0, 99),
+)
+def test_arrivals_ascend_within_the_duration_and_are_never_none(
+    rate: float, duration: float, arrivals: str, seed: int
+) -> None:
+    offsets = send_offsets_s(
+        Workload("w", rate_per_s=rate, duration_s=duration, arrivals=arrivals), seed, 0
+    )
     assert list(offsets) == sorted(offsets)
     assert offsets[0] >= 0 and offsets[-1] <= duration + 1e-9
 

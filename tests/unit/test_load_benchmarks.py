@@ -1,4 +1,6 @@
-"""Promises of the load client's benchmarks: what they say of a machine that cannot tell, and of runs too small to tell."""
+"""Promises of the load client's benchmarks: what they say of a machine that cannot tell, and of
+runs too small to tell.
+"""
 
 from __future__ import annotations
 
@@ -56,6 +58,8 @@ def test_memory_of_a_million_is_what_was_measured_or_on_the_line_or_not_told() -
     runs = [memory.Took(70_000, 400.0, 1, 1), memory.Took(100_000, 415.0, 1, 1)]
     assert memory.at_requests(runs, REQUESTS) == pytest.approx(415 + 900_000 * 15 / 30_000)
     assert memory.at_requests([*runs, memory.Took(REQUESTS, 480.0, 1, 1)], REQUESTS) == 480
-    small = memory.at_requests([memory.Took(7_000, 300.0, 1, 1), memory.Took(10_000, 330.0, 1, 1)], REQUESTS)
+    small = memory.at_requests(
+        [memory.Took(7_000, 300.0, 1, 1), memory.Took(10_000, 330.0, 1, 1)], REQUESTS
+    )
     assert math.isnan(small)
     assert "not told" in memory.sentence(small, measured=False)

@@ -1,4 +1,6 @@
-"""Promises about times of several hosts: clocks that are apart by anything are reconciled, and how sure that is can be told."""
+"""Promises about times of several hosts: clocks that are apart by anything are reconciled, and how
+sure that is can be told.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ DIGEST = "0" * 16
 
 
 @given(NANOSECONDS, NANOSECONDS, st.lists(st.tuples(WAYS, WAYS), min_size=1, max_size=20))
-def test_the_offset_is_true_to_within_its_uncertainty_however_unequal_the_ways(ours: int, theirs: int, ways: list[tuple[int, int]]) -> None:
+def test_the_offset_is_true_to_within_its_uncertainty_however_unequal_the_ways(
+    ours: int, theirs: int, ways: list[tuple[int, int]]
+) -> None:
     looks, now = [], ours
     for there, back in ways:
         looks.append(ClockSample(now, now + there - ours + theirs, now + there + back))
@@ -38,17 +42,27 @@ def test_no_look_gives_no_offset() -> None:
 
 
 @given(st.integers(-(10**18), 10**18), NANOSECONDS, st.lists(NANOSECONDS, min_size=1, max_size=5))
-def test_moving_a_request_to_our_clock_keeps_its_latencies(offset_ns: int, sent_ns: int, gaps: list[int]) -> None:
+def test_moving_a_request_to_our_clock_keeps_its_latencies(
+    offset_ns: int, sent_ns: int, gaps: list[int]
+) -> None:
     times = tuple(sent_ns + sum(gaps[: count + 1]) for count in range(len(gaps)))
-    request = RequestRecord(3, sent_ns + 1, sent_ns + 2, DIGEST, Response(200, times, last_ns=times[-1]))
+    request = RequestRecord(
+        3, sent_ns + 1, sent_ns + 2, DIGEST, Response(200, times, last_ns=times[-1])
+    )
     moved = to_our_clock(Columns.from_requests([request]), ClockOffset(offset_ns)).requests()[0]
-    assert moved.response.first_output_ns - moved.sent_ns == request.response.first_output_ns - request.sent_ns
+    assert (
+        moved.response.first_output_ns - moved.sent_ns
+        == request.response.first_output_ns - request.sent_ns
+    )
     assert moved.end_ns - moved.intended_ns == request.end_ns - request.intended_ns
     assert ClockOffset(offset_ns).theirs(moved.intended_ns) == request.intended_ns
 
 
 def test_what_never_happened_still_never_happened_on_our_clock() -> None:
-    moved = to_our_clock(Columns.from_requests([RequestRecord(1, 100, 0, DIGEST, Response(error_kind="connect"))]), ClockOffset(40)).requests()[0]
+    moved = to_our_clock(
+        Columns.from_requests([RequestRecord(1, 100, 0, DIGEST, Response(error_kind="connect"))]),
+        ClockOffset(40),
+    ).requests()[0]
     assert (moved.intended_ns, moved.sent_ns, moved.response.last_ns) == (60, 0, 0)
 
 

@@ -1,4 +1,6 @@
-"""Promises of a run's columns: what was put in comes out, in bounded memory, whatever the disk does and whoever asks."""
+"""Promises of a run's columns: what was put in comes out, in bounded memory, whatever the disk does
+and whoever asks.
+"""
 
 from __future__ import annotations
 
@@ -23,22 +25,34 @@ TEXTS = st.sampled_from(["", "length", "stop", "tool_calls"])
 @st.composite
 def requests(draw: st.DrawFn) -> RequestRecord:
     times = tuple(draw(st.lists(TIMES, max_size=5)))
-    tokens = tuple(draw(st.lists(st.integers(0, 9), min_size=len(times), max_size=len(times)))) if draw(st.booleans()) else None
+    tokens = (
+        tuple(draw(st.lists(st.integers(0, 9), min_size=len(times), max_size=len(times))))
+        if draw(st.booleans())
+        else None
+    )
     response = Response(
         draw(st.sampled_from([0, 200, 503])), times, tokens, draw(st.just(0) | TIMES), *(draw(COUNTS) for _ in range(4)),
         draw(st.integers(0, 99)), draw(st.booleans()), draw(TEXTS), error_kind=draw(KINDS),
     )  # fmt: skip
     digest = draw(st.text("0123456789abcdef", min_size=16, max_size=16))
-    return RequestRecord(0, draw(TIMES), draw(st.just(0) | TIMES), digest, response, draw(st.integers(0, 99)))
+    return RequestRecord(
+        0, draw(TIMES), draw(st.just(0) | TIMES), digest, response, draw(st.integers(0, 99))
+    )
 
 
-RUNS = st.lists(requests(), max_size=12).map(lambda made: [replace(request, number=number) for number, request in enumerate(made)])
+RUNS = st.lists(requests(), max_size=12).map(
+    lambda made: [replace(request, number=number) for number, request in enumerate(made)]
+)
 
 
 def answered(number: int, chunks: int, **fields: object) -> RequestRecord:
     times = tuple(range(1000 * number + 1, 1000 * number + 1 + chunks))
-    response = Response(200, times, (1,) * chunks, last_ns=1000 * number + chunks, completion_tokens=chunks)
-    return RequestRecord(number, 1000 * number, 1000 * number, "0" * 16, replace(response, **fields))  # type: ignore[arg-type]
+    response = Response(
+        200, times, (1,) * chunks, last_ns=1000 * number + chunks, completion_tokens=chunks
+    )
+    return RequestRecord(
+        number, 1000 * number, 1000 * number, "0" * 16, replace(response, **fields)
+    )  # type: ignore[arg-type]
 
 
 @settings(max_examples=50, deadline=None)
@@ -50,28 +64,47 @@ def test_rows_come_out_as_they_were_put_in(run: list[RequestRecord]) -> None:
 @settings(max_examples=50, deadline=None)
 @given(RUNS, st.integers(1, 4), st.integers(0, 6), st.booleans())
 def test_shards_that_are_joined_lose_nothing_whatever_was_on_disk_or_packed(
-    tmp_path_factory: pytest.TempPathFactory, run: list[RequestRecord], shards: int, held: int, on_disk: bool
+    tmp_path_factory: pytest.TempPathFactory,
+    run: list[RequestRecord],
+    shards: int,
+    held: int,
+    on_disk: bool,
 ) -> None:
     folder = tmp_path_factory.mktemp("run")
     parts = []
     for first in range(shards):
-        builder = ColumnsBuilder(str(folder / "chunks" / f"{first}") if on_disk else "", held, piece_chunks=3)
+        builder = ColumnsBuilder(
+            str(folder / "chunks" / f"{first}") if on_disk else "", held, piece_chunks=3
+        )
         for request in run[first::shards]:
             builder.add(request)
-        parts.append(pickle.loads(pickle.dumps(builder.build())))  # as it goes from one process to another
+        parts.append(
+            pickle.loads(pickle.dumps(builder.build()))
+        )  # as it goes from one process to another
     assert Columns.concatenate(parts).requests() == run
 
 
 @settings(max_examples=50, deadline=None)
 @given(RUNS, st.integers(-(2**61), 2**61))
-def test_times_that_are_moved_forth_and_back_are_the_same(run: list[RequestRecord], by_ns: int) -> None:
-    columns = Columns.from_requests([request for request in run if not moved_to_never(request, by_ns)])
+def test_times_that_are_moved_forth_and_back_are_the_same(
+    run: list[RequestRecord], by_ns: int
+) -> None:
+    columns = Columns.from_requests(
+        [request for request in run if not moved_to_never(request, by_ns)]
+    )
     assert columns.shifted(by_ns).shifted(-by_ns).requests() == columns.requests()
 
 
 def moved_to_never(request: RequestRecord, by_ns: int) -> bool:
-    """A time that becomes 0 would mean that it never was; no clock that is true by more than a nanosecond shows one."""
-    return -by_ns in (request.intended_ns, request.sent_ns, request.response.first_output_ns, request.response.last_ns)
+    """A time that becomes 0 would mean that it never was; no clock that is true by more than a
+    nanosecond shows one.
+    """
+    return -by_ns in (
+        request.intended_ns,
+        request.sent_ns,
+        request.response.first_output_ns,
+        request.response.last_ns,
+    )
 
 
 def test_a_small_run_never_touches_the_disk(tmp_path: Path) -> None:
@@ -82,7 +115,9 @@ def test_a_small_run_never_touches_the_disk(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_of_a_large_run_no_more_is_in_memory_than_the_limit_and_one_piece_and_in_the_end_nothing(tmp_path: Path) -> None:
+def test_of_a_large_run_no_more_is_in_memory_than_the_limit_and_one_piece_and_in_the_end_nothing(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "chunks" / "0"
     builder = ColumnsBuilder(str(path), held_chunks=100, piece_chunks=50)
     for number in range(100):
@@ -127,20 +162,32 @@ def test_a_file_that_was_cut_is_told_and_not_read_as_fewer_chunks(tmp_path: Path
 
 
 def test_one_example_of_each_kind_of_error_is_kept() -> None:
-    failed = [answered(number, 0, error_kind="reset", error_detail=f"words {number}") for number in range(3)]
+    failed = [
+        answered(number, 0, error_kind="reset", error_detail=f"words {number}")
+        for number in range(3)
+    ]
     assert Columns.from_requests(failed).error_examples == {"reset": "words 0"}
-    joined = Columns.concatenate([Columns.from_requests(failed[1:]), Columns.from_requests(failed[:1])])
+    joined = Columns.concatenate(
+        [Columns.from_requests(failed[1:]), Columns.from_requests(failed[:1])]
+    )
     assert joined.error_examples == {"reset": "words 1"}
 
 
 def test_a_server_that_makes_up_reasons_fills_no_table() -> None:
     run = [answered(number, 0, finish_reason=f"reason {number}") for number in range(1000)]
-    reasons = [request.response.finish_reason for request in Columns.concatenate([Columns.from_requests(run), Columns.from_requests(run[500:])]).requests()]
+    reasons = [
+        request.response.finish_reason
+        for request in Columns.concatenate(
+            [Columns.from_requests(run), Columns.from_requests(run[500:])]
+        ).requests()
+    ]
     assert set(reasons) == {f"reason {number}" for number in range(MOST_NAMES)} | {OTHER_NAME}
 
 
 def test_nonsense_of_a_server_fits_into_a_row() -> None:
-    [row] = Columns.from_requests([answered(0, 1, finish_reason="\ud800" + "x" * 1000, verify_ct=10**20)]).requests()
+    [row] = Columns.from_requests(
+        [answered(0, 1, finish_reason="\ud800" + "x" * 1000, verify_ct=10**20)]
+    ).requests()
     assert (row.response.finish_reason, row.response.verify_ct) == ("?" + "x" * 99, 2**31 - 1)
 
 

@@ -1,4 +1,6 @@
-"""Promises of the C parts of the load client: built once and by nobody else, done without where there are none, in accord with Python."""
+"""Promises of the C parts of the load client: built once and by nobody else, done without where
+there are none, in accord with Python.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,11 @@ def program(path: Path, text: str) -> str:
 def test_it_is_built_once(folder: Path) -> None:
     first = build_library(folder)
     made = first.stat().st_mtime_ns
-    assert (build_library(folder), first.stat().st_mtime_ns, list(folder.iterdir())) == (first, made, [first])
+    assert (build_library(folder), first.stat().st_mtime_ns, list(folder.iterdir())) == (
+        first,
+        made,
+        [first],
+    )
     assert loaded() is not None
 
 
@@ -79,13 +85,21 @@ def test_a_folder_that_others_may_write_to_holds_nothing_that_is_loaded(folder: 
 @pytest.mark.parametrize(
     ("compiler", "told"),
     [
-        ("echo 'cc: fatal error: no stdio.h' >&2; exit 1", "cc failed: cc: fatal error: no stdio.h"),
+        (
+            "echo 'cc: fatal error: no stdio.h' >&2; exit 1",
+            "cc failed: cc: fatal error: no stdio.h",
+        ),
         ("exit 3", "cc failed: exit code 3"),
         ("true", "file too short"),
     ],
 )
 def test_without_a_compiler_that_works_all_is_read_in_python_and_that_is_said(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, compiler: str, told: str
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    compiler: str,
+    told: str,
 ) -> None:
     monkeypatch.setenv("CC", program(tmp_path / "cc", compiler))
     with caplog.at_level(logging.WARNING):
@@ -108,7 +122,6 @@ def test_nothing_is_built_where_no_folder_is_named(monkeypatch: pytest.MonkeyPat
     assert loaded() is None
 
 
-
 @lru_cache(1)
 def in_c() -> Library:
     need_compiler()
@@ -121,7 +134,22 @@ def built_before() -> None:
 
 
 ESCAPES = st.sampled_from(
-    [r'\"', r"\\", r"\/", r"\n", r"\t", r"\u00e9", r"\u20AC", r"\ud83d\uDE00", r"\ud83d", r"\udc00", r"\u12g4", r"\x", "\\", "a"]
+    [
+        r"\"",
+        r"\\",
+        r"\/",
+        r"\n",
+        r"\t",
+        r"\u00e9",
+        r"\u20AC",
+        r"\ud83d\uDE00",
+        r"\ud83d",
+        r"\udc00",
+        r"\u12g4",
+        r"\x",
+        "\\",
+        "a",
+    ]
 )
 
 
@@ -130,7 +158,9 @@ def test_a_text_with_escapes_says_in_c_what_json_says_or_is_left_to_it(text: str
     alike = EventTemplate.from_event(DATA)
     assert alike is not None
     content = alike.before + text.encode() + alike.behind.removesuffix(b"\r\n")
-    run = alike.read_run_in_c(in_c(), RecordedReads.from_pairs([(1, b"%x\r\n%b\r\n" % (len(content), content))]), 0, 0)
+    run = alike.read_run_in_c(
+        in_c(), RecordedReads.from_pairs([(1, b"%x\r\n%b\r\n" % (len(content), content))]), 0, 0
+    )
     try:
         said = json.loads(f'"{text}"')
         said.encode()
@@ -144,19 +174,34 @@ def test_a_text_with_escapes_says_in_c_what_json_says_or_is_left_to_it(text: str
     more=st.binary(max_size=30),
     cuts=st.lists(st.integers(0, 10_000), max_size=20),
 )
-def test_events_that_are_alike_are_the_same_in_c_and_in_python(parts: list[tuple[bytes, int]], more: bytes, cuts: list[int]) -> None:
+def test_events_that_are_alike_are_the_same_in_c_and_in_python(
+    parts: list[tuple[bytes, int]], more: bytes, cuts: list[int]
+) -> None:
     alike = EventTemplate.from_event(DATA)
     assert alike is not None
-    contents = [(alike.before + text + alike.behind.removesuffix(b"\r\n"), wrong) for text, wrong in parts]
-    data = b"".join(b"%x\r\n%b\r\n" % (len(content) + wrong, content) for content, wrong in contents) + more
+    contents = [
+        (alike.before + text + alike.behind.removesuffix(b"\r\n"), wrong) for text, wrong in parts
+    ]
+    data = (
+        b"".join(b"%x\r\n%b\r\n" % (len(content) + wrong, content) for content, wrong in contents)
+        + more
+    )
     if not data:
         return
     places = sorted({0, *(cut % len(data) for cut in cuts), len(data)})
     reads = RecordedReads.from_pairs((end, data[start:end]) for start, end in pairwise(places))
-    there, in_python = alike.read_run_in_c(in_c(), reads, 0, 0), alike.read_run_in_python(reads, 0, 0)
-    if in_python.text.isprintable() and "\u2028" not in data.decode(errors="replace"):  # Python leaves odd spaces to JSON, C need not
+    there, in_python = (
+        alike.read_run_in_c(in_c(), reads, 0, 0),
+        alike.read_run_in_python(reads, 0, 0),
+    )
+    if in_python.text.isprintable() and "\u2028" not in data.decode(
+        errors="replace"
+    ):  # Python leaves odd spaces to JSON, C need not
         assert there.at >= in_python.at
-        assert (there.times_ns[: len(in_python.times_ns)], there.text[: len(in_python.text)]) == (in_python.times_ns, in_python.text)
+        assert (there.times_ns[: len(in_python.times_ns)], there.text[: len(in_python.text)]) == (
+            in_python.times_ns,
+            in_python.text,
+        )
     assert there.at <= len(data)
 
 
@@ -164,7 +209,9 @@ def test_events_that_are_alike_are_the_same_in_c_and_in_python(parts: list[tuple
     texts=st.lists(st.binary(min_size=1, max_size=40), max_size=12),
     damage=st.lists(st.tuples(st.integers(0, 9999), st.integers(0, 255)), max_size=2),
 )
-def test_the_end_of_a_watched_answer_is_found_where_python_finds_it(texts: list[bytes], damage: list[tuple[int, int]]) -> None:
+def test_the_end_of_a_watched_answer_is_found_where_python_finds_it(
+    texts: list[bytes], damage: list[tuple[int, int]]
+) -> None:
     content = bytearray(b"".join(map(streams.chunk, texts)) + streams.LAST_CHUNK)
     for place, byte in damage:
         content[place % len(content)] = byte
@@ -173,7 +220,9 @@ def test_the_end_of_a_watched_answer_is_found_where_python_finds_it(texts: list[
     if found == 2:
         assert expected == http_framing.ANSWER_AT_END
     elif expected == http_framing.ANSWER_AT_END:
-        assert damage and found == 1  # Python's int() takes signs and spaces, which only the whole settles
+        assert (
+            damage and found == 1
+        )  # Python's int() takes signs and spaces, which only the whole settles
 
 
 def watched(content: bytes) -> int:
@@ -206,7 +255,12 @@ def test_reading_runs_of_every_length_keeps_no_memory_though_nothing_is_collecte
     try:
         before = len(gc.get_objects())
         for size in range(500):
-            assert alike.read_run_in_c(in_c(), RecordedReads.from_pairs([(1, first + b"x" * size)]), 0, 0).text == "abc"
+            assert (
+                alike.read_run_in_c(
+                    in_c(), RecordedReads.from_pairs([(1, first + b"x" * size)]), 0, 0
+                ).text
+                == "abc"
+            )
         kept = len(gc.get_objects()) - before
     finally:
         gc.enable()
@@ -273,7 +327,9 @@ def test_an_error_over_one_answer_keeps_no_news_from_the_others() -> None:
     assert (sorted(told), errors) == ([0, 1, 2, 3, 4], ["an error of our own"])
 
 
-def test_without_a_thread_to_read_in_no_wire_is_made_and_nothing_is_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_thread_to_read_in_no_wire_is_made_and_nothing_is_left_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 

@@ -1,4 +1,6 @@
-"""Promises of percentiles: those of the sorted values, however the values come and however many there are."""
+"""Promises of percentiles: those of the sorted values, however the values come and however many
+there are.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,12 @@ from hypothesis import strategies as st
 
 from fleet_agent.load.results.percentiles import percentile, percentiles, stream_percentiles
 
-NANOSECONDS = st.integers(0, 3) | st.integers(0, 10**13) | st.integers(5_000_000, 5_000_900) | st.integers(-(10**9), 0)
+NANOSECONDS = (
+    st.integers(0, 3)
+    | st.integers(0, 10**13)
+    | st.integers(5_000_000, 5_000_900)
+    | st.integers(-(10**9), 0)
+)
 SHARES = st.lists(st.sampled_from([0.0, 0.5, 0.99, 1.0]) | st.floats(0, 1), min_size=1, max_size=4)
 
 
@@ -23,7 +30,9 @@ def sorted_percentile(values: list[int], share: float) -> float:
 
 @settings(deadline=None)
 @given(st.lists(st.lists(NANOSECONDS, max_size=30), max_size=6), SHARES)
-def test_a_streamed_percentile_is_that_of_the_sorted_values(arrays: list[list[int]], shares: list[float]) -> None:
+def test_a_streamed_percentile_is_that_of_the_sorted_values(
+    arrays: list[list[int]], shares: list[float]
+) -> None:
     values = [value for array in arrays for value in array]
     found = stream_percentiles(lambda: (pa.array(array, pa.int64()) for array in arrays), *shares)
     assert found == ([sorted_percentile(values, share) for share in shares] if values else [])
@@ -31,7 +40,9 @@ def test_a_streamed_percentile_is_that_of_the_sorted_values(arrays: list[list[in
 
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 10**12), min_size=1), SHARES)
-def test_values_at_hand_and_those_of_arrow_have_the_same_percentiles(values: list[int], shares: list[float]) -> None:
+def test_values_at_hand_and_those_of_arrow_have_the_same_percentiles(
+    values: list[int], shares: list[float]
+) -> None:
     assert percentiles(pa.array(values, pa.int64()), *shares) == percentiles(values, *shares)
     assert percentiles(values, *shares) == [sorted_percentile(values, share) for share in shares]
 

@@ -1,4 +1,6 @@
-"""Promises of prompts, bodies and shares: the seed decides all, equal across variants, different across runs."""
+"""Promises of prompts, bodies and shares: the seed decides all, equal across variants, different
+across runs.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,14 @@ from fleet_protos.trial_types import Lengths, Part, SharedPrefix, Slo, Stage, Wo
 
 SETS = ["builtin:chat", "builtin:code", "builtin:reasoning", "builtin:summarise"]
 SHARES = LocalWorkers(None, Path()).shard_count
-POISSON = Workload("open", rate_per_s=50, duration_s=40, arrivals="poisson", prompts="builtin:chat", output_tokens=9)
+POISSON = Workload(
+    "open",
+    rate_per_s=50,
+    duration_s=40,
+    arrivals="poisson",
+    prompts="builtin:chat",
+    output_tokens=9,
+)
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -32,7 +41,9 @@ def test_a_set_has_at_least_forty_prompts_no_two_alike(name: str) -> None:
 
 
 def test_an_unknown_set_is_refused_with_the_known_names() -> None:
-    with pytest.raises(ValueError, match="'builtin:chatt' are unknown; one of builtin:chat, builtin:code"):
+    with pytest.raises(
+        ValueError, match="'builtin:chatt' are unknown; one of builtin:chat, builtin:code"
+    ):
         prompt_set("builtin:chatt")
 
 
@@ -50,16 +61,30 @@ def test_an_sglang_server_is_held_to_the_length_and_asked_for_its_own_counts() -
 @pytest.mark.parametrize("api", ["chat", "completions"])
 def test_any_other_server_gets_standard_fields_only(api: str) -> None:
     content = completion_body(LoadTarget("http://h", "m", sglang=False), api, "hi", 5)
-    assert set(content) <= {"model", "messages", "prompt", "max_tokens", "temperature", "stream", "stream_options"}
+    assert set(content) <= {
+        "model",
+        "messages",
+        "prompt",
+        "max_tokens",
+        "temperature",
+        "stream",
+        "stream_options",
+    }
 
 
 def test_generate_asks_for_exactly_the_length() -> None:
     content = completion_body(LoadTarget("http://h"), "generate", "hi", 5)
-    assert content == {"text": "hi", "sampling_params": {"max_new_tokens": 5, "temperature": 0, "ignore_eos": True}, "stream": True}
+    assert content == {
+        "text": "hi",
+        "sampling_params": {"max_new_tokens": 5, "temperature": 0, "ignore_eos": True},
+        "stream": True,
+    }
 
 
 def test_a_request_keeps_the_base_path_and_the_token_and_counts_bytes_not_characters() -> None:
-    request = http_request(LoadTarget("http://[::1]:80/base", token="t0"), "/generate", {"text": "é"})
+    request = http_request(
+        LoadTarget("http://[::1]:80/base", token="t0"), "/generate", {"text": "é"}
+    )
     head, _, content = request.partition(b"\r\n\r\n")
     assert head.startswith(b"POST /base/generate HTTP/1.1\r\nHost: [::1]:80\r\n")
     assert b"Authorization: Bearer t0" in head
@@ -68,16 +93,32 @@ def test_a_request_keeps_the_base_path_and_the_token_and_counts_bytes_not_charac
 
 
 def test_a_request_for_load_comes_back_from_its_line_as_it_was() -> None:
-    workload = Workload("w", stages=(Stage(0, 8, 5),), arrivals="gamma", burstiness=2, output=Lengths("uniform", 1, 9), slo=Slo(1, 0.1))
-    workload = replace(workload, mix=(Part(2, "file:x", output=Lengths("uniform", 1, 5), prefix=SharedPrefix(1, 2)),), trace="y", speed=2)
+    workload = Workload(
+        "w",
+        stages=(Stage(0, 8, 5),),
+        arrivals="gamma",
+        burstiness=2,
+        output=Lengths("uniform", 1, 9),
+        slo=Slo(1, 0.1),
+    )
+    workload = replace(
+        workload,
+        mix=(Part(2, "file:x", output=Lengths("uniform", 1, 5), prefix=SharedPrefix(1, 2)),),
+        trace="y",
+        speed=2,
+    )
     request = LoadRequest("http://h", workload, seed=3, metadata={"job": "j"}, files={"y": "z"})
     assert read_request(json.loads(request_line(4, RUN, request))) == request
 
 
 @given(st.integers(1, 70), st.integers(1, 300))
 def test_shares_cover_every_request_and_every_user_once(concurrency: int, requests: int) -> None:
-    workload = Workload("w", concurrency=concurrency, requests=requests, prompts="builtin:chat", output_tokens=1)
-    plans = plan_shards(LoadRequest("http://h", workload), LoadTarget("http://h"), warm=False, shard_count=SHARES)
+    workload = Workload(
+        "w", concurrency=concurrency, requests=requests, prompts="builtin:chat", output_tokens=1
+    )
+    plans = plan_shards(
+        LoadRequest("http://h", workload), LoadTarget("http://h"), warm=False, shard_count=SHARES
+    )
     assert sorted(number for plan in plans for number in plan.numbers) == list(range(requests))
     assert sum(plan.concurrency for plan in plans) == min(concurrency, requests)
     assert all(plan.concurrency >= 1 for plan in plans)
@@ -85,12 +126,27 @@ def test_shares_cover_every_request_and_every_user_once(concurrency: int, reques
 
 def test_one_user_is_one_share() -> None:
     workload = Workload("w", concurrency=1, requests=9, prompts="builtin:chat", output_tokens=1)
-    assert len(plan_shards(LoadRequest("http://h", workload), LoadTarget("http://h"), warm=False, shard_count=SHARES)) == 1
+    assert (
+        len(
+            plan_shards(
+                LoadRequest("http://h", workload),
+                LoadTarget("http://h"),
+                warm=False,
+                shard_count=SHARES,
+            )
+        )
+        == 1
+    )
 
 
 def test_arrivals_of_a_simulated_server_come_faster_by_its_time_scale() -> None:
     plain, fast = (
-        plan_shards(LoadRequest("http://h", POISSON, time_scale=scale), LoadTarget("http://h"), warm=False, shard_count=SHARES)[0]
+        plan_shards(
+            LoadRequest("http://h", POISSON, time_scale=scale),
+            LoadTarget("http://h"),
+            warm=False,
+            shard_count=SHARES,
+        )[0]
         for scale in (1.0, 10.0)
     )
     assert fast.offsets_s == pytest.approx([offset / 10 for offset in plain.offsets_s])

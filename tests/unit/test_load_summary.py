@@ -20,11 +20,33 @@ ONE = RunConditions(Workload("w", concurrency=1, output_tokens=11))
 ARRIVING = RunConditions(Workload("w", rate_per_s=1.0, output_tokens=11))
 
 
-def made(number: int = 0, *, intended: float = 0, sent: float = 0, chunks: tuple[float, ...] = (1, 2, 3), tokens: int = 11) -> RequestRecord:
-    """A request of 11 tokens in three chunks that ends with its last chunk; times in seconds after an arbitrary moment."""
+def made(
+    number: int = 0,
+    *,
+    intended: float = 0,
+    sent: float = 0,
+    chunks: tuple[float, ...] = (1, 2, 3),
+    tokens: int = 11,
+) -> RequestRecord:
+    """A request of 11 tokens in three chunks that ends with its last chunk; times in seconds after
+    an arbitrary moment.
+    """
     times = tuple(BEGAN + round(at * S) for at in chunks)
-    response = Response(200, times, last_ns=max(times, default=0), prompt_tokens=100, completion_tokens=tokens, finish_reason="length")
-    return RequestRecord(number, BEGAN + round(intended * S), BEGAN + round(max(sent, intended) * S), "0" * 16, response)
+    response = Response(
+        200,
+        times,
+        last_ns=max(times, default=0),
+        prompt_tokens=100,
+        completion_tokens=tokens,
+        finish_reason="length",
+    )
+    return RequestRecord(
+        number,
+        BEGAN + round(intended * S),
+        BEGAN + round(max(sent, intended) * S),
+        "0" * 16,
+        response,
+    )
 
 
 def summarise(requests: list[RequestRecord], conditions: RunConditions) -> RunSummary:
@@ -36,7 +58,9 @@ def changed(request: RequestRecord, **fields: Any) -> RequestRecord:
 
 
 @pytest.mark.parametrize(("conditions", "late_s"), [(ARRIVING, 0.0), (ONE, 0.5)])
-def test_latency_counts_from_the_arrival_at_an_open_loop_and_from_the_send_at_a_closed_one(conditions: RunConditions, late_s: float) -> None:
+def test_latency_counts_from_the_arrival_at_an_open_loop_and_from_the_send_at_a_closed_one(
+    conditions: RunConditions, late_s: float
+) -> None:
     summary = summarise([made(intended=0, sent=0.5)], conditions)
     assert (summary.metrics["ttft_s_p50"], summary.metrics["e2e_s_p50"]) == (1 - late_s, 3 - late_s)
     assert summary.metrics["dispatch_delay_s_p99"] == summary.facts["dispatch_delay_p99_s"] == 0.5
@@ -76,7 +100,10 @@ def test_a_failed_request_never_becomes_a_number() -> None:
     summary = summarise([made(), failed], ONE)
     assert summary.metrics["ttft_s_p50"] == 1
     assert (summary.requests_ok, summary.requests_failed, summary.output_tokens) == (1, 1, 11)
-    assert (summary.facts["error_kinds"], summary.error_examples) == ({"truncated": 1}, {"truncated": "cut"})
+    assert (summary.facts["error_kinds"], summary.error_examples) == (
+        {"truncated": 1},
+        {"truncated": "cut"},
+    )
 
 
 def test_a_run_without_a_success_has_no_metrics() -> None:
@@ -98,10 +125,18 @@ def test_accept_length_is_tokens_by_steps_and_absent_without_speculation() -> No
 
 def test_cached_tokens_of_the_chat_template_are_planned_and_the_rest_is_told() -> None:
     conditions = replace(ONE, template_tokens=30)
-    assert summarise([changed(made(), cached_tokens=30)], conditions).facts["cached_token_ratio"] == 0
-    assert summarise([changed(made(), cached_tokens=84)], conditions).facts["cached_token_ratio"] == pytest.approx(0.5)
-    assert summarise([made()], conditions).facts["cached_token_ratio"] == 0, "a server that tells them leaves a 0 out"
-    assert summarise([made()], replace(ONE, template_tokens=None)).facts["cached_token_ratio"] is None
+    assert (
+        summarise([changed(made(), cached_tokens=30)], conditions).facts["cached_token_ratio"] == 0
+    )
+    assert summarise([changed(made(), cached_tokens=84)], conditions).facts[
+        "cached_token_ratio"
+    ] == pytest.approx(0.5)
+    assert summarise([made()], conditions).facts["cached_token_ratio"] == 0, (
+        "a server that tells them leaves a 0 out"
+    )
+    assert (
+        summarise([made()], replace(ONE, template_tokens=None)).facts["cached_token_ratio"] is None
+    )
 
 
 def test_own_count_is_compared_where_it_is_exact_and_bounds_where_it_is_not() -> None:
@@ -116,13 +151,20 @@ def test_own_count_is_compared_where_it_is_exact_and_bounds_where_it_is_not() ->
 
 def test_steady_concurrency_leaves_out_the_end_when_slots_run_out_of_work() -> None:
     conditions = RunConditions(Workload("w", concurrency=2, output_tokens=11))
-    requests = [made(0, chunks=(4,)), made(1, chunks=(5,)), made(2, intended=4, chunks=(9,)), made(3, intended=5, chunks=(20,))]
+    requests = [
+        made(0, chunks=(4,)),
+        made(1, chunks=(5,)),
+        made(2, intended=4, chunks=(9,)),
+        made(3, intended=5, chunks=(20,)),
+    ]
     assert summarise(requests, conditions).facts["achieved_concurrency"] == 2
 
 
 def test_steady_concurrency_leaves_out_the_beginning_when_slots_start_one_after_the_other() -> None:
     conditions = RunConditions(Workload("w", concurrency=250, output_tokens=11))
-    requests = [made(slot, intended=slot * 0.0002, chunks=(0.5, 1 + slot * 0.0002)) for slot in range(250)]
+    requests = [
+        made(slot, intended=slot * 0.0002, chunks=(0.5, 1 + slot * 0.0002)) for slot in range(250)
+    ]
     assert summarise(requests, conditions).facts["achieved_concurrency"] == 250
 
 
@@ -135,20 +177,29 @@ def test_the_clients_own_cost_is_wall_time_by_the_servers_tokens() -> None:
 
 
 def test_goodput_is_the_share_that_met_every_limit() -> None:
-    conditions = RunConditions(Workload("w", concurrency=1, slo=Slo(ttft_p99_s=1.5, tpot_p99_s=0.25)))
+    conditions = RunConditions(
+        Workload("w", concurrency=1, slo=Slo(ttft_p99_s=1.5, tpot_p99_s=0.25))
+    )
     requests = [made(0), made(1, chunks=(2, 3)), made(2, chunks=(1, 9))]
     assert summarise(requests, conditions).metrics["goodput_ratio"] == pytest.approx(1 / 3)
     assert "goodput_ratio" not in summarise(requests, ONE).metrics
 
 
 def waiting(queue_s: float, count: int = 40) -> list[RequestRecord]:
-    """One request a second, each of which ends 2 s after its intended send and `queue_s` later than the one before it."""
-    return [made(at, intended=at, chunks=(at + 1 + at * queue_s, at + 2 + at * queue_s)) for at in range(count)]
+    """One request a second, each of which ends 2 s after its intended send and `queue_s` later than
+    the one before it.
+    """
+    return [
+        made(at, intended=at, chunks=(at + 1 + at * queue_s, at + 2 + at * queue_s))
+        for at in range(count)
+    ]
 
 
 def test_a_queue_that_grows_leaves_requests_unanswered_in_the_second_half_of_the_arrivals() -> None:
     at_a_rate = RunConditions(Workload("w", rate_per_s=1, duration_s=61, output_tokens=11))
     assert summarise(waiting(0, 61), at_a_rate).facts["answered_share"] == 1
-    assert summarise(waiting(1, 61), at_a_rate).facts["answered_share"] == pytest.approx(15 / 30)  # one ends every 2 s
+    assert summarise(waiting(1, 61), at_a_rate).facts["answered_share"] == pytest.approx(
+        15 / 30
+    )  # one ends every 2 s
     assert summarise(waiting(1, 39), at_a_rate).facts["answered_share"] is None
     assert summarise(waiting(1, 61), ONE).facts["answered_share"] is None

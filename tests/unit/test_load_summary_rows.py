@@ -1,4 +1,6 @@
-"""Promises of the metrics over columns: each is the number that its definition gives when it is worked out request by request."""
+"""Promises of the metrics over columns: each is the number that its definition gives when it is
+worked out request by request.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,12 @@ from fleet_protos.trial_types import Slo, Workload
 
 S = 1_000_000_000
 SLO = Slo(ttft_p99_s=2.0, tpot_p99_s=0.5)
-CLOSED = RunConditions(Workload("w", concurrency=4, output_tokens=9, slo=SLO), 2.0, 10, cpu_s=0.5, decode_s=0.1)
-OPEN = replace(CLOSED, workload=Workload("w", rate_per_s=9, duration_s=9, slo=SLO), template_tokens=None)
+CLOSED = RunConditions(
+    Workload("w", concurrency=4, output_tokens=9, slo=SLO), 2.0, 10, cpu_s=0.5, decode_s=0.1
+)
+OPEN = replace(
+    CLOSED, workload=Workload("w", rate_per_s=9, duration_s=9, slo=SLO), template_tokens=None
+)
 TOLD = st.none() | st.integers(0, 50)
 
 
@@ -40,7 +46,9 @@ def requests(draw: st.DrawFn) -> RequestRecord:
     return RequestRecord(0, intended_ns, sent_ns, "0" * 16, response)
 
 
-RUNS = st.lists(requests(), min_size=1, max_size=30).map(lambda made: [replace(one, number=number) for number, one in enumerate(made)])
+RUNS = st.lists(requests(), min_size=1, max_size=30).map(
+    lambda made: [replace(one, number=number) for number, one in enumerate(made)]
+)
 
 
 def tokens(request: RequestRecord) -> int:
@@ -52,7 +60,11 @@ def first_ns(request: RequestRecord) -> int:
 
 
 def begun_ns(request: RequestRecord, conditions: RunConditions) -> int:
-    return request.intended_ns if conditions.workload.is_open else max(request.sent_ns, request.intended_ns)
+    return (
+        request.intended_ns
+        if conditions.workload.is_open
+        else max(request.sent_ns, request.intended_ns)
+    )
 
 
 def tpot_ns(request: RequestRecord) -> float:
@@ -60,19 +72,36 @@ def tpot_ns(request: RequestRecord) -> float:
 
 
 def worked_out(run: list[RequestRecord], conditions: RunConditions) -> dict[str, float]:
-    """Metrics by docs/metrics.md, with what is not about latencies left to the tests beside this one."""
+    """Metrics by docs/metrics.md, with what is not about latencies left to the tests beside this
+    one.
+    """
     good = [request for request in run if request.ok]
     wall_ns = max(request.end_ns for request in run) - min(request.intended_ns for request in run)
     if not sum(map(tokens, good)) or not wall_ns:
         return {}
     samples = {
-        "ttft_s": [first_ns(request) - begun_ns(request, conditions) for request in good if first_ns(request)],
-        "tpot_s": [tpot_ns(request) for request in good if tokens(request) > 1 and first_ns(request)],
-        "icl_s": [later - earlier for request in good for earlier, later in pairwise(request.response.chunk_ns)],
+        "ttft_s": [
+            first_ns(request) - begun_ns(request, conditions)
+            for request in good
+            if first_ns(request)
+        ],
+        "tpot_s": [
+            tpot_ns(request) for request in good if tokens(request) > 1 and first_ns(request)
+        ],
+        "icl_s": [
+            later - earlier
+            for request in good
+            for earlier, later in pairwise(request.response.chunk_ns)
+        ],
         "e2e_s": [request.end_ns - begun_ns(request, conditions) for request in good],
     }
     to_s = conditions.time_scale / S
-    found = {f"{name}_p{share}": percentile(ns, share / 100) * to_s for name, ns in samples.items() for share in (50, 99) if ns}
+    found = {
+        f"{name}_p{share}": percentile(ns, share / 100) * to_s
+        for name, ns in samples.items()
+        for share in (50, 99)
+        if ns
+    }
     if samples["tpot_s"]:
         found["tpot_s_mean"] = statistics.fmean(samples["tpot_s"]) * to_s
     took = [(tokens(request), request.end_ns - begun_ns(request, conditions)) for request in good]
@@ -91,7 +120,10 @@ def worked_out(run: list[RequestRecord], conditions: RunConditions) -> dict[str,
 
 def met(request: RequestRecord, conditions: RunConditions) -> bool:
     to_s = conditions.time_scale / S
-    in_time = first_ns(request) > 0 and (first_ns(request) - begun_ns(request, conditions)) * to_s <= SLO.ttft_p99_s
+    in_time = (
+        first_ns(request) > 0
+        and (first_ns(request) - begun_ns(request, conditions)) * to_s <= SLO.ttft_p99_s
+    )
     return in_time and (tokens(request) <= 1 or tpot_ns(request) * to_s <= SLO.tpot_p99_s)
 
 
@@ -102,7 +134,11 @@ def speculation(good: list[RequestRecord]) -> dict[str, float]:
 
 
 def cache(good: list[RequestRecord], conditions: RunConditions) -> dict[str, float]:
-    told = [one.response for one in good if conditions.template_tokens is not None or one.response.cached_tokens is not None]
+    told = [
+        one.response
+        for one in good
+        if conditions.template_tokens is not None or one.response.cached_tokens is not None
+    ]
     prompt_tokens = sum(response.prompt_tokens or 0 for response in told)
     planned = (conditions.template_tokens or 0) + SALT_TOKENS
     unplanned = sum(max(0, (response.cached_tokens or 0) - planned) for response in told)
@@ -112,14 +148,23 @@ def cache(good: list[RequestRecord], conditions: RunConditions) -> dict[str, flo
 @pytest.mark.parametrize("conditions", [CLOSED, OPEN])
 @settings(max_examples=40, deadline=None)
 @given(run=RUNS)
-def test_metrics_over_columns_are_those_worked_out_request_by_request(conditions: RunConditions, run: list[RequestRecord]) -> None:
-    assert summarise(Columns.from_requests(run), conditions).metrics == pytest.approx(worked_out(run, conditions))
+def test_metrics_over_columns_are_those_worked_out_request_by_request(
+    conditions: RunConditions, run: list[RequestRecord]
+) -> None:
+    assert summarise(Columns.from_requests(run), conditions).metrics == pytest.approx(
+        worked_out(run, conditions)
+    )
 
 
 @settings(max_examples=40, deadline=None)
 @given(RUNS)
-def test_facts_over_columns_are_those_worked_out_request_by_request(run: list[RequestRecord]) -> None:
-    facts, good = summarise(Columns.from_requests(run), CLOSED).facts, [request for request in run if request.ok]
+def test_facts_over_columns_are_those_worked_out_request_by_request(
+    run: list[RequestRecord],
+) -> None:
+    facts, good = (
+        summarise(Columns.from_requests(run), CLOSED).facts,
+        [request for request in run if request.ok],
+    )
     counts = [tokens(request) for request in good]
     known = [request.sent_ns - request.intended_ns for request in run if request.sent_ns]
     assert {name: facts[name] for name in WORKED_OUT} == pytest.approx({
@@ -128,7 +173,9 @@ def test_facts_over_columns_are_those_worked_out_request_by_request(run: list[Re
         "zero_token_requests": sum(not tokens(request) or not first_ns(request) for request in good),
         "dispatch_delay_p99_s": percentile(known, 0.99) / S, "client_cpu_s": 0.5, "client_decode_s": 0.1,
     })  # fmt: skip
-    assert facts["error_kinds"] == Counter(request.response.error_kind for request in run if not request.ok)
+    assert facts["error_kinds"] == Counter(
+        request.response.error_kind for request in run if not request.ok
+    )
     assert facts["finish_reasons"] == Counter(request.response.finish_reason for request in good)
 
 

@@ -1,4 +1,6 @@
-"""Owns the promises of the classes of failure: words of real logs in, class and line of the root out; the table is whole and documented."""
+"""Owns the promises of the classes of failure: words of real logs in, class and line of the root
+out; the table is whole and documented.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,11 @@ from fleet_knowledge.server_log.symptoms.symptom_matching import LOG_SYMPTOMS, m
 from fleet_protos.errors import ErrorKind
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs/failures.md"
-BEYOND_WORDS = {"container_not_started", "scheduler_died", "launch_crashed"}  # told from what is missing
+BEYOND_WORDS = {
+    "container_not_started",
+    "scheduler_died",
+    "launch_crashed",
+}  # told from what is missing
 CASES = [
     (
         "oom_kv_cache",
@@ -237,15 +243,22 @@ def test_what_a_server_outlived_is_a_warning() -> None:
     log = "[2025-05-01 10:00:00 TP0] The memory capacity is unbalanced. Some GPUs may be occupied by other processes.\n"
     ready = "[2025-05-01 10:02:00] The server is fired up and ready to roll!\n"
     assert told(log).failure_class == "gpu_busy_leftover"
-    assert (told(log + ready).state, [warned.code for warned in told(log + ready).warnings]) == ("ready", ["gpu_busy_leftover"])
+    assert (told(log + ready).state, [warned.code for warned in told(log + ready).warnings]) == (
+        "ready",
+        ["gpu_busy_leftover"],
+    )
 
 
 def test_a_launch_after_a_failed_one_counts_and_remembers_it() -> None:
     start = "[2025-05-01 10:00:00] server_args=ServerArgs(model_path='m')\n"
     crash = "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.\n"
-    diagnosis = told(start + crash + start + "[2025-05-01 10:05:00 TP0] Load weight begin. avail mem=9 GB\n")
+    diagnosis = told(
+        start + crash + start + "[2025-05-01 10:05:00 TP0] Load weight begin. avail mem=9 GB\n"
+    )
     assert (diagnosis.state, diagnosis.phase, diagnosis.launches) == ("starting", "load_weight", 2)
-    assert [failure["failure_class"] for failure in diagnosis.details["earlier_failures"]] == ["oom_kv_cache"]
+    assert [failure["failure_class"] for failure in diagnosis.details["earlier_failures"]] == [
+        "oom_kv_cache"
+    ]
 
 
 def test_a_server_that_is_stopped_has_not_failed() -> None:
@@ -260,13 +273,24 @@ def test_every_wording_names_a_class_that_there_is() -> None:
 
 def test_every_class_can_be_told() -> None:
     worded = {symptom.failure_class for symptom in LOG_SYMPTOMS} | set(NCCL_FAILURES)
-    assert set(FAILURES) - worded - BEYOND_WORDS - {"oom_weights"} == set()  # oom_weights: cuda_oom while weights are loaded
+    assert (
+        set(FAILURES) - worded - BEYOND_WORDS - {"oom_weights"} == set()
+    )  # oom_weights: cuda_oom while weights are loaded
 
 
 def test_the_quick_look_passes_every_line_that_the_table_knows() -> None:
-    lines = [line for _, log, _ in CASES for line in log.splitlines() if any(s.words.search(line) and s.distance == ROOT for s in LOG_SYMPTOMS)]
+    lines = [
+        line
+        for _, log, _ in CASES
+        for line in log.splitlines()
+        if any(s.words.search(line) and s.distance == ROOT for s in LOG_SYMPTOMS)
+    ]
     assert len(lines) > 30
-    assert [line for line in lines if match_symptom(re.sub(r"^\[[^\]]*\] ", "", line)) is None and not line[:1].isspace()] == []
+    assert [
+        line
+        for line in lines
+        if match_symptom(re.sub(r"^\[[^\]]*\] ", "", line)) is None and not line[:1].isspace()
+    ] == []
 
 
 @pytest.mark.parametrize("name", sorted(FAILURES))
@@ -296,7 +320,15 @@ def test_the_guide_tells_each_class_as_the_table_does() -> None:
         re.M,
     )
     written = [
-        (row.name, row.cause, row.cure, row.avoid, "yes" if row.retryable else "no", row.kind.name.lower(), row.source)
+        (
+            row.name,
+            row.cause,
+            row.cure,
+            row.avoid,
+            "yes" if row.retryable else "no",
+            row.kind.name.lower(),
+            row.source,
+        )
         for row in FAILURES.values()
     ]
     assert sections == written

@@ -1,4 +1,6 @@
-"""Owns the promises of one physical line: wrappers off, messages apart, stamp and rank read, secrets and prompts never shown."""
+"""Owns the promises of one physical line: wrappers off, messages apart, stamp and rank read,
+secrets and prompts never shown.
+"""
 
 from __future__ import annotations
 
@@ -37,30 +39,56 @@ def test_what_a_wrapper_puts_before_a_line_is_taken_off(before: str, source: str
 
 
 def test_a_line_of_docker_in_json_is_its_text() -> None:
-    [line] = read_log_lines(b'{"log":"[2026-04-20 11:00:00 TP0] Memory pool end.\\n","stream":"stderr","time":"2026-04-20T09:00:00Z"}')
+    [line] = read_log_lines(
+        b'{"log":"[2026-04-20 11:00:00 TP0] Memory pool end.\\n","stream":"stderr","time":"2026-04-20T09:00:00Z"}'
+    )
     assert (line.text, line.stamp) == ("Memory pool end.", "2026-04-20 11:00:00")
 
 
 def test_two_messages_in_one_line_are_two_and_the_first_may_be_torn() -> None:
-    first, second = read_log_lines(b"[2026-04-20 11:00:00 TP0] Decode batch, #running-r[2026-04-20 11:00:01 TP1] Memory pool end.")
-    assert (first.torn, first.rank, second.torn, second.rank, second.text) == (True, Rank(tp=0), False, Rank(tp=1), "Memory pool end.")
+    first, second = read_log_lines(
+        b"[2026-04-20 11:00:00 TP0] Decode batch, #running-r[2026-04-20 11:00:01 TP1] Memory pool end."
+    )
+    assert (first.torn, first.rank, second.torn, second.rank, second.text) == (
+        True,
+        Rank(tp=0),
+        False,
+        Rank(tp=1),
+        "Memory pool end.",
+    )
 
 
 def test_messages_of_nccl_that_ran_together_are_two() -> None:
-    texts = [line.text for line in read_log_lines(b"m:1:1 [0] NCCL INFO comm 0x1 - Init COMPLETEm:2:2 [1] NCCL INFO Connected all rings")]
-    assert texts == ["m:1:1 [0] NCCL INFO comm 0x1 - Init COMPLETE", "m:2:2 [1] NCCL INFO Connected all rings"]
+    texts = [
+        line.text
+        for line in read_log_lines(
+            b"m:1:1 [0] NCCL INFO comm 0x1 - Init COMPLETEm:2:2 [1] NCCL INFO Connected all rings"
+        )
+    ]
+    assert texts == [
+        "m:1:1 [0] NCCL INFO comm 0x1 - Init COMPLETE",
+        "m:2:2 [1] NCCL INFO Connected all rings",
+    ]
 
 
 @pytest.mark.parametrize(
     ("label", "rank"),
-    [("DP0 PP1 TP2 EP2", Rank(0, 1, 2)), ("DP0 TP2 EP2 PP1", Rank(0, 1, 2)), ("TP11", Rank(tp=11)), ("EP3", None), ("", None)],
+    [
+        ("DP0 PP1 TP2 EP2", Rank(0, 1, 2)),
+        ("DP0 TP2 EP2 PP1", Rank(0, 1, 2)),
+        ("TP11", Rank(tp=11)),
+        ("EP3", None),
+        ("", None),
+    ],
 )
 def test_a_rank_is_read_in_any_order_of_its_parts(label: str, rank: Rank | None) -> None:
     assert Rank.read(label) == rank
 
 
 def test_indentation_is_kept_for_it_tells_quoted_source() -> None:
-    assert [line.text for line in read_log_lines(b'svc-1 |     raise RuntimeError("x")')] == ['    raise RuntimeError("x")']
+    assert [line.text for line in read_log_lines(b'svc-1 |     raise RuntimeError("x")')] == [
+        '    raise RuntimeError("x")'
+    ]
 
 
 def test_a_clock_without_a_day_may_pass_midnight() -> None:
@@ -90,7 +118,12 @@ def test_secrets_and_prompts_are_not_shown(text: str, hidden: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["api_key=None, tp_size=8", "#new-token: 2048, #cached-token: 0", "token usage: 0.41, max_total_num_tokens=480000"]
+    "text",
+    [
+        "api_key=None, tp_size=8",
+        "#new-token: 2048, #cached-token: 0",
+        "token usage: 0.41, max_total_num_tokens=480000",
+    ],
 )
 def test_what_is_no_secret_stays(text: str) -> None:
     assert redact(text) == text
@@ -104,8 +137,14 @@ def test_a_bar_is_followed_while_a_log_grows() -> None:
     reader = LogReader()
     reader.feed(b"[2026-04-20 11:00:00 TP0] Load weight begin. avail mem=9.00 GB\n")
     assert (reader.phase, reader.progress) == ("load_weight", (0, 0))
-    reader.feed(b"\rLoading safetensors checkpoint shards:  37% Completed | 61/163 [00:18<00:32,  3.11it/s]")
-    reader.feed(b"\rLoading safetensors checkpoint shards:  38% Completed | 62/163 [00:18<00:32,  3.11it/s]\r")
+    reader.feed(
+        b"\rLoading safetensors checkpoint shards:  37% Completed | 61/163 [00:18<00:32,  3.11it/s]"
+    )
+    reader.feed(
+        b"\rLoading safetensors checkpoint shards:  38% Completed | 62/163 [00:18<00:32,  3.11it/s]\r"
+    )
     assert (reader.phase, reader.progress) == ("load_weight", (62, 163))
-    reader.feed(b"Capturing batches (bs=8 avail_mem=9.10 GB):  10%|#         | 2/20 [00:04<00:30,  1.75s/it]\n")
+    reader.feed(
+        b"Capturing batches (bs=8 avail_mem=9.10 GB):  10%|#         | 2/20 [00:04<00:30,  1.75s/it]\n"
+    )
     assert (reader.phase, reader.progress) == ("capture_graph", (2, 20))

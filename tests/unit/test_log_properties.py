@@ -1,4 +1,6 @@
-"""Owns the promises of the log reader for all bytes: it never raises, chunks never matter, memory and answers stay small."""
+"""Owns the promises of the log reader for all bytes: it never raises, chunks never matter, memory
+and answers stay small.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,19 @@ from fleet_knowledge.server_log.log_reader import LogReader
 from fleet_knowledge.server_log.parsing.redaction import LINE_LIMIT
 
 FOLDER = Path(__file__).parent / "data" / "field"
-LINES = [line for file in sorted(FOLDER.glob("[AB]*.json")) for line in str(json.loads(file.read_text())["input"]).encode().split(b"\n")]
+LINES = [
+    line
+    for file in sorted(FOLDER.glob("[AB]*.json"))
+    for line in str(json.loads(file.read_text())["input"]).encode().split(b"\n")
+]
 PIECES = st.one_of(
-    st.sampled_from(LINES), st.binary(max_size=60), st.sampled_from((b"\r", b"\n", b"\x1b[1m", b"[2026-04-20 11:00:00 TP1] ", b"9" * 400))
+    st.sampled_from(LINES),
+    st.binary(max_size=60),
+    st.sampled_from((b"\r", b"\n", b"\x1b[1m", b"[2026-04-20 11:00:00 TP1] ", b"9" * 400)),
 )
-LOGS = st.lists(st.tuples(PIECES, st.sampled_from((b"\n", b"\n", b"\r", b"", b" "))), max_size=40).map(
-    lambda pairs: b"".join(a + b for a, b in pairs)
-)
+LOGS = st.lists(
+    st.tuples(PIECES, st.sampled_from((b"\n", b"\n", b"\r", b"", b" "))), max_size=40
+).map(lambda pairs: b"".join(a + b for a, b in pairs))
 
 
 def told(chunks: list[bytes], *, peek: bool = False) -> str:
@@ -36,7 +44,9 @@ def told(chunks: list[bytes], *, peek: bool = False) -> str:
 
 @settings(max_examples=60, deadline=None)
 @given(log=LOGS, cuts=st.lists(st.integers(0, 4000), max_size=12), peek=st.booleans())
-def test_how_a_log_is_cut_never_changes_what_it_comes_to(log: bytes, cuts: list[int], peek: bool) -> None:
+def test_how_a_log_is_cut_never_changes_what_it_comes_to(
+    log: bytes, cuts: list[int], peek: bool
+) -> None:
     places = [0, *sorted({min(cut, len(log)) for cut in cuts}), len(log)]
     chunks = [log[begin:end] for begin, end in pairwise(places)]
     assert told(chunks, peek=peek) == told([log])
@@ -62,7 +72,9 @@ def test_a_cause_line_is_one_short_line(log: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", [b"x" * 200_000, b"1" * 200_000, b"ab[2026-04-20 11:00:00 TP0] " * 9000], ids=["letters", "digits", "stamps"]
+    "line",
+    [b"x" * 200_000, b"1" * 200_000, b"ab[2026-04-20 11:00:00 TP0] " * 9000],
+    ids=["letters", "digits", "stamps"],
 )
 def test_a_line_without_end_is_cut_alike_in_any_chunks(line: bytes) -> None:
     log = line + b"\nRuntimeError: No CUDA GPUs are available\n"

@@ -1,4 +1,6 @@
-"""Owns the promises of rates from batch lines: columns read as words do, sums over the right ranks, idle time left out."""
+"""Owns the promises of rates from batch lines: columns read as words do, sums over the right ranks,
+idle time left out.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,14 @@ from fleet_knowledge.server_log.parsing.log_lines import read_log_lines
 READY = "[2026-04-20 11:00:00] The server is fired up and ready to roll!"
 
 
-def decode(rate: float, *, at: str = "11:00:05", rank: str = " TP0", running: int = 4, more: str = "cuda graph: True, ") -> str:
+def decode(
+    rate: float,
+    *,
+    at: str = "11:00:05",
+    rank: str = " TP0",
+    running: int = 4,
+    more: str = "cuda graph: True, ",
+) -> str:
     return (
         f"[2026-04-20 {at}{rank}] Decode batch, #running-req: {running}, #token: 900, token usage: 0.10, {more}"
         f"gen throughput (token/s): {rate:.2f}, #queue-req: 0"
@@ -23,7 +32,7 @@ def decode(rate: float, *, at: str = "11:00:05", rank: str = " TP0", running: in
 
 
 def prefill(new: int, cached: int = 0, *, running: int = 4, rank: str = " TP0") -> str:
-    return f"[2026-04-20 11:00:04{rank}] Prefill batch, #new-seq: 1, #new-token: {new}, #cached-token: {cached}, token usage: 0.10, #running-req: {running}, #queue-req: 2, "  # noqa: E501 -- one line, as the server's
+    return f"[2026-04-20 11:00:04{rank}] Prefill batch, #new-seq: 1, #new-token: {new}, #cached-token: {cached}, token usage: 0.10, #running-req: {running}, #queue-req: 2, "
 
 
 def told(*lines: str) -> dict[str, Any]:
@@ -46,7 +55,10 @@ def test_ranks_of_one_tp_group_are_counted_once() -> None:
 
 
 def test_stages_of_a_pipeline_are_counted_once_even_on_two_hosts() -> None:
-    assert rate("a-1 | " + decode(400, rank=" PP0 TP0"), "b-1 | " + decode(401, rank=" PP1 TP0")) == 400
+    assert (
+        rate("a-1 | " + decode(400, rank=" PP0 TP0"), "b-1 | " + decode(401, rank=" PP1 TP0"))
+        == 400
+    )
 
 
 def test_two_servers_in_one_composition_are_added() -> None:
@@ -80,9 +92,19 @@ def test_lines_before_the_ready_line_are_the_servers_own() -> None:
 
 def test_with_and_without_graphs_are_told_apart_by_decode_lines_alone() -> None:
     eager = "cuda graph: False, "
-    document = told(prefill(10), decode(9, running=20), decode(8, running=80, more=eager), decode(8, running=64, more=eager), decode(9))
+    document = told(
+        prefill(10),
+        decode(9, running=20),
+        decode(8, running=80, more=eager),
+        decode(8, running=64, more=eager),
+        decode(9),
+    )
     section = document["decode"]
-    assert (section["cuda_graph_share"], section["first_bs_without_graph"], section["largest_bs_with_graph"]) == (0.5, 64, 20)
+    assert (
+        section["cuda_graph_share"],
+        section["first_bs_without_graph"],
+        section["largest_bs_with_graph"],
+    ) == (0.5, 64, 20)
     assert "eager_decode" in [warning["code"] for warning in document["warnings"]]
 
 
@@ -106,9 +128,15 @@ def test_the_hit_rate_is_of_all_prompt_tokens() -> None:
 def test_draft_tokens_follow_from_length_and_rate(
     lengths: list[tuple[float, float]], draft_tokens: int | None, definition: str | None
 ) -> None:
-    lines = [decode(100, more=f"accept len: {length:.2f}, accept rate: {share:.2f}, ") for length, share in lengths]
+    lines = [
+        decode(100, more=f"accept len: {length:.2f}, accept rate: {share:.2f}, ")
+        for length, share in lengths
+    ]
     section = told(*lines)["decode"]
-    assert (section["draft_tokens_inferred"], section["accept_rate_definition"]) == (draft_tokens, definition)
+    assert (section["draft_tokens_inferred"], section["accept_rate_definition"]) == (
+        draft_tokens,
+        definition,
+    )
 
 
 def test_speculation_that_accepts_nothing_is_warned_of() -> None:
@@ -135,13 +163,26 @@ def test_prose_about_batches_is_no_batch() -> None:
     assert batch("[2026-04-20 11:00:00 TP0] The Decode batch, as it was, is over") is None
 
 
-@pytest.mark.parametrize("before", ["", "sgl-1  | ", "2026-04-20T11:00:00.123Z ", "(pid=3, ip=10.0.0.1) ", "\x1b[36msgl |\x1b[0m "])
+@pytest.mark.parametrize(
+    "before",
+    [
+        "",
+        "sgl-1  | ",
+        "2026-04-20T11:00:00.123Z ",
+        "(pid=3, ip=10.0.0.1) ",
+        "\x1b[36msgl |\x1b[0m ",
+    ],
+)
 def test_columns_read_a_line_as_words_do(before: str) -> None:
     dice = random.Random(7)
     for _ in range(50):
         line = dice.choice(
             (
-                decode(dice.uniform(0, 9000), running=dice.randint(0, 99), rank=f" DP{dice.randint(0, 9)} TP{dice.randint(0, 9)}"),
+                decode(
+                    dice.uniform(0, 9000),
+                    running=dice.randint(0, 99),
+                    rank=f" DP{dice.randint(0, 9)} TP{dice.randint(0, 9)}",
+                ),
                 prefill(dice.randint(0, 9999), dice.randint(0, 9)),
             )
         )

@@ -1,4 +1,6 @@
-"""Owns the promises of the sieve: every row of the tables implies one of its texts, and a log sieved from its first line reads alike."""
+"""Owns the promises of the sieve: every row of the tables implies one of its texts, and a log
+sieved from its first line reads alike.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,13 @@ from fleet_knowledge.server_log.symptoms.warning_patterns import WARNING_PATTERN
 FOLDER = Path(__file__).parent / "data" / "field"
 CASES = sorted(FOLDER.glob("[AB]*.json"))
 WORDS = [row.words for table in (LOG_SYMPTOMS, WARNING_PATTERNS) for row in table]
-OTHERS = [*(marker.words for marker in launch_phases._MARKERS), batch_lines._HEAD, root_cause._CRASH, server_facts._KV_TOKENS, server_facts._WEIGHTS]
+OTHERS = [
+    *(marker.words for marker in launch_phases._MARKERS),
+    batch_lines._HEAD,
+    root_cause._CRASH,
+    server_facts._KV_TOKENS,
+    server_facts._WEIGHTS,
+]
 DIGITS = str.maketrans("", "", "0123456789")
 
 
@@ -32,17 +40,26 @@ def sieved(line: str) -> bool:
 @pytest.mark.parametrize("words", WORDS, ids=lambda words: words.pattern[:40])
 @settings(max_examples=15, deadline=None)
 @given(data=st.data())
-def test_whatever_a_row_matches_passes_the_sieve(words: re.Pattern[str], data: st.DataObject) -> None:
+def test_whatever_a_row_matches_passes_the_sieve(
+    words: re.Pattern[str], data: st.DataObject
+) -> None:
     assert required_literals(words)
     pattern = re.compile(words.pattern, re.ASCII | words.flags & re.IGNORECASE)
-    message = data.draw(st.from_regex(pattern)).translate(dict.fromkeys(map(ord, "\n\x1b\x00"), " "))
+    message = data.draw(st.from_regex(pattern)).translate(
+        dict.fromkeys(map(ord, "\n\x1b\x00"), " ")
+    )
     if words.search(message):
         assert sieved(message)
 
 
 def test_what_else_is_read_holds_a_text_of_the_sieve() -> None:
     texts = [need.text.decode() for need in required_texts()]
-    missed = [text for words in OTHERS for text in required_literals(words) if not any(known in text for known in texts)]
+    missed = [
+        text
+        for words in OTHERS
+        for text in required_literals(words)
+        if not any(known in text for known in texts)
+    ]
     assert missed == []
 
 
@@ -59,7 +76,10 @@ def test_a_log_sieved_from_its_first_line_comes_to_the_same(case: Path) -> None:
 def test_a_failure_among_lines_that_are_all_unlike_is_found() -> None:
     reader = LogReader(_prefilter_from=0)
     letters = str.maketrans("0123456789", "abcdefghij")
-    lines = [f"[2026-04-20 11:00:00 TP0] nothing {str(number).translate(letters)}" for number in range(3000)]
+    lines = [
+        f"[2026-04-20 11:00:00 TP0] nothing {str(number).translate(letters)}"
+        for number in range(3000)
+    ]
     lines.insert(2000, "[2026-04-20 11:00:00 TP0] RuntimeError: No CUDA GPUs are available")
     reader.feed("\n".join(lines).encode())
     assert reader.finish().failure_class == "no_gpu"

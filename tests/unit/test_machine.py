@@ -1,4 +1,6 @@
-"""Owns the promises of the trial machine: every move of the grid, the whole ways through, and what each end says."""
+"""Owns the promises of the trial machine: every move of the grid, the whole ways through, and what
+each end says.
+"""
 
 from __future__ import annotations
 
@@ -64,22 +66,40 @@ from fleet_protos.trial_types import (
 
 ONE, TWO = Workload(name="single", concurrency=1), Workload(name="busy", concurrency=8)
 ENGINE = EngineSpec(kind=EngineKind.SIMULATED, ready_timeout_s=60)
-SPEC = TrialSpec(trial_id="t", engine=ENGINE, workloads=(ONE, TWO), measure=Measure(runs_min=2, runs_max=3, precision=0.02))
-EXTERNAL = replace(SPEC, engine=EngineSpec(kind=EngineKind.EXTERNAL, url="http://x", ready_timeout_s=5))
+SPEC = TrialSpec(
+    trial_id="t",
+    engine=ENGINE,
+    workloads=(ONE, TWO),
+    measure=Measure(runs_min=2, runs_max=3, precision=0.02),
+)
+EXTERNAL = replace(
+    SPEC, engine=EngineSpec(kind=EngineKind.EXTERNAL, url="http://x", ready_timeout_s=5)
+)
 DIED = ServerFailed(ErrorKind.SERVER_OOM, "cuda_oom", "out of memory", -9)
-LAUNCH: tuple[Body, ...] = (TrialAccepted(SPEC), ServerLaunching("token", 4000), ServerLaunched(12, 12, 99), ServerReady(1.0))
+LAUNCH: tuple[Body, ...] = (
+    TrialAccepted(SPEC),
+    ServerLaunching("token", 4000),
+    ServerLaunched(12, 12, 99),
+    ServerReady(1.0),
+)
 PROVED = ConfigurationProved()
 
 
 def run(workload: Workload, index: int, rate: float = 100.0, *gates: Gate) -> RunFinished:
-    return RunFinished(RunResult(workload=workload.name, index=index, metrics={"output_tok_s": rate}, gates=gates))
+    return RunFinished(
+        RunResult(workload=workload.name, index=index, metrics={"output_tok_s": rate}, gates=gates)
+    )
 
 
 def void(workload: Workload, index: int) -> RunFinished:
-    return run(workload, index, 100.0, Gate("short_output", GateEffect.VOID_RUN, "half of the tokens"))
+    return run(
+        workload, index, 100.0, Gate("short_output", GateEffect.VOID_RUN, "half of the tokens")
+    )
 
 
-def follow(bodies: Sequence[Body], trial: AgentTrial | None = None) -> tuple[AgentTrial, list[Effect]]:
+def follow(
+    bodies: Sequence[Body], trial: AgentTrial | None = None
+) -> tuple[AgentTrial, list[Effect]]:
     trial = trial or new_trial(SPEC)
     effects: list[Effect] = []
     for at_s, body in enumerate(bodies):
@@ -107,7 +127,8 @@ BODIES: tuple[Body, ...] = (
     EvidenceCollected(), ServerStopped(), AgentRestarted(), TrialOver(Outcome.OK),
 )  # fmt: skip
 GRID = {
-    # accepted launching launched progressed ready proved warmed run load-failed died cancel evidence stopped restarted over
+    # accepted launching launched progressed ready proved warmed run load-failed died cancel
+    # evidence stopped restarted over
     "queued":                        "m x x x x x x x x x m x x m x",
     "launching":                     "l m x l x x x x x m m x x m x",
     "launching, process ordered":    "l x m l x x x x x m m x x m x",
@@ -121,7 +142,11 @@ GRID = {
     "stopping, closing":             "l x x l l l l l l l l l l m m",
     "over":                          "l x x l l l l l l l l l l l l",
 }  # fmt: skip
-CASES = [(place, body, move) for place, row in GRID.items() for body, move in zip(BODIES, row.split(), strict=True)]
+CASES = [
+    (place, body, move)
+    for place, row in GRID.items()
+    for body, move in zip(BODIES, row.split(), strict=True)
+]
 
 
 def test_the_grid_covers_every_phase_and_every_event() -> None:
@@ -131,7 +156,11 @@ def test_the_grid_covers_every_phase_and_every_event() -> None:
     assert len(BODIES) == len(get_args(Body))
 
 
-@pytest.mark.parametrize(("place", "body", "move"), CASES, ids=[f"{place}-{type(body).__name__}" for place, body, _ in CASES])
+@pytest.mark.parametrize(
+    ("place", "body", "move"),
+    CASES,
+    ids=[f"{place}-{type(body).__name__}" for place, body, _ in CASES],
+)
 def test_each_event_moves_is_late_or_is_impossible(place: str, body: Body, move: str) -> None:
     trial, _ = follow(WHOLE[: PLACES[place]])
     if move == "x":
@@ -153,7 +182,12 @@ def test_the_whole_way_gives_its_orders_one_after_the_other() -> None:
         LaunchServer(), AwaitReady(62.0), ProveConfiguration(), WarmUp(ONE), MeasureRun(ONE, 1), MeasureRun(ONE, 2), WarmUp(TWO),
         MeasureRun(TWO, 1), MeasureRun(TWO, 2), CollectEvidence(), StopServer(), CloseTrial(Outcome.OK),
     ]  # fmt: skip
-    assert (trial.phase, trial.outcome, trial.server, trial.wanted) == (Phase.OVER, Outcome.OK, ServerState.GONE, WantedState.RUN)
+    assert (trial.phase, trial.outcome, trial.server, trial.wanted) == (
+        Phase.OVER,
+        Outcome.OK,
+        ServerState.GONE,
+        WantedState.RUN,
+    )
     assert trial.phase in TERMINAL
 
 
@@ -164,7 +198,10 @@ def test_a_trial_has_no_outcome_before_it_is_over() -> None:
 
 
 def test_an_external_server_is_measured_and_neither_started_nor_stopped() -> None:
-    whole = [TrialAccepted(EXTERNAL), *(body for body in WHOLE[3:] if not isinstance(body, ServerStopped))]
+    whole = [
+        TrialAccepted(EXTERNAL),
+        *(body for body in WHOLE[3:] if not isinstance(body, ServerStopped)),
+    ]
     trial, effects = follow(whole, new_trial(EXTERNAL))
     assert effects[0] == AwaitReady(5.0)
     assert not [effect for effect in effects if isinstance(effect, LaunchServer | StopServer)]
@@ -179,15 +216,37 @@ def test_an_external_server_that_fails_ends_the_trial_without_a_stop() -> None:
 @pytest.mark.parametrize("count", range(3, 11))
 def test_dead_server_fails_the_trial_it_was_serving(count: int) -> None:
     before, _ = follow(WHOLE[:count])
-    trial, effects = follow([DIED, EvidenceCollected(), ServerStopped("none"), ], before)
+    trial, effects = follow(
+        [
+            DIED,
+            EvidenceCollected(),
+            ServerStopped("none"),
+        ],
+        before,
+    )
     loading = isinstance(before.awaited, WarmUp | MeasureRun)
-    assert [type(effect) for effect in effects] == [*([AbortLoad] if loading else []), CollectEvidence, StopServer, CloseTrial]
+    assert [type(effect) for effect in effects] == [
+        *([AbortLoad] if loading else []),
+        CollectEvidence,
+        StopServer,
+        CloseTrial,
+    ]
     assert trial.ending is not None
-    assert (trial.ending.outcome, trial.ending.kind, trial.ending.failure_class) == (Outcome.FAILED, ErrorKind.SERVER_OOM, "cuda_oom")
+    assert (trial.ending.outcome, trial.ending.kind, trial.ending.failure_class) == (
+        Outcome.FAILED,
+        ErrorKind.SERVER_OOM,
+        "cuda_oom",
+    )
 
 
 def test_a_server_that_never_came_to_be_is_not_stopped() -> None:
-    _, effects = follow([*LAUNCH[:2], ServerFailed(ErrorKind.SERVER_LAUNCH, "exec_failed", "no such file"), EvidenceCollected()])
+    _, effects = follow(
+        [
+            *LAUNCH[:2],
+            ServerFailed(ErrorKind.SERVER_LAUNCH, "exec_failed", "no such file"),
+            EvidenceCollected(),
+        ]
+    )
     assert [type(effect) for effect in effects] == [LaunchServer, CollectEvidence, CloseTrial]
 
 
@@ -211,7 +270,14 @@ def test_only_the_first_report_of_a_death_counts() -> None:
 
 
 def test_load_that_broke_is_never_reported_as_a_bad_server() -> None:
-    trial, effects = follow([*WHOLE[:6], LoadFailed("single", "ray task lost"), EvidenceCollected(), ServerStopped("term")])
+    trial, effects = follow(
+        [
+            *WHOLE[:6],
+            LoadFailed("single", "ray task lost"),
+            EvidenceCollected(),
+            ServerStopped("term"),
+        ]
+    )
     assert trial.ending is not None
     assert (trial.ending.kind, trial.ending.failure_class) == (ErrorKind.LOAD_FAILED, "load_failed")
     assert AbortLoad() not in effects
@@ -268,17 +334,26 @@ def test_left_over_processes_fail_the_trial_and_are_named() -> None:
     trial, effects = follow([*WHOLE[:12], ServerStopped("kill", 30.0, ("pid 77 (sglang::sched)",))])
     close = effects[-1]
     assert isinstance(close, CloseTrial)
-    assert (close.outcome, close.kind, close.failure_class) == (Outcome.FAILED, ErrorKind.SERVER_UNHEALTHY, "left_over_processes")
+    assert (close.outcome, close.kind, close.failure_class) == (
+        Outcome.FAILED,
+        ErrorKind.SERVER_UNHEALTHY,
+        "left_over_processes",
+    )
     assert "pid 77 (sglang::sched)" in close.message
     assert trial.server is ServerState.GONE
 
 
 def test_a_gate_that_voids_the_trial_ends_it_before_any_load() -> None:
     gate = Gate("env_lost", GateEffect.VOID_TRIAL, "NCCL_ALGO did not reach the server")
-    trial, effects = follow([*LAUNCH, ConfigurationProved(gates=(gate,)), EvidenceCollected(), ServerStopped("term")])
+    trial, effects = follow(
+        [*LAUNCH, ConfigurationProved(gates=(gate,)), EvidenceCollected(), ServerStopped("term")]
+    )
     assert not [effect for effect in effects if isinstance(effect, WarmUp | MeasureRun)]
     assert trial.ending == CloseTrial(
-        Outcome.FAILED, ErrorKind.GATE_VOIDED, "env_lost", "launching: NCCL_ALGO did not reach the server"
+        Outcome.FAILED,
+        ErrorKind.GATE_VOIDED,
+        "env_lost",
+        "launching: NCCL_ALGO did not reach the server",
     )
 
 
@@ -288,7 +363,9 @@ def test_a_gate_that_only_flags_changes_nothing() -> None:
 
 
 def test_void_runs_are_repeated_and_do_not_count() -> None:
-    trial, effects = follow([*WHOLE[:6], void(ONE, 1), run(ONE, 2, 101.0), void(ONE, 3), void(ONE, 4)])
+    trial, effects = follow(
+        [*WHOLE[:6], void(ONE, 1), run(ONE, 2, 101.0), void(ONE, 3), void(ONE, 4)]
+    )
     assert trial.position == MeasurePosition(0, runs=4, values=(101.0,), void_in_row=2)
     assert effects[-1] == MeasureRun(ONE, 5)
 
@@ -297,7 +374,10 @@ def test_three_void_runs_in_a_row_end_the_trial() -> None:
     trial, effects = follow([*WHOLE[:6], run(ONE, 1), void(ONE, 2), void(ONE, 3), void(ONE, 4)])
     assert effects[-1] == CollectEvidence()
     assert trial.ending is not None
-    assert (trial.ending.kind, trial.ending.failure_class) == (ErrorKind.GATE_VOIDED, "short_output")
+    assert (trial.ending.kind, trial.ending.failure_class) == (
+        ErrorKind.GATE_VOIDED,
+        "short_output",
+    )
     assert trial.ending.message == (
         "measuring, workload single, run 4: 3 void runs in a row, the last by short_output: half of the tokens"
     )
@@ -317,14 +397,23 @@ def test_a_noisy_workload_ends_at_the_most_runs() -> None:
 
 def test_the_load_of_an_order_not_yet_given_is_impossible() -> None:
     trial, _ = follow(WHOLE[:6])
-    for body in (run(ONE, 2), run(TWO, 1), run(Workload(name="nobody"), 1), WarmedUp("busy"), LoadFailed("busy")):
+    for body in (
+        run(ONE, 2),
+        run(TWO, 1),
+        run(Workload(name="nobody"), 1),
+        WarmedUp("busy"),
+        LoadFailed("busy"),
+    ):
         with pytest.raises(InvalidTransition):
             accepts(trial, body)
 
 
 def test_an_impossible_move_tells_the_last_events() -> None:
     trial, _ = follow(WHOLE[:6])
-    with pytest.raises(InvalidTransition, match=r"ServerStopped in MEASURING.*awaiting MeasureRun.*ServerReady→LAUNCHING") as told:
+    with pytest.raises(
+        InvalidTransition,
+        match=r"ServerStopped in MEASURING.*awaiting MeasureRun.*ServerReady→LAUNCHING",
+    ) as told:
         step(trial, ServerStopped(), 9.0)
     assert [entry.kind for entry in told.value.recent][-2:] == ["ConfigurationProved", "WarmedUp"]
     assert isinstance(told.value, Bug)
@@ -332,16 +421,30 @@ def test_an_impossible_move_tells_the_last_events() -> None:
 
 def test_a_trial_without_workloads_is_launched_proved_and_stopped() -> None:
     spec = replace(SPEC, workloads=())
-    _, effects = follow([TrialAccepted(spec), *LAUNCH[1:], PROVED, EvidenceCollected(), ServerStopped()], new_trial(spec))
-    assert [type(effect) for effect in effects[2:]] == [ProveConfiguration, CollectEvidence, StopServer, CloseTrial]
+    _, effects = follow(
+        [TrialAccepted(spec), *LAUNCH[1:], PROVED, EvidenceCollected(), ServerStopped()],
+        new_trial(spec),
+    )
+    assert [type(effect) for effect in effects[2:]] == [
+        ProveConfiguration,
+        CollectEvidence,
+        StopServer,
+        CloseTrial,
+    ]
 
 
 def test_replay_passes_over_kinds_of_a_later_version() -> None:
-    events = [Event(sequence=1, body=WHOLE[0]), Event(sequence=2, body=None), Event(sequence=3, body=WHOLE[1])]
+    events = [
+        Event(sequence=1, body=WHOLE[0]),
+        Event(sequence=2, body=None),
+        Event(sequence=3, body=WHOLE[1]),
+    ]
     assert replay(events).server is ServerState.LAUNCHING
 
 
-@pytest.mark.parametrize("events", [[], [Event(trial_id="t", body=ServerReady())]], ids=["nothing", "no beginning"])
+@pytest.mark.parametrize(
+    "events", [[], [Event(trial_id="t", body=ServerReady())]], ids=["nothing", "no beginning"]
+)
 def test_replay_of_a_journal_without_a_beginning_is_told(events: list[Event]) -> None:
     with pytest.raises(Bug):
         replay(events)

@@ -1,4 +1,6 @@
-"""A member of a gang in the trial machine: it holds its part of the server without load, until it is let go or something dies."""
+"""A member of a gang in the trial machine: it holds its part of the server without load, until it
+is let go or something dies.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,19 @@ from fleet_protos.trial_types import (
     TrialSpec,
 )
 
-SPEC = TrialSpec("t_n1", engine=EngineSpec(EngineKind.SIMULATED, gang=Gang(2, 1, "10.0.0.1:20001", hold_limit_s=900.0)))
+SPEC = TrialSpec(
+    "t_n1",
+    engine=EngineSpec(EngineKind.SIMULATED, gang=Gang(2, 1, "10.0.0.1:20001", hold_limit_s=900.0)),
+)
 PROVED = ev.ConfigurationProved()
 LET_GO = ev.CancelRequested("the lead is over")
 DIED = ev.ServerFailed(ErrorKind.SERVER_EXITED, "killed", "it was killed", -9)
-READY: tuple[ev.Body, ...] = (ev.TrialAccepted(SPEC), ev.ServerLaunching("token", 4000), ev.ServerLaunched(12, 12, 99), ev.ServerReady(1.0))
+READY: tuple[ev.Body, ...] = (
+    ev.TrialAccepted(SPEC),
+    ev.ServerLaunching("token", 4000),
+    ev.ServerLaunched(12, 12, 99),
+    ev.ServerReady(1.0),
+)
 
 
 def after(*bodies: ev.Body, spec: TrialSpec = SPEC) -> tuple[AgentTrial, tuple[Effect, ...]]:
@@ -37,11 +47,17 @@ def after(*bodies: ev.Body, spec: TrialSpec = SPEC) -> tuple[AgentTrial, tuple[E
 
 def test_a_member_that_is_proved_holds_up_to_its_limit() -> None:
     trial, orders = after(*READY, PROVED)
-    assert (trial.phase, trial.server, orders) == (Phase.MEASURING, ServerState.READY, (HoldServer(910.0),))
+    assert (trial.phase, trial.server, orders) == (
+        Phase.MEASURING,
+        ServerState.READY,
+        (HoldServer(910.0),),
+    )
 
 
 def test_a_member_without_a_limit_holds_for_a_day() -> None:
-    spec = replace(SPEC, engine=replace(SPEC.engine, gang=replace(SPEC.engine.gang, hold_limit_s=0.0)))
+    spec = replace(
+        SPEC, engine=replace(SPEC.engine, gang=replace(SPEC.engine.gang, hold_limit_s=0.0))
+    )
     assert after(*READY, PROVED, spec=spec)[1] == (HoldServer(10.0 + HOLD_LIMIT_S),)
 
 
@@ -61,7 +77,9 @@ def test_a_member_that_was_let_go_may_lose_its_server_and_be_told_twice() -> Non
 
 def test_a_member_that_is_told_to_end_while_it_loads_is_cancelled() -> None:
     _, orders = after(*READY, LET_GO, ev.ServerStopped("term"))
-    assert [order.outcome for order in orders if isinstance(order, CloseTrial)] == [Outcome.CANCELLED]
+    assert [order.outcome for order in orders if isinstance(order, CloseTrial)] == [
+        Outcome.CANCELLED
+    ]
 
 
 def test_a_member_whose_server_dies_while_it_holds_has_failed() -> None:
@@ -72,7 +90,9 @@ def test_a_member_whose_server_dies_while_it_holds_has_failed() -> None:
 
 
 def test_a_member_whose_variables_did_not_take_effect_has_failed() -> None:
-    lost = ev.ConfigurationProved(gates=(Gate("env_not_effective", GateEffect.VOID_TRIAL, "NCCL_PROTO did not reach NCCL"),))
+    lost = ev.ConfigurationProved(
+        gates=(Gate("env_not_effective", GateEffect.VOID_TRIAL, "NCCL_PROTO did not reach NCCL"),)
+    )
     trial, _ = after(*READY, lost)
     assert trial.ending is not None
     assert trial.ending.kind is ErrorKind.GATE_VOIDED

@@ -1,4 +1,6 @@
-"""Owns what holds for every order of events: each launched server stopped once, each trial closed once, replay equals life."""
+"""Owns what holds for every order of events: each launched server stopped once, each trial closed
+once, replay equals life.
+"""
 
 from __future__ import annotations
 
@@ -59,13 +61,20 @@ from fleet_protos.trial_types import (
 
 WORKLOADS = (Workload(name="single", concurrency=1), Workload(name="busy", concurrency=8))
 SPEC = TrialSpec(
-    trial_id="t", engine=EngineSpec(kind=EngineKind.SIMULATED), workloads=WORKLOADS, measure=Measure(runs_min=1, runs_max=3, precision=0.01)
+    trial_id="t",
+    engine=EngineSpec(kind=EngineKind.SIMULATED),
+    workloads=WORKLOADS,
+    measure=Measure(runs_min=1, runs_max=3, precision=0.01),
 )
 DIED = ServerFailed(ErrorKind.SERVER_EXITED, "exited", "gone")
 VOIDED = (Gate("requests_failed", GateEffect.VOID_RUN, "3 failed"),)
 ENDS: dict[type[Effect], list[Body]] = {
     AwaitReady: [ServerReady(1.0), DIED],
-    ProveConfiguration: [ConfigurationProved(), ConfigurationProved(gates=(Gate("env_lost", GateEffect.VOID_TRIAL),)), DIED],
+    ProveConfiguration: [
+        ConfigurationProved(),
+        ConfigurationProved(gates=(Gate("env_lost", GateEffect.VOID_TRIAL),)),
+        DIED,
+    ],
     CollectEvidence: [EvidenceCollected()],
     StopServer: [ServerStopped("term", 0.1), ServerStopped("kill", 9.0, ("pid 9",))],
 }
@@ -73,7 +82,9 @@ ENDS: dict[type[Effect], list[Body]] = {
 
 @dataclass
 class Shell:
-    """A shell that may be slow, be overtaken and be killed, but breaks no promise: each order ends in one event, or with its agent."""
+    """A shell that may be slow, be overtaken and be killed, but breaks no promise: each order ends
+    in one event, or with its agent.
+    """
 
     draw: Any
     trial: AgentTrial
@@ -98,26 +109,44 @@ class Shell:
             self.ordered.append(effect)
             if isinstance(effect, AbortLoad):
                 assert any(isinstance(order, WarmUp | MeasureRun) for order in self.in_flight)
-                if self.draw(st.booleans()):  # the load may still end by itself before it hears of it
-                    self.in_flight = [order for order in self.in_flight if not isinstance(order, WarmUp | MeasureRun)]
+                if self.draw(
+                    st.booleans()
+                ):  # the load may still end by itself before it hears of it
+                    self.in_flight = [
+                        order
+                        for order in self.in_flight
+                        if not isinstance(order, WarmUp | MeasureRun)
+                    ]
             else:
                 self.in_flight.append(effect)
 
     def end_one(self) -> None:
         order = self.draw(st.sampled_from(self.in_flight))
-        if isinstance(order, LaunchServer) and self.trial.server is ServerState.ABSENT and self.draw(st.integers(0, 9)) < 9:
+        if (
+            isinstance(order, LaunchServer)
+            and self.trial.server is ServerState.ABSENT
+            and self.draw(st.integers(0, 9)) < 9
+        ):
             return self.receive(ServerLaunching("token", 4000, witness=order.witness))
         self.in_flight.remove(order)
         ends = self._ends(order)
-        self.receive(self.draw(st.sampled_from(ends)) if self.draw(st.integers(0, 9)) == 9 else ends[0])
+        self.receive(
+            self.draw(st.sampled_from(ends)) if self.draw(st.integers(0, 9)) == 9 else ends[0]
+        )
 
     def _ends(self, order: Effect) -> list[Body]:
         if isinstance(order, LaunchServer):
-            return [ServerLaunched(5, 5, 7), DIED] if self.trial.server is ServerState.LAUNCHING else [DIED]
+            return (
+                [ServerLaunched(5, 5, 7), DIED]
+                if self.trial.server is ServerState.LAUNCHING
+                else [DIED]
+            )
         if isinstance(order, WarmUp):
             return [WarmedUp(order.workload.name, 8), LoadFailed(order.workload.name, "broke")]
         if isinstance(order, MeasureRun):
-            runs: list[Body] = [self._run(order.workload, order.index, gates) for gates in ((), VOIDED)]
+            runs: list[Body] = [
+                self._run(order.workload, order.index, gates) for gates in ((), VOIDED)
+            ]
             return [*runs, LoadFailed(order.workload.name, "broke")]
         if isinstance(order, CloseTrial):
             return [TrialOver(order.outcome, order.kind, order.failure_class, order.message)]
@@ -125,15 +154,27 @@ class Shell:
 
     def _run(self, workload: Workload, index: int, gates: tuple[Gate, ...]) -> RunFinished:
         rate = self.draw(st.sampled_from([99.0, 100.0, 140.0]))
-        searched = Searched(workload.load, self.draw(st.booleans()), of=workload.search.of) if workload.search.of else Searched()
-        return RunFinished(RunResult(workload.name, index, metrics={"output_tok_s": rate}, gates=gates, searched=searched))
+        searched = (
+            Searched(workload.load, self.draw(st.booleans()), of=workload.search.of)
+            if workload.search.of
+            else Searched()
+        )
+        return RunFinished(
+            RunResult(
+                workload.name, index, metrics={"output_tok_s": rate}, gates=gates, searched=searched
+            )
+        )
 
     def disturb(self, what: str) -> None:
         if what == "cancel" and self.trial.phase is not Phase.QUEUED:
             self.receive(CancelRequested("enough"))
         elif what == "repeat" and self.trial.phase is not Phase.QUEUED:
             self.receive(TrialAccepted(self.trial.spec))
-        elif what == "die" and self.trial.server in (ServerState.STARTING, ServerState.READY, ServerState.STOPPING):
+        elif what == "die" and self.trial.server in (
+            ServerState.STARTING,
+            ServerState.READY,
+            ServerState.STOPPING,
+        ):
             self.receive(DIED)
         elif what == "progress" and self.trial.phase is not Phase.QUEUED:
             self.receive(ServerProgressed("load_weight", 3, 9))
@@ -144,7 +185,10 @@ class Shell:
 
 
 WITNESSED = replace(SPEC, witness=True)
-SEARCHED = replace(SPEC, workloads=(Workload("users", search=Search(CONCURRENCY, 1.0, 16.0, 0.2, 0.99)), WORKLOADS[0]))
+SEARCHED = replace(
+    SPEC,
+    workloads=(Workload("users", search=Search(CONCURRENCY, 1.0, 16.0, 0.2, 0.99)), WORKLOADS[0]),
+)
 
 
 @st.composite
@@ -152,7 +196,9 @@ def lives(draw: Any, spec: TrialSpec = SPEC) -> Shell:
     """A trial brought to its end by a shell, disturbed up to six times."""
     shell = Shell(draw, new_trial(spec))
     shell.receive(TrialAccepted(spec))
-    disturbance = st.tuples(st.integers(0, 25), st.sampled_from(["repeat", "cancel", "die", "progress", "restart"]))
+    disturbance = st.tuples(
+        st.integers(0, 25), st.sampled_from(["repeat", "cancel", "die", "progress", "restart"])
+    )
     disturbances = draw(st.lists(disturbance, max_size=6))
     for turn in range(200):
         for _, what in (entry for entry in disturbances if entry[0] == turn):
@@ -164,14 +210,20 @@ def lives(draw: Any, spec: TrialSpec = SPEC) -> Shell:
 
 
 def _lost(shell: Shell) -> int:
-    """Servers whose start was journalled and whose process never was: none came to be, or the agent died between the two."""
+    """Servers whose start was journalled and whose process never was: none came to be, or the agent
+    died between the two.
+    """
     return sum(isinstance(event.body, ServerLaunching) for event in shell.journal) - shell.launched
 
 
 @settings(max_examples=400, deadline=None)
 @given(st.one_of(lives(), lives(WITNESSED), lives(SEARCHED)))
-def test_every_life_ends_with_each_launched_server_stopped_and_the_trial_closed_once(shell: Shell) -> None:
-    """A server whose start was ordered but not recorded when the agent died counts as launched: it is looked for by its token."""
+def test_every_life_ends_with_each_launched_server_stopped_and_the_trial_closed_once(
+    shell: Shell,
+) -> None:
+    """A server whose start was ordered but not recorded when the agent died counts as launched: it
+    is looked for by its token.
+    """
     assert shell.trial.phase is Phase.OVER
     assert shell.closed == 1
     assert shell.launched <= shell.stopped <= shell.launched + _lost(shell)
@@ -193,9 +245,18 @@ def test_without_a_restart_each_order_to_stop_and_to_close_is_given_once(shell: 
 
 @settings(max_examples=200, deadline=None)
 @given(lives(WITNESSED))
-def test_the_measured_server_is_launched_only_after_its_witness_is_proved_and_gone(shell: Shell) -> None:
+def test_the_measured_server_is_launched_only_after_its_witness_is_proved_and_gone(
+    shell: Shell,
+) -> None:
     kinds = [event.body for event in shell.journal]
-    measured = next((place for place, body in enumerate(kinds) if isinstance(body, ServerLaunching) and not body.witness), None)
+    measured = next(
+        (
+            place
+            for place, body in enumerate(kinds)
+            if isinstance(body, ServerLaunching) and not body.witness
+        ),
+        None,
+    )
     if measured is not None:
         before = kinds[:measured]
         assert any(isinstance(body, ConfigurationProved) for body in before)
@@ -229,5 +290,9 @@ def test_an_external_server_is_never_started_or_stopped_whatever_happens(shell: 
 @given(lives())
 def test_an_ok_trial_measured_every_workload(shell: Shell) -> None:
     if shell.trial.outcome is Outcome.OK:
-        valid = {event.body.run.workload for event in shell.journal if isinstance(event.body, RunFinished) and not event.body.run.void}
+        valid = {
+            event.body.run.workload
+            for event in shell.journal
+            if isinstance(event.body, RunFinished) and not event.body.run.void
+        }
         assert valid == {workload.name for workload in WORKLOADS}

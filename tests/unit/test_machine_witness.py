@@ -1,4 +1,6 @@
-"""Owns the promises of the witness launch: it comes first, is proved and stopped, and whatever ends it ends the trial as ever."""
+"""Owns the promises of the witness launch: it comes first, is proved and stopped, and whatever ends
+it ends the trial as ever.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,11 @@ from fleet_protos.trial_types import (
 
 ONE = Workload(name="single", concurrency=1)
 SPEC = TrialSpec(
-    trial_id="t", engine=EngineSpec(kind=EngineKind.SIMULATED, ready_timeout_s=60), workloads=(ONE,), measure=Measure(1, 1), witness=True
+    trial_id="t",
+    engine=EngineSpec(kind=EngineKind.SIMULATED, ready_timeout_s=60),
+    workloads=(ONE,),
+    measure=Measure(1, 1),
+    witness=True,
 )
 WITNESS: tuple[Body, ...] = (
     TrialAccepted(SPEC), ServerLaunching("token", 4000, witness=True), ServerLaunched(12, 12, 99), ServerReady(1.0),
@@ -67,7 +73,9 @@ MEASURED: tuple[Body, ...] = (
 DIED = ServerFailed(ErrorKind.SERVER_OOM, "cuda_oom", "out of memory", -9)
 
 
-def follow(bodies: Sequence[Body], trial: AgentTrial | None = None) -> tuple[AgentTrial, list[Effect]]:
+def follow(
+    bodies: Sequence[Body], trial: AgentTrial | None = None
+) -> tuple[AgentTrial, list[Effect]]:
     trial = trial or new_trial(SPEC)
     effects: list[Effect] = []
     for at_s, body in enumerate(bodies):
@@ -88,7 +96,9 @@ def test_a_witness_is_launched_proved_and_stopped_before_the_measured_server() -
 
 
 def test_an_external_server_has_no_witness() -> None:
-    spec = replace(SPEC, engine=EngineSpec(kind=EngineKind.EXTERNAL, url="http://x", ready_timeout_s=5))
+    spec = replace(
+        SPEC, engine=EngineSpec(kind=EngineKind.EXTERNAL, url="http://x", ready_timeout_s=5)
+    )
     assert step(new_trial(spec), TrialAccepted(spec), 0.0)[1] == (AwaitReady(5.0),)
 
 
@@ -98,7 +108,10 @@ def test_a_gate_of_the_witness_that_voids_the_trial_ends_it_before_any_load() ->
     trial, effects = follow([*WITNESS[:4], proved, EvidenceCollected(), ServerStopped("term")])
     assert [type(effect) for effect in effects[3:]] == [CollectEvidence, StopServer, CloseTrial]
     assert effects[-1] == CloseTrial(
-        Outcome.FAILED, ErrorKind.GATE_VOIDED, "env_not_effective", "launching the witness: NCCL_ALGO did not reach NCCL"
+        Outcome.FAILED,
+        ErrorKind.GATE_VOIDED,
+        "env_not_effective",
+        "launching the witness: NCCL_ALGO did not reach NCCL",
     )
     assert trial.phase is Phase.STOPPING
 
@@ -117,14 +130,18 @@ def test_a_death_that_is_told_while_the_witness_is_stopped_is_no_news() -> None:
 
 
 @pytest.mark.parametrize("count", [3, 4])
-def test_a_trial_cancelled_with_its_witness_up_stops_it_and_launches_nothing_more(count: int) -> None:
+def test_a_trial_cancelled_with_its_witness_up_stops_it_and_launches_nothing_more(
+    count: int,
+) -> None:
     trial, effects = follow([*WITNESS[:count], CancelRequested("enough")])
     assert effects[-1] == StopServer()
     _, closing = follow([ServerStopped("term")], trial)
     assert [type(effect) for effect in closing] == [CloseTrial]
 
 
-def test_a_trial_cancelled_while_its_witness_is_stopped_waits_for_that_and_launches_nothing_more() -> None:
+def test_a_trial_cancelled_while_its_witness_is_stopped_waits_for_that_and_launches_nothing_more() -> (
+    None
+):
     trial, effects = follow([*WITNESS[:5], CancelRequested("enough")])
     assert effects.count(StopServer()) == 1
     assert trial.phase is Phase.STOPPING
@@ -133,7 +150,13 @@ def test_a_trial_cancelled_while_its_witness_is_stopped_waits_for_that_and_launc
 
 
 def test_a_restarted_agent_stops_the_witness_and_fails_the_trial() -> None:
-    for count, orders in ((2, [StopServer]), (3, [StopServer]), (4, [StopServer]), (5, [StopServer]), (6, [CloseTrial])):
+    for count, orders in (
+        (2, [StopServer]),
+        (3, [StopServer]),
+        (4, [StopServer]),
+        (5, [StopServer]),
+        (6, [CloseTrial]),
+    ):
         trial, _ = follow(WITNESS[:count])
         trial, effects = follow([AgentRestarted()], trial)
         assert [type(effect) for effect in effects] == orders
@@ -142,7 +165,9 @@ def test_a_restarted_agent_stops_the_witness_and_fails_the_trial() -> None:
 
 
 def test_what_is_left_of_a_witness_keeps_the_measured_server_from_being_launched() -> None:
-    trial, effects = follow([*WITNESS[:5], ServerStopped("kill", 30.0, ("pid 77 (sglang::sched)",))])
+    trial, effects = follow(
+        [*WITNESS[:5], ServerStopped("kill", 30.0, ("pid 77 (sglang::sched)",))]
+    )
     assert LaunchServer() not in effects
     assert trial.ending is not None
     assert (trial.ending.failure_class, trial.server) == ("left_over_processes", ServerState.GONE)
@@ -154,7 +179,9 @@ def test_a_second_launch_that_does_not_come_to_be_is_not_stopped() -> None:
     assert [type(effect) for effect in effects[4:]] == [LaunchServer, CollectEvidence, CloseTrial]
 
 
-@pytest.mark.parametrize("body", [ServerProgressed("ready"), ServerReady(1.0), ConfigurationProved(witness=True)])
+@pytest.mark.parametrize(
+    "body", [ServerProgressed("ready"), ServerReady(1.0), ConfigurationProved(witness=True)]
+)
 def test_what_the_witness_still_tells_while_it_is_stopped_is_late(body: Body) -> None:
     trial, _ = follow(WITNESS[:5])
     assert not accepts(trial, body)
@@ -180,4 +207,7 @@ def test_a_run_whose_gate_voids_the_trial_ends_it_at_once() -> None:
     trial, effects = follow([*WITNESS, *MEASURED[:5], void])
     assert effects[-1] == CollectEvidence()
     assert trial.ending is not None
-    assert (trial.ending.kind, trial.ending.failure_class) == (ErrorKind.GATE_VOIDED, "spec_ineffective")
+    assert (trial.ending.kind, trial.ending.failure_class) == (
+        ErrorKind.GATE_VOIDED,
+        "spec_ineffective",
+    )

@@ -28,40 +28,78 @@ CASES: tuple[tuple[Mapping[str, Any], str, NcclUse, str], ...] = (
     ({"tp_size": 1, "pp_size": 2}, "nvlink", UNKNOWN, ""),
     ({"tp_size": 8, "enable_dp_attention": True}, "nvlink", UNKNOWN, ""),
     ({"tp_size": 8, "enable_symm_mem": True}, "nvlink", UNKNOWN, "symmetric memory"),
-    ({"tp_size": 8, "enable_mscclpp": True, "disable_custom_all_reduce": True}, "nvlink", UNKNOWN, "mscclpp"),
-    ({"tp_size": 8, "enable_torch_symm_mem": True, "disable_custom_all_reduce": True}, "nvlink", UNKNOWN, "torch symmetric memory"),
-    ({"tp_size": 4, "enable_flashinfer_allreduce_fusion": True}, "pcie", UNKNOWN, "FlashInfer all-reduce fusion"),
+    (
+        {"tp_size": 8, "enable_mscclpp": True, "disable_custom_all_reduce": True},
+        "nvlink",
+        UNKNOWN,
+        "mscclpp",
+    ),
+    (
+        {"tp_size": 8, "enable_torch_symm_mem": True, "disable_custom_all_reduce": True},
+        "nvlink",
+        UNKNOWN,
+        "torch symmetric memory",
+    ),
+    (
+        {"tp_size": 4, "enable_flashinfer_allreduce_fusion": True},
+        "pcie",
+        UNKNOWN,
+        "FlashInfer all-reduce fusion",
+    ),
     ({"tp_size": "many"}, "nvlink", UNKNOWN, ""),
 )
 
 
 @pytest.mark.parametrize(("args", "topology", "answer", "by"), CASES)
-def test_the_order_of_attempts_decides(args: Mapping[str, Any], topology: str, answer: NcclUse, by: str) -> None:
+def test_the_order_of_attempts_decides(
+    args: Mapping[str, Any], topology: str, answer: NcclUse, by: str
+) -> None:
     path = find_all_reduce_path(AllReduceSetup(args, topology=topology))
     assert (path.answer, path.by) == (answer, by)
     assert path.reason
 
 
 def test_a_verify_of_six_tokens_is_far_below_the_limit() -> None:
-    path = find_all_reduce_path(AllReduceSetup({"tp_size": 8}, topology="nvlink", hidden_size=7168, step_tokens=6))
+    path = find_all_reduce_path(
+        AllReduceSetup({"tp_size": 8}, topology="nvlink", hidden_size=7168, step_tokens=6)
+    )
     assert path.answer is BYPASSED
     assert "84 KiB a step" in path.reason and "from 585 tokens" in path.reason
 
 
 def test_a_step_of_many_requests_may_be_too_large_for_it() -> None:
-    path = find_all_reduce_path(AllReduceSetup({"tp_size": 8}, topology="nvlink", hidden_size=7168, step_tokens=1024))
+    path = find_all_reduce_path(
+        AllReduceSetup({"tp_size": 8}, topology="nvlink", hidden_size=7168, step_tokens=1024)
+    )
     assert (path.answer, path.by) == (UNKNOWN, "custom all-reduce")
 
 
 def test_a_variable_switches_flashinfers_kernels_on_without_nvlink() -> None:
-    path = find_all_reduce_path(AllReduceSetup({"tp_size": 4}, {"SGLANG_ENABLE_PCIE_IPC_ALLREDUCE": "1"}, "pcie"))
+    path = find_all_reduce_path(
+        AllReduceSetup({"tp_size": 4}, {"SGLANG_ENABLE_PCIE_IPC_ALLREDUCE": "1"}, "pcie")
+    )
     assert (path.answer, path.by) == (UNKNOWN, "FlashInfer PCIe all-reduce")
 
 
 def test_only_variables_that_could_matter_are_passed_by() -> None:
-    asked = ServerConfiguration(args={"tp_size": 8}, env={"NCCL_PROTO": "LL", "NCCL_DEBUG": "INFO", "SGLANG_X": "1"}, concurrency=1)
+    asked = ServerConfiguration(
+        args={"tp_size": 8},
+        env={"NCCL_PROTO": "LL", "NCCL_DEBUG": "INFO", "SGLANG_X": "1"},
+        concurrency=1,
+    )
     passed = find_bypassed_variables(asked, "nvlink")
     assert passed is not None and passed.variables == ("NCCL_PROTO",)
     assert find_bypassed_variables(asked, "pcie") is None
-    assert find_bypassed_variables(ServerConfiguration(args={"tp_size": 8}, env={"NCCL_DEBUG": "INFO"}), "nvlink") is None
-    assert find_bypassed_variables(ServerConfiguration(args={"tp_size": 8, "device": "cpu"}, env={"NCCL_PROTO": "LL"}), "nvlink") is None
+    assert (
+        find_bypassed_variables(
+            ServerConfiguration(args={"tp_size": 8}, env={"NCCL_DEBUG": "INFO"}), "nvlink"
+        )
+        is None
+    )
+    assert (
+        find_bypassed_variables(
+            ServerConfiguration(args={"tp_size": 8, "device": "cpu"}, env={"NCCL_PROTO": "LL"}),
+            "nvlink",
+        )
+        is None
+    )

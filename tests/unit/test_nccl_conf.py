@@ -63,7 +63,13 @@ def test_lines_that_nccl_does_not_read_as_they_look_are_told() -> None:
 def test_both_figures_of_a_sample_come_together() -> None:
     rows = read_inspector(PROMETHEUS)
     first = rows[0]
-    assert (first.collective, first.message_size, first.algo, first.proto, first.nranks) == ("AllReduce", "64-65KB", "RING", "LL", 8)
+    assert (first.collective, first.message_size, first.algo, first.proto, first.nranks) == (
+        "AllReduce",
+        "64-65KB",
+        "RING",
+        "LL",
+        8,
+    )
     assert (first.busbw_gb_s, first.exec_time_us, first.count) == (41.5, 12.25, 1)
     assert (rows[1].algo, rows[1].proto) == ("NVLS_TREE", "SIMPLE")
     assert algo_proto_by_collective(rows) == {"AllReduce": ("Ring_ll", "Nvls_tree_simple")}
@@ -72,12 +78,23 @@ def test_both_figures_of_a_sample_come_together() -> None:
 def test_a_dump_of_json_lines_tells_sizes_and_no_choice() -> None:
     line = {
         "header": {"id": "0x7f", "rank": 2, "n_ranks": 8, "nnodes": 1},
-        "coll_perf": {"coll": "AllReduce", "coll_msg_size_bytes": 57344, "coll_exec_time_us": 20, "coll_busbw_gbs": 3.5},
+        "coll_perf": {
+            "coll": "AllReduce",
+            "coll_msg_size_bytes": 57344,
+            "coll_exec_time_us": 20,
+            "coll_busbw_gbs": 3.5,
+        },
     }
     sent = {"header": {"rank": 1}, "p2p_perf": {"p2p": "Send"}}
     text = "\n".join((json.dumps(line), json.dumps(line), json.dumps(sent), '{"cut'))
     [row] = read_inspector(text)
-    assert (row.collective, row.message_size, row.gpu, row.nranks, row.count) == ("AllReduce", "57344", "rank 2", 8, 2)
+    assert (row.collective, row.message_size, row.gpu, row.nranks, row.count) == (
+        "AllReduce",
+        "57344",
+        "rank 2",
+        8,
+        2,
+    )
     assert algo_proto_by_collective((row,)) == {}
 
 

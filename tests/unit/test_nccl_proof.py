@@ -24,26 +24,47 @@ def facts(*messages: str, version: str = "2.27.3+cuda12.9") -> NcclFacts:
     return reader.facts()
 
 
-def state(env: Mapping[str, str], shown: NcclFacts | None, gpus: int = 8, nodes: int = 1) -> VariableState:
+def state(
+    env: Mapping[str, str], shown: NcclFacts | None, gpus: int = 8, nodes: int = 1
+) -> VariableState:
     [proved] = verify_variables(env, shown, gpus, nodes)
     assert proved.detail
     return proved.state
 
 
 def test_a_value_that_nccl_names_is_effective_as_nccl_reads_it() -> None:
-    shown = facts("NCCL_BUFFSIZE set by environment to 16777216.", "NCCL_P2P_LEVEL set by environment to SYS", DONE)
-    proved = verify_variables({"NCCL_BUFFSIZE": "0x1000000", "NCCL_P2P_LEVEL": "4", "LANG": "C"}, shown, 8)
-    assert [(one.variable, one.state) for one in proved] == [("NCCL_BUFFSIZE", VariableState.EFFECTIVE), ("NCCL_P2P_LEVEL", VariableState.EFFECTIVE)]
+    shown = facts(
+        "NCCL_BUFFSIZE set by environment to 16777216.",
+        "NCCL_P2P_LEVEL set by environment to SYS",
+        DONE,
+    )
+    proved = verify_variables(
+        {"NCCL_BUFFSIZE": "0x1000000", "NCCL_P2P_LEVEL": "4", "LANG": "C"}, shown, 8
+    )
+    assert [(one.variable, one.state) for one in proved] == [
+        ("NCCL_BUFFSIZE", VariableState.EFFECTIVE),
+        ("NCCL_P2P_LEVEL", VariableState.EFFECTIVE),
+    ]
 
 
 def test_another_value_on_any_rank_is_told() -> None:
-    shown = facts("NCCL_PROTO set by environment to LL", "NCCL_PROTO set by environment to Simple", DONE)
-    assert verify_variables({"NCCL_PROTO": "LL"}, shown, 8) == [VariableEvidence("NCCL_PROTO", VariableState.OTHER_VALUE, "NCCL's log says Simple")]
+    shown = facts(
+        "NCCL_PROTO set by environment to LL", "NCCL_PROTO set by environment to Simple", DONE
+    )
+    assert verify_variables({"NCCL_PROTO": "LL"}, shown, 8) == [
+        VariableEvidence("NCCL_PROTO", VariableState.OTHER_VALUE, "NCCL's log says Simple")
+    ]
 
 
 def test_a_value_with_a_unit_is_not_the_one_that_was_meant() -> None:
-    assert state({"NCCL_BUFFSIZE": "16M"}, facts("NCCL_BUFFSIZE set by environment to 16.", DONE)) is VariableState.EFFECTIVE
-    assert state({"NCCL_BUFFSIZE": "16777216"}, facts("NCCL_BUFFSIZE set by environment to 16.", DONE)) is VariableState.OTHER_VALUE
+    assert (
+        state({"NCCL_BUFFSIZE": "16M"}, facts("NCCL_BUFFSIZE set by environment to 16.", DONE))
+        is VariableState.EFFECTIVE
+    )
+    assert (
+        state({"NCCL_BUFFSIZE": "16777216"}, facts("NCCL_BUFFSIZE set by environment to 16.", DONE))
+        is VariableState.OTHER_VALUE
+    )
 
 
 def test_a_variable_that_is_always_read_and_not_named_was_lost() -> None:
@@ -68,12 +89,19 @@ def test_a_variable_that_nccl_need_not_read_voids_nothing(env: Mapping[str, str]
 
 
 def test_a_level_beside_disabled_p2p_is_not_read() -> None:
-    proved = verify_variables({"NCCL_P2P_DISABLE": "1", "NCCL_P2P_LEVEL": "SYS"}, facts("NCCL_P2P_DISABLE set by environment to 1", DONE), 8)
+    proved = verify_variables(
+        {"NCCL_P2P_DISABLE": "1", "NCCL_P2P_LEVEL": "SYS"},
+        facts("NCCL_P2P_DISABLE set by environment to 1", DONE),
+        8,
+    )
     assert [one.state for one in proved] == [VariableState.EFFECTIVE, VariableState.NOT_NAMED]
 
 
 def test_an_older_version_that_does_not_name_it_proves_nothing_against_it() -> None:
-    assert state({"NCCL_P2P_DISABLE": "1"}, facts(DONE, version="2.21.5+cuda12.4")) is VariableState.NOT_NAMED
+    assert (
+        state({"NCCL_P2P_DISABLE": "1"}, facts(DONE, version="2.21.5+cuda12.4"))
+        is VariableState.NOT_NAMED
+    )
     assert state({"NCCL_P2P_DISABLE": "1"}, facts(DONE)) is VariableState.MISSING
 
 

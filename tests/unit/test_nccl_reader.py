@@ -1,4 +1,6 @@
-"""NCCL's and RCCL's lines as data: each file of data/field whose name begins with C gives, by meaning, what stands beside it."""
+"""NCCL's and RCCL's lines as data: each file of data/field whose name begins with C gives, by
+meaning, what stands beside it.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def test_a_log_shows_what_its_case_says(case: Path) -> None:
         assert words in notes[code]
     for words in expected.pop("hint", []):
         assert words in found["hint"]
-    warns = [{key: warn[key] for key in ("host", "pid", "dev", "file", "msg")} for warn in found["warn"]]
+    warns = [
+        {key: warn[key] for key in ("host", "pid", "dev", "file", "msg")} for warn in found["warn"]
+    ]
     assert expected.pop("warn", warns) == warns
     assert {key: told(found, key) for key in expected} == expected
 
@@ -62,20 +66,26 @@ def test_rank_0_is_counted_even_where_it_has_another_device() -> None:
 
 def test_a_line_that_came_several_times_counts_so_often() -> None:
     reader = NcclReader()
-    reader.feed("a:1:1 [0] NCCL INFO AllReduce: 64 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..0}", 40)
+    reader.feed(
+        "a:1:1 [0] NCCL INFO AllReduce: 64 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..0}", 40
+    )
     assert reader.facts().tuning[0].count == 40
 
 
 def test_a_host_that_is_glued_to_a_message_belongs_to_the_next_one() -> None:
     reader = NcclReader()
     reader.feed("n1:5:5 [0] NCCL INFO Connected all treesn1:6:6 [1] node/a.cc:3 NCCL WARN bad")
-    assert [(warn.host, warn.pid, warn.dev, warn.msg) for warn in reader.facts().warns] == [("n1", 6, 1, "bad")]
+    assert [(warn.host, warn.pid, warn.dev, warn.msg) for warn in reader.facts().warns] == [
+        ("n1", 6, 1, "bad")
+    ]
 
 
 def test_rows_beyond_the_bound_are_counted_and_dropped() -> None:
     reader = NcclReader()
     for size in range(700):
-        reader.feed(f"a:1:1 [0] NCCL INFO AllReduce: {size} Bytes -> Algo RING proto LL channel{{Lo..Hi}}={{0..0}}")
+        reader.feed(
+            f"a:1:1 [0] NCCL INFO AllReduce: {size} Bytes -> Algo RING proto LL channel{{Lo..Hi}}={{0..0}}"
+        )
     for number in range(100):
         reader.feed(f"a:1:1 [0] x.cc:{number} NCCL WARN number {number}")
     facts = reader.facts()
@@ -84,13 +94,20 @@ def test_rows_beyond_the_bound_are_counted_and_dropped() -> None:
 
 
 def test_peer_access_that_the_job_switched_off_is_told_as_asked() -> None:
-    lines = ("NCCL_P2P_DISABLE set by environment to 1", "Channel 00/0 : 0[0] -> 1[1] via SHM/direct/direct")
+    lines = (
+        "NCCL_P2P_DISABLE set by environment to 1",
+        "Channel 00/0 : 0[0] -> 1[1] via SHM/direct/direct",
+    )
     [note] = [note for note in shown(info(*lines))["notes"] if note["code"] == "p2p_off"]
     assert "as the job asks" in note["message"]
 
 
 def test_an_ordinary_start_has_no_failure() -> None:
-    lines = ("NET/IB : No device found.", "NET/Plugin: Could not find: libnccl-net.so.", "init.cc:1 -> 0")
+    lines = (
+        "NET/IB : No device found.",
+        "NET/Plugin: Could not find: libnccl-net.so.",
+        "init.cc:1 -> 0",
+    )
     assert shown(info(*lines))["failure_class"] is None
 
 
@@ -98,7 +115,14 @@ def test_every_class_of_a_symptom_has_a_row() -> None:
     assert {row.failure_class for row in NCCL_ERROR_PATTERNS} <= {*FAILURES, *NCCL_FAILURES}
 
 
-@given(st.lists(st.one_of(st.text(), st.from_regex(r"[a-z]{1,3}:\d:\d \[\d\] NCCL (INFO|WARN) [^\n]{0,60}")), max_size=8))
+@given(
+    st.lists(
+        st.one_of(
+            st.text(), st.from_regex(r"[a-z]{1,3}:\d:\d \[\d\] NCCL (INFO|WARN) [^\n]{0,60}")
+        ),
+        max_size=8,
+    )
+)
 def test_no_text_makes_the_reader_raise(lines: list[str]) -> None:
     reader = NcclReader()
     for line in lines:

@@ -1,4 +1,6 @@
-"""The table of NCCL's variables: legal values by version, defaults, names, and that the guide's table is the table."""
+"""The table of NCCL's variables: legal values by version, defaults, names, and that the guide's
+table is the table.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,12 @@ from fleet_knowledge.server_configuration import ServerConfiguration
 GUIDE = Path(__file__).parents[2] / "docs" / "nccl.md"
 ILLEGAL = (
     ("NCCL_ALGO", "Rign", "", InvalidValueEffect.REFUSED),
-    ("NCCL_ALGO", "Rign", "2.21.5", InvalidValueEffect.IGNORED),  # not refused before 2.24: Ring and Tree are left
+    (
+        "NCCL_ALGO",
+        "Rign",
+        "2.21.5",
+        InvalidValueEffect.IGNORED,
+    ),  # not refused before 2.24: Ring and Tree are left
     ("NCCL_PROTO", "LL256", "2.21.5", InvalidValueEffect.REFUSED),  # no protocol at all is left
     ("NCCL_ALGO", "ring;tree", "2.27.3", InvalidValueEffect.REFUSED),
     ("NCCL_ALGO", "allreduce:tree", "2.21.5", InvalidValueEffect.MISREAD),
@@ -81,7 +88,9 @@ LEGAL = (
 
 
 @pytest.mark.parametrize(("name", "value", "version", "outcome"), ILLEGAL)
-def test_an_illegal_value_is_told_with_what_nccl_does(name: str, value: str, version: str, outcome: InvalidValueEffect) -> None:
+def test_an_illegal_value_is_told_with_what_nccl_does(
+    name: str, value: str, version: str, outcome: InvalidValueEffect
+) -> None:
     row = find_variable(name)
     fault = row.fault(value, Release.read(version)) if row else None
     assert fault is not None and fault.outcome is outcome and fault.problem
@@ -99,7 +108,14 @@ def test_a_value_that_only_some_versions_take_names_them() -> None:
 
 
 def test_a_number_is_read_as_c_reads_it() -> None:
-    assert [read_number(text) for text in ("0x10", "010", " -3", "16M", "", "x")] == [16, 8, -3, 16, None, None]
+    assert [read_number(text) for text in ("0x10", "010", " -3", "16M", "", "x")] == [
+        16,
+        8,
+        -3,
+        16,
+        None,
+        None,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -138,36 +154,70 @@ def test_what_sglang_sets_itself_is_the_default_of_a_server() -> None:
 def test_an_override_of_sglang_needs_its_argument_and_version() -> None:
     forced = list(find_sglang_overrides("NCCL_CUMEM_ENABLE", {}, Release.read("0.5.3")))
     kept = list(find_sglang_overrides("NCCL_CUMEM_ENABLE", {}, Release.read("0.5.9")))
-    asked = list(find_sglang_overrides("NCCL_ALGO", {"enable_deterministic_inference": True, "tp_size": 2}, Release.read("0.5.9")))
+    asked = list(
+        find_sglang_overrides(
+            "NCCL_ALGO",
+            {"enable_deterministic_inference": True, "tp_size": 2},
+            Release.read("0.5.9"),
+        )
+    )
     assert [row.always for row in forced] == [True, False]
     assert [row.always for row in kept] == [False]
     assert [(row.value, row.always) for row in asked] == [("allreduce:tree", True)]
 
 
 def test_an_algorithm_without_a_way_back_to_ring_leaves_collectives_out() -> None:
-    assert collectives_without_algorithm("Tree") == ("AllGather", "ReduceScatter", "Broadcast", "Reduce")
+    assert collectives_without_algorithm("Tree") == (
+        "AllGather",
+        "ReduceScatter",
+        "Broadcast",
+        "Reduce",
+    )
     assert collectives_without_algorithm("allreduce:tree") == ()
     assert collectives_without_algorithm("nvls,ring;allreduce:pat") == ("AllReduce",)
 
 
-@pytest.mark.parametrize(("value", "hint"), [("NVLS", "allreduce:nvls,ring"), ("NVLSTree", "allreduce:nvlstree,ring")])
-def test_an_algorithm_that_cannot_broadcast_is_told_with_a_second_choice(value: str, hint: str) -> None:
+@pytest.mark.parametrize(
+    ("value", "hint"), [("NVLS", "allreduce:nvls,ring"), ("NVLSTree", "allreduce:nvlstree,ring")]
+)
+def test_an_algorithm_that_cannot_broadcast_is_told_with_a_second_choice(
+    value: str, hint: str
+) -> None:
     (told,) = apply_nccl_variable_rules("NCCL_ALGO", value)
-    assert (told.severity, told.code) == ("warning", "nccl_algorithm_missing") and "Broadcast" in told.message and hint in told.hint
+    assert (
+        (told.severity, told.code) == ("warning", "nccl_algorithm_missing")
+        and "Broadcast" in told.message
+        and hint in told.hint
+    )
     assert not list(apply_nccl_variable_rules("NCCL_ALGO", f"{value},Ring"))
 
 
 def test_variables_of_the_network_are_in_vain_on_one_host() -> None:
-    env = {"NCCL_IB_HCA": "mlx5_0", "NCCL_NET_GDR_LEVEL": "SYS", "NCCL_SOCKET_IFNAME": "eth0", "NCCL_PROTO": "LL"}
+    env = {
+        "NCCL_IB_HCA": "mlx5_0",
+        "NCCL_NET_GDR_LEVEL": "SYS",
+        "NCCL_SOCKET_IFNAME": "eth0",
+        "NCCL_PROTO": "LL",
+    }
     (told,) = apply_nccl_server_rules(ServerConfiguration({"tp_size": 8}, env, gpus=8))
     assert (told.severity, told.code) == ("info", "nccl_network_unused")
     assert "NCCL_IB_HCA, NCCL_NET_GDR_LEVEL" in told.message and "SOCKET_IFNAME" not in told.message
-    assert not list(apply_nccl_server_rules(ServerConfiguration({"tp_size": 16}, env, gpus=8, nodes=2)))
-    assert not list(apply_nccl_server_rules(ServerConfiguration({"tp_size": 8}, {**env, "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}, gpus=8)))
+    assert not list(
+        apply_nccl_server_rules(ServerConfiguration({"tp_size": 16}, env, gpus=8, nodes=2))
+    )
+    assert not list(
+        apply_nccl_server_rules(
+            ServerConfiguration(
+                {"tp_size": 8}, {**env, "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}, gpus=8
+            )
+        )
+    )
 
 
 def test_a_list_chooses_for_the_collective_it_names() -> None:
-    assert allowed_words("ring;allreduce:^tree", "AllReduce", ALGORITHMS) == {word.lower() for word in ALGORITHMS} - {"tree"}
+    assert allowed_words("ring;allreduce:^tree", "AllReduce", ALGORITHMS) == {
+        word.lower() for word in ALGORITHMS
+    } - {"tree"}
     assert allowed_words("ring;allreduce:^tree", "Broadcast", ALGORITHMS) == {"ring"}
 
 
@@ -190,20 +240,32 @@ def test_only_a_forced_ll128_needs_the_output_check(name: str, value: str, neede
 def test_names_are_known_by_their_owner_or_told_with_the_nearest() -> None:
     assert is_known("NCCL_SYM_CTAS") and is_known("NCCL_INSPECTOR_ENABLE")
     assert foreign_owner("NCCL_ASYNC_ERROR_HANDLING").startswith("PyTorch")
-    assert not is_known("NCCL_P2P_LEVELS") and nearest_variable("NCCL_P2P_LEVELS") == "NCCL_P2P_LEVEL"
+    assert (
+        not is_known("NCCL_P2P_LEVELS") and nearest_variable("NCCL_P2P_LEVELS") == "NCCL_P2P_LEVEL"
+    )
     assert nearest_variable("NCCL_XYZZY_QWERTY") == ""
 
 
 def test_every_row_says_when_it_is_read() -> None:
     silent = [
-        row.name for row in VARIABLES.values() if not row.always_read and not row.read_when and not row.never_logged and not row.exists.last
+        row.name
+        for row in VARIABLES.values()
+        if not row.always_read
+        and not row.read_when
+        and not row.never_logged
+        and not row.exists.last
     ]
     assert silent == []
     assert [row.name for row in VARIABLES.values() if row.always_read and row.never_logged] == []
 
 
 def test_every_default_is_legal() -> None:
-    wrong = [(row.name, value) for row in VARIABLES.values() for _, value in row.default_in(None) if row.fault(value, None)]
+    wrong = [
+        (row.name, value)
+        for row in VARIABLES.values()
+        for _, value in row.default_in(None)
+        if row.fault(value, None)
+    ]
     assert wrong == []
 
 
@@ -211,7 +273,11 @@ def test_the_guide_shows_the_table() -> None:
     assert render_variable_table() in GUIDE.read_text()
 
 
-@given(st.sampled_from(sorted(VARIABLES)), st.text(max_size=30), st.sampled_from(("", "2.18.6", "2.23.4", "2.30.7")))
+@given(
+    st.sampled_from(sorted(VARIABLES)),
+    st.text(max_size=30),
+    st.sampled_from(("", "2.18.6", "2.23.4", "2.30.7")),
+)
 def test_no_value_makes_a_row_raise(name: str, value: str, version: str) -> None:
     row, release = VARIABLES[name], Release.read(version)
     row.fault(value, release)

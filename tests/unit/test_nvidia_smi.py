@@ -26,7 +26,9 @@ QUERY = """index, name, pcie.link.width.current, pcie.link.width.max, power.limi
 1, NVIDIA H200, 8, 16, 700.00 W, 143771 MiB, Enabled
 2, NVIDIA H200, 16, 16, [N/A], 143771 MiB, [N/A]
 """
-LOST_ROW = "3, [GPU is lost], [GPU is lost], [GPU is lost], [GPU is lost], [GPU is lost], [GPU is lost]\n"
+LOST_ROW = (
+    "3, [GPU is lost], [GPU is lost], [GPU is lost], [GPU is lost], [GPU is lost], [GPU is lost]\n"
+)
 DETAILS = """==============NVSMI LOG==============
 
 Timestamp                                 : Tue Mar  3 11:00:00 2026
@@ -106,22 +108,38 @@ def told(text: str) -> dict[str, Any]:
 
 def test_a_list_names_each_gpu_and_which_is_sliced() -> None:
     first, second = read_gpu_list(LIST)
-    assert (first.name, first.uuid, first.mig) == ("NVIDIA A100-SXM4-80GB", "GPU-11111111-2222-3333-4444-555555555555", True)
+    assert (first.name, first.uuid, first.mig) == (
+        "NVIDIA A100-SXM4-80GB",
+        "GPU-11111111-2222-3333-4444-555555555555",
+        True,
+    )
     assert (second.index, second.mig) == (1, None)
 
 
 def test_a_query_is_read_by_its_head_with_its_units_dropped() -> None:
     assert read_gpu_query(QUERY)[1] == Gpu(
-        1, name="NVIDIA H200", pcie_width=8, pcie_width_max=16, power_limit_w=700, memory_mib=143771, ecc=True
+        1,
+        name="NVIDIA H200",
+        pcie_width=8,
+        pcie_width_max=16,
+        power_limit_w=700,
+        memory_mib=143771,
+        ecc=True,
     )
     assert (read_gpu_query(QUERY)[2].power_limit_w, read_gpu_query(QUERY)[2].ecc) == (None, None)
-    assert [warning["message"] for warning in told(QUERY)["warnings"]] == ["GPU1 runs at PCIe x8 (others x16)"]
+    assert [warning["message"] for warning in told(QUERY)["warnings"]] == [
+        "GPU1 runs at PCIe x8 (others x16)"
+    ]
     assert told(QUERY)["slowest"]["pcie_width"] == 8
 
 
 def test_a_gpu_that_is_lost_amid_a_query_is_told_with_the_others_read() -> None:
     found = told(QUERY + LOST_ROW)
-    assert (found["failure_class"], found["host_state"], len(found["gpus"])) == ("gpu_lost", "degraded", 4)
+    assert (found["failure_class"], found["host_state"], len(found["gpus"])) == (
+        "gpu_lost",
+        "degraded",
+        4,
+    )
 
 
 def test_the_details_of_a_gpu_are_read_by_their_sections() -> None:
@@ -146,7 +164,10 @@ def test_the_plain_table_gives_memory_power_faults_and_processes() -> None:
     )  # fmt: skip
     assert (second.fault, second.uncorrected_errors) == ("ERR!", 2)
     found = told(TABLE)
-    assert (found["host_state"], [holder["pid"] for holder in found["processes"]]) == ("degraded", [71077])
+    assert (found["host_state"], [holder["pid"] for holder in found["processes"]]) == (
+        "degraded",
+        [71077],
+    )
     assert {warning["code"] for warning in found["warnings"]} >= {"gpu_fault", "ecc_errors"}
 
 
@@ -170,7 +191,9 @@ def test_the_plain_table_gives_memory_power_faults_and_processes() -> None:
         ("[  99.1] NVRM: Xid (PCI:0000:0b:00): 74, pid='<unknown>', NVLink: fatal error detected on link 6", "nvlink_error"),
     ],
 )  # fmt: skip
-def test_each_state_of_a_host_has_a_class_that_is_known_and_a_hint(line: str, failure_class: str) -> None:
+def test_each_state_of_a_host_has_a_class_that_is_known_and_a_hint(
+    line: str, failure_class: str
+) -> None:
     found = told(f"$ nvidia-smi\n{line}\n")
     assert (found["failure_class"], found["host_state"]) == (failure_class, "degraded")
     assert failure_class in FAILURES and found["hint"] and found["cause_line"] in line
@@ -185,49 +208,83 @@ LOST_TABLE = """|   0  NVIDIA H100 80GB HBM3          On  |   00000000:1B:00.0 O
 
 def test_a_gpu_that_is_lost_amid_the_table_takes_nothing_of_the_next_ones_line() -> None:
     first, second = read_gpu_table(LOST_TABLE)
-    assert (first.fault, first.memory_mib, first.power_limit_w, second.memory_mib) == ("GPU is lost", None, None, 81559)
+    assert (first.fault, first.memory_mib, first.power_limit_w, second.memory_mib) == (
+        "GPU is lost",
+        None,
+        None,
+        81559,
+    )
     found = told(LOST_TABLE)
-    assert found["failure_class"] == "gpu_lost" and found["cause_line"] in LOST_TABLE and "GPU is lost" in found["cause_line"]
+    assert (
+        found["failure_class"] == "gpu_lost"
+        and found["cause_line"] in LOST_TABLE
+        and "GPU is lost" in found["cause_line"]
+    )
 
 
 def test_a_table_without_memory_figures_still_gives_the_rest() -> None:
     head = LOST_TABLE.splitlines()[2].replace("H100 80GB HBM3", "GB10")
     body = "| N/A   41C    P8              4W /  N/A  | Not Supported          |      3%      Default |"
     (only,) = read_gpu_table(f"{head}\n{body}\n")
-    assert (only.temperature_c, only.power_w, only.utilisation_percent, only.memory_mib) == (41, 4, 3, None)
+    assert (only.temperature_c, only.power_w, only.utilisation_percent, only.memory_mib) == (
+        41,
+        4,
+        3,
+        None,
+    )
 
 
 def test_one_gpu_in_two_spellings_of_its_address_is_one() -> None:
     off = "GPU has fallen off the bus."
-    lines = f"NVRM: Xid (PCI:0000:9d:00): 79, pid='<unknown>', {off}\nNVRM: GPU 0000:9d:00.0: {off}\n"
+    lines = (
+        f"NVRM: Xid (PCI:0000:9d:00): 79, pid='<unknown>', {off}\nNVRM: GPU 0000:9d:00.0: {off}\n"
+    )
     assert told(lines)["bus_ids"] == ["0000:9d:00"]
 
 
 def test_a_gpu_without_power_is_not_told_to_be_rebooted() -> None:
     reason = "Unable to communicate with GPU because it is insufficiently powered."
     found = told(f"Unable to determine the device handle for gpu 0000:C1:00.0: {reason}\n")
-    assert found["failure_class"] == "gpu_lost" and "power cable" in found["hint"] and "Xid" not in found["hint"]
+    assert (
+        found["failure_class"] == "gpu_lost"
+        and "power cable" in found["hint"]
+        and "Xid" not in found["hint"]
+    )
 
 
 def test_what_a_list_tells_of_the_others_is_kept_beside_a_lost_gpu() -> None:
-    found = told("GPU 0: NVIDIA L40S (UUID: GPU-1)\nUnable to determine the device handle for gpu 0000:43:00.0: Unknown Error\n")
+    found = told(
+        "GPU 0: NVIDIA L40S (UUID: GPU-1)\nUnable to determine the device handle for gpu 0000:43:00.0: Unknown Error\n"
+    )
     assert [gpu["index"] for gpu in found["gpus"]] == [0]
 
 
 def test_a_damaged_inforom_is_a_warning() -> None:
-    found = told(TABLE.replace("ERR!", "N/A ") + "WARNING: infoROM is corrupted at gpu 0000:2B:00.0\n")
-    assert any(warning["code"] == "inforom" and "0000:2B:00.0" in warning["message"] for warning in found["warnings"])
+    found = told(
+        TABLE.replace("ERR!", "N/A ") + "WARNING: infoROM is corrupted at gpu 0000:2B:00.0\n"
+    )
+    assert any(
+        warning["code"] == "inforom" and "0000:2B:00.0" in warning["message"]
+        for warning in found["warnings"]
+    )
 
 
 def test_a_reset_is_another_cure_than_a_reboot() -> None:
-    reset = nvidia_smi_errors.read_driver_error("Unable to determine the device handle for GPU0000:0B:00.0: GPU requires reset")
+    reset = nvidia_smi_errors.read_driver_error(
+        "Unable to determine the device handle for GPU0000:0B:00.0: GPU requires reset"
+    )
     assert reset is not None and "must be reset" in reset["hint"]
 
 
 def test_a_servers_log_that_quotes_such_a_line_is_no_text_of_nvidia_smi() -> None:
-    trace = "Traceback (most recent call last):\n  File \"x.py\", line 1\nRuntimeError: No devices were found\n"
+    trace = 'Traceback (most recent call last):\n  File "x.py", line 1\nRuntimeError: No devices were found\n'
     assert recognise_host_text(trace) is None
-    assert recognise_host_text("\n".join(["[2026-03-01 10:00:00] INFO: serving"] * 90 + ["No devices were found"])) is None
+    assert (
+        recognise_host_text(
+            "\n".join(["[2026-03-01 10:00:00] INFO: serving"] * 90 + ["No devices were found"])
+        )
+        is None
+    )
 
 
 @pytest.mark.parametrize(
@@ -235,12 +292,21 @@ def test_a_servers_log_that_quotes_such_a_line_is_no_text_of_nvidia_smi() -> Non
     [
         ("pid, process_name, used_gpu_memory [MiB]\n12, python3, 100 MiB\n", [12], [True]),
         ("gpu_uuid, pid, used_memory [MiB]\nGPU-1, 12, [N/A]\n", [12], [False]),
-        ("pid, process_name, used_gpu_memory [MiB]\n12, [Insufficient Permissions], [N/A]\n13, -, 5 MiB\n", [12, 13], [False, False]),
+        (
+            "pid, process_name, used_gpu_memory [MiB]\n12, [Insufficient Permissions], [N/A]\n13, -, 5 MiB\n",
+            [12, 13],
+            [False, False],
+        ),
         ("pid, process_name, used_gpu_memory [MiB]\n", [], []),
         ("pid, process_name, used_gpu_memory [MiB]\nnonsense\n", [], []),
     ],
 )
-def test_processes_are_read_whatever_is_hidden_of_them(text: str, pids: list[int], seen: list[bool]) -> None:
+def test_processes_are_read_whatever_is_hidden_of_them(
+    text: str, pids: list[int], seen: list[bool]
+) -> None:
     found = read_processes(text)
-    assert ([process.pid for process in found], [process.visible for process in found]) == (pids, seen)
+    assert ([process.pid for process in found], [process.visible for process in found]) == (
+        pids,
+        seen,
+    )
     assert told(text)["pids"] == pids

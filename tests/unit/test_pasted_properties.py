@@ -1,4 +1,6 @@
-"""Owns the promises that hold for any text: reading it never raises, what is written reads back, no secret comes out."""
+"""Owns the promises that hold for any text: reading it never raises, what is written reads back, no
+secret comes out.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +35,38 @@ STARTS = [
 FORMS = [
     "services:\n", "  a:\n", "command: ", "[Service]\n", "ExecStart=", "FROM x\n", "CMD [", "apiVersion: v1\nkind: Pod\n", "containers:\n",
 ]  # fmt: skip
-ODD = ["\0", "\u00a0", "–", "“", "\u2028", "é", "\U0001f600", "1e400", "9" * 20, "-", "--", "@", "%", "!", "~", "{{", "- ", ": "]
+ODD = [
+    "\0",
+    "\u00a0",
+    "–",
+    "“",
+    "\u2028",
+    "é",
+    "\U0001f600",
+    "1e400",
+    "9" * 20,
+    "-",
+    "--",
+    "@",
+    "%",
+    "!",
+    "~",
+    "{{",
+    "- ",
+    ": ",
+]
 PARTS = st.sampled_from([*SIGNS, *WORDS, *STARTS, *FORMS, *ODD])
-NEVER_OURS = {"yaml_syntax", "duplicate_key", "tab", "not_text", "key_not_text", "yaml_tag", "unknown_key", "too_large", "not_a_mapping"}
+NEVER_OURS = {
+    "yaml_syntax",
+    "duplicate_key",
+    "tab",
+    "not_text",
+    "key_not_text",
+    "yaml_tag",
+    "unknown_key",
+    "too_large",
+    "not_a_mapping",
+}
 quick = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 
 
@@ -59,8 +90,13 @@ def test_any_text_is_read_without_a_traceback_and_makes_sound_yaml(text: str) ->
 
 
 @quick
-@given(st.sampled_from(TEXTS), st.lists(st.tuples(st.integers(0, 2000), st.integers(0, 20), PARTS), max_size=4))
-def test_damaged_launches_are_read_without_a_traceback_and_make_sound_yaml(text: str, damages: list[tuple[int, int, str]]) -> None:
+@given(
+    st.sampled_from(TEXTS),
+    st.lists(st.tuples(st.integers(0, 2000), st.integers(0, 20), PARTS), max_size=4),
+)
+def test_damaged_launches_are_read_without_a_traceback_and_make_sound_yaml(
+    text: str, damages: list[tuple[int, int, str]]
+) -> None:
     for at, length, part in damages:
         start = at % (len(text) + 1)
         text = text[:start] + part + text[start + length :]
@@ -68,9 +104,17 @@ def test_damaged_launches_are_read_without_a_traceback_and_make_sound_yaml(text:
 
 
 @quick
-@given(st.lists(st.text(st.characters(exclude_characters="\0\r", exclude_categories=("Cs",)), max_size=12), min_size=1, max_size=6))
+@given(
+    st.lists(
+        st.text(st.characters(exclude_characters="\0\r", exclude_categories=("Cs",)), max_size=12),
+        min_size=1,
+        max_size=6,
+    )
+)
 def test_quoted_words_are_read_as_the_shell_reads_them(words: list[str]) -> None:
-    [run] = read_script(f"echo {' '.join(shlex.quote(word) for word in words)}", FindingCollector("x")).runs
+    [run] = read_script(
+        f"echo {' '.join(shlex.quote(word) for word in words)}", FindingCollector("x")
+    ).runs
     assert [word.text for word in run.words[1:]] == words
 
 
@@ -101,6 +145,17 @@ SHELL_LINES = [
 @pytest.mark.parametrize("line", SHELL_LINES)
 def test_shell_text_means_what_a_shell_makes_of_it(line: str) -> None:
     script = f'echo() {{ printf "%s|" "$@"; printf "\\n"; }}\n{line}\n'
-    real = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False, env={"PATH": "/usr/bin:/bin"}).stdout
-    runs = [run for run in read_script(line, FindingCollector("x")).runs if run.words[0].text == "echo"]
-    assert "".join("|".join([*(word.text for word in run.words[1:]), ""]) + "\n" for run in runs) == real
+    real = subprocess.run(
+        ["bash", "-c", script],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PATH": "/usr/bin:/bin"},
+    ).stdout
+    runs = [
+        run for run in read_script(line, FindingCollector("x")).runs if run.words[0].text == "echo"
+    ]
+    assert (
+        "".join("|".join([*(word.text for word in run.words[1:]), ""]) + "\n" for run in runs)
+        == real
+    )

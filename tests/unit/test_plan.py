@@ -23,7 +23,12 @@ from fleet_protos.trial_types import (
 )
 from fleet_protos.v1 import trial_pb2
 
-ENGINE = EngineSpec(kind=EngineKind.SGLANG, model_path="m", args={"tp_size": 8, "trust_remote_code": True}, env={"A": "1"})
+ENGINE = EngineSpec(
+    kind=EngineKind.SGLANG,
+    model_path="m",
+    args={"tp_size": 8, "trust_remote_code": True},
+    env={"A": "1"},
+)
 FACTORS = {
     "nccl": {"default": Level(), "tuned": Level(env={"NCCL_PROTO": "LL"})},
     "speculation": {
@@ -58,7 +63,9 @@ def test_every_combination_is_a_variant_with_the_last_factor_turning_fastest() -
 
 
 def test_one_variant_is_the_baseline() -> None:
-    assert [variant.name for variant in make_plan(JOB, ["h1"]).variants if variant.is_baseline] == ["nccl=default,speculation=none"]
+    assert [variant.name for variant in make_plan(JOB, ["h1"]).variants if variant.is_baseline] == [
+        "nccl=default,speculation=none"
+    ]
 
 
 def test_without_factors_there_is_the_default_variant() -> None:
@@ -68,7 +75,10 @@ def test_without_factors_there_is_the_default_variant() -> None:
 
 
 def test_an_exclusion_in_part_leaves_out_all_that_match() -> None:
-    plan = make_plan(replace(JOB, exclude=({"speculation": "ngram"}, {"nccl": "tuned", "speculation": "none"})), ["h1"])
+    plan = make_plan(
+        replace(JOB, exclude=({"speculation": "ngram"}, {"nccl": "tuned", "speculation": "none"})),
+        ["h1"],
+    )
     assert [variant.name for variant in plan.variants] == [
         "nccl=default,speculation=none",
         "nccl=default,speculation=eagle",
@@ -78,8 +88,20 @@ def test_an_exclusion_in_part_leaves_out_all_that_match() -> None:
 
 def test_a_later_level_wins_and_none_takes_away() -> None:
     factors = {
-        "first": {"on": Level(args={"x": 1, "page_size": 2}, env={"A": None, "B": "first"}, simulation={"hang": True})},
-        "second": {"on": Level(args={"page_size": 64, "trust_remote_code": None}, env={"B": "second"}, simulation={"time_scale": 5.0})},
+        "first": {
+            "on": Level(
+                args={"x": 1, "page_size": 2},
+                env={"A": None, "B": "first"},
+                simulation={"hang": True},
+            )
+        },
+        "second": {
+            "on": Level(
+                args={"page_size": 64, "trust_remote_code": None},
+                env={"B": "second"},
+                simulation={"time_scale": 5.0},
+            )
+        },
     }
     job = replace(JOB, factors=factors, baseline={"first": "on", "second": "on"})
     engine = make_plan(job, ["h1"]).variants[0].engine
@@ -102,24 +124,34 @@ def test_a_later_level_wins_and_none_takes_away() -> None:
 )
 def test_gpus_come_from_the_parallel_sizes(args: dict[str, Any], gpus: int) -> None:
     assert count_needed_gpus(args) == gpus
-    assert make_plan(replace(JOB, engine=replace(ENGINE, args=args)), ["h1"]).variants[0].engine.gpus == gpus
+    assert (
+        make_plan(replace(JOB, engine=replace(ENGINE, args=args)), ["h1"]).variants[0].engine.gpus
+        == gpus
+    )
 
 
 def test_gpus_that_are_written_count() -> None:
-    plan = make_plan(replace(JOB, gpus=4, engine=replace(ENGINE, kind=EngineKind.SIMULATED)), ["h1"])
+    plan = make_plan(
+        replace(JOB, gpus=4, engine=replace(ENGINE, kind=EngineKind.SIMULATED)), ["h1"]
+    )
     assert plan.variants[0].engine.gpus == 4
     assert [finding.code for finding in plan.findings] == ["gpus_mismatch"]
 
 
 def test_the_order_of_the_first_block_is_this_one() -> None:
-    """Anyone can draw it again: printf '1/h1/1/nccl=default,speculation=none' | sha256sum, and so on, sorted."""
+    """Anyone can draw it again: printf '1/h1/1/nccl=default,speculation=none' | sha256sum, and so
+    on, sorted.
+    """
     trials = make_plan(JOB, ["h1"]).trials[:6]
     assert [trial.variant.index for trial in trials] == [2, 1, 4, 3, 5, 6]
 
 
 def test_every_host_does_all_blocks() -> None:
     trials = make_plan(JOB, ["h1", "h2"]).trials
-    assert [(host, sum(trial.host == host for trial in trials)) for host in ("h1", "h2")] == [("h1", 18), ("h2", 18)]
+    assert [(host, sum(trial.host == host for trial in trials)) for host in ("h1", "h2")] == [
+        ("h1", 18),
+        ("h2", 18),
+    ]
 
 
 def test_with_any_host_each_block_is_whole_on_one_host_in_turn() -> None:
@@ -146,18 +178,24 @@ def test_a_trial_that_may_go_to_any_host_has_none_and_its_id_names_none() -> Non
     plan = make_plan(job, ["h1", "h2"])
     specs = [trial_spec(job, plan, planned, 1, "j-0a1b2c") for planned in plan.trials]
     assert {spec.host for spec in specs} == {""}
-    assert sorted(spec.trial_id for spec in specs) == sorted(f"j-0a1b2c-b{block}-v{index}" for block in (1, 2, 3) for index in range(1, 7))
+    assert sorted(spec.trial_id for spec in specs) == sorted(
+        f"j-0a1b2c-b{block}-v{index}" for block in (1, 2, 3) for index in range(1, 7)
+    )
     other = make_plan(job, ["h3"])
-    assert [(trial.block, trial.variant.index) for trial in sorted(plan.trials, key=lambda trial: trial.block)] == [
-        (trial.block, trial.variant.index) for trial in other.trials
-    ]
+    assert [
+        (trial.block, trial.variant.index)
+        for trial in sorted(plan.trials, key=lambda trial: trial.block)
+    ] == [(trial.block, trial.variant.index) for trial in other.trials]
 
 
 def test_a_trial_spec_survives_the_wire() -> None:
     plan = make_plan(JOB, ["h1"])
     planned = next(trial for trial in plan.trials if trial.variant.index == 5)
     spec = trial_spec(JOB, plan, planned, 2, "j-0a1b2c")
-    assert (spec.variant, spec.levels) == ("nccl=tuned,speculation=eagle", {"nccl": "tuned", "speculation": "eagle"})
+    assert (spec.variant, spec.levels) == (
+        "nccl=tuned,speculation=eagle",
+        {"nccl": "tuned", "speculation": "eagle"},
+    )
     assert (spec.attempt, spec.block, spec.host, spec.job_name) == (2, planned.block, "h1", "j")
     assert (spec.engine.env, spec.engine.gpus) == ({"A": "1", "NCCL_PROTO": "LL"}, 8)
     assert from_proto(TrialSpec, to_proto(spec, trial_pb2.TrialSpec())) == spec
@@ -165,15 +203,23 @@ def test_a_trial_spec_survives_the_wire() -> None:
 
 def test_excluding_everything_is_an_error() -> None:
     plan = make_plan(replace(JOB, exclude=({},)), ["h1"])
-    assert (plan.is_refused, plan.trials, [finding.code for finding in plan.findings]) == (True, (), ["no_trials"])
+    assert (plan.is_refused, plan.trials, [finding.code for finding in plan.findings]) == (
+        True,
+        (),
+        ["no_trials"],
+    )
 
 
 def test_excluding_the_baseline_is_an_error() -> None:
-    assert codes(replace(JOB, exclude=({"nccl": "default", "speculation": "none"},))) == ["baseline_excluded"]
+    assert codes(replace(JOB, exclude=({"nccl": "default", "speculation": "none"},))) == [
+        "baseline_excluded"
+    ]
 
 
 def test_two_equal_variants_are_both_named() -> None:
-    factors = {"nccl": {"default": Level(), "same": Level(env={"A": "1"}), "other": Level(env={"A": "2"})}}
+    factors = {
+        "nccl": {"default": Level(), "same": Level(env={"A": "1"}), "other": Level(env={"A": "2"})}
+    }
     plan = make_plan(replace(JOB, factors=factors, baseline={"nccl": "default"}), ["h1"])
     assert [finding.message for finding in plan.findings if finding.code == "equal_variants"] == [
         "`nccl=default` and `nccl=same` launch the same server: they differ in no argument and no variable"
@@ -187,7 +233,12 @@ def test_no_host_is_an_error() -> None:
 
 
 def test_more_than_ten_thousand_trials_are_refused() -> None:
-    at_limit = replace(JOB, factors={"n": {f"l{n}": Level(env={"N": str(n)}) for n in range(100)}}, baseline={"n": "l0"}, launches=100)
+    at_limit = replace(
+        JOB,
+        factors={"n": {f"l{n}": Level(env={"N": str(n)}) for n in range(100)}},
+        baseline={"n": "l0"},
+        launches=100,
+    )
     assert (codes(at_limit), codes(replace(at_limit, launches=101))) == ([], ["too_many_trials"])
 
 
@@ -212,7 +263,13 @@ def test_hosts_are_chosen_by_name_and_label() -> None:
 def test_the_plan_as_json_holds_variants_and_the_order() -> None:
     plan = make_plan(JOB, ["h1"])
     told = json.loads(json.dumps(plan.to_json()))
-    assert (told["job"], told["engine"], told["time_scale"], told["blocks"], told["seed"]) == ("j", "sglang", 1.0, 3, 1)
+    assert (told["job"], told["engine"], told["time_scale"], told["blocks"], told["seed"]) == (
+        "j",
+        "sglang",
+        1.0,
+        3,
+        1,
+    )
     assert told["variants"][3] | {"args": {}} == {
         "name": "nccl=tuned,speculation=none",
         "baseline": False,
@@ -221,7 +278,12 @@ def test_the_plan_as_json_holds_variants_and_the_order() -> None:
         "args": {},
         "env": {"A": "1", "NCCL_PROTO": "LL"},
     }
-    assert told["trials"][0] == {"host": "h1", "block": 1, "order": 1, "variant": plan.trials[0].variant.name}
+    assert told["trials"][0] == {
+        "host": "h1",
+        "block": 1,
+        "order": 1,
+        "variant": plan.trials[0].variant.name,
+    }
 
 
 def test_the_estimate_grows_with_launches_and_not_with_hosts_side_by_side() -> None:
@@ -231,24 +293,37 @@ def test_the_estimate_grows_with_launches_and_not_with_hosts_side_by_side() -> N
     plain = replace(JOB, engine=replace(ENGINE, proof="off"))
     assert seconds(replace(plain, launches=6), "h1") == pytest.approx(2 * seconds(plain, "h1"))
     assert seconds(plain, "h1", "h2") == pytest.approx(seconds(plain, "h1"))
-    assert gpu_hours(make_plan(plain, ["h1"]), plain) == pytest.approx(8 * seconds(plain, "h1") / 3600)
+    assert gpu_hours(make_plan(plain, ["h1"]), plain) == pytest.approx(
+        8 * seconds(plain, "h1") / 3600
+    )
 
 
 def test_the_estimate_holds_the_witnesses_once_for_each_variant() -> None:
     plain = replace(JOB, engine=replace(ENGINE, proof="off"))
-    extra = estimate_seconds(make_plan(JOB, ["h1"]), JOB) - estimate_seconds(make_plan(plain, ["h1"]), plain)
+    extra = estimate_seconds(make_plan(JOB, ["h1"]), JOB) - estimate_seconds(
+        make_plan(plain, ["h1"]), plain
+    )
     more = replace(JOB, launches=9), replace(plain, launches=9)
     assert extra > 4 * 300
-    assert estimate_seconds(make_plan(more[0], ["h1"]), more[0]) - estimate_seconds(make_plan(more[1], ["h1"]), more[1]) == pytest.approx(extra)
+    assert estimate_seconds(make_plan(more[0], ["h1"]), more[0]) - estimate_seconds(
+        make_plan(more[1], ["h1"]), more[1]
+    ) == pytest.approx(extra)
 
 
 def test_a_simulated_job_costs_no_gpu_hours_and_runs_at_its_time_scale() -> None:
-    simulated = replace(JOB, engine=replace(ENGINE, kind=EngineKind.SIMULATED, simulation=Simulation(time_scale=20.0)))
+    simulated = replace(
+        JOB,
+        engine=replace(ENGINE, kind=EngineKind.SIMULATED, simulation=Simulation(time_scale=20.0)),
+    )
     plan = make_plan(simulated, ["h1"])
     assert gpu_hours(plan, simulated) == 0
     assert estimate_seconds(plan, simulated) < estimate_seconds(make_plan(JOB, ["h1"]), JOB) / 20
 
 
 def test_an_open_loop_lasts_its_duration() -> None:
-    job = replace(JOB, workloads=(Workload(name="open", rate_per_s=4, duration_s=3600, output_tokens=10),), launches=1)
+    job = replace(
+        JOB,
+        workloads=(Workload(name="open", rate_per_s=4, duration_s=3600, output_tokens=10),),
+        launches=1,
+    )
     assert estimate_seconds(make_plan(job, ["h1"]), job) > 6 * 5 * 3600

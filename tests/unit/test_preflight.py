@@ -1,4 +1,6 @@
-"""Owns the promises of the look at a host before a launch: each code, what it does to the trial, and that it ends no process."""
+"""Owns the promises of the look at a host before a launch: each code, what it does to the trial,
+and that it ends no process.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ BOX = Path(__file__).parent / "data" / "host" / "eight-gpus.json"
 ALL = tuple(range(8))
 
 
-def box(folder: Path, gpus: Mapping[int, Mapping[str, Any]] | None = None, **changes: Any) -> HostState:
+def box(
+    folder: Path, gpus: Mapping[int, Mapping[str, Any]] | None = None, **changes: Any
+) -> HostState:
     """The recorded box with some of its GPUs changed."""
     document = json.loads(BOX.read_text()) | changes
     for index, facts in (gpus or {}).items():
@@ -45,19 +49,29 @@ def model(folder: Path, shards: int = 2) -> Path:
     for name in names:
         head = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
         (folder / name).write_bytes(struct.pack("<Q", len(head)) + head + bytes(4))
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {f"w{name}": name for name in names}}))
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {f"w{name}": name for name in names}})
+    )
     return folder
 
 
 def spec(folder: Path, **changes: Any) -> TrialSpec:
-    engine = EngineSpec(kind=EngineKind.SGLANG, model_path=str(folder / "model"), python=sys.executable, gpus=8)
+    engine = EngineSpec(
+        kind=EngineKind.SGLANG, model_path=str(folder / "model"), python=sys.executable, gpus=8
+    )
     return TrialSpec("t", engine=replace(engine, **changes))
 
 
-async def codes(trial: TrialSpec, host: HostState, gpus: tuple[int, ...] = ALL, port: int = 0) -> list[str]:
+async def codes(
+    trial: TrialSpec, host: HostState, gpus: tuple[int, ...] = ALL, port: int = 0
+) -> list[str]:
     """What is found, without what depends on the machine that runs the tests."""
     found = await preflight(trial, LaunchPlace(port, gpus, host.state, "t/1"), host)
-    return [finding.code for finding in found if finding.code not in ("clock_unsynchronised", "clock_jumped", "shm_small", "disk_low")]
+    return [
+        finding.code
+        for finding in found
+        if finding.code not in ("clock_unsynchronised", "clock_jumped", "shm_small", "disk_low")
+    ]
 
 
 async def test_a_healthy_host_and_a_whole_model_have_no_finding(tmp_path: Path) -> None:
@@ -97,7 +111,9 @@ def damage_by_cut(folder: Path) -> None:
 
 
 def damage_by_pointer(folder: Path) -> None:
-    (folder / "model-00001-of-00002.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n")
+    (folder / "model-00001-of-00002.safetensors").write_text(
+        "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n"
+    )
 
 
 def damage_by_no_config(folder: Path) -> None:
@@ -134,14 +150,22 @@ def test_a_dummy_model_needs_no_weights_and_a_tokeniser_no_configuration(tmp_pat
 
 def test_a_path_in_a_container_is_that_of_its_mount(tmp_path: Path) -> None:
     model(tmp_path / "llama")
-    inside = replace(spec(tmp_path).engine, model_path="/models/llama", container=Container("image", mounts={"/models": f"{tmp_path}:ro"}))
+    inside = replace(
+        spec(tmp_path).engine,
+        model_path="/models/llama",
+        container=Container("image", mounts={"/models": f"{tmp_path}:ro"}),
+    )
     assert list(check_model(inside)) == []
-    assert [finding.code for finding in check_model(replace(inside, model_path="/models/other"))] == ["preflight_model_missing"]
+    assert [
+        finding.code for finding in check_model(replace(inside, model_path="/models/other"))
+    ] == ["preflight_model_missing"]
 
 
 async def test_a_python_that_is_not_there_is_told(tmp_path: Path) -> None:
     model(tmp_path / "model")
-    assert await codes(spec(tmp_path, python=str(tmp_path / "bin/python")), box(tmp_path)) == ["preflight_python_missing"]
+    assert await codes(spec(tmp_path, python=str(tmp_path / "bin/python")), box(tmp_path)) == [
+        "preflight_python_missing"
+    ]
 
 
 async def test_a_file_that_a_variable_names_must_be_there(tmp_path: Path) -> None:
@@ -159,7 +183,9 @@ async def test_a_port_that_something_listens_on_is_refused_as_a_conflict(tmp_pat
         assert await codes(spec(tmp_path), box(tmp_path), port=port) == ["port_in_use"]
         gang = Gang(2, 0, f"10.0.0.1:{port}")
         assert await codes(spec(tmp_path, gang=gang), box(tmp_path)) == ["dist_port_in_use"]
-        assert await codes(spec(tmp_path, gang=replace(gang, rank=1)), box(tmp_path)) == [], "another host listens there"
+        assert await codes(spec(tmp_path, gang=replace(gang, rank=1)), box(tmp_path)) == [], (
+            "another host listens there"
+        )
     assert CODES["port_in_use"].kind is ErrorKind.CONFLICT
 
 
@@ -169,7 +195,9 @@ LEFTOVER = {"pid": 4194001, "name": "", "used_mib": 66120, "gpu": 2, "visible": 
 async def test_memory_that_others_hold_is_refused_with_their_pids(tmp_path: Path) -> None:
     model(tmp_path / "model")
     host = box(tmp_path, {2: {"memory_used_mib": 66760}}, processes=[LEFTOVER])
-    refused = launch_refusal(await preflight(spec(tmp_path), LaunchPlace(0, ALL, tmp_path, "t/1"), host))
+    refused = launch_refusal(
+        await preflight(spec(tmp_path), LaunchPlace(0, ALL, tmp_path, "t/1"), host)
+    )
     assert refused is not None
     assert (refused.kind, refused.failure_class) == (ErrorKind.CONFLICT, "gpu_busy_leftover")
     assert "pid 4194001" in refused.message and "GPU2" in refused.message
@@ -190,7 +218,9 @@ async def test_memory_that_is_held_on_all_alike_is_refused_too(tmp_path: Path) -
 
 async def test_a_small_process_of_somebody_else_is_only_told(tmp_path: Path) -> None:
     model(tmp_path / "model")
-    assert await codes(spec(tmp_path), box(tmp_path, processes=[LEFTOVER | {"used_mib": 300}])) == ["gpu_shared"]
+    assert await codes(spec(tmp_path), box(tmp_path, processes=[LEFTOVER | {"used_mib": 300}])) == [
+        "gpu_shared"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -203,16 +233,25 @@ async def test_a_small_process_of_somebody_else_is_only_told(tmp_path: Path) -> 
         ({"power_limit_w": 500}, "gpus_unequal"),
     ],
 )
-async def test_the_state_of_each_gpu_is_judged(tmp_path: Path, gpu: dict[str, Any], code: str) -> None:
-    assert [finding.code for finding in check_gpus(await box(tmp_path, {5: gpu}).read_gpus(), ALL) if finding.code != "gpus_unequal"] == (
-        [code] if code != "gpus_unequal" else []
-    )
+async def test_the_state_of_each_gpu_is_judged(
+    tmp_path: Path, gpu: dict[str, Any], code: str
+) -> None:
+    assert [
+        finding.code
+        for finding in check_gpus(await box(tmp_path, {5: gpu}).read_gpus(), ALL)
+        if finding.code != "gpus_unequal"
+    ] == ([code] if code != "gpus_unequal" else [])
     found = check_gpus(await box(tmp_path, {5: gpu}).read_gpus(), ALL)
     assert any(finding.code == code and "GPU5" in finding.message for finding in found)
 
 
 async def test_a_driver_that_does_not_answer_is_the_hosts_to_mend(tmp_path: Path) -> None:
-    host = box(tmp_path, gpus={}, fault="NVML: RM has detected an NVML/RM version mismatch.", failure_class="driver_mismatch")
+    host = box(
+        tmp_path,
+        gpus={},
+        fault="NVML: RM has detected an NVML/RM version mismatch.",
+        failure_class="driver_mismatch",
+    )
     (finding,) = check_gpus(await host.read_gpus(), ALL)
     assert (finding.code, CODES[finding.code].kind) == ("driver_mismatch", ErrorKind.DEPLOY_FAILED)
 
@@ -222,19 +261,30 @@ async def test_a_gpu_that_is_gone_since_the_agent_started_is_told(tmp_path: Path
     assert (finding.code, "GPU11" in finding.message) == ("gpu_lost", True)
 
 
-async def test_a_simulated_server_needs_no_model_and_an_external_one_no_preflight(tmp_path: Path) -> None:
+async def test_a_simulated_server_needs_no_model_and_an_external_one_no_preflight(
+    tmp_path: Path,
+) -> None:
     host = box(tmp_path, {2: {"memory_used_mib": 66760}})
     simulated = spec(tmp_path, kind=EngineKind.SIMULATED, python="")
-    assert await codes(simulated, host) == ["gpu_busy_leftover"], "its GPUs are recorded, so they count"
+    assert await codes(simulated, host) == ["gpu_busy_leftover"], (
+        "its GPUs are recorded, so they count"
+    )
     assert await codes(simulated, HostState(state=tmp_path)) == []
     assert await codes(spec(tmp_path, kind=EngineKind.EXTERNAL), host) == []
 
 
 def test_what_the_user_must_edit_is_told_first() -> None:
-    busy, missing = Finding("gpu_busy_leftover", "busy", "wait"), Finding("preflight_model_missing", "missing", "edit")
+    busy, missing = (
+        Finding("gpu_busy_leftover", "busy", "wait"),
+        Finding("preflight_model_missing", "missing", "edit"),
+    )
     refused = launch_refusal([Finding("mig_on", "told"), busy, missing])
     assert refused is not None
-    assert (refused.kind, refused.message, refused.hint) == (ErrorKind.CONFIG, "preflight: missing; busy", "edit")
+    assert (refused.kind, refused.message, refused.hint) == (
+        ErrorKind.CONFIG,
+        "preflight: missing; busy",
+        "edit",
+    )
     assert launch_refusal([Finding("mig_on", "told"), Finding("clock_jumped", "told")]) is None
 
 
@@ -253,7 +303,9 @@ def test_a_check_of_the_host_alone_needs_no_trial(tmp_path: Path) -> None:
     assert "GPU1 has 17 NVLinks up (others 18)" in [finding.message for finding in found]
 
 
-def test_a_host_without_a_compiler_is_told_what_its_load_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_without_a_compiler_is_told_what_its_load_costs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("CC", raising=False)
     assert [finding.code for finding in check_compiler()] == []
     monkeypatch.setenv("PATH", str(tmp_path))

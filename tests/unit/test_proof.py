@@ -1,4 +1,6 @@
-"""Promises of when a witness is launched: where NCCL is used and the job has a say in how, once for each variant on each host."""
+"""Promises of when a witness is launched: where NCCL is used and the job has a say in how, once for
+each variant on each host.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,14 @@ from fleet_protos.trial_types import EngineKind, EngineSpec, TrialSpec, Workload
 ENGINE = EngineSpec(kind=EngineKind.SGLANG, model_path="m", python="p", args={"tp_size": 8})
 NCCL = {"nccl": {"default": Level(), "tuned": Level(env={"NCCL_PROTO": "LL"})}}
 BATCH = {"batch": {"few": Level(), "many": Level(args={"max_running_requests": 8})}}
-JOB = Job("j", ENGINE, (Workload(name="single", concurrency=1),), factors=NCCL, baseline={"nccl": "default"}, launches=4)
+JOB = Job(
+    "j",
+    ENGINE,
+    (Workload(name="single", concurrency=1),),
+    factors=NCCL,
+    baseline={"nccl": "default"},
+    launches=4,
+)
 
 
 def specs(job: Job, *hosts: str) -> list[TrialSpec]:
@@ -28,15 +37,23 @@ def proving(mode: str, job: Job = JOB) -> Job:
 
 @pytest.mark.parametrize("mode", ["", "auto", "witness"])
 def test_the_first_trial_of_each_variant_on_each_host_has_a_witness(mode: str) -> None:
-    witnessed = [(spec.host, spec.variant, spec.block) for spec in specs(proving(mode), "h1", "h2") if spec.witness]
-    assert sorted(witnessed) == [(host, variant, 1) for host in ("h1", "h2") for variant in ("nccl=default", "nccl=tuned")]
+    witnessed = [
+        (spec.host, spec.variant, spec.block)
+        for spec in specs(proving(mode), "h1", "h2")
+        if spec.witness
+    ]
+    assert sorted(witnessed) == [
+        (host, variant, 1) for host in ("h1", "h2") for variant in ("nccl=default", "nccl=tuned")
+    ]
 
 
 def test_a_block_that_may_go_anywhere_has_its_witnesses_where_the_job_has_not_been() -> None:
     movable = specs(replace(JOB, hosts=HostChoice(every_host=False)), "h1", "h2")
     assert {(spec.host, spec.witness) for spec in movable} == {("", True)}
     assert place_on_host(movable[0], "h2", hosts_used={"h1"}) == replace(movable[0], host="h2")
-    assert place_on_host(movable[0], "h1", hosts_used={"h1"}) == replace(movable[0], host="h1", witness=False)
+    assert place_on_host(movable[0], "h1", hosts_used={"h1"}) == replace(
+        movable[0], host="h1", witness=False
+    )
 
 
 @pytest.mark.parametrize("mode", ["timed", "off"])
@@ -52,7 +69,10 @@ def test_a_job_that_leaves_communication_alone_has_none_unless_it_asks() -> None
 
 @pytest.mark.parametrize(
     "engine",
-    [replace(ENGINE, env={"NCCL_ALGO": "Ring"}), replace(ENGINE, args={"tp_size": 2, "disable_custom_all_reduce": True})],
+    [
+        replace(ENGINE, env={"NCCL_ALGO": "Ring"}),
+        replace(ENGINE, args={"tp_size": 2, "disable_custom_all_reduce": True}),
+    ],
     ids=["variable", "argument"],
 )
 def test_what_all_variants_share_counts_as_a_say_in_communication(engine: EngineSpec) -> None:
@@ -66,6 +86,8 @@ def test_one_gpu_talks_to_nobody() -> None:
 
 
 def test_a_simulated_server_shows_its_variables_in_every_launch() -> None:
-    job = replace(JOB, engine=EngineSpec(kind=EngineKind.SIMULATED, model_path="m", args={"tp_size": 8}))
+    job = replace(
+        JOB, engine=EngineSpec(kind=EngineKind.SIMULATED, model_path="m", args={"tp_size": 8})
+    )
     assert not any(spec.witness for spec in specs(job, "h1"))
     assert any(spec.witness for spec in specs(proving("witness", job), "h1"))

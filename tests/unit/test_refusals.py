@@ -25,25 +25,47 @@ from fleet_transport.tls_identity import Role
 
 DAY_S = 86400
 NOW_S = 1_790_000_000  # 2026-09-21 14:13 UTC
-KEYS = some.sampled_from(["version", "issued", "revoked", "fingerprint", "role", "name", "issued_unix_s", "expires_unix_s", "authority"])
+KEYS = some.sampled_from(
+    [
+        "version",
+        "issued",
+        "revoked",
+        "fingerprint",
+        "role",
+        "name",
+        "issued_unix_s",
+        "expires_unix_s",
+        "authority",
+    ]
+)
 OWN = "the certificate of the controller"
 CONTROLLERS = frozenset({Role.CONTROLLER})
 
 
-def certificate(role: Role | None = Role.CONTROLLER, begins_s: int = -DAY_S, ends_s: int = DAY_S) -> Certificate:
+def certificate(
+    role: Role | None = Role.CONTROLLER, begins_s: int = -DAY_S, ends_s: int = DAY_S
+) -> Certificate:
     return Certificate("ab" * 32, NOW_S + begins_s, NOW_S + ends_s, role, "ann" if role else "")
 
 
 def test_a_good_one_is_welcome_to_its_last_second() -> None:
-    assert why_certificate_refused(certificate(begins_s=0, ends_s=0), CONTROLLERS, None, NOW_S) == ""
+    assert (
+        why_certificate_refused(certificate(begins_s=0, ends_s=0), CONTROLLERS, None, NOW_S) == ""
+    )
 
 
 @pytest.mark.parametrize(
     ("shown", "reason"),
     [
         (certificate(ends_s=-1), f"{OWN} expired on 2026-09-21"),
-        (certificate(begins_s=60), f"{OWN} is valid only from 2026-09-21 14:14 UTC on; here it is 2026-09-21 14:13 UTC"),
-        (certificate(Role.USER), "its certificate is that of user ann; served are only the controller"),
+        (
+            certificate(begins_s=60),
+            f"{OWN} is valid only from 2026-09-21 14:14 UTC on; here it is 2026-09-21 14:13 UTC",
+        ),
+        (
+            certificate(Role.USER),
+            "its certificate is that of user ann; served are only the controller",
+        ),
         (certificate(None), "its certificate names no role of a fleet"),
     ],
 )
@@ -58,7 +80,9 @@ def test_a_revoked_one_is_told_first_whatever_else_is_wrong() -> None:
 
 
 def test_both_roles_of_a_controllers_door_are_named() -> None:
-    told = why_certificate_refused(certificate(Role.AGENT), frozenset({Role.USER, Role.CONTROLLER}), None, NOW_S)
+    told = why_certificate_refused(
+        certificate(Role.AGENT), frozenset({Role.USER, Role.CONTROLLER}), None, NOW_S
+    )
     assert told == "its certificate is that of agent ann; served are only the controller and users"
 
 
@@ -74,20 +98,37 @@ def test_an_error_that_is_not_known_is_still_told(reason: str) -> None:
 def test_a_warning_begins_30_days_before_the_end_and_says_what_to_do() -> None:
     agent = ExpiringCertificate("agent", "gpu01", NOW_S + 30 * DAY_S)
     assert (agent.is_near(NOW_S), agent.is_near(NOW_S + 1)) == (False, True)
-    assert expiry_warning(agent, NOW_S + 1) == "the certificate of host gpu01 ends in 29 days, on 2026-10-21: fleetctl deploy gpu01 renews it"
+    assert (
+        expiry_warning(agent, NOW_S + 1)
+        == "the certificate of host gpu01 ends in 29 days, on 2026-10-21: fleetctl deploy gpu01 renews it"
+    )
     ended = expiry_warning(ExpiringCertificate("controller", "controller", NOW_S - 1), NOW_S)
-    assert ended == "the certificate of the controller ended on 2026-09-21: fleetctl trust rotate renews it"
+    assert (
+        ended
+        == "the certificate of the controller ended on 2026-09-21: fleetctl trust rotate renews it"
+    )
 
 
 def test_a_host_list_tells_of_a_certificate_that_ends_soon_and_of_no_other() -> None:
-    near, far = (HostStatus(host="gpu01", certificate_expires_unix_s=NOW_S + days * DAY_S) for days in (29, 31))
+    near, far = (
+        HostStatus(host="gpu01", certificate_expires_unix_s=NOW_S + days * DAY_S)
+        for days in (29, 31)
+    )
     message = hosts_table([near], NOW_S).rows[0][-1]
-    assert message == "the certificate of host gpu01 ends in 29 days, on 2026-10-20: fleetctl deploy gpu01 renews it"
+    assert (
+        message
+        == "the certificate of host gpu01 ends in 29 days, on 2026-10-20: fleetctl deploy gpu01 renews it"
+    )
     assert "certificate" not in str(hosts_table([far, HostStatus(host="gpu02")], NOW_S).rows)
 
 
 @settings(max_examples=60, deadline=None)
-@given(some.recursive(some.none() | some.integers() | some.text(max_size=5), lambda part: some.lists(part) | some.dictionaries(KEYS, part)))
+@given(
+    some.recursive(
+        some.none() | some.integers() | some.text(max_size=5),
+        lambda part: some.lists(part) | some.dictionaries(KEYS, part),
+    )
+)
 def test_any_json_is_a_list_of_certificates_or_told_to_be_none(value: object) -> None:
     content = json.dumps(value)
     for read in (read_issued, parse_revocations):

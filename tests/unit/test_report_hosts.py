@@ -32,11 +32,20 @@ def test_all_that_is_known_is_shown_with_its_unit() -> None:
 
 
 def test_columns_that_no_host_fills_are_left_out() -> None:
-    assert hosts_table([BARE]).columns == ("host", "state", "GPUs", "simulated GPUs", "address", "message")
+    assert hosts_table([BARE]).columns == (
+        "host",
+        "state",
+        "GPUs",
+        "simulated GPUs",
+        "address",
+        "message",
+    )
     assert "trial" in hosts_table([BARE, FULL]).columns
 
 
 def test_json_has_null_for_what_does_not_apply() -> None:
     bare = host_json(BARE)
-    assert [bare[key] for key in ("aside_since_unix_ns", "certificate_expires_unix_s", "cost_per_hour")] == [None, None, None]
+    assert [
+        bare[key] for key in ("aside_since_unix_ns", "certificate_expires_unix_s", "cost_per_hour")
+    ] == [None, None, None]
     assert host_json(FULL)["cost_per_hour"] == 40.0

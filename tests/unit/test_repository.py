@@ -1,4 +1,6 @@
-"""What the repository promises about itself: documents, examples, pins and packages agree with the code."""
+"""What the repository promises about itself: documents, examples, pins and packages agree with the
+code.
+"""
 
 from __future__ import annotations
 
@@ -36,12 +38,16 @@ GUIDES = sorted(ROOT.glob("*.md")) + sorted((ROOT / "docs").rglob("*.md"))
 
 def tracked(*patterns: str) -> list[str]:
     command = ["git", "ls-files", "--", *patterns]
-    return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines()
+    return subprocess.run(
+        command, cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout.splitlines()
 
 
 def fleetctl(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "fleet_controller.cli.main", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
 
 
 def program(name: str) -> str | None:
@@ -58,30 +64,46 @@ def load_tool(name: str) -> ModuleType:
 
 
 def words_after(command: str, guide: Path) -> Iterator[str]:
-    """The first argument of each call of `command` in the code of a Markdown file: indented lines, fenced lines, spans."""
+    """The first argument of each call of `command` in the code of a Markdown file: indented lines,
+    fenced lines, spans.
+    """
     text = guide.read_text()
-    for code in (*re.findall(r"^```.*?^```", text, re.S | re.M), *re.findall(r"^ {4}\S.*$", text, re.M), *re.findall(r"`([^`\n]+)`", text)):
+    for code in (
+        *re.findall(r"^```.*?^```", text, re.S | re.M),
+        *re.findall(r"^ {4}\S.*$", text, re.M),
+        *re.findall(r"`([^`\n]+)`", text),
+    ):
         yield from re.findall(rf"\b{command} ([a-z][a-z-]*)\b", code)
 
 
 def test_there_are_examples_to_check() -> None:
-    assert {file.name for file in EXAMPLES} >= {"demo.yaml", "kimi-eagle3-nccl.yaml", "sglang-cpu.yaml"}
+    assert {file.name for file in EXAMPLES} >= {
+        "demo.yaml",
+        "kimi-eagle3-nccl.yaml",
+        "sglang-cpu.yaml",
+    }
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda file: file.name)
 def test_each_example_lints_without_errors_and_warnings(example: Path) -> None:
     done = fleetctl("lint", str(example), "--json")
-    serious = [finding for finding in json.loads(done.stdout)["findings"] if finding["severity"] != "info"]
+    serious = [
+        finding for finding in json.loads(done.stdout)["findings"] if finding["severity"] != "info"
+    ]
     assert (done.returncode, serious) == (0, [])
 
 
 @pytest.mark.parametrize("kind", ["Job", "Fleet"])
-def test_the_files_in_the_readme_lint_without_errors_and_warnings(kind: str, tmp_path: Path) -> None:
+def test_the_files_in_the_readme_lint_without_errors_and_warnings(
+    kind: str, tmp_path: Path
+) -> None:
     blocks = re.findall(r"^```yaml\n(.*?)^```", (ROOT / "README.md").read_text(), re.S | re.M)
     [block] = [block for block in blocks if f"kind: {kind}\n" in block]
     (tmp_path / "file.yaml").write_text(block)
     done = fleetctl("lint", str(tmp_path / "file.yaml"), "--json")
-    serious = [finding for finding in json.loads(done.stdout)["findings"] if finding["severity"] != "info"]
+    serious = [
+        finding for finding in json.loads(done.stdout)["findings"] if finding["severity"] != "info"
+    ]
     assert (done.returncode, serious) == (0, [])
 
 
@@ -110,17 +132,34 @@ def test_each_make_target_in_the_guides_exists() -> None:
 
 
 def test_each_link_in_the_guides_leads_somewhere() -> None:
-    links = [(guide, link) for guide in GUIDES for link in re.findall(r"\]\((?!https?:)([^)#]+)", guide.read_text())]
+    links = [
+        (guide, link)
+        for guide in GUIDES
+        for link in re.findall(r"\]\((?!https?:)([^)#]+)", guide.read_text())
+    ]
     assert links
-    assert [f"{guide.name}: {link}" for guide, link in links if not (guide.parent / link).exists()] == []
+    assert [
+        f"{guide.name}: {link}" for guide, link in links if not (guide.parent / link).exists()
+    ] == []
 
 
 def gate_codes(source: str, module: Mapping[str, object]) -> Iterator[str]:
     """The first argument of each `Gate(...)` of a module, where it is a text or the name of one."""
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Gate" and node.args:
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id == "Gate"
+            and node.args
+        ):
             code = node.args[0]
-            value = code.value if isinstance(code, ast.Constant) else module.get(code.id) if isinstance(code, ast.Name) else None
+            value = (
+                code.value
+                if isinstance(code, ast.Constant)
+                else module.get(code.id)
+                if isinstance(code, ast.Name)
+                else None
+            )
             if isinstance(value, str):
                 yield value
 
@@ -142,12 +181,30 @@ def test_the_changelog_has_an_unreleased_section_with_something_in_it() -> None:
 
 
 def test_no_tracked_file_names_a_path_of_this_machine() -> None:
-    ours = [f"{path}/" for path in (ROOT, Path.home()) if len(path.parts) > 1 and path != Path("/root")]
+    ours = [
+        f"{path}/" for path in (ROOT, Path.home()) if len(path.parts) > 1 and path != Path("/root")
+    ]
     nobody = r"(?:USER|me|bench)\b"  # names of examples and of the lab
-    personal = re.compile("|".join([*map(re.escape, ours), rf"(?<![\w.])/home/(?!{nobody})\w+/", r"(?<![\w.])/root/\.(?:pyenv|cache)"]))
+    personal = re.compile(
+        "|".join(
+            [
+                *map(re.escape, ours),
+                rf"(?<![\w.])/home/(?!{nobody})\w+/",
+                r"(?<![\w.])/root/\.(?:pyenv|cache)",
+            ]
+        )
+    )
     assert personal.search(f"python = {ROOT}/.venv/bin/python")
-    texts = ((name, (ROOT / name).read_text(errors="replace")) for name in tracked() if (ROOT / name).is_file())
-    assert [name for name, text in texts if name != "tests/unit/test_repository.py" and personal.search(text)] == []
+    texts = (
+        (name, (ROOT / name).read_text(errors="replace"))
+        for name in tracked()
+        if (ROOT / name).is_file()
+    )
+    assert [
+        name
+        for name, text in texts
+        if name != "tests/unit/test_repository.py" and personal.search(text)
+    ] == []
 
 
 def test_requirements_name_no_registry_and_hash_every_package() -> None:
@@ -155,17 +212,28 @@ def test_requirements_name_no_registry_and_hash_every_package() -> None:
         if file.name != "apt.txt":
             text = file.read_text()
             assert not re.search(r"https?://|^-|find-links|index-url", text, re.M)
-            assert [entry for entry in re.split(r"\n(?=\S)", text) if "--hash=sha256:" not in entry] == []
+            assert [
+                entry for entry in re.split(r"\n(?=\S)", text) if "--hash=sha256:" not in entry
+            ] == []
 
 
-@pytest.mark.parametrize(("pins", "extras"), [("run.txt", ("agent", "controller")), ("dev.txt", ("agent", "controller", "dev"))])
+@pytest.mark.parametrize(
+    ("pins", "extras"),
+    [("run.txt", ("agent", "controller")), ("dev.txt", ("agent", "controller", "dev"))],
+)
 def test_pins_satisfy_pyproject(pins: str, extras: tuple[str, ...]) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     found = re.findall(r"^([a-z0-9-]+)==([^ ;]+)", (ROOT / "requirements" / pins).read_text(), re.M)
     pinned = {canonicalize_name(name): Version(version) for name, version in found}
-    texts = sum((project["optional-dependencies"][extra] for extra in extras), project["dependencies"])
+    texts = sum(
+        (project["optional-dependencies"][extra] for extra in extras), project["dependencies"]
+    )
     wanted = [need for need in map(Requirement, texts) if need.name != "benchfleet"]
-    unmet = [str(need) for need in wanted if pinned.get(canonicalize_name(need.name), Version("0")) not in need.specifier]
+    unmet = [
+        str(need)
+        for need in wanted
+        if pinned.get(canonicalize_name(need.name), Version("0")) not in need.specifier
+    ]
     assert unmet == [], "run: make lock"
 
 
@@ -190,19 +258,40 @@ def test_the_wheel_holds_every_file_of_the_packages_and_nothing_else(tmp_path: P
     inside = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     expected = {name.split("/", 1)[1] for name in tracked(*PACKAGES)}
     assert expected - inside == set()
-    assert {name.split("/")[0] for name in inside} == {package.split("/")[1] for package in PACKAGES}
+    assert {name.split("/")[0] for name in inside} == {
+        package.split("/")[1] for package in PACKAGES
+    }
 
 
 def test_alert_rules_name_only_series_that_are_exported() -> None:
     exported = {value for name, value in vars(metric_names).items() if name.startswith("PROM_")}
-    used = set(re.findall(r"\bfleet_[a-z_]+\b", "".join(re.findall(r"expr: (.+)", (ROOT / "deploy/prometheus-rules.yml").read_text()))))
+    used = set(
+        re.findall(
+            r"\bfleet_[a-z_]+\b",
+            "".join(re.findall(r"expr: (.+)", (ROOT / "deploy/prometheus-rules.yml").read_text())),
+        )
+    )
     assert used and used <= exported
 
 
-@pytest.mark.skipif(not program("promtool") and not os.environ.get("CI"), reason="promtool is not there; make test gets it where apt is")
-@pytest.mark.parametrize("check", [["check", "config", "prometheus.yml"], ["test", "rules", "prometheus-rules.test.yml"]], ids=" ".join)
+@pytest.mark.skipif(
+    not program("promtool") and not os.environ.get("CI"),
+    reason="promtool is not there; make test gets it where apt is",
+)
+@pytest.mark.parametrize(
+    "check",
+    [["check", "config", "prometheus.yml"], ["test", "rules", "prometheus-rules.test.yml"]],
+    ids=" ".join,
+)
 def test_prometheus_takes_the_configuration_and_the_alerts_fire(check: list[str]) -> None:
     promtool = program("promtool")
     assert promtool, "promtool is missing: tools/test_programs.sh"
-    done = subprocess.run([promtool, *check], cwd=ROOT / "deploy", capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [promtool, *check],
+        cwd=ROOT / "deploy",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr

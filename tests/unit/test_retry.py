@@ -16,7 +16,9 @@ def test_every_error_kind_has_a_rule(kind: ErrorKind) -> None:
 @pytest.mark.parametrize("kind", list(RULES))
 def test_a_kind_is_retried_as_often_as_its_rule_says_and_no_more(kind: ErrorKind) -> None:
     retries = RULES[kind].retries
-    assert [may_retry([kind] * failures) for failures in range(1, retries + 2)] == [True] * retries + [False]
+    assert [may_retry([kind] * failures) for failures in range(1, retries + 2)] == [
+        True
+    ] * retries + [False]
 
 
 def test_kinds_are_counted_apart() -> None:

@@ -1,4 +1,6 @@
-"""The end of a trial that cannot be journalled: it is written as soon as it can be, and left to the next agent when this one stops."""
+"""The end of a trial that cannot be journalled: it is written as soon as it can be, and left to the
+next agent when this one stops.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from fleet_agent.trials.runner import TrialRunner
 from fleet_protos import events as ev
 from fleet_protos.trial_types import EngineKind, EngineSpec, ErrorKind, Outcome, TrialSpec
 
-SPEC = TrialSpec("t", engine=EngineSpec(kind=EngineKind.EXTERNAL, url="http://127.0.0.1:1", ready_timeout_s=9.0))
+SPEC = TrialSpec(
+    "t", engine=EngineSpec(kind=EngineKind.EXTERNAL, url="http://127.0.0.1:1", ready_timeout_s=9.0)
+)
 LIMIT_S = 20.0
 
 
@@ -38,27 +42,39 @@ class Disk:
             self.refusals -= 1
             raise JournalFailed("events.jsonl: No space left on device", "free space")
         self.written.append(body)
-        return ev.Event(len(self.written), 0, trial.spec.trial_id, trial.spec.attempt, cause, trial.phase, body)
+        return ev.Event(
+            len(self.written), 0, trial.spec.trial_id, trial.spec.attempt, cause, trial.phase, body
+        )
 
 
 @pytest.fixture
 def errands(tmp_path: Path) -> Iterator[EffectHandlers]:
     folder = tmp_path / "t" / "1"
     folder.mkdir(parents=True)
-    yield EffectHandlers(SPEC, TrialTools(Supervisor(), LoadProcess(), Ports(), ENGINES), (), folder)
+    yield EffectHandlers(
+        SPEC, TrialTools(Supervisor(), LoadProcess(), Ports(), ENGINES), (), folder
+    )
 
 
-async def test_an_end_that_could_not_be_written_is_written_when_there_is_room(errands: EffectHandlers) -> None:
+async def test_an_end_that_could_not_be_written_is_written_when_there_is_room(
+    errands: EffectHandlers,
+) -> None:
     disk = Disk(refusals=3)
     async with asyncio.timeout(LIMIT_S):
         await TrialRunner(SPEC, errands, disk.record).run(ev.TrialAccepted(SPEC))
     (over,) = disk.written
     assert isinstance(over, ev.TrialOver)
-    assert (over.outcome, over.kind, over.failure_class) == (Outcome.FAILED, ErrorKind.CONFLICT, "journal_failed")
+    assert (over.outcome, over.kind, over.failure_class) == (
+        Outcome.FAILED,
+        ErrorKind.CONFLICT,
+        "journal_failed",
+    )
     assert "No space left on device: free space" in over.message
 
 
-async def test_a_cancel_does_not_end_the_wait_and_the_stop_of_the_agent_does(errands: EffectHandlers) -> None:
+async def test_a_cancel_does_not_end_the_wait_and_the_stop_of_the_agent_does(
+    errands: EffectHandlers,
+) -> None:
     disk = Disk(refusals=1 << 30)
     runner = TrialRunner(SPEC, errands, disk.record)
     async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as tasks:

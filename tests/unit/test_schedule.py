@@ -22,8 +22,16 @@ from fleet_controller.core.trial_state import Attempt, Trial
 from fleet_protos.errors import ErrorKind
 from fleet_protos.trial_types import Outcome, Phase, TrialSpec
 
-OK = Attempt(1, phase=Phase.OVER, outcome=Outcome.OK, started_unix_ns=1, ended_unix_ns=10_000_000_001)
-EXITED = Attempt(1, phase=Phase.OVER, outcome=Outcome.FAILED, kind=ErrorKind.SERVER_EXITED, ended_unix_ns=1_000_000_000)
+OK = Attempt(
+    1, phase=Phase.OVER, outcome=Outcome.OK, started_unix_ns=1, ended_unix_ns=10_000_000_001
+)
+EXITED = Attempt(
+    1,
+    phase=Phase.OVER,
+    outcome=Outcome.FAILED,
+    kind=ErrorKind.SERVER_EXITED,
+    ended_unix_ns=1_000_000_000,
+)
 OOM = replace(EXITED, kind=ErrorKind.SERVER_OOM)
 
 
@@ -42,12 +50,19 @@ class Job:
 
 def hosts_of(jobs: Iterable[Job], connected: Iterable[str]) -> list[SchedulableHost]:
     """What the hosts have to do for these jobs; those that are not connected are away."""
-    running = Counter(host for job in jobs for trial in job.trials if trial.is_active for host in trial.hosts)
+    running = Counter(
+        host for job in jobs for trial in job.trials if trial.is_active for host in trial.hosts
+    )
     named = {host for job in jobs for trial in job.trials for host in trial.hosts} | set(connected)
-    return [SchedulableHost(name, closed_for="" if name in connected else "away", running=running[name]) for name in sorted(named)]
+    return [
+        SchedulableHost(name, closed_for="" if name in connected else "away", running=running[name])
+        for name in sorted(named)
+    ]
 
 
-def starts(*jobs: Job, connected: tuple[str, ...] = ("a", "b"), now_ns: int = 10**12) -> list[TrialStart]:
+def starts(
+    *jobs: Job, connected: tuple[str, ...] = ("a", "b"), now_ns: int = 10**12
+) -> list[TrialStart]:
     waiting = [waiting_job_of(job.job_id, [] if job.cancelled else job.trials) for job in jobs]
     return list(next_starts(waiting, hosts_of(jobs, connected), now_ns))
 
@@ -109,9 +124,15 @@ TRIALS = st.lists(st.tuples(st.sampled_from("abc"), st.lists(ATTEMPTS, max_size=
 
 
 @given(TRIALS, st.sets(st.sampled_from("abc")))
-def test_no_host_ever_has_two_trials_and_no_trial_is_begun_twice(drawn: list, connected: set[str]) -> None:
+def test_no_host_ever_has_two_trials_and_no_trial_is_begun_twice(
+    drawn: list, connected: set[str]
+) -> None:
     trials = [
-        trial(str(number), host, *(replace(attempt, number=at) for at, attempt in enumerate(attempts, 1)))
+        trial(
+            str(number),
+            host,
+            *(replace(attempt, number=at) for at, attempt in enumerate(attempts, 1)),
+        )
         for number, (host, attempts) in enumerate(drawn)
     ]
     begun = starts(Job("j", trials), connected=tuple(connected))
@@ -121,10 +142,19 @@ def test_no_host_ever_has_two_trials_and_no_trial_is_begun_twice(drawn: list, co
     assert all(start.attempt == len(trials[int(start.trial_id)].attempts) + 1 for start in begun)
 
 
-VOIDED = Attempt(1, phase=Phase.OVER, outcome=Outcome.FAILED, kind=ErrorKind.GATE_VOIDED, failure_class="env_not_effective", message="lost")
+VOIDED = Attempt(
+    1,
+    phase=Phase.OVER,
+    outcome=Outcome.FAILED,
+    kind=ErrorKind.GATE_VOIDED,
+    failure_class="env_not_effective",
+    message="lost",
+)
 
 
-def of_variant(name: str, variant: str, *attempts: Attempt, host: str = "a", block: int = 1) -> Trial:
+def of_variant(
+    name: str, variant: str, *attempts: Attempt, host: str = "a", block: int = 1
+) -> Trial:
     return Trial(TrialSpec(trial_id=name, host=host, variant=variant, block=block), attempts)
 
 
@@ -133,18 +163,29 @@ def test_a_variant_that_failed_for_good_is_not_launched_again_on_that_host(kind:
     failed = replace(EXITED, kind=kind, failure_class="too_bad", message="launching: no room")
     others = (of_variant("3", "x", host="b"), of_variant("4", "y"))
     job = Job("j", [of_variant("1", "x", failed), of_variant("2", "x", block=2), *others])
-    assert hopeless_trials(job.trials) == (HopelessTrial("2", kind, "too_bad", "not launched again: 1 of block 1 failed, launching: no room"),)
+    assert hopeless_trials(job.trials) == (
+        HopelessTrial(
+            "2", kind, "too_bad", "not launched again: 1 of block 1 failed, launching: no room"
+        ),
+    )
 
 
 def test_a_launch_that_a_gate_voided_is_not_made_again() -> None:
-    assert [end.failure_class for end in hopeless_trials([of_variant("1", "x", VOIDED), of_variant("2", "x")])] == [
-        "env_not_effective"
-    ]
+    assert [
+        end.failure_class
+        for end in hopeless_trials([of_variant("1", "x", VOIDED), of_variant("2", "x")])
+    ] == ["env_not_effective"]
 
 
 @pytest.mark.parametrize(
     "ended",
-    [replace(VOIDED, runs=3), EXITED, replace(EXITED, kind=ErrorKind.AGENT_RESTARTED), OK, Attempt(1, phase=Phase.MEASURING)],
+    [
+        replace(VOIDED, runs=3),
+        EXITED,
+        replace(EXITED, kind=ErrorKind.AGENT_RESTARTED),
+        OK,
+        Attempt(1, phase=Phase.MEASURING),
+    ],
     ids=["void runs", "exited", "restarted", "ok", "running"],
 )
 def test_what_may_end_otherwise_is_launched_again(ended: Attempt) -> None:
@@ -153,11 +194,18 @@ def test_what_may_end_otherwise_is_launched_again(ended: Attempt) -> None:
 
 def test_only_trials_that_were_never_begun_are_closed() -> None:
     failed = replace(EXITED, kind=ErrorKind.CONFIG)
-    trials = [of_variant("1", "x", failed), of_variant("2", "x", Attempt(1, phase=Phase.MEASURING)), of_variant("3", "x", EXITED)]
+    trials = [
+        of_variant("1", "x", failed),
+        of_variant("2", "x", Attempt(1, phase=Phase.MEASURING)),
+        of_variant("3", "x", EXITED),
+    ]
     assert hopeless_trials(trials) == ()
 
 
-@pytest.mark.parametrize(("kind", "closed"), [(ErrorKind.CONFIG, ["3"]), (ErrorKind.SERVER_OOM, ["3"]), (ErrorKind.DEPLOY_FAILED, [])])
+@pytest.mark.parametrize(
+    ("kind", "closed"),
+    [(ErrorKind.CONFIG, ["3"]), (ErrorKind.SERVER_OOM, ["3"]), (ErrorKind.DEPLOY_FAILED, [])],
+)
 def test_a_block_without_a_host_is_not_launched_with_what_failed_for_good_elsewhere_unless_that_host_was_to_blame(
     kind: ErrorKind, closed: list[str]
 ) -> None:

@@ -1,4 +1,6 @@
-"""Promises of what searches become: a number with its bracket for each launch, intervals that hold what is open, verdicts over launches."""
+"""Promises of what searches become: a number with its bracket for each launch, intervals that hold
+what is open, verdicts over launches.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,14 @@ Bracket = tuple[float, float]  # highest met, lowest not met; 0: none
 SUSTAINED = Gate("rate_not_sustained", GateEffect.FLAG, "the queue grows")
 
 
-def a_search(variant: str, block: int, bracket: Bracket, ended: str = "", of: str = RATE, workload: str = "open") -> list[StoredRun]:
+def a_search(
+    variant: str,
+    block: int,
+    bracket: Bracket,
+    ended: str = "",
+    of: str = RATE,
+    workload: str = "open",
+) -> list[StoredRun]:
     """Three runs of a launch: one that met, one that did not, and the last one."""
     met, not_met = bracket
     ended = ended or ("found" if met and not_met else "above" if met else "below")
@@ -55,11 +64,20 @@ def a_search(variant: str, block: int, bracket: Bracket, ended: str = "", of: st
         )
         for index, (load, is_met, end) in enumerate(told, start=1) if load
     ]  # fmt: skip
-    return [StoredRun(f"job-b{block}-{variant}", 1, variant, "h1", block, Outcome.OK, run) for run in runs]
+    return [
+        StoredRun(f"job-b{block}-{variant}", 1, variant, "h1", block, Outcome.OK, run)
+        for run in runs
+    ]
 
 
-def launches(variant: str, brackets: Sequence[Bracket], of: str = RATE, ended: str = "") -> list[StoredRun]:
-    return [run for block, bracket in enumerate(brackets, start=1) for run in a_search(variant, block, bracket, ended, of)]
+def launches(
+    variant: str, brackets: Sequence[Bracket], of: str = RATE, ended: str = ""
+) -> list[StoredRun]:
+    return [
+        run
+        for block, bracket in enumerate(brackets, start=1)
+        for run in a_search(variant, block, bracket, ended, of)
+    ]
 
 
 def row_of(comparison: Comparison, variant: str) -> ComparisonRow:
@@ -67,8 +85,12 @@ def row_of(comparison: Comparison, variant: str) -> ComparisonRow:
     return row
 
 
-def compared(base: Sequence[Bracket], new: Sequence[Bracket], of: str = RATE, margin: float = 0.02) -> ComparisonRow:
-    return row_of(compare(launches("base", base, of) + launches("new", new, of), "base", margin=margin), "new")
+def compared(
+    base: Sequence[Bracket], new: Sequence[Bracket], of: str = RATE, margin: float = 0.02
+) -> ComparisonRow:
+    return row_of(
+        compare(launches("base", base, of) + launches("new", new, of), "base", margin=margin), "new"
+    )
 
 
 def test_a_search_has_one_row_of_its_highest_loads_and_none_of_its_throughput() -> None:
@@ -79,7 +101,10 @@ def test_a_search_has_one_row_of_its_highest_loads_and_none_of_its_throughput() 
 
 
 def test_other_workloads_of_the_job_keep_their_metrics() -> None:
-    single = replace(a_search("base", 1, (10, 11))[0], run=RunResult("single", 1, metrics={"output_tok_s": 80.0, "tpot_s_mean": 0.01}))
+    single = replace(
+        a_search("base", 1, (10, 11))[0],
+        run=RunResult("single", 1, metrics={"output_tok_s": 80.0, "tpot_s_mean": 0.01}),
+    )
     rows = compare([*launches("base", [(10, 11)]), single], "base").rows
     assert [(row.workload, row.metric) for row in rows] == [
         ("open", "highest_rate_per_s"), ("single", "output_tok_s"), ("single", "tpot_s_mean")
@@ -87,8 +112,15 @@ def test_other_workloads_of_the_job_keep_their_metrics() -> None:
 
 
 def test_a_search_that_no_run_reached_has_its_row() -> None:
-    runs = [replace(a_search("base", 1, (10, 11))[0], run=RunResult("single", 1, metrics={"output_tok_s": 80.0}))]
-    conditions = ComparisonConditions(planned=(("base", "h1"),), workloads=("single", "open"), searches={"open": RATE})
+    runs = [
+        replace(
+            a_search("base", 1, (10, 11))[0],
+            run=RunResult("single", 1, metrics={"output_tok_s": 80.0}),
+        )
+    ]
+    conditions = ComparisonConditions(
+        planned=(("base", "h1"),), workloads=("single", "open"), searches={"open": RATE}
+    )
     row = compare(runs, "base", conditions=conditions).rows[-1]
     assert (row.metric, row.mean, row.reason) == ("highest_rate_per_s", None, "no valid launch")
 
@@ -108,14 +140,19 @@ def test_what_is_open_does_not_hide_how_launches_differ() -> None:
 
 
 def test_equal_brackets_are_no_equivalence_beyond_their_width() -> None:
-    """Both limits lie in the same 5 %: nothing is known of which is higher, though the launches agree to the digit."""
+    """Both limits lie in the same 5 %: nothing is known of which is higher, though the launches
+    agree to the digit.
+    """
     row = compared([(10, 10.5)] * 3, [(10, 10.5)] * 3)
     assert row.ratio_interval is not None
     assert row.ratio == 1.0
     assert row.ratio_interval.low == pytest.approx(1 / 1.05)
     assert row.ratio_interval.high == pytest.approx(1.05)
     assert row.verdict == Verdict.INCONCLUSIVE
-    assert "leave up to 5.0 % open, which a smaller `within` closes and more launches do not" in row.reason
+    assert (
+        "leave up to 5.0 % open, which a smaller `within` closes and more launches do not"
+        in row.reason
+    )
     assert row.needs is None
     assert compared([(10, 10.1)] * 3, [(10, 10.1)] * 3).verdict == Verdict.EQUIVALENT
 
@@ -141,35 +178,61 @@ def test_more_launches_are_asked_for_only_where_they_would_resolve_it() -> None:
 
 
 def test_a_limit_beyond_the_highest_load_is_open_and_never_a_number() -> None:
-    comparison = compare(launches("base", [(10, 10.5), (10.5, 11)]) + launches("new", [(64, 0), (64, 0)]), "base")
+    comparison = compare(
+        launches("base", [(10, 10.5), (10.5, 11)]) + launches("new", [(64, 0), (64, 0)]), "base"
+    )
     row = row_of(comparison, "new")
     assert (row.mean, row.ratio) == (None, None)
     assert row.interval is not None and row.ratio_interval is not None
     assert (row.interval.low, row.interval.high) == (64, math.inf)
     assert row.ratio_interval.low > 4
-    assert (row.verdict, math.isinf(row.ratio_interval.high)) == (Verdict.FASTER, True)  # whatever lies beyond 64, it is above 10.5
+    assert (row.verdict, math.isinf(row.ratio_interval.high)) == (
+        Verdict.FASTER,
+        True,
+    )  # whatever lies beyond 64, it is above 10.5
     told = comparison_json(comparison)["rows"][1]
     assert (told["mean"], told["interval"], told["ratio_interval"][1]) == (None, [64.0, None], None)
-    assert told["limits"] == [{"trial": f"job-b{block}-new", "met": 64, "not_met": None, "ended": "above"} for block in (1, 2)]
-    assert "new open on h1, 2 of 2 launches: the SLO was met at the highest load of the search, 64/s" in "\n".join(comparison_remarks(comparison))
+    assert told["limits"] == [
+        {"trial": f"job-b{block}-new", "met": 64, "not_met": None, "ended": "above"}
+        for block in (1, 2)
+    ]
+    assert (
+        "new open on h1, 2 of 2 launches: the SLO was met at the highest load of the search, 64/s"
+        in "\n".join(comparison_remarks(comparison))
+    )
     cells = comparison_table(comparison).rows[1]
-    assert ("≥ 64.0 /s" in cells, "≥ 64.0" in cells, any(cell.startswith("≥ +") for cell in cells)) == (True, True, True)
+    assert (
+        "≥ 64.0 /s" in cells,
+        "≥ 64.0" in cells,
+        any(cell.startswith("≥ +") for cell in cells),
+    ) == (True, True, True)
     assert "inf" not in comparison_csv(comparison)
 
 
 def test_a_limit_below_the_lowest_load_is_open_and_never_a_number() -> None:
-    comparison = compare(launches("base", [(10, 10.5), (10.5, 11)]) + launches("new", [(0, 2), (0, 2)]), "base")
+    comparison = compare(
+        launches("base", [(10, 10.5), (10.5, 11)]) + launches("new", [(0, 2), (0, 2)]), "base"
+    )
     row = row_of(comparison, "new")
     assert row.interval is not None and row.ratio_interval is not None
     assert (row.mean, row.ratio, row.interval.low, row.interval.high) == (None, None, 0, 2)
     assert (row.verdict, row.ratio_interval.low) == (Verdict.SLOWER, 0)
-    assert comparison_json(comparison)["rows"][1]["limits"][0] == {"trial": "job-b1-new", "met": None, "not_met": 2, "ended": "below"}
+    assert comparison_json(comparison)["rows"][1]["limits"][0] == {
+        "trial": "job-b1-new",
+        "met": None,
+        "not_met": 2,
+        "ended": "below",
+    }
     assert "< 2.00 /s" in comparison_table(comparison).rows[1]
-    assert "the SLO was not met at the lowest load of the search, 2/s" in "\n".join(comparison_remarks(comparison))
+    assert "the SLO was not met at the lowest load of the search, 2/s" in "\n".join(
+        comparison_remarks(comparison)
+    )
 
 
 @pytest.mark.parametrize("bracket", [(64.0, 0.0), (0.0, 1.0)])
-def test_two_limits_beyond_the_same_end_are_inconclusive_and_no_launches_help(bracket: Bracket) -> None:
+def test_two_limits_beyond_the_same_end_are_inconclusive_and_no_launches_help(
+    bracket: Bracket,
+) -> None:
     row = compared([bracket] * 3, [bracket] * 3)
     assert (row.verdict, row.needs, row.ratio_interval) == (Verdict.INCONCLUSIVE, None, None)
     assert "beyond the loads that were searched" in row.reason
@@ -184,15 +247,22 @@ def test_one_launch_gives_no_interval_of_a_search_either() -> None:
 
 def test_what_the_client_could_not_drive_is_told() -> None:
     comparison = compare(launches("base", [(16, 0), (16, 0)], ended="client_limited"), "base")
-    assert "the client could not drive the next load, and the SLO was met at 16/s" in "\n".join(comparison_remarks(comparison))
+    assert "the client could not drive the next load, and the SLO was met at 16/s" in "\n".join(
+        comparison_remarks(comparison)
+    )
 
 
 def test_an_attempt_that_failed_in_its_search_is_no_launch() -> None:
-    failed = [replace(stored, trial_outcome=Outcome.FAILED) for stored in a_search("base", 1, (10, 10.5))]
+    failed = [
+        replace(stored, trial_outcome=Outcome.FAILED) for stored in a_search("base", 1, (10, 10.5))
+    ]
     again = [replace(stored, attempt=2) for stored in a_search("base", 1, (12, 12.6))]
     [row] = compare([*failed, *again], "base").rows
     assert (row.launches, row.mean, row.runs) == (1, 12, 3)
-    assert [(limit.attempt, limit.met) for limit in all_limits([*failed, *again])] == [(1, 10), (2, 12)]
+    assert [(limit.attempt, limit.met) for limit in all_limits([*failed, *again])] == [
+        (1, 10),
+        (2, 12),
+    ]
 
 
 def test_an_external_server_has_its_limit_and_no_verdict() -> None:
@@ -208,13 +278,24 @@ def test_gates_of_a_row_are_not_those_by_which_a_load_was_not_met() -> None:
 
 def test_two_jobs_are_compared_by_their_searches() -> None:
     before, after = (launches("v", [(low, low * 1.04)] * 3) for low in (10, 13))
-    [row] = compare_jobs((ComparisonConditions("a"), before), (ComparisonConditions("b"), after), 0.95, 0.02).rows
-    assert (row.metric, row.method, row.verdict) == ("highest_rate_per_s", "unpaired", Verdict.FASTER)
+    [row] = compare_jobs(
+        (ComparisonConditions("a"), before), (ComparisonConditions("b"), after), 0.95, 0.02
+    ).rows
+    assert (row.metric, row.method, row.verdict) == (
+        "highest_rate_per_s",
+        "unpaired",
+        Verdict.FASTER,
+    )
 
 
 def test_show_lists_what_each_launch_found_and_what_each_load_said() -> None:
     void = a_search("base", 1, (10, 10.5))[0]
-    void = replace(void, run=replace(void.run, index=0, gates=(Gate("client_limited", GateEffect.VOID_RUN, "late"),)))
+    void = replace(
+        void,
+        run=replace(
+            void.run, index=0, gates=(Gate("client_limited", GateEffect.VOID_RUN, "late"),)
+        ),
+    )
     runs = [*launches("base", [(10, 10.5), (64, 0)]), void]
     assert [row[4:] for row in limits_table(runs).rows] == [
         ("10/s", "10.5/s", "3", "found"), ("64/s", "–", "2", "met at the highest load: open above")
@@ -232,23 +313,43 @@ def test_show_lists_what_each_launch_found_and_what_each_load_said() -> None:
     ],
 )  # fmt: skip
 def test_loads_that_cannot_be_are_not_believed(odd: Searched) -> None:
-    event, _ = sanitize_event(Event(1, 1, "t", 1, 0, Phase.MEASURING, RunFinished(RunResult("open", 1, searched=odd))))
+    event, _ = sanitize_event(
+        Event(1, 1, "t", 1, 0, Phase.MEASURING, RunFinished(RunResult("open", 1, searched=odd)))
+    )
     assert isinstance(event.body, RunFinished)
     assert event.body.run.searched == Searched()
     sound = replace(event, body=RunFinished(a_search("v", 1, (1, 2))[0].run))
     assert sanitize_event(sound)[0] == sound
 
 
-BRACKETS = st.tuples(st.sampled_from([0.0, 1.0, 1e-9, 3.0, 1e15]), st.sampled_from([0.0, 0.5, 1.0, 3.0, 1e15]))
+BRACKETS = st.tuples(
+    st.sampled_from([0.0, 1.0, 1e-9, 3.0, 1e15]), st.sampled_from([0.0, 0.5, 1.0, 3.0, 1e15])
+)
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.lists(BRACKETS, max_size=3), st.lists(BRACKETS, max_size=3), st.sampled_from([RATE, CONCURRENCY]))
-def test_whatever_searches_tell_a_comparison_can_be_shown_and_written(base: list[Bracket], new: list[Bracket], of: str) -> None:
+@given(
+    st.lists(BRACKETS, max_size=3),
+    st.lists(BRACKETS, max_size=3),
+    st.sampled_from([RATE, CONCURRENCY]),
+)
+def test_whatever_searches_tell_a_comparison_can_be_shown_and_written(
+    base: list[Bracket], new: list[Bracket], of: str
+) -> None:
     runs = launches("base", [(1, 2), *base], of) + launches("new", new, of)
-    comparison = compare(runs, "base", conditions=ComparisonConditions(planned=(("base", "h1"), ("new", "h1")), workloads=("open",)))
+    comparison = compare(
+        runs,
+        "base",
+        conditions=ComparisonConditions(
+            planned=(("base", "h1"), ("new", "h1")), workloads=("open",)
+        ),
+    )
     assert json.loads(json.dumps(comparison_json(comparison), allow_nan=False))["rows"]
-    assert comparison_text(comparison, 60, False) and comparison_text(comparison, None, False) and comparison_csv(comparison)
+    assert (
+        comparison_text(comparison, 60, False)
+        and comparison_text(comparison, None, False)
+        and comparison_csv(comparison)
+    )
     json.dumps(show_json(JobDetail(JobSummary("job")), runs), allow_nan=False)
 
 
@@ -256,7 +357,10 @@ def test_a_report_for_people_has_both_tables_and_one_without_a_search_has_none()
     told = searches_markdown(launches("base", [(10, 10.5)]))
     assert "| job-b1-base | 1 | base | open | 10/s | 10.5/s | 3 | found |" in told
     assert "| open | base | 10/s | met |" in told
-    assert searches_markdown([replace(a_search("base", 1, (10, 11))[0], run=RunResult("single", 1))]) == ""
+    assert (
+        searches_markdown([replace(a_search("base", 1, (10, 11))[0], run=RunResult("single", 1))])
+        == ""
+    )
 
 
 def test_show_gives_the_runs_of_a_search_as_json() -> None:
@@ -273,7 +377,11 @@ def test_progress_says_load_answer_and_at_last_the_bracket() -> None:
     runs = [stored.run for stored in a_search("base", 1, (10, 10.5))]
     simulated = JobSummary(engine="simulated", time_scale=20)
     assert run_text(runs[0], simulated) == "open at 10/s: met, goodput 100.0 % (simulated ×20)"
-    assert run_text(runs[1], JobSummary(engine="sglang")) == "open at 10.5/s: not met, goodput 40.0 %"
-    assert run_text(runs[2], JobSummary(engine="sglang")).endswith("; highest met 10/s, lowest not met 10.5/s")
+    assert (
+        run_text(runs[1], JobSummary(engine="sglang")) == "open at 10.5/s: not met, goodput 40.0 %"
+    )
+    assert run_text(runs[2], JobSummary(engine="sglang")).endswith(
+        "; highest met 10/s, lowest not met 10.5/s"
+    )
     users = replace(runs[0], searched=replace(runs[0].searched, of=CONCURRENCY))
     assert run_text(users, JobSummary(engine="sglang")).startswith("open at 10 at once: met")

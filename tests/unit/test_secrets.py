@@ -1,4 +1,6 @@
-"""Promises of secrets: only a private file holds them, only the started process gets them, and nothing that is kept shows them."""
+"""Promises of secrets: only a private file holds them, only the started process gets them, and
+nothing that is kept shows them.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,12 @@ def test_a_reference_becomes_its_value_and_all_else_stays(tmp_path: Path) -> Non
     path = secrets_at(tmp_path, f"# tokens\n\nhf={VALUE}\r\nother=12345678=9\n")
     env = {"HF_TOKEN": "secret://hf", "AGAIN": "secret://hf", "PLAIN": "hf", "B": "secret://other"}
     secrets = read_secrets(secret_names(env), path)
-    assert secrets.fill(env) == {"HF_TOKEN": VALUE, "AGAIN": VALUE, "PLAIN": "hf", "B": "12345678=9"}
+    assert secrets.fill(env) == {
+        "HF_TOKEN": VALUE,
+        "AGAIN": VALUE,
+        "PLAIN": "hf",
+        "B": "12345678=9",
+    }
 
 
 def test_without_references_no_file_is_needed(tmp_path: Path) -> None:
@@ -45,7 +52,9 @@ def test_without_references_no_file_is_needed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o610])
-def test_a_file_that_others_may_read_is_refused_with_the_command_that_mends_it(tmp_path: Path, mode: int) -> None:
+def test_a_file_that_others_may_read_is_refused_with_the_command_that_mends_it(
+    tmp_path: Path, mode: int
+) -> None:
     path = secrets_at(tmp_path, f"hf={VALUE}\n", mode)
     with pytest.raises(ConfigError, match=f"{path} has mode {mode:04o}") as refused:
         read_secrets(["hf"], path)
@@ -70,7 +79,9 @@ def test_a_file_of_another_user_is_refused(tmp_path: Path) -> None:
         ("export hf=12345678\n", "line 1: not NAME=value"),
     ],
 )
-def test_a_secret_that_cannot_be_had_is_told_by_file_and_never_by_value(tmp_path: Path, text: str, told: str) -> None:
+def test_a_secret_that_cannot_be_had_is_told_by_file_and_never_by_value(
+    tmp_path: Path, text: str, told: str
+) -> None:
     path = secrets_at(tmp_path, text)
     with pytest.raises(ConfigError, match=told) as refused:
         read_secrets(["hf"], path)
@@ -86,7 +97,16 @@ def test_a_file_that_is_not_there_or_no_file_is_told(tmp_path: Path) -> None:
         read_secrets(["hf"], tmp_path)
 
 
-@pytest.mark.parametrize("spelled", [VALUE, json.dumps(VALUE), repr(VALUE), "x%22hf_Ab%22c%5Cd%26e%20f%25"[4:], "hf_Ab%22c%5Cd%26e+f%25"])
+@pytest.mark.parametrize(
+    "spelled",
+    [
+        VALUE,
+        json.dumps(VALUE),
+        repr(VALUE),
+        "x%22hf_Ab%22c%5Cd%26e%20f%25"[4:],
+        "hf_Ab%22c%5Cd%26e+f%25",
+    ],
+)
 def test_every_way_a_program_prints_a_secret_is_masked(spelled: str) -> None:
     masked = Secrets({"hf": VALUE}).mask(f"before {spelled} after")
     assert "hf_Ab" not in masked
@@ -95,22 +115,53 @@ def test_every_way_a_program_prints_a_secret_is_masked(spelled: str) -> None:
 
 def test_whatever_an_event_holds_is_masked_and_the_rest_is_whole() -> None:
     secrets = Secrets({"hf": VALUE, "long": f"{VALUE}-longer"})
-    failed = ServerFailed(ErrorKind.SERVER_EXITED, "unknown", f"said {VALUE}", 3, f"tail {VALUE}-longer", f"cause {VALUE}", "TP1", VALUE)
-    assert secrets.mask(failed) == ServerFailed(
-        ErrorKind.SERVER_EXITED, "unknown", "said secret://hf", 3, "tail secret://long", "cause secret://hf", "TP1", "secret://hf"
+    failed = ServerFailed(
+        ErrorKind.SERVER_EXITED,
+        "unknown",
+        f"said {VALUE}",
+        3,
+        f"tail {VALUE}-longer",
+        f"cause {VALUE}",
+        "TP1",
+        VALUE,
     )
-    proved = ConfigurationProved({"a": [VALUE, {"b": VALUE}], "n": 3}, env={"T": VALUE}, gates=(Gate("c", GateEffect.FLAG, VALUE),))
+    assert secrets.mask(failed) == ServerFailed(
+        ErrorKind.SERVER_EXITED,
+        "unknown",
+        "said secret://hf",
+        3,
+        "tail secret://long",
+        "cause secret://hf",
+        "TP1",
+        "secret://hf",
+    )
+    proved = ConfigurationProved(
+        {"a": [VALUE, {"b": VALUE}], "n": 3},
+        env={"T": VALUE},
+        gates=(Gate("c", GateEffect.FLAG, VALUE),),
+    )
     masked = secrets.mask(proved)
     assert masked.effective_args == {"a": ["secret://hf", {"b": "secret://hf"}], "n": 3}
-    assert (masked.env, masked.gates) == ({"T": "secret://hf"}, (Gate("c", GateEffect.FLAG, "secret://hf"),))
+    assert (masked.env, masked.gates) == (
+        {"T": "secret://hf"},
+        (Gate("c", GateEffect.FLAG, "secret://hf"),),
+    )
 
 
 def test_secrets_do_not_show_themselves() -> None:
     assert "hf_" not in f"{Secrets({'hf': VALUE})!r} {Secrets({'hf': VALUE})}"
 
 
-@given(st.lists(st.sampled_from(["secretvalue", "s", "ecretvalue", "\n", "x" * 70000, "secretvalu"]), max_size=60), st.integers(0, 70000))
-def test_a_file_is_masked_wherever_in_it_the_secret_stands(tmp_path_factory: pytest.TempPathFactory, parts: list[str], shift: int) -> None:
+@given(
+    st.lists(
+        st.sampled_from(["secretvalue", "s", "ecretvalue", "\n", "x" * 70000, "secretvalu"]),
+        max_size=60,
+    ),
+    st.integers(0, 70000),
+)
+def test_a_file_is_masked_wherever_in_it_the_secret_stands(
+    tmp_path_factory: pytest.TempPathFactory, parts: list[str], shift: int
+) -> None:
     path = tmp_path_factory.mktemp("mask") / "server.log"
     content = "y" * shift + "".join(parts)
     path.write_text(content)
@@ -119,7 +170,10 @@ def test_a_file_is_masked_wherever_in_it_the_secret_stands(tmp_path_factory: pyt
     assert path.read_text() == content.replace("secretvalue", "secret://n")
 
 
-@given(st.lists(st.sampled_from(["secretvalue", "secret", "value", "\n", "x" * 100]), max_size=30), st.integers(0, 40))
+@given(
+    st.lists(st.sampled_from(["secretvalue", "secret", "value", "\n", "x" * 100]), max_size=30),
+    st.integers(0, 40),
+)
 def test_where_no_second_file_can_be_written_a_secret_is_painted_over_where_it_stands(
     tmp_path_factory: pytest.TempPathFactory, parts: list[str], shift: int
 ) -> None:
@@ -150,7 +204,9 @@ def test_the_process_gets_the_value_and_the_record_the_reference() -> None:
 
 def test_a_containers_variables_are_in_a_file_for_its_owner_alone(tmp_path: Path) -> None:
     file = tmp_path / "container.env"
-    command = LaunchCommand(("docker",), {"T": "secret://hf", "A": "b=c"}, "/", str(file), {"PATH": "/bin"})
+    command = LaunchCommand(
+        ("docker",), {"T": "secret://hf", "A": "b=c"}, "/", str(file), {"PATH": "/bin"}
+    )
     started = prepare_command(command, Secrets({"hf": VALUE}))
     assert (file.read_text(), file.stat().st_mode & 0o777) == (f"T={VALUE}\nA=b=c\n", 0o600)
     assert started.env == {"PATH": "/bin"}

@@ -1,4 +1,6 @@
-"""Owns the promises of SGLang's command line and environment: what a job says is what the process gets."""
+"""Owns the promises of SGLang's command line and environment: what a job says is what the process
+gets.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,13 @@ from fleet_protos.errors import ConfigError
 from fleet_protos.trial_types import EngineKind, EngineSpec, TrialSpec
 
 PLACE = LaunchPlace(port=31234, gpus=(), folder=Path("/nowhere"), token="job-b1-v0/2")
-ENGINE = EngineSpec(EngineKind.SGLANG, "org/model", args={"tp_size": 8}, env={"NCCL_PROTO": "LL"}, python="/venv/bin/python")
+ENGINE = EngineSpec(
+    EngineKind.SGLANG,
+    "org/model",
+    args={"tp_size": 8},
+    env={"NCCL_PROTO": "LL"},
+    python="/venv/bin/python",
+)
 SPEC = TrialSpec(trial_id="job-b1-v0", attempt=2, variant="v", engine=ENGINE)
 HOST = {
     "PATH": "/bin", "HOME": "/home/me", "LANG": "de_DE", "TMPDIR": "/scratch",
@@ -26,7 +34,9 @@ HOST = {
 
 def test_every_kind_of_a_job_has_its_engine() -> None:
     assert set(ENGINES) == set(EngineKind) - {EngineKind.UNSPECIFIED}
-    assert {kind for kind, engine in ENGINES.items() if not engine.launches} == {EngineKind.EXTERNAL}
+    assert {kind for kind, engine in ENGINES.items() if not engine.launches} == {
+        EngineKind.EXTERNAL
+    }
 
 
 def test_the_command_is_that_of_the_documentation() -> None:
@@ -34,7 +44,17 @@ def test_the_command_is_that_of_the_documentation() -> None:
     command = engine.launch_command(SPEC, PLACE)
     assert command.argv == (
         *("/venv/bin/python", "-m", "sglang.launch_server"),
-        *("--model-path", "org/model", "--host", "127.0.0.1", "--port", "31234", "--enable-metrics", "--tp-size", "8"),
+        *(
+            "--model-path",
+            "org/model",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            "31234",
+            "--enable-metrics",
+            "--tp-size",
+            "8",
+        ),
     )
     assert command.cwd == "/nowhere"
     assert engine.url(SPEC, PLACE) == "http://127.0.0.1:31234"
@@ -58,7 +78,9 @@ def test_a_home_folder_is_resolved_wherever_a_path_can_stand() -> None:
 
 
 def test_a_path_of_another_users_home_is_left_as_it_is() -> None:
-    assert expand_home_paths({"tokenizer_path": "~other/x", "model_path": "/abs", "file_path": None}, "/root") == {
+    assert expand_home_paths(
+        {"tokenizer_path": "~other/x", "model_path": "/abs", "file_path": None}, "/root"
+    ) == {
         "tokenizer_path": "~other/x",
         "model_path": "/abs",
         "file_path": None,
@@ -76,7 +98,9 @@ def test_a_path_of_another_users_home_is_left_as_it_is() -> None:
         (replace(ENGINE, env={"CUDA_VISIBLE_DEVICES": "0"}), ()),
     ],
 )
-def test_what_cannot_be_launched_is_the_users_to_edit(engine: EngineSpec, gpus: tuple[int, ...]) -> None:
+def test_what_cannot_be_launched_is_the_users_to_edit(
+    engine: EngineSpec, gpus: tuple[int, ...]
+) -> None:
     with pytest.raises(ConfigError) as refused:
         SglangEngine().launch_command(replace(SPEC, engine=engine), replace(PLACE, gpus=gpus))
     assert refused.value.hint
@@ -101,7 +125,9 @@ def test_an_argument_becomes_its_words(value: object, expected: tuple[str, ...])
 
 
 def test_false_is_said_only_where_sglang_has_a_word_for_it() -> None:
-    assert to_argv({"lora_strict_loading": False, "disable_cuda_graph": False}) == ("--no-lora-strict-loading",)
+    assert to_argv({"lora_strict_loading": False, "disable_cuda_graph": False}) == (
+        "--no-lora-strict-loading",
+    )
 
 
 def test_the_jobs_order_is_kept() -> None:
@@ -125,8 +151,16 @@ def test_the_launch_token_and_the_gpus_are_not_the_jobs_to_set() -> None:
 
 
 def test_a_server_without_gpus_sees_none_that_another_trial_may_hold() -> None:
-    assert server_environment(HOST, {"CUDA_VISIBLE_DEVICES": "0"}, (), "t/1")["CUDA_VISIBLE_DEVICES"] == ""
+    assert (
+        server_environment(HOST, {"CUDA_VISIBLE_DEVICES": "0"}, (), "t/1")["CUDA_VISIBLE_DEVICES"]
+        == ""
+    )
 
 
 def test_a_bare_host_still_gives_a_path_and_a_language() -> None:
-    assert set(server_environment({}, {}, (), "t/1")) == {"PATH", "LANG", "BENCHFLEET_LAUNCH", "CUDA_VISIBLE_DEVICES"}
+    assert set(server_environment({}, {}, (), "t/1")) == {
+        "PATH",
+        "LANG",
+        "BENCHFLEET_LAUNCH",
+        "CUDA_VISIBLE_DEVICES",
+    }

@@ -66,7 +66,9 @@ def test_a_variable_that_did_not_arrive_voids_the_trial(env: dict[str, str], tol
 
 def test_one_rank_with_another_value_voids_the_trial() -> None:
     other = "gpu01:42:78 [1] NCCL INFO NCCL_PROTO set by environment to Simple"
-    assert short(gates({"NCCL_PROTO": "LL"}, shown(*SET, other, *DONE))) == [("env_not_effective", VOID)]
+    assert short(gates({"NCCL_PROTO": "LL"}, shown(*SET, other, *DONE))) == [
+        ("env_not_effective", VOID)
+    ]
 
 
 def test_a_variable_that_nccl_reads_only_when_needed_is_unproved_and_not_lost() -> None:
@@ -83,7 +85,9 @@ def test_a_variable_that_nccl_reads_only_when_needed_is_unproved_and_not_lost() 
         ({"ranks": 1}, "one GPU: NCCL has nothing to set up"),
     ],
 )  # fmt: skip
-def test_without_a_line_of_nccls_nothing_is_proved_and_nothing_is_void(changes: dict[str, Any], why: str) -> None:
+def test_without_a_line_of_nccls_nothing_is_proved_and_nothing_is_void(
+    changes: dict[str, Any], why: str
+) -> None:
     (gate,) = gates({"NCCL_ALGO": "Ring"}, shown("Load weight end.", **changes))
     assert (gate.code, gate.effect) == ("env_unproved", FLAG)
     assert why in gate.message
@@ -93,11 +97,15 @@ def test_without_a_line_of_nccls_nothing_is_proved_and_nothing_is_void(changes: 
 def test_a_log_that_hides_the_environment_proves_nothing(subsystems: str) -> None:
     env = {"NCCL_ALGO": "Ring", "NCCL_DEBUG_SUBSYS": subsystems}
     assert short(gates(env, shown(*DONE))) == [("env_unproved", FLAG)]
-    assert short(gates({**env, "NCCL_DEBUG_SUBSYS": "^COLL"}, shown(*DONE))) == [("env_not_effective", VOID)]
+    assert short(gates({**env, "NCCL_DEBUG_SUBSYS": "^COLL"}, shown(*DONE))) == [
+        ("env_not_effective", VOID)
+    ]
 
 
 def test_a_log_that_names_all_that_it_sees_proves_that_a_variable_is_lost() -> None:
-    assert short(gates({"NCCL_IB_HCA": "mlx5_0"}, shown(*DONE, names_all=True))) == [("env_not_effective", VOID)]
+    assert short(gates({"NCCL_IB_HCA": "mlx5_0"}, shown(*DONE, names_all=True))) == [
+        ("env_not_effective", VOID)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -107,42 +115,72 @@ def test_a_log_that_names_all_that_it_sees_proves_that_a_variable_is_lost() -> N
     ],
 )  # fmt: skip
 def test_a_configuration_file_of_the_host_is_told(line: str, told: str) -> None:
-    (gate,) = gates({"NCCL_PROTO": "LL"}, shown(*SET, *DONE, configurations=(NcclConfFile("/etc/nccl.conf", line),)))
+    (gate,) = gates(
+        {"NCCL_PROTO": "LL"},
+        shown(*SET, *DONE, configurations=(NcclConfFile("/etc/nccl.conf", line),)),
+    )
     assert (gate.code, gate.effect) == ("nccl_conf_overrides", FLAG)
     assert gate.message.endswith(told)
-    assert gates({"NCCL_PROTO": "LL"}, shown(*SET, *DONE, configurations=(NcclConfFile("/etc/nccl.conf", "NCCL_PROTO=LL"),))) == ()
+    assert (
+        gates(
+            {"NCCL_PROTO": "LL"},
+            shown(*SET, *DONE, configurations=(NcclConfFile("/etc/nccl.conf", "NCCL_PROTO=LL"),)),
+        )
+        == ()
+    )
 
 
 def test_another_library_than_the_installed_one_is_told() -> None:
     library = ("/opt/nccl/libnccl.so.2",)
     (gate,) = gates({}, shown(*DONE, installed="2.26.2", libraries=library))
     assert (gate.code, gate.effect) == ("nccl_other_library", FLAG)
-    assert gate.message == "NCCL 2.27.3 is loaded from /opt/nccl/libnccl.so.2, and the package installed beside the server is 2.26.2"
+    assert (
+        gate.message
+        == "NCCL 2.27.3 is loaded from /opt/nccl/libnccl.so.2, and the package installed beside the server is 2.26.2"
+    )
     assert gates({}, shown(*DONE, installed="2.27.3", libraries=library)) == ()
-    assert short(gates({}, shown(*DONE, libraries=(*library, "/env/libnccl.so.2")))) == [("nccl_other_library", FLAG)]
+    assert short(gates({}, shown(*DONE, libraries=(*library, "/env/libnccl.so.2")))) == [
+        ("nccl_other_library", FLAG)
+    ]
 
 
-def test_a_witness_in_which_no_all_reduce_reached_nccl_tells_that_its_settings_cannot_matter() -> None:
+def test_a_witness_in_which_no_all_reduce_reached_nccl_tells_that_its_settings_cannot_matter() -> (
+    None
+):
     gathers = f"{AT}AllGather: 262144 Bytes -> Algo RING proto LL channel{{Lo..Hi}}={{0..7}}"
     reduces = f"{AT}AllReduce: 86016 Bytes -> Algo RING proto LL channel{{Lo..Hi}}={{0..7}}"
     env = {"NCCL_PROTO": "LL"}
     (gate,) = gates(env, shown(*SET, *DONE, gathers, witness=True))
     assert (gate.code, gate.effect) == ("nccl_bypassed", FLAG)
-    assert gate.message.startswith("no all-reduce reached NCCL, only AllGather: NCCL_PROTO cannot matter")
+    assert gate.message.startswith(
+        "no all-reduce reached NCCL, only AllGather: NCCL_PROTO cannot matter"
+    )
     assert gates(env, shown(*SET, *DONE, gathers, reduces, witness=True)) == ()
-    assert gates(env, shown(*SET, *DONE, gathers)) == (), "a launch without its whole log shows nothing of the kind"
+    assert gates(env, shown(*SET, *DONE, gathers)) == (), (
+        "a launch without its whole log shows nothing of the kind"
+    )
     assert gates({}, shown(*SET, *DONE, gathers, witness=True)) == ()
 
 
 def test_the_record_holds_what_nccl_showed_and_nothing_where_it_showed_nothing() -> None:
     assert nccl_to_json(shown("no such line")) == {}
-    labels = 'gpu="GPU0",nranks="8",collective="AllReduce",message_size="1-2MB",algo_proto="Ring_ll"'
+    labels = (
+        'gpu="GPU0",nranks="8",collective="AllReduce",message_size="1-2MB",algo_proto="Ring_ll"'
+    )
     rows = read_inspector(f"nccl_bus_bandwidth_gbs{{{labels}}} 120.0\n")
     conf = (NcclConfFile("/etc/nccl.conf", "NCCL_ALGO=Tree"),)
-    told = nccl_to_json(shown(*SET, *DONE, libraries=("/x/libnccl.so.2",), configurations=conf, inspected=rows))
+    told = nccl_to_json(
+        shown(*SET, *DONE, libraries=("/x/libnccl.so.2",), configurations=conf, inspected=rows)
+    )
     assert (told["version"], told["settings"]["NCCL_PROTO"]) == ("2.27.3", ["LL"])
-    assert (told["libraries"], told["configuration"]["NCCL_ALGO"]["value"]) == (["/x/libnccl.so.2"], "Tree")
-    assert (told["inspected"][0]["algo_proto"], told["inspected"][0]["busbw_gb_s"]) == ("Ring_ll", 120.0)
+    assert (told["libraries"], told["configuration"]["NCCL_ALGO"]["value"]) == (
+        ["/x/libnccl.so.2"],
+        "Tree",
+    )
+    assert (told["inspected"][0]["algo_proto"], told["inspected"][0]["busbw_gb_s"]) == (
+        "Ring_ll",
+        120.0,
+    )
 
 
 def test_a_variable_that_sglang_writes_itself_is_said_to_be() -> None:

@@ -20,7 +20,9 @@ from fleet_protos.errors import ErrorKind
         (1, "unknown", "no cause"),
     ],
 )
-def test_without_a_cause_in_the_log_the_exit_code_tells(exit_code: int, failure_class: str, cause: str) -> None:
+def test_without_a_cause_in_the_log_the_exit_code_tells(
+    exit_code: int, failure_class: str, cause: str
+) -> None:
     told, why = explain_silent_exit(exit_code)
     assert told == failure_class
     assert cause in why
@@ -30,7 +32,9 @@ def test_without_a_cause_in_the_log_the_exit_code_tells(exit_code: int, failure_
 @pytest.mark.parametrize("exit_code", [125, 126, 127])
 def test_a_container_that_never_started_is_no_failure_of_sglang(exit_code: int) -> None:
     reader = LogReader()
-    reader.feed(b"Trying to pull localhost/nothere:1...\nError: initializing source docker://localhost/nothere:1: connection refused\n")
+    reader.feed(
+        b"Trying to pull localhost/nothere:1...\nError: initializing source docker://localhost/nothere:1: connection refused\n"
+    )
     read = reader.finish()
     told = explain_runtime_exit(read, exit_code)
     assert (told.failure_class, told.kind) == ("container_not_started", ErrorKind.DEPLOY_FAILED)

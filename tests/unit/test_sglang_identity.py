@@ -9,8 +9,23 @@ import pytest
 from fleet_agent.engines.sglang.launch_identity import launch_difference
 
 URL = "http://127.0.0.1:31007"
-WORDS = ("--model-path", "m/tiny", "--host", "127.0.0.1", "--port", "31007", "--tp-size", "2", "--api-key", "sk-1", "--json", '{"a": 1}')
-COMMAND = '--model-path m/tiny --host 127.0.0.1 --port 31007 --tp-size 2 --api-key ****** --json {"a": 1}'
+WORDS = (
+    "--model-path",
+    "m/tiny",
+    "--host",
+    "127.0.0.1",
+    "--port",
+    "31007",
+    "--tp-size",
+    "2",
+    "--api-key",
+    "sk-1",
+    "--json",
+    '{"a": 1}',
+)
+COMMAND = (
+    '--model-path m/tiny --host 127.0.0.1 --port 31007 --tp-size 2 --api-key ****** --json {"a": 1}'
+)
 
 
 @pytest.mark.parametrize(
@@ -31,12 +46,23 @@ def test_the_launched_server_is_known(info: dict[str, Any]) -> None:
     ("info", "told"),
     [
         ({"port": 30000}, "it says that it listens at port 30000"),
-        ({"port": 31007, "launch_command": COMMAND.replace("--tp-size 2", "--tp-size 4")}, "it was launched without 2"),
-        ({"launch_command": "--model-path m/tiny"}, "it was launched without --host 127.0.0.1 --port 31007"),
-        ({"launch_command": COMMAND.replace("--port 31007", "--port 31008")}, "it was launched without 31007"),
+        (
+            {"port": 31007, "launch_command": COMMAND.replace("--tp-size 2", "--tp-size 4")},
+            "it was launched without 2",
+        ),
+        (
+            {"launch_command": "--model-path m/tiny"},
+            "it was launched without --host 127.0.0.1 --port 31007",
+        ),
+        (
+            {"launch_command": COMMAND.replace("--port 31007", "--port 31008")},
+            "it was launched without 31007",
+        ),
     ],
 )
-def test_another_server_of_the_same_model_is_told_by_its_launch(info: dict[str, Any], told: str) -> None:
+def test_another_server_of_the_same_model_is_told_by_its_launch(
+    info: dict[str, Any], told: str
+) -> None:
     assert launch_difference(info, URL, WORDS) == told
 
 

@@ -1,4 +1,6 @@
-"""Promises of a launch's command: facts of a host in, words out. Each case is a file of tests/unit/data/launch."""
+"""Promises of a launch's command: facts of a host in, words out. Each case is a file of
+tests/unit/data/launch.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +27,21 @@ TOKEN, PORT = "job-b1-v1/2", 31234
 
 def engine_of(written: dict[str, Any]) -> EngineSpec:
     nested = {"container": Container, "gang": Gang}
-    return EngineSpec(EngineKind.SGLANG, **{key: nested[key](**value) if key in nested else value for key, value in written.items()})
+    return EngineSpec(
+        EngineKind.SGLANG,
+        **{key: nested[key](**value) if key in nested else value for key, value in written.items()},
+    )
 
 
 def facts_of(written: dict[str, Any]) -> HostFacts:
     cpus = written.get("cpus", {})
     return HostFacts(
         home="/home/USER",
-        environment={"PATH": "/usr/bin:/bin", "HOME": "/home/USER", "HF_TOKEN": "of the agent's shell"},
+        environment={
+            "PATH": "/usr/bin:/bin",
+            "HOME": "/home/USER",
+            "HF_TOKEN": "of the agent's shell",
+        },
         cpus=HostCpus(
             {int(node): parse_cpu_list(text) for node, text in cpus.get("nodes", {}).items()},
             parse_cpu_list(cpus.get("allowed", "")),
@@ -54,8 +63,12 @@ def launch(case: dict[str, Any]) -> LaunchCommand:
 
 
 def expected_words(case: dict[str, Any]) -> tuple[str, ...]:
-    of_token, of_launch = (hashlib.sha256(text.encode()).hexdigest()[:8] for text in (TOKEN, f"{TOKEN} {PORT}"))
-    return tuple(shlex.split(case["argv"].replace("@DIGEST@", of_token).replace("@LAUNCH@", of_launch)))
+    of_token, of_launch = (
+        hashlib.sha256(text.encode()).hexdigest()[:8] for text in (TOKEN, f"{TOKEN} {PORT}")
+    )
+    return tuple(
+        shlex.split(case["argv"].replace("@DIGEST@", of_token).replace("@LAUNCH@", of_launch))
+    )
 
 
 def load(file: Path) -> dict[str, Any]:
@@ -63,14 +76,18 @@ def load(file: Path) -> dict[str, Any]:
     return case
 
 
-@pytest.mark.parametrize("case", [load(file) for file in CASES if "argv" in load(file)], ids=lambda case: case["about"])
+@pytest.mark.parametrize(
+    "case", [load(file) for file in CASES if "argv" in load(file)], ids=lambda case: case["about"]
+)
 def test_the_command_is_the_one_written_down(case: dict[str, Any]) -> None:
     command = launch(case)
     assert command.argv == expected_words(case)
     assert case.get("env", command.env) == command.env
 
 
-@pytest.mark.parametrize("case", [load(file) for file in CASES if "error" in load(file)], ids=lambda case: case["about"])
+@pytest.mark.parametrize(
+    "case", [load(file) for file in CASES if "error" in load(file)], ids=lambda case: case["about"]
+)
 def test_what_this_host_cannot_launch_is_refused_with_what_to_do(case: dict[str, Any]) -> None:
     with pytest.raises(ConfigError) as refused:
         launch(case)
@@ -79,7 +96,11 @@ def test_what_this_host_cannot_launch_is_refused_with_what_to_do(case: dict[str,
     assert [word for word in case["error"] if word not in told] == []
 
 
-@pytest.mark.parametrize("case", [load(file) for file in CASES if "docker" in file.name and "argv" in load(file)], ids=str)
+@pytest.mark.parametrize(
+    "case",
+    [load(file) for file in CASES if "docker" in file.name and "argv" in load(file)],
+    ids=str,
+)
 def test_no_variable_of_a_container_is_on_its_command_line(case: dict[str, Any]) -> None:
     command = launch(case)
     assert not any(f"{name}=" in word for name in command.env for word in command.argv)
@@ -88,17 +109,31 @@ def test_no_variable_of_a_container_is_on_its_command_line(case: dict[str, Any])
 
 def test_the_runtime_itself_gets_none_of_the_servers_variables_but_the_mark() -> None:
     command = launch(load(Path(__file__).parent / "data/launch/docker-hub-name.json"))
-    assert command.client_env == {"PATH": "/usr/bin:/bin", "DOCKER_HOST": "unix:///run/x.sock", "BENCHFLEET_LAUNCH": TOKEN}
+    assert command.client_env == {
+        "PATH": "/usr/bin:/bin",
+        "DOCKER_HOST": "unix:///run/x.sock",
+        "BENCHFLEET_LAUNCH": TOKEN,
+    }
     assert "of the agent's shell" not in command.env.values()
 
 
 def test_two_tokens_never_share_the_name_of_a_container() -> None:
-    names = {container_name(token) for token in ("a/1", "a-1", "a 1", "a" * 300 + "/1", "a" * 300 + "/2")}
+    names = {
+        container_name(token) for token in ("a/1", "a-1", "a 1", "a" * 300 + "/1", "a" * 300 + "/2")
+    }
     assert len(names) == 5
     assert all(len(name) <= 100 for name in names)
 
 
-LISTS: dict[str, set[int]] = {"0-3,8": {0, 1, 2, 3, 8}, "7": {7}, "0-1, 4": {0, 1, 4}, "": set(), "3-1": set(), "0-": set(), "x": set()}
+LISTS: dict[str, set[int]] = {
+    "0-3,8": {0, 1, 2, 3, 8},
+    "7": {7},
+    "0-1, 4": {0, 1, 4},
+    "": set(),
+    "3-1": set(),
+    "0-": set(),
+    "x": set(),
+}
 
 
 @pytest.mark.parametrize(("text", "cpus"), LISTS.items())
@@ -110,7 +145,9 @@ def test_a_list_of_cpus_is_written_as_short_as_the_kernel_does() -> None:
     assert format_cpu_list({8, 0, 1, 2, 5}) == "0-2,5,8"
 
 
-def test_gpus_are_counted_by_their_place_on_the_bus_and_other_devices_are_none(tmp_path: Path) -> None:
+def test_gpus_are_counted_by_their_place_on_the_bus_and_other_devices_are_none(
+    tmp_path: Path,
+) -> None:
     devices = {
         "0000:c1:00.0": ("0x10de", "0x030200", "1"),
         "0000:1b:00.0": ("0x10de", "0x030200", "0"),

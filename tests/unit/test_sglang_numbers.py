@@ -1,4 +1,6 @@
-"""Options of SGLang that take a number: what argparse would refuse after each launch is refused before the first."""
+"""Options of SGLang that take a number: what argparse would refuse after each launch is refused
+before the first.
+"""
 
 from __future__ import annotations
 
@@ -40,14 +42,23 @@ def refused(args: str, level: str = "") -> list[Finding]:
 def test_every_number_is_an_option_with_one_value_and_sizes_are_among_them() -> None:
     assert {name for name in numeric_arguments() if known_arguments()[name].kind != "v"} == set()
     assert set(numeric_arguments().values()) == {WHOLE, COUNTED, NUMBER}
-    assert {"tp_size", "dp_size", "ep_size", "pp_size", "page_size", "max_running_requests", "chunked_prefill_size"} <= {
-        name for name, kind in numeric_arguments().items() if kind == WHOLE
-    }
+    assert {
+        "tp_size",
+        "dp_size",
+        "ep_size",
+        "pp_size",
+        "page_size",
+        "max_running_requests",
+        "chunked_prefill_size",
+    } <= {name for name, kind in numeric_arguments().items() if kind == WHOLE}
 
 
 @pytest.mark.parametrize("name", sorted(numeric_arguments()))
 def test_a_default_of_sglang_is_a_value_of_its_option(name: str) -> None:
-    assert accepts_value(name, known_arguments()[name].default or 1) or numeric_arguments()[name] == WHOLE  # 10.0 is written for an int in places
+    assert (
+        accepts_value(name, known_arguments()[name].default or 1)
+        or numeric_arguments()[name] == WHOLE
+    )  # 10.0 is written for an int in places
 
 
 @pytest.mark.parametrize(

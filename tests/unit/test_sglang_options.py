@@ -1,4 +1,6 @@
-"""SGLang's options and variables by version: what was read of its releases, and how that is asked for."""
+"""SGLang's options and variables by version: what was read of its releases, and how that is asked
+for.
+"""
 
 from __future__ import annotations
 
@@ -34,22 +36,35 @@ def release(text: str) -> Release:
     return found
 
 
-@pytest.mark.parametrize("written", ["tp", "--tp", "tp-size", "--tensor-parallel-size", "tensor_parallel_size", "tp_size"])
+@pytest.mark.parametrize(
+    "written",
+    ["tp", "--tp", "tp-size", "--tensor-parallel-size", "tensor_parallel_size", "tp_size"],
+)
 def test_all_spellings_of_an_argument_are_one(written: str) -> None:
     assert resolve_name(written) == ResolvedName("tp_size", known=True)
 
 
 def test_a_unique_beginning_is_completed() -> None:
-    assert resolve_name("mem-fraction") == ResolvedName("mem_fraction_static", known=True, shortened=True)
-    assert resolve_name("speculative_draft_model_p") == ResolvedName("speculative_draft_model_path", known=True, shortened=True)
+    assert resolve_name("mem-fraction") == ResolvedName(
+        "mem_fraction_static", known=True, shortened=True
+    )
+    assert resolve_name("speculative_draft_model_p") == ResolvedName(
+        "speculative_draft_model_path", known=True, shortened=True
+    )
 
 
 def test_a_beginning_that_a_later_version_finds_ambiguous_is_what_it_meant_and_says_so() -> None:
-    old, new = resolve_name("speculative_draft", release("0.4.6")), resolve_name("speculative_draft", release("0.5.9"))
+    old, new = (
+        resolve_name("speculative_draft", release("0.4.6")),
+        resolve_name("speculative_draft", release("0.5.9")),
+    )
     assert old == ResolvedName("speculative_draft_model_path", known=True, shortened=True)
     assert not new.known and "speculative_draft_model_revision" in new.others
     unknown_version = resolve_name("speculative_draft")
-    assert unknown_version.name == "speculative_draft_model_path" and "speculative_draft_model_revision" in unknown_version.others
+    assert (
+        unknown_version.name == "speculative_draft_model_path"
+        and "speculative_draft_model_revision" in unknown_version.others
+    )
 
 
 def test_a_beginning_that_never_meant_one_argument_is_not_guessed() -> None:
@@ -58,7 +73,9 @@ def test_a_beginning_that_never_meant_one_argument_is_not_guessed() -> None:
 
 
 def test_every_other_spelling_leads_to_a_known_argument() -> None:
-    assert [spelling for spelling, name in argument_aliases().items() if name not in known_arguments()] == []
+    assert [
+        spelling for spelling, name in argument_aliases().items() if name not in known_arguments()
+    ] == []
     assert [spelling for spelling in argument_aliases() if spelling in known_arguments()] == []
 
 
@@ -74,9 +91,15 @@ def test_agent_and_table_agree_on_the_flags_that_have_a_no_form() -> None:
 
 def test_an_argument_is_in_the_versions_that_were_read_and_unsure_between_two_of_them() -> None:
     row = known_arguments()["cuda_graph_max_bs_decode"]
-    assert [row.certainty_in(release(text)) for text in ("0.5.13", "0.5.14", "0.5.23", "0.6.0")] == [Certainty.NO, Certainty.YES, Certainty.YES, Certainty.YES]
+    assert [
+        row.certainty_in(release(text)) for text in ("0.5.13", "0.5.14", "0.5.23", "0.6.0")
+    ] == [Certainty.NO, Certainty.YES, Certainty.YES, Certainty.YES]
     gone = known_arguments()["cuda_graph_max_bs"]
-    assert [gone.certainty_in(release(text)) for text in ("0.5.18", "0.5.19", "0.5.20")] == [Certainty.YES, Certainty.MAYBE, Certainty.NO]
+    assert [gone.certainty_in(release(text)) for text in ("0.5.18", "0.5.19", "0.5.20")] == [
+        Certainty.YES,
+        Certainty.MAYBE,
+        Certainty.NO,
+    ]
 
 
 def test_the_tables_were_read_up_to_one_newest_release() -> None:
@@ -121,20 +144,44 @@ def test_a_bounded_fact_is_unsure_for_a_version_that_is_not_known() -> None:
         ("0.5.3", {"NCCL_CUMEM_ENABLE": "1", "NCCL_NVLS_ENABLE": "1"}, {}, ["0", "0"]),
         ("0.5.6", {"NCCL_CUMEM_ENABLE": "1", "NCCL_NVLS_ENABLE": "1"}, {}, []),
         ("0.5.6", {"NCCL_NVLS_ENABLE": "2"}, {"enable_nccl_nvls": True}, ["1"]),
-        ("0.5.9", {"NCCL_ALGO": "Ring"}, {"enable_deterministic_inference": True, "tp_size": 8}, ["allreduce:tree"]),
+        (
+            "0.5.9",
+            {"NCCL_ALGO": "Ring"},
+            {"enable_deterministic_inference": True, "tp_size": 8},
+            ["allreduce:tree"],
+        ),
         ("0.5.9", {"NCCL_ALGO": "Ring"}, {"enable_deterministic_inference": True}, []),
-        ("0.5.9", {"NCCL_MAX_NCHANNELS": "16"}, {"enable_deterministic_inference": True, "tp_size": 8}, []),
-        ("0.5.23", {"NCCL_MAX_NCHANNELS": "16"}, {"enable_deterministic_inference": True, "tp_size": 8}, ["8"]),
+        (
+            "0.5.9",
+            {"NCCL_MAX_NCHANNELS": "16"},
+            {"enable_deterministic_inference": True, "tp_size": 8},
+            [],
+        ),
+        (
+            "0.5.23",
+            {"NCCL_MAX_NCHANNELS": "16"},
+            {"enable_deterministic_inference": True, "tp_size": 8},
+            ["8"],
+        ),
     ],
 )
-def test_a_variable_that_a_version_overwrites_is_found(version: str, env: dict[str, str], args: dict[str, object], lost: list[str]) -> None:
+def test_a_variable_that_a_version_overwrites_is_found(
+    version: str, env: dict[str, str], args: dict[str, object], lost: list[str]
+) -> None:
     asked = ServerConfiguration(args, env, release=release(version))
     assert [found.change.value for found in find_overwrites(asked) if found.sure] == lost
 
 
-def test_a_variable_that_only_some_versions_overwrite_is_unsure_until_the_version_is_known() -> None:
-    assert [found.sure for found in find_overwrites(ServerConfiguration(env={"NCCL_CUMEM_ENABLE": "1"}))] == [False]
-    assert [found.sure for found in find_overwrites(ServerConfiguration(env={"CUDA_DEVICE_MAX_CONNECTIONS": "1"}))] == [True]
+def test_a_variable_that_only_some_versions_overwrite_is_unsure_until_the_version_is_known() -> (
+    None
+):
+    assert [
+        found.sure for found in find_overwrites(ServerConfiguration(env={"NCCL_CUMEM_ENABLE": "1"}))
+    ] == [False]
+    assert [
+        found.sure
+        for found in find_overwrites(ServerConfiguration(env={"CUDA_DEVICE_MAX_CONNECTIONS": "1"}))
+    ] == [True]
 
 
 def test_every_change_names_its_source() -> None:
@@ -143,4 +190,7 @@ def test_every_change_names_its_source() -> None:
 
 @given(st.dictionaries(st.text(max_size=20), st.text(max_size=20), max_size=4))
 def test_any_environment_is_judged(env: dict[str, str]) -> None:
-    assert all(remark.message and remark.subject for remark in apply_environment_rules(ServerConfiguration(env=env)))
+    assert all(
+        remark.message and remark.subject
+        for remark in apply_environment_rules(ServerConfiguration(env=env))
+    )

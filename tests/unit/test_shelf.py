@@ -1,4 +1,6 @@
-"""How long files of ended attempts stay on a host: what the controller lacks for ever, what it has while it fits."""
+"""How long files of ended attempts stay on a host: what the controller lacks for ever, what it has
+while it fits.
+"""
 
 from __future__ import annotations
 

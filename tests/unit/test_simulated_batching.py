@@ -1,4 +1,6 @@
-"""Owns the promises of the simulated engine's loop of steps: exact counts, shared steps, absolute times."""
+"""Owns the promises of the simulated engine's loop of steps: exact counts, shared steps, absolute
+times.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from fleet_simulator.prefix_cache import PrefixCache
 from fleet_simulator.time_model import Speculation, TimingConfiguration, decode_s, prefill_s
 
 PLAIN = TimingConfiguration(tp_size=8)
-EAGLE3 = TimingConfiguration(tp_size=8, speculation=Speculation("EAGLE3", depth=5, topk=1, draft_tokens=6))
+EAGLE3 = TimingConfiguration(
+    tp_size=8, speculation=Speculation("EAGLE3", depth=5, topk=1, draft_tokens=6)
+)
 
 
 @dataclass
@@ -28,7 +32,9 @@ class TokensGiven:
         self.flushes += 1
 
 
-def batching(configuration: TimingConfiguration = PLAIN, cap: int = 100, scale: float = 1.0) -> Batching:
+def batching(
+    configuration: TimingConfiguration = PLAIN, cap: int = 100, scale: float = 1.0
+) -> Batching:
     return Batching(configuration, cap, scale, lambda at_s: 1.0, "seed")
 
 

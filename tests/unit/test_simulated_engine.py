@@ -18,7 +18,12 @@ PLACE = LaunchPlace(port=31234, gpus=(), folder=Path("/nowhere"), token="job-b1-
 ENGINE = EngineSpec(
     EngineKind.SIMULATED,
     "demo/model",
-    args={"tp_size": 8, "trust_remote_code": True, "disable_cuda_graph": False, "cuda_graph_bs": [1, 2]},
+    args={
+        "tp_size": 8,
+        "trust_remote_code": True,
+        "disable_cuda_graph": False,
+        "cuda_graph_bs": [1, 2],
+    },
     env={"NCCL_PROTO": "LL"},
     simulation=Simulation(time_scale=20.0, lost_env=("NCCL_PROTO",)),
 )
@@ -37,15 +42,27 @@ def test_the_command_carries_arguments_port_and_knobs() -> None:
     assert argv[3:9] == ("--model-path", "demo/model", "--host", "127.0.0.1", "--port", "31234")
     assert argv[9:-2] == ("--tp-size", "8", "--trust-remote-code", "--cuda-graph-bs", "1", "2")
     knobs = json.loads(argv[-1])
-    assert (argv[-2], knobs["time_scale"], knobs["lost_env"], knobs["launch"]) == ("--simulation", 20.0, ["NCCL_PROTO"], "job-b1-v0/2")
+    assert (argv[-2], knobs["time_scale"], knobs["lost_env"], knobs["launch"]) == (
+        "--simulation",
+        20.0,
+        ["NCCL_PROTO"],
+        "job-b1-v0/2",
+    )
 
 
 def test_the_environment_is_the_base_the_job_and_the_launch_alone() -> None:
     env = SimulatedEngine().launch_command(SPEC, PLACE).env
-    assert env == {"PATH": os.environ["PATH"], "LANG": "C.UTF-8", "NCCL_PROTO": "LL", "BENCHFLEET_LAUNCH": "job-b1-v0/2"}
+    assert env == {
+        "PATH": os.environ["PATH"],
+        "LANG": "C.UTF-8",
+        "NCCL_PROTO": "LL",
+        "BENCHFLEET_LAUNCH": "job-b1-v0/2",
+    }
 
 
-@pytest.mark.parametrize("engine", [replace(ENGINE, args={"port": 1}), replace(ENGINE, model_path="")])
+@pytest.mark.parametrize(
+    "engine", [replace(ENGINE, args={"port": 1}), replace(ENGINE, model_path="")]
+)
 def test_what_cannot_be_launched_is_the_users_to_edit(engine: EngineSpec) -> None:
     with pytest.raises(ConfigError) as refused:
         SimulatedEngine().launch_command(replace(SPEC, engine=engine), PLACE)

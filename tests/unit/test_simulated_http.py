@@ -1,4 +1,6 @@
-"""Owns the promises of the simulated engine's HTTP, command line and requests, none of which opens a socket."""
+"""Owns the promises of the simulated engine's HTTP, command line and requests, none of which opens
+a socket.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,12 @@ from fleet_simulator.http_server import BadRequest, http_chunk, parse_head, read
 from fleet_simulator.server import parse_start
 from fleet_simulator.token_text import RING_TOKENS, TokenRing, ring_position
 
-EAGLE = {"model_path": "m", "speculative_algorithm": "EAGLE3", "speculative_eagle_topk": 1, "speculative_num_steps": 5}
+EAGLE = {
+    "model_path": "m",
+    "speculative_algorithm": "EAGLE3",
+    "speculative_eagle_topk": 1,
+    "speculative_num_steps": 5,
+}
 
 
 def test_a_head_is_read_with_lower_case_names() -> None:
@@ -30,7 +37,10 @@ def test_what_is_not_http_is_refused(head: bytes) -> None:
 def test_a_chunked_body_is_taken_only_when_whole(cut: int) -> None:
     body = b"4\r\nabcd\r\n6;x=y\r\nefghij\r\n0\r\n\r\n"
     assert read_body(bytearray(body[:cut]), 0, {"transfer-encoding": "chunked"}) is None
-    assert read_body(bytearray(body + b"GET"), 0, {"transfer-encoding": "chunked"}) == (b"abcdefghij", len(body))
+    assert read_body(bytearray(body + b"GET"), 0, {"transfer-encoding": "chunked"}) == (
+        b"abcdefghij",
+        len(body),
+    )
 
 
 @pytest.mark.parametrize("length", ["-1", "many", str(1 << 40)])
@@ -44,7 +54,17 @@ def test_a_frame_is_one_http_chunk() -> None:
 
 
 def test_options_are_read_under_sglangs_names_and_types() -> None:
-    argv = ["--tp", "8", "--model-path", "a/b", "--trust-remote-code", "--mem-fraction-static=0.9", "--cuda-graph-bs", "1", "2"]
+    argv = [
+        "--tp",
+        "8",
+        "--model-path",
+        "a/b",
+        "--trust-remote-code",
+        "--mem-fraction-static=0.9",
+        "--cuda-graph-bs",
+        "1",
+        "2",
+    ]
     assert server_args.parse(argv) == {
         "tp_size": 8,
         "model_path": "a/b",
@@ -66,12 +86,16 @@ def test_a_chain_of_drafts_forces_the_draft_tokens() -> None:
 
 
 def test_a_tree_of_drafts_keeps_the_draft_tokens() -> None:
-    args, _ = server_args.resolve({**EAGLE, "speculative_eagle_topk": 4, "speculative_num_draft_tokens": 16})
+    args, _ = server_args.resolve(
+        {**EAGLE, "speculative_eagle_topk": 4, "speculative_num_draft_tokens": 16}
+    )
     assert args["speculative_num_draft_tokens"] == 16
 
 
 @pytest.mark.parametrize(("asked", "shown"), [({}, 48), ({"max_running_requests": 200}, 200)])
-def test_speculation_caps_running_requests_unless_told_otherwise(asked: dict[str, int], shown: int) -> None:
+def test_speculation_caps_running_requests_unless_told_otherwise(
+    asked: dict[str, int], shown: int
+) -> None:
     args, _ = server_args.resolve({**EAGLE, **asked})
     assert args["max_running_requests"] == shown
 
@@ -84,7 +108,13 @@ def test_a_plain_server_shows_its_arguments_as_given() -> None:
 
 
 def test_eagle_with_an_eagle3_draft_accepts_nothing() -> None:
-    args, _ = server_args.resolve({**EAGLE, "speculative_algorithm": "EAGLE", "speculative_draft_model_path": "x/kimi-EAGLE-3"})
+    args, _ = server_args.resolve(
+        {
+            **EAGLE,
+            "speculative_algorithm": "EAGLE",
+            "speculative_draft_model_path": "x/kimi-EAGLE-3",
+        }
+    )
     speculation = server_args.speculation(args)
     assert speculation is not None
     assert not speculation.matches_draft
@@ -103,7 +133,14 @@ def test_a_lost_variable_is_not_seen() -> None:
         ["--model-path", "m", "--simulation", "{"],
         ["--model-path", "m", "--simulation", '{"time_scale": 0}'],
         ["--model-path", "m", "--simulation", '{"speed": 1}'],
-        ["--model-path", "m", "--speculative-algorithm", "EAGLE3", "--speculative-num-steps", "many"],
+        [
+            "--model-path",
+            "m",
+            "--speculative-algorithm",
+            "EAGLE3",
+            "--speculative-num-steps",
+            "many",
+        ],
     ],
 )
 def test_a_command_line_that_means_nothing_is_a_value_error(argv: list[str]) -> None:
@@ -120,7 +157,10 @@ def test_a_command_line_that_means_nothing_is_a_value_error(argv: list[str]) -> 
         (request_parsing.parse_generate, {"text": "a", "sampling_params": {"max_new_tokens": 0}}),
         (request_parsing.parse_chat, {"messages": []}),
         (request_parsing.parse_chat, {"messages": ["hello"]}),
-        (request_parsing.parse_chat, {"messages": [{"role": "user", "content": "a"}], "max_tokens": "ten"}),
+        (
+            request_parsing.parse_chat,
+            {"messages": [{"role": "user", "content": "a"}], "max_tokens": "ten"},
+        ),
         (request_parsing.parse_completion, {"prompt": None}),
         (request_parsing.parse_completion, {"prompt": "a", "n": 2}),
     ],
@@ -136,7 +176,9 @@ def chat_of(content: Any, **more: Any) -> request_parsing.GenerationRequest:
 
 def test_chats_share_exactly_the_template() -> None:
     prompts = [chat_of(text).prompt for text in ("one two", "three")]
-    shared = next(place for place, pair in enumerate(zip(*prompts, strict=False)) if pair[0] != pair[1])
+    shared = next(
+        place for place, pair in enumerate(zip(*prompts, strict=False)) if pair[0] != pair[1]
+    )
     assert shared == 4
 
 
@@ -151,13 +193,17 @@ def test_a_limit_holds_exactly_only_with_ignore_eos() -> None:
 
 
 def test_short_outputs_stop_at_half() -> None:
-    assert request_parsing.choose_output_tokens(chat_of("a", max_tokens=500, ignore_eos=True), 7, short=True) == (250, True)
+    assert request_parsing.choose_output_tokens(
+        chat_of("a", max_tokens=500, ignore_eos=True), 7, short=True
+    ) == (250, True)
 
 
 def test_the_same_prompt_gets_the_same_words_and_another_prompt_others() -> None:
     words = TokenRing()
     first, second = ring_position(("a", "b")), ring_position(("a", "c"))
-    assert words.text(first, 20) == words.text(ring_position(("a", "b")), 20) != words.text(second, 20)
+    assert (
+        words.text(first, 20) == words.text(ring_position(("a", "b")), 20) != words.text(second, 20)
+    )
 
 
 def test_words_and_ids_count_their_tokens_even_around_the_ring() -> None:

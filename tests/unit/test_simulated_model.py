@@ -33,21 +33,39 @@ TUNED_NCCL = TimingConfiguration(tp_size=8, nccl=TUNED)
     ("nccl", "speculation", "measured_tok_s"),
     [({}, None, 62.9), (TUNED, None, 88.8), ({}, EAGLE3_5, 71.3), (TUNED, EAGLE3_5, 86.7)],
 )
-def test_a_single_stream_has_the_measured_rate(nccl: dict[str, str], speculation: Speculation | None, measured_tok_s: float) -> None:
-    assert stream_tok_s(TimingConfiguration(8, nccl, speculation)) == pytest.approx(measured_tok_s, rel=0.005)
+def test_a_single_stream_has_the_measured_rate(
+    nccl: dict[str, str], speculation: Speculation | None, measured_tok_s: float
+) -> None:
+    assert stream_tok_s(TimingConfiguration(8, nccl, speculation)) == pytest.approx(
+        measured_tok_s, rel=0.005
+    )
 
 
 @pytest.mark.parametrize(("speculation", "ratio"), [(None, 88.8 / 62.9), (EAGLE3_5, 86.7 / 71.3)])
-def test_tuned_over_default_has_the_measured_ratio(speculation: Speculation | None, ratio: float) -> None:
-    tuned, default = (stream_tok_s(replace(configuration, speculation=speculation)) for configuration in (TUNED_NCCL, DEFAULT))
+def test_tuned_over_default_has_the_measured_ratio(
+    speculation: Speculation | None, ratio: float
+) -> None:
+    tuned, default = (
+        stream_tok_s(replace(configuration, speculation=speculation))
+        for configuration in (TUNED_NCCL, DEFAULT)
+    )
     assert tuned / default == pytest.approx(ratio, rel=0.005)
 
 
 @pytest.mark.parametrize("configuration", [DEFAULT, TUNED_NCCL])
-def test_two_steps_lie_between_no_speculation_and_five_steps(configuration: TimingConfiguration) -> None:
-    none, two, five = (stream_tok_s(replace(configuration, speculation=speculation)) for speculation in (None, EAGLE3_2, EAGLE3_5))
+def test_two_steps_lie_between_no_speculation_and_five_steps(
+    configuration: TimingConfiguration,
+) -> None:
+    none, two, five = (
+        stream_tok_s(replace(configuration, speculation=speculation))
+        for speculation in (None, EAGLE3_2, EAGLE3_5)
+    )
     assert min(none, five) < two < max(none, five)
-    assert 1 < accept_length(replace(DEFAULT, speculation=EAGLE3_2)) < accept_length(replace(DEFAULT, speculation=EAGLE3_5))
+    assert (
+        1
+        < accept_length(replace(DEFAULT, speculation=EAGLE3_2))
+        < accept_length(replace(DEFAULT, speculation=EAGLE3_5))
+    )
 
 
 @pytest.mark.parametrize("configuration", [DEFAULT, TUNED_NCCL])
@@ -58,14 +76,23 @@ def test_verify_is_nearly_the_whole_cycle(configuration: TimingConfiguration) ->
     assert decode_s(1, cycle) == pytest.approx(verify_s(1, cycle) + draft_s(1, cycle))
 
 
-@pytest.mark.parametrize(("name", "value"), [("NCCL_NTHREADS", "512"), ("NCCL_MAX_NCHANNELS", "16"), ("NCCL_BUFFSIZE", "16777216")])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("NCCL_NTHREADS", "512"), ("NCCL_MAX_NCHANNELS", "16"), ("NCCL_BUFFSIZE", "16777216")],
+)
 def test_a_variable_without_effect_changes_no_time(name: str, value: str) -> None:
     assert all_reduce_s(1, TimingConfiguration(8, {name: value})) == all_reduce_s(1, DEFAULT)
 
 
-@pytest.mark.parametrize(("name", "value"), [("NCCL_PROTO", "LL"), ("NCCL_ALGO", "Ring"), ("NCCL_P2P_LEVEL", "SYS")])
+@pytest.mark.parametrize(
+    ("name", "value"), [("NCCL_PROTO", "LL"), ("NCCL_ALGO", "Ring"), ("NCCL_P2P_LEVEL", "SYS")]
+)
 def test_each_variable_with_effect_gives_a_part_of_the_gain(name: str, value: str) -> None:
-    assert all_reduce_s(1, TUNED_NCCL) < all_reduce_s(1, TimingConfiguration(8, {name: value})) < all_reduce_s(1, DEFAULT)
+    assert (
+        all_reduce_s(1, TUNED_NCCL)
+        < all_reduce_s(1, TimingConfiguration(8, {name: value}))
+        < all_reduce_s(1, DEFAULT)
+    )
 
 
 def test_the_low_latency_protocol_loses_on_large_messages() -> None:
@@ -99,31 +126,58 @@ def test_a_short_chat_prompt_waits_about_50_ms() -> None:
 
 
 def test_a_draft_of_another_kind_accepts_nothing() -> None:
-    assert accept_length(replace(DEFAULT, speculation=replace(EAGLE3_5, matches_draft=False))) == 1.0
+    assert (
+        accept_length(replace(DEFAULT, speculation=replace(EAGLE3_5, matches_draft=False))) == 1.0
+    )
 
 
 @pytest.mark.parametrize("speculation", [EAGLE3_5, EAGLE3_2])
-def test_accept_shares_are_a_distribution_and_the_deck_keeps_their_mean(speculation: Speculation) -> None:
+def test_accept_shares_are_a_distribution_and_the_deck_keeps_their_mean(
+    speculation: Speculation,
+) -> None:
     shares = accept_shares(speculation)
     deck = draw_accept_lengths(shares, "any")
     assert sum(shares) == pytest.approx(1.0)
-    assert statistics.fmean(deck) == pytest.approx(accept_length(replace(DEFAULT, speculation=speculation)), abs=0.02)
+    assert statistics.fmean(deck) == pytest.approx(
+        accept_length(replace(DEFAULT, speculation=speculation)), abs=0.02
+    )
     assert max(deck) == speculation.depth + 1
 
 
 def test_decks_of_one_seed_are_equal_and_of_two_seeds_are_not() -> None:
     shares = accept_shares(EAGLE3_5)
-    assert draw_accept_lengths(shares, "a") == draw_accept_lengths(shares, "a") != draw_accept_lengths(shares, "b")
+    assert (
+        draw_accept_lengths(shares, "a")
+        == draw_accept_lengths(shares, "a")
+        != draw_accept_lengths(shares, "b")
+    )
 
 
 def test_no_noise_is_exactly_one() -> None:
-    assert (launch_factor(1, "t/1", 0.0), run_factor(1, "t/1", 0.0, 123.0), drift_factor(1, 0.0, 5.0)) == (1.0, 1.0, 1.0)
+    assert (
+        launch_factor(1, "t/1", 0.0),
+        run_factor(1, "t/1", 0.0, 123.0),
+        drift_factor(1, 0.0, 5.0),
+    ) == (1.0, 1.0, 1.0)
 
 
 def test_noise_is_decided_by_seed_and_launch() -> None:
     assert launch_factor(1, "t/1", 0.1) == launch_factor(1, "t/1", 0.1)
-    assert len({launch_factor(1, "t/1", 0.1), launch_factor(1, "t/2", 0.1), launch_factor(2, "t/1", 0.1)}) == 3
-    assert run_factor(1, "t/1", 0.1, 5.0) == run_factor(1, "t/1", 0.1, 5.0) != run_factor(1, "t/2", 0.1, 5.0)
+    assert (
+        len(
+            {
+                launch_factor(1, "t/1", 0.1),
+                launch_factor(1, "t/2", 0.1),
+                launch_factor(2, "t/1", 0.1),
+            }
+        )
+        == 3
+    )
+    assert (
+        run_factor(1, "t/1", 0.1, 5.0)
+        == run_factor(1, "t/1", 0.1, 5.0)
+        != run_factor(1, "t/2", 0.1, 5.0)
+    )
 
 
 def test_launches_differ_by_the_deviation_that_was_asked() -> None:

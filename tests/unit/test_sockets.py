@@ -22,7 +22,9 @@ def test_the_socket_of_a_state_folder_lies_in_it(tmp_path: Path) -> None:
     assert listen_address(tmp_path, "agent") == f"unix:{tmp_path}/agent.sock"
 
 
-def test_a_folder_too_deep_for_the_kernel_gets_a_short_socket_that_is_always_the_same(tmp_path: Path) -> None:
+def test_a_folder_too_deep_for_the_kernel_gets_a_short_socket_that_is_always_the_same(
+    tmp_path: Path,
+) -> None:
     deep = tmp_path / ("d" * 120)
     first, other = listen_address(deep, "agent"), listen_address(deep, "controller")
     assert first == listen_address(deep, "agent") != other
@@ -64,7 +66,9 @@ async def test_loopback_tcp_tells_its_real_port() -> None:
     await server.stop(None)
 
 
-@pytest.mark.parametrize("address", ["0.0.0.0:5000", "10.0.0.1:5000", "[::]:5000", "gpu1:5000", "127.0.0.1", ""])
+@pytest.mark.parametrize(
+    "address", ["0.0.0.0:5000", "10.0.0.1:5000", "[::]:5000", "gpu1:5000", "127.0.0.1", ""]
+)
 async def test_nothing_listens_on_a_network_without_tls(address: str) -> None:
     with pytest.raises(ConfigError, match="without TLS"):
         bind_server(aio.server(), address)

@@ -32,7 +32,9 @@ def test_a_broken_file_gives_exactly_its_findings(case: Path) -> None:
     expected = json.loads(case.with_suffix(".json").read_text())
     found = [finding.to_json() for finding in findings_in(case)]
     exact = ("code", "severity", "line", "column", "key")
-    assert [[one[name] for name in exact] for one in found] == [[one[name] for name in exact] for one in expected]
+    assert [[one[name] for name in exact] for one in found] == [
+        [one[name] for name in exact] for one in expected
+    ]
     for one, wanted in zip(found, expected, strict=True):
         assert one["file"] == case.name
         assert wanted["message"] in one["message"]
@@ -51,12 +53,21 @@ def test_only_a_file_with_an_error_is_refused(case: Path) -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.stem)
 def test_every_error_says_what_to_do(case: Path) -> None:
-    told_in_message = ("wrong_type", "out_of_range")  # `… is 7, not text`, `… is 0, it must be above 0`
-    without = [finding for finding in findings_in(case) if not finding.hint and finding.code not in told_in_message]
+    told_in_message = (
+        "wrong_type",
+        "out_of_range",
+    )  # `… is 7, not text`, `… is 0, it must be above 0`
+    without = [
+        finding
+        for finding in findings_in(case)
+        if not finding.hint and finding.code not in told_in_message
+    ]
     assert [finding for finding in without if finding.severity == ERROR] == []
 
 
 def test_the_guide_explains_every_code_and_no_other() -> None:
-    explained = set(re.findall(r"^\| `([a-z0-9_]+)` \|", GUIDE.read_text().split("## Findings")[1], re.M))
+    explained = set(
+        re.findall(r"^\| `([a-z0-9_]+)` \|", GUIDE.read_text().split("## Findings")[1], re.M)
+    )
     shown = {finding.code for case in CASES for finding in findings_in(case)}
     assert explained == shown | BEYOND_CASES

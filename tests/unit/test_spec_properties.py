@@ -24,9 +24,17 @@ KEYS = st.sampled_from(
      "sigma", "mix", "weight", "shared_prefix", "groups", "tokens", "cache", "sessions", "turns", "think_time", "search", "of", "from",
      "to", "within", "goodput", "slo", "ttft_p99"]
 )  # fmt: skip
-WORDS = st.sampled_from(["Job", "sglang", "external", "2%", "30m", "random", "gamma", "file:a.txt", "flush"])
-SCALARS = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8), WORDS)
-TREES = st.recursive(SCALARS, lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(KEYS, inner, max_size=6)), max_leaves=25)
+WORDS = st.sampled_from(
+    ["Job", "sglang", "external", "2%", "30m", "random", "gamma", "file:a.txt", "flush"]
+)
+SCALARS = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8), WORDS
+)
+TREES = st.recursive(
+    SCALARS,
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(KEYS, inner, max_size=6)),
+    max_leaves=25,
+)
 
 
 def findings_are_sound(content: str | bytes) -> None:
@@ -35,7 +43,10 @@ def findings_are_sound(content: str | bytes) -> None:
     except JobRejected as rejected:
         lines = len(content.splitlines()) + 2
         assert any(finding.severity == ERROR for finding in rejected.findings)
-        assert all(1 <= finding.line <= lines and finding.column >= 1 and finding.message for finding in rejected.findings)
+        assert all(
+            1 <= finding.line <= lines and finding.column >= 1 and finding.message
+            for finding in rejected.findings
+        )
     else:
         assert all(finding.severity != ERROR for finding in loaded.findings)
 

@@ -24,7 +24,25 @@ def test_a_duration_reads_as_its_seconds(written: object, seconds: float) -> Non
 
 @pytest.mark.parametrize(
     "written",
-    ["", " ", "m", "5 minutes", "30m1h", "1h1h", "-5s", -1, "1e3s", "٣m", True, None, [], "400d", math.inf, math.nan, "9" * 100],
+    [
+        "",
+        " ",
+        "m",
+        "5 minutes",
+        "30m1h",
+        "1h1h",
+        "-5s",
+        -1,
+        "1e3s",
+        "٣m",
+        True,
+        None,
+        [],
+        "400d",
+        math.inf,
+        math.nan,
+        "9" * 100,
+    ],
 )
 def test_anything_else_is_no_duration(written: object) -> None:
     with pytest.raises(ValueError, match=r"^is "):
@@ -46,13 +64,24 @@ def test_a_duration_is_finite_and_not_negative_or_refused(written: object) -> No
 
 
 @pytest.mark.parametrize(
-    ("written", "share"), [("2%", 0.02), (0.02, 0.02), ("0.02", 0.02), ("0.5 %", 0.005), ("-2%", -0.02), (1, 1.0), ("95%", 0.95)]
+    ("written", "share"),
+    [
+        ("2%", 0.02),
+        (0.02, 0.02),
+        ("0.02", 0.02),
+        ("0.5 %", 0.005),
+        ("-2%", -0.02),
+        (1, 1.0),
+        ("95%", 0.95),
+    ],
 )
 def test_a_ratio_reads_as_its_share(written: object, share: float) -> None:
     assert read_ratio(written) == pytest.approx(share)
 
 
-@pytest.mark.parametrize("written", ["", "%", "two", "2 percent", "2%%", "1e2%", True, None, "9" * 100])
+@pytest.mark.parametrize(
+    "written", ["", "%", "two", "2 percent", "2%%", "1e2%", True, None, "9" * 100]
+)
 def test_anything_else_is_no_ratio(written: object) -> None:
     with pytest.raises(ValueError, match="is not a percentage"):
         read_ratio(written)

@@ -15,7 +15,9 @@ from fleet_controller.job_file.job_template import job_template
 
 ROOT = Path(__file__).parents[2]
 LINT = sorted((ROOT / "tests" / "unit" / "data" / "lint").glob("*.json"))
-ACCEPTED = [case for case in LINT if all(one["severity"] != "error" for one in json.loads(case.read_text()))]
+ACCEPTED = [
+    case for case in LINT if all(one["severity"] != "error" for one in json.loads(case.read_text()))
+]
 
 
 def read(text: str) -> Any:
@@ -23,7 +25,10 @@ def read(text: str) -> Any:
 
 
 def faults(text: str) -> list[str]:
-    return [error.message for error in jsonschema.Draft202012Validator(job_schema()).iter_errors(read(text))]
+    return [
+        error.message
+        for error in jsonschema.Draft202012Validator(job_schema()).iter_errors(read(text))
+    ]
 
 
 def test_the_committed_schema_is_that_of_the_models() -> None:
@@ -51,7 +56,14 @@ def test_the_schema_accepts_what_lint_accepts(case: Path) -> None:
     assert faults(case.with_suffix(".yaml").read_text()) == []
 
 
-WRONG_SHAPES = ["07-wrong-types", "08-unknown-keys", "09-missing-keys", "10-bad-durations", "15-empty-workloads", "41-wrong-file"]
+WRONG_SHAPES = [
+    "07-wrong-types",
+    "08-unknown-keys",
+    "09-missing-keys",
+    "10-bad-durations",
+    "15-empty-workloads",
+    "41-wrong-file",
+]
 
 
 @pytest.mark.parametrize("name", WRONG_SHAPES)

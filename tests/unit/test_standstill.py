@@ -25,8 +25,16 @@ def follow(*looks: LogSample) -> tuple[StallState, list[ServerProgressed]]:
 
 
 def test_a_new_phase_is_told_once() -> None:
-    looks = (LogSample(), LogSample("start"), LogSample("load_weight"), LogSample("load_weight"), LogSample("ready"))
-    assert follow(*looks)[1] == [ServerProgressed(phase) for phase in ("start", "load_weight", "ready")]
+    looks = (
+        LogSample(),
+        LogSample("start"),
+        LogSample("load_weight"),
+        LogSample("load_weight"),
+        LogSample("ready"),
+    )
+    assert follow(*looks)[1] == [
+        ServerProgressed(phase) for phase in ("start", "load_weight", "ready")
+    ]
 
 
 def test_a_count_is_told_at_each_tenth_and_no_more() -> None:
@@ -36,9 +44,18 @@ def test_a_count_is_told_at_each_tenth_and_no_more() -> None:
 
 
 def test_a_launch_moves_by_its_phase_its_count_or_a_new_line() -> None:
-    for look in (LogSample("load_weight", 1, 9), LogSample("ready"), LogSample("load_weight", grew=True)):
+    for look in (
+        LogSample("load_weight", 1, 9),
+        LogSample("ready"),
+        LogSample("load_weight", grew=True),
+    ):
         assert follow(LogSample("load_weight"), LogSample("load_weight"), look)[0].moved_at_s == 3.0
-    assert follow(LogSample("load_weight"), LogSample("load_weight"), LogSample("load_weight"))[0].moved_at_s == 1.0
+    assert (
+        follow(LogSample("load_weight"), LogSample("load_weight"), LogSample("load_weight"))[
+            0
+        ].moved_at_s
+        == 1.0
+    )
 
 
 def test_a_launch_stands_still_after_the_limit_of_its_phase() -> None:
@@ -61,4 +78,7 @@ def test_a_standstill_is_told_with_phase_count_time_and_last_line() -> None:
     assert stall_message(course, 7.0, "shard 61") == (
         "the launch has stood still in load_weight at 61/163 for 6 s; the last line of its log: shard 61"
     )
-    assert stall_message(start_tracking(0.0), 9.0, "") == "the launch has stood still in start for 9 s; its log is empty"
+    assert (
+        stall_message(start_tracking(0.0), 9.0, "")
+        == "the launch has stood still in start for 9 s; its log is empty"
+    )

@@ -34,15 +34,27 @@ def told(body: ev.Body, phase: Phase, at_ns: int = 7) -> ev.Event:
 def test_an_attempt_follows_its_events() -> None:
     attempt = apply_event(Attempt(1), told(ev.TrialAccepted(SPEC), Phase.LAUNCHING, 5), "a")
     attempt = apply_event(attempt, told(ev.RunFinished(RunResult("w", 1)), Phase.MEASURING), "a")
-    attempt = apply_event(attempt, told(ev.TrialOver(Outcome.FAILED, ErrorKind.LOAD_FAILED, "c", "m"), Phase.OVER, 9), "a")
-    assert attempt == Attempt(1, "a", Phase.OVER, Outcome.FAILED, ErrorKind.LOAD_FAILED, "c", "m", 1, 5, 9)
+    attempt = apply_event(
+        attempt,
+        told(ev.TrialOver(Outcome.FAILED, ErrorKind.LOAD_FAILED, "c", "m"), Phase.OVER, 9),
+        "a",
+    )
+    assert attempt == Attempt(
+        1, "a", Phase.OVER, Outcome.FAILED, ErrorKind.LOAD_FAILED, "c", "m", 1, 5, 9
+    )
 
 
 def test_an_attempt_that_is_over_takes_no_more_events() -> None:
     assert apply_event(OK, told(ev.RunFinished(RunResult("w", 1)), Phase.MEASURING), "a") == OK
 
 
-GAVE_UP = replace(OVER, outcome=Outcome.FAILED, kind=ErrorKind.HOST_UNREACHABLE, failure_class=HOST_GIVEN_UP, message="away")
+GAVE_UP = replace(
+    OVER,
+    outcome=Outcome.FAILED,
+    kind=ErrorKind.HOST_UNREACHABLE,
+    failure_class=HOST_GIVEN_UP,
+    message="away",
+)
 
 
 def test_what_another_journal_tells_of_an_attempt_changes_nothing() -> None:
@@ -50,12 +62,23 @@ def test_what_another_journal_tells_of_an_attempt_changes_nothing() -> None:
     assert apply_event(ours, told(ev.TrialOver(Outcome.OK), Phase.OVER), "b") == ours
 
 
-@pytest.mark.parametrize("body", [ev.TrialOver(Outcome.FAILED, ErrorKind.SERVER_OOM), ev.TrialOver(Outcome.CANCELLED), ev.ServerReady()])
-def test_any_other_end_of_an_attempt_that_was_given_up_leaves_why_nobody_waited(body: ev.Body) -> None:
+@pytest.mark.parametrize(
+    "body",
+    [
+        ev.TrialOver(Outcome.FAILED, ErrorKind.SERVER_OOM),
+        ev.TrialOver(Outcome.CANCELLED),
+        ev.ServerReady(),
+    ],
+)
+def test_any_other_end_of_an_attempt_that_was_given_up_leaves_why_nobody_waited(
+    body: ev.Body,
+) -> None:
     assert apply_event(GAVE_UP, told(body, Phase.OVER), "a") == replace(GAVE_UP, agent_id="a")
 
 
-def test_an_ok_end_of_an_attempt_that_was_given_up_counts_once_and_only_while_it_is_the_newest() -> None:
+def test_an_ok_end_of_an_attempt_that_was_given_up_counts_once_and_only_while_it_is_the_newest() -> (
+    None
+):
     end = told(ev.TrialOver(Outcome.OK), Phase.OVER, 9)
     assert apply_event(GAVE_UP, end, "a", is_newest=False) == replace(GAVE_UP, agent_id="a")
     counted = apply_event(GAVE_UP, end, "a")
@@ -75,22 +98,43 @@ def test_a_trial_that_was_given_up_is_over_though_its_kind_would_be_tried_again(
 def test_times_are_by_our_clock_however_far_the_hosts_is_from_it(ahead_s: int) -> None:
     ahead_ns, now = ahead_s * 10**9, 2 * 10**18
     clock = HostClock(ahead_ns, now)
-    attempt = apply_event(Attempt(1), told(ev.TrialAccepted(SPEC), Phase.LAUNCHING, now - 10 * 10**9 + ahead_ns), "a", clock)
-    attempt = apply_event(attempt, told(ev.TrialOver(Outcome.OK), Phase.OVER, now - 4 * 10**9 + ahead_ns), "a", clock)
+    attempt = apply_event(
+        Attempt(1),
+        told(ev.TrialAccepted(SPEC), Phase.LAUNCHING, now - 10 * 10**9 + ahead_ns),
+        "a",
+        clock,
+    )
+    attempt = apply_event(
+        attempt, told(ev.TrialOver(Outcome.OK), Phase.OVER, now - 4 * 10**9 + ahead_ns), "a", clock
+    )
     assert (attempt.started_unix_ns, attempt.ended_unix_ns) == (now - 10 * 10**9, now - 4 * 10**9)
 
 
-def test_a_clock_that_jumps_between_two_looks_gives_neither_a_time_to_come_nor_a_negative_duration() -> None:
+def test_a_clock_that_jumps_between_two_looks_gives_neither_a_time_to_come_nor_a_negative_duration() -> (
+    None
+):
     now = 2 * 10**18
-    attempt = apply_event(Attempt(1), told(ev.TrialAccepted(SPEC), Phase.LAUNCHING, now + 86_400 * 10**9), "a", HostClock(0, now))
-    attempt = apply_event(attempt, told(ev.TrialOver(Outcome.OK), Phase.OVER, now - 86_400 * 10**9), "a", HostClock(0, now + 5))
+    attempt = apply_event(
+        Attempt(1),
+        told(ev.TrialAccepted(SPEC), Phase.LAUNCHING, now + 86_400 * 10**9),
+        "a",
+        HostClock(0, now),
+    )
+    attempt = apply_event(
+        attempt,
+        told(ev.TrialOver(Outcome.OK), Phase.OVER, now - 86_400 * 10**9),
+        "a",
+        HostClock(0, now + 5),
+    )
     assert attempt.started_unix_ns == attempt.ended_unix_ns == now
 
 
 def test_an_event_of_an_unknown_kind_moves_the_phase_only() -> None:
     event = replace(told(ev.ServerReady(), Phase.WARMING), body=None)
     assert apply_event(Attempt(1), event, "a") == Attempt(1, "a", Phase.WARMING)
-    assert apply_event(Attempt(1), replace(event, phase=Phase.UNSPECIFIED), "a") == Attempt(1, "a", Phase.QUEUED), "nor to one it does not know"
+    assert apply_event(Attempt(1), replace(event, phase=Phase.UNSPECIFIED), "a") == Attempt(
+        1, "a", Phase.QUEUED
+    ), "nor to one it does not know"
 
 
 @pytest.mark.parametrize(
@@ -113,7 +157,9 @@ def test_an_event_of_an_unknown_kind_moves_the_phase_only() -> None:
         ([[OOM], [OK]], False, "failed"),
     ],
 )
-def test_a_jobs_state_follows_from_its_trials(attempts: list[list[Attempt]], cancelled: bool, state: str) -> None:
+def test_a_jobs_state_follows_from_its_trials(
+    attempts: list[list[Attempt]], cancelled: bool, state: str
+) -> None:
     assert job_state([Trial(SPEC, tuple(entry)) for entry in attempts], cancelled) == state
 
 
@@ -122,12 +168,21 @@ def test_a_failure_that_is_retried_leaves_the_trial_open() -> None:
     assert is_over(Trial(SPEC, (LOST,)), cancelled=True)
 
 
-def test_an_attempt_that_its_agents_stop_cancelled_is_tried_again_as_often_as_a_lost_agent() -> None:
+def test_an_attempt_that_its_agents_stop_cancelled_is_tried_again_as_often_as_a_lost_agent() -> (
+    None
+):
     stopped = [replace(CANCELLED, number=number) for number in range(1, 5)]
-    assert [Trial(SPEC, tuple(stopped[:count])).may_start for count in range(1, 5)] == [True, True, True, False]
+    assert [Trial(SPEC, tuple(stopped[:count])).may_start for count in range(1, 5)] == [
+        True,
+        True,
+        True,
+        False,
+    ]
 
 
 def test_a_changed_attempt_takes_the_place_of_its_number() -> None:
-    trial = Trial(SPEC, (LOST, Attempt(2))).with_attempt(replace(OK, number=2)).with_attempt(Attempt(3))
+    trial = (
+        Trial(SPEC, (LOST, Attempt(2))).with_attempt(replace(OK, number=2)).with_attempt(Attempt(3))
+    )
     assert [attempt.number for attempt in trial.attempts] == [1, 2, 3]
     assert trial.attempts[1].outcome is Outcome.OK

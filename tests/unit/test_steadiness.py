@@ -1,4 +1,6 @@
-"""Promises of the warm-up: what is steady, what was dropped, and how often it is wrong, on series whose truth is known."""
+"""Promises of the warm-up: what is steady, what was dropped, and how often it is wrong, on series
+whose truth is known.
+"""
 
 from __future__ import annotations
 
@@ -44,13 +46,19 @@ def test_the_published_five_runs_are_two_levels_and_not_steady() -> None:
 def test_the_published_five_runs_ask_for_more_and_then_only_the_second_level_counts() -> None:
     measure = replace(MEASURE, precision=0.1)  # coarse enough that the five alone would have done
     warm_up, gates = conclude_warm_up(STORY, measure)
-    assert (decide(STORY, 0, measure), decide(STORY, 0, measure, warm_up), gates) == (Decision.ENOUGH, Decision.MORE, ())
+    assert (decide(STORY, 0, measure), decide(STORY, 0, measure, warm_up), gates) == (
+        Decision.ENOUGH,
+        Decision.MORE,
+        (),
+    )
     longer = (*STORY, 93.2, 92.4, 93.6)
     warm_up, gates = conclude_warm_up(longer, measure)
     assert (warm_up, gates, decide(longer, 0, measure, warm_up)) == (3, (), Decision.ENOUGH)
 
 
-def test_the_published_five_runs_are_flagged_where_no_more_are_allowed_and_all_of_them_count() -> None:
+def test_the_published_five_runs_are_flagged_where_no_more_are_allowed_and_all_of_them_count() -> (
+    None
+):
     measure = replace(MEASURE, runs_max=5)
     warm_up, (gate,) = conclude_warm_up(STORY, measure)
     told = "never steady in 5 valid runs: the level still changed by +12.8 % after 3 of them; all of them count"
@@ -100,7 +108,9 @@ def test_nothing_is_said_of_fewer_than_three_runs(values: Sequence[float]) -> No
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(rates, max_size=24), st.integers(1, 8), st.floats(0.0, 0.2))
-def test_the_warm_up_is_a_part_of_the_series_and_a_state_is_no_shorter(values: list[float], runs_min: int, precision: float) -> None:
+def test_the_warm_up_is_a_part_of_the_series_and_a_state_is_no_shorter(
+    values: list[float], runs_min: int, precision: float
+) -> None:
     measure = replace(MEASURE, runs_min=runs_min, precision=precision)
     found = judge_steadiness(values, measure)
     left = len(values) - found.warm_up
@@ -112,9 +122,15 @@ def test_the_warm_up_is_a_part_of_the_series_and_a_state_is_no_shorter(values: l
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(rates, min_size=3, max_size=24), st.sampled_from([2.0**power for power in range(-10, 11)]))  # without rounding
+@given(
+    st.lists(rates, min_size=3, max_size=24),
+    st.sampled_from([2.0**power for power in range(-10, 11)]),
+)  # without rounding
 def test_the_unit_of_the_rate_changes_nothing(values: list[float], unit: float) -> None:
-    ours, theirs = judge_steadiness(values, MEASURE), judge_steadiness([value * unit for value in values], MEASURE)
+    ours, theirs = (
+        judge_steadiness(values, MEASURE),
+        judge_steadiness([value * unit for value in values], MEASURE),
+    )
     assert (ours.warm_up, ours.is_steady) == (theirs.warm_up, theirs.is_steady)
 
 
@@ -135,7 +151,10 @@ def test_the_cut_is_the_one_that_a_t_test_of_each_would_choose(values: list[floa
     tests = [(pooled_p(a, b), at) for at, a, b in apart]
     p, at = min(tests, default=(1.0, 0))
     expected = at if p * (len(values) - 1) < SIGNIFICANCE else 0
-    if abs(p * (len(values) - 1) - SIGNIFICANCE) > 1e-6 and [found for found, _ in sorted(tests)[1:2] if found - p < 1e-9] == []:
+    if (
+        abs(p * (len(values) - 1) - SIGNIFICANCE) > 1e-6
+        and [found for found, _ in sorted(tests)[1:2] if found - p < 1e-9] == []
+    ):
         first = judge_steadiness(values[:], replace(MEASURE, runs_min=1))
         assert (first.warm_up > 0) == (expected > 0)
         assert first.warm_up >= expected
@@ -155,7 +174,11 @@ def pooled_p(a: Sequence[float], b: Sequence[float]) -> float:
 # How often it is wrong. The figures stand in docs/statistics.md.
 
 
-def share(series: Callable[[random.Random], Sequence[float]], says: Callable[[Steadiness], bool], count: int = 1000) -> float:
+def share(
+    series: Callable[[random.Random], Sequence[float]],
+    says: Callable[[Steadiness], bool],
+    count: int = 1000,
+) -> float:
     """Of `count` seeded series, those of which `says` is true."""
     rng = random.Random(7)
     return sum(says(judge_steadiness(series(rng), MEASURE)) for _ in range(count)) / count
@@ -165,8 +188,13 @@ def noise(cv: float, runs: int) -> Callable[[random.Random], Sequence[float]]:
     return lambda rng: [rng.gauss(100, 100 * cv) for _ in range(runs)]
 
 
-def stepping(cv: float, before: int, after: int, by: float) -> Callable[[random.Random], Sequence[float]]:
-    return lambda rng: [rng.gauss(100, 100 * cv) / (1 + by) for _ in range(before)] + [rng.gauss(100, 100 * cv) for _ in range(after)]
+def stepping(
+    cv: float, before: int, after: int, by: float
+) -> Callable[[random.Random], Sequence[float]]:
+    return lambda rng: (
+        [rng.gauss(100, 100 * cv) / (1 + by) for _ in range(before)]
+        + [rng.gauss(100, 100 * cv) for _ in range(after)]
+    )
 
 
 def drifting(cv: float, runs: int, by: float) -> Callable[[random.Random], Sequence[float]]:
@@ -183,17 +211,27 @@ def changed(found: Steadiness) -> bool:
 
 @pytest.mark.parametrize("runs", [3, 5, 8, 12, 20])
 def test_a_flat_series_is_called_unsteady_in_at_most_one_of_twenty(runs: int) -> None:
-    assert share(noise(0.05, runs), changed, 2000) <= SIGNIFICANCE + 0.015  # three standard errors of such a share
+    assert (
+        share(noise(0.05, runs), changed, 2000) <= SIGNIFICANCE + 0.015
+    )  # three standard errors of such a share
 
 
-@pytest.mark.parametrize(("cv", "runs", "at_least"), [(0.01, 10, 0.99), (0.02, 10, 0.99), (0.03, 12, 0.95), (0.01, 6, 0.95)])
+@pytest.mark.parametrize(
+    ("cv", "runs", "at_least"),
+    [(0.01, 10, 0.99), (0.02, 10, 0.99), (0.03, 12, 0.95), (0.01, 6, 0.95)],
+)
 def test_a_step_of_ten_percent_half_way_is_seen(cv: float, runs: int, at_least: float) -> None:
     assert share(stepping(cv, runs // 2, runs - runs // 2, 0.1), changed) >= at_least
 
 
 @pytest.mark.parametrize(("cv", "by", "at_least"), [(0.01, 0.1, 0.95), (0.02, 0.2, 0.9)])
-def test_a_cold_first_run_before_nine_others_is_dropped_alone(cv: float, by: float, at_least: float) -> None:
-    assert share(stepping(cv, 1, 9, by), lambda found: (found.warm_up, found.is_steady) == (1, True)) >= at_least
+def test_a_cold_first_run_before_nine_others_is_dropped_alone(
+    cv: float, by: float, at_least: float
+) -> None:
+    assert (
+        share(stepping(cv, 1, 9, by), lambda found: (found.warm_up, found.is_steady) == (1, True))
+        >= at_least
+    )
 
 
 def test_a_drift_of_two_percent_a_run_is_seen_within_ten_runs() -> None:
@@ -206,7 +244,9 @@ def test_a_walk_without_a_level_of_its_own_is_seen() -> None:
 
 
 def launch(rng: random.Random, first: float, measure: Measure) -> tuple[int, float]:
-    """Runs until the stop rule has enough, of noise of 1 % around 100, the first of them so many times that; and their mean."""
+    """Runs until the stop rule has enough, of noise of 1 % around 100, the first of them so many
+    times that; and their mean.
+    """
     values: list[float] = []
     warm_up = 0
     while not values or decide(values, 0, measure, warm_up) is Decision.MORE:
@@ -215,8 +255,12 @@ def launch(rng: random.Random, first: float, measure: Measure) -> tuple[int, flo
     return len(values), sum(values[warm_up:]) / len(values[warm_up:])
 
 
-def test_a_cold_first_run_costs_one_run_instead_of_all_that_are_allowed_and_does_not_move_the_mean() -> None:
-    fixed = [launch(random.Random(seed), 0.8, replace(MEASURE, warmup_requests=1)) for seed in range(20)]
+def test_a_cold_first_run_costs_one_run_instead_of_all_that_are_allowed_and_does_not_move_the_mean() -> (
+    None
+):
+    fixed = [
+        launch(random.Random(seed), 0.8, replace(MEASURE, warmup_requests=1)) for seed in range(20)
+    ]
     auto = [launch(random.Random(seed), 0.8, MEASURE) for seed in range(20)]
     assert {runs for runs, _ in fixed} == {20}
     assert sum(mean for _, mean in fixed) / 20 == pytest.approx(99.0, abs=0.1)
@@ -245,4 +289,8 @@ def test_a_void_run_is_no_level_and_any_other_is() -> None:
 
 def test_a_given_rate_is_judged_by_latency_since_the_server_does_not_make_it() -> None:
     metrics = {"output_tok_s": 800.0, "e2e_s_p50": 1.5}
-    assert (level_of(metrics, CLOSED), level_of(metrics, OPEN), level_of({"output_tok_s": 800.0}, OPEN)) == (800.0, 1.5, 800.0)
+    assert (
+        level_of(metrics, CLOSED),
+        level_of(metrics, OPEN),
+        level_of({"output_tok_s": 800.0}, OPEN),
+    ) == (800.0, 1.5, 800.0)

@@ -1,4 +1,6 @@
-"""Owns the promises of the stop rule and of the t quantile it rests on, compared with SciPy, which no agent has."""
+"""Owns the promises of the stop rule and of the t quantile it rests on, compared with SciPy, which
+no agent has.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ STEADY = (100.0, 100.1, 99.9, 100.0, 100.05)
 
 
 @pytest.mark.parametrize("df", [1, 2, 3, 4, 5, 7, 9, 14, 19, 29, 99, 1000, 1e5, 2.5, 0.7])
-@pytest.mark.parametrize("p", [0.001, 0.3, 0.51, 0.6, 0.74, 0.76, 0.9, 0.95, 0.975, 0.995, 0.9999, 0.999999])
+@pytest.mark.parametrize(
+    "p", [0.001, 0.3, 0.51, 0.6, 0.74, 0.76, 0.9, 0.95, 0.975, 0.995, 0.9999, 0.999999]
+)
 def test_t_quantile_agrees_with_scipy_to_nine_digits(p: float, df: float) -> None:
     assert t_quantile(p, df) == pytest.approx(stats.t.ppf(p, df), rel=1e-9)
 
@@ -79,7 +83,9 @@ def test_the_precision_asked_for_decides() -> None:
     assert decide(KIMI, 0, Measure(runs_min=5, precision=half * 0.999)) is Decision.MORE
 
 
-@pytest.mark.parametrize(("void_in_row", "expected"), [(1, Decision.MORE), (2, Decision.MORE), (3, Decision.GIVE_UP)])
+@pytest.mark.parametrize(
+    ("void_in_row", "expected"), [(1, Decision.MORE), (2, Decision.MORE), (3, Decision.GIVE_UP)]
+)
 def test_three_void_runs_in_a_row_give_up(void_in_row: int, expected: Decision) -> None:
     assert decide(KIMI, void_in_row, FIVE_TO_TWENTY) is expected
 

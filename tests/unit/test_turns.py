@@ -1,4 +1,6 @@
-"""Turns over many hosts and jobs, played to their end: nobody starves, nobody meets, closed hosts get nothing, free hosts get something."""
+"""Turns over many hosts and jobs, played to their end: nobody starves, nobody meets, closed hosts
+get nothing, free hosts get something.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ SIMULATED = EngineKind.SIMULATED
 
 @dataclass(frozen=True)
 class Shape:
-    """A job to play: `pinned` trials go to the hosts in turn, else blocks to any; `seconds` is what one trial takes."""
+    """A job to play: `pinned` trials go to the hosts in turn, else blocks to any; `seconds` is what
+    one trial takes.
+    """
 
     blocks: int = 3
     variants: int = 2
@@ -41,19 +45,37 @@ class Shape:
 def trials_of(name: str, shape: Shape, hosts: tuple[str, ...] = NAMES) -> list[Trial]:
     """Each node for itself, in plan order."""
     found: list[Trial] = []
-    groups = [hosts[first : first + shape.nodes] for first in range(0, len(hosts) - shape.nodes + 1, shape.nodes)]
+    groups = [
+        hosts[first : first + shape.nodes]
+        for first in range(0, len(hosts) - shape.nodes + 1, shape.nodes)
+    ]
     for block in range(1, shape.blocks + 1):
         lead, *members = groups[block % len(groups)] if shape.pinned else [""] * shape.nodes
         for variant in range(shape.variants):
-            engine = EngineSpec(SIMULATED, gpus=shape.gpus, gang=Gang(shape.nodes) if shape.nodes > 1 else Gang())
-            spec = TrialSpec(f"{name}-b{block}-v{variant}", 1, name, name, f"v{variant}", {}, block, lead, engine, shared=shape.share)
+            engine = EngineSpec(
+                SIMULATED, gpus=shape.gpus, gang=Gang(shape.nodes) if shape.nodes > 1 else Gang()
+            )
+            spec = TrialSpec(
+                f"{name}-b{block}-v{variant}",
+                1,
+                name,
+                name,
+                f"v{variant}",
+                {},
+                block,
+                lead,
+                engine,
+                shared=shape.share,
+            )
             found += [Trial(spec), *(Trial(member) for member in member_specs(spec, members))]
     return found
 
 
 @dataclass
 class Play:
-    """A controller's board and its hosts, played in model time: each trial ends after its job's seconds."""
+    """A controller's board and its hosts, played in model time: each trial ends after its job's
+    seconds.
+    """
 
     board: JobIndex = field(default_factory=JobIndex)
     closed: dict[str, str] = field(default_factory=dict)
@@ -63,9 +85,27 @@ class Play:
     log: list[tuple[int, str, str]] = field(default_factory=list)  # when, job, trial
 
     def submit(self, name: str, shape: Shape, hosts: tuple[str, ...] = NAMES) -> None:
-        choice = HostChoice(hosts, every_host=shape.pinned, share=shape.share, part=shape.gpus / GPUS if shape.share else 1.0)
+        choice = HostChoice(
+            hosts,
+            every_host=shape.pinned,
+            share=shape.share,
+            part=shape.gpus / GPUS if shape.share else 1.0,
+        )
         joined_s = initial_host_time(self.board.host_times(shape.priority))
-        row = JobRow(name, name, "", "", self.now_s, "simulated", 1.0, 60.0, False, shape.priority, choice.to_json(), joined_s)
+        row = JobRow(
+            name,
+            name,
+            "",
+            "",
+            self.now_s,
+            "simulated",
+            1.0,
+            60.0,
+            False,
+            shape.priority,
+            choice.to_json(),
+            joined_s,
+        )
         self.seconds[name] = shape.seconds
         self.board.add(row, trials_of(name, shape, hosts))
 
@@ -76,7 +116,15 @@ class Play:
     def _host(self, name: str, running: list[Trial]) -> SchedulableHost:
         free = GPUS - sum(trial.spec.engine.gpus for trial in running)
         lets_in = all(trial.spec.shared for trial in running)
-        return SchedulableHost(name, {}, self.closed.get(name, ""), len(running), lets_in, {SIMULATED: GPUS}, {SIMULATED: free})
+        return SchedulableHost(
+            name,
+            {},
+            self.closed.get(name, ""),
+            len(running),
+            lets_in,
+            {SIMULATED: GPUS},
+            {SIMULATED: free},
+        )
 
     def is_over(self, job: str) -> bool:
         """What has been over for a while leaves the board."""
@@ -85,7 +133,9 @@ class Play:
     def decide(self) -> tuple[TrialStart, ...]:
         """Begin what is next, checked against what must always hold."""
         before = {host.name: host for host in self.hosts()}
-        starts = next_starts((job.waiting for job in self.board.open_jobs), before.values(), self.now_s * 10**9)
+        starts = next_starts(
+            (job.waiting for job in self.board.open_jobs), before.values(), self.now_s * 10**9
+        )
         for start in starts:
             hosts = (start.host, *(host for _, host in start.members))
             assert len(set(hosts)) == len(hosts)
@@ -95,7 +145,12 @@ class Play:
             assert job is not None
             assert job.trials[start.trial_id].hosts == hosts  # all of a gang, where its nodes are
             for node in (start.trial_id, *(node for node, _ in start.members)):
-                self.board.update_attempt(node, Attempt(start.attempt, "agent", Phase.LAUNCHING, started_unix_ns=self.now_s * 10**9))
+                self.board.update_attempt(
+                    node,
+                    Attempt(
+                        start.attempt, "agent", Phase.LAUNCHING, started_unix_ns=self.now_s * 10**9
+                    ),
+                )
             self.ends[start.trial_id] = self.now_s + self.seconds[job.row.job_id]
             self.log.append((self.now_s, job.row.job_id, start.trial_id))
         self._check_company()
@@ -114,8 +169,15 @@ class Play:
         self.now_s = max(self.now_s, self.ends.pop(trial_id))
         job = self.board.job_of(trial_id)
         assert job is not None
-        for node in [node.spec.trial_id for node in job.trials[trial_id].nodes or (job.trials[trial_id],)]:
-            over = replace(job.nodes[node].attempts[-1], phase=Phase.OVER, outcome=Outcome.OK, ended_unix_ns=self.now_s * 10**9)
+        for node in [
+            node.spec.trial_id for node in job.trials[trial_id].nodes or (job.trials[trial_id],)
+        ]:
+            over = replace(
+                job.nodes[node].attempts[-1],
+                phase=Phase.OVER,
+                outcome=Outcome.OK,
+                ended_unix_ns=self.now_s * 10**9,
+            )
             self.board.update_attempt(node, over)
         return True
 
@@ -156,8 +218,15 @@ def test_every_job_comes_to_its_end_whatever_else_is_there(plays: list[tuple[Sha
 
 
 @settings(max_examples=100, deadline=None)
-@given(PLAYS, st.dictionaries(st.sampled_from(NAMES), st.sampled_from(["drained", "set aside: x", "away"]), max_size=3))
-def test_hosts_that_are_closed_get_nothing_and_hold_up_nobody_else(plays: list[tuple[Shape, int]], closed: dict[str, str]) -> None:
+@given(
+    PLAYS,
+    st.dictionaries(
+        st.sampled_from(NAMES), st.sampled_from(["drained", "set aside: x", "away"]), max_size=3
+    ),
+)
+def test_hosts_that_are_closed_get_nothing_and_hold_up_nobody_else(
+    plays: list[tuple[Shape, int]], closed: dict[str, str]
+) -> None:
     play = Play()
     for number, (shape, _) in enumerate(plays):
         play.submit(f"j{number}", shape)
@@ -175,7 +244,9 @@ def test_hosts_that_are_closed_get_nothing_and_hold_up_nobody_else(plays: list[t
 
 @settings(max_examples=100, deadline=None)
 @given(PLAYS)
-def test_no_host_is_free_that_a_waiting_trial_could_take_at_once(plays: list[tuple[Shape, int]]) -> None:
+def test_no_host_is_free_that_a_waiting_trial_could_take_at_once(
+    plays: list[tuple[Shape, int]],
+) -> None:
     """But for hosts that a gang, or who wants a host alone, keeps."""
     play = Play()
     for number, (shape, _) in enumerate(plays):
@@ -190,7 +261,15 @@ def test_no_host_is_free_that_a_waiting_trial_could_take_at_once(plays: list[tup
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(st.builds(Shape, priority=st.integers(-2, 2), pinned=st.booleans(), blocks=st.integers(1, 3)), min_size=2, max_size=5))
+@given(
+    st.lists(
+        st.builds(
+            Shape, priority=st.integers(-2, 2), pinned=st.booleans(), blocks=st.integers(1, 3)
+        ),
+        min_size=2,
+        max_size=5,
+    )
+)
 def test_nothing_of_lower_priority_begins_while_something_higher_could(shapes: list[Shape]) -> None:
     play = Play()
     for number, shape in enumerate(shapes):
@@ -253,7 +332,9 @@ def test_a_flow_of_new_jobs_does_not_hold_up_an_old_one() -> None:
         if play.is_over("old"):
             break
     assert play.is_over("old")
-    assert len(play.log) < 70  # a job came with each trial that ended: its share falls, its turn comes
+    assert (
+        len(play.log) < 70
+    )  # a job came with each trial that ended: its share falls, its turn comes
 
 
 def test_a_gang_comes_to_its_turn_in_a_flow_of_single_trials() -> None:
@@ -282,7 +363,11 @@ def test_a_gang_that_waits_for_a_closed_host_keeps_nothing() -> None:
 def test_who_wants_a_host_alone_comes_to_its_turn_among_those_that_share_it() -> None:
     play = Play(closed=dict.fromkeys(NAMES[1:], "away"))
     for number in range(2):
-        play.submit(f"sharing{number}", Shape(blocks=60, variants=1, share=True, gpus=4, seconds=50 + 7 * number), hosts=("a",))
+        play.submit(
+            f"sharing{number}",
+            Shape(blocks=60, variants=1, share=True, gpus=4, seconds=50 + 7 * number),
+            hosts=("a",),
+        )
     play.decide()
     play.submit("alone", Shape(blocks=1, variants=1), hosts=("a",))
     for _ in range(12):

@@ -1,4 +1,6 @@
-"""Messages of a peer one minor away: what it adds is harmless, what it lacks has its old meaning, and further apart is refused in words."""
+"""Messages of a peer one minor away: what it adds is harmless, what it lacks has its old meaning,
+and further apart is refused in words.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,15 @@ def field(number: int, content: bytes | int) -> bytes:
 
 FUTURE = field(900, b"of tomorrow") + field(901, 7)  # two fields that this version does not know
 EVENT_ENGINE = TrialSpec().engine
-EVENT = ev.Event(5, 9, "t", 1, 4, Phase.MEASURING, ev.RunFinished(RunResult("w", 1, metrics={"output_tok_s": 1.0})))
+EVENT = ev.Event(
+    5,
+    9,
+    "t",
+    1,
+    4,
+    Phase.MEASURING,
+    ev.RunFinished(RunResult("w", 1, metrics={"output_tok_s": 1.0})),
+)
 
 
 def test_fields_that_a_newer_peer_adds_change_nothing_that_is_known() -> None:
@@ -53,7 +63,14 @@ def test_fields_that_a_newer_peer_adds_change_nothing_that_is_known() -> None:
 
 
 def test_an_event_of_an_unknown_kind_keeps_its_place_in_the_count_and_can_be_stored() -> None:
-    wire = field(1, 6) + field(2, 10) + field(3, b"t") + field(4, 1) + field(6, int(Phase.MEASURING)) + field(777, b"\x0a\x01x")
+    wire = (
+        field(1, 6)
+        + field(2, 10)
+        + field(3, b"t")
+        + field(4, 1)
+        + field(6, int(Phase.MEASURING))
+        + field(777, b"\x0a\x01x")
+    )
     event = from_proto(ev.Event, trial_pb2.Event.FromString(wire))
     assert event == ev.Event(6, 10, "t", 1, 0, Phase.MEASURING, None)
     assert event_from_json(event_to_json(event)) == event
@@ -62,8 +79,16 @@ def test_an_event_of_an_unknown_kind_keeps_its_place_in_the_count_and_can_be_sto
 @pytest.mark.parametrize(
     ("message", "kind", "expected"),
     [
-        (trial_pb2.Event(sequence=1, phase=99), ev.Event, ev.Event(sequence=1, phase=Phase.UNSPECIFIED)),  # type: ignore[arg-type]
-        (trial_pb2.TrialOver(outcome=99, kind=99), ev.TrialOver, ev.TrialOver(Outcome.UNSPECIFIED, ErrorKind.NONE)),  # type: ignore[arg-type]
+        (
+            trial_pb2.Event(sequence=1, phase=99),
+            ev.Event,
+            ev.Event(sequence=1, phase=Phase.UNSPECIFIED),
+        ),  # type: ignore[arg-type]
+        (
+            trial_pb2.TrialOver(outcome=99, kind=99),
+            ev.TrialOver,
+            ev.TrialOver(Outcome.UNSPECIFIED, ErrorKind.NONE),
+        ),  # type: ignore[arg-type]
         (trial_pb2.Gate(code="new", effect=99), Gate, Gate("new", GateEffect.VOID_RUN)),  # type: ignore[arg-type]
         (trial_pb2.EngineSpec(kind=99), type(EVENT_ENGINE), EngineKind.UNSPECIFIED),  # type: ignore[arg-type]
     ],
@@ -80,14 +105,27 @@ def test_a_number_that_a_newer_peer_adds_is_read_on_the_safe_side_and_told(
 
 def test_what_an_older_peer_does_not_tell_means_what_it_meant_then() -> None:
     """Of minor 0: no lease, no protocol, no clock, no word about room."""
-    start = agent_pb2.StartTrialRequest.FromString(field(1, to_proto(TrialSpec("t"), trial_pb2.TrialSpec()).SerializeToString()))
+    start = agent_pb2.StartTrialRequest.FromString(
+        field(1, to_proto(TrialSpec("t"), trial_pb2.TrialSpec()).SerializeToString())
+    )
     assert not start.HasField("lease")
     about = agent_pb2.DescribeResponse.FromString(field(1, b"agent") + field(2, b"host"))
-    assert (about.protocol, about.now_unix_ns, about.takes_no_trials, list(about.kept_attempts)) == (0, 0, "", [])
+    assert (
+        about.protocol,
+        about.now_unix_ns,
+        about.takes_no_trials,
+        list(about.kept_attempts),
+    ) == (0, 0, "", [])
 
 
 def test_one_minor_apart_works_in_both_directions_and_two_do_not() -> None:
-    assert [is_compatible(theirs, 5) for theirs in (3, 4, 5, 6, 7)] == [False, True, True, True, False]
+    assert [is_compatible(theirs, 5) for theirs in (3, 4, 5, 6, 7)] == [
+        False,
+        True,
+        True,
+        True,
+        False,
+    ]
     assert incompatibility("the agent", 3, "this controller", 5) == (
         "the agent speaks protocol 1.3, this controller 1.5: more than 1 apart",
         "update the agent",

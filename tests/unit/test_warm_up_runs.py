@@ -1,4 +1,6 @@
-"""Promises of the way of a warm-up run: seen by the agent when later runs show it, kept in what is stored, and part of no number."""
+"""Promises of the way of a warm-up run: seen by the agent when later runs show it, kept in what is
+stored, and part of no number.
+"""
 
 from __future__ import annotations
 
@@ -60,18 +62,34 @@ class Given:
         raw.write_bytes(b"rows")  # noqa: ASYNC240 - nothing else runs here
         rate = next(self.rates)
         facts = FACTS if rate else replace(FACTS, requests_failed=1)
-        return LoadReply(metrics={"output_tok_s": rate or 1.0}, facts=asdict(facts), parquet=ParquetFile(str(raw), "ab", 4))
+        return LoadReply(
+            metrics={"output_tok_s": rate or 1.0},
+            facts=asdict(facts),
+            parquet=ParquetFile(str(raw), "ab", 4),
+        )
 
 
 async def measured(rates: Sequence[float], measure: Measure, folder: Path) -> list[RunResult]:
     """All runs that the machine orders of one workload, which have these rates."""
     workload = Workload("single", concurrency=1, output_tokens=9)
-    spec = TrialSpec("t", engine=EngineSpec(EngineKind.EXTERNAL, url="http://x"), workloads=(workload,), measure=measure)
+    spec = TrialSpec(
+        "t",
+        engine=EngineSpec(EngineKind.EXTERNAL, url="http://x"),
+        workloads=(workload,),
+        measure=measure,
+    )
     place = folder / "t" / "1"
     place.mkdir(parents=True)
-    errands = EffectHandlers(spec, TrialTools(Supervisor(), cast(LoadProcess, Given(rates)), Ports(), ENGINES), (), place)
+    errands = EffectHandlers(
+        spec, TrialTools(Supervisor(), cast(LoadProcess, Given(rates)), Ports(), ENGINES), (), place
+    )
     trial = new_trial(spec)
-    for body in (ev.TrialAccepted(spec), ev.ServerReady(1.0), ev.ConfigurationProved(), ev.WarmedUp("single")):
+    for body in (
+        ev.TrialAccepted(spec),
+        ev.ServerReady(1.0),
+        ev.ConfigurationProved(),
+        ev.WarmedUp("single"),
+    ):
         trial, _ = step(trial, body, 0.0)
     runs = []
     while isinstance(trial.awaited, MeasureRun):
@@ -83,10 +101,15 @@ async def measured(rates: Sequence[float], measure: Measure, folder: Path) -> li
 
 
 def stored(runs: Sequence[RunResult], variant: str = "v", block: int = 1) -> list[StoredRun]:
-    return [StoredRun(f"job-b{block}-{variant}", 1, variant, "h1", block, Outcome.OK, run) for run in runs]
+    return [
+        StoredRun(f"job-b{block}-{variant}", 1, variant, "h1", block, Outcome.OK, run)
+        for run in runs
+    ]
 
 
-async def test_the_published_five_runs_are_followed_by_more_until_the_second_level_has_five(tmp_path: Path) -> None:
+async def test_the_published_five_runs_are_followed_by_more_until_the_second_level_has_five(
+    tmp_path: Path,
+) -> None:
     runs = await measured((*STORY, *LATER), MEASURE, tmp_path)
     assert [run.warm_up_runs for run in runs] == [0, 0, 0, 0, 3, 3, 3, 3]
     assert [run.void for run in runs] == [False] * 8  # each is kept as it was when it finished
@@ -100,21 +123,31 @@ async def test_a_cold_first_run_is_dropped_alone(tmp_path: Path) -> None:
     assert [run.warm_up_runs for run in runs] == [0, 0, 1, 1, 1, 1]
 
 
-async def test_runs_that_never_become_steady_all_count_and_the_last_one_says_so(tmp_path: Path) -> None:
+async def test_runs_that_never_become_steady_all_count_and_the_last_one_says_so(
+    tmp_path: Path,
+) -> None:
     runs = await measured(STORY, replace(MEASURE, runs_max=5), tmp_path)
     assert [[gate.code for gate in run.gates] for run in runs] == [[], [], [], [], ["not_steady"]]
     assert (runs[-1].warm_up_runs, runs[-1].void) == (0, False)
     comparison = compare(stored(runs), "v")
     assert comparison.rows[0].runs == 5
     (told,) = [line for line in comparison_remarks(comparison) if "not_steady" in line]
-    assert told.startswith("gate not_steady: never steady in 5 valid runs: the level still changed by +12.8 % after 3 of them; all")
+    assert told.startswith(
+        "gate not_steady: never steady in 5 valid runs: the level still changed by +12.8 % after 3 of them; all"
+    )
     assert told.endswith(" (v single on h1 ×1)")
-    assert comparison.notes == ("no steady state in v single on h1: such a mean is one of several levels or of a drift",)
+    assert comparison.notes == (
+        "no steady state in v single on h1: such a mean is one of several levels or of a drift",
+    )
 
 
 def test_places_without_a_steady_state_are_named_up_to_three() -> None:
     gates = (Gate("not_steady", GateEffect.FLAG, "never steady"),)
-    runs = [run for name in "abcde" for run in stored([RunResult("w", 1, metrics={"output_tok_s": 9.0}, gates=gates)], name)]
+    runs = [
+        run
+        for name in "abcde"
+        for run in stored([RunResult("w", 1, metrics={"output_tok_s": 9.0}, gates=gates)], name)
+    ]
     (note,) = compare(runs, "a").notes
     assert note.startswith("no steady state in a w on h1, b w on h1, c w on h1 and 2 more: ")
 
@@ -124,7 +157,9 @@ async def test_a_fixed_warm_up_drops_and_flags_nothing(tmp_path: Path) -> None:
     assert [(run.warm_up_runs, run.gates) for run in runs] == [(0, ())] * 5
 
 
-async def test_void_runs_are_no_levels_and_are_not_counted_among_the_dropped(tmp_path: Path) -> None:
+async def test_void_runs_are_no_levels_and_are_not_counted_among_the_dropped(
+    tmp_path: Path,
+) -> None:
     runs = await measured((COLD[0], 0.0, *COLD[1:]), MEASURE, tmp_path)
     assert [run.index for run in without_and_void(runs)] == [1, 2]
     assert runs[-1].warm_up_runs == 1
@@ -136,7 +171,9 @@ def without_and_void(runs: Sequence[RunResult]) -> list[RunResult]:
 
 def three(warm_up_runs: Sequence[int], **changes: object) -> list[StoredRun]:
     runs = [
-        RunResult("single", index, index, metrics={"output_tok_s": 100.0 * index}, warm_up_runs=count)
+        RunResult(
+            "single", index, index, metrics={"output_tok_s": 100.0 * index}, warm_up_runs=count
+        )
         for index, count in enumerate(warm_up_runs, start=1)
     ]
     return [replace(run, **changes) for run in stored(runs)]  # type: ignore[arg-type]
@@ -147,7 +184,9 @@ def test_the_newest_valid_run_has_the_word_in_whatever_order_runs_come() -> None
         marked = {run.run.index: run.run.void for run in without_warm_up(runs)}
         assert marked == {1: True, 2: False, 3: False}
     voided = three([0, 1, 0])
-    voided[2] = replace(voided[2], run=replace(voided[2].run, gates=(Gate("short_output", GateEffect.VOID_RUN),)))
+    voided[2] = replace(
+        voided[2], run=replace(voided[2].run, gates=(Gate("short_output", GateEffect.VOID_RUN),))
+    )
     assert [run.run.void for run in without_warm_up(voided)] == [True, False, True]
 
 
@@ -168,7 +207,12 @@ def test_a_dropped_run_is_counted_in_the_comparison_and_named_by_show() -> None:
     comparison = compare(runs, "v")
     (row,) = comparison.rows
     assert (row.runs, row.mean) == (2, 250.0)
-    assert comparison_json(comparison)["rows"][0]["gates"][0] | {"message": ""} == {"code": "warming_up", "count": 1, "message": "", "reasons": []}
+    assert comparison_json(comparison)["rows"][0]["gates"][0] | {"message": ""} == {
+        "code": "warming_up",
+        "count": 1,
+        "message": "",
+        "reasons": [],
+    }
     assert kept_out_table(runs).rows == (("job-b1-v", "1", "single", "1", "warming_up"),)
     assert show_json(JobDetail(), runs)["kept_out"] == [
         {"trial": "job-b1-v", "attempt": 1, "workload": "single", "run": 1, "gates": ["warming_up"]}
@@ -178,5 +222,11 @@ def test_a_dropped_run_is_counted_in_the_comparison_and_named_by_show() -> None:
 def test_the_run_that_shows_it_says_so_while_the_job_is_watched() -> None:
     run, job = RunResult("single", 4, metrics={"output_tok_s": 88.84}), JobSummary()
     assert run_text(run, job) == "single 88.8 tok/s"
-    assert run_text(replace(run, warm_up_runs=1), job) == "single 88.8 tok/s, the first run was warm-up"
-    assert run_text(replace(run, warm_up_runs=3), job) == "single 88.8 tok/s, the first 3 runs were warm-up"
+    assert (
+        run_text(replace(run, warm_up_runs=1), job)
+        == "single 88.8 tok/s, the first run was warm-up"
+    )
+    assert (
+        run_text(replace(run, warm_up_runs=3), job)
+        == "single 88.8 tok/s, the first 3 runs were warm-up"
+    )

@@ -16,11 +16,17 @@ SPEC = TrialSpec(engine=EngineSpec(kind=EngineKind.SGLANG, gpus=8, env=JOB))
 
 def launched(spec: TrialSpec = SPEC, *, witness: bool = False, **changes: Any) -> dict[str, str]:
     engine = replace(spec.engine, **changes)
-    return dict(with_nccl_log(replace(spec, engine=engine), witness=witness, folder="/t/1").engine.env)
+    return dict(
+        with_nccl_log(replace(spec, engine=engine), witness=witness, folder="/t/1").engine.env
+    )
 
 
 def test_the_measured_launch_logs_only_what_nccl_writes_at_its_start() -> None:
-    log = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,ENV", "NCCL_DEBUG_FILE": "/t/1/nccl-%h-%p.log"}
+    log = {
+        "NCCL_DEBUG": "INFO",
+        "NCCL_DEBUG_SUBSYS": "INIT,ENV",
+        "NCCL_DEBUG_FILE": "/t/1/nccl-%h-%p.log",
+    }
     assert launched() == {**JOB, **log}
     assert launched(proof="witness") == {**JOB, **log}
     assert launched(gpus=1, gang=Gang(nodes=2)) == {**JOB, **log}
@@ -32,7 +38,9 @@ ALONE: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("changes", ALONE)
-def test_a_server_without_nccl_or_without_proof_has_the_jobs_variables_alone(changes: dict[str, Any]) -> None:
+def test_a_server_without_nccl_or_without_proof_has_the_jobs_variables_alone(
+    changes: dict[str, Any],
+) -> None:
     assert launched(**changes) == JOB
 
 
@@ -53,4 +61,8 @@ def test_in_a_container_the_lines_go_to_the_servers_log() -> None:
 
 
 def test_one_gpu_talks_to_nobody() -> None:
-    assert not uses_nccl(EngineSpec(gpus=1)) and uses_nccl(EngineSpec(gpus=2)) and uses_nccl(EngineSpec(gpus=1, gang=Gang(nodes=2)))
+    assert (
+        not uses_nccl(EngineSpec(gpus=1))
+        and uses_nccl(EngineSpec(gpus=2))
+        and uses_nccl(EngineSpec(gpus=1, gang=Gang(nodes=2)))
+    )

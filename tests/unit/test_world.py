@@ -1,4 +1,6 @@
-"""Random faults on a whole fleet in memory: each run is stored once, no server is left, the job ends, and the newest attempt wins."""
+"""Random faults on a whole fleet in memory: each run is stored once, no server is left, the job
+ends, and the newest attempt wins.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,17 @@ HOSTS = ("a", "b", "c")
 WORKLOADS = (Workload("single", 1), Workload("busy", 8))
 
 # How often each thing happens, as weights; the last ones are faults.
-ORDINARY = {"work": 40, "hear": 30, "tick": 8, "connect": 8, "order": 10, "deliver": 14, "acknowledge": 4, "time": 4, "look": 3}
+ORDINARY = {
+    "work": 40,
+    "hear": 30,
+    "tick": 8,
+    "connect": 8,
+    "order": 10,
+    "deliver": 14,
+    "acknowledge": 4,
+    "time": 4,
+    "look": 3,
+}
 FAULTS = {
     "kill_agent": 1.0, "boot": 2.5, "power_off": 0.5, "wipe": 0.3, "cut": 1.2, "heal": 2.5, "kill_server": 1.0, "fill": 0.6, "free": 1.5,
     "jam": 0.2, "kill_controller": 0.6, "store_full": 0.4, "store_free": 1.2, "clock": 0.6, "long_absence": 0.15, "cancel": 0.03,
@@ -55,9 +67,13 @@ def specs(gang: bool) -> list[TrialSpec]:
     measure = Measure(runs_min=2, runs_max=3, precision=0.5)
     found: list[TrialSpec] = []
     for number, host in enumerate(HOSTS if gang else (*HOSTS, "a")):
-        engine = EngineSpec(EngineKind.SIMULATED, gpus=8, gang=Gang(2, 0, hold_limit_s=900.0) if gang else Gang())
+        engine = EngineSpec(
+            EngineKind.SIMULATED, gpus=8, gang=Gang(2, 0, hold_limit_s=900.0) if gang else Gang()
+        )
         place = TrialSpec(f"job-b1-v{number}", 1, "job", variant=f"v{number}", block=1, host=host)
-        lead = replace(place, engine=engine, workloads=WORKLOADS, measure=measure, witness=number == 1)
+        lead = replace(
+            place, engine=engine, workloads=WORKLOADS, measure=measure, witness=number == 1
+        )
         found += [lead, *(member_specs(lead, [HOSTS[(number + 1) % 3]]) if gang else ())]
     return found
 
@@ -72,14 +88,18 @@ class World:
     now_s: float = 1000.0
     wire: list[Request] = field(default_factory=list)
     said: list[Request] = field(default_factory=list)
-    past: list[ModelController] = field(default_factory=list)  # processes that were replaced and may still wake up
+    past: list[ModelController] = field(
+        default_factory=list
+    )  # processes that were replaced and may still wake up
     wiped: int = 0
     told: Counter[str] = field(default_factory=Counter)
 
     @classmethod
     def of(cls, seed: int) -> World:
         rng = random.Random(seed)
-        world = cls(rng, {name: ModelHost(name, rng, f"agent-{name}", now_s=1000.0) for name in HOSTS})
+        world = cls(
+            rng, {name: ModelHost(name, rng, f"agent-{name}", now_s=1000.0) for name in HOSTS}
+        )
         world.store = ModelStore(nodes_of(specs(gang=seed % 3 == 2)))
         for host in world.hosts.values():
             host.boot()
@@ -95,7 +115,10 @@ class World:
         self.told[what] += 1
         try:
             getattr(self, f"_{what}")()
-        except (StoreFull, Conflict):  # as the shell: the line is made anew, the decision taken again
+        except (
+            StoreFull,
+            Conflict,
+        ):  # as the shell: the line is made anew, the decision taken again
             for line in self.controller.connections.values():
                 if what == "hear":
                     self.controller.disconnect(line)
@@ -137,15 +160,23 @@ class World:
             host, is_replaced = request.host, request.sender.epoch < request.host.epoch.epoch
             before = self._state_of(host)
             request.sender.answer(request, self.rng)
-            assert not is_replaced or before == self._state_of(host), "a controller that was replaced was obeyed"
+            assert not is_replaced or before == self._state_of(host), (
+                "a controller that was replaced was obeyed"
+            )
 
     def _state_of(self, host: ModelHost) -> tuple[int, int, int]:
-        return host.last_sequence, host.acknowledged, len(host.process.runners) if host.process else 0
+        return (
+            host.last_sequence,
+            host.acknowledged,
+            len(host.process.runners) if host.process else 0,
+        )
 
     def _acknowledge(self) -> None:
         line = self._line
         if line.connected:
-            self.wire.append(Request(self.controller, line.host, "acknowledge", (line.agent_id, line.stored)))
+            self.wire.append(
+                Request(self.controller, line.host, "acknowledge", (line.agent_id, line.stored))
+            )
 
     def _look(self) -> None:
         line = self._line
@@ -230,7 +261,14 @@ class World:
             verb = self.rng.choice(["start", "cancel"])
             for attempt in node.attempts[-1:]:
                 sender = self.rng.choice(self.past)
-                self.wire.append(Request(sender, self.hosts[node.spec.host], verb, (node.spec.trial_id, attempt.number)))
+                self.wire.append(
+                    Request(
+                        sender,
+                        self.hosts[node.spec.host],
+                        verb,
+                        (node.spec.trial_id, attempt.number),
+                    )
+                )
 
     # Afterwards
 
@@ -242,13 +280,24 @@ class World:
                 host.boot()
         self.store.full = False
         for _ in range(CALM_ROUNDS):
-            for what in ("connect", "hear", "tick", "order", "deliver", "deliver", "acknowledge", "look") * 3:
+            for what in (
+                "connect",
+                "hear",
+                "tick",
+                "order",
+                "deliver",
+                "deliver",
+                "acknowledge",
+                "look",
+            ) * 3:
                 self.step({what: 1})
             self._work_all()
             self.pass_time(1.0)
             if self.is_quiet:
                 return
-        raise AssertionError(f"no end: {[(node.spec.trial_id, node.newest) for node in self.store.nodes.values() if node.is_active]}")
+        raise AssertionError(
+            f"no end: {[(node.spec.trial_id, node.newest) for node in self.store.nodes.values() if node.is_active]}"
+        )
 
     def _work_all(self) -> None:
         for host in self.hosts.values():
@@ -259,15 +308,24 @@ class World:
     def is_quiet(self) -> bool:
         lines = self.controller.connections.values()
         heard = all(line.connected and line.stored == line.host.last_sequence for line in lines)
-        idle = all(host.process is not None and not host.process.runners for host in self.hosts.values())
-        return heard and idle and self.store.is_over and all(request.verb == "acknowledge" for request in self.wire)
+        idle = all(
+            host.process is not None and not host.process.runners for host in self.hosts.values()
+        )
+        return (
+            heard
+            and idle
+            and self.store.is_over
+            and all(request.verb == "acknowledge" for request in self.wire)
+        )
 
     # What must hold
 
     def _check_now(self) -> None:
         for host in self.hosts.values():
             if host.process is not None:
-                assert len(host.process.runners) <= 1, f"two trials at once on {host.name}: they share its GPUs"
+                assert len(host.process.runners) <= 1, (
+                    f"two trials at once on {host.name}: they share its GPUs"
+                )
 
     def check(self) -> None:
         for host in self.hosts.values():
@@ -277,14 +335,28 @@ class World:
 
     def _check_journal(self, host: ModelHost) -> None:
         """Everything that the journal ever held is stored, once, and each trial in it ended once."""
-        stored = [event for (agent_id, _), event in self.store.events.items() if agent_id == host.agent_id]
-        ours = [event for event in host.journal if (event.trial_id, event.attempt, host.agent_id) not in self.store.foreign]
+        stored = [
+            event for (agent_id, _), event in self.store.events.items() if agent_id == host.agent_id
+        ]
+        ours = [
+            event
+            for event in host.journal
+            if (event.trial_id, event.attempt, host.agent_id) not in self.store.foreign
+        ]
         assert [event for event in stored if event.sequence > host.dropped] == ours
         assert self.store.last_sequence.get(host.agent_id, 0) == host.last_sequence
-        ends = Counter((event.trial_id, event.attempt) for event in stored if isinstance(event.body, ev.TrialOver))
+        ends = Counter(
+            (event.trial_id, event.attempt)
+            for event in stored
+            if isinstance(event.body, ev.TrialOver)
+        )
         begun = {(event.trial_id, event.attempt) for event in stored}
         assert ends == dict.fromkeys(begun, 1)
-        accepted = [(event.trial_id, event.attempt) for event in stored if isinstance(event.body, ev.TrialAccepted)]
+        accepted = [
+            (event.trial_id, event.attempt)
+            for event in stored
+            if isinstance(event.body, ev.TrialAccepted)
+        ]
         for trial_id in {trial_id for trial_id, _ in accepted}:
             attempts = [attempt for name, attempt in accepted if name == trial_id]
             assert attempts == sorted(set(attempts)), "an older attempt began after a newer one"
@@ -295,20 +367,35 @@ class World:
             assert self.store.runs[event.trial_id, event.attempt, run.workload, run.index] == run
 
     def _check_attempts(self) -> None:
-        outcomes = {(node.spec.trial_id, known.number): known.outcome for node in self.store.nodes.values() for known in node.attempts}
+        outcomes = {
+            (node.spec.trial_id, known.number): known.outcome
+            for node in self.store.nodes.values()
+            for known in node.attempts
+        }
         kept = self.store.runs.items()
-        runs = [StoredRun(trial, attempt, trial_outcome=outcomes[trial, attempt], run=run) for (trial, attempt, *_), run in kept]
+        runs = [
+            StoredRun(trial, attempt, trial_outcome=outcomes[trial, attempt], run=run)
+            for (trial, attempt, *_), run in kept
+        ]
         newest = {trial.spec.trial_id: trial for trial in self.store.trials()}
         for node in self.store.nodes.values():
-            assert [attempt.number for attempt in node.attempts] == list(range(1, len(node.attempts) + 1))
+            assert [attempt.number for attempt in node.attempts] == list(
+                range(1, len(node.attempts) + 1)
+            )
             assert all(attempt.phase is Phase.OVER for attempt in node.attempts)
         for trial in newest.values():
-            assert all(attempt.outcome is not Outcome.OK for attempt in trial.attempts[:-1]), "measured again though it had been measured"
+            assert all(attempt.outcome is not Outcome.OK for attempt in trial.attempts[:-1]), (
+                "measured again though it had been measured"
+            )
         for stored in counted_attempts(runs):
             trial = newest[stored.trial_id]
             assert trial.newest is not None
             assert trial.newest.number == stored.attempt, "an older attempt counts"
-        assert job_state(self.store.trials(), self.store.cancelled) in ("done", "failed", "cancelled")
+        assert job_state(self.store.trials(), self.store.cancelled) in (
+            "done",
+            "failed",
+            "cancelled",
+        )
 
 
 def run(seed: int, steps: int = STEPS) -> World:
@@ -323,7 +410,9 @@ def run(seed: int, steps: int = STEPS) -> World:
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, 20))
-def test_whatever_happens_each_run_is_stored_once_no_server_is_left_and_the_job_ends(first: int) -> None:
+def test_whatever_happens_each_run_is_stored_once_no_server_is_left_and_the_job_ends(
+    first: int,
+) -> None:
     for seed in range(first, first + 20):
         try:
             run(seed)

@@ -1,6 +1,8 @@
-"""Hosts of a world in memory: the real core of the agent, with a shell that dies, forgets, fills its disk and goes dark when it is told to.
+"""Hosts of a world in memory: the real core of the agent, with a shell that dies, forgets, fills
+its disk and goes dark when it is told to.
 
-What a disk holds survives (the journal, the lease), what a process holds does not. Time is a number. Every choice comes from one seed.
+What a disk holds survives (the journal, the lease), what a process holds does not. Time is a
+number. Every choice comes from one seed.
 """
 
 from __future__ import annotations
@@ -47,7 +49,9 @@ class Process:
 
 @dataclass
 class ModelHost:
-    """One machine. `journal`, `acknowledged` and `lease` lie on its disk; `servers` live until the power goes or somebody ends them."""
+    """One machine. `journal`, `acknowledged` and `lease` lie on its disk; `servers` live until the
+    power goes or somebody ends them.
+    """
 
     name: str
     rng: random.Random
@@ -56,7 +60,9 @@ class ModelHost:
     dropped: int = 0  # events that compaction took away
     acknowledged: int = 0
     epoch: ControllerEpoch = field(default_factory=ControllerEpoch)
-    servers: dict[Key, bool] = field(default_factory=dict)  # False: it died and nobody has looked yet
+    servers: dict[Key, bool] = field(
+        default_factory=dict
+    )  # False: it died and nobody has looked yet
     process: Process | None = None
     linked: bool = True
     full: bool = False
@@ -94,7 +100,13 @@ class ModelHost:
     def wipe(self, agent_id: str) -> None:
         """The disk was replaced."""
         self.power_off()
-        self.journal, self.dropped, self.acknowledged, self.epoch, self.agent_id = [], 0, 0, ControllerEpoch(), agent_id
+        self.journal, self.dropped, self.acknowledged, self.epoch, self.agent_id = (
+            [],
+            0,
+            0,
+            ControllerEpoch(),
+            agent_id,
+        )
         self.finished.clear()
 
     # Orders of a controller
@@ -103,7 +115,9 @@ class ModelHost:
         assert self.process is not None
         owed = "events" if self.process.runners or self.acknowledged < self.last_sequence else ""
         away_s = self.now_s - self.process.quiet_since_s
-        refused = check_order(CurrentController(self.epoch, self.process.streams > 0, owed, away_s), epoch)
+        refused = check_order(
+            CurrentController(self.epoch, self.process.streams > 0, owed, away_s), epoch
+        )
         if refused is not None:
             raise Conflict(refused.message)
         self.epoch = epoch
@@ -112,7 +126,11 @@ class ModelHost:
         """As `Agent.start`."""
         process, key = self.process, (spec.trial_id, spec.attempt)
         assert process is not None
-        if key in process.runners or any((event.trial_id, event.attempt) == key for event in self.journal) or key in self._known:
+        if (
+            key in process.runners
+            or any((event.trial_id, event.attempt) == key for event in self.journal)
+            or key in self._known
+        ):
             return True
         active = [attempt for trial_id, attempt in process.runners if trial_id == spec.trial_id]
         known = [attempt for trial_id, attempt in self._known if trial_id == spec.trial_id]
@@ -120,7 +138,9 @@ class ModelHost:
             self.cancel((spec.trial_id, attempt))
         if older or self.full:
             raise Conflict("an older one ends, or the disk is full")
-        process.pool, _ = claim_gpus(process.pool, f"{spec.trial_id}/{spec.attempt}", spec.engine.gpus)
+        process.pool, _ = claim_gpus(
+            process.pool, f"{spec.trial_id}/{spec.attempt}", spec.engine.gpus
+        )
         self._run(new_trial(spec), key, ev.TrialAccepted(spec))
         return False
 
@@ -138,10 +158,20 @@ class ModelHost:
         """And drop what nobody needs any more."""
         self.acknowledged = max(self.acknowledged, min(up_to, self.last_sequence))
         open_keys = set(self.process.runners) if self.process else set()
-        first = next((event.sequence for event in self.journal if (event.trial_id, event.attempt) in open_keys), self.last_sequence + 1)
+        first = next(
+            (
+                event.sequence
+                for event in self.journal
+                if (event.trial_id, event.attempt) in open_keys
+            ),
+            self.last_sequence + 1,
+        )
         base = min(self.acknowledged, first - 1)
         if base > self.dropped and self.rng.random() < 0.3:
-            gone, self.journal = self.journal[: base - self.dropped], self.journal[base - self.dropped :]
+            gone, self.journal = (
+                self.journal[: base - self.dropped],
+                self.journal[base - self.dropped :],
+            )
             self.finished |= {(event.trial_id, event.attempt) for event in gone}
             self.dropped = base
 
@@ -151,7 +181,9 @@ class ModelHost:
         assert self.process is not None
         runner = self.process.runners[key] = Runner(trial)
         if isinstance(first, ev.AgentRestarted):
-            self.process.pool, _ = claim_gpus(self.process.pool, f"{key[0]}/{key[1]}", trial.spec.engine.gpus)
+            self.process.pool, _ = claim_gpus(
+                self.process.pool, f"{key[0]}/{key[1]}", trial.spec.engine.gpus
+            )
         self._feed(key, runner, first)
 
     def _feed(self, key: Key, runner: Runner, body: ev.Body) -> None:
@@ -161,7 +193,10 @@ class ModelHost:
         runner.trial, orders = step(runner.trial, body, self.now_s)
         if self.jammed:
             self.servers.pop(key, None)
-            runner.order, runner.unwritten = None, fx.CloseTrial(Outcome.FAILED, ErrorKind.CONFLICT, "journal_failed", "full")
+            runner.order, runner.unwritten = (
+                None,
+                fx.CloseTrial(Outcome.FAILED, ErrorKind.CONFLICT, "journal_failed", "full"),
+            )
             return
         self._write(key, runner.trial.phase, body)
         for order in orders:
@@ -187,7 +222,10 @@ class ModelHost:
         runner = self.process.runners[key]
         if runner.unwritten is not None:
             return self._write_the_end(key, runner)
-        dead = self.servers.get(key) is False and runner.trial.server in (ServerState.STARTING, ServerState.READY)
+        dead = self.servers.get(key) is False and runner.trial.server in (
+            ServerState.STARTING,
+            ServerState.READY,
+        )
         if dead and accepts(runner.trial, DIED):
             self._feed(key, runner, DIED)
             return True
@@ -201,7 +239,9 @@ class ModelHost:
         end = runner.unwritten
         if self.jammed or end is None:
             return False
-        self._write(key, Phase.OVER, ev.TrialOver(end.outcome, end.kind, end.failure_class, end.message))
+        self._write(
+            key, Phase.OVER, ev.TrialOver(end.outcome, end.kind, end.failure_class, end.message)
+        )
         self._leave(key)
         return True
 
@@ -216,7 +256,9 @@ class ModelHost:
     def _launch(self, key: Key, runner: Runner, order: fx.LaunchServer) -> None:
         if runner.trial.server is not ServerState.LAUNCHING:
             if self.rng.random() < 0.03:
-                self._feed(key, runner, ev.ServerFailed(ErrorKind.SERVER_LAUNCH, "launch_failed", "no"))
+                self._feed(
+                    key, runner, ev.ServerFailed(ErrorKind.SERVER_LAUNCH, "launch_failed", "no")
+                )
             else:
                 self._feed(key, runner, ev.ServerLaunching("token", 4000, witness=order.witness))
         elif not runner.spawned:
@@ -233,14 +275,22 @@ class ModelHost:
             return self._measured(order, fails)
         if isinstance(order, fx.StopServer):
             self.servers.pop(key, None)
-        voids = (Gate("env_lost", GateEffect.VOID_TRIAL, "lost"),) if fails and self.rng.random() < 0.3 else ()
+        voids = (
+            (Gate("env_lost", GateEffect.VOID_TRIAL, "lost"),)
+            if fails and self.rng.random() < 0.3
+            else ()
+        )
         name = order.workload.name if isinstance(order, fx.WarmUp) else ""
         closes = order if isinstance(order, fx.CloseTrial) else fx.CloseTrial(Outcome.OK)
         ends: dict[type, ev.Body] = {
             fx.StopServer: ev.ServerStopped("term", 0.1),
             fx.CollectEvidence: ev.EvidenceCollected(),
-            fx.CloseTrial: ev.TrialOver(closes.outcome, closes.kind, closes.failure_class, closes.message),
-            fx.HoldServer: ev.ServerFailed(ErrorKind.SERVER_UNHEALTHY, "gang_hold_limit", "nobody came"),
+            fx.CloseTrial: ev.TrialOver(
+                closes.outcome, closes.kind, closes.failure_class, closes.message
+            ),
+            fx.HoldServer: ev.ServerFailed(
+                ErrorKind.SERVER_UNHEALTHY, "gang_hold_limit", "nobody came"
+            ),
             fx.WarmUp: ev.LoadFailed(name, "broke") if fails else ev.WarmedUp(name, 1),
             fx.ProveConfiguration: ev.ConfigurationProved(gates=voids),
             fx.AwaitReady: DIED if fails else ev.ServerReady(1.0),
@@ -251,4 +301,6 @@ class ModelHost:
         if fails or self.full:
             return ev.LoadFailed(order.workload.name, "no space left" if self.full else "broke")
         value = round(100 + self.rng.random(), 6)
-        return ev.RunFinished(RunResult(order.workload.name, order.index, metrics={"output_tok_s": value}))
+        return ev.RunFinished(
+            RunResult(order.workload.name, order.index, metrics={"output_tok_s": value})
+        )

@@ -1,4 +1,6 @@
-"""The controller of a world in memory: its real core over a store that survives it; its lines to hosts lose and delay what it says."""
+"""The controller of a world in memory: its real core over a store that survives it; its lines to
+hosts lose and delay what it says.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ class StoreFull(Exception):
 
 @dataclass
 class ModelStore:
-    """What the database holds: one job of these nodes. Written in whole transactions, by the newest start of the controller alone."""
+    """What the database holds: one job of these nodes. Written in whole transactions, by the newest
+    start of the controller alone.
+    """
 
     nodes: dict[str, Trial]
     epoch: int = 0
@@ -48,7 +52,9 @@ class ModelStore:
     last_sequence: dict[str, int] = field(default_factory=dict)
     events: dict[tuple[str, int], ev.Event] = field(default_factory=dict)
     runs: dict[RunKey, RunResult] = field(default_factory=dict)
-    foreign: set[tuple[str, int, str]] = field(default_factory=set)  # attempts that another journal tells of too: the first one counts
+    foreign: set[tuple[str, int, str]] = field(
+        default_factory=set
+    )  # attempts that another journal tells of too: the first one counts
 
     def require_epoch(self, epoch: int) -> None:
         """As `Store._writing`."""
@@ -63,29 +69,48 @@ class ModelStore:
 
     def _put(self, trial_id: str, attempt: Attempt) -> None:
         """An end is an end: only one that was given up may turn out to have been well."""
-        before = next((known for known in self.nodes[trial_id].attempts if known.number == attempt.number), None)
+        before = next(
+            (known for known in self.nodes[trial_id].attempts if known.number == attempt.number),
+            None,
+        )
         if before is not None and before.is_over:
-            same = (attempt.phase, attempt.outcome, attempt.kind) == (before.phase, before.outcome, before.kind)
-            assert same or (before.failure_class == HOST_GIVEN_UP and attempt.outcome is Outcome.OK), f"{before} became {attempt}"
+            same = (attempt.phase, attempt.outcome, attempt.kind) == (
+                before.phase,
+                before.outcome,
+                before.kind,
+            )
+            assert same or (
+                before.failure_class == HOST_GIVEN_UP and attempt.outcome is Outcome.OK
+            ), f"{before} became {attempt}"
         self.nodes[trial_id] = self.nodes[trial_id].with_attempt(attempt)
 
-    def record_event(self, epoch: int, host: ModelHost, agent_id: str, event: ev.Event, clock: HostClock) -> None:
+    def record_event(
+        self, epoch: int, host: ModelHost, agent_id: str, event: ev.Event, clock: HostClock
+    ) -> None:
         """As `Store.record`."""
         self.require_epoch(epoch)
         last = self.last_sequence.get(agent_id, 0)
         if event.sequence <= last:
             return
-        assert event.sequence == last + 1, f"event {event.sequence} of {host.name} after {last}: one was lost"
+        assert event.sequence == last + 1, (
+            f"event {event.sequence} of {host.name} after {last}: one was lost"
+        )
         self.last_sequence[agent_id] = event.sequence
         node = self.nodes[event.trial_id]
         newest = max((attempt.number for attempt in node.attempts), default=0)
-        before = next((attempt for attempt in node.attempts if attempt.number == event.attempt), Attempt(event.attempt))
+        before = next(
+            (attempt for attempt in node.attempts if attempt.number == event.attempt),
+            Attempt(event.attempt),
+        )
         if not may_report(before, agent_id, host.name, node.spec.host, newest):
             self.foreign.add((event.trial_id, event.attempt, agent_id))
             return
         self.events[agent_id, event.sequence] = event
         assert event.attempt <= newest, "an attempt that nobody began"
-        self._put(event.trial_id, apply_event(before, event, agent_id, clock, is_newest=event.attempt >= newest))
+        self._put(
+            event.trial_id,
+            apply_event(before, event, agent_id, clock, is_newest=event.attempt >= newest),
+        )
         if isinstance(event.body, ev.RunFinished):
             key = (event.trial_id, event.attempt, event.body.run.workload, event.body.run.index)
             assert key not in self.runs, f"run {key} is stored twice"
@@ -147,7 +172,10 @@ class ModelController:
     def tick(self) -> None:
         """Close what is hopeless, give up what is away, begin what may begin."""
         trials = self.store.trials()
-        away_s = {name: 0.0 if line.connected else self.now_s - line.left_at_s for name, line in self.connections.items()}
+        away_s = {
+            name: 0.0 if line.connected else self.now_s - line.left_at_s
+            for name, line in self.connections.items()
+        }
         away_s[UNPLACED] = min(away_s.values())
         waited_for = [trial for trial in trials if not is_over(trial, self.store.cancelled)]
         for end in list(attempts_to_give_up(waited_for, away_s, GIVE_UP_S, self._now_ns())):
@@ -155,14 +183,27 @@ class ModelController:
         if self.store.cancelled:
             return
         for end in hopeless_trials(self.store.trials()):
-            over = Attempt(1, phase=Phase.OVER, outcome=Outcome.FAILED, kind=end.kind, failure_class=end.failure_class)
+            over = Attempt(
+                1,
+                phase=Phase.OVER,
+                outcome=Outcome.FAILED,
+                kind=end.kind,
+                failure_class=end.failure_class,
+            )
             self.store.save_attempt(self.epoch, end.trial_id, over)
-        for start in next_starts([waiting_job_of("job", self.store.trials())], self._schedulable_hosts(), self._now_ns()):
+        for start in next_starts(
+            [waiting_job_of("job", self.store.trials())], self._schedulable_hosts(), self._now_ns()
+        ):
             self._begin(start)
 
     def _schedulable_hosts(self) -> list[Standing]:
-        active = Counter(host for trial in self.store.trials() if trial.is_active for host in trial.hosts)
-        closed = {name: "" if line.connected and not line.host.full else "away" for name, line in self.connections.items()}
+        active = Counter(
+            host for trial in self.store.trials() if trial.is_active for host in trial.hosts
+        )
+        closed = {
+            name: "" if line.connected and not line.host.full else "away"
+            for name, line in self.connections.items()
+        }
         return [Standing(name, {}, closed[name], active[name]) for name in self.connections]
 
     def _begin(self, start: TrialStart) -> None:
@@ -183,7 +224,12 @@ class ModelController:
         for node in self._active_on(host.name):
             attempt = node.newest
             if attempt is not None and attempt.agent_id and attempt.agent_id != host.agent_id:
-                lost = replace(attempt, phase=Phase.OVER, outcome=Outcome.FAILED, kind=ErrorKind.AGENT_RESTARTED)
+                lost = replace(
+                    attempt,
+                    phase=Phase.OVER,
+                    outcome=Outcome.FAILED,
+                    kind=ErrorKind.AGENT_RESTARTED,
+                )
                 self.store.save_attempt(self.epoch, node.spec.trial_id, lost)
         self.reconcile(line)
         line.stored = self.store.last_sequence.get(host.agent_id, 0)
@@ -193,7 +239,10 @@ class ModelController:
     def reconcile(self, line: ModelConnection) -> None:
         """End there what is over here: as `Aftermath.end_what_is_over`."""
         for trial_id, number in list(line.host.process.runners if line.host.process else ()):
-            attempt = next((known for known in self.store.nodes[trial_id].attempts if known.number == number), None)
+            attempt = next(
+                (known for known in self.store.nodes[trial_id].attempts if known.number == number),
+                None,
+            )
             if attempt is not None and attempt.is_over:
                 line.host.accept_epoch(self.controller_epoch)
                 line.host.cancel((trial_id, number))
@@ -215,40 +264,63 @@ class ModelController:
     def read_event(self, line: ModelConnection) -> bool:
         """One event of the stream; False when none is there."""
         host = line.host
-        if not (line.connected and host.linked and host.process is line.process and host.epoch == self.controller_epoch):
+        if not (
+            line.connected
+            and host.linked
+            and host.process is line.process
+            and host.epoch == self.controller_epoch
+        ):
             self.disconnect(line)
             return False
         if line.stored >= host.last_sequence:
             return False
         event = host.journal[line.stored - host.dropped]
-        self.store.record_event(self.epoch, host, line.agent_id, event, replace(line.clock, now_unix_ns=self._now_ns()))
+        self.store.record_event(
+            self.epoch, host, line.agent_id, event, replace(line.clock, now_unix_ns=self._now_ns())
+        )
         line.stored = event.sequence
         return True
 
     def _active_on(self, host: str) -> list[Trial]:
-        return [node for node in self.store.nodes.values() if node.is_active and node.spec.host == host]
+        return [
+            node for node in self.store.nodes.values() if node.is_active and node.spec.host == host
+        ]
 
     def order(self, line: ModelConnection) -> Iterator[Request]:
         """What is to be begun or ended there, one order at a time."""
         if not line.connected or line.asked is not None:
             return
-        ends = {name for trial in self.store.trials() if trial.nodes and trial.is_active for name in nodes_to_end(trial)}
+        ends = {
+            name
+            for trial in self.store.trials()
+            if trial.nodes and trial.is_active
+            for name in nodes_to_end(trial)
+        }
         for node in self._active_on(line.host.name):
             attempt, trial_id = node.newest, node.spec.trial_id
             assert attempt is not None
             key = (trial_id, attempt.number)
             if (self.store.cancelled or trial_id in ends) and key not in line.cancel_sent:
                 line.asked = ("cancel", key)
-            elif attempt.phase is Phase.QUEUED and not self.store.cancelled and trial_id not in ends:
+            elif (
+                attempt.phase is Phase.QUEUED and not self.store.cancelled and trial_id not in ends
+            ):
                 line.asked = ("start", key)
             if line.asked:
                 yield Request(self, line.host, *line.asked)
                 return
 
     def answer(self, request: Request, rng: random.Random) -> None:
-        """The request arrives at its host, early or late, once or twice; the answer may find nobody who still waits for it."""
+        """The request arrives at its host, early or late, once or twice; the answer may find nobody
+        who still waits for it.
+        """
         host, line = request.host, self.connections[request.host.name]
-        waits = self.alive and line.connected and line.asked == (request.verb, request.key) and line.process is host.process
+        waits = (
+            self.alive
+            and line.connected
+            and line.asked == (request.verb, request.key)
+            and line.process is host.process
+        )
         if waits:
             line.asked = None  # answered, or given up: then it is given again
         learns = waits and rng.random() < 0.9
@@ -271,24 +343,34 @@ class ModelController:
         if request.verb == "acknowledge":
             agent_id, up_to = request.key
             if agent_id == host.agent_id:
-                assert up_to <= self.store.last_sequence.get(host.agent_id, 0), "acknowledged and not stored"
+                assert up_to <= self.store.last_sequence.get(host.agent_id, 0), (
+                    "acknowledged and not stored"
+                )
                 host.acknowledge(up_to)
             return True
         if request.verb == "start":
-            return host.start(replace(self.store.nodes[request.key[0]].spec, attempt=request.key[1]))
+            return host.start(
+                replace(self.store.nodes[request.key[0]].spec, attempt=request.key[1])
+            )
         return host.cancel(request.key)
 
     def _cancelled(self, line: ModelConnection, key: Key, active: bool) -> None:
-        attempt = next(known for known in self.store.nodes[key[0]].attempts if known.number == key[1])
+        attempt = next(
+            known for known in self.store.nodes[key[0]].attempts if known.number == key[1]
+        )
         if active:
             line.cancel_sent.add(key)
         elif attempt.phase is Phase.QUEUED:
             self._close(key, Outcome.CANCELLED, ErrorKind.NONE)
 
     def _close(self, key: Key, outcome: Outcome, kind: ErrorKind) -> None:
-        attempt = next(known for known in self.store.nodes[key[0]].attempts if known.number == key[1])
+        attempt = next(
+            known for known in self.store.nodes[key[0]].attempts if known.number == key[1]
+        )
         if not attempt.is_over:
-            self.store.save_attempt(self.epoch, key[0], replace(attempt, phase=Phase.OVER, outcome=outcome, kind=kind))
+            self.store.save_attempt(
+                self.epoch, key[0], replace(attempt, phase=Phase.OVER, outcome=outcome, kind=kind)
+            )
 
 
 def nodes_of(specs: Iterable[TrialSpec]) -> dict[str, Trial]:

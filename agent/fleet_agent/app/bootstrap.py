@@ -37,7 +37,10 @@ _MAX_REQUEST_BYTES = 2 << 20  # a trial
 _OPTIONS = [
     ("grpc.max_concurrent_streams", 512),
     ("grpc.max_receive_message_length", GRPC_MAX_BYTES),
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),  # a controller asks every 5 s whether the line still stands
+    (
+        "grpc.http2.min_recv_ping_interval_without_data_ms",
+        1_000,
+    ),  # a controller asks every 5 s whether the line still stands
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.keepalive_permit_without_calls", 1),
 ]
@@ -55,13 +58,19 @@ class AgentParts:
     gateway: TlsGateway | None = None  # before the server on a network; it must be served too
 
 
-async def build_agent(config: AgentConfig, recorded_gpus: Path | None = None, memory_back_s: float = 30.0) -> AgentParts:
-    """Build everything. Raises ConfigError for a bad configuration, Conflict when the state folder or the address is in use."""
+async def build_agent(
+    config: AgentConfig, recorded_gpus: Path | None = None, memory_back_s: float = 30.0
+) -> AgentParts:
+    """Build everything. Raises ConfigError for a bad configuration, Conflict when the state folder
+    or the address is in use.
+    """
     state = (config.state or Path()).absolute()
     await asyncio.to_thread(state.mkdir, parents=True, exist_ok=True, mode=0o700)
     host = config.host or host_name()
     journal = Journal.open(state / "journal")
-    host_state = HostState(RecordedGpus(recorded_gpus) if recorded_gpus else NvmlGpus(), state, memory_back_s)
+    host_state = HostState(
+        RecordedGpus(recorded_gpus) if recorded_gpus else NvmlGpus(), state, memory_back_s
+    )
     gpus = config.gpus if config.gpus is not None else await host_state.gpu_count()
     simulated_gpus = config.simulated_gpus or 0
     tools = TrialTools(Supervisor(), LoadProcess(), Ports(), ENGINES, host_state, config.kept_bytes)
@@ -82,7 +91,9 @@ async def build_agent(config: AgentConfig, recorded_gpus: Path | None = None, me
         server_image=config.server.image,
     )
     server = aio.server(options=_OPTIONS, interceptors=[RequestLimit(_MAX_REQUEST_BYTES)])
-    agent_pb2_grpc.add_AgentServiceServicer_to_server(AgentService(agent, journal, about, admission), server)
+    agent_pb2_grpc.add_AgentServiceServicer_to_server(
+        AgentService(agent, journal, about, admission), server
+    )
     health = health_aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     await health.set("", health_pb2.HealthCheckResponse.SERVING)
@@ -93,6 +104,11 @@ async def build_agent(config: AgentConfig, recorded_gpus: Path | None = None, me
     def on_certificate_change(certificate: Certificate) -> None:
         about.certificate_expires_unix_s = certificate.not_after_unix_s
 
-    gateway = TlsGateway(config.listen, bind_server(server, inner), config.tls, frozenset({Role.CONTROLLER}), on_certificate_change)
+    gateway = TlsGateway(
+        config.listen,
+        bind_server(server, inner),
+        config.tls,
+        frozenset({Role.CONTROLLER}),
+        on_certificate_change,
+    )
     return AgentParts(agent, server, journal, gateway.address, host, gateway)
-

@@ -1,4 +1,6 @@
-"""Owns `fleet-agent check`: what preflight finds on this host without a trial, and its fingerprint. Starts and changes nothing."""
+"""Owns `fleet-agent check`: what preflight finds on this host without a trial, and its fingerprint.
+Starts and changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +25,20 @@ from fleet_protos.errors import ExitCode
 
 
 def run_check(words: Sequence[str]) -> int:
-    """Print the findings for this host; 1 when one is an error. Raises ConfigError for a recording that is none."""
+    """Print the findings for this host; 1 when one is an error. Raises ConfigError for a recording
+    that is none.
+    """
     options = _parser().parse_args(words)
     gpus: Gpus = RecordedGpus(options.recorded_gpus) if options.recorded_gpus else NvmlGpus()
     found = check_host(HostState(gpus, options.state))
     facts = read_fingerprint(gpus, gpus.topology_text()).facts()
     if options.json:
-        _print(json.dumps({"findings": [finding.to_json() for finding in found], "fingerprint": facts}, indent=2))
+        _print(
+            json.dumps(
+                {"findings": [finding.to_json() for finding in found], "fingerprint": facts},
+                indent=2,
+            )
+        )
     else:
         for finding in found:
             _print(str(finding))
@@ -42,13 +51,32 @@ def check_host(host: HostState) -> tuple[Finding, ...]:
     reading = host.gpus.read()
     indices = [gpu.index for gpu in reading.gpus]
     gpus = check_gpus(reading, indices) if indices or reading.fault else []
-    return (*check_disk(host.state), *gpus, *check_shm(len(indices)), *check_clock(host), *check_compiler())
+    return (
+        *check_disk(host.state),
+        *gpus,
+        *check_shm(len(indices)),
+        *check_clock(host),
+        *check_compiler(),
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
-    parse = argparse.ArgumentParser(prog="fleet-agent check", description="Findings about this host, and its fingerprint.")
-    parse.add_argument("--state", type=Path, default=Path("/tmp"), help="folder whose room is looked at (default: /tmp)")
-    parse.add_argument("--recorded-gpus", type=Path, default=None, metavar="FILE", help="take the GPUs from this JSON, not from the driver")
+    parse = argparse.ArgumentParser(
+        prog="fleet-agent check", description="Findings about this host, and its fingerprint."
+    )
+    parse.add_argument(
+        "--state",
+        type=Path,
+        default=Path("/tmp"),
+        help="folder whose room is looked at (default: /tmp)",
+    )
+    parse.add_argument(
+        "--recorded-gpus",
+        type=Path,
+        default=None,
+        metavar="FILE",
+        help="take the GPUs from this JSON, not from the driver",
+    )
     parse.add_argument("--json", action="store_true", help="as JSON")
     return parse
 

@@ -1,4 +1,6 @@
-"""Owns telling what a journal still holds for the controller, without its agent: for whoever wants to end or remove it. Changes nothing."""
+"""Owns telling what a journal still holds for the controller, without its agent: for whoever wants
+to end or remove it. Changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -36,9 +38,11 @@ class UnacknowledgedState:
 
 
 def read_pending(state: Path) -> dict[str, object]:
-    """`trials`: TRIAL/ATTEMPT that are not over; `unacknowledged`: events that no controller has; `owed`: attempts whose files it lacks.
+    """`trials`: TRIAL/ATTEMPT that are not over; `unacknowledged`: events that no controller has;
+    `owed`: attempts whose files it lacks.
 
-    Works while the agent runs: a last record that is being written counts as not there. Raises JournalDamaged, ConfigError.
+    Works while the agent runs: a last record that is being written counts as not there. Raises
+    JournalDamaged, ConfigError.
     """
     path = state / "journal" / "events.jsonl"
     try:
@@ -50,7 +54,13 @@ def read_pending(state: Path) -> dict[str, object]:
             if number > 1:
                 found.add_record(json.loads(content))
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}", "run this as the agent's user or as root") from error
+        raise ConfigError(
+            f"{path}: {error.strerror}", "run this as the agent's user or as root"
+        ) from error
     owed = ArtifactRetention(state / "artifacts").unreleased(frozenset(found.open))
     trials = [f"{trial}/{attempt}" for trial, attempt in found.open]
-    return {"trials": trials, "unacknowledged": max(found.last - found.acknowledged, 0), "owed": owed}
+    return {
+        "trials": trials,
+        "unacknowledged": max(found.last - found.acknowledged, 0),
+        "owed": owed,
+    }

@@ -1,4 +1,6 @@
-"""Owns the agent's gRPC door: messages in, calls on `Agent`, messages out. The only file of the agent that knows messages."""
+"""Owns the agent's gRPC door: messages in, calls on `Agent`, messages out. The only file of the
+agent that knows messages.
+"""
 
 from __future__ import annotations
 
@@ -41,20 +43,30 @@ Context = aio.ServicerContext[Any, Any]
 
 async def _refuse(context: Context, error: FleetError) -> NoReturn:
     text = f"{error.message} — {error.hint}" if error.hint else error.message
-    short = text.encode()[:_LONGEST_REASON_BYTES].decode(errors="ignore")  # it travels in the trailer, which takes 8 KiB
+    short = text.encode()[:_LONGEST_REASON_BYTES].decode(
+        errors="ignore"
+    )  # it travels in the trailer, which takes 8 KiB
     await context.abort(_STATUS.get(type(error), grpc.StatusCode.INTERNAL), short)
 
 
 class AgentService(agent_pb2_grpc.AgentServiceServicer):
     """Each verb returns at once; what happens comes through WatchEvents."""
 
-    def __init__(self, agent: Agent, journal: Journal, description: agent_pb2.DescribeResponse, admission: Admission) -> None:
+    def __init__(
+        self,
+        agent: Agent,
+        journal: Journal,
+        description: agent_pb2.DescribeResponse,
+        admission: Admission,
+    ) -> None:
         self._agent = agent
         self._journal = journal
         self._description = description
         self._admission = admission
 
-    async def Describe(self, request: agent_pb2.DescribeRequest, context: Context) -> agent_pb2.DescribeResponse:
+    async def Describe(
+        self, request: agent_pb2.DescribeRequest, context: Context
+    ) -> agent_pb2.DescribeResponse:
         """Who this agent is and what it is doing."""
         answer = agent_pb2.DescribeResponse()
         answer.CopyFrom(self._description)
@@ -70,7 +82,9 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         answer.kept_attempts.extend(self._agent.unreleased_attempts)
         return answer
 
-    async def StartTrial(self, request: agent_pb2.StartTrialRequest, context: Context) -> agent_pb2.StartTrialResponse:
+    async def StartTrial(
+        self, request: agent_pb2.StartTrialRequest, context: Context
+    ) -> agent_pb2.StartTrialResponse:
         """Idempotent by trial id and attempt."""
         try:
             await self._agent.accept_epoch(_read_epoch(request))
@@ -81,7 +95,9 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         except FleetError as error:
             await _refuse(context, error)
 
-    async def CancelTrial(self, request: agent_pb2.CancelTrialRequest, context: Context) -> agent_pb2.CancelTrialResponse:
+    async def CancelTrial(
+        self, request: agent_pb2.CancelTrialRequest, context: Context
+    ) -> agent_pb2.CancelTrialResponse:
         """Harmless for a trial that is over."""
         try:
             await self._agent.accept_epoch(_read_epoch(request))
@@ -103,7 +119,9 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         except FleetError as error:
             await _refuse(context, error)
 
-    async def AckEvents(self, request: agent_pb2.AckEventsRequest, context: Context) -> agent_pb2.AckEventsResponse:
+    async def AckEvents(
+        self, request: agent_pb2.AckEventsRequest, context: Context
+    ) -> agent_pb2.AckEventsResponse:
         """Everything up to there is stored at the controller."""
         await self._refuse_other_agent(request.agent_id, context)
         try:
@@ -116,10 +134,14 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
     async def _refuse_other_agent(self, agent_id: str, context: Context) -> None:
         """Numbers of events mean nothing to another journal."""
         if agent_id and agent_id != self._journal.agent_id:
-            message = f"this is agent {self._journal.agent_id}, not {agent_id}: its journal was made anew"
+            message = (
+                f"this is agent {self._journal.agent_id}, not {agent_id}: its journal was made anew"
+            )
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, message)
 
-    async def ReleaseAttempt(self, request: agent_pb2.ReleaseAttemptRequest, context: Context) -> agent_pb2.ReleaseAttemptResponse:
+    async def ReleaseAttempt(
+        self, request: agent_pb2.ReleaseAttemptRequest, context: Context
+    ) -> agent_pb2.ReleaseAttemptResponse:
         """The files of an attempt need not be kept any longer."""
         try:
             await self._agent.accept_epoch(_read_epoch(request))
@@ -138,16 +160,24 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
             await context.abort(grpc.StatusCode.NOT_FOUND, f"{error.message} — {error.hint}")
         offset = request.offset
         while data := await asyncio.to_thread(_read_chunk, path, offset):
-            yield agent_pb2.FetchArtifactResponse(offset=offset, data=data, sha256=hashlib.sha256(data).hexdigest())
+            yield agent_pb2.FetchArtifactResponse(
+                offset=offset, data=data, sha256=hashlib.sha256(data).hexdigest()
+            )
             offset += len(data)
 
-    async def CheckHost(self, request: agent_pb2.CheckHostRequest, context: Context) -> agent_pb2.CheckHostResponse:
+    async def CheckHost(
+        self, request: agent_pb2.CheckHostRequest, context: Context
+    ) -> agent_pb2.CheckHostResponse:
         """What stands in the way of trials here, looked up now."""
-        found = await inspect_host(self._agent.host, self._agent.activity, self._admission.policy, self._admission.defaults)
+        found = await inspect_host(
+            self._agent.host, self._agent.activity, self._admission.policy, self._admission.defaults
+        )
         findings = [agent_pb2.HostFinding(**finding.to_json()) for finding in found]
         return agent_pb2.CheckHostResponse(findings=findings)
 
-    async def JoinLoad(self, request: agent_pb2.JoinLoadRequest, context: Context) -> agent_pb2.JoinLoadResponse:
+    async def JoinLoad(
+        self, request: agent_pb2.JoinLoadRequest, context: Context
+    ) -> agent_pb2.JoinLoadResponse:
         """Idempotent by trial id and attempt."""
         try:
             await self._agent.accept_epoch(_read_epoch(request))
@@ -156,18 +186,23 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         except FleetError as error:
             await _refuse(context, error)
 
-    async def LeaveLoad(self, request: agent_pb2.LeaveLoadRequest, context: Context) -> agent_pb2.LeaveLoadResponse:
+    async def LeaveLoad(
+        self, request: agent_pb2.LeaveLoadRequest, context: Context
+    ) -> agent_pb2.LeaveLoadResponse:
         """Harmless where there is nothing to leave."""
         try:
             await self._agent.accept_epoch(_read_epoch(request))
-            return agent_pb2.LeaveLoadResponse(joined=await self._agent.load_parts.leave(request.trial_id, request.attempt))
+            return agent_pb2.LeaveLoadResponse(
+                joined=await self._agent.load_parts.leave(request.trial_id, request.attempt)
+            )
         except FleetError as error:
             await _refuse(context, error)
 
 
-
 def _read_epoch(request: Any) -> ControllerEpoch:
-    """Whose order it is; without a lease nobody's. Raises ConfigError for one that no controller has."""
+    """Whose order it is; without a lease nobody's. Raises ConfigError for one that no controller
+    has.
+    """
     epoch = from_proto(ControllerEpoch, request.lease)
     _require_valid(epoch)
     return epoch
@@ -175,7 +210,9 @@ def _read_epoch(request: Any) -> ControllerEpoch:
 
 def _require_valid(value: Any) -> None:
     if found := find_value_faults(value):
-        raise ConfigError(f"this message is none of a controller's: {'; '.join(found)}", "look who sent it")
+        raise ConfigError(
+            f"this message is none of a controller's: {'; '.join(found)}", "look who sent it"
+        )
 
 
 def _read_load_part(request: agent_pb2.JoinLoadRequest) -> tuple[Membership, ClusterSecrets]:
@@ -186,20 +223,32 @@ def _read_load_part(request: agent_pb2.JoinLoadRequest) -> tuple[Membership, Clu
     )  # fmt: skip
     _require_valid(part)
     try:
-        texts = [pem.decode("ascii") for pem in (request.authority, request.certificate, request.key)]
+        texts = [
+            pem.decode("ascii") for pem in (request.authority, request.certificate, request.key)
+        ]
     except UnicodeDecodeError as error:
-        raise ConfigError(f"the certificates for the load of trial {request.trial_id} are no PEM", "look who sent it") from error
+        raise ConfigError(
+            f"the certificates for the load of trial {request.trial_id} are no PEM",
+            "look who sent it",
+        ) from error
     return part, ClusterSecrets(request.token, *texts)
 
 
 def _read_trial_spec(request: agent_pb2.StartTrialRequest) -> TrialSpec:
     """Raises ConfigError for what cannot be read as one."""
     if (size := request.ByteSize()) > LARGEST_SPEC_BYTES:
-        raise ConfigError(f"a trial of {size} bytes is larger than {LARGEST_SPEC_BYTES}", "look who sent it")
+        raise ConfigError(
+            f"a trial of {size} bytes is larger than {LARGEST_SPEC_BYTES}", "look who sent it"
+        )
     try:
         return from_proto(TrialSpec, request.spec)
-    except (ValueError, json_format.Error) as error:  # a number that JSON cannot hold, an enum that is none
-        raise ConfigError(f"no trial can be read from the message: {error}", "look who sent it") from error
+    except (
+        ValueError,
+        json_format.Error,
+    ) as error:  # a number that JSON cannot hold, an enum that is none
+        raise ConfigError(
+            f"no trial can be read from the message: {error}", "look who sent it"
+        ) from error
 
 
 def _read_chunk(path: os.PathLike[str], offset: int) -> bytes:

@@ -12,5 +12,8 @@ def notify_ready() -> None:
     path = os.environ.pop("NOTIFY_SOCKET", "")
     if not path:
         return
-    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as line:
+    with (
+        suppress(OSError),
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as line,
+    ):
         line.sendto(b"READY=1", "\0" + path[1:] if path.startswith("@") else path)

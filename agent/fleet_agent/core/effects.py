@@ -1,4 +1,6 @@
-"""Owns the orders that the trial machine gives; carries none out. Each ends in exactly one event, named in its docstring."""
+"""Owns the orders that the trial machine gives; carries none out. Each ends in exactly one event,
+named in its docstring.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,11 @@ from fleet_protos.trial_types import Outcome, Workload
 
 @dataclass(frozen=True, slots=True)
 class LaunchServer:
-    """Journal ServerLaunching, then start the server. Ends in ServerLaunched, or ServerFailed when no process came to be.
+    """Journal ServerLaunching, then start the server. Ends in ServerLaunched, or ServerFailed when
+    no process came to be.
 
-    `witness`: a launch that logs all that NCCL does, to be proved and stopped; nothing is measured on it.
+    `witness`: a launch that logs all that NCCL does, to be proved and stopped; nothing is measured
+    on it.
     """
 
     witness: bool = False
@@ -21,7 +25,9 @@ class LaunchServer:
 
 @dataclass(frozen=True, slots=True)
 class AwaitReady:
-    """Ask until the server is ready, at most until `deadline_s` on the clock of `step`. Ends in ServerReady or ServerFailed."""
+    """Ask until the server is ready, at most until `deadline_s` on the clock of `step`. Ends in
+    ServerReady or ServerFailed.
+    """
 
     deadline_s: float
 
@@ -33,7 +39,9 @@ class ProveConfiguration:
 
 @dataclass(frozen=True, slots=True)
 class HoldServer:
-    """Keep a part of a server that another host serves, until a cancel. At `deadline_s` on the clock of `step` it ends in ServerFailed."""
+    """Keep a part of a server that another host serves, until a cancel. At `deadline_s` on the
+    clock of `step` it ends in ServerFailed.
+    """
 
     deadline_s: float
 
@@ -47,7 +55,8 @@ class WarmUp:
 
 @dataclass(frozen=True, slots=True)
 class MeasureRun:
-    """Measure run `index` (from 1, void runs counted) of `workload`. Ends in RunFinished or LoadFailed.
+    """Measure run `index` (from 1, void runs counted) of `workload`. Ends in RunFinished or
+    LoadFailed.
 
     Of a search: the workload is that of the run's load, `told` what the runs before it said.
     """
@@ -64,7 +73,9 @@ class AbortLoad:
 
 @dataclass(frozen=True, slots=True)
 class CollectEvidence:
-    """Keep logs and metrics of the server. Ends in EvidenceCollected, with fewer artifacts when some could not be had."""
+    """Keep logs and metrics of the server. Ends in EvidenceCollected, with fewer artifacts when
+    some could not be had.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,12 @@ from fleet_protos.trial_types import TrialSpec
 
 @dataclass(frozen=True, slots=True)
 class LaunchCommand:
-    """One server to start: its argument list, its whole environment and its working folder, as they are recorded.
+    """One server to start: its argument list, its whole environment and its working folder, as they
+    are recorded.
 
-    Secrets stand in `env` as `secret://NAME`. In a container the environment travels in `env_file` (it is written for the launch, and
-    removed after it), and the process itself, the runtime's client, has `client_env`.
+    Secrets stand in `env` as `secret://NAME`. In a container the environment travels in `env_file`
+    (it is written for the launch, and removed after it), and the process itself, the runtime's
+    client, has `client_env`.
     """
 
     argv: tuple[str, ...]
@@ -28,7 +30,9 @@ class LaunchCommand:
 
 @dataclass(frozen=True, slots=True)
 class LaunchPlace:
-    """What the agent gives one launch: a free port on 127.0.0.1, GPU indices, an empty folder of its own."""
+    """What the agent gives one launch: a free port on 127.0.0.1, GPU indices, an empty folder of
+    its own.
+    """
 
     port: int
     gpus: tuple[int, ...]
@@ -50,12 +54,18 @@ class EngineAdapter(Protocol):
         ...
 
     async def check_ready(self, spec: TrialSpec, url: str) -> str:
-        """One look: an empty text when it is ready, healthy and the one that was asked for, else what is missing.
+        """One look: an empty text when it is ready, healthy and the one that was asked for, else
+        what is missing.
 
-        Raises ServerFailed when waiting longer cannot help, such as another server answering at `url`.
+        Raises ServerFailed when waiting longer cannot help, such as another server answering at
+        `url`.
         """
         ...
 
-    async def prove_configuration(self, spec: TrialSpec, url: str, log: Path) -> ConfigurationProved:
-        """What took effect, read from the server itself (fingerprint left empty). Raises ServerFailed when it stopped answering."""
+    async def prove_configuration(
+        self, spec: TrialSpec, url: str, log: Path
+    ) -> ConfigurationProved:
+        """What took effect, read from the server itself (fingerprint left empty). Raises
+        ServerFailed when it stopped answering.
+        """
         ...

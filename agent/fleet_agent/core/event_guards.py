@@ -1,4 +1,6 @@
-"""Owns whether an event of a trial fits the order that is awaited, is late, or cannot be; moves nothing."""
+"""Owns whether an event of a trial fits the order that is awaited, is late, or cannot be; moves
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,11 @@ def _fits_launching(trial: AgentTrial, body: Body) -> bool | None:
 
 
 def _fits_launched(trial: AgentTrial, body: Body) -> bool | None:
-    return True if isinstance(trial.awaited, LaunchServer) and trial.server is ServerState.LAUNCHING else None
+    return (
+        True
+        if isinstance(trial.awaited, LaunchServer) and trial.server is ServerState.LAUNCHING
+        else None
+    )
 
 
 def _fits_progressed(trial: AgentTrial, body: Body) -> bool | None:
@@ -73,7 +79,10 @@ def _fits_proved(trial: AgentTrial, body: Body) -> bool | None:
 def _fits_load(trial: AgentTrial, body: Body) -> bool | None:
     """Compare (workload, run) of the load in flight with those of the event; run 0 is the warm-up."""
     assert isinstance(body, WarmedUp | RunFinished | LoadFailed)
-    expected = (trial.position.workload, trial.awaited.index if isinstance(trial.awaited, MeasureRun) else 0)
+    expected = (
+        trial.position.workload,
+        trial.awaited.index if isinstance(trial.awaited, MeasureRun) else 0,
+    )
     name, index = _load_of(body, expected[1])
     names = [workload.name for workload in trial.spec.workloads]
     if name in ("", names[expected[0]]):
@@ -94,7 +103,11 @@ def _load_of(body: WarmedUp | RunFinished | LoadFailed, current: int) -> tuple[s
 
 def _fits_server_failed(trial: AgentTrial, body: Body) -> bool | None:
     """A member that was let go is no failure when its server goes the way of the lead's."""
-    let_go = trial.wanted is WantedState.STOP and trial.ending is not None and trial.ending.outcome is Outcome.OK
+    let_go = (
+        trial.wanted is WantedState.STOP
+        and trial.ending is not None
+        and trial.ending.outcome is Outcome.OK
+    )
     return not trial.server_failed and trial.server is not ServerState.STOPPING and not let_go
 
 
@@ -112,7 +125,8 @@ def _fits_over(trial: AgentTrial, body: Body) -> bool | None:
     return True if isinstance(trial.awaited, CloseTrial) else None
 
 
-# What may still arrive from an order that was overtaken, or a second time. A second launch is never harmless, so it is not here.
+# What may still arrive from an order that was overtaken, or a second time. A second launch is never
+# harmless, so it is not here.
 _REPEATED: frozenset[type] = frozenset({TrialAccepted})
 _FROM_LAUNCH: frozenset[type] = _REPEATED | {ServerProgressed, ServerReady, ConfigurationProved}
 _FROM_WORK: frozenset[type] = _FROM_LAUNCH | {WarmedUp, RunFinished, LoadFailed}
@@ -124,7 +138,8 @@ LATE_EVENTS: Mapping[Phase, frozenset[type]] = {
     Phase.MEASURING: _FROM_LAUNCH,
     Phase.COLLECTING: _FROM_WORK,
     Phase.STOPPING: _FROM_WORK | {EvidenceCollected, ServerFailed, CancelRequested},
-    Phase.OVER: _FROM_WORK | {EvidenceCollected, ServerFailed, CancelRequested, ServerStopped, AgentRestarted, TrialOver},
+    Phase.OVER: _FROM_WORK
+    | {EvidenceCollected, ServerFailed, CancelRequested, ServerStopped, AgentRestarted, TrialOver},
 }
 
 EVENT_GUARDS: Mapping[type, EventGuard] = {

@@ -1,4 +1,6 @@
-"""Owns how much an event may hold: what a server shows of itself must neither fill the journal nor break the line. Pure."""
+"""Owns how much an event may hold: what a server shows of itself must neither fill the journal nor
+break the line. Pure.
+"""
 
 from __future__ import annotations
 
@@ -19,18 +21,34 @@ class _Limits:
     depth: int
 
 
-_STEPS = (_Limits(64 << 10, 5000, 12), _Limits(4096, 500, 8), _Limits(256, 100, 4), _Limits(64, 20, 3))
+_STEPS = (
+    _Limits(64 << 10, 5000, 12),
+    _Limits(4096, 500, 8),
+    _Limits(256, 100, 4),
+    _Limits(64, 20, 3),
+)
 
 
-_EXEMPT = (ev.TrialAccepted, ev.ServerLaunching, ev.ServerLaunched, ev.RunFinished)  # bounded where they come from, and needed whole
+_EXEMPT = (
+    ev.TrialAccepted,
+    ev.ServerLaunching,
+    ev.ServerLaunched,
+    ev.RunFinished,
+)  # bounded where they come from, and needed whole
 
 
 def limit_event_size(body: ev.Body) -> ev.Body:
-    """The body of an event, cut as little as it takes to be at most about `LARGEST_BYTES`; numbers that JSON cannot hold become text."""
+    """The body of an event, cut as little as it takes to be at most about `LARGEST_BYTES`; numbers
+    that JSON cannot hold become text.
+    """
     if isinstance(body, _EXEMPT):
         return body
     if isinstance(body, ev.ConfigurationProved):
-        body = replace(body, effective_args=_replace_non_finite(body.effective_args), nccl=_replace_non_finite(body.nccl))
+        body = replace(
+            body,
+            effective_args=_replace_non_finite(body.effective_args),
+            nccl=_replace_non_finite(body.nccl),
+        )
     cut: ev.Body = body
     for limits in _STEPS:
         cut = _cut(body, limits, 0)
@@ -41,9 +59,16 @@ def limit_event_size(body: ev.Body) -> ev.Body:
 
 def _cut(value: Any, limits: _Limits, depth: int) -> Any:
     if isinstance(value, str):
-        return value if len(value) <= limits.text else f"{value[: limits.text]}… ({len(value)} characters)"
+        return (
+            value
+            if len(value) <= limits.text
+            else f"{value[: limits.text]}… ({len(value)} characters)"
+        )
     if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{item.name: _cut(getattr(value, item.name), limits, depth) for item in fields(value)})
+        return replace(
+            value,
+            **{item.name: _cut(getattr(value, item.name), limits, depth) for item in fields(value)},
+        )
     if isinstance(value, Mapping):
         return _cut_mapping(value, limits, depth)
     if isinstance(value, list | tuple):
@@ -75,7 +100,9 @@ def _size(value: Any) -> int:
     if isinstance(value, str):
         return 3 + len(value.encode(errors="surrogatepass"))
     if is_dataclass(value) and not isinstance(value, type):
-        return 2 + sum(len(item.name) + 4 + _size(getattr(value, item.name)) for item in fields(value))
+        return 2 + sum(
+            len(item.name) + 4 + _size(getattr(value, item.name)) for item in fields(value)
+        )
     if isinstance(value, Mapping):
         return 2 + sum(_size(str(key)) + 1 + _size(entry) for key, entry in value.items())
     if isinstance(value, list | tuple):

@@ -1,6 +1,8 @@
-"""Owns the checks that a measured run must pass before its numbers count; reads only the facts of that run.
+"""Owns the checks that a measured run must pass before its numbers count; reads only the facts of
+that run.
 
-`docs/gates.md` gives for each code its reason and its source, and is tested to name every code of `GATES`.
+`docs/gates.md` gives for each code its reason and its source, and is tested to name every code of
+`GATES`.
 """
 
 from __future__ import annotations
@@ -41,14 +43,21 @@ GATES: Mapping[str, GateEffect] = {
 }
 
 # Codes of the ways in which a client can be the limit: the `reasons` of `client_limited`.
-CONCURRENCY, DISPATCH_DELAY, LOOP_LAG, CAPACITY = "concurrency", "dispatch_delay", "loop_lag", "capacity"
+CONCURRENCY, DISPATCH_DELAY, LOOP_LAG, CAPACITY = (
+    "concurrency",
+    "dispatch_delay",
+    "loop_lag",
+    "capacity",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """What a run's raw data says about itself; plain JSON values, so that `RunFacts(**json.loads(line))` reads it.
+    """What a run's raw data says about itself; plain JSON values, so that
+    `RunFacts(**json.loads(line))` reads it.
 
-    Seconds are wall seconds of the client, never scaled: they judge the client. None: it could not be known.
+    Seconds are wall seconds of the client, never scaled: they judge the client. None: it could not
+    be known.
     """
 
     requests_ok: int
@@ -59,18 +68,38 @@ class RunFacts:
     completion_tokens_max: int
     zero_token_requests: int
     client_count_mismatch: float | None  # |client's own count - server's| / server's, over the run
-    cached_token_ratio: float | None  # cached prompt tokens beyond the chat template's / prompt tokens
-    achieved_concurrency: float  # mean requests in flight over the steady part; closed loop only, else 0
+    cached_token_ratio: (
+        float | None
+    )  # cached prompt tokens beyond the chat template's / prompt tokens
+    achieved_concurrency: (
+        float  # mean requests in flight over the steady part; closed loop only, else 0
+    )
     dispatch_delay_p99_s: float  # real send - intended send
     loop_lag_p99_s: float  # how late the client's loop woke up
     speculation: bool  # asked for by the variant
     accept_length: float | None  # output tokens of a verify step, bonus token counted
-    answered_share: float | None  # open loop, second half of the arrivals: answers that ended / requests that were due; None: too few
-    planned_cached_ratio: float | None = None  # prompt tokens that begin as an earlier request's by plan / prompt tokens; None: no plan
-    off_length: int = 0  # answers that succeeded and are not exactly as long as theirs was asked to be
-    client_capacity_tok_s: float | None = None  # what the shards of this run can drive at most, at a token a read; None: not calibrated
-    client_use: float | None = None  # share of it, or of its cores, that this run took; None: not known
-    start_skew_s: float = 0.0  # load from other hosts: how far apart its processes may have begun, by what is known of their clocks
+    answered_share: (
+        float | None
+        # open loop, second half of the arrivals: answers that ended / requests that were due; None: too
+        # few
+    )
+    planned_cached_ratio: float | None = (
+        # prompt tokens that begin as an earlier request's by plan / prompt tokens; None: no plan
+        None
+    )
+    off_length: int = (
+        0  # answers that succeeded and are not exactly as long as theirs was asked to be
+    )
+    client_capacity_tok_s: float | None = (
+        # what the shards of this run can drive at most, at a token a read; None: not calibrated
+        None
+    )
+    client_use: float | None = (
+        None  # share of it, or of its cores, that this run took; None: not known
+    )
+    # load from other hosts: how far apart its processes may have begun, by what is known of their
+    # clocks
+    start_skew_s: float = 0.0
     client_cpu_s: float = 0.0  # that the client's processes used from the start to the last answer
     client_decode_s: float = 0.0  # that they took afterwards to decode what was left
 
@@ -78,7 +107,8 @@ class RunFacts:
 def run_gates(facts: RunFacts, workload: Workload, measure: Measure) -> tuple[Gate, ...]:
     """The gates that this run trips, the worst first; empty for a run that counts without reserve.
 
-    A fact that is not a number trips its gate. `measure.precision` coarser than 5 % tolerates as much missing load.
+    A fact that is not a number trips its gate. `measure.precision` coarser than 5 % tolerates as
+    much missing load.
     """
     found = [
         *_requests(facts), *_output(facts, workload), *_counts(facts), *_cache(facts, workload), *_speculation(facts),
@@ -88,39 +118,70 @@ def run_gates(facts: RunFacts, workload: Workload, measure: Measure) -> tuple[Ga
 
 
 def sharing_gates(spec: TrialSpec) -> tuple[Gate, ...]:
-    """The flag of each run of a trial that lets others in beside it, whether or not one came: it may not pass for one that was alone."""
-    return (_flag("shared_host", "the job lets other trials run on the host meanwhile (hosts.share)"),) if spec.shared else ()
+    """The flag of each run of a trial that lets others in beside it, whether or not one came: it
+    may not pass for one that was alone.
+    """
+    return (
+        (_flag("shared_host", "the job lets other trials run on the host meanwhile (hosts.share)"),)
+        if spec.shared
+        else ()
+    )
 
 
 def _requests(facts: RunFacts) -> Iterator[Gate]:
     if facts.requests_failed:
-        kinds = ", ".join(f"{count} × {kind}" for kind, count in sorted(facts.error_kinds.items(), key=lambda item: -item[1]))
+        kinds = ", ".join(
+            f"{count} × {kind}"
+            for kind, count in sorted(facts.error_kinds.items(), key=lambda item: -item[1])
+        )
         total = facts.requests_ok + facts.requests_failed
-        yield _void("requests_failed", f"{facts.requests_failed} of {total} requests failed{': ' if kinds else ''}{kinds}")
+        yield _void(
+            "requests_failed",
+            f"{facts.requests_failed} of {total} requests failed{': ' if kinds else ''}{kinds}",
+        )
     elif not facts.requests_ok:
         yield _void("requests_failed", "no request was answered")
 
 
 def _output(facts: RunFacts, workload: Workload) -> Iterator[Gate]:
     if facts.zero_token_requests:
-        yield _void("zero_tokens", f"{facts.zero_token_requests} of {facts.requests_ok} answers had no token")
+        yield _void(
+            "zero_tokens",
+            f"{facts.zero_token_requests} of {facts.requests_ok} answers had no token",
+        )
     if not facts.requests_ok or not workload.fixes_lengths:
         return
-    other = ", ".join(f"{count} × {reason}" for reason, count in sorted(facts.finish_reasons.items()) if reason != "length")
+    other = ", ".join(
+        f"{count} × {reason}"
+        for reason, count in sorted(facts.finish_reasons.items())
+        if reason != "length"
+    )
     ended = f"; finish reasons beside length: {other}" if other else ""
     least, most = facts.completion_tokens_min, facts.completion_tokens_max
     if not workload.output_tokens:  # each answer has a length of its own
         if other or facts.off_length:
-            yield _void("short_output", f"{facts.off_length} of {facts.requests_ok} answers are not as long as asked for{ended}")
+            yield _void(
+                "short_output",
+                f"{facts.off_length} of {facts.requests_ok} answers are not as long as asked for{ended}",
+            )
     elif other or not least == most == workload.output_tokens:
-        yield _void("short_output", f"asked for {workload.output_tokens} tokens, got {least} to {most}{ended}")
+        yield _void(
+            "short_output",
+            f"asked for {workload.output_tokens} tokens, got {least} to {most}{ended}",
+        )
 
 
 def _counts(facts: RunFacts) -> Iterator[Gate]:
     if facts.client_count_mismatch is None:
-        yield _flag("token_count_unchecked", "the client could not count the tokens, so the server's count stands alone")
+        yield _flag(
+            "token_count_unchecked",
+            "the client could not count the tokens, so the server's count stands alone",
+        )
     elif not facts.client_count_mismatch <= TOKEN_MISMATCH_MAX:
-        yield _void("token_count_mismatch", f"client and server count tokens {_percent(facts.client_count_mismatch)} apart")
+        yield _void(
+            "token_count_mismatch",
+            f"client and server count tokens {_percent(facts.client_count_mismatch)} apart",
+        )
 
 
 def _cache(facts: RunFacts, workload: Workload) -> Iterator[Gate]:
@@ -128,46 +189,85 @@ def _cache(facts: RunFacts, workload: Workload) -> Iterator[Gate]:
         yield _flag("prefix_cache_unknown", "the server does not tell cached prompt tokens")
     elif workload.shares_cache:
         planned = facts.planned_cached_ratio
-        if planned and planned > CACHED_RATIO_MAX and not facts.cached_token_ratio >= planned * CACHED_SHARE_MIN:
+        if (
+            planned
+            and planned > CACHED_RATIO_MAX
+            and not facts.cached_token_ratio >= planned * CACHED_SHARE_MIN
+        ):
             message = f"{_percent(facts.cached_token_ratio)} of the prompt tokens came from the prefix cache, {_percent(planned)} could have"
-            yield _flag("prefix_cache_missed", f"{message}: it is off, or too small for the beginnings that requests share")
+            yield _flag(
+                "prefix_cache_missed",
+                f"{message}: it is off, or too small for the beginnings that requests share",
+            )
     elif not facts.cached_token_ratio <= CACHED_RATIO_MAX:
-        yield _void("prefix_cache_hit", f"{_percent(facts.cached_token_ratio)} of the prompt tokens came from the prefix cache, unplanned")
+        yield _void(
+            "prefix_cache_hit",
+            f"{_percent(facts.cached_token_ratio)} of the prompt tokens came from the prefix cache, unplanned",
+        )
 
 
 def _speculation(facts: RunFacts) -> Iterator[Gate]:
     if not facts.speculation:
         return
     if facts.accept_length is None:
-        yield _flag("spec_unproved", "speculation was asked for and the server shows no accept length")
+        yield _flag(
+            "spec_unproved", "speculation was asked for and the server shows no accept length"
+        )
     elif not facts.accept_length >= ACCEPT_LENGTH_MIN:
-        message = f"accept length {facts.accept_length:.3f}: speculation was asked for and has no effect"
-        yield Gate("spec_ineffective", GateEffect.VOID_TRIAL, message)  # another run of this launch would show the same
+        message = (
+            f"accept length {facts.accept_length:.3f}: speculation was asked for and has no effect"
+        )
+        yield Gate(
+            "spec_ineffective", GateEffect.VOID_TRIAL, message
+        )  # another run of this launch would show the same
 
 
 def _client(facts: RunFacts, workload: Workload, measure: Measure) -> Iterator[Gate]:
     """One gate, however many ways the client was the limit: the worst effect, all reasons."""
-    all_answered = facts.requests_ok and not facts.requests_failed  # one that failed, which voids the run, leaves its slot early
-    limits = [*(_concurrency_limit(facts, workload, measure) if all_answered else ()), *_dispatch_limit(facts, workload)]
+    all_answered = (
+        facts.requests_ok and not facts.requests_failed
+    )  # one that failed, which voids the run, leaves its slot early
+    limits = [
+        *(_concurrency_limit(facts, workload, measure) if all_answered else ()),
+        *_dispatch_limit(facts, workload),
+    ]
     if not facts.loop_lag_p99_s <= LOOP_LAG_FLAG_S:
-        limits.append((LOOP_LAG, GateEffect.FLAG, f"its loop woke {_ms(facts.loop_lag_p99_s)} late (p99)"))
+        limits.append(
+            (LOOP_LAG, GateEffect.FLAG, f"its loop woke {_ms(facts.loop_lag_p99_s)} late (p99)")
+        )
     limits += _capacity_limit(facts)
     if limits:
         effect = max(effect for _, effect, _ in limits)
         message = "; ".join(text for _, _, text in limits)
-        yield Gate("client_limited", effect, f"the client was the limit: {message}", tuple(reason for reason, _, _ in limits))
+        yield Gate(
+            "client_limited",
+            effect,
+            f"the client was the limit: {message}",
+            tuple(reason for reason, _, _ in limits),
+        )
 
 
 def _rate(facts: RunFacts, workload: Workload) -> Iterator[Gate]:
-    """A queue that grows all the while: latencies then say how long the run was, and the rate is the server's most."""
-    if workload.rate_per_s and facts.answered_share is not None and not facts.answered_share >= ANSWERED_SHARE_MIN:
+    """A queue that grows all the while: latencies then say how long the run was, and the rate is
+    the server's most.
+    """
+    if (
+        workload.rate_per_s
+        and facts.answered_share is not None
+        and not facts.answered_share >= ANSWERED_SHARE_MIN
+    ):
         message = f"{_percent(facts.answered_share)} as many answers as requests in the second half of the arrivals"
-        yield _flag("rate_not_sustained", f"{message}: the server does not keep up with {workload.rate_per_s:g}/s, or the run is too short")
+        yield _flag(
+            "rate_not_sustained",
+            f"{message}: the server does not keep up with {workload.rate_per_s:g}/s, or the run is too short",
+        )
 
 
 def _start(facts: RunFacts) -> Iterator[Gate]:
     if not facts.start_skew_s <= START_SKEW_FLAG_S:
-        yield _flag("load_start_skew", f"the load hosts may have begun {_ms(facts.start_skew_s)} apart")
+        yield _flag(
+            "load_start_skew", f"the load hosts may have begun {_ms(facts.start_skew_s)} apart"
+        )
 
 
 _Limit = tuple[str, GateEffect, str]  # reason, effect, what was seen
@@ -177,7 +277,11 @@ def _concurrency_limit(facts: RunFacts, workload: Workload, measure: Measure) ->
     asked = min(workload.concurrency, workload.requests or workload.concurrency)
     tolerated = max(CONCURRENCY_SHORTFALL_MAX, measure.precision)
     if asked and not workload.think_s and not facts.achieved_concurrency >= asked * (1 - tolerated):
-        yield CONCURRENCY, GateEffect.VOID_RUN, f"{facts.achieved_concurrency:.2f} requests in flight, {asked} asked for"
+        yield (
+            CONCURRENCY,
+            GateEffect.VOID_RUN,
+            f"{facts.achieved_concurrency:.2f} requests in flight, {asked} asked for",
+        )
 
 
 def _dispatch_limit(facts: RunFacts, workload: Workload) -> Iterator[_Limit]:
@@ -188,10 +292,16 @@ def _dispatch_limit(facts: RunFacts, workload: Workload) -> Iterator[_Limit]:
 
 
 def _capacity_limit(facts: RunFacts) -> Iterator[_Limit]:
-    """By what the client did against a null server: near its own end it is slow before its loop shows it."""
+    """By what the client did against a null server: near its own end it is slow before its loop
+    shows it.
+    """
     if facts.client_use is not None and not facts.client_use <= CLIENT_USE_MAX:
         most = facts.client_capacity_tok_s
-        reference = f"{most:.0f} tok/s that it can drive against a null server" if most else "the cores that it can use"
+        reference = (
+            f"{most:.0f} tok/s that it can drive against a null server"
+            if most
+            else "the cores that it can use"
+        )
         yield CAPACITY, GateEffect.FLAG, f"it took {_percent(facts.client_use)} of {reference}"
 
 

@@ -1,8 +1,10 @@
-"""Owns the search for the highest load that meets an SLO: which load is next by the runs so far, and what a run says of its load. Pure.
+"""Owns the search for the highest load that meets an SLO: which load is next by the runs so far,
+and what a run says of its load. Pure.
 
-Doubling from the lowest load until one is not met, then halving the bracket on a logarithmic scale, so that all variants of a job visit
-the same loads. A run that misses is measured again at once and one that meets only where it becomes the result, because what goes wrong
-by chance makes runs worse, hardly ever better. The reasons: docs/decisions/0017, docs/statistics.md.
+Doubling from the lowest load until one is not met, then halving the bracket on a logarithmic scale,
+so that all variants of a job visit the same loads. A run that misses is measured again at once and
+one that meets only where it becomes the result, because what goes wrong by chance makes runs worse,
+hardly ever better. The reasons: docs/decisions/0017, docs/statistics.md.
 """
 
 from __future__ import annotations
@@ -30,8 +32,11 @@ VOID_RUNS: Final = "void_runs"  # runs that tell nothing, one after the other: t
 _DECIDED = 2  # equal answers
 _DIGITS = 4  # of a load
 _EXACT = 1e-9
-_LATE_SHARE = 0.1  # of the limit on the time to first token: sends that are later may be why it was not kept
-# Ways in which a request fails that a server under too much load shows. The others may be ours, or have nothing to do with load.
+_LATE_SHARE = (
+    0.1  # of the limit on the time to first token: sends that are later may be why it was not kept
+)
+# Ways in which a request fails that a server under too much load shows. The others may be ours, or
+# have nothing to do with load.
 _OVERLOADED = frozenset({"http_status", "server_error", "reset", "truncated", "timeout", "stalled"})
 
 
@@ -54,7 +59,9 @@ class SearchRun:
 
 @dataclass(frozen=True, slots=True)
 class NextLoad:
-    """`load` is to be measured next, 0 when the search has `ended`. `highest_met` and `lowest_not_met`: loads, 0 where there is none."""
+    """`load` is to be measured next, 0 when the search has `ended`. `highest_met` and
+    `lowest_not_met`: loads, 0 where there is none.
+    """
 
     load: float = 0.0
     highest_met: float = 0.0
@@ -65,30 +72,46 @@ class NextLoad:
 def to_search_run(run: RunResult) -> SearchRun:
     """What the next load depends on of a run that `judged` has seen."""
     if not run.void:
-        return SearchRun(run.searched.load, LoadAnswer.MET if run.searched.met else LoadAnswer.NOT_MET)
-    by_client = any(gate.code == "client_limited" and gate.effect >= GateEffect.VOID_RUN for gate in run.gates)
+        return SearchRun(
+            run.searched.load, LoadAnswer.MET if run.searched.met else LoadAnswer.NOT_MET
+        )
+    by_client = any(
+        gate.code == "client_limited" and gate.effect >= GateEffect.VOID_RUN for gate in run.gates
+    )
     return SearchRun(run.searched.load, LoadAnswer.CLIENT_LIMITED if by_client else LoadAnswer.VOID)
 
 
 def next_repeat(load: float, runs: Sequence[SearchRun]) -> int:
-    """How many runs of this load there will have been with the next one: what decides its arrivals, whatever came between."""
+    """How many runs of this load there will have been with the next one: what decides its arrivals,
+    whatever came between.
+    """
     return 1 + sum(one.load == load for one in runs)
 
 
-def judge_search_run(run: RunResult, workload: Workload, error_kinds: Mapping[str, int], before: Sequence[SearchRun]) -> RunResult:
+def judge_search_run(
+    run: RunResult, workload: Workload, error_kinds: Mapping[str, int], before: Sequence[SearchRun]
+) -> RunResult:
     """The run with its answer, its gates as they hold in a search, and what is known after it.
 
-    `workload`: at the load of the run. `error_kinds`: of the requests that failed. `before`: the runs of the search until then.
+    `workload`: at the load of the run. `error_kinds`: of the requests that failed. `before`: the
+    runs of the search until then.
     """
     search, load = workload.search, workload.load
-    met = share_met(run) >= search.goodput - _EXACT and not any(gate.code == "rate_not_sustained" for gate in run.gates)
+    met = share_met(run) >= search.goodput - _EXACT and not any(
+        gate.code == "rate_not_sustained" for gate in run.gates
+    )
     gates = tuple(_gate_in_search(gate, run, error_kinds) for gate in run.gates)
     if not met:
         gates = tuple(_gate_of_missed_run(gate, run, workload) for gate in gates)
     run = replace(run, gates=gates, searched=Searched(load, met))
     after = next_load(search, (*before, to_search_run(run)))
     met = met and not run.void
-    return replace(run, searched=Searched(load, met, after.highest_met, after.lowest_not_met, after.ended, search.of))
+    return replace(
+        run,
+        searched=Searched(
+            load, met, after.highest_met, after.lowest_not_met, after.ended, search.of
+        ),
+    )
 
 
 def share_met(run: RunResult) -> float:
@@ -100,12 +123,18 @@ def share_met(run: RunResult) -> float:
 def _gate_in_search(gate: Gate, run: RunResult, error_kinds: Mapping[str, int]) -> Gate:
     """Requests that failed under load are an answer."""
     if gate.code == "requests_failed" and run.requests_ok and error_kinds.keys() <= _OVERLOADED:
-        return replace(gate, effect=GateEffect.FLAG, message=f"{gate.message}; they count as not meeting the SLO")
+        return replace(
+            gate,
+            effect=GateEffect.FLAG,
+            message=f"{gate.message}; they count as not meeting the SLO",
+        )
     return gate
 
 
 def _gate_of_missed_run(gate: Gate, run: RunResult, workload: Workload) -> Gate:
-    """What the client may have caused is no answer. Where half of the requests missed by more than it was late, it did not."""
+    """What the client may have caused is no answer. Where half of the requests missed by more than
+    it was late, it did not.
+    """
     if gate.code != "client_limited":
         return gate
     slo, late_s = workload.slo, run.metrics.get(DISPATCH_DELAY_P99, 0.0)
@@ -126,12 +155,17 @@ class _Tally:
 
     counts: Mapping[tuple[float, LoadAnswer], int]
     loads: tuple[float, ...]
-    last: Mapping[float, Sequence[LoadAnswer]]  # of each load, as many as void runs in a row end something
+    last: Mapping[
+        float, Sequence[LoadAnswer]
+    ]  # of each load, as many as void runs in a row end something
 
     @classmethod
     def from_runs(cls, runs: Sequence[SearchRun]) -> _Tally:
         loads = tuple(sorted({one.load for one in runs}))
-        last = {load: [one.answer for one in runs if one.load == load][-VOID_IN_ROW_MAX:] for load in loads}
+        last = {
+            load: [one.answer for one in runs if one.load == load][-VOID_IN_ROW_MAX:]
+            for load in loads
+        }
         return cls(Counter((one.load, one.answer) for one in runs), loads, last)
 
     def count(self, load: float, answer: LoadAnswer) -> int:
@@ -156,7 +190,9 @@ class _Tally:
 
 
 def next_load(search: Search, runs: Sequence[SearchRun]) -> NextLoad:
-    """What follows on these runs. Ends after `search.most_runs` at the latest, and never leaves `search.least` to `search.most`."""
+    """What follows on these runs. Ends after `search.most_runs` at the latest, and never leaves
+    `search.least` to `search.most`.
+    """
     tally = _Tally.from_runs(runs)
     lowest = min((load for load in tally.loads if tally.is_missed(load)), default=0.0)
     met = [load for load in tally.loads if tally.is_met(load) and not tally.is_client_limited(load)]
@@ -167,7 +203,11 @@ def next_load(search: Search, runs: Sequence[SearchRun]) -> NextLoad:
     if _is_given_up(runs) or (shut and not highest):
         return NextLoad(0.0, sure, lowest, VOID_RUNS)
     undecided = next(filter(tally.is_open, tally.loads), 0.0)
-    following, ended = (undecided, "") if undecided else _choose_next(search, highest, lowest, shut=shut, any_run=bool(runs))
+    following, ended = (
+        (undecided, "")
+        if undecided
+        else _choose_next(search, highest, lowest, shut=shut, any_run=bool(runs))
+    )
     if ended and highest and not tally.is_sure(highest):
         following, ended = highest, ""
     if not ended and len(runs) >= search.most_runs:
@@ -178,10 +218,16 @@ def next_load(search: Search, runs: Sequence[SearchRun]) -> NextLoad:
 def _is_given_up(runs: Sequence[SearchRun]) -> bool:
     last = runs[-VOID_IN_ROW_MAX:]
     void = [one.answer in (LoadAnswer.VOID, LoadAnswer.CLIENT_LIMITED) for one in last]
-    return len(last) == VOID_IN_ROW_MAX and all(void) and any(one.answer is LoadAnswer.VOID for one in last)
+    return (
+        len(last) == VOID_IN_ROW_MAX
+        and all(void)
+        and any(one.answer is LoadAnswer.VOID for one in last)
+    )
 
 
-def _choose_next(search: Search, highest: float, lowest: float, *, shut: bool, any_run: bool) -> tuple[float, str]:
+def _choose_next(
+    search: Search, highest: float, lowest: float, *, shut: bool, any_run: bool
+) -> tuple[float, str]:
     """(next load, how the search has ended) when every load that was measured is decided."""
     if not any_run:
         return search.least, ""
@@ -196,7 +242,9 @@ def _choose_next(search: Search, highest: float, lowest: float, *, shut: bool, a
 
 
 def _middle(search: Search, low: float, high: float) -> float:
-    """The load half-way on a logarithmic scale, in whole requests or to four digits; 0 when the bracket is narrow enough."""
+    """The load half-way on a logarithmic scale, in whole requests or to four digits; 0 when the
+    bracket is narrow enough.
+    """
     if high <= low * (1 + search.within) * (1 + _EXACT):
         return 0.0
     middle = math.sqrt(low * high)

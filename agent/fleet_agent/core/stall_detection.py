@@ -1,4 +1,6 @@
-"""Owns when a launch has come on, what of that is worth an event, and when it has stood still too long. Knows no log, clock or process."""
+"""Owns when a launch has come on, what of that is worth an event, and when it has stood still too
+long. Knows no log, clock or process.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ _TENTHS = 10
 
 @dataclass(frozen=True, slots=True)
 class StallState:
-    """Where a launch is, since when nothing has come on (seconds on the clock of `look`), and what was told of it last."""
+    """Where a launch is, since when nothing has come on (seconds on the clock of `look`), and what
+    was told of it last.
+    """
 
     phase: str
     done: int
@@ -37,11 +41,21 @@ def start_tracking(at_s: float) -> StallState:
     return StallState(FIRST_PHASE, 0, 0, at_s)
 
 
-def advance_stall_state(state: StallState, sample: LogSample, at_s: float) -> tuple[StallState, ServerProgressed | None]:
-    """The course after a look, and the event to tell: at each new phase, and at each tenth of one that is counted."""
+def advance_stall_state(
+    state: StallState, sample: LogSample, at_s: float
+) -> tuple[StallState, ServerProgressed | None]:
+    """The course after a look, and the event to tell: at each new phase, and at each tenth of one
+    that is counted.
+    """
     phase = sample.phase or FIRST_PHASE
-    moved = sample.grew or (phase, sample.done, sample.total) != (state.phase, state.done, state.total)
-    after = StallState(phase, sample.done, sample.total, at_s if moved else state.moved_at_s, state.reported)
+    moved = sample.grew or (phase, sample.done, sample.total) != (
+        state.phase,
+        state.done,
+        state.total,
+    )
+    after = StallState(
+        phase, sample.done, sample.total, at_s if moved else state.moved_at_s, state.reported
+    )
     now = (phase, _tenth(sample.done, sample.total))
     if now == state.reported:
         return after, None
@@ -49,7 +63,9 @@ def advance_stall_state(state: StallState, sample: LogSample, at_s: float) -> tu
 
 
 def is_stalled(state: StallState, limits_s: Mapping[str, float], at_s: float) -> bool:
-    """Nothing has come on for longer than its phase may stand still; a limit of 0, or none, is no limit."""
+    """Nothing has come on for longer than its phase may stand still; a limit of 0, or none, is no
+    limit.
+    """
     limit_s = limits_s.get(state.phase, 0.0)
     return limit_s > 0 and at_s - state.moved_at_s > limit_s
 

@@ -1,6 +1,8 @@
-"""Owns when a workload of a launch has been measured often enough; a plain function of its valid runs, never of the clock.
+"""Owns when a workload of a launch has been measured often enough; a plain function of its valid
+runs, never of the clock.
 
-The precision that this reaches is that of one launch. Verdicts rest on launches, so stopping early cannot make them look surer.
+The precision that this reaches is that of one launch. Verdicts rest on launches, so stopping early
+cannot make them look surer.
 """
 
 from __future__ import annotations
@@ -22,10 +24,14 @@ class Decision(Enum):
     GIVE_UP = "give_up"
 
 
-def decide(values: Sequence[float], void_in_row: int, measure: Measure, warm_up: int = 0) -> Decision:
-    """`values`: output tokens/s of the valid runs so far; `void_in_row`: void runs since the last valid one.
+def decide(
+    values: Sequence[float], void_in_row: int, measure: Measure, warm_up: int = 0
+) -> Decision:
+    """`values`: output tokens/s of the valid runs so far; `void_in_row`: void runs since the last
+    valid one.
 
-    `warm_up`: so many of the first values were not steady. What follows them has to be as long as they are, and as the least runs.
+    `warm_up`: so many of the first values were not steady. What follows them has to be as long as
+    they are, and as the least runs.
     """
     if void_in_row >= VOID_IN_ROW_MAX:
         return Decision.GIVE_UP
@@ -39,7 +45,9 @@ def decide(values: Sequence[float], void_in_row: int, measure: Measure, warm_up:
 
 
 def relative_half_width(values: Sequence[float], confidence: float) -> float:
-    """Half of the two-sided t-interval of the mean, divided by the mean; infinite below two values or for a mean that is not positive."""
+    """Half of the two-sided t-interval of the mean, divided by the mean; infinite below two values
+    or for a mean that is not positive.
+    """
     count = len(values)
     mean = fsum(values) / count if count else 0.0
     if count < 2 or not mean > 0:
@@ -49,10 +57,12 @@ def relative_half_width(values: Sequence[float], confidence: float) -> float:
 
 
 def t_quantile(p: float, df: float) -> float:
-    """Quantile of Student's t: the t with P(T ≤ t) = p. Raises ValueError unless 0 < p < 1 and df > 0.
+    """Quantile of Student's t: the t with P(T ≤ t) = p. Raises ValueError unless 0 < p < 1 and df >
+    0.
 
-    Solves the distribution function, written with the regularised incomplete beta function (DLMF 8.17, NIST), by bisection;
-    tail and centre are solved apart, so that neither loses digits. One and two degrees of freedom have closed forms.
+    Solves the distribution function, written with the regularised incomplete beta function (DLMF
+    8.17, NIST), by bisection; tail and centre are solved apart, so that neither loses digits. One
+    and two degrees of freedom have closed forms.
     """
     if not (0 < p < 1 and df > 0):
         raise ValueError(f"t_quantile needs 0 < p < 1 and df > 0, got p={p}, df={df}")
@@ -86,7 +96,9 @@ def _is_below(t: float, p: float, df: float) -> bool:
 
 
 def regularised_beta(x: float, a: float, b: float) -> float:
-    """I_x(a, b) for 0 ≤ x ≤ 1, by the continued fraction DLMF 8.17.22, with its symmetry 8.17.4 where that converges faster."""
+    """I_x(a, b) for 0 ≤ x ≤ 1, by the continued fraction DLMF 8.17.22, with its symmetry 8.17.4
+    where that converges faster.
+    """
     if x <= 0 or x >= 1:
         return float(x >= 1)
     front = exp(a * log(x) + b * log(1 - x) + lgamma(a + b) - lgamma(a) - lgamma(b))
@@ -96,7 +108,9 @@ def regularised_beta(x: float, a: float, b: float) -> float:
 
 
 def _beta_fraction(x: float, a: float, b: float) -> float:
-    """The fraction of DLMF 8.17.22, evaluated forwards by Lentz's method (Applied Optics 15, 668, 1976)."""
+    """The fraction of DLMF 8.17.22, evaluated forwards by Lentz's method (Applied Optics 15, 668,
+    1976).
+    """
     tiny = 1e-300
     c, d = 1.0, 1 - (a + b) * x / (a + 1)
     d = 1 / (d if abs(d) > tiny else tiny)

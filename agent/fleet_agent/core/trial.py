@@ -1,6 +1,7 @@
 """Owns the value that is one trial; changed only by `machine.step`.
 
-A trial has three things that never share a field: what is wanted (run or stop), where it is (phase), how it ends (ending).
+A trial has three things that never share a field: what is wanted (run or stop), where it is
+(phase), how it ends (ending).
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ class WantedState(Enum):
 
 
 class ServerState(Enum):
-    """Our own server of the trial: absent → launching → starting → ready → stopping → gone. Always absent for an external one."""
+    """Our own server of the trial: absent → launching → starting → ready → stopping → gone. Always
+    absent for an external one.
+    """
 
     ABSENT = "absent"
     LAUNCHING = "launching"  # ordered; whether a process exists is not known
@@ -38,9 +41,11 @@ class ServerState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class MeasurePosition:
-    """Where in the workloads: `values` are the output tokens/s of the valid runs of this workload, `runs` counts void ones too.
+    """Where in the workloads: `values` are the output tokens/s of the valid runs of this workload,
+    `runs` counts void ones too.
 
-    `warm_up`: of the first of these values, those that were not steady, as the newest run showed. `told`: of a search, all its runs.
+    `warm_up`: of the first of these values, those that were not steady, as the newest run showed.
+    `told`: of a search, all its runs.
     """
 
     workload: int = 0
@@ -53,7 +58,9 @@ class MeasurePosition:
 
 @dataclass(frozen=True, slots=True)
 class RecentEvent:
-    """An event as a bug report needs it: seconds on the clock of `step`, its kind, the phase after it."""
+    """An event as a bug report needs it: seconds on the clock of `step`, its kind, the phase after
+    it.
+    """
 
     at_s: float
     kind: str
@@ -62,7 +69,9 @@ class RecentEvent:
 
 @dataclass(frozen=True, slots=True)
 class LaunchProgress:
-    """How far a launch has come: its phase as the log tells it, and `done` of `total` where the phase has a count."""
+    """How far a launch has come: its phase as the log tells it, and `done` of `total` where the
+    phase has a count.
+    """
 
     phase: str = ""
     done: int = 0
@@ -71,7 +80,8 @@ class LaunchProgress:
 
 @dataclass(frozen=True, slots=True)
 class AgentTrial:
-    """One trial as its events made it. `awaited` is the order whose event is missing; `ending` is decided before it is reached.
+    """One trial as its events made it. `awaited` is the order whose event is missing; `ending` is
+    decided before it is reached.
 
     `witnessing`: the server of now is the witness, and the measured one follows it.
     """
@@ -91,7 +101,9 @@ class AgentTrial:
     @property
     def outcome(self) -> Outcome:
         """How it ended; `UNSPECIFIED` until it is over."""
-        return self.ending.outcome if self.ending and self.phase in TERMINAL else Outcome.UNSPECIFIED
+        return (
+            self.ending.outcome if self.ending and self.phase in TERMINAL else Outcome.UNSPECIFIED
+        )
 
     @property
     def key(self) -> tuple[str, int]:

@@ -1,4 +1,6 @@
-"""Owns how a trial moves: events in at one door, orders out; knows no clock, no process and no file."""
+"""Owns how a trial moves: events in at one door, orders out; knows no clock, no process and no
+file.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,7 @@ from fleet_protos.events import (
 )
 from fleet_protos.trial_types import EngineKind, GateEffect, Outcome, Phase, TrialSpec
 
-__all__ = ["TERMINAL", "InvalidTransition", "AgentTrial", "accepts", "new_trial", "replay", "step"]
+__all__ = ["TERMINAL", "AgentTrial", "InvalidTransition", "accepts", "new_trial", "replay", "step"]
 
 HOLD_LIMIT_S = 86_400.0  # of a member whose controller named no limit
 
@@ -68,20 +70,27 @@ def new_trial(spec: TrialSpec) -> AgentTrial:
 
 
 def step(trial: AgentTrial, body: Body, at_s: float) -> Step:
-    """The trial after `body`, and the orders to carry out once it is journalled. `at_s`: seconds on any one clock of the caller.
+    """The trial after `body`, and the orders to carry out once it is journalled. `at_s`: seconds on
+    any one clock of the caller.
 
     A late event changes nothing. Raises InvalidTransition on an impossible one.
     """
     if not accepts(trial, body):
         return trial, ()
     after, effects = _MOVES[trial.phase][type(body)](trial, body, at_s)
-    awaited = next((effect for effect in reversed(effects) if not isinstance(effect, AbortLoad)), after.awaited)
+    awaited = next(
+        (effect for effect in reversed(effects) if not isinstance(effect, AbortLoad)), after.awaited
+    )
     recent = (*trial.recent, RecentEvent(at_s, type(body).__name__, after.phase))[-RECENT_KEPT:]
-    return replace(after, awaited=None if after.phase in TERMINAL else awaited, recent=recent), effects
+    return replace(
+        after, awaited=None if after.phase in TERMINAL else awaited, recent=recent
+    ), effects
 
 
 def accepts(trial: AgentTrial, body: Body) -> bool:
-    """False for a late or repeated event, which is to be dropped and not journalled. Raises InvalidTransition on an impossible one."""
+    """False for a late or repeated event, which is to be dropped and not journalled. Raises
+    InvalidTransition on an impossible one.
+    """
     if type(body) in LATE_EVENTS[trial.phase]:
         return False
     if type(body) not in _MOVES[trial.phase]:
@@ -93,7 +102,8 @@ def accepts(trial: AgentTrial, body: Body) -> bool:
 
 
 def replay(events: Iterable[Event]) -> AgentTrial:
-    """The trial that its journalled events made, oldest first; kinds that this version does not know are passed over.
+    """The trial that its journalled events made, oldest first; kinds that this version does not
+    know are passed over.
 
     Raises Bug when they do not begin with TrialAccepted.
     """
@@ -102,7 +112,9 @@ def replay(events: Iterable[Event]) -> AgentTrial:
         if isinstance(event.body, TrialAccepted) and trial is None:
             trial = new_trial(event.body.spec)
         if trial is None:
-            raise Bug(f"the journal of trial {event.trial_id} attempt {event.attempt} begins with {type(event.body).__name__}")
+            raise Bug(
+                f"the journal of trial {event.trial_id} attempt {event.attempt} begins with {type(event.body).__name__}"
+            )
         if event.body is not None:
             trial, _ = step(trial, event.body, event.time_unix_ns / 1e9)
     if trial is None:
@@ -137,23 +149,36 @@ def _on_progressed(trial: AgentTrial, body: Body, at_s: float) -> Step:
 
 
 def _on_ready(trial: AgentTrial, body: Body, at_s: float) -> Step:
-    return replace(trial, server=ServerState.READY if _has_server(trial) else trial.server), (ProveConfiguration(),)
+    return replace(trial, server=ServerState.READY if _has_server(trial) else trial.server), (
+        ProveConfiguration(),
+    )
 
 
 def _on_proved(trial: AgentTrial, body: Body, at_s: float) -> Step:
     assert isinstance(body, ConfigurationProved)
     gates = [gate for gate in body.gates if gate.effect is GateEffect.VOID_TRIAL]
     if gates:
-        return _collect(_fail(trial, ErrorKind.GATE_VOIDED, gates[0].code, "; ".join(gate.message for gate in gates)))
+        return _collect(
+            _fail(
+                trial,
+                ErrorKind.GATE_VOIDED,
+                gates[0].code,
+                "; ".join(gate.message for gate in gates),
+            )
+        )
     if trial.witnessing:
         return replace(trial, server=ServerState.STOPPING), (StopServer(),)
     if trial.spec.engine.gang.is_member:
-        return replace(trial, phase=Phase.MEASURING), (HoldServer(at_s + (trial.spec.engine.gang.hold_limit_s or HOLD_LIMIT_S)),)
+        return replace(trial, phase=Phase.MEASURING), (
+            HoldServer(at_s + (trial.spec.engine.gang.hold_limit_s or HOLD_LIMIT_S)),
+        )
     return _next_workload(replace(trial, phase=Phase.WARMING), MeasurePosition())
 
 
 def _on_witness_stopped(trial: AgentTrial, body: Body, at_s: float) -> Step:
-    """The witness has done its part: the measured server is launched, unless something of the witness would disturb it."""
+    """The witness has done its part: the measured server is launched, unless something of the
+    witness would disturb it.
+    """
     assert isinstance(body, ServerStopped)
     if body.left_over:
         return _on_server_stopped(trial, body, at_s)
@@ -168,14 +193,23 @@ def _on_run_finished(trial: AgentTrial, body: Body, at_s: float) -> Step:
     assert isinstance(body, RunFinished)
     position = _count_run(trial.position, body)
     after = replace(trial, position=position)
-    if gate := next((gate for gate in body.run.gates if gate.effect is GateEffect.VOID_TRIAL), None):
+    if gate := next(
+        (gate for gate in body.run.gates if gate.effect is GateEffect.VOID_TRIAL), None
+    ):
         return _collect(_fail(after, ErrorKind.GATE_VOIDED, gate.code, gate.message))
     decision = _decide(after)
     if decision is Decision.MORE:
         return after, (_next_run(after),)
     if decision is Decision.ENOUGH:
         return _next_workload(after, MeasurePosition(position.workload + 1))
-    code, why = next(((gate.code, gate.message) for gate in body.run.gates if gate.effect >= GateEffect.VOID_RUN), ("no_rate", ""))
+    code, why = next(
+        (
+            (gate.code, gate.message)
+            for gate in body.run.gates
+            if gate.effect >= GateEffect.VOID_RUN
+        ),
+        ("no_rate", ""),
+    )
     message = f"{VOID_IN_ROW_MAX} void runs in a row, the last by {code}: {why}"
     return _collect(_fail(after, ErrorKind.GATE_VOIDED, code, message))
 
@@ -186,10 +220,18 @@ def _on_load_failed(trial: AgentTrial, body: Body, at_s: float) -> Step:
 
 
 def _on_server_failed(trial: AgentTrial, body: Body, at_s: float) -> Step:
-    """The death of the server explains more than what followed from it, so it replaces an ending decided before."""
+    """The death of the server explains more than what followed from it, so it replaces an ending
+    decided before.
+    """
     assert isinstance(body, ServerFailed)
-    server = ServerState.ABSENT if trial.server in (ServerState.ABSENT, ServerState.LAUNCHING) else trial.server
-    failed = _fail(trial, body.kind or ErrorKind.SERVER_EXITED, body.failure_class or "unknown", body.message)
+    server = (
+        ServerState.ABSENT
+        if trial.server in (ServerState.ABSENT, ServerState.LAUNCHING)
+        else trial.server
+    )
+    failed = _fail(
+        trial, body.kind or ErrorKind.SERVER_EXITED, body.failure_class or "unknown", body.message
+    )
     failed = replace(failed, server=server, server_failed=True)
     if trial.phase is Phase.COLLECTING:
         return failed, ()
@@ -207,7 +249,9 @@ def _on_cancel_requested(trial: AgentTrial, body: Body, at_s: float) -> Step:
     if trial.ending and trial.ending.outcome is Outcome.FAILED:
         ending = trial.ending
     stopped = replace(trial, wanted=WantedState.STOP, ending=ending)
-    if isinstance(trial.awaited, LaunchServer | CollectEvidence):  # both end soon, and a half-launched server could be lost
+    if isinstance(
+        trial.awaited, LaunchServer | CollectEvidence
+    ):  # both end soon, and a half-launched server could be lost
         return stopped, ()
     if isinstance(trial.awaited, StopServer):  # of the witness: it is under way
         return replace(stopped, phase=Phase.STOPPING), ()
@@ -215,9 +259,20 @@ def _on_cancel_requested(trial: AgentTrial, body: Body, at_s: float) -> Step:
 
 
 def _on_agent_restarted(trial: AgentTrial, body: Body, at_s: float) -> Step:
-    """The loads and waits of the agent before are gone. What was decided stays; what was not has failed."""
+    """The loads and waits of the agent before are gone. What was decided stays; what was not has
+    failed.
+    """
     assert isinstance(body, AgentRestarted)
-    ended = trial if trial.ending else _fail(trial, ErrorKind.AGENT_RESTARTED, "agent_restarted", body.message or "the agent restarted")
+    ended = (
+        trial
+        if trial.ending
+        else _fail(
+            trial,
+            ErrorKind.AGENT_RESTARTED,
+            "agent_restarted",
+            body.message or "the agent restarted",
+        )
+    )
     return _stop(replace(ended, wanted=WantedState.STOP))
 
 
@@ -229,7 +284,11 @@ def _on_server_stopped(trial: AgentTrial, body: Body, at_s: float) -> Step:
     assert isinstance(body, ServerStopped)
     gone = replace(trial, server=ServerState.GONE)
     if body.left_over:
-        before = f"; before that: {trial.ending.message}" if trial.ending and trial.ending.message else ""
+        before = (
+            f"; before that: {trial.ending.message}"
+            if trial.ending and trial.ending.message
+            else ""
+        )
         message = f"the server left behind: {', '.join(body.left_over)}{before}"
         gone = _fail(gone, ErrorKind.SERVER_UNHEALTHY, "left_over_processes", message)
     return _close(gone)
@@ -272,18 +331,30 @@ def _decide(trial: AgentTrial) -> Decision:
 def _count_run(position: MeasurePosition, body: RunFinished) -> MeasurePosition:
     """A run without a usable rate counts as void: it never becomes a number."""
     if body.run.searched.load:
-        return replace(position, runs=position.runs + 1, search_runs=(*position.search_runs, to_search_run(body.run)))
+        return replace(
+            position,
+            runs=position.runs + 1,
+            search_runs=(*position.search_runs, to_search_run(body.run)),
+        )
     rate = rate_of(body.run)
     if rate is None:
         return replace(position, runs=position.runs + 1, void_in_row=position.void_in_row + 1)
-    return replace(position, runs=position.runs + 1, values=(*position.values, rate), void_in_row=0, warm_up=body.run.warm_up_runs)
+    return replace(
+        position,
+        runs=position.runs + 1,
+        values=(*position.values, rate),
+        void_in_row=0,
+        warm_up=body.run.warm_up_runs,
+    )
 
 
 def _next_workload(trial: AgentTrial, position: MeasurePosition) -> Step:
     after = replace(trial, position=position)
     if position.workload < len(trial.spec.workloads):
         workload = trial.spec.workloads[position.workload]
-        return after, (WarmUp(workload.at_load(workload.search.least) if workload.search.of else workload),)
+        return after, (
+            WarmUp(workload.at_load(workload.search.least) if workload.search.of else workload),
+        )
     return _collect(replace(after, ending=CloseTrial(Outcome.OK)))
 
 
@@ -303,7 +374,9 @@ def _close(trial: AgentTrial, first: tuple[Effect, ...] = ()) -> Step:
 
 
 def _fail(trial: AgentTrial, kind: ErrorKind, failure_class: str, message: str) -> AgentTrial:
-    return replace(trial, ending=CloseTrial(Outcome.FAILED, kind, failure_class, _with_place(trial, message)))
+    return replace(
+        trial, ending=CloseTrial(Outcome.FAILED, kind, failure_class, _with_place(trial, message))
+    )
 
 
 def _with_place(trial: AgentTrial, message: str) -> str:
@@ -318,7 +391,11 @@ def _with_place(trial: AgentTrial, message: str) -> str:
 
 Move = Callable[[AgentTrial, Body, float], Step]
 
-_ANY_TIME: Mapping[type, Move] = {ServerFailed: _on_server_failed, CancelRequested: _on_cancel_requested, AgentRestarted: _on_agent_restarted}
+_ANY_TIME: Mapping[type, Move] = {
+    ServerFailed: _on_server_failed,
+    CancelRequested: _on_cancel_requested,
+    AgentRestarted: _on_agent_restarted,
+}
 
 _MOVES: Mapping[Phase, Mapping[type, Move]] = {
     Phase.QUEUED: {TrialAccepted: _on_accepted, CancelRequested: _on_cancel_requested, AgentRestarted: _on_agent_restarted},

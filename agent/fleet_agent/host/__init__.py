@@ -1,1 +1,3 @@
-"""What the agent reads of its own host: GPUs, links, kernel, memory. Changes nothing and ends no process."""
+"""What the agent reads of its own host: GPUs, links, kernel, memory. Changes nothing and ends no
+process.
+"""

@@ -1,4 +1,6 @@
-"""Owns the look at the host's clock: whether it jumped since the agent started, and whether the kernel calls it synchronised. Sets none."""
+"""Owns the look at the host's clock: whether it jumped since the agent started, and whether the
+kernel calls it synchronised. Sets none.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,17 @@ class _Timex(ctypes.Structure):
 
 
 class ClockWatch:
-    """Wall time against monotonic time, from its making on. Durations are measured by the latter, so a jump spoils only dates."""
+    """Wall time against monotonic time, from its making on. Durations are measured by the latter,
+    so a jump spoils only dates.
+    """
 
     def __init__(self) -> None:
         self._offset_ns = time.time_ns() - time.monotonic_ns()
 
     def jumped_s(self) -> float:
-        """Seconds that the wall clock was set forward (negative: back) since then; 0 when it only drifted."""
+        """Seconds that the wall clock was set forward (negative: back) since then; 0 when it only
+        drifted.
+        """
         jump_s = (time.time_ns() - time.monotonic_ns() - self._offset_ns) / 1e9
         return jump_s if abs(jump_s) > _JUMP_S else 0.0
 
@@ -35,6 +41,8 @@ def is_synchronised() -> bool | None:
     try:
         libc = ctypes.CDLL(None, use_errno=True)
         state = _Timex()
-        return None if libc.adjtimex(ctypes.byref(state)) < 0 else not state.status & _UNSYNCHRONISED
+        return (
+            None if libc.adjtimex(ctypes.byref(state)) < 0 else not state.status & _UNSYNCHRONISED
+        )
     except (OSError, AttributeError):
         return None

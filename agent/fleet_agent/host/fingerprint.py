@@ -1,7 +1,9 @@
-"""Owns the fingerprint of this host: what identifies its conditions, apart from what changes while it is used. Judges no difference.
+"""Owns the fingerprint of this host: what identifies its conditions, apart from what changes while
+it is used. Judges no difference.
 
-The identity is a digest over the stable facts alone, so two readings of an unchanged host agree; temperature, clocks, used memory and an
-idle GPU's PCIe generation are recorded beside it and never enter.
+The identity is a digest over the stable facts alone, so two readings of an unchanged host agree;
+temperature, clocks, used memory and an idle GPU's PCIe generation are recorded beside it and never
+enter.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ from fleet_knowledge.host.topology import read_topology
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """Facts by name. `stable` makes the identity; `volatile` is what held at the moment of the reading."""
+    """Facts by name. `stable` makes the identity; `volatile` is what held at the moment of the
+    reading.
+    """
 
     stable: Mapping[str, str]
     volatile: Mapping[str, str]
@@ -30,19 +34,34 @@ class Fingerprint:
     @property
     def identity(self) -> str:
         """16 hexadecimal digits."""
-        return hashlib.sha256(json.dumps(dict(self.stable), sort_keys=True).encode()).hexdigest()[:16]
+        return hashlib.sha256(json.dumps(dict(self.stable), sort_keys=True).encode()).hexdigest()[
+            :16
+        ]
 
     def facts(self) -> dict[str, str]:
-        """As an event carries it: stable names as they are, volatile ones as `now.NAME`, and `identity`."""
-        return {"identity": self.identity} | dict(self.stable) | {f"now.{name}": value for name, value in self.volatile.items()}
+        """As an event carries it: stable names as they are, volatile ones as `now.NAME`, and
+        `identity`.
+        """
+        return (
+            {"identity": self.identity}
+            | dict(self.stable)
+            | {f"now.{name}": value for name, value in self.volatile.items()}
+        )
 
 
 def read_fingerprint(gpus: Gpus, topology_text: str = "", root: Path = Path("/")) -> Fingerprint:
     """Of this host, now. Blocking: files of the kernel and NVML."""
     reading = gpus.read()
-    facts = sysfs.kernel_facts(root) | {"python": platform.python_version()} | stable_facts(reading.gpus) | _topology(topology_text)
+    facts = (
+        sysfs.kernel_facts(root)
+        | {"python": platform.python_version()}
+        | stable_facts(reading.gpus)
+        | _topology(topology_text)
+    )
     if reading.gpus:
-        facts |= {"gpus": str(len(reading.gpus))} | {f"least_{name}": str(value) for name, value in least_values(reading.gpus).items()}
+        facts |= {"gpus": str(len(reading.gpus))} | {
+            f"least_{name}": str(value) for name, value in least_values(reading.gpus).items()
+        }
     if reading.fault:
         facts["gpu_fault"] = reading.fault
     return Fingerprint(facts, volatile_facts(reading.gpus) | _load_average(root))
@@ -52,7 +71,11 @@ def _topology(text: str) -> dict[str, str]:
     found = read_topology(text)
     if not found.gpus:
         return {}
-    return {"topology": found.kind, "topology_digest": found.digest, "topology_numa": " ".join(map(str, found.numa.values()))}
+    return {
+        "topology": found.kind,
+        "topology_digest": found.digest,
+        "topology_numa": " ".join(map(str, found.numa.values())),
+    }
 
 
 def _load_average(root: Path) -> dict[str, str]:

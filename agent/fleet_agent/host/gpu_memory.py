@@ -1,4 +1,6 @@
-"""Owns the memory of GPUs before a launch and after it: what is used, when it is back, who holds what is not. Ends no process."""
+"""Owns the memory of GPUs before a launch and after it: what is used, when it is back, who holds
+what is not. Ends no process.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +21,22 @@ _FIRST_LOOK_S, _LAST_LOOK_S = 0.1, 2.0
 
 @dataclass(frozen=True, slots=True)
 class UnreleasedMemory:
-    """A GPU whose memory did not come back: `mib` more than before the launch, and the processes that are listed on it."""
+    """A GPU whose memory did not come back: `mib` more than before the launch, and the processes
+    that are listed on it.
+    """
 
     gpu: int
     mib: int
     holders: tuple[GpuMemoryHolder, ...] = ()
 
     def __str__(self) -> str:
-        by = ", ".join(map(str, self.holders)) or "no process that is listed (another container, or a driver that has not cleaned up)"
-        return f"GPU{self.gpu} still holds {self.mib / 1024:.1f} GiB more than before the launch: {by}"
+        by = (
+            ", ".join(map(str, self.holders))
+            or "no process that is listed (another container, or a driver that has not cleaned up)"
+        )
+        return (
+            f"GPU{self.gpu} still holds {self.mib / 1024:.1f} GiB more than before the launch: {by}"
+        )
 
 
 def classify_holder(process: GpuProcess) -> GpuMemoryHolder:
@@ -35,23 +44,47 @@ def classify_holder(process: GpuProcess) -> GpuMemoryHolder:
     stat = read_stat(process.pid)
     if stat is None or not process.visible:
         return GpuMemoryHolder(process, "unseen" if not process.visible else "unknown")
-    return GpuMemoryHolder(process, "orphan" if stat.parent == 1 and _is_server(process.name) else "foreign", _owner_name(process.pid))
+    return GpuMemoryHolder(
+        process,
+        "orphan" if stat.parent == 1 and _is_server(process.name) else "foreign",
+        _owner_name(process.pid),
+    )
 
 
 def used_mib_by_gpu(reading: GpuReading, indices: Sequence[int]) -> dict[int, int]:
     """GPU → MiB that are in use; a GPU that does not tell is left out."""
-    return {gpu.index: gpu.memory_used_mib for gpu in reading.select(tuple(indices)) if gpu.memory_used_mib is not None}
+    return {
+        gpu.index: gpu.memory_used_mib
+        for gpu in reading.select(tuple(indices))
+        if gpu.memory_used_mib is not None
+    }
 
 
-def find_unreleased(reading: GpuReading, baseline: Mapping[int, int], tolerance_mib: int = TOLERANCE_MIB) -> tuple[UnreleasedMemory, ...]:
+def find_unreleased(
+    reading: GpuReading, baseline: Mapping[int, int], tolerance_mib: int = TOLERANCE_MIB
+) -> tuple[UnreleasedMemory, ...]:
     """GPUs that use more than at their baseline."""
     now = used_mib_by_gpu(reading, tuple(baseline))
-    over = {gpu: now[gpu] - before for gpu, before in baseline.items() if gpu in now and now[gpu] > before + tolerance_mib}
-    return tuple(UnreleasedMemory(gpu, mib, tuple(classify_holder(process) for process in reading.processes if process.gpu == gpu)) for gpu, mib in over.items())
+    over = {
+        gpu: now[gpu] - before
+        for gpu, before in baseline.items()
+        if gpu in now and now[gpu] > before + tolerance_mib
+    }
+    return tuple(
+        UnreleasedMemory(
+            gpu,
+            mib,
+            tuple(classify_holder(process) for process in reading.processes if process.gpu == gpu),
+        )
+        for gpu, mib in over.items()
+    )
 
 
-async def wait_until_released(gpus: Gpus, baseline: Mapping[int, int], limit_s: float) -> tuple[UnreleasedMemory, ...]:
-    """Wait until every GPU is back at its baseline, at most `limit_s`; what is held then, nothing when all is back.
+async def wait_until_released(
+    gpus: Gpus, baseline: Mapping[int, int], limit_s: float
+) -> tuple[UnreleasedMemory, ...]:
+    """Wait until every GPU is back at its baseline, at most `limit_s`; what is held then, nothing
+    when all is back.
 
     The kernel frees a dead process's memory a moment after it is gone, and tells nobody.
     """

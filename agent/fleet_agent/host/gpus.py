@@ -1,4 +1,6 @@
-"""Owns the ways by which the agent sees its GPUs: through NVML, or out of a recording. Changes no setting of a GPU."""
+"""Owns the ways by which the agent sees its GPUs: through NVML, or out of a recording. Changes no
+setting of a GPU.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from fleet_protos.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
-    """All GPUs at one moment. `fault`: what the driver answered instead, empty when it answered or is not installed."""
+    """All GPUs at one moment. `fault`: what the driver answered instead, empty when it answered or
+    is not installed.
+    """
 
     gpus: tuple[Gpu, ...] = ()
     processes: tuple[GpuProcess, ...] = ()
@@ -32,7 +36,9 @@ class Gpus(Protocol):
     is_recorded: bool  # its GPUs stand for those that a simulated server claims, too
 
     def read(self) -> GpuReading:
-        """Everything that is known now. Never raises: what cannot be had is absent, and a broken driver is a `fault`."""
+        """Everything that is known now. Never raises: what cannot be had is absent, and a broken
+        driver is a `fault`.
+        """
         ...
 
     def topology_text(self) -> str:
@@ -41,9 +47,11 @@ class Gpus(Protocol):
 
 
 class RecordedGpus:
-    """GPUs out of a JSON file that is read anew each time: {"gpus": [{"index": 0, …}], "processes": [{"pid": 1, …}], "topology": "…"}.
+    """GPUs out of a JSON file that is read anew each time: {"gpus": [{"index": 0, …}], "processes":
+    [{"pid": 1, …}], "topology": "…"}.
 
-    Field names are those of `fleet_knowledge.host.gpu`; "fault" and "failure_class" stand for a driver that does not answer.
+    Field names are those of `fleet_knowledge.host.gpu`; "fault" and "failure_class" stand for a
+    driver that does not answer.
     """
 
     is_recorded = True
@@ -58,8 +66,12 @@ class RecordedGpus:
             gpus = tuple(gpu_from(facts) for facts in document.get("gpus", ()))
             processes = tuple(GpuProcess(**facts) for facts in document.get("processes", ()))
         except (KeyError, TypeError, ValueError) as error:
-            raise ConfigError(f"{self._path} is no recording of GPUs: {error}", "see docs/host.md for its form") from error
-        return GpuReading(gpus, processes, str(document.get("fault", "")), str(document.get("failure_class", "")))
+            raise ConfigError(
+                f"{self._path} is no recording of GPUs: {error}", "see docs/host.md for its form"
+            ) from error
+        return GpuReading(
+            gpus, processes, str(document.get("fault", "")), str(document.get("failure_class", ""))
+        )
 
     def topology_text(self) -> str:
         """The table in the file."""
@@ -69,7 +81,13 @@ class RecordedGpus:
         try:
             document = json.loads(self._path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise ConfigError(f"cannot read the recorded GPUs in {self._path}: {error}", "see docs/host.md for its form") from error
+            raise ConfigError(
+                f"cannot read the recorded GPUs in {self._path}: {error}",
+                "see docs/host.md for its form",
+            ) from error
         if not isinstance(document, dict):
-            raise ConfigError(f"{self._path} is no recording of GPUs: it holds no object", "see docs/host.md for its form")
+            raise ConfigError(
+                f"{self._path} is no recording of GPUs: it holds no object",
+                "see docs/host.md for its form",
+            )
         return document

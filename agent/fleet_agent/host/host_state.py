@@ -1,4 +1,6 @@
-"""Owns what the agent knows of its host while it runs: GPUs, fingerprint, memory before launches, GPUs set aside. Ends no process."""
+"""Owns what the agent knows of its host while it runs: GPUs, fingerprint, memory before launches,
+GPUs set aside. Ends no process.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,12 @@ _QUARANTINE_CHECK_S = 2.0
 class HostState:
     """This host. Touched only on the agent's loop; what blocks is done in threads."""
 
-    def __init__(self, gpus: Gpus | None = None, state: Path = Path(), memory_back_limit_s: float = MEMORY_BACK_LIMIT_S) -> None:
+    def __init__(
+        self,
+        gpus: Gpus | None = None,
+        state: Path = Path(),
+        memory_back_limit_s: float = MEMORY_BACK_LIMIT_S,
+    ) -> None:
         self.gpus = gpus or NvmlGpus()
         self.state = state
         self.clock = ClockWatch()
@@ -45,7 +52,9 @@ class HostState:
         return {gpu: reason for gpu, (_, reason) in self._quarantined.items()}
 
     def uses_gpus(self, kind: EngineKind) -> bool:
-        """Whether an engine's GPUs are those that are read here; those of a simulated one are only when they are recorded."""
+        """Whether an engine's GPUs are those that are read here; those of a simulated one are only
+        when they are recorded.
+        """
         return kind is EngineKind.SGLANG or (kind is EngineKind.SIMULATED and self.gpus.is_recorded)
 
     async def read_gpus(self) -> GpuReading:
@@ -54,21 +63,33 @@ class HostState:
 
     async def gpu_count(self) -> int:
         """GPUs that trials may use; those that the kernel driver shows when NVML does not answer."""
-        return len((await self.read_gpus()).gpus) or (0 if self.gpus.is_recorded else await asyncio.to_thread(sysfs.driver_gpus))
+        return len((await self.read_gpus()).gpus) or (
+            0 if self.gpus.is_recorded else await asyncio.to_thread(sysfs.driver_gpus)
+        )
 
     async def fingerprint(self) -> dict[str, str]:
-        """The host's identity, its stable facts and, as `now.…`, its volatile ones. The topology is read once: wires do not move."""
+        """The host's identity, its stable facts and, as `now.…`, its volatile ones. The topology is
+        read once: wires do not move.
+        """
         if self._topology_text is None:
             self._topology_text = await asyncio.to_thread(self.gpus.topology_text)
         return (await asyncio.to_thread(read_fingerprint, self.gpus, self._topology_text)).facts()
 
     async def memory_baseline(self, kind: EngineKind, gpus: tuple[int, ...]) -> dict[int, int]:
-        """MiB in use on each GPU of a launch that is about to be; empty for an engine without GPUs of this host."""
-        return used_mib_by_gpu(await self.read_gpus(), gpus) if gpus and self.uses_gpus(kind) else {}
+        """MiB in use on each GPU of a launch that is about to be; empty for an engine without GPUs
+        of this host.
+        """
+        return (
+            used_mib_by_gpu(await self.read_gpus(), gpus) if gpus and self.uses_gpus(kind) else {}
+        )
 
     async def wait_memory_back(self, baseline: Mapping[int, int]) -> tuple[str, ...]:
-        """After a stop: wait for the memory to be back. What is not is set aside, and told one line a GPU."""
-        left = await wait_until_released(self.gpus, baseline, self._back_limit_s) if baseline else ()
+        """After a stop: wait for the memory to be back. What is not is set aside, and told one line
+        a GPU.
+        """
+        left = (
+            await wait_until_released(self.gpus, baseline, self._back_limit_s) if baseline else ()
+        )
         for entry in left:
             self._quarantine(entry, baseline[entry.gpu])
         return tuple(map(str, left))

@@ -1,4 +1,6 @@
-"""Owns the look at a model folder on disk: whether what a server needs is there and whole. Reads no weight."""
+"""Owns the look at a model folder on disk: whether what a server needs is there and whole. Reads no
+weight.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +10,21 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _LFS_POINTER = b"version https://git-lfs"
-_TOKENIZER = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "tiktoken.model")
+_TOKENIZER = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "vocab.json",
+    "tiktoken.model",
+)
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.npcache")
 _MAX_NAMED = 3
 
 
 def describe_missing(path: Path, *, is_tokenizer: bool = False, is_dummy: bool = False) -> str:
-    """What a model at this path lacks, in words; empty when nothing is known to be missing. A dummy model needs no weights."""
+    """What a model at this path lacks, in words; empty when nothing is known to be missing. A dummy
+    model needs no weights.
+    """
     if not path.exists():
         return f"{path} is not on this host"
     if path.is_file():
@@ -22,7 +32,11 @@ def describe_missing(path: Path, *, is_tokenizer: bool = False, is_dummy: bool =
     if not os.access(path, os.R_OK | os.X_OK):
         return f"{path} may not be read by this user"
     if is_tokenizer:
-        return "" if any((path / name).is_file() for name in _TOKENIZER) else f"{path} holds no tokeniser"
+        return (
+            ""
+            if any((path / name).is_file() for name in _TOKENIZER)
+            else f"{path} holds no tokeniser"
+        )
     if not _has_configuration(path):
         return f"{path} holds no config.json"
     return "" if is_dummy else _missing_weights(path)
@@ -30,7 +44,9 @@ def describe_missing(path: Path, *, is_tokenizer: bool = False, is_dummy: bool =
 
 def _has_configuration(path: Path) -> bool:
     """Mistral's own form has params.json, a folder of GGUF needs neither."""
-    return any((path / name).is_file() for name in ("config.json", "params.json")) or any(path.glob("*.gguf"))
+    return any((path / name).is_file() for name in ("config.json", "params.json")) or any(
+        path.glob("*.gguf")
+    )
 
 
 def _missing_weights(path: Path) -> str:
@@ -39,12 +55,20 @@ def _missing_weights(path: Path) -> str:
     if named:
         lacking = [name for name in named if not _is_whole(path / name)]
         more = f" and {len(lacking) - _MAX_NAMED} more" if len(lacking) > _MAX_NAMED else ""
-        return f"{path} lacks {len(lacking)} of {len(named)} weight files: {', '.join(lacking[:_MAX_NAMED])}{more}" if lacking else ""
+        return (
+            f"{path} lacks {len(lacking)} of {len(named)} weight files: {', '.join(lacking[:_MAX_NAMED])}{more}"
+            if lacking
+            else ""
+        )
     found = [file for pattern in _WEIGHTS for file in path.glob(pattern)]
     if not found:
         return f"{path} holds no weights (safetensors, bin, pt, gguf)"
     broken = [file.name for file in found if not _is_whole(file)]
-    return f"{path}: {', '.join(broken[:_MAX_NAMED])} cannot be read or is only a Git LFS pointer" if broken else ""
+    return (
+        f"{path}: {', '.join(broken[:_MAX_NAMED])} cannot be read or is only a Git LFS pointer"
+        if broken
+        else ""
+    )
 
 
 def _shards(index: Path) -> Iterator[str]:
@@ -70,13 +94,17 @@ def _is_whole(file: Path) -> bool:
 
 
 def _is_long_enough(head: bytes, size: int, descriptor: int) -> bool:
-    """A safetensors file: eight bytes with the length of a JSON head, the head, then data up to the largest offset in it."""
+    """A safetensors file: eight bytes with the length of a JSON head, the head, then data up to the
+    largest offset in it.
+    """
     length = int.from_bytes(head[:8], "little")
     if 8 + length > size or length > 100 << 20:
         return False
     try:
         entries = json.loads(os.pread(descriptor, length, 8))
-        ends = [entry["data_offsets"][1] for name, entry in entries.items() if name != "__metadata__"]
+        ends = [
+            entry["data_offsets"][1] for name, entry in entries.items() if name != "__metadata__"
+        ]
     except (ValueError, KeyError, TypeError, AttributeError, IndexError):
         return False
     return size >= 8 + length + max(ends, default=0)

@@ -1,6 +1,8 @@
-"""Owns the reading of NVIDIA GPUs through NVML (nvidia-ml-py). A field that a GPU or driver does not have is absent; sets nothing.
+"""Owns the reading of NVIDIA GPUs through NVML (nvidia-ml-py). A field that a GPU or driver does
+not have is absent; sets nothing.
 
-NVML is asked afresh for each reading: a handle of a GPU that fell off the bus stays broken until the library is started again.
+NVML is asked afresh for each reading: a handle of a GPU that fell off the bus stays broken until
+the library is started again.
 """
 
 from __future__ import annotations
@@ -19,11 +21,25 @@ from fleet_knowledge.host.gpu import Gpu, GpuProcess, gpu_from
 
 _MIB = 1 << 20
 _TOPOLOGY_LIMIT_S = 20.0
-_FABRIC = ("not supported", "not started", "in progress", "completed")  # nvmlGpuFabricState_t, by number
+_FABRIC = (
+    "not supported",
+    "not started",
+    "in progress",
+    "completed",
+)  # nvmlGpuFabricState_t, by number
 # Failure class by the name of NVML's error; those of an absent driver are no fault.
 _ABSENT = frozenset({"NVMLError_LibraryNotFound", "NVMLError_DriverNotLoaded"})
-_CLASSES = {"NVMLError_LibRmVersionMismatch": "driver_mismatch", "NVMLError_GpuIsLost": "gpu_lost", "NVMLError_NoPermission": "no_gpu"}
-_SLOWDOWNS = {0x8: "hardware slowdown", 0x20: "heat (software)", 0x40: "heat (hardware)", 0x80: "power brake"}
+_CLASSES = {
+    "NVMLError_LibRmVersionMismatch": "driver_mismatch",
+    "NVMLError_GpuIsLost": "gpu_lost",
+    "NVMLError_NoPermission": "no_gpu",
+}
+_SLOWDOWNS = {
+    0x8: "hardware slowdown",
+    0x20: "heat (software)",
+    0x40: "heat (hardware)",
+    0x80: "power brake",
+}
 
 Read = Callable[[Any, Any], Any]  # (the pynvml module, a handle)
 
@@ -67,7 +83,9 @@ _FIELDS: Mapping[str, Read] = {
     "mig": lambda nvml, gpu: bool(nvml.nvmlDeviceGetMigMode(gpu)[0]),
     "persistence": lambda nvml, gpu: bool(nvml.nvmlDeviceGetPersistenceMode(gpu)),
     "sm_clock_max_mhz": lambda nvml, gpu: nvml.nvmlDeviceGetMaxClockInfo(gpu, nvml.NVML_CLOCK_SM),
-    "memory_clock_max_mhz": lambda nvml, gpu: nvml.nvmlDeviceGetMaxClockInfo(gpu, nvml.NVML_CLOCK_MEM),
+    "memory_clock_max_mhz": lambda nvml, gpu: nvml.nvmlDeviceGetMaxClockInfo(
+        gpu, nvml.NVML_CLOCK_MEM
+    ),
     "vbios": lambda nvml, gpu: _text(nvml.nvmlDeviceGetVbiosVersion(gpu)),
     "nvlinks": _nvlinks,
     "pcie_width": lambda nvml, gpu: nvml.nvmlDeviceGetCurrPcieLinkWidth(gpu),
@@ -75,7 +93,9 @@ _FIELDS: Mapping[str, Read] = {
     "pcie_generation": lambda nvml, gpu: nvml.nvmlDeviceGetCurrPcieLinkGeneration(gpu),
     "pcie_generation_max": lambda nvml, gpu: nvml.nvmlDeviceGetMaxPcieLinkGeneration(gpu),
     "fabric": _fabric,
-    "temperature_c": lambda nvml, gpu: nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU),
+    "temperature_c": lambda nvml, gpu: nvml.nvmlDeviceGetTemperature(
+        gpu, nvml.NVML_TEMPERATURE_GPU
+    ),
     "sm_clock_mhz": lambda nvml, gpu: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM),
     "memory_clock_mhz": lambda nvml, gpu: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_MEM),
     "power_w": lambda nvml, gpu: nvml.nvmlDeviceGetPowerUsage(gpu) // 1000,
@@ -88,7 +108,9 @@ _FIELDS: Mapping[str, Read] = {
 
 
 class NvmlGpus:
-    """The GPUs that the driver of this host shows. `nvml` is the module pynvml or one that answers as it does; None: it is imported."""
+    """The GPUs that the driver of this host shows. `nvml` is the module pynvml or one that answers
+    as it does; None: it is imported.
+    """
 
     is_recorded = False
 
@@ -157,7 +179,11 @@ def _import_pynvml() -> Any:
 
 def _fault_reading(error: Exception) -> GpuReading:
     name = type(error).__name__
-    return GpuReading() if name in _ABSENT else GpuReading(fault=f"NVML: {error}", failure_class=_CLASSES.get(name, "no_gpu"))
+    return (
+        GpuReading()
+        if name in _ABSENT
+        else GpuReading(fault=f"NVML: {error}", failure_class=_CLASSES.get(name, "no_gpu"))
+    )
 
 
 def _processes(nvml: Any, handle: Any, index: int, root: Path) -> list[GpuProcess]:

@@ -1,4 +1,6 @@
-"""Owns the answer to who listens at a TCP port of this host, by /proc alone, which no answer over HTTP can gainsay. Connects nowhere."""
+"""Owns the answer to who listens at a TCP port of this host, by /proc alone, which no answer over
+HTTP can gainsay. Connects nowhere.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ _LISTEN = "0A"
 
 
 def foreign_listener(port: int, ours: Iterable[ProcessStat]) -> str:
-    """Who listens at `port` when it is none of `ours`; empty when one of them does, when nobody does, or when that cannot be seen."""
+    """Who listens at `port` when it is none of `ours`; empty when one of them does, when nobody
+    does, or when that cannot be seen.
+    """
     sockets = frozenset(_listening_sockets(port))
     ours = tuple(ours)
     if not sockets or not ours:
@@ -23,8 +27,14 @@ def foreign_listener(port: int, ours: Iterable[ProcessStat]) -> str:
         if held is None or held & sockets:
             return ""
     own = {process.pid for process in ours}
-    others = (process for process in all_processes().values() if process.pid not in own and (_open_files(process.pid) or set()) & sockets)
-    return next((f"pid {process.pid} ({process.name})" for process in others), "a process of another user")
+    others = (
+        process
+        for process in all_processes().values()
+        if process.pid not in own and (_open_files(process.pid) or set()) & sockets
+    )
+    return next(
+        (f"pid {process.pid} ({process.name})" for process in others), "a process of another user"
+    )
 
 
 def _listening_sockets(port: int) -> Iterator[str]:
@@ -40,7 +50,9 @@ def _listening_sockets(port: int) -> Iterator[str]:
 
 
 def _open_files(pid: int) -> set[str] | None:
-    """What the process has open; None when that may not be seen. One that has just ended has nothing open."""
+    """What the process has open; None when that may not be seen. One that has just ended has
+    nothing open.
+    """
     folder = _PROC / str(pid) / "fd"
     found = set()
     try:

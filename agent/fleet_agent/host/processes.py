@@ -1,8 +1,12 @@
-"""Owns the reading of /proc: which processes belong to a server that was launched here. Signals none, and never goes by a name.
+"""Owns the reading of /proc: which processes belong to a server that was launched here. Signals
+none, and never goes by a name.
 
-A process belongs to a server when one of these holds, and a number that the kernel gave away again is never mistaken for it:
-- it is in the recorded session, and the session is shown to be ours: its leader has the recorded start time, or a member bears a mark;
-- it bears a mark: the launch token in its environment, or the server's log as its output (scheduler children overwrite their environment);
+A process belongs to a server when one of these holds, and a number that the kernel gave away again
+is never mistaken for it:
+- it is in the recorded session, and the session is shown to be ours: its leader has the recorded
+start time, or a member bears a mark;
+- it bears a mark: the launch token in its environment, or the server's log as its output (scheduler
+children overwrite their environment);
 - it descends from such a process, or is in a session that such a process leads.
 """
 
@@ -21,7 +25,9 @@ _DEAD_STATES = frozenset("ZXx")  # a zombie holds nothing: it only waits for its
 
 @dataclass(frozen=True, slots=True)
 class RecordedSession:
-    """A launched server, as an event or a journal can hold it. Empty text: not known. `start_ticks` 0: the leader was gone at once."""
+    """A launched server, as an event or a journal can hold it. Empty text: not known. `start_ticks`
+    0: the leader was gone at once.
+    """
 
     pid: int
     session_id: int
@@ -61,7 +67,9 @@ def boot_id() -> str:
 
 
 def oom_kills() -> int:
-    """Processes that the kernel ended for want of memory since it was booted (Linux 4.13 and later), 0 when it does not tell."""
+    """Processes that the kernel ended for want of memory since it was booted (Linux 4.13 and
+    later), 0 when it does not tell.
+    """
     try:
         lines = (_PROC / "vmstat").read_text(encoding="ascii").splitlines()
     except OSError:
@@ -78,12 +86,22 @@ def read_stat(pid: int) -> ProcessStat | None:
 
 
 def parse_stat(line: bytes) -> ProcessStat:
-    """From the content of /proc/PID/stat. The name stands in brackets and may hold blanks and brackets itself."""
+    """From the content of /proc/PID/stat. The name stands in brackets and may hold blanks and
+    brackets itself.
+    """
     head, _, tail = line.rpartition(b")")
     pid, _, name = head.partition(b"(")
     fields = tail.split()
     parent, group, session = (int(text) for text in fields[1:4])
-    return ProcessStat(int(pid), name.decode(errors="replace"), fields[0].decode(), parent, group, session, int(fields[19]))
+    return ProcessStat(
+        int(pid),
+        name.decode(errors="replace"),
+        fields[0].decode(),
+        parent,
+        group,
+        session,
+        int(fields[19]),
+    )
 
 
 def all_processes() -> dict[int, ProcessStat]:
@@ -94,11 +112,19 @@ def all_processes() -> dict[int, ProcessStat]:
 
 def processes_of_session(session_id: int) -> tuple[ProcessStat, ...]:
     """The living processes whose session has this id, whoever's it is."""
-    return tuple(process for process in all_processes().values() if process.session == session_id and process.is_alive)
+    return tuple(
+        process
+        for process in all_processes().values()
+        if process.session == session_id and process.is_alive
+    )
 
 
-def members_of(session: RecordedSession, known: Iterable[ProcessStat] = ()) -> tuple[ProcessStat, ...]:
-    """The living processes that belong to the recorded server; see the head of this file. `known`: shown to be its at an earlier moment."""
+def members_of(
+    session: RecordedSession, known: Iterable[ProcessStat] = ()
+) -> tuple[ProcessStat, ...]:
+    """The living processes that belong to the recorded server; see the head of this file. `known`:
+    shown to be its at an earlier moment.
+    """
     if _is_of_another_boot(session):
         return ()
     seen = all_processes()
@@ -106,12 +132,22 @@ def members_of(session: RecordedSession, known: Iterable[ProcessStat] = ()) -> t
     log = os.path.realpath(session.log_path) if session.log_path else ""
     later = (process for process in seen.values() if process.start_ticks >= session.start_ticks)
     marked = {process.pid for process in later if _is_marked(process, session.token, log)}
-    marked |= {process.pid for process in known if process.pid in seen and seen[process.pid].start_ticks == process.start_ticks}
-    return tuple(seen[pid] for pid in sorted(_server_pids(seen, marked, session)) if seen[pid].is_alive)
+    marked |= {
+        process.pid
+        for process in known
+        if process.pid in seen and seen[process.pid].start_ticks == process.start_ticks
+    }
+    return tuple(
+        seen[pid] for pid in sorted(_server_pids(seen, marked, session)) if seen[pid].is_alive
+    )
 
 
-def unproven_members(session: RecordedSession, known: Iterable[ProcessStat] = ()) -> tuple[ProcessStat, ...]:
-    """Own living processes in the recorded session that cannot be shown to be the server's: its leader is gone, and none bears a mark."""
+def unproven_members(
+    session: RecordedSession, known: Iterable[ProcessStat] = ()
+) -> tuple[ProcessStat, ...]:
+    """Own living processes in the recorded session that cannot be shown to be the server's: its
+    leader is gone, and none bears a mark.
+    """
     inside = processes_of_session(session.session_id)
     if not inside or read_stat(session.session_id) or _is_of_another_boot(session):
         return ()
@@ -123,14 +159,18 @@ def unproven_members(session: RecordedSession, known: Iterable[ProcessStat] = ()
 def find_session_by_token(token: str) -> RecordedSession | None:
     """The server that bears this launch token, by its oldest process; None when there is none.
 
-    The session of a bearer is the server's only when its leader bears the token too or is dead: a bearer proves nothing about strangers.
+    The session of a bearer is the server's only when its leader bears the token too or is dead: a
+    bearer proves nothing about strangers.
     """
     seen = all_processes()
     seen.pop(os.getpid(), None)
     bearers = {process.pid for process in seen.values() if _is_marked(process, token, "")}
     if not bearers:
         return None
-    oldest = min((seen[pid] for pid in bearers), key=lambda process: (process.session != process.pid, process.start_ticks, process.pid))
+    oldest = min(
+        (seen[pid] for pid in bearers),
+        key=lambda process: (process.session != process.pid, process.start_ticks, process.pid),
+    )
     leader = seen.get(oldest.session)
     if leader is None:
         return RecordedSession(oldest.session, oldest.session, 0, token, boot_id=boot_id())
@@ -142,10 +182,14 @@ def _is_of_another_boot(session: RecordedSession) -> bool:
     return bool(session.boot_id) and session.boot_id != boot_id()
 
 
-def _server_pids(seen: Mapping[int, ProcessStat], marked: Iterable[int], session: RecordedSession) -> set[int]:
+def _server_pids(
+    seen: Mapping[int, ProcessStat], marked: Iterable[int], session: RecordedSession
+) -> set[int]:
     ours = {pid for pid in marked if pid in seen}
     leader = seen.get(session.session_id)
-    same_leader = leader is not None and session.start_ticks > 0 and leader.start_ticks == session.start_ticks
+    same_leader = (
+        leader is not None and session.start_ticks > 0 and leader.start_ticks == session.start_ticks
+    )
     marks_inside = leader is None and any(seen[pid].session == session.session_id for pid in ours)
     if (same_leader or marks_inside) and session.session_id != os.getsid(0):
         ours |= {pid for pid, process in seen.items() if process.session == session.session_id}
@@ -158,14 +202,18 @@ def _descendants(seen: Mapping[int, ProcessStat], ours: set[int]) -> Iterator[in
     """Children of ours, and members of sessions that ours lead."""
     for pid, process in seen.items():
         leader = seen.get(process.session)
-        if process.parent in ours or (leader is not None and leader.pid in ours and leader.session == leader.pid):
+        if process.parent in ours or (
+            leader is not None and leader.pid in ours and leader.session == leader.pid
+        ):
             yield pid
 
 
 def _is_marked(process: ProcessStat, token: str, log: str) -> bool:
     if not process.is_alive or not _is_own(process.pid):
         return False
-    return (bool(token) and _has_token(process.pid, token)) or (bool(log) and log in _output_files(process.pid))
+    return (bool(token) and _has_token(process.pid, token)) or (
+        bool(log) and log in _output_files(process.pid)
+    )
 
 
 def _is_own(pid: int) -> bool:

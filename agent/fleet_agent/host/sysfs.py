@@ -1,4 +1,5 @@
-"""Owns what the kernel tells of a host in /sys and /proc; writes nothing there. What cannot be read is absent.
+"""Owns what the kernel tells of a host in /sys and /proc; writes nothing there. What cannot be read
+is absent.
 
 `root` is another folder in tests only.
 """
@@ -13,8 +14,11 @@ from pathlib import Path
 
 from fleet_knowledge.host.lscpu import read_lscpu
 
-_ACS = 0x000D  # id of the extended capability Access Control Services, PCIe base specification 5.0, 7.7.8
-_ACS_REDIRECTS = 0x04 | 0x08 | 0x20  # request and completion redirect, egress control: peer-to-peer goes through the root complex
+# id of the extended capability Access Control Services, PCIe base specification 5.0, 7.7.8
+_ACS = 0x000D
+_ACS_REDIRECTS = (
+    0x04 | 0x08 | 0x20
+)  # request and completion redirect, egress control: peer-to-peer goes through the root complex
 _BRIDGE = 0x0604
 
 
@@ -50,7 +54,9 @@ def numa_node(bus_id: str, root: Path = Path("/")) -> int | None:
 
 
 def process_name(pid: int, root: Path = Path("/")) -> str:
-    """Of a visible process: its command, else its short name; empty for one in another PID namespace."""
+    """Of a visible process: its command, else its short name; empty for one in another PID
+    namespace.
+    """
     words = read_text(root / "proc" / str(pid) / "cmdline").replace("\0", " ").strip()
     return words[:200] or read_text(root / "proc" / str(pid) / "comm")
 
@@ -69,7 +75,9 @@ def kernel_facts(root: Path = Path("/")) -> dict[str, str]:
         "memory_total": meminfo.get("MemTotal", ""),
         "cpu_governor": _governors(root),
         "hugepages": meminfo.get("HugePages_Total", ""),
-        "transparent_hugepages": _bracketed_word(read_text(root / "sys/kernel/mm/transparent_hugepage/enabled")),
+        "transparent_hugepages": _bracketed_word(
+            read_text(root / "sys/kernel/mm/transparent_hugepage/enabled")
+        ),
         "numa_balancing": read_text(root / "proc/sys/kernel/numa_balancing"),
         "iommu": iommu(root),
         "acs": acs(root),
@@ -79,28 +87,40 @@ def kernel_facts(root: Path = Path("/")) -> dict[str, str]:
 
 
 def iommu(root: Path = Path("/")) -> str:
-    """`on`, `passthrough` (on, and devices of the host are not translated) or `off`; empty when /sys cannot be read."""
+    """`on`, `passthrough` (on, and devices of the host are not translated) or `off`; empty when
+    /sys cannot be read.
+    """
     groups = root / "sys/kernel/iommu_groups"
     if not groups.is_dir():
         return ""
     if not any(groups.iterdir()):
         return "off"
-    return "passthrough" if re.search(r"\biommu(?:\.passthrough)?=(?:pt|1)\b", read_text(root / "proc/cmdline")) else "on"
+    return (
+        "passthrough"
+        if re.search(r"\biommu(?:\.passthrough)?=(?:pt|1)\b", read_text(root / "proc/cmdline"))
+        else "on"
+    )
 
 
 def acs(root: Path = Path("/")) -> str:
-    """`on` when a PCI bridge redirects peer-to-peer traffic, which slows GPUs without NVLink; `off`; empty when that cannot be read.
+    """`on` when a PCI bridge redirects peer-to-peer traffic, which slows GPUs without NVLink;
+    `off`; empty when that cannot be read.
 
-    The register lies beyond the first 64 bytes of a device's configuration, which only root may read.
+    The register lies beyond the first 64 bytes of a device's configuration, which only root may
+    read.
     """
-    redirecting = [value for bridge in _bridges(root) if (value := _acs_control(bridge)) is not None]
+    redirecting = [
+        value for bridge in _bridges(root) if (value := _acs_control(bridge)) is not None
+    ]
     if not redirecting:
         return ""
     return "on" if any(value & _ACS_REDIRECTS for value in redirecting) else "off"
 
 
 def shm_size(root: Path = Path("/")) -> str:
-    """Size of /dev/shm, through which NCCL and SGLang's ranks talk: `64 MiB` is a container's default."""
+    """Size of /dev/shm, through which NCCL and SGLang's ranks talk: `64 MiB` is a container's
+    default.
+    """
     total = shm_bytes(root)
     return f"{total >> 20} MiB" if total else ""
 
@@ -127,7 +147,10 @@ def _bracketed_word(words: str) -> str:
 
 def _governors(root: Path) -> str:
     """One word when all CPUs have the same."""
-    found = {read_text(path) for path in (root / "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_governor")}
+    found = {
+        read_text(path)
+        for path in (root / "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_governor")
+    }
     return " ".join(sorted(word for word in found if word))
 
 
@@ -145,7 +168,9 @@ def _bridges(root: Path) -> list[Path]:
 
 
 def _acs_control(bridge: Path) -> int | None:
-    """The control register of a bridge; None without the capability, or without the right to read so far."""
+    """The control register of a bridge; None without the capability, or without the right to read
+    so far.
+    """
     try:
         config = (bridge / "config").read_bytes()
     except OSError:

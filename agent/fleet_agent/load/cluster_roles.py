@@ -1,7 +1,8 @@
-"""Owns what this host takes part in beside its own trials' load: its part as a load host, and those as lead that wait for their trial.
+"""Owns what this host takes part in beside its own trials' load: its part as a load host, and those
+as lead that wait for their trial.
 
-Decides nothing: the controller says who joins. A part as a load host is a process in a session of its own, which this agent's end ends,
-as does the lead's, the word of the controller, or its limit.
+Decides nothing: the controller says who joins. A part as a load host is a process in a session of
+its own, which this agent's end ends, as does the lead's, the word of the controller, or its limit.
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ class _JoinedCluster:
 
 
 class ClusterRoles:
-    """All parts of one host; touched only on its loop. At most one as a load host, and one as a lead that runs."""
+    """All parts of one host; touched only on its loop. At most one as a load host, and one as a
+    lead that runs.
+    """
 
     def __init__(self, folder: Path) -> None:
         """`folder`: the agent's own, below which parts keep their secrets and logs."""
@@ -71,14 +74,22 @@ class ClusterRoles:
             await asyncio.to_thread(_files(folder).remove)
 
     async def join(self, part: Membership, secrets: ClusterSecrets) -> tuple[bool, str]:
-        """Take a part: (taken already, where the lead gathers). Raises Superseded, Conflict, ConfigError."""
+        """Take a part: (taken already, where the lead gathers). Raises Superseded, Conflict,
+        ConfigError.
+        """
         _check(part)
         if not part.lead_address:
             return self._lead(part, secrets)
         async with self._turn:
             now = self._joined
-            if now is not None and now.part.trial_id == part.trial_id and now.part.attempt > part.attempt:
-                raise Superseded(f"trial {part.trial_id} has come to attempt {now.part.attempt}, {part.attempt} is over")
+            if (
+                now is not None
+                and now.part.trial_id == part.trial_id
+                and now.part.attempt > part.attempt
+            ):
+                raise Superseded(
+                    f"trial {part.trial_id} has come to attempt {now.part.attempt}, {part.attempt} is over"
+                )
             if now is not None and now.part.key == part.key and now.process.returncode is None:
                 return True, part.lead_address
             await self._leave()
@@ -103,18 +114,28 @@ class ClusterRoles:
             await self._leave()
 
     def start_lead(self, spec: TrialSpec) -> LoadProcess:
-        """The load process of a trial whose load comes from other hosts; `ended` gives it back. Raises Conflict when it cannot lead now."""
+        """The load process of a trial whose load comes from other hosts; `ended` gives it back.
+        Raises Conflict when it cannot lead now.
+        """
         key = (spec.trial_id, spec.attempt)
         if key not in self._leads:
             message = f"trial {spec.trial_id} takes its load from {', '.join(spec.load.hosts)}, and this host was not told to lead it"
             raise Conflict(message, "the controller gathers the load hosts first, and tries again")
         if self._leading is not None:
-            raise Conflict(f"this host leads the load of trial {self._leading[0]} now", "the trial is tried again")
+            raise Conflict(
+                f"this host leads the load of trial {self._leading[0]} now",
+                "the trial is tried again",
+            )
         part, secrets = self._leads[key]
         try:
-            _files(self._as_lead).write(replace(part, hosts=spec.load.hosts, shards=spec.load.shards), secrets)
+            _files(self._as_lead).write(
+                replace(part, hosts=spec.load.hosts, shards=spec.load.shards), secrets
+            )
         except OSError as error:
-            raise Conflict(f"the part in the load cannot be kept: {error}", "make room in the agent's state folder") from error
+            raise Conflict(
+                f"the part in the load cannot be kept: {error}",
+                "make room in the agent's state folder",
+            ) from error
         self._leading = key
         return LoadProcess(_files(self._as_lead).folder)
 
@@ -137,7 +158,9 @@ class ClusterRoles:
             return True, self._leads[part.key][0].lead_address
         for key in [key for key in self._leads if key[0] == part.trial_id and key != self._leading]:
             if key[1] > part.attempt:
-                raise Superseded(f"trial {part.trial_id} has come to attempt {key[1]}, {part.attempt} is over")
+                raise Superseded(
+                    f"trial {part.trial_id} has come to attempt {key[1]}, {part.attempt} is over"
+                )
             del self._leads[key]
         host = f"[{part.address}]" if ":" in part.address else part.address
         placed = replace(part, lead_address=f"{host}:{_free_port(part.address)}")
@@ -150,13 +173,20 @@ class ClusterRoles:
             await asyncio.to_thread(_files(folder).write, part, secrets)
             process, temporary = await _spawn(folder)
         except OSError as error:
-            raise Conflict(f"the part in the load of trial {part.trial_id} cannot be begun: {error}") from error
+            raise Conflict(
+                f"the part in the load of trial {part.trial_id} cannot be begun: {error}"
+            ) from error
         stat = read_stat(process.pid)
         recorded = RecordedLoad(process.pid, stat.start_ticks if stat else 0, temporary, boot_id())
         await asyncio.to_thread(write_record, folder, recorded)
         joined = _JoinedCluster(part, process, recorded)
         joined.watching = asyncio.get_running_loop().create_task(self._watch_until_end(joined))
-        log.info("joining the load of trial %s attempt %d at %s", part.trial_id, part.attempt, part.lead_address)
+        log.info(
+            "joining the load of trial %s attempt %d at %s",
+            part.trial_id,
+            part.attempt,
+            part.lead_address,
+        )
         return joined
 
     async def _watch_until_end(self, joined: _JoinedCluster) -> None:
@@ -164,7 +194,13 @@ class ClusterRoles:
         await end_leftover(joined.recorded)
         await asyncio.to_thread(_files(self._as_host).remove)
         log_note = f": {log_tail(self._as_host / 'node.log')}" if code else ""
-        log.info("left the load of trial %s attempt %d, exit code %d%s", joined.part.trial_id, joined.part.attempt, code, log_note)
+        log.info(
+            "left the load of trial %s attempt %d, exit code %d%s",
+            joined.part.trial_id,
+            joined.part.attempt,
+            code,
+            log_note,
+        )
 
     async def _leave(self) -> None:
         joined, self._joined = self._joined, None
@@ -186,10 +222,23 @@ def _files(folder: Path) -> MembershipFiles:
 async def _spawn(folder: Path) -> tuple[asyncio.subprocess.Process, str]:
     with open_log(folder / "node.log") as output:
         temporary = temporary_folder()
-        argv = (sys.executable, "-m", "fleet_agent.load.cluster.load_host_process", "--cluster", str(_files(folder).folder), "--temporary", temporary)
+        argv = (
+            sys.executable,
+            "-m",
+            "fleet_agent.load.cluster.load_host_process",
+            "--cluster",
+            str(_files(folder).folder),
+            "--temporary",
+            temporary,
+        )
         try:
             process = await asyncio.create_subprocess_exec(
-                *argv, stdin=asyncio.subprocess.PIPE, stdout=output, stderr=output, start_new_session=True, env=_env(folder)
+                *argv,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                env=_env(folder),
             )
         except OSError:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -202,7 +251,9 @@ def _env(folder: Path) -> Mapping[str, str]:
 
 
 def _check(part: Membership) -> None:
-    """Raises ConfigError when this host cannot take the part: too few cores for its shards, or not its own address."""
+    """Raises ConfigError when this host cannot take the part: too few cores for its shards, or not
+    its own address.
+    """
     cpus = max(os.cpu_count() or 1, _CORES_LEAST)
     if part.cores > cpus:
         message = f"host {part.host} has {cpus} cores and is to run {part.cores} shards"
@@ -212,7 +263,9 @@ def _check(part: Membership) -> None:
         with socket.socket(family) as probe:
             probe.bind((part.address, 0))
     except ValueError:
-        raise ConfigError(f"address {part.address!r} of host {part.host} is no IP address") from None
+        raise ConfigError(
+            f"address {part.address!r} of host {part.host} is no IP address"
+        ) from None
     except OSError as error:
         message = f"{part.address} is no address of host {part.host} itself: {error.strerror}"
         hint = "give the host's own address in the fleet file: behind a translated one no load can be gathered"

@@ -1,7 +1,9 @@
-"""Owns the load process: keeps one Ray and drives load through its crew, on orders read from stdin. Knows no trial and no gate.
+"""Owns the load process: keeps one Ray and drives load through its crew, on orders read from stdin.
+Knows no trial and no gate.
 
-Protocol (messages.py): JSON lines. The first answer is {"ready": true, …}; then one {"id", "ok"} or {"id", "error"} for each warm
-or run; end of stdin ends Ray and this process. Exit codes: 0 after end of stdin, 1 Ray did not start, 3 Ray broke.
+Protocol (messages.py): JSON lines. The first answer is {"ready": true, …}; then one {"id", "ok"} or
+{"id", "error"} for each warm or run; end of stdin ends Ray and this process. Exit codes: 0 after
+end of stdin, 1 Ray did not start, 3 Ray broke.
 """
 
 from __future__ import annotations
@@ -57,20 +59,28 @@ _SPILL: Final = "chunks-"  # and a number: what a large run keeps on disk until 
 
 @dataclass(slots=True)
 class Driver:
-    """The load process's state: Ray, where answers go, what is in flight, and what is known of servers."""
+    """The load process's state: Ray, where answers go, what is in flight, and what is known of
+    servers.
+    """
 
     ray: Any
     workers: ShardWorkers
     answers: int  # file descriptor
     temporary: str  # Ray's folder
     folder: Path  # for its own files
-    templates: dict[str, int | None] = field(default_factory=dict)  # tokens of the chat template, by server
+    templates: dict[str, int | None] = field(
+        default_factory=dict
+    )  # tokens of the chat template, by server
     pending: set[int] = field(default_factory=set)  # ids of what was asked for and not answered
-    turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # one at a time, in the order of asking
+    turn: asyncio.Lock = field(
+        default_factory=asyncio.Lock
+    )  # one at a time, in the order of asking
     calibration: Calibration = field(default_factory=Calibration)  # of shards on this host
 
     def write_answer(self, line: bytes) -> None:
-        """Write one line to the agent; it reads all the time, so this does not block for long. When it has gone nobody wants it."""
+        """Write one line to the agent; it reads all the time, so this does not block for long. When
+        it has gone nobody wants it.
+        """
         with suppress(BrokenPipeError):
             os.write(self.answers, line)
 
@@ -85,65 +95,115 @@ class Driver:
         except LoadError as error:
             line = messages.error_line(number, error.message)
         except (OSError, self.ray.exceptions.RayError) as error:
-            line = messages.error_line(number, f"the load broke: {type(error).__name__}: {task_error_cause(error)}")
+            line = messages.error_line(
+                number, f"the load broke: {type(error).__name__}: {task_error_cause(error)}"
+            )
         finally:
             self.pending.discard(number)
         self.write_answer(line)
 
     async def measure(self, number: int, operation: str, request: LoadRequest) -> LoadReply:
-        """Prepare the server's cache, run the shards, write the raw data. Raises LoadFailed, ValueError, OSError, RayError."""
+        """Prepare the server's cache, run the shards, write the raw data. Raises LoadFailed,
+        ValueError, OSError, RayError.
+        """
         warm = operation == messages.WARM
         workload = request.workload
         target = LoadTarget(request.url.rstrip("/"), request.model, request.sglang, request.token)
         if warm or target.url not in self.templates:
-            self.templates[target.url] = await probe_template_tokens(target, workload.api or "chat", workload.request_timeout_s)
+            self.templates[target.url] = await probe_template_tokens(
+                target, workload.api or "chat", workload.request_timeout_s
+            )
         flushed = not warm and request.sglang and request.flush and await flush_prefix_cache(target)
-        plans = plan_shards(request, await self.workers.make_reachable(target), warm=warm, shard_count=self.workers.shard_count)
-        spill = self.folder / f"{_SPILL}{number}"  # made by the first shard whose chunks are too many for its memory
+        plans = plan_shards(
+            request,
+            await self.workers.make_reachable(target),
+            warm=warm,
+            shard_count=self.workers.shard_count,
+        )
+        spill = (
+            self.folder / f"{_SPILL}{number}"
+        )  # made by the first shard whose chunks are too many for its memory
         try:
-            reply = await self._run(number, target.url, request, [replace(plan, spill_folder=str(spill)) for plan in plans], warm=warm)
+            reply = await self._run(
+                number,
+                target.url,
+                request,
+                [replace(plan, spill_folder=str(spill)) for plan in plans],
+                warm=warm,
+            )
         finally:
             await asyncio.to_thread(shutil.rmtree, spill, ignore_errors=True)
         return replace(reply, cache_flushed=flushed)
 
-    async def _run(self, number: int, url: str, request: LoadRequest, plans: list[shard.ShardPlan], *, warm: bool) -> LoadReply:
+    async def _run(
+        self,
+        number: int,
+        url: str,
+        request: LoadRequest,
+        plans: list[shard.ShardPlan],
+        *,
+        warm: bool,
+    ) -> LoadReply:
         watched = request.speculation and request.sglang and not warm
-        capacity = await self.calibration.measure_once() if isinstance(self.workers, LocalWorkers) and not warm else None
+        capacity = (
+            await self.calibration.measure_once()
+            if isinstance(self.workers, LocalWorkers) and not warm
+            else None
+        )
         before = await server_counters.fetch_metrics(url) if watched else ""
         done = await self.workers.run(number, plans)
         _refuse_unfinished(done, plans[0].limit_s)
         columns = Columns.concatenate([result.columns for result in done.results])
-        run_summary = await asyncio.to_thread(_summary, columns, request, done, self.templates[url], plans[0].request_plan)
+        run_summary = await asyncio.to_thread(
+            _summary, columns, request, done, self.templates[url], plans[0].request_plan
+        )
         if watched:
-            looks = server_counters.CounterSnapshots(before, await server_counters.fetch_metrics_after(url, before, run_summary.output_tokens))
+            looks = server_counters.CounterSnapshots(
+                before,
+                await server_counters.fetch_metrics_after(url, before, run_summary.output_tokens),
+            )
             shape = DraftShape(request.draft_steps or None, request.draft_tokens or None)
-            run_summary = server_counters.add_speculation(run_summary, looks, shape, request.time_scale)
+            run_summary = server_counters.add_speculation(
+                run_summary, looks, shape, request.time_scale
+            )
         if not warm:
-            driven = ClientWork.from_results(done.results, is_open=request.workload.is_open, time_scale=request.time_scale)
+            driven = ClientWork.from_results(
+                done.results, is_open=request.workload.is_open, time_scale=request.time_scale
+            )
             run_summary = add_client_use(run_summary, capacity, driven)
         reply = _reply(run_summary, done)
         if warm or not request.parquet:
             return reply
-        notes = {"client_reads_in": ",".join(sorted({result.reads_in for result in done.results}))} | dict(done.notes)
+        notes = {
+            "client_reads_in": ",".join(sorted({result.reads_in for result in done.results}))
+        } | dict(done.notes)
         return replace(reply, parquet=await asyncio.to_thread(_write_raw, request, columns, notes))
 
 
 def _refuse_unfinished(done: ShardResults, limit_s: float) -> None:
     """Raises LoadFailed when a shard was ended before its last request."""
     if any(result.expired for result in done.results):
-        raise LoadError(f"the run did not end within {limit_s:.0f} s, the longest that its requests may take")
+        raise LoadError(
+            f"the run did not end within {limit_s:.0f} s, the longest that its requests may take"
+        )
     if any(result.cancelled for result in done.results):
         raise LoadError("cancelled")
 
 
-def plan_shards(request: LoadRequest, target: LoadTarget, *, warm: bool, shard_count: Callable[[int], int]) -> list[shard.ShardPlan]:
-    """Split the load over as many workers as `shares` gives for its users. Arrivals become wall time; the timeout of a request is that.
+def plan_shards(
+    request: LoadRequest, target: LoadTarget, *, warm: bool, shard_count: Callable[[int], int]
+) -> list[shard.ShardPlan]:
+    """Split the load over as many workers as `shares` gives for its users. Arrivals become wall
+    time; the timeout of a request is that.
 
-    Raises ValueError for a workload that is neither a closed nor an open loop, or whose files did not come with it.
+    Raises ValueError for a workload that is neither a closed nor an open loop, or whose files did
+    not come with it.
     """
     workload = request.workload
     files = {ref: unpack(word) for ref, word in request.files.items()}
-    draw = PromptDraw(workload.prompts, request.seed, WARM_UP if warm else request.run_index, request.salt_scope)
+    draw = PromptDraw(
+        workload.prompts, request.seed, WARM_UP if warm else request.run_index, request.salt_scope
+    )
     whole = shard.ShardPlan(
         target=target, api=workload.api or "chat", draw=draw, output_tokens=workload.output_tokens, requests=0,
         request_plan=build_request_plan(workload, draw, files), timeout_s=workload.request_timeout_s,
@@ -154,22 +214,43 @@ def plan_shards(request: LoadRequest, target: LoadTarget, *, warm: bool, shard_c
         whole = replace(whole, requests=request.requests or max(WARM_LEAST, users))
         return _split(whole, min(users, _sessions(whole)), shard_count)
     if workload.concurrency > 0:
-        whole = replace(whole, requests=workload.requests or max(WARM_LEAST, 2 * workload.concurrency))
+        whole = replace(
+            whole, requests=workload.requests or max(WARM_LEAST, 2 * workload.concurrency)
+        )
         return _split(whole, min(workload.concurrency, _sessions(whole)), shard_count)
     trace = files.get(workload.trace)
-    offsets = replay_offsets_s(trace, workload) if isinstance(trace, Trace) else send_offsets_s(workload, request.seed, request.run_index)
-    whole = replace(whole, requests=len(offsets), offsets_s=tuple(offset / request.time_scale for offset in offsets))
+    offsets = (
+        replay_offsets_s(trace, workload)
+        if isinstance(trace, Trace)
+        else send_offsets_s(workload, request.seed, request.run_index)
+    )
+    whole = replace(
+        whole,
+        requests=len(offsets),
+        offsets_s=tuple(offset / request.time_scale for offset in offsets),
+    )
     return _split(whole, 0, shard_count)
 
 
-def _split(whole: shard.ShardPlan, users: int, shard_count: Callable[[int], int]) -> list[shard.ShardPlan]:
+def _split(
+    whole: shard.ShardPlan, users: int, shard_count: Callable[[int], int]
+) -> list[shard.ShardPlan]:
     """Shares of equal size: request n goes to share n modulo their number, each user to one share."""
     step = shard_count(users)
     waves = whole.turns * _waves(_sessions(whole), users)
     longest_s = whole.timeout_s + MOST_MEANS * whole.think_s
     limit_s = (whole.offsets_s[-1] if whole.offsets_s else 0.0) + waves * longest_s + LIMIT_GRACE_S
     whole = replace(whole, limit_s=limit_s)
-    return [replace(whole, first=index, step=step, concurrency=(users + step - 1 - index) // step, users=users) for index in range(step)]
+    return [
+        replace(
+            whole,
+            first=index,
+            step=step,
+            concurrency=(users + step - 1 - index) // step,
+            users=users,
+        )
+        for index in range(step)
+    ]
 
 
 def _sessions(whole: shard.ShardPlan) -> int:
@@ -182,9 +263,16 @@ def _waves(requests: int, users: int) -> int:
     return -(-requests // users) if users else 1
 
 
-def _summary(columns: Columns, request: LoadRequest, done: ShardResults, template_tokens: int | None, asks: RequestPlan | None) -> RunSummary:
+def _summary(
+    columns: Columns,
+    request: LoadRequest,
+    done: ShardResults,
+    template_tokens: int | None,
+    asks: RequestPlan | None,
+) -> RunSummary:
     """The run in numbers. Raises OSError."""
-    from fleet_agent.load.results.run_summary import (  # here, so that pyarrow loads beside Ray's start instead of before it
+    # here, so that pyarrow loads beside Ray's start instead of before it
+    from fleet_agent.load.results.run_summary import (
         RunConditions,
         summarise,
     )
@@ -202,8 +290,15 @@ def _write_raw(request: LoadRequest, columns: Columns, notes: Mapping[str, str])
     """Write the run's raw file. Raises OSError."""
     from fleet_agent.load.results import parquet_writer  # here: see _summary
 
-    known = {"workload": request.workload.name, "run": request.run_index, "seed": request.seed, "time_scale": request.time_scale}
-    written = parquet_writer.write_parquet(Path(request.parquet), columns, known | dict(request.metadata) | dict(notes))
+    known = {
+        "workload": request.workload.name,
+        "run": request.run_index,
+        "seed": request.seed,
+        "time_scale": request.time_scale,
+    }
+    written = parquet_writer.write_parquet(
+        Path(request.parquet), columns, known | dict(request.metadata) | dict(notes)
+    )
     return ParquetFile(written.path, written.sha256, written.size_bytes)
 
 
@@ -225,12 +320,20 @@ async def serve(driver: Driver, orders: asyncio.StreamReader) -> int:
             watch.cancel()
             return 0
         for number in sorted(driver.pending):
-            driver.write_answer(messages.error_line(number, f"load task died: Ray's {watch.result()} ended", fatal=True))
+            driver.write_answer(
+                messages.error_line(
+                    number, f"load task died: Ray's {watch.result()} ended", fatal=True
+                )
+            )
         shutil.rmtree(driver.temporary, ignore_errors=True)
-        os._exit(3)  # Ray without its raylet cannot be shut down in order; its parts die with this process
+        os._exit(
+            3
+        )  # Ray without its raylet cannot be shut down in order; its parts die with this process
 
 
-async def _read_orders(driver: Driver, orders: asyncio.StreamReader, group: asyncio.TaskGroup) -> None:
+async def _read_orders(
+    driver: Driver, orders: asyncio.StreamReader, group: asyncio.TaskGroup
+) -> None:
     while line := await orders.readline():
         content = json.loads(line)
         number, operation = int(content["id"]), content["op"]
@@ -251,36 +354,59 @@ def _import_arrow() -> None:
     parquet_writer.preload_parquet()
 
 
-def _make_workers(session: RaySession | RayNode, ray: Any, options: argparse.Namespace) -> ShardWorkers:
+def _make_workers(
+    session: RaySession | RayNode, ray: Any, options: argparse.Namespace
+) -> ShardWorkers:
     if isinstance(session, RayNode):
         return ClusterWorkers(ray, session.part, MembershipFiles(options.cluster))
     return LocalWorkers(ray, options.folder)
 
 
-async def _main(session: RaySession | RayNode, options: argparse.Namespace, orders_fd: int, answers_fd: int) -> int:
+async def _main(
+    session: RaySession | RayNode, options: argparse.Namespace, orders_fd: int, answers_fd: int
+) -> int:
     ray = session.start()
     workers = _make_workers(session, ray, options)
-    await asyncio.gather(workers.prepare_workers(), asyncio.to_thread(_import_arrow))  # pyarrow here, while workers import what they need
+    await asyncio.gather(
+        workers.prepare_workers(), asyncio.to_thread(_import_arrow)
+    )  # pyarrow here, while workers import what they need
     driver = Driver(ray, workers, answers_fd, session.temporary, options.folder)
     orders = asyncio.StreamReader(limit=LINE_LIMIT)
     with os.fdopen(orders_fd, "rb") as pipe:
-        await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(orders), pipe)
+        await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(orders), pipe
+        )
         driver.write_answer(messages.ready_line(session.started_s))
         return await serve(driver, orders)
 
 
 def main() -> None:
     """`python -m fleet_agent.load.driver --folder DIR [--cluster DIR]`."""
-    parser = argparse.ArgumentParser(description="The load process of fleet-agent; takes its orders on stdin.")
-    parser.add_argument("--folder", required=True, type=Path, help="where it may keep files while it runs")
-    parser.add_argument("--temporary", default="", help="an empty folder with a short path, which it removes at its end")
-    parser.add_argument("--cluster", type=Path, help="the folder of its part as the lead of a cluster; none: Ray on this host alone")
+    parser = argparse.ArgumentParser(
+        description="The load process of fleet-agent; takes its orders on stdin."
+    )
+    parser.add_argument(
+        "--folder", required=True, type=Path, help="where it may keep files while it runs"
+    )
+    parser.add_argument(
+        "--temporary",
+        default="",
+        help="an empty folder with a short path, which it removes at its end",
+    )
+    parser.add_argument(
+        "--cluster",
+        type=Path,
+        help="the folder of its part as the lead of a cluster; none: Ray on this host alone",
+    )
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
     for left in arguments.folder.glob(f"{_SPILL}*"):  # by a load process that was killed
         shutil.rmtree(left, ignore_errors=True)
     remove_stale_cancels(arguments.folder)
-    orders, answers = os.dup(0), os.dup(1)  # what Ray and its children print must not reach the agent: they get other descriptors
+    orders, answers = (
+        os.dup(0),
+        os.dup(1),
+    )  # what Ray and its children print must not reach the agent: they get other descriptors
     os.dup2(2, 1)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)

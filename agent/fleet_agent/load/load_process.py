@@ -1,4 +1,6 @@
-"""Owns the agent's side of the load: starts the load process, asks it for runs, ends it and all that it started. Imports no Ray."""
+"""Owns the agent's side of the load: starts the load process, asks it for runs, ends it and all
+that it started. Imports no Ray.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +28,26 @@ from fleet_protos.errors import LoadError
 READY_TIMEOUT_S: Final = 120.0  # Ray's first start on a slow disk takes 25 s
 STOP_TIMEOUT_S: Final = 10.0
 _LINE_LIMIT: Final = 1 << 22
-_KEPT: Final = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "USER", "VIRTUAL_ENV", "SSL_CERT_FILE", "SSL_CERT_DIR", "CC")
+_KEPT: Final = (
+    "PATH",
+    "HOME",
+    "LANG",
+    "LC_ALL",
+    "TZ",
+    "TMPDIR",
+    "USER",
+    "VIRTUAL_ENV",
+    "SSL_CERT_FILE",
+    "SSL_CERT_DIR",
+    "CC",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedLoad:
-    """What finds a load process again after its agent died: its session and the start time that tells a reused id."""
+    """What finds a load process again after its agent died: its session and the start time that
+    tells a reused id.
+    """
 
     session_id: int
     start_ticks: int
@@ -53,10 +69,14 @@ class _Running:
 
 
 class LoadProcess:
-    """The one load process of an agent. All calls on one event loop; a process that died is started again at the next use."""
+    """The one load process of an agent. All calls on one event loop; a process that died is started
+    again at the next use.
+    """
 
     def __init__(self, cluster: Path | None = None) -> None:
-        """`cluster`: where its part as the lead of a cluster lies, which other hosts join; None: Ray on this host alone."""
+        """`cluster`: where its part as the lead of a cluster lies, which other hosts join; None:
+        Ray on this host alone.
+        """
         self._cluster = cluster
         self._folder: Path | None = None
         self._running: _Running | None = None
@@ -69,7 +89,8 @@ class LoadProcess:
         return self._running.recorded if self._running is not None else None
 
     async def start(self, folder: Path) -> None:
-        """Start the process when none runs, and return at once: Ray needs some seconds, in which a server can load. Raises LoadFailed.
+        """Start the process when none runs, and return at once: Ray needs some seconds, in which a
+        server can load. Raises LoadFailed.
 
         `folder` is the process's own: its log, and Python bytecode where the installation has none.
         """
@@ -79,7 +100,9 @@ class LoadProcess:
                 await self._launch(folder)
 
     async def wait_ready(self) -> float:
-        """Wait for Ray; returns the seconds that its start took. Raises LoadFailed with the log's last lines when it did not start."""
+        """Wait for Ray; returns the seconds that its start took. Raises LoadFailed with the log's
+        last lines when it did not start.
+        """
         running = await self._ensure()
         limit_s = READY_TIMEOUT_S + (JOIN_LIMIT_S if self._cluster else 0.0)
         try:
@@ -93,11 +116,15 @@ class LoadProcess:
         return await self._ask(messages.WARM, request)
 
     async def run(self, request: LoadRequest) -> LoadReply:
-        """Measure one run. Raises LoadFailed when the load itself broke; failed requests are in the reply."""
+        """Measure one run. Raises LoadFailed when the load itself broke; failed requests are in the
+        reply.
+        """
         return await self._ask(messages.RUN, request)
 
     async def cancel(self) -> None:
-        """End the run in flight, whose `run` then raises LoadFailed("cancelled"). Harmless when there is none."""
+        """End the run in flight, whose `run` then raises LoadFailed("cancelled"). Harmless when
+        there is none.
+        """
         running = self._running
         if running is not None and running.process.stdin is not None:
             for number in tuple(running.waiting):
@@ -105,7 +132,9 @@ class LoadProcess:
                     running.process.stdin.write(messages.request_line(number, messages.CANCEL))
 
     async def stop(self) -> None:
-        """End the process and everything in its session: first by closing its stdin, then by SIGKILL. Harmless when it never ran."""
+        """End the process and everything in its session: first by closing its stdin, then by
+        SIGKILL. Harmless when it never ran.
+        """
         async with self._turn:
             await self._end()
 
@@ -117,7 +146,9 @@ class LoadProcess:
         if stdin is not None:
             stdin.close()
         with suppress(TimeoutError):
-            async with asyncio.timeout(STOP_TIMEOUT_S if running.ready.done() else 0):  # while Ray starts it cannot listen
+            async with asyncio.timeout(
+                STOP_TIMEOUT_S if running.ready.done() else 0
+            ):  # while Ray starts it cannot listen
                 await running.process.wait()
         await end_leftover(running.recorded)
         await running.process.wait()
@@ -177,7 +208,9 @@ class LoadProcess:
 
 
 async def _read(running: _Running) -> None:
-    """Hand each answer to whoever waits for it, until the process ends; then end what it left, also when nobody asks for it again."""
+    """Hand each answer to whoever waits for it, until the process ends; then end what it left, also
+    when nobody asks for it again.
+    """
     assert running.process.stdout is not None
     while line := await running.process.stdout.readline():
         _resolve_answer(running, json.loads(line))
@@ -187,11 +220,21 @@ async def _read(running: _Running) -> None:
     await end_leftover(running.recorded)
 
 
-async def _spawn(folder: Path, log: Path, cluster: Path | None) -> tuple[asyncio.subprocess.Process, str]:
+async def _spawn(
+    folder: Path, log: Path, cluster: Path | None
+) -> tuple[asyncio.subprocess.Process, str]:
     """The process in a session of its own, and Ray's folder. Raises OSError."""
     with open_log(log) as output:
         temporary = temporary_folder()
-        argv = [sys.executable, "-m", "fleet_agent.load.driver", "--folder", str(folder), "--temporary", temporary]
+        argv = [
+            sys.executable,
+            "-m",
+            "fleet_agent.load.driver",
+            "--folder",
+            str(folder),
+            "--temporary",
+            temporary,
+        ]
         argv += ["--cluster", str(cluster)] if cluster else []
         process = await asyncio.create_subprocess_exec(
             *argv, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=output,
@@ -245,20 +288,31 @@ def log_tail(log: Path) -> str:
 
 
 def driver_env(base: Mapping[str, str], folder: Path) -> dict[str, str]:
-    """The whole environment of the load process: nothing of Ray's or Python's own switches comes from the agent's shell.
+    """The whole environment of the load process: nothing of Ray's or Python's own switches comes
+    from the agent's shell.
 
-    Ray starts eight Python processes: without compiled bytecode beside it that takes 8.5 s instead of 3.5 s (2 cores). So where the
-    installation has none (read-only, or never compiled) it is kept in `folder`.
+    Ray starts eight Python processes: without compiled bytecode beside it that takes 8.5 s instead
+    of 3.5 s (2 cores). So where the installation has none (read-only, or never compiled) it is kept
+    in `folder`.
     """
-    env = {name: base[name] for name in _KEPT if name in base} | {"PYTHONUNBUFFERED": "1", FOLDER_VARIABLE: str(folder / "native")}
+    env = {name: base[name] for name in _KEPT if name in base} | {
+        "PYTHONUNBUFFERED": "1",
+        FOLDER_VARIABLE: str(folder / "native"),
+    }
     spec = importlib.util.find_spec("ray")
-    if spec is not None and spec.origin is not None and not os.path.exists(importlib.util.cache_from_source(spec.origin)):
+    if (
+        spec is not None
+        and spec.origin is not None
+        and not os.path.exists(importlib.util.cache_from_source(spec.origin))
+    ):
         env["PYTHONPYCACHEPREFIX"] = str(folder / "bytecode")
     return env
 
 
 async def end_earlier(folder: Path) -> tuple[int, ...]:
-    """End the load process that an agent killed before us left in `folder`: while its Ray starts it does not hear that we are gone."""
+    """End the load process that an agent killed before us left in `folder`: while its Ray starts it
+    does not hear that we are gone.
+    """
     try:
         recorded = RecordedLoad(**json.loads(await asyncio.to_thread(_record(folder).read_text)))
     except (OSError, ValueError, TypeError):  # none, or torn: then the end of its stdin ends it
@@ -276,13 +330,17 @@ def _record(folder: Path) -> Path:
 
 
 async def end_leftover(recorded: RecordedLoad) -> tuple[int, ...]:
-    """Kill what is left of a recorded load process's session and remove its folder; returns the ids that were killed.
+    """Kill what is left of a recorded load process's session and remove its folder; returns the ids
+    that were killed.
 
-    Only processes of that session are touched, and only when its leader is gone or is the one that was recorded.
+    Only processes of that session are touched, and only when its leader is gone or is the one that
+    was recorded.
     """
     killed: set[int] = set()
     leader = read_stat(recorded.session_id)
-    if recorded.boot_id == boot_id() and (leader is None or leader.start_ticks == recorded.start_ticks):
+    if recorded.boot_id == boot_id() and (
+        leader is None or leader.start_ticks == recorded.start_ticks
+    ):
         while left := await asyncio.to_thread(processes_of_session, recorded.session_id):
             for process in left:
                 with suppress(ProcessLookupError):

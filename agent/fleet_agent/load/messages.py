@@ -1,4 +1,6 @@
-"""Owns what agent and load process say to each other, one JSON object a line; imports neither Ray nor pyarrow."""
+"""Owns what agent and load process say to each other, one JSON object a line; imports neither Ray
+nor pyarrow.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ CANCEL: Final = "cancel"
 
 @dataclass(frozen=True, slots=True)
 class LoadRequest:
-    """One piece of load against one server. `time_scale` > 1: the server is simulated and that much faster than its model."""
+    """One piece of load against one server. `time_scale` > 1: the server is simulated and that much
+    faster than its model.
+    """
 
     url: str
     workload: Workload
@@ -24,7 +28,9 @@ class LoadRequest:
     run_index: int = 0
     requests: int = 0  # of a warm-up; 0: chosen here
     sglang: bool = True  # the server understands SGLang's own fields
-    flush: bool = True  # its prefix cache may be emptied before a run, where it is an SGLang; not that of somebody else's server
+    # its prefix cache may be emptied before a run, where it is an SGLang; not that of somebody
+    # else's server
+    flush: bool = True
     model: str = ""
     token: str = ""
     time_scale: float = 1.0
@@ -32,9 +38,13 @@ class LoadRequest:
     draft_steps: int = 0  # of the server's resolved arguments; 0: not known
     draft_tokens: int = 0
     parquet: str = ""  # where the raw data goes; empty: it is not kept
-    metadata: Mapping[str, str] = field(default_factory=dict)  # into the raw file, as text: job, trial, attempt, variant
+    metadata: Mapping[str, str] = field(
+        default_factory=dict
+    )  # into the raw file, as text: job, trial, attempt, variant
     salt_scope: str = ""  # the job of an external server, which outlives campaigns; empty elsewhere
-    files: Mapping[str, str] = field(default_factory=dict, repr=False)  # what the workload names, packed, by ref
+    files: Mapping[str, str] = field(
+        default_factory=dict, repr=False
+    )  # what the workload names, packed, by ref
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +58,9 @@ class ParquetFile:
 
 @dataclass(frozen=True, slots=True)
 class LoadReply:
-    """One run in numbers; `metrics` and `duration_s` are model time, see `fleet_protos.metric_names` and docs/metrics.md."""
+    """One run in numbers; `metrics` and `duration_s` are model time, see
+    `fleet_protos.metric_names` and docs/metrics.md.
+    """
 
     metrics: Mapping[str, float] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)  # the fields of core.gates.RunFacts
@@ -69,7 +81,9 @@ def request_line(number: int, operation: str, request: LoadRequest | None = None
 
 
 def read_request(content: Mapping[str, Any]) -> LoadRequest:
-    """The request of a line that was read. Raises TypeError or ValueError for one that `request_line` did not write."""
+    """The request of a line that was read. Raises TypeError or ValueError for one that
+    `request_line` did not write.
+    """
     values = {name: value for name, value in content.items() if name not in ("id", "op")}
     return LoadRequest(workload=_workload(values.pop("workload")), **values)
 

@@ -1,6 +1,8 @@
-"""Owns the end of a container that was started for a launch, by the id that its runtime wrote or by its label. Never by its name.
+"""Owns the end of a container that was started for a launch, by the id that its runtime wrote or by
+its label. Never by its name.
 
-A process of the container that is ours to see was ended with the others before; this is for what a runtime's daemon keeps.
+A process of the container that is ours to see was ended with the others before; this is for what a
+runtime's daemon keeps.
 """
 
 from __future__ import annotations
@@ -17,25 +19,36 @@ from fleet_agent.engines.sglang.launch.container_command import LABEL
 from fleet_agent.engines.sglang.launch.container_runtimes import client_environment
 
 _log = logging.getLogger(__name__)
-_LIMIT_S = 60.0  # one word with a runtime; a daemon that is busy with a large container takes its time
+_LIMIT_S = (
+    60.0  # one word with a runtime; a daemon that is busy with a large container takes its time
+)
 
 
 async def end_containers(folder: Path, token: str, grace_s: float) -> tuple[str, ...]:
-    """End every container of the launches with this token from this folder; what is left, one line each. Harmless without one.
+    """End every container of the launches with this token from this folder; what is left, one line
+    each. Harmless without one.
 
     `grace_s`: from SIGTERM to SIGKILL, whole seconds.
     """
     written = _written_ids(folder)
-    left = [line for kind, ids in written.items() for line in await _end_containers(kind, ids, token, round(grace_s))]
+    left = [
+        line
+        for kind, ids in written.items()
+        for line in await _end_containers(kind, ids, token, round(grace_s))
+    ]
     _remove(folder, "container.*.env", *(() if left else ("*.cid",)))
     return tuple(left)
 
 
 def _written_ids(folder: Path) -> dict[str, list[str]]:
-    """Runtime → what it wrote into the id files of its launches; an empty file is a container that never came to be."""
+    """Runtime → what it wrote into the id files of its launches; an empty file is a container that
+    never came to be.
+    """
     ids: dict[str, list[str]] = {}
     for file in sorted(folder.glob("*.cid")):
-        ids.setdefault(file.name.partition(".")[0], []).append(file.read_text(encoding="ascii", errors="replace").strip())
+        ids.setdefault(file.name.partition(".")[0], []).append(
+            file.read_text(encoding="ascii", errors="replace").strip()
+        )
     return ids
 
 
@@ -50,20 +63,30 @@ async def _end_containers(kind: str, written: Sequence[str], token: str, grace_s
         return [f"{kind} is not on this host any more: whether a container is left cannot be seen"]
     code, found_ids = await _own_containers(program, written, token)
     for found in found_ids if code == 0 else ():
-        await _run_client(program, "stop", "--time", str(grace_s), found, limit_s=grace_s + _LIMIT_S)
+        await _run_client(
+            program, "stop", "--time", str(grace_s), found, limit_s=grace_s + _LIMIT_S
+        )
         await _run_client(program, "rm", "--force", "--volumes", found)
-    code, found_ids = await _own_containers(program, written, token) if found_ids else (code, found_ids)
+    code, found_ids = (
+        await _own_containers(program, written, token) if found_ids else (code, found_ids)
+    )
     return [f"container {found[:12]} of {kind}" for found in found_ids] if code == 0 else found_ids
 
 
-async def _own_containers(program: str, written: Sequence[str], token: str) -> tuple[int, list[str]]:
-    """(0, ids of the containers that are there and ours), or an exit code and why that cannot be said."""
+async def _own_containers(
+    program: str, written: Sequence[str], token: str
+) -> tuple[int, list[str]]:
+    """(0, ids of the containers that are there and ours), or an exit code and why that cannot be
+    said.
+    """
     words = ("ps", "--all", "--quiet", "--no-trunc")
     code, seen = await _run_client(program, *words)
     if code == 0:
         code, labelled = await _run_client(program, *words, "--filter", f"label={LABEL}={token}")
         if code == 0:
-            return 0, [found for found in seen.split() if found in written or found in labelled.split()]
+            return 0, [
+                found for found in seen.split() if found in written or found in labelled.split()
+            ]
         seen = labelled
     return code, [f"{program} cannot say whether a container is left: {seen[-300:]}"]
 

@@ -1,4 +1,6 @@
-"""Owns the codes of what preflight finds, with severity, error kind and failure class; looks at nothing itself."""
+"""Owns the codes of what preflight finds, with severity, error kind and failure class; looks at
+nothing itself.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ CODES: Mapping[str, FindingCode] = {
     "preflight_disk": FindingCode(ERROR, ErrorKind.CONFLICT, "preflight_disk"),
     "disk_low": FindingCode(WARNING),
     "preflight_model_missing": FindingCode(ERROR, ErrorKind.CONFIG, "preflight_model_missing"),
-    "preflight_model_incomplete": FindingCode(ERROR, ErrorKind.CONFIG, "preflight_model_incomplete"),
+    "preflight_model_incomplete": FindingCode(
+        ERROR, ErrorKind.CONFIG, "preflight_model_incomplete"
+    ),
     "preflight_file_missing": FindingCode(ERROR, ErrorKind.CONFIG, "preflight_file_missing"),
     "preflight_python_missing": FindingCode(ERROR, ErrorKind.CONFIG, "preflight_python_missing"),
     "no_gpu": FindingCode(ERROR, ErrorKind.DEPLOY_FAILED, "no_gpu"),
@@ -58,7 +62,8 @@ CODES: Mapping[str, FindingCode] = {
 }
 
 
-# Warnings that concern the numbers themselves: they stand beside each of them. The others are for who looks after the host.
+# Warnings that concern the numbers themselves: they stand beside each of them. The others are for
+# who looks after the host.
 FLAGGED_CODES = ("gpu_shared", "gpus_unequal", "mig_on")
 
 
@@ -77,23 +82,46 @@ class Finding:
 
     def to_json(self) -> dict[str, str]:
         """As `fleet-agent check --json` prints it."""
-        return {"code": self.code, "severity": self.severity, "message": self.message, "hint": self.hint}
+        return {
+            "code": self.code,
+            "severity": self.severity,
+            "message": self.message,
+            "hint": self.hint,
+        }
 
     def __str__(self) -> str:
-        return f"{self.severity} {self.code}: {self.message}" + (f"\n  {self.hint}" if self.hint else "")
+        return f"{self.severity} {self.code}: {self.message}" + (
+            f"\n  {self.hint}" if self.hint else ""
+        )
 
 
 def launch_refusal(findings: Sequence[Finding]) -> ServerFailed | None:
-    """The event that ends the trial before anything was started; None when no finding is an error. What the user must edit comes first."""
+    """The event that ends the trial before anything was started; None when no finding is an error.
+    What the user must edit comes first.
+    """
     errors = [finding for finding in findings if finding.severity == ERROR]
     if not errors:
         return None
     first = min(errors, key=lambda finding: CODES[finding.code].kind is not ErrorKind.CONFIG)
     code = CODES[first.code]
-    message = "; ".join(error.message for error in (first, *(error for error in errors if error is not first)))
-    return ServerFailed(code.kind, code.failure_class, f"preflight: {message}", cause_line=first.message, hint=first.hint)
+    message = "; ".join(
+        error.message for error in (first, *(error for error in errors if error is not first))
+    )
+    return ServerFailed(
+        code.kind,
+        code.failure_class,
+        f"preflight: {message}",
+        cause_line=first.message,
+        hint=first.hint,
+    )
 
 
 def launch_flags(findings: Sequence[Finding]) -> tuple[Gate, ...]:
-    """The gates of a launch by what was found before it: one flag for each thing that blurs its numbers."""
-    return tuple(Gate(finding.code, GateEffect.FLAG, finding.message) for finding in findings if finding.code in FLAGGED_CODES)
+    """The gates of a launch by what was found before it: one flag for each thing that blurs its
+    numbers.
+    """
+    return tuple(
+        Gate(finding.code, GateEffect.FLAG, finding.message)
+        for finding in findings
+        if finding.code in FLAGGED_CODES
+    )

@@ -1,4 +1,6 @@
-"""Owns the reading of a server's log while it is launched: in pieces, each once, and off the loop. Judges no launch."""
+"""Owns the reading of a server's log while it is launched: in pieces, each once, and off the loop.
+Judges no launch.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ _NUMBERS = re.compile(rb"[\d.:]+")
 _ACCESS_LOG = b'HTTP/1.1"'  # uvicorn's line about a request: those are our own looks
 _PROGRESS_BAR = b"%|"
 _SHAPES_KEPT = 4096
-_NO_EXIT = frozenset({"port_in_use"})  # uvicorn gives up, and the launcher waits for its other threads for ever: seen with 0.5.23
+_NO_EXIT = frozenset(
+    {"port_in_use"}
+)  # uvicorn gives up, and the launcher waits for its other threads for ever: seen with 0.5.23
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +59,12 @@ class LogFollower:
         self._seen_shapes: set[int] = set()
         self._ended = asyncio.Event()
 
-    async def follow(self, report: Callable[[ServerProgressed], None], limits_s: Mapping[str, float]) -> Stalled | Hanging | None:
-        """Tell each step of the launch until it cannot go on, or stands still longer than its phase may, or until `end`: then None."""
+    async def follow(
+        self, report: Callable[[ServerProgressed], None], limits_s: Mapping[str, float]
+    ) -> Stalled | Hanging | None:
+        """Tell each step of the launch until it cannot go on, or stands still longer than its phase
+        may, or until `end`: then None.
+        """
         clock = asyncio.get_running_loop().time
         course = start_tracking(clock())
         while not self._ended.is_set():
@@ -94,13 +102,19 @@ class LogFollower:
             return 0
 
     def read(self, end: int | None = None) -> LogSample:
-        """Take in what was added since the last call, at most up to the byte `end`; a log that is not there is empty."""
+        """Take in what was added since the last call, at most up to the byte `end`; a log that is
+        not there is empty.
+        """
         grew = False
         try:
             with self._path.open("rb") as file:
-                self._offset = max(self._offset, next_data_offset(file.fileno(), self._offset))  # a bounded log has a hole
+                self._offset = max(
+                    self._offset, next_data_offset(file.fileno(), self._offset)
+                )  # a bounded log has a hole
                 file.seek(self._offset)
-                while piece := file.read(_CHUNK_BYTES if end is None else max(0, min(_CHUNK_BYTES, end - self._offset))):
+                while piece := file.read(
+                    _CHUNK_BYTES if end is None else max(0, min(_CHUNK_BYTES, end - self._offset))
+                ):
                     self._offset += len(piece)
                     self._reader.feed(piece)
                     grew |= self._has_new_line(piece)
@@ -113,7 +127,9 @@ class LogFollower:
         return not self._partial_line and self._reader.finish().failure_class in _NO_EXIT
 
     def _has_new_line(self, piece: bytes) -> bool:
-        """A line of a shape not seen before, or a progress bar. A line that was there before with other numbers does not count."""
+        """A line of a shape not seen before, or a progress bar. A line that was there before with
+        other numbers does not count.
+        """
         *lines, self._partial_line = _LINE_END.split(self._partial_line[-_CHUNK_BYTES:] + piece)
         return any([self._is_new_line(line) for line in lines if line and _ACCESS_LOG not in line])
 

@@ -1,4 +1,6 @@
-"""Owns the guard over one launched server: how its launch comes on, when it stands still, and who of it died. Ends nothing itself."""
+"""Owns the guard over one launched server: how its launch comes on, when it stands still, and who
+of it died. Ends nothing itself.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +33,15 @@ _STALLED_HINT = (
     "ready_timeout as well would not have helped."
 )
 
-_DISK_BUDGET_HINT = "lower what the server dumps, traces or logs: its folder is for logs, not for results"
+_DISK_BUDGET_HINT = (
+    "lower what the server dumps, traces or logs: its folder is for logs, not for results"
+)
 
 # What gloo, NCCL and torch's store say of a peer that is gone
-_PEER_LOSS = re.compile(r"Connection (?:reset|closed)|[Rr]emote (?:worker|process)|Broken pipe|EOFError|ncclRemoteError|peer", re.I)
+_PEER_LOSS = re.compile(
+    r"Connection (?:reset|closed)|[Rr]emote (?:worker|process)|Broken pipe|EOFError|ncclRemoteError|peer",
+    re.I,
+)
 
 ReportEvent = Callable[[ev.Body], None]
 
@@ -68,7 +75,13 @@ class ServerMonitor:
             self._following = tasks.create_task(self._follow(report_unless_dismissed))
             watching = [
                 self._following,
-                tasks.create_task(self._process_watch.watch(lambda member: self._report_death(f"{member} ended", member, report_unless_dismissed))),
+                tasks.create_task(
+                    self._process_watch.watch(
+                        lambda member: self._report_death(
+                            f"{member} ended", member, report_unless_dismissed
+                        )
+                    )
+                ),
                 tasks.create_task(self._watch_exit(report_unless_dismissed)),
                 tasks.create_task(self._enforce_log_limits(report_unless_dismissed)),
             ]
@@ -77,7 +90,9 @@ class ServerMonitor:
                 task.cancel()
 
     async def finish_launch(self) -> Mapping[str, float]:
-        """The launch is over: from now on only deaths are watched for. Seconds that each of its phases took."""
+        """The launch is over: from now on only deaths are watched for. Seconds that each of its
+        phases took.
+        """
         self._process_watch.stop_scanning()
         await self._stop_following()
         return await asyncio.to_thread(self._follower.phases_s)
@@ -107,22 +122,42 @@ class ServerMonitor:
             self._death_reported.set()
         elif isinstance(stalled, Stalled) and not self._is_dead:
             log = self._process.log
-            message = stall_message(stalled.course, stalled.at_s, trial_artifacts.read_last_line(log))
+            message = stall_message(
+                stalled.course, stalled.at_s, trial_artifacts.read_last_line(log)
+            )
             failure_class = f"stalled_{stalled.course.phase}"
-            report(ev.ServerFailed(ErrorKind.SERVER_UNHEALTHY, failure_class, message, log_tail=trial_artifacts.read_tail(log), hint=_STALLED_HINT))
+            report(
+                ev.ServerFailed(
+                    ErrorKind.SERVER_UNHEALTHY,
+                    failure_class,
+                    message,
+                    log_tail=trial_artifacts.read_tail(log),
+                    hint=_STALLED_HINT,
+                )
+            )
 
     async def _enforce_log_limits(self, report: ReportEvent) -> None:
         too_much = await enforce_limits(self._process.log)
         if not self._is_dead:
             self._is_dead = True
-            report(ev.ServerFailed(ErrorKind.CONFIG, "disk_budget", too_much, log_tail=trial_artifacts.read_tail(self._process.log), hint=_DISK_BUDGET_HINT))
+            report(
+                ev.ServerFailed(
+                    ErrorKind.CONFIG,
+                    "disk_budget",
+                    too_much,
+                    log_tail=trial_artifacts.read_tail(self._process.log),
+                    hint=_DISK_BUDGET_HINT,
+                )
+            )
             self._death_reported.set()
 
     async def _watch_exit(self, report: ReportEvent) -> None:
         exit_code = await self._process.wait()
         await self._report_death(f"server exited with {exit_code}", None, report)
 
-    async def _report_death(self, what: str, member: WatchedProcess | None, report: ReportEvent) -> None:
+    async def _report_death(
+        self, what: str, member: WatchedProcess | None, report: ReportEvent
+    ) -> None:
         """Only the first death is told: the others follow from it."""
         if self._is_dead:
             return
@@ -132,7 +167,9 @@ class ServerMonitor:
         if not _names_cause(before, member):
             report(await asyncio.to_thread(self._unexplained_death, what, member))
         else:
-            await asyncio.sleep(_ECHO_S if member else 0)  # its launcher follows it, and tells its exit code
+            await asyncio.sleep(
+                _ECHO_S if member else 0
+            )  # its launcher follows it, and tells its exit code
             report(await asyncio.to_thread(self._explained_death, what, member))
         self._death_reported.set()
 
@@ -140,7 +177,9 @@ class ServerMonitor:
         return explain_runtime_exit(self._follower.diagnose(end), self._process.exit_code or 0)
 
     def _explained_death(self, what: str, member: WatchedProcess | None) -> ev.ServerFailed:
-        """The log told before the death what led to it: then which of the processes ended first says nothing."""
+        """The log told before the death what led to it: then which of the processes ended first
+        says nothing.
+        """
         diagnosis, exit_code = self._diagnose(), self._process.exit_code or 0
         if not diagnosis.failure_class:
             return self._unexplained_death(what, member)
@@ -149,7 +188,14 @@ class ServerMonitor:
         message = f"{what}: {diagnosis.cause_line}"
         log_tail = trial_artifacts.read_tail(self._process.log)
         return ev.ServerFailed(
-            kind_of(diagnosis.failure_class), diagnosis.failure_class, message, exit_code, log_tail, diagnosis.cause_line, diagnosis.rank, diagnosis.hint
+            kind_of(diagnosis.failure_class),
+            diagnosis.failure_class,
+            message,
+            exit_code,
+            log_tail,
+            diagnosis.cause_line,
+            diagnosis.rank,
+            diagnosis.hint,
         )
 
     def _unexplained_death(self, what: str, member: WatchedProcess | None) -> ev.ServerFailed:
@@ -157,27 +203,51 @@ class ServerMonitor:
         exit_code = self._process.exit_code or 0
         failure_class, cause = self._infer_cause(exit_code, member)
         failure, rank = FAILURES.get(failure_class), member.rank if member else ""
-        hint, log_tail = failure.hint if failure else "", trial_artifacts.read_tail(self._process.log)
-        return ev.ServerFailed(kind_of(failure_class), failure_class, f"{what}: {cause}", exit_code, log_tail, rank=rank, hint=hint)
+        hint, log_tail = (
+            failure.hint if failure else "",
+            trial_artifacts.read_tail(self._process.log),
+        )
+        return ev.ServerFailed(
+            kind_of(failure_class),
+            failure_class,
+            f"{what}: {cause}",
+            exit_code,
+            log_tail,
+            rank=rank,
+            hint=hint,
+        )
 
     def _infer_cause(self, exit_code: int, member: WatchedProcess | None) -> tuple[str, str]:
         """(class, cause) where the log names none."""
         kills = oom_kills() - self._kills_before
         if kills > 0:
-            return "host_oom_kill", f"the kernel ended {kills} processes of this host for want of memory since the launch"
+            return (
+                "host_oom_kill",
+                f"the kernel ended {kills} processes of this host for want of memory since the launch",
+            )
         if full := describe_full_disk(self._process.log.parent):
             return "disk_full", f"{full}, so its log cannot tell why"
         if member is not None:
-            return "scheduler_died", "its log names no cause, so somebody or something outside ended it"
+            return (
+                "scheduler_died",
+                "its log names no cause, so somebody or something outside ended it",
+            )
         return explain_silent_exit(exit_code)
 
 
 def _names_cause(diagnosis: Diagnosis, member: WatchedProcess | None) -> bool:
-    """The log names a cause, and not merely the death itself or, by another rank, the loss of this one.
+    """The log names a cause, and not merely the death itself or, by another rank, the loss of this
+    one.
 
     SIGKILL from anyone looks as the kernel's does, which counts its own.
     """
-    if not diagnosis.failure_class or (diagnosis.failure_class in _CONSEQUENCES and _ECHO.search(diagnosis.cause_line)):
+    if not diagnosis.failure_class or (
+        diagnosis.failure_class in _CONSEQUENCES and _ECHO.search(diagnosis.cause_line)
+    ):
         return False
-    is_loss = member is not None and diagnosis.rank != member.rank and bool(_PEER_LOSS.search(diagnosis.cause_line))
+    is_loss = (
+        member is not None
+        and diagnosis.rank != member.rank
+        and bool(_PEER_LOSS.search(diagnosis.cause_line))
+    )
     return not is_loss

@@ -1,4 +1,6 @@
-"""Owns the search for a free port for each launch; which launch has which is a value of the core. Binds only to look."""
+"""Owns the search for a free port for each launch; which launch has which is a value of the core.
+Binds only to look.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,10 @@ class Ports:
             except Conflict:
                 continue
             return port
-        raise Conflict("no free port on 127.0.0.1", "end what holds them, or widen net.ipv4.ip_local_port_range")
+        raise Conflict(
+            "no free port on 127.0.0.1",
+            "end what holds them, or widen net.ipv4.ip_local_port_range",
+        )
 
     def release_port(self, trial: str) -> None:
         """The launch is over."""

@@ -1,4 +1,6 @@
-"""Owns the look at a host before a launch: room, model, GPUs, ports, clock. Starts nothing, and ends no process, whosever it is."""
+"""Owns the look at a host before a launch: room, model, GPUs, ports, clock. Starts nothing, and
+ends no process, whosever it is.
+"""
 
 from __future__ import annotations
 
@@ -34,10 +36,17 @@ _MODEL_ARGUMENTS = ("speculative_draft_model_path", "tokenizer_path")
 
 
 async def preflight(spec: TrialSpec, place: LaunchPlace, host: HostState) -> tuple[Finding, ...]:
-    """All that speaks against launching this trial here and now, errors and less. Reads only; an external server has no preflight."""
+    """All that speaks against launching this trial here and now, errors and less. Reads only; an
+    external server has no preflight.
+    """
     if spec.engine.kind is EngineKind.EXTERNAL:
         return ()
-    found = [*await asyncio.to_thread(_check_paths, spec, host), *_check_ports(spec.engine, place), *check_clock(host), *check_compiler()]
+    found = [
+        *await asyncio.to_thread(_check_paths, spec, host),
+        *_check_ports(spec.engine, place),
+        *check_clock(host),
+        *check_compiler(),
+    ]
     if host.uses_gpus(spec.engine.kind) and place.gpus:
         found += check_gpus(await host.read_gpus(), place.gpus)
         found += check_shm(len(place.gpus)) if not spec.engine.container.image else ()
@@ -47,7 +56,11 @@ async def preflight(spec: TrialSpec, place: LaunchPlace, host: HostState) -> tup
 def _check_paths(spec: TrialSpec, host: HostState) -> list[Finding]:
     found = list(check_disk(host.state))
     if spec.engine.kind is EngineKind.SGLANG:
-        found += (*check_model(spec.engine), *_check_named_files(spec.engine), *_check_python(spec.engine))
+        found += (
+            *check_model(spec.engine),
+            *_check_named_files(spec.engine),
+            *_check_python(spec.engine),
+        )
     return found
 
 
@@ -59,29 +72,46 @@ def check_disk(folder: Path) -> Iterator[Finding]:
         return
     if free < _DISK_LOW_BYTES:
         code = "preflight_disk" if free < MIN_FREE_BYTES else "disk_low"
-        yield Finding(code, f"{free >> 20} MiB are free in {folder}", "make room there, or start the agent with another --state")
+        yield Finding(
+            code,
+            f"{free >> 20} MiB are free in {folder}",
+            "make room there, or start the agent with another --state",
+        )
 
 
 def check_model(engine: EngineSpec) -> Iterator[Finding]:
     """Model, draft and tokeniser where they are paths; a hub name is looked up by the server."""
-    named = [("model.path", engine.model_path), *((f"engine.args.{name}", engine.args.get(name)) for name in _MODEL_ARGUMENTS)]
+    named = [
+        ("model.path", engine.model_path),
+        *((f"engine.args.{name}", engine.args.get(name)) for name in _MODEL_ARGUMENTS),
+    ]
     for key, value in named:
         path = _path_on_host(engine, value)
         if path is None:
             continue
-        missing = describe_missing(path, is_tokenizer=key.endswith("tokenizer_path"), is_dummy=engine.args.get("load_format") == "dummy")
+        missing = describe_missing(
+            path,
+            is_tokenizer=key.endswith("tokenizer_path"),
+            is_dummy=engine.args.get("load_format") == "dummy",
+        )
         if missing:
             code = "preflight_model_incomplete" if path.exists() else "preflight_model_missing"
-            yield Finding(code, f"{key}: {missing}", f"correct {key}, or put the model there on this host")
+            yield Finding(
+                code, f"{key}: {missing}", f"correct {key}, or put the model there on this host"
+            )
 
 
 def _path_on_host(engine: EngineSpec, value: object) -> Path | None:
-    """The path that a value means on this host; None for a hub name. Inside a container a mount may lie over it."""
+    """The path that a value means on this host; None for a hub name. Inside a container a mount may
+    lie over it.
+    """
     text = expand_home(value, str(Path.home()))
     if not isinstance(text, str) or not text.startswith(("/", "./", "../")):
         return None
     if engine.container.image:
-        for inside, outside in sorted(engine.container.mounts.items(), key=lambda mount: -len(mount[0])):
+        for inside, outside in sorted(
+            engine.container.mounts.items(), key=lambda mount: -len(mount[0])
+        ):
             if text == inside or text.startswith(inside.rstrip("/") + "/"):
                 source = expand_home(outside.removesuffix(":ro"), str(Path.home()))
                 return Path(source + text[len(inside.rstrip("/")) :])
@@ -89,13 +119,19 @@ def _path_on_host(engine: EngineSpec, value: object) -> Path | None:
 
 
 def _check_named_files(engine: EngineSpec) -> Iterator[Finding]:
-    """Files that variables name. NCCL goes on without one that it cannot read, and says so only in its log."""
+    """Files that variables name. NCCL goes on without one that it cannot read, and says so only in
+    its log.
+    """
     if engine.container.image:
         return
     for name, value in files_needed(engine.env):
         if not value.startswith(SECRET_SCHEME) and not Path(value).is_file():
             message = f"engine.env.{name}: {value} is not on this host"
-            yield Finding("preflight_file_missing", message, "put the file there or remove the variable: NCCL would run without it")
+            yield Finding(
+                "preflight_file_missing",
+                message,
+                "put the file there or remove the variable: NCCL would run without it",
+            )
 
 
 def _check_python(engine: EngineSpec) -> Iterator[Finding]:
@@ -104,17 +140,29 @@ def _check_python(engine: EngineSpec) -> Iterator[Finding]:
     program = expand_home(engine.python, str(Path.home()))
     if shutil.which(program) is None:
         message = f"engine.python: {program} is not on this host or may not be executed"
-        yield Finding("preflight_python_missing", message, "name the Python of a virtual environment with SGLang on the host")
+        yield Finding(
+            "preflight_python_missing",
+            message,
+            "name the Python of a virtual environment with SGLang on the host",
+        )
 
 
 def _check_ports(engine: EngineSpec, place: LaunchPlace) -> Iterator[Finding]:
     if place.port and not is_port_free("127.0.0.1", place.port):
-        yield Finding("port_in_use", f"port {place.port} of 127.0.0.1 is taken", "it was free a moment ago: try again")
+        yield Finding(
+            "port_in_use",
+            f"port {place.port} of 127.0.0.1 is taken",
+            "it was free a moment ago: try again",
+        )
     for key, value in _dist_ports(engine):
         port = str(value).rpartition(":")[2]
         if port.isdecimal() and 0 < int(port) < 65536 and not is_port_free("", int(port)):
             message = f"{key}: port {port} is taken on this host"
-            yield Finding("dist_port_in_use", message, "an earlier server may still hold it (TIME_WAIT ends by itself); choose another")
+            yield Finding(
+                "dist_port_in_use",
+                message,
+                "an earlier server may still hold it (TIME_WAIT ends by itself); choose another",
+            )
 
 
 def _dist_ports(engine: EngineSpec) -> Iterable[tuple[str, object]]:
@@ -138,9 +186,15 @@ def is_port_free(address: str, port: int) -> bool:
 
 
 def check_gpus(reading: GpuReading, indices: Sequence[int]) -> list[Finding]:
-    """The driver answers, the chosen GPUs are there and well, their memory is free and nobody else's."""
+    """The driver answers, the chosen GPUs are there and well, their memory is free and nobody
+    else's.
+    """
     if reading.fault:
-        code = reading.failure_class if reading.failure_class in ("driver_mismatch", "gpu_lost") else "no_gpu"
+        code = (
+            reading.failure_class
+            if reading.failure_class in ("driver_mismatch", "gpu_lost")
+            else "no_gpu"
+        )
         return [Finding(code, reading.fault, FAILURES[code].hint)]
     gpus = reading.select(tuple(indices))
     missing = sorted(set(indices) - {gpu.index for gpu in gpus})
@@ -153,9 +207,15 @@ def check_gpus(reading: GpuReading, indices: Sequence[int]) -> list[Finding]:
 def _check_health(gpus: Sequence[Gpu]) -> Iterator[Finding]:
     for gpu in gpus:
         if gpu.fault:
-            yield Finding("gpu_lost", f"GPU{gpu.index} answers {gpu.fault}", FAILURES["gpu_lost"].hint)
+            yield Finding(
+                "gpu_lost", f"GPU{gpu.index} answers {gpu.fault}", FAILURES["gpu_lost"].hint
+            )
         if gpu.mig and len(gpus) > 1:
-            yield Finding("mig_on", f"GPU{gpu.index} is in MIG mode", "its slices have no NVLink: `nvidia-smi -i INDEX -mig 0`")
+            yield Finding(
+                "mig_on",
+                f"GPU{gpu.index} is in MIG mode",
+                "its slices have no NVLink: `nvidia-smi -i INDEX -mig 0`",
+            )
     if wrong := nvswitch_fabric.fabric_problem(gpus):
         yield Finding("fabric_manager_down", wrong, nvswitch_fabric.fabric_hint())
     for warn in find_inequalities(gpus):
@@ -169,14 +229,24 @@ def _check_memory(reading: GpuReading, gpus: Sequence[Gpu]) -> Iterator[Finding]
     busy = [
         f"GPU{gpu.index} has {gpu.memory_used_mib / 1024:.1f} of {gpu.memory_mib / 1024:.1f} GiB in use"
         for gpu in gpus
-        if gpu.memory_mib and gpu.memory_used_mib and gpu.memory_used_mib > _BUSY_SHARE * gpu.memory_mib
+        if gpu.memory_mib
+        and gpu.memory_used_mib
+        and gpu.memory_used_mib > _BUSY_SHARE * gpu.memory_mib
     ]
     reason = gpu_processes.describe_unequal_memory(gpus) or "; ".join(busy)
     listed = ", ".join(map(str, holders))
     if reason:
-        yield Finding("gpu_busy_leftover", f"{reason}; held by {listed or 'no process that is listed'}", gpu_processes.holders_hint(holders))
+        yield Finding(
+            "gpu_busy_leftover",
+            f"{reason}; held by {listed or 'no process that is listed'}",
+            gpu_processes.holders_hint(holders),
+        )
     elif holders:
-        yield Finding("gpu_shared", f"others use these GPUs: {listed}", "their load disturbs what is measured; ask their owner")
+        yield Finding(
+            "gpu_shared",
+            f"others use these GPUs: {listed}",
+            "their load disturbs what is measured; ask their owner",
+        )
 
 
 def check_shm(gpus: int) -> tuple[Finding, ...]:
@@ -185,20 +255,34 @@ def check_shm(gpus: int) -> tuple[Finding, ...]:
     if gpus < 2 or size >= _SHM_LEAST_BYTES:
         return ()
     message = f"/dev/shm has {size >> 20} MiB for {gpus} ranks"
-    return (Finding("shm_small", message, "give the container --shm-size 32g or --ipc host; NCCL fails or falls back without room there"),)
+    return (
+        Finding(
+            "shm_small",
+            message,
+            "give the container --shm-size 32g or --ipc host; NCCL fails or falls back without room there",
+        ),
+    )
 
 
 def check_compiler() -> Iterator[Finding]:
     """What the load does without."""
     if not find_compiler():
         message = "there is no C compiler (cc, gcc or clang) on PATH: answers are read in Python, which takes more of the processor"
-        yield Finding("no_compiler", message, "install gcc, or name a compiler in the agent's variable CC")
+        yield Finding(
+            "no_compiler", message, "install gcc, or name a compiler in the agent's variable CC"
+        )
 
 
 def check_clock(host: HostState) -> Iterator[Finding]:
     """For the record: durations do not depend on it, dates of events do."""
     if jump_s := host.clock.jumped_s():
         message = f"the wall clock was set by {jump_s:+.1f} s since the agent started"
-        yield Finding("clock_jumped", message, "dates of events before and after do not compare; durations do")
+        yield Finding(
+            "clock_jumped", message, "dates of events before and after do not compare; durations do"
+        )
     if is_synchronised() is False:
-        yield Finding("clock_unsynchronised", "the kernel calls its clock unsynchronised", "run chrony or systemd-timesyncd")
+        yield Finding(
+            "clock_unsynchronised",
+            "the kernel calls its clock unsynchronised",
+            "run chrony or systemd-timesyncd",
+        )

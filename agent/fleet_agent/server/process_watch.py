@@ -1,4 +1,6 @@
-"""Owns the watch over the processes of one server: which of them it cannot live without, and when one ends. By event; signals nothing."""
+"""Owns the watch over the processes of one server: which of them it cannot live without, and when
+one ends. By event; signals nothing.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +20,16 @@ _SPAWNED_S = 10.0  # a spawned child without a title that lived so long was no h
 _TITLE = re.compile(r"^sglang::(\w+?)((?:_(?:DP|PP|TP|EP|CP|MOE_DP|MOE_EP)\d+)*)$", re.I)
 _SGLANG_TITLE = "sglang::"
 _SPAWNED = re.compile(r"from multiprocessing\.spawn import spawn_main")
-_LAUNCHER = re.compile(r"\bsglang\.launch_server\b|\bsglang (?:serve|launch)\b|/sglang\b.*\bserve\b")
+_LAUNCHER = re.compile(
+    r"\bsglang\.launch_server\b|\bsglang (?:serve|launch)\b|/sglang\b.*\bserve\b"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class WatchedProcess:
-    """A process of a server as it was last seen. `rank` as SGLang's log names it (`DP0 TP1`), empty where it has none."""
+    """A process of a server as it was last seen. `rank` as SGLang's log names it (`DP0 TP1`), empty
+    where it has none.
+    """
 
     process: ProcessStat
     title: str
@@ -47,7 +53,9 @@ class ProcessWatch:
         self._scanning_done = asyncio.Event()
 
     def stop_scanning(self) -> None:
-        """The server is ready: one more look, and then none, so that nothing disturbs a measurement."""
+        """The server is ready: one more look, and then none, so that nothing disturbs a
+        measurement.
+        """
         self._scanning_done.set()
 
     async def watch(self, report: ReportProcessEnd) -> None:
@@ -83,15 +91,23 @@ class ProcessWatch:
 
 
 def scan_server_processes(session: RecordedSession) -> list[WatchedProcess]:
-    """The living processes of the server but the leader of its session, with what their command lines say; reads all of /proc."""
+    """The living processes of the server but the leader of its session, with what their command
+    lines say; reads all of /proc.
+    """
     found = members_of(session)
     lines = {process.pid: _command_line(process.pid) for process in found}
     launchers = {pid for pid, line in lines.items() if _LAUNCHER.search(line)} | {session.pid}
-    return [_classify(process, lines[process.pid], launchers) for process in found if process.pid != session.pid]
+    return [
+        _classify(process, lines[process.pid], launchers)
+        for process in found
+        if process.pid != session.pid
+    ]
 
 
 def _classify(process: ProcessStat, line: str, launchers: Iterable[int]) -> WatchedProcess:
-    """Vital: what bears a title of SGLang's, and what its launcher spawned. Compilers, probes and what they start are neither."""
+    """Vital: what bears a title of SGLang's, and what its launcher spawned. Compilers, probes and
+    what they start are neither.
+    """
     title = line.partition(" ")[0]
     titled = _TITLE.match(title)
     if titled:
@@ -103,7 +119,12 @@ def _classify(process: ProcessStat, line: str, launchers: Iterable[int]) -> Watc
 def _with_final_name(member: WatchedProcess) -> WatchedProcess:
     """With the name that a zombie still bears: its title may have been set after the last look."""
     now = read_stat(member.process.pid)
-    if _SGLANG_TITLE in member.title or now is None or now.start_ticks != member.process.start_ticks or _SGLANG_TITLE not in now.name:
+    if (
+        _SGLANG_TITLE in member.title
+        or now is None
+        or now.start_ticks != member.process.start_ticks
+        or _SGLANG_TITLE not in now.name
+    ):
         return member
     return replace(member, title=now.name, is_vital=True)
 
@@ -111,6 +132,12 @@ def _with_final_name(member: WatchedProcess) -> WatchedProcess:
 def _command_line(pid: int) -> str:
     """Its words with blanks between; a title that was set takes their place."""
     try:
-        return (_PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+        return (
+            (_PROC / str(pid) / "cmdline")
+            .read_bytes()
+            .replace(b"\0", b" ")
+            .decode(errors="replace")
+            .strip()
+        )
     except OSError:
         return ""

@@ -1,6 +1,8 @@
-"""Owns the processes of servers: starts each in its own session, sees it end, ends all of it and proves that. Never signals by name.
+"""Owns the processes of servers: starts each in its own session, sees it end, ends all of it and
+proves that. Never signals by name.
 
-Every signal goes through a pidfd that was opened before the start time of its process was checked, so it cannot reach another one.
+Every signal goes through a pidfd that was opened before the start time of its process was checked,
+so it cannot reach another one.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from fleet_agent.host.processes import (
 )
 from fleet_protos.events import ServerStopped
 
-__all__ = ["RecordedSession", "ServerProcess", "Supervisor", "wait_gone", "processes_of_session"]
+__all__ = ["RecordedSession", "ServerProcess", "Supervisor", "processes_of_session", "wait_gone"]
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +40,9 @@ _KILL_AGAIN_S = 1.0  # while a killed process is stuck in the kernel
 
 @dataclass(frozen=True, slots=True)
 class ServerProcess:
-    """A server that this process launched: the handle to wait for it, and the record by which any later process finds it."""
+    """A server that this process launched: the handle to wait for it, and the record by which any
+    later process finds it.
+    """
 
     session: RecordedSession
     log: Path
@@ -55,7 +59,9 @@ class ServerProcess:
         return self._process.returncode
 
     async def wait(self) -> int:
-        """Exit code of the launcher once it ended, negative for a signal. Comes by event, may be awaited by many."""
+        """Exit code of the launcher once it ended, negative for a signal. Comes by event, may be
+        awaited by many.
+        """
         return await self._process.wait()
 
 
@@ -67,7 +73,8 @@ class Supervisor:
         self._children: dict[int, ServerProcess] = {}
 
     async def launch(self, command: LaunchCommand, log_path: Path) -> ServerProcess:
-        """Start the command in a session of its own, with exactly its environment; output is appended to `log_path`, input is empty.
+        """Start the command in a session of its own, with exactly its environment; output is
+        appended to `log_path`, input is empty.
 
         Raises OSError when no process came to be: program or folder is missing or may not be used.
         """
@@ -87,15 +94,24 @@ class Supervisor:
             os.close(output)
         stat = read_stat(process.pid)
         token = command.env.get(TOKEN_VARIABLE, "")
-        session = RecordedSession(process.pid, process.pid, stat.start_ticks if stat else 0, token, str(log_path), boot_id())
+        session = RecordedSession(
+            process.pid,
+            process.pid,
+            stat.start_ticks if stat else 0,
+            token,
+            str(log_path),
+            boot_id(),
+        )
         child = ServerProcess(session, log_path, process)
         self._children[process.pid] = child
         return child
 
     async def stop(self, session: RecordedSession, term_timeout_s: float) -> ServerStopped:
-        """End every process of the server, whoever started it: TERM to all, wait, KILL to what is left, wait, look again.
+        """End every process of the server, whoever started it: TERM to all, wait, KILL to what is
+        left, wait, look again.
 
-        Takes at most `term_timeout_s` plus the kill timeout. `left_over` is empty when two looks in a row found nothing.
+        Takes at most `term_timeout_s` plus the kill timeout. `left_over` is empty when two looks in
+        a row found nothing.
         """
         loop = asyncio.get_running_loop()
         began_s = loop.time()
@@ -111,10 +127,14 @@ class Supervisor:
         left = await shutdown.survivors()
         for process in left:
             log.error("server of session %s: %s is left over", session.session_id, process)
-        return ServerStopped(ended_by, loop.time() - began_s, tuple(str(process) for process in left))
+        return ServerStopped(
+            ended_by, loop.time() - began_s, tuple(str(process) for process in left)
+        )
 
     def find_by_token(self, token: str) -> RecordedSession | None:
-        """The server that bears this launch token in its environment. Reads all of /proc: call it in a thread on a large host."""
+        """The server that bears this launch token in its environment. Reads all of /proc: call it
+        in a thread on a large host.
+        """
         return find_session_by_token(token)
 
     def living_processes(self, session: RecordedSession) -> tuple[ProcessStat, ...]:
@@ -136,13 +156,17 @@ class Supervisor:
 
 @dataclass(slots=True)
 class _Shutdown:
-    """The end of one server. Remembers whom it saw, since a child is only shown to be the server's while its parent lives."""
+    """The end of one server. Remembers whom it saw, since a child is only shown to be the server's
+    while its parent lives.
+    """
 
     session: RecordedSession
     known: dict[int, ProcessStat] = field(default_factory=dict)
 
     async def members(self) -> tuple[ProcessStat, ...]:
-        """Looks again when nothing was found: a process that forks and ends during one look can hide its child from it."""
+        """Looks again when nothing was found: a process that forks and ends during one look can
+        hide its child from it.
+        """
         return await self._scan() or await self._scan()
 
     async def has_survivors(self, deadline_s: float) -> bool:
@@ -162,7 +186,9 @@ class _Shutdown:
 
     async def survivors(self) -> tuple[ProcessStat, ...]:
         """What is alive now, and what may be the server's and cannot be shown to be."""
-        return *await self.members(), *await asyncio.to_thread(unproven_members, self.session, tuple(self.known.values()))
+        return *await self.members(), *await asyncio.to_thread(
+            unproven_members, self.session, tuple(self.known.values())
+        )
 
     async def _scan(self) -> tuple[ProcessStat, ...]:
         found = await asyncio.to_thread(members_of, self.session, tuple(self.known.values()))
@@ -171,7 +197,9 @@ class _Shutdown:
 
 
 async def wait_gone(process: ProcessStat) -> None:
-    """Returns when the process has ended, or when its id is no longer its own. By event, for processes that are not our children too."""
+    """Returns when the process has ended, or when its id is no longer its own. By event, for
+    processes that are not our children too.
+    """
     descriptor = _open_pidfd(process)
     if descriptor is None:
         return
@@ -202,7 +230,10 @@ def _open_pidfd(process: ProcessStat) -> int | None:
     except ProcessLookupError:
         return None
     except OSError as error:
-        if error.errno in (errno.EINVAL, errno.ENOENT):  # the id now belongs to a thread of another process
+        if error.errno in (
+            errno.EINVAL,
+            errno.ENOENT,
+        ):  # the id now belongs to a thread of another process
             return None
         raise
     now = read_stat(process.pid)

@@ -1,4 +1,6 @@
-"""Owns the server of one trial: launches it, sees it become ready or die, has it proved, ends it. Drives no load, decides nothing."""
+"""Owns the server of one trial: launches it, sees it become ready or die, has it proved, ends it.
+Drives no load, decides nothing.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,10 @@ from fleet_protos import events as ev
 from fleet_protos.errors import ConfigError, Conflict, ErrorKind, ServerError
 from fleet_protos.trial_types import EngineKind, TrialSpec
 
-_FIRST_LOOK_S, _LAST_LOOK_S = 0.05, 1.0  # between two looks at readiness: short at first, then never above a second
+_FIRST_LOOK_S, _LAST_LOOK_S = (
+    0.05,
+    1.0,
+)  # between two looks at readiness: short at first, then never above a second
 _READY_CHECK_LIMIT_S = 30.0  # one look may take this long: a real completion on a cold server
 
 
@@ -44,7 +49,9 @@ class TrialTools:
 
 @dataclass(slots=True)
 class ServerLaunch:
-    """One launch of the trial's server. `session` and `guard` are None until a process exists; `used_mib` is of its GPUs before it."""
+    """One launch of the trial's server. `session` and `guard` are None until a process exists;
+    `used_mib` is of its GPUs before it.
+    """
 
     place: LaunchPlace
     log: Path
@@ -60,16 +67,22 @@ class ServerLaunch:
 class TrialServer:
     """The server that one trial launches, or only looks at when it is somebody else's."""
 
-    def __init__(self, spec: TrialSpec, tools: TrialTools, gpus: tuple[int, ...], folder: Path) -> None:
+    def __init__(
+        self, spec: TrialSpec, tools: TrialTools, gpus: tuple[int, ...], folder: Path
+    ) -> None:
         self._spec = spec
         self._tools = tools
         self._engine = tools.engines[spec.engine.kind]
         self._folder = folder
-        place = LaunchPlace(port=0, gpus=gpus, folder=folder / "server", token=f"{spec.trial_id}/{spec.attempt}")
+        place = LaunchPlace(
+            port=0, gpus=gpus, folder=folder / "server", token=f"{spec.trial_id}/{spec.attempt}"
+        )
         self._launched = ServerLaunch(place, folder / "server.log")
         self._launch_settled = asyncio.Event()
         self._launch_settled.set()
-        self.secrets = Secrets()  # of the launch: whatever is told or kept of it is masked with them
+        self.secrets = (
+            Secrets()
+        )  # of the launch: whatever is told or kept of it is masked with them
 
     @property
     def url(self) -> str:
@@ -84,49 +97,74 @@ class TrialServer:
     # Launch
 
     async def launch(self, announce: Callable[[ev.Body], None], witness: bool = False) -> ev.Body:
-        """ServerLaunched, or ServerFailed when no process came to be. Announces ServerLaunching first."""
+        """ServerLaunched, or ServerFailed when no process came to be. Announces ServerLaunching
+        first.
+        """
         self._launch_settled.clear()
         try:
             return await self._launch(announce, witness)
         except ConfigError as error:
-            return ev.ServerFailed(ErrorKind.CONFIG, "config", f"{error.message}: {error.hint}", hint=error.hint)
+            return ev.ServerFailed(
+                ErrorKind.CONFIG, "config", f"{error.message}: {error.hint}", hint=error.hint
+            )
         except Conflict as error:
             return ev.ServerFailed(ErrorKind.SERVER_LAUNCH, "no_free_port", str(error))
         except OSError as error:
-            return ev.ServerFailed(ErrorKind.SERVER_LAUNCH, "launch_failed", f"{type(error).__name__}: {error}")
+            return ev.ServerFailed(
+                ErrorKind.SERVER_LAUNCH, "launch_failed", f"{type(error).__name__}: {error}"
+            )
         finally:
             self._launch_settled.set()
 
     async def _launch(self, announce: Callable[[ev.Body], None], witness: bool) -> ev.Body:
         self._launched = now = self._new_launch(witness)
         now.place.folder.mkdir(parents=True, exist_ok=True)
-        command = self._engine.launch_command(with_nccl_log(self._spec, witness=witness, folder=str(self._folder)), now.place)
+        command = self._engine.launch_command(
+            with_nccl_log(self._spec, witness=witness, folder=str(self._folder)), now.place
+        )
         self.secrets = await asyncio.to_thread(load_secrets, command.env)
         now.findings = await preflight(self._spec, now.place, self._tools.host)
         if refused := launch_refusal(now.findings):
             return refused
-        now.used_mib = await self._tools.host.memory_baseline(self._spec.engine.kind, now.place.gpus)
+        now.used_mib = await self._tools.host.memory_baseline(
+            self._spec.engine.kind, now.place.gpus
+        )
         announce(ev.ServerLaunching(now.place.token, now.place.port, now.place.gpus, witness))
         now.began_s = time.monotonic()
-        now.process = await self._tools.supervisor.launch(prepare_command(command, self.secrets), now.log)
+        now.process = await self._tools.supervisor.launch(
+            prepare_command(command, self.secrets), now.log
+        )
         now.session = session = now.process.session
         now.monitor = ServerMonitor(now.process, self._spec.engine)
         return ev.ServerLaunched(
-            session.pid, session.session_id, session.start_ticks, self.url, command.argv, dict(command.env), str(now.log), session.boot_id
+            session.pid,
+            session.session_id,
+            session.start_ticks,
+            self.url,
+            command.argv,
+            dict(command.env),
+            str(now.log),
+            session.boot_id,
         )
 
     def _new_launch(self, witness: bool) -> ServerLaunch:
         token = self._launched.place.token
         self._tools.ports.release_port(token)
         port = self._tools.ports.allocate(token)
-        return ServerLaunch(replace(self._launched.place, port=port), self._folder / ("witness.log" if witness else "server.log"), witness)
+        return ServerLaunch(
+            replace(self._launched.place, port=port),
+            self._folder / ("witness.log" if witness else "server.log"),
+            witness,
+        )
 
     async def wait_launch_settled(self) -> None:
         """Returns when no launch is half-way: its process, if there is one, is known."""
         await self._launch_settled.wait()
 
     def watch(self, tasks: asyncio.TaskGroup, report: Callable[[ev.Body], None]) -> None:
-        """Report how the launch comes on, and the server's death or standstill, unless we are the ones who stop it."""
+        """Report how the launch comes on, and the server's death or standstill, unless we are the
+        ones who stop it.
+        """
         monitor = self._launched.monitor
         if monitor is not None:
             tasks.create_task(monitor.watch(report))
@@ -134,7 +172,9 @@ class TrialServer:
     # Ready, proof
 
     async def await_ready(self, deadline_s: float) -> ev.Body:
-        """ServerReady once it is healthy, itself and has completed a request, else ServerFailed at the deadline (monotonic seconds)."""
+        """ServerReady once it is healthy, itself and has completed a request, else ServerFailed at
+        the deadline (monotonic seconds).
+        """
         missing, pause_s, looked_at_s = "nothing answered yet", _FIRST_LOOK_S, 0.0
         try:
             async with asyncio.timeout(deadline_s - time.monotonic()):
@@ -149,7 +189,9 @@ class TrialServer:
         except ServerError as error:
             return self._failure_event(error)
         except TimeoutError:
-            if looked_at_s and time.monotonic() - looked_at_s > 1:  # the look before it tells what was, not what is
+            if (
+                looked_at_s and time.monotonic() - looked_at_s > 1
+            ):  # the look before it tells what was, not what is
                 missing = self._no_answer_message(time.monotonic() - looked_at_s)
             return ev.ServerFailed(
                 ErrorKind.SERVER_UNHEALTHY,
@@ -159,18 +201,24 @@ class TrialServer:
             )
 
     async def _confirm_ready(self) -> ev.Body:
-        """Something answers as our server does. Raises ServerFailed when it is another process that listens there."""
+        """Something answers as our server does. Raises ServerFailed when it is another process that
+        listens there.
+        """
         now = self._launched
         if now.monitor is None:
             return ev.ServerReady()
         ready_s = time.monotonic() - now.began_s
-        if stranger := await asyncio.to_thread(foreign_listener, now.place.port, now.monitor.processes()):
+        if stranger := await asyncio.to_thread(
+            foreign_listener, now.place.port, now.monitor.processes()
+        ):
             message = f"port {now.place.port} is held by {stranger}, which is not of the server that was launched"
             raise ServerError(ErrorKind.SERVER_LAUNCH, "port_in_use", message)
         return ev.ServerReady(ready_s, await now.monitor.finish_launch())
 
     async def _check_ready(self) -> str:
-        """What is missing, empty when nothing is; a look that takes too long is one of many, not the end."""
+        """What is missing, empty when nothing is; a look that takes too long is one of many, not
+        the end.
+        """
         try:
             async with asyncio.timeout(_READY_CHECK_LIMIT_S):
                 return await self._engine.check_ready(self._spec, self.url)
@@ -181,46 +229,83 @@ class TrialServer:
         return f"{self.url} has not answered for {seconds:.0f} s"
 
     async def prove(self) -> ev.Body:
-        """ConfigurationProved with the host's fingerprint, or ServerFailed when the server stopped answering."""
+        """ConfigurationProved with the host's fingerprint, or ServerFailed when the server stopped
+        answering.
+        """
         try:
             async with asyncio.timeout(_READY_CHECK_LIMIT_S):
-                engine = replace(self._spec.engine, env=self.secrets.fill(self._spec.engine.env))  # the server shows values, not references
-                proof = await self._engine.prove_configuration(replace(self._spec, engine=engine), self.url, self._launched.log)
+                engine = replace(
+                    self._spec.engine, env=self.secrets.fill(self._spec.engine.env)
+                )  # the server shows values, not references
+                proof = await self._engine.prove_configuration(
+                    replace(self._spec, engine=engine), self.url, self._launched.log
+                )
         except ServerError as error:
             return self._failure_event(error)
         except TimeoutError:
-            return ev.ServerFailed(ErrorKind.SERVER_UNHEALTHY, "unhealthy", f"{self.url} did not show its configuration in time")
+            return ev.ServerFailed(
+                ErrorKind.SERVER_UNHEALTHY,
+                "unhealthy",
+                f"{self.url} did not show its configuration in time",
+            )
         gates = (*proof.gates, *launch_flags(self._launched.findings))
-        return replace(proof, gates=gates, fingerprint=await self._tools.host.fingerprint(), witness=self._launched.witness)
+        return replace(
+            proof,
+            gates=gates,
+            fingerprint=await self._tools.host.fingerprint(),
+            witness=self._launched.witness,
+        )
 
     def _failure_event(self, error: ServerError) -> ev.ServerFailed:
         return ev.ServerFailed(
-            error.kind, error.failure_class, error.message, error.server_exit_code, error.log_tail or trial_artifacts.read_tail(self._launched.log)
+            error.kind,
+            error.failure_class,
+            error.message,
+            error.server_exit_code,
+            error.log_tail or trial_artifacts.read_tail(self._launched.log),
         )
 
     # End
 
     async def wait_death_reported(self) -> None:
-        """Returns when a death of the server that has been noticed has been told too: it explains what it led to."""
+        """Returns when a death of the server that has been noticed has been told too: it explains
+        what it led to.
+        """
         if self._launched.monitor is not None:
             await self._launched.monitor.wait_death_reported()
 
     async def stop(self) -> ev.ServerStopped:
-        """ServerStopped with the proof that nothing of the server is left; harmless without a server."""
+        """ServerStopped with the proof that nothing of the server is left; harmless without a
+        server.
+        """
         await self.wait_launch_settled()
         now = self._launched
         if now.monitor is not None:
             now.monitor.stop_reporting()
-        session = now.session or await asyncio.to_thread(self._tools.supervisor.find_by_token, now.place.token)
-        stopped = await self._tools.supervisor.stop(session, self._spec.engine.stop_timeout_s) if session else ev.ServerStopped()
+        session = now.session or await asyncio.to_thread(
+            self._tools.supervisor.find_by_token, now.place.token
+        )
+        stopped = (
+            await self._tools.supervisor.stop(session, self._spec.engine.stop_timeout_s)
+            if session
+            else ev.ServerStopped()
+        )
         now.session = session if stopped.left_over else None
         ended = await clean_up_launch(stopped, self._spec.engine, now.place, self.secrets)
-        return replace(ended, left_over=(*ended.left_over, *await self._tools.host.wait_memory_back(now.used_mib)))
+        return replace(
+            ended,
+            left_over=(*ended.left_over, *await self._tools.host.wait_memory_back(now.used_mib)),
+        )
 
     def adopt(self, launched: ev.ServerLaunched) -> None:
         """Take over the server that an earlier agent process recorded, only to end it."""
         self._launched.session = RecordedSession(
-            launched.pid, launched.session_id, launched.start_ticks, self._launched.place.token, launched.log_path, launched.boot_id
+            launched.pid,
+            launched.session_id,
+            launched.start_ticks,
+            self._launched.place.token,
+            launched.log_path,
+            launched.boot_id,
         )
 
     def release_port(self) -> None:

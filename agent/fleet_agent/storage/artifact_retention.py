@@ -1,4 +1,6 @@
-"""Owns how long files of ended attempts stay on the host: until the controller has them, then while they fit. Knows no trial."""
+"""Owns how long files of ended attempts stay on the host: until the controller has them, then while
+they fit. Knows no trial.
+"""
 
 from __future__ import annotations
 
@@ -26,17 +28,27 @@ class _AttemptFolder:
 
 
 class ArtifactRetention:
-    """The attempt folders TRIAL/ATTEMPT below `root`, oldest first. What nobody released is never removed."""
+    """The attempt folders TRIAL/ATTEMPT below `root`, oldest first. What nobody released is never
+    removed.
+    """
 
     def __init__(self, root: Path, kept_bytes: int = KEPT_BYTES) -> None:
         self._root = root
         self._kept_bytes = kept_bytes
-        self._attempts: dict[AttemptKey, _AttemptFolder] = {key: _AttemptFolder(folder, *_release_state(folder)) for key, folder in _find_attempts(root)}
+        self._attempts: dict[AttemptKey, _AttemptFolder] = {
+            key: _AttemptFolder(folder, *_release_state(folder))
+            for key, folder in _find_attempts(root)
+        }
 
     def unreleased(self, active: frozenset[AttemptKey]) -> list[str]:
         """TRIAL/ATTEMPT that are over and not released, the oldest 1000."""
-        waiting = (key for key, kept in self._attempts.items() if not kept.released and key not in active)
-        return [f"{trial_id}/{attempt}" for (trial_id, attempt), _ in zip(waiting, range(_MAX_LISTED), strict=False)]
+        waiting = (
+            key for key, kept in self._attempts.items() if not kept.released and key not in active
+        )
+        return [
+            f"{trial_id}/{attempt}"
+            for (trial_id, attempt), _ in zip(waiting, range(_MAX_LISTED), strict=False)
+        ]
 
     def create_folder(self, trial_id: str, attempt: int) -> Path:
         """The folder of an attempt, made if need be. Raises OSError."""
@@ -46,15 +58,21 @@ class ArtifactRetention:
         return folder
 
     def release(self, trial_id: str, attempt: int) -> None:
-        """The controller has all of it; harmless twice, and for what is not here. The oldest go when more is kept than may be."""
+        """The controller has all of it; harmless twice, and for what is not here. The oldest go
+        when more is kept than may be.
+        """
         kept = self._attempts.get((trial_id, attempt))
         if kept is None or kept.released:
             return
         try:
             (kept.folder / _RELEASED_MARK).touch()
-        except OSError as error:  # a full disk: it is released again at the controller's next connection
+        except (
+            OSError
+        ) as error:  # a full disk: it is released again at the controller's next connection
             log.info("%s: %s", kept.folder, error.strerror)
-        self._attempts[trial_id, attempt] = _AttemptFolder(kept.folder, True, _folder_bytes(kept.folder))
+        self._attempts[trial_id, attempt] = _AttemptFolder(
+            kept.folder, True, _folder_bytes(kept.folder)
+        )
         self._remove_down_to(self._kept_bytes)
 
     def drop_released(self) -> None:
@@ -79,7 +97,11 @@ class ArtifactRetention:
 
 def _find_attempts(root: Path) -> Iterator[tuple[AttemptKey, Path]]:
     """The attempt folders, the oldest first."""
-    folders = [folder for folder in root.glob("*/*") if folder.is_dir() and folder.name.isdecimal()] if root.is_dir() else []
+    folders = (
+        [folder for folder in root.glob("*/*") if folder.is_dir() and folder.name.isdecimal()]
+        if root.is_dir()
+        else []
+    )
     for folder in sorted(folders, key=lambda folder: folder.stat().st_mtime_ns):
         yield (folder.parent.name, int(folder.name)), folder
 
@@ -90,4 +112,8 @@ def _release_state(folder: Path) -> tuple[bool, int]:
 
 
 def _folder_bytes(folder: Path) -> int:
-    return sum(os.lstat(Path(place) / name).st_blocks * 512 for place, _, names in os.walk(folder) for name in names)
+    return sum(
+        os.lstat(Path(place) / name).st_blocks * 512
+        for place, _, names in os.walk(folder)
+        for name in names
+    )

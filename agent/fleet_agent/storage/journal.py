@@ -1,8 +1,10 @@
-"""Owns the agent's journal: an append-only file of events, on disk before anything follows from them. Decides nothing about trials.
+"""Owns the agent's journal: an append-only file of events, on disk before anything follows from
+them. Decides nothing about trials.
 
-The folder holds `events.jsonl` and `lock`. First comes the header, then events and acknowledgements; one of these may carry the lease
-of the controller that gave it. A new or compacted file is written beside it and renamed, so the header is always whole. One owner at a
-time, no locks inside.
+The folder holds `events.jsonl` and `lock`. First comes the header, then events and
+acknowledgements; one of these may carry the lease of the controller that gave it. A new or
+compacted file is written beside it and renamed, so the header is always whole. One owner at a time,
+no locks inside.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ AttemptKey = tuple[str, int]  # trial id and attempt
 
 
 class JournalFailed(FleetError):
-    """The event could not be written. What was written before is whole, unless the journal says that it is closed."""
+    """The event could not be written. What was written before is whole, unless the journal says
+    that it is closed.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +60,13 @@ class _Header:
 
 
 class Journal:
-    """The events of one agent. Sequence numbers count from 1 without a gap, over restarts and compactions."""
+    """The events of one agent. Sequence numbers count from 1 without a gap, over restarts and
+    compactions.
+    """
 
-    def __init__(self, folder: Path, header: _Header, lock: int, compact_above_bytes: int, remembered: int) -> None:
+    def __init__(
+        self, folder: Path, header: _Header, lock: int, compact_above_bytes: int, remembered: int
+    ) -> None:
         self._folder = folder
         self._path = folder / "events.jsonl"
         self._header = header
@@ -66,7 +74,9 @@ class Journal:
         self._compact_above_bytes = compact_above_bytes
         self._remembered = remembered
         self._offsets = array("Q")
-        self._begun: dict[AttemptKey, int] = {}  # trials that are not over → sequence of their first event
+        self._begun: dict[
+            AttemptKey, int
+        ] = {}  # trials that are not over → sequence of their first event
         self._finished: dict[AttemptKey, None] = dict.fromkeys(header.finished)
         self._newest: dict[str, int] = {}  # trial id → highest attempt of those
         for trial_id, attempt in header.finished:
@@ -80,17 +90,27 @@ class Journal:
         self.repaired = ""  # what was cut off a torn end when it was opened, else empty
 
     @classmethod
-    def open(cls, folder: Path, *, compact_above_bytes: int = COMPACT_ABOVE_BYTES, remembered: int = FINISHED_KEPT) -> Journal:
-        """Open or create the journal in `folder`; a torn last record is cut off, logged and told in `repaired`.
+    def open(
+        cls,
+        folder: Path,
+        *,
+        compact_above_bytes: int = COMPACT_ABOVE_BYTES,
+        remembered: int = FINISHED_KEPT,
+    ) -> Journal:
+        """Open or create the journal in `folder`; a torn last record is cut off, logged and told in
+        `repaired`.
 
-        Raises Conflict when another process has it, JournalDamaged when a record before the last cannot be read, JournalFailed when the
-        folder cannot be written. `remembered`: how many trials that are over it knows.
+        Raises Conflict when another process has it, JournalDamaged when a record before the last
+        cannot be read, JournalFailed when the folder cannot be written. `remembered`: how many
+        trials that are over it knows.
         """
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             lock = file_of.acquire_lock(folder / "lock")
         except OSError as error:
-            raise JournalFailed(f"{folder}: {error.strerror}", "choose another --state, or make this one writable") from error
+            raise JournalFailed(
+                f"{folder}: {error.strerror}", "choose another --state, or make this one writable"
+            ) from error
         with ExitStack() as unless_open:
             unless_open.callback(os.close, lock)
             journal = cls._open_folder(folder, lock, compact_above_bytes, remembered)
@@ -98,17 +118,23 @@ class Journal:
         return journal
 
     @classmethod
-    def _open_folder(cls, folder: Path, lock: int, compact_above_bytes: int, remembered: int) -> Journal:
+    def _open_folder(
+        cls, folder: Path, lock: int, compact_above_bytes: int, remembered: int
+    ) -> Journal:
         try:
             path = folder / "events.jsonl"
-            (folder / "events.jsonl.new").unlink(missing_ok=True)  # of a compaction that was interrupted: the old file is whole
+            (folder / "events.jsonl.new").unlink(
+                missing_ok=True
+            )  # of a compaction that was interrupted: the old file is whole
             if not path.exists():
                 file_of.replace_file(path, _Header(uuid.uuid4().hex).encoded())
             journal = cls(folder, _read_header(path), lock, compact_above_bytes, remembered)
             journal._load()
             journal.refill_reserve()
         except OSError as error:
-            raise JournalFailed(f"{folder}: {error.strerror}", "look at the disk that holds it") from error
+            raise JournalFailed(
+                f"{folder}: {error.strerror}", "look at the disk that holds it"
+            ) from error
         return journal
 
     @property
@@ -133,7 +159,9 @@ class Journal:
 
     @property
     def finished(self) -> frozenset[AttemptKey]:
-        """(trial id, attempt) of trials that are over, also when compaction dropped their events; the last 10,000."""
+        """(trial id, attempt) of trials that are over, also when compaction dropped their events;
+        the last 10,000.
+        """
         return frozenset(self._finished)
 
     @property
@@ -147,13 +175,19 @@ class Journal:
         return bool(self._broken_reason)
 
     def missing_files(self) -> str:
-        """What of its files is no longer where it was opened, in words; empty when all is. Nothing here can be opened anew then."""
+        """What of its files is no longer where it was opened, in words; empty when all is. Nothing
+        here can be opened anew then.
+        """
         if self._file < 0:
             return ""  # it is closed
         for path, descriptor in ((self._path, self._file), (self._folder / "lock", self._lock)):
             if fault := file_of.why_moved(path, descriptor):
                 return fault
-        return "" if os.access(self._folder, os.W_OK | os.X_OK) else f"{self._folder} cannot be written any more"
+        return (
+            ""
+            if os.access(self._folder, os.W_OK | os.X_OK)
+            else f"{self._folder} cannot be written any more"
+        )
 
     @property
     def lacks_reserve(self) -> bool:
@@ -173,22 +207,39 @@ class Journal:
         if self._file >= 0:
             self._reserve.refill(self._file, self._size)
 
-    def append(self, body: Body, trial_id: str, attempt: int, *, cause: int, phase: Phase, time_unix_ns: int) -> Event:
+    def append(
+        self,
+        body: Body,
+        trial_id: str,
+        attempt: int,
+        *,
+        cause: int,
+        phase: Phase,
+        time_unix_ns: int,
+    ) -> Event:
         """Write one event and return it with its sequence number, once it is on disk.
 
-        Raises JournalFailed: the event counts as not written, and the file ends with the one before.
+        Raises JournalFailed: the event counts as not written, and the file ends with the one
+        before.
         """
         event = Event(self.last_sequence + 1, time_unix_ns, trial_id, attempt, cause, phase, body)
         record = file_of.encode_line(event_to_json(event))
         self._write(record)
         self._sync()
-        self._index_record(event.trial_id, event.attempt, begins=isinstance(body, TrialAccepted), ends=isinstance(body, TrialOver))
+        self._index_record(
+            event.trial_id,
+            event.attempt,
+            begins=isinstance(body, TrialAccepted),
+            ends=isinstance(body, TrialOver),
+        )
         self._size += len(record)
         self.refill_reserve()
         return event
 
     def record_epoch(self, epoch: ControllerEpoch) -> None:
-        """Remember whose orders count from here on, on disk before it returns. Raises JournalFailed."""
+        """Remember whose orders count from here on, on disk before it returns. Raises
+        JournalFailed.
+        """
         record = _encode_record(acknowledged=self._acknowledged, lease=asdict(epoch))
         self._write(record)
         self._sync()
@@ -196,7 +247,9 @@ class Journal:
         self._epoch = epoch
 
     def events(self, after_sequence: int = 0) -> Iterator[Event]:
-        """Each event held with a sequence above `after_sequence`, oldest first, as they are when iteration begins. Raises JournalFailed."""
+        """Each event held with a sequence above `after_sequence`, oldest first, as they are when
+        iteration begins. Raises JournalFailed.
+        """
         first = max(after_sequence - self._header.base_sequence, 0)
         if first >= len(self._offsets):
             return
@@ -214,16 +267,22 @@ class Journal:
         try:
             return self._path.open("rb")
         except OSError as error:
-            raise JournalFailed(f"{self._path} cannot be read: {error.strerror}", f"look at {self._folder}") from error
+            raise JournalFailed(
+                f"{self._path} cannot be read: {error.strerror}", f"look at {self._folder}"
+            ) from error
 
     def acknowledge(self, up_to: int) -> None:
-        """The controller has stored every event up to this one; compacts when that is worth it. A lower number than before is harmless.
+        """The controller has stored every event up to this one; compacts when that is worth it. A
+        lower number than before is harmless.
 
-        Survives the death of this process, not always that of the machine: then the controller acknowledges again. Raises Conflict for a
-        number that was never given, and JournalFailed.
+        Survives the death of this process, not always that of the machine: then the controller
+        acknowledges again. Raises Conflict for a number that was never given, and JournalFailed.
         """
         if up_to > self.last_sequence:
-            raise Conflict(f"event {up_to} was acknowledged, the last one is {self.last_sequence}", "the controller follows another agent")
+            raise Conflict(
+                f"event {up_to} was acknowledged, the last one is {self.last_sequence}",
+                "the controller follows another agent",
+            )
         if up_to <= self._acknowledged:
             return
         record = _encode_record(acknowledged=up_to)
@@ -233,11 +292,14 @@ class Journal:
         if self._offset_after(self._droppable) > self._compact_above_bytes:
             try:
                 self.compact()
-            except JournalFailed as error:  # a full disk, say: the file stays as it is and is compacted another time
+            except (
+                JournalFailed
+            ) as error:  # a full disk, say: the file stays as it is and is compacted another time
                 log.warning("%s", error.message)
 
     def compact(self) -> bool:
-        """Drop the events that the controller has, up to the first of a trial that is not over; False when there are none.
+        """Drop the events that the controller has, up to the first of a trial that is not over;
+        False when there are none.
 
         Interrupted or failed, the old file stays. Raises JournalFailed.
         """
@@ -245,9 +307,14 @@ class Journal:
         if base == self._header.base_sequence:
             return False
         header = _Header(self.agent_id, base, tuple(self._finished), self._epoch)
-        acknowledged = _encode_record(acknowledged=self._acknowledged) if self._acknowledged > base else b""
+        acknowledged = (
+            _encode_record(acknowledged=self._acknowledged) if self._acknowledged > base else b""
+        )
         try:
-            file_of.replace_file(self._path, header.encoded() + self._read_from(self._offset_after(base)) + acknowledged)
+            file_of.replace_file(
+                self._path,
+                header.encoded() + self._read_from(self._offset_after(base)) + acknowledged,
+            )
         except OSError as error:
             raise self._write_error(error) from error
         replaced, self._file = self._file, -1  # a number that is closed may be another file's next
@@ -262,7 +329,9 @@ class Journal:
     @property
     def _droppable(self) -> int:
         """The last event that neither the controller nor the restart of a trial needs."""
-        return min(self._acknowledged, *(first - 1 for first in self._begun.values()), self.last_sequence)
+        return min(
+            self._acknowledged, *(first - 1 for first in self._begun.values()), self.last_sequence
+        )
 
     def _offset_after(self, sequence: int) -> int:
         """Where the record begins that follows this event."""
@@ -296,19 +365,32 @@ class Journal:
             os.ftruncate(self._file, self._size)
             os.fsync(self._file)
             last = f"event {self.last_sequence} is the last"
-            self.repaired = f"{self._path}: a torn record of {surplus} bytes at the end was cut off; {last}"
+            self.repaired = (
+                f"{self._path}: a torn record of {surplus} bytes at the end was cut off; {last}"
+            )
             log.warning("%s", self.repaired)
 
     def _restore_record(self, number: int, content: bytes) -> None:
-        """Note a record from its plain JSON: an agent reads its whole journal at its start, and needs few fields of it."""
+        """Note a record from its plain JSON: an agent reads its whole journal at its start, and
+        needs few fields of it.
+        """
         record = json.loads(content)
         if content.startswith(_ACKNOWLEDGED):
             self._acknowledged = max(record["acknowledged"], self._header.base_sequence)
             self._epoch = ControllerEpoch(**record["lease"]) if "lease" in record else self._epoch
             return
         if int(record.get("sequence", 0)) != self.last_sequence + 1:
-            raise file_of.damaged_record(self._path, number, f"event {record.get('sequence')} follows event {self.last_sequence}")
-        self._index_record(record.get("trial_id", ""), record.get("attempt", 0), begins="trial_accepted" in record, ends="trial_over" in record)
+            raise file_of.damaged_record(
+                self._path,
+                number,
+                f"event {record.get('sequence')} follows event {self.last_sequence}",
+            )
+        self._index_record(
+            record.get("trial_id", ""),
+            record.get("attempt", 0),
+            begins="trial_accepted" in record,
+            ends="trial_over" in record,
+        )
 
     def _index_record(self, trial_id: str, attempt: int, *, begins: bool, ends: bool) -> None:
         key = (trial_id, attempt)
@@ -329,7 +411,10 @@ class Journal:
 
     def _write(self, record: bytes) -> None:
         if self._broken_reason:
-            raise JournalFailed(f"{self._path}: nothing more is written, since {self._broken_reason}", "restart the agent")
+            raise JournalFailed(
+                f"{self._path}: nothing more is written, since {self._broken_reason}",
+                "restart the agent",
+            )
         try:
             file_of.write_all(self._file, record)
         except OSError as error:
@@ -339,7 +424,9 @@ class Journal:
     def _sync(self) -> None:
         try:
             os.fsync(self._file)
-        except OSError as error:  # what is on disk is unknown from here on: only reading it anew can tell
+        except (
+            OSError
+        ) as error:  # what is on disk is unknown from here on: only reading it anew can tell
             self._broken_reason = f"the disk failed ({error.strerror})"
             raise self._write_error(error) from error
 
@@ -352,7 +439,11 @@ class Journal:
 
     def _write_error(self, error: OSError) -> JournalFailed:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        hint = f"free space on the disk of {self._folder}" if full else f"look at the disk of {self._folder}"
+        hint = (
+            f"free space on the disk of {self._folder}"
+            if full
+            else f"look at the disk of {self._folder}"
+        )
         return JournalFailed(f"{self._path}: an event could not be written: {error.strerror}", hint)
 
 
@@ -363,4 +454,9 @@ def _encode_record(**fields: object) -> bytes:
 def _read_header(path: Path) -> _Header:
     header = file_of.read_header(path)
     finished = tuple((str(trial), int(attempt)) for trial, attempt in header["finished"])
-    return _Header(str(header["agent_id"]), int(header["base_sequence"]), finished, ControllerEpoch(**header.get("lease", {})))
+    return _Header(
+        str(header["agent_id"]),
+        int(header["base_sequence"]),
+        finished,
+        ControllerEpoch(**header.get("lease", {})),
+    )

@@ -1,4 +1,5 @@
-"""Owns the form of the journal's file: lines with checksums, replacement in one step, its lock, space kept beyond its end. Knows no event.
+"""Owns the form of the journal's file: lines with checksums, replacement in one step, its lock,
+space kept beyond its end. Knows no event.
 
 A line is a CRC-32 in eight hex digits, a space, and JSON.
 """
@@ -26,7 +27,9 @@ _MOVE_AWAY = (
 
 
 class JournalDamaged(FleetError):
-    """A record in the middle of the journal cannot be read. What follows it cannot be trusted, so the agent must not guess."""
+    """A record in the middle of the journal cannot be read. What follows it cannot be trusted, so
+    the agent must not guess.
+    """
 
 
 def encode_line(text: str) -> bytes:
@@ -47,14 +50,18 @@ def read_header(path: Path) -> dict[str, Any]:
     """The first record. Raises JournalDamaged when it is none of this format."""
     with path.open("rb") as file:
         content = decode_line(file.readline())
-    header: dict[str, Any] = json.loads(content) if content else {}  # it was renamed into place whole, so it is never torn
+    header: dict[str, Any] = (
+        json.loads(content) if content else {}
+    )  # it was renamed into place whole, so it is never torn
     if header.get("journal") != FORMAT:
         raise damaged_record(path, 1, f"no header of {FORMAT}")
     return header
 
 
 def read_records(path: Path) -> Iterator[tuple[int, bytes, bytes]]:
-    """(line number, line, its JSON) of each whole record. Raises JournalDamaged unless only the last one is not whole."""
+    """(line number, line, its JSON) of each whole record. Raises JournalDamaged unless only the
+    last one is not whole.
+    """
     with path.open("rb") as file:
         for number, raw_line in enumerate(file, start=1):
             content = decode_line(raw_line)
@@ -71,7 +78,9 @@ def damaged_record(path: Path, number: int, why: str) -> JournalDamaged:
 
 def changed_record(path: Path, offset: int) -> JournalDamaged:
     """The error about a record that was whole when it was written."""
-    return JournalDamaged(f"{path}: the record before byte {offset} changed after it was written", _MOVE_AWAY)
+    return JournalDamaged(
+        f"{path}: the record before byte {offset} changed after it was written", _MOVE_AWAY
+    )
 
 
 def why_moved(path: Path, descriptor: int) -> str:
@@ -82,7 +91,11 @@ def why_moved(path: Path, descriptor: int) -> str:
         return f"{path} was removed"
     except OSError as error:
         return f"{path} cannot be reached any more ({error.strerror})"
-    return "" if (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino) else f"{path} was replaced by another file"
+    return (
+        ""
+        if (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino)
+        else f"{path} was replaced by another file"
+    )
 
 
 def write_all(descriptor: int, record: bytes) -> None:
@@ -92,7 +105,9 @@ def write_all(descriptor: int, record: bytes) -> None:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Put `content` at `path`: after a crash at any point there is the old file or the new one. Raises OSError."""
+    """Put `content` at `path`: after a crash at any point there is the old file or the new one.
+    Raises OSError.
+    """
     new = path.with_name(path.name + ".new")
     try:
         descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -120,14 +135,19 @@ def acquire_lock(path: Path) -> int:
     except BlockingIOError as error:
         holder = os.read(descriptor, 32).decode(errors="replace").strip() or "unknown"
         os.close(descriptor)
-        raise Conflict(f"{path.parent} belongs to the agent that runs as process {holder}", "end it, or choose another --state") from error
+        raise Conflict(
+            f"{path.parent} belongs to the agent that runs as process {holder}",
+            "end it, or choose another --state",
+        ) from error
     os.ftruncate(descriptor, 0)
     os.write(descriptor, f"{os.getpid()}\n".encode())
     return descriptor
 
 
 class DiskReserve:
-    """Disk space that belongs to a file beyond its end, so that its last records can be written when the disk is full."""
+    """Disk space that belongs to a file beyond its end, so that its last records can be written
+    when the disk is full.
+    """
 
     def __init__(self, least_bytes: int) -> None:
         self._least_bytes = least_bytes

@@ -1,7 +1,9 @@
-"""Owns how large the files of a server may become: a log above its limit loses its middle and says so. Stops no server.
+"""Owns how large the files of a server may become: a log above its limit loses its middle and says
+so. Stops no server.
 
-The middle is given back to the disk by a hole (fallocate(2), FALLOC_FL_PUNCH_HOLE: ext4, XFS, Btrfs, tmpfs), so that the server writes on
-where it was and whoever follows the log keeps his place. A disk that cannot make one keeps the log whole, and the trial's budget ends it.
+The middle is given back to the disk by a hole (fallocate(2), FALLOC_FL_PUNCH_HOLE: ext4, XFS,
+Btrfs, tmpfs), so that the server writes on where it was and whoever follows the log keeps his
+place. A disk that cannot make one keeps the log whole, and the trial's budget ends it.
 """
 
 from __future__ import annotations
@@ -26,15 +28,21 @@ _MOST_NCCL_LOGS = 256
 _LOOK_S, _LOOKS_AT_ALL = 1.0, 5
 
 
-async def enforce_limits(log_path: Path, budget_bytes: int = ATTEMPT_BYTES, look_s: float = _LOOK_S) -> str:
-    """Bound a server's logs for as long as it runs; returns, in words, when all that is in its folder is more than the budget."""
+async def enforce_limits(
+    log_path: Path, budget_bytes: int = ATTEMPT_BYTES, look_s: float = _LOOK_S
+) -> str:
+    """Bound a server's logs for as long as it runs; returns, in words, when all that is in its
+    folder is more than the budget.
+    """
     folder, looks = log_path.parent, 0
     while True:
         await asyncio.sleep(look_s)
         await asyncio.to_thread(trim_log, log_path)
         looks += 1
         if looks % _LOOKS_AT_ALL == 0:
-            for path in await asyncio.to_thread(lambda: sorted(folder.glob("nccl-*.log"))[:_MOST_NCCL_LOGS]):
+            for path in await asyncio.to_thread(
+                lambda: sorted(folder.glob("nccl-*.log"))[:_MOST_NCCL_LOGS]
+            ):
                 await asyncio.to_thread(trim_log, path)
             used = await asyncio.to_thread(used_bytes, folder)
             if used > budget_bytes:
@@ -42,7 +50,9 @@ async def enforce_limits(log_path: Path, budget_bytes: int = ATTEMPT_BYTES, look
 
 
 def trim_log(path: Path, limit: int = LOG_BYTES) -> int:
-    """Bytes that were dropped from the middle of a log that takes more than `limit` of the disk; 0 = none. Links are left alone."""
+    """Bytes that were dropped from the middle of a log that takes more than `limit` of the disk; 0
+    = none. Links are left alone.
+    """
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -66,7 +76,9 @@ def trim_log(path: Path, limit: int = LOG_BYTES) -> int:
 
 
 def read_data_chunks(path: Path) -> Iterator[bytes]:
-    """The content of a file as far as there is any: holes are left out. Constant memory. Raises OSError."""
+    """The content of a file as far as there is any: holes are left out. Constant memory. Raises
+    OSError.
+    """
     with path.open("rb", buffering=0) as file:
         at = 0
         while (at := next_data_offset(file.fileno(), at)) >= 0:
@@ -88,7 +100,9 @@ def next_data_offset(descriptor: int, at: int) -> int:
 
 
 def used_bytes(folder: Path) -> int:
-    """What the files below a folder take of the disk; links and what vanishes meanwhile count nothing."""
+    """What the files below a folder take of the disk; links and what vanishes meanwhile count
+    nothing.
+    """
     used = 0
     for count, path in enumerate(folder.rglob("*")):
         if count > _MOST_FILES:

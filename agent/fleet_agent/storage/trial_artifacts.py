@@ -1,4 +1,6 @@
-"""Owns the files of a trial: server log, metrics, raw runs, with their digests. Names never leave the artifact folder."""
+"""Owns the files of a trial: server log, metrics, raw runs, with their digests. Names never leave
+the artifact folder.
+"""
 
 from __future__ import annotations
 
@@ -57,13 +59,24 @@ def make_artifact(path: Path, root: Path, sha256: str = "") -> Artifact:
     return Artifact(path.relative_to(root).as_posix(), sha256, path.stat().st_size)
 
 
-def collect_artifacts(folder: Path, root: Path, secrets: Secrets = _NO_SECRETS) -> tuple[Artifact, ...]:
-    """The server's own files, masked. Raw runs are named by their RunFinished and not repeated here. The log is frozen as a copy."""
+def collect_artifacts(
+    folder: Path, root: Path, secrets: Secrets = _NO_SECRETS
+) -> tuple[Artifact, ...]:
+    """The server's own files, masked. Raw runs are named by their RunFinished and not repeated
+    here. The log is frozen as a copy.
+    """
     found = []
-    for log, frozen in ((folder / "server.log", folder / "server-log.txt"), (folder / "witness.log", folder / "witness-log.txt")):
-        if _is_plain_file(log) and _copy_log(log, frozen) and secrets.mask_or_remove(frozen):  # a copy: the server may still write to its log
+    for log, frozen in (
+        (folder / "server.log", folder / "server-log.txt"),
+        (folder / "witness.log", folder / "witness-log.txt"),
+    ):
+        if (
+            _is_plain_file(log) and _copy_log(log, frozen) and secrets.mask_or_remove(frozen)
+        ):  # a copy: the server may still write to its log
             found.append(make_artifact(frozen, root))
-    nccl = sorted(folder.glob("nccl-*.log"))[:_MOST_NCCL_LOGS]  # NCCL's own words, of the measured launch and of the witness
+    nccl = sorted(folder.glob("nccl-*.log"))[
+        :_MOST_NCCL_LOGS
+    ]  # NCCL's own words, of the measured launch and of the witness
     for kept in (folder / "metrics.txt", *nccl):
         if _is_plain_file(kept) and secrets.mask_or_remove(kept):
             found.append(make_artifact(kept, root))
@@ -76,11 +89,15 @@ def _is_plain_file(path: Path) -> bool:
 
 
 def _copy_log(log: Path, frozen: Path) -> bool:
-    return _write_file(frozen, (piece.replace(b"\0", b"") for piece in read_data_chunks(log)))  # the rest of a block that a hole begins in
+    return _write_file(
+        frozen, (piece.replace(b"\0", b"") for piece in read_data_chunks(log))
+    )  # the rest of a block that a hole begins in
 
 
 def _write_file(path: Path, content: Iterable[bytes]) -> bool:
-    """Write a file whole or not at all: what was measured counts without it. False, and told in the agent's log, when the disk is full."""
+    """Write a file whole or not at all: what was measured counts without it. False, and told in the
+    agent's log, when the disk is full.
+    """
     try:
         path.unlink(missing_ok=True)
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
@@ -96,7 +113,9 @@ def _write_file(path: Path, content: Iterable[bytes]) -> bool:
 async def save_metrics(url: str, target: Path) -> None:
     """Keep the server's /metrics as they are now; a server that does not answer leaves no file."""
 
-    with contextlib.suppress(OSError, EOFError, ValueError):  # the last two: no HTTP, cut off; a timeout is an OSError
+    with contextlib.suppress(
+        OSError, EOFError, ValueError
+    ):  # the last two: no HTTP, cut off; a timeout is an OSError
         async with asyncio.timeout(_SCRAPE_TIMEOUT_S):
             status, content = await fetch(url, "/metrics")
         if status == 200:
@@ -104,10 +123,18 @@ async def save_metrics(url: str, target: Path) -> None:
 
 
 def resolve_artifact(root: Path, name: str) -> Path:
-    """The file of an artifact name. Raises ConfigError for a name that leads out of `root` or to nothing."""
+    """The file of an artifact name. Raises ConfigError for a name that leads out of `root` or to
+    nothing.
+    """
     path = root
-    with contextlib.suppress(OSError, ValueError, RuntimeError):  # too long, a NUL, links in a circle
+    with contextlib.suppress(
+        OSError, ValueError, RuntimeError
+    ):  # too long, a NUL, links in a circle
         path = (root / name).resolve(strict=True)
-    if not path.is_relative_to(root.resolve()) or not path.is_file() or path.suffix == ".env":  # a container's variables are not told
-        raise ConfigError(f"no artifact {name[:300]!a}", "names are TRIAL/ATTEMPT/FILE as told by events")
+    if (
+        not path.is_relative_to(root.resolve()) or not path.is_file() or path.suffix == ".env"
+    ):  # a container's variables are not told
+        raise ConfigError(
+            f"no artifact {name[:300]!a}", "names are TRIAL/ATTEMPT/FILE as told by events"
+        )
     return path

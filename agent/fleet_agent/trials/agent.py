@@ -1,4 +1,6 @@
-"""Owns the trials of one host: takes them, gives them GPUs, restores them after a restart, tells watchers. Speaks no gRPC."""
+"""Owns the trials of one host: takes them, gives them GPUs, restores them after a restart, tells
+watchers. Speaks no gRPC.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ class Pools:
 class Agent:
     """All trials of this host. Touched only on its loop."""
 
-    def __init__(self, folder: Path, journal: Journal, tools: TrialTools, pools: Pools, metrics: AgentMetrics) -> None:
+    def __init__(
+        self, folder: Path, journal: Journal, tools: TrialTools, pools: Pools, metrics: AgentMetrics
+    ) -> None:
         self._artifact_root = folder / "artifacts"
         self._retention = ArtifactRetention(self._artifact_root, tools.kept_bytes)
         self._disk_space = DiskSpace(folder)
@@ -89,10 +93,14 @@ class Agent:
 
     @property
     def activity(self) -> AgentActivity:
-        """What a look at the host must leave alone: of the GPUs that are read here, those that trials may use and those that they hold."""
+        """What a look at the host must leave alone: of the GPUs that are read here, those that
+        trials may use and those that they hold.
+        """
         read = [pool for kind, pool in self._pools.items() if self._tools.host.uses_gpus(kind)]
         gpus = sorted({gpu for pool in read for gpu in pool.gpus})
-        held = sorted({gpu for pool in read for allocation in pool.allocations for gpu in allocation.gpus})
+        held = sorted(
+            {gpu for pool in read for allocation in pool.allocations for gpu in allocation.gpus}
+        )
         return AgentActivity(tuple(self.active), tuple(gpus), tuple(held), self.takes_no_trials)
 
     @property
@@ -108,14 +116,20 @@ class Agent:
     @property
     def takes_no_trials(self) -> str:
         """Why no new trial may begin here now; empty when one may."""
-        full = "the disk is full: the end of a trial might not be journalled" if self._journal.lacks_reserve else ""
+        full = (
+            "the disk is full: the end of a trial might not be journalled"
+            if self._journal.lacks_reserve
+            else ""
+        )
         return self._disk_space.shortage() or full
 
     async def run(self, stopping: asyncio.Event) -> None:
-        """Restore what the journal holds, then serve until `stopping`; then end what runs, which has failed, and see it end.
+        """Restore what the journal holds, then serve until `stopping`; then end what runs, which
+        has failed, and see it end.
 
-        Raises JournalFailed when nothing can be journalled any more: only another process can open the journal anew. When its files are
-        gone, that one would not know of what runs here: it is ended first.
+        Raises JournalFailed when nothing can be journalled any more: only another process can open
+        the journal anew. When its files are gone, that one would not know of what runs here: it is
+        ended first.
         """
         await end_earlier(self._load_folder)
         await self.load_parts.end_leftovers()
@@ -123,12 +137,19 @@ class Agent:
             async with asyncio.TaskGroup() as self._tasks:
                 self._restore()
                 self._tasks.create_task(self._tools.host.watch_quarantined(self._ending))
-                works = (self._free_disk_space(), self._raise_when_journal_broken(), self._wait_for_stop(stopping), self._watch_state_folder())
+                works = (
+                    self._free_disk_space(),
+                    self._raise_when_journal_broken(),
+                    self._wait_for_stop(stopping),
+                    self._watch_state_folder(),
+                )
                 background = [self._tasks.create_task(work) for work in works]
                 try:
                     await self._ending.wait()
                 finally:
-                    self._is_ending = True  # whatever is begun from here on nobody would see through
+                    self._is_ending = (
+                        True  # whatever is begun from here on nobody would see through
+                    )
                 why = "the agent's state was lost" if self._lost else "the agent was stopped"
                 for runner in list(self._runners.values()):
                     await runner.interrupt(f"{why} while the trial ran")
@@ -144,14 +165,19 @@ class Agent:
     def _raise_if_state_lost(self) -> None:
         if self._lost:
             hint = "keep others away from the agent's state folder; what the controller had not stored is lost, its trials are tried again"
-            raise JournalFailed(f"{self._lost} while the agent ran: it ends, and the next one begins with what is there then", hint)
+            raise JournalFailed(
+                f"{self._lost} while the agent ran: it ends, and the next one begins with what is there then",
+                hint,
+            )
 
     async def _wait_for_stop(self, stopping: asyncio.Event) -> None:
         await stopping.wait()
         self._ending.set()
 
     async def _watch_state_folder(self) -> None:
-        """End when the files of the journal are no longer there: whatever is written goes nowhere, and nothing can be read again."""
+        """End when the files of the journal are no longer there: whatever is written goes nowhere,
+        and nothing can be read again.
+        """
         while not self._lost:
             await asyncio.sleep(_DISK_CHECK_S)
             self._lost = await self._in_journal_thread(self._journal.missing_files)
@@ -160,7 +186,9 @@ class Agent:
         self._notify_watchers()  # streams end
 
     async def _free_disk_space(self) -> None:
-        """While the disk is full: give up what the controller has too, and take back the journal's reserve as soon as there is room."""
+        """While the disk is full: give up what the controller has too, and take back the journal's
+        reserve as soon as there is room.
+        """
         while True:
             if self.takes_no_trials:
                 self._retention.drop_released()
@@ -169,10 +197,15 @@ class Agent:
 
     async def _raise_when_journal_broken(self) -> None:
         await self._journal_broken.wait()
-        raise JournalFailed("the journal takes nothing more: this agent ends, and the next one opens it anew", "look at its disk")
+        raise JournalFailed(
+            "the journal takes nothing more: this agent ends, and the next one opens it anew",
+            "look at its disk",
+        )
 
     async def accept_epoch(self, epoch: ControllerEpoch) -> None:
-        """Let orders under this lease pass, and none under an older one from here on. Raises Conflict, JournalFailed."""
+        """Let orders under this lease pass, and none under an older one from here on. Raises
+        Conflict, JournalFailed.
+        """
         if await self._in_journal_thread(lambda: self._fencing.accept_epoch(epoch)):
             self._notify_watchers()  # streams of who was replaced end
 
@@ -188,7 +221,8 @@ class Agent:
     def start(self, spec: TrialSpec) -> bool:
         """Take a trial; True when this trial and attempt was known before.
 
-        Raises Superseded when a newer attempt is known, Conflict while an older one ends, GPUs are taken or the disk is full, ConfigError.
+        Raises Superseded when a newer attempt is known, Conflict while an older one ends, GPUs are
+        taken or the disk is full, ConfigError.
         """
         if self.knows(spec.trial_id, spec.attempt):
             return True
@@ -196,7 +230,10 @@ class Agent:
         if missing := self.takes_no_trials:
             raise Conflict(f"host takes no new trials: {missing}", "make room; the trial waits")
         if spec.engine.kind not in self._tools.engines:
-            raise ConfigError(f"trial {spec.trial_id}: no engine {spec.engine.kind.name.lower()} on this host", "update the agent")
+            raise ConfigError(
+                f"trial {spec.trial_id}: no engine {spec.engine.kind.name.lower()} on this host",
+                "update the agent",
+            )
         try:
             self._launch_runner(spec, self._take_gpus(spec), ev.TrialAccepted(spec))
         except Conflict:
@@ -212,18 +249,24 @@ class Agent:
         return runner is not None
 
     async def events(self, after_sequence: int, epoch: ControllerEpoch) -> AsyncIterator[ev.Event]:
-        """Each event after that sequence number, then new ones for ever. Raises Conflict once another controller has taken over."""
+        """Each event after that sequence number, then new ones for ever. Raises Conflict once
+        another controller has taken over.
+        """
         self.watchers += 1
         try:
             with self._fencing.count_stream(epoch):
                 while True:
                     changed = self._changed
                     self._raise_if_state_lost()
-                    for event in await self._in_journal_thread(partial(self._read_events, after_sequence)):
+                    for event in await self._in_journal_thread(
+                        partial(self._read_events, after_sequence)
+                    ):
                         yield event
                         after_sequence = event.sequence
                     if self._fencing.is_replaced(epoch):
-                        raise Conflict("another controller has taken this host over", "end this one")
+                        raise Conflict(
+                            "another controller has taken this host over", "end this one"
+                        )
                     await changed.wait()
         finally:
             self.watchers -= 1
@@ -239,31 +282,53 @@ class Agent:
     # Inside
 
     def _fence_attempt(self, spec: TrialSpec) -> None:
-        """An attempt counts only while no newer one is known; a newer one begins when the older ones have ended."""
+        """An attempt counts only while no newer one is known; a newer one begins when the older
+        ones have ended.
+        """
         active = [attempt for trial_id, attempt in self._runners if trial_id == spec.trial_id]
-        older = attempts_to_end(spec.trial_id, spec.attempt, active, self._journal.newest_attempt(spec.trial_id))
+        older = attempts_to_end(
+            spec.trial_id, spec.attempt, active, self._journal.newest_attempt(spec.trial_id)
+        )
         for attempt in older:
             self._runners[spec.trial_id, attempt].cancel(f"attempt {spec.attempt} takes its place")
         if older:
-            raise Conflict(f"trial {spec.trial_id}: attempt {older[0]} is still being ended here", "it is asked again soon")
+            raise Conflict(
+                f"trial {spec.trial_id}: attempt {older[0]} is still being ended here",
+                "it is asked again soon",
+            )
 
     def _take_gpus(self, spec: TrialSpec) -> tuple[int, ...]:
         pool = self._pools.get(spec.engine.kind)
         if pool is None:
             return ()
         host = self._tools.host
-        pool = replace(pool, quarantined=host.quarantined if host.uses_gpus(spec.engine.kind) else {})
-        self._pools[spec.engine.kind], gpus = claim_gpus(pool, f"{spec.trial_id}/{spec.attempt}", spec.engine.gpus)
+        pool = replace(
+            pool, quarantined=host.quarantined if host.uses_gpus(spec.engine.kind) else {}
+        )
+        self._pools[spec.engine.kind], gpus = claim_gpus(
+            pool, f"{spec.trial_id}/{spec.attempt}", spec.engine.gpus
+        )
         return gpus
 
-    def _launch_runner(self, spec: TrialSpec, gpus: tuple[int, ...], first: ev.Body, trial: AgentTrial | None = None) -> EffectHandlers:
+    def _launch_runner(
+        self,
+        spec: TrialSpec,
+        gpus: tuple[int, ...],
+        first: ev.Body,
+        trial: AgentTrial | None = None,
+    ) -> EffectHandlers:
         if self._tasks is None or self._is_ending:
-            raise Conflict(f"the agent is {'being stopped' if self._is_ending else 'starting'}", "try again")
+            raise Conflict(
+                f"the agent is {'being stopped' if self._is_ending else 'starting'}", "try again"
+            )
         key = (spec.trial_id, spec.attempt)
         try:
             folder = self._retention.create_folder(*key)
         except OSError as error:
-            raise Conflict(f"cannot make the trial's folder: {error.strerror}", "look at the disk of the agent's state folder") from error
+            raise Conflict(
+                f"cannot make the trial's folder: {error.strerror}",
+                "look at the disk of the agent's state folder",
+            ) from error
         tools = self._tools
         if spec.load.hosts and isinstance(first, ev.TrialAccepted):
             tools = replace(tools, load=self.load_parts.start_lead(spec))
@@ -272,11 +337,15 @@ class Agent:
         self._tasks.create_task(self._run_to_end(key, runner, first, tools.load))
         return handlers
 
-    async def _run_to_end(self, key: AttemptKey, runner: TrialRunner, first: ev.Body, load: LoadProcess) -> None:
+    async def _run_to_end(
+        self, key: AttemptKey, runner: TrialRunner, first: ev.Body, load: LoadProcess
+    ) -> None:
         is_lead = load is not self._tools.load
         try:
             if isinstance(first, ev.TrialAccepted) and not runner.spec.engine.gang.is_member:
-                await load.start(self.load_parts.lead_folder if is_lead else self._load_folder)  # Ray starts while the server loads
+                await load.start(
+                    self.load_parts.lead_folder if is_lead else self._load_folder
+                )  # Ray starts while the server loads
             await runner.run(first)
         finally:
             if is_lead:  # its cluster is of this attempt
@@ -295,7 +364,14 @@ class Agent:
         spec, now = trial.spec, time.time_ns()
         try:
             event = await self._in_journal_thread(
-                lambda: self._journal.append(body, spec.trial_id, spec.attempt, cause=cause, phase=trial.phase, time_unix_ns=now)
+                lambda: self._journal.append(
+                    body,
+                    spec.trial_id,
+                    spec.attempt,
+                    cause=cause,
+                    phase=trial.phase,
+                    time_unix_ns=now,
+                )
             )
         except JournalFailed:
             if self._journal.is_broken:
@@ -313,7 +389,9 @@ class Agent:
         return await asyncio.get_running_loop().run_in_executor(self._disk, work)
 
     def _restore(self) -> None:
-        """End what an earlier process of this agent left unfinished: its servers are found by their recorded sessions."""
+        """End what an earlier process of this agent left unfinished: its servers are found by their
+        recorded sessions.
+        """
         histories: dict[AttemptKey, list[ev.Event]] = {}
         for event in self._journal.events(0):
             histories.setdefault((event.trial_id, event.attempt), []).append(event)
@@ -326,13 +404,24 @@ class Agent:
         spec = trial.spec
         log.warning("trial %s attempt %s was unfinished: ending it", spec.trial_id, spec.attempt)
         message = "the agent was restarted while the trial ran"
-        handlers = self._launch_runner(spec, self._take_gpus(spec), ev.AgentRestarted(message), trial)
+        handlers = self._launch_runner(
+            spec, self._take_gpus(spec), ev.AgentRestarted(message), trial
+        )
         launched = _recorded_launch(history)
         if launched is not None:
             handlers.server.adopt(launched)
 
 
 def _recorded_launch(history: list[ev.Event]) -> ev.ServerLaunched | None:
-    """The newest launch of a trial, None when it was ordered and its process not recorded: then the launch token finds it."""
-    newest = next((event.body for event in reversed(history) if isinstance(event.body, ev.ServerLaunched | ev.ServerLaunching)), None)
+    """The newest launch of a trial, None when it was ordered and its process not recorded: then the
+    launch token finds it.
+    """
+    newest = next(
+        (
+            event.body
+            for event in reversed(history)
+            if isinstance(event.body, ev.ServerLaunched | ev.ServerLaunching)
+        ),
+        None,
+    )
     return newest if isinstance(newest, ev.ServerLaunched) else None

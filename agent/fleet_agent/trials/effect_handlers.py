@@ -1,4 +1,6 @@
-"""Owns the doing of one trial's effects: its server's by `launching`, load, evidence, end. Each ends in exactly one event body."""
+"""Owns the doing of one trial's effects: its server's by `launching`, load, evidence, end. Each
+ends in exactly one event body.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +26,23 @@ from fleet_protos.trial_types import EngineKind, Gate, GateEffect, RunResult, Tr
 class EffectHandlers:
     """Carries out effects for one trial; those about its server through `server`."""
 
-    def __init__(self, spec: TrialSpec, tools: TrialTools, gpus: tuple[int, ...], folder: Path) -> None:
+    def __init__(
+        self, spec: TrialSpec, tools: TrialTools, gpus: tuple[int, ...], folder: Path
+    ) -> None:
         self._spec = spec
         self._tools = tools
         self._folder = folder
         self.server = TrialServer(spec, tools, gpus, folder)
-        self._is_sglang = spec.engine.kind is not EngineKind.EXTERNAL  # of an external server its proof tells
+        self._is_sglang = (
+            spec.engine.kind is not EngineKind.EXTERNAL
+        )  # of an external server its proof tells
         self._flags: tuple[Gate, ...] = ()  # of the proof: each run of this launch carries them
-        self._shape = DraftShape.from_arguments(spec.engine.args)  # of the draft; the server may have resolved another
-        self._levels: dict[str, tuple[float, ...]] = {}  # of the valid runs of each workload, for whether they are steady
+        self._shape = DraftShape.from_arguments(
+            spec.engine.args
+        )  # of the draft; the server may have resolved another
+        self._levels: dict[
+            str, tuple[float, ...]
+        ] = {}  # of the valid runs of each workload, for whether they are steady
 
     # Server
 
@@ -42,15 +52,24 @@ class EffectHandlers:
         if isinstance(proved, ev.ConfigurationProved):
             self._flags = tuple(gate for gate in proved.gates if gate.effect is GateEffect.FLAG)
             self._is_sglang = self._is_sglang or "sglang" in proved.versions
-            self._shape = DraftShape.from_arguments({**self._spec.engine.args, **proved.effective_args})
+            self._shape = DraftShape.from_arguments(
+                {**self._spec.engine.args, **proved.effective_args}
+            )
         return proved
 
     async def hold(self, deadline_s: float) -> ev.Body:
-        """ServerFailed when nobody said by `deadline_s` (monotonic seconds) that the gang is done; its cancel comes first."""
+        """ServerFailed when nobody said by `deadline_s` (monotonic seconds) that the gang is done;
+        its cancel comes first.
+        """
         limit_s = max(0.0, deadline_s - time.monotonic())
         await asyncio.sleep(limit_s)
         message = f"nobody ended this part of the server within {limit_s:.0f} s, in which its lead must have come to its end"
-        return ev.ServerFailed(ErrorKind.SERVER_UNHEALTHY, "gang_hold_limit", message, hint="look whether the controller still runs")
+        return ev.ServerFailed(
+            ErrorKind.SERVER_UNHEALTHY,
+            "gang_hold_limit",
+            message,
+            hint="look whether the controller still runs",
+        )
 
     # Load
 
@@ -58,15 +77,21 @@ class EffectHandlers:
         """WarmedUp with the rate seen, which counts for nothing, or LoadFailed."""
         requests = self._spec.measure.warmup_requests or max(1, workload.concurrency)
         try:
-            reply = await self._tools.load.warm(replace(self._load_request(workload, 0), requests=requests, parquet=""))
+            reply = await self._tools.load.warm(
+                replace(self._load_request(workload, 0), requests=requests, parquet="")
+            )
         except LoadError as error:
             return ev.LoadFailed(workload.name, error.message)
         return ev.WarmedUp(workload.name, reply.requests_ok, reply.metrics.get("output_tok_s", 0.0))
 
-    async def measure(self, workload: Workload, index: int, earlier_runs: Sequence[SearchRun] = ()) -> ev.Body:
-        """RunFinished with metrics, gates and the raw data's digest, or LoadFailed when our own measuring broke.
+    async def measure(
+        self, workload: Workload, index: int, earlier_runs: Sequence[SearchRun] = ()
+    ) -> ev.Body:
+        """RunFinished with metrics, gates and the raw data's digest, or LoadFailed when our own
+        measuring broke.
 
-        Of a search: the workload is that of one load, and `told` what its runs before this one said.
+        Of a search: the workload is that of one load, and `told` what its runs before this one
+        said.
         """
         request = self._load_request(workload, index, earlier_runs)
         try:
@@ -74,9 +99,18 @@ class EffectHandlers:
         except LoadError as error:
             return ev.LoadFailed(workload.name, error.message)
         if workload.search.of and request.flush and self._is_sglang and not reply.cache_flushed:
-            return ev.LoadFailed(workload.name, "the server was not done with the load before, or would not empty its cache")
-        gates = (*run_gates(RunFacts(**reply.facts), workload, self._spec.measure), *self._flags, *sharing_gates(self._spec))
-        artifact = trial_artifacts.make_artifact(Path(reply.parquet.path), self._artifact_root, sha256=reply.parquet.sha256)
+            return ev.LoadFailed(
+                workload.name,
+                "the server was not done with the load before, or would not empty its cache",
+            )
+        gates = (
+            *run_gates(RunFacts(**reply.facts), workload, self._spec.measure),
+            *self._flags,
+            *sharing_gates(self._spec),
+        )
+        artifact = trial_artifacts.make_artifact(
+            Path(reply.parquet.path), self._artifact_root, sha256=reply.parquet.sha256
+        )
         run = RunResult(
             workload=workload.name,
             index=index,
@@ -91,23 +125,39 @@ class EffectHandlers:
             artifact=artifact,
         )
         if workload.search.of:
-            return ev.RunFinished(judge_search_run(run, workload, reply.facts["error_kinds"], earlier_runs))
+            return ev.RunFinished(
+                judge_search_run(run, workload, reply.facts["error_kinds"], earlier_runs)
+            )
         return ev.RunFinished(self._with_warm_up_runs(run, workload))
 
     def _with_warm_up_runs(self, run: RunResult, workload: Workload) -> RunResult:
-        """The run with what it shows of those before it: how many were warm-up, and whether the launch ever became steady."""
+        """The run with what it shows of those before it: how many were warm-up, and whether the
+        launch ever became steady.
+        """
         if rate_of(run) is None:
             return run
-        levels = self._levels[workload.name] = (*self._levels.get(workload.name, ()), level_of(run.metrics, workload))
+        levels = self._levels[workload.name] = (
+            *self._levels.get(workload.name, ()),
+            level_of(run.metrics, workload),
+        )
         warm_up, gates = conclude_warm_up(levels, self._spec.measure)
         return replace(run, warm_up_runs=warm_up, gates=(*run.gates, *gates))
 
-    def _load_request(self, workload: Workload, index: int, earlier_runs: Sequence[SearchRun] = ()) -> LoadRequest:
+    def _load_request(
+        self, workload: Workload, index: int, earlier_runs: Sequence[SearchRun] = ()
+    ) -> LoadRequest:
         spec = self._spec
-        metadata = {"job": spec.job_id, "trial": spec.trial_id, "attempt": str(spec.attempt), "variant": spec.variant}
+        metadata = {
+            "job": spec.job_id,
+            "trial": spec.trial_id,
+            "attempt": str(spec.attempt),
+            "variant": spec.variant,
+        }
         scope = spec.job_id if spec.engine.kind is EngineKind.EXTERNAL else ""
         draw = index
-        if workload.search.of:  # what is drawn is drawn by the load and its repeats: variants come to a load after different runs
+        # what is drawn is drawn by the load and its repeats: variants come to a load after
+        # different runs
+        if workload.search.of:
             scope, draw = f"{scope}/{workload.load:g}", next_repeat(workload.load, earlier_runs)
             metadata |= {"run": str(index), "load": f"{workload.load:g}"}
         return LoadRequest(
@@ -122,7 +172,10 @@ class EffectHandlers:
             speculation=bool(spec.engine.args.get("speculative_algorithm")),
             draft_steps=self._shape.steps or 0,
             draft_tokens=self._shape.draft_tokens or 0,
-            parquet=str(self._folder / f"{trial_artifacts.safe_file_name(workload.name)}-{index:03d}.parquet"),
+            parquet=str(
+                self._folder
+                / f"{trial_artifacts.safe_file_name(workload.name)}-{index:03d}.parquet"
+            ),
             metadata=metadata,
             salt_scope=scope,
             files={file.ref: file.content for file in spec.files if file.ref in workload.file_refs},
@@ -135,7 +188,12 @@ class EffectHandlers:
         await self.server.wait_death_reported()
         if self.server.is_observable:
             await trial_artifacts.save_metrics(self.server.url, self._folder / "metrics.txt")
-        artifacts = await asyncio.to_thread(trial_artifacts.collect_artifacts, self._folder, self._artifact_root, self.server.secrets)
+        artifacts = await asyncio.to_thread(
+            trial_artifacts.collect_artifacts,
+            self._folder,
+            self._artifact_root,
+            self.server.secrets,
+        )
         return ev.EvidenceCollected(artifacts)
 
     async def close(self, order: CloseTrial) -> ev.Body:
@@ -149,4 +207,8 @@ class EffectHandlers:
 
     @property
     def _time_scale(self) -> float:
-        return self._spec.engine.simulation.time_scale if self._spec.engine.kind == EngineKind.SIMULATED else 1.0
+        return (
+            self._spec.engine.simulation.time_scale
+            if self._spec.engine.kind == EngineKind.SIMULATED
+            else 1.0
+        )

@@ -1,4 +1,6 @@
-"""Owns the course of one trial: feeds events to the machine, journals them, then carries out its effects. Decides nothing."""
+"""Owns the course of one trial: feeds events to the machine, journals them, then carries out its
+effects. Decides nothing.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,13 @@ class _Inbox:
 class TrialRunner:
     """One trial from `TrialAccepted` to `TrialOver`; the only owner of its state."""
 
-    def __init__(self, spec: TrialSpec, handlers: EffectHandlers, record: RecordEvent, trial: AgentTrial | None = None) -> None:
+    def __init__(
+        self,
+        spec: TrialSpec,
+        handlers: EffectHandlers,
+        record: RecordEvent,
+        trial: AgentTrial | None = None,
+    ) -> None:
         self.spec = spec
         self.trial = trial or new_trial(spec)
         self._handlers = handlers
@@ -54,23 +62,33 @@ class TrialRunner:
 
     async def interrupt(self, reason: str) -> None:
         """End the trial because the agent ends: it has failed, and the controller tries it again."""
-        await self._handlers.server.wait_launch_settled()  # a process that is just coming to be must be on record first
+        await (
+            self._handlers.server.wait_launch_settled()
+        )  # a process that is just coming to be must be on record first
         self._inbox.put(ev.AgentRestarted(reason))
 
     async def run(self, first: ev.Body) -> None:
-        """From `first` (TrialAccepted, or AgentRestarted for a trial found in the journal) to the end; never raises."""
+        """From `first` (TrialAccepted, or AgentRestarted for a trial found in the journal) to the
+        end; never raises.
+        """
         self._inbox.put(first)
         try:
             async with asyncio.TaskGroup() as tasks:
                 while self.trial.phase != Phase.OVER:
                     body, cause = await self._inbox.queue.get()
                     await self._advance(body, cause, tasks)
-        except* Exception as broken:  # a top loop: whatever broke, the server must end and the trial must say so
-            log.exception("trial %s attempt %s broke", self.spec.trial_id, self.spec.attempt, exc_info=broken)
+        except* (
+            Exception
+        ) as broken:  # a top loop: whatever broke, the server must end and the trial must say so
+            log.exception(
+                "trial %s attempt %s broke", self.spec.trial_id, self.spec.attempt, exc_info=broken
+            )
             await self._close_after_bug(broken.exceptions[0])
 
     async def _advance(self, body: ev.Body, cause: int, tasks: asyncio.TaskGroup) -> None:
-        body = limit_event_size(self._handlers.server.secrets.mask(body))  # before it is told to anyone
+        body = limit_event_size(
+            self._handlers.server.secrets.mask(body)
+        )  # before it is told to anyone
         if not accepts(self.trial, body):
             log.info("trial %s: %s came too late, dropped", self.spec.trial_id, type(body).__name__)
             return
@@ -85,7 +103,9 @@ class TrialRunner:
                 self._in_flight = tasks.create_task(self._carry_out(order, event.sequence))
 
     async def _cancel_effect_in_flight(self) -> None:
-        """End the effect in flight, whose event no longer counts. A launch is never cut short: its process must be known."""
+        """End the effect in flight, whose event no longer counts. A launch is never cut short: its
+        process must be known.
+        """
         task, self._in_flight = self._in_flight, None
         if task is None or task is asyncio.current_task() or task.done():
             return
@@ -100,7 +120,9 @@ class TrialRunner:
     def _handle_effect(self, order: fx.Effect, cause: int) -> Awaitable[ev.Body]:
         handlers = self._handlers
         table: dict[type, Callable[[Any], Awaitable[ev.Body]]] = {
-            fx.LaunchServer: lambda launch: handlers.server.launch(lambda body: self._inbox.put(body, cause), launch.witness),
+            fx.LaunchServer: lambda launch: handlers.server.launch(
+                lambda body: self._inbox.put(body, cause), launch.witness
+            ),
             fx.AwaitReady: lambda await_ready: handlers.server.await_ready(await_ready.deadline_s),
             fx.ProveConfiguration: lambda _: handlers.prove(),
             fx.HoldServer: lambda hold: handlers.hold(hold.deadline_s),
@@ -113,19 +135,25 @@ class TrialRunner:
         return table[type(order)](order)
 
     async def _close_after_bug(self, reason: Exception) -> None:
-        """Last resort: stop the server by its recorded session and close the trial as our own fault."""
+        """Last resort: stop the server by its recorded session and close the trial as our own
+        fault.
+        """
         with contextlib.suppress(FleetError, OSError):
             await self._handlers.server.stop()
         self._handlers.server.release_port()
         if self.trial.phase != Phase.OVER:
             ending = _close_order(reason)
             self.trial = replace(self.trial, phase=Phase.OVER, ending=ending)
-            await self._journal_trial_over(ev.TrialOver(ending.outcome, ending.kind, ending.failure_class, ending.message))
+            await self._journal_trial_over(
+                ev.TrialOver(ending.outcome, ending.kind, ending.failure_class, ending.message)
+            )
 
     async def _journal_trial_over(self, over: ev.TrialOver) -> None:
-        """Write it as soon as it can be written: until then the controller does not know, and nothing else may run here.
+        """Write it as soon as it can be written: until then the controller does not know, and
+        nothing else may run here.
 
-        An agent that stops meanwhile leaves it to the next one, which finds the trial unfinished and ends it.
+        An agent that stops meanwhile leaves it to the next one, which finds the trial unfinished
+        and ends it.
         """
         last_message = ""
         while not _is_cancelling():
@@ -134,7 +162,11 @@ class TrialRunner:
                 return
             except FleetError as error:
                 if error.message != last_message:
-                    log.error("trial %s: its end cannot be journalled: %s", self.spec.trial_id, error.message)
+                    log.error(
+                        "trial %s: its end cannot be journalled: %s",
+                        self.spec.trial_id,
+                        error.message,
+                    )
                 last_message = error.message
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_JOURNAL_RETRY_S):
@@ -144,12 +176,16 @@ class TrialRunner:
 
 
 def _is_cancelling() -> bool:
-    """The agent ends. A task group that was broken before may have swallowed the cancel itself (Python 3.11 and 3.12)."""
+    """The agent ends. A task group that was broken before may have swallowed the cancel itself
+    (Python 3.11 and 3.12).
+    """
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 def _close_order(reason: Exception) -> fx.CloseTrial:
     if isinstance(reason, JournalFailed):
-        return fx.CloseTrial(Outcome.FAILED, ErrorKind.CONFLICT, "journal_failed", f"{reason.message}: {reason.hint}")
+        return fx.CloseTrial(
+            Outcome.FAILED, ErrorKind.CONFLICT, "journal_failed", f"{reason.message}: {reason.hint}"
+        )
     return fx.CloseTrial(Outcome.FAILED, ErrorKind.BUG, "bug", f"{type(reason).__name__}: {reason}")

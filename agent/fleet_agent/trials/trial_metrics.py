@@ -1,4 +1,6 @@
-"""Owns what the agent shows to Prometheus: its trials by phase and outcome, and the last run of each series. Labels are bounded."""
+"""Owns what the agent shows to Prometheus: its trials by phase and outcome, and the last run of
+each series. Labels are bounded.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,10 @@ class AgentMetrics:
 
     def record(self, event: ev.Event, spec: TrialSpec) -> None:
         """Take one journalled event into the series."""
-        key, outcome = f"{spec.trial_id}/{spec.attempt}", event.body.outcome if isinstance(event.body, ev.TrialOver) else None
+        key, outcome = (
+            f"{spec.trial_id}/{spec.attempt}",
+            event.body.outcome if isinstance(event.body, ev.TrialOver) else None,
+        )
         self.series.record_trial(key, event.phase, outcome)
         if outcome is not None:  # its last event
             self.series.forget_trial(key)

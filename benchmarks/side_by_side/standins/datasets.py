@@ -1,4 +1,6 @@
-"""Owns a name that `sglang.bench_serving` imports for image sets, which nothing here asks for: the package itself is not installed."""
+"""Owns a name that `sglang.bench_serving` imports for image sets, which nothing here asks for: the
+package itself is not installed.
+"""
 
 from __future__ import annotations
 
@@ -7,4 +9,6 @@ from typing import NoReturn
 
 def load_dataset(*_: object, **__: object) -> NoReturn:
     """Never called by the random set. Raises RuntimeError."""
-    raise RuntimeError("the package `datasets` is not installed here: only random token ids are measured")
+    raise RuntimeError(
+        "the package `datasets` is not installed here: only random token ids are measured"
+    )

@@ -1,7 +1,8 @@
-"""Owns one process that carries out `sglang.bench_serving`'s own command again and again: its start takes a quarter of a minute.
+"""Owns one process that carries out `sglang.bench_serving`'s own command again and again: its start
+takes a quarter of a minute.
 
-Runs in SGLang's Python. A line of stdin is a JSON list of the command's words; a line on stdout says that it is done, and what the command
-itself prints goes to stderr.
+Runs in SGLang's Python. A line of stdin is a JSON list of the command's words; a line on stdout
+says that it is done, and what the command itself prints goes to stderr.
 """
 
 from __future__ import annotations

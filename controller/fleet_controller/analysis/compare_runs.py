@@ -53,10 +53,11 @@ SIMULATED = "simulated"
 
 @dataclass(frozen=True, slots=True)
 class ComparisonConditions:
-    """What the runs were measured on. `planned` names (variant, host) pairs of the plan, so that one without runs has a row too;
-    `workloads` those of the job, in its order.
+    """What the runs were measured on. `planned` names (variant, host) pairs of the plan, so that
+    one without runs has a row too; `workloads` those of the job, in its order.
 
-    `failures` says why a pair has no launch and will have none, such as `short_output ×2`: more launches would not help it.
+    `failures` says why a pair has no launch and will have none, such as `short_output ×2`: more
+    launches would not help it.
     """
 
     job: str = ""
@@ -70,10 +71,12 @@ class ComparisonConditions:
 
 @dataclass(frozen=True, slots=True)
 class ComparisonRow:
-    """One variant on one host under one workload, by one metric. `mean` and `interval` in the metric's unit, ratios without.
+    """One variant on one host under one workload, by one metric. `mean` and `interval` in the
+    metric's unit, ratios without.
 
-    The baseline's own row has ratio 1, no ratio interval and no verdict. `method` is `paired`, `unpaired` or empty. `limits`: what the
-    searches of its launches found; then an interval may be open, up to infinity, and the mean is None where a limit is.
+    The baseline's own row has ratio 1, no ratio interval and no verdict. `method` is `paired`,
+    `unpaired` or empty. `limits`: what the searches of its launches found; then an interval may be
+    open, up to infinity, and the mean is None where a limit is.
     """
 
     variant: str
@@ -120,7 +123,11 @@ class _LaunchSet:
         return [launch.values[metric] for launch in self.launches if metric in launch.values]
 
     def by_block(self, metric: str) -> dict[int, float]:
-        return {launch.block: launch.values[metric] for launch in self.launches if metric in launch.values and launch.block > 0}
+        return {
+            launch.block: launch.values[metric]
+            for launch in self.launches
+            if metric in launch.values and launch.block > 0
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,17 +142,33 @@ class _SharedSettings:
 
 
 def compare(
-    runs: Sequence[StoredRun], baseline: str, confidence: float = 0.95, margin: float = 0.02, conditions: ComparisonConditions | None = None
+    runs: Sequence[StoredRun],
+    baseline: str,
+    confidence: float = 0.95,
+    margin: float = 0.02,
+    conditions: ComparisonConditions | None = None,
 ) -> Comparison:
-    """Every variant against `baseline` on the same host, paired by block where two blocks hold both.
+    """Every variant against `baseline` on the same host, paired by block where two blocks hold
+    both.
 
-    Raises ConfigError for a baseline that is not among the variants, or a confidence or margin out of range.
+    Raises ConfigError for a baseline that is not among the variants, or a confidence or margin out
+    of range.
     """
     conditions = conditions or ComparisonConditions()
-    frame = _SharedSettings(_question(confidence, margin), conditions.engine, minutes_per_launch(runs), True, conditions.failures)
-    variants = _first_seen([variant for variant, _ in conditions.planned], [stored.variant for stored in runs])
+    frame = _SharedSettings(
+        _question(confidence, margin),
+        conditions.engine,
+        minutes_per_launch(runs),
+        True,
+        conditions.failures,
+    )
+    variants = _first_seen(
+        [variant for variant, _ in conditions.planned], [stored.variant for stored in runs]
+    )
     if variants and baseline not in variants:
-        raise ConfigError(f"baseline {baseline!r} is not a variant of this job", f"one of: {', '.join(variants)}")
+        raise ConfigError(
+            f"baseline {baseline!r} is not a variant of this job", f"one of: {', '.join(variants)}"
+        )
     variants.sort(key=lambda variant: variant != baseline)
     sides = _sides(runs)
     rows = []
@@ -155,14 +178,22 @@ def compare(
             if (variant, host, workload) in sides or (variant, host) in conditions.planned:
                 side = sides.get((variant, host, workload), _LaunchSet((), ()))
                 row = _row((variant, host, workload, metric), side, frame)
-                rows.append(row if variant == baseline else _judge_row(row, side, reference, frame, baseline))
+                rows.append(
+                    row
+                    if variant == baseline
+                    else _judge_row(row, side, reference, frame, baseline)
+                )
     return _comparison(conditions, baseline, frame.question, rows)
 
 
 def compare_jobs(
-    before: tuple[ComparisonConditions, Sequence[StoredRun]], after: tuple[ComparisonConditions, Sequence[StoredRun]], confidence: float, margin: float
+    before: tuple[ComparisonConditions, Sequence[StoredRun]],
+    after: tuple[ComparisonConditions, Sequence[StoredRun]],
+    confidence: float,
+    margin: float,
 ) -> Comparison:
-    """Each variant of `after` against the one of the same name, host and workload in `before`, unpaired.
+    """Each variant of `after` against the one of the same name, host and workload in `before`,
+    unpaired.
 
     Raises ConfigError when one is simulated and the other is not: such a ratio would mean nothing.
     """
@@ -173,17 +204,30 @@ def compare_jobs(
             "compare two jobs that ran on the same kind of engine",
         )
     external = EXTERNAL if EXTERNAL in (old.engine, new.engine) else new.engine
-    frame = _SharedSettings(_question(confidence, margin), external, minutes_per_launch(new_runs), False, new.failures)
+    frame = _SharedSettings(
+        _question(confidence, margin), external, minutes_per_launch(new_runs), False, new.failures
+    )
     old_sides, new_sides = _sides(old_runs), _sides(new_runs)
     rows = []
     for host, workload, metric in _cells(new_runs, new):
-        for variant in _first_seen([variant for variant, _ in new.planned], [stored.variant for stored in new_runs]):
+        for variant in _first_seen(
+            [variant for variant, _ in new.planned], [stored.variant for stored in new_runs]
+        ):
             key = (variant, host, workload)
             if key in new_sides:
                 side = new_sides[key]
-                rows.append(_judge_row(_row((*key, metric), side, frame), side, old_sides.get(key, _LaunchSet((), ())), frame))
+                rows.append(
+                    _judge_row(
+                        _row((*key, metric), side, frame),
+                        side,
+                        old_sides.get(key, _LaunchSet((), ())),
+                        frame,
+                    )
+                )
     result = _comparison(new, old.job, frame.question, rows)
-    return replace(result, notes=(*result.notes, *_unmatched(old_sides, new_sides), *_scales(old, new)))
+    return replace(
+        result, notes=(*result.notes, *_unmatched(old_sides, new_sides), *_scales(old, new))
+    )
 
 
 def _question(confidence: float, margin: float) -> Question:
@@ -202,20 +246,38 @@ def _sides(runs: Sequence[StoredRun]) -> dict[tuple[str, str, str], _LaunchSet]:
     members: dict[tuple[str, str, str], list[StoredRun]] = {}
     for stored in without_warm_up(runs):
         members.setdefault((stored.variant, stored.host, stored.run.workload), []).append(stored)
-    return {key: _LaunchSet(tuple(launches_of(group, METRICS_ALL)), tuple(group), tuple(finished_limits(group))) for key, group in members.items()}
+    return {
+        key: _LaunchSet(
+            tuple(launches_of(group, METRICS_ALL)), tuple(group), tuple(finished_limits(group))
+        )
+        for key, group in members.items()
+    }
 
 
 METRICS_ALL = tuple(HIGHER_IS_BETTER)
 
 
-def _cells(runs: Sequence[StoredRun], conditions: ComparisonConditions) -> list[tuple[str, str, str]]:
+def _cells(
+    runs: Sequence[StoredRun], conditions: ComparisonConditions
+) -> list[tuple[str, str, str]]:
     hosts = _first_seen([host for _, host in conditions.planned], [stored.host for stored in runs])
-    workloads = _first_seen(conditions.workloads if runs else (), [stored.run.workload for stored in runs])
+    workloads = _first_seen(
+        conditions.workloads if runs else (), [stored.run.workload for stored in runs]
+    )
     measured = {metric for stored in runs for metric in stored.run.metrics}
-    metrics = [metric for metric in METRICS if metric in measured] or sorted(measured & set(METRICS_ALL))
-    searches = {stored.run.workload: stored.run.searched.of for stored in runs if is_searched(stored)} | dict(conditions.searches)
+    metrics = [metric for metric in METRICS if metric in measured] or sorted(
+        measured & set(METRICS_ALL)
+    )
+    searches = {
+        stored.run.workload: stored.run.searched.of for stored in runs if is_searched(stored)
+    } | dict(conditions.searches)
     of_search = {workload: [METRIC_OF[of]] for workload, of in searches.items() if of in METRIC_OF}
-    return [(host, workload, metric) for host in hosts for workload in workloads for metric in of_search.get(workload, metrics)]
+    return [
+        (host, workload, metric)
+        for host in hosts
+        for workload in workloads
+        for metric in of_search.get(workload, metrics)
+    ]
 
 
 def _row(key: tuple[str, str, str, str], side: _LaunchSet, frame: _SharedSettings) -> ComparisonRow:
@@ -240,8 +302,12 @@ def _row(key: tuple[str, str, str, str], side: _LaunchSet, frame: _SharedSetting
     )
 
 
-def _limit_row(key: tuple[str, str, str, str], side: _LaunchSet, frame: _SharedSettings) -> ComparisonRow:
-    """Of a search. Its gates are those of runs that count as met or not at all: what a run trips by not meeting the SLO is its answer."""
+def _limit_row(
+    key: tuple[str, str, str, str], side: _LaunchSet, frame: _SharedSettings
+) -> ComparisonRow:
+    """Of a search. Its gates are those of runs that count as met or not at all: what a run trips by
+    not meeting the SLO is its answer.
+    """
     independent = frame.engine != EXTERNAL
     value, interval = mean_limit(side.limits, frame.question.confidence)
     return ComparisonRow(
@@ -255,20 +321,30 @@ def _limit_row(key: tuple[str, str, str, str], side: _LaunchSet, frame: _SharedS
         verdict=None,
         reason="" if side.limits else _failure(key[0], key[1], [], frame) or "no valid launch",
         needs=None,
-        gates=gate_counts(stored for stored in side.runs if stored.run.void or stored.run.searched.met),
+        gates=gate_counts(
+            stored for stored in side.runs if stored.run.void or stored.run.searched.met
+        ),
         accept_length=None,
         limits=side.limits,
     )
 
 
-def _judge_row(row: ComparisonRow, side: _LaunchSet, reference: _LaunchSet, frame: _SharedSettings, baseline: str = "") -> ComparisonRow:
+def _judge_row(
+    row: ComparisonRow,
+    side: _LaunchSet,
+    reference: _LaunchSet,
+    frame: _SharedSettings,
+    baseline: str = "",
+) -> ComparisonRow:
     if row.metric in METRIC_OF.values() and not side.launches:
         return _judge_limit_row(row, side.limits, reference.limits, frame, baseline)
     values, references = side.values(row.metric), reference.values(row.metric)
     ratio = mean(values) / mean(references) if values and references else None
     if frame.engine == EXTERNAL:
         return replace(row, ratio=ratio, verdict=Verdict.INCONCLUSIVE, reason=_NO_LAUNCHES)
-    failed = _failure(row.variant, row.host, values, frame) or _failure(baseline, row.host, references, frame)
+    failed = _failure(row.variant, row.host, values, frame) or _failure(
+        baseline, row.host, references, frame
+    )
     if failed:
         return replace(row, ratio=ratio, verdict=Verdict.INCONCLUSIVE, reason=failed)
     estimate, method = _estimate(side, reference, row.metric, frame)
@@ -276,32 +352,57 @@ def _judge_row(row: ComparisonRow, side: _LaunchSet, reference: _LaunchSet, fram
         judgement = judge_without_interval(values, references, frame.question, frame.minutes)
         return _with_judgement(replace(row, ratio=ratio), judgement)
     judgement = judge_ratio(estimate, frame.question, HIGHER_IS_BETTER[row.metric], frame.minutes)
-    return _with_judgement(replace(row, ratio=estimate.ratio, ratio_interval=estimate.interval, method=method), judgement)
+    return _with_judgement(
+        replace(row, ratio=estimate.ratio, ratio_interval=estimate.interval, method=method),
+        judgement,
+    )
 
 
-def _judge_limit_row(row: ComparisonRow, ours: Sequence[SloLimit], theirs: Sequence[SloLimit], frame: _SharedSettings, baseline: str) -> ComparisonRow:
+def _judge_limit_row(
+    row: ComparisonRow,
+    ours: Sequence[SloLimit],
+    theirs: Sequence[SloLimit],
+    frame: _SharedSettings,
+    baseline: str,
+) -> ComparisonRow:
     """By the highest loads met, with an interval that holds what the searches leave open."""
     values, references = [limit.met for limit in ours], [limit.met for limit in theirs]
     is_open = not all(limit.is_closed for limit in (*ours, *theirs))
     ratio = mean(values) / mean(references) if values and references and not is_open else None
     if frame.engine == EXTERNAL:
         return replace(row, ratio=ratio, verdict=Verdict.INCONCLUSIVE, reason=_NO_LAUNCHES)
-    failed = _failure(row.variant, row.host, values, frame) or _failure(baseline, row.host, references, frame)
+    failed = _failure(row.variant, row.host, values, frame) or _failure(
+        baseline, row.host, references, frame
+    )
     if failed:
         return replace(row, ratio=ratio, verdict=Verdict.INCONCLUSIVE, reason=failed)
     estimate, method = limit_ratio(ours, theirs, frame.question.confidence, may_pair=frame.may_pair)
     if estimate is None:
         few = min(len(values), len(references)) < 2 and not is_open
-        judgement = judge_without_interval(values, references, frame.question, frame.minutes) if few else Judgement(Verdict.INCONCLUSIVE, _OPEN)
+        judgement = (
+            judge_without_interval(values, references, frame.question, frame.minutes)
+            if few
+            else Judgement(Verdict.INCONCLUSIVE, _OPEN)
+        )
         return _with_judgement(replace(row, ratio=ratio), judgement)
     judgement = judge_ratio(estimate, frame.question, HIGHER_IS_BETTER[row.metric], frame.minutes)
     if is_open and judgement.verdict == Verdict.INCONCLUSIVE:
         judgement = Judgement(Verdict.INCONCLUSIVE, _OPEN)
-    return _with_judgement(replace(row, ratio=None if is_open else estimate.ratio, ratio_interval=estimate.interval, method=method), judgement)
+    return _with_judgement(
+        replace(
+            row,
+            ratio=None if is_open else estimate.ratio,
+            ratio_interval=estimate.interval,
+            method=method,
+        ),
+        judgement,
+    )
 
 
 def _failure(variant: str, host: str, values: list[float], frame: _SharedSettings) -> str:
-    """Why there is no launch and more would not help; empty when there is one, or when it is only early."""
+    """Why there is no launch and more would not help; empty when there is one, or when it is only
+    early.
+    """
     why = frame.failures.get((variant, host), "")
     return f"no valid launch: {variant} failed ({why})" if why and not values else ""
 
@@ -310,7 +411,9 @@ def _with_judgement(row: ComparisonRow, judgement: Judgement) -> ComparisonRow:
     return replace(row, verdict=judgement.verdict, reason=judgement.reason, needs=judgement.needs)
 
 
-def _estimate(side: _LaunchSet, reference: _LaunchSet, metric: str, frame: _SharedSettings) -> tuple[LogRatio | None, str]:
+def _estimate(
+    side: _LaunchSet, reference: _LaunchSet, metric: str, frame: _SharedSettings
+) -> tuple[LogRatio | None, str]:
     confidence = frame.question.confidence
     if frame.may_pair:
         ours, theirs = side.by_block(metric), reference.by_block(metric)
@@ -321,35 +424,58 @@ def _estimate(side: _LaunchSet, reference: _LaunchSet, metric: str, frame: _Shar
     return welch_ratio(side.values(metric), reference.values(metric), confidence), "unpaired"
 
 
-def _comparison(conditions: ComparisonConditions, baseline: str, question: Question, rows: list[ComparisonRow]) -> Comparison:
+def _comparison(
+    conditions: ComparisonConditions, baseline: str, question: Question, rows: list[ComparisonRow]
+) -> Comparison:
     notes = []
     if conditions.engine == SIMULATED:
-        notes.append(f"simulated ×{conditions.time_scale:g}: a model of time, not a measurement of hardware")
+        notes.append(
+            f"simulated ×{conditions.time_scale:g}: a model of time, not a measurement of hardware"
+        )
     if conditions.engine == EXTERNAL:
         notes.append("external server: no launches, so no verdict about launches is possible")
     notes += _unsteady(rows)
     notes += [note for row in rows for note in open_notes(row.limits)]
     if not rows:
         notes.append("no finished run yet")
-    return Comparison(conditions.job, conditions.engine, conditions.time_scale, baseline, question, tuple(rows), tuple(notes))
+    return Comparison(
+        conditions.job,
+        conditions.engine,
+        conditions.time_scale,
+        baseline,
+        question,
+        tuple(rows),
+        tuple(notes),
+    )
 
 
 def _unsteady(rows: list[ComparisonRow]) -> list[str]:
     """A verdict that rests on a launch without a steady state says so."""
     unsteady = [row for row in rows if any(gate.code == NOT_STEADY for gate in row.gates)]
-    places = _first_seen([f"{row.variant} {row.workload}{f' on {row.host}' if row.host else ''}" for row in unsteady])
+    places = _first_seen(
+        [f"{row.variant} {row.workload}{f' on {row.host}' if row.host else ''}" for row in unsteady]
+    )
     if not places:
         return []
     more = f" and {len(places) - _PLACES_NAMED} more" if len(places) > _PLACES_NAMED else ""
-    return [f"no steady state in {', '.join(places[:_PLACES_NAMED])}{more}: such a mean is one of several levels or of a drift"]
+    return [
+        f"no steady state in {', '.join(places[:_PLACES_NAMED])}{more}: such a mean is one of several levels or of a drift"
+    ]
 
 
-def _unmatched(old: dict[tuple[str, str, str], _LaunchSet], new: dict[tuple[str, str, str], _LaunchSet]) -> list[str]:
+def _unmatched(
+    old: dict[tuple[str, str, str], _LaunchSet], new: dict[tuple[str, str, str], _LaunchSet]
+) -> list[str]:
     lost = sorted(old.keys() - new.keys())
-    return [f"not in the second job: {variant} on {host or 'no host'}, workload {workload}" for variant, host, workload in lost]
+    return [
+        f"not in the second job: {variant} on {host or 'no host'}, workload {workload}"
+        for variant, host, workload in lost
+    ]
 
 
 def _scales(old: ComparisonConditions, new: ComparisonConditions) -> list[str]:
     if old.time_scale == new.time_scale:
         return []
-    return [f"time scales differ: {old.job} ran simulated ×{old.time_scale:g}, {new.job} ×{new.time_scale:g}"]
+    return [
+        f"time scales differ: {old.job} ran simulated ×{old.time_scale:g}, {new.job} ×{new.time_scale:g}"
+    ]

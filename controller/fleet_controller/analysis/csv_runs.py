@@ -1,4 +1,6 @@
-"""Owns the reading of anybody's own numbers: CSV text to runs, or findings with line numbers. Opens no file."""
+"""Owns the reading of anybody's own numbers: CSV text to runs, or findings with line numbers. Opens
+no file.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ OPTIONAL = ("host", "workload", "metric", "block")
 
 @dataclass(frozen=True, slots=True)
 class RowFinding:
-    """What is wrong with one cell. `line` and `column` count from 1; `column` is that of the cell, not of the character."""
+    """What is wrong with one cell. `line` and `column` count from 1; `column` is that of the cell,
+    not of the character.
+    """
 
     code: str
     line: int
@@ -38,7 +42,8 @@ class CsvRuns:
 
 
 def parse_csv_runs(text: str) -> CsvRuns:
-    """Columns variant, launch, value; optional host, workload, metric, block. Several rows of one launch are its runs.
+    """Columns variant, launch, value; optional host, workload, metric, block. Several rows of one
+    launch are its runs.
 
     Launches are paired only where `block` (a whole number from 1) says that they ran side by side.
     """
@@ -49,14 +54,36 @@ def parse_csv_runs(text: str) -> CsvRuns:
         header = [name.strip() for name in next(rows, [])]
         problems += _header_findings(header)
         for cells in () if problems else rows:
-            found = list(_row_findings(rows.line_num, header, cells)) if any(cell.strip() for cell in cells) else None
+            found = (
+                list(_row_findings(rows.line_num, header, cells))
+                if any(cell.strip() for cell in cells)
+                else None
+            )
             problems += found or ()
             if found == []:
-                runs.append(_stored_run(dict(zip(header, (cell.strip() for cell in cells), strict=True)), rows.line_num))
+                runs.append(
+                    _stored_run(
+                        dict(zip(header, (cell.strip() for cell in cells), strict=True)),
+                        rows.line_num,
+                    )
+                )
     except csv.Error as error:
-        problems.append(RowFinding("csv_syntax", rows.line_num, 1, "", f"not CSV: {error}", "quote cells that hold quotes or line ends"))
+        problems.append(
+            RowFinding(
+                "csv_syntax",
+                rows.line_num,
+                1,
+                "",
+                f"not CSV: {error}",
+                "quote cells that hold quotes or line ends",
+            )
+        )
     if not runs and not problems:
-        problems.append(RowFinding("csv_empty", 1, 1, "", "no row below the header", "one row per launch or run"))
+        problems.append(
+            RowFinding(
+                "csv_empty", 1, 1, "", "no row below the header", "one row per launch or run"
+            )
+        )
     return CsvRuns(tuple(runs), tuple(problems))
 
 
@@ -68,15 +95,30 @@ def _header_findings(header: list[str]) -> Iterator[RowFinding]:
     for column, name in enumerate(header, start=1):
         if name not in REQUIRED + OPTIONAL:
             near = get_close_matches(name, REQUIRED + OPTIONAL, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known columns: {', '.join(REQUIRED + OPTIONAL)}"
-            yield RowFinding("csv_column_unknown", 1, column, name, f"unknown column {name!r}", hint)
+            hint = (
+                f"did you mean {near[0]!r}?"
+                if near
+                else f"known columns: {', '.join(REQUIRED + OPTIONAL)}"
+            )
+            yield RowFinding(
+                "csv_column_unknown", 1, column, name, f"unknown column {name!r}", hint
+            )
         elif header.index(name) != column - 1:
-            yield RowFinding("csv_column_twice", 1, column, name, f"column {name!r} stands twice", "remove one")
+            yield RowFinding(
+                "csv_column_twice", 1, column, name, f"column {name!r} stands twice", "remove one"
+            )
 
 
 def _row_findings(line: int, header: list[str], cells: list[str]) -> Iterator[RowFinding]:
     if len(cells) != len(header):
-        yield RowFinding("csv_cells", line, 1, "", f"{len(cells)} cells, the header has {len(header)}", "one cell per column")
+        yield RowFinding(
+            "csv_cells",
+            line,
+            1,
+            "",
+            f"{len(cells)} cells, the header has {len(header)}",
+            "one cell per column",
+        )
         return
     for column, (key, cell) in enumerate(zip(header, cells, strict=True), start=1):
         problem = _cell_problem(key, cell.strip())
@@ -88,12 +130,21 @@ def _cell_problem(key: str, cell: str) -> tuple[str, str] | None:
     if key in ("variant", "launch") and not cell:
         return f"{key} is empty", "name it: runs with the same variant and launch belong together"
     if key == "value" and not _is_positive(cell):
-        return f"value {cell!r} is not a number above 0", "failed measurements never become a number: leave the row out"
+        return (
+            f"value {cell!r} is not a number above 0",
+            "failed measurements never become a number: leave the row out",
+        )
     if key == "metric" and cell and cell not in HIGHER_IS_BETTER:
         near = get_close_matches(cell, HIGHER_IS_BETTER, 1)
-        return f"unknown metric {cell!r}", f"did you mean {near[0]!r}?" if near else f"known: {', '.join(HIGHER_IS_BETTER)}"
+        return (
+            f"unknown metric {cell!r}",
+            f"did you mean {near[0]!r}?" if near else f"known: {', '.join(HIGHER_IS_BETTER)}",
+        )
     if key == "block" and cell and not (cell.isascii() and cell.isdigit() and int(cell) > 0):
-        return f"block {cell!r} is not a whole number from 1", "launches that ran side by side share a block; empty: not paired"
+        return (
+            f"block {cell!r} is not a whole number from 1",
+            "launches that ran side by side share a block; empty: not paired",
+        )
     return None
 
 
@@ -108,7 +159,9 @@ def _is_positive(cell: str) -> bool:
 def _stored_run(cells: dict[str, str], line: int) -> StoredRun:
     variant, host = cells["variant"], cells.get("host", "")
     run = RunResult(
-        workload=cells.get("workload", ""), index=line, metrics={cells.get("metric") or OUTPUT_TOK_S: float(cells["value"])}
+        workload=cells.get("workload", ""),
+        index=line,
+        metrics={cells.get("metric") or OUTPUT_TOK_S: float(cells["value"])},
     )
     trial = "\n".join((variant, host, cells["launch"]))
     return StoredRun(trial, 1, variant, host, int(cells.get("block") or 0), Outcome.OK, run)

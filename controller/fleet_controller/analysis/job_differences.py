@@ -1,4 +1,6 @@
-"""Owns what two jobs asked for differently where a ratio between them would hide it. Compares no numbers."""
+"""Owns what two jobs asked for differently where a ratio between them would hide it. Compares no
+numbers.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,15 @@ from fleet_protos.trial_types import Workload
 
 
 def job_differences(before: Job, after: Job) -> tuple[str, ...]:
-    """One line for each: another model, shared hosts, load from elsewhere, a workload of one name that is another. Settings may differ."""
-    return (*_models(before, after), *_sharing(before, after), *_load(before, after), *_workloads(before, after))
+    """One line for each: another model, shared hosts, load from elsewhere, a workload of one name
+    that is another. Settings may differ.
+    """
+    return (
+        *_models(before, after),
+        *_sharing(before, after),
+        *_load(before, after),
+        *_workloads(before, after),
+    )
 
 
 def _models(before: Job, after: Job) -> Iterator[str]:
@@ -35,7 +44,11 @@ def _load_source(job: Job) -> str:
     if job.load is None:
         return "the server's own host"
     hosts = job.load.hosts
-    chosen = ", ".join(hosts.names) or " ".join(f"{name}={value}" for name, value in hosts.labels.items()) or "load-only hosts"
+    chosen = (
+        ", ".join(hosts.names)
+        or " ".join(f"{name}={value}" for name, value in hosts.labels.items())
+        or "load-only hosts"
+    )
     return f"other hosts ({chosen}{f'; {job.load.shards} shards' if job.load.shards else ''})"
 
 
@@ -48,5 +61,8 @@ def _workloads(before: Job, after: Job) -> Iterator[str]:
 
 
 def _changed_fields(before: Workload, after: Workload) -> list[str]:
-    pairs = ((field.name, getattr(before, field.name), getattr(after, field.name)) for field in fields(Workload))
+    pairs = (
+        (field.name, getattr(before, field.name), getattr(after, field.name))
+        for field in fields(Workload)
+    )
     return [f"{name} {old} against {new}" for name, old, new in pairs if old != new]

@@ -1,4 +1,6 @@
-"""Owns the step from stored runs to launches: which attempt counts, which runs are valid, which gates tripped. Computes no interval."""
+"""Owns the step from stored runs to launches: which attempt counts, which runs are valid, which
+gates tripped. Computes no interval.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,18 @@ from fleet_controller.core.controller_api import StoredRun
 from fleet_protos.metric_names import ACCEPT_LENGTH
 from fleet_protos.trial_types import Gate, GateEffect, Outcome
 
-WARMING_UP = Gate("warming_up", GateEffect.VOID_RUN, "not steady yet, as later runs of the same launch showed: kept, and part of no number")
+WARMING_UP = Gate(
+    "warming_up",
+    GateEffect.VOID_RUN,
+    "not steady yet, as later runs of the same launch showed: kept, and part of no number",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class GateCount:
-    """How often a gate tripped, what it said the last time, and the codes of all ways in which it did."""
+    """How often a gate tripped, what it said the last time, and the codes of all ways in which it
+    did.
+    """
 
     code: str
     count: int
@@ -26,7 +34,9 @@ class GateCount:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredLaunch:
-    """One launch of a variant under one workload: the independent unit. `values` and `runs` hold valid runs only."""
+    """One launch of a variant under one workload: the independent unit. `values` and `runs` hold
+    valid runs only.
+    """
 
     variant: str
     host: str
@@ -37,9 +47,13 @@ class MeasuredLaunch:
 
 
 def without_warm_up(runs: Iterable[StoredRun]) -> list[StoredRun]:
-    """All runs, those voided that belong to the warm-up of their launch by what the newest valid run of that workload says."""
+    """All runs, those voided that belong to the warm-up of their launch by what the newest valid
+    run of that workload says.
+    """
     runs = list(runs)
-    valid: dict[tuple[str, int, str], list[int]] = defaultdict(list)  # launch and workload → places of its valid runs
+    valid: dict[tuple[str, int, str], list[int]] = defaultdict(
+        list
+    )  # launch and workload → places of its valid runs
     for place in sorted(range(len(runs)), key=lambda place: runs[place].run.index):
         if not runs[place].run.void:
             valid[runs[place].trial_id, runs[place].attempt, runs[place].run.workload].append(place)
@@ -61,10 +75,14 @@ def counted_attempts(runs: Iterable[StoredRun]) -> list[StoredRun]:
 
 
 def launches_of(runs: Iterable[StoredRun], metrics: Sequence[str]) -> list[MeasuredLaunch]:
-    """One launch per trial and workload, each metric's mean over the valid runs that have it, in the order first seen."""
+    """One launch per trial and workload, each metric's mean over the valid runs that have it, in
+    the order first seen.
+    """
     grouped: dict[tuple[str, str], list[StoredRun]] = defaultdict(list)
     for stored in counted_attempts(runs):
-        if not stored.run.void and not stored.run.searched.load:  # runs of a search are of many loads
+        if (
+            not stored.run.void and not stored.run.searched.load
+        ):  # runs of a search are of many loads
             grouped[stored.trial_id, stored.run.workload].append(stored)
     return [_launch(members, metrics) for members in grouped.values()]
 
@@ -80,7 +98,9 @@ def _launch(members: Sequence[StoredRun], metrics: Sequence[str]) -> MeasuredLau
 
 
 def gate_counts(runs: Iterable[StoredRun]) -> tuple[GateCount, ...]:
-    """Gates over all runs given, voided and failed ones too: what was kept out is told. The most frequent first."""
+    """Gates over all runs given, voided and failed ones too: what was kept out is told. The most
+    frequent first.
+    """
     counts: dict[str, GateCount] = {}
     for stored in runs:
         for gate in stored.run.gates:
@@ -92,9 +112,11 @@ def gate_counts(runs: Iterable[StoredRun]) -> tuple[GateCount, ...]:
 
 
 def minutes_per_launch(runs: Iterable[StoredRun]) -> float | None:
-    """Wall minutes that one launch takes: the median distance of neighbouring launches' first runs on one host.
+    """Wall minutes that one launch takes: the median distance of neighbouring launches' first runs
+    on one host.
 
-    It holds the load, the runs and the stop. With one launch a host it is the runs' own time, a lower bound; None without runs.
+    It holds the load, the runs and the stop. With one launch a host it is the runs' own time, a
+    lower bound; None without runs.
     """
     first: dict[tuple[str, str, int], int] = {}
     busy_s: dict[tuple[str, str, int], float] = defaultdict(float)

@@ -1,4 +1,6 @@
-"""Owns the arithmetic of intervals: means over launches and ratios on the log scale. Knows nothing of jobs and never reads data."""
+"""Owns the arithmetic of intervals: means over launches and ratios on the log scale. Knows nothing
+of jobs and never reads data.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +25,12 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class LogRatio:
-    """A ratio estimated on the log scale, and how its half-width shrinks when both sides get launches more.
+    """A ratio estimated on the log scale, and how its half-width shrinks when both sides get
+    launches more.
 
-    `half_width(k)` is the half-width on the log scale after k more launches of each side at the noise seen. `open_below` and `open_above`:
-    how much further each end lies, on that scale, because the values themselves are known between bounds only; launches do not change it.
+    `half_width(k)` is the half-width on the log scale after k more launches of each side at the
+    noise seen. `open_below` and `open_above`: how much further each end lies, on that scale,
+    because the values themselves are known between bounds only; launches do not change it.
     """
 
     log_ratio: float
@@ -43,7 +47,10 @@ class LogRatio:
     def interval(self) -> Interval:
         """The interval of the ratio, without unit."""
         now = self.half_width(0)
-        return Interval(math.exp(self.log_ratio - now - self.open_below), math.exp(self.log_ratio + now + self.open_above))
+        return Interval(
+            math.exp(self.log_ratio - now - self.open_below),
+            math.exp(self.log_ratio + now + self.open_above),
+        )
 
 
 def t_quantile(confidence: float, degrees: float) -> float:
@@ -70,12 +77,18 @@ def mean_interval(values: Sequence[float], confidence: float) -> Interval | None
     """Student's t-interval of the mean over independent launches; None below two of them."""
     if len(values) < 2:
         return None
-    half = t_quantile(confidence, len(values) - 1) * standard_deviation(values) / math.sqrt(len(values))
+    half = (
+        t_quantile(confidence, len(values) - 1)
+        * standard_deviation(values)
+        / math.sqrt(len(values))
+    )
     return Interval(mean(values) - half, mean(values) + half)
 
 
 def paired_ratio(pairs: Sequence[tuple[float, float]], confidence: float) -> LogRatio | None:
-    """The ratio first/second of launches paired by block: a t-interval over log differences; None below two pairs."""
+    """The ratio first/second of launches paired by block: a t-interval over log differences; None
+    below two pairs.
+    """
     if len(pairs) < 2:
         return None
     differences = [math.log(value / reference) for value, reference in pairs]
@@ -86,14 +99,20 @@ def paired_ratio(pairs: Sequence[tuple[float, float]], confidence: float) -> Log
     )
 
 
-def welch_ratio(values: Sequence[float], references: Sequence[float], confidence: float) -> LogRatio | None:
-    """The ratio of geometric means of two independent sets of launches, by Welch's interval on logs; None below two on a side.
+def welch_ratio(
+    values: Sequence[float], references: Sequence[float], confidence: float
+) -> LogRatio | None:
+    """The ratio of geometric means of two independent sets of launches, by Welch's interval on
+    logs; None below two on a side.
 
     Degrees of freedom by Satterthwaite (Biometrics Bulletin 2, 1946).
     """
     if min(len(values), len(references)) < 2:
         return None
-    logs, reference_logs = [math.log(value) for value in values], [math.log(value) for value in references]
+    logs, reference_logs = (
+        [math.log(value) for value in values],
+        [math.log(value) for value in references],
+    )
     variances = standard_deviation(logs) ** 2, standard_deviation(reference_logs) ** 2
 
     def half_width(more: int) -> float:
@@ -102,15 +121,22 @@ def welch_ratio(values: Sequence[float], references: Sequence[float], confidence
         spread = math.fsum(parts)
         if spread <= 0:
             return 0.0
-        # Each share of the spread over its own degrees: no squares of tiny numbers that could underflow.
-        degrees = 1 / math.fsum((part / spread) ** 2 / (count - 1) for part, count in zip(parts, counts, strict=True))
+        # Each share of the spread over its own degrees: no squares of tiny numbers that could
+        # underflow.
+        degrees = 1 / math.fsum(
+            (part / spread) ** 2 / (count - 1) for part, count in zip(parts, counts, strict=True)
+        )
         return t_quantile(confidence, degrees) * math.sqrt(spread)
 
     return LogRatio(mean(logs) - mean(reference_logs), half_width)
 
 
-def more_launches(half_width: Callable[[int], float], target: float, cap: int = LAUNCHES_CAP) -> int | None:
-    """The fewest additional launches, at least one, after which `half_width` is at most `target`; None when above `cap`."""
+def more_launches(
+    half_width: Callable[[int], float], target: float, cap: int = LAUNCHES_CAP
+) -> int | None:
+    """The fewest additional launches, at least one, after which `half_width` is at most `target`;
+    None when above `cap`.
+    """
     if half_width(cap) > target:
         return None
     low, high = 0, 1
@@ -123,8 +149,12 @@ def more_launches(half_width: Callable[[int], float], target: float, cap: int = 
     return high
 
 
-def launches_for_precision(values: Sequence[float], precision: float, confidence: float, cap: int = LAUNCHES_CAP) -> int | None:
-    """How many launches in all put one mean within ± `precision` (relative) at the noise of `values`; None when above `cap`."""
+def launches_for_precision(
+    values: Sequence[float], precision: float, confidence: float, cap: int = LAUNCHES_CAP
+) -> int | None:
+    """How many launches in all put one mean within ± `precision` (relative) at the noise of
+    `values`; None when above `cap`.
+    """
     relative = standard_deviation(values) / mean(values)
 
     def half_width(more: int) -> float:

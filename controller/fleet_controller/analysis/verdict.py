@@ -16,7 +16,9 @@ from fleet_controller.analysis.statistics import (
 
 
 class Verdict(StrEnum):
-    """What the data says of a variant against the baseline; the rules are those of docs/statistics.md."""
+    """What the data says of a variant against the baseline; the rules are those of
+    docs/statistics.md.
+    """
 
     FASTER = "FASTER"
     SLOWER = "SLOWER"
@@ -26,7 +28,9 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked of every row: `confidence` of each interval, and `margin`, the relative difference that does not matter."""
+    """What is asked of every row: `confidence` of each interval, and `margin`, the relative
+    difference that does not matter.
+    """
 
     confidence: float = 0.95
     margin: float = 0.02
@@ -34,7 +38,9 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What would resolve a row: additional launches of both sides, wall minutes for them (None: unknown), and why."""
+    """What would resolve a row: additional launches of both sides, wall minutes for them (None:
+    unknown), and why.
+    """
 
     launches: int
     minutes: float | None
@@ -43,7 +49,9 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """A verdict with its reason in words and, when it is INCONCLUSIVE, what it needs (None: no launches would help)."""
+    """A verdict with its reason in words and, when it is INCONCLUSIVE, what it needs (None: no
+    launches would help).
+    """
 
     verdict: Verdict
     reason: str
@@ -51,7 +59,9 @@ class Judgement:
 
 
 def decide_verdict(interval: Interval, margin: float, higher_is_better: bool) -> Verdict:
-    """EQUIVALENT before FASTER or SLOWER before INCONCLUSIVE; `margin` is symmetric on the log scale: 1/(1+m) … 1+m."""
+    """EQUIVALENT before FASTER or SLOWER before INCONCLUSIVE; `margin` is symmetric on the log
+    scale: 1/(1+m) … 1+m.
+    """
     if interval.is_inside(1 / (1 + margin), 1 + margin):
         return Verdict.EQUIVALENT
     if interval.low > 1:
@@ -61,7 +71,9 @@ def decide_verdict(interval: Interval, margin: float, higher_is_better: bool) ->
     return Verdict.INCONCLUSIVE
 
 
-def judge_ratio(estimate: LogRatio, question: Question, higher_is_better: bool, minutes_per_launch: float | None) -> Judgement:
+def judge_ratio(
+    estimate: LogRatio, question: Question, higher_is_better: bool, minutes_per_launch: float | None
+) -> Judgement:
     """The verdict of a ratio that has an interval."""
     verdict = decide_verdict(estimate.interval, question.margin, higher_is_better)
     percent = f"±{question.margin * 100:g} %"
@@ -72,14 +84,18 @@ def judge_ratio(estimate: LogRatio, question: Question, higher_is_better: bool, 
     reason = f"the interval holds no difference and reaches beyond {percent}"
     if (estimate.open_below or estimate.open_above) and not _target(estimate, question) > 0:
         left = f"{math.expm1(max(estimate.open_below, estimate.open_above)) * 100:.1f} %"
-        return Judgement(verdict, f"{reason}: the searches leave up to {left} open, which a smaller `within` closes and more launches do not")
+        return Judgement(
+            verdict,
+            f"{reason}: the searches leave up to {left} open, which a smaller `within` closes and more launches do not",
+        )
     return Judgement(verdict, reason, needs_of(estimate, question, minutes_per_launch))
 
 
 def needs_of(estimate: LogRatio, question: Question, minutes_per_launch: float | None) -> Needs:
     """Launches more, of both sides, that resolve it if estimate and noise stay what they are.
 
-    Resolved means a half-width that excludes 1 (below |log ratio|) or fits the margin (below log(1+m) - |log ratio|).
+    Resolved means a half-width that excludes 1 (below |log ratio|) or fits the margin (below
+    log(1+m) - |log ratio|).
     """
     more = more_launches(estimate.half_width, _target(estimate, question))
     return _needs(more, minutes_per_launch, "")
@@ -91,7 +107,12 @@ def _target(estimate: LogRatio, question: Question) -> float:
     return max(low, -high, math.log1p(question.margin) - max(high, -low))
 
 
-def judge_without_interval(values: list[float], references: list[float], question: Question, minutes_per_launch: float | None) -> Judgement:
+def judge_without_interval(
+    values: list[float],
+    references: list[float],
+    question: Question,
+    minutes_per_launch: float | None,
+) -> Judgement:
     """The answer when one side has fewer than two launches: never more than INCONCLUSIVE, and why."""
     fewest = min(len(values), len(references))
     if fewest == 0:
@@ -101,10 +122,22 @@ def judge_without_interval(values: list[float], references: list[float], questio
     noisy = max((values, references), key=len)
     reason = "one launch has no interval: launches differ, and runs of one launch do not show by how much"
     if len(noisy) < 2:
-        return Judgement(Verdict.INCONCLUSIVE, reason, _needs(2, minutes_per_launch, "three launches of each give a first interval"))
+        return Judgement(
+            Verdict.INCONCLUSIVE,
+            reason,
+            _needs(2, minutes_per_launch, "three launches of each give a first interval"),
+        )
     total = launches_for_precision(noisy, question.margin, question.confidence)
-    message = f"about {total} launches of each put a mean within ±{question.margin * 100:g} % at the noise seen" if total else ""
-    return Judgement(Verdict.INCONCLUSIVE, reason, _needs(None if total is None else max(total - fewest, 1), minutes_per_launch, message))
+    message = (
+        f"about {total} launches of each put a mean within ±{question.margin * 100:g} % at the noise seen"
+        if total
+        else ""
+    )
+    return Judgement(
+        Verdict.INCONCLUSIVE,
+        reason,
+        _needs(None if total is None else max(total - fewest, 1), minutes_per_launch, message),
+    )
 
 
 def _needs(more: int | None, minutes_per_launch: float | None, message: str) -> Needs:

@@ -1,4 +1,6 @@
-"""Owns the making of a whole controller from its addresses, and its end in reverse order; the same for daemon and `fleetctl`."""
+"""Owns the making of a whole controller from its addresses, and its end in reverse order; the same
+for daemon and `fleetctl`.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ from fleet_transport.tls_identity import TlsFiles
 
 @dataclass(frozen=True, slots=True)
 class ControllerEndpoints:
-    """Where a controller is reached. `listen`: ADDRESS:PORT with the certificates of `trust`, unix:PATH, or empty for its own socket.
+    """Where a controller is reached. `listen`: ADDRESS:PORT with the certificates of `trust`,
+    unix:PATH, or empty for its own socket.
 
     `metrics`: (address, port) of its Prometheus endpoint.
     """
@@ -40,19 +43,34 @@ class ControllerEndpoints:
 
     @property
     def tls(self) -> TlsFiles | None:
-        """The controller's files where it listens with TLS. Raises ConfigError when it must and has none."""
-        if not self.listen or self.listen.startswith("unix:") or (self.trust is None and is_local(self.listen)):
+        """The controller's files where it listens with TLS. Raises ConfigError when it must and has
+        none.
+        """
+        if (
+            not self.listen
+            or self.listen.startswith("unix:")
+            or (self.trust is None and is_local(self.listen))
+        ):
             return None
         if self.trust is None:
-            raise ConfigError(f"listening on {self.listen} needs certificates", "`fleetctl init` makes them; --trust DIR names them")
+            raise ConfigError(
+                f"listening on {self.listen} needs certificates",
+                "`fleetctl init` makes them; --trust DIR names them",
+            )
         return Authority.open(self.trust).controller_files()
 
 
 def endpoints_from_options(options: argparse.Namespace, state: Path) -> ControllerEndpoints:
     """From the options of `fleet-controller`. Raises ConfigError."""
-    metrics = options.metrics or (f"127.0.0.1:{options.metrics_port}" if options.metrics_port else "")
+    metrics = options.metrics or (
+        f"127.0.0.1:{options.metrics_port}" if options.metrics_port else ""
+    )
     trust = trust_folder_path(options.trust, state)
-    return ControllerEndpoints(options.listen, trust if trust.is_dir() or options.trust else None, parse_endpoint(metrics) if metrics else None)
+    return ControllerEndpoints(
+        options.listen,
+        trust if trust.is_dir() or options.trust else None,
+        parse_endpoint(metrics) if metrics else None,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +110,17 @@ async def start_controller(
                 fleet = FleetController(database, folder, targets, series, first_contact_s)
                 await fleet.load()
                 tasks.create_task(fleet.run(stopping))
-                watcher = FleetFileWatcher(targets.file, fleet.apply_inventory) if targets.file else None
+                watcher = (
+                    FleetFileWatcher(targets.file, fleet.apply_inventory) if targets.file else None
+                )
                 watcher_task = tasks.create_task(watcher.run()) if watcher else None
-                expiry_task = tasks.create_task(ExpiryWatcher(Authority.open(endpoints.trust), series.registry).run()) if endpoints.trust else None
+                expiry_task = (
+                    tasks.create_task(
+                        ExpiryWatcher(Authority.open(endpoints.trust), series.registry).run()
+                    )
+                    if endpoints.trust
+                    else None
+                )
                 async with _start_service(fleet, folder, endpoints) as address:
                     try:
                         yield RunningController(fleet, address, watcher)
@@ -109,13 +135,21 @@ async def start_controller(
             database.close()
 
 
-def _start_service(fleet: FleetController, folder: Path, endpoints: ControllerEndpoints) -> AbstractAsyncContextManager[str]:
+def _start_service(
+    fleet: FleetController, folder: Path, endpoints: ControllerEndpoints
+) -> AbstractAsyncContextManager[str]:
     local_address, tls = listen_address(folder, "controller"), endpoints.tls
-    return serve_controller(fleet, local_address, endpoints.listen, tls) if tls else serve_controller(fleet, endpoints.listen or local_address)
+    return (
+        serve_controller(fleet, local_address, endpoints.listen, tls)
+        if tls
+        else serve_controller(fleet, endpoints.listen or local_address)
+    )
 
 
 def _first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """What the user is to see of a group: the task group wraps even the one error that came from inside."""
+    """What the user is to see of a group: the task group wraps even the one error that came from
+    inside.
+    """
     error: BaseException = group
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

@@ -1,4 +1,6 @@
-"""Owns the controller's work: follows its agents, stores what they tell, starts what is next, fetches files. The core decides."""
+"""Owns the controller's work: follows its agents, stores what they tell, starts what is next,
+fetches files. The core decides.
+"""
 
 from __future__ import annotations
 
@@ -70,15 +72,24 @@ class FleetController:
     """A `Controller` with agents. `load` it once; `run` must be running for anything to move."""
 
     def __init__(
-        self, store: Store, folder: Path, targets: FleetTargets, series: RunSeries, first_contact_s: float = FIRST_CONTACT_S
+        self,
+        store: Store,
+        folder: Path,
+        targets: FleetTargets,
+        series: RunSeries,
+        first_contact_s: float = FIRST_CONTACT_S,
     ) -> None:
         self._writer = StateWriter(store, series)
         self._queries = ReadOnlyController(store, folder / "artifacts")
         self._connections = HostConnections(targets, self._writer, folder / "artifacts")
         self._by_host, self._host_connections = self._connections.by_host, self._connections.all
         self._first_contact_s = first_contact_s
-        self._health = HostHealth(self._writer, lambda: self._host_connections, targets.probe_first_s)
-        self._timeouts = HostTimeouts(self._writer, lambda: self._host_connections, targets.give_up_after_s)
+        self._health = HostHealth(
+            self._writer, lambda: self._host_connections, targets.probe_first_s
+        )
+        self._timeouts = HostTimeouts(
+            self._writer, lambda: self._host_connections, targets.give_up_after_s
+        )
         self._blocked_reason = ""  # why nothing is begun now
 
     # Work
@@ -93,7 +104,8 @@ class FleetController:
         await self._health.load()
 
     async def wait_for_agents(self) -> None:
-        """The agents were just started: returns when all are connected, or when the time for a first contact is over.
+        """The agents were just started: returns when all are connected, or when the time for a
+        first contact is over.
 
         Those of a fleet file were not: it is enough to know why one does not answer.
         """
@@ -101,15 +113,27 @@ class FleetController:
         for connection in self._host_connections:
             connection.reconnect_now()
         while (left_s := deadline_s - time.monotonic()) > 0:
-            if all(line.connected or (line.fleet_host and line.was_tried) for line in self._host_connections):
+            if all(
+                line.connected or (line.fleet_host and line.was_tried)
+                for line in self._host_connections
+            ):
                 return
             await wait_until_set(self._writer.job_index.next_change(), left_s)
 
     async def run(self, stopping: asyncio.Event) -> None:
-        """Follow the agents and start trials until `stopping`; then fetch what is still owed and hang up."""
+        """Follow the agents and start trials until `stopping`; then fetch what is still owed and
+        hang up.
+        """
         try:
             async with asyncio.TaskGroup() as tasks:
-                working = [tasks.create_task(work) for work in (self._connections.run(), self._schedule_loop(), self._health.probe_quarantined())]
+                working = [
+                    tasks.create_task(work)
+                    for work in (
+                        self._connections.run(),
+                        self._schedule_loop(),
+                        self._health.probe_quarantined(),
+                    )
+                ]
                 await stopping.wait()
                 await self._finish_downloads()
                 await self._acknowledge_all()
@@ -127,7 +151,9 @@ class FleetController:
                 await self._drop_removed_hosts()
                 await self._timeouts.close_expired()
                 for end in self._writer.job_index.newly_hopeless():
-                    over = ended_by_controller(Attempt(1), end.kind, end.failure_class, end.message, time.time_ns())
+                    over = ended_by_controller(
+                        Attempt(1), end.kind, end.failure_class, end.message, time.time_ns()
+                    )
                     await self._writer.save_attempt(end.trial_id, over)
                 waiting = (job.waiting for job in self._writer.job_index.open_jobs)
                 hosts = self._health.schedulable_hosts()
@@ -140,7 +166,9 @@ class FleetController:
                     self._blocked_reason = ""
                 else:
                     self._report_blocked(self._writer.store_error)
-            except FleetError as error:  # the store cannot take it: nothing is begun that is not noted
+            except (
+                FleetError
+            ) as error:  # the store cannot take it: nothing is begun that is not noted
                 self._report_blocked(error.message)
             await wait_until_set(changed, _SCHEDULE_INTERVAL_S)
 
@@ -152,18 +180,34 @@ class FleetController:
             job.trouble = f"nothing is begun: {why}"
 
     async def _drop_removed_hosts(self) -> None:
-        """Hosts that were taken out of the fleet file, once nothing is active there; what waits for them never begins."""
+        """Hosts that were taken out of the fleet file, once nothing is active there; what waits for
+        them never begins.
+        """
         for host in await self._connections.close_removed():
             for job in self._writer.job_index.open_jobs:
-                for trial in [trial for trial in job.trials.values() if host in trial.hosts and trial.may_start and not trial.is_active]:
+                for trial in [
+                    trial
+                    for trial in job.trials.values()
+                    if host in trial.hosts and trial.may_start and not trial.is_active
+                ]:
                     message = f"host {host} was taken out of the fleet file"
-                    end = ended_by_controller(Attempt(len(trial.attempts) + 1), ErrorKind.CONFIG, "host_removed", message, time.time_ns())
+                    end = ended_by_controller(
+                        Attempt(len(trial.attempts) + 1),
+                        ErrorKind.CONFIG,
+                        "host_removed",
+                        message,
+                        time.time_ns(),
+                    )
                     await self._writer.save_attempt(trial.spec.trial_id, end)
 
     async def _start_attempts(self, start: TrialStart) -> None:
         """Note the attempt first, then hand it over: an agent that hears of it twice takes it once."""
         nodes = ((start.trial_id, start.host), *start.members)
-        await self._writer.begin_attempts([trial_id for trial_id, _ in nodes], Attempt(start.attempt), self._writer.job_index.specs_for_start(start))
+        await self._writer.begin_attempts(
+            [trial_id for trial_id, _ in nodes],
+            Attempt(start.attempt),
+            self._writer.job_index.specs_for_start(start),
+        )
         for _, host in nodes:
             self._by_host[host].notify_orders()
 
@@ -173,19 +217,27 @@ class FleetController:
                 for connection in self._host_connections:
                     await connection.downloads.wait_until_done()
         except TimeoutError:
-            log.warning("some files of trials were not fetched; the next start of a controller goes on with them")
+            log.warning(
+                "some files of trials were not fetched; the next start of a controller goes on with them"
+            )
 
     async def _acknowledge_all(self) -> None:
-        """Tell each agent what is stored here: one that still owes us something obeys no other controller."""
+        """Tell each agent what is stored here: one that still owes us something obeys no other
+        controller.
+        """
         try:
             async with asyncio.timeout(_ACKNOWLEDGE_LIMIT_S):
-                await asyncio.gather(*(connection.acknowledge_stored() for connection in self._host_connections))
+                await asyncio.gather(
+                    *(connection.acknowledge_stored() for connection in self._host_connections)
+                )
         except TimeoutError:
             log.info("some hosts were not told what is stored here; the next connection does so")
 
     # What fleetctl asks
 
-    async def submit(self, yaml: str, file_name: str, only_connected: bool = False, request_key: str = "") -> str:
+    async def submit(
+        self, yaml: str, file_name: str, only_connected: bool = False, request_key: str = ""
+    ) -> str:
         """Take a job; its id, that of the job made before when the request is repeated.
 
         Raises JobRejected, HostUnreachable when no agent is connected, ConfigError when none fits.
@@ -195,7 +247,11 @@ class FleetController:
         loaded = await asyncio.to_thread(load_job, yaml, file_name)  # a large file takes seconds
         plan = await self._plan(loaded.job, only_connected)
         job_id = f"{loaded.job.name}-{secrets.token_hex(3)}"
-        specs = [spec for planned in plan.trials for spec in trial_specs(loaded.job, plan, planned, job_id)]
+        specs = [
+            spec
+            for planned in plan.trials
+            for spec in trial_specs(loaded.job, plan, planned, job_id)
+        ]
         self._check_runnable(specs, plan.hosts)
         self._check_gang_addresses(_gangs(loaded.job, plan))
         row = replace(
@@ -206,10 +262,18 @@ class FleetController:
         return await self._writer.add_job(row, [Trial(spec) for spec in specs], request_key)
 
     async def _plan(self, job: Job, only_connected: bool) -> Plan:
-        """Its trials on the hosts that match; those of the fleet file too that do not answer now, unless `only_connected`."""
-        await wait_until_connected(self._host_connections, job.hosts.names, self._writer.job_index, self._first_contact_s)
+        """Its trials on the hosts that match; those of the fleet file too that do not answer now,
+        unless `only_connected`.
+        """
+        await wait_until_connected(
+            self._host_connections, job.hosts.names, self._writer.job_index, self._first_contact_s
+        )
         known = planning_candidates(self._host_connections)
-        findings = list(host_choice_findings(job, known, only_connected)) if any(host.in_file for host in known) else []
+        findings = (
+            list(host_choice_findings(job, known, only_connected))
+            if any(host.in_file for host in known)
+            else []
+        )
         if has_errors(findings):
             raise JobRejected(findings)
         hosts = choose_hosts(job, known, only_connected)
@@ -225,7 +289,10 @@ class FleetController:
         """All jobs, the newest first."""
         indexed = self._writer.job_index.jobs
         jobs = await self._queries.jobs()
-        return tuple(replace(job, trouble=indexed[job.job_id].trouble) if job.job_id in indexed else job for job in jobs)
+        return tuple(
+            replace(job, trouble=indexed[job.job_id].trouble) if job.job_id in indexed else job
+            for job in jobs
+        )
 
     async def job(self, job_id: str) -> JobDetail:
         """One job by its id or a unique start of it."""
@@ -252,7 +319,9 @@ class FleetController:
             await changed.wait()
 
     async def cancel(self, job_id: str) -> int:
-        """Start nothing more of the job and end what runs; counts the trials that this ended or kept from starting."""
+        """Start nothing more of the job and end what runs; counts the trials that this ended or
+        kept from starting.
+        """
         row = await self._writer.find_job(job_id)
         job = self._writer.job_index.jobs.get(row.job_id)
         if job is None or job.is_over:
@@ -265,7 +334,10 @@ class FleetController:
 
     async def hosts(self) -> tuple[HostStatus, ...]:
         """All hosts that this controller was given."""
-        return tuple(self._health.with_decisions(connection.status()) for connection in self._host_connections)
+        return tuple(
+            self._health.with_decisions(connection.status())
+            for connection in self._host_connections
+        )
 
     async def drain(self, host: str, reason: str) -> None:
         """No new trials there; what runs is measured to its end. Raises NotFound."""
@@ -278,16 +350,27 @@ class FleetController:
         await self._health.undrain(host)
 
     async def check_hosts(self, hosts: Sequence[str]) -> AsyncIterator[HostCheck]:
-        """What stands in the way on each, all when none is named, as each is ready. Raises NotFound."""
+        """What stands in the way on each, all when none is named, as each is ready. Raises
+        NotFound.
+        """
         async for check in check_connections(self._connections_to(hosts), self._health.record_of):
             yield check
 
     def _connections_to(self, hosts: Sequence[str]) -> list[HostConnection]:
-        names = [connection.host or connection.agent.address for connection in self._host_connections]
+        names = [
+            connection.host or connection.agent.address for connection in self._host_connections
+        ]
         for host in hosts:
             if host not in names:
-                raise NotFound(f"there is no host {host}", f"there are: {', '.join(sorted(names))}" if names else "no host is known")
-        return [line for line, name in zip(self._host_connections, names, strict=True) if not hosts or name in hosts]
+                raise NotFound(
+                    f"there is no host {host}",
+                    f"there are: {', '.join(sorted(names))}" if names else "no host is known",
+                )
+        return [
+            line
+            for line, name in zip(self._host_connections, names, strict=True)
+            if not hosts or name in hosts
+        ]
 
     async def results(self, job_id: str) -> JobResults:
         """Every stored run of a job."""
@@ -299,7 +382,10 @@ class FleetController:
 
     def _check_runnable(self, specs: Sequence[TrialSpec], hosts: Sequence[str]) -> None:
         for spec in specs:
-            rooms = {host: self._by_host[host].usable_gpus(spec.engine.kind) for host in ([spec.host] if spec.host else hosts)}
+            rooms = {
+                host: self._by_host[host].usable_gpus(spec.engine.kind)
+                for host in ([spec.host] if spec.host else hosts)
+            }
             if spec.engine.gpus > max(rooms.values()):
                 there = ", ".join(f"host {host} has {room}" for host, room in rooms.items())
                 raise ConfigError(
@@ -309,19 +395,29 @@ class FleetController:
             self._check_allowed(spec, [*rooms])
 
     def _check_allowed(self, spec: TrialSpec, hosts: Sequence[str]) -> None:
-        """What the agents would refuse anyway, as far as they have told it: before anything is planned on them."""
+        """What the agents would refuse anyway, as far as they have told it: before anything is
+        planned on them.
+        """
         for host in hosts:
             what, entry = predicted_refusal(spec.engine, self._by_host[host].advertised_policy)
             if what:
                 hint = f"choose another, or have the owner of the fleet write for {host}: allow: {{{entry}}}, then run `fleetctl deploy`"
-                raise ConfigError(f"variant {spec.variant}: host {host} does not allow {what}", hint)
+                raise ConfigError(
+                    f"variant {spec.variant}: host {host} does not allow {what}", hint
+                )
 
-    def _placement(self, choice: HostChoice, specs: Sequence[TrialSpec], hosts: Sequence[str]) -> HostChoice:
+    def _placement(
+        self, choice: HostChoice, specs: Sequence[TrialSpec], hosts: Sequence[str]
+    ) -> HostChoice:
         """The choice, with the part of a host that a trial takes where others are let in."""
         largest = max(specs, key=lambda spec: spec.engine.gpus)
         rooms = (self._by_host[host].usable_gpus(largest.engine.kind) for host in hosts)
         room = max((room for room in rooms if room != GPUS_UNKNOWN), default=0)
-        return replace(choice, part=min(1.0, largest.engine.gpus / room)) if largest.shared and room else choice
+        return (
+            replace(choice, part=min(1.0, largest.engine.gpus / room))
+            if largest.shared and room
+            else choice
+        )
 
     def _check_gang_addresses(self, gangs: Iterable[Sequence[str]]) -> None:
         """The members of a gang connect to its lead, so what is known of it must lead there."""
@@ -335,18 +431,30 @@ class FleetController:
 
 
 def _gangs(job: Job, plan: Plan) -> set[tuple[str, ...]]:
-    """Hosts of one server, the one where they meet first: as planned, or any of them first where a block may go to any."""
+    """Hosts of one server, the one where they meet first: as planned, or any of them first where a
+    block may go to any.
+    """
     if job.hosts.every_host:
         return {(planned.host, *planned.members) for planned in plan.trials}
     nodes = max(job.engine.gang.nodes, 1)
-    return {(lead, *(host for host in plan.hosts if host != lead)) if nodes > 1 else (lead,) for lead in plan.hosts}
+    return {
+        (lead, *(host for host in plan.hosts if host != lead)) if nodes > 1 else (lead,)
+        for lead in plan.hosts
+    }
 
 
 def _job_row(job_id: str, loaded: LoadedJob, planned_s: float) -> JobRow:
     engine = loaded.job.engine
     kind = engine.kind.name.lower()
     time_scale = engine.simulation.time_scale if kind == "simulated" else 1.0
-    row = JobRow(job_id, loaded.job.name, loaded.text, loaded.file_name, time.time_ns(), kind, time_scale, planned_s)
+    row = JobRow(
+        job_id,
+        loaded.job.name,
+        loaded.text,
+        loaded.file_name,
+        time.time_ns(),
+        kind,
+        time_scale,
+        planned_s,
+    )
     return replace(row, priority=loaded.job.priority)
-
-

@@ -1,4 +1,6 @@
-"""Owns the local agent's process for `fleetctl run` and `up`: starts, watches, restarts and ends it. Speaks to no server."""
+"""Owns the local agent's process for `fleetctl run` and `up`: starts, watches, restarts and ends
+it. Speaks to no server.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ class LocalAgentConfig:
     host_name: str
     labels: tuple[str, ...] = ()  # KEY=VALUE
     command: tuple[str, ...] = (sys.executable, "-m", "fleet_agent.main")
-    linger_s: float = 600.0  # how long it outlives its controller, so that a killed one can come back to it
+    linger_s: float = (
+        600.0  # how long it outlives its controller, so that a killed one can come back to it
+    )
     start_timeout_s: float = 30.0
     stop_timeout_s: float = 120.0  # it stops its servers first
 
@@ -48,25 +52,44 @@ class LocalAgentConfig:
     @property
     def argv(self) -> tuple[str, ...]:
         """The command that starts it."""
-        options = ("--state", str(self.folder), "--listen", self.address, "--host-name", self.host_name, "--linger", f"{self.linger_s:g}")
-        return (*self.command, *options, *(word for label in self.labels for word in ("--label", label)))
+        options = (
+            "--state",
+            str(self.folder),
+            "--listen",
+            self.address,
+            "--host-name",
+            self.host_name,
+            "--linger",
+            f"{self.linger_s:g}",
+        )
+        return (
+            *self.command,
+            *options,
+            *(word for label in self.labels for word in ("--label", label)),
+        )
 
 
 class LocalAgent:
-    """One agent process. An agent of an earlier controller that still answers at the socket is taken over, not doubled."""
+    """One agent process. An agent of an earlier controller that still answers at the socket is
+    taken over, not doubled.
+    """
 
     def __init__(self, config: LocalAgentConfig) -> None:
         self.config = config
         self.pid = 0
         self.restarts = 0
         self.ready = asyncio.Event()  # set while it answers
-        self._pidfd: int | None = None  # a pidfd: names the process even after its number is used again
+        self._pidfd: int | None = (
+            None  # a pidfd: names the process even after its number is used again
+        )
         self._exited = asyncio.Event()  # of the process watched
         self._child: subprocess.Popen[bytes] | None = None
         self._stopping = False
 
     async def start(self) -> None:
-        """Return when the agent answers healthy. Raises HostUnreachable, with the end of its log, when it does not in time."""
+        """Return when the agent answers healthy. Raises HostUnreachable, with the end of its log,
+        when it does not in time.
+        """
         self.config.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if await self._is_healthy():
             self._open_pidfd(await self._query_pid())
@@ -89,7 +112,9 @@ class LocalAgent:
         self.ready.set()
 
     async def keep_alive(self, report: Callable[[str], None]) -> None:
-        """Until `stop`: start it again whenever it ends, so that the job goes on. Raises HostUnreachable when it cannot."""
+        """Until `stop`: start it again whenever it ends, so that the job goes on. Raises
+        HostUnreachable when it cannot.
+        """
         while not self._stopping:
             await self._wait_exit(None)
             if not self._stopping:
@@ -105,7 +130,9 @@ class LocalAgent:
         self._signal(signal.SIGTERM)
 
     async def stop(self) -> str:
-        """End it by SIGTERM, after the stop timeout by SIGKILL, and reap it. The result says what may be left, empty for nothing."""
+        """End it by SIGTERM, after the stop timeout by SIGKILL, and reap it. The result says what
+        may be left, empty for nothing.
+        """
         self._stopping = True
         if self._pidfd is None:
             return ""
@@ -121,9 +148,15 @@ class LocalAgent:
 
     def _launch(self) -> None:
         with self.config.log.open("ab") as log:
-            # Popen, not asyncio's: the child must outlive the event loop of an interrupted controller without complaint.
+            # Popen, not asyncio's: the child must outlive the event loop of an interrupted
+            # controller without complaint.
             self._child = subprocess.Popen(
-                self.config.argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd=self.config.folder
+                self.config.argv,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                cwd=self.config.folder,
             )
         self._open_pidfd(self._child.pid)
 
@@ -132,7 +165,9 @@ class LocalAgent:
         try:
             self._pidfd = os.pidfd_open(pid)
         except ProcessLookupError as error:
-            raise HostUnreachable(f"the local agent (pid {pid}) has just ended", "try again") from error
+            raise HostUnreachable(
+                f"the local agent (pid {pid}) has just ended", "try again"
+            ) from error
         self._exited = asyncio.Event()
         asyncio.get_running_loop().add_reader(self._pidfd, self._exited.set)
 
@@ -153,7 +188,9 @@ class LocalAgent:
             self._pidfd = None
 
     async def _wait_exit(self, timeout_s: float | None) -> bool:
-        """Wait for the end of the process, ours or taken over; False when it lives on after `timeout_s`."""
+        """Wait for the end of the process, ours or taken over; False when it lives on after
+        `timeout_s`.
+        """
         try:
             async with asyncio.timeout(timeout_s):
                 await self._exited.wait()
@@ -162,7 +199,9 @@ class LocalAgent:
         return True
 
     async def _is_healthy(self) -> bool:
-        if not is_listening(self.config.address):  # cheaper than gRPC, whose pause after a refused connection would slow the start
+        if not is_listening(
+            self.config.address
+        ):  # cheaper than gRPC, whose pause after a refused connection would slow the start
             return False
         async with grpc.aio.insecure_channel(self.config.address) as channel:
             stub = health_pb2_grpc.HealthStub(channel)
@@ -175,9 +214,13 @@ class LocalAgent:
     async def _query_pid(self) -> int:
         async with grpc.aio.insecure_channel(self.config.address) as channel:
             try:
-                answer = await agent_pb2_grpc.AgentServiceStub(channel).Describe(agent_pb2.DescribeRequest(), timeout=5.0)
+                answer = await agent_pb2_grpc.AgentServiceStub(channel).Describe(
+                    agent_pb2.DescribeRequest(), timeout=5.0
+                )
             except grpc.aio.AioRpcError as error:
-                raise HostUnreachable(f"something answers at {self.config.address} that is no agent: {error.details()}") from error
+                raise HostUnreachable(
+                    f"something answers at {self.config.address} that is no agent: {error.details()}"
+                ) from error
             return answer.pid
 
     def _log_tail(self) -> str:

@@ -1,4 +1,6 @@
-"""Owns the start and the stop of `fleet-controller`, the controller as a daemon; `fleetctl run` and `up` embed the same parts."""
+"""Owns the start and the stop of `fleet-controller`, the controller as a daemon; `fleetctl run` and
+`up` embed the same parts.
+"""
 
 from __future__ import annotations
 
@@ -21,18 +23,46 @@ log = logging.getLogger(__name__)
 
 def parser() -> argparse.ArgumentParser:
     """The flags of `fleet-controller`."""
-    parse = argparse.ArgumentParser(prog="fleet-controller", description="Schedules jobs over agents and keeps their results.")
+    parse = argparse.ArgumentParser(
+        prog="fleet-controller", description="Schedules jobs over agents and keeps their results."
+    )
     parse.add_argument("--version", action="version", version=f"fleet-controller {__version__}")
-    parse.add_argument("--state", type=Path, required=True, help="folder of its artifacts, socket and (by default) its store")
-    parse.add_argument("--store", default="", help="store: a file or a database URL (default: store.sqlite3 in the state folder)")
-    parse.add_argument("--agent", action="append", default=[], metavar="ADDRESS", help="unix:PATH or 127.0.0.1:PORT of an agent; repeat it")
+    parse.add_argument(
+        "--state",
+        type=Path,
+        required=True,
+        help="folder of its artifacts, socket and (by default) its store",
+    )
+    parse.add_argument(
+        "--store",
+        default="",
+        help="store: a file or a database URL (default: store.sqlite3 in the state folder)",
+    )
+    parse.add_argument(
+        "--agent",
+        action="append",
+        default=[],
+        metavar="ADDRESS",
+        help="unix:PATH or 127.0.0.1:PORT of an agent; repeat it",
+    )
     text = "hosts to follow (default without --agent: $BENCHFLEET_FLEET, else ./fleet.yaml); read again when it changes, and at SIGHUP"
     parse.add_argument("--fleet", default=None, metavar="FILE", help=text)
     text = "how long a host may be away before what waits for it is closed (default: what the fleet file says, else 3600)"
     parse.add_argument("--give-up-after", type=float, default=None, metavar="SECONDS", help=text)
-    parse.add_argument("--listen", default="", help="unix:PATH or ADDRESS:PORT for fleetctl (default: a socket in the state folder)")
-    parse.add_argument("--trust", default="", metavar="DIR", help="certificates (default: $BENCHFLEET_TRUST, else trust beside the state)")
-    parse.add_argument("--metrics", default="", metavar="ADDRESS:PORT", help="Prometheus endpoint (default: none)")
+    parse.add_argument(
+        "--listen",
+        default="",
+        help="unix:PATH or ADDRESS:PORT for fleetctl (default: a socket in the state folder)",
+    )
+    parse.add_argument(
+        "--trust",
+        default="",
+        metavar="DIR",
+        help="certificates (default: $BENCHFLEET_TRUST, else trust beside the state)",
+    )
+    parse.add_argument(
+        "--metrics", default="", metavar="ADDRESS:PORT", help="Prometheus endpoint (default: none)"
+    )
     parse.add_argument("--metrics-port", type=int, default=0, help="as --metrics 127.0.0.1:PORT")
     return parse
 
@@ -41,12 +71,16 @@ def main() -> int:
     """Run until SIGTERM or SIGINT. Returns a process exit code; no traceback for a user's mistake."""
     options = parser().parse_args()
     log_to_stderr()
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it says of a broken line, the log says with the host's name
+    os.environ.setdefault(
+        "GRPC_VERBOSITY", "NONE"
+    )  # what it says of a broken line, the log says with the host's name
     try:
         asyncio.run(_serve(options))
     except FleetError as error:
         findings = getattr(error, "findings", ())  # of a fleet file: all of them, not the first
-        output = "\n".join(map(str, findings)) or f"fleet-controller: {error.message}" + (f"\n  {error.hint}" if error.hint else "")
+        output = "\n".join(map(str, findings)) or f"fleet-controller: {error.message}" + (
+            f"\n  {error.hint}" if error.hint else ""
+        )
         print(escape_unprintable(output), file=sys.stderr)  # noqa: T201 - its way to tell
         return error.exit_code
     return ExitCode.DONE
@@ -63,7 +97,9 @@ async def _serve(options: argparse.Namespace) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     state: Path = options.state.absolute()
-    async with start_controller(state, targets, store=options.store, endpoints=endpoints_from_options(options, state)) as running:
+    async with start_controller(
+        state, targets, store=options.store, endpoints=endpoints_from_options(options, state)
+    ) as running:
         if running.fleet_file is not None:
             loop.add_signal_handler(signal.SIGHUP, running.fleet_file.read_now)
         log.info("listening on %s with %d agents", running.address, len(targets.agents))

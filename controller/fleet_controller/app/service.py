@@ -1,4 +1,6 @@
-"""Owns the controller's gRPC door: messages in, calls on a `Controller`, messages out; errors become status codes here."""
+"""Owns the controller's gRPC door: messages in, calls on a `Controller`, messages out; errors
+become status codes here.
+"""
 
 from __future__ import annotations
 
@@ -29,14 +31,23 @@ _STATUS = {
     Bug: grpc.StatusCode.INTERNAL,
 }
 _LARGEST_MESSAGE_BYTES = 4 << 20  # a job file, with some to spare
-_LONGEST_REASON_BYTES = 2400  # it travels in the trailer, which takes 8 KiB; up to three bytes for each of its own
-_OPTIONS = [("grpc.max_receive_message_length", GRPC_MAX_BYTES), ("grpc.max_send_message_length", 256 << 20)]
+_LONGEST_REASON_BYTES = (
+    2400  # it travels in the trailer, which takes 8 KiB; up to three bytes for each of its own
+)
+_OPTIONS = [
+    ("grpc.max_receive_message_length", GRPC_MAX_BYTES),
+    ("grpc.max_send_message_length", 256 << 20),
+]
 Context = aio.ServicerContext[Any, Any]
 
 
 async def _abort_with(context: Context, error: FleetError) -> NoReturn:
-    """The status of the nearest kind in the tree; its text is message and hint, which `fleetctl` shows as they are."""
-    code = next((code for kind, code in _STATUS.items() if isinstance(error, kind)), grpc.StatusCode.UNKNOWN)
+    """The status of the nearest kind in the tree; its text is message and hint, which `fleetctl`
+    shows as they are.
+    """
+    code = next(
+        (code for kind, code in _STATUS.items() if isinstance(error, kind)), grpc.StatusCode.UNKNOWN
+    )
     text = f"{error.message}\n{error.hint}" if error.hint else error.message
     await context.abort(code, text.encode()[:_LONGEST_REASON_BYTES].decode(errors="ignore"))
 
@@ -47,10 +58,14 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
     def __init__(self, controller: Controller) -> None:
         self._controller = controller
 
-    async def SubmitJob(self, request: pb.SubmitJobRequest, context: Context) -> pb.SubmitJobResponse:
+    async def SubmitJob(
+        self, request: pb.SubmitJobRequest, context: Context
+    ) -> pb.SubmitJobResponse:
         """Take a job file's text."""
         try:
-            job_id = await self._controller.submit(request.yaml, request.file_name, request.only_connected, request.request_key)
+            job_id = await self._controller.submit(
+                request.yaml, request.file_name, request.only_connected, request.request_key
+            )
             job = await self._controller.job(job_id)
         except FleetError as error:
             await _abort_with(context, error)
@@ -71,7 +86,9 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
             await _abort_with(context, error)
         return pb.ListJobsResponse(jobs=[to_proto(job, pb.JobSummary()) for job in jobs])
 
-    async def WatchJob(self, request: pb.WatchJobRequest, context: Context) -> AsyncIterator[pb.WatchJobResponse]:
+    async def WatchJob(
+        self, request: pb.WatchJobRequest, context: Context
+    ) -> AsyncIterator[pb.WatchJobResponse]:
         """What changes, until the job is over."""
         try:
             async for change in self._controller.watch(request.job_id):
@@ -79,14 +96,20 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
         except FleetError as error:
             await _abort_with(context, error)
 
-    async def CancelJob(self, request: pb.CancelJobRequest, context: Context) -> pb.CancelJobResponse:
+    async def CancelJob(
+        self, request: pb.CancelJobRequest, context: Context
+    ) -> pb.CancelJobResponse:
         """End a job."""
         try:
-            return pb.CancelJobResponse(trials_cancelled=await self._controller.cancel(request.job_id))
+            return pb.CancelJobResponse(
+                trials_cancelled=await self._controller.cancel(request.job_id)
+            )
         except FleetError as error:
             await _abort_with(context, error)
 
-    async def ListHosts(self, request: pb.ListHostsRequest, context: Context) -> pb.ListHostsResponse:
+    async def ListHosts(
+        self, request: pb.ListHostsRequest, context: Context
+    ) -> pb.ListHostsResponse:
         """All hosts, connected or not."""
         try:
             hosts = await self._controller.hosts()
@@ -94,7 +117,9 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
             await _abort_with(context, error)
         return pb.ListHostsResponse(hosts=[to_proto(host, pb.HostStatus()) for host in hosts])
 
-    async def GetResults(self, request: pb.GetResultsRequest, context: Context) -> pb.GetResultsResponse:
+    async def GetResults(
+        self, request: pb.GetResultsRequest, context: Context
+    ) -> pb.GetResultsResponse:
         """Every stored run of a job."""
         try:
             return to_proto(await self._controller.results(request.job_id), pb.GetResultsResponse())
@@ -104,12 +129,16 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
     async def GetTrial(self, request: pb.GetTrialRequest, context: Context) -> pb.GetTrialResponse:
         """One attempt of a trial with its events."""
         try:
-            trial = await self._controller.trial(request.trial_id, request.attempt, request.with_log)
+            trial = await self._controller.trial(
+                request.trial_id, request.attempt, request.with_log
+            )
         except FleetError as error:
             await _abort_with(context, error)
         return to_proto(trial, pb.GetTrialResponse())
 
-    async def DrainHost(self, request: pb.DrainHostRequest, context: Context) -> pb.DrainHostResponse:
+    async def DrainHost(
+        self, request: pb.DrainHostRequest, context: Context
+    ) -> pb.DrainHostResponse:
         """No new trials on a host."""
         try:
             await self._controller.drain(request.host, request.reason)
@@ -117,7 +146,9 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
             await _abort_with(context, error)
         return pb.DrainHostResponse()
 
-    async def UndrainHost(self, request: pb.UndrainHostRequest, context: Context) -> pb.UndrainHostResponse:
+    async def UndrainHost(
+        self, request: pb.UndrainHostRequest, context: Context
+    ) -> pb.UndrainHostResponse:
         """Trials on a host again."""
         try:
             await self._controller.undrain(request.host)
@@ -125,7 +156,9 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
             await _abort_with(context, error)
         return pb.UndrainHostResponse()
 
-    async def CheckHosts(self, request: pb.CheckHostsRequest, context: Context) -> AsyncIterator[pb.CheckHostsResponse]:
+    async def CheckHosts(
+        self, request: pb.CheckHostsRequest, context: Context
+    ) -> AsyncIterator[pb.CheckHostsResponse]:
         """What stands in the way on each host, as each is ready."""
         try:
             async for check in self._controller.check_hosts(tuple(request.hosts)):
@@ -135,20 +168,30 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
 
 
 @asynccontextmanager
-async def serve_controller(controller: Controller, address: str, tls_address: str = "", tls: TlsFiles | None = None) -> AsyncIterator[str]:
-    """Serve it at `address` while inside, with the standard health service, and through a TLS door at `outside` too when there is one.
+async def serve_controller(
+    controller: Controller, address: str, tls_address: str = "", tls: TlsFiles | None = None
+) -> AsyncIterator[str]:
+    """Serve it at `address` while inside, with the standard health service, and through a TLS door
+    at `outside` too when there is one.
 
-    Yields the address, the outer one where there is one, with its real port. Raises ConfigError, Conflict.
+    Yields the address, the outer one where there is one, with its real port. Raises ConfigError,
+    Conflict.
     """
     server = aio.server(options=_OPTIONS, interceptors=[RequestLimit(_LARGEST_MESSAGE_BYTES)])
-    controller_pb2_grpc.add_ControllerServiceServicer_to_server(ControllerService(controller), server)
+    controller_pb2_grpc.add_ControllerServiceServicer_to_server(
+        ControllerService(controller), server
+    )
     health = health_aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     await health.set("", health_pb2.HealthCheckResponse.SERVING)
     async with AsyncExitStack() as stack:
         bound = bind_server(server, address)
         if tls is not None:
-            bound = await stack.enter_async_context(TlsGateway(tls_address, bound, tls, frozenset({Role.USER, Role.CONTROLLER})).serving())
+            bound = await stack.enter_async_context(
+                TlsGateway(
+                    tls_address, bound, tls, frozenset({Role.USER, Role.CONTROLLER})
+                ).serving()
+            )
         await server.start()
         stack.push_async_callback(server.stop, grace=1.0)
         yield bound

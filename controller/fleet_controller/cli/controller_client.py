@@ -1,4 +1,6 @@
-"""Owns the gRPC door from `fleetctl` to a controller: calls out, values in, status codes to errors. Decides nothing."""
+"""Owns the gRPC door from `fleetctl` to a controller: calls out, values in, status codes to errors.
+Decides nothing.
+"""
 
 from __future__ import annotations
 
@@ -45,15 +47,23 @@ T = TypeVar("T")
 
 
 class ControllerClient:
-    """A controller behind a gRPC address, with `tls` where that is on a network. Use it as an async context manager.
+    """A controller behind a gRPC address, with `tls` where that is on a network. Use it as an async
+    context manager.
 
     Raises ConfigError, which names the file, for TLS files that cannot be used.
     """
 
     def __init__(self, address: str, tls: TlsFiles | None = None) -> None:
         self._address = address
-        self._channel = ReloadingChannel(address, tls, CONTROLLER_NAME, [("grpc.max_receive_message_length", _LARGEST_MESSAGE_BYTES)])
-        self._stub: controller_pb2_grpc.ControllerServiceAsyncStub = controller_pb2_grpc.ControllerServiceStub(self._channel.channel())
+        self._channel = ReloadingChannel(
+            address,
+            tls,
+            CONTROLLER_NAME,
+            [("grpc.max_receive_message_length", _LARGEST_MESSAGE_BYTES)],
+        )
+        self._stub: controller_pb2_grpc.ControllerServiceAsyncStub = (
+            controller_pb2_grpc.ControllerServiceStub(self._channel.channel())
+        )
 
     async def __aenter__(self) -> ControllerClient:
         return self
@@ -61,10 +71,16 @@ class ControllerClient:
     async def __aexit__(self, *_: object) -> None:
         await self._channel.close()
 
-    async def submit(self, yaml: str, file_name: str, only_connected: bool = False, request_key: str = "") -> str:
-        """See `Controller`. A line that breaks before the answer is tried again, which makes no second job."""
+    async def submit(
+        self, yaml: str, file_name: str, only_connected: bool = False, request_key: str = ""
+    ) -> str:
+        """See `Controller`. A line that breaks before the answer is tried again, which makes no
+        second job.
+        """
         key = request_key or uuid.uuid4().hex
-        request = pb.SubmitJobRequest(yaml=yaml, file_name=file_name, only_connected=only_connected, request_key=key)
+        request = pb.SubmitJobRequest(
+            yaml=yaml, file_name=file_name, only_connected=only_connected, request_key=key
+        )
         for pause_s in _SUBMIT_RETRY_PAUSES_S:
             try:
                 return (await self._call(self._stub.SubmitJob(request, timeout=_TIMEOUT_S))).job_id
@@ -79,7 +95,12 @@ class ControllerClient:
 
     async def job(self, job_id: str) -> JobDetail:
         """See `Controller`."""
-        return from_proto(JobDetail, await self._call(self._stub.GetJob(pb.GetJobRequest(job_id=job_id), timeout=_TIMEOUT_S)))
+        return from_proto(
+            JobDetail,
+            await self._call(
+                self._stub.GetJob(pb.GetJobRequest(job_id=job_id), timeout=_TIMEOUT_S)
+            ),
+        )
 
     async def watch(self, job_id: str) -> AsyncIterator[JobChange]:
         """See `Controller`."""
@@ -91,7 +112,9 @@ class ControllerClient:
 
     async def cancel(self, job_id: str) -> int:
         """See `Controller`."""
-        answer = await self._call(self._stub.CancelJob(pb.CancelJobRequest(job_id=job_id), timeout=_TIMEOUT_S))
+        answer = await self._call(
+            self._stub.CancelJob(pb.CancelJobRequest(job_id=job_id), timeout=_TIMEOUT_S)
+        )
         return answer.trials_cancelled
 
     async def hosts(self) -> tuple[HostStatus, ...]:
@@ -101,28 +124,41 @@ class ControllerClient:
 
     async def drain(self, host: str, reason: str) -> None:
         """See `Controller`."""
-        await self._call(self._stub.DrainHost(pb.DrainHostRequest(host=host, reason=reason), timeout=_TIMEOUT_S))
+        await self._call(
+            self._stub.DrainHost(pb.DrainHostRequest(host=host, reason=reason), timeout=_TIMEOUT_S)
+        )
 
     async def undrain(self, host: str) -> None:
         """See `Controller`."""
-        await self._call(self._stub.UndrainHost(pb.UndrainHostRequest(host=host), timeout=_TIMEOUT_S))
+        await self._call(
+            self._stub.UndrainHost(pb.UndrainHostRequest(host=host), timeout=_TIMEOUT_S)
+        )
 
     async def check_hosts(self, hosts: Sequence[str]) -> AsyncIterator[HostCheck]:
         """See `Controller`."""
         try:
-            async for check in self._stub.CheckHosts(pb.CheckHostsRequest(hosts=hosts), timeout=_CHECK_TIMEOUT_S):
+            async for check in self._stub.CheckHosts(
+                pb.CheckHostsRequest(hosts=hosts), timeout=_CHECK_TIMEOUT_S
+            ):
                 yield from_proto(HostCheck, check)
         except aio.AioRpcError as error:
             raise await self._translate_error(error) from error
 
     async def results(self, job_id: str) -> JobResults:
         """See `Controller`."""
-        return from_proto(JobResults, await self._call(self._stub.GetResults(pb.GetResultsRequest(job_id=job_id), timeout=_TIMEOUT_S)))
+        return from_proto(
+            JobResults,
+            await self._call(
+                self._stub.GetResults(pb.GetResultsRequest(job_id=job_id), timeout=_TIMEOUT_S)
+            ),
+        )
 
     async def trial(self, trial_id: str, attempt: int, with_log: bool) -> TrialDetail:
         """See `Controller`."""
         request = pb.GetTrialRequest(trial_id=trial_id, attempt=attempt, with_log=with_log)
-        return from_proto(TrialDetail, await self._call(self._stub.GetTrial(request, timeout=_TIMEOUT_S)))
+        return from_proto(
+            TrialDetail, await self._call(self._stub.GetTrial(request, timeout=_TIMEOUT_S))
+        )
 
     async def _call(self, call: Awaitable[T]) -> T:
         try:

@@ -1,4 +1,6 @@
-"""Owns the choice of whom a command asks: the controller named, the one that runs here, or the store itself. Starts none."""
+"""Owns the choice of whom a command asks: the controller named, the one that runs here, or the
+store itself. Starts none.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,17 @@ if TYPE_CHECKING:
 
 @asynccontextmanager
 async def open_controller(arguments: argparse.Namespace) -> AsyncIterator[Controller]:
-    """--controller, else $FLEET_CONTROLLER, else the state folder's controller if it is live, else its store, read only."""
+    """--controller, else $FLEET_CONTROLLER, else the state folder's controller if it is live, else
+    its store, read only.
+    """
     state_folder = resolve_state_folder(arguments.state)
     address = controller_address(arguments.controller, state_folder)
     if address:
         from fleet_controller.cli.controller_client import ControllerClient
 
-        async with ControllerClient(address, user_tls_files(address, arguments.trust, state_folder)) as remote:
+        async with ControllerClient(
+            address, user_tls_files(address, arguments.trust, state_folder)
+        ) as remote:
             yield remote
         return
     with open_stored_jobs(state_folder) as jobs:
@@ -34,7 +40,9 @@ async def open_controller(arguments: argparse.Namespace) -> AsyncIterator[Contro
 
 
 def user_tls_files(address: str, trust: str, state_folder: StateFolder) -> TlsFiles | None:
-    """What `fleetctl` shows at a network address: the user's certificate of the trust folder. None for one of this machine without TLS."""
+    """What `fleetctl` shows at a network address: the user's certificate of the trust folder. None
+    for one of this machine without TLS.
+    """
     if address.startswith("unix:"):
         return None
     from fleet_controller.pki.trust_path import trust_folder_path
@@ -46,7 +54,10 @@ def user_tls_files(address: str, trust: str, state_folder: StateFolder) -> TlsFi
         if is_local(address):
             return None
         message = f"{address} is on a network, where a certificate is needed, and there is none in {folder}"
-        raise ConfigError(message, "`fleetctl trust issue NAME` on the controller's machine makes one; --trust DIR names its folder")
+        raise ConfigError(
+            message,
+            "`fleetctl trust issue NAME` on the controller's machine makes one; --trust DIR names its folder",
+        )
     return TlsFiles(folder / "ca.crt", folder / "user.crt", folder / "user.key")
 
 
@@ -64,7 +75,9 @@ def open_stored_jobs(state_folder: StateFolder) -> Iterator[ReadOnlyController]:
 
 
 def controller_address(named: str, state_folder: StateFolder) -> str:
-    """Where a controller is to be asked; empty when none was named and none is live in the state folder."""
+    """Where a controller is to be asked; empty when none was named and none is live in the state
+    folder.
+    """
     from fleet_transport.sockets import listen_address
 
     named = named or os.environ.get("FLEET_CONTROLLER", "")

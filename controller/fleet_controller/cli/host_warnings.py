@@ -1,4 +1,6 @@
-"""Owns telling what stands between a controller and its hosts while a job is followed. Mends nothing."""
+"""Owns telling what stands between a controller and its hosts while a job is followed. Mends
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from fleet_controller.core.controller_api import Controller
 _POLL_S = 1.0
 
 
-async def report_host_problems(controller: Controller, print_line: Callable[[str], None], poll_s: float = _POLL_S) -> None:
+async def report_host_problems(
+    controller: Controller, print_line: Callable[[str], None], poll_s: float = _POLL_S
+) -> None:
     """For ever, every `look_s` seconds: say once what two looks on end see of a host.
 
     What passes sooner mends itself, as an agent's restart does.

@@ -1,4 +1,6 @@
-"""Owns the way from stored jobs to a comparison: which baseline, what was planned, on which engine. Computes nothing."""
+"""Owns the way from stored jobs to a comparison: which baseline, what was planned, on which engine.
+Computes nothing.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,10 @@ def compare_stored(arguments: argparse.Namespace) -> Comparison:
 
 async def _compare_stored(arguments: argparse.Namespace) -> Comparison:
     if arguments.b and arguments.baseline:
-        raise ConfigError("--baseline has no meaning between two jobs", "each variant of B is compared with the same variant of A")
+        raise ConfigError(
+            "--baseline has no meaning between two jobs",
+            "each variant of B is compared with the same variant of A",
+        )
     async with open_controller(arguments) as controller:
         if not arguments.b:
             return await compare_job(controller, arguments.a, verdict_options(arguments))
@@ -53,7 +58,9 @@ async def _compare_stored(arguments: argparse.Namespace) -> Comparison:
     job = _parse_job(after)
     confidence, margin = _confidence_and_margin(job, verdict_options(arguments))
     conditions = _planned_conditions(after, job, detail)
-    compared = compare_jobs((_conditions(before), before.runs), (conditions, after.runs), confidence, margin)
+    compared = compare_jobs(
+        (_conditions(before), before.runs), (conditions, after.runs), confidence, margin
+    )
     return replace(compared, notes=(*compared.notes, *job_differences(_parse_job(before), job)))
 
 
@@ -63,33 +70,50 @@ async def compare_job(controller: Controller, job_id: str, options: VerdictOptio
     job = _parse_job(results)
     if not job.hosts.every_host:
         results, detail = _pool_hosts(results, detail)
-    baseline = options.baseline or next(variant.name for variant in make_variants(job) if variant.is_baseline)
+    baseline = options.baseline or next(
+        variant.name for variant in make_variants(job) if variant.is_baseline
+    )
     confidence, margin = _confidence_and_margin(job, options)
     conditions = _planned_conditions(results, job, detail)
     return compare(results.runs, baseline, confidence, margin, conditions)
 
 
 def _pool_hosts(results: JobResults, detail: JobDetail) -> tuple[JobResults, JobDetail]:
-    """The blocks of `any_host` together: each was done whole on one host, and is paired in itself. Host: the only one, else empty."""
+    """The blocks of `any_host` together: each was done whole on one host, and is paired in itself.
+    Host: the only one, else empty.
+    """
     hosts = {trial.host for trial in detail.trials if trial.host}
     host = hosts.pop() if len(hosts) == 1 else ""
     runs = tuple(replace(stored, host=host) for stored in results.runs)
-    return replace(results, runs=runs), replace(detail, trials=tuple(replace(trial, host=host) for trial in detail.trials))
+    return replace(results, runs=runs), replace(
+        detail, trials=tuple(replace(trial, host=host) for trial in detail.trials)
+    )
 
 
 def _planned_pairs(job: Job, detail: JobDetail) -> tuple[tuple[str, str], ...]:
     """(variant, host) of every trial, in the order of the job file."""
     trials = {(trial.variant, trial.host) for trial in detail.trials}
     hosts = sorted({host for _, host in trials})
-    return tuple((variant.name, host) for host in hosts for variant in make_variants(job) if (variant.name, host) in trials)
+    return tuple(
+        (variant.name, host)
+        for host in hosts
+        for variant in make_variants(job)
+        if (variant.name, host) in trials
+    )
 
 
 def _failures(detail: JobDetail) -> dict[tuple[str, str], str]:
-    """Why each (variant, host) whose trials all failed did so; one that may still start is not among them."""
+    """Why each (variant, host) whose trials all failed did so; one that may still start is not
+    among them.
+    """
     ends: dict[tuple[str, str], list[TrialStatus]] = {}
     for trial in detail.trials:
         ends.setdefault((trial.variant, trial.host), []).append(trial)
-    return {pair: _failure_counts(trials) for pair, trials in ends.items() if all(trial.outcome is Outcome.FAILED for trial in trials)}
+    return {
+        pair: _failure_counts(trials)
+        for pair, trials in ends.items()
+        if all(trial.outcome is Outcome.FAILED for trial in trials)
+    }
 
 
 def _failure_counts(trials: list[TrialStatus]) -> str:
@@ -108,9 +132,17 @@ def _confidence_and_margin(job: Job, options: VerdictOptions) -> tuple[float, fl
 
 def _planned_conditions(results: JobResults, job: Job, detail: JobDetail) -> ComparisonConditions:
     workloads = tuple(workload.name for workload in job.workloads)
-    searches = {workload.name: workload.search.of for workload in job.workloads if workload.search.of}
+    searches = {
+        workload.name: workload.search.of for workload in job.workloads if workload.search.of
+    }
     planned = _planned_pairs(job, detail)
-    return replace(_conditions(results), planned=planned, workloads=workloads, failures=_failures(detail), searches=searches)
+    return replace(
+        _conditions(results),
+        planned=planned,
+        workloads=workloads,
+        failures=_failures(detail),
+        searches=searches,
+    )
 
 
 def _conditions(results: JobResults) -> ComparisonConditions:

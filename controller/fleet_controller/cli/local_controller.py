@@ -1,4 +1,6 @@
-"""Owns a controller with a local agent on this machine, for as long as a command needs them. Knows no job."""
+"""Owns a controller with a local agent on this machine, for as long as a command needs them. Knows
+no job.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +32,19 @@ class LocalMachine:
     @property
     def doors(self) -> ControllerEndpoints:
         """Its own socket, and the Prometheus endpoint if one was asked for."""
-        return ControllerEndpoints(metrics=("127.0.0.1", self.metrics_port) if self.metrics_port else None)
+        return ControllerEndpoints(
+            metrics=("127.0.0.1", self.metrics_port) if self.metrics_port else None
+        )
 
 
 def local_machine(arguments: argparse.Namespace) -> LocalMachine:
     """From the options of `run`, `resume` and `up`."""
-    return LocalMachine(resolve_state_folder(arguments.state), arguments.host_name or local_host_name(), tuple(arguments.label), arguments.metrics_port)
+    return LocalMachine(
+        resolve_state_folder(arguments.state),
+        arguments.host_name or local_host_name(),
+        tuple(arguments.label),
+        arguments.metrics_port,
+    )
 
 
 def require_no_other_controller(state_folder: StateFolder) -> None:
@@ -46,17 +55,31 @@ def require_no_other_controller(state_folder: StateFolder) -> None:
 
 
 def local_agent(this_machine: LocalMachine) -> LocalAgent:
-    """The agent of this machine, not yet started. Raises Conflict when a controller is at work in the state folder."""
+    """The agent of this machine, not yet started. Raises Conflict when a controller is at work in
+    the state folder.
+    """
     require_no_other_controller(this_machine.state_folder)
-    return LocalAgent(LocalAgentConfig(this_machine.state_folder.agent, this_machine.host_name, this_machine.labels))
+    return LocalAgent(
+        LocalAgentConfig(
+            this_machine.state_folder.agent, this_machine.host_name, this_machine.labels
+        )
+    )
 
 
 @asynccontextmanager
-async def run_local_controller(agent: LocalAgent, this_machine: LocalMachine, print_line: Callable[[str], None]) -> AsyncIterator[RunningController]:
-    """Controller and agent at work while inside. The agent outlives the controller's last fetch of files and is ended last."""
+async def run_local_controller(
+    agent: LocalAgent, this_machine: LocalMachine, print_line: Callable[[str], None]
+) -> AsyncIterator[RunningController]:
+    """Controller and agent at work while inside. The agent outlives the controller's last fetch of
+    files and is ended last.
+    """
     log_to_file(this_machine.state_folder)
     try:
-        async with start_controller(this_machine.state_folder.controller, [agent.config.address], endpoints=this_machine.doors) as at_work:
+        async with start_controller(
+            this_machine.state_folder.controller,
+            [agent.config.address],
+            endpoints=this_machine.doors,
+        ) as at_work:
             await agent.start()
             await at_work.fleet.wait_for_agents()
             async with asyncio.TaskGroup() as tasks:
@@ -77,8 +100,13 @@ def log_to_file(state_folder: StateFolder) -> None:
         state_folder.controller.mkdir(parents=True, exist_ok=True, mode=0o700)
         file = logging.FileHandler(state_folder.controller_log, encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"cannot use the state folder {state_folder.path}: {error.strerror}", "choose another by --state DIR") from error
-    logging.raiseExceptions = False  # a log that cannot be written, on a full disk, must not fill the terminal instead
+        raise ConfigError(
+            f"cannot use the state folder {state_folder.path}: {error.strerror}",
+            "choose another by --state DIR",
+        ) from error
+    logging.raiseExceptions = (
+        False  # a log that cannot be written, on a full disk, must not fill the terminal instead
+    )
     file.setFormatter(EscapingFormatter(LOG_FORMAT))
     logging.basicConfig(level=logging.INFO, handlers=[file], force=True)
 

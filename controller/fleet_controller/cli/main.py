@@ -1,4 +1,6 @@
-"""Owns the entry of `fleetctl`: parse, call one command, turn its error into a message and an exit code. Does no work itself."""
+"""Owns the entry of `fleetctl`: parse, call one command, turn its error into a message and an exit
+code. Does no work itself.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +18,21 @@ from fleet_protos.errors import Bug, ExitCode, FleetError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line; the result is the exit code. Raises SystemExit only for --help and wrong options (2)."""
+    """Run one command line; the result is the exit code. Raises SystemExit only for --help and
+    wrong options (2).
+    """
     arguments = build_parser().parse_args(argv)
     _reopen_closed_streams()
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it says of a broken line, the error says in words
+    os.environ.setdefault(
+        "GRPC_VERBOSITY", "NONE"
+    )  # what it says of a broken line, the error says in words
     out = process_console(arguments.debug)
     try:
-        # Only the module of the command asked for is imported: `fleetctl --help` must not wait for SciPy.
-        return int(import_module(f"fleet_controller.cli.commands.{arguments.module}").run(arguments, out))
+        # Only the module of the command asked for is imported: `fleetctl --help` must not wait for
+        # SciPy.
+        return int(
+            import_module(f"fleet_controller.cli.commands.{arguments.module}").run(arguments, out)
+        )
     except BrokenPipeError:  # `fleetctl ls | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.DONE
@@ -41,7 +50,11 @@ def _reopen_closed_streams() -> None:
 
 
 def _report_exception(error: Exception, arguments: argparse.Namespace, out: Console) -> int:
-    if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("fleet_"):
+    if (
+        isinstance(error, ModuleNotFoundError)
+        and error.name
+        and not error.name.startswith("fleet_")
+    ):
         error = missing_extra_error(error.name, "controller")
     if isinstance(error, FleetError) and not isinstance(error, Bug):
         return _print_error(error, out)
@@ -51,7 +64,9 @@ def _report_exception(error: Exception, arguments: argparse.Namespace, out: Cons
 def _print_error(error: FleetError, out: Console) -> int:
     findings = getattr(error, "findings", ())  # of a JobRejected: all of them, not the first
     hint = [f"  {error.hint}"] if error.hint else []
-    out.print_stderr(*(map(str, findings) if findings else [f"{out.styled('error')}: {error.message}", *hint]))
+    out.print_stderr(
+        *(map(str, findings) if findings else [f"{out.styled('error')}: {error.message}", *hint])
+    )
     return error.exit_code
 
 
@@ -60,7 +75,10 @@ def _print_bug(error: Exception, arguments: argparse.Namespace, out: Console) ->
     if arguments.debug:
         out.print_stderr(report.rstrip())
     named = f"{type(error).__name__}: {error}".partition("\n")[0]
-    out.print_stderr(f"{out.styled('error')}: a bug in fleetctl: {named}", f"  {_write_bug_log(report, arguments)}")
+    out.print_stderr(
+        f"{out.styled('error')}: a bug in fleetctl: {named}",
+        f"  {_write_bug_log(report, arguments)}",
+    )
     return ExitCode.BUG
 
 

@@ -1,4 +1,6 @@
-"""Owns what is said of an installation that lacks one of benchfleet's extras. Imports nothing of theirs."""
+"""Owns what is said of an installation that lacks one of benchfleet's extras. Imports nothing of
+theirs.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ def missing_extra_error(module: str, extra: str) -> ConfigError:
 
 
 def require_agent_extra() -> None:
-    """Before a server is launched that nothing could load. Raises ConfigError when a module of the agent's extra is missing."""
+    """Before a server is launched that nothing could load. Raises ConfigError when a module of the
+    agent's extra is missing.
+    """
     missing = next((module for module in _AGENT_MODULES if find_spec(module) is None), None)
     if missing:
         raise missing_extra_error(missing, "agent")

@@ -51,7 +51,9 @@ class StateFolder:
 
 
 def resolve_state_folder(state: str = "") -> StateFolder:
-    """The state folder: `state`, else $BENCHFLEET_STATE, else benchfleet below $XDG_STATE_HOME or ~/.local/state."""
+    """The state folder: `state`, else $BENCHFLEET_STATE, else benchfleet below $XDG_STATE_HOME or
+    ~/.local/state.
+    """
     named = state or os.environ.get("BENCHFLEET_STATE", "")
     if named:
         return StateFolder(Path(named).expanduser().absolute())

@@ -1,4 +1,6 @@
-"""Owns what is told of a host that answers, from what its agent says: whether it is understood, whether its clock is right. Asks nobody."""
+"""Owns what is told of a host that answers, from what its agent says: whether it is understood,
+whether its clock is right. Asks nobody.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +9,21 @@ from fleet_protos.protocol_version import PROTOCOL, incompatibility, is_compatib
 CLOCK_APART_S = 2.0
 
 
-def agent_incompatibility(host: str, version: str, protocol: int, ours: int = PROTOCOL) -> tuple[str, str]:
+def agent_incompatibility(
+    host: str, version: str, protocol: int, ours: int = PROTOCOL
+) -> tuple[str, str]:
     """(why the controller does not work with this agent, what to do); both empty when it does."""
     if is_compatible(protocol, ours):
         return "", ""
-    message, _ = incompatibility(f"the agent of {host} (version {version or 'unknown'})", protocol, "this controller", ours)
-    return message, f"fleetctl deploy {host}" if protocol < ours else "update benchfleet here, to the version of its agents"
+    message, _ = incompatibility(
+        f"the agent of {host} (version {version or 'unknown'})", protocol, "this controller", ours
+    )
+    return (
+        message,
+        f"fleetctl deploy {host}"
+        if protocol < ours
+        else "update benchfleet here, to the version of its agents",
+    )
 
 
 def clock_warning(ahead_s: float) -> str:

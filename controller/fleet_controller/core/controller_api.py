@@ -1,4 +1,6 @@
-"""Owns what `fleetctl` shows of jobs, trials and hosts, as frozen values; field for field the contract's messages. Fetches nothing."""
+"""Owns what `fleetctl` shows of jobs, trials and hosts, as frozen values; field for field the
+contract's messages. Fetches nothing.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from fleet_protos.trial_types import ErrorKind, Outcome, Phase, RunResult
 
 @dataclass(frozen=True, slots=True)
 class StoredRun:
-    """A run and the attempt that it belongs to; field for field the contract's message of the same name."""
+    """A run and the attempt that it belongs to; field for field the contract's message of the same
+    name.
+    """
 
     trial_id: str = ""
     attempt: int = 1
@@ -36,7 +40,8 @@ class JobSummary:
     engine: str = ""
     time_scale: float = 1.0
     priority: int = 0
-    trouble: str = ""  # what keeps it from coming on now, such as a host that is drained; empty = nothing known
+    # what keeps it from coming on now, such as a host that is drained; empty = nothing known
+    trouble: str = ""
 
     @property
     def is_over(self) -> bool:
@@ -46,7 +51,9 @@ class JobSummary:
 
 @dataclass(frozen=True, slots=True)
 class TrialStatus:
-    """One trial in its newest attempt; `runs` are those finished in it, `progress` is how far its launch has come."""
+    """One trial in its newest attempt; `runs` are those finished in it, `progress` is how far its
+    launch has come.
+    """
 
     trial_id: str = ""
     variant: str = ""
@@ -88,7 +95,9 @@ class HostStatus:
 
 @dataclass(frozen=True, slots=True)
 class HostFinding:
-    """One thing that a look at a host tells. `severity`: error (it stands in the way of every trial), warning or info."""
+    """One thing that a look at a host tells. `severity`: error (it stands in the way of every
+    trial), warning or info.
+    """
 
     code: str = ""
     severity: str = ""
@@ -108,7 +117,9 @@ class HostCheck:
     @property
     def errors(self) -> str:
         """The messages of what stands in the way of every trial there; empty when nothing does."""
-        return "; ".join(finding.message for finding in self.findings if finding.severity == "error")
+        return "; ".join(
+            finding.message for finding in self.findings if finding.severity == "error"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +133,9 @@ class JobDetail:
 
 @dataclass(frozen=True, slots=True)
 class JobChange:
-    """One look at a job: at first with all trials, then with those that changed. `left_s`: wall seconds, 0 = unknown."""
+    """One look at a job: at first with all trials, then with those that changed. `left_s`: wall
+    seconds, 0 = unknown.
+    """
 
     job: JobSummary = field(default_factory=JobSummary)
     trials: tuple[TrialStatus, ...] = ()
@@ -148,12 +161,18 @@ class TrialDetail:
 
 
 class Controller(Protocol):
-    """What `fleetctl` asks of a controller, in this process or behind a socket. Raises FleetError kinds only."""
+    """What `fleetctl` asks of a controller, in this process or behind a socket. Raises FleetError
+    kinds only.
+    """
 
-    async def submit(self, yaml: str, file_name: str, only_connected: bool = False, request_key: str = "") -> str:
-        """Take a job; the result is its id. `only_connected`: no trial waits for a host that does not answer. Raises ConfigError.
+    async def submit(
+        self, yaml: str, file_name: str, only_connected: bool = False, request_key: str = ""
+    ) -> str:
+        """Take a job; the result is its id. `only_connected`: no trial waits for a host that does
+        not answer. Raises ConfigError.
 
-        `request_key`: the same one again is the same job, so that a submit whose answer was lost can be repeated; empty: always a new one.
+        `request_key`: the same one again is the same job, so that a submit whose answer was lost
+        can be repeated; empty: always a new one.
         """
         ...
 
@@ -186,7 +205,9 @@ class Controller(Protocol):
         ...
 
     def check_hosts(self, hosts: Sequence[str]) -> AsyncIterator[HostCheck]:
-        """What stands in the way on each of the hosts, all when none is named, as each is ready. Raises NotFound."""
+        """What stands in the way on each of the hosts, all when none is named, as each is ready.
+        Raises NotFound.
+        """
         ...
 
     async def results(self, job_id: str) -> JobResults:

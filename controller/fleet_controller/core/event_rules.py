@@ -1,6 +1,8 @@
-"""Owns what of an agent's words is believed: whose trial it may tell of, how long a text may be, where a file may lie. Stores nothing.
+"""Owns what of an agent's words is believed: whose trial it may tell of, how long a text may be,
+where a file may lie. Stores nothing.
 
-An agent is a program on a host that others may have taken over: it may spoil what runs there, and nothing of another host.
+An agent is a program on a host that others may have taken over: it may spoil what runs there, and
+nothing of another host.
 """
 
 from __future__ import annotations
@@ -31,10 +33,14 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 def agent_info_error(agent_id: str, host: str, reported: Mapping[str, str]) -> str:
-    """Why an agent does not describe itself as one of ours does; empty when it may be. `told`: its labels and its fingerprint."""
+    """Why an agent does not describe itself as one of ours does; empty when it may be. `told`: its
+    labels and its fingerprint.
+    """
     if not _AGENT_ID.fullmatch(agent_id) or not _HOST.fullmatch(host):
         return f"it calls itself agent {agent_id[:80]!a} of the host {host[:80]!a}"
-    if len(reported) > 1000 or any(len(name) + len(value) > 4096 for name, value in reported.items()):
+    if len(reported) > 1000 or any(
+        len(name) + len(value) > 4096 for name, value in reported.items()
+    ):
         return "its labels and fingerprint have no end"
     return ""
 
@@ -45,7 +51,11 @@ def event_error(event: ev.Event) -> str:
         return f"event number {event.sequence} cannot be"
     if not _TRIAL_ID.fullmatch(event.trial_id):
         return f"event {event.sequence} names the trial {event.trial_id[:60]!a}"
-    if not 0 < event.attempt < 1_000_000 or not abs(event.time_unix_ns) < _MOST_NUMBER or not event.cause < _MOST_NUMBER:
+    if (
+        not 0 < event.attempt < 1_000_000
+        or not abs(event.time_unix_ns) < _MOST_NUMBER
+        or not event.cause < _MOST_NUMBER
+    ):
         return f"event {event.sequence} has numbers that cannot be"
     if isinstance(event.body, ev.RunFinished) and not 0 < event.body.run.index < 1_000_000:
         return f"event {event.sequence} tells of run {event.body.run.index}"
@@ -53,14 +63,22 @@ def event_error(event: ev.Event) -> str:
 
 
 def sanitize_event(event: ev.Event) -> tuple[ev.Event, tuple[str, ...]]:
-    """The event with its texts cut to their longest and without files that are none of its attempt; what was taken out, in words."""
+    """The event with its texts cut to their longest and without files that are none of its attempt;
+    what was taken out, in words.
+    """
     body: Any = event.body
     refused: tuple[str, ...] = ()
     if isinstance(body, ev.EvidenceCollected):
-        kept = tuple(file for file in body.artifacts[:_MOST_ENTRIES] if not _artifact_error(file, event))
-        refused = tuple(_artifact_error(file, event) for file in body.artifacts[:20] if file not in kept)
+        kept = tuple(
+            file for file in body.artifacts[:_MOST_ENTRIES] if not _artifact_error(file, event)
+        )
+        refused = tuple(
+            _artifact_error(file, event) for file in body.artifacts[:20] if file not in kept
+        )
         body = replace(body, artifacts=kept)
-    if isinstance(body, ev.RunFinished) and (why := body.run.artifact.name and _artifact_error(body.run.artifact, event)):
+    if isinstance(body, ev.RunFinished) and (
+        why := body.run.artifact.name and _artifact_error(body.run.artifact, event)
+    ):
         body, refused = replace(body, run=replace(body.run, artifact=Artifact())), (why,)
     if isinstance(body, ev.RunFinished):
         body = replace(body, run=_drop_invalid_numbers(body.run))
@@ -68,9 +86,11 @@ def sanitize_event(event: ev.Event) -> tuple[ev.Event, tuple[str, ...]]:
 
 
 def may_report(before: Attempt, agent_id: str, host: str, trial_host: str, newest: int) -> bool:
-    """An attempt is told of by the agent that took it; before one did, by the host that it was given to.
+    """An attempt is told of by the agent that took it; before one did, by the host that it was
+    given to.
 
-    An attempt older than the newest may have been given to another host than the trial has now: it decides nothing any more.
+    An attempt older than the newest may have been given to another host than the trial has now: it
+    decides nothing any more.
     """
     if before.agent_id:
         return before.agent_id == agent_id
@@ -80,7 +100,12 @@ def may_report(before: Attempt, agent_id: str, host: str, trial_host: str, newes
 def _artifact_error(file: Artifact, event: ev.Event) -> str:
     trial, _, rest = file.name.partition("/")
     attempt, _, name = rest.partition("/")
-    if trial != event.trial_id or attempt != str(event.attempt) or not _FILE.fullmatch(name) or name.endswith(".partial"):
+    if (
+        trial != event.trial_id
+        or attempt != str(event.attempt)
+        or not _FILE.fullmatch(name)
+        or name.endswith(".partial")
+    ):
         return f"a file {file.name[:100]!a}, which is none of {event.trial_id}/{event.attempt}"
     if not _DIGEST.fullmatch(file.sha256) or not 0 <= file.size_bytes <= LARGEST_ARTIFACT_BYTES:
         return f"a file {file.name[:100]!a} of {file.size_bytes} bytes"
@@ -88,27 +113,57 @@ def _artifact_error(file: Artifact, event: ev.Event) -> str:
 
 
 def _drop_invalid_numbers(run: RunResult) -> RunResult:
-    """Without numbers that are none, and without a search whose loads cannot be: it is then a run of no search."""
-    metrics = {name: value for name, value in run.metrics.items() if math.isfinite(value) and len(name) <= _LONGEST_NAME}
+    """Without numbers that are none, and without a search whose loads cannot be: it is then a run
+    of no search.
+    """
+    metrics = {
+        name: value
+        for name, value in run.metrics.items()
+        if math.isfinite(value) and len(name) <= _LONGEST_NAME
+    }
     searched = run.searched
-    sound = searched.of in (RATE, CONCURRENCY) and all(0 <= load < math.inf for load in (searched.load, searched.highest_met, searched.lowest_not_met))
+    sound = searched.of in (RATE, CONCURRENCY) and all(
+        0 <= load < math.inf
+        for load in (searched.load, searched.highest_met, searched.lowest_not_met)
+    )
     return replace(run, metrics=metrics, searched=searched if sound else Searched())
 
 
 def _truncate_value(name: str, value: Any, depth: int) -> Any:
-    """Any part of a body: its texts short enough for every database, its lists and maps not endless."""
+    """Any part of a body: its texts short enough for every database, its lists and maps not
+    endless.
+    """
     if isinstance(value, str):
         return _truncate_text(value, _LONGEST_NAME if name in _NAMES else _LONGEST_TEXT)
     if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{item.name: _truncate_value(item.name, getattr(value, item.name), depth + 1) for item in fields(value)})
+        return replace(
+            value,
+            **{
+                item.name: _truncate_value(item.name, getattr(value, item.name), depth + 1)
+                for item in fields(value)
+            },
+        )
     if isinstance(value, Mapping):
         pairs = list(value.items())[:_MOST_ENTRIES]
-        return {_truncate_text(str(key), _LONGEST_TEXT): _truncate_value("", entry, depth + 1) for key, entry in pairs} if depth < 20 else {}
+        return (
+            {
+                _truncate_text(str(key), _LONGEST_TEXT): _truncate_value("", entry, depth + 1)
+                for key, entry in pairs
+            }
+            if depth < 20
+            else {}
+        )
     if isinstance(value, list | tuple):
-        return type(value)(_truncate_value(name, entry, depth + 1) for entry in value[:_MOST_ENTRIES]) if depth < 20 else type(value)()
+        return (
+            type(value)(_truncate_value(name, entry, depth + 1) for entry in value[:_MOST_ENTRIES])
+            if depth < 20
+            else type(value)()
+        )
     return value
 
 
 def _truncate_text(text: str, longest: int) -> str:
-    text = text.replace("\0", "\N{REPLACEMENT CHARACTER}") if "\0" in text else text  # PostgreSQL holds none
+    text = (
+        text.replace("\0", "\N{REPLACEMENT CHARACTER}") if "\0" in text else text
+    )  # PostgreSQL holds none
     return text if len(text) <= longest else f"{text[: longest - 40]}… ({len(text)} characters)"

@@ -1,4 +1,6 @@
-"""Owns how the hosts of one server make one trial: names, the meeting place, the fold of their attempts, who has to end. Ends nothing."""
+"""Owns how the hosts of one server make one trial: names, the meeting place, the fold of their
+attempts, who has to end. Ends nothing.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,14 @@ from fleet_protos.errors import ErrorKind
 from fleet_protos.trial_types import LoadPlan, Outcome, Phase, TrialSpec, Workload
 
 _MARK = "_n"  # job names and hosts in a trial id have no underscore
-_FIRST_PORT, _PORTS = 20_000, 12_000  # below the range that Linux gives out by itself, 32768 and above
+_FIRST_PORT, _PORTS = (
+    20_000,
+    12_000,
+)  # below the range that Linux gives out by itself, 32768 and above
 LOOPBACK = "127.0.0.1"
 
-# A crash that names no cause may have followed from another node's; one that names its own comes before it.
+# A crash that names no cause may have followed from another node's; one that names its own comes
+# before it.
 UNSPECIFIC = frozenset({"scheduler_crashed", "launch_crashed", "unknown"})
 
 # How a node ends because another one did: never the cause while another node names one.
@@ -31,13 +37,17 @@ def member_id(lead_id: str, rank: int) -> str:
 
 
 def lead_and_rank(trial_id: str) -> tuple[str, int]:
-    """(id of the gang's trial, rank) of a node; rank 0 for the lead and for every trial on one host."""
+    """(id of the gang's trial, rank) of a node; rank 0 for the lead and for every trial on one
+    host.
+    """
     lead, mark, rank = trial_id.rpartition(_MARK)
     return (lead, int(rank)) if mark and rank.isdecimal() else (trial_id, 0)
 
 
 def member_specs(lead: TrialSpec, hosts: Sequence[str]) -> tuple[TrialSpec, ...]:
-    """What the agents of the other hosts carry out beside `lead`: rank 1 and up, no load of their own."""
+    """What the agents of the other hosts carry out beside `lead`: rank 1 and up, no load of their
+    own.
+    """
     gang = lead.engine.gang
     return tuple(
         replace(
@@ -54,7 +64,9 @@ def member_specs(lead: TrialSpec, hosts: Sequence[str]) -> tuple[TrialSpec, ...]
 
 
 def hold_limit_s(spec: TrialSpec) -> float:
-    """Wall seconds after which the lead must be over by its own limits: all launches, runs and requests as slow as they may be."""
+    """Wall seconds after which the lead must be over by its own limits: all launches, runs and
+    requests as slow as they may be.
+    """
     load_s = sum(_longest_s(workload, spec.measure.runs_max) for workload in spec.workloads)
     return spec.engine.ready_timeout_s + load_s + spec.engine.stop_timeout_s
 
@@ -68,13 +80,17 @@ def _longest_s(workload: Workload, runs_max: int) -> float:
 
 def _longest_run_s(workload: Workload) -> float:
     waves = -(-workload.requests // workload.concurrency) if workload.concurrency else 1
-    return workload.duration_s + max(waves, 1) * (workload.request_timeout_s + 10 * workload.think_s)
+    return workload.duration_s + max(waves, 1) * (
+        workload.request_timeout_s + 10 * workload.think_s
+    )
 
 
 def meeting_host(address: str, label: str = "") -> str:
-    """Where other hosts reach the host of an agent: its label `address`, else the host of its gRPC address.
+    """Where other hosts reach the host of an agent: its label `address`, else the host of its gRPC
+    address.
 
-    Loopback for a Unix socket and for this machine's own names: right for agents on one machine, and no use to others behind a tunnel.
+    Loopback for a Unix socket and for this machine's own names: right for agents on one machine,
+    and no use to others behind a tunnel.
     """
     if label:
         return f"[{label}]" if ":" in label and not label.startswith("[") else label
@@ -85,7 +101,9 @@ def meeting_host(address: str, label: str = "") -> str:
 
 
 def spec_for_agent(spec: TrialSpec, attempt: int, lead_host: str) -> TrialSpec:
-    """The attempt as its agent gets it. All nodes meet at `lead_host`; the port is drawn anew for each attempt."""
+    """The attempt as its agent gets it. All nodes meet at `lead_host`; the port is drawn anew for
+    each attempt.
+    """
     gang = spec.engine.gang
     if gang.nodes < 2:
         return replace(spec, attempt=attempt)
@@ -109,41 +127,61 @@ def fold_gangs(nodes: Iterable[Trial]) -> list[Trial]:
 
 
 def fold_gang(lead: Trial, members: Sequence[Trial]) -> Trial:
-    """The trial that a lead and its members make: over when all are, OK when the lead is, failed with the cause of who failed first."""
+    """The trial that a lead and its members make: over when all are, OK when the lead is, failed
+    with the cause of who failed first.
+    """
     if not members:
         return lead
     nodes = (lead, *members)
-    return Trial(lead.spec, tuple(_fold_attempt(nodes, attempt) for attempt in lead.attempts), nodes)
+    return Trial(
+        lead.spec, tuple(_fold_attempt(nodes, attempt) for attempt in lead.attempts), nodes
+    )
 
 
 def _fold_attempt(nodes: Sequence[Trial], lead: Attempt) -> Attempt:
     ended = list(_attempts(nodes, lead.number))
     if not all(attempt.is_over for _, attempt in ended):
         return _unfinished(lead)
-    last_ns = max(attempt.ended_unix_ns for _, attempt in ended)  # by one clock, whatever those of the hosts show
+    last_ns = max(
+        attempt.ended_unix_ns for _, attempt in ended
+    )  # by one clock, whatever those of the hosts show
     failures = [(node, attempt) for node, attempt in ended if attempt.outcome is Outcome.FAILED]
     if not failures:
         return replace(lead, ended_unix_ns=last_ns)
     node, cause = min(failures, key=lambda pair: _lateness(pair[1]))
     cause_text = cause.message or cause.failure_class
     message = cause_text if node is nodes[0] else f"{_node_label(node)}: {cause_text}"
-    if lead.outcome is Outcome.OK:  # all was measured: a member may follow its lead's end, but must not leave anything behind
-        return replace(lead, message=message if cause.failure_class == "left_over_processes" else "", ended_unix_ns=last_ns)
-    failed = replace(cause, number=lead.number, agent_id=lead.agent_id, message=message, runs=lead.runs)
+    if (
+        lead.outcome is Outcome.OK
+    ):  # all was measured: a member may follow its lead's end, but must not leave anything behind
+        return replace(
+            lead,
+            message=message if cause.failure_class == "left_over_processes" else "",
+            ended_unix_ns=last_ns,
+        )
+    failed = replace(
+        cause, number=lead.number, agent_id=lead.agent_id, message=message, runs=lead.runs
+    )
     return replace(failed, started_unix_ns=lead.started_unix_ns, ended_unix_ns=last_ns)
 
 
 def _lateness(failed: Attempt) -> tuple[int, int]:
-    """The first is the cause: by what the class says, then by the end, as near as the clocks of hosts are known."""
+    """The first is the cause: by what the class says, then by the end, as near as the clocks of
+    hosts are known.
+    """
     failure_class = failed.failure_class
-    return (2 if failure_class in CONSEQUENCES else 1 if failure_class in UNSPECIFIC else 0), failed.ended_unix_ns
+    return (
+        2 if failure_class in CONSEQUENCES else 1 if failure_class in UNSPECIFIC else 0
+    ), failed.ended_unix_ns
 
 
 def _unfinished(lead: Attempt) -> Attempt:
     """The lead's own progress, or stopping when it is over and others are not."""
     if not lead.is_over:
         return lead
-    undecided = replace(lead, outcome=Outcome.UNSPECIFIED, kind=ErrorKind.NONE, failure_class="", message="")
+    undecided = replace(
+        lead, outcome=Outcome.UNSPECIFIED, kind=ErrorKind.NONE, failure_class="", message=""
+    )
     return replace(undecided, phase=Phase.STOPPING, ended_unix_ns=0)
 
 
@@ -157,14 +195,20 @@ def _node_label(node: Trial) -> str:
 
 
 def nodes_to_end(trial: Trial) -> Mapping[str, str]:
-    """The nodes of an active gang that must end now, with the reason: all, as soon as one has ended or begun to.
+    """The nodes of an active gang that must end now, with the reason: all, as soon as one has ended
+    or begun to.
 
-    The lead's server is needed until it is being stopped; a member that collects its evidence has lost its server or let it go.
+    The lead's server is needed until it is being stopped; a member that collects its evidence has
+    lost its server or let it go.
     """
     if not trial.nodes or trial.newest is None:
         return {}
     now = list(_attempts(trial.nodes, trial.newest.number))
-    ended = [node for node, attempt in now if attempt.phase >= (Phase.COLLECTING if node is not trial.nodes[0] else Phase.STOPPING)]
+    ended = [
+        node
+        for node, attempt in now
+        if attempt.phase >= (Phase.COLLECTING if node is not trial.nodes[0] else Phase.STOPPING)
+    ]
     if not ended:
         return {}
     reason = f"{_node_label(ended[0])} of this server has ended"

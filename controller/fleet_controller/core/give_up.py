@@ -1,4 +1,6 @@
-"""Owns which trials are no longer waited for, since a host of theirs has been away for too long; closes none itself."""
+"""Owns which trials are no longer waited for, since a host of theirs has been away for too long;
+closes none itself.
+"""
 
 from __future__ import annotations
 
@@ -10,29 +12,45 @@ from fleet_protos.errors import ErrorKind
 from fleet_protos.trial_types import Outcome, Phase
 
 GIVE_UP_AFTER_S = 3600.0
-CANCELLED_AFTER_S = 10.0  # of a cancelled job: long enough for a line that broke, so that the host itself tells the end
-UNPLACED = ""  # in place of the host of a trial that any host may take: those that match are all away
+# of a cancelled job: long enough for a line that broke, so that the host itself tells the end
+CANCELLED_AFTER_S = 10.0
+UNPLACED = (
+    ""  # in place of the host of a trial that any host may take: those that match are all away
+)
 
 
 @dataclass(frozen=True, slots=True)
 class GivenUpAttempt:
-    """The attempt of a trial or node that ends so: one that was begun on a host which is away, or the next one, which never begins."""
+    """The attempt of a trial or node that ends so: one that was begun on a host which is away, or
+    the next one, which never begins.
+    """
 
     trial_id: str
     attempt: Attempt
 
 
-def attempts_to_cancel(trials: Iterable[Trial], away_s: Mapping[str, float], limit_s: float, now_unix_ns: int) -> Iterator[GivenUpAttempt]:
-    """What to close of a job that was cancelled, and whose hosts cannot be told. As `given_up` otherwise: what ended well counts yet."""
+def attempts_to_cancel(
+    trials: Iterable[Trial], away_s: Mapping[str, float], limit_s: float, now_unix_ns: int
+) -> Iterator[GivenUpAttempt]:
+    """What to close of a job that was cancelled, and whose hosts cannot be told. As `given_up`
+    otherwise: what ended well counts yet.
+    """
     for end in attempts_to_give_up(trials, away_s, limit_s, now_unix_ns):
         message = f"the job was cancelled while {end.attempt.message.partition(';')[0].replace(' has been ', ' was ')}"
-        yield GivenUpAttempt(end.trial_id, replace(end.attempt, outcome=Outcome.CANCELLED, kind=ErrorKind.NONE, message=message))
+        yield GivenUpAttempt(
+            end.trial_id,
+            replace(end.attempt, outcome=Outcome.CANCELLED, kind=ErrorKind.NONE, message=message),
+        )
 
 
-def attempts_to_give_up(trials: Iterable[Trial], away_s: Mapping[str, float], limit_s: float, now_unix_ns: int) -> Iterator[GivenUpAttempt]:
-    """What to close of these trials. `away_s`: seconds for which each host that does not answer has been away, and UNPLACED.
+def attempts_to_give_up(
+    trials: Iterable[Trial], away_s: Mapping[str, float], limit_s: float, now_unix_ns: int
+) -> Iterator[GivenUpAttempt]:
+    """What to close of these trials. `away_s`: seconds for which each host that does not answer has
+    been away, and UNPLACED.
 
-    Of a server over several hosts only the nodes on hosts that are away: the others are ended there, and tell their own end.
+    Of a server over several hosts only the nodes on hosts that are away: the others are ended
+    there, and tell their own end.
     """
     gone = {host: seconds for host, seconds in away_s.items() if seconds > limit_s}
     for trial in trials if gone else ():
@@ -41,15 +59,22 @@ def attempts_to_give_up(trials: Iterable[Trial], away_s: Mapping[str, float], li
         if not missing:
             continue
         if not trial.is_active and trial.may_start:
-            closed = _given_up_attempt(Attempt(len(trial.attempts) + 1), missing[0], gone[missing[0]], limit_s, now_unix_ns)
+            closed = _given_up_attempt(
+                Attempt(len(trial.attempts) + 1), missing[0], gone[missing[0]], limit_s, now_unix_ns
+            )
             yield GivenUpAttempt(trial.spec.trial_id, closed)
         for node in (trial.nodes or (trial,)) if trial.is_active else ():
             newest, host = node.newest, node.spec.host
             if newest is not None and not newest.is_over and host in gone:
-                yield GivenUpAttempt(node.spec.trial_id, _given_up_attempt(newest, host, gone[host], limit_s, now_unix_ns))
+                yield GivenUpAttempt(
+                    node.spec.trial_id,
+                    _given_up_attempt(newest, host, gone[host], limit_s, now_unix_ns),
+                )
 
 
-def _given_up_attempt(attempt: Attempt, host: str, away_s: float, limit_s: float, now_unix_ns: int) -> Attempt:
+def _given_up_attempt(
+    attempt: Attempt, host: str, away_s: float, limit_s: float, now_unix_ns: int
+) -> Attempt:
     who = f"host {host} has" if host else "every host that the job may go to has"
     message = f"{who} been away for {_span(away_s)}; it is waited for {_span(limit_s)}"
     return Attempt(

@@ -1,4 +1,6 @@
-"""Owns a fleet as its file describes it, as frozen values: hosts, how to reach them, what they allow. Reads and reaches nothing."""
+"""Owns a fleet as its file describes it, as frozen values: hosts, how to reach them, what they
+allow. Reads and reaches nothing.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,11 @@ AGENT_PORT = 7433
 
 @dataclass(frozen=True, slots=True)
 class Ssh:
-    """How one machine is reached over SSH. `jumps`: the machines to go through, in order, each with settings of its own.
+    """How one machine is reached over SSH. `jumps`: the machines to go through, in order, each with
+    settings of its own.
 
-    `identities` and `known_hosts` are absolute paths; empty = those of OpenSSH. `config_file`: whose settings were taken in.
+    `identities` and `known_hosts` are absolute paths; empty = those of OpenSSH. `config_file`:
+    whose settings were taken in.
     """
 
     address: str = ""
@@ -28,7 +32,9 @@ class Ssh:
 
 @dataclass(frozen=True, slots=True)
 class Allow:
-    """What jobs may ask of a host beyond the defaults: glob patterns of paths, images, models and variables; `args`: names."""
+    """What jobs may ask of a host beyond the defaults: glob patterns of paths, images, models and
+    variables; `args`: names.
+    """
 
     python: tuple[str, ...] = ()
     images: tuple[str, ...] = ()
@@ -40,9 +46,11 @@ class Allow:
 
 @dataclass(frozen=True, slots=True)
 class Install:
-    """Where and how the agent lives on a host. `mode`: system (a unit), user (a unit of the user), daemon (supervised, no systemd), auto.
+    """Where and how the agent lives on a host. `mode`: system (a unit), user (a unit of the user),
+    daemon (supervised, no systemd), auto.
 
-    Empty paths are those of the mode. `python`: interpreter of the agent; `bundled` = one that is brought along.
+    Empty paths are those of the mode. `python`: interpreter of the agent; `bundled` = one that is
+    brought along.
     """
 
     mode: str = "auto"
@@ -54,10 +62,12 @@ class Install:
 
 @dataclass(frozen=True, slots=True)
 class FleetHost:
-    """One host. `address`: where controller and other hosts reach its agent; `through_ssh`: the controller by a tunnel.
+    """One host. `address`: where controller and other hosts reach its agent; `through_ssh`: the
+    controller by a tunnel.
 
-    `gpus` None = all that are there. `server_python`, `server_image`, `env`: defaults of servers there. `cost_per_hour`: 0 = not told.
-    `metrics`: ADDRESS:PORT of its Prometheus endpoint, empty = none.
+    `gpus` None = all that are there. `server_python`, `server_image`, `env`: defaults of servers
+    there. `cost_per_hour`: 0 = not told. `metrics`: ADDRESS:PORT of its Prometheus endpoint, empty
+    = none.
     """
 
     name: str = ""
@@ -82,7 +92,8 @@ class FleetHost:
 class Inventory:
     """A validated fleet file. `places` gives line and column of each dotted key of the file.
 
-    `give_up_after_s`: how long a host may be away before what waits for it is closed as host_unreachable.
+    `give_up_after_s`: how long a host may be away before what waits for it is closed as
+    host_unreachable.
     """
 
     hosts: tuple[FleetHost, ...] = ()

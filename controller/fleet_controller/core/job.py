@@ -1,4 +1,6 @@
-"""Owns a job as the planner sees it: every default filled in, every list expanded, names as the server knows them. Decides nothing."""
+"""Owns a job as the planner sees it: every default filled in, every list expanded, names as the
+server knows them. Decides nothing.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from fleet_protos.trial_types import AttachedFile, EngineSpec, Measure, Workload
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """What a level lays over the engine; a None takes an argument or a variable away. `simulation` is by field of `Simulation`."""
+    """What a level lays over the engine; a None takes an argument or a variable away. `simulation`
+    is by field of `Simulation`.
+    """
 
     args: Mapping[str, Any] = field(default_factory=dict)
     env: Mapping[str, str | None] = field(default_factory=dict)
@@ -22,9 +26,11 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class HostChoice:
-    """Which hosts a job asks for. `every_host` False: each block goes to one of them. `share`: its trials let others in beside them.
+    """Which hosts a job asks for. `every_host` False: each block goes to one of them. `share`: its
+    trials let others in beside them.
 
-    `part`: how much of a host one of its trials takes, for the sharing of time; 1 unless others are let in.
+    `part`: how much of a host one of its trials takes, for the sharing of time; 1 unless others are
+    let in.
     """
 
     names: tuple[str, ...] = ()
@@ -39,7 +45,9 @@ class HostChoice:
 
     @classmethod
     def from_json(cls, text: str) -> HostChoice:
-        """The choice of a text written by `to_json`; empty: every trial stays on the host of its plan."""
+        """The choice of a text written by `to_json`; empty: every trial stays on the host of its
+        plan.
+        """
         values = json.loads(text or "{}")
         return cls(**{**values, "names": tuple(values.get("names", ()))})
 
@@ -54,7 +62,9 @@ class HostChoice:
 
 @dataclass(frozen=True, slots=True)
 class LoadChoice:
-    """Load from other hosts. `hosts` without names and labels: those that are for load only; `shards`: over all of them, 0 = one a host."""
+    """Load from other hosts. `hosts` without names and labels: those that are for load only;
+    `shards`: over all of them, 0 = one a host.
+    """
 
     hosts: HostChoice = field(default_factory=HostChoice)
     shards: int = 0
@@ -62,8 +72,8 @@ class LoadChoice:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A validated job. `factors` keep the order of the file; `gpus` None = from the parallel sizes of each variant;
-    `files` are those that the workloads name.
+    """A validated job. `factors` keep the order of the file; `gpus` None = from the parallel sizes
+    of each variant; `files` are those that the workloads name.
 
     `places` gives line and column of each dotted key of the file.
     """

@@ -1,6 +1,8 @@
-"""Owns when failures speak against a host, when it is set aside for them, and how it comes back. Asks no host, gives no order.
+"""Owns when failures speak against a host, when it is set aside for them, and how it comes back.
+Asks no host, gives no order.
 
-A fold over the attempts of all jobs on a host, in the order in which their ends became known: the clocks of hosts play no part.
+A fold over the attempts of all jobs on a host, in the order in which their ends became known: the
+clocks of hosts play no part.
 """
 
 from __future__ import annotations
@@ -24,8 +26,18 @@ LIKELY_HOST_FAULT = frozenset({
     "agent_restarted", "agent_state_lost", "preflight_disk", "gpu_busy_leftover", "left_over_processes", "no_free_port", "lease_lost",
 })  # fmt: skip
 
-# What can as well be the variant's own fault: it counts where the same variant was launched well on another host.
-_NEVER_HOST_FAULT = frozenset({ErrorKind.NONE, ErrorKind.CONFIG, ErrorKind.SERVER_OOM, ErrorKind.GATE_VOIDED, ErrorKind.BUG, ErrorKind.LOAD_FAILED})
+# What can as well be the variant's own fault: it counts where the same variant was launched well on
+# another host.
+_NEVER_HOST_FAULT = frozenset(
+    {
+        ErrorKind.NONE,
+        ErrorKind.CONFIG,
+        ErrorKind.SERVER_OOM,
+        ErrorKind.GATE_VOIDED,
+        ErrorKind.BUG,
+        ErrorKind.LOAD_FAILED,
+    }
+)
 
 # Followed from another host's end, so it tells nothing of this one.
 CAUSED_BY_OTHER_HOST = frozenset({"nccl_peer_lost", "gang_hold_limit"})
@@ -43,7 +55,9 @@ class HostFailure:
 
 @dataclass(frozen=True, slots=True)
 class HostRecord:
-    """What was decided about one host. `aside`: why it gets no trials, empty when it may; `setbacks`: how often in a row that was so."""
+    """What was decided about one host. `aside`: why it gets no trials, empty when it may;
+    `setbacks`: how often in a row that was so.
+    """
 
     name: str
     drained: bool = False
@@ -62,28 +76,48 @@ class HostRecord:
 
 
 def failure_points(attempt: Attempt, works_elsewhere: bool) -> int:
-    """How much an attempt that is over speaks against its host; `works_elsewhere`: its variant was launched well on another one."""
-    if attempt.outcome is not Outcome.FAILED or not attempt.agent_id or attempt.failure_class in CAUSED_BY_OTHER_HOST:
+    """How much an attempt that is over speaks against its host; `works_elsewhere`: its variant was
+    launched well on another one.
+    """
+    if (
+        attempt.outcome is not Outcome.FAILED
+        or not attempt.agent_id
+        or attempt.failure_class in CAUSED_BY_OTHER_HOST
+    ):
         return 0
     if attempt.failure_class in ALWAYS_HOST_FAULT:
         return QUARANTINE_POINTS
-    if attempt.failure_class in LIKELY_HOST_FAULT or attempt.kind in (ErrorKind.AGENT_RESTARTED, ErrorKind.HOST_UNREACHABLE):
+    if attempt.failure_class in LIKELY_HOST_FAULT or attempt.kind in (
+        ErrorKind.AGENT_RESTARTED,
+        ErrorKind.HOST_UNREACHABLE,
+    ):
         return 1
     return int(works_elsewhere and attempt.kind not in _NEVER_HOST_FAULT)
 
 
-def after_attempt(record: HostRecord, trial_id: str, attempt: Attempt, weight: int, now_unix_ns: int) -> HostRecord:
-    """The host after an attempt ended there; `weight` is its `points`. A good one forgets what was; ENOUGH set the host aside."""
+def after_attempt(
+    record: HostRecord, trial_id: str, attempt: Attempt, weight: int, now_unix_ns: int
+) -> HostRecord:
+    """The host after an attempt ended there; `weight` is its `points`. A good one forgets what was;
+    ENOUGH set the host aside.
+    """
     if attempt.outcome is Outcome.OK:
         return record if record.aside else replace(record, failures=(), setbacks=0)
     if not weight:
         return record
-    failed = HostFailure(trial_id, attempt.number, attempt.failure_class or attempt.kind.name.lower(), weight)
+    failed = HostFailure(
+        trial_id, attempt.number, attempt.failure_class or attempt.kind.name.lower(), weight
+    )
     failures = (*record.failures, failed)[-_KEPT:]
     after = replace(record, failures=failures)
     if record.aside or sum(entry.points for entry in failures) < QUARANTINE_POINTS:
         return after
-    return replace(after, aside=quarantine_reason(failures), aside_since_unix_ns=now_unix_ns, setbacks=record.setbacks + 1)
+    return replace(
+        after,
+        aside=quarantine_reason(failures),
+        aside_since_unix_ns=now_unix_ns,
+        setbacks=record.setbacks + 1,
+    )
 
 
 def quarantine_reason(failures: tuple[HostFailure, ...]) -> str:
@@ -92,7 +126,9 @@ def quarantine_reason(failures: tuple[HostFailure, ...]) -> str:
     for failed in failures:
         attempt = f" (attempt {failed.attempt})" if failed.attempt > 1 else ""
         trials.setdefault(failed.failure_class, []).append(f"{failed.trial_id}{attempt}")
-    return "; ".join(f"{failure_class} in {', '.join(where)}" for failure_class, where in trials.items())
+    return "; ".join(
+        f"{failure_class} in {', '.join(where)}" for failure_class, where in trials.items()
+    )
 
 
 def drain(record: HostRecord, why: str) -> HostRecord:
@@ -106,19 +142,25 @@ def undrain(record: HostRecord) -> HostRecord:
 
 
 def put_on_probation(record: HostRecord) -> HostRecord:
-    """A look at a host that was set aside found nothing: its next trial decides. One more failure of its own sets it aside again."""
+    """A look at a host that was set aside found nothing: its next trial decides. One more failure
+    of its own sets it aside again.
+    """
     last = tuple(replace(failed, points=QUARANTINE_POINTS - 1) for failed in record.failures[-1:])
     return replace(record, aside="", aside_since_unix_ns=0, failures=last)
 
 
 def probe_pause_s(record: HostRecord, probes: int, first_s: float = PROBE_FIRST_S) -> float:
-    """Seconds from being set aside, or from the last of `looks` that found something, to the next look: each time twice as long."""
+    """Seconds from being set aside, or from the last of `looks` that found something, to the next
+    look: each time twice as long.
+    """
     doublings = min(max(record.setbacks - 1, 0) + probes, 10)
     return float(min(first_s * 2**doublings, max(PROBE_MOST_S, first_s)))
 
 
 def host_state(closed: Mapping[str, bool]) -> str:
-    """The one word of a host for counting: the first that holds of away, drained, aside, busy; else free."""
+    """The one word of a host for counting: the first that holds of away, drained, aside, busy; else
+    free.
+    """
     return next((word for word in HOST_STATES[:-1] if closed.get(word)), "free")
 
 

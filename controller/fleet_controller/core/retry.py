@@ -10,7 +10,9 @@ from fleet_protos.errors import ErrorKind
 
 @dataclass(frozen=True, slots=True)
 class RetryRule:
-    """How many failures of one kind a trial may have and still be tried again, and the pause before that in seconds."""
+    """How many failures of one kind a trial may have and still be tried again, and the pause before
+    that in seconds.
+    """
 
     retries: int
     pause_s: float = 0.0
@@ -18,7 +20,8 @@ class RetryRule:
 
 NEVER = RetryRule(0)
 
-# What would fail again is not tried again: the user's configuration, memory that is too small, results that gates voided, our own bugs.
+# What would fail again is not tried again: the user's configuration, memory that is too small,
+# results that gates voided, our own bugs.
 RULES: Mapping[ErrorKind, RetryRule] = {
     ErrorKind.CONFIG: NEVER,
     ErrorKind.DEPLOY_FAILED: NEVER,
@@ -36,7 +39,9 @@ RULES: Mapping[ErrorKind, RetryRule] = {
 
 # What fails on a host whenever the same variant is launched there.
 FOR_GOOD = frozenset({ErrorKind.CONFIG, ErrorKind.DEPLOY_FAILED, ErrorKind.SERVER_OOM})
-VOID_RUNS = 3  # so many in a row end a trial: fewer finished runs mean that a gate voided the launch
+VOID_RUNS = (
+    3  # so many in a row end a trial: fewer finished runs mean that a gate voided the launch
+)
 
 
 def rule_for(kind: ErrorKind) -> RetryRule:

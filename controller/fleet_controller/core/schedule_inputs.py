@@ -1,4 +1,6 @@
-"""Owns the values that a decision about starts is made of: what of a job waits, and what a host could take. Decides nothing."""
+"""Owns the values that a decision about starts is made of: what of a job waits, and what a host
+could take. Decides nothing.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,11 @@ Block = Sequence[Trial]
 
 @dataclass(frozen=True, slots=True)
 class WaitingJob:
-    """What of one job may begin, each part in plan order: `pinned` by the host that serves, `blocks` that no host has begun yet.
+    """What of one job may begin, each part in plan order: `pinned` by the host that serves,
+    `blocks` that no host has begun yet.
 
-    `choice` says where a block may go, `been` where others of the job went. `had_s` is what `core.fairness` counts; `trial_s` what one
-    trial is reckoned at there.
+    `choice` says where a block may go, `been` where others of the job went. `had_s` is what
+    `core.fairness` counts; `trial_s` what one trial is reckoned at there.
     """
 
     job_id: str
@@ -30,18 +33,24 @@ class WaitingJob:
     trial_s: float = 60.0
 
     def may_use(self, hosts: Mapping[str, object]) -> bool:
-        """False when surely nothing of it could begin on any of these hosts, nor keep one: quick to tell, for there are many jobs."""
+        """False when surely nothing of it could begin on any of these hosts, nor keep one: quick to
+        tell, for there are many jobs.
+        """
         if self.blocks:
             return True
-        return bool(self.pinned) and (not self.pinned.keys().isdisjoint(hosts) or bool(next(iter(self.pinned.values()))[0].nodes))
+        return bool(self.pinned) and (
+            not self.pinned.keys().isdisjoint(hosts)
+            or bool(next(iter(self.pinned.values()))[0].nodes)
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulableHost:
-    """A host at the moment of a decision. `closed_for`: why it gets no trials now, empty when it may.
+    """A host at the moment of a decision. `closed_for`: why it gets no trials now, empty when it
+    may.
 
-    `running`: trials there; `lets_in`: all of them let others in; `gpus` of each kind, and what of them is free. A kind that is not there
-    is not counted.
+    `running`: trials there; `lets_in`: all of them let others in; `gpus` of each kind, and what of
+    them is free. A kind that is not there is not counted.
     """
 
     name: str
@@ -55,7 +64,9 @@ class SchedulableHost:
     no_load_reason: str = ""  # why it could not be borrowed even when nothing ran there
 
 
-def waiting_job_of(job_id: str, trials: Iterable[Trial], choice: HostChoice | None = None, **rest: float) -> WaitingJob:
+def waiting_job_of(
+    job_id: str, trials: Iterable[Trial], choice: HostChoice | None = None, **rest: float
+) -> WaitingJob:
     """What of these trials, given in plan order, may begin."""
     pinned: dict[str, list[Trial]] = {}
     blocks: dict[int, list[Trial]] = {}
@@ -66,19 +77,43 @@ def waiting_job_of(job_id: str, trials: Iterable[Trial], choice: HostChoice | No
         elif trial.may_start:
             blocks.setdefault(trial.spec.block, []).append(trial)
     hosts_used = frozenset(trial.spec.host for trial in trials if trial.spec.host)
-    return WaitingJob(job_id, pinned, list(blocks.values()), choice or HostChoice(), hosts_used, **rest)  # type: ignore[arg-type] # numbers only
+    return WaitingJob(
+        job_id,
+        pinned,
+        list(blocks.values()),
+        choice or HostChoice(),
+        hosts_used,
+        **rest,  # type: ignore[arg-type] # numbers only
+    )
 
 
 def waiting_reason(job: WaitingJob, hosts: Mapping[str, SchedulableHost]) -> str:
-    """What keeps a job's trials from starting beside hosts that are busy: `gpu03 (drained: new kernel)`; empty when nothing does.
+    """What keeps a job's trials from starting beside hosts that are busy: `gpu03 (drained: new
+    kernel)`; empty when nothing does.
 
     A block that some host could take waits for none; one that none could names all that match.
     """
-    needed = {name: len(trials) for name, trials in job.pinned.items() if _closed_reason(hosts.get(name))}
-    gangs = {host for trials in job.pinned.values() for host in trials[0].hosts[1:] if _closed_reason(hosts.get(host))}
-    reasons = [f"{name} ({_closed_reason(hosts.get(name))}; {_trials(count)})" for name, count in sorted(needed.items())]
-    reasons += [f"{name} ({_closed_reason(hosts.get(name))})" for name in sorted(gangs - needed.keys())]
-    reasons += [f"load host {name} ({why})" for name in _borrowed(job) if (why := _no_load_reason(hosts.get(name)))]
+    needed = {
+        name: len(trials) for name, trials in job.pinned.items() if _closed_reason(hosts.get(name))
+    }
+    gangs = {
+        host
+        for trials in job.pinned.values()
+        for host in trials[0].hosts[1:]
+        if _closed_reason(hosts.get(host))
+    }
+    reasons = [
+        f"{name} ({_closed_reason(hosts.get(name))}; {_trials(count)})"
+        for name, count in sorted(needed.items())
+    ]
+    reasons += [
+        f"{name} ({_closed_reason(hosts.get(name))})" for name in sorted(gangs - needed.keys())
+    ]
+    reasons += [
+        f"load host {name} ({why})"
+        for name in _borrowed(job)
+        if (why := _no_load_reason(hosts.get(name)))
+    ]
     if job.blocks:
         reasons += _block_reasons(job, hosts)
     return ", ".join(reasons)
@@ -90,7 +125,9 @@ def _block_reasons(job: WaitingJob, hosts: Mapping[str, SchedulableHost]) -> lis
     if sum(not hosts[name].closed_for for name in matching) >= nodes:
         return []
     if len(matching) < nodes:
-        return ["a host that matches the job" if nodes == 1 else f"{nodes} hosts that match the job"]
+        return [
+            "a host that matches the job" if nodes == 1 else f"{nodes} hosts that match the job"
+        ]
     closed = [f"{name} ({hosts[name].closed_for})" for name in matching if hosts[name].closed_for]
     return [" or ".join(closed)]
 

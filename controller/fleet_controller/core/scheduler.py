@@ -18,9 +18,11 @@ from fleet_protos.trial_types import Outcome
 
 @dataclass(frozen=True, slots=True)
 class TrialStart:
-    """Begin this attempt of this trial on its host, and together with it that of each other node: (trial id, host).
+    """Begin this attempt of this trial on its host, and together with it that of each other node:
+    (trial id, host).
 
-    `block`: the trials that go to these hosts from here on, this one among them; empty when they are there already.
+    `block`: the trials that go to these hosts from here on, this one among them; empty when they
+    are there already.
     """
 
     trial_id: str
@@ -41,9 +43,11 @@ class HopelessTrial:
 
 
 def hopeless_trials(trials: Sequence[Trial]) -> tuple[HopelessTrial, ...]:
-    """The trials of a job to close unlaunched: their variant failed for good in another block on their host.
+    """The trials of a job to close unlaunched: their variant failed for good in another block on
+    their host.
 
-    For a block that may still go to any host, a variant that failed there counts, unless only that host was to blame.
+    For a block that may still go to any host, a variant that failed there counts, unless only that
+    host was to blame.
     """
     return tuple(_find_hopeless_trials(trials))
 
@@ -63,18 +67,26 @@ def _find_hopeless_trials(trials: Sequence[Trial]) -> Iterator[HopelessTrial]:
             yield HopelessTrial(trial.spec.trial_id, why.kind, why.failure_class, message)
 
 
-def next_starts(jobs: Iterable[WaitingJob], hosts: Iterable[SchedulableHost], now_unix_ns: int) -> tuple[TrialStart, ...]:
-    """What to begin now on hosts that are open, `jobs` oldest first: by priority, then by who has had least host time, then by age.
+def next_starts(
+    jobs: Iterable[WaitingJob], hosts: Iterable[SchedulableHost], now_unix_ns: int
+) -> tuple[TrialStart, ...]:
+    """What to begin now on hosts that are open, `jobs` oldest first: by priority, then by who has
+    had least host time, then by age.
 
-    One trial a host: a second one would share its CPUs and links and so disturb the first one's numbers, even on other GPUs. Only trials
-    that let others in meet on a host. A trial whose turn it is keeps the hosts that it waits for from jobs behind it: a gang those that
-    are free until the rest is, one that wants a host alone the host that others share. Hosts that are closed are waited for by nobody.
+    One trial a host: a second one would share its CPUs and links and so disturb the first one's
+    numbers, even on other GPUs. Only trials that let others in meet on a host. A trial whose turn
+    it is keeps the hosts that it waits for from jobs behind it: a gang those that are free until
+    the rest is, one that wants a host alone the host that others share. Hosts that are closed are
+    waited for by nobody.
     """
     capacity = _Capacity(hosts)
     if not capacity.open:
         return ()
     able = ((place, job) for place, job in enumerate(jobs) if job.may_use(capacity.open))
-    turns = [(-job.priority, job.host_time_s, place, job, _offers(job, capacity, now_unix_ns)) for place, job in able]
+    turns = [
+        (-job.priority, job.host_time_s, place, job, _offers(job, capacity, now_unix_ns))
+        for place, job in able
+    ]
     heapq.heapify(turns)
     starts: list[TrialStart] = []
     while turns and capacity.open:
@@ -88,7 +100,9 @@ def next_starts(jobs: Iterable[WaitingJob], hosts: Iterable[SchedulableHost], no
         for host in taken:
             capacity.reserve(host, trial)
         starts.append(start)
-        heapq.heapreplace(turns, (urgency, host_time_s + job.trial_s * len(taken), place, job, offers))
+        heapq.heapreplace(
+            turns, (urgency, host_time_s + job.trial_s * len(taken), place, job, offers)
+        )
     return tuple(starts)
 
 
@@ -96,14 +110,26 @@ _Offer = tuple[TrialStart, Trial]
 
 
 class _Capacity:
-    """What is left to give away while one decision is made. `open`: hosts that may take something, by name."""
+    """What is left to give away while one decision is made. `open`: hosts that may take something,
+    by name.
+    """
 
     def __init__(self, hosts: Iterable[SchedulableHost]) -> None:
         self.known = {host.name: host for host in hosts}
-        there = (host for host in self.known.values() if not host.closed_for and (not host.running or host.allows_sharing))
-        self.open: dict[str, bool] = {host.name: not host.running for host in sorted(there, key=lambda host: host.name)}  # True: empty
+        there = (
+            host
+            for host in self.known.values()
+            if not host.closed_for and (not host.running or host.allows_sharing)
+        )
+        self.open: dict[str, bool] = {
+            host.name: not host.running for host in sorted(there, key=lambda host: host.name)
+        }  # True: empty
         self._taken: dict[str, int] = {}
-        self._lending = {host.name for host in self.known.values() if host.can_lend_load and not host.no_load_reason}
+        self._lending = {
+            host.name
+            for host in self.known.values()
+            if host.can_lend_load and not host.no_load_reason
+        }
 
     def is_lendable(self, trial: Trial) -> bool:
         """Each of its load hosts lends, now or when it is free again."""
@@ -122,9 +148,13 @@ class _Capacity:
             return False
         if is_empty is None or not (is_empty or trial.spec.shared):
             return False
-        if not trial.spec.shared or (is_empty and not _is_large_enough(self.known[host], trial)):  # the latter is told at its start
+        if not trial.spec.shared or (
+            is_empty and not _is_large_enough(self.known[host], trial)
+        ):  # the latter is told at its start
             return True
-        left = self.known[host].free_gpus.get(trial.spec.engine.kind, math.inf) - self._taken.get(host, 0)
+        left = self.known[host].free_gpus.get(trial.spec.engine.kind, math.inf) - self._taken.get(
+            host, 0
+        )
         return trial.spec.engine.gpus <= left
 
     def capable_hosts(self, choice: HostChoice, trial: Trial) -> list[str]:
@@ -166,7 +196,9 @@ def _offers(job: WaitingJob, capacity: _Capacity, now_unix_ns: int) -> Iterator[
         yield offer
 
 
-def _on_host(host: str, trials: Sequence[Trial], capacity: _Capacity, now_unix_ns: int) -> Iterator[_Offer]:
+def _on_host(
+    host: str, trials: Sequence[Trial], capacity: _Capacity, now_unix_ns: int
+) -> Iterator[_Offer]:
     for trial in trials:
         if host not in capacity.open:
             return
@@ -178,10 +210,16 @@ def _on_host(host: str, trials: Sequence[Trial], capacity: _Capacity, now_unix_n
         yield _trial_start(trial), trial
 
 
-def _gangs(pinned: Mapping[str, Sequence[Trial]], capacity: _Capacity, now_unix_ns: int) -> Iterator[_Offer]:
+def _gangs(
+    pinned: Mapping[str, Sequence[Trial]], capacity: _Capacity, now_unix_ns: int
+) -> Iterator[_Offer]:
     for trials in pinned.values():
         trial = next((trial for trial in trials if pause_left_s(trial, now_unix_ns) <= 0), None)
-        if trial is None or not all(map(capacity.is_up, trial.hosts)) or not capacity.is_lendable(trial):
+        if (
+            trial is None
+            or not all(map(capacity.is_up, trial.hosts))
+            or not capacity.is_lendable(trial)
+        ):
             continue
         if all(capacity.fits(host, trial) for host in trial.hosts):
             yield _trial_start(trial), trial
@@ -190,18 +228,26 @@ def _gangs(pinned: Mapping[str, Sequence[Trial]], capacity: _Capacity, now_unix_
 
 
 def _block(job: WaitingJob, block: Block, capacity: _Capacity) -> _Offer | None:
-    """The first trial of a block that no host has begun: on hosts where others of the job were, else by name."""
+    """The first trial of a block that no host has begun: on hosts where others of the job were,
+    else by name.
+    """
     largest, nodes = max(block, key=lambda trial: trial.spec.engine.gpus), len(block[0].hosts)
     if not capacity.open or not capacity.is_lendable(largest):
         return None
     able = capacity.capable_hosts(job.choice, largest)
     now = [host for host in able if capacity.fits(host, largest)]
     if len(now) < nodes:
-        capacity.hold_back([host for host in able if host in capacity.open][:nodes] if len(able) >= nodes else ())
+        capacity.hold_back(
+            [host for host in able if host in capacity.open][:nodes] if len(able) >= nodes else ()
+        )
         return None
     lead, *others = sorted(now, key=lambda host: (host not in job.hosts_used, host))[:nodes]
-    members = tuple((node.spec.trial_id, host) for node, host in zip(block[0].nodes[1:], others, strict=True))
-    return TrialStart(block[0].spec.trial_id, 1, lead, members, tuple(trial.spec.trial_id for trial in block)), block[0]
+    members = tuple(
+        (node.spec.trial_id, host) for node, host in zip(block[0].nodes[1:], others, strict=True)
+    )
+    return TrialStart(
+        block[0].spec.trial_id, 1, lead, members, tuple(trial.spec.trial_id for trial in block)
+    ), block[0]
 
 
 def _is_large_enough(host: SchedulableHost, trial: Trial) -> bool:
@@ -214,7 +260,9 @@ def _trial_start(trial: Trial) -> TrialStart:
 
 
 def pause_left_s(trial: Trial, now_unix_ns: int) -> float:
-    """Seconds until the trial may be tried again; 0 for one that has not failed, and when the clocks of its host and ours are apart."""
+    """Seconds until the trial may be tried again; 0 for one that has not failed, and when the
+    clocks of its host and ours are apart.
+    """
     newest = trial.newest
     if newest is None or newest.outcome is not Outcome.FAILED:
         return 0.0
@@ -224,9 +272,11 @@ def pause_left_s(trial: Trial, now_unix_ns: int) -> float:
 
 
 def remaining_s(trials: Sequence[Trial], planned_s: float) -> float:
-    """Wall seconds that a job's trials still need: the median of its finished attempts for each trial left, hosts side by side.
+    """Wall seconds that a job's trials still need: the median of its finished attempts for each
+    trial left, hosts side by side.
 
-    Before one has finished: `planned_s`, the plan's guess. Blocks that no host has begun are shared by those where others of the job were.
+    Before one has finished: `planned_s`, the plan's guess. Blocks that no host has begun are shared
+    by those where others of the job were.
     """
     took_s = sorted(
         (attempt.ended_unix_ns - attempt.started_unix_ns) / 1e9
@@ -242,4 +292,6 @@ def remaining_s(trials: Sequence[Trial], planned_s: float) -> float:
             waiting[trial.spec.host] = waiting.get(trial.spec.host, 0) + 1
     floating = waiting.pop("", 0)
     hosts = len({trial.spec.host for trial in trials if trial.spec.host}) or 1
-    return took_s[len(took_s) // 2] * max(max(waiting.values(), default=0), -(-sum((*waiting.values(), floating)) // hosts))
+    return took_s[len(took_s) // 2] * max(
+        max(waiting.values(), default=0), -(-sum((*waiting.values(), floating)) // hosts)
+    )

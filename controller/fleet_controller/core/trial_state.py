@@ -1,4 +1,6 @@
-"""Owns how events become the state of attempts, trials and jobs: a fold, derived anew each time and never stored as a verdict."""
+"""Owns how events become the state of attempts, trials and jobs: a fold, derived anew each time and
+never stored as a verdict.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +12,23 @@ from fleet_protos import events as ev
 from fleet_protos.errors import ErrorKind
 from fleet_protos.trial_types import Outcome, Phase, TrialSpec
 
-HOST_GIVEN_UP = "host_given_up"  # class of an end that the controller wrote, since the host was away for too long
+# class of an end that the controller wrote, since the host was away for too long
+HOST_GIVEN_UP = "host_given_up"
 
 
 @dataclass(frozen=True, slots=True)
 class HostClock:
-    """A host's clock as ours sees it: `ahead_ns` before ours, and what ours shows now; 0 = not known."""
+    """A host's clock as ours sees it: `ahead_ns` before ours, and what ours shows now; 0 = not
+    known.
+    """
 
     ahead_ns: int = 0
     now_unix_ns: int = 0
 
     def to_controller_time(self, time_unix_ns: int) -> int:
-        """A time that the host wrote, by our clock; what has happened is never later than now, however the host's clock jumped."""
+        """A time that the host wrote, by our clock; what has happened is never later than now,
+        however the host's clock jumped.
+        """
         our_time_ns = time_unix_ns - self.ahead_ns
         return min(our_time_ns, self.now_unix_ns) if self.now_unix_ns else our_time_ns
 
@@ -33,7 +40,8 @@ NO_SKEW = HostClock()
 class Attempt:
     """One try of a trial. `agent_id` is empty until an agent has accepted it.
 
-    Times are unix nanoseconds by the controller's clock, 0 = not yet: so those of different hosts can be compared.
+    Times are unix nanoseconds by the controller's clock, 0 = not yet: so those of different hosts
+    can be compared.
     """
 
     number: int
@@ -54,14 +62,18 @@ class Attempt:
 
     @property
     def failed_for_good(self) -> bool:
-        """It would fail again in any later launch. Void runs are no such end, a gate on the launch itself is."""
+        """It would fail again in any later launch. Void runs are no such end, a gate on the launch
+        itself is.
+        """
         voided = self.kind is ErrorKind.GATE_VOIDED and self.runs < VOID_RUNS
         return self.is_over and self.outcome is Outcome.FAILED and (voided or self.kind in FOR_GOOD)
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A planned trial and its attempts so far, oldest first. `nodes`: lead and members where its server is on several hosts."""
+    """A planned trial and its attempts so far, oldest first. `nodes`: lead and members where its
+    server is on several hosts.
+    """
 
     spec: TrialSpec
     attempts: tuple[Attempt, ...] = ()
@@ -84,19 +96,29 @@ class Trial:
 
     @property
     def may_start(self) -> bool:
-        """No attempt yet, or the last one ended in a way that is tried again; whether the job still wants it is another question."""
+        """No attempt yet, or the last one ended in a way that is tried again; whether the job still
+        wants it is another question.
+        """
         newest = self.newest
         if newest is None:
             return True
         if newest.failure_class == HOST_GIVEN_UP:
             return False
-        ends = [_failure_kind(attempt) for attempt in self.attempts if attempt.is_over and attempt.outcome is not Outcome.OK]
+        ends = [
+            _failure_kind(attempt)
+            for attempt in self.attempts
+            if attempt.is_over and attempt.outcome is not Outcome.OK
+        ]
         return newest.is_over and newest.outcome is not Outcome.OK and may_retry(ends)
 
     def with_attempt(self, attempt: Attempt) -> Trial:
-        """This trial with that attempt put in place of the one with its number, or after all others."""
+        """This trial with that attempt put in place of the one with its number, or after all
+        others.
+        """
         others = tuple(known for known in self.attempts if known.number != attempt.number)
-        return replace(self, attempts=tuple(sorted((*others, attempt), key=lambda known: known.number)))
+        return replace(
+            self, attempts=tuple(sorted((*others, attempt), key=lambda known: known.number))
+        )
 
 
 def _failure_kind(attempt: Attempt) -> ErrorKind:
@@ -104,15 +126,28 @@ def _failure_kind(attempt: Attempt) -> ErrorKind:
     return ErrorKind.AGENT_RESTARTED if attempt.outcome is Outcome.CANCELLED else attempt.kind
 
 
-def apply_event(attempt: Attempt, event: ev.Event, agent_id: str, clock: HostClock = NO_SKEW, *, is_newest: bool = True) -> Attempt:
-    """The attempt once `event` of that agent happened. What another journal tells of it, and what comes after its end, changes nothing.
+def apply_event(
+    attempt: Attempt,
+    event: ev.Event,
+    agent_id: str,
+    clock: HostClock = NO_SKEW,
+    *,
+    is_newest: bool = True,
+) -> Attempt:
+    """The attempt once `event` of that agent happened. What another journal tells of it, and what
+    comes after its end, changes nothing.
 
-    But for an attempt that was given up: what its host tells later counts, see `_late`. `is_newest`: no attempt was begun after this one.
+    But for an attempt that was given up: what its host tells later counts, see `_late`.
+    `is_newest`: no attempt was begun after this one.
     """
     if attempt.agent_id and attempt.agent_id != agent_id:
         return attempt
     if attempt.is_over:
-        return _apply_late_event(attempt, event, agent_id, clock, is_newest) if attempt.failure_class == HOST_GIVEN_UP else attempt
+        return (
+            _apply_late_event(attempt, event, agent_id, clock, is_newest)
+            if attempt.failure_class == HOST_GIVEN_UP
+            else attempt
+        )
     moved = replace(attempt, phase=event.phase or attempt.phase, agent_id=agent_id)
     match event.body:
         case ev.TrialAccepted():
@@ -124,8 +159,11 @@ def apply_event(attempt: Attempt, event: ev.Event, agent_id: str, clock: HostClo
     return moved
 
 
-def _apply_late_event(attempt: Attempt, event: ev.Event, agent_id: str, clock: HostClock, is_newest: bool) -> Attempt:
-    """Of an attempt that was given up. Its runs are counted; that it ended OK after all takes the place of what we wrote, while no newer
+def _apply_late_event(
+    attempt: Attempt, event: ev.Event, agent_id: str, clock: HostClock, is_newest: bool
+) -> Attempt:
+    """Of an attempt that was given up. Its runs are counted; that it ended OK after all takes the
+    place of what we wrote, while no newer
     attempt was begun. Any other end leaves ours, which says why nobody waited for it."""
     updated = replace(attempt, agent_id=agent_id)
     match event.body:
@@ -156,7 +194,9 @@ def is_over(trial: Trial, cancelled: bool) -> bool:
 
 
 def job_state(trials: Iterable[Trial], cancelled: bool) -> str:
-    """queued, running, done, failed or cancelled: from the trials alone. Done: each trial has an attempt that ended OK."""
+    """queued, running, done, failed or cancelled: from the trials alone. Done: each trial has an
+    attempt that ended OK.
+    """
     trials = list(trials)
     if not all(is_over(trial, cancelled) for trial in trials):
         return "running" if any(trial.attempts for trial in trials) else "queued"

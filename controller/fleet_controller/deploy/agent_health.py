@@ -1,4 +1,6 @@
-"""Owns the question whether a host's agent is the one that was deployed, asked over gRPC with certificates. Mends nothing."""
+"""Owns the question whether a host's agent is the one that was deployed, asked over gRPC with
+certificates. Mends nothing.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,16 @@ class Unhealthy(FleetError):
     """The agent does not answer, or another one does."""
 
 
-async def wait_healthy(client: AgentClient, host: FleetHost, version: str, timeout_s: float, is_still_running: StillRunning) -> AgentInfo:
-    """The agent's answer once it is the right one. Raises Unhealthy after `timeout_s`, or as soon as it is known not to come."""
+async def wait_healthy(
+    client: AgentClient,
+    host: FleetHost,
+    version: str,
+    timeout_s: float,
+    is_still_running: StillRunning,
+) -> AgentInfo:
+    """The agent's answer once it is the right one. Raises Unhealthy after `timeout_s`, or as soon
+    as it is known not to come.
+    """
     loop = asyncio.get_running_loop()
     deadline, problem, checked_at = loop.time() + timeout_s, "", loop.time()
     while True:
@@ -36,7 +46,9 @@ async def wait_healthy(client: AgentClient, host: FleetHost, version: str, timeo
         except (HostUnreachable, TimeoutError) as error:
             problem = getattr(error, "message", "") or problem or "no answer in time"
         if loop.time() > deadline:
-            raise Unhealthy(f"the agent of {host.name} did not answer within {timeout_s:.0f} s: {problem}")
+            raise Unhealthy(
+                f"the agent of {host.name} did not answer within {timeout_s:.0f} s: {problem}"
+            )
         if loop.time() - checked_at > 1.0:
             checked_at = loop.time()
             if not await is_still_running():
@@ -48,7 +60,9 @@ def _require_identity(info: AgentInfo, host: FleetHost, version: str) -> AgentIn
     if info.host != host.name:
         raise Unhealthy(f"the agent at {host.name} calls itself {info.host}")
     if info.version != version:
-        raise Unhealthy(f"the agent of {host.name} says that it is version {info.version}, not {version}")
+        raise Unhealthy(
+            f"the agent of {host.name} says that it is version {info.version}, not {version}"
+        )
     return info
 
 
@@ -57,7 +71,11 @@ class DeployedAgent:
 
     def __init__(self, host: FleetHost, authority: Authority, connection: SshConnection) -> None:
         self._folder = TemporaryDirectory(prefix="benchfleet-") if host.through_ssh else None
-        self._forwarder = Forwarder(Path(self._folder.name) / "agent.sock", lambda: connection, host.port) if self._folder else None
+        self._forwarder = (
+            Forwarder(Path(self._folder.name) / "agent.sock", lambda: connection, host.port)
+            if self._folder
+            else None
+        )
         address = self._forwarder.address if self._forwarder else direct_address(host)
         self.client = AgentClient(address, authority.agent_files(host.name), agent_name(host.name))
 

@@ -1,4 +1,5 @@
-"""Owns the making of our own wheel from the packages that run here, whether a checkout or an installation: same content, same bytes.
+"""Owns the making of our own wheel from the packages that run here, whether a checkout or an
+installation: same content, same bytes.
 
 Only what an agent needs is in it; the controller stays here.
 """
@@ -17,16 +18,31 @@ from fleet_protos import __version__
 PACKAGES = ("fleet_agent", "fleet_knowledge", "fleet_protos")
 WHEEL_NAME = f"benchfleet-{__version__}-py3-none-any.whl"
 _INFO = f"benchfleet-{__version__}.dist-info"
-_METADATA = f"Metadata-Version: 2.1\nName: benchfleet\nVersion: {__version__}\nRequires-Python: >=3.11\n"
+_METADATA = (
+    f"Metadata-Version: 2.1\nName: benchfleet\nVersion: {__version__}\nRequires-Python: >=3.11\n"
+)
 _WHEEL = "Wheel-Version: 1.0\nGenerator: benchfleet\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-_EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest that a zip file can say: the time of packing must not change the digest
+_EPOCH = (
+    1980,
+    1,
+    1,
+    0,
+    0,
+    0,
+)  # the earliest that a zip file can say: the time of packing must not change the digest
 
 
 def build_agent_wheel() -> bytes:
     """The wheel's content."""
-    contents = {f"{package}/{name}": content for package in PACKAGES for name, content in _package_files(files(package))}
+    contents = {
+        f"{package}/{name}": content
+        for package in PACKAGES
+        for name, content in _package_files(files(package))
+    }
     contents |= {f"{_INFO}/METADATA": _METADATA.encode(), f"{_INFO}/WHEEL": _WHEEL.encode()}
-    record = "".join(f"{name},{_digest(content)},{len(content)}\n" for name, content in sorted(contents.items()))
+    record = "".join(
+        f"{name},{_digest(content)},{len(content)}\n" for name, content in sorted(contents.items())
+    )
     contents[f"{_INFO}/RECORD"] = f"{record}{_INFO}/RECORD,,\n".encode()
     target = io.BytesIO()
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as wheel:
@@ -49,4 +65,6 @@ def _package_files(folder: Traversable, prefix: str = "") -> list[tuple[str, byt
 
 
 def _digest(content: bytes) -> str:
-    return "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(content).digest()).decode().rstrip("=")
+    return "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(content).digest()).decode().rstrip(
+        "="
+    )

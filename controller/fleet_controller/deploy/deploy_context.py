@@ -1,4 +1,6 @@
-"""Owns what all hosts of one deploy share, and the values that its parts hand on: what was seen of a host, what came of it."""
+"""Owns what all hosts of one deploy share, and the values that its parts hand on: what was seen of
+a host, what came of it.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ class PlannedDeploy:
 
 @dataclass(frozen=True, slots=True)
 class HostResult:
-    """What came of one host. `state`: changed, unchanged, planned, removed, rolled_back, failed; then `message` and `hint` say why."""
+    """What came of one host. `state`: changed, unchanged, planned, removed, rolled_back, failed;
+    then `message` and `hint` say why.
+    """
 
     host: str
     state: str
@@ -62,7 +66,9 @@ class DeployContext:
 
     async def run_in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
         """In a thread of this command."""
-        return await asyncio.get_running_loop().run_in_executor(self.threads, partial(work, *arguments))
+        return await asyncio.get_running_loop().run_in_executor(
+            self.threads, partial(work, *arguments)
+        )
 
     def bundle_for(self, target: WheelTarget) -> Bundle:
         """Built once for all hosts of a target."""

@@ -1,4 +1,6 @@
-"""Owns bringing one host to what is wanted: facts and plan, then both once more with the installation locked, and their carrying out."""
+"""Owns bringing one host to what is wanted: facts and plan, then both once more with the
+installation locked, and their carrying out.
+"""
 
 from __future__ import annotations
 
@@ -38,16 +40,24 @@ async def deploy_host(host: FleetHost, context: DeployContext) -> HostResult:
     return await run_connected(host, context, _deploy)
 
 
-async def run_connected(host: FleetHost, context: DeployContext, host_work: Callable[[FleetHost, DeployContext, SshConnection], Any]) -> HostResult:
+async def run_connected(
+    host: FleetHost,
+    context: DeployContext,
+    host_work: Callable[[FleetHost, DeployContext, SshConnection], Any],
+) -> HostResult:
     """The result of `work` on an open connection. Its errors become the result."""
     began = time.monotonic()
     try:
         context.report_progress(host.name, "connecting")
-        with await context.run_in_thread(SshConnection.open, host.ssh, context.keyring) as connection:
+        with await context.run_in_thread(
+            SshConnection.open, host.ssh, context.keyring
+        ) as connection:
             result: HostResult = await host_work(host, context, connection)
     except FleetError as error:
         message = error.message.removeprefix(f"host {host.name}: ")
-        result = HostResult(host.name, "failed", message=message, hint=error.hint, exit_code=int(error.exit_code))
+        result = HostResult(
+            host.name, "failed", message=message, hint=error.hint, exit_code=int(error.exit_code)
+        )
     return _with_seconds(result, time.monotonic() - began)
 
 
@@ -59,12 +69,22 @@ async def _deploy(host: FleetHost, context: DeployContext, connection: SshConnec
     context.report_progress(host.name, "reading facts")
     planned = await context.run_in_thread(_plan_host, host, context, connection)
     if context.dry_run:
-        return HostResult(host.name, "planned", version=planned.plan.version, commands=planned.plan.commands, notes=planned.plan.notes)
+        return HostResult(
+            host.name,
+            "planned",
+            version=planned.plan.version,
+            commands=planned.plan.commands,
+            notes=planned.plan.notes,
+        )
     if not planned.plan.commands:
         return await _verify_unchanged(host, context, connection, planned)
     python = planned.wanted.interpreter.path or "python3"
-    with await context.run_in_thread(InstallerSession, connection, host.name, planned.wanted.location, python) as session:
-        planned = await context.run_in_thread(partial(_plan_host, host, context, connection, issue=True))  # another deploy may have been there until now
+    with await context.run_in_thread(
+        InstallerSession, connection, host.name, planned.wanted.location, python
+    ) as session:
+        planned = await context.run_in_thread(
+            partial(_plan_host, host, context, connection, issue=True)
+        )  # another deploy may have been there until now
         if not planned.plan.commands:
             return await _verify_unchanged(host, context, connection, planned)
         result = await PlanExecutor(host, context, connection, session, planned).execute()
@@ -73,32 +93,49 @@ async def _deploy(host: FleetHost, context: DeployContext, connection: SshConnec
     return result
 
 
-def _plan_host(host: FleetHost, context: DeployContext, connection: SshConnection, *, issue: bool = False) -> PlannedDeploy:
+def _plan_host(
+    host: FleetHost, context: DeployContext, connection: SshConnection, *, issue: bool = False
+) -> PlannedDeploy:
     facts = fetch_facts(connection, host)
     wanted = wanted_install(host, facts, context, issue=issue)
     return PlannedDeploy(facts, wanted, plan_deploy(facts, wanted))
 
 
 def _record_certificate(host: FleetHost, planned: PlannedDeploy, authority: Authority) -> None:
-    """The agent answers with what lies there now: earlier certificates of the host are trusted no more."""
-    pem = planned.wanted.trust_files.certificate or planned.facts.installed_at(planned.wanted.location.root).certificate.encode()
+    """The agent answers with what lies there now: earlier certificates of the host are trusted no
+    more.
+    """
+    pem = (
+        planned.wanted.trust_files.certificate
+        or planned.facts.installed_at(planned.wanted.location.root).certificate.encode()
+    )
     authority.mark_installed(host.name, parse_certificates(pem)[0].fingerprint)
 
 
-async def _verify_unchanged(host: FleetHost, context: DeployContext, connection: SshConnection, planned: PlannedDeploy) -> HostResult:
+async def _verify_unchanged(
+    host: FleetHost, context: DeployContext, connection: SshConnection, planned: PlannedDeploy
+) -> HostResult:
     async def is_still_running() -> bool:
         return True
 
     agent = DeployedAgent(host, context.authority, connection)
     try:
-        await wait_healthy(agent.client, host, planned.wanted.bundle.version, UNCHANGED_HEALTH_TIMEOUT_S, is_still_running)
+        await wait_healthy(
+            agent.client,
+            host,
+            planned.wanted.bundle.version,
+            UNCHANGED_HEALTH_TIMEOUT_S,
+            is_still_running,
+        )
     except Unhealthy as error:
         hint = f"nothing was changed; look at its log there: {' '.join(planned.wanted.location.log_argv)}"
         raise HostUnreachable(error.message, hint) from error
     finally:
         await agent.close()
     await context.run_in_thread(_record_certificate, host, planned, context.authority)
-    return HostResult(host.name, "unchanged", version=planned.plan.version, notes=planned.plan.notes)
+    return HostResult(
+        host.name, "unchanged", version=planned.plan.version, notes=planned.plan.notes
+    )
 
 
 def fetch_facts(connection: SshConnection, host: FleetHost) -> ProbeFacts:
@@ -111,23 +148,39 @@ def fetch_facts(connection: SshConnection, host: FleetHost) -> ProbeFacts:
     }  # fmt: skip
     ran = connection.run(["python3", "-I", "-c", STARTER], json.dumps(question).encode() + b"\n")
     if ran.code != 0:
-        stderr_lines = ran.error.decode(errors="replace").strip().splitlines()[-1:] or [f"exit code {ran.code}"]
+        stderr_lines = ran.error.decode(errors="replace").strip().splitlines()[-1:] or [
+            f"exit code {ran.code}"
+        ]
         hint = "install python3 there: 3.11 or newer for the agent itself, or any with install.python: bundled"
-        raise ConfigError(f"host {host.name}: python3 cannot be used there: {stderr_lines[0]}", hint)
+        raise ConfigError(
+            f"host {host.name}: python3 cannot be used there: {stderr_lines[0]}", hint
+        )
     return parse_facts(json.loads(ran.out))
 
 
-def wanted_install(host: FleetHost, facts: ProbeFacts, context: DeployContext, *, issue: bool) -> WantedInstall:
-    """What the fleet file, the bundle and the authority want of this host. `issue`: a certificate where the one there is no good."""
+def wanted_install(
+    host: FleetHost, facts: ProbeFacts, context: DeployContext, *, issue: bool
+) -> WantedInstall:
+    """What the fleet file, the bundle and the authority want of this host. `issue`: a certificate
+    where the one there is no good.
+    """
     place = choose_location(host, facts)
-    interpreter = context.bundled_interpreter(facts.machine) if host.install.python == "bundled" else _host_interpreter(host, facts)
+    interpreter = (
+        context.bundled_interpreter(facts.machine)
+        if host.install.python == "bundled"
+        else _host_interpreter(host, facts)
+    )
     try:
         target = wheel_target(interpreter.version, facts.machine, facts.libc)
     except ConfigError as error:
         raise ConfigError(f"host {host.name}: {error.message}", error.hint) from error
     bundle = context.bundle_for(target)
-    trusted = _trust_files(host, facts.installed_at(place.root).certificate, context.authority, issue=issue)
-    return WantedInstall(host, place, bundle, interpreter, trusted, remote_source("keeper"), context.force)
+    trusted = _trust_files(
+        host, facts.installed_at(place.root).certificate, context.authority, issue=issue
+    )
+    return WantedInstall(
+        host, place, bundle, interpreter, trusted, remote_source("keeper"), context.force
+    )
 
 
 def _host_interpreter(host: FleetHost, facts: ProbeFacts) -> AgentInterpreter:
@@ -135,7 +188,9 @@ def _host_interpreter(host: FleetHost, facts: ProbeFacts) -> AgentInterpreter:
     return AgentInterpreter(python.version, python.path)
 
 
-def _trust_files(host: FleetHost, installed: str, authority: Authority, *, issue: bool) -> TrustFiles:
+def _trust_files(
+    host: FleetHost, installed: str, authority: Authority, *, issue: bool
+) -> TrustFiles:
     try:
         fingerprint = parse_certificates(installed.encode())[0].fingerprint if installed else ""
     except ValueError:

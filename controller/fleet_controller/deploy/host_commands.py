@@ -1,6 +1,8 @@
-"""Owns what a deploy may do on a host, as frozen values that can be printed, sent and tested. Does none of it.
+"""Owns what a deploy may do on a host, as frozen values that can be printed, sent and tested. Does
+none of it.
 
-Each is one frame of `remote/installer.py`; a program's arguments are a list, never a line for a shell.
+Each is one frame of `remote/installer.py`; a program's arguments are a list, never a line for a
+shell.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class FileOwnership:
-    """Mode and owner of something. `owner` empty: whoever we are there; `is_owner` False: root owns it, the owner's group reads it."""
+    """Mode and owner of something. `owner` empty: whoever we are there; `is_owner` False: root owns
+    it, the owner's group reads it.
+    """
 
     mode: int = 0o755
     owner: str = ""
@@ -32,7 +36,9 @@ class FileOwnership:
 
 @dataclass(frozen=True, slots=True)
 class MakeFolder:
-    """Make a folder unless it is there. `agents`: names of what an agent will make in it, which is removed with all else."""
+    """Make a folder unless it is there. `agents`: names of what an agent will make in it, which is
+    removed with all else.
+    """
 
     path: str
     ownership: FileOwnership = FileOwnership()
@@ -58,7 +64,13 @@ class PutFile:
     def frame(self) -> dict[str, Any]:
         """As the installer takes it; `payload` follows."""
         digest = hashlib.sha256(self.content).hexdigest()
-        return {"op": "put", "path": self.path, "size": len(self.content), "sha256": digest, **self.ownership.frame()}
+        return {
+            "op": "put",
+            "path": self.path,
+            "size": len(self.content),
+            "sha256": digest,
+            **self.ownership.frame(),
+        }
 
     def __str__(self) -> str:
         return f"write {self.path} ({self.ownership})"
@@ -85,7 +97,9 @@ class SendWheel:
 
 @dataclass(frozen=True, slots=True)
 class MakeVersion:
-    """Put a version together from files (name, content, mode) and links (name, target) below `versions/`."""
+    """Put a version together from files (name, content, mode) and links (name, target) below
+    `versions/`.
+    """
 
     name: str
     files: tuple[tuple[str, str, int], ...]
@@ -101,7 +115,9 @@ class MakeVersion:
 
 @dataclass(frozen=True, slots=True)
 class RequireIdle:
-    """Stop here, before anything that runs is touched, when the agent's journal shows trials that are not over."""
+    """Stop here, before anything that runs is touched, when the agent's journal shows trials that
+    are not over.
+    """
 
     argv: tuple[str, ...]
     timeout_s: float = 20.0
@@ -145,9 +161,11 @@ class SwitchLink:
 
 @dataclass(frozen=True, slots=True)
 class RunProgram:
-    """Run a program. `undo`: what takes it back when all is removed; `hint`: what to do when it fails.
+    """Run a program. `undo`: what takes it back when all is removed; `hint`: what to do when it
+    fails.
 
-    `restarts`: afterwards the agent is the one that was switched to, unless it fails, which is the agent's failure and no reason to stop.
+    `restarts`: afterwards the agent is the one that was switched to, unless it fails, which is the
+    agent's failure and no reason to stop.
     """
 
     argv: tuple[str, ...]
@@ -158,7 +176,13 @@ class RunProgram:
 
     def frame(self) -> dict[str, Any]:
         """As the installer takes it."""
-        return {"op": "run", "argv": self.argv, "undo": self.undo, "restarts": self.restarts, "timeout_s": self.timeout_s}
+        return {
+            "op": "run",
+            "argv": self.argv,
+            "undo": self.undo,
+            "restarts": self.restarts,
+            "timeout_s": self.timeout_s,
+        }
 
     def __str__(self) -> str:
         return f"run {shlex.join(self.argv)}"
@@ -166,7 +190,9 @@ class RunProgram:
 
 @dataclass(frozen=True, slots=True)
 class CheckHealth:
-    """Ask the agent over gRPC who it is; with a wrong answer or none all goes back to what was before."""
+    """Ask the agent over gRPC who it is; with a wrong answer or none all goes back to what was
+    before.
+    """
 
     host: str
     version: str
@@ -195,7 +221,9 @@ class DropRollback:
 
 @dataclass(frozen=True, slots=True)
 class RemoveAll:
-    """Remove everything on the installation's list, and the list. `logs`: what an agent's keeper makes beside it."""
+    """Remove everything on the installation's list, and the list. `logs`: what an agent's keeper
+    makes beside it.
+    """
 
     root: str
     logs: tuple[str, ...]
@@ -214,5 +242,7 @@ HostCommand = (
 
 
 def command_json(command: HostCommand) -> Mapping[str, Any]:
-    """A command as `--json` prints it: what it does in words, and its frame without the content of files."""
+    """A command as `--json` prints it: what it does in words, and its frame without the content of
+    files.
+    """
     return {"text": str(command), **command.frame()}

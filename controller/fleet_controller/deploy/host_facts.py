@@ -1,4 +1,6 @@
-"""Owns what is known of a host before anything is done there, as frozen values. Reads them from the probe's answer; asks no host."""
+"""Owns what is known of a host before anything is done there, as frozen values. Reads them from the
+probe's answer; asks no host.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ SYSTEM, USER, DAEMON = "system", "user", "daemon"
 
 @dataclass(frozen=True, slots=True)
 class HostPython:
-    """An interpreter found there. `usable`: CPython, no virtual environment, with the usual ABI; `named`: the name it was found by."""
+    """An interpreter found there. `usable`: CPython, no virtual environment, with the usual ABI;
+    `named`: the name it was found by.
+    """
 
     path: str
     version: tuple[int, int, int]
@@ -30,10 +34,11 @@ class PlacedFile:
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """What lies at one root. `mode` empty: no installation of ours; `exists`: something is there all the same.
+    """What lies at one root. `mode` empty: no installation of ours; `exists`: something is there
+    all the same.
 
-    `certificate`: PEM of the agent's. `remembered`: a switch was interrupted before its agent was seen healthy;
-    `restarted`: after the agent had been started anew.
+    `certificate`: PEM of the agent's. `remembered`: a switch was interrupted before its agent was
+    seen healthy; `restarted`: after the agent had been started anew.
     """
 
     root: str
@@ -65,7 +70,9 @@ class UserAccount:
 
 @dataclass(frozen=True, slots=True)
 class ProbeFacts:
-    """One host. `sudo`: it asks for no password. `users`: those that were asked about, None where there is none of that name."""
+    """One host. `sudo`: it asks for no password. `users`: those that were asked about, None where
+    there is none of that name.
+    """
 
     uid: int = 0
     user: str = "root"
@@ -102,14 +109,20 @@ def parse_facts(answer: Mapping[str, Any]) -> ProbeFacts:
         system=answer["system"].get("PRETTY_NAME", ""),
         machine=answer["machine"],
         libc=answer["libc"],
-        pythons=tuple(HostPython(one["path"], _parse_version(one["version"]), one["usable"], one["named"]) for one in answer["pythons"]),
+        pythons=tuple(
+            HostPython(one["path"], _parse_version(one["version"]), one["usable"], one["named"])
+            for one in answer["pythons"]
+        ),
         systemd=answer["systemd"],
         user_systemd=answer["user_systemd"],
         linger=answer["linger"],
         sudo=answer["sudo"],
         gpus=answer["gpus"],
         cpus=answer["cpus"],
-        users={name: UserAccount(*account) if account else None for name, account in answer["users"].items()},
+        users={
+            name: UserAccount(*account) if account else None
+            for name, account in answer["users"].items()
+        },
         installed=tuple(_parse_installed(found) for found in answer["installed"]),
     )
 
@@ -120,5 +133,11 @@ def _parse_version(numbers: Sequence[int]) -> tuple[int, int, int]:
 
 
 def _parse_installed(found: Mapping[str, Any]) -> Installed:
-    fields: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in found.items() if key != "files"}
-    return Installed(**fields, files={path: PlacedFile(*about) for path, about in found.get("files", {}).items()})
+    fields: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in found.items()
+        if key != "files"
+    }
+    return Installed(
+        **fields, files={path: PlacedFile(*about) for path, about in found.get("files", {}).items()}
+    )

@@ -1,4 +1,6 @@
-"""Owns where an agent lives on a host and as whom, from the host's facts and what the fleet file wants. Asks nobody, makes nothing."""
+"""Owns where an agent lives on a host and as whom, from the host's facts and what the fleet file
+wants. Asks nobody, makes nothing.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,11 @@ from fleet_controller.core.inventory import FleetHost, Install
 from fleet_controller.deploy.host_facts import DAEMON, SYSTEM, USER, ProbeFacts, UserAccount
 from fleet_protos.errors import ConfigError
 
-SYSTEM_ROOT, SYSTEM_CONFIG, SYSTEM_STATE = "/opt/benchfleet", "/etc/benchfleet", "/var/lib/benchfleet"
+SYSTEM_ROOT, SYSTEM_CONFIG, SYSTEM_STATE = (
+    "/opt/benchfleet",
+    "/etc/benchfleet",
+    "/var/lib/benchfleet",
+)
 USER_ROOT = "~/.local/share/benchfleet"
 SYSTEM_USER = "benchfleet"
 UNIT = "benchfleet-agent.service"
@@ -16,7 +22,8 @@ UNIT = "benchfleet-agent.service"
 
 @dataclass(frozen=True, slots=True)
 class InstallLocation:
-    """One installation. `owner`: user that the agent runs as, with its home; `unit`: its unit file, empty without systemd.
+    """One installation. `owner`: user that the agent runs as, with its home; `unit`: its unit file,
+    empty without systemd.
 
     `by_sudo`: root's rights are needed and come from sudo. `makes_user`: the owner is to be made.
     """
@@ -37,7 +44,17 @@ class InstallLocation:
         """What prints the agent's last lines."""
         if self.mode == DAEMON:
             return ("tail", "-n", "12", f"{self.root}/agent.log")
-        return ("journalctl", *(["--user"] if self.mode == USER else []), "-u", UNIT, "-n", "12", "-o", "cat", "--no-pager")
+        return (
+            "journalctl",
+            *(["--user"] if self.mode == USER else []),
+            "-u",
+            UNIT,
+            "-n",
+            "12",
+            "-o",
+            "cat",
+            "--no-pager",
+        )
 
     def systemctl(self, *words: str) -> tuple[str, ...]:
         """A call of systemctl for this installation."""
@@ -45,7 +62,9 @@ class InstallLocation:
 
 
 def candidate_roots(install: Install) -> list[tuple[str, str]]:
-    """(root, state) of each place where an installation may be: what the probe looks at. `~` is the user's home there."""
+    """(root, state) of each place where an installation may be: what the probe looks at. `~` is the
+    user's home there.
+    """
     if install.path:
         states = {SYSTEM: SYSTEM_STATE, "auto": SYSTEM_STATE}
         return [(install.path, install.state or states.get(install.mode, f"{install.path}/state"))]
@@ -54,28 +73,57 @@ def candidate_roots(install: Install) -> list[tuple[str, str]]:
 
 
 def choose_location(host: FleetHost, facts: ProbeFacts) -> InstallLocation:
-    """Where the agent of `host` is to live. Raises ConfigError when the mode cannot be had there, naming what can."""
+    """Where the agent of `host` is to live. Raises ConfigError when the mode cannot be had there,
+    naming what can.
+    """
     install = host.install
     mode = _choose_mode(host, facts)
     if mode == SYSTEM:
         owner = install.run_as or (SYSTEM_USER if facts.uid == 0 else facts.user)
-        account = facts.users.get(owner) or (UserAccount(facts.uid, facts.uid, facts.home) if owner == facts.user else None)
+        account = facts.users.get(owner) or (
+            UserAccount(facts.uid, facts.uid, facts.home) if owner == facts.user else None
+        )
         if account is None and owner != SYSTEM_USER:
-            raise ConfigError(f"host {host.name}: install.run_as: there is no user {owner} there", "make it, or name another")
+            raise ConfigError(
+                f"host {host.name}: install.run_as: there is no user {owner} there",
+                "make it, or name another",
+            )
         state = _expand_home(install.state, facts) or SYSTEM_STATE
-        place = InstallLocation(SYSTEM, _expand_home(install.path, facts) or SYSTEM_ROOT, SYSTEM_CONFIG, state, f"/etc/systemd/system/{UNIT}", owner, state)
+        place = InstallLocation(
+            SYSTEM,
+            _expand_home(install.path, facts) or SYSTEM_ROOT,
+            SYSTEM_CONFIG,
+            state,
+            f"/etc/systemd/system/{UNIT}",
+            owner,
+            state,
+        )
         if account is None:
             return _with_owner(place, None, place.state, facts)
         return _with_owner(place, account.uid, account.home, facts)
     if install.run_as not in ("", facts.user):
         hint = f"set install.mode: system, or log in as {install.run_as}"
-        raise ConfigError(f"host {host.name}: install.run_as: a {mode} agent runs as {facts.user}, who deploys it", hint)
+        raise ConfigError(
+            f"host {host.name}: install.run_as: a {mode} agent runs as {facts.user}, who deploys it",
+            hint,
+        )
     root = _expand_home(install.path, facts) or _expand_home(USER_ROOT, facts)
     unit = f"{facts.home}/.config/systemd/user/{UNIT}" if mode == USER else ""
-    return InstallLocation(mode, root, f"{root}/etc", _expand_home(install.state, facts) or f"{root}/state", unit, facts.user, facts.home, facts.uid)
+    return InstallLocation(
+        mode,
+        root,
+        f"{root}/etc",
+        _expand_home(install.state, facts) or f"{root}/state",
+        unit,
+        facts.user,
+        facts.home,
+        facts.uid,
+    )
 
 
-def _with_owner(place: InstallLocation, uid: int | None, home: str, facts: ProbeFacts) -> InstallLocation:
+def _with_owner(
+    place: InstallLocation, uid: int | None, home: str, facts: ProbeFacts
+) -> InstallLocation:
     return replace(place, home=home, uid=uid, by_sudo=facts.uid != 0, makes_user=uid is None)
 
 
@@ -87,19 +135,38 @@ def _choose_mode(host: FleetHost, facts: ProbeFacts) -> str:
     wanted = host.install.mode
     installed_mode = next((found.mode for found in facts.installed if found.mode), "")
     if wanted == "auto":
-        return installed_mode or (SYSTEM if facts.systemd and facts.is_root else USER if facts.user_systemd and facts.linger else DAEMON)
+        return installed_mode or (
+            SYSTEM
+            if facts.systemd and facts.is_root
+            else USER
+            if facts.user_systemd and facts.linger
+            else DAEMON
+        )
     if installed_mode and installed_mode != wanted:
         hint = f"take it away first: fleetctl undeploy {host.name}"
-        raise ConfigError(f"host {host.name}: an agent is installed in mode {installed_mode} there, install.mode wants {wanted}", hint)
+        raise ConfigError(
+            f"host {host.name}: an agent is installed in mode {installed_mode} there, install.mode wants {wanted}",
+            hint,
+        )
     if wanted in (SYSTEM, USER) and not facts.systemd:
-        raise ConfigError(f"host {host.name}: install.mode: {wanted} needs systemd, which does not run there", "set it to daemon or auto")
+        raise ConfigError(
+            f"host {host.name}: install.mode: {wanted} needs systemd, which does not run there",
+            "set it to daemon or auto",
+        )
     if wanted == SYSTEM and not facts.is_root:
         hint = (
             f"allow {facts.user} sudo without a password there (NOPASSWD in /etc/sudoers.d), log in as root (`user`), "
             "or set install.mode to user or daemon, which need neither"
         )
-        raise ConfigError(f"host {host.name}: install.mode: system needs root, and sudo asks {facts.user} for a password", hint)
+        raise ConfigError(
+            f"host {host.name}: install.mode: system needs root, and sudo asks {facts.user} for a password",
+            hint,
+        )
     if wanted == USER and not facts.user_systemd:
-        hint = "set install.mode: daemon, or give the user a systemd instance (loginctl enable-linger)"
-        raise ConfigError(f"host {host.name}: install.mode: {facts.user} has no systemd of its own there", hint)
+        hint = (
+            "set install.mode: daemon, or give the user a systemd instance (loginctl enable-linger)"
+        )
+        raise ConfigError(
+            f"host {host.name}: install.mode: {facts.user} has no systemd of its own there", hint
+        )
     return wanted

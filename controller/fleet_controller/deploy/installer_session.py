@@ -1,4 +1,6 @@
-"""Owns the controller's end of a deploy on one host: starts the installer there, by sudo where needed, and hands it commands."""
+"""Owns the controller's end of a deploy on one host: starts the installer there, by sudo where
+needed, and hands it commands.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,11 @@ from fleet_protos.errors import Bug, Conflict, FleetError
 LOCK_WAIT_S = 20.0
 _CHUNK_BYTES = 1 << 20
 _PACKAGE = "fleet_controller.deploy.remote"
-_MODULES = ("atomic_files", "file_trees", "installer")  # in the order in which they import each other
+_MODULES = (
+    "atomic_files",
+    "file_trees",
+    "installer",
+)  # in the order in which they import each other
 _LOADER = """\
 import json, sys, types
 source = sys.stdin.buffer
@@ -37,19 +43,29 @@ def remote_source(name: str) -> str:
 
 
 # What Python there is to run, and what it is to read first, behind its length in a line of its own
-INSTALLER = _LOADER, json.dumps([(f"{_PACKAGE}.{name}", remote_source(name)) for name in _MODULES]).encode()
+INSTALLER = (
+    _LOADER,
+    json.dumps([(f"{_PACKAGE}.{name}", remote_source(name)) for name in _MODULES]).encode(),
+)
 
 
 class InstallerSession:
-    """One session of the installer: it holds the installation's lock until this is closed or the connection ends."""
+    """One session of the installer: it holds the installation's lock until this is closed or the
+    connection ends.
+    """
 
-    def __init__(self, connection: SshConnection, host: str, place: InstallLocation, python: str) -> None:
+    def __init__(
+        self, connection: SshConnection, host: str, place: InstallLocation, python: str
+    ) -> None:
         self._host = host
         sudo = ["sudo", "-n", "--"] if place.by_sudo else []
         starter, sources = INSTALLER
         self._pipe = connection.start([*sudo, python, "-I", "-c", starter])
         self._pipe.send(b"%d\n%s" % (len(sources), sources))
-        self._request({"op": "begin", "root": place.root, "mode": place.mode, "wait_s": LOCK_WAIT_S}, f"open {place.root}")
+        self._request(
+            {"op": "begin", "root": place.root, "mode": place.mode, "wait_s": LOCK_WAIT_S},
+            f"open {place.root}",
+        )
 
     def execute(self, command: HostCommand) -> Mapping[str, Any]:
         """Do it there; the answer. Raises DeployFailed, HostUnreachable."""
@@ -62,7 +78,9 @@ class InstallerSession:
         return self._read_answer(str(command))
 
     def restore(self) -> str:
-        """Put back what a switch replaced; the version that is current then, empty when there was none."""
+        """Put back what a switch replaced; the version that is current then, empty when there was
+        none.
+        """
         current: str = self._request({"op": "restore"}, "go back to the version before")["current"]
         return current
 
@@ -73,7 +91,12 @@ class InstallerSession:
     def __enter__(self) -> InstallerSession:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     def _send_file(self, command: SendWheel) -> None:
@@ -94,5 +117,9 @@ class InstallerSession:
             raise Bug(f"host {self._host}: {what}: {error}")
         if kind == "refused":
             raise Conflict(f"host {self._host}: {error}")
-        hint = "make room there and run it again: it goes on where it was" if kind == "full" else "mend that and run it again"
+        hint = (
+            "make room there and run it again: it goes on where it was"
+            if kind == "full"
+            else "mend that and run it again"
+        )
         raise DeployFailed(f"host {self._host}: could not {what}: {error}", hint)

@@ -1,4 +1,6 @@
-"""Owns the carrying out of a plan on one host, command by command, and the way back when its agent is not well. Plans nothing."""
+"""Owns the carrying out of a plan on one host, command by command, and the way back when its agent
+is not well. Plans nothing.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,14 @@ def output_tail(answer: Any) -> str:
 class PlanExecutor:
     """The carrying out of one host's plan in an open session."""
 
-    def __init__(self, host: FleetHost, context: DeployContext, connection: SshConnection, session: InstallerSession, planned: PlannedDeploy) -> None:
+    def __init__(
+        self,
+        host: FleetHost,
+        context: DeployContext,
+        connection: SshConnection,
+        session: InstallerSession,
+        planned: PlannedDeploy,
+    ) -> None:
         self._host = host
         self._context = context
         self._connection = connection
@@ -37,18 +46,30 @@ class PlanExecutor:
         self._plan = planned.plan
 
     async def execute(self) -> HostResult:
-        """All commands in order; back to the version before when the agent is not well. Raises Conflict, DeployFailed, HostUnreachable."""
-        to_send = sum(command.size for command in self._plan.commands if isinstance(command, do.SendWheel))
+        """All commands in order; back to the version before when the agent is not well. Raises
+        Conflict, DeployFailed, HostUnreachable.
+        """
+        to_send = sum(
+            command.size for command in self._plan.commands if isinstance(command, do.SendWheel)
+        )
         sent = 0
         for command in self._plan.commands:
             if isinstance(command, do.SendWheel):
-                self._context.report_progress(self._host.name, f"copying {sent / 1e6:.0f} of {to_send / 1e6:.0f} MB")
+                self._context.report_progress(
+                    self._host.name, f"copying {sent / 1e6:.0f} of {to_send / 1e6:.0f} MB"
+                )
                 sent += command.size
             try:
                 await self._execute_command(command)
             except Unhealthy as error:
                 return await self._roll_back(error)
-        return HostResult(self._host.name, "changed", version=self._plan.version, commands=self._plan.commands, notes=self._plan.notes)
+        return HostResult(
+            self._host.name,
+            "changed",
+            version=self._plan.version,
+            commands=self._plan.commands,
+            notes=self._plan.notes,
+        )
 
     async def _execute_command(self, command: HostCommand) -> None:
         if isinstance(command, do.CheckHealth):
@@ -60,7 +81,10 @@ class PlanExecutor:
         elif isinstance(command, do.RunProgram) and answer["code"] != 0:
             said = output_tail(answer)
             if not command.restarts:
-                raise DeployFailed(f"host {self._host.name}: {command}: exit code {answer['code']}: {said}", command.hint)
+                raise DeployFailed(
+                    f"host {self._host.name}: {command}: exit code {answer['code']}: {said}",
+                    command.hint,
+                )
             raise Unhealthy(f"the agent of {self._host.name} could not be started: {said}")
 
     def _require_idle(self, answer: Any) -> None:
@@ -71,7 +95,10 @@ class PlanExecutor:
         trials = json.loads(answer["out"])["trials"]
         if trials:
             hint = f"wait for them, or fleetctl hosts drain {name} and deploy later; --force ends them, and they are tried again"
-            raise Conflict(f"host {name}: {len(trials)} trials run there ({', '.join(trials[:3])}), and a restart would end them", hint)
+            raise Conflict(
+                f"host {name}: {len(trials)} trials run there ({', '.join(trials[:3])}), and a restart would end them",
+                hint,
+            )
 
     async def _check_health(self, version: str, timeout_s: float) -> None:
         async def is_still_running() -> bool:
@@ -81,35 +108,59 @@ class PlanExecutor:
 
         agent = DeployedAgent(self._host, self._context.authority, self._connection)
         try:
-            info = await wait_healthy(agent.client, self._host, version.rpartition("-")[0], timeout_s, is_still_running)
+            info = await wait_healthy(
+                agent.client, self._host, version.rpartition("-")[0], timeout_s, is_still_running
+            )
         finally:
             await agent.close()
-        words = await self._context.run_in_thread(self._session.execute, do.RunProgram(("cat", f"/proc/{info.pid}/cmdline")))
+        words = await self._context.run_in_thread(
+            self._session.execute, do.RunProgram(("cat", f"/proc/{info.pid}/cmdline"))
+        )
         if version not in words["out"]:
-            raise Unhealthy(f"the agent that answers on {self._host.name} (process {info.pid}) is not the one of version {version}")
+            raise Unhealthy(
+                f"the agent that answers on {self._host.name} (process {info.pid}) is not the one of version {version}"
+            )
 
     def _keeper_argv(self, action: str) -> tuple[str, ...]:
         root = self._wanted.location.root
         return (self._wanted.interpreter.executable(root), "-I", f"{root}/keeper.py", action, root)
 
     async def _succeeds(self, argv: Sequence[str]) -> bool:
-        answer = await self._context.run_in_thread(self._session.execute, do.RunProgram(tuple(argv), timeout_s=150.0))
+        answer = await self._context.run_in_thread(
+            self._session.execute, do.RunProgram(tuple(argv), timeout_s=150.0)
+        )
         return bool(answer["code"] == 0)
 
     async def _roll_back(self, error: Unhealthy) -> HostResult:
         """To what was before the switch, or to nothing that runs when there was nothing."""
         self._context.report_progress(self._host.name, "going back to the version before")
         place = self._wanted.location
-        log = await self._context.run_in_thread(self._session.execute, do.RunProgram(place.log_argv))
+        log = await self._context.run_in_thread(
+            self._session.execute, do.RunProgram(place.log_argv)
+        )
         lines = [line for line in (log["out"] or "").splitlines() if line.strip()][-8:]
         before = await self._context.run_in_thread(self._session.restore)
-        message = "\n    ".join([error.message, "the agent's last log lines:", *(lines or ["(none)"])])
+        message = "\n    ".join(
+            [error.message, "the agent's last log lines:", *(lines or ["(none)"])]
+        )
         if not before:
             await self._stop()
             hint = f"there was none before, so nothing runs there now: deploy again, or fleetctl undeploy {self._host.name}"
-            return HostResult(self._host.name, "failed", message=message, hint=hint, exit_code=int(error.exit_code))
+            return HostResult(
+                self._host.name,
+                "failed",
+                message=message,
+                hint=hint,
+                exit_code=int(error.exit_code),
+            )
         hint = await self._restart_previous(before.rpartition("/")[2])
-        return HostResult(self._host.name, "rolled_back", message=message, hint=hint, exit_code=int(error.exit_code))
+        return HostResult(
+            self._host.name,
+            "rolled_back",
+            message=message,
+            hint=hint,
+            exit_code=int(error.exit_code),
+        )
 
     async def _stop(self) -> None:
         place = self._wanted.location
@@ -122,7 +173,10 @@ class PlanExecutor:
     async def _restart_previous(self, version: str) -> str:
         place = self._wanted.location
         if place.mode == DAEMON:
-            restarts: list[tuple[str, ...]] = [self._keeper_argv("stop"), self._keeper_argv("start")]
+            restarts: list[tuple[str, ...]] = [
+                self._keeper_argv("stop"),
+                self._keeper_argv("start"),
+            ]
         else:
             restarts = [place.systemctl("daemon-reload"), place.systemctl("restart", UNIT)]
         for argv in restarts:

@@ -1,4 +1,6 @@
-"""Owns relocatable Pythons that are brought to hosts without a usable one: fetched by uv into the user's cache, packed into one file."""
+"""Owns relocatable Pythons that are brought to hosts without a usable one: fetched by uv into the
+user's cache, packed into one file.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,17 @@ from fleet_protos.errors import ConfigError
 PYTHON_VERSION = "3.12"
 _FETCH_TIMEOUT_S = 600.0
 _FOLDER = re.compile(r"cpython-(\d+)\.(\d+)\.(\d+)-linux-(\w+)-gnu")
-_EXCLUDED_NAMES = {"__pycache__", "test", "tests", "idlelib", "tkinter", "turtledemo", "ensurepip", "include", "share"}
+_EXCLUDED_NAMES = {
+    "__pycache__",
+    "test",
+    "tests",
+    "idlelib",
+    "tkinter",
+    "turtledemo",
+    "ensurepip",
+    "include",
+    "share",
+}
 
 
 def fetch_python(cache: Path, machine: str) -> tuple[tuple[int, int, int], BundleFile]:
@@ -34,27 +46,53 @@ def fetch_python(cache: Path, machine: str) -> tuple[tuple[int, int, int], Bundl
         unpacked = sum(member.size for member in tar)
     digest = file_sha256(archive)
     name = f"{tree.name}-{digest[:16]}"
-    return (int(match[1]), int(match[2]), int(match[3])), BundleFile(name, archive, archive.stat().st_size, digest, unpacked)
+    return (int(match[1]), int(match[2]), int(match[3])), BundleFile(
+        name, archive, archive.stat().st_size, digest, unpacked
+    )
 
 
 def _find_tree(folder: Path, machine: str) -> Path | None:
-    found = (path for path in folder.iterdir() if path.is_dir() and (match := _FOLDER.fullmatch(path.name)) and match[4] == machine)
-    return max(found, key=lambda path: [int(part) for part in _FOLDER.fullmatch(path.name).groups()[:3]], default=None)  # type: ignore[union-attr]
+    found = (
+        ([int(part) for part in match.groups()[:3]], path)
+        for path in folder.iterdir()
+        if path.is_dir() and (match := _FOLDER.fullmatch(path.name)) and match[4] == machine
+    )
+    return max(found, default=(None, None))[1]
 
 
 def _fetch_tree(folder: Path, machine: str) -> Path:
-    argv = [_uv_path(), "python", "install", "--quiet", "--no-bin", "--install-dir", str(folder), f"cpython-{PYTHON_VERSION}-linux-{machine}-gnu"]
+    argv = [
+        _uv_path(),
+        "python",
+        "install",
+        "--quiet",
+        "--no-bin",
+        "--install-dir",
+        str(folder),
+        f"cpython-{PYTHON_VERSION}-linux-{machine}-gnu",
+    ]
     hint = (
         "UV_PYTHON_INSTALL_MIRROR names a mirror of python-build-standalone, file:// among them; "
         "or install Python 3.11 or newer on the host and set install.python: auto"
     )
     try:
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=_FETCH_TIMEOUT_S, check=False, stdin=subprocess.DEVNULL)
+        done = subprocess.run(
+            argv,
+            capture_output=True,
+            text=True,
+            timeout=_FETCH_TIMEOUT_S,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
     except subprocess.TimeoutExpired:
-        raise ConfigError(f"fetching a Python took longer than {_FETCH_TIMEOUT_S:.0f} s", hint) from None
+        raise ConfigError(
+            f"fetching a Python took longer than {_FETCH_TIMEOUT_S:.0f} s", hint
+        ) from None
     tree = _find_tree(folder, machine)
     if done.returncode != 0 or tree is None:
-        raise ConfigError(f"no Python to bring along: {' / '.join(done.stderr.strip().splitlines()[-2:])}", hint)
+        raise ConfigError(
+            f"no Python to bring along: {' / '.join(done.stderr.strip().splitlines()[-2:])}", hint
+        )
     return tree
 
 
@@ -70,7 +108,11 @@ def _uv_path() -> str:
 def pack_tree(tree: Path, archive: Path) -> None:
     """The tree as one file: the same tree, the same bytes. What an agent never imports stays out."""
     new = archive.with_name(f"{archive.name}.new")
-    with new.open("wb") as file, gzip.GzipFile("", "wb", 6, file, mtime=0) as packed, tarfile.open(fileobj=packed, mode="w") as tar:
+    with (
+        new.open("wb") as file,
+        gzip.GzipFile("", "wb", 6, file, mtime=0) as packed,
+        tarfile.open(fileobj=packed, mode="w") as tar,
+    ):
         for path in sorted(tree.rglob("*")):
             inside = path.relative_to(tree)
             if _EXCLUDED_NAMES.isdisjoint(inside.parts) and not path.name.endswith((".a", ".pyc")):

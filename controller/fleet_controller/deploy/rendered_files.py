@@ -1,4 +1,6 @@
-"""Owns the texts that a deploy writes: unit files from their templates, the agent's configuration, its launcher. Writes none of them."""
+"""Owns the texts that a deploy writes: unit files from their templates, the agent's configuration,
+its launcher. Writes none of them.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,12 @@ from fleet_controller.core.inventory import FleetHost
 from fleet_controller.deploy.host_facts import SYSTEM
 from fleet_controller.deploy.install_location import InstallLocation
 
-_CACHES = ("_HOME", "_CACHE", "_DIR", "_CACHE_DIR")  # variables of servers that name a folder to write to, such as HF_HOME
+_CACHES = (
+    "_HOME",
+    "_CACHE",
+    "_DIR",
+    "_CACHE_DIR",
+)  # variables of servers that name a folder to write to, such as HF_HOME
 LAUNCHER = """\
 #!{python}
 import sys
@@ -24,7 +31,8 @@ sys.exit(main())
 def unit_text(place: InstallLocation, host: FleetHost) -> str:
     """The unit file of an installation that systemd supervises.
 
-    Servers in containers need rights that a hardened unit takes away (a container's tools are set-uid programs and make namespaces).
+    Servers in containers need rights that a hardened unit takes away (a container's tools are
+    set-uid programs and make namespaces).
     """
     folder = files("fleet_controller.deploy") / "templates"
     hardening = ""
@@ -32,7 +40,11 @@ def unit_text(place: InstallLocation, host: FleetHost) -> str:
         kind = "containers" if host.allow.images or host.server_image else "servers"
         hardening = (folder / f"hardening-{kind}.conf").read_text(encoding="utf-8")
     text = (folder / f"{place.mode}.service").read_text(encoding="utf-8")
-    caches = [f"-{value}" for key, value in sorted(host.env.items()) if value.startswith("/") and key.endswith(_CACHES)]
+    caches = [
+        f"-{value}"
+        for key, value in sorted(host.env.items())
+        if value.startswith("/") and key.endswith(_CACHES)
+    ]
     writable = " ".join(dict.fromkeys((place.state, f"-{place.home}", *caches)))
     text = text.replace("@HARDENING@", hardening.rstrip())
     values = {
@@ -45,7 +57,9 @@ def unit_text(place: InstallLocation, host: FleetHost) -> str:
 
 
 def launcher_text(version_folder: str) -> str:
-    """The program that systemd or the keeper starts: names its interpreter, so that all that the agent starts uses the same."""
+    """The program that systemd or the keeper starts: names its interpreter, so that all that the
+    agent starts uses the same.
+    """
     return LAUNCHER.format(python=f"{version_folder}/bin/python3")
 
 
@@ -59,10 +73,18 @@ def agent_listen_address(host: FleetHost) -> str:
 def config_text(place: InstallLocation, host: FleetHost) -> str:
     """agent.toml of a host."""
     config = place.config
-    top: dict[str, object] = {"host": host.name, "listen": agent_listen_address(host), "state": place.state}
+    top: dict[str, object] = {
+        "host": host.name,
+        "listen": agent_listen_address(host),
+        "state": place.state,
+    }
     if host.gpus is not None:
         top["gpus"] = host.gpus
-    top |= {"simulated_gpus": host.simulated_gpus, "metrics": host.metrics, "load_only": host.load_only}
+    top |= {
+        "simulated_gpus": host.simulated_gpus,
+        "metrics": host.metrics,
+        "load_only": host.load_only,
+    }
     tables: dict[str, Mapping[str, object]] = {
         "labels": host.labels,
         "tls": {
@@ -76,14 +98,20 @@ def config_text(place: InstallLocation, host: FleetHost) -> str:
         "server": {"python": host.server_python, "image": host.server_image},
         "server.env": host.env,
     }  # fmt: skip
-    parts = ["# Written by fleetctl deploy from the fleet file; changes here are lost at the next one.", *_toml_lines(top)]
+    parts = [
+        "# Written by fleetctl deploy from the fleet file; changes here are lost at the next one.",
+        *_toml_lines(top),
+    ]
     for name, table in tables.items():
         parts += ["", f"[{name}]", *_toml_lines(table)]
     return "\n".join(parts) + "\n"
 
 
 def _toml_lines(table: Mapping[str, object]) -> list[str]:
-    return [f"{_toml_string(key) if not _is_bare_key(key) else key} = {_toml_value(value)}" for key, value in table.items()]
+    return [
+        f"{_toml_string(key) if not _is_bare_key(key) else key} = {_toml_value(value)}"
+        for key, value in table.items()
+    ]
 
 
 def _is_bare_key(key: str) -> bool:
@@ -102,5 +130,7 @@ def _toml_value(value: object) -> str:
 
 
 def _toml_string(text: str) -> str:
-    """A basic string of TOML: JSON's escapes are among TOML's, but for DEL, which JSON leaves as it is."""
+    """A basic string of TOML: JSON's escapes are among TOML's, but for DEL, which JSON leaves as it
+    is.
+    """
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

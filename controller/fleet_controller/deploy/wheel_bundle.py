@@ -1,6 +1,8 @@
-"""Owns what is brought to hosts: our wheel and the pinned wheels that it needs. Built here per target, and cached.
+"""Owns what is brought to hosts: our wheel and the pinned wheels that it needs. Built here per
+target, and cached.
 
-The pins and their digests are in `agent-requirements.txt`, so an agent on any host is the one that was tested.
+The pins and their digests are in `agent-requirements.txt`, so an agent on any host is the one that
+was tested.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ _OLDEST_GLIBC = 17  # manylinux2014: what wheels are made for
 
 @dataclass(frozen=True, slots=True, order=True)
 class WheelTarget:
-    """What a wheel must fit: `python` (3, 11), architecture as the kernel names it, minor version of glibc 2."""
+    """What a wheel must fit: `python` (3, 11), architecture as the kernel names it, minor version
+    of glibc 2.
+    """
 
     python: tuple[int, int]
     machine: str
@@ -46,13 +50,18 @@ class WheelTarget:
 
     def platforms(self) -> list[str]:
         """Platform tags of wheels that run there."""
-        newer = [f"manylinux_2_{minor}_{self.machine}" for minor in range(self.glibc, _OLDEST_GLIBC - 1, -1)]
+        newer = [
+            f"manylinux_2_{minor}_{self.machine}"
+            for minor in range(self.glibc, _OLDEST_GLIBC - 1, -1)
+        ]
         return [*newer, f"manylinux2014_{self.machine}", f"linux_{self.machine}"]
 
 
 @dataclass(frozen=True, slots=True)
 class BundleFile:
-    """A file to bring. `name`: of the folder that it is unpacked to, unique by its digest; `unpacked_bytes`: room it takes there."""
+    """A file to bring. `name`: of the folder that it is unpacked to, unique by its digest;
+    `unpacked_bytes`: room it takes there.
+    """
 
     name: str
     source: Path
@@ -75,33 +84,51 @@ class Bundle:
 
 
 def wheel_target(python: tuple[int, int, int], machine: str, libc: str) -> WheelTarget:
-    """The target of a host's interpreter. Raises ConfigError for a host that no wheels are made for."""
+    """The target of a host's interpreter. Raises ConfigError for a host that no wheels are made
+    for.
+    """
     match = re.fullmatch(r"glibc 2\.(\d+)", libc)
     if not match or int(match[1]) < _OLDEST_GLIBC:
-        raise ConfigError(f"its C library is {libc or 'not glibc'}", f"benchfleet needs glibc 2.{_OLDEST_GLIBC} or newer")
+        raise ConfigError(
+            f"its C library is {libc or 'not glibc'}",
+            f"benchfleet needs glibc 2.{_OLDEST_GLIBC} or newer",
+        )
     if machine not in _ARCHITECTURES:
-        raise ConfigError(f"its processor is {machine}", f"benchfleet runs on {' and '.join(_ARCHITECTURES)}")
+        raise ConfigError(
+            f"its processor is {machine}", f"benchfleet runs on {' and '.join(_ARCHITECTURES)}"
+        )
     return WheelTarget(python[:2], machine, int(match[1]))
 
 
 class Bundler:
-    """Builds bundles in the user's cache. `wheels`: a folder to take wheels from instead of a package registry, None: the registry."""
+    """Builds bundles in the user's cache. `wheels`: a folder to take wheels from instead of a
+    package registry, None: the registry.
+    """
 
     def __init__(self, cache: Path, wheels: Path | None = None) -> None:
         self.cache = cache
         self._wheels = wheels
 
     def build(self, target: WheelTarget) -> Bundle:
-        """The bundle of a target; what is in the cache is not fetched again. Raises ConfigError with what pip said."""
+        """The bundle of a target; what is in the cache is not fetched again. Raises ConfigError
+        with what pip said.
+        """
         pins = files("fleet_controller.deploy") / "agent-requirements.txt"
-        folder = self.cache / "wheels" / target.tag / hashlib.sha256(pins.read_bytes()).hexdigest()[:16]
+        folder = (
+            self.cache / "wheels" / target.tag / hashlib.sha256(pins.read_bytes()).hexdigest()[:16]
+        )
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _locked(folder.with_name(".lock")):
             if not folder.is_dir():
-                with as_file(pins) as requirements, tempfile.TemporaryDirectory(dir=folder.parent) as fresh:
+                with (
+                    as_file(pins) as requirements,
+                    tempfile.TemporaryDirectory(dir=folder.parent) as fresh,
+                ):
                     wheels = Path(fresh) / "wheels"
                     self._download(requirements, target, wheels)
-                    wheels.rename(folder)  # whole, and never changed again: others may be reading from it
+                    wheels.rename(
+                        folder
+                    )  # whole, and never changed again: others may be reading from it
             wheels_of_others = [read_bundle_file(path) for path in sorted(folder.glob("*.whl"))]
         return Bundle(__version__, (self._agent_wheel(), *wheels_of_others))
 
@@ -123,15 +150,29 @@ class Bundler:
         if self._wheels is not None:
             argv += ["--no-index", "--find-links", str(self._wheels.absolute())]
         try:
-            done = subprocess.run(argv, capture_output=True, text=True, timeout=DOWNLOAD_TIMEOUT_S, check=False, stdin=subprocess.DEVNULL)
+            done = subprocess.run(
+                argv,
+                capture_output=True,
+                text=True,
+                timeout=DOWNLOAD_TIMEOUT_S,
+                check=False,
+                stdin=subprocess.DEVNULL,
+            )
         except subprocess.TimeoutExpired:
-            raise ConfigError(f"fetching the agent's wheels took longer than {DOWNLOAD_TIMEOUT_S:.0f} s", "look at the package registry") from None
+            raise ConfigError(
+                f"fetching the agent's wheels took longer than {DOWNLOAD_TIMEOUT_S:.0f} s",
+                "look at the package registry",
+            ) from None
         except OSError as error:
             raise ConfigError(f"pip cannot be started: {error}", _NO_PIP) from error
         if done.returncode != 0:
-            said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()[-3:]
+            said = [
+                line for line in done.stderr.splitlines() if line.startswith("ERROR")
+            ] or done.stderr.splitlines()[-3:]
             hint = "is the registry that pip is set up for reachable, and has it these wheels? --wheels DIR takes them from a folder"
-            raise ConfigError(f"the agent's wheels for {target.tag} cannot be fetched: {' / '.join(said)}", hint)
+            raise ConfigError(
+                f"the agent's wheels for {target.tag} cannot be fetched: {' / '.join(said)}", hint
+            )
 
 
 _NO_PIP = "install pip beside fleetctl (python -m ensurepip), or uv"
@@ -160,7 +201,13 @@ def read_bundle_file(path: Path) -> BundleFile:
         cached = {"stamp": stamp, "sha256": digest, "unpacked": unpacked}
         _write_if_changed(note, json.dumps(cached).encode())
     name, version = path.name.split("-")[:2]
-    return BundleFile(f"{name}-{version}-{cached['sha256'][:16]}", path, status.st_size, cached["sha256"], cached["unpacked"])
+    return BundleFile(
+        f"{name}-{version}-{cached['sha256'][:16]}",
+        path,
+        status.st_size,
+        cached["sha256"],
+        cached["unpacked"],
+    )
 
 
 def file_sha256(path: Path) -> str:
@@ -171,7 +218,11 @@ def file_sha256(path: Path) -> str:
 
 def user_cache(environment: Mapping[str, str]) -> Path:
     """Where bundles are kept."""
-    return Path(environment.get("XDG_CACHE_HOME", "") or "~/.cache").expanduser() / "benchfleet" / "bundles"
+    return (
+        Path(environment.get("XDG_CACHE_HOME", "") or "~/.cache").expanduser()
+        / "benchfleet"
+        / "bundles"
+    )
 
 
 def _read_or_empty(path: Path) -> str:

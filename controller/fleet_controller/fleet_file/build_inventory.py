@@ -1,4 +1,6 @@
-"""Owns the way from a checked fleet file to the values of its hosts: layers laid over each other, ranges written out. Finds no fault."""
+"""Owns the way from a checked fleet file to the values of its hosts: layers laid over each other,
+ranges written out. Finds no fault.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,10 @@ def build_inventory(parsed: ParsedFleet, ssh_by_host: dict[str, Ssh]) -> Invento
     hosts: list[FleetHost] = []
     for layers in parsed.layers():
         hosts.extend(_hosts(layers, ssh_by_host))
-        places.update((f"host:{name}", parsed.document.place((*layers.path, "name"))) for name in layers.names())
+        places.update(
+            (f"host:{name}", parsed.document.place((*layers.path, "name")))
+            for name in layers.names()
+        )
     return Inventory(
         hosts=tuple(hosts),
         currency=fleet.currency,
@@ -70,19 +75,35 @@ def _hosts(layers: Layers, ssh_by_host: dict[str, Ssh]) -> Iterator[FleetHost]:
 
 
 def server_default(layers: Layers) -> tuple[str, str]:
-    """(Python, image) of servers: those of the nearest layer that names either, so that one takes the place of the other."""
-    found = ((layer.python or "", layer.image or "") for _, layer in layers.each() if layer.python or layer.image)
+    """(Python, image) of servers: those of the nearest layer that names either, so that one takes
+    the place of the other.
+    """
+    found = (
+        (layer.python or "", layer.image or "")
+        for _, layer in layers.each()
+        if layer.python or layer.image
+    )
     return next(found, ("", ""))
 
 
 def _joined(layers: Layers, key: str) -> tuple[str, ...]:
     """What any layer allows, the widest layer first, each pattern once."""
-    patterns = (pattern for _, layer in reversed(list(layers.each())) for pattern in getattr(layer.allow, key))
+    patterns = (
+        pattern
+        for _, layer in reversed(list(layers.each()))
+        for pattern in getattr(layer.allow, key)
+    )
     return tuple(dict.fromkeys(patterns))
 
 
 def _install(layers: Layers) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for _, layer in reversed(list(layers.each())):
-        result.update({key: value for key in Install.__slots__ if (value := getattr(layer.install, key)) is not None})
+        result.update(
+            {
+                key: value
+                for key in Install.__slots__
+                if (value := getattr(layer.install, key)) is not None
+            }
+        )
     return result

@@ -1,4 +1,6 @@
-"""Owns the rules that look at one mapping of a fleet file: labels, variables, patterns, keys that contradict. Each yields findings."""
+"""Owns the rules that look at one mapping of a fleet file: labels, variables, patterns, keys that
+contradict. Each yields findings.
+"""
 
 from __future__ import annotations
 
@@ -40,10 +42,26 @@ def _labels(parsed: ParsedFleet, block: KeyPath, keys: HostKeys) -> Iterator[Fin
         path = (*block, "labels", name)
         if not _LABEL.fullmatch(name):
             hint = "letters, digits, `_`, `.`, `/` and `-`, a letter first"
-            yield parsed.finding("bad_label", path, f"`{name[:60]}` cannot be the name of a label", hint, at_key=True)
-        elif not value.strip() or len(value) > _LONGEST_LABEL or not value.isprintable() or value != value.strip():
-            problem = "empty" if not value.strip() else "no printable text without spaces around it, of at most 128 letters"
-            yield parsed.finding("bad_label", path, f"label `{name}` is {problem}", "write a short value, such as `h200`")
+            yield parsed.finding(
+                "bad_label", path, f"`{name[:60]}` cannot be the name of a label", hint, at_key=True
+            )
+        elif (
+            not value.strip()
+            or len(value) > _LONGEST_LABEL
+            or not value.isprintable()
+            or value != value.strip()
+        ):
+            problem = (
+                "empty"
+                if not value.strip()
+                else "no printable text without spaces around it, of at most 128 letters"
+            )
+            yield parsed.finding(
+                "bad_label",
+                path,
+                f"label `{name}` is {problem}",
+                "write a short value, such as `h200`",
+            )
 
 
 def _variables(parsed: ParsedFleet, block: KeyPath, keys: HostKeys) -> Iterator[Finding]:
@@ -55,27 +73,56 @@ def _variables(parsed: ParsedFleet, block: KeyPath, keys: HostKeys) -> Iterator[
             yield parsed.finding("reserved_variable", path, message, hint, at_key=True)
         elif not VARIABLE_NAME_PATTERN.fullmatch(name):
             message = f"`{name[:60]}` cannot be the name of a variable"
-            yield parsed.finding("bad_variable", path, message, "letters, digits and `_`, no digit first", at_key=True)
+            yield parsed.finding(
+                "bad_variable",
+                path,
+                message,
+                "letters, digits and `_`, no digit first",
+                at_key=True,
+            )
         elif is_malformed_secret_reference(value):
             message = f"`{name}` is no reference to a secret: the whole value is secret:// and a name of letters, digits and `_`"
-            yield parsed.finding("bad_secret", path, message, f"write {name}: secret://{name.lower()}")
+            yield parsed.finding(
+                "bad_secret", path, message, f"write {name}: secret://{name.lower()}"
+            )
         elif looks_like_plain_secret(name, value):
             hint = f"write secret://{name.lower()}, and the value into the secrets file of each host (docs/user/job-file.md)"
-            yield parsed.finding("plain_secret", path, f"`{name}` looks like a secret, and a fleet file is shared", hint, severity=WARNING)
+            yield parsed.finding(
+                "plain_secret",
+                path,
+                f"`{name}` looks like a secret, and a fleet file is shared",
+                hint,
+                severity=WARNING,
+            )
 
 
 def _allowed(parsed: ParsedFleet, block: KeyPath, keys: HostKeys) -> Iterator[Finding]:
     for place, pattern in enumerate(keys.allow.env):
         if not _VARIABLE_PATTERN.fullmatch(pattern):
             written = parsed.document.value_at((*block, "allow", "env"), "")
-            path: KeyPath = (*block, "allow", "env", place) if isinstance(written, tuple) else (*block, "allow", "env")
-            yield parsed.finding("bad_pattern", path, f"`{pattern[:60]}` matches no variable", "write a name, or a pattern such as `MY_*`")
+            path: KeyPath = (
+                (*block, "allow", "env", place)
+                if isinstance(written, tuple)
+                else (*block, "allow", "env")
+            )
+            yield parsed.finding(
+                "bad_pattern",
+                path,
+                f"`{pattern[:60]}` matches no variable",
+                "write a name, or a pattern such as `MY_*`",
+            )
 
 
 def _one_server(parsed: ParsedFleet, block: KeyPath, keys: HostKeys) -> Iterator[Finding]:
     if keys.python is not None and keys.image is not None:
         message = "servers run with `python` or in `image`, not both"
-        yield parsed.finding("python_and_image", (*block, "image"), message, "remove one; a job may choose the other", at_key=True)
+        yield parsed.finding(
+            "python_and_image",
+            (*block, "image"),
+            message,
+            "remove one; a job may choose the other",
+            at_key=True,
+        )
 
 
 def _contradicting_labels(parsed: ParsedFleet, layers: Layers) -> Iterator[Finding]:
@@ -87,7 +134,13 @@ def _contradicting_labels(parsed: ParsedFleet, layers: Layers) -> Iterator[Findi
                 line = parsed.line((*path, "labels", name))
                 message = f"label {name} is `{own}`, and its group `{path[1]}` says `{value}` in line {line}"
                 hint = "the host's own holds; does it belong into that group?"
-                yield parsed.finding("label_contradicts", (*layers.path, "labels", name), message, hint, severity=WARNING)
+                yield parsed.finding(
+                    "label_contradicts",
+                    (*layers.path, "labels", name),
+                    message,
+                    hint,
+                    severity=WARNING,
+                )
 
 
 def _load_only(parsed: ParsedFleet, layers: Layers) -> Iterator[Finding]:
@@ -97,7 +150,11 @@ def _load_only(parsed: ParsedFleet, layers: Layers) -> Iterator[Finding]:
         if layers.value(key):
             message = f"a host that only drives load gets no trials, so nothing uses its {layers.value(key)} GPUs"
             hint = f"write {key}: 0, or take load_only away"
-            path = layers.where(key) if layers.where(key)[: len(layers.path)] == layers.path else layers.path
+            path = (
+                layers.where(key)
+                if layers.where(key)[: len(layers.path)] == layers.path
+                else layers.path
+            )
             yield parsed.finding("load_only_gpus", path, message, hint, severity=WARNING)
 
 
@@ -106,12 +163,25 @@ def _ports(parsed: ParsedFleet, layers: Layers) -> Iterator[Finding]:
     metrics = int(layers.value("metrics").rpartition(":")[2]) if layers.value("metrics") else 0
     if metrics == agent:
         message = f"metrics and the agent itself would both listen on port {agent}"
-        yield parsed.finding("same_port", layers.where("metrics"), message, "choose another port for one of them")
+        yield parsed.finding(
+            "same_port", layers.where("metrics"), message, "choose another port for one of them"
+        )
     for key, who, port in (("agent_port", "the agent", agent), ("metrics", "metrics", metrics)):
         path = layers.where(key)
         if port == ssh:
             message = f"ssh and {who} would both listen on port {port}"
-            yield parsed.finding("same_port", path, message, f"choose another port for {who}, such as {_SUGGESTED_PORTS[key]}")
+            yield parsed.finding(
+                "same_port",
+                path,
+                message,
+                f"choose another port for {who}, such as {_SUGGESTED_PORTS[key]}",
+            )
         elif 0 < port < _FIRST_FREE_PORT:
             message = f"{who} would listen on port {port}: those below {_FIRST_FREE_PORT} are for root, and the agent is a user of its own"
-            yield parsed.finding("low_port", path, message, f"choose a higher one, such as {_SUGGESTED_PORTS[key]}", severity=WARNING)
+            yield parsed.finding(
+                "low_port",
+                path,
+                message,
+                f"choose a higher one, such as {_SUGGESTED_PORTS[key]}",
+                severity=WARNING,
+            )

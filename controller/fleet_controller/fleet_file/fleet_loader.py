@@ -1,4 +1,6 @@
-"""Owns the one way in for a fleet file: text in, a checked fleet with its findings out, or all that is wrong with it at once."""
+"""Owns the one way in for a fleet file: text in, a checked fleet with its findings out, or all that
+is wrong with it at once.
+"""
 
 from __future__ import annotations
 
@@ -36,31 +38,47 @@ class LoadedFleet:
 
 
 def load_fleet_file(path: FilePath) -> LoadedFleet:
-    """Read and check the file. Raises FleetRejected for its content and ConfigError when it cannot be read."""
+    """Read and check the file. Raises FleetRejected for its content and ConfigError when it cannot
+    be read.
+    """
     try:
         with path.open("rb") as stream:
             content = stream.read(LARGEST_BYTES + 1)
     except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}", "give the path of a fleet file; `fleetctl init` writes one") from error
+        raise ConfigError(
+            f"cannot read {path}: {error.strerror}",
+            "give the path of a fleet file; `fleetctl init` writes one",
+        ) from error
     return check_fleet(content, str(path))
 
 
 def load_fleet(text: str | bytes, file: str) -> Inventory:
-    """The fleet of the text of a file. Raises FleetRejected with every finding when at least one is an error."""
+    """The fleet of the text of a file. Raises FleetRejected with every finding when at least one is
+    an error.
+    """
     return check_fleet(text, file).inventory
 
 
-def check_fleet(text: str | bytes, file: str, config: SshConfig | None = None, home: FilePath | None = None) -> LoadedFleet:
-    """Check the whole of a fleet file. `config`: whose ssh settings fill what the file leaves open, by default the user's.
+def check_fleet(
+    text: str | bytes, file: str, config: SshConfig | None = None, home: FilePath | None = None
+) -> LoadedFleet:
+    """Check the whole of a fleet file. `config`: whose ssh settings fill what the file leaves open,
+    by default the user's.
 
-    Relative paths in it are relative to its folder. Raises FleetRejected with every finding when at least one is an error.
+    Relative paths in it are relative to its folder. Raises FleetRejected with every finding when at
+    least one is an error.
     """
     document = _document(text, file)
     parsed, faults = _read_models(document)
     config = user_ssh_config(home) if config is None else config
     paths = PathRoots(home or FilePath.home(), FilePath(file).absolute().parent)
     seen = HostsSeen()
-    found = [*document.findings, *faults, *check_blocks(parsed), *check_hosts(parsed, config, paths, seen)]
+    found = [
+        *document.findings,
+        *faults,
+        *check_blocks(parsed),
+        *check_hosts(parsed, config, paths, seen),
+    ]
     if has_errors(found):
         raise FleetRejected(found)
     return LoadedFleet(build_inventory(parsed, seen.ssh_by_host), in_order(found))
@@ -69,16 +87,25 @@ def check_fleet(text: str | bytes, file: str, config: SshConfig | None = None, h
 def _document(text: str | bytes, file: str) -> Document:
     document = read_document(decode_text(text, file, FleetRejected), file, _is_verbatim)
     if isinstance(document.value, dict):
-        return replace(document, value={key: value for key, value in document.value.items() if not key.startswith("x-")})
+        return replace(
+            document,
+            value={key: value for key, value in document.value.items() if not key.startswith("x-")},
+        )
     if not document.findings:
         message = "a fleet file is a mapping (`key: value` lines)"
-        raise FleetRejected([Finding("not_a_mapping", ERROR, file, 1, 1, "", message, "`fleetctl init` writes one")])
+        raise FleetRejected(
+            [Finding("not_a_mapping", ERROR, file, 1, 1, "", message, "`fleetctl init` writes one")]
+        )
     raise FleetRejected(document.findings)
 
 
 def _is_verbatim(path: KeyPath) -> bool:
-    """Variables, labels and names are text however they look: `rack: 07` keeps its zero, and a host may be called `12`."""
-    return len(path) > 1 and (path[-2] in ("env", "labels") or path[-1] == "name" or path[-2] == "hosts")
+    """Variables, labels and names are text however they look: `rack: 07` keeps its zero, and a host
+    may be called `12`.
+    """
+    return len(path) > 1 and (
+        path[-2] in ("env", "labels") or path[-1] == "name" or path[-2] == "hosts"
+    )
 
 
 def _read_models(document: Document) -> tuple[ParsedFleet, list[Finding]]:
@@ -98,12 +125,18 @@ def _read_models(document: Document) -> tuple[ParsedFleet, list[Finding]]:
 
 
 def _without(value: Any, path: KeyPath) -> Any:
-    """A copy without the entry that `path` leads to; places in a list stay, and a stand-in is where something must be."""
+    """A copy without the entry that `path` leads to; places in a list stay, and a stand-in is where
+    something must be.
+    """
     if not path:
         return value
     key, *rest = path
     if isinstance(value, tuple) and isinstance(key, int) and key < len(value):
-        entry = _without(value[key], tuple(rest)) if rest and isinstance(value[key], dict) else {"name": "x"}
+        entry = (
+            _without(value[key], tuple(rest))
+            if rest and isinstance(value[key], dict)
+            else {"name": "x"}
+        )
         return (*value[:key], entry, *value[key + 1 :])
     if not isinstance(value, dict):
         return value

@@ -1,4 +1,6 @@
-"""Owns the rules that look at all hosts of a fleet file: names, addresses, how each is reached. Each yields findings."""
+"""Owns the rules that look at all hosts of a fleet file: names, addresses, how each is reached.
+Each yields findings.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,11 @@ _OTHER_PLACEHOLDER = re.compile(r"\{(?!name\})[^}]*\}|[{}]")
 
 @dataclass(slots=True)
 class HostsSeen:
-    """What was found while the hosts were walked through: where each name stands, how each host is reached, who is at each place.
+    """What was found while the hosts were walked through: where each name stands, how each host is
+    reached, who is at each place.
 
-    `same`: entries of which it was told that they share an address; `notes`: by place and code, the first note and its hosts.
+    `same`: entries of which it was told that they share an address; `notes`: by place and code, the
+    first note and its hosts.
     """
 
     names: dict[str, KeyPath] = field(default_factory=dict)
@@ -36,8 +40,12 @@ class HostsSeen:
     notes: dict[tuple[KeyPath, str], tuple[ReachNote, list[str]]] = field(default_factory=dict)
 
 
-def check_hosts(parsed: ParsedFleet, config: SshConfig, paths: PathRoots, seen: HostsSeen) -> Iterator[Finding]:
-    """All findings about names, addresses and ways; `known.ways` then holds every host whose entry is right."""
+def check_hosts(
+    parsed: ParsedFleet, config: SshConfig, paths: PathRoots, seen: HostsSeen
+) -> Iterator[Finding]:
+    """All findings about names, addresses and ways; `known.ways` then holds every host whose entry
+    is right.
+    """
     yield from _check_not_empty(parsed)
     yield from _check_shared_addresses(parsed)
     for layers in parsed.layers():
@@ -50,23 +58,35 @@ def check_hosts(parsed: ParsedFleet, config: SshConfig, paths: PathRoots, seen: 
         yield from _duplicates(parsed, layers, names, seen)
         if len(seen.names) > MOST_HOSTS:
             message = f"the fleet has more than {MOST_HOSTS} hosts"
-            yield parsed.finding("too_many_hosts", (*layers.path, "name"), message, "is a digit too many in a range?")
+            yield parsed.finding(
+                "too_many_hosts", (*layers.path, "name"), message, "is a digit too many in a range?"
+            )
             return
         yield from _check_reach(parsed, layers, names, config, paths, seen)
     for (path, _), (note, hosts) in seen.notes.items():
         among = f" ({hosts[0]} and {len(hosts) - 1} more)" if len(hosts) > 1 else ""
-        yield parsed.finding(note.code, path, note.message + among, note.hint, severity=note.severity)
+        yield parsed.finding(
+            note.code, path, note.message + among, note.hint, severity=note.severity
+        )
     yield from _check_ssh_config(parsed, config)
 
 
 def _check_not_empty(parsed: ParsedFleet) -> Iterator[Finding]:
-    if not parsed.fleet.hosts and not parsed.fleet.groups and parsed.is_sound(("hosts",), ("groups",)):
+    if (
+        not parsed.fleet.hosts
+        and not parsed.fleet.groups
+        and parsed.is_sound(("hosts",), ("groups",))
+    ):
         path: KeyPath = ("hosts",) if "hosts" in parsed.written(()) else ("groups",)
-        yield parsed.finding("no_hosts", path, "the fleet has no hosts", "write `hosts: [gpu01, gpu02]`", at_key=True)
+        yield parsed.finding(
+            "no_hosts", path, "the fleet has no hosts", "write `hosts: [gpu01, gpu02]`", at_key=True
+        )
 
 
 def _check_shared_addresses(parsed: ParsedFleet) -> Iterator[Finding]:
-    """A range in an address goes with the range of one name; further out only the name can tell hosts apart."""
+    """A range in an address goes with the range of one name; further out only the name can tell
+    hosts apart.
+    """
     for path, block in parsed.blocks():
         written, at = block.address, (*path, "address")
         if written is None:
@@ -74,10 +94,20 @@ def _check_shared_addresses(parsed: ParsedFleet) -> Iterator[Finding]:
         entry = "name" in type(block).model_fields
         if _OTHER_PLACEHOLDER.search(written.replace(PLACEHOLDER, "")):
             message = f"`{written[:60]}` holds a placeholder that nothing fills"
-            yield parsed.finding("bad_address", at, message, f"`{PLACEHOLDER}` stands for the name of the host; there is no other")
+            yield parsed.finding(
+                "bad_address",
+                at,
+                message,
+                f"`{PLACEHOLDER}` stands for the name of the host; there is no other",
+            )
         elif not entry and PLACEHOLDER not in written:
             message = f"`{written[:60]}` would be the address of all hosts there"
-            yield parsed.finding("bad_address", at, message, f"write `{PLACEHOLDER}` where the name goes, or an address at each host")
+            yield parsed.finding(
+                "bad_address",
+                at,
+                message,
+                f"write `{PLACEHOLDER}` where the name goes, or an address at each host",
+            )
 
 
 def _bad_range(parsed: ParsedFleet, path: KeyPath, written: str, bad: BadRange) -> Finding:
@@ -88,10 +118,14 @@ def _bad_names(parsed: ParsedFleet, layers: Layers, names: Sequence[str]) -> Ite
     bad = next((name for name in names if not re.fullmatch(NAME_PATTERN, name)), None)
     if bad is not None:
         hint = "letters, digits, `-`, `_` and `.`, at most 63, with a letter or digit first and last; its address goes into `address`"
-        yield parsed.finding("bad_name", (*layers.path, "name"), f"`{bad[:80]}` cannot be the name of a host", hint)
+        yield parsed.finding(
+            "bad_name", (*layers.path, "name"), f"`{bad[:80]}` cannot be the name of a host", hint
+        )
 
 
-def _duplicates(parsed: ParsedFleet, layers: Layers, names: Sequence[str], seen: HostsSeen) -> Iterator[Finding]:
+def _duplicates(
+    parsed: ParsedFleet, layers: Layers, names: Sequence[str], seen: HostsSeen
+) -> Iterator[Finding]:
     """Once for each earlier entry that holds some of the names."""
     path: KeyPath = (*layers.path, "name")
     twice: dict[KeyPath, list[str]] = {}
@@ -111,7 +145,12 @@ def _duplicate(parsed: ParsedFleet, path: KeyPath, first: KeyPath, again: Sequen
 
 
 def _check_reach(
-    parsed: ParsedFleet, layers: Layers, names: Sequence[str], config: SshConfig, paths: PathRoots, seen: HostsSeen
+    parsed: ParsedFleet,
+    layers: Layers,
+    names: Sequence[str],
+    config: SshConfig,
+    paths: PathRoots,
+    seen: HostsSeen,
 ) -> Iterator[Finding]:
     at = _address_place(layers)
     try:
@@ -121,25 +160,37 @@ def _check_reach(
         return
     bad_one = next((address for address in addresses if not _is_address(address)), None)
     if bad_one is not None:
-        if layers.value("address") is None or _OTHER_PLACEHOLDER.search(layers.value("address").replace(PLACEHOLDER, "")):
+        if layers.value("address") is None or _OTHER_PLACEHOLDER.search(
+            layers.value("address").replace(PLACEHOLDER, "")
+        ):
             return  # told of the name, or of the placeholder
         hint = "a name or an IP address alone: user and ports are keys of their own"
         yield parsed.finding("bad_address", at, f"`{bad_one[:60]}` is no address", hint)
         return
-    shared = at[:-1] != layers.path and layers.value("address") is not None and PLACEHOLDER not in layers.value("address")
+    shared = (
+        at[:-1] != layers.path
+        and layers.value("address") is not None
+        and PLACEHOLDER not in layers.value("address")
+    )
     file_settings = file_ssh_settings(layers)
     for name, address in zip(names, addresses, strict=True):
         way, notes = resolve_ssh(address, file_settings, config, paths)
         seen.ssh_by_host.setdefault(name, way)
         for note in notes:
-            note_path = layers.where(note.key) if note.key and layers.value(note.key) is not None else (*layers.path, "name")
+            note_path = (
+                layers.where(note.key)
+                if note.key and layers.value(note.key) is not None
+                else (*layers.path, "name")
+            )
             seen.notes.setdefault((note_path, note.code), (note, []))[1].append(name)
         if not shared:  # which is told where it stands
             yield from _check_same_address(parsed, layers, name, way, seen)
 
 
 def _address_place(layers: Layers) -> KeyPath:
-    return layers.where("address") if layers.value("address") is not None else (*layers.path, "name")
+    return (
+        layers.where("address") if layers.value("address") is not None else (*layers.path, "name")
+    )
 
 
 def _is_address(text: str) -> bool:
@@ -152,11 +203,17 @@ def _is_address(text: str) -> bool:
         return False
 
 
-def _check_same_address(parsed: ParsedFleet, layers: Layers, name: str, way: Ssh, seen: HostsSeen) -> Iterator[Finding]:
-    """Two agents cannot listen at one address and port; behind different jumps the same address is another machine."""
+def _check_same_address(
+    parsed: ParsedFleet, layers: Layers, name: str, way: Ssh, seen: HostsSeen
+) -> Iterator[Finding]:
+    """Two agents cannot listen at one address and port; behind different jumps the same address is
+    another machine.
+    """
     port = layers.value("agent_port") or AGENT_PORT
     through = tuple((jump.address, jump.port) for jump in way.jumps)
-    other, path = seen.places.setdefault(("at", through, way.address, way.port if through else 0, port), (name, layers.path))
+    other, path = seen.places.setdefault(
+        ("at", through, way.address, way.port if through else 0, port), (name, layers.path)
+    )
     if other != name and (layers.path, path) not in seen.same:
         seen.same.add((layers.path, path))
         message = f"`{name}` and `{other}` (line {parsed.line(path)}) are both at {way.address}, port {port}"
@@ -166,7 +223,12 @@ def _check_same_address(parsed: ParsedFleet, layers: Layers, name: str, way: Ssh
 
 def _check_ssh_config(parsed: ParsedFleet, config: SshConfig) -> Iterator[Finding]:
     if config.problem:
-        yield parsed.finding("ssh_config", (), f"{config.file}: {config.problem}", "mend it: `ssh -G HOST` shows what is wrong")
+        yield parsed.finding(
+            "ssh_config",
+            (),
+            f"{config.file}: {config.problem}",
+            "mend it: `ssh -G HOST` shows what is wrong",
+        )
     if config.ignored:
         message = f"{config.file} has {' and '.join(config.ignored)}, which {'is' if len(config.ignored) == 1 else 'are'} left out"
         hint = "write what these hosts need into the fleet file"

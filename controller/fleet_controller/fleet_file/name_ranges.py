@@ -1,4 +1,6 @@
-"""Owns names that stand for many, `gpu[01-16]`: reads them, counts them, writes them out. Knows nothing of hosts."""
+"""Owns names that stand for many, `gpu[01-16]`: reads them, counts them, writes them out. Knows
+nothing of hosts.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 class BadRange(ValueError):
     """The text is no range; `problem` says why and `hint` what to write, both fit for the user."""
 
-    def __init__(self, problem: str, hint: str = "write it like `gpu[01-16]` or `gpu[01-03,07]`") -> None:
+    def __init__(
+        self, problem: str, hint: str = "write it like `gpu[01-16]` or `gpu[01-03,07]`"
+    ) -> None:
         super().__init__(problem)
         self.problem = problem
         self.hint = hint
@@ -40,14 +44,18 @@ class _NumberRange:
 
 
 def is_range(text: str) -> bool:
-    """True when `text` stands for several names. The brackets of an IPv6 address do not make it one."""
+    """True when `text` stands for several names. The brackets of an IPv6 address do not make it
+    one.
+    """
     return any(":" not in inside for inside in _PARTS.findall(text)) or _has_loose_bracket(text)
 
 
 def expand(text: str) -> tuple[str, ...]:
-    """All names that `text` stands for, the last range turning fastest; itself when it holds no range.
+    """All names that `text` stands for, the last range turning fastest; itself when it holds no
+    range.
 
-    `gpu[08-10]` keeps its zeros: gpu08, gpu09, gpu10. Raises BadRange, also for more than MOST_NAMES of them, before they are made.
+    `gpu[08-10]` keeps its zeros: gpu08, gpu09, gpu10. Raises BadRange, also for more than
+    MOST_NAMES of them, before they are made.
     """
     if not is_range(text):
         return (text,)
@@ -56,12 +64,20 @@ def expand(text: str) -> tuple[str, ...]:
     pieces = _PARTS.split(text)  # text, inside, text, inside, …, text
     ranges = [_runs(inside) for inside in pieces[1::2]]
     if len(ranges) > _MOST_RANGES:
-        raise BadRange(f"has {len(ranges)} ranges, more than {_MOST_RANGES}", "write several entries")
+        raise BadRange(
+            f"has {len(ranges)} ranges, more than {_MOST_RANGES}", "write several entries"
+        )
     count = math.prod(sum(run.count for run in runs) for runs in ranges)
     if count > MOST_NAMES:
-        raise BadRange(f"stands for {count} names, more than {MOST_NAMES}", "is a digit too many in it?")
+        raise BadRange(
+            f"stands for {count} names, more than {MOST_NAMES}", "is a digit too many in it?"
+        )
     chosen = itertools.product(*(tuple(itertools.chain.from_iterable(runs)) for runs in ranges))
-    return tuple(pieces[0] + "".join(number + after for number, after in zip(numbers, pieces[2::2], strict=True)) for numbers in chosen)
+    return tuple(
+        pieces[0]
+        + "".join(number + after for number, after in zip(numbers, pieces[2::2], strict=True))
+        for numbers in chosen
+    )
 
 
 def _has_loose_bracket(text: str) -> bool:
@@ -81,7 +97,12 @@ def _run(part: str) -> _NumberRange:
     if int(first) > int(last):
         raise BadRange(f"runs backwards, from {first} to {last}", f"write [{last}-{first}]")
     width = len(first) if first.startswith("0") else 0
-    padded_otherwise = (width and len(last) < width) or (last.startswith("0") and len(last) != len(first))
+    padded_otherwise = (width and len(last) < width) or (
+        last.startswith("0") and len(last) != len(first)
+    )
     if padded_otherwise:
-        raise BadRange(f"pads {first} and {last} with zeros differently", f"write [{first.zfill(len(last))}-{last.zfill(len(first))}]")
+        raise BadRange(
+            f"pads {first} and {last} with zeros differently",
+            f"write [{first.zfill(len(last))}-{last.zfill(len(first))}]",
+        )
     return _NumberRange(int(first), int(last), width)

@@ -1,4 +1,6 @@
-"""Owns which layer of a fleet file speaks for a host: defaults, its group, its own entry; and where that stands. Judges nothing."""
+"""Owns which layer of a fleet file speaks for a host: defaults, its group, its own entry; and where
+that stands. Judges nothing.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ PLACEHOLDER = "{name}"
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """One entry of the file, a host or a range of them, with what stands behind it; the nearest layer is the first."""
+    """One entry of the file, a host or a range of them, with what stands behind it; the nearest
+    layer is the first.
+    """
 
     path: KeyPath
     entry: Host
@@ -29,11 +33,16 @@ class Layers:
 
     def value(self, key: str) -> Any:
         """What the nearest layer says that says anything; None when none does."""
-        return next((found for _, layer in self.each() if (found := getattr(layer, key)) is not None), None)
+        return next(
+            (found for _, layer in self.each() if (found := getattr(layer, key)) is not None), None
+        )
 
     def where(self, key: str) -> KeyPath:
         """Where that stands, as the path of the key; the entry when no layer says it."""
-        return next(((*path, key) for path, layer in self.each() if getattr(layer, key) is not None), self.path)
+        return next(
+            ((*path, key) for path, layer in self.each() if getattr(layer, key) is not None),
+            self.path,
+        )
 
     def merged(self, key: str) -> dict[str, Any]:
         """A mapping, the layers laid over each other; null takes an entry away."""
@@ -47,7 +56,9 @@ class Layers:
         return expand(self.entry.name)
 
     def addresses(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        """One for each of `names`: in step with a range of the address, or with the name put in. Raises BadRange."""
+        """One for each of `names`: in step with a range of the address, or with the name put in.
+        Raises BadRange.
+        """
         written = self.value("address")
         if written is None:
             return names
@@ -58,13 +69,17 @@ class Layers:
             return found * len(names)
         if len(found) != len(names):
             problem = f"stands for {len(found)} addresses, and `{self.entry.name}` for {len(names)} host{'s' if len(names) > 1 else ''}"
-            raise BadRange(problem, f"give both as many, or write `{PLACEHOLDER}` where the name goes")
+            raise BadRange(
+                problem, f"give both as many, or write `{PLACEHOLDER}` where the name goes"
+            )
         return found
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedFleet:
-    """`fleet` holds what could be read; values at or below a path in `broken` are defaults or stand-ins, not the user's."""
+    """`fleet` holds what could be read; values at or below a path in `broken` are defaults or
+    stand-ins, not the user's.
+    """
 
     document: Document
     fleet: FleetFile
@@ -87,17 +102,31 @@ class ParsedFleet:
         yield ("defaults",), self.fleet.defaults
         for group, content in self.fleet.groups.items():
             yield ("groups", group), content
-            yield from ((("groups", group, "hosts", place), entry) for place, entry in enumerate(content.hosts))
+            yield from (
+                (("groups", group, "hosts", place), entry)
+                for place, entry in enumerate(content.hosts)
+            )
         yield from ((("hosts", place), entry) for place, entry in enumerate(self.fleet.hosts))
 
     def is_sound(self, *paths: KeyPath) -> bool:
         """True when nothing at or above any of `paths` is broken."""
         return not any(path[: len(bad)] == bad for path in paths for bad in self.broken)
 
-    def finding(self, code: str, path: KeyPath, message: str, hint: str = "", *, severity: str = ERROR, at_key: bool = False) -> Finding:
+    def finding(
+        self,
+        code: str,
+        path: KeyPath,
+        message: str,
+        hint: str = "",
+        *,
+        severity: str = ERROR,
+        at_key: bool = False,
+    ) -> Finding:
         """A finding at the value of `path`, or at its key."""
         line, column = self.document.place(path, at_key=at_key)
-        return Finding(code, severity, self.document.file, line, column, dotted(path), message, hint)
+        return Finding(
+            code, severity, self.document.file, line, column, dotted(path), message, hint
+        )
 
     def line(self, path: KeyPath) -> int:
         """The line in which `path` stands."""

@@ -1,4 +1,6 @@
-"""Owns how a host of a fleet file is reached over SSH: what the file says first, then the user's ssh configuration. Connects to nothing."""
+"""Owns how a host of a fleet file is reached over SSH: what the file says first, then the user's
+ssh configuration. Connects to nothing.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,20 @@ from fleet_controller.yaml.findings import ERROR, INFO
 from fleet_controller.yaml.quantities import read_duration
 
 _MOST_JUMPS = 8
-_JUMP = re.compile(r"(?:ssh://)?(?:([^@\s,]+)@)?(\[[0-9A-Fa-f:.]+\]|[^\s,@:\[\]]+)(?::([0-9]{1,5}))?/?")
-_FORWARDED = re.compile(r"\bssh\b.*\s(?:-W\s*(?:%h:%p|\[%h\]:%p)\s+(?P<after>\S+)|(?P<before>\S+)\s+-W\s*(?:%h:%p|\[%h\]:%p))\s*$")
+_JUMP = re.compile(
+    r"(?:ssh://)?(?:([^@\s,]+)@)?(\[[0-9A-Fa-f:.]+\]|[^\s,@:\[\]]+)(?::([0-9]{1,5}))?/?"
+)
+_FORWARDED = re.compile(
+    r"\bssh\b.*\s(?:-W\s*(?:%h:%p|\[%h\]:%p)\s+(?P<after>\S+)|(?P<before>\S+)\s+-W\s*(?:%h:%p|\[%h\]:%p))\s*$"
+)
 _UNCHECKED = ("no", "off", "accept-new", "ask-new")
 
 
 @dataclass(frozen=True, slots=True)
 class FileSshSettings:
-    """What the fleet file says of one host; None and empty = it leaves that open. Paths as written, `jump` `none` = directly."""
+    """What the fleet file says of one host; None and empty = it leaves that open. Paths as written,
+    `jump` `none` = directly.
+    """
 
     user: str | None = None
     port: int | None = None
@@ -31,7 +39,9 @@ class FileSshSettings:
 
 @dataclass(frozen=True, slots=True)
 class ReachNote:
-    """Something to tell about how a host is reached. `key`: which of its keys it is about, empty for the host itself."""
+    """Something to tell about how a host is reached. `key`: which of its keys it is about, empty
+    for the host itself.
+    """
 
     code: str
     severity: str
@@ -50,7 +60,9 @@ class _CannotReach(Exception):
 
 @dataclass(frozen=True, slots=True)
 class PathRoots:
-    """What relative paths are relative to: those of the fleet file to its folder, `~` to the user's home."""
+    """What relative paths are relative to: those of the fleet file to its folder, `~` to the user's
+    home.
+    """
 
     home: Path
     folder: Path
@@ -62,21 +74,44 @@ class PathRoots:
         return str(self.folder / written)
 
 
-def resolve_ssh(alias: str, file_settings: FileSshSettings, config: SshConfig, paths: PathRoots) -> tuple[Ssh, tuple[ReachNote, ...]]:
-    """How `ssh ALIAS` would get there, with what the file says in front; and what is to be told, errors among it."""
+def resolve_ssh(
+    alias: str, file_settings: FileSshSettings, config: SshConfig, paths: PathRoots
+) -> tuple[Ssh, tuple[ReachNote, ...]]:
+    """How `ssh ALIAS` would get there, with what the file says in front; and what is to be told,
+    errors among it.
+    """
     options = config.options_for(alias)
     notes = list(_unsupported_option_notes(options, config))
     jumps: tuple[Ssh, ...] = ()
     try:
-        jumps = _jumps(_jump_text(alias, file_settings, options, config), file_settings, config, paths, (alias,))
+        jumps = _jumps(
+            _jump_text(alias, file_settings, options, config),
+            file_settings,
+            config,
+            paths,
+            (alias,),
+        )
     except _CannotReach as refused:
         notes.append(refused.note)
     return replace(_settings(alias, file_settings, options, paths), jumps=jumps), tuple(notes)
 
 
-def _settings(alias: str, file_settings: FileSshSettings, options: Mapping[str, str | list[str]], paths: PathRoots) -> Ssh:
-    identities = file_settings.identities if file_settings.identities is not None else _option_list(options, "identityfile")
-    known_hosts = file_settings.known_hosts if file_settings.known_hosts is not None else _option_words(options, "userknownhostsfile")
+def _settings(
+    alias: str,
+    file_settings: FileSshSettings,
+    options: Mapping[str, str | list[str]],
+    paths: PathRoots,
+) -> Ssh:
+    identities = (
+        file_settings.identities
+        if file_settings.identities is not None
+        else _option_list(options, "identityfile")
+    )
+    known_hosts = (
+        file_settings.known_hosts
+        if file_settings.known_hosts is not None
+        else _option_words(options, "userknownhostsfile")
+    )
     return Ssh(
         address=_option_text(options, "hostname", alias).strip("[]"),
         port=file_settings.port or _port(_option_text(options, "port")),
@@ -84,13 +119,22 @@ def _settings(alias: str, file_settings: FileSshSettings, options: Mapping[str, 
         identities=tuple(paths.absolute(path) for path in identities if path.lower() != "none"),
         known_hosts=tuple(paths.absolute(path) for path in known_hosts if path.lower() != "none"),
         host_key_alias=_option_text(options, "hostkeyalias"),
-        use_agent=_option_text(options, "identitiesonly").lower() != "yes" and _option_text(options, "identityagent").lower() != "none",
-        connect_timeout_s=_seconds(_option_text(options, "connecttimeout")) or Ssh().connect_timeout_s,
+        use_agent=_option_text(options, "identitiesonly").lower() != "yes"
+        and _option_text(options, "identityagent").lower() != "none",
+        connect_timeout_s=_seconds(_option_text(options, "connecttimeout"))
+        or Ssh().connect_timeout_s,
     )
 
 
-def _jump_text(alias: str, file_settings: FileSshSettings, options: Mapping[str, str | list[str]], config: SshConfig) -> str:
-    """What stands after ProxyJump, empty for none. Raises _Refused for a ProxyCommand that nothing takes the place of."""
+def _jump_text(
+    alias: str,
+    file_settings: FileSshSettings,
+    options: Mapping[str, str | list[str]],
+    config: SshConfig,
+) -> str:
+    """What stands after ProxyJump, empty for none. Raises _Refused for a ProxyCommand that nothing
+    takes the place of.
+    """
     if file_settings.jump is not None:
         return "" if file_settings.jump.strip().lower() == "none" else file_settings.jump
     jump, command = _option_text(options, "proxyjump"), _option_text(options, "proxycommand")
@@ -103,46 +147,104 @@ def _jump_text(alias: str, file_settings: FileSshSettings, options: Mapping[str,
     return "" if jump.lower() == "none" else jump
 
 
-def _jumps(text: str, file_settings: FileSshSettings, config: SshConfig, paths: PathRoots, seen: tuple[str, ...]) -> tuple[Ssh, ...]:
-    """The machines in the order in which they are gone through; before the first its own jumps, as its configuration has them."""
+def _jumps(
+    text: str,
+    file_settings: FileSshSettings,
+    config: SshConfig,
+    paths: PathRoots,
+    seen: tuple[str, ...],
+) -> tuple[Ssh, ...]:
+    """The machines in the order in which they are gone through; before the first its own jumps, as
+    its configuration has them.
+    """
     chain: list[Ssh] = []
     for position, written in enumerate(part.strip() for part in text.split(",") if text):
         user, host, port = _read_jump(written, text)
         if host in seen:
             way = " → ".join((*seen, host))
             hint = "write `proxy_jump: none` at the host that needs no jump, or take it out of the pattern in ~/.ssh/config"
-            raise _CannotReach(ReachNote("jump_loop", ERROR, f"the way there goes round in a circle: {way}", hint, "proxy_jump"))
+            raise _CannotReach(
+                ReachNote(
+                    "jump_loop",
+                    ERROR,
+                    f"the way there goes round in a circle: {way}",
+                    hint,
+                    "proxy_jump",
+                )
+            )
         seen = (*seen, host)
         options = config.options_for(host)
         if position == 0:
-            chain += _jumps(_jump_text(host, FileSshSettings(), options, config), file_settings, config, paths, seen)
-        of_jump = FileSshSettings(user or None, port, file_settings.identities if not _option_list(options, "identityfile") else None, _known_hosts_of_jump(file_settings, options))
+            chain += _jumps(
+                _jump_text(host, FileSshSettings(), options, config),
+                file_settings,
+                config,
+                paths,
+                seen,
+            )
+        of_jump = FileSshSettings(
+            user or None,
+            port,
+            file_settings.identities if not _option_list(options, "identityfile") else None,
+            _known_hosts_of_jump(file_settings, options),
+        )
         chain.append(_settings(host, of_jump, options, paths))
     if len(chain) > _MOST_JUMPS or len({(jump.address, jump.port) for jump in chain}) < len(chain):
         message = f"the way there goes through {', '.join(f'{jump.address}:{jump.port}' for jump in chain)}"
-        raise _CannotReach(ReachNote("jump_loop", ERROR, message, f"each host once, and at most {_MOST_JUMPS} of them", "proxy_jump"))
+        raise _CannotReach(
+            ReachNote(
+                "jump_loop",
+                ERROR,
+                message,
+                f"each host once, and at most {_MOST_JUMPS} of them",
+                "proxy_jump",
+            )
+        )
     return tuple(chain)
 
 
-def _known_hosts_of_jump(file_settings: FileSshSettings, options: Mapping[str, str | list[str]]) -> tuple[str, ...] | None:
+def _known_hosts_of_jump(
+    file_settings: FileSshSettings, options: Mapping[str, str | list[str]]
+) -> tuple[str, ...] | None:
     return None if _option_words(options, "userknownhostsfile") else file_settings.known_hosts
 
 
 def _read_jump(written: str, text: str) -> tuple[str, str, int | None]:
     match = _JUMP.fullmatch(written)
     if not match or (match[3] and not 0 < int(match[3]) < 65536):
-        message = f"`{written[:60]}` is no host to go through" if written else f"`{text[:60]}` has an empty place"
-        raise _CannotReach(ReachNote("bad_jump", ERROR, message, "write it like `user@host:port`, several with commas between", "proxy_jump"))
+        message = (
+            f"`{written[:60]}` is no host to go through"
+            if written
+            else f"`{text[:60]}` has an empty place"
+        )
+        raise _CannotReach(
+            ReachNote(
+                "bad_jump",
+                ERROR,
+                message,
+                "write it like `user@host:port`, several with commas between",
+                "proxy_jump",
+            )
+        )
     return match[1] or "", match[2].strip("[]"), int(match[3]) if match[3] else None
 
 
-def _unsupported_option_notes(options: Mapping[str, str | list[str]], config: SshConfig) -> list[ReachNote]:
+def _unsupported_option_notes(
+    options: Mapping[str, str | list[str]], config: SshConfig
+) -> list[ReachNote]:
     """What the configuration asks for and does not get."""
     value = _option_text(options, "stricthostkeychecking").lower()
     if value not in _UNCHECKED:
         return []
     message = f"{config.file} has StrictHostKeyChecking {value}, which is not honoured: host keys are always checked"
-    return [ReachNote("host_keys_checked", INFO, message, "`fleetctl deploy` shows how to add the key of a host that is not known yet")]
+    return [
+        ReachNote(
+            "host_keys_checked",
+            INFO,
+            message,
+            "`fleetctl deploy` shows how to add the key of a host that is not known yet",
+        )
+    ]
 
 
 def _option_text(options: Mapping[str, str | list[str]], name: str, otherwise: str = "") -> str:
@@ -156,11 +258,15 @@ def _option_list(options: Mapping[str, str | list[str]], name: str) -> tuple[str
 
 
 def _option_words(options: Mapping[str, str | list[str]], name: str) -> tuple[str, ...]:
-    return tuple(word.strip('"') for word in re.findall(r'"[^"]*"|\S+', _option_text(options, name)))
+    return tuple(
+        word.strip('"') for word in re.findall(r'"[^"]*"|\S+', _option_text(options, name))
+    )
 
 
 def _port(text: str) -> int:
-    return int(text) if text.isascii() and text.isdecimal() and 0 < int(text) < 65536 else Ssh().port
+    return (
+        int(text) if text.isascii() and text.isdecimal() and 0 < int(text) < 65536 else Ssh().port
+    )
 
 
 def _seconds(text: str) -> float:

@@ -1,4 +1,6 @@
-"""Owns the gRPC line to one agent: calls out, values in, foreign errors translated here and nowhere else. Keeps no state of trials."""
+"""Owns the gRPC line to one agent: calls out, values in, foreign errors translated here and nowhere
+else. Keeps no state of trials.
+"""
 
 from __future__ import annotations
 
@@ -43,10 +45,17 @@ _CHECK_S = 30.0  # its slowest parts have shorter limits
 _OPTIONS = [
     ("grpc.keepalive_time_ms", 5_000),
     ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.http2.ping_timeout_ms", 5_000),  # the one that counts where there is no TCP to time out, as at the end of a tunnel; else 60 s
+    (
+        "grpc.http2.ping_timeout_ms",
+        5_000,
+        # the one that counts where there is no TCP to time out, as at the end of a tunnel; else 60 s
+    ),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.initial_reconnect_backoff_ms", 100),  # an agent that was just started is to be reached at once
+    (
+        "grpc.initial_reconnect_backoff_ms",
+        100,
+    ),  # an agent that was just started is to be reached at once
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2_000),
     ("grpc.max_receive_message_length", 16 << 20),
@@ -94,7 +103,9 @@ class AgentInfo:
 
 @dataclass(frozen=True, slots=True)
 class LoadPart:
-    """A host's part in the load of an attempt, field for field as `JoinLoadRequest`. Its secrets are shown nowhere."""
+    """A host's part in the load of an attempt, field for field as `JoinLoadRequest`. Its secrets
+    are shown nowhere.
+    """
 
     trial_id: str
     attempt: int
@@ -110,9 +121,11 @@ class LoadPart:
 
 
 class AgentClient:
-    """One agent at one address. Raises HostUnreachable, Conflict or ConfigError, never a gRPC error.
+    """One agent at one address. Raises HostUnreachable, Conflict or ConfigError, never a gRPC
+    error.
 
-    With `tls` it speaks only to who holds a certificate for the DNS name `name`; without, only on this machine.
+    With `tls` it speaks only to who holds a certificate for the DNS name `name`; without, only on
+    this machine.
     """
 
     def __init__(self, address: str, tls: TlsFiles | None = None, name: str = "") -> None:
@@ -121,13 +134,20 @@ class AgentClient:
         self._transport = ReloadingChannel(address, tls, name, _OPTIONS)
         self._target = (address, tls, name)
         self._channel_stub: tuple[aio.Channel, agent_pb2_grpc.AgentServiceAsyncStub] | None = None
-        self.controller_epoch = ControllerEpoch()  # under which orders are given; not told until it is set
+        self.controller_epoch = (
+            ControllerEpoch()
+        )  # under which orders are given; not told until it is set
         self.clock = NO_SKEW  # of the host, as it was at the last `describe`
 
-    async def retarget(self, address: str, tls: TlsFiles | None, name: str, display_name: str = "") -> None:
+    async def retarget(
+        self, address: str, tls: TlsFiles | None, name: str, display_name: str = ""
+    ) -> None:
         """From now on at this address, with these files; hangs up only when that is another one."""
         if (address, tls, name) != self._target:
-            previous, self._transport = self._transport, ReloadingChannel(address, tls, name, _OPTIONS)
+            previous, self._transport = (
+                self._transport,
+                ReloadingChannel(address, tls, name, _OPTIONS),
+            )
             self.address, self._target = address, (address, tls, name)
             self.display_name = display_name or f"agent at {address}"
             await previous.close()
@@ -140,14 +160,28 @@ class AgentClient:
         return self._channel_stub[1]
 
     async def describe(self) -> AgentInfo:
-        """Who it is and what it does now: the first call of a contact. What stands in the way of one is looked into and told."""
+        """Who it is and what it does now: the first call of a contact. What stands in the way of
+        one is looked into and told.
+        """
         await self._transport.refresh()
         asked_ns = time.time_ns()
         try:
-            info = from_proto(AgentInfo, await self._call(self._stub.Describe(pb.DescribeRequest(), timeout=_CALL_S)))
-            if fault := agent_info_error(info.agent_id, info.host, {**info.labels, **info.fingerprint}):
-                raise Conflict(f"agent at {self.address}: {fault}", "look what answers there: no agent of benchfleet says so")
-            self.clock = HostClock(info.now_unix_ns - (asked_ns + time.time_ns()) // 2) if info.now_unix_ns else NO_SKEW
+            info = from_proto(
+                AgentInfo,
+                await self._call(self._stub.Describe(pb.DescribeRequest(), timeout=_CALL_S)),
+            )
+            if fault := agent_info_error(
+                info.agent_id, info.host, {**info.labels, **info.fingerprint}
+            ):
+                raise Conflict(
+                    f"agent at {self.address}: {fault}",
+                    "look what answers there: no agent of benchfleet says so",
+                )
+            self.clock = (
+                HostClock(info.now_unix_ns - (asked_ns + time.time_ns()) // 2)
+                if info.now_unix_ns
+                else NO_SKEW
+            )
             return info
         except HostUnreachable as error:
             if reason := await self._transport.explain_failure():
@@ -155,21 +189,31 @@ class AgentClient:
             raise
 
     async def present_epoch(self, agent_id: str) -> None:
-        """Have our lease looked at; acknowledges nothing. Raises Conflict with whose the host is while it follows another controller."""
+        """Have our lease looked at; acknowledges nothing. Raises Conflict with whose the host is
+        while it follows another controller.
+        """
         await self.acknowledge(0, agent_id)
 
     async def start(self, spec: TrialSpec) -> bool:
-        """Hand over a trial; True when it had it already. Raises Conflict while its GPUs are taken, Superseded."""
-        request = pb.StartTrialRequest(spec=to_proto(spec, trial_pb2.TrialSpec()), lease=self._epoch_message)
+        """Hand over a trial; True when it had it already. Raises Conflict while its GPUs are taken,
+        Superseded.
+        """
+        request = pb.StartTrialRequest(
+            spec=to_proto(spec, trial_pb2.TrialSpec()), lease=self._epoch_message
+        )
         return (await self._call(self._stub.StartTrial(request, timeout=_CALL_S))).known
 
     async def cancel(self, trial_id: str, attempt: int, reason: str) -> bool:
         """Ask to end a trial; False when it is not active there."""
-        request = pb.CancelTrialRequest(trial_id=trial_id, attempt=attempt, reason=reason, lease=self._epoch_message)
+        request = pb.CancelTrialRequest(
+            trial_id=trial_id, attempt=attempt, reason=reason, lease=self._epoch_message
+        )
         return (await self._call(self._stub.CancelTrial(request, timeout=_CALL_S))).active
 
     async def join_load(self, part: LoadPart) -> str:
-        """Have it take part in an attempt's load; HOST:PORT of where the lead gathers. Raises Superseded, ConfigError, Conflict."""
+        """Have it take part in an attempt's load; HOST:PORT of where the lead gathers. Raises
+        Superseded, ConfigError, Conflict.
+        """
         request = to_proto(part, pb.JoinLoadRequest(lease=self._epoch_message))
         return (await self._call(self._stub.JoinLoad(request, timeout=_LOAD_CALL_S))).lead_address
 
@@ -179,8 +223,12 @@ class AgentClient:
         return (await self._call(self._stub.LeaveLoad(request, timeout=_LOAD_CALL_S))).joined
 
     async def events(self, agent_id: str, after_sequence: int) -> AsyncIterator[Event]:
-        """Events from there on, for ever. Raises Conflict when another agent answers at the address."""
-        request = pb.WatchEventsRequest(agent_id=agent_id, after_sequence=after_sequence, lease=self._epoch_message)
+        """Events from there on, for ever. Raises Conflict when another agent answers at the
+        address.
+        """
+        request = pb.WatchEventsRequest(
+            agent_id=agent_id, after_sequence=after_sequence, lease=self._epoch_message
+        )
         validator = EventValidator(self.address)
         try:
             async for answer in self._stub.WatchEvents(request):
@@ -190,52 +238,85 @@ class AgentClient:
             raise self._translate_error(error) from error
 
     async def acknowledge(self, up_to_sequence: int, agent_id: str = "") -> None:
-        """Everything up to there of that agent's is stored. Raises Conflict when another agent answers."""
-        request = pb.AckEventsRequest(up_to_sequence=up_to_sequence, lease=self._epoch_message, agent_id=agent_id)
+        """Everything up to there of that agent's is stored. Raises Conflict when another agent
+        answers.
+        """
+        request = pb.AckEventsRequest(
+            up_to_sequence=up_to_sequence, lease=self._epoch_message, agent_id=agent_id
+        )
         await self._call(self._stub.AckEvents(request, timeout=_CALL_S))
 
     async def release(self, trial_id: str, attempt: int) -> None:
-        """The files of an ended attempt are all here: the host may free them. One of an older version keeps them for ever."""
-        request = pb.ReleaseAttemptRequest(trial_id=trial_id, attempt=attempt, lease=self._epoch_message)
+        """The files of an ended attempt are all here: the host may free them. One of an older
+        version keeps them for ever.
+        """
+        request = pb.ReleaseAttemptRequest(
+            trial_id=trial_id, attempt=attempt, lease=self._epoch_message
+        )
         await self._call(self._stub.ReleaseAttempt(request, timeout=_CALL_S))
 
     async def fetch(self, artifact: Artifact, target: Path) -> None:
-        """Bring a file to `target`: goes on where an earlier try broke off, appears there only when its digest is right.
+        """Bring a file to `target`: goes on where an earlier try broke off, appears there only when
+        its digest is right.
 
         Raises NotFound when the agent no longer has it, Conflict when it cannot be written here.
         """
         partial = target.with_name(target.name + ".partial")
         try:
-            descriptor, offset = await asyncio.to_thread(_open_partial, partial, artifact.size_bytes)
+            descriptor, offset = await asyncio.to_thread(
+                _open_partial, partial, artifact.size_bytes
+            )
             try:
-                await self._receive(pb.FetchArtifactRequest(name=artifact.name, offset=offset), artifact, descriptor)
+                await self._receive(
+                    pb.FetchArtifactRequest(name=artifact.name, offset=offset), artifact, descriptor
+                )
             finally:
                 os.close(descriptor)
             await asyncio.to_thread(_verify_and_publish, partial, target, artifact)
         except OSError as error:
-            raise Conflict(f"cannot write {target}: {error.strerror}", "make room on that disk; the file is fetched again") from error
+            raise Conflict(
+                f"cannot write {target}: {error.strerror}",
+                "make room on that disk; the file is fetched again",
+            ) from error
 
-    async def _receive(self, request: pb.FetchArtifactRequest, artifact: Artifact, descriptor: int) -> None:
+    async def _receive(
+        self, request: pb.FetchArtifactRequest, artifact: Artifact, descriptor: int
+    ) -> None:
         try:
-            async for chunk in self._stub.FetchArtifact(request, timeout=_CHUNK_S + artifact.size_bytes / 1e6):
+            async for chunk in self._stub.FetchArtifact(
+                request, timeout=_CHUNK_S + artifact.size_bytes / 1e6
+            ):
                 _check_chunk(chunk, artifact)
                 await asyncio.to_thread(_write_at, descriptor, chunk.offset, chunk.data)
         except (aio.AioRpcError, asyncio.CancelledError) as error:
             raise self._translate_error(error) from error
 
     async def check_host(self) -> tuple[HostFinding, ...]:
-        """What stands in the way of trials there, looked up now; an agent from before this could be asked says just that."""
+        """What stands in the way of trials there, looked up now; an agent from before this could be
+        asked says just that.
+        """
         try:
             answer = await self._stub.CheckHost(pb.CheckHostRequest(), timeout=_CHECK_S)
         except aio.AioRpcError as error:
             if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
                 raise self._translate_error(error) from error
-            return (HostFinding("not_looked_at", "warning", "the agent cannot look at its host yet", "`fleetctl deploy` updates it"),)
+            return (
+                HostFinding(
+                    "not_looked_at",
+                    "warning",
+                    "the agent cannot look at its host yet",
+                    "`fleetctl deploy` updates it",
+                ),
+            )
         return tuple(from_proto(HostFinding, finding) for finding in answer.findings)
 
     @property
     def _epoch_message(self) -> pb.Lease | None:
-        return to_proto(self.controller_epoch, pb.Lease()) if self.controller_epoch.names_controller else None
+        return (
+            to_proto(self.controller_epoch, pb.Lease())
+            if self.controller_epoch.names_controller
+            else None
+        )
 
     async def close(self) -> None:
         """Hang up."""
@@ -248,13 +329,21 @@ class AgentClient:
             raise self._translate_error(error) from error
 
     def _translate_error(self, error: aio.AioRpcError | asyncio.CancelledError) -> BaseException:
-        """What to raise: gRPC cancels the calls of a channel that is closed, which is no cancel of the task that waits for one."""
+        """What to raise: gRPC cancels the calls of a channel that is closed, which is no cancel of
+        the task that waits for one.
+        """
         if isinstance(error, asyncio.CancelledError):
             task = asyncio.current_task()
-            return error if task is None or task.cancelling() else HostUnreachable(f"{self.display_name}: the line was made anew")
+            return (
+                error
+                if task is None or task.cancelling()
+                else HostUnreachable(f"{self.display_name}: the line was made anew")
+            )
         kind = _ERRORS.get(error.code(), Bug)
         details = error.details() or error.code().name.lower()
-        return kind(f"{self.display_name}: {details.rpartition('Failed to connect to remote host: ')[2]}")
+        return kind(
+            f"{self.display_name}: {details.rpartition('Failed to connect to remote host: ')[2]}"
+        )
 
 
 def _open_partial(partial: Path, size_bytes: int) -> tuple[int, int]:
@@ -268,9 +357,13 @@ def _open_partial(partial: Path, size_bytes: int) -> tuple[int, int]:
 
 def _check_chunk(chunk: pb.FetchArtifactResponse, artifact: Artifact) -> None:
     if chunk.offset + len(chunk.data) > artifact.size_bytes:
-        raise HostUnreachable(f"artifact {artifact.name} is longer than the {artifact.size_bytes} bytes that were told")
+        raise HostUnreachable(
+            f"artifact {artifact.name} is longer than the {artifact.size_bytes} bytes that were told"
+        )
     if hashlib.sha256(chunk.data).hexdigest() != chunk.sha256:
-        raise HostUnreachable(f"artifact {artifact.name}: a chunk at byte {chunk.offset} arrived damaged")
+        raise HostUnreachable(
+            f"artifact {artifact.name}: a chunk at byte {chunk.offset} arrived damaged"
+        )
 
 
 def _write_at(descriptor: int, offset: int, data: bytes) -> None:
@@ -286,5 +379,7 @@ def _verify_and_publish(partial: Path, target: Path, artifact: Artifact) -> None
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if digest != artifact.sha256:
         partial.unlink()
-        raise HostUnreachable(f"artifact {artifact.name} arrived with digest {digest[:12]}, told was {artifact.sha256[:12]}")
+        raise HostUnreachable(
+            f"artifact {artifact.name} arrived with digest {digest[:12]}, told was {artifact.sha256[:12]}"
+        )
     partial.replace(target)

@@ -1,4 +1,6 @@
-"""Owns the files that one agent still owes the controller: fetches them one by one and again, never loses a run over one."""
+"""Owns the files that one agent still owes the controller: fetches them one by one and again, never
+loses a run over one.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ class ArtifactDownloads:
 
     @property
     def trouble(self) -> str:
-        """Why files are still to come though they were asked for; empty when nothing stands in the way."""
+        """Why files are still to come though they were asked for; empty when nothing stands in the
+        way.
+        """
         return f"files wait: {self._trouble}" if self._trouble and self._pending else ""
 
     def has_pending(self, attempt: str) -> bool:
@@ -57,7 +61,9 @@ class ArtifactDownloads:
         await self._all_done.wait()
 
     async def run(self) -> None:
-        """Fetch what is owed, for ever; one that fails is tried again after the others, with growing pauses."""
+        """Fetch what is owed, for ever; one that fails is tried again after the others, with
+        growing pauses.
+        """
         pause_s = _FIRST_PAUSE_S
         while True:
             await self._added.wait()
@@ -91,5 +97,7 @@ def _safe_path(name: str) -> PurePosixPath:
     """The name as a path below the artifact folder. Raises NotFound for one that leads out of it."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name:
-        raise NotFound(f"the agent names a file {name!r}, which lies outside of the artifact folder: it is not fetched")
+        raise NotFound(
+            f"the agent names a file {name!r}, which lies outside of the artifact folder: it is not fetched"
+        )
     return path

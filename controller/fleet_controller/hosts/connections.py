@@ -1,4 +1,6 @@
-"""Owns the lines of a controller while it works: one for each agent, begun, changed and ended as the fleet file changes."""
+"""Owns the lines of a controller while it works: one for each agent, begun, changed and ended as
+the fleet file changes.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ log = logging.getLogger(__name__)
 
 
 class HostConnections:
-    """All lines, in the order of the file, then of the addresses. `work` must be running for any of them to move."""
+    """All lines, in the order of the file, then of the addresses. `work` must be running for any of
+    them to move.
+    """
 
     def __init__(self, targets: FleetTargets, writer: StateWriter, artifacts: Path) -> None:
         self.by_host: dict[str, HostConnection] = {}
@@ -39,9 +43,11 @@ class HostConnections:
             await connection.agent.close()
 
     async def apply_targets(self, targets: Iterable[AgentTarget]) -> None:
-        """The hosts of the fleet file as it is now; addresses that were given alone stay as they are.
+        """The hosts of the fleet file as it is now; addresses that were given alone stay as they
+        are.
 
-        A host that is no longer there gets nothing new; its line ends when what runs there has ended.
+        A host that is no longer there gets nothing new; its line ends when what runs there has
+        ended.
         """
         wanted = {peer.fleet_host.name: peer for peer in targets if peer.fleet_host is not None}
         for connection in self.all:
@@ -61,8 +67,14 @@ class HostConnections:
         self._writer.job_index.notify()
 
     async def close_removed(self) -> list[str]:
-        """End the lines of hosts that have left and on which nothing is active any more; their names."""
-        gone = [line for line in self.all if line.is_removed and not self._writer.job_index.active_on(line.host)]
+        """End the lines of hosts that have left and on which nothing is active any more; their
+        names.
+        """
+        gone = [
+            line
+            for line in self.all
+            if line.is_removed and not self._writer.job_index.active_on(line.host)
+        ]
         for connection in gone:
             self.all.remove(connection)
             self.by_host.pop(connection.host, None)
@@ -72,7 +84,9 @@ class HostConnections:
         return [line.host for line in gone]
 
     def _new_connection(self, target: AgentTarget) -> HostConnection:
-        return HostConnection(target, self._writer, self._artifacts, self.by_host, self._targets.access)
+        return HostConnection(
+            target, self._writer, self._artifacts, self.by_host, self._targets.access
+        )
 
     def _start_task(self, connection: HostConnection) -> None:
         if self._group is not None:

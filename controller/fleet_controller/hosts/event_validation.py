@@ -1,4 +1,6 @@
-"""Owns the hearing of one agent's events: what cannot be, or is too much, is dropped and told in the log. Stores and decides nothing."""
+"""Owns the hearing of one agent's events: what cannot be, or is too much, is dropped and told in
+the log. Stores and decides nothing.
+"""
 
 from __future__ import annotations
 
@@ -64,5 +66,11 @@ class EventValidator:
     def _log_rejected(self, why: str) -> None:
         self._logged += 1
         if self._logged <= _MOST_LOG_LINES:
-            more = "; what else it tells so is dropped without a line" if self._logged == _MOST_LOG_LINES else ""
-            log.warning("agent at %s: not believed: %s%s", self._agent, escape_to_one_line(why)[:500], more)
+            more = (
+                "; what else it tells so is dropped without a line"
+                if self._logged == _MOST_LOG_LINES
+                else ""
+            )
+            log.warning(
+                "agent at %s: not believed: %s%s", self._agent, escape_to_one_line(why)[:500], more
+            )

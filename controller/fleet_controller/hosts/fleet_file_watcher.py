@@ -1,4 +1,6 @@
-"""Owns the fleet file of a working controller: reads it again when it has changed or somebody asks, keeps the old one when it is wrong."""
+"""Owns the fleet file of a working controller: reads it again when it has changed or somebody asks,
+keeps the old one when it is wrong.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,12 @@ FleetFileStamp = tuple[int, int, int]
 class FleetFileWatcher:
     """One file. `adopt` gets each version of it that is right; `say` is told what came of a change."""
 
-    def __init__(self, path: Path, apply: Callable[[Inventory], Awaitable[None]], report: Callable[[str], None] = log.info) -> None:
+    def __init__(
+        self,
+        path: Path,
+        apply: Callable[[Inventory], Awaitable[None]],
+        report: Callable[[str], None] = log.info,
+    ) -> None:
         self._path = path
         self._apply = apply
         self.report = report
@@ -45,7 +52,9 @@ class FleetFileWatcher:
     async def _read(self) -> None:
         try:
             inventory = (await asyncio.to_thread(load_fleet_file, self._path)).inventory
-        except ConfigError as error:  # a save that is not whole yet, or a mistake: the next one makes up for it
+        except (
+            ConfigError
+        ) as error:  # a save that is not whole yet, or a mistake: the next one makes up for it
             self.report(f"{self._path} has changed and is not taken: {error.message}")
             return
         await self._apply(inventory)

@@ -1,4 +1,6 @@
-"""Owns the look at many hosts at once: each asked side by side, each answer with what the controller itself knows. Changes no host."""
+"""Owns the look at many hosts at once: each asked side by side, each answer with what the
+controller itself knows. Changes no host.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ _CLOCK_APART_S = 5.0
 _EXPIRES_SOON_S = 30 * 86_400
 
 
-async def check_connections(connections: Sequence[HostConnection], record_of: Callable[[str], HostRecord]) -> AsyncIterator[HostCheck]:
+async def check_connections(
+    connections: Sequence[HostConnection], record_of: Callable[[str], HostRecord]
+) -> AsyncIterator[HostCheck]:
     """One answer a host, as each is ready."""
     answers: asyncio.Queue[HostCheck] = asyncio.Queue()
     turn = asyncio.Semaphore(_AT_ONCE)
@@ -26,7 +30,9 @@ async def check_connections(connections: Sequence[HostConnection], record_of: Ca
     async def ask(connection: HostConnection) -> None:
         async with turn:
             found = await check_connection(connection)
-        answers.put_nowait(replace(found, findings=(*found.findings, *record_findings(record_of(connection.host)))))
+        answers.put_nowait(
+            replace(found, findings=(*found.findings, *record_findings(record_of(connection.host))))
+        )
 
     async with asyncio.TaskGroup() as tasks:
         for line in connections:
@@ -45,7 +51,9 @@ async def check_connection(connection: HostConnection) -> HostCheck:
         cause = connection.cause_of(error)
         wrong = HostFinding("not_reached", "error", cause.message, cause.hint)
         return HostCheck(name, False, (wrong,), time.monotonic() - began_s)
-    return HostCheck(name, True, (*found, *connection_findings(connection)), time.monotonic() - began_s)
+    return HostCheck(
+        name, True, (*found, *connection_findings(connection)), time.monotonic() - began_s
+    )
 
 
 def connection_findings(connection: HostConnection) -> tuple[HostFinding, ...]:
@@ -54,14 +62,29 @@ def connection_findings(connection: HostConnection) -> tuple[HostFinding, ...]:
     found = []
     if abs(status.clock_ahead_s) > _CLOCK_APART_S:
         message = f"the clock is {abs(status.clock_ahead_s):.1f} s {'ahead of' if status.clock_ahead_s > 0 else 'behind'} the controller's"
-        found.append(HostFinding("clock_apart", "warning", message, "run chrony or systemd-timesyncd on both"))
+        found.append(
+            HostFinding(
+                "clock_apart", "warning", message, "run chrony or systemd-timesyncd on both"
+            )
+        )
     if status.version and status.version != __version__:
         message = f"the agent is benchfleet {status.version}, the controller {__version__}"
-        found.append(HostFinding("version_differs", "warning", message, "`fleetctl deploy` brings the agent up to date"))
+        found.append(
+            HostFinding(
+                "version_differs",
+                "warning",
+                message,
+                "`fleetctl deploy` brings the agent up to date",
+            )
+        )
     left_s = status.certificate_expires_unix_s - time.time_ns() / 1e9
     if status.certificate_expires_unix_s and left_s < _EXPIRES_SOON_S:
         message = f"the agent's certificate expires in {left_s / 86_400:.0f} days"
-        found.append(HostFinding("certificate_expires", "warning", message, "`fleetctl deploy` issues another"))
+        found.append(
+            HostFinding(
+                "certificate_expires", "warning", message, "`fleetctl deploy` issues another"
+            )
+        )
     return tuple(found)
 
 
@@ -70,7 +93,14 @@ def record_findings(record: HostRecord) -> tuple[HostFinding, ...]:
     found = []
     if record.drained:
         message = f"drained: {record.drain_reason}" if record.drain_reason else "drained"
-        found.append(HostFinding("drained", "info", message, f"`fleetctl hosts undrain {record.name}` lets trials in again"))
+        found.append(
+            HostFinding(
+                "drained",
+                "info",
+                message,
+                f"`fleetctl hosts undrain {record.name}` lets trials in again",
+            )
+        )
     if record.aside:
         hint = f"it is looked at again by itself; `fleetctl hosts undrain {record.name}` lets trials in at once"
         found.append(HostFinding("set_aside", "warning", f"set aside after {record.aside}", hint))

@@ -1,4 +1,6 @@
-"""Owns the controller's line to one host: connects, hands trials over, stores each event before it is acknowledged."""
+"""Owns the controller's line to one host: connects, hands trials over, stores each event before it
+is acknowledged.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,14 @@ _ORDER_RETRY_S = 2.0  # until an order that the host could not take is given aga
 class HostConnection:
     """One agent as the controller follows it: connected or not, and what it was told."""
 
-    def __init__(self, target: AgentTarget, writer: StateWriter, artifacts: Path, by_host: dict[str, HostConnection], access: HostAccess = LOCAL_ACCESS) -> None:
+    def __init__(
+        self,
+        target: AgentTarget,
+        writer: StateWriter,
+        artifacts: Path,
+        by_host: dict[str, HostConnection],
+        access: HostAccess = LOCAL_ACCESS,
+    ) -> None:
         self.agent = AgentClient(target.address)
         self.fleet_host = target.fleet_host  # what the fleet file says of it
         self._access = access
@@ -75,10 +84,14 @@ class HostConnection:
         self._stored_sequence = 0
         self._stored_changed = asyncio.Event()
         self._reconnect = asyncio.Event()
-        self._cancel_sent: set[tuple[str, int]] = set()  # over this connection: asking once is enough
+        self._cancel_sent: set[tuple[str, int]] = (
+            set()
+        )  # over this connection: asking once is enough
         self._logged_differences: tuple[str, ...] = ()
         self._clock_logged = False
-        self._last_logged_trouble = ""  # kept while connected, so that what comes again at once is told once
+        self._last_logged_trouble = (
+            ""  # kept while connected, so that what comes again at once is told once
+        )
 
     @property
     def host(self) -> str:
@@ -93,7 +106,10 @@ class HostConnection:
     @property
     def meeting_host(self) -> str:
         """Where the other hosts of a server meet this one."""
-        return meeting_host(direct_address(self.fleet_host) if self.fleet_host else self.agent.address, self.labels.get("address", ""))
+        return meeting_host(
+            direct_address(self.fleet_host) if self.fleet_host else self.agent.address,
+            self.labels.get("address", ""),
+        )
 
     @property
     def was_tried(self) -> bool:
@@ -121,14 +137,25 @@ class HostConnection:
     def advertised_policy(self) -> AdvertisedPolicy:
         """What its agent says that it allows jobs."""
         info = self._info
-        return AdvertisedPolicy(info.strict, info.allowed_pythons, info.allowed_images, info.server_python, info.server_image)
+        return AdvertisedPolicy(
+            info.strict,
+            info.allowed_pythons,
+            info.allowed_images,
+            info.server_python,
+            info.server_image,
+        )
 
     def usable_gpus(self, kind: EngineKind) -> int:
         """GPUs that servers of this kind may use here."""
-        reported = {EngineKind.SGLANG: self._info.gpus, EngineKind.SIMULATED: self._info.simulated_gpus}.get(kind)
+        reported = {
+            EngineKind.SGLANG: self._info.gpus,
+            EngineKind.SIMULATED: self._info.simulated_gpus,
+        }.get(kind)
         if reported is None:
             return 0
-        return merge_gpus(self.fleet_host, reported if self._info.agent_id else None, kind is EngineKind.SIMULATED)
+        return merge_gpus(
+            self.fleet_host, reported if self._info.agent_id else None, kind is EngineKind.SIMULATED
+        )
 
     def status(self) -> HostStatus:
         """As it is listed."""
@@ -136,7 +163,11 @@ class HostConnection:
         return HostStatus(
             host=self.host or self.agent.address,
             address=direct_address(fleet_host) if self.fleet_host else self.agent.address,
-            state="connected" if self.connected else "unreachable" if self.is_compatible else "incompatible",
+            state="connected"
+            if self.connected
+            else "unreachable"
+            if self.is_compatible
+            else "incompatible",
             gpus=self._listed_gpus(EngineKind.SGLANG),
             simulated_gpus=self._listed_gpus(EngineKind.SIMULATED),
             version=info.version,
@@ -151,11 +182,22 @@ class HostConnection:
     @property
     def _status_message(self) -> str:
         """What is to be known of a host that is connected."""
-        waits = f"takes no new trials: {self._info.takes_no_trials}" if self._info.takes_no_trials else ""
-        return "; ".join(filter(None, (waits, self.downloads.trouble, clock_warning(self.agent.clock.ahead_ns / 1e9))))
+        waits = (
+            f"takes no new trials: {self._info.takes_no_trials}"
+            if self._info.takes_no_trials
+            else ""
+        )
+        return "; ".join(
+            filter(
+                None,
+                (waits, self.downloads.trouble, clock_warning(self.agent.clock.ahead_ns / 1e9)),
+            )
+        )
 
     def away_s(self, now_s: float) -> float:
-        """Monotonic seconds for which it has been away, or since this controller began to look for it; 0 while it is there."""
+        """Monotonic seconds for which it has been away, or since this controller began to look for
+        it; 0 while it is there.
+        """
         return 0.0 if self.connected else now_s - self._disconnected_at_s
 
     def _listed_gpus(self, kind: EngineKind) -> int:
@@ -165,7 +207,13 @@ class HostConnection:
     async def run(self) -> None:
         """Follow the agent, give it its orders and fetch its files, for ever."""
         async with asyncio.TaskGroup() as tasks:
-            for work in (self._stay_connected(), self._send_orders(), self._acknowledge_loop(), self._poll_agent(), self.downloads.run()):
+            for work in (
+                self._stay_connected(),
+                self._send_orders(),
+                self._acknowledge_loop(),
+                self._poll_agent(),
+                self.downloads.run(),
+            ):
                 tasks.create_task(work)
 
     # Following
@@ -179,25 +227,42 @@ class HostConnection:
                 await self._connect()
                 await self._follow_events()
             except FleetError as error:
-                if isinstance(error, StoreUnusable):  # that is no fault of the host, and not counted as its being away
+                if isinstance(
+                    error, StoreUnusable
+                ):  # that is no fault of the host, and not counted as its being away
                     self._disconnected_at_s = time.monotonic()
                 cause = self.cause_of(error)
-                message = f"{cause.message}: {cause.hint}" if isinstance(cause, ConfigError) and cause.hint else cause.message
-                if message != self.trouble and not (self.connected and self._last_logged_trouble == message):
+                message = (
+                    f"{cause.message}: {cause.hint}"
+                    if isinstance(cause, ConfigError) and cause.hint
+                    else cause.message
+                )
+                if message != self.trouble and not (
+                    self.connected and self._last_logged_trouble == message
+                ):
                     log.warning("%s: %s", self.host or self.agent.address, message)
                 self.trouble = self._last_logged_trouble = message
-            self._last_logged_trouble = "" if self._stored_sequence > stored else self._last_logged_trouble
+            self._last_logged_trouble = (
+                "" if self._stored_sequence > stored else self._last_logged_trouble
+            )
             if self.connected:
                 self.connected, self._disconnected_at_s = False, time.monotonic()
             self._writer.job_index.notify()
-            if self._stored_sequence > stored:  # a line that brought something; one that breaks again at once is not tried ever faster
+            if (
+                self._stored_sequence > stored
+                # a line that brought something; one that breaks again at once is not tried ever faster
+            ):
                 pause_s = _FIRST_PAUSE_S
             await wait_until_set(self._reconnect, pause_s)
-            pause_s = _FIRST_PAUSE_S if self._reconnect.is_set() else min(pause_s * 2, _LAST_PAUSE_S)
+            pause_s = (
+                _FIRST_PAUSE_S if self._reconnect.is_set() else min(pause_s * 2, _LAST_PAUSE_S)
+            )
             self._reconnect.clear()
 
     def cause_of(self, error: FleetError) -> FleetError:
-        """What is to be told when a call failed: that there is no certificate to know the host by, before all that follows from it."""
+        """What is to be told when a call failed: that there is no certificate to know the host by,
+        before all that follows from it.
+        """
         try:
             if self.fleet_host is not None:
                 self._access.tls_files(self.fleet_host.name)
@@ -224,10 +289,17 @@ class HostConnection:
                 log.debug("%s: %s", self.host, error.message)
 
     async def update_fleet_host(self, fleet_host: FleetHost) -> None:
-        """The fleet file says otherwise of this host now; it is connected anew when that is about the way there."""
+        """The fleet file says otherwise of this host now; it is connected anew when that is about
+        the way there.
+        """
         before, self.fleet_host, self.is_removed = self.fleet_host, fleet_host, False
         route = fleet_host.address, fleet_host.port, fleet_host.through_ssh, fleet_host.ssh
-        if before is not None and route != (before.address, before.port, before.through_ssh, before.ssh):
+        if before is not None and route != (
+            before.address,
+            before.port,
+            before.through_ssh,
+            before.ssh,
+        ):
             await self.agent.close()
             self.reconnect_now()
 
@@ -238,8 +310,15 @@ class HostConnection:
     async def _connect(self) -> None:
         if self.fleet_host is not None:
             host = self.fleet_host
-            display_name = f"agent at {direct_address(host)} through ssh" if host.through_ssh else ""
-            await self.agent.retarget(await self._access.resolve_address(host), self._access.tls_files(host.name), agent_name(host.name), display_name)
+            display_name = (
+                f"agent at {direct_address(host)} through ssh" if host.through_ssh else ""
+            )
+            await self.agent.retarget(
+                await self._access.resolve_address(host),
+                self._access.tls_files(host.name),
+                agent_name(host.name),
+                display_name,
+            )
         info = await self.agent.describe()
         self._check_compatibility(info)
         self._check_against_fleet_file(info)
@@ -271,33 +350,48 @@ class HostConnection:
         self._clock_logged = bool(remark)
 
     def _check_against_fleet_file(self, info: AgentInfo) -> None:
-        """What the agent says of itself with what the fleet file says. Raises Conflict for another host's agent."""
+        """What the agent says of itself with what the fleet file says. Raises Conflict for another
+        host's agent.
+        """
         if self.fleet_host is not None and info.host != self.fleet_host.name:
             message = f"the agent at {self.agent.address} calls itself {info.host or 'nothing'}, the fleet file has {self.fleet_host.name} there"
-            raise Conflict(message, f"fleetctl deploy {self.fleet_host.name} makes it that host, or correct its address in the fleet file")
+            raise Conflict(
+                message,
+                f"fleetctl deploy {self.fleet_host.name} makes it that host, or correct its address in the fleet file",
+            )
         differing = label_differences(self.fleet_host, info.labels)
         if differing and differing != self._logged_differences:
             log.warning("%s: label %s; the file's holds", self.host, ", ".join(differing))
         self._logged_differences = differing
 
     async def _close_lost_attempts(self) -> None:
-        """Attempts that an earlier journal of this host held are gone with it: the new one will never tell their end."""
+        """Attempts that an earlier journal of this host held are gone with it: the new one will
+        never tell their end.
+        """
         for _, trial in self._writer.job_index.active_on(self.host):
             attempt = trial.newest
             if attempt is not None and attempt.agent_id and attempt.agent_id != self._info.agent_id:
                 message = f"the agent of {self.host} lost its journal (agent {attempt.agent_id[:8]} is now {self._info.agent_id[:8]})"
-                end = ended_by_controller(attempt, ErrorKind.AGENT_RESTARTED, "agent_state_lost", message, time.time_ns())
+                end = ended_by_controller(
+                    attempt, ErrorKind.AGENT_RESTARTED, "agent_state_lost", message, time.time_ns()
+                )
                 await self._writer.save_attempt(trial.spec.trial_id, end)
 
     async def _follow_events(self) -> None:
         agent_id = self._info.agent_id
         async for event in self.agent.events(agent_id, self._stored_sequence):
             if event.body is None:
-                log.info("%s: event %d is of a kind that this version does not know: its place is kept", self.host, event.sequence)
+                log.info(
+                    "%s: event %d is of a kind that this version does not know: its place is kept",
+                    self.host,
+                    event.sequence,
+                )
             trial = await self._writer.record_event(agent_id, self.host, event, self.agent.clock)
             if trial is not None:
                 self._handle_event(event, trial)
-            elif isinstance(event.body, ev.EvidenceCollected | ev.RunFinished):  # of a job that is only in the store any more
+            elif isinstance(
+                event.body, ev.EvidenceCollected | ev.RunFinished
+            ):  # of a job that is only in the store any more
                 self.downloads.add(await self._writer.missing_artifacts(agent_id))
             self._stored_sequence = event.sequence
             self._stored_changed.set()
@@ -313,7 +407,9 @@ class HostConnection:
             self._orders_pending.set()
 
     async def _acknowledge_loop(self) -> None:
-        """Tell the agent how far its events are stored: once for all that came since it was last told, and not urgently."""
+        """Tell the agent how far its events are stored: once for all that came since it was last
+        told, and not urgently.
+        """
         while True:
             await self._stored_changed.wait()
             self._stored_changed.clear()
@@ -327,12 +423,19 @@ class HostConnection:
         try:
             await self.agent.acknowledge(self._stored_sequence, self._info.agent_id)
         except FleetError as error:  # the next event or the next connection makes up for it
-            log.info("%s: events up to %d are stored and not acknowledged: %s", self.host, self._stored_sequence, error.message)
+            log.info(
+                "%s: events up to %d are stored and not acknowledged: %s",
+                self.host,
+                self._stored_sequence,
+                error.message,
+            )
 
     # Orders
 
     def notify_orders(self) -> None:
-        """Something is to be begun or cancelled here. Returns at once: a host that hangs holds up no other."""
+        """Something is to be begun or cancelled here. Returns at once: a host that hangs holds up
+        no other.
+        """
         self._orders_pending.set()
 
     async def _send_orders(self) -> None:
@@ -346,19 +449,32 @@ class HostConnection:
             for job, trial in self._writer.job_index.active_on(self.host):
                 attempt = trial.newest
                 try:
-                    reason = "the job was cancelled" if job.row.cancelled else self._writer.job_index.end_reason(trial.spec.trial_id)
+                    reason = (
+                        "the job was cancelled"
+                        if job.row.cancelled
+                        else self._writer.job_index.end_reason(trial.spec.trial_id)
+                    )
                     if reason and attempt is not None:
                         await self._cancel_attempt(trial, attempt, reason)
                     elif attempt is not None and attempt.phase is Phase.QUEUED:
                         lead = job.nodes[lead_and_rank(trial.spec.trial_id)[0]].spec.host
-                        await self._start_attempt(spec_for_agent(trial.spec, attempt.number, self._by_host[lead].meeting_host), attempt)
+                        await self._start_attempt(
+                            spec_for_agent(
+                                trial.spec, attempt.number, self._by_host[lead].meeting_host
+                            ),
+                            attempt,
+                        )
                 except (HostUnreachable, Conflict) as error:
                     log.info("%s: %s", trial.spec.trial_id, error.message)
                     asyncio.get_running_loop().call_later(_ORDER_RETRY_S, self._orders_pending.set)
 
     async def _release_load_hosts(self) -> None:
         """The load hosts of attempts that are over."""
-        active = {(trial.spec.trial_id, trial.newest.number) for _, trial in self._writer.job_index.active_on(self.host) if trial.newest}
+        active = {
+            (trial.spec.trial_id, trial.newest.number)
+            for _, trial in self._writer.job_index.active_on(self.host)
+            if trial.newest
+        }
         for key in self._load_clusters.active_keys():
             if key not in active:
                 await self._load_clusters.tear_down(key)
@@ -368,25 +484,44 @@ class HostConnection:
         room = self.usable_gpus(spec.engine.kind)
         if spec.engine.gpus > room:
             message = f"it needs {spec.engine.gpus} GPUs, host {self.host} has {room} now"
-            await self._writer.save_attempt(spec.trial_id, ended_by_controller(attempt, ErrorKind.CONFIG, "too_few_gpus", message, time.time_ns()))
+            await self._writer.save_attempt(
+                spec.trial_id,
+                ended_by_controller(
+                    attempt, ErrorKind.CONFIG, "too_few_gpus", message, time.time_ns()
+                ),
+            )
             return
         try:
             if spec.load.hosts:
                 await self._load_clusters.set_up(spec)
             await self.agent.start(spec)
         except LoadError as error:
-            end = ended_by_controller(attempt, ErrorKind.HOST_UNREACHABLE, "load_host_away", error.message, time.time_ns())
+            end = ended_by_controller(
+                attempt, ErrorKind.HOST_UNREACHABLE, "load_host_away", error.message, time.time_ns()
+            )
             await self._writer.save_attempt(spec.trial_id, end)
         except Superseded as error:
-            await self._writer.save_attempt(spec.trial_id, ended_by_controller(attempt, ErrorKind.CONFLICT, "superseded", error.message, time.time_ns()))
+            await self._writer.save_attempt(
+                spec.trial_id,
+                ended_by_controller(
+                    attempt, ErrorKind.CONFLICT, "superseded", error.message, time.time_ns()
+                ),
+            )
         except (HostUnreachable, Conflict):
             raise
         except FleetError as error:
             kind = ErrorKind.BUG if error.exit_code == error.exit_code.BUG else ErrorKind.CONFIG
-            await self._writer.save_attempt(spec.trial_id, ended_by_controller(attempt, kind, "refused_by_agent", error.message, time.time_ns()))
+            await self._writer.save_attempt(
+                spec.trial_id,
+                ended_by_controller(
+                    attempt, kind, "refused_by_agent", error.message, time.time_ns()
+                ),
+            )
 
     async def _cancel_attempt(self, trial: Trial, attempt: Attempt, reason: str) -> None:
-        """Ask the agent to end it. One that it does not know and of which no event came never began: it ends here."""
+        """Ask the agent to end it. One that it does not know and of which no event came never
+        began: it ends here.
+        """
         key = trial.spec.trial_id, attempt.number
         if key in self._cancel_sent:
             return
@@ -395,7 +530,18 @@ class HostConnection:
             return
         if attempt.phase is not Phase.QUEUED:
             return
-        current = next((now for _, now in self._writer.job_index.active_on(self.host) if now.spec.trial_id == trial.spec.trial_id), None)
+        current = next(
+            (
+                now
+                for _, now in self._writer.job_index.active_on(self.host)
+                if now.spec.trial_id == trial.spec.trial_id
+            ),
+            None,
+        )
         if current is not None and current.newest == attempt:
-            end = ended_by_controller(attempt, ErrorKind.NONE, "", "cancelled before it began", time.time_ns())
-            await self._writer.save_attempt(trial.spec.trial_id, replace(end, outcome=Outcome.CANCELLED))
+            end = ended_by_controller(
+                attempt, ErrorKind.NONE, "", "cancelled before it began", time.time_ns()
+            )
+            await self._writer.save_attempt(
+                trial.spec.trial_id, replace(end, outcome=Outcome.CANCELLED)
+            )

@@ -1,4 +1,5 @@
-"""Owns which hosts get trials: drained by a user, set aside for their failures, looked at and brought back. The core judges.
+"""Owns which hosts get trials: drained by a user, set aside for their failures, looked at and
+brought back. The core judges.
 
 What is decided is in the store before it counts, so it holds over a restart.
 """
@@ -39,13 +40,22 @@ _TICK_S = 1.0
 class HostHealth:
     """The standing of each host."""
 
-    def __init__(self, writer: StateWriter, connections: Callable[[], Sequence[HostConnection]], probe_first_s: float = PROBE_FIRST_S) -> None:
+    def __init__(
+        self,
+        writer: StateWriter,
+        connections: Callable[[], Sequence[HostConnection]],
+        probe_first_s: float = PROBE_FIRST_S,
+    ) -> None:
         self._writer = writer
         self._connections = connections
         self._probe_first_s = probe_first_s
         self._records: dict[str, HostRecord] = {}
-        self._published_closed: dict[str, str] = {}  # host → why it gets no trials, as jobs were last told
-        self._probes: dict[str, tuple[int, float]] = {}  # host → looks since it was set aside, monotonic seconds of the next
+        self._published_closed: dict[
+            str, str
+        ] = {}  # host → why it gets no trials, as jobs were last told
+        self._probes: dict[
+            str, tuple[int, float]
+        ] = {}  # host → looks since it was set aside, monotonic seconds of the next
 
     async def load(self) -> None:
         """What an earlier controller decided."""
@@ -69,13 +79,27 @@ class HostHealth:
 
     def schedulable_hosts(self) -> list[SchedulableHost]:
         """Every host at this moment."""
-        running, borrowed = self._writer.job_index.running_by_host(), self._writer.job_index.load_hosts_in_use()
-        return [self._schedulable_host(connection, running.get(connection.host, ()), connection.host in borrowed) for connection in self._connections() if connection.host]
+        running, borrowed = (
+            self._writer.job_index.running_by_host(),
+            self._writer.job_index.load_hosts_in_use(),
+        )
+        return [
+            self._schedulable_host(
+                connection, running.get(connection.host, ()), connection.host in borrowed
+            )
+            for connection in self._connections()
+            if connection.host
+        ]
 
-    def _schedulable_host(self, connection: HostConnection, running: Sequence[Trial], is_borrowed: bool) -> SchedulableHost:
+    def _schedulable_host(
+        self, connection: HostConnection, running: Sequence[Trial], is_borrowed: bool
+    ) -> SchedulableHost:
         kinds = (EngineKind.SGLANG, EngineKind.SIMULATED)
         gpus = {kind: connection.usable_gpus(kind) for kind in kinds}
-        used = {kind: sum(trial.spec.engine.gpus for trial in running if trial.spec.engine.kind is kind) for kind in kinds}
+        used = {
+            kind: sum(trial.spec.engine.gpus for trial in running if trial.spec.engine.kind is kind)
+            for kind in kinds
+        }
         return SchedulableHost(
             connection.host,
             connection.labels,
@@ -85,16 +109,24 @@ class HostHealth:
             gpus,
             {kind: max(0, gpus[kind] - used[kind]) for kind in kinds},
             can_lend_load=not running and not is_borrowed,
-            no_load_reason=self.record_of(connection.host).closed_for or ("" if connection.connected else "away") or connection.removed_reason,
+            no_load_reason=self.record_of(connection.host).closed_for
+            or ("" if connection.connected else "away")
+            or connection.removed_reason,
         )
 
     def _closed_for(self, connection: HostConnection) -> str:
-        return self.record_of(connection.host).closed_for or ("" if connection.connected else "away") or connection.no_trials_reason
+        return (
+            self.record_of(connection.host).closed_for
+            or ("" if connection.connected else "away")
+            or connection.no_trials_reason
+        )
 
     def publish(self, hosts: Sequence[SchedulableHost]) -> None:
         """Bring up to date what jobs say they wait for, and the series of hosts."""
         known = {host.name: host for host in hosts}
-        if not self._writer.store_error and all(line.was_tried for line in self._connections()):  # a store that takes nothing is told instead
+        if not self._writer.store_error and all(
+            line.was_tried for line in self._connections()
+        ):  # a store that takes nothing is told instead
             self._publish_waiting_reasons(known)
         counts: dict[str, int] = {}
         for connection in self._connections():
@@ -105,7 +137,12 @@ class HostHealth:
     def _publish_waiting_reasons(self, hosts: Mapping[str, SchedulableHost]) -> None:
         closed = {name: host.closed_for for name, host in hosts.items()}
         for job in self._writer.job_index.open_jobs:
-            if closed == self._published_closed and job.trouble_inputs and job.trouble_inputs[0] is job.waiting and job.trouble_inputs[1] == job.trouble:
+            if (
+                closed == self._published_closed
+                and job.trouble_inputs
+                and job.trouble_inputs[0] is job.waiting
+                and job.trouble_inputs[1] == job.trouble
+            ):
                 continue
             waits_for = waiting_reason(job.waiting, hosts)
             trouble = f"waits for {waits_for}" if waits_for else ""
@@ -117,13 +154,24 @@ class HostHealth:
 
     def _state(self, connection: HostConnection, host: SchedulableHost | None) -> str:
         record = self.record_of(connection.host)
-        holds = {"away": not connection.connected, "drained": record.drained, "aside": bool(record.aside)}
+        holds = {
+            "away": not connection.connected,
+            "drained": record.drained,
+            "aside": bool(record.aside),
+        }
         return host_state({**holds, "busy": host is not None and host.running > 0})
 
     def with_decisions(self, status: HostStatus) -> HostStatus:
         """The status of a host with what is decided about it."""
-        record, running = self.record_of(status.host), self._writer.job_index.running_by_host().get(status.host, [])
-        active = " ".join(f"{trial.spec.trial_id}/{trial.newest.number}" for trial in running if trial.newest is not None)
+        record, running = (
+            self.record_of(status.host),
+            self._writer.job_index.running_by_host().get(status.host, []),
+        )
+        active = " ".join(
+            f"{trial.spec.trial_id}/{trial.newest.number}"
+            for trial in running
+            if trial.newest is not None
+        )
         return replace(
             status,
             drained=record.drained,
@@ -143,7 +191,11 @@ class HostHealth:
             node = job.nodes[trial_id] if job else None
             if job is not None and node is not None:
                 record = self.record_of(node.spec.host)
-                weight = failure_points(attempt, attempt.outcome is Outcome.FAILED and job.works_elsewhere(job.trials[lead_and_rank(trial_id)[0]]))
+                weight = failure_points(
+                    attempt,
+                    attempt.outcome is Outcome.FAILED
+                    and job.works_elsewhere(job.trials[lead_and_rank(trial_id)[0]]),
+                )
                 after = after_attempt(record, trial_id, attempt, weight, time.time_ns())
                 if after != record:
                     await self._save_record(after)
@@ -161,16 +213,24 @@ class HostHealth:
     # Probes
 
     async def probe_quarantined(self) -> None:
-        """For ever: look at hosts that were set aside, each time after a longer pause; one with nothing to find gets a trial again."""
+        """For ever: look at hosts that were set aside, each time after a longer pause; one with
+        nothing to find gets a trial again.
+        """
         while True:
             for connection in self._connections():
-                if self.record_of(connection.host).aside and not self.record_of(connection.host).drained and connection.connected:
+                if (
+                    self.record_of(connection.host).aside
+                    and not self.record_of(connection.host).drained
+                    and connection.connected
+                ):
                     await self._probe(connection)
             await asyncio.sleep(min(_TICK_S, self._probe_first_s))
 
     async def _probe(self, connection: HostConnection) -> None:
         record, now_s = self.record_of(connection.host), time.monotonic()
-        probes, due_s = self._probes.setdefault(connection.host, (0, now_s + probe_pause_s(record, 0, self._probe_first_s)))
+        probes, due_s = self._probes.setdefault(
+            connection.host, (0, now_s + probe_pause_s(record, 0, self._probe_first_s))
+        )
         if now_s < due_s:
             return
         found = await check_connection(connection)
@@ -182,5 +242,10 @@ class HostHealth:
             await self._save_record(put_on_probation(record))
             return
         pause_s = probe_pause_s(record, probes + 1, self._probe_first_s)
-        log.info("%s: still set aside (%s); the next look is in %.0f s", connection.host, found.errors or "not reached", pause_s)
+        log.info(
+            "%s: still set aside (%s); the next look is in %.0f s",
+            connection.host,
+            found.errors or "not reached",
+            pause_s,
+        )
         self._probes[connection.host] = probes + 1, time.monotonic() + pause_s

@@ -1,4 +1,6 @@
-"""Owns how long hosts may be away before what waits for them, or for a cancel, is closed; the core says what that is. Reaches no host."""
+"""Owns how long hosts may be away before what waits for them, or for a cancel, is closed; the core
+says what that is. Reaches no host.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,12 @@ log = logging.getLogger(__name__)
 class HostTimeouts:
     """One controller's, from its start on: what was away before counts from then."""
 
-    def __init__(self, writer: StateWriter, connections: Callable[[], Sequence[HostConnection]], give_up_after_s: float = GIVE_UP_AFTER_S) -> None:
+    def __init__(
+        self,
+        writer: StateWriter,
+        connections: Callable[[], Sequence[HostConnection]],
+        give_up_after_s: float = GIVE_UP_AFTER_S,
+    ) -> None:
         self._writer = writer
         self._connections = connections
         self._limit_s = give_up_after_s
@@ -53,10 +60,18 @@ class HostTimeouts:
     def _away_s(self, job: IndexedJob) -> dict[str, float]:
         """Of the hosts that the job names, also of those that this controller does not know."""
         now_s = time.monotonic()
-        connections = {connection.host: connection for connection in self._connections() if connection.host}
-        away_s = {host: now_s - self._started_at_s for host in job.hosts_used if host not in connections}
+        connections = {
+            connection.host: connection for connection in self._connections() if connection.host
+        }
+        away_s = {
+            host: now_s - self._started_at_s for host in job.hosts_used if host not in connections
+        }
         away_s |= {host: line.away_s(now_s) for host, line in connections.items()}
-        matching = [away_s[host] for host, line in connections.items() if job.choice.matches(host, line.labels)]
+        matching = [
+            away_s[host]
+            for host, line in connections.items()
+            if job.choice.matches(host, line.labels)
+        ]
         return {**away_s, UNPLACED: min(matching, default=now_s - self._started_at_s)}
 
 

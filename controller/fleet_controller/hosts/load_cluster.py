@@ -1,7 +1,9 @@
-"""Owns the gathering of load hosts for attempts: tells the lead and each load host its part, and sends them home. Waits for no Ray.
+"""Owns the gathering of load hosts for attempts: tells the lead and each load host its part, and
+sends them home. Waits for no Ray.
 
-What it hands out exists in memory alone. A controller that starts anew knows none of it: an attempt that began needs nothing more, since
-its cluster ends with its lead, and one that had not begun is gathered anew.
+What it hands out exists in memory alone. A controller that starts anew knows none of it: an attempt
+that began needs nothing more, since its cluster ends with its lead, and one that had not begun is
+gathered anew.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ from fleet_protos.trial_types import TrialSpec
 log = logging.getLogger(__name__)
 
 AttemptKey = tuple[str, int]
-LOAD_HOST_WAIT_S = 30.0  # an attempt that was begun waits so long for a load host: then it is given up, and its lead's host is free for others
+# an attempt that was begun waits so long for a load host: then it is given up, and its lead's host
+# is free for others
+LOAD_HOST_WAIT_S = 30.0
 
 
 class LoadHostConnection(Protocol):
@@ -57,12 +61,16 @@ class LoadClusters:
         self._clusters: dict[AttemptKey, _LoadCluster] = {}
 
     async def set_up(self, spec: TrialSpec) -> None:
-        """Give the lead and every load host its part; again is harmless. Raises HostUnreachable, Conflict, ConfigError.
+        """Give the lead and every load host its part; again is harmless. Raises HostUnreachable,
+        Conflict, ConfigError.
 
-        LoadFailed when a load host has not answered for so long that the lead should not wait any longer.
+        LoadFailed when a load host has not answered for so long that the lead should not wait any
+        longer.
         """
         key = (spec.trial_id, spec.attempt)
-        cluster = self._clusters.get(key) or self._clusters.setdefault(key, _LoadCluster(LoadClusterAuthority(datetime.now(UTC)), time.monotonic()))
+        cluster = self._clusters.get(key) or self._clusters.setdefault(
+            key, _LoadCluster(LoadClusterAuthority(datetime.now(UTC)), time.monotonic())
+        )
         lead = await self._join(cluster, spec, spec.host, 0, "")
         try:
             for host, count in shards_per_host(spec.load).items():
@@ -73,21 +81,33 @@ class LoadClusters:
             raise
 
     async def tear_down(self, key: AttemptKey) -> None:
-        """The attempt is over: each of its hosts may go at once, and goes by itself when it does not hear of it."""
+        """The attempt is over: each of its hosts may go at once, and goes by itself when it does
+        not hear of it.
+        """
         cluster = self._clusters.pop(key, None)
-        joined = [self._connections[host] for host in cluster.joined if host in self._connections] if cluster else []
+        joined = (
+            [self._connections[host] for host in cluster.joined if host in self._connections]
+            if cluster
+            else []
+        )
         for connection in joined:
             try:
                 if connection.connected:
                     await connection.agent.leave_load(*key)
             except FleetError as error:
-                log.info("the end of trial %s could not be told to a load host: %s", key[0], error.message)
+                log.info(
+                    "the end of trial %s could not be told to a load host: %s",
+                    key[0],
+                    error.message,
+                )
 
     def active_keys(self) -> tuple[AttemptKey, ...]:
         """Attempts that were gathered for and not left."""
         return tuple(self._clusters)
 
-    async def _join(self, cluster: _LoadCluster, spec: TrialSpec, host: str, count: int, lead: str) -> str:
+    async def _join(
+        self, cluster: _LoadCluster, spec: TrialSpec, host: str, count: int, lead: str
+    ) -> str:
         connection = self._connections.get(host)
         if connection is None or not connection.connected:
             raise HostUnreachable(f"host {host} is not connected", "the trial waits for it")
@@ -111,12 +131,20 @@ class LoadClusters:
         return answer
 
     async def _address(self, spec: TrialSpec, host: str, connection: LoadHostConnection) -> str:
-        """The IP address of a host for the others of the attempt. Raises ConfigError, HostUnreachable."""
-        far = [other for other in (spec.host, *spec.load.hosts) if self._meeting_host(other) != LOOPBACK]
+        """The IP address of a host for the others of the attempt. Raises ConfigError,
+        HostUnreachable.
+        """
+        far = [
+            other
+            for other in (spec.host, *spec.load.hosts)
+            if self._meeting_host(other) != LOOPBACK
+        ]
         place = connection.meeting_host
         if place == LOOPBACK and far:
             message = f"nothing says where the others reach host {host}: its agent is at {connection.agent.address}"
-            raise ConfigError(message, "start its agent with --label address=HOST, as the others reach it")
+            raise ConfigError(
+                message, "start its agent with --label address=HOST, as the others reach it"
+            )
         return await resolve_ip(place)
 
     def _meeting_host(self, host: str) -> str:
@@ -125,10 +153,17 @@ class LoadClusters:
 
 
 async def resolve_ip(host: str) -> str:
-    """The IP address of a host name, version 4 where it has one. Raises HostUnreachable for a name that leads nowhere."""
+    """The IP address of a host name, version 4 where it has one. Raises HostUnreachable for a name
+    that leads nowhere.
+    """
     try:
-        found = await asyncio.get_running_loop().getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)
+        found = await asyncio.get_running_loop().getaddrinfo(
+            host.strip("[]"), None, type=socket.SOCK_STREAM
+        )
     except OSError as error:
-        raise HostUnreachable(f"{host} is no name of a host here: {error.strerror}", "give its IP address in the fleet file") from error
+        raise HostUnreachable(
+            f"{host} is no name of a host here: {error.strerror}",
+            "give its IP address in the fleet file",
+        ) from error
     addresses = sorted(found, key=lambda entry: entry[0] != socket.AF_INET)
     return str(addresses[0][4][0])

@@ -1,4 +1,5 @@
-"""Owns what is left to do at a host for attempts that are over: ends what no longer counts, lets files go that are here. Starts nothing.
+"""Owns what is left to do at a host for attempts that are over: ends what no longer counts, lets
+files go that are here. Starts nothing.
 
 Both go by what the host says of itself now, so that nothing depends on a call that was lost.
 """
@@ -19,7 +20,9 @@ log = logging.getLogger(__name__)
 class AttemptReconciler:
     """Of one host. All calls raise HostUnreachable and Conflict."""
 
-    def __init__(self, agent: AgentClient, writer: StateWriter, downloads: ArtifactDownloads) -> None:
+    def __init__(
+        self, agent: AgentClient, writer: StateWriter, downloads: ArtifactDownloads
+    ) -> None:
         self._agent = agent
         self._writer = writer
         self._downloads = downloads
@@ -31,11 +34,20 @@ class AttemptReconciler:
             attempt = await self._attempt(name)
             if attempt is None or not attempt.is_over:
                 continue
-            if await self._agent.cancel(*_attempt_key(name), "the controller had given this attempt up"):
-                log.info("%s: %s still ran and is over here (%s): it is ended", info.host, name, attempt.failure_class or "over")
+            if await self._agent.cancel(
+                *_attempt_key(name), "the controller had given this attempt up"
+            ):
+                log.info(
+                    "%s: %s still ran and is over here (%s): it is ended",
+                    info.host,
+                    name,
+                    attempt.failure_class or "over",
+                )
 
     async def release_files(self, info: AgentInfo, stored: int) -> None:
-        """Let go of the files of attempts that are over, once all that was told of them is stored up to `stored`, and fetched."""
+        """Let go of the files of attempts that are over, once all that was told of them is stored
+        up to `stored`, and fetched.
+        """
         if stored < info.last_sequence:
             return
         for name in info.kept_attempts:
@@ -49,7 +61,9 @@ class AttemptReconciler:
         self._foreign.intersection_update(info.kept_attempts)
 
     async def _attempt(self, name: str) -> Attempt | None:
-        return await self._writer.run_in_store(partial(self._writer.store.attempt, *_attempt_key(name)))
+        return await self._writer.run_in_store(
+            partial(self._writer.store.attempt, *_attempt_key(name))
+        )
 
 
 def _attempt_key(name: str) -> tuple[str, int]:

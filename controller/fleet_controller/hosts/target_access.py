@@ -1,4 +1,6 @@
-"""Owns what a controller follows, made of a fleet file and a trust folder: who, how reached, how recognised. Connects to none."""
+"""Owns what a controller follows, made of a fleet file and a trust folder: who, how reached, how
+recognised. Connects to none.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +23,22 @@ from fleet_transport.tls_client import is_local
 from fleet_transport.tls_identity import TlsFiles
 
 
-def fleet_targets(addresses: Sequence[str], inventory: Inventory | None, trust: Path) -> FleetTargets:
+def fleet_targets(
+    addresses: Sequence[str], inventory: Inventory | None, trust: Path
+) -> FleetTargets:
     """Every host of the file with the certificates of `trust`, and every address.
 
-    A fleet on this machine alone needs no certificates. Raises ConfigError when others are to be reached and there is no authority.
+    A fleet on this machine alone needs no certificates. Raises ConfigError when others are to be
+    reached and there is no authority.
     """
     targets = targets_of(addresses, inventory)
     if inventory is None:
         return FleetTargets(targets)
-    far = [host.name for host in inventory.hosts if host.through_ssh or not is_local(direct_address(host))]
+    far = [
+        host.name
+        for host in inventory.hosts
+        if host.through_ssh or not is_local(direct_address(host))
+    ]
     if far and not (trust / "ca.crt").exists():
         more = f" and {len(far) - 1} more are" if len(far) > 1 else " is"
         message = f"{inventory.file}: {far[0]}{more} reached by TLS, and {trust} holds no authority"
@@ -38,12 +47,19 @@ def fleet_targets(addresses: Sequence[str], inventory: Inventory | None, trust: 
     def tls_files(host: str) -> TlsFiles | None:
         return Authority.open(trust).agent_files(host) if (trust / "ca.crt").exists() else None
 
-    return FleetTargets(targets, HostAccess(resolve_direct, tls_files), Path(inventory.file), give_up_after_s=inventory.give_up_after_s)
+    return FleetTargets(
+        targets,
+        HostAccess(resolve_direct, tls_files),
+        Path(inventory.file),
+        give_up_after_s=inventory.give_up_after_s,
+    )
 
 
 @asynccontextmanager
 async def open_tunnels(targets: FleetTargets) -> AsyncIterator[FleetTargets]:
-    """While inside, hosts of a fleet file that are behind SSH are reached by tunnels; they end with it."""
+    """While inside, hosts of a fleet file that are behind SSH are reached by tunnels; they end with
+    it.
+    """
     if targets.file is None:
         yield targets
         return

@@ -1,4 +1,6 @@
-"""Owns the wait of a submit for the first contact with the agents, and whom it then may plan on. Connects to none itself."""
+"""Owns the wait of a submit for the first contact with the agents, and whom it then may plan on.
+Connects to none itself.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,24 @@ from fleet_protos.errors import ConfigError, HostUnreachable
 
 def planning_candidates(connections: Sequence[HostConnection]) -> tuple[HostCandidate, ...]:
     """Every host that has a name, as it stands now."""
-    hosts = (connection for connection in connections if connection.host and not connection.is_removed)
-    return tuple(HostCandidate(line.host, line.labels, line.connected, line.fleet_host is not None, line.load_only) for line in hosts)
+    hosts = (
+        connection for connection in connections if connection.host and not connection.is_removed
+    )
+    return tuple(
+        HostCandidate(
+            line.host, line.labels, line.connected, line.fleet_host is not None, line.load_only
+        )
+        for line in hosts
+    )
 
 
-async def wait_until_connected(connections: Sequence[HostConnection], named: Sequence[str], board: JobIndex, limit_s: float) -> None:
+async def wait_until_connected(
+    connections: Sequence[HostConnection], named: Sequence[str], board: JobIndex, limit_s: float
+) -> None:
     """Wait until it is known of each agent whether it answers, at most `limit_s`.
 
-    Raises HostUnreachable when none does, or a named one does not, of those that no fleet file knows; trials may wait for the others.
+    Raises HostUnreachable when none does, or a named one does not, of those that no fleet file
+    knows; trials may wait for the others.
     """
     deadline_s = time.monotonic() + limit_s
     while not _may_plan(connections, named) and (left_s := deadline_s - time.monotonic()) > 0:
@@ -32,17 +44,33 @@ async def wait_until_connected(connections: Sequence[HostConnection], named: Seq
 def _may_plan(connections: Sequence[HostConnection], named: Sequence[str]) -> bool:
     connected = {connection.host for connection in connections if connection.connected}
     if all(line.was_tried for line in connections):
-        return bool(connected) or not connections or any(line.fleet_host is not None for line in connections)
+        return (
+            bool(connected)
+            or not connections
+            or any(line.fleet_host is not None for line in connections)
+        )
     return bool(connected) and bool(named) and connected.issuperset(named)
 
 
 def _raise_unreachable(connections: Sequence[HostConnection], named: Sequence[str]) -> None:
-    troubles = "; ".join(f"{line.agent.address}: {line.trouble or 'no answer yet'}" for line in connections if not line.connected)
+    troubles = "; ".join(
+        f"{line.agent.address}: {line.trouble or 'no answer yet'}"
+        for line in connections
+        if not line.connected
+    )
     connected = {connection.host for connection in connections if connection.connected}
     if not connected:
-        raise HostUnreachable(f"no agent is connected ({troubles or 'none was named'})", "start an agent, or name its address")
+        raise HostUnreachable(
+            f"no agent is connected ({troubles or 'none was named'})",
+            "start an agent, or name its address",
+        )
     missing = [name for name in named if name not in connected]
-    if missing and (troubles or len(missing) < len(named)):  # none at all is a finding of the plan, with its line in the file
+    if missing and (
+        troubles or len(missing) < len(named)
+    ):  # none at all is a finding of the plan, with its line in the file
         kind = HostUnreachable if troubles else ConfigError
         message = f"hosts that the job names are not connected: {', '.join(missing)}"
-        raise kind(f"{message} ({troubles})" if troubles else message, f"connected are: {', '.join(sorted(connected))}")
+        raise kind(
+            f"{message} ({troubles})" if troubles else message,
+            f"connected are: {', '.join(sorted(connected))}",
+        )

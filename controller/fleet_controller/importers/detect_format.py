@@ -1,4 +1,6 @@
-"""Owns how it is told what a pasted file is: shell text, compose file, manifest, Dockerfile, systemd unit, or a job; reads none."""
+"""Owns how it is told what a pasted file is: shell text, compose file, manifest, Dockerfile,
+systemd unit, or a job; reads none.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +9,15 @@ import re
 from fleet_controller.importers.entry_point import names_a_launch
 
 SHELL, COMPOSE, MANIFEST, DOCKERFILE, UNIT = "shell", "compose", "manifest", "dockerfile", "unit"
-_JOB = re.compile(r"^(?:apiVersion:\s*[\"']?benchfleet/|(?:engine|workloads|factors|measure|baseline)\s*:)", re.MULTILINE)
+_JOB = re.compile(
+    r"^(?:apiVersion:\s*[\"']?benchfleet/|(?:engine|workloads|factors|measure|baseline)\s*:)",
+    re.MULTILINE,
+)
 _KUBERNETES = re.compile(r"^apiVersion:\s*[\"']?(?!benchfleet)[\w./-]+", re.MULTILINE)
 _SERVICES = re.compile(r"^services:\s*(?:#.*)?$", re.MULTILINE)
 _PODS = re.compile(
-    r"^(?:kind:\s*(?:Pod|Deployment|StatefulSet|DaemonSet|LeaderWorkerSet|ReplicaSet)\b|[ \t]*(?:-[ \t]+)?containers:[ \t]*$)", re.MULTILINE
+    r"^(?:kind:\s*(?:Pod|Deployment|StatefulSet|DaemonSet|LeaderWorkerSet|ReplicaSet)\b|[ \t]*(?:-[ \t]+)?containers:[ \t]*$)",
+    re.MULTILINE,
 )
 _FROM = re.compile(r"^[ \t]*FROM[ \t]+\S+", re.MULTILINE)
 _IMAGE_COMMAND = re.compile(r"^(?:CMD|ENTRYPOINT)\s+\S", re.MULTILINE)
@@ -21,12 +27,18 @@ _SHELL_LINE = re.compile(
     re.MULTILINE,
 )
 _FENCE = re.compile(r"\s*(?:```|~~~)")
-_PROMPT = re.compile(r"^([ \t]*)(?:[\w.@:~/()-]{0,80}[$%]|!)[ \t]+(?=\S)|^([ \t]*)!(?=\w)", re.MULTILINE)
+_PROMPT = re.compile(
+    r"^([ \t]*)(?:[\w.@:~/()-]{0,80}[$%]|!)[ \t]+(?=\S)|^([ \t]*)!(?=\w)", re.MULTILINE
+)
 
 
 def plain_text(content: str) -> str:
-    """The text with Unix line ends, without a byte-order mark, Markdown fences and prompts; lines keep their numbers."""
-    text = content.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n").replace("\0", "")
+    """The text with Unix line ends, without a byte-order mark, Markdown fences and prompts; lines
+    keep their numbers.
+    """
+    text = (
+        content.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n").replace("\0", "")
+    )
     text = re.sub("[\ud800-\udfff]", "?", text)
     return _PROMPT.sub(lambda found: found[1] or found[2] or "", _within_fences(text))
 

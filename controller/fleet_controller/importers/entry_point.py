@@ -1,4 +1,6 @@
-"""Owns how a server's entry point is found among words: `python -m sglang.launch_server`, `sglang serve`, paths, behind any wrapper."""
+"""Owns how a server's entry point is found among words: `python -m sglang.launch_server`, `sglang
+serve`, paths, behind any wrapper.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,15 @@ _LAUNCH = re.compile(
     r"sglang\.launch_server\b|\bsglang\s+serve\b|sglang/launch_server\.py|sglang\.srt\.(?:server|entrypoints\.http_server)\b"
 )
 _OTHERS = {
-    "router": re.compile(r"sglang_router|sglang-router|\bsmg\b|sglang\.launch_router|mini_lb|sgl-model-gateway"),
-    "bench": re.compile(r"sglang\.(?:bench_\w+|test\.send_one|benchmark\b)|genai-perf|guidellm|\bevalscope\b"),
-    "vllm": re.compile(r"\bvllm\s+serve\b|vllm\.entrypoints|\btrtllm-serve\b|text-generation-launcher|lmdeploy\s+serve"),
+    "router": re.compile(
+        r"sglang_router|sglang-router|\bsmg\b|sglang\.launch_router|mini_lb|sgl-model-gateway"
+    ),
+    "bench": re.compile(
+        r"sglang\.(?:bench_\w+|test\.send_one|benchmark\b)|genai-perf|guidellm|\bevalscope\b"
+    ),
+    "vllm": re.compile(
+        r"\bvllm\s+serve\b|vllm\.entrypoints|\btrtllm-serve\b|text-generation-launcher|lmdeploy\s+serve"
+    ),
 }
 
 
@@ -50,20 +58,35 @@ def _module(words: Sequence[SourceText], place: int) -> EntryPoint | None:
         module, options_at = text[2:], place + 1
     else:
         return None
-    if module in ("sglang", "sglang.cli.main") and words[options_at : options_at + 1] and words[options_at].text == "serve":
+    if (
+        module in ("sglang", "sglang.cli.main")
+        and words[options_at : options_at + 1]
+        and words[options_at].text == "serve"
+    ):
         return _entry("serve", f"{module} serve", words, place, options_at + 1)
     return _entry("launch_server", module, words, place, options_at) if module in _MODULES else None
 
 
-def _entry(kind: str, module: str, words: Sequence[SourceText], place: int, options_at: int) -> EntryPoint:
+def _entry(
+    kind: str, module: str, words: Sequence[SourceText], place: int, options_at: int
+) -> EntryPoint:
     """An entry by `-m`: the interpreter stands before it, with options of its own between."""
     before = place - 1
     while before >= 0 and not _is_interpreter(words[before]):
         if not _is_interpreter_option(words, before):
-            return EntryPoint(kind, f"python -m {module}", None, tuple(words[:place]), options_at, words[place].line)
+            return EntryPoint(
+                kind,
+                f"python -m {module}",
+                None,
+                tuple(words[:place]),
+                options_at,
+                words[place].line,
+            )
         before -= 1
     if before < 0:
-        return EntryPoint(kind, f"python -m {module}", None, tuple(words[:place]), options_at, words[place].line)
+        return EntryPoint(
+            kind, f"python -m {module}", None, tuple(words[:place]), options_at, words[place].line
+        )
     python = words[before]
     spelling = f"{python.text.rpartition('/')[2]} -m {module}"
     return EntryPoint(kind, spelling, python, tuple(words[:before]), options_at, python.line)
@@ -80,12 +103,25 @@ def _is_interpreter_option(words: Sequence[SourceText], place: int) -> bool:
 
 def _serve(words: Sequence[SourceText], place: int) -> EntryPoint | None:
     text = words[place].text
-    if text.rpartition("/")[2] != "sglang" or not words[place + 1 : place + 2] or words[place + 1].text != "serve":
+    if (
+        text.rpartition("/")[2] != "sglang"
+        or not words[place + 1 : place + 2]
+        or words[place + 1].text != "serve"
+    ):
         return None
     if "/" not in text:
-        return EntryPoint("serve", "sglang serve", None, tuple(words[:place]), place + 2, words[place].line)
-    python = SourceText(f"{text.rpartition('/')[0]}/python3", words[place].line, words[place].unknown, words[place].unevaluated)
-    return EntryPoint("serve", "sglang serve", python, tuple(words[:place]), place + 2, words[place].line)
+        return EntryPoint(
+            "serve", "sglang serve", None, tuple(words[:place]), place + 2, words[place].line
+        )
+    python = SourceText(
+        f"{text.rpartition('/')[0]}/python3",
+        words[place].line,
+        words[place].unknown,
+        words[place].unevaluated,
+    )
+    return EntryPoint(
+        "serve", "sglang serve", python, tuple(words[:place]), place + 2, words[place].line
+    )
 
 
 def _file(words: Sequence[SourceText], place: int) -> EntryPoint | None:
@@ -93,4 +129,11 @@ def _file(words: Sequence[SourceText], place: int) -> EntryPoint | None:
         return None
     python = words[place - 1] if place and _is_interpreter(words[place - 1]) else None
     before = place - 1 if python else place
-    return EntryPoint("launch_server", "python -m sglang.launch_server", python, tuple(words[:before]), place + 1, words[place].line)
+    return EntryPoint(
+        "launch_server",
+        "python -m sglang.launch_server",
+        python,
+        tuple(words[:before]),
+        place + 1,
+        words[place].line,
+    )

@@ -1,4 +1,6 @@
-"""Owns the way from what a file starts to server launches: containers and scripts within words are opened, other programs told."""
+"""Owns the way from what a file starts to server launches: containers and scripts within words are
+opened, other programs told.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,14 @@ _SILENT = frozenset({
 })  # fmt: skip
 _MOST_REPORTED = 12
 _OTHER_PROGRAMS = {
-    "router": ("a router is left out: a job measures one server", "measure several behind a router as engine: {kind: external, url: …}"),
-    "bench": ("a benchmark client is left out: the job's workloads say what is sent", "write its load into `workloads`"),
+    "router": (
+        "a router is left out: a job measures one server",
+        "measure several behind a router as engine: {kind: external, url: …}",
+    ),
+    "bench": (
+        "a benchmark client is left out: the job's workloads say what is sent",
+        "write its load into `workloads`",
+    ),
     "vllm": ("a server of another engine is left out: a job launches SGLang", ""),
 }
 
@@ -53,7 +61,11 @@ def _opened(start: StartedCommand, notes: FindingCollector, depth: int) -> Itera
     """The start itself, or what runs in its container or in the script that one of its words holds."""
     if depth > _DEEPEST or not start.words:
         return
-    if start.container is None and start.words[0].text == "srun" and (find_entry(start.words) or _script_within(start.words)):
+    if (
+        start.container is None
+        and start.words[0].text == "srun"
+        and (find_entry(start.words) or _script_within(start.words))
+    ):
         start = replace(start, container=srun_container(start.words, notes))
     inside = read_docker_run(start, notes) if start.container is None else None
     if inside is not None:
@@ -68,14 +80,25 @@ def _opened(start: StartedCommand, notes: FindingCollector, depth: int) -> Itera
     script = read_script(nested.text, notes, nested.line, start.env)
     _report_surroundings(start, notes)
     for run in script.runs:
-        yield from _opened(replace(started(run), container=start.container, place=start.place), notes, depth + 1)
+        yield from _opened(
+            replace(started(run), container=start.container, place=start.place), notes, depth + 1
+        )
 
 
 def _script_within(words: Sequence[SourceText]) -> SourceText | None:
     for place, word in enumerate(words):
-        if word.text.rpartition("/")[2] in ("bash", "sh", "dash", "zsh", "ksh") and (inner := inner_script(words[place:])):
+        if word.text.rpartition("/")[2] in ("bash", "sh", "dash", "zsh", "ksh") and (
+            inner := inner_script(words[place:])
+        ):
             return inner
-    return next((word for word in words if names_a_launch(word.text) and any(char.isspace() for char in word.text)), None)
+    return next(
+        (
+            word
+            for word in words
+            if names_a_launch(word.text) and any(char.isspace() for char in word.text)
+        ),
+        None,
+    )
 
 
 def _launch(start: StartedCommand, notes: FindingCollector) -> ServerLaunch | None:
@@ -85,14 +108,30 @@ def _launch(start: StartedCommand, notes: FindingCollector) -> ServerLaunch | No
     report_wrappers(entry.wrapped_by, notes)
     _report_surroundings(start, notes)
     words = start.words[entry.options_at :]
-    positional = words[:1] if words and not words[0].text.startswith("-") and words[0].is_known and "/" in words[0].text else ()
+    positional = (
+        words[:1]
+        if words
+        and not words[0].text.startswith("-")
+        and words[0].is_known
+        and "/" in words[0].text
+        else ()
+    )
     if positional:
-        notes.warn("stray_word", words[0].line, f"`{words[0].text[:60]}` stands before all options: it is read as --model-path", "")
+        notes.warn(
+            "stray_word",
+            words[0].line,
+            f"`{words[0].text[:60]}` stands before all options: it is read as --model-path",
+            "",
+        )
         words = (SourceText("--model-path", words[0].line), *words)
     release = Release.read(image_version(start.container.image.text)) if start.container else None
     options, loose = read_options(words, notes, release)
     removed = removed_by(entry.wrapped_by)
-    env = {name: value for name, value in {**start.env, **variables_of(entry.wrapped_by)}.items() if name not in removed}
+    env = {
+        name: value
+        for name, value in {**start.env, **variables_of(entry.wrapped_by)}.items()
+        if name not in removed
+    }
     return ServerLaunch(start, entry, options, env, loose)
 
 
@@ -105,9 +144,15 @@ def image_version(image: str) -> str:
 def _assumed(start: StartedCommand, notes: FindingCollector) -> EntryPoint | None:
     """A container whose image starts the server itself, and gets only options."""
     texts = [word.text for word in start.words]
-    if start.container is None or not texts[0].startswith("--") or not {"--model-path", "--model"} & {text.partition("=")[0] for text in texts}:
+    if (
+        start.container is None
+        or not texts[0].startswith("--")
+        or not {"--model-path", "--model"} & {text.partition("=")[0] for text in texts}
+    ):
         return None
-    message = "no entry point is named: the image's own is taken to be `python3 -m sglang.launch_server`"
+    message = (
+        "no entry point is named: the image's own is taken to be `python3 -m sglang.launch_server`"
+    )
     notes.warn("entry_assumed", start.line, message, "check it with `docker inspect IMAGE`")
     return EntryPoint("launch_server", "python3 -m sglang.launch_server", None, (), 0, start.line)
 
@@ -116,18 +161,36 @@ def _report_surroundings(start: StartedCommand, notes: FindingCollector) -> None
     """Redirections, `&`, pipes and blocks around a launch."""
     for part in start.redirections:
         if part.sign not in ("<<", "<<-"):
-            notes.info("dropped", part.line, "a redirection is left out: the agent keeps the server's log", "", "redirection")
+            notes.info(
+                "dropped",
+                part.line,
+                "a redirection is left out: the agent keeps the server's log",
+                "",
+                "redirection",
+            )
             break
     if start.end == "&":
-        notes.info("dropped", start.line, "`&` is left out: the agent waits for the server itself", "", "&")
+        notes.info(
+            "dropped", start.line, "`&` is left out: the agent waits for the server itself", "", "&"
+        )
     elif start.end in ("|", "|&"):
-        notes.info("dropped", start.line, "the pipe behind the command is left out: the agent keeps the server's log", "", "pipe")
+        notes.info(
+            "dropped",
+            start.line,
+            "the pipe behind the command is left out: the agent keeps the server's log",
+            "",
+            "pipe",
+        )
     if start.within:
         message = f"the command stands inside `{start.within[-1]}`: it is read as if it ran"
-        notes.warn("conditional", start.line, message, "check that this is the branch that you mean")
+        notes.warn(
+            "conditional", start.line, message, "check that this is the branch that you mean"
+        )
 
 
-def _report_others(others: Sequence[StartedCommand], has_launch: bool, notes: FindingCollector) -> None:
+def _report_others(
+    others: Sequence[StartedCommand], has_launch: bool, notes: FindingCollector
+) -> None:
     reported = 0
     for start in others:
         name = start.words[0].text.rpartition("/")[2]
@@ -138,7 +201,13 @@ def _report_others(others: Sequence[StartedCommand], has_launch: bool, notes: Fi
             _report_sourced(start, notes)
         elif has_launch and name not in _SILENT and reported < _MOST_REPORTED:
             reported += 1
-            notes.info("dropped", start.line, f"`{name[:40]}` is left out: a job starts nothing but the server", "", name[:40])
+            notes.info(
+                "dropped",
+                start.line,
+                f"`{name[:40]}` is left out: a job starts nothing but the server",
+                "",
+                name[:40],
+            )
 
 
 def _report_sourced(start: StartedCommand, notes: FindingCollector) -> None:
@@ -146,7 +215,13 @@ def _report_sourced(start: StartedCommand, notes: FindingCollector) -> None:
     if path.endswith("/bin/activate"):
         return
     message = f"`{path[:80]}` is not read: variables that it sets are missing here"
-    notes.warn("not_supported", start.line, message, "paste its `export` lines too, or write them into engine.env", "source")
+    notes.warn(
+        "not_supported",
+        start.line,
+        message,
+        "paste its `export` lines too, or write them into engine.env",
+        "source",
+    )
 
 
 def activated_python(starts: Iterable[StartedCommand]) -> SourceText | None:
@@ -154,6 +229,10 @@ def activated_python(starts: Iterable[StartedCommand]) -> SourceText | None:
     found = None
     for start in starts:
         texts = [word.text for word in start.words]
-        if texts[:1] in (["source"], ["."]) and len(texts) > 1 and texts[1].endswith("/bin/activate"):
+        if (
+            texts[:1] in (["source"], ["."])
+            and len(texts) > 1
+            and texts[1].endswith("/bin/activate")
+        ):
             found = replace(start.words[1], text=texts[1].removesuffix("activate") + "python3")
     return found

@@ -1,4 +1,6 @@
-"""Owns the one way in for a pasted launch: text in, what it launches, the job made of it and all findings out. Never raises."""
+"""Owns the one way in for a pasted launch: text in, what it launches, the job made of it and all
+findings out. Never raises.
+"""
 
 from __future__ import annotations
 
@@ -42,18 +44,37 @@ from fleet_controller.yaml.finding_collector import FindingCollector
 from fleet_controller.yaml.findings import ERROR, Finding, JobRejected, has_errors, in_order
 
 OK, EDIT, NO_LAUNCH, BROKEN = "ok", "edit", "no_launch_command", "error"
-_READERS = {COMPOSE: starts_of_compose, MANIFEST: starts_of_manifest, DOCKERFILE: starts_of_dockerfile, UNIT: starts_of_unit}
+_READERS = {
+    COMPOSE: starts_of_compose,
+    MANIFEST: starts_of_manifest,
+    DOCKERFILE: starts_of_dockerfile,
+    UNIT: starts_of_unit,
+}
 _EMPTY = Script((), {}, {}, ())
-_BLOCKING_CODES = frozenset({"text_after_continuation", "continuation_missing", "unclosed_quote", "typographic", "several_launches"})
+_BLOCKING_CODES = frozenset(
+    {
+        "text_after_continuation",
+        "continuation_missing",
+        "unclosed_quote",
+        "typographic",
+        "several_launches",
+    }
+)
 _ALREADY_REPORTED = frozenset({"variable_overwritten", "unexpanded_variable", "nccl_host_file"})
-_REPORTED_WITHOUT_LAUNCH = _ALREADY_REPORTED | {"arm_without_effect", "python_default", "nccl_bypassed"}
+_REPORTED_WITHOUT_LAUNCH = _ALREADY_REPORTED | {
+    "arm_without_effect",
+    "python_default",
+    "nccl_bypassed",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class ImportedLaunch:
-    """What a pasted file came to. `job_file` is empty where no job may be made of it; no text in it holds a secret.
+    """What a pasted file came to. `job_file` is empty where no job may be made of it; no text in it
+    holds a secret.
 
-    `verdict`: ok; edit (something must be filled in or changed); no_launch_command; error (it cannot be told what would be launched).
+    `verdict`: ok; edit (something must be filled in or changed); no_launch_command; error (it
+    cannot be told what would be launched).
     """
 
     verdict: str
@@ -76,7 +97,12 @@ def import_launch(content: str, file_name: str) -> ImportedLaunch:
     """Read a shell script, a compose file, a manifest, a Dockerfile, a systemd unit or one command."""
     notes = FindingCollector(file_name)
     if len(content) > LARGEST_CHARS:
-        notes.error("too_large", 1, f"the file is larger than {LARGEST_CHARS >> 10} KiB", "paste the launch alone")
+        notes.error(
+            "too_large",
+            1,
+            f"the file is larger than {LARGEST_CHARS >> 10} KiB",
+            "paste the launch alone",
+        )
         return ImportedLaunch(BROKEN, "", launch_json(JobDraft()), tuple(notes.found))
     text = plain_text(content)
     kind = source_kind(text) or SHELL
@@ -87,23 +113,34 @@ def import_launch(content: str, file_name: str) -> ImportedLaunch:
         script, starts, launches = _from_here_documents(script, starts, notes)
     launch = _choose_launch(launches, notes)
     draft = _draft_from(launch, script, starts, text, notes)
-    draft.secret_texts |= secret_texts(text) | {value for name, value in script.assigned if is_secret_name(name)}
+    draft.secret_texts |= secret_texts(text) | {
+        value for name, value in script.assigned if is_secret_name(name)
+    }
     return _result(draft, launch, file_name, notes)
 
 
-def _from_here_documents(script: Script, starts: list[StartedCommand], notes: FindingCollector) -> tuple[Script, list[StartedCommand], list[ServerLaunch]]:
+def _from_here_documents(
+    script: Script, starts: list[StartedCommand], notes: FindingCollector
+) -> tuple[Script, list[StartedCommand], list[ServerLaunch]]:
     """A script that writes the launch script: the text that it writes is read instead."""
     for document in script.here_documents:
         inner = read_script(document.body, FindingCollector(""), document.body_line)
         if find_launches(starts_of_script(inner), FindingCollector("")):
-            notes.info("here_document", document.line, "the launch stands in the text of a here-document: that is read", "")
+            notes.info(
+                "here_document",
+                document.line,
+                "the launch stands in the text of a here-document: that is read",
+                "",
+            )
             inner = read_script(document.body, notes, document.body_line, script.env)
             found = starts_of_script(inner)
             return inner, found, find_launches(found, notes)
     return script, starts, []
 
 
-def _choose_launch(launches: Sequence[ServerLaunch], notes: FindingCollector) -> ServerLaunch | None:
+def _choose_launch(
+    launches: Sequence[ServerLaunch], notes: FindingCollector
+) -> ServerLaunch | None:
     """The one server that the job launches; the others are told."""
     if not launches:
         return None
@@ -112,7 +149,13 @@ def _choose_launch(launches: Sequence[ServerLaunch], notes: FindingCollector) ->
         if other is first:
             continue
         if "node_rank" in other.options and "node_rank" in first.options:
-            notes.info("dropped", other.entry.line, "the command of another host of the same server is left out", "", "node_rank")
+            notes.info(
+                "dropped",
+                other.entry.line,
+                "the command of another host of the same server is left out",
+                "",
+                "node_rank",
+            )
             continue
         here = f" ({other.start.place})" if other.start.place else ""
         message = f"a second server is launched in line {other.entry.line}{here}: a job launches one, that of line {first.entry.line}"
@@ -127,14 +170,26 @@ def _rank(launch: ServerLaunch) -> tuple[bool, int]:
     return bool(rank and rank.value not in (0, "0")), 0
 
 
-def _draft_from(launch: ServerLaunch | None, script: Script, starts: Sequence[StartedCommand], text: str, notes: FindingCollector) -> JobDraft:
+def _draft_from(
+    launch: ServerLaunch | None,
+    script: Script,
+    starts: Sequence[StartedCommand],
+    text: str,
+    notes: FindingCollector,
+) -> JobDraft:
     if launch is None:
         return _block_of_variables(script, starts, text, notes)
     own = frozenset(re.findall(r"\$\{?(\w+)", text))
-    meant = unexported_server_variables(_not_given(script.unexported, launch), notes, expanded=own) if launch.start.container is None else {}
+    meant = (
+        unexported_server_variables(_not_given(script.unexported, launch), notes, expanded=own)
+        if launch.start.container is None
+        else {}
+    )
     before = {name: value for name, value in meant.items() if value.line <= _started_at(launch)}
     _warn_exported_late(script, launch, notes)
-    environment = read_environment({**before, **launch.env}, launch.start.container is not None, notes)
+    environment = read_environment(
+        {**before, **launch.env}, launch.start.container is not None, notes
+    )
     draft = draft_job(launch, environment, activated_python(starts), notes)
     draft.version = draft.version or _installed_version(text)
     return draft
@@ -161,62 +216,115 @@ def _installed_version(text: str) -> str:
     return found[1] if found else ""
 
 
-def _block_of_variables(script: Script, starts: Sequence[StartedCommand], text: str, notes: FindingCollector) -> JobDraft:
+def _block_of_variables(
+    script: Script, starts: Sequence[StartedCommand], text: str, notes: FindingCollector
+) -> JobDraft:
     """No server is launched: the variables are what is left to carry over."""
     draft = JobDraft(version=_installed_version(text))
     draft.needs["MODEL"] = None
-    env = {**unexported_server_variables(script.unexported, notes, everything=not script.runs), **script.env}
+    env = {
+        **unexported_server_variables(script.unexported, notes, everything=not script.runs),
+        **script.env,
+    }
     for start in starts if not env else ():
         env.update(start.env)
     set_environment(draft, read_environment(env, False, notes))
-    draft.unfilled.update({"model.path": 1} | {f"env.{name}": value.line for name, value in draft.env.items() if not value.is_known})
-    message = "no launch command was found: neither `sglang serve` nor `python -m sglang.launch_server`"
+    draft.unfilled.update(
+        {"model.path": 1}
+        | {f"env.{name}": value.line for name, value in draft.env.items() if not value.is_known}
+    )
+    message = (
+        "no launch command was found: neither `sglang serve` nor `python -m sglang.launch_server`"
+    )
     if draft.env:
         hint = "the variables are read: paste the command below them, or fill in model.path and engine.args in the job"
         notes.warn("no_launch_command", 1, message, hint)
     else:
-        notes.error("no_launch_command", 1, message, "paste the whole command, with the lines that set its variables")
+        notes.error(
+            "no_launch_command",
+            1,
+            message,
+            "paste the whole command, with the lines that set its variables",
+        )
     return draft
 
 
-def _result(draft: JobDraft, launch: ServerLaunch | None, file_name: str, notes: FindingCollector) -> ImportedLaunch:
+def _result(
+    draft: JobDraft, launch: ServerLaunch | None, file_name: str, notes: FindingCollector
+) -> ImportedLaunch:
     secrets = draft.secret_texts
     _mask(draft, secrets)
     masked_findings = tuple(_masked_finding(finding, secrets) for finding in notes.found)
-    broken = any(finding.code in _BLOCKING_CODES and finding.severity == ERROR for finding in masked_findings)
+    broken = any(
+        finding.code in _BLOCKING_CODES and finding.severity == ERROR for finding in masked_findings
+    )
     job = write_job(draft, file_name, masked_findings)
-    found = masked_findings if broken else (*masked_findings, *_job_findings(job, draft, file_name, launch))
+    found = (
+        masked_findings
+        if broken
+        else (*masked_findings, *_job_findings(job, draft, file_name, launch))
+    )
     nothing = launch is None and not draft.env
-    verdict = BROKEN if broken else NO_LAUNCH if launch is None else EDIT if has_errors(found) else OK
-    return ImportedLaunch(verdict, "" if broken or nothing else job.text, launch_json(draft), in_order(_once(found)))
+    verdict = (
+        BROKEN if broken else NO_LAUNCH if launch is None else EDIT if has_errors(found) else OK
+    )
+    return ImportedLaunch(
+        verdict, "" if broken or nothing else job.text, launch_json(draft), in_order(_once(found))
+    )
 
 
 def _mask(draft: JobDraft, secrets: Iterable[str]) -> None:
-    """Secret texts that stand where no secret belongs (in a path, in a variable of another name) are masked there too."""
+    """Secret texts that stand where no secret belongs (in a path, in a variable of another name)
+    are masked there too.
+    """
     draft.args = {name: masked(value, secrets) for name, value in draft.args.items()}
-    draft.env = {name: replace(value, text=masked(value.text, secrets)) for name, value in draft.env.items()}
+    draft.env = {
+        name: replace(value, text=masked(value.text, secrets)) for name, value in draft.env.items()
+    }
     if draft.model_path is not None:
         draft.model_path = replace(draft.model_path, text=masked(draft.model_path.text, secrets))
     if draft.container is not None:
-        mounts = {masked(inside, secrets): replace(host, text=masked(host.text, secrets)) for inside, host in draft.container.mounts.items()}
-        draft.container = replace(draft.container, image=replace(draft.container.image, text=masked(draft.container.image.text, secrets)), mounts=mounts)
+        mounts = {
+            masked(inside, secrets): replace(host, text=masked(host.text, secrets))
+            for inside, host in draft.container.mounts.items()
+        }
+        draft.container = replace(
+            draft.container,
+            image=replace(draft.container.image, text=masked(draft.container.image.text, secrets)),
+            mounts=mounts,
+        )
 
 
 def _masked_finding(finding: Finding, secrets: Iterable[str]) -> Finding:
-    return replace(finding, message=masked(finding.message, secrets), hint=masked(finding.hint, secrets), key=masked(finding.key, secrets))
+    return replace(
+        finding,
+        message=masked(finding.message, secrets),
+        hint=masked(finding.hint, secrets),
+        key=masked(finding.key, secrets),
+    )
 
 
-def _job_findings(job: JobText, draft: JobDraft, file_name: str, launch: ServerLaunch | None) -> Iterable[Finding]:
-    """What `lint` says of the job, at the lines of the pasted file; what must be filled in was told already."""
+def _job_findings(
+    job: JobText, draft: JobDraft, file_name: str, launch: ServerLaunch | None
+) -> Iterable[Finding]:
+    """What `lint` says of the job, at the lines of the pasted file; what must be filled in was told
+    already.
+    """
     try:
         findings: Sequence[Finding] = load_job(job.text, file_name).findings
     except JobRejected as rejected:
         findings = rejected.findings
-    asked = tuple(key if key.startswith(("model.", "engine.")) else f".{key}" for key in draft.unfilled)
+    asked = tuple(
+        key if key.startswith(("model.", "engine.")) else f".{key}" for key in draft.unfilled
+    )
     blank = re.compile("|".join([r"\$\{", *(rf"\${re.escape(name)}\b" for name in draft.needs)]))
     for finding in findings:
-        is_asked = any(finding.key.endswith(key) for key in asked) or bool(blank.search(finding.message))
-        if not is_asked and finding.code not in (_ALREADY_REPORTED if launch else _REPORTED_WITHOUT_LAUNCH):
+        is_asked = any(finding.key.endswith(key) for key in asked) or bool(
+            blank.search(finding.message)
+        )
+        if not is_asked and finding.code not in (
+            _ALREADY_REPORTED if launch else _REPORTED_WITHOUT_LAUNCH
+        ):
             yield replace(finding, line=_line_of(finding.key, job.places), column=0)
 
 
@@ -230,7 +338,9 @@ def _once(findings: Iterable[Finding]) -> list[Finding]:
     """Findings without those that say of the same argument or variable what was said already."""
     kept: dict[tuple[str, str, int], Finding] = {}
     for finding in findings:
-        kept.setdefault((finding.code, finding.key.rpartition(".")[2] or finding.message, finding.line), finding)
+        kept.setdefault(
+            (finding.code, finding.key.rpartition(".")[2] or finding.message, finding.line), finding
+        )
     return list(kept.values())
 
 

@@ -1,4 +1,6 @@
-"""Owns what of one launch is carried into a job, and tells what is not: host, port, several hosts, secrets, unknown values."""
+"""Owns what of one launch is carried into a job, and tells what is not: host, port, several hosts,
+secrets, unknown values.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ _ARITHMETIC = "shell arithmetic"
 
 @dataclass(slots=True)
 class JobDraft:
-    """What the job is made of. `args` holds typed values by SGLang's names, unknown ones as the text with `$NAME` in it."""
+    """What the job is made of. `args` holds typed values by SGLang's names, unknown ones as the
+    text with `$NAME` in it.
+    """
 
     entry: str = ""
     entry_spelling: str = ""
@@ -63,14 +67,29 @@ class JobDraft:
     secret_names: dict[str, None] = field(default_factory=dict)
     secret_texts: set[str] = field(default_factory=set)
     needs: dict[str, None] = field(default_factory=dict)
-    unfilled: dict[str, int] = field(default_factory=dict)  # key of the job that must be filled in → line
-    not_read: set[str] = field(default_factory=set)  # names in `args` that only hold a place in the job
+    unfilled: dict[str, int] = field(
+        default_factory=dict
+    )  # key of the job that must be filled in → line
+    not_read: set[str] = field(
+        default_factory=set
+    )  # names in `args` that only hold a place in the job
     lines: dict[str, int] = field(default_factory=dict)  # args.NAME, env.NAME, model.path, … → line
 
 
-def draft_job(launch: ServerLaunch, environment: ServerEnvironment, python: SourceText | None, notes: FindingCollector) -> JobDraft:
+def draft_job(
+    launch: ServerLaunch,
+    environment: ServerEnvironment,
+    python: SourceText | None,
+    notes: FindingCollector,
+) -> JobDraft:
     """Sort one launch into what a job says and what is told instead."""
-    draft = JobDraft(launch.entry.kind, launch.entry.spelling, launch.entry.line, container=launch.start.container, python=launch.entry.python)
+    draft = JobDraft(
+        launch.entry.kind,
+        launch.entry.spelling,
+        launch.entry.line,
+        container=launch.start.container,
+        python=launch.entry.python,
+    )
     if python is not None and (draft.python is None or "/" not in draft.python.text):
         draft.python = python
     if draft.python is not None:
@@ -102,7 +121,13 @@ def _option(draft: JobDraft, option: ServerOption, notes: FindingCollector) -> N
         _secret(draft, option, notes)
     elif name in _LEFT_OUT:
         shown = "" if option.value is True else f" {str(option.value)[:60]}"
-        notes.info("dropped", option.line, f"{option.spelling or name}{shown} is left out: {_LEFT_OUT[name]}", "", name)
+        notes.info(
+            "dropped",
+            option.line,
+            f"{option.spelling or name}{shown} is left out: {_LEFT_OUT[name]}",
+            "",
+            name,
+        )
     elif name == "model_path":
         draft.model_path = option.source or SourceText(str(option.value), option.line)
         draft.lines["model.path"] = option.line
@@ -127,28 +152,42 @@ def _drop_key(draft: JobDraft, launch: ServerLaunch) -> None:
         if not is_secret_option(option.name) or option.source is None:
             continue
         for name, value in launch.env.items():
-            if is_secret_name(name) and (name in option.source.unknown or value.text == option.source.text):
+            if is_secret_name(name) and (
+                name in option.source.unknown or value.text == option.source.text
+            ):
                 draft.env.pop(name, None)
                 draft.lines.pop(f"env.{name}", None)
 
 
 def _report_option(option: ServerOption, notes: FindingCollector) -> None:
     if option.name == "disaggregation_mode" and option.value in ("prefill", "decode"):
-        message = f"this is the {option.value} half of a disaggregated pair: it answers no request alone"
+        message = (
+            f"this is the {option.value} half of a disaggregated pair: it answers no request alone"
+        )
         hint = "start the pair by hand, and measure it behind its router as engine: {kind: external, url: …}"
         notes.error("not_supported", option.line, message, hint, f"args.{option.name}")
     elif option.name == "config":
         message = f"options in `{str(option.value)[:80]}` are not in what was pasted"
-        notes.warn("not_supported", option.line, message, "write them into engine.args; the file must exist on every host", "args.config")
+        notes.warn(
+            "not_supported",
+            option.line,
+            message,
+            "write them into engine.args; the file must exist on every host",
+            "args.config",
+        )
     elif isinstance(option.value, str) and option.value.startswith(("/", "~/")) and option.is_known:
         message = f"{option.spelling} {option.value[:100]} must exist on every host"
         notes.info("must_exist_on_host", option.line, message, "", f"args.{option.name}")
 
 
-def _several_hosts(draft: JobDraft, options: Mapping[str, ServerOption], notes: FindingCollector) -> None:
+def _several_hosts(
+    draft: JobDraft, options: Mapping[str, ServerOption], notes: FindingCollector
+) -> None:
     nodes = options.get("nnodes")
     if nodes is not None:
-        draft.hosts = nodes.value if isinstance(nodes.value, int) and not isinstance(nodes.value, bool) else 1
+        draft.hosts = (
+            nodes.value if isinstance(nodes.value, int) and not isinstance(nodes.value, bool) else 1
+        )
         draft.lines["engine.nodes"] = nodes.line
     if nodes is not None and not nodes.is_known and nodes.source is not None:
         _ask(draft, "engine.nodes", nodes.source, nodes.spelling, notes)
@@ -157,14 +196,30 @@ def _several_hosts(draft: JobDraft, options: Mapping[str, ServerOption], notes: 
         if option is None or (name == "nnodes" and not option.is_known):
             continue
         counted = "engine.nodes says it" if draft.hosts > 1 else "the server is on one host"
-        why = counted if name == "nnodes" else "the agents of a server over several hosts agree on it themselves"
-        notes.info("dropped", option.line, f"{option.spelling} {str(option.value)[:60]} is left out: {why}", "", name)
+        why = (
+            counted
+            if name == "nnodes"
+            else "the agents of a server over several hosts agree on it themselves"
+        )
+        notes.info(
+            "dropped",
+            option.line,
+            f"{option.spelling} {str(option.value)[:60]} is left out: {why}",
+            "",
+            name,
+        )
 
 
-def _needs(draft: JobDraft, launch: ServerLaunch, environment: ServerEnvironment, notes: FindingCollector) -> None:
+def _needs(
+    draft: JobDraft, launch: ServerLaunch, environment: ServerEnvironment, notes: FindingCollector
+) -> None:
     """Ask for every value that the file does not hold, in the order of the file."""
     for option in launch.options.values():
-        if option.source is None or option.source.is_known or (option.spelling or option.name) in draft.secret_names:
+        if (
+            option.source is None
+            or option.source.is_known
+            or (option.spelling or option.name) in draft.secret_names
+        ):
             continue
         key = "model.path" if option.name == "model_path" else f"args.{option.name}"
         if key in draft.lines:
@@ -188,22 +243,40 @@ def _ask_for_places(draft: JobDraft, notes: FindingCollector) -> None:
 
 def _ask_for_options(draft: JobDraft, word: SourceText, notes: FindingCollector) -> None:
     """A variable that may hold whole options gets a place in the job that cannot be overlooked."""
-    name = word.unknown[0].lower() if word.unknown and word.unknown[0].isidentifier() else "more_options"
+    name = (
+        word.unknown[0].lower()
+        if word.unknown and word.unknown[0].isidentifier()
+        else "more_options"
+    )
     draft.needs.update(dict.fromkeys(word.unknown))
     draft.unfilled[f"args.{name}"] = draft.lines[f"args.{name}"] = word.line
     draft.args[name] = _placeholder(word, name)
     draft.not_read.add(name)
     message = f"`{word.text[:60]}` may hold more options, and the file does not say which"
-    notes.error("needs_value", word.line, message, "paste the line that sets it, or write its options into engine.args", f"args.{name}")
+    notes.error(
+        "needs_value",
+        word.line,
+        message,
+        "paste the line that sets it, or write its options into engine.args",
+        f"args.{name}",
+    )
 
 
-def _ask(draft: JobDraft, key: str, value: SourceText, spelling: str, notes: FindingCollector) -> None:
+def _ask(
+    draft: JobDraft, key: str, value: SourceText, spelling: str, notes: FindingCollector
+) -> None:
     if value.is_known:
         return
     draft.needs.update(dict.fromkeys(value.unknown))
     draft.unfilled[key] = value.line
     if value.unevaluated[:1] == (NO_VALUE,):
-        notes.error("value_missing", value.line, f"{spelling} has no value", "give it one, or remove it", key)
+        notes.error(
+            "value_missing",
+            value.line,
+            f"{spelling} has no value",
+            "give it one, or remove it",
+            key,
+        )
     elif value.unevaluated:
         kind = value.unevaluated[0]
         wanted = "the number" if kind == _ARITHMETIC else "its value"
@@ -212,8 +285,14 @@ def _ask(draft: JobDraft, key: str, value: SourceText, spelling: str, notes: Fin
     else:
         names = ", ".join(f"`${name}`" for name in value.unknown)
         settable = value.unknown[0].isidentifier()
-        hint = f"set {value.unknown[0]} in the file before the command, or fill it in in the job" if settable else "write it into the job"
-        notes.error("needs_value", value.line, f"{names} in {spelling} has no value in this file", hint, key)
+        hint = (
+            f"set {value.unknown[0]} in the file before the command, or fill it in in the job"
+            if settable
+            else "write it into the job"
+        )
+        notes.error(
+            "needs_value", value.line, f"{names} in {spelling} has no value in this file", hint, key
+        )
     name = key.rpartition(".")[2]
     if key == "model.path" and not value.text:
         draft.model_path = SourceText("$MODEL", value.line, ("MODEL",))
@@ -223,7 +302,9 @@ def _ask(draft: JobDraft, key: str, value: SourceText, spelling: str, notes: Fin
 
 
 def _placeholder(value: SourceText, name: str) -> str:
-    """What stands in the job until it is filled in: `$NAME` as written, or a name made of the option's."""
+    """What stands in the job until it is filled in: `$NAME` as written, or a name made of the
+    option's.
+    """
     return f"${{{name.upper()}}}" if value.unevaluated else value.text
 
 
@@ -234,7 +315,9 @@ def _ports(draft: JobDraft, option: ServerOption | None) -> None:
     draft.probe_port = int(mapped) if mapped.isdecimal() else draft.server_port
 
 
-def _gpus(draft: JobDraft, launch: ServerLaunch, environment: ServerEnvironment, notes: FindingCollector) -> None:
+def _gpus(
+    draft: JobDraft, launch: ServerLaunch, environment: ServerEnvironment, notes: FindingCollector
+) -> None:
     draft.gpu_ids = environment.gpu_ids
     draft.gpu_ids = draft.gpu_ids or (draft.container.gpu_ids if draft.container else ())
     sizes = ("tp_size", "pp_size", "dp_size")
@@ -245,22 +328,40 @@ def _gpus(draft: JobDraft, launch: ServerLaunch, environment: ServerEnvironment,
     if is_sure and given is not None and given < asked:
         line = environment.gpu_line or launch.start.line
         message = f"the launch has {given} GPUs, but its parallel sizes take {asked}"
-        notes.warn("gpus_mismatch", line, message, "lower tp_size, or give it more GPUs", "engine.gpus")
+        notes.warn(
+            "gpus_mismatch", line, message, "lower tp_size, or give it more GPUs", "engine.gpus"
+        )
 
 
 def _model(draft: JobDraft, launch: ServerLaunch, notes: FindingCollector) -> None:
     path = draft.model_path
     if path is None:
         message = "the command names no model: `--model-path` is missing"
-        notes.error("needs_value", launch.entry.line, message, "add it, or fill in model.path in the job", "model.path")
+        notes.error(
+            "needs_value",
+            launch.entry.line,
+            message,
+            "add it, or fill in model.path in the job",
+            "model.path",
+        )
         draft.unfilled["model.path"] = launch.entry.line
         draft.needs["MODEL"] = None
         return
     if not path.is_known:
         return
     if draft.container is None and path.text.startswith(("/", "~/", "./")):
-        notes.info("must_exist_on_host", path.line, f"the model `{path.text[:100]}` must exist on every host", "", "model.path")
-    elif draft.container is not None and path.text.startswith("/") and not _is_mounted(path.text, draft.container.mounts):
+        notes.info(
+            "must_exist_on_host",
+            path.line,
+            f"the model `{path.text[:100]}` must exist on every host",
+            "",
+            "model.path",
+        )
+    elif (
+        draft.container is not None
+        and path.text.startswith("/")
+        and not _is_mounted(path.text, draft.container.mounts)
+    ):
         message = f"no mount brings the model `{path.text[:100]}` into the container"
         hint = "the agent mounts the host's folder of that name; write the right one into engine.container.mounts if it lies elsewhere"
         notes.warn("must_exist_on_host", path.line, message, hint, "model.path")

@@ -1,4 +1,6 @@
-"""Owns which values of a pasted file are secret, and keeps them out of everything that is written; stores none."""
+"""Owns which values of a pasted file are secret, and keeps them out of everything that is written;
+stores none.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,21 @@ _NAME = re.compile(
 )
 _PLAIN = re.compile(r"|true|false|yes|no|\d{1,5}|[/~.].*", re.IGNORECASE)
 _NO_SECRETS = frozenset({"PWD", "OLDPWD"})
-_OPTION = re.compile(r"(?:.*_)?(?:api_key|password|passwd|secret|(?:access|auth|hf|bearer|admin)_token|auth_key)")
+_OPTION = re.compile(
+    r"(?:.*_)?(?:api_key|password|passwd|secret|(?:access|auth|hf|bearer|admin)_token|auth_key)"
+)
 _SHAPES = re.compile(
     r"\bhf_(?:(?=[A-Za-z0-9]*[A-Z0-9])[A-Za-z0-9]{8,}|[A-Za-z0-9]{20,})\b"  # Hugging Face
     r"|\bsk-[A-Za-z0-9_-]{16,}|\bgh[pousr]_[A-Za-z0-9]{20,}|\bgithub_pat_\w{20,}|\bglpat-[\w-]{16,}|\bnvapi-[\w-]{16,}"
     r"|\bAKIA[A-Z0-9]{16}\b|\bxox[abpr]-[\w-]{10,}|\beyJ[\w-]{10,2000}\.[\w-]{10,4000}\.[\w-]*|(?<=Bearer )[^\s'\"]{6,}"
 )
 _LOGIN = re.compile(r"(?<=://)[^\s/:@]*:([^\s/@]+)(?=@)")
-_SHORTEST, _SURE = 4, 8  # characters: a shorter text, or a mere word (`test`, `EMPTY`), stands in too many other places to be masked there
+_SHORTEST, _SURE = (
+    4,
+    8,
+    # characters: a shorter text, or a mere word (`test`, `EMPTY`), stands in too many other places to
+    # be masked there
+)
 
 
 def is_secret_name(name: str) -> bool:
@@ -30,7 +39,9 @@ def is_secret_name(name: str) -> bool:
 
 
 def is_secret(name: str, value: str) -> bool:
-    """True for a variable that holds a secret: by its name, unless the value is a switch, a small number or a path; or by the value."""
+    """True for a variable that holds a secret: by its name, unless the value is a switch, a small
+    number or a path; or by the value.
+    """
     return (is_secret_name(name) and not _PLAIN.fullmatch(value)) or holds_secret(value)
 
 
@@ -40,20 +51,30 @@ def is_secret_option(name: str) -> bool:
 
 
 def holds_secret(text: str) -> bool:
-    """True for a text that holds something in the shape of a known kind of token, or a login in an address."""
+    """True for a text that holds something in the shape of a known kind of token, or a login in an
+    address.
+    """
     return bool(_SHAPES.search(text) or _LOGIN.search(text))
 
 
 def secret_texts(text: str) -> set[str]:
-    """All parts of a file that look like secrets wherever they stand: by their shape, or behind a name or an option that tells."""
+    """All parts of a file that look like secrets wherever they stand: by their shape, or behind a
+    name or an option that tells.
+    """
     found = set(_SHAPES.findall(text)) | set(_LOGIN.findall(text))
-    for name, value in re.findall(r"(?<![\w-])([A-Za-z_][\w-]{0,80})[\"']?[ \t]*[=:]\s*[\"']?([^\s\"',;]+)", text):
+    for name, value in re.findall(
+        r"(?<![\w-])([A-Za-z_][\w-]{0,80})[\"']?[ \t]*[=:]\s*[\"']?([^\s\"',;]+)", text
+    ):
         name = name.replace("-", "_")
         tells = is_secret_option(name) or (is_secret_name(name) and ("_" in name or name.isupper()))
         found |= {value} if tells else set()
-    for option, value in re.findall(r"--([\w-]+)[\"']?[=\s,]+(?:\\\s*\n\s*)?(?:-\s+)?[\"']?([^\s\"',]+)", text):
+    for option, value in re.findall(
+        r"--([\w-]+)[\"']?[=\s,]+(?:\\\s*\n\s*)?(?:-\s+)?[\"']?([^\s\"',]+)", text
+    ):
         found |= {value} if is_secret_option(option.lower().replace("-", "_")) else set()
-    for name, value in re.findall(r"name:\s*[\"']?(\w+)[\"']?\s*\n\s*value:\s*[\"']?([^\s\"']+)", text):
+    for name, value in re.findall(
+        r"name:\s*[\"']?(\w+)[\"']?\s*\n\s*value:\s*[\"']?([^\s\"']+)", text
+    ):
         found |= {value} if is_secret_name(name) else set()
     return {value for value in found if is_maskable(value)}
 
@@ -68,7 +89,11 @@ def is_maskable(value: str) -> bool:
 def masked(value: Any, secrets: Iterable[str]) -> Any:
     """`value` (text, list or mapping of such) with every secret text in it replaced."""
     longest_first = sorted(filter(is_maskable, secrets), key=len, reverse=True)
-    return _masked(value, re.compile("|".join(map(re.escape, longest_first)))) if longest_first else value
+    return (
+        _masked(value, re.compile("|".join(map(re.escape, longest_first))))
+        if longest_first
+        else value
+    )
 
 
 def _masked(value: Any, pattern: re.Pattern[str]) -> Any:
@@ -76,4 +101,6 @@ def _masked(value: Any, pattern: re.Pattern[str]) -> Any:
         return pattern.sub(MASK, value)
     if isinstance(value, Mapping):
         return {_masked(key, pattern): _masked(entry, pattern) for key, entry in value.items()}
-    return [_masked(entry, pattern) for entry in value] if isinstance(value, list | tuple) else value
+    return (
+        [_masked(entry, pattern) for entry in value] if isinstance(value, list | tuple) else value
+    )

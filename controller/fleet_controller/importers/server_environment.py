@@ -1,4 +1,6 @@
-"""Owns which variables of a pasted file reach the server and the job: secrets, GPUs, what the shell alone needs; tells the rest."""
+"""Owns which variables of a pasted file reach the server and the job: secrets, GPUs, what the shell
+alone needs; tells the rest.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,30 @@ from fleet_knowledge.nccl.variable_rules import files_needed
 from fleet_knowledge.nccl.variables.known_variables import find_variable
 
 SECRET = "secret://"
-_DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES")
-_OF_THE_SHELL = frozenset({"PATH", "HOME", "USER", "LOGNAME", "SHELL", "PWD", "OLDPWD", "TERM", "DISPLAY", "SHLVL", "PS1", "IFS", "MAIL"})
+_DEVICES = (
+    "CUDA_VISIBLE_DEVICES",
+    "HIP_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+    "NVIDIA_VISIBLE_DEVICES",
+    "ASCEND_RT_VISIBLE_DEVICES",
+)
+_OF_THE_SHELL = frozenset(
+    {
+        "PATH",
+        "HOME",
+        "USER",
+        "LOGNAME",
+        "SHELL",
+        "PWD",
+        "OLDPWD",
+        "TERM",
+        "DISPLAY",
+        "SHLVL",
+        "PS1",
+        "IFS",
+        "MAIL",
+    }
+)
 _OF_THE_LAUNCHER = frozenset({
     "NVIDIA_DRIVER_CAPABILITIES", "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "NODE_RANK", "NNODES", "PORT", "HOST",
 })  # fmt: skip
@@ -25,7 +49,17 @@ _SERVER_VARIABLE = re.compile(
     r"|HIP|HSA|ROCM|AITER|NVSHMEM|MC|MOONCAKE|DG|DEEPEP|TP|TOKENIZERS|XDG|PYTHON|MODELSCOPE|OPENBLAS|NVTE|IBV|FI|SAFETENSORS)_\w+"
     r"|PYTHON\w+|LD_LIBRARY_PATH|LD_PRELOAD|http_proxy|https_proxy|HTTP_PROXY|HTTPS_PROXY|NO_PROXY|no_proxy"
 )
-_NOT_SERVER_VARIABLES = frozenset({"TP_SIZE", "HF_MODEL", "HF_MODEL_PATH", "CUDA_VERSION", "SGLANG_VERSION", "SGLANG_PORT", "SGLANG_HOST"})
+_NOT_SERVER_VARIABLES = frozenset(
+    {
+        "TP_SIZE",
+        "HF_MODEL",
+        "HF_MODEL_PATH",
+        "CUDA_VERSION",
+        "SGLANG_VERSION",
+        "SGLANG_PORT",
+        "SGLANG_HOST",
+    }
+)
 _WRITTEN = ("NCCL_GRAPH_DUMP_FILE", "NCCL_TOPO_DUMP_FILE", "NCCL_DEBUG_FILE")
 _SELF = r"(?::?\$\{?%(name)s(?::?\+:?\$\{?%(name)s\}?)?\}?:?)"
 _OWN_CONNECTIONS = "SGLang always sets it itself (4 in 0.4.6, 8 in 0.5.9 and 0.5.23)"
@@ -33,7 +67,9 @@ _OWN_CONNECTIONS = "SGLang always sets it itself (4 in 0.4.6, 8 in 0.5.9 and 0.5
 
 @dataclass(slots=True)
 class ServerEnvironment:
-    """What the server gets: `kept` name → value (`secret://NAME` for a secret); GPUs by their ids; names and texts of the secrets."""
+    """What the server gets: `kept` name → value (`secret://NAME` for a secret); GPUs by their ids;
+    names and texts of the secrets.
+    """
 
     kept: dict[str, SourceText] = field(default_factory=dict)
     gpu_ids: tuple[str, ...] = ()
@@ -42,7 +78,9 @@ class ServerEnvironment:
     secret_texts: set[str] = field(default_factory=set)
 
 
-def read_environment(env: Mapping[str, SourceText], in_container: bool, notes: FindingCollector) -> ServerEnvironment:
+def read_environment(
+    env: Mapping[str, SourceText], in_container: bool, notes: FindingCollector
+) -> ServerEnvironment:
     """Sort the variables of one launch."""
     environment = ServerEnvironment()
     for name, value in env.items():
@@ -56,16 +94,26 @@ def read_environment(env: Mapping[str, SourceText], in_container: bool, notes: F
             message = f"{name} is left out: its value is not in the file, and SGLang reads nothing of that name"
             notes.info("dropped", value.line, message, "", name)
         elif name in _OF_THE_SHELL or name in _OF_THE_LAUNCHER:
-            notes.info("dropped", value.line, f"{name} is left out: the agent gives the server its own", "", name)
+            notes.info(
+                "dropped",
+                value.line,
+                f"{name} is left out: the agent gives the server its own",
+                "",
+                name,
+            )
         else:
             _keep(environment, name, value, in_container, notes)
     return environment
 
 
 def unexported_server_variables(
-    unexported: Mapping[str, SourceText], notes: FindingCollector, everything: bool = False, expanded: Collection[str] = ()
+    unexported: Mapping[str, SourceText],
+    notes: FindingCollector,
+    everything: bool = False,
+    expanded: Collection[str] = (),
 ) -> dict[str, SourceText]:
-    """Variables that a script sets and does not export, but that only a server reads; all of them in a file of variables.
+    """Variables that a script sets and does not export, but that only a server reads; all of them
+    in a file of variables.
 
     One that the script itself expands is its own, unless NCCL knows the name.
     """
@@ -75,7 +123,9 @@ def unexported_server_variables(
             found[name] = value
         elif is_server_variable(name) and (name not in expanded or find_variable(name)):
             message = f"{name} is set without `export`: in a shell the server would not see it; it is taken into the job"
-            notes.warn("not_exported", value.line, message, "export it, or take it out of the job", name)
+            notes.warn(
+                "not_exported", value.line, message, "export it, or take it out of the job", name
+            )
             found[name] = value
     return found
 
@@ -85,39 +135,83 @@ def is_server_variable(name: str) -> bool:
     return bool(_SERVER_VARIABLE.fullmatch(name)) and name not in _NOT_SERVER_VARIABLES
 
 
-def _devices(environment: ServerEnvironment, name: str, value: SourceText, notes: FindingCollector) -> None:
-    ids = tuple(part.strip() for part in value.text.split(",") if part.strip()) if value.is_known else ()
+def _devices(
+    environment: ServerEnvironment, name: str, value: SourceText, notes: FindingCollector
+) -> None:
+    ids = (
+        tuple(part.strip() for part in value.text.split(",") if part.strip())
+        if value.is_known
+        else ()
+    )
     if name.startswith("NVIDIA") and (not ids or ids[0] in ("all", "none", "void")):
         return
     environment.gpu_ids, environment.gpu_line = ids or environment.gpu_ids, value.line
     hint = "it chooses free ones, as many as engine.gpus says"
-    notes.info("dropped", value.line, f"{name}={value.text[:60]} is left out: the agent gives each launch its GPUs", hint, name)
+    notes.info(
+        "dropped",
+        value.line,
+        f"{name}={value.text[:60]} is left out: the agent gives each launch its GPUs",
+        hint,
+        name,
+    )
 
 
-def _secret(environment: ServerEnvironment, name: str, value: SourceText, notes: FindingCollector) -> None:
+def _secret(
+    environment: ServerEnvironment, name: str, value: SourceText, notes: FindingCollector
+) -> None:
     environment.secret_names[name] = None
     if not value.text.startswith(SECRET):
         environment.secret_texts.add(value.text)
     environment.kept[name] = SourceText(f"{SECRET}{name}", value.line)
-    message = f"{name} is a secret: its value is written nowhere, the job names it as {SECRET}{name}"
-    notes.info("secret", value.line, message, "put the value into the secrets file of each host", name)
+    message = (
+        f"{name} is a secret: its value is written nowhere, the job names it as {SECRET}{name}"
+    )
+    notes.info(
+        "secret", value.line, message, "put the value into the secrets file of each host", name
+    )
 
 
-def _keep(environment: ServerEnvironment, name: str, value: SourceText, in_container: bool, notes: FindingCollector) -> None:
+def _keep(
+    environment: ServerEnvironment,
+    name: str,
+    value: SourceText,
+    in_container: bool,
+    notes: FindingCollector,
+) -> None:
     own = re.compile(_SELF % {"name": re.escape(name)})
     if name in value.unknown and len(value.unknown) == 1 and value.text != f"${name}":
         value = replace(value, text=own.sub(":", value.text).strip(":"), unknown=())
         message = f"{name} adds to the shell's own value, which the server does not inherit: `{value.text[:80]}` alone is taken"
-        notes.warn("not_inherited", value.line, message, "write the whole value into the job if the rest is needed", name)
+        notes.warn(
+            "not_inherited",
+            value.line,
+            message,
+            "write the whole value into the job if the rest is needed",
+            name,
+        )
     if name.endswith("PATH"):
         value = replace(value, text=value.text.strip(":"))
     environment.kept[name] = value
     inside = " (inside the container)" if in_container else ""
     if "/" in value.text and (name == "LD_PRELOAD" or files_needed({name: value.text})):
         message = f"{name}={value.text[:100]} must exist on every host{inside}"
-        hint = "copy the file there before the job runs" + (", and mount it" if in_container else "")
+        hint = "copy the file there before the job runs" + (
+            ", and mount it" if in_container else ""
+        )
         notes.warn("must_exist_on_host", value.line, message, hint, name)
     elif name in _WRITTEN:
-        notes.info("writes_file", value.line, f"{name}: NCCL writes `{value.text[:80]}` on every host{inside}", "", name)
+        notes.info(
+            "writes_file",
+            value.line,
+            f"{name}: NCCL writes `{value.text[:80]}` on every host{inside}",
+            "",
+            name,
+        )
     if name == "CUDA_DEVICE_MAX_CONNECTIONS":
-        notes.warn("no_effect", value.line, f"{name} has no effect: {_OWN_CONNECTIONS}", "take it out: it only seems to be tuned", name)
+        notes.warn(
+            "no_effect",
+            value.line,
+            f"{name} has no effect: {_OWN_CONNECTIONS}",
+            "take it out: it only seems to be tuned",
+            name,
+        )

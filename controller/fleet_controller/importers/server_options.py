@@ -1,4 +1,6 @@
-"""Owns the reading of a server's options: `--flag=value`, `--flag value`, flags, lists; names and types as the job file has them."""
+"""Owns the reading of a server's options: `--flag=value`, `--flag value`, flags, lists; names and
+types as the job file has them.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ NO_VALUE = "no value"  # of an option that wants one and has none
 _WHOLE = re.compile(r"-?(?:0|[1-9]\d{0,15})")
 _DECIMAL = re.compile(r"-?\d+\.\d+|-?\d(?:\.\d+)?e[-+]?\d{1,2}", re.IGNORECASE)
 _NUMBER = re.compile(r"-?[\d.]+(?:[eE][-+]?\d+)?")
-_TEXT_OPTIONS = re.compile(r".*(?:_path|_name|_addr|_key|_template|_parser|_id|_dir|_folder)|revision|host|quantization|dtype")
+_TEXT_OPTIONS = re.compile(
+    r".*(?:_path|_name|_addr|_key|_template|_parser|_id|_dir|_folder)|revision|host|quantization|dtype"
+)
 
 
 def option_kind(name: str) -> str:
@@ -29,8 +33,12 @@ def option_kind(name: str) -> str:
     return {"f": FLAG, "n": FLAG, "v": ONE, "m": MANY}.get(known.kind, UNKNOWN)
 
 
-def read_options(words: Sequence[SourceText], notes: FindingCollector, release: Release | None = None) -> tuple[dict[str, ServerOption], tuple[SourceText, ...]]:
-    """Options by SGLang's names in that release, the last of each, and the words that may hold more of them. Never raises."""
+def read_options(
+    words: Sequence[SourceText], notes: FindingCollector, release: Release | None = None
+) -> tuple[dict[str, ServerOption], tuple[SourceText, ...]]:
+    """Options by SGLang's names in that release, the last of each, and the words that may hold more
+    of them. Never raises.
+    """
     found: dict[str, ServerOption] = {}
     loose: list[SourceText] = []
     at = 0
@@ -58,7 +66,12 @@ def _following(words: Sequence[SourceText], start: int) -> Sequence[SourceText]:
     return words[start:end]
 
 
-def _option(word: SourceText, following: Sequence[SourceText], notes: FindingCollector, release: Release | None) -> tuple[ServerOption, int]:
+def _option(
+    word: SourceText,
+    following: Sequence[SourceText],
+    notes: FindingCollector,
+    release: Release | None,
+) -> tuple[ServerOption, int]:
     """The option that `word` begins, and how many of the following words are its values."""
     written, equals, value = word.text.partition("=")
     name = _named(written, word, notes, release)
@@ -71,7 +84,9 @@ def _option(word: SourceText, following: Sequence[SourceText], notes: FindingCol
     taken = _taken(kind, following)
     if not taken:
         if kind in (ONE, MANY):
-            return ServerOption(name, "", word.line, written, SourceText("", word.line, (), (NO_VALUE,))), 0
+            return ServerOption(
+                name, "", word.line, written, SourceText("", word.line, (), (NO_VALUE,))
+            ), 0
         return ServerOption(name, True, word.line, written, word if not word.is_known else None), 0
     return _with_value(name, list(following[:taken]), kind, written, notes, word.line), taken
 
@@ -80,7 +95,10 @@ def _taken(kind: str, following: Sequence[SourceText]) -> int:
     if kind == FLAG:
         return 0
     if kind == MANY:
-        closed = next((place for place, word in enumerate(following) if word.is_open and place), len(following))
+        closed = next(
+            (place for place, word in enumerate(following) if word.is_open and place),
+            len(following),
+        )
         return closed
     if kind == ONE:
         return min(1, len(following))
@@ -95,11 +113,23 @@ def _named(written: str, word: SourceText, notes: FindingCollector, release: Rel
         notes.warn("unknown_argument", word.line, message, f"write -{written[:60]}")
     if "_" in written and written.startswith("--"):
         message = f"`{written[:60]}` is spelled with `_`: SGLang's command line wants `-`"
-        notes.warn("argument_spelling", word.line, message, "the job file takes either; the command as pasted would be refused")
+        notes.warn(
+            "argument_spelling",
+            word.line,
+            message,
+            "the job file takes either; the command as pasted would be refused",
+        )
     return short.get(written) or resolve_name(written, release).name
 
 
-def _with_value(name: str, values: list[SourceText], kind: str, written: str, notes: FindingCollector, line: int = 0) -> ServerOption:
+def _with_value(
+    name: str,
+    values: list[SourceText],
+    kind: str,
+    written: str,
+    notes: FindingCollector,
+    line: int = 0,
+) -> ServerOption:
     joined = _together(values)
     at = line or joined.line
     if kind == FLAG and joined.is_known:
@@ -112,17 +142,29 @@ def _with_value(name: str, values: list[SourceText], kind: str, written: str, no
     return ServerOption(name, typed, at, written, joined)
 
 
-def _flag_with_value(name: str, value: SourceText, written: str, line: int, notes: FindingCollector) -> ServerOption:
-    means = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}.get(value.text.lower(), True)
+def _flag_with_value(
+    name: str, value: SourceText, written: str, line: int, notes: FindingCollector
+) -> ServerOption:
+    means = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}.get(
+        value.text.lower(), True
+    )
     message = f"`{written}` takes no value: SGLang refuses `{written}={value.text[:40]}`"
-    notes.warn("flag_with_value", line, message, f"it is read as {'given' if means else 'not given'}", f"args.{name}")
+    notes.warn(
+        "flag_with_value",
+        line,
+        message,
+        f"it is read as {'given' if means else 'not given'}",
+        f"args.{name}",
+    )
     return ServerOption(name, means, line, written)
 
 
 def _together(values: Sequence[SourceText]) -> SourceText:
     unknown = dict.fromkeys(name for value in values for name in value.unknown)
     unevaluated = dict.fromkeys(kind for value in values for kind in value.unevaluated)
-    return SourceText(" ".join(value.text for value in values), values[0].line, tuple(unknown), tuple(unevaluated))
+    return SourceText(
+        " ".join(value.text for value in values), values[0].line, tuple(unknown), tuple(unevaluated)
+    )
 
 
 def _typed(name: str, text: str) -> Any:
@@ -135,35 +177,70 @@ def _typed(name: str, text: str) -> Any:
 
 
 def _check_json(name: str, value: SourceText, line: int, notes: FindingCollector) -> None:
-    looks_like_json = value.text.lstrip().startswith(("{", "[{")) and ("json" in name or "config" in name or ":" in value.text)
+    looks_like_json = value.text.lstrip().startswith(("{", "[{")) and (
+        "json" in name or "config" in name or ":" in value.text
+    )
     if not value.is_known or not looks_like_json:
         return
     try:
         json.loads(value.text)
     except (ValueError, RecursionError):
         message = f"the value of {name} starts like JSON and is none: `{value.text[:60]}`"
-        notes.warn("bad_json", line, message, "put the whole value in single quotes: the shell takes double quotes away", f"args.{name}")
+        notes.warn(
+            "bad_json",
+            line,
+            message,
+            "put the whole value in single quotes: the shell takes double quotes away",
+            f"args.{name}",
+        )
 
 
-def _stray(word: SourceText, loose: list[SourceText], found: dict[str, ServerOption], notes: FindingCollector) -> None:
+def _stray(
+    word: SourceText,
+    loose: list[SourceText],
+    found: dict[str, ServerOption],
+    notes: FindingCollector,
+) -> None:
     if word.is_open or not word.is_known:
         loose.append(word)
         return
     if word.text == "" or word.text.isspace():
-        notes.warn("stray_word", word.line, "an empty word stands among the options", "remove it: SGLang refuses it")
+        notes.warn(
+            "stray_word",
+            word.line,
+            "an empty word stands among the options",
+            "remove it: SGLang refuses it",
+        )
         return
     behind = f" behind {found[next(reversed(found))].spelling}" if found else ""
     message = f"`{word.text[:60]}` stands{behind} and belongs to no option: SGLang refuses it"
-    notes.warn("stray_word", word.line, message, "remove it, or write the option that it is the value of; it is left out")
+    notes.warn(
+        "stray_word",
+        word.line,
+        message,
+        "remove it, or write the option that it is the value of; it is left out",
+    )
 
 
 def _keep(option: ServerOption, found: dict[str, ServerOption], notes: FindingCollector) -> None:
     before = found.pop(option.name, None)
     if before is not None and before.value != option.value:
         message = f"{option.name} is given twice ({_short(before.value)}, {_short(option.value)}): the last one wins"
-        notes.warn("last_wins", option.line, message, f"it is also in line {before.line}: keep one", f"args.{option.name}")
+        notes.warn(
+            "last_wins",
+            option.line,
+            message,
+            f"it is also in line {before.line}: keep one",
+            f"args.{option.name}",
+        )
     elif before is not None:
-        notes.info("last_wins", option.line, f"{option.name} is given twice with the same value", "", f"args.{option.name}")
+        notes.info(
+            "last_wins",
+            option.line,
+            f"{option.name} is given twice with the same value",
+            "",
+            f"args.{option.name}",
+        )
     found[option.name] = option
 
 

@@ -1,4 +1,6 @@
-"""Owns the job file made of the sweep notation `bs,steps,topk,draft`: its levels and workloads. Judges no entry; writes no file."""
+"""Owns the job file made of the sweep notation `bs,steps,topk,draft`: its levels and workloads.
+Judges no entry; writes no file.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ _LEVEL = """\
 
 
 def sweep_job(points: Sequence[SweepPoint]) -> str:
-    """The job file: one level for each server that must be launched, the batch sizes as concurrencies. Wrong entries make none."""
+    """The job file: one level for each server that must be launched, the batch sizes as
+    concurrencies. Wrong entries make none.
+    """
     launched = distinct_servers(points)
     batches = sorted({point.batch for point in points if not point.is_invalid})
     return _JOB.format(
@@ -62,7 +66,12 @@ def _levels(points: Sequence[SweepPoint], launched: Sequence[SweepPoint]) -> Ite
             if point.launch_key == server.launch_key and not point.is_invalid:
                 yield from _entry_comments(point)
         if server.speculates:
-            yield _LEVEL.format(name=level_name(server), steps=server.steps, topk=server.topk, tokens=server.draft_tokens)
+            yield _LEVEL.format(
+                name=level_name(server),
+                steps=server.steps,
+                topk=server.topk,
+                tokens=server.draft_tokens,
+            )
         else:
             yield f"    {level_name(server)}: {{}}\n"
 

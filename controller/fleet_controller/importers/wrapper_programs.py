@@ -1,4 +1,6 @@
-"""Owns what stands before a server's entry point and what is done instead: `nohup`, `numactl`, `torchrun`, `ssh`; maps none of it."""
+"""Owns what stands before a server's entry point and what is done instead: `nohup`, `numactl`,
+`torchrun`, `ssh`; maps none of it.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ _KNOWN: Mapping[str, tuple[str, str]] = {
     **dict.fromkeys(("env", "bash", "sh", "zsh", "dash", "ksh", "eval"), (INFO, "")),
 }  # fmt: skip
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
-_TAKES_ASSIGNMENTS = frozenset({"env", "sudo", "doas", "mpirun", "mpiexec", "systemd-run", "command", "exec", "nohup"})
+_TAKES_ASSIGNMENTS = frozenset(
+    {"env", "sudo", "doas", "mpirun", "mpiexec", "systemd-run", "command", "exec", "nohup"}
+)
 
 
 def report_wrappers(words: Sequence[SourceText], notes: FindingCollector) -> None:
@@ -49,8 +53,19 @@ def report_wrappers(words: Sequence[SourceText], notes: FindingCollector) -> Non
         tell = notes.warn if severity == WARNING else notes.info
         tell("dropped", word.line, f"`{name}` is left out: {instead}", "", name)
     first = words[0] if words else None
-    if first and not reported and first.text.rpartition("/")[2] not in _KNOWN and not _ASSIGNMENT.match(first.text):
-        notes.warn("dropped", first.line, f"what stands before the server's command is left out: `{first.text[:60]}`", _STARTED, "wrapper")
+    if (
+        first
+        and not reported
+        and first.text.rpartition("/")[2] not in _KNOWN
+        and not _ASSIGNMENT.match(first.text)
+    ):
+        notes.warn(
+            "dropped",
+            first.line,
+            f"what stands before the server's command is left out: `{first.text[:60]}`",
+            _STARTED,
+            "wrapper",
+        )
 
 
 def variables_of(words: Sequence[SourceText]) -> dict[str, SourceText]:
@@ -60,7 +75,9 @@ def variables_of(words: Sequence[SourceText]) -> dict[str, SourceText]:
     for word in words if names & _TAKES_ASSIGNMENTS else ():
         assignment = _ASSIGNMENT.fullmatch(word.text)
         if assignment:
-            found[assignment[1]] = SourceText(assignment[2], word.line, word.unknown, word.unevaluated)
+            found[assignment[1]] = SourceText(
+                assignment[2], word.line, word.unknown, word.unevaluated
+            )
     return found
 
 
@@ -69,4 +86,6 @@ def removed_by(words: Sequence[SourceText]) -> tuple[str, ...]:
     texts = [word.text for word in words]
     if "env" not in {text.rpartition("/")[2] for text in texts}:
         return ()
-    return tuple(texts[place + 1] for place, text in enumerate(texts[:-1]) if text in ("-u", "--unset"))
+    return tuple(
+        texts[place + 1] for place, text in enumerate(texts[:-1]) if text in ("-u", "--unset")
+    )

@@ -1,4 +1,6 @@
-"""Owns the text of the job file that is made of a pasted launch, and which line of the pasted file each of its keys comes from."""
+"""Owns the text of the job file that is made of a pasted launch, and which line of the pasted file
+each of its keys comes from.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from fleet_controller.yaml.findings import Finding
 
 _PLAIN = re.compile(r"[A-Za-z_/~][A-Za-z0-9_./~@+-]*(?::[A-Za-z0-9_./~@+-]+)*")
 _WORDS = frozenset({"true", "false", "null", "yes", "no", "on", "off", "y", "n", "~"})
-_IN_ENGINE = re.compile(r"NCCL_DEBUG.*|NCCL_SOCKET_IFNAME|NCCL_SOCKET_FAMILY|NCCL_IB_HCA|NCCL_CONF_FILE|NCCL_(?:TOPO|GRAPH)_DUMP_FILE")
+_IN_ENGINE = re.compile(
+    r"NCCL_DEBUG.*|NCCL_SOCKET_IFNAME|NCCL_SOCKET_FAMILY|NCCL_IB_HCA|NCCL_CONF_FILE|NCCL_(?:TOPO|GRAPH)_DUMP_FILE"
+)
 _LISTED_CODES = ("dropped", "secret", "not_supported", "needs_value")
 _MOST_LISTED = 24
 
@@ -40,7 +44,9 @@ class JobText:
 
 
 def write_job(draft: JobDraft, source: str, findings: Sequence[Finding]) -> JobText:
-    """The commented job file. `told`: what was found in the pasted file, for the comment at its head."""
+    """The commented job file. `told`: what was found in the pasted file, for the comment at its
+    head.
+    """
     made = JobText()
     _head(made, draft, source, findings)
     _engine(made, draft)
@@ -50,7 +56,9 @@ def write_job(draft: JobDraft, source: str, findings: Sequence[Finding]) -> JobT
 
 
 def _head(made: JobText, draft: JobDraft, source: str, findings: Sequence[Finding]) -> None:
-    made.add(0, f"# Made by `fleetctl init --from-command` of {comment_text(source.rpartition('/')[2])}.")
+    made.add(
+        0, f"# Made by `fleetctl init --from-command` of {comment_text(source.rpartition('/')[2])}."
+    )
     made.add(0, "# The reference is docs/user/job-file.md.")
     listed = [finding for finding in findings if finding.code in _LISTED_CODES]
     if listed:
@@ -65,7 +73,9 @@ def _head(made: JobText, draft: JobDraft, source: str, findings: Sequence[Findin
     line = draft.lines.get("model.path", 0)
     made.add(0, "")
     made.add(0, "model:", "model", line)
-    made.add(1, f"path: {yaml_scalar(path)}{_fill_in_comment(draft, 'model.path')}", "model.path", line)
+    made.add(
+        1, f"path: {yaml_scalar(path)}{_fill_in_comment(draft, 'model.path')}", "model.path", line
+    )
 
 
 def _engine(made: JobText, draft: JobDraft) -> None:
@@ -75,17 +85,36 @@ def _engine(made: JobText, draft: JobDraft) -> None:
     if draft.container is not None:
         _container(made, draft, draft.container)
     elif draft.python is not None and ("/" in draft.python.text or not draft.python.is_known):
-        made.add(1, f"python: {yaml_scalar(draft.python.text)}{_fill_in_comment(draft, 'engine.python')}", "engine.python", draft.python.line)
+        made.add(
+            1,
+            f"python: {yaml_scalar(draft.python.text)}{_fill_in_comment(draft, 'engine.python')}",
+            "engine.python",
+            draft.python.line,
+        )
     if draft.entry == "serve":
         made.add(1, "entry: serve", "engine.entry", draft.entry_line)
     if draft.hosts > 1 or "engine.nodes" in draft.unfilled:
         count = str(draft.hosts) if draft.hosts > 1 else '"${NODES}"'
-        made.add(1, f"nodes: {count}{_fill_in_comment(draft, 'engine.nodes')}", "engine.nodes", draft.lines.get("engine.nodes", 0))
+        made.add(
+            1,
+            f"nodes: {count}{_fill_in_comment(draft, 'engine.nodes')}",
+            "engine.nodes",
+            draft.lines.get("engine.nodes", 0),
+        )
     if draft.gpus is not None:
         made.add(1, f"gpus: {draft.gpus}", "engine.gpus", draft.lines.get("args.tp_size", 0))
     args = {name: value for name, value in draft.args.items() if not is_speculation(name, draft)}
-    _section(made, 1, "args", {name: yaml_value(value) for name, value in args.items()}, draft, "engine")
-    _section(made, 1, "env", {name: yaml_scalar(value.text) for name, value in draft.env.items() if not is_factor(name)}, draft, "engine")
+    _section(
+        made, 1, "args", {name: yaml_value(value) for name, value in args.items()}, draft, "engine"
+    )
+    _section(
+        made,
+        1,
+        "env",
+        {name: yaml_scalar(value.text) for name, value in draft.env.items() if not is_factor(name)},
+        draft,
+        "engine",
+    )
     made.add(1, "ready_timeout: 30m")
 
 
@@ -93,24 +122,46 @@ def _container(made: JobText, draft: JobDraft, container: LaunchContainer) -> No
     made.add(1, "container:", "engine.container", container.line)
     python = draft.python.text if draft.python and "/" in draft.python.text else ""
     shm_size = "" if container.ipc == "host" else memory_size(container.shm_size)
-    keys = {"image": container.image.text or "$IMAGE", "runtime": container.runtime, "shm_size": shm_size, "python": python}
+    keys = {
+        "image": container.image.text or "$IMAGE",
+        "runtime": container.runtime,
+        "shm_size": shm_size,
+        "python": python,
+    }
     for key, value in keys.items():
         if value:
-            made.add(2, f"{key}: {yaml_scalar(value)}{_fill_in_comment(draft, f'engine.container.{key}')}", f"engine.container.{key}", container.line)
+            made.add(
+                2,
+                f"{key}: {yaml_scalar(value)}{_fill_in_comment(draft, f'engine.container.{key}')}",
+                f"engine.container.{key}",
+                container.line,
+            )
     if container.mounts:
         made.add(2, "mounts: # inside: on the host", "engine.container.mounts", container.line)
         for inside, host in container.mounts.items():
-            made.add(3, f"{yaml_scalar(inside)}: {yaml_scalar(host.text)}", f"engine.container.mounts.{inside}", host.line)
+            made.add(
+                3,
+                f"{yaml_scalar(inside)}: {yaml_scalar(host.text)}",
+                f"engine.container.mounts.{inside}",
+                host.line,
+            )
 
 
-def _section(made: JobText, depth: int, name: str, values: Mapping[str, str], draft: JobDraft, above: str) -> None:
+def _section(
+    made: JobText, depth: int, name: str, values: Mapping[str, str], draft: JobDraft, above: str
+) -> None:
     if not values:
         made.add(depth, f"{name}: {{}}")
         return
     made.add(depth, f"{name}:")
     for key, value in values.items():
         note = _fill_in_comment(draft, f"{name}.{key}")
-        made.add(depth + 1, f"{yaml_scalar(key)}: {value}{note}", f"{above}.{name}.{key}", draft.lines.get(f"{name}.{key}", 0))
+        made.add(
+            depth + 1,
+            f"{yaml_scalar(key)}: {value}{note}",
+            f"{above}.{name}.{key}",
+            draft.lines.get(f"{name}.{key}", 0),
+        )
 
 
 def _fill_in_comment(draft: JobDraft, key: str) -> str:
@@ -124,12 +175,16 @@ def is_speculation(name: str, draft: JobDraft) -> bool:
 
 
 def is_factor(name: str) -> bool:
-    """True for a variable that belongs to the factor `nccl`: it tunes, rather than logs or names the host's devices."""
+    """True for a variable that belongs to the factor `nccl`: it tunes, rather than logs or names
+    the host's devices.
+    """
     return name.startswith(("NCCL_", "RCCL_")) and not _IN_ENGINE.fullmatch(name)
 
 
 def _factors(made: JobText, draft: JobDraft) -> None:
-    speculation = {name: yaml_value(value) for name, value in draft.args.items() if is_speculation(name, draft)}
+    speculation = {
+        name: yaml_value(value) for name, value in draft.args.items() if is_speculation(name, draft)
+    }
     nccl = {name: yaml_scalar(value.text) for name, value in draft.env.items() if is_factor(name)}
     if not speculation and not nccl:
         return
@@ -149,13 +204,18 @@ def _factors(made: JobText, draft: JobDraft) -> None:
     made.add(0, "")
     made.add(0, "# What all others are compared with.")
     made.add(0, "baseline:")
-    for name, level in (("speculation", "none" if speculation else ""), ("nccl", "default" if nccl else "")):
+    for name, level in (
+        ("speculation", "none" if speculation else ""),
+        ("nccl", "default" if nccl else ""),
+    ):
         if level:
             made.add(1, f"{name}: {level}")
 
 
 def memory_size(written: str) -> str:
-    """A size as docker takes it, of what compose and Kubernetes take too: `10gb`, `1.5 GiB`, `16Gi`; anything else as it stands."""
+    """A size as docker takes it, of what compose and Kubernetes take too: `10gb`, `1.5 GiB`,
+    `16Gi`; anything else as it stands.
+    """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([bkmgt]?)i?b?", written.strip().lower())
     if not found:
         return written
@@ -167,7 +227,11 @@ def memory_size(written: str) -> str:
 
 def job_name(model: str) -> str:
     """A job's name made of a model's: small letters, digits and dashes."""
-    base = re.sub(r"[^a-z0-9]+", "-", model.rstrip("/").rpartition("/")[2].lower()).strip("-")[:40].strip("-")
+    base = (
+        re.sub(r"[^a-z0-9]+", "-", model.rstrip("/").rpartition("/")[2].lower())
+        .strip("-")[:40]
+        .strip("-")
+    )
     return base or "pasted"
 
 
@@ -195,7 +259,13 @@ def yaml_scalar(value: str) -> str:
 
 def _escaped(char: str) -> str:
     code = ord(char)
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+    return (
+        f"\\x{code:02x}"
+        if code < 0x100
+        else f"\\u{code:04x}"
+        if code < 0x10000
+        else f"\\U{code:08x}"
+    )
 
 
 def comment_text(words: str) -> str:

@@ -1,4 +1,6 @@
-"""Owns the rules on each argument and variable as it is written: spelling, kind of value, what a job may set, what SGLang renamed."""
+"""Owns the rules on each argument and variable as it is written: spelling, kind of value, what a
+job may set, what SGLang renamed.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,12 @@ RESERVED_VARIABLES = {
     "CUDA_VISIBLE_DEVICES": "the agent gives each launch its GPUs: write engine.gpus",
     "BENCHFLEET_LAUNCH": "the agent finds its servers by it",
 }
-_KIND_HINTS = {"f": "write true, or leave it out", "n": "write true or false", "v": "write its value", "m": "write a list of values"}
+_KIND_HINTS = {
+    "f": "write true, or leave it out",
+    "n": "write true or false",
+    "v": "write its value",
+    "m": "write a list of values",
+}
 
 _NUMBERS = {
     WHOLE: ("a whole number", "write it in digits, without a unit or a point"),
@@ -62,7 +69,11 @@ _NUMBERS = {
 def release_of(parsed: ParsedJob) -> Release | None:
     """The SGLang version that the container's tag names; None when none does."""
     container = parsed.job.engine.container
-    return release_of_image(container.image) if container is not None and parsed.is_readable(("engine", "container")) else None
+    return (
+        release_of_image(container.image)
+        if container is not None and parsed.is_readable(("engine", "container"))
+        else None
+    )
 
 
 def setting_layers(parsed: ParsedJob, key: str) -> Iterator[tuple[KeyPath, Mapping[str, Any]]]:
@@ -77,7 +88,9 @@ def setting_layers(parsed: ParsedJob, key: str) -> Iterator[tuple[KeyPath, Mappi
 
 
 def check_arguments(parsed: ParsedJob) -> Iterator[Finding]:
-    """Spelling and kind of arguments: unknown ones are warnings, for a newer SGLang or a plug-in may know them."""
+    """Spelling and kind of arguments: unknown ones are warnings, for a newer SGLang or a plug-in
+    may know them.
+    """
     release = release_of(parsed)
     for path, args in setting_layers(parsed, "args"):
         seen: dict[str, str] = {}
@@ -85,30 +98,55 @@ def check_arguments(parsed: ParsedJob) -> Iterator[Finding]:
             name = resolve_name(written).name
             if name in seen:
                 message = f"`{written}` and `{seen[name]}` are the same argument, `{name}`"
-                yield parsed.finding("argument_twice", (*path, written), message, "keep one", at_key=True)
+                yield parsed.finding(
+                    "argument_twice", (*path, written), message, "keep one", at_key=True
+                )
             seen.setdefault(name, written)
             yield from _argument(parsed, (*path, written), written, release)
             yield from _kind(parsed, (*path, written), known_arguments().get(name), value)
 
 
-def _argument(parsed: ParsedJob, path: KeyPath, written: str, release: Release | None) -> Iterator[Finding]:
+def _argument(
+    parsed: ParsedJob, path: KeyPath, written: str, release: Release | None
+) -> Iterator[Finding]:
     spelling = resolve_name(written, release)
     if spelling.name in _RESERVED_ARGUMENTS:
-        yield parsed.finding("reserved_argument", path, f"`{written}` is not for a job to set", _RESERVED_ARGUMENTS[spelling.name], at_key=True)
+        yield parsed.finding(
+            "reserved_argument",
+            path,
+            f"`{written}` is not for a job to set",
+            _RESERVED_ARGUMENTS[spelling.name],
+            at_key=True,
+        )
     elif not _ARGUMENT.fullmatch(spelling.name):
         message = f"`{written[:60]}` cannot be an argument"
-        yield parsed.finding("bad_argument", path, message, "one argument a key, by its name: tp_size: 8", at_key=True)
+        yield parsed.finding(
+            "bad_argument",
+            path,
+            message,
+            "one argument a key, by its name: tp_size: 8",
+            at_key=True,
+        )
     elif spelling.others:
         yield _ambiguous(parsed, path, written, spelling)
     elif not spelling.known:
         near = nearest_argument(spelling.name)
-        hint = f"did you mean `{near}`?" if near else "check it against `sglang serve --help` of your version"
+        hint = (
+            f"did you mean `{near}`?"
+            if near
+            else "check it against `sglang serve --help` of your version"
+        )
         message = f"`{written}` is not an argument of SGLang {NEWEST_SGLANG_READ} or an older one; it is passed on as it is"
         yield parsed.finding("unknown_argument", path, message, hint, severity=WARNING, at_key=True)
     else:
         if spelling.shortened:
-            message, hint = f"`{written}` is read as `{spelling.name}`", "write the full name: another version may read it otherwise"
-            yield parsed.finding("argument_shortened", path, message, hint, severity=INFO, at_key=True)
+            message, hint = (
+                f"`{written}` is read as `{spelling.name}`",
+                "write the full name: another version may read it otherwise",
+            )
+            yield parsed.finding(
+                "argument_shortened", path, message, hint, severity=INFO, at_key=True
+            )
         yield from _in_this_version(parsed, path, known_arguments()[spelling.name], release)
 
 
@@ -116,32 +154,62 @@ def _ambiguous(parsed: ParsedJob, path: KeyPath, written: str, spelling: Resolve
     others = ", ".join(spelling.others[:3]) + (" …" if len(spelling.others) > 3 else "")
     if not spelling.known:
         message = f"`{written}` begins {len(spelling.others)} arguments ({others}): SGLang refuses it as ambiguous"
-        return parsed.finding("argument_ambiguous", path, message, "write the full name", at_key=True)
+        return parsed.finding(
+            "argument_ambiguous", path, message, "write the full name", at_key=True
+        )
     message = f"`{written}` is read as `{spelling.name}`, but it begins {others} too: newer versions of SGLang refuse it as ambiguous"
-    return parsed.finding("argument_ambiguous", path, message, f"write {spelling.name}", severity=WARNING, at_key=True)
+    return parsed.finding(
+        "argument_ambiguous", path, message, f"write {spelling.name}", severity=WARNING, at_key=True
+    )
 
 
-def _in_this_version(parsed: ParsedJob, path: KeyPath, argument: ServerArgument, release: Release | None) -> Iterator[Finding]:
+def _in_this_version(
+    parsed: ParsedJob, path: KeyPath, argument: ServerArgument, release: Release | None
+) -> Iterator[Finding]:
     retired = RETIRED_ARGUMENTS.get(argument.name)
     instead = f"write {retired.instead} instead" if retired and retired.instead else ""
     if release and argument.certainty_in(release) == Certainty.NO:
         gone = argument.last and release > (Release.read(argument.last) or release)
-        span = f"the last to have it is {argument.last}" if gone else f"it came with {argument.first}"
+        span = (
+            f"the last to have it is {argument.last}" if gone else f"it came with {argument.first}"
+        )
         message = f"SGLang {release} has no argument `{argument.name}`: {span}"
         hint = instead if gone and instead else "leave it out, or use another version"
-        yield parsed.finding("argument_not_in_version", path, message, hint, severity=ERROR, at_key=True)
+        yield parsed.finding(
+            "argument_not_in_version", path, message, hint, severity=ERROR, at_key=True
+        )
     elif release is None and argument.certainty_in(newest_release()) == Certainty.NO:
         message = f"`{argument.name}` is refused by newer versions: SGLang {argument.last} is the last of those read that has it"
         hint = instead or "leave it out unless your version has it"
-        yield parsed.finding("argument_not_in_version", path, message, hint, severity=WARNING, at_key=True)
-    elif retired and (retired.versions.holds(release) if release else retired.versions.holds(newest_release())):
+        yield parsed.finding(
+            "argument_not_in_version", path, message, hint, severity=WARNING, at_key=True
+        )
+    elif retired and (
+        retired.versions.holds(release) if release else retired.versions.holds(newest_release())
+    ):
         message = f"`{argument.name}` is deprecated (SGLang {retired.versions}): it still works, with a warning"
-        yield parsed.finding("argument_deprecated", path, message, instead or "leave it out", severity=INFO, at_key=True)
+        yield parsed.finding(
+            "argument_deprecated",
+            path,
+            message,
+            instead or "leave it out",
+            severity=INFO,
+            at_key=True,
+        )
 
 
-def _kind(parsed: ParsedJob, path: KeyPath, argument: ServerArgument | None, value: Any) -> Iterator[Finding]:
-    """A flag with a value, a value that is missing, a text for a number: argparse refuses them in every version."""
-    if argument is None or argument.kind not in _KIND_HINTS or value is None or argument.name in _RESERVED_ARGUMENTS:
+def _kind(
+    parsed: ParsedJob, path: KeyPath, argument: ServerArgument | None, value: Any
+) -> Iterator[Finding]:
+    """A flag with a value, a value that is missing, a text for a number: argparse refuses them in
+    every version.
+    """
+    if (
+        argument is None
+        or argument.kind not in _KIND_HINTS
+        or value is None
+        or argument.name in _RESERVED_ARGUMENTS
+    ):
         return
     is_flag = argument.kind in ("f", "n")
     if is_flag and not isinstance(value, bool):
@@ -150,9 +218,16 @@ def _kind(parsed: ParsedJob, path: KeyPath, argument: ServerArgument | None, val
         message = f"`{argument.name}` needs a value, `true` gives it none: SGLang refuses that"
     elif argument.kind == "v" and isinstance(value, list | tuple):
         message = f"`{argument.name}` takes one value, it has a list of {len(value)}: SGLang refuses more than one"
-    elif not is_flag and value is not False and not has_unexpanded_variable(value) and not accepts_value(argument.name, value):
+    elif (
+        not is_flag
+        and value is not False
+        and not has_unexpanded_variable(value)
+        and not accepts_value(argument.name, value)
+    ):
         wanted, hint = _NUMBERS[numeric_arguments()[argument.name]]
-        message = f"`{argument.name}` takes {wanted}, it has {str(value)[:40]!r}: SGLang refuses that"
+        message = (
+            f"`{argument.name}` takes {wanted}, it has {str(value)[:40]!r}: SGLang refuses that"
+        )
         yield parsed.finding("argument_value", path, message, hint)
         return
     else:
@@ -166,7 +241,19 @@ def check_variables(parsed: ParsedJob) -> Iterator[Finding]:
         for name in env:
             if name in RESERVED_VARIABLES:
                 message = f"`{name}` is not for a job to set"
-                yield parsed.finding("reserved_variable", (*path, name), message, RESERVED_VARIABLES[name], at_key=True)
+                yield parsed.finding(
+                    "reserved_variable",
+                    (*path, name),
+                    message,
+                    RESERVED_VARIABLES[name],
+                    at_key=True,
+                )
             elif not VARIABLE_NAME_PATTERN.fullmatch(name):
                 message = f"`{name[:60]}` cannot be the name of a variable"
-                yield parsed.finding("bad_variable", (*path, name), message, "letters, digits and `_`, no digit first", at_key=True)
+                yield parsed.finding(
+                    "bad_variable",
+                    (*path, name),
+                    message,
+                    "letters, digits and `_`, no digit first",
+                    at_key=True,
+                )

@@ -1,4 +1,6 @@
-"""Owns the files that the workloads of a job name: finds them, behind the job's text or on disk, and tells what is wrong with them."""
+"""Owns the files that the workloads of a job name: finds them, behind the job's text or on disk,
+and tells what is wrong with them.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ AttachedName = str  # KIND:PATH as the job has it
 
 @dataclass(frozen=True, slots=True)
 class FileSources:
-    """Where files may come from: `attached` to the job's text, else below `folder`; None: from nowhere else."""
+    """Where files may come from: `attached` to the job's text, else below `folder`; None: from
+    nowhere else.
+    """
 
     attached: Mapping[AttachedName, AttachedFile] = field(default_factory=dict)
     folder: FilePath | None = None
@@ -80,7 +84,9 @@ def find_files(parsed: ParsedJob, sources: FileSources) -> NamedFiles:
     if size > LARGEST_PACKED:
         first = max(by_name, key=lambda name: len(files[name].content) if name in files else 0)
         message = f"packed, the files of this job are {size >> 10} KiB, more than the {LARGEST_PACKED >> 10} KiB that travel with it"
-        hint = "take a shorter part of the largest: `duration` or `requests` of a trace, fewer prompts"
+        hint = (
+            "take a shorter part of the largest: `duration` or `requests` of a trace, fewer prompts"
+        )
         findings.append(parsed.finding("files_too_large", by_name[first][0].path, message, hint))
     return NamedFiles(files, contents, tuple(findings))
 
@@ -88,7 +94,11 @@ def find_files(parsed: ParsedJob, sources: FileSources) -> NamedFiles:
 def _check_file_count(count: int) -> None:
     """Raises _Missing beyond as many files as a job may have."""
     if count >= MOST_FILES:
-        raise _FileUnavailable("files_too_large", f"the job names more than {MOST_FILES} files", "split it into several jobs")
+        raise _FileUnavailable(
+            "files_too_large",
+            f"the job names more than {MOST_FILES} files",
+            "split it into several jobs",
+        )
 
 
 def attached_name(kind: str, written: str) -> AttachedName:
@@ -100,16 +110,33 @@ def _all_wanted(parsed: ParsedJob) -> Iterator[_NamedFileUse]:
     for name, workload in parsed.job.workloads.items():
         path: KeyPath = ("workloads", name)
         for place, requests in request_kinds(path, workload):
-            if requests.prompts is not None and requests.prompts.startswith(FILE_PREFIX) and parsed.is_sound((*place, "prompts")):
-                yield _NamedFileUse(attached_name(PROMPTS, requests.prompts.removeprefix(FILE_PREFIX)), (*place, "prompts"))
-        if workload.trace is not None and parsed.is_sound((*path, "trace"), (*path, "requests"), (*path, "duration"), (*path, "speed")):
-            yield _NamedFileUse(attached_name(TRACE, workload.trace), (*path, "trace"), *trace_extent(workload))
+            if (
+                requests.prompts is not None
+                and requests.prompts.startswith(FILE_PREFIX)
+                and parsed.is_sound((*place, "prompts"))
+            ):
+                yield _NamedFileUse(
+                    attached_name(PROMPTS, requests.prompts.removeprefix(FILE_PREFIX)),
+                    (*place, "prompts"),
+                )
+        if workload.trace is not None and parsed.is_sound(
+            (*path, "trace"), (*path, "requests"), (*path, "duration"), (*path, "speed")
+        ):
+            yield _NamedFileUse(
+                attached_name(TRACE, workload.trace), (*path, "trace"), *trace_extent(workload)
+            )
 
 
 def request_kinds(path: KeyPath, workload: Workload) -> Iterator[tuple[KeyPath, Requests]]:
-    """The kinds of requests of the workload at `path`, each with its place: the parts of its mixture, else itself."""
+    """The kinds of requests of the workload at `path`, each with its place: the parts of its
+    mixture, else itself.
+    """
     parts = workload.mix or ()
-    yield from (((*path, "mix", index), part) for index, part in enumerate(parts)) if parts else ((path, workload),)
+    yield from (
+        (((*path, "mix", index), part) for index, part in enumerate(parts))
+        if parts
+        else ((path, workload),)
+    )
 
 
 def trace_extent(workload: Workload) -> tuple[int, float]:
@@ -117,28 +144,44 @@ def trace_extent(workload: Workload) -> tuple[int, float]:
     return workload.requests or 1 << 30, (workload.duration or inf) * 1000 * (workload.speed or 1.0)
 
 
-def _load_file(name: AttachedName, sources: FileSources, wants: list[_NamedFileUse]) -> tuple[AttachedFile, Trace | Prompts]:
+def _load_file(
+    name: AttachedName, sources: FileSources, wants: list[_NamedFileUse]
+) -> tuple[AttachedFile, Trace | Prompts]:
     """Raises _Missing."""
     if name in sources.attached:
         try:
             return sources.attached[name], unpack(sources.attached[name].content)
         except ValueError as error:
-            raise _FileUnavailable("bad_file", str(error), "submit the job file itself: `fleetctl submit` packs its files anew") from error
+            raise _FileUnavailable(
+                "bad_file",
+                str(error),
+                "submit the job file itself: `fleetctl submit` packs its files anew",
+            ) from error
     kind, _, written = name.partition(":")
     if sources.folder is None:
         message = f"the file `{written}` did not come with the job"
-        raise _FileUnavailable("file_not_attached", message, "submit with fleetctl, which reads and attaches it; the controller opens no files")
+        raise _FileUnavailable(
+            "file_not_attached",
+            message,
+            "submit with fleetctl, which reads and attaches it; the controller opens no files",
+        )
     content = _read(sources.folder, written)
     try:
         read = read_trace(content, written) if kind == TRACE else read_prompts(content, written)
     except BadWorkloadFile as error:
-        raise _FileUnavailable("bad_file", f"`{written}`: {error}", "mend the file, or name another") from error
+        raise _FileUnavailable(
+            "bad_file", f"`{written}`: {error}", "mend the file, or name another"
+        ) from error
     if isinstance(read, Trace):
-        read = read.until(max(len(read.until(wanted.requests, wanted.end_ms).at_ms) for wanted in wants), inf)
+        read = read.until(
+            max(len(read.until(wanted.requests, wanted.end_ms).at_ms) for wanted in wants), inf
+        )
     try:
         return AttachedFile(name, sha256(content).hexdigest(), pack(read)), read
     except ValueError as error:
-        raise _FileUnavailable("files_too_large", f"`{written}` is too large: {error}", "take a part of it") from error
+        raise _FileUnavailable(
+            "files_too_large", f"`{written}` is too large: {error}", "take a part of it"
+        ) from error
 
 
 def _read(folder: FilePath, written: str) -> bytes:
@@ -148,7 +191,13 @@ def _read(folder: FilePath, written: str) -> bytes:
     except (OSError, RuntimeError, ValueError) as error:
         why = getattr(error, "strerror", None) or str(error)
         message = f"cannot read `{written}`: {why}"
-        raise _FileUnavailable("file_unreadable", message, "a path is taken from the folder of the job file") from error
+        raise _FileUnavailable(
+            "file_unreadable", message, "a path is taken from the folder of the job file"
+        ) from error
     if len(content) > LARGEST_FILE_BYTES:
-        raise _FileUnavailable("files_too_large", f"`{written}` is larger than {LARGEST_FILE_BYTES >> 20} MiB", "take a part of it")
+        raise _FileUnavailable(
+            "files_too_large",
+            f"`{written}` is larger than {LARGEST_FILE_BYTES >> 20} MiB",
+            "take a part of it",
+        )
     return content

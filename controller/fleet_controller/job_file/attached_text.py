@@ -1,7 +1,8 @@
-"""Owns how files travel in the text of a job, from where they are to controller and store: packed, behind its last line. Reads no file.
+"""Owns how files travel in the text of a job, from where they are to controller and store: packed,
+behind its last line. Reads no file.
 
-The text of a job is what is submitted, stored and read again, so what belongs to it must be in it. A comment keeps it a job file for
-everybody else.
+The text of a job is what is submitted, stored and read again, so what belongs to it must be in it.
+A comment keeps it a job file for everybody else.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ def split_attached_files(text: str) -> tuple[str, tuple[AttachedFile, ...]]:
     if not mark:
         return text, ()
     found = (_LINE.match(line) for line in behind.split("\n"))
-    return f"{own}\n", tuple(AttachedFile(json.loads(match[1]), match[2], match[3]) for match in found if match)
+    return f"{own}\n", tuple(
+        AttachedFile(json.loads(match[1]), match[2], match[3]) for match in found if match
+    )
 
 
 def join_attached_files(text: str, files: Iterable[AttachedFile]) -> str:

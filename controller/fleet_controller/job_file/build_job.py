@@ -1,4 +1,6 @@
-"""Owns the way from the models of a job file to the planner's job: defaults, lists of workloads, names of arguments. Finds no fault."""
+"""Owns the way from the models of a job file to the planner's job: defaults, lists of workloads,
+names of arguments. Finds no fault.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,11 @@ from fleet_protos.trial_types import (
     Workload,
 )
 
-_KIND = {"sglang": EngineKind.SGLANG, "simulated": EngineKind.SIMULATED, "external": EngineKind.EXTERNAL}
+_KIND = {
+    "sglang": EngineKind.SGLANG,
+    "simulated": EngineKind.SIMULATED,
+    "external": EngineKind.EXTERNAL,
+}
 _SIMULATION_FIELD = {"ready_after": "ready_after_s", "crash_after": "crash_after_s"}
 _DEFAULT_RUNS_MAX = 20
 
@@ -51,7 +57,11 @@ def build_job(file: job_models.JobFile, document: Document, named: NamedFiles) -
     return Job(
         name=file.name,
         engine=_engine(file),
-        workloads=tuple(cell for name, workload in file.workloads.items() for cell in _cells(name, workload, named)),
+        workloads=tuple(
+            cell
+            for name, workload in file.workloads.items()
+            for cell in _cells(name, workload, named)
+        ),
         measure=Measure(
             runs_min=runs.min,
             runs_max=runs.max or max(runs.min, _DEFAULT_RUNS_MAX),
@@ -60,18 +70,30 @@ def build_job(file: job_models.JobFile, document: Document, named: NamedFiles) -
             warmup_requests=file.measure.warmup,
             seed=file.measure.seed,
         ),
-        factors={factor: {name: _level(level) for name, level in levels.items()} for factor, levels in file.factors.items()},
+        factors={
+            factor: {name: _level(level) for name, level in levels.items()}
+            for factor, levels in file.factors.items()
+        },
         exclude=tuple(dict(part) for part in file.exclude),
-        baseline=file.baseline if file.baseline is not None else {factor: next(iter(levels)) for factor, levels in file.factors.items()},
+        baseline=file.baseline
+        if file.baseline is not None
+        else {factor: next(iter(levels)) for factor, levels in file.factors.items()},
         launches=file.measure.launches,
         margin=file.measure.margin,
         gpus=file.engine.gpus,
         priority=file.priority,
-        hosts=HostChoice(file.hosts.names, file.hosts.labels, file.hosts.placement == "every_host", file.hosts.share),
+        hosts=HostChoice(
+            file.hosts.names,
+            file.hosts.labels,
+            file.hosts.placement == "every_host",
+            file.hosts.share,
+        ),
         load=_load(file.load),
         files=tuple(named.files.values()),
         file=document.file,
-        places={dotted(path): document.place(path) for path in (*document.keys, *_listed(document))},
+        places={
+            dotted(path): document.place(path) for path in (*document.keys, *_listed(document))
+        },
     )
 
 
@@ -91,10 +113,16 @@ def _engine(file: job_models.JobFile) -> EngineSpec:
     return EngineSpec(
         kind=_KIND[engine.kind],
         model_path=file.model.path,
-        args={name: value for name, value in normalise_arguments(engine.args).items() if value is not None},
+        args={
+            name: value
+            for name, value in normalise_arguments(engine.args).items()
+            if value is not None
+        },
         env={name: value for name, value in engine.env.items() if value is not None},
         gpus=engine.gpus or 0,
-        python=(engine.python or "") if engine.kind == "sglang" and engine.container is None else "",
+        python=(engine.python or "")
+        if engine.kind == "sglang" and engine.container is None
+        else "",
         url=(engine.url or "").rstrip("/"),
         ready_timeout_s=engine.ready_timeout,
         stop_timeout_s=engine.stop_timeout,
@@ -102,7 +130,9 @@ def _engine(file: job_models.JobFile) -> EngineSpec:
         container=_container(engine.container),
         entry=engine.entry or "",
         cpu_binding=engine.cpu_binding or "",
-        phase_timeouts_s=engine.phase_timeouts.model_dump(exclude_none=True) if engine.phase_timeouts else {},
+        phase_timeouts_s=engine.phase_timeouts.model_dump(exclude_none=True)
+        if engine.phase_timeouts
+        else {},
         proof=engine.proof,
         gang=Gang(nodes=engine.nodes) if engine.nodes > 1 else Gang(),
     )
@@ -127,11 +157,17 @@ def _level(level: job_models.Level) -> Level:
 def _knobs(simulation: job_models.Simulation | None) -> Mapping[str, Any]:
     """The knobs that were written, by the names of `Simulation`."""
     written = simulation.model_fields_set if simulation else set()
-    return {_SIMULATION_FIELD.get(name, name): getattr(simulation, name) for name in job_models.Simulation.model_fields if name in written}
+    return {
+        _SIMULATION_FIELD.get(name, name): getattr(simulation, name)
+        for name in job_models.Simulation.model_fields
+        if name in written
+    }
 
 
 def _cells(name: str, workload: job_models.Workload, named: NamedFiles) -> Iterator[Workload]:
-    """One workload for each value of a list, named `busy@8` or `open@4/s`; the plain name when no list was written."""
+    """One workload for each value of a list, named `busy@8` or `open@4/s`; the plain name when no
+    list was written.
+    """
     if workload.trace is not None:
         yield from _replayed(name, workload, named)
         return
@@ -141,27 +177,53 @@ def _cells(name: str, workload: job_models.Workload, named: NamedFiles) -> Itera
     if workload.ramp is not None:
         stages = tuple(Stage(stage.start, stage.end, stage.duration) for stage in workload.ramp)
         duration_s = sum(stage.duration_s for stage in stages)
-        yield replace(_cell(name, workload, named), stages=stages, duration_s=duration_s, **_arrivals(workload))
+        yield replace(
+            _cell(name, workload, named),
+            stages=stages,
+            duration_s=duration_s,
+            **_arrivals(workload),
+        )
         return
     if workload.rate is not None:
         rates = workload.rate if isinstance(workload.rate, tuple) else (workload.rate,)
         for rate in rates:
             cell = f"{name}@{rate:g}/s" if isinstance(workload.rate, tuple) else name
-            yield replace(_cell(cell, workload, named), rate_per_s=float(rate), duration_s=workload.duration or 0.0, **_arrivals(workload))
+            yield replace(
+                _cell(cell, workload, named),
+                rate_per_s=float(rate),
+                duration_s=workload.duration or 0.0,
+                **_arrivals(workload),
+            )
         return
-    counts = workload.concurrency if isinstance(workload.concurrency, tuple) else (workload.concurrency or 1,)
+    counts = (
+        workload.concurrency
+        if isinstance(workload.concurrency, tuple)
+        else (workload.concurrency or 1,)
+    )
     for count in counts:
         cell = f"{name}@{count}" if isinstance(workload.concurrency, tuple) else name
         turns = workload.sessions.turns if workload.sessions else 1
-        requests = workload.requests or (turns * count * (1 if count == 1 else 2) if workload.sessions else default_requests(count))
+        requests = workload.requests or (
+            turns * count * (1 if count == 1 else 2)
+            if workload.sessions
+            else default_requests(count)
+        )
         yield replace(_cell(cell, workload, named), concurrency=count, requests=requests)
 
 
-def _searched(cell: Workload, workload: job_models.Workload, written: job_models.Search) -> Workload:
-    """Neither a concurrency nor a rate, which each run has: an agent from before searches refuses such a load."""
-    search = Search(written.of, float(written.from_), float(written.to), written.within, written.goodput)
+def _searched(
+    cell: Workload, workload: job_models.Workload, written: job_models.Search
+) -> Workload:
+    """Neither a concurrency nor a rate, which each run has: an agent from before searches refuses
+    such a load.
+    """
+    search = Search(
+        written.of, float(written.from_), float(written.to), written.within, written.goodput
+    )
     if written.of == "rate":
-        return replace(cell, search=search, duration_s=workload.duration or 0.0, **_arrivals(workload))
+        return replace(
+            cell, search=search, duration_s=workload.duration or 0.0, **_arrivals(workload)
+        )
     return replace(cell, search=search, requests=workload.requests or 0)
 
 
@@ -175,7 +237,14 @@ def _replayed(name: str, workload: job_models.Workload, named: NamedFiles) -> It
         prompts = RANDOM_ON_WIRE if workload.prompts == RANDOM_PROMPTS else ""
         cell = _cell(name, workload, named)
         cell = replace(cell, cache=workload.cache or ("flush" if part.blocks else ""))
-        yield replace(cell, trace=ref, speed=speed, requests=len(part.at_ms), duration_s=duration_s, prompts=prompts)
+        yield replace(
+            cell,
+            trace=ref,
+            speed=speed,
+            requests=len(part.at_ms),
+            duration_s=duration_s,
+            prompts=prompts,
+        )
 
 
 def _arrivals(workload: job_models.Workload) -> Mapping[str, Any]:
@@ -183,21 +252,34 @@ def _arrivals(workload: job_models.Workload) -> Mapping[str, Any]:
 
 
 def default_requests(concurrency: int) -> int:
-    """Requests of one run when the file does not say: single generations one by one, else two waves and at least four requests."""
+    """Requests of one run when the file does not say: single generations one by one, else two waves
+    and at least four requests.
+    """
     return 1 if concurrency == 1 else max(4, 2 * concurrency)
 
 
 def _cell(name: str, workload: job_models.Workload, named: NamedFiles) -> Workload:
     slo, parts = workload.slo or job_models.Slo(), workload.mix or ()
     mix = tuple(Part(weight=part.weight, **_request_fields(part, named)) for part in parts)
-    if not mix and workload.trace is None and (workload.sessions or workload.shared_prefix or workload.cache in ("flush", "shared")):
-        mix = (Part(**_request_fields(workload, named)),)  # an agent from before these keys refuses a mixture, and would not see the keys
+    if (
+        not mix
+        and workload.trace is None
+        and (workload.sessions or workload.shared_prefix or workload.cache in ("flush", "shared"))
+    ):
+        mix = (
+            Part(**_request_fields(workload, named)),
+        )  # an agent from before these keys refuses a mixture, and would not see the keys
     return Workload(
         name=name,
         vocabulary=workload.vocabulary or 0,
         turns=workload.sessions.turns if workload.sessions else 0,
         think_s=workload.sessions.think_time if workload.sessions else 0.0,
-        cache=workload.cache or ("flush" if workload.sessions or any(part.shared_prefix for part in (workload, *parts)) else ""),
+        cache=workload.cache
+        or (
+            "flush"
+            if workload.sessions or any(part.shared_prefix for part in (workload, *parts))
+            else ""
+        ),
         mix=mix,
         **({} if mix else _request_fields(workload, named)),
         api=workload.api,
@@ -233,4 +315,8 @@ def _lengths(written: int | job_models.Lengths | None) -> Lengths:
     if written.uniform is not None:
         return Lengths("uniform", written.uniform.min, written.uniform.max)
     drawn = written.lognormal
-    return Lengths("lognormal", most=drawn.max, median=drawn.median, sigma=drawn.sigma) if drawn is not None else Lengths()
+    return (
+        Lengths("lognormal", most=drawn.max, median=drawn.median, sigma=drawn.sigma)
+        if drawn is not None
+        else Lengths()
+    )

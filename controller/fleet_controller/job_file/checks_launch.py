@@ -13,8 +13,12 @@ from fleet_controller.yaml.findings import WARNING, Finding
 _SGLANG_ONLY_KEYS = ("container", "entry")
 _SCHEME = "secret://"
 _REFERENCE = re.compile(r"secret://[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
-_NAMED_SECRET = re.compile(r"(?:^|_)(?:TOKEN|KEY|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?)$", re.IGNORECASE)
-_PLAIN = re.compile(r"|true|false|[0-9.]+|[/~.].*|secret://.*", re.IGNORECASE)  # numbers, switches and paths are no secrets
+_NAMED_SECRET = re.compile(
+    r"(?:^|_)(?:TOKEN|KEY|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?)$", re.IGNORECASE
+)
+_PLAIN = re.compile(
+    r"|true|false|[0-9.]+|[/~.].*|secret://.*", re.IGNORECASE
+)  # numbers, switches and paths are no secrets
 _RESERVED_INSIDE = ("/", "/dev", "/proc", "/sys")
 
 
@@ -27,7 +31,13 @@ def check_container(parsed: ParsedJob) -> Iterator[Finding]:
         for key in _SGLANG_ONLY_KEYS:
             if parsed.is_written(("engine", key)):
                 message = f"`{key}` belongs to SGLang; the simulated engine comes with the agent"
-                yield parsed.finding("not_sglang", ("engine", key), message, "remove it, or write kind: sglang", at_key=True)
+                yield parsed.finding(
+                    "not_sglang",
+                    ("engine", key),
+                    message,
+                    "remove it, or write kind: sglang",
+                    at_key=True,
+                )
     elif engine.container is not None and parsed.is_written(("engine", "python")):
         message = "`python` is on the host, and the server runs in a container"
         hint = "remove it; the Python of the image is `container: {python: …}`"
@@ -42,12 +52,27 @@ def _mounts(parsed: ParsedJob) -> Iterator[Finding]:
         return
     for inside, outside in container.mounts.items():
         bare = outside.removesuffix(":ro").removesuffix(":rw")
-        if not inside.startswith("/") or inside.rstrip("/") in ("", *_RESERVED_INSIDE[1:]) or ":" in inside:
+        if (
+            not inside.startswith("/")
+            or inside.rstrip("/") in ("", *_RESERVED_INSIDE[1:])
+            or ":" in inside
+        ):
             message = f"nothing can be mounted at `{inside[:80]}`"
-            yield parsed.finding("bad_mount", (*path, inside), message, "path inside: path on the host, both from `/` on", at_key=True)
+            yield parsed.finding(
+                "bad_mount",
+                (*path, inside),
+                message,
+                "path inside: path on the host, both from `/` on",
+                at_key=True,
+            )
         elif not bare.startswith(("/", "~/")) or any(mark in f"{inside}{bare}" for mark in ',:"\n'):
             message = f"`{outside[:80]}` is no path of the host that can be mounted"
-            yield parsed.finding("bad_mount", (*path, inside), message, "write it from `/` or `~/` on, with `:ro` to protect it")
+            yield parsed.finding(
+                "bad_mount",
+                (*path, inside),
+                message,
+                "write it from `/` or `~/` on, with `:ro` to protect it",
+            )
 
 
 def check_secrets(parsed: ParsedJob) -> Iterator[Finding]:
@@ -78,6 +103,8 @@ def _variable(parsed: ParsedJob, path: KeyPath, name: str, value: str | None) ->
         message = f"`{name}` is no reference to a secret: the whole value is secret:// and a name of letters, digits and `_`"
         yield parsed.finding("bad_secret", path, message, f"write {name}: secret://{name.lower()}")
     elif looks_like_plain_secret(name, value):
-        message = f"`{name}` looks like a secret, and stands in the job, in its records and in its report"
+        message = (
+            f"`{name}` looks like a secret, and stands in the job, in its records and in its report"
+        )
         hint = f"write secret://{name.lower()}, and the value into the secrets file of each host (docs/user/job-file.md)"
         yield parsed.finding("plain_secret", path, message, hint, severity=WARNING)

@@ -1,4 +1,6 @@
-"""Owns the rules on parallel sizes, GPUs and hosts as findings about variants; the rules themselves are facts about SGLang."""
+"""Owns the rules on parallel sizes, GPUs and hosts as findings about variants; the rules themselves
+are facts about SGLang.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Owns the rules on what a workload asks: which prompts there are, and where random ones would make a measurement invalid."""
+"""Owns the rules on what a workload asks: which prompts there are, and where random ones would make
+a measurement invalid.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,12 @@ _DEGENERATE_TEXT = "random prompts make degenerate text: its output loops, and a
 _FORCE_RANDOM_HINT = "write prompts of people, or `force_random: true` if the speed of random ones is what you want to know"
 
 
-def check_prompts(parsed: ParsedJob, path: KeyPath, requests: Requests, workload: Workload) -> Iterator[Finding]:
-    """What is wrong with the prompts of one kind of requests of a workload, as far as they could be read."""
+def check_prompts(
+    parsed: ParsedJob, path: KeyPath, requests: Requests, workload: Workload
+) -> Iterator[Finding]:
+    """What is wrong with the prompts of one kind of requests of a workload, as far as they could be
+    read.
+    """
     place = (*path, "prompts")
     if not parsed.is_sound(place):
         return
@@ -32,11 +38,27 @@ def check_prompts(parsed: ParsedJob, path: KeyPath, requests: Requests, workload
         yield from _check_known_prompts(parsed, place, requests.prompts)
     if workload.trace is not None and requests.prompts not in (None, RANDOM_PROMPTS):
         message = "a trace has prompts of its own, made to its lengths"
-        yield parsed.finding("wrong_prompts", place, message, "remove `prompts`; `random` alone may stand beside a trace", at_key=True)
+        yield parsed.finding(
+            "wrong_prompts",
+            place,
+            message,
+            "remove `prompts`; `random` alone may stand beside a trace",
+            at_key=True,
+        )
     for key in ("input_tokens", "vocabulary", "force_random"):
-        if requests.prompts != RANDOM_PROMPTS and parsed.is_sound((*path, key)) and parsed.is_written((*path, key)):
+        if (
+            requests.prompts != RANDOM_PROMPTS
+            and parsed.is_sound((*path, key))
+            and parsed.is_written((*path, key))
+        ):
             message = f"`{key}` is about `prompts: random`"
-            yield parsed.finding("wrong_prompts", (*path, key), message, "remove it, or write `prompts: random`", at_key=True)
+            yield parsed.finding(
+                "wrong_prompts",
+                (*path, key),
+                message,
+                "remove it, or write `prompts: random`",
+                at_key=True,
+            )
 
 
 def _check_known_prompts(parsed: ParsedJob, place: KeyPath, written: str) -> Iterator[Finding]:
@@ -44,27 +66,49 @@ def _check_known_prompts(parsed: ParsedJob, place: KeyPath, written: str) -> Ite
     if written.startswith(FILE_PREFIX) or written in known:
         return
     near = get_close_matches(written[:64], [*known, RANDOM_PROMPTS], n=1, cutoff=0.6)
-    hint = f"did you mean `{near[0]}`?" if near else f"there are: {', '.join(known)}, {FILE_PREFIX}PATH and {RANDOM_PROMPTS}"
+    hint = (
+        f"did you mean `{near[0]}`?"
+        if near
+        else f"there are: {', '.join(known)}, {FILE_PREFIX}PATH and {RANDOM_PROMPTS}"
+    )
     yield parsed.finding("unknown_prompts", place, f"there are no prompts `{written[:64]}`", hint)
 
 
-def _check_random_prompts(parsed: ParsedJob, path: KeyPath, requests: Requests, workload: Workload) -> Iterator[Finding]:
+def _check_random_prompts(
+    parsed: ParsedJob, path: KeyPath, requests: Requests, workload: Workload
+) -> Iterator[Finding]:
     place = (*path, "prompts")
     if workload.api != "generate" and parsed.is_sound((*path[:2], "api")):
         message = f"random prompts are token ids, which `api: {workload.api}` does not take"
         yield parsed.finding("wrong_prompts", place, message, "write `api: generate`")
-    if workload.trace is None and requests.input_tokens is None and parsed.is_sound((*path, "input_tokens")):
+    if (
+        workload.trace is None
+        and requests.input_tokens is None
+        and parsed.is_sound((*path, "input_tokens"))
+    ):
         message = "`prompts: random` needs `input_tokens`: how long each prompt is"
-        yield parsed.finding("missing_key", (*path, "input_tokens"), message, "write `input_tokens: 1000`")
+        yield parsed.finding(
+            "missing_key", (*path, "input_tokens"), message, "write `input_tokens: 1000`"
+        )
     if not workload.force_random and parsed.is_sound((*path[:2], "force_random")):
         if _speculates(parsed):
-            yield parsed.finding("random_prompts", place, f"the server speculates, and {_DEGENERATE_TEXT}", _FORCE_RANDOM_HINT)
+            yield parsed.finding(
+                "random_prompts",
+                place,
+                f"the server speculates, and {_DEGENERATE_TEXT}",
+                _FORCE_RANDOM_HINT,
+            )
         elif parsed.job.engine.kind == "external":
             message = f"should this server speculate: {_DEGENERATE_TEXT}"
-            yield parsed.finding("random_prompts", place, message, _FORCE_RANDOM_HINT, severity=WARNING)
+            yield parsed.finding(
+                "random_prompts", place, message, _FORCE_RANDOM_HINT, severity=WARNING
+            )
 
 
 def _speculates(parsed: ParsedJob) -> bool:
     """Whether any variant asks for speculation."""
-    settings = [parsed.job.engine.args, *(level.args for levels in parsed.job.factors.values() for level in levels.values())]
+    settings = [
+        parsed.job.engine.args,
+        *(level.args for levels in parsed.job.factors.values() for level in levels.values()),
+    ]
     return any(normalise_arguments(args).get("speculative_algorithm") for args in settings)

@@ -1,4 +1,6 @@
-"""Owns the rules on a search for the highest load: what it needs beside it, and between which loads there is anything to look for."""
+"""Owns the rules on a search for the highest load: what it needs beside it, and between which loads
+there is anything to look for.
+"""
 
 from __future__ import annotations
 
@@ -27,21 +29,33 @@ def _check_search_slo(parsed: ParsedJob, path: KeyPath, workload: Workload) -> I
     if workload.slo is None or (workload.slo.ttft_p99 is None and workload.slo.tpot_p99 is None):
         message = "a search looks for the highest load that meets the `slo`, and there is no limit in it to meet"
         at = (*path, "search" if workload.slo is None else "slo")
-        yield parsed.finding(_BAD_SEARCH, at, message, "write `slo: {ttft_p99: 2s, tpot_p99: 50ms}`, or one of the two", at_key=True)
+        yield parsed.finding(
+            _BAD_SEARCH,
+            at,
+            message,
+            "write `slo: {ttft_p99: 2s, tpot_p99: 50ms}`, or one of the two",
+            at_key=True,
+        )
 
 
 def _check_search_bounds(parsed: ParsedJob, place: KeyPath, search: Search) -> Iterator[Finding]:
     if search.from_ >= search.to:
-        message = f"the search goes from {search.from_:g} to {search.to:g}: there is nothing to look for"
+        message = (
+            f"the search goes from {search.from_:g} to {search.to:g}: there is nothing to look for"
+        )
         hint = "write as `from` a load that is surely met, and as `to` one that surely is not"
         yield parsed.finding(_BAD_SEARCH, (*place, "to"), message, hint)
 
 
-def _check_search_in_flight(parsed: ParsedJob, path: KeyPath, workload: Workload, search: Search) -> Iterator[Finding]:
+def _check_search_in_flight(
+    parsed: ParsedJob, path: KeyPath, workload: Workload, search: Search
+) -> Iterator[Finding]:
     for key, value in (("from", search.from_), ("to", search.to)):
         if not value.is_integer():
             message = f"{value:g} requests in flight at once cannot be"
-            yield parsed.finding(_BAD_SEARCH, (*path, "search", key), message, "write a whole number, or `of: rate`")
+            yield parsed.finding(
+                _BAD_SEARCH, (*path, "search", key), message, "write a whole number, or `of: rate`"
+            )
     turns = workload.sessions.turns if workload.sessions else 1
     if workload.requests is not None and workload.requests < search.to * turns:
         users = workload.requests // turns

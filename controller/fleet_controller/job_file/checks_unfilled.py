@@ -1,4 +1,6 @@
-"""Owns the rule that a job holds values and no shell variables: nothing expands `$TP`, so a server would get these very letters."""
+"""Owns the rule that a job holds values and no shell variables: nothing expands `$TP`, so a server
+would get these very letters.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ def has_unexpanded_variable(value: Any) -> bool:
 
 
 def check_unexpanded_variables(parsed: ParsedJob) -> Iterator[Finding]:
-    """Values with a shell variable in them, as a job that was made of a pasted command has where a value was missing."""
+    """Values with a shell variable in them, as a job that was made of a pasted command has where a
+    value was missing.
+    """
     for path, value in _texts(parsed):
         found = _UNEXPANDED.search(value)
         if found:
@@ -30,12 +34,21 @@ def check_unexpanded_variables(parsed: ParsedJob) -> Iterator[Finding]:
 def _texts(parsed: ParsedJob) -> Iterator[tuple[KeyPath, str]]:
     """Every text that reaches a server's command line, its variables or its container."""
     document = parsed.document
-    for path in (("model",), ("engine", "python"), ("engine", "container"), ("engine", "args"), ("engine", "env")):
+    for path in (
+        ("model",),
+        ("engine", "python"),
+        ("engine", "container"),
+        ("engine", "args"),
+        ("engine", "env"),
+    ):
         yield from _texts_below(path, document.value_at(path, None))
     for factor, levels in parsed.factor_levels().items():
         for level, content in levels.items():
             for key in ("args", "env"):
-                yield from _texts_below(("factors", factor, level, key), content.get(key) if isinstance(content, dict) else None)
+                yield from _texts_below(
+                    ("factors", factor, level, key),
+                    content.get(key) if isinstance(content, dict) else None,
+                )
 
 
 def _texts_below(path: KeyPath, value: Any) -> Iterator[tuple[KeyPath, str]]:

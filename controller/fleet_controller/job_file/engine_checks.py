@@ -27,13 +27,29 @@ def check_kind(parsed: ParsedJob) -> Iterator[Finding]:
 def _external(parsed: ParsedJob) -> Iterator[Finding]:
     engine = parsed.job.engine
     if parsed.is_sound(("engine",)) and engine.url is None:
-        yield parsed.finding("url_missing", ("engine", "kind"), "an external engine needs `url`", "write url: http://HOST:PORT")
+        yield parsed.finding(
+            "url_missing",
+            ("engine", "kind"),
+            "an external engine needs `url`",
+            "write url: http://HOST:PORT",
+        )
     elif engine.url is not None and not re.fullmatch(r"https?://[^\s/?#]+(/[^\s?#]*)?", engine.url):
-        yield parsed.finding("bad_url", ("engine", "url"), f"`{engine.url[:80]}` is no address of a server", "write http://HOST:PORT")
+        yield parsed.finding(
+            "bad_url",
+            ("engine", "url"),
+            f"`{engine.url[:80]}` is no address of a server",
+            "write http://HOST:PORT",
+        )
     for key in _LAUNCH_KEYS:
         if parsed.is_written(("engine", key)):
             message = f"`{key}` belongs to a server that is launched; this one already runs"
-            yield parsed.finding("external_key", ("engine", key), message, "remove it, or choose kind: sglang", at_key=True)
+            yield parsed.finding(
+                "external_key",
+                ("engine", key),
+                message,
+                "remove it, or choose kind: sglang",
+                at_key=True,
+            )
     if parsed.factor_levels():
         message = "factors are set at a launch, and an external server is not launched"
         hint = "remove them: measure each setting as a job of its own"
@@ -44,7 +60,13 @@ def _launched(parsed: ParsedJob) -> Iterator[Finding]:
     engine = parsed.job.engine
     if parsed.is_written(("engine", "url")):
         message = f"`url` belongs to an external engine; this one is {engine.kind} and is launched"
-        yield parsed.finding("url_not_external", ("engine", "url"), message, "remove it, or write kind: external", at_key=True)
+        yield parsed.finding(
+            "url_not_external",
+            ("engine", "url"),
+            message,
+            "remove it, or write kind: external",
+            at_key=True,
+        )
     if engine.kind == "sglang" and parsed.is_written(("engine", "simulation")):
         yield _not_simulated(parsed, ("engine", "simulation"))
 
@@ -52,8 +74,17 @@ def _launched(parsed: ParsedJob) -> Iterator[Finding]:
 def _python(parsed: ParsedJob) -> Iterator[Finding]:
     engine = parsed.job.engine
     if engine.python is None and engine.container is None:
-        message = "`python` is not given: that of the host in the fleet file is taken, else its `python3`"
-        yield parsed.finding("python_default", ("engine",), message, "write python: ~/ENV/bin/python3", severity=INFO, at_key=True)
+        message = (
+            "`python` is not given: that of the host in the fleet file is taken, else its `python3`"
+        )
+        yield parsed.finding(
+            "python_default",
+            ("engine",),
+            message,
+            "write python: ~/ENV/bin/python3",
+            severity=INFO,
+            at_key=True,
+        )
 
 
 def check_levels(parsed: ParsedJob) -> Iterator[Finding]:
@@ -68,4 +99,10 @@ def check_levels(parsed: ParsedJob) -> Iterator[Finding]:
 
 
 def _not_simulated(parsed: ParsedJob, path: KeyPath) -> Finding:
-    return parsed.finding("not_simulated", path, "`simulation` has knobs of the simulated engine only", "remove it", at_key=True)
+    return parsed.finding(
+        "not_simulated",
+        path,
+        "`simulation` has knobs of the simulated engine only",
+        "remove it",
+        at_key=True,
+    )

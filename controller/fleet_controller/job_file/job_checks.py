@@ -1,4 +1,6 @@
-"""Owns the rules that span keys: engine, factors and measure of one job file, and the list of all rules; each yields findings."""
+"""Owns the rules that span keys: engine, factors and measure of one job file, and the list of all
+rules; each yields findings.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def check_job(parsed: ParsedJob) -> Iterator[Finding]:
 
 
 def check_variants(parsed: ParsedJob, job: Job, variants: Sequence[Variant]) -> Iterator[Finding]:
-    """All findings about whole variants, levels laid over the engine; only SGLang's arguments are known."""
+    """All findings about whole variants, levels laid over the engine; only SGLang's arguments are
+    known.
+    """
     if parsed.job.engine.kind == "sglang":
         for rule in _VARIANT_RULES:
             yield from rule(VariantSet(parsed, job, variants))
@@ -48,15 +52,35 @@ def _baseline_names(parsed: ParsedJob) -> Iterator[Finding]:
         yield from _level_exists(parsed, ("baseline", factor), factor, level)
     missing = [factor for factor in levels if factor not in baseline]
     if missing:
-        hint = "add " + ", ".join(f"{factor}: {next(iter(levels[factor]), '…')}" for factor in missing)
-        yield parsed.finding("baseline_incomplete", ("baseline",), f"the baseline names no level of `{'`, `'.join(missing)}`", hint)
+        hint = "add " + ", ".join(
+            f"{factor}: {next(iter(levels[factor]), '…')}" for factor in missing
+        )
+        yield parsed.finding(
+            "baseline_incomplete",
+            ("baseline",),
+            f"the baseline names no level of `{'`, `'.join(missing)}`",
+            hint,
+        )
 
 
 def _baseline_default(parsed: ParsedJob) -> Iterator[Finding]:
-    if parsed.job.baseline is None and parsed.job.factors and parsed.is_sound(("baseline",), ("factors",)):
-        first = ", ".join(f"{factor}: {next(iter(levels))}" for factor, levels in parsed.job.factors.items())
+    if (
+        parsed.job.baseline is None
+        and parsed.job.factors
+        and parsed.is_sound(("baseline",), ("factors",))
+    ):
+        first = ", ".join(
+            f"{factor}: {next(iter(levels))}" for factor, levels in parsed.job.factors.items()
+        )
         message = "no baseline is named: the first level of each factor is taken"
-        yield parsed.finding("baseline_chosen", ("factors",), message, f"write baseline: {{{first}}}", severity=INFO, at_key=True)
+        yield parsed.finding(
+            "baseline_chosen",
+            ("factors",),
+            message,
+            f"write baseline: {{{first}}}",
+            severity=INFO,
+            at_key=True,
+        )
 
 
 def _exclude_names(parsed: ParsedJob) -> Iterator[Finding]:
@@ -64,7 +88,12 @@ def _exclude_names(parsed: ParsedJob) -> Iterator[Finding]:
         return
     for index, part in enumerate(parsed.job.exclude):
         if not part:
-            yield parsed.finding("no_trials", ("exclude", index), "an empty combination matches every variant", "remove it")
+            yield parsed.finding(
+                "no_trials",
+                ("exclude", index),
+                "an empty combination matches every variant",
+                "remove it",
+            )
         for factor, level in part.items():
             yield from _level_exists(parsed, ("exclude", index, factor), factor, level)
 
@@ -73,14 +102,31 @@ def _level_exists(parsed: ParsedJob, path: KeyPath, factor: str, level: str) -> 
     levels = parsed.factor_levels()
     if factor not in levels:
         if parsed.is_sound(("factors", factor)):
-            yield parsed.finding("unknown_factor", path, f"there is no factor `{factor}`", _suggest_name(factor, levels), at_key=True)
+            yield parsed.finding(
+                "unknown_factor",
+                path,
+                f"there is no factor `{factor}`",
+                _suggest_name(factor, levels),
+                at_key=True,
+            )
     elif level not in levels[factor] and ("factors", factor, level) not in parsed.broken:
-        yield parsed.finding("unknown_level", path, f"factor `{factor}` has no level `{level}`", _suggest_name(level, levels[factor]))
+        yield parsed.finding(
+            "unknown_level",
+            path,
+            f"factor `{factor}` has no level `{level}`",
+            _suggest_name(level, levels[factor]),
+        )
 
 
 def _suggest_name(word: str, known: Mapping[str, object]) -> str:
     found = get_close_matches(word, list(known), n=1, cutoff=0.6) if len(word) <= 64 else []
-    return f"did you mean `{found[0]}`?" if found else f"there are: {', '.join(known)}" if known else "there are none: `factors` is empty"
+    return (
+        f"did you mean `{found[0]}`?"
+        if found
+        else f"there are: {', '.join(known)}"
+        if known
+        else "there are none: `factors` is empty"
+    )
 
 
 def _runs_order(parsed: ParsedJob) -> Iterator[Finding]:
@@ -89,7 +135,9 @@ def _runs_order(parsed: ParsedJob) -> Iterator[Finding]:
     if runs.max is not None and runs.min > runs.max and parsed.is_sound(path):
         at = (*path, "min") if parsed.is_written((*path, "min")) else (*path, "max")
         message = f"at least {runs.min} runs are asked for, but at most {runs.max}"
-        yield parsed.finding("runs_order", at, message, f"raise max to {runs.min} or more, or lower min")
+        yield parsed.finding(
+            "runs_order", at, message, f"raise max to {runs.min} or more, or lower min"
+        )
 
 
 def _launches(parsed: ParsedJob) -> Iterator[Finding]:
@@ -98,10 +146,21 @@ def _launches(parsed: ParsedJob) -> Iterator[Finding]:
         return
     if job.engine.kind == "external":
         message = "an external server is measured as it runs: there are no launches, so no verdict about launches"
-        yield parsed.finding("no_launches", path if parsed.is_written(path) else ("engine", "kind"), message, severity=INFO)
+        yield parsed.finding(
+            "no_launches",
+            path if parsed.is_written(path) else ("engine", "kind"),
+            message,
+            severity=INFO,
+        )
     elif job.measure.launches == 1:
         message = "one launch of each variant gives no interval: launches differ, so every verdict will be INCONCLUSIVE"
-        yield parsed.finding("no_interval", path, message, "three launches are the least that tells something", severity=WARNING)
+        yield parsed.finding(
+            "no_interval",
+            path,
+            message,
+            "three launches are the least that tells something",
+            severity=WARNING,
+        )
 
 
 _RULES: tuple[Callable[[ParsedJob], Iterator[Finding]], ...] = (

@@ -63,5 +63,9 @@ JOB = FileFormat(
         "factors.*": "give the factor at least one level, or remove it",
     },
     common=frozenset({"of", "from", "to"}),
-    names={("name",): "small letters, digits and dashes, at most 48, with a letter or digit first and last"},
+    names={
+        (
+            "name",
+        ): "small letters, digits and dashes, at most 48, with a letter or digit first and last"
+    },
 )

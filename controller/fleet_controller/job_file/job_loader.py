@@ -1,4 +1,6 @@
-"""Owns the one way in for a job file: text in, a checked job with its findings out, or all that is wrong with it at once."""
+"""Owns the one way in for a job file: text in, a checked job with its findings out, or all that is
+wrong with it at once.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ from fleet_controller.yaml.pydantic_errors import pydantic_findings
 from fleet_protos.attachment import LARGEST_PACKED
 from fleet_protos.errors import ConfigError
 
-# Stand-ins for what must be there and is not, so that the rest of a broken file can still be judged; `*` is any one name.
+# Stand-ins for what must be there and is not, so that the rest of a broken file can still be
+# judged; `*` is any one name.
 _STAND_INS: tuple[tuple[KeyPath, Any], ...] = (
     (("apiVersion",), "benchfleet/v1"),
     (("kind",), "Job"),
@@ -42,12 +45,21 @@ _STAND_INS: tuple[tuple[KeyPath, Any], ...] = (
     (("engine", "container", "image"), "x"),
     (("workloads",), {"x": {"concurrency": 1, "output_tokens": 1}}),
     (("workloads", "*", "sessions", "turns"), 2),
-    *((("workloads", "*", "search", key), content) for key, content in (("of", "rate"), ("from", 1), ("to", 2))),
+    *(
+        (("workloads", "*", "search", key), content)
+        for key, content in (("of", "rate"), ("from", 1), ("to", 2))
+    ),
     *((("workloads", "*", "shared_prefix", key), 1) for key in ("groups", "tokens")),
     *((("workloads", "*", "input_tokens", "uniform", key), 1) for key in ("min", "max")),
-    *((("workloads", "*", "input_tokens", "lognormal", key), 1) for key in ("median", "sigma", "max")),
+    *(
+        (("workloads", "*", "input_tokens", "lognormal", key), 1)
+        for key in ("median", "sigma", "max")
+    ),
     *((("workloads", "*", "output_tokens", "uniform", key), 1) for key in ("min", "max")),
-    *((("workloads", "*", "output_tokens", "lognormal", key), 1) for key in ("median", "sigma", "max")),
+    *(
+        (("workloads", "*", "output_tokens", "lognormal", key), 1)
+        for key in ("median", "sigma", "max")
+    ),
 )
 _SINGLE_ARGUMENT_CODES = ("argument_", "reserved_")
 _VARIANT_SECTIONS = ("engine", "factors", "exclude", "baseline")
@@ -55,7 +67,9 @@ _VARIANT_SECTIONS = ("engine", "factors", "exclude", "baseline")
 
 @dataclass(frozen=True, slots=True)
 class LoadedJob:
-    """A job that may run, the text it was read from, and what is worth telling about it (no errors)."""
+    """A job that may run, the text it was read from, and what is worth telling about it (no
+    errors).
+    """
 
     job: Job
     text: str  # with the files that it names, packed behind it
@@ -64,21 +78,30 @@ class LoadedJob:
 
 
 def load_job_file(path: FilePath) -> LoadedJob:
-    """Read and check the file. Raises JobRejected for its content and ConfigError when it cannot be read."""
+    """Read and check the file. Raises JobRejected for its content and ConfigError when it cannot be
+    read.
+    """
     try:
         with path.open("rb") as stream:
             content = stream.read(LARGEST_BYTES + 1)
     except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}", "give the path of a job file; `fleetctl init` writes one") from error
+        raise ConfigError(
+            f"cannot read {path}: {error.strerror}",
+            "give the path of a job file; `fleetctl init` writes one",
+        ) from error
     return load_job(content, str(path), path.parent)
 
 
 def load_job(text: str | bytes, file_name: str, folder: FilePath | None = None) -> LoadedJob:
-    """Check the whole of a job file. Raises JobRejected with every finding when at least one is an error.
+    """Check the whole of a job file. Raises JobRejected with every finding when at least one is an
+    error.
 
-    Files that it names are those behind its text, else they are read below `folder`; without one no file is opened.
+    Files that it names are those behind its text, else they are read below `folder`; without one no
+    file is opened.
     """
-    own, attached = split_attached_files(decode_text(text, file_name, most_bytes=LARGEST_BYTES + 2 * LARGEST_PACKED))
+    own, attached = split_attached_files(
+        decode_text(text, file_name, most_bytes=LARGEST_BYTES + 2 * LARGEST_PACKED)
+    )
     content = decode_text(own, file_name)
     document = read_document(content, file_name, _is_verbatim)
     if isinstance(document.value, dict):
@@ -86,7 +109,20 @@ def load_job(text: str | bytes, file_name: str, folder: FilePath | None = None) 
         document = replace(document, value=plain)
     elif not document.findings:
         message = "a job file is a mapping (`key: value` lines)"
-        raise JobRejected([Finding("not_a_mapping", ERROR, file_name, 1, 1, "", message, "`fleetctl init` writes one")])
+        raise JobRejected(
+            [
+                Finding(
+                    "not_a_mapping",
+                    ERROR,
+                    file_name,
+                    1,
+                    1,
+                    "",
+                    message,
+                    "`fleetctl init` writes one",
+                )
+            ]
+        )
     else:
         raise JobRejected(document.findings)
     parsed, faults = _read_models(document)
@@ -103,31 +139,57 @@ def load_job(text: str | bytes, file_name: str, folder: FilePath | None = None) 
 
 
 def _hides_variants(finding: Finding) -> bool:
-    """True when variants cannot be judged beside it; what is wrong with one argument alone leaves the others to judge."""
-    return finding.key.startswith(_VARIANT_SECTIONS) and not finding.code.startswith(_SINGLE_ARGUMENT_CODES)
+    """True when variants cannot be judged beside it; what is wrong with one argument alone leaves
+    the others to judge.
+    """
+    return finding.key.startswith(_VARIANT_SECTIONS) and not finding.code.startswith(
+        _SINGLE_ARGUMENT_CODES
+    )
 
 
-def decode_text(text: str | bytes, file: str, rejected: type[FileRejected] = JobRejected, most_bytes: int = LARGEST_BYTES) -> str:
+def decode_text(
+    text: str | bytes,
+    file: str,
+    rejected: type[FileRejected] = JobRejected,
+    most_bytes: int = LARGEST_BYTES,
+) -> str:
     """The text of a file that a user wrote. Raises `rejected` for what is too large or no text."""
 
     def refuse(code: str, message: str, hint: str) -> FileRejected:
         return rejected([Finding(code, ERROR, file, 1, 1, "", message, hint)])
 
     if len(text) > most_bytes:
-        raise refuse("too_large", f"the file is larger than {LARGEST_BYTES >> 20} MiB", "is this the file that you meant?")
+        raise refuse(
+            "too_large",
+            f"the file is larger than {LARGEST_BYTES >> 20} MiB",
+            "is this the file that you meant?",
+        )
     try:
         content = text.decode("utf-8-sig") if isinstance(text, bytes) else text
     except UnicodeDecodeError as error:
-        raise refuse("not_text", f"byte {error.start} is not UTF-8", "save the file as UTF-8") from error
+        raise refuse(
+            "not_text", f"byte {error.start} is not UTF-8", "save the file as UTF-8"
+        ) from error
     if "\0" in content:
-        raise refuse("not_text", "the file holds NUL bytes: it is not text", "is this the file that you meant?")
+        raise refuse(
+            "not_text",
+            "the file holds NUL bytes: it is not text",
+            "is this the file that you meant?",
+        )
     return content
 
 
 def _is_verbatim(path: KeyPath) -> bool:
-    """Variables and labels are text however they look: `NCCL_NTHREADS: 512` is the text that was written."""
+    """Variables and labels are text however they look: `NCCL_NTHREADS: 512` is the text that was
+    written.
+    """
     match path:
-        case ("engine", "env", _) | ("factors", _, _, "env", _) | ("hosts", "labels", _) | ("load", "hosts", "labels", _):
+        case (
+            ("engine", "env", _)
+            | ("factors", _, _, "env", _)
+            | ("hosts", "labels", _)
+            | ("load", "hosts", "labels", _)
+        ):
             return True
         case ("engine", "cpu_binding") | ("engine", "container", "shm_size"):
             return True
@@ -152,7 +214,9 @@ def _read_models(document: Document) -> tuple[ParsedJob, list[Finding]]:
 
 
 def _without(value: Any, rest: KeyPath, path: KeyPath) -> Any:
-    """A copy without the entry `rest` leads to; a list goes as a whole, and a stand-in takes the place of what must be there."""
+    """A copy without the entry `rest` leads to; a list goes as a whole, and a stand-in takes the
+    place of what must be there.
+    """
     if not rest or not isinstance(value, dict):
         return value
     key = rest[0]
@@ -165,4 +229,6 @@ def _without(value: Any, rest: KeyPath, path: KeyPath) -> Any:
 
 
 def _matches(path: KeyPath, pattern: KeyPath) -> bool:
-    return len(path) == len(pattern) and all(want in ("*", part) for want, part in zip(pattern, path, strict=True))
+    return len(path) == len(pattern) and all(
+        want in ("*", part) for want, part in zip(pattern, path, strict=True)
+    )

@@ -1,4 +1,6 @@
-"""Owns the commented files that `fleetctl init` writes; they lint without errors and warnings. Writes nothing itself."""
+"""Owns the commented files that `fleetctl init` writes; they lint without errors and warnings.
+Writes nothing itself.
+"""
 
 from __future__ import annotations
 

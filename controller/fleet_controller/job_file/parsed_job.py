@@ -1,4 +1,6 @@
-"""Owns one reading of a job file while it is checked: the document, its models, and which parts are sound; judges nothing."""
+"""Owns one reading of a job file while it is checked: the document, its models, and which parts are
+sound; judges nothing.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from fleet_controller.yaml.findings import ERROR, Finding
 
 @dataclass(frozen=True, slots=True)
 class ParsedJob:
-    """`job` holds what could be read; values at or below a path in `broken` are defaults or stand-ins, not the user's."""
+    """`job` holds what could be read; values at or below a path in `broken` are defaults or
+    stand-ins, not the user's.
+    """
 
     document: Document
     job: JobFile
@@ -24,21 +28,38 @@ class ParsedJob:
         return not any(_paths_overlap(path, bad) for path in paths for bad in self.broken)
 
     def is_readable(self, path: KeyPath) -> bool:
-        """True when what `job` holds at `path` is the user's, though parts of it may have been left out as broken."""
+        """True when what `job` holds at `path` is the user's, though parts of it may have been left
+        out as broken.
+        """
         return not any(path[: len(bad)] == bad for bad in self.broken)
 
-    def finding(self, code: str, path: KeyPath, message: str, hint: str = "", *, severity: str = ERROR, at_key: bool = False) -> Finding:
+    def finding(
+        self,
+        code: str,
+        path: KeyPath,
+        message: str,
+        hint: str = "",
+        *,
+        severity: str = ERROR,
+        at_key: bool = False,
+    ) -> Finding:
         """A finding at the value of `path`, or at its key."""
         line, column = self.document.place(path, at_key=at_key)
-        return Finding(code, severity, self.document.file, line, column, dotted(path), message, hint)
+        return Finding(
+            code, severity, self.document.file, line, column, dotted(path), message, hint
+        )
 
     def is_written(self, path: KeyPath) -> bool:
         """True when the file itself holds `path`, be it as null."""
         return path in self.document.keys
 
     def factor_levels(self) -> Mapping[str, Mapping[str, Any]]:
-        """factor → level → what was written, as far as the file has that shape, whether or not the levels are sound."""
-        factors = self.document.value.get("factors") if isinstance(self.document.value, dict) else None
+        """factor → level → what was written, as far as the file has that shape, whether or not the
+        levels are sound.
+        """
+        factors = (
+            self.document.value.get("factors") if isinstance(self.document.value, dict) else None
+        )
         if not isinstance(factors, dict):
             return {}
         return {name: levels for name, levels in factors.items() if isinstance(levels, dict)}

@@ -1,4 +1,6 @@
-"""Owns the kinds of prompts that a workload may ask for, the same as the load side has; holds no prompt."""
+"""Owns the kinds of prompts that a workload may ask for, the same as the load side has; holds no
+prompt.
+"""
 
 from typing import Final
 

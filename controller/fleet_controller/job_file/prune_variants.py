@@ -1,4 +1,6 @@
-"""Owns the leaving out of variants without an effect: a job's text with the `exclude` entries that do it. Asks nobody, writes no file."""
+"""Owns the leaving out of variants without an effect: a job's text with the `exclude` entries that
+do it. Asks nobody, writes no file.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +28,18 @@ _WIDEST_LINE = 4096
 
 @dataclass(frozen=True, slots=True)
 class PrunedJob:
-    """A job without the variants that have no effect, and those variants; both as they were when there are none."""
+    """A job without the variants that have no effect, and those variants; both as they were when
+    there are none.
+    """
 
     loaded: LoadedJob
     left_out: tuple[EquivalentVariant, ...]
 
 
 def prune_loaded_job(loaded: LoadedJob) -> PrunedJob:
-    """Leave out every variant whose server runs like another's. Raises ConfigError when the text cannot be changed safely."""
+    """Leave out every variant whose server runs like another's. Raises ConfigError when the text
+    cannot be changed safely.
+    """
     found = equivalent_variants(loaded.job, make_variants(loaded.job))
     if not found:
         return PrunedJob(loaded, ())
@@ -42,19 +48,26 @@ def prune_loaded_job(loaded: LoadedJob) -> PrunedJob:
     changed = load_job(join_attached_files(with_exclusions(own, entries), files), loaded.file_name)
     if replace(changed.job, file=loaded.job.file) != prune_job(loaded.job, found):
         written = "; ".join(f"- {dict(entry)}" for entry in entries)
-        raise ConfigError("the entries of `exclude` could not be added to this file by themselves", f"write them there: {written}")
+        raise ConfigError(
+            "the entries of `exclude` could not be added to this file by themselves",
+            f"write them there: {written}",
+        )
     return PrunedJob(changed, found)
 
 
 def with_exclusions(text: str, entries: Sequence[Mapping[str, str]]) -> str:
-    """The job file with `entries` at the end of `exclude`; comments and the order of keys stay. Raises ConfigError."""
+    """The job file with `entries` at the end of `exclude`; comments and the order of keys stay.
+    Raises ConfigError.
+    """
     yaml = YAML(typ="rt")
     yaml.preserve_quotes = True
     yaml.width = _WIDEST_LINE
     try:
         document = yaml.load(text)
     except YAMLError as error:
-        raise ConfigError("the job file cannot be changed", "add the entries of `exclude` by hand") from error
+        raise ConfigError(
+            "the job file cannot be changed", "add the entries of `exclude` by hand"
+        ) from error
     if not isinstance(document, CommentedMap):
         raise ConfigError("the job file is not a mapping", "add the entries of `exclude` by hand")
     listed = document.get("exclude")

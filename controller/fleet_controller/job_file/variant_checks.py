@@ -1,4 +1,6 @@
-"""Owns where in a job file each setting of a variant stands, and how rules about a whole variant become findings there. Judges nothing."""
+"""Owns where in a job file each setting of a variant stands, and how rules about a whole variant
+become findings there. Judges nothing.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ class VariantSet:
 
 
 def remark_findings(variant_set: VariantSet, rules: Sequence[RemarkRule]) -> Iterator[Finding]:
-    """The remarks on all variants, each once, at the setting that causes it; one that only some variants have names them."""
+    """The remarks on all variants, each once, at the setting that causes it; one that only some
+    variants have names them.
+    """
     places = _SettingPaths(variant_set.parsed)
     found: dict[_Key, list[Variant]] = {}
     paths: dict[KeyPath, int] = {}
@@ -44,9 +48,20 @@ def remark_findings(variant_set: VariantSet, rules: Sequence[RemarkRule]) -> Ite
         for path in seen:
             paths.setdefault(path, sum(_covers(path, other) for other in variant_set.variants))
     for (path, code, severity, message, hint), having in found.items():
-        among = "" if len(having) >= paths[path] else f" (variant {having[0].name}{_and_more(len(having) - 1)})"
+        among = (
+            ""
+            if len(having) >= paths[path]
+            else f" (variant {having[0].name}{_and_more(len(having) - 1)})"
+        )
         at_key = len(path) == 4 and path[0] == "factors"
-        yield variant_set.parsed.finding(code, path, message + among, hint, severity=severity, at_key=at_key or path[-1:] == ("gpus",))
+        yield variant_set.parsed.finding(
+            code,
+            path,
+            message + among,
+            hint,
+            severity=severity,
+            at_key=at_key or path[-1:] == ("gpus",),
+        )
 
 
 def _and_more(count: int) -> str:
@@ -68,10 +83,15 @@ class _SettingPaths:
             for path, settings in setting_layers(parsed, kind):
                 layer = self._layers.setdefault(tuple(map(str, path[:-1])), {})
                 for written in settings:
-                    layer[f"{kind}.{resolve_name(written).name if kind == 'args' else written}"] = (*path, written)
+                    layer[f"{kind}.{resolve_name(written).name if kind == 'args' else written}"] = (
+                        *path,
+                        written,
+                    )
 
     def path_of(self, subject: str, variant: Variant) -> KeyPath:
-        """Where the last layer of the variant that sets `subject` does so; the engine when none does."""
+        """Where the last layer of the variant that sets `subject` does so; the engine when none
+        does.
+        """
         if subject == "concurrency":
             return self._busiest()
         if subject == "gpus":
@@ -84,7 +104,13 @@ class _SettingPaths:
     def _busiest(self) -> KeyPath:
         def most(name: str) -> int:
             listed = self._parsed.job.workloads[name].concurrency
-            return max(listed) if isinstance(listed, tuple) and listed else listed if isinstance(listed, int) else 0
+            return (
+                max(listed)
+                if isinstance(listed, tuple) and listed
+                else listed
+                if isinstance(listed, int)
+                else 0
+            )
 
         return ("workloads", max(self._parsed.job.workloads, key=most), "concurrency")
 
@@ -92,4 +118,6 @@ class _SettingPaths:
 def level_path(parsed: ParsedJob, levels: Mapping[str, str]) -> KeyPath:
     """The level that stands last in the file among those named."""
     paths: list[KeyPath] = [("factors", factor, level) for factor, level in levels.items()]
-    return max(paths, key=lambda path: parsed.document.place(path, at_key=True), default=("factors",))
+    return max(
+        paths, key=lambda path: parsed.document.place(path, at_key=True), default=("factors",)
+    )

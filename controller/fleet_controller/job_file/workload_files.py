@@ -1,4 +1,6 @@
-"""Owns the formats of files that a workload may name, traces and prompts: bytes in, what travels with the job out. Opens no file."""
+"""Owns the formats of files that a workload may name, traces and prompts: bytes in, what travels
+with the job out. Opens no file.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +12,19 @@ from typing import Any, Final
 
 from fleet_protos.attachment import Message, Prompts, Trace
 
-TRACE_FORMS: Final = (
-    "a .jsonl with timestamp (ms), input_length, output_length and hash_ids, or a .csv with time_s, prompt_tokens, output_tokens"
-)
+TRACE_FORMS: Final = "a .jsonl with timestamp (ms), input_length, output_length and hash_ids, or a .csv with time_s, prompt_tokens, output_tokens"
 PROMPT_FORMS: Final = "a .jsonl of {messages: …} objects, a .json of ShareGPT conversations, or a .txt with a prompt a line"
 MOST_TOKENS: Final = 10_000_000
 
 _MOONCAKE: Final = ("timestamp", "input_length", "output_length")
 _CSV: Final = ("time_s", "prompt_tokens", "output_tokens")
-_ROLES: Final = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
+_ROLES: Final = {
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "assistant": "assistant",
+    "system": "system",
+}
 _TraceRow = tuple[float, int, int, tuple[int, ...]]  # time in ms, tokens in and out, blocks
 
 
@@ -31,7 +37,9 @@ class BadWorkloadFile(Exception):
 
 
 def read_trace(content: bytes, name: str) -> Trace:
-    """The requests of a trace, by time, which then counts from the first. Lengths of 0 become 1. Raises BadSource."""
+    """The requests of a trace, by time, which then counts from the first. Lengths of 0 become 1.
+    Raises BadSource.
+    """
     text = _text(content)
     if name.lower().endswith(".csv"):
         rows = list(_csv_rows(text))
@@ -44,7 +52,12 @@ def read_trace(content: bytes, name: str) -> Trace:
     rows.sort(key=lambda row: row[0])
     first = rows[0][0]
     blocks = tuple(row[3] for row in rows) if any(row[3] for row in rows) else ()
-    return Trace(tuple(round(row[0] - first) for row in rows), tuple(row[1] for row in rows), tuple(row[2] for row in rows), blocks)
+    return Trace(
+        tuple(round(row[0] - first) for row in rows),
+        tuple(row[1] for row in rows),
+        tuple(row[2] for row in rows),
+        blocks,
+    )
 
 
 def read_prompts(content: bytes, name: str) -> Prompts:
@@ -63,7 +76,9 @@ def _text(content: bytes) -> str:
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise BadWorkloadFile(content.count(b"\n", 0, error.start) + 1, "it is not UTF-8 text") from error
+        raise BadWorkloadFile(
+            content.count(b"\n", 0, error.start) + 1, "it is not UTF-8 text"
+        ) from error
 
 
 def _objects(text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
@@ -90,7 +105,9 @@ def _mooncake_rows(text: str) -> Iterator[_TraceRow]:
             raise BadWorkloadFile(line, f"`{missing[0]}` is missing")
         at_ms, *tokens = (_number(line, key, found[key]) for key in _MOONCAKE)
         ids = found.get("hash_ids", [])
-        if not isinstance(ids, list) or not all(isinstance(one, int) and not isinstance(one, bool) for one in ids):
+        if not isinstance(ids, list) or not all(
+            isinstance(one, int) and not isinstance(one, bool) for one in ids
+        ):
             raise BadWorkloadFile(line, "`hash_ids` is not a list of whole numbers")
         yield at_ms, *_tokens(line, tokens), tuple(ids)
 
@@ -100,7 +117,9 @@ def _csv_rows(text: str) -> Iterator[_TraceRow]:
     try:
         missing = [key for key in _CSV if key not in (reader.fieldnames or ())]
         if missing:
-            raise BadWorkloadFile(1, f"its first line names no column `{missing[0]}`: it wants {', '.join(_CSV)}")
+            raise BadWorkloadFile(
+                1, f"its first line names no column `{missing[0]}`: it wants {', '.join(_CSV)}"
+            )
         for row in reader:
             at_s, *tokens = (_number(reader.line_num, key, row[key]) for key in _CSV)
             yield 1000 * at_s, *_tokens(reader.line_num, tokens), ()
@@ -110,7 +129,11 @@ def _csv_rows(text: str) -> Iterator[_TraceRow]:
 
 def _number(line: int, key: str, written: object) -> float:
     try:
-        number = float(written) if isinstance(written, str | int | float) and not isinstance(written, bool) else -1.0
+        number = (
+            float(written)
+            if isinstance(written, str | int | float) and not isinstance(written, bool)
+            else -1.0
+        )
     except (ValueError, OverflowError):
         number = -1.0
     if not 0 <= number <= 1e12:
@@ -129,7 +152,9 @@ def _tokens(line: int, numbers: Sequence[float]) -> tuple[int, int]:
 
 
 def _openai(text: str) -> Iterator[tuple[Message, ...]]:
-    """What a chat endpoint is sent, one request a line; messages after the last one of the user are left out."""
+    """What a chat endpoint is sent, one request a line; messages after the last one of the user are
+    left out.
+    """
     for line, found in _objects(text):
         messages = found.get("messages")
         if not isinstance(messages, list):
@@ -146,12 +171,16 @@ def _message(line: int, written: object) -> Message:
         raise BadWorkloadFile(line, "a message has no `content` that is a text")
     role = str(written.get("role"))
     if role not in ("system", "developer", "user", "assistant"):
-        raise BadWorkloadFile(line, f"the role {role[:40]!r} is none of system, developer, user and assistant")
+        raise BadWorkloadFile(
+            line, f"the role {role[:40]!r} is none of system, developer, user and assistant"
+        )
     return role, written["content"]
 
 
 def _sharegpt(text: str) -> Iterator[tuple[Message, ...]]:
-    """The first question of each conversation; one that a machine begins, or without text, is left out, as in other benchmarks."""
+    """The first question of each conversation; one that a machine begins, or without text, is left
+    out, as in other benchmarks.
+    """
     try:
         conversations = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -159,12 +188,27 @@ def _sharegpt(text: str) -> Iterator[tuple[Message, ...]]:
     if not isinstance(conversations, list):
         raise BadWorkloadFile(1, "ShareGPT is a list of conversations")
     for number, found in enumerate(conversations, start=1):
-        turns = found.get("conversations", found.get("conversation")) if isinstance(found, dict) else None
+        turns = (
+            found.get("conversations", found.get("conversation"))
+            if isinstance(found, dict)
+            else None
+        )
         if not isinstance(turns, list):
             raise BadWorkloadFile(0, f"conversation {number} has no list `conversations`")
-        first = next((turn for turn in turns if isinstance(turn, dict) and _ROLES.get(str(turn.get("from"))) != "system"), {})
+        first = next(
+            (
+                turn
+                for turn in turns
+                if isinstance(turn, dict) and _ROLES.get(str(turn.get("from"))) != "system"
+            ),
+            {},
+        )
         asked = first.get("value")
-        if _ROLES.get(str(first.get("from"))) == "user" and isinstance(asked, str) and asked.strip():
+        if (
+            _ROLES.get(str(first.get("from"))) == "user"
+            and isinstance(asked, str)
+            and asked.strip()
+        ):
             yield (("user", asked),)
 
 

@@ -14,7 +14,12 @@ class HostSeries:
     """How many hosts are in which state."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._hosts = Gauge(PROM_HOSTS, "Hosts by state: free, busy, drained, aside (after failures), away", ("state",), registry=registry)
+        self._hosts = Gauge(
+            PROM_HOSTS,
+            "Hosts by state: free, busy, drained, aside (after failures), away",
+            ("state",),
+            registry=registry,
+        )
 
     def set_counts(self, counts: Mapping[str, int]) -> None:
         """Every state has a number, so that an alert sees the fall to 0."""

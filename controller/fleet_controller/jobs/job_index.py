@@ -1,4 +1,6 @@
-"""Owns the controller's picture of its jobs while it works: what the store holds, in memory, and who waits for changes. Starts nothing."""
+"""Owns the controller's picture of its jobs while it works: what the store holds, in memory, and
+who waits for changes. Starts nothing.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,11 @@ from fleet_protos.trial_types import Outcome, Phase, TrialSpec
 
 
 class IndexedJob:
-    """One job and its trials by id, in plan order. Counts as it goes: a job may hold 10,000 trials, and each event asks.
+    """One job and its trials by id, in plan order. Counts as it goes: a job may hold 10,000 trials,
+    and each event asks.
 
-    `nodes` are the trials as their hosts tell them; those of a server over several hosts are one of `trials`.
+    `nodes` are the trials as their hosts tell them; those of a server over several hosts are one of
+    `trials`.
     """
 
     def __init__(self, row: JobRow, nodes: Iterable[Trial]) -> None:
@@ -36,7 +40,9 @@ class IndexedJob:
         self.hosts_used: set[str] = set()  # hosts that trials of it have
         self.trials_over = 0
         self.trouble = ""
-        self.trouble_inputs: tuple[WaitingJob, str] | None = None  # what waited when `trouble` was found, and what it was
+        self.trouble_inputs: tuple[WaitingJob, str] | None = (
+            None  # what waited when `trouble` was found, and what it was
+        )
         self.may_hold_hopeless = True
         self._left_s: float | None = None
         self._waiting: WaitingJob | None = None
@@ -45,13 +51,17 @@ class IndexedJob:
         self._waiting_index = WaitingIndex(trial.spec.trial_id for trial in trials)
         for trial in trials:
             self._update_trial(trial)
-        self._planned_trial_s = row.planned_s / max(1, -(-len(trials) // max(1, len(self.hosts_used))))
+        self._planned_trial_s = row.planned_s / max(
+            1, -(-len(trials) // max(1, len(self.hosts_used)))
+        )
 
     def update_node(self, node: Trial) -> Trial:
         """A trial, or a node of one, as it is now; the trial after it."""
         self.nodes[node.spec.trial_id] = node
         lead = self.nodes[lead_and_rank(node.spec.trial_id)[0]]
-        members = (member_id(lead.spec.trial_id, rank) for rank in range(1, lead.spec.engine.gang.nodes))
+        members = (
+            member_id(lead.spec.trial_id, rank) for rank in range(1, lead.spec.engine.gang.nodes)
+        )
         trial = fold_gang(lead, [self.nodes[member] for member in members])
         self._update_trial(trial)
         return trial
@@ -64,7 +74,12 @@ class IndexedJob:
         self.trials[trial_id] = trial
         was_over = before is not None and is_over(before, self.row.cancelled)
         self.trials_over += is_over(trial, self.row.cancelled) - was_over
-        moved_on = before is not None and before.is_active and trial.is_active and before.attempts[:-1] == trial.attempts[:-1]
+        moved_on = (
+            before is not None
+            and before.is_active
+            and trial.is_active
+            and before.attempts[:-1] == trial.attempts[:-1]
+        )
         if not moved_on:  # a trial began or ended
             self._left_s = None
             self._update_waiting(before, trial)
@@ -92,7 +107,9 @@ class IndexedJob:
 
     @property
     def waiting(self) -> WaitingJob:
-        """What of it may begin, and whose turn that is; the same value until one of its trials begins or ends."""
+        """What of it may begin, and whose turn that is; the same value until one of its trials
+        begins or ends.
+        """
         if self._waiting is None:
             self._waiting = WaitingJob(
                 self.row.job_id,
@@ -117,17 +134,26 @@ class IndexedJob:
         return self.row.priority == priority
 
     def catch_up(self, others: Iterable[IndexedJob]) -> None:
-        """It begins after it had nothing running, beside these that run: what it could not use is not owed to it."""
+        """It begins after it had nothing running, beside these that run: what it could not use is
+        not owed to it.
+        """
         trial_s = self._account.trial_s(self._planned_trial_s)
-        before_s = self.host_time_s - sum(len(trial.hosts) for trial in self.active.values()) * trial_s
-        self._account = self._account.caught_up(before_s, min((other.host_time_s for other in others), default=before_s))
+        before_s = (
+            self.host_time_s - sum(len(trial.hosts) for trial in self.active.values()) * trial_s
+        )
+        self._account = self._account.caught_up(
+            before_s, min((other.host_time_s for other in others), default=before_s)
+        )
         self._waiting = None
 
     def works_elsewhere(self, trial: Trial) -> bool:
         """The variant of a trial was launched well on another host."""
         spec = trial.spec
         return any(
-            other.spec.variant == spec.variant and other.spec.host != spec.host and other.newest and other.newest.outcome is Outcome.OK
+            other.spec.variant == spec.variant
+            and other.spec.host != spec.host
+            and other.newest
+            and other.newest.outcome is Outcome.OK
             for other in self.trials.values()
         )
 
@@ -139,13 +165,18 @@ class IndexedJob:
     @property
     def summary(self) -> JobSummary:
         """As it is listed."""
-        return replace(_job_summary(self.row, list(self.trials.values()), self.trials_over), trouble="" if self.is_over else self.trouble)
+        return replace(
+            _job_summary(self.row, list(self.trials.values()), self.trials_over),
+            trouble="" if self.is_over else self.trouble,
+        )
 
     @property
     def left_s(self) -> float:
         """Wall seconds that it still needs, computed anew when a trial began or ended."""
         if self._left_s is None:
-            self._left_s = 0.0 if self.is_over else remaining_s(list(self.trials.values()), self.row.planned_s)
+            self._left_s = (
+                0.0 if self.is_over else remaining_s(list(self.trials.values()), self.row.planned_s)
+            )
         return self._left_s
 
 
@@ -153,7 +184,9 @@ _KEPT_OVER = 16
 
 
 class JobIndex:
-    """Jobs that are not over, and of those that ended while this controller ran the last 16: what is older is in the store alone."""
+    """Jobs that are not over, and of those that ended while this controller ran the last 16: what
+    is older is in the store alone.
+    """
 
     def __init__(self) -> None:
         self.jobs: dict[str, IndexedJob] = {}
@@ -172,7 +205,8 @@ class JobIndex:
         self.notify()
 
     def update_attempt(self, trial_id: str, attempt: Attempt, progress: str = "") -> Trial | None:
-        """Put an attempt in its place; the trial after it, that of all nodes, None when it is of no job here.
+        """Put an attempt in its place; the trial after it, that of all nodes, None when it is of no
+        job here.
 
         `progress`: what its launch tells.
         """
@@ -212,7 +246,11 @@ class JobIndex:
         job = self._job_of[start.trial_id]
         hosts = (start.host, *(host for _, host in start.members))
         blocks = (job.trials[trial_id].nodes or (job.trials[trial_id],) for trial_id in start.block)
-        return [place_on_host(node.spec, host, job.hosts_used) for nodes in blocks for node, host in zip(nodes, hosts, strict=True)]
+        return [
+            place_on_host(node.spec, host, job.hosts_used)
+            for nodes in blocks
+            for node, host in zip(nodes, hosts, strict=True)
+        ]
 
     def cancel(self, job_id: str) -> list[Trial]:
         """Mark the job cancelled; its trials that are active now."""
@@ -230,7 +268,9 @@ class JobIndex:
     def is_known_over(self, trial_id: str, number: int) -> bool:
         """The attempt of a trial or node has ended before, or is of no job here."""
         job = self.job_of(trial_id)
-        return job is None or any(known.number == number and known.is_over for known in job.nodes[trial_id].attempts)
+        return job is None or any(
+            known.number == number and known.is_over for known in job.nodes[trial_id].attempts
+        )
 
     @property
     def open_jobs(self) -> tuple[IndexedJob, ...]:
@@ -240,15 +280,24 @@ class JobIndex:
     def running_jobs(self, excluding: IndexedJob) -> list[IndexedJob]:
         """The other jobs of its priority that have something running."""
         jobs = {id(job): job for job in self._active.values()}.values()
-        return [job for job in jobs if job is not excluding and job.has_priority(excluding.row.priority)]
+        return [
+            job for job in jobs if job is not excluding and job.has_priority(excluding.row.priority)
+        ]
 
     def host_times(self, priority: int) -> list[tuple[float, float]]:
-        """What jobs of that priority have had and what one more trial is reckoned at: of those that run, else of those that wait."""
+        """What jobs of that priority have had and what one more trial is reckoned at: of those that
+        run, else of those that wait.
+        """
         jobs = [job for job in self.open_jobs if job.has_priority(priority)]
-        return [(job.host_time_s, job.waiting.trial_s) for job in [job for job in jobs if job.active] or jobs]
+        return [
+            (job.host_time_s, job.waiting.trial_s)
+            for job in [job for job in jobs if job.active] or jobs
+        ]
 
     def newly_hopeless(self) -> Iterator[HopelessTrial]:
-        """Trials that are not to be launched, since their variant failed for good; each job is looked at once after such a failure."""
+        """Trials that are not to be launched, since their variant failed for good; each job is
+        looked at once after such a failure.
+        """
         for job in self.open_jobs:
             if job.may_hold_hopeless and not job.row.cancelled:
                 job.may_hold_hopeless = False
@@ -265,16 +314,31 @@ class JobIndex:
 
     def load_hosts_in_use(self) -> set[str]:
         """Hosts that send the load of an active trial."""
-        return {host for trial_id, job in self._active.items() for host in job.trials[trial_id].spec.load.hosts}
+        return {
+            host
+            for trial_id, job in self._active.items()
+            for host in job.trials[trial_id].spec.load.hosts
+        }
 
     def active_on(self, host: str) -> list[tuple[IndexedJob, Trial]]:
         """Attempts begun on that host and not over, each node of a gang for itself."""
         active = ((job, job.trials[trial_id]) for trial_id, job in self._active.items())
-        nodes = ((job, node) for job, trial in active if host in trial.hosts for node in trial.nodes or (trial,))
-        return [(job, job.nodes[node.spec.trial_id]) for job, node in nodes if node.spec.host == host and node.is_active]
+        nodes = (
+            (job, node)
+            for job, trial in active
+            if host in trial.hosts
+            for node in trial.nodes or (trial,)
+        )
+        return [
+            (job, job.nodes[node.spec.trial_id])
+            for job, node in nodes
+            if node.spec.host == host and node.is_active
+        ]
 
     def end_reason(self, trial_id: str) -> str:
-        """Why a node must end because another one of its server has ended; empty while it may go on."""
+        """Why a node must end because another one of its server has ended; empty while it may go
+        on.
+        """
         job = self.job_of(trial_id)
         return nodes_to_end(job.trials[lead_and_rank(trial_id)[0]]).get(trial_id, "") if job else ""
 
@@ -282,7 +346,12 @@ class JobIndex:
         """Where a node must end because another one has."""
         trials = (job.trials[trial_id] for trial_id, job in self._active.items())
         ends = ((trial, nodes_to_end(trial)) for trial in trials if trial.nodes)
-        return {node.spec.host for trial, end in ends for node in trial.nodes if node.spec.trial_id in end}
+        return {
+            node.spec.host
+            for trial, end in ends
+            for node in trial.nodes
+            if node.spec.trial_id in end
+        }
 
     def notify(self) -> None:
         """Wake whoever waits for a change."""
@@ -290,7 +359,9 @@ class JobIndex:
         self._changed = asyncio.Event()
 
     def next_change(self) -> asyncio.Event:
-        """Set at the next change; take it before looking, so that no change falls between look and wait."""
+        """Set at the next change; take it before looking, so that no change falls between look and
+        wait.
+        """
         return self._changed
 
 
@@ -327,7 +398,9 @@ def job_detail(row: JobRow, trials: Iterable[Trial], trouble: str = "") -> JobDe
     """A job with all its trials."""
     trials = fold_gangs(trials)
     job = replace(job_summary(row, trials), trouble=trouble)
-    return JobDetail(job, tuple(trial_status(trial, is_cancelled=row.cancelled) for trial in trials), row.yaml)
+    return JobDetail(
+        job, tuple(trial_status(trial, is_cancelled=row.cancelled) for trial in trials), row.yaml
+    )
 
 
 SeenTrials = dict[str, tuple[Trial, bool]]  # the trial, and whether its job was cancelled
@@ -336,8 +409,17 @@ SeenTrials = dict[str, tuple[Trial, bool]]  # the trial, and whether its job was
 def job_change(job: IndexedJob, seen: SeenTrials) -> JobChange:
     """The job now, with the trials that differ from what was `seen`, which is brought up to date."""
     cancelled = job.row.cancelled
-    news = [(trial_id, trial) for trial_id, trial in job.trials.items() if not _is_unchanged(seen.get(trial_id), trial, cancelled)]
-    changed = tuple(replace(trial_status(trial, is_cancelled=cancelled), progress=job.progress.get(trial_id, "")) for trial_id, trial in news)
+    news = [
+        (trial_id, trial)
+        for trial_id, trial in job.trials.items()
+        if not _is_unchanged(seen.get(trial_id), trial, cancelled)
+    ]
+    changed = tuple(
+        replace(
+            trial_status(trial, is_cancelled=cancelled), progress=job.progress.get(trial_id, "")
+        )
+        for trial_id, trial in news
+    )
     seen.update({trial_id: (trial, cancelled) for trial_id, trial in news})
     return JobChange(job.summary, changed, job.left_s)
 
@@ -347,12 +429,18 @@ def _is_unchanged(seen: tuple[Trial, bool] | None, trial: Trial, cancelled: bool
 
 
 def trial_status(trial: Trial, number: int = 0, *, is_cancelled: bool = False) -> TrialStatus:
-    """One attempt of a trial, the newest unless `number` says which; `is_cancelled`: its job is, so nothing of it begins any more."""
+    """One attempt of a trial, the newest unless `number` says which; `is_cancelled`: its job is, so
+    nothing of it begins any more.
+    """
     spec = trial.spec
     attempt = next((known for known in trial.attempts if known.number == number), trial.newest)
-    base = TrialStatus(spec.trial_id, spec.variant, spec.host, spec.block, nodes=trial.hosts if trial.nodes else ())
+    base = TrialStatus(
+        spec.trial_id, spec.variant, spec.host, spec.block, nodes=trial.hosts if trial.nodes else ()
+    )
     if attempt is None:
-        end = replace(base, phase=Phase.OVER, outcome=Outcome.CANCELLED, message="cancelled before it began")
+        end = replace(
+            base, phase=Phase.OVER, outcome=Outcome.CANCELLED, message="cancelled before it began"
+        )
         return end if is_cancelled else base
     return replace(
         base,
@@ -366,7 +454,9 @@ def trial_status(trial: Trial, number: int = 0, *, is_cancelled: bool = False) -
     )
 
 
-def ended_by_controller(attempt: Attempt, kind: ErrorKind, failure_class: str, message: str, now_unix_ns: int) -> Attempt:
+def ended_by_controller(
+    attempt: Attempt, kind: ErrorKind, failure_class: str, message: str, now_unix_ns: int
+) -> Attempt:
     """An attempt that the controller itself ends, because no agent will tell its end."""
     return replace(
         attempt,

@@ -1,4 +1,6 @@
-"""Owns the answers that need only the store: the same for a running controller and for a command that finds none. Changes nothing."""
+"""Owns the answers that need only the store: the same for a running controller and for a command
+that finds none. Changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ class ReadOnlyController:
         self._store = store
         self._artifacts = artifacts
 
-    async def submit(self, yaml: str, file_name: str, only_connected: bool = False, request_key: str = "") -> str:
+    async def submit(
+        self, yaml: str, file_name: str, only_connected: bool = False, request_key: str = ""
+    ) -> str:
         """Needs a controller. Raises HostUnreachable."""
         raise HostUnreachable(_NO_CONTROLLER, _START_HINT)
 
@@ -78,7 +82,10 @@ class ReadOnlyController:
         return await asyncio.to_thread(self._trial, trial_id, attempt, with_log)
 
     def _jobs(self) -> tuple[JobSummary, ...]:
-        return tuple(job_summary(row, self._store.trial_outlines(row.job_id)) for row in reversed(self._store.jobs()))
+        return tuple(
+            job_summary(row, self._store.trial_outlines(row.job_id))
+            for row in reversed(self._store.jobs())
+        )
 
     def _job(self, start: str) -> JobDetail:
         row = self._store.find_job(start)
@@ -86,12 +93,18 @@ class ReadOnlyController:
 
     def _results(self, start: str) -> JobResults:
         row = self._store.find_job(start)
-        return JobResults(job_summary(row, self._store.trial_outlines(row.job_id)), row.yaml, tuple(self._store.runs(row.job_id)))
+        return JobResults(
+            job_summary(row, self._store.trial_outlines(row.job_id)),
+            row.yaml,
+            tuple(self._store.runs(row.job_id)),
+        )
 
     def _trial(self, trial_id: str, attempt: int, with_log: bool) -> TrialDetail:
         trial = self._store.find_trial(trial_id)
         if attempt and all(known.number != attempt for known in trial.attempts):
-            raise NotFound(f"trial {trial_id} has no attempt {attempt}", f"it has {len(trial.attempts)}")
+            raise NotFound(
+                f"trial {trial_id} has no attempt {attempt}", f"it has {len(trial.attempts)}"
+            )
         found = trial_status(trial, attempt)
         events = tuple(self._store.events(trial_id, found.attempt))
         log = self._read_log(trial_id, found.attempt) if with_log else ""

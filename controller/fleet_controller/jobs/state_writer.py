@@ -1,4 +1,6 @@
-"""Owns the one place where the controller's state changes: store first, then board, then metrics, in the order of the calls."""
+"""Owns the one place where the controller's state changes: store first, then board, then metrics,
+in the order of the calls.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +34,14 @@ class StateWriter:
         self.job_index = JobIndex()
         self.series = series
         self.hosts_series = HostSeries(series.registry)
-        self.ended_attempts: deque[tuple[str, Attempt]] = deque()  # nodes whose attempts ended, until somebody has weighed them
+        self.ended_attempts: deque[tuple[str, Attempt]] = (
+            deque()
+        )  # nodes whose attempts ended, until somebody has weighed them
         self.store_error = ""  # why the store took nothing when it was last written to
         self.store = store  # asked on its own thread alone: see `ask`
-        self._store_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")  # one owner: writes never interleave
+        self._store_thread = ThreadPoolExecutor(
+            max_workers=1, thread_name_prefix="store"
+        )  # one owner: writes never interleave
 
     async def load(self) -> None:
         """Put the jobs that are not over back on the board; show all in the metrics."""
@@ -45,18 +51,26 @@ class StateWriter:
                 if trial.newest is not None:
                     self._update_series(trial.spec.trial_id, trial.newest)
             if not IndexedJob(row, trials).is_over:
-                self.job_index.add(row, await self.run_in_store(partial(self.store.trials, row.job_id)))
+                self.job_index.add(
+                    row, await self.run_in_store(partial(self.store.trials, row.job_id))
+                )
 
     async def add_job(self, row: JobRow, trials: list[Trial], request_key: str = "") -> str:
         """A job that was submitted; its id, or that of the one which this request made before."""
-        job_id = await self.run_in_store(partial(self.store.add_job, row, [trial.spec for trial in trials], request_key))
+        job_id = await self.run_in_store(
+            partial(self.store.add_job, row, [trial.spec for trial in trials], request_key)
+        )
         if job_id == row.job_id:
             self.job_index.add(row, trials)
         return job_id
 
     async def job_of_request(self, request_key: str) -> str:
         """The job that a submit with this key made; empty when there is none."""
-        return await self.run_in_store(partial(self.store.job_of_request, request_key)) if request_key else ""
+        return (
+            await self.run_in_store(partial(self.store.job_of_request, request_key))
+            if request_key
+            else ""
+        )
 
     async def cancel_job(self, job_id: str) -> list[Trial]:
         """Nothing of it starts any more; the trials that are active now."""
@@ -79,20 +93,34 @@ class StateWriter:
         """An attempt that the controller itself closes."""
         await self.begin_attempts([trial_id], attempt)
 
-    async def begin_attempts(self, trial_ids: Sequence[str], attempt: Attempt, placed: Sequence[TrialSpec] = ()) -> None:
-        """One attempt of each of these nodes: of all of them or of none. `placed`: nodes that have a host from here on."""
+    async def begin_attempts(
+        self, trial_ids: Sequence[str], attempt: Attempt, placed: Sequence[TrialSpec] = ()
+    ) -> None:
+        """One attempt of each of these nodes: of all of them or of none. `placed`: nodes that have
+        a host from here on.
+        """
         await self.run_in_store(partial(self.store.save_attempt, trial_ids, attempt, placed))
         self.store_error = ""
         self.job_index.assign_hosts(placed)
         for trial_id in trial_ids:
             self._apply_attempt(trial_id, attempt)
 
-    async def record_event(self, agent_id: str, host: str, event: Event, clock: HostClock = NO_SKEW) -> Trial | None:
-        """An event that an agent told; the trial after it, None when nothing new came of it. `clock`: of its host, before ours."""
+    async def record_event(
+        self, agent_id: str, host: str, event: Event, clock: HostClock = NO_SKEW
+    ) -> Trial | None:
+        """An event that an agent told; the trial after it, None when nothing new came of it.
+        `clock`: of its host, before ours.
+        """
         clock = replace(clock, now_unix_ns=time.time_ns())
-        attempt = await self.run_in_store(partial(self.store.record_event, agent_id, host, event, clock))
+        attempt = await self.run_in_store(
+            partial(self.store.record_event, agent_id, host, event, clock)
+        )
         self.store_error = ""
-        return None if attempt is None else self._apply_attempt(event.trial_id, attempt, _progress(event))
+        return (
+            None
+            if attempt is None
+            else self._apply_attempt(event.trial_id, attempt, _progress(event))
+        )
 
     async def last_sequence(self, agent_id: str) -> int:
         """Up to here that agent's events are stored."""
@@ -130,11 +158,17 @@ class StateWriter:
         return trial
 
     def _update_series(self, trial_id: str, attempt: Attempt) -> None:
-        self.series.record_trial(f"{trial_id}/{attempt.number}", attempt.phase, attempt.outcome or None)
+        self.series.record_trial(
+            f"{trial_id}/{attempt.number}", attempt.phase, attempt.outcome or None
+        )
 
 
 def _progress(event: Event) -> str:
     """`load_weight 61/163`, empty for any other event."""
     if not isinstance(event.body, ServerProgressed):
         return ""
-    return f"{event.body.phase} {event.body.done}/{event.body.total}" if event.body.total else event.body.phase
+    return (
+        f"{event.body.phase} {event.body.done}/{event.body.total}"
+        if event.body.total
+        else event.body.phase
+    )

@@ -1,4 +1,6 @@
-"""Owns which trials of one job wait, by host and by block, kept as they change so that a decision looks at few of them. Starts none."""
+"""Owns which trials of one job wait, by host and by block, kept as they change so that a decision
+looks at few of them. Starts none.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from fleet_controller.core.trial_state import Trial
 
 
 class WaitingIndex:
-    """The trials of a job that may start, each list in plan order. `pinned` by host; `blocks` by number, those that no host has begun."""
+    """The trials of a job that may start, each list in plan order. `pinned` by host; `blocks` by
+    number, those that no host has begun.
+    """
 
     def __init__(self, trials: Iterable[str]) -> None:
         self.pinned: dict[str, list[Trial]] = {}

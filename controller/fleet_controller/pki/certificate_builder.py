@@ -1,6 +1,8 @@
-"""Owns the making of keys and certificates. Pure but for the random numbers of keys and serials; writes no file, keeps no list.
+"""Owns the making of keys and certificates. Pure but for the random numbers of keys and serials;
+writes no file, keeps no list.
 
-EC P-256 and SHA-256. A certificate is valid from a day before it is made, because clocks of hosts differ.
+EC P-256 and SHA-256. A certificate is valid from a day before it is made, because clocks of hosts
+differ.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ _LONGEST_COMMON_NAME = 64  # X.520
 
 @dataclass(frozen=True, slots=True)
 class CertificateAndKey:
-    """A certificate and its key, as PEM. The key exists here and where it is written to, nowhere else."""
+    """A certificate and its key, as PEM. The key exists here and where it is written to, nowhere
+    else.
+    """
 
     certificate_pem: bytes
     key_pem: bytes
@@ -45,7 +49,13 @@ class Subject:
 def make_authority(now: datetime) -> CertificateAndKey:
     """A new authority, signed by itself."""
     key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"benchfleet authority {now.astimezone(UTC):%Y-%m-%d %H:%M:%S}")])
+    name = x509.Name(
+        [
+            x509.NameAttribute(
+                NameOID.COMMON_NAME, f"benchfleet authority {now.astimezone(UTC):%Y-%m-%d %H:%M:%S}"
+            )
+        ]
+    )
     usage = x509.KeyUsage(
         digital_signature=False, content_commitment=False, key_encipherment=False, data_encipherment=False, key_agreement=False,
         key_cert_sign=True, crl_sign=True, encipher_only=False, decipher_only=False,
@@ -60,19 +70,42 @@ def make_authority(now: datetime) -> CertificateAndKey:
     return CertificateAndKey(certificate.public_bytes(serialization.Encoding.PEM), _key_pem(key))
 
 
-def make_certificate(authority: CertificateAndKey, subject: Subject, now: datetime) -> CertificateAndKey:
-    """A certificate of the authority for a new key, ending no later than it. Raises ValueError for an authority or a name of no use."""
-    signer, signer_key = x509.load_pem_x509_certificate(authority.certificate_pem), _load_key(authority.key_pem)
+def make_certificate(
+    authority: CertificateAndKey, subject: Subject, now: datetime
+) -> CertificateAndKey:
+    """A certificate of the authority for a new key, ending no later than it. Raises ValueError for
+    an authority or a name of no use.
+    """
+    signer, signer_key = (
+        x509.load_pem_x509_certificate(authority.certificate_pem),
+        _load_key(authority.key_pem),
+    )
     key = ec.generate_private_key(ec.SECP256R1())
-    common = x509.NameAttribute(NameOID.COMMON_NAME, f"{subject.role} {subject.name}"[:_LONGEST_COMMON_NAME])
-    names = [x509.UniformResourceIdentifier(role_uri(subject.role, subject.name)), x509.DNSName(subject.dns_name)]
+    common = x509.NameAttribute(
+        NameOID.COMMON_NAME, f"{subject.role} {subject.name}"[:_LONGEST_COMMON_NAME]
+    )
+    names = [
+        x509.UniformResourceIdentifier(role_uri(subject.role, subject.name)),
+        x509.DNSName(subject.dns_name),
+    ]
     usages = x509.ExtendedKeyUsage(_USAGES[subject.role])
     certificate = (
-        _builder(x509.Name([common]), signer.subject, key.public_key(), now, min(CERTIFICATE_LIFE, signer.not_valid_after_utc - now))
-        .add_extension(x509.SubjectAlternativeName([*names, *_addresses(subject.addresses)]), critical=False)
+        _builder(
+            x509.Name([common]),
+            signer.subject,
+            key.public_key(),
+            now,
+            min(CERTIFICATE_LIFE, signer.not_valid_after_utc - now),
+        )
+        .add_extension(
+            x509.SubjectAlternativeName([*names, *_addresses(subject.addresses)]), critical=False
+        )
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(usages, critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer_key.public_key()), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(signer_key.public_key()),
+            critical=False,
+        )
         .sign(signer_key, hashes.SHA256())
     )
     return CertificateAndKey(certificate.public_bytes(serialization.Encoding.PEM), _key_pem(key))
@@ -87,7 +120,10 @@ _USAGES = {  # an agent's key cannot come in at any door, a user's key can serve
 
 def key_matches(certificate_pem: bytes, key_pem: bytes) -> bool:
     """True when the key is the certificate's. Raises ValueError for what is neither."""
-    return x509.load_pem_x509_certificate(certificate_pem).public_key() == _load_key(key_pem).public_key()
+    return (
+        x509.load_pem_x509_certificate(certificate_pem).public_key()
+        == _load_key(key_pem).public_key()
+    )
 
 
 def is_issued_by(certificate_pem: bytes, authority_pem: bytes) -> bool:
@@ -95,16 +131,28 @@ def is_issued_by(certificate_pem: bytes, authority_pem: bytes) -> bool:
     authority = x509.load_pem_x509_certificate(authority_pem)
     try:
         x509.load_pem_x509_certificate(certificate_pem).verify_directly_issued_by(authority)
-    except (InvalidSignature, ValueError, TypeError):  # another signer, another name, another kind of key
+    except (
+        InvalidSignature,
+        ValueError,
+        TypeError,
+    ):  # another signer, another name, another kind of key
         return False
     return True
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, now: datetime, life: timedelta
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePublicKey,
+    now: datetime,
+    life: timedelta,
 ) -> x509.CertificateBuilder:
     builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key)
-    return builder.serial_number(x509.random_serial_number()).not_valid_before(now - SKEW).not_valid_after(now + life)
+    return (
+        builder.serial_number(x509.random_serial_number())
+        .not_valid_before(now - SKEW)
+        .not_valid_after(now + life)
+    )
 
 
 def _addresses(addresses: Sequence[str]) -> list[x509.GeneralName]:
@@ -130,4 +178,6 @@ def _load_key(pem: bytes) -> ec.EllipticCurvePrivateKey:
 
 
 def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )

@@ -1,4 +1,6 @@
-"""Owns the warning before a certificate ends: a line a day in the controller's log, and a Prometheus series. Renews nothing."""
+"""Owns the warning before a certificate ends: a line a day in the controller's log, and a
+Prometheus series. Renews nothing.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ _WARN_INTERVAL_S = 86400.0
 
 
 class ExpiryWatcher:
-    """Looks once an hour. Labels: the role, and the host for an agent; of users only the next to end is shown."""
+    """Looks once an hour. Labels: the role, and the host for an agent; of users only the next to
+    end is shown.
+    """
 
     def __init__(self, authority: Authority, registry: CollectorRegistry) -> None:
         self._authority = authority
@@ -35,17 +39,26 @@ class ExpiryWatcher:
             await asyncio.sleep(_CHECK_INTERVAL_S)
 
     def check_now(self, now_unix_s: float) -> None:
-        """Show all, and log a warning of each that ends within 30 days unless it was logged within a day."""
+        """Show all, and log a warning of each that ends within 30 days unless it was logged within
+        a day.
+        """
         try:
             parties = self._authority.expiring(now_unix_s)
         except FleetError as error:
             log.warning("%s", error.message)
             return
         self._gauge.clear()
-        for party in reversed(parties):  # the next to end comes last and stays, where several share a series
-            self._gauge.labels(party.role, party.name if party.role == "agent" else "").set(party.expires_unix_s)
+        for party in reversed(
+            parties
+        ):  # the next to end comes last and stays, where several share a series
+            self._gauge.labels(party.role, party.name if party.role == "agent" else "").set(
+                party.expires_unix_s
+            )
         for party in parties:
             key = (party.role, party.name)
-            if party.is_near(now_unix_s) and now_unix_s - self._warned_at_s.get(key, -_WARN_INTERVAL_S) >= _WARN_INTERVAL_S:
+            if (
+                party.is_near(now_unix_s)
+                and now_unix_s - self._warned_at_s.get(key, -_WARN_INTERVAL_S) >= _WARN_INTERVAL_S
+            ):
                 self._warned_at_s[key] = now_unix_s
                 log.warning("%s", expiry_warning(party, now_unix_s))

@@ -1,4 +1,6 @@
-"""Owns the first making of a trust folder, whole or not at all. Replaces one only when told to, and then keeps the old one beside it."""
+"""Owns the first making of a trust folder, whole or not at all. Replaces one only when told to, and
+then keeps the old one beside it.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +26,19 @@ from fleet_transport.tls_identity import CONTROLLER_NAME, Role
 
 
 def init_trust_folder(folder: Path, user: str, *, replace: bool = False) -> bool:
-    """An authority with a certificate for the controller and for `user`. False: there was one, and it was kept.
+    """An authority with a certificate for the controller and for `user`. False: there was one, and
+    it was kept.
 
-    `replace`: the one that is there is moved aside to FOLDER.replaced-TIME. Raises ConfigError, Conflict.
+    `replace`: the one that is there is moved aside to FOLDER.replaced-TIME. Raises ConfigError,
+    Conflict.
     """
     with files.exclusive_lock(lock_path(folder)):
         files.remove_leftovers(folder)
         exists = folder.exists() and any(folder.iterdir())
         if exists and replace:
-            folder.rename(folder.with_name(f"{folder.name}.replaced-{datetime.now(UTC):%Y%m%d-%H%M%S-%f}"))
+            folder.rename(
+                folder.with_name(f"{folder.name}.replaced-{datetime.now(UTC):%Y%m%d-%H%M%S-%f}")
+            )
         if not exists or replace:
             files.create_folder(folder, _content(user, datetime.now(UTC)))
             return True
@@ -42,14 +48,32 @@ def init_trust_folder(folder: Path, user: str, *, replace: bool = False) -> bool
 
 def _content(user: str, now: datetime) -> dict[str, tuple[bytes, bool]]:
     authority = make_authority(now)
-    controller = make_certificate(authority, Subject(Role.CONTROLLER, "controller", CONTROLLER_NAME), now)
+    controller = make_certificate(
+        authority, Subject(Role.CONTROLLER, "controller", CONTROLLER_NAME), now
+    )
     person = make_certificate(authority, Subject(Role.USER, user, f"{user}.user.benchfleet"), now)
     signer = parse_certificates(authority.certificate_pem)[0].fingerprint
     ledger = IssuedCertificates()
-    for role, name, issued in ((Role.CONTROLLER, "controller", controller), (Role.USER, user, person)):
+    for role, name, issued in (
+        (Role.CONTROLLER, "controller", controller),
+        (Role.USER, user, person),
+    ):
         certificate = parse_certificates(issued.certificate_pem)[0]
-        ledger = ledger.with_entry(IssuedCertificate(certificate.fingerprint, role, name, int(now.timestamp()), certificate.not_after_unix_s, signer))
-    pairs: dict[str, CertificateAndKey] = {"ca": authority, "controller": controller, "user": person}
+        ledger = ledger.with_entry(
+            IssuedCertificate(
+                certificate.fingerprint,
+                role,
+                name,
+                int(now.timestamp()),
+                certificate.not_after_unix_s,
+                signer,
+            )
+        )
+    pairs: dict[str, CertificateAndKey] = {
+        "ca": authority,
+        "controller": controller,
+        "user": person,
+    }
     return {
         **{f"{name}.key": (issued.key_pem, True) for name, issued in pairs.items()},
         **{f"{name}.crt": (issued.certificate_pem, False) for name, issued in pairs.items()},

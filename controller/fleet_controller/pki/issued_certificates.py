@@ -1,4 +1,6 @@
-"""Owns what the authority remembers of each certificate that it issued, as a value and as the text of issued.json. Reads no file."""
+"""Owns what the authority remembers of each certificate that it issued, as a value and as the text
+of issued.json. Reads no file.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,11 @@ KEPT_S = 86400 * 30  # how long an expired certificate is remembered
 
 @dataclass(frozen=True, slots=True)
 class IssuedCertificate:
-    """One certificate. `authority`: fingerprint of the authority that signed it. `renew`: a new one was asked for.
+    """One certificate. `authority`: fingerprint of the authority that signed it. `renew`: a new one
+    was asked for.
 
-    `installed`: a host's agent was seen with it. Certificates that never came to their host are no reason to drop an authority.
+    `installed`: a host's agent was seen with it. Certificates that never came to their host are no
+    reason to drop an authority.
     """
 
     fingerprint: str
@@ -38,7 +42,9 @@ class IssuedCertificates:
 
     def issued_to(self, role: Role, name: str = "") -> tuple[IssuedCertificate, ...]:
         """Those of one party, or of all of a role, the newest last."""
-        return tuple(entry for entry in self.entries if entry.role is role and name in ("", entry.name))
+        return tuple(
+            entry for entry in self.entries if entry.role is role and name in ("", entry.name)
+        )
 
     def newest(self) -> tuple[IssuedCertificate, ...]:
         """The newest of each party."""
@@ -46,21 +52,38 @@ class IssuedCertificates:
 
     def with_entry(self, entry: IssuedCertificate) -> IssuedCertificates:
         """One more; what expired long ago is forgotten."""
-        kept = (known for known in self.entries if known.expires_unix_s > entry.issued_unix_s - KEPT_S)
+        kept = (
+            known for known in self.entries if known.expires_unix_s > entry.issued_unix_s - KEPT_S
+        )
         return IssuedCertificates((*kept, entry))
 
     def with_installed(self, fingerprint: str) -> IssuedCertificates:
         """The host of this certificate was seen with it."""
-        return IssuedCertificates(tuple(replace(entry, installed=True) if entry.fingerprint == fingerprint else entry for entry in self.entries))
+        return IssuedCertificates(
+            tuple(
+                replace(entry, installed=True) if entry.fingerprint == fingerprint else entry
+                for entry in self.entries
+            )
+        )
 
     def with_renewal_requested(self, role: Role, name: str) -> IssuedCertificates:
         """What this party holds is to be replaced."""
-        return IssuedCertificates(tuple(replace(entry, renew=True) if (entry.role, entry.name) == (role, name) else entry for entry in self.entries))
+        return IssuedCertificates(
+            tuple(
+                replace(entry, renew=True) if (entry.role, entry.name) == (role, name) else entry
+                for entry in self.entries
+            )
+        )
 
 
 def issued_json(ledger: IssuedCertificates) -> str:
     """The content of issued.json."""
-    return json.dumps({"version": VERSION, "issued": [asdict(entry) for entry in ledger.entries]}, indent=1) + "\n"
+    return (
+        json.dumps(
+            {"version": VERSION, "issued": [asdict(entry) for entry in ledger.entries]}, indent=1
+        )
+        + "\n"
+    )
 
 
 def read_issued(text: bytes) -> IssuedCertificates:

@@ -1,6 +1,8 @@
-"""Owns what lets hosts into the load of one attempt and keeps all others out: a token and an authority that exist nowhere but here.
+"""Owns what lets hosts into the load of one attempt and keeps all others out: a token and an
+authority that exist nowhere but here.
 
-They are made for the attempt, kept in memory, handed to its hosts over the fleet's own TLS, and forgotten: no file, no list, no revocation.
+They are made for the attempt, kept in memory, handed to its hosts over the fleet's own TLS, and
+forgotten: no file, no list, no revocation.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ class LoadClusterAuthority:
         return self._authority.certificate_pem
 
     def issue(self, host: str, address: str) -> CertificateAndKey:
-        """A certificate for a host at an IP address, as server and as client: Ray shows the same one on both ends and checks the address.
+        """A certificate for a host at an IP address, as server and as client: Ray shows the same
+        one on both ends and checks the address.
 
         Raises ValueError for what is no address.
         """
@@ -50,10 +53,22 @@ class LoadClusterAuthority:
             .serial_number(x509.random_serial_number())
             .not_valid_before(self._now - SKEW)
             .not_valid_after(self._now + ATTEMPT_CERTIFICATE_LIFE)
-            .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(address))]), critical=False)
+            .add_extension(
+                x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(address))]),
+                critical=False,
+            )
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False)
+            .add_extension(
+                x509.ExtendedKeyUsage(
+                    [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+                ),
+                critical=False,
+            )
             .sign(signer_key, hashes.SHA256())
         )
-        pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+        pem = key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
         return CertificateAndKey(certificate.public_bytes(serialization.Encoding.PEM), pem)

@@ -1,4 +1,6 @@
-"""Owns the trust folder as files: private modes, whole or not at all, one writer at a time. Knows nothing of certificates."""
+"""Owns the trust folder as files: private modes, whole or not at all, one writer at a time. Knows
+nothing of certificates.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +35,16 @@ def write_file(path: Path, content: bytes, *, private: bool) -> None:
             raise
         _sync(path.parent)
     except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}", "make room on that disk, or name another folder") from error
+        raise ConfigError(
+            f"cannot write {path}: {error.strerror}",
+            "make room on that disk, or name another folder",
+        ) from error
 
 
 def create_folder(folder: Path, files: Mapping[str, tuple[bytes, bool]]) -> None:
-    """A folder (0700) with all these files (content, private), or none. Raises Conflict when it is there already, ConfigError."""
+    """A folder (0700) with all these files (content, private), or none. Raises Conflict when it is
+    there already, ConfigError.
+    """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         half = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}{_HALF_MADE}"))
@@ -51,8 +58,12 @@ def create_folder(folder: Path, files: Mapping[str, tuple[bytes, bool]]) -> None
         _sync(folder.parent)
     except OSError as error:
         if folder.exists():
-            raise Conflict(f"{folder} was made in this moment by another command", "nothing is lost: use it") from error
-        raise ConfigError(f"cannot make {folder}: {error.strerror}", "name a folder that you may write to") from error
+            raise Conflict(
+                f"{folder} was made in this moment by another command", "nothing is lost: use it"
+            ) from error
+        raise ConfigError(
+            f"cannot make {folder}: {error.strerror}", "name a folder that you may write to"
+        ) from error
 
 
 def remove_leftovers(folder: Path) -> None:
@@ -65,12 +76,16 @@ def remove_leftovers(folder: Path) -> None:
 
 @contextmanager
 def exclusive_lock(lock: Path) -> Iterator[None]:
-    """The only one that changes the folder while inside, among processes and threads. Raises Conflict after half a minute, ConfigError."""
+    """The only one that changes the folder while inside, among processes and threads. Raises
+    Conflict after half a minute, ConfigError.
+    """
     try:
         lock.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise ConfigError(f"cannot write {lock.parent}: {error.strerror}", "name a folder that you may write to") from error
+        raise ConfigError(
+            f"cannot write {lock.parent}: {error.strerror}", "name a folder that you may write to"
+        ) from error
     try:
         _wait_for(handle, lock)
         yield
@@ -86,7 +101,10 @@ def _wait_for(handle: int, lock: Path) -> None:
             return
         except BlockingIOError:
             if time.monotonic() > deadline_s:
-                raise Conflict(f"another command changes {lock.parent} for {_LOCK_S:g} s already", "end it, then try again") from None
+                raise Conflict(
+                    f"another command changes {lock.parent} for {_LOCK_S:g} s already",
+                    "end it, then try again",
+                ) from None
             time.sleep(_POLL_S)
 
 

@@ -7,7 +7,9 @@ from pathlib import Path
 
 
 def trust_folder_path(named: str, state: Path) -> Path:
-    """The folder named, else $BENCHFLEET_TRUST, else `trust` in the state folder of `fleetctl` or beside that of the controller."""
+    """The folder named, else $BENCHFLEET_TRUST, else `trust` in the state folder of `fleetctl` or
+    beside that of the controller.
+    """
     chosen = named or os.environ.get("BENCHFLEET_TRUST", "")
     if chosen:
         return Path(chosen).expanduser().absolute()

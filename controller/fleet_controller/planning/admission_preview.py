@@ -1,6 +1,8 @@
-"""Owns what the controller can tell of a host's refusal before it sends anything there. Pure; the host itself decides, and knows more.
+"""Owns what the controller can tell of a host's refusal before it sends anything there. Pure; the
+host itself decides, and knows more.
 
-Told early: Python and image, by the patterns that the host's agent shows. Links, variables, arguments and models only the agent judges.
+Told early: Python and image, by the patterns that the host's agent shows. Links, variables,
+arguments and models only the agent judges.
 """
 
 from __future__ import annotations
@@ -13,7 +15,9 @@ from fleet_protos.trial_types import EngineKind, EngineSpec
 
 @dataclass(frozen=True, slots=True)
 class AdvertisedPolicy:
-    """What an agent says of its rules; not `is_strict`: it refuses nothing. `python` or `image`: what a job without either gets."""
+    """What an agent says of its rules; not `is_strict`: it refuses nothing. `python` or `image`:
+    what a job without either gets.
+    """
 
     is_strict: bool = False
     pythons: tuple[str, ...] = ()
@@ -23,17 +27,31 @@ class AdvertisedPolicy:
 
 
 def predicted_refusal(engine: EngineSpec, policy: AdvertisedPolicy) -> tuple[str, str]:
-    """(what the host will not start, the key of `allow` that would let it), empty when nothing is known to be refused."""
+    """(what the host will not start, the key of `allow` that would let it), empty when nothing is
+    known to be refused.
+    """
     if not policy.is_strict or engine.kind is not EngineKind.SGLANG:
         return "", ""
     image = engine.container.image or ("" if engine.python or policy.python else policy.image)
     if image:
-        spelled = (image, image if "@" in image or ":" in image.rpartition("/")[2] else f"{image}:latest")
-        allowed = any(matches_pattern(text, pattern) for text in spelled for pattern in policy.images)
+        spelled = (
+            image,
+            image if "@" in image or ":" in image.rpartition("/")[2] else f"{image}:latest",
+        )
+        allowed = any(
+            matches_pattern(text, pattern) for text in spelled for pattern in policy.images
+        )
         return ("", "") if allowed else (f"image {image}", f"images: [{image}]")
     python = engine.python or policy.python or "python3"
     home = python.startswith("~/") or any(pattern.startswith("~/") for pattern in policy.pythons)
-    if python.startswith("/") and not home and (has_parent_reference(python) or not any(matches_pattern(python, pattern) for pattern in policy.pythons)):
+    if (
+        python.startswith("/")
+        and not home
+        and (
+            has_parent_reference(python)
+            or not any(matches_pattern(python, pattern) for pattern in policy.pythons)
+        )
+    ):
         return f"Python {python}", f"python: [{python}]"
     if not policy.pythons:
         return f"Python {python}", f"python: [{python}]"

@@ -1,4 +1,6 @@
-"""Owns what a variant launches as the rules about SGLang see it, and which variants launch a server that runs like another's. Pure."""
+"""Owns what a variant launches as the rules about SGLang see it, and which variants launch a server
+that runs like another's. Pure.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,11 @@ from fleet_protos.trial_types import EngineKind, EngineSpec
 
 @dataclass(frozen=True, slots=True)
 class EquivalentVariant:
-    """A variant without an effect of its own: its server runs like that of `same_as`. `settings` are those that change nothing.
+    """A variant without an effect of its own: its server runs like that of `same_as`. `settings`
+    are those that change nothing.
 
-    `exclude` is the entry for the job's `exclude` that leaves it out and no variant that has an effect.
+    `exclude` is the entry for the job's `exclude` that leaves it out and no variant that has an
+    effect.
     """
 
     variant: Variant
@@ -34,7 +38,12 @@ class EquivalentVariant:
 
     def to_json(self) -> dict[str, Any]:
         """The twin as `fleetctl plan --json` writes it."""
-        return {"variant": self.variant.name, "same_as": self.same_as.name, "why": self.why, "exclude": dict(self.exclude)}
+        return {
+            "variant": self.variant.name,
+            "same_as": self.same_as.name,
+            "why": self.why,
+            "exclude": dict(self.exclude),
+        }
 
 
 def release_of(engine: EngineSpec) -> Release | None:
@@ -46,11 +55,20 @@ def configuration(job: Job, variant: Variant) -> ServerConfiguration:
     """What the variant launches."""
     engine = variant.engine
     most = max((workload.concurrency for workload in job.workloads), default=0)
-    return ServerConfiguration(engine.args, engine.env, engine.model_path, job.gpus, release_of(engine), max(engine.gang.nodes, 1), most)
+    return ServerConfiguration(
+        engine.args,
+        engine.env,
+        engine.model_path,
+        job.gpus,
+        release_of(engine),
+        max(engine.gang.nodes, 1),
+        most,
+    )
 
 
 def equivalent_variants(job: Job, variants: Sequence[Variant]) -> tuple[EquivalentVariant, ...]:
-    """Each variant of an SGLang job whose server runs like another's, by what surely has no effect; the baseline is never one.
+    """Each variant of an SGLang job whose server runs like another's, by what surely has no effect;
+    the baseline is never one.
 
     Variants that are written alike are none of them: that is an A/A comparison, which may be meant.
     """
@@ -62,14 +80,18 @@ def equivalent_variants(job: Job, variants: Sequence[Variant]) -> tuple[Equivale
         groups.setdefault(found.identity, []).append((variant, found))
     pairs = [pair for group in groups.values() for pair in _equivalent_pairs(group)]
     entries = _exclude_entries(pairs, variants)
-    return tuple(_equivalent_variant(pair, entry) for pair, entry in zip(pairs, entries, strict=True))
+    return tuple(
+        _equivalent_variant(pair, entry) for pair, entry in zip(pairs, entries, strict=True)
+    )
 
 
 _Pair = tuple[tuple[Variant, EffectiveConfiguration], tuple[Variant, EffectiveConfiguration]]
 
 
 def _equivalent_pairs(group: Sequence[tuple[Variant, EffectiveConfiguration]]) -> Iterator[_Pair]:
-    """Each member but the one that is kept, with the one that is kept: the baseline, else the first."""
+    """Each member but the one that is kept, with the one that is kept: the baseline, else the
+    first.
+    """
     kept = next((member for member in group if member[0].is_baseline), group[0])
     yield from ((member, kept) for member in group if not _is_written_alike(member[0], kept[0]))
 
@@ -80,24 +102,36 @@ def _is_written_alike(variant: Variant, other: Variant) -> bool:
 
 def _equivalent_variant(pair: _Pair, entry: Mapping[str, str]) -> EquivalentVariant:
     (variant, found), (kept, other) = pair
-    reasons = dict(_ineffective_settings(variant, found, kept, other)) | dict(_corrected_arguments(variant, found, kept))
-    why = "; ".join(f"`{subject.partition('.')[2]}`: {reason}" for subject, reason in reasons.items())
+    reasons = dict(_ineffective_settings(variant, found, kept, other)) | dict(
+        _corrected_arguments(variant, found, kept)
+    )
+    why = "; ".join(
+        f"`{subject.partition('.')[2]}`: {reason}" for subject, reason in reasons.items()
+    )
     return EquivalentVariant(variant, kept, entry, tuple(reasons), why)
 
 
-def _ineffective_settings(variant: Variant, found: EffectiveConfiguration, kept: Variant, other: EffectiveConfiguration) -> Iterator[tuple[str, str]]:
+def _ineffective_settings(
+    variant: Variant, found: EffectiveConfiguration, kept: Variant, other: EffectiveConfiguration
+) -> Iterator[tuple[str, str]]:
     """Settings without an effect that only one of the two has, or has otherwise."""
     for each in (*found.ineffective, *other.ineffective):
         if _value(variant, each.subject) != _value(kept, each.subject):
             yield each.subject, each.why
 
 
-def _corrected_arguments(variant: Variant, found: EffectiveConfiguration, kept: Variant) -> Iterator[tuple[str, str]]:
+def _corrected_arguments(
+    variant: Variant, found: EffectiveConfiguration, kept: Variant
+) -> Iterator[tuple[str, str]]:
     """Arguments that differ as written and are the same as run."""
     for name, used in found.args.items():
         asked, other = variant.engine.args.get(name), kept.engine.args.get(name)
         if asked != other and str(asked) != str(used):
-            yield f"args.{name}", f"SGLang runs {used}" + (f" where {asked} is asked" if asked is not None else " by itself")
+            yield (
+                f"args.{name}",
+                f"SGLang runs {used}"
+                + (f" where {asked} is asked" if asked is not None else " by itself"),
+            )
         elif asked != other and str(other) != str(used):
             asks = f"asks for {other}" if other is not None else "asks for none"
             yield f"args.{name}", f"SGLang runs {used} where `{kept.name}` {asks}"
@@ -111,18 +145,27 @@ def _value(variant: Variant, subject: str) -> Any:
 _Levels = tuple[tuple[str, str], ...]
 
 
-def _exclude_entries(pairs: Sequence[_Pair], variants: Sequence[Variant]) -> list[Mapping[str, str]]:
-    """For each pair the fewest levels that leave out its variant and others without an effect, and no other variant."""
+def _exclude_entries(
+    pairs: Sequence[_Pair], variants: Sequence[Variant]
+) -> list[Mapping[str, str]]:
+    """For each pair the fewest levels that leave out its variant and others without an effect, and
+    no other variant.
+    """
     gone = {variant.index for (variant, _), _ in pairs}
     harmless: dict[_Levels, bool] = {}
 
     def is_harmless(part: _Levels) -> bool:
         if part not in harmless:
             wanted = dict(part).items()
-            harmless[part] = all(variant.index in gone for variant in variants if wanted <= variant.levels.items())
+            harmless[part] = all(
+                variant.index in gone for variant in variants if wanted <= variant.levels.items()
+            )
         return harmless[part]
 
-    found = [next(part for part in _exclude_candidates(variant, kept) if is_harmless(part)) for (variant, _), (kept, _) in pairs]
+    found = [
+        next(part for part in _exclude_candidates(variant, kept) if is_harmless(part))
+        for (variant, _), (kept, _) in pairs
+    ]
     shortest = sorted(dict.fromkeys(found), key=len)
     return [
         dict(next(part for part in shortest if dict(part).items() <= variant.levels.items())) for (variant, _), _ in pairs
@@ -130,15 +173,23 @@ def _exclude_entries(pairs: Sequence[_Pair], variants: Sequence[Variant]) -> lis
 
 
 def _exclude_candidates(variant: Variant, kept: Variant) -> Iterator[_Levels]:
-    """The levels that differ, then those with each other level beside them, then all of the variant's."""
-    own = tuple((factor, level) for factor, level in variant.levels.items() if kept.levels.get(factor) != level)
+    """The levels that differ, then those with each other level beside them, then all of the
+    variant's.
+    """
+    own = tuple(
+        (factor, level)
+        for factor, level in variant.levels.items()
+        if kept.levels.get(factor) != level
+    )
     others = [item for item in variant.levels.items() if item not in own]
     return chain([own], ((*own, other) for other in others), [tuple(variant.levels.items())])
 
 
 def exclusions(equivalents: Iterable[EquivalentVariant]) -> tuple[Mapping[str, str], ...]:
     """The entries that leave out all twins, each once."""
-    return tuple(dict(entry) for entry in dict.fromkeys(tuple(twin.exclude.items()) for twin in equivalents))
+    return tuple(
+        dict(entry) for entry in dict.fromkeys(tuple(twin.exclude.items()) for twin in equivalents)
+    )
 
 
 def prune_job(job: Job, equivalents: Iterable[EquivalentVariant]) -> Job:

@@ -1,4 +1,6 @@
-"""Owns the guess of how long a plan takes before anything was measured; real durations replace it as soon as there are some."""
+"""Owns the guess of how long a plan takes before anything was measured; real durations replace it
+as soon as there are some.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ from fleet_controller.core.job import Job
 from fleet_controller.planning.job_plan import Plan, PlannedTrial, has_witness
 from fleet_protos.trial_types import EngineKind, EngineSpec, Workload
 
-# Guesses in seconds. A large model loads in minutes; a step takes what the single-stream story of an 8-GPU host shows (62.9 tok/s).
+# Guesses in seconds. A large model loads in minutes; a step takes what the single-stream story of
+# an 8-GPU host shows (62.9 tok/s).
 _READY_S = {EngineKind.SGLANG: 300.0, EngineKind.SIMULATED: 1.0, EngineKind.EXTERNAL: 0.0}
 _STOP_S = {EngineKind.SGLANG: 10.0, EngineKind.SIMULATED: 0.3, EngineKind.EXTERNAL: 0.0}
 _TOKEN_S = 1 / 62.9
@@ -17,7 +20,9 @@ _CROWDING = 0.02  # each further request in flight slows a step by so much
 
 
 def estimate_seconds(plan: Plan, job: Job) -> float:
-    """Wall seconds for the whole plan, hosts working side by side. A guess: within a factor of two or three at best."""
+    """Wall seconds for the whole plan, hosts working side by side. A guess: within a factor of two
+    or three at best.
+    """
     busy_s: defaultdict[str, float] = defaultdict(float)
     for trial in plan.trials:
         busy_s[trial.host] += trial_seconds(trial, job) + _witness_s(plan, job, trial)
@@ -25,7 +30,9 @@ def estimate_seconds(plan: Plan, job: Job) -> float:
 
 
 def busy_seconds(plan: Plan, job: Job) -> dict[str, float]:
-    """Wall seconds for which the plan holds each of its hosts, every host of a server among them, by the same guess."""
+    """Wall seconds for which the plan holds each of its hosts, every host of a server among them,
+    by the same guess.
+    """
     busy_s: defaultdict[str, float] = defaultdict(float)
     for trial in plan.trials:
         for host in (trial.host, *trial.members):
@@ -37,21 +44,43 @@ def gpu_hours(plan: Plan, job: Job) -> float:
     """GPU hours that the plan takes by the same guess; 0 for simulated GPUs, which nobody pays."""
     if job.engine.kind == EngineKind.SIMULATED:
         return 0.0
-    seconds = ((trial, trial_seconds(trial, job) + _witness_s(plan, job, trial)) for trial in plan.trials)
-    return sum(trial.variant.engine.gpus * (1 + len(trial.members)) * taken_s for trial, taken_s in seconds) / 3600
+    seconds = (
+        (trial, trial_seconds(trial, job) + _witness_s(plan, job, trial)) for trial in plan.trials
+    )
+    return (
+        sum(
+            trial.variant.engine.gpus * (1 + len(trial.members)) * taken_s
+            for trial, taken_s in seconds
+        )
+        / 3600
+    )
 
 
 def trial_seconds(trial: PlannedTrial, job: Job) -> float:
-    """Wall seconds of one launch with all its workloads: one warm-up each, and runs half-way between the least and the most."""
+    """Wall seconds of one launch with all its workloads: one warm-up each, and runs half-way
+    between the least and the most.
+    """
     engine = trial.variant.engine
     runs = 1 + (job.measure.runs_min + job.measure.runs_max) / 2
-    measured_s = sum(_search_seconds(workload) if workload.search.of else runs * _run_seconds(workload) for workload in job.workloads)
-    return _READY_S[engine.kind] + _ready_knob_s(engine) + measured_s / engine.simulation.time_scale + _STOP_S[engine.kind]
+    measured_s = sum(
+        _search_seconds(workload) if workload.search.of else runs * _run_seconds(workload)
+        for workload in job.workloads
+    )
+    return (
+        _READY_S[engine.kind]
+        + _ready_knob_s(engine)
+        + measured_s / engine.simulation.time_scale
+        + _STOP_S[engine.kind]
+    )
 
 
 def _witness_s(plan: Plan, job: Job, trial: PlannedTrial) -> float:
     engine = trial.variant.engine
-    return _READY_S[engine.kind] + _ready_knob_s(engine) + _STOP_S[engine.kind] if has_witness(job, plan, trial) else 0.0
+    return (
+        _READY_S[engine.kind] + _ready_knob_s(engine) + _STOP_S[engine.kind]
+        if has_witness(job, plan, trial)
+        else 0.0
+    )
 
 
 def _ready_knob_s(engine: EngineSpec) -> float:
@@ -61,7 +90,9 @@ def _ready_knob_s(engine: EngineSpec) -> float:
 def _search_seconds(workload: Workload) -> float:
     """Half as many runs as there may be at most, at the load in the middle."""
     search = workload.search
-    return (1 + search.most_runs / 2) * _run_seconds(workload.at_load(math.sqrt(search.least * search.most)))
+    return (1 + search.most_runs / 2) * _run_seconds(
+        workload.at_load(math.sqrt(search.least * search.most))
+    )
 
 
 def _run_seconds(workload: Workload) -> float:
@@ -69,4 +100,6 @@ def _run_seconds(workload: Workload) -> float:
     if workload.is_open:
         return workload.duration_s + answer_s
     waves = -(-workload.requests // workload.concurrency)
-    return waves * workload.think_s + waves * answer_s * (1 + _CROWDING * (workload.concurrency - 1))
+    return waves * workload.think_s + waves * answer_s * (
+        1 + _CROWDING * (workload.concurrency - 1)
+    )

@@ -1,4 +1,6 @@
-"""Owns which hosts a job gets of those that are known, and what to tell when it asks for none of them. Starts nothing."""
+"""Owns which hosts a job gets of those that are known, and what to tell when it asks for none of
+them. Starts nothing.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ _MOST_SHOWN = 8
 
 @dataclass(frozen=True, slots=True)
 class HostCandidate:
-    """A host at the moment of a submit. `in_file`: the fleet file says that it exists, so trials may wait for it."""
+    """A host at the moment of a submit. `in_file`: the fleet file says that it exists, so trials
+    may wait for it.
+    """
 
     name: str
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -27,12 +31,18 @@ class HostCandidate:
         return not self.load_only and (self.connected or (self.in_file and not only_connected))
 
 
-def choose_hosts(job: Job, candidates: Sequence[HostCandidate], only_connected: bool = False) -> tuple[str, ...]:
+def choose_hosts(
+    job: Job, candidates: Sequence[HostCandidate], only_connected: bool = False
+) -> tuple[str, ...]:
     """Names of the hosts that the job runs on, sorted."""
-    return job.hosts.matching({host.name: host.labels for host in candidates if host.may_be_planned(only_connected)})
+    return job.hosts.matching(
+        {host.name: host.labels for host in candidates if host.may_be_planned(only_connected)}
+    )
 
 
-def host_choice_findings(job: Job, candidates: Sequence[HostCandidate], only_connected: bool = False) -> Iterator[Finding]:
+def host_choice_findings(
+    job: Job, candidates: Sequence[HostCandidate], only_connected: bool = False
+) -> Iterator[Finding]:
     """Hosts and labels that the job asks for and that do not exist, at their place in the job file."""
     known = {host.name: host for host in candidates}
     for place, name in enumerate(job.hosts.names):
@@ -42,7 +52,9 @@ def host_choice_findings(job: Job, candidates: Sequence[HostCandidate], only_con
     yield from _label_findings(job, candidates, only_connected)
 
 
-def _name_findings(job: Job, key: str, name: str, known: Mapping[str, HostCandidate]) -> Iterator[Finding]:
+def _name_findings(
+    job: Job, key: str, name: str, known: Mapping[str, HostCandidate]
+) -> Iterator[Finding]:
     host = known.get(name)
     if host is None:
         near = get_close_matches(name, list(known), n=1)
@@ -50,10 +62,18 @@ def _name_findings(job: Job, key: str, name: str, known: Mapping[str, HostCandid
         yield job.finding("unknown_host", ERROR, key, f"the fleet has no host `{name}`", hint)
     elif host.load_only:
         message = f"host `{name}` only drives load: it gets no trials"
-        yield job.finding("load_only_host", ERROR, key, message, "choose another, or take `load_only` away in the fleet file")
+        yield job.finding(
+            "load_only_host",
+            ERROR,
+            key,
+            message,
+            "choose another, or take `load_only` away in the fleet file",
+        )
 
 
-def _label_findings(job: Job, candidates: Sequence[HostCandidate], only_connected: bool) -> Iterator[Finding]:
+def _label_findings(
+    job: Job, candidates: Sequence[HostCandidate], only_connected: bool
+) -> Iterator[Finding]:
     """What of the labels no host has, the first that none does; else that no host has all of them."""
     hosts = [host for host in candidates if not host.load_only]
     for name, value in job.hosts.labels.items():
@@ -61,11 +81,23 @@ def _label_findings(job: Job, candidates: Sequence[HostCandidate], only_connecte
         if value not in values:
             others = sorted({key for host in hosts for key in host.labels})
             hint = f"`{name}` is {_shown(values)}" if values else f"labels are: {_shown(others)}"
-            yield job.finding("no_such_label", ERROR, f"hosts.labels.{name}", f"no host has the label {name}: {value}", hint)
+            yield job.finding(
+                "no_such_label",
+                ERROR,
+                f"hosts.labels.{name}",
+                f"no host has the label {name}: {value}",
+                hint,
+            )
             return
     if only_connected and choose_hosts(job, candidates):
         message = "none of the hosts that match is connected now"
-        yield job.finding("no_hosts", ERROR, "hosts", message, "`fleetctl hosts ls` says why; without --only-connected its trials wait")
+        yield job.finding(
+            "no_hosts",
+            ERROR,
+            "hosts",
+            message,
+            "`fleetctl hosts ls` says why; without --only-connected its trials wait",
+        )
 
 
 def _shown(words: Sequence[str]) -> str:

@@ -13,17 +13,27 @@ from fleet_protos.trial_types import LoadPlan, TrialSpec
 _MARGIN_S = 600.0  # for gathering, preparing and collecting
 
 
-def load_hosts_of(job: Job, candidates: Sequence[HostCandidate], hosts: Sequence[str]) -> tuple[str, ...]:
-    """Names of the hosts that lend load, sorted: those that match and get none of the job's trials. No names, no labels: load-only ones."""
+def load_hosts_of(
+    job: Job, candidates: Sequence[HostCandidate], hosts: Sequence[str]
+) -> tuple[str, ...]:
+    """Names of the hosts that lend load, sorted: those that match and get none of the job's trials.
+    No names, no labels: load-only ones.
+    """
     if job.load is None:
         return ()
     choice = job.load.hosts
     by_flag = not choice.names and not choice.labels
-    known = {host.name: host.labels for host in candidates if host.name not in hosts and (host.load_only or not by_flag)}
+    known = {
+        host.name: host.labels
+        for host in candidates
+        if host.name not in hosts and (host.load_only or not by_flag)
+    }
     return choice.matching(known)
 
 
-def load_host_findings(job: Job, candidates: Sequence[HostCandidate], hosts: Sequence[str]) -> Iterator[Finding]:
+def load_host_findings(
+    job: Job, candidates: Sequence[HostCandidate], hosts: Sequence[str]
+) -> Iterator[Finding]:
     """Load hosts that the job asks for and cannot get, at their place in the job file."""
     if job.load is None:
         return
@@ -31,17 +41,35 @@ def load_host_findings(job: Job, candidates: Sequence[HostCandidate], hosts: Seq
     for place, name in enumerate(job.load.hosts.names):
         key = f"load.hosts.names[{place}]"
         if name not in known:
-            yield job.finding("unknown_host", ERROR, key, f"the fleet has no host `{name}`", f"there are: {', '.join(sorted(known))}")
+            yield job.finding(
+                "unknown_host",
+                ERROR,
+                key,
+                f"the fleet has no host `{name}`",
+                f"there are: {', '.join(sorted(known))}",
+            )
         elif name in hosts:
             message = f"host `{name}` gets trials of this job: a host that sends load beside a server disturbs it"
-            yield job.finding("load_host_has_trials", ERROR, key, message, "name another, or keep it out of `hosts`")
+            yield job.finding(
+                "load_host_has_trials",
+                ERROR,
+                key,
+                message,
+                "name another, or keep it out of `hosts`",
+            )
     if not job.load.hosts.names and not load_hosts_of(job, candidates, hosts):
-        message = "no host is left that could send the load: none matches that gets no trials of this job"
-        hint = "give a host `load_only: true` in the fleet file, or choose others under `load.hosts`"
+        message = (
+            "no host is left that could send the load: none matches that gets no trials of this job"
+        )
+        hint = (
+            "give a host `load_only: true` in the fleet file, or choose others under `load.hosts`"
+        )
         yield job.finding("no_load_hosts", ERROR, "load.hosts", message, hint)
     if job.load.shards and len(load_hosts_of(job, candidates, hosts)) > job.load.shards:
         message = f"{len(load_hosts_of(job, candidates, hosts))} hosts cannot share {job.load.shards} shards"
-        yield job.finding("too_few_shards", ERROR, "load.shards", message, "raise it, or choose fewer load hosts")
+        yield job.finding(
+            "too_few_shards", ERROR, "load.shards", message, "raise it, or choose fewer load hosts"
+        )
 
 
 def load_plan(job: Job, load_hosts: Sequence[str]) -> LoadPlan:
@@ -50,13 +78,17 @@ def load_plan(job: Job, load_hosts: Sequence[str]) -> LoadPlan:
 
 
 def shards_per_host(load: LoadPlan) -> Mapping[str, int]:
-    """How many shards each load host carries out: as many as its turn comes when they are dealt out one by one."""
+    """How many shards each load host carries out: as many as its turn comes when they are dealt out
+    one by one.
+    """
     shards = load.shards or len(load.hosts)
     count = len(load.hosts)
     return {host: (shards - place + count - 1) // count for place, host in enumerate(load.hosts)}
 
 
 def load_host_limit_s(spec: TrialSpec) -> float:
-    """Wall seconds after which a load host leaves by itself: the longest that the attempt may take by its own limits."""
+    """Wall seconds after which a load host leaves by itself: the longest that the attempt may take
+    by its own limits.
+    """
     witness_s = spec.engine.ready_timeout_s + spec.engine.stop_timeout_s if spec.witness else 0.0
     return hold_limit_s(spec) + witness_s + _MARGIN_S

@@ -1,4 +1,6 @@
-"""Owns when a variant needs a witness: a launch that only shows what NCCL does, before those that are measured. Launches none."""
+"""Owns when a variant needs a witness: a launch that only shows what NCCL does, before those that
+are measured. Launches none.
+"""
 
 from __future__ import annotations
 
@@ -18,19 +20,29 @@ _ENOUGH_GPUS = 2  # one GPU talks to nobody
 
 
 def needs_witness(job: Job, engine: EngineSpec) -> bool:
-    """`witness`: always. `timed`, `off`: never. `auto`: where NCCL is used, and the job has a say in how. `engine` is a variant's."""
+    """`witness`: always. `timed`, `off`: never. `auto`: where NCCL is used, and the job has a say
+    in how. `engine` is a variant's.
+    """
     if engine.kind is EngineKind.EXTERNAL or engine.proof in ("timed", "off"):
         return False
     if engine.proof == "witness":
         return True
-    return engine.kind is EngineKind.SGLANG and engine.gpus >= _ENOUGH_GPUS and touches_communication(job)
+    return (
+        engine.kind is EngineKind.SGLANG
+        and engine.gpus >= _ENOUGH_GPUS
+        and touches_communication(job)
+    )
 
 
 def touches_communication(job: Job) -> bool:
     """The job sets or varies a variable or an argument that decides how GPUs talk to each other."""
     levels = [level for levels in job.factors.values() for level in levels.values()]
-    return _names_any(job.engine.env, job.engine.args) or any(_names_any(level.env, level.args) for level in levels)
+    return _names_any(job.engine.env, job.engine.args) or any(
+        _names_any(level.env, level.args) for level in levels
+    )
 
 
 def _names_any(variables: Iterable[str], arguments: Iterable[str]) -> bool:
-    return any(name.startswith(_PREFIXES) for name in variables) or not _ARGUMENTS.isdisjoint(arguments)
+    return any(name.startswith(_PREFIXES) for name in variables) or not _ARGUMENTS.isdisjoint(
+        arguments
+    )

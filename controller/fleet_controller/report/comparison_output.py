@@ -1,4 +1,6 @@
-"""Owns what a comparison looks like: the verdict table, its JSON, CSV and Markdown. Decides nothing."""
+"""Owns what a comparison looks like: the verdict table, its JSON, CSV and Markdown. Decides
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,15 @@ def duration_text(minutes: float) -> str:
 def _number(value: float) -> str:
     if value < 0:  # the low end of an interval over few noisy launches
         return f"−{_number(-value)}"
-    return f"{value:.1f}" if value >= 100 else f"{value:.3g}" if value < 1 else f"{value:.2f}" if value < 20 else f"{value:.1f}"
+    return (
+        f"{value:.1f}"
+        if value >= 100
+        else f"{value:.3g}"
+        if value < 1
+        else f"{value:.2f}"
+        if value < 20
+        else f"{value:.1f}"
+    )
 
 
 def _needs_text(needs: Needs | None) -> str:
@@ -94,7 +104,11 @@ def _change_interval_text(interval: Interval | None) -> str:
         return ""
     if math.isinf(interval.high):
         return f"≥ {signed_percent(interval.low)}" if interval.low > 0 else "open"
-    return f"{signed_percent(interval.low)} … {signed_percent(interval.high)}" if interval.low else f"≤ {signed_percent(interval.high)}"
+    return (
+        f"{signed_percent(interval.low)} … {signed_percent(interval.high)}"
+        if interval.low
+        else f"≤ {signed_percent(interval.high)}"
+    )
 
 
 def _cells(row: ComparisonRow) -> tuple[str, ...]:
@@ -110,7 +124,9 @@ def _cells(row: ComparisonRow) -> tuple[str, ...]:
 
 
 def _bound_text(row: ComparisonRow) -> str:
-    """The bound that the launches of a search give where their limits lie beyond the loads searched."""
+    """The bound that the launches of a search give where their limits lie beyond the loads
+    searched.
+    """
     unit = metric_words(row.metric)[1]
     if row.limits and all(limit.met for limit in row.limits):
         return f"≥ {_number(statistics.mean([limit.met for limit in row.limits]))} {unit}"
@@ -120,7 +136,9 @@ def _bound_text(row: ComparisonRow) -> str:
 
 
 def comparison_table(comparison: Comparison) -> Table:
-    """The verdict table; columns that hold nothing in any row are left out, and the host when there is only one."""
+    """The verdict table; columns that hold nothing in any row are left out, and the host when there
+    is only one.
+    """
     confidence_text = f"{comparison.question.confidence * 100:g} %"
     columns = (
         "host", "workload", "variant", "launches", "runs", "mean", f"{confidence_text} interval",
@@ -129,15 +147,29 @@ def comparison_table(comparison: Comparison) -> Table:
     rows = tuple(_cells(row) for row in comparison.rows)
     if len({row.host for row in comparison.rows}) < 2:
         rows = tuple(("", *row[1:]) for row in rows)
-    numbers = frozenset({"launches", "runs", "mean", columns[6], "against baseline", columns[8], "accept length"})
-    return Table(columns, rows, numbers).without_empty("host", "workload", columns[6], columns[8], "needs", "accept length")
+    numbers = frozenset(
+        {"launches", "runs", "mean", columns[6], "against baseline", columns[8], "accept length"}
+    )
+    return Table(columns, rows, numbers).without_empty(
+        "host", "workload", columns[6], columns[8], "needs", "accept length"
+    )
 
 
 def comparison_heading(comparison: Comparison) -> str:
     """One line: job, engine with its time scale, baseline, confidence and margin."""
-    engine = f"simulated ×{comparison.time_scale:g}" if comparison.engine == SIMULATED else comparison.engine
-    named = [f"job {comparison.job}" if comparison.job else "", engine, f"baseline {comparison.baseline}"]
-    named.append(f"confidence {comparison.question.confidence * 100:g} %, margin ±{comparison.question.margin * 100:g} %")
+    engine = (
+        f"simulated ×{comparison.time_scale:g}"
+        if comparison.engine == SIMULATED
+        else comparison.engine
+    )
+    named = [
+        f"job {comparison.job}" if comparison.job else "",
+        engine,
+        f"baseline {comparison.baseline}",
+    ]
+    named.append(
+        f"confidence {comparison.question.confidence * 100:g} %, margin ±{comparison.question.margin * 100:g} %"
+    )
     return " · ".join(part for part in named if part)
 
 
@@ -150,18 +182,28 @@ def comparison_remarks(comparison: Comparison) -> list[str]:
     for row in comparison.rows:
         place = _place(row)
         if row.verdict == Verdict.INCONCLUSIVE or (row.mean is None and row.reason):
-            differs = len([reason for at, reason in several if at == place]) > 1  # the metrics of one place have reasons of their own
-            reasons.setdefault(_reason(row), {})[f"{place}, {metric_words(row.metric)[0]}" if differs else place] = 0
+            differs = (
+                len([reason for at, reason in several if at == place]) > 1
+            )  # the metrics of one place have reasons of their own
+            reasons.setdefault(_reason(row), {})[
+                f"{place}, {metric_words(row.metric)[0]}" if differs else place
+            ] = 0
         for gate in row.gates:
             message = messages.setdefault(gate.code, f"gate {gate.code}: {gate.message}")
-            gates.setdefault(message, {})[place] = gate.count  # once: a row's metrics share its runs
+            gates.setdefault(message, {})[place] = (
+                gate.count
+            )  # once: a row's metrics share its runs
     everywhere = len({_place(row) for row in comparison.rows})
-    grouped_lines = [f"{text} ({_places(places, everywhere)})" for text, places in (reasons | gates).items()]
+    grouped_lines = [
+        f"{text} ({_places(places, everywhere)})" for text, places in (reasons | gates).items()
+    ]
     return [*comparison.notes, *grouped_lines]
 
 
 def _place(row: ComparisonRow) -> str:
-    return " ".join(part for part in (row.variant, row.workload, f"on {row.host}" if row.host else "") if part)
+    return " ".join(
+        part for part in (row.variant, row.workload, f"on {row.host}" if row.host else "") if part
+    )
 
 
 def _reason(row: ComparisonRow) -> str:
@@ -171,34 +213,65 @@ def _reason(row: ComparisonRow) -> str:
 def _reason_and_needs(row: ComparisonRow) -> str:
     needs = _needs_text(row.needs)
     message = row.needs.message if row.needs else ""
-    return "; ".join(part for part in (row.reason, message, f"needs {needs}" if needs and needs not in message else "") if part)
+    return "; ".join(
+        part
+        for part in (
+            row.reason,
+            message,
+            f"needs {needs}" if needs and needs not in message else "",
+        )
+        if part
+    )
 
 
 def _places(places: dict[str, int], everywhere: int) -> str:
     total = sum(places.values())
     runs = f"{total} run{'' if total == 1 else 's'}" if total else ""
     if len(places) > 2:
-        where = "everywhere" if len(places) == everywhere else f"in {len(places)} of {everywhere} places, first {next(iter(places))}"
+        where = (
+            "everywhere"
+            if len(places) == everywhere
+            else f"in {len(places)} of {everywhere} places, first {next(iter(places))}"
+        )
         return ", ".join(part for part in (runs, where) if part)
     return ", ".join(f"{place} ×{count}" if count else place for place, count in places.items())
 
 
 def comparison_sections(comparison: Comparison) -> list[tuple[str, Table]]:
-    """The verdict table cut by host, workload and metric, each with its heading; what a row needs is left to the remarks."""
+    """The verdict table cut by host, workload and metric, each with its heading; what a row needs
+    is left to the remarks.
+    """
     confidence_text = f"{comparison.question.confidence * 100:g} %"
-    columns = ("variant", "n", "mean", f"{confidence_text} interval", "against baseline", f"{confidence_text} of it", "verdict", "accept")
+    columns = (
+        "variant",
+        "n",
+        "mean",
+        f"{confidence_text} interval",
+        "against baseline",
+        f"{confidence_text} of it",
+        "verdict",
+        "accept",
+    )
     grouped: dict[tuple[str, str, str], list[tuple[str, ...]]] = {}
     for row in comparison.rows:
         cells = _cells(row)
         kept = (cells[2], cells[3], *cells[5:10], cells[11])
         grouped.setdefault((row.host, row.workload, row.metric), []).append(kept)
     numbers = frozenset({"n", "mean", columns[3], "against baseline", columns[5], "accept"})
-    tables = {key: Table(columns, tuple(rows), numbers).without_empty(columns[3], columns[5], "accept") for key, rows in grouped.items()}
-    return [(" · ".join(part for part in (*key[:2], metric_words(key[2])[0]) if part), table) for key, table in tables.items()]
+    tables = {
+        key: Table(columns, tuple(rows), numbers).without_empty(columns[3], columns[5], "accept")
+        for key, rows in grouped.items()
+    }
+    return [
+        (" · ".join(part for part in (*key[:2], metric_words(key[2])[0]) if part), table)
+        for key, table in tables.items()
+    ]
 
 
 def comparison_narrow_lines(comparison: Comparison) -> list[str]:
-    """The same in short lines for a narrow terminal: a variant and workload, then two lines for each metric."""
+    """The same in short lines for a narrow terminal: a variant and workload, then two lines for
+    each metric.
+    """
     grouped: dict[str, list[str]] = {}
     for row in comparison.rows:
         title = " · ".join(part for part in (row.variant, row.workload, row.host) if part)
@@ -207,10 +280,14 @@ def comparison_narrow_lines(comparison: Comparison) -> list[str]:
 
 
 def _narrow_row(row: ComparisonRow) -> list[str]:
-    _, _, _, launches, runs, mean, interval, change, change_interval, verdict, needs, accept = _cells(row)
+    _, _, _, launches, runs, mean, interval, change, change_interval, verdict, needs, accept = (
+        _cells(row)
+    )
     counts = f"{launches} launch{'' if launches == '1' else 'es'}, {runs} run{'' if runs == '1' else 's'}"
     span, change_span = (f" ({text})" if text else "" for text in (interval, change_interval))
-    first = f"  {mean or 'no mean'}{span} · {counts}" + (f" · accept length {accept}" if accept else "")
+    first = f"  {mean or 'no mean'}{span} · {counts}" + (
+        f" · accept length {accept}" if accept else ""
+    )
     judged = "  ".join(part for part in (f"{change}{change_span}", verdict) if part)
     return [first, f"    {judged}", *([f"    needs {needs}"] if needs else [])]
 
@@ -243,9 +320,17 @@ def _row_json(row: ComparisonRow) -> dict[str, Any]:
         "ratio": row.ratio,
         "ratio_interval": _ends(row.ratio_interval),
         "verdict": None if row.verdict is None else str(row.verdict),
-        "needs": None if row.needs is None else {"launches": row.needs.launches, "minutes": row.needs.minutes},
+        "needs": None
+        if row.needs is None
+        else {"launches": row.needs.launches, "minutes": row.needs.minutes},
         "gates": [
-            {"code": gate.code, "count": gate.count, "message": gate.message, "reasons": list(gate.reasons)} for gate in row.gates
+            {
+                "code": gate.code,
+                "count": gate.count,
+                "message": gate.message,
+                "reasons": list(gate.reasons),
+            }
+            for gate in row.gates
         ],
         "reason": row.reason,
         "accept_length": row.accept_length,
@@ -255,7 +340,12 @@ def _row_json(row: ComparisonRow) -> dict[str, Any]:
 
 def limit_json(limit: SloLimit) -> dict[str, Any]:
     """What the search of one launch found; null for a load that is not known."""
-    return {"trial": limit.trial_id, "met": limit.met or None, "not_met": _end(limit.not_met), "ended": limit.ended}
+    return {
+        "trial": limit.trial_id,
+        "met": limit.met or None,
+        "not_met": _end(limit.not_met),
+        "ended": limit.ended,
+    }
 
 
 def _ends(interval: Interval | None) -> list[float | None] | None:
@@ -268,7 +358,9 @@ def _end(value: float) -> float | None:
 
 
 def comparison_csv(comparison: Comparison) -> str:
-    """One row per row, numbers unrounded in base units; engine and time scale on every line, so that no line travels without them."""
+    """One row per row, numbers unrounded in base units; engine and time scale on every line, so
+    that no line travels without them.
+    """
     ends = ("interval", "ratio_interval")
     columns = (
         "job", "engine", "time_scale", "baseline", "variant", "host", "workload", "metric", "launches", "runs", "mean", "interval_low",
@@ -291,4 +383,7 @@ def comparison_csv(comparison: Comparison) -> str:
 def comparison_markdown(comparison: Comparison) -> str:
     """Heading, pipe table and remarks, to paste into a pull request."""
     remarks = "".join(f"- {line}\n" for line in comparison_remarks(comparison))
-    return f"**{comparison_heading(comparison)}**\n\n{as_markdown(comparison_table(comparison))}" + (f"\n{remarks}" if remarks else "")
+    return (
+        f"**{comparison_heading(comparison)}**\n\n{as_markdown(comparison_table(comparison))}"
+        + (f"\n{remarks}" if remarks else "")
+    )

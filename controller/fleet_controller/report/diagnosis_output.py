@@ -1,4 +1,6 @@
-"""Owns how a diagnosis of one file or of several is joined and shown: JSON and short text. Opens no file."""
+"""Owns how a diagnosis of one file or of several is joined and shown: JSON and short text. Opens no
+file.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ _OK_STATES = ("ok", "host")
 
 @dataclass(frozen=True, slots=True)
 class FileDiagnosis:
-    """What one file came to: `facts` is its part of the JSON, `distance` how near to a root its failure is (0 is nearest)."""
+    """What one file came to: `facts` is its part of the JSON, `distance` how near to a root its
+    failure is (0 is nearest).
+    """
 
     file: str
     kind: str
@@ -37,37 +41,73 @@ class FileDiagnosis:
 
 
 def diagnose_file(file: str, diagnosis: Diagnosis, text: str) -> FileDiagnosis:
-    """The reading of one file; `text` is its content where it is short enough to be something else than a log, else empty."""
+    """The reading of one file; `text` is its content where it is short enough to be something else
+    than a log, else empty.
+    """
     kind = _log_kind(diagnosis)
     is_document = text[:64].lstrip()[:1] in ("{", "[") and not text.lstrip().startswith("[20")
-    other = (recognise_host(text) or recognise_figures(text)) if text and (is_document or kind in (TEXT, NCCL_LOG)) else None
+    other = (
+        (recognise_host(text) or recognise_figures(text))
+        if text and (is_document or kind in (TEXT, NCCL_LOG))
+        else None
+    )
     if other is None:
-        return FileDiagnosis(file, kind, diagnosis.to_json(), diagnosis.distance if diagnosis.failure_class else _NO_FAILURE_DISTANCE)
-    facts = {**Diagnosis().to_json(), **diagnosis.to_json(), **{key: value for key, value in other.items() if value is not None}}
-    named = {"state": other.get("state") or UNKNOWN, "failure_class": other.get("failure_class"), "hint": other.get("hint") or None}
-    if named["failure_class"] != diagnosis.failure_class:  # what not to do belongs to the class, as the hint does
+        return FileDiagnosis(
+            file,
+            kind,
+            diagnosis.to_json(),
+            diagnosis.distance if diagnosis.failure_class else _NO_FAILURE_DISTANCE,
+        )
+    facts = {
+        **Diagnosis().to_json(),
+        **diagnosis.to_json(),
+        **{key: value for key, value in other.items() if value is not None},
+    }
+    named = {
+        "state": other.get("state") or UNKNOWN,
+        "failure_class": other.get("failure_class"),
+        "hint": other.get("hint") or None,
+    }
+    if (
+        named["failure_class"] != diagnosis.failure_class
+    ):  # what not to do belongs to the class, as the hint does
         failure = FAILURES.get(str(named["failure_class"]))
         named["avoid"] = failure.avoid if failure else None
-    facts |= named | {"cause_line": other.get("cause_line") or (facts["cause_line"] if other.get("failure_class") else None)}
-    return FileDiagnosis(file, str(other["kind"]), facts, 0 if other.get("failure_class") else _NO_FAILURE_DISTANCE)
+    facts |= named | {
+        "cause_line": other.get("cause_line")
+        or (facts["cause_line"] if other.get("failure_class") else None)
+    }
+    return FileDiagnosis(
+        file, str(other["kind"]), facts, 0 if other.get("failure_class") else _NO_FAILURE_DISTANCE
+    )
 
 
 def embedded_texts(text: str) -> Mapping[str, str]:
-    """The texts that a JSON document gathers: a list of texts, or an object of which every value is one. Empty for anything else."""
+    """The texts that a JSON document gathers: a list of texts, or an object of which every value is
+    one. Empty for anything else.
+    """
     if not text.lstrip().startswith(("[", "{")):
         return {}
     try:
         document = json.loads(text)
     except (ValueError, RecursionError):
         return {}
-    pairs = list(document.items()) if isinstance(document, dict) else list(enumerate(document)) if isinstance(document, list) else []
+    pairs = (
+        list(document.items())
+        if isinstance(document, dict)
+        else list(enumerate(document))
+        if isinstance(document, list)
+        else []
+    )
     if not pairs or not all(isinstance(value, str) for _, value in pairs):
         return {}
     return {str(key): value for key, value in pairs}
 
 
 def merge_diagnoses(diagnoses: Sequence[FileDiagnosis]) -> dict[str, Any]:
-    """All files as one JSON document: the root of all in front, each file's own facts under `files`."""
+    """All files as one JSON document: the root of all in front, each file's own facts under
+    `files`.
+    """
     root = _root_diagnosis(diagnoses)
     front = dict(root.facts)
     for diagnosis in diagnoses if root.kind in _LOGS else ():
@@ -76,13 +116,29 @@ def merge_diagnoses(diagnoses: Sequence[FileDiagnosis]) -> dict[str, Any]:
     front |= {"bus_ids": list(dict.fromkeys(bus_ids))} if bus_ids else {}
     details = dict(front.get("details") or {})
     for other in diagnoses:
-        if other is not root and front.get("failure_class") and other.facts.get("failure_class") == front["failure_class"]:
-            details |= {key: value for key, value in _kind_specific_facts(other).items() if key not in details}
-    unfinished = [other.file for other in diagnoses if len(diagnoses) > 1 and other.facts.get("state") == "starting"]
+        if (
+            other is not root
+            and front.get("failure_class")
+            and other.facts.get("failure_class") == front["failure_class"]
+        ):
+            details |= {
+                key: value
+                for key, value in _kind_specific_facts(other).items()
+                if key not in details
+            }
+    unfinished = [
+        other.file
+        for other in diagnoses
+        if len(diagnoses) > 1 and other.facts.get("state") == "starting"
+    ]
     if unfinished and front.get("failure_class"):
         details["unfinished_files"] = unfinished
     front |= {"details": details, "kind": root.kind, "file": root.file}
-    files = [{"file": told.file, "kind": told.kind, **told.facts} for told in diagnoses] if len(diagnoses) > 1 else []
+    files = (
+        [{"file": told.file, "kind": told.kind, **told.facts} for told in diagnoses]
+        if len(diagnoses) > 1
+        else []
+    )
     return {**front, "files": files or [{"file": root.file, "kind": root.kind}]}
 
 
@@ -92,14 +148,32 @@ def diagnosis_lines(diagnoses: Sequence[FileDiagnosis]) -> list[str]:
     lines = [_headline(document, several=len(diagnoses) > 1)]
     if document.get("cause_line"):
         lines.append(f"  {document['cause_line']}")
-    lines += [f"{name}: {document[key]}" for name, key in (("what to do", "hint"), ("what not to do", "avoid")) if document.get(key)]
-    lines += _launch_lines(document) + _rate_lines(document.get("decode") or {}) + _nccl_line(document.get("nccl") or {}) + _other_kind_lines(document)
+    lines += [
+        f"{name}: {document[key]}"
+        for name, key in (("what to do", "hint"), ("what not to do", "avoid"))
+        if document.get(key)
+    ]
+    lines += (
+        _launch_lines(document)
+        + _rate_lines(document.get("decode") or {})
+        + _nccl_line(document.get("nccl") or {})
+        + _other_kind_lines(document)
+    )
     for warning in document.get("warnings") or ():
         times = f" ({warning['count']} times)" if warning.get("count", 1) > 1 else ""
-        lines.append(f"{warning.get('severity', 'warning')} {warning['code']}: {warning['message']}{times}")
-        lines += [f"    {warning['hint']}"] if warning.get("hint") and warning.get("severity") != "info" else []
+        lines.append(
+            f"{warning.get('severity', 'warning')} {warning['code']}: {warning['message']}{times}"
+        )
+        lines += (
+            [f"    {warning['hint']}"]
+            if warning.get("hint") and warning.get("severity") != "info"
+            else []
+        )
     if len(diagnoses) > 1:
-        lines += ["files:", *(f"  {diagnosis.file}: {_file_summary(diagnosis)}" for diagnosis in diagnoses)]
+        lines += [
+            "files:",
+            *(f"  {diagnosis.file}: {_file_summary(diagnosis)}" for diagnosis in diagnoses),
+        ]
     return lines
 
 
@@ -112,21 +186,49 @@ def _log_kind(diagnosis: Diagnosis) -> str:
 
 
 def _root_diagnosis(diagnoses: Sequence[FileDiagnosis]) -> FileDiagnosis:
-    """The failure nearest to a root, the earliest of equals; without one the file that tells most of a server."""
+    """The failure nearest to a root, the earliest of equals; without one the file that tells most
+    of a server.
+    """
     failed = [diagnosis for diagnosis in diagnoses if diagnosis.failed]
     if failed:
-        return min(failed, key=lambda told: (told.distance, str(told.facts.get("at") or "~"), diagnoses.index(told)))
-    return max(diagnoses, key=lambda told: (told.kind == SERVER_LOG, bool(told.facts.get("decode")), -diagnoses.index(told)))
+        return min(
+            failed,
+            key=lambda told: (
+                told.distance,
+                str(told.facts.get("at") or "~"),
+                diagnoses.index(told),
+            ),
+        )
+    return max(
+        diagnoses,
+        key=lambda told: (
+            told.kind == SERVER_LOG,
+            bool(told.facts.get("decode")),
+            -diagnoses.index(told),
+        ),
+    )
 
 
 def _facts_from_host(front: Mapping[str, Any], host_facts: Mapping[str, Any]) -> dict[str, Any]:
-    """What a file of the host adds to a server's failure: who holds the memory, how the fabric stands, which GPU is gone."""
+    """What a file of the host adds to a server's failure: who holds the memory, how the fabric
+    stands, which GPU is gone.
+    """
     failure = front.get("failure_class")
-    warned = not failure and any(warning.get("code") == "gpu_busy_leftover" for warning in front.get("warnings") or ())
-    if host_facts.get("kind") == "gpu_processes" and host_facts.get("pids") and (failure == "gpu_busy_leftover" or warned):
-        return {name: host_facts[name] for name in ("pids", "holders", "hint") if name in host_facts}
+    warned = not failure and any(
+        warning.get("code") == "gpu_busy_leftover" for warning in front.get("warnings") or ()
+    )
+    if (
+        host_facts.get("kind") == "gpu_processes"
+        and host_facts.get("pids")
+        and (failure == "gpu_busy_leftover" or warned)
+    ):
+        return {
+            name: host_facts[name] for name in ("pids", "holders", "hint") if name in host_facts
+        }
     if failure == "fabric_manager_down" and host_facts.get("fabric"):
-        return {name: host_facts[name] for name in ("fabric", "related") if name in host_facts} | {"hint": host_facts.get("hint") or front.get("hint")}
+        return {name: host_facts[name] for name in ("fabric", "related") if name in host_facts} | {
+            "hint": host_facts.get("hint") or front.get("hint")
+        }
     if host_facts.get("host_state") == "degraded":
         return {"host_state": "degraded", "hint": host_facts.get("hint") or front.get("hint")}
     return {}
@@ -135,23 +237,43 @@ def _facts_from_host(front: Mapping[str, Any], host_facts: Mapping[str, Any]) ->
 def _kind_specific_facts(diagnosis: FileDiagnosis) -> dict[str, Any]:
     """What a file's kind tells beyond the keys that every kind has."""
     common = Diagnosis().to_json()
-    return {key: value for key, value in diagnosis.facts.items() if key not in common and key != "kind" and value not in (None, [], {})}
+    return {
+        key: value
+        for key, value in diagnosis.facts.items()
+        if key not in common and key != "kind" and value not in (None, [], {})
+    }
 
 
 def _headline(document: Mapping[str, Any], several: bool) -> str:
     where = f"{document['file']}: " if several else ""
     if not document.get("failure_class"):
-        return f"{where}{document.get('state') or UNKNOWN}" + (f" ({document['kind']})" if document["kind"] != SERVER_LOG else "")
+        return f"{where}{document.get('state') or UNKNOWN}" + (
+            f" ({document['kind']})" if document["kind"] != SERVER_LOG else ""
+        )
     place = [str(document[key]) for key in ("rank", "phase") if document.get(key)]
-    retry = {True: ", may be tried again", False: ", trying again does not help", None: ""}[document.get("retryable")]
-    return f"{where}failed: {document['failure_class']}" + (f" ({', '.join(place)})" if place else "") + retry
+    retry = {True: ", may be tried again", False: ", trying again does not help", None: ""}[
+        document.get("retryable")
+    ]
+    return (
+        f"{where}failed: {document['failure_class']}"
+        + (f" ({', '.join(place)})" if place else "")
+        + retry
+    )
 
 
 def _launch_lines(document: Mapping[str, Any]) -> list[str]:
     lines = []
     if phases := document.get("phases_s"):
-        total = f", ready after {document['ready_s']:g} s" if document.get("ready_s") is not None else ""
-        lines.append("phases: " + ", ".join(f"{name} {seconds:g} s" for name, seconds in phases.items()) + total)
+        total = (
+            f", ready after {document['ready_s']:g} s"
+            if document.get("ready_s") is not None
+            else ""
+        )
+        lines.append(
+            "phases: "
+            + ", ".join(f"{name} {seconds:g} s" for name, seconds in phases.items())
+            + total
+        )
     if progress := document.get("progress"):
         lines.append(f"progress: {document.get('phase')} {progress['done']} of {progress['total']}")
     return lines
@@ -167,9 +289,17 @@ def _rate_lines(decode: Mapping[str, Any]) -> list[str]:
         _figure(decode, "cuda_graph_share", "{:.0%} with graphs"),
         _figure(decode, "cache_hit_rate", "{:.1%} of prompt tokens cached"),
     ]
-    ranks = f" over {len(decode['dp_ranks'])} DP ranks" if len(decode.get("dp_ranks", ())) > 1 else ""
-    dropped = f", {decode['dropped_lines']} left out after idle time" if decode.get("dropped_lines") else ""
-    counts = f"({decode['lines']} decode and {decode['prefill_lines']} prefill lines{ranks}{dropped})"
+    ranks = (
+        f" over {len(decode['dp_ranks'])} DP ranks" if len(decode.get("dp_ranks", ())) > 1 else ""
+    )
+    dropped = (
+        f", {decode['dropped_lines']} left out after idle time"
+        if decode.get("dropped_lines")
+        else ""
+    )
+    counts = (
+        f"({decode['lines']} decode and {decode['prefill_lines']} prefill lines{ranks}{dropped})"
+    )
     return ["decode: " + ", ".join(filter(None, figures)) + " " + counts]
 
 
@@ -180,9 +310,17 @@ def _figure(decode: Mapping[str, Any], key: str, form: str) -> str:
 def _nccl_line(nccl: Mapping[str, Any]) -> list[str]:
     if not nccl:
         return []
-    settings = ", ".join(f"{name}={'/'.join(values)}" for name, values in list(nccl.get("settings", {}).items())[:8])
-    transport = ", ".join(f"{name} {count}" for name, count in nccl.get("transport", {}).items() if count)
-    parts = [f"{nccl.get('library') or 'NCCL'} {nccl.get('version') or ''}".strip(), settings, transport and f"transport {transport}"]
+    settings = ", ".join(
+        f"{name}={'/'.join(values)}" for name, values in list(nccl.get("settings", {}).items())[:8]
+    )
+    transport = ", ".join(
+        f"{name} {count}" for name, count in nccl.get("transport", {}).items() if count
+    )
+    parts = [
+        f"{nccl.get('library') or 'NCCL'} {nccl.get('version') or ''}".strip(),
+        settings,
+        transport and f"transport {transport}",
+    ]
     return ["nccl: " + "; ".join(part for part in parts if part)]
 
 
@@ -194,7 +332,10 @@ def _other_kind_lines(document: Mapping[str, Any]) -> list[str]:
     plain = {
         key: value
         for key, value in document.items()
-        if key not in common and key not in ("file", "files", "kind", "details") and isinstance(value, str | int | float) and value != ""
+        if key not in common
+        and key not in ("file", "files", "kind", "details")
+        and isinstance(value, str | int | float)
+        and value != ""
     }
     return [f"{key}: {value}" for key, value in plain.items()]
 
@@ -202,4 +343,8 @@ def _other_kind_lines(document: Mapping[str, Any]) -> list[str]:
 def _file_summary(diagnosis: FileDiagnosis) -> str:
     state = diagnosis.facts.get("failure_class") or diagnosis.facts.get("state") or UNKNOWN
     phase = diagnosis.facts.get("phase")
-    return f"{state}" + (f" in {phase}" if phase else "") + (f" ({diagnosis.kind})" if diagnosis.kind != SERVER_LOG else "")
+    return (
+        f"{state}"
+        + (f" in {phase}" if phase else "")
+        + (f" ({diagnosis.kind})" if diagnosis.kind != SERVER_LOG else "")
+    )

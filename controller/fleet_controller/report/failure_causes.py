@@ -1,4 +1,6 @@
-"""Owns the words about why a server failed: the line of its log that tells, whose it is, and what to do. Fetches nothing."""
+"""Owns the words about why a server failed: the line of its log that tells, whose it is, and what
+to do. Fetches nothing.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,12 @@ def first_of_each_class(trials: Iterable[TrialStatus]) -> tuple[TrialStatus, ...
 
 
 def cause_lines(events: Sequence[Event]) -> list[str]:
-    """`cause (TP1): …`, `hint: …`, `do not: …`, as far as the last failure of the trial's server tells them."""
-    failed = next((event.body for event in reversed(events) if isinstance(event.body, ServerFailed)), None)
+    """`cause (TP1): …`, `hint: …`, `do not: …`, as far as the last failure of the trial's server
+    tells them.
+    """
+    failed = next(
+        (event.body for event in reversed(events) if isinstance(event.body, ServerFailed)), None
+    )
     if failed is None:
         return []
     known = FAILURES.get(failed.failure_class)

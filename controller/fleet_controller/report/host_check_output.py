@@ -1,4 +1,6 @@
-"""Owns what a look at hosts looks like: a line as each answers, the table of findings, their JSON. Asks no host."""
+"""Owns what a look at hosts looks like: a line as each answers, the table of findings, their JSON.
+Asks no host.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,14 @@ JSON_VERSION = 1
 
 def check_line(check: HostCheck) -> str:
     """`gpu01: 1 error, 2 warnings (0.4 s)`."""
-    counts = [(sum(finding.severity == word for finding in check.findings), word) for word in ("error", "warning")]
-    counts_text = ", ".join(f"{count} {word}{'' if count == 1 else 's'}" for count, word in counts if count) or "ok"
+    counts = [
+        (sum(finding.severity == word for finding in check.findings), word)
+        for word in ("error", "warning")
+    ]
+    counts_text = (
+        ", ".join(f"{count} {word}{'' if count == 1 else 's'}" for count, word in counts if count)
+        or "ok"
+    )
     return f"{check.host}: {counts_text if check.reached else 'not reached'} ({check.took_s:.1f} s)"
 
 
@@ -24,10 +32,16 @@ def checks_table(checks: Sequence[HostCheck]) -> Table:
         row
         for check in checks
         for row in (
-            [(check.host, finding.severity, finding.code, finding.message) for finding in check.findings] or [(check.host, "ok", "", "")]
+            [
+                (check.host, finding.severity, finding.code, finding.message)
+                for finding in check.findings
+            ]
+            or [(check.host, "ok", "", "")]
         )
     )
-    return Table(("host", "severity", "finding", "message"), rows, frozenset()).without_empty("finding", "message")
+    return Table(("host", "severity", "finding", "message"), rows, frozenset()).without_empty(
+        "finding", "message"
+    )
 
 
 def check_hint_lines(checks: Sequence[HostCheck]) -> list[str]:
@@ -47,7 +61,19 @@ def checks_json(checks: Sequence[HostCheck]) -> dict[str, Any]:
 
 def _check_json(check: HostCheck) -> dict[str, Any]:
     findings = [
-        {"code": finding.code, "severity": finding.severity, "message": finding.message, "hint": finding.hint} for finding in check.findings
+        {
+            "code": finding.code,
+            "severity": finding.severity,
+            "message": finding.message,
+            "hint": finding.hint,
+        }
+        for finding in check.findings
     ]
     is_ok = check.reached and not check.errors
-    return {"host": check.host, "reached": check.reached, "ok": is_ok, "took_s": check.took_s, "findings": findings}
+    return {
+        "host": check.host,
+        "reached": check.reached,
+        "ok": is_ok,
+        "took_s": check.took_s,
+        "findings": findings,
+    }

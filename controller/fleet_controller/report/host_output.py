@@ -24,13 +24,33 @@ def hosts_table(hosts: Sequence[HostStatus], now_unix_s: float = 0.0) -> Table:
         )
         for host in hosts
     )  # fmt: skip
-    columns = ("host", "state", "GPUs", "simulated GPUs", "trial", "agent", "address", "labels", "message")
-    return Table(columns, rows, frozenset({"GPUs", "simulated GPUs"})).without_empty("trial", "agent", "labels", "message")
+    columns = (
+        "host",
+        "state",
+        "GPUs",
+        "simulated GPUs",
+        "trial",
+        "agent",
+        "address",
+        "labels",
+        "message",
+    )
+    return Table(columns, rows, frozenset({"GPUs", "simulated GPUs"})).without_empty(
+        "trial", "agent", "labels", "message"
+    )
 
 
 def host_state_text(host: HostStatus) -> str:
     """`connected`, and what keeps trials from it: `drained`, `set aside`, `load only`."""
-    also = [word for word, holds in (("drained", host.drained), ("set aside", bool(host.aside)), ("load only", host.load_only)) if holds]
+    also = [
+        word
+        for word, holds in (
+            ("drained", host.drained),
+            ("set aside", bool(host.aside)),
+            ("load only", host.load_only),
+        )
+        if holds
+    ]
     return ", ".join((host.state, *also))
 
 
@@ -40,9 +60,15 @@ def unavailable_reason(host: HostStatus) -> str:
 
 
 def certificate_text(host: HostStatus, now_unix_s: float) -> str:
-    """What is said of a certificate that ends within 30 days; empty for another, and for a host without."""
+    """What is said of a certificate that ends within 30 days; empty for another, and for a host
+    without.
+    """
     ends = ExpiringCertificate("agent", host.host, host.certificate_expires_unix_s)
-    return expiry_warning(ends, now_unix_s) if now_unix_s and ends.expires_unix_s and ends.is_near(now_unix_s) else ""
+    return (
+        expiry_warning(ends, now_unix_s)
+        if now_unix_s and ends.expires_unix_s and ends.is_near(now_unix_s)
+        else ""
+    )
 
 
 def labels_text(labels: Mapping[str, str]) -> str:
@@ -55,7 +81,9 @@ def host_lines(host: HostStatus) -> list[str]:
     fields = {
         "state": host_state_text(host),
         "why": host.message,
-        "set aside": f"{host.aside} (since {_when(host.aside_since_unix_ns // 1_000_000_000)})" if host.aside else "",
+        "set aside": f"{host.aside} (since {_when(host.aside_since_unix_ns // 1_000_000_000)})"
+        if host.aside
+        else "",
         "drained": (host.drain_reason or "no reason was given") if host.drained else "",
         "trial": host.active_trial,
         "GPUs": str(host.gpus),
@@ -64,7 +92,9 @@ def host_lines(host: HostStatus) -> list[str]:
         "agent": host.version,
         "address": host.address,
         "clock": _clock_text(host.clock_ahead_s),
-        "certificate": f"expires {_when(host.certificate_expires_unix_s)}" if host.certificate_expires_unix_s else "",
+        "certificate": f"expires {_when(host.certificate_expires_unix_s)}"
+        if host.certificate_expires_unix_s
+        else "",
         "cost per hour": f"{host.cost_per_hour:g}" if host.cost_per_hour else "",
     }
     return [f"host {host.host}", *(f"  {name:<15} {text}" for name, text in fields.items() if text)]
@@ -86,7 +116,9 @@ def hosts_json(hosts: Sequence[HostStatus]) -> dict[str, Any]:
 
 
 def host_json(host: HostStatus) -> dict[str, Any]:
-    """One host as `hosts ls` and `hosts show` write it; null for what is not known or does not apply."""
+    """One host as `hosts ls` and `hosts show` write it; null for what is not known or does not
+    apply.
+    """
     return {
         "host": host.host, "address": host.address, "state": host.state, "gpus": host.gpus, "simulated_gpus": host.simulated_gpus,
         "version": host.version, "labels": dict(host.labels), "message": host.message, "drained": host.drained,

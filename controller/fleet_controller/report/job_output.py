@@ -27,7 +27,9 @@ def jobs_table(jobs: Sequence[JobSummary]) -> Table:
         for job in jobs
     )  # fmt: skip
     columns = ("job", "state", "trials", "engine", "priority", "submitted (UTC)", "trouble")
-    return Table(columns, rows, frozenset({"trials", "priority"})).without_empty("priority", "trouble")
+    return Table(columns, rows, frozenset({"trials", "priority"})).without_empty(
+        "priority", "trouble"
+    )
 
 
 def jobs_json(jobs: Sequence[JobSummary]) -> dict[str, Any]:
@@ -60,17 +62,37 @@ def trials_table(trials: Sequence[TrialStatus]) -> Table:
         )
         for trial in trials
     )  # fmt: skip
-    columns = ("trial", "variant", "host", "block", "attempt", "phase", "outcome", "runs", "failure", "message")
-    return Table(columns, rows, frozenset({"block", "attempt", "runs"})).without_empty("host", "outcome", "failure", "message")
+    columns = (
+        "trial",
+        "variant",
+        "host",
+        "block",
+        "attempt",
+        "phase",
+        "outcome",
+        "runs",
+        "failure",
+        "message",
+    )
+    return Table(columns, rows, frozenset({"block", "attempt", "runs"})).without_empty(
+        "host", "outcome", "failure", "message"
+    )
 
 
 def kept_out_table(runs: Sequence[StoredRun]) -> Table:
-    """The runs that are kept and are part of no number, voided or still warm-up: one row a launch, workload and gate."""
+    """The runs that are kept and are part of no number, voided or still warm-up: one row a launch,
+    workload and gate.
+    """
     found: defaultdict[tuple[str, str, str, str], list[str]] = defaultdict(list)
     for stored in without_warm_up(runs):
         for code in _voiding_gates(stored):
-            found[stored.trial_id, str(stored.attempt), stored.run.workload, code].append(str(stored.run.index))
-    rows = tuple((trial, attempt, workload, ", ".join(indices), code) for (trial, attempt, workload, code), indices in found.items())
+            found[stored.trial_id, str(stored.attempt), stored.run.workload, code].append(
+                str(stored.run.index)
+            )
+    rows = tuple(
+        (trial, attempt, workload, ", ".join(indices), code)
+        for (trial, attempt, workload, code), indices in found.items()
+    )
     return Table(("trial", "attempt", "workload", "kept out", "by"), rows, frozenset({"attempt"}))
 
 
@@ -90,7 +112,13 @@ def show_json(detail: JobDetail, runs: Sequence[StoredRun] = ()) -> dict[str, An
         "trouble": detail.job.trouble,
         "trials": [trial_json(trial) for trial in detail.trials],
         "kept_out": [
-            {"trial": run.trial_id, "attempt": run.attempt, "workload": run.run.workload, "run": run.run.index, "gates": _voiding_gates(run)}
+            {
+                "trial": run.trial_id,
+                "attempt": run.attempt,
+                "workload": run.run.workload,
+                "run": run.run.index,
+                "gates": _voiding_gates(run),
+            }
             for run in without_warm_up(runs)
             if run.run.void
         ],

@@ -1,4 +1,6 @@
-"""Owns the words of progress: what changed between two looks at a job, and the lines of a live display. Prints nothing."""
+"""Owns the words of progress: what changed between two looks at a job, and the lines of a live
+display. Prints nothing.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ _FIRST_WARM_UP = "an agent's first starts Ray too, some ten seconds"
 
 @dataclass(frozen=True, slots=True)
 class JobProgress:
-    """What was last seen of a job. `left_s` is wall seconds, 0 = unknown; `last` is the run that finished last."""
+    """What was last seen of a job. `left_s` is wall seconds, 0 = unknown; `last` is the run that
+    finished last.
+    """
 
     job: JobSummary = field(default_factory=JobSummary)
     trials: Mapping[str, TrialStatus] = field(default_factory=dict)
@@ -28,11 +32,19 @@ class JobProgress:
 def finished_since(before: JobProgress, change: JobChange) -> list[TrialStatus]:
     """The trials of `change` that have finished a run which `seen` does not know."""
     first_look = not before.job.job_id
-    return [trial for trial in change.trials if trial.runs > _runs_before(before, trial) and not (first_look and trial.phase == Phase.OVER)]
+    return [
+        trial
+        for trial in change.trials
+        if trial.runs > _runs_before(before, trial)
+        and not (first_look and trial.phase == Phase.OVER)
+    ]
 
 
-def advance_progress(before: JobProgress, change: JobChange, finished: Mapping[str, RunResult]) -> tuple[JobProgress, list[str]]:
-    """The new progress, and one line for each phase entered and each run finished. `finished`: trial id → its newest run.
+def advance_progress(
+    before: JobProgress, change: JobChange, finished: Mapping[str, RunResult]
+) -> tuple[JobProgress, list[str]]:
+    """The new progress, and one line for each phase entered and each run finished. `finished`:
+    trial id → its newest run.
 
     The first look tells only what is going on now: what was over before is not news.
     """
@@ -52,7 +64,9 @@ def _runs_before(seen: JobProgress, now: TrialStatus) -> int:
     return before.runs if before and before.attempt == now.attempt else 0
 
 
-def _change_lines(seen: JobProgress, now: TrialStatus, run: RunResult | None, job: JobSummary) -> Iterable[str]:
+def _change_lines(
+    seen: JobProgress, now: TrialStatus, run: RunResult | None, job: JobSummary
+) -> Iterable[str]:
     before = seen.trials.get(now.trial_id)
     name = f"{now.trial_id} ({now.variant}{f', attempt {now.attempt}' if now.attempt > 1 else ''})"
     if now.runs > _runs_before(seen, now):
@@ -60,14 +74,18 @@ def _change_lines(seen: JobProgress, now: TrialStatus, run: RunResult | None, jo
     is_new = before is None or before.attempt != now.attempt
     if now.phase == Phase.OVER and (is_new or before is None or before.phase != Phase.OVER):
         yield f"{name}: {trial_outcome_text(now)}"
-    elif now.phase > Phase.QUEUED and (is_new or before is None or (before.phase, before.progress) != (now.phase, now.progress)):
+    elif now.phase > Phase.QUEUED and (
+        is_new or before is None or (before.phase, before.progress) != (now.phase, now.progress)
+    ):
         yield f"{name}: {_phase_text(now, seen.trials.values())}"
 
 
 def run_text(run: RunResult, job: JobSummary) -> str:
-    """`single 88.8 tok/s (simulated ×100)`; a voided run says which gate voided it instead of a number.
+    """`single 88.8 tok/s (simulated ×100)`; a voided run says which gate voided it instead of a
+    number.
 
-    A run that showed those before it to be warm-up says so; one of a search says its load and whether that was met.
+    A run that showed those before it to be warm-up says so; one of a search says its load and
+    whether that was met.
     """
     load = f" at {load_text(run.searched.load, run.searched.of)}" if run.searched.load else ""
     if run.void:
@@ -75,9 +93,15 @@ def run_text(run: RunResult, job: JobSummary) -> str:
     if load:
         answer = "met" if run.searched.met else "not met"
         goodput = f"goodput {run.metrics.get(GOODPUT_RATIO, 0.0) * 100:.1f} %"
-        return f"{run.workload}{load}: {answer}, {goodput}{engine_mark(job)}{_search_result_text(run)}"
-    warm_up = {0: "", 1: ", the first run was warm-up"}.get(run.warm_up_runs, f", the first {run.warm_up_runs} runs were warm-up")
-    return f"{run.workload} {run.metrics.get(OUTPUT_TOK_S, 0.0):.1f} tok/s{engine_mark(job)}{warm_up}"
+        return (
+            f"{run.workload}{load}: {answer}, {goodput}{engine_mark(job)}{_search_result_text(run)}"
+        )
+    warm_up = {0: "", 1: ", the first run was warm-up"}.get(
+        run.warm_up_runs, f", the first {run.warm_up_runs} runs were warm-up"
+    )
+    return (
+        f"{run.workload} {run.metrics.get(OUTPUT_TOK_S, 0.0):.1f} tok/s{engine_mark(job)}{warm_up}"
+    )
 
 
 def _search_result_text(run: RunResult) -> str:
@@ -97,7 +121,9 @@ def trial_outcome_text(trial: TrialStatus) -> str:
 
 
 def progress_lines(progress: JobProgress, since_s: float = 0.0) -> list[str]:
-    """The live display `since_s` after the last change: counts and time left, each trial that runs, the last run's rate."""
+    """The live display `since_s` after the last change: counts and time left, each trial that runs,
+    the last run's rate.
+    """
     job = progress.job
     if not job.job_id:
         return ["starting the local agent"]
@@ -109,8 +135,14 @@ def progress_lines(progress: JobProgress, since_s: float = 0.0) -> list[str]:
     if job.trouble:
         head += f" · {job.trouble}"
     trials = progress.trials.values()
-    running = [_running_line(trial, trials) for trial in trials if Phase.QUEUED < trial.phase < Phase.OVER]
-    return [head, *running, *([f"  last run: {run_text(progress.last, job)}"] if progress.last else [])]
+    running = [
+        _running_line(trial, trials) for trial in trials if Phase.QUEUED < trial.phase < Phase.OVER
+    ]
+    return [
+        head,
+        *running,
+        *([f"  last run: {run_text(progress.last, job)}"] if progress.last else []),
+    ]
 
 
 def engine_mark(job: JobSummary) -> str:
@@ -125,8 +157,12 @@ def _running_line(trial: TrialStatus, trials: Collection[TrialStatus]) -> str:
 
 
 def _phase_text(trial: TrialStatus, trials: Collection[TrialStatus]) -> str:
-    """`measuring`, or `launching: load_weight 61/163`; of a host without a run among these `trials`, what its first warm-up waits for."""
+    """`measuring`, or `launching: load_weight 61/163`; of a host without a run among these
+    `trials`, what its first warm-up waits for.
+    """
     detail = trial.progress
-    if trial.phase == Phase.WARMING and not any(other.runs for other in trials if other.host == trial.host):
+    if trial.phase == Phase.WARMING and not any(
+        other.runs for other in trials if other.host == trial.host
+    ):
         detail = detail or _FIRST_WARM_UP
     return trial.phase.name.lower() + (f": {detail}" if detail else "")

@@ -13,31 +13,49 @@ from pathlib import PurePosixPath
 from fleet_protos.errors import ConfigError
 from fleet_protos.events import Event, ServerLaunched
 
-_SECRET = re.compile(r"(?:^|_)(?:TOKEN|KEY|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?)$", re.IGNORECASE)
+_SECRET = re.compile(
+    r"(?:^|_)(?:TOKEN|KEY|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?)$", re.IGNORECASE
+)
 _SECRET_OPTIONS = {"--api-key", "--admin-api-key", "--ssl-keyfile-password"}
 _SHELL_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _REFERENCE = re.compile(r"secret://([A-Za-z_][A-Za-z0-9_]*)", re.ASCII)
-_LAUNCH_VARIABLE = "BENCHFLEET_LAUNCH"  # an agent ends servers that carry it: a server started by hand must not
-_AGENT_ONLY_OPTIONS = ("--name", "--label", "--cidfile")  # of a container: by these the agent finds and ends it
-_SECRETS_FILE = 'secrets="${BENCHFLEET_SECRETS:-${XDG_CONFIG_HOME:-${HOME:?}/.config}/benchfleet/secrets}"'
+_LAUNCH_VARIABLE = (
+    "BENCHFLEET_LAUNCH"  # an agent ends servers that carry it: a server started by hand must not
+)
+_AGENT_ONLY_OPTIONS = (
+    "--name",
+    "--label",
+    "--cidfile",
+)  # of a container: by these the agent finds and ends it
+_SECRETS_FILE = (
+    'secrets="${BENCHFLEET_SECRETS:-${XDG_CONFIG_HOME:-${HOME:?}/.config}/benchfleet/secrets}"'
+)
 _SET_IT = "set it first: it looks like a secret and is not printed"
 _HERE_DOCUMENT_END = "END_OF_VARIABLES"
 
 
 def repro_script(events: Sequence[Event], about: str) -> str:
-    """A POSIX sh script that starts the server of the last ServerLaunched in `events`; `about` is told in its head.
+    """A POSIX sh script that starts the server of the last ServerLaunched in `events`; `about` is
+    told in its head.
 
     Raises ConfigError when no server was launched.
     """
     for event in reversed(events):
         if isinstance(event.body, ServerLaunched):
-            return _script_text(event.body, datetime.fromtimestamp(event.time_unix_ns / 1e9, UTC), about)
-    raise ConfigError(f"{about} launched no server", "an external server is not started by us; a trial that is still queued has none yet")
+            return _script_text(
+                event.body, datetime.fromtimestamp(event.time_unix_ns / 1e9, UTC), about
+            )
+    raise ConfigError(
+        f"{about} launched no server",
+        "an external server is not started by us; a trial that is still queued has none yet",
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class _Variables:
-    """The server's environment by where a value comes from. `secrets`: variable → name in the secrets file; `hidden`: the shell knows."""
+    """The server's environment by where a value comes from. `secrets`: variable → name in the
+    secrets file; `hidden`: the shell knows.
+    """
 
     plain: Mapping[str, str]
     secrets: Mapping[str, str]
@@ -63,11 +81,17 @@ def _one_line(text: str) -> str:
 
 
 def _classify_variables(env: Mapping[str, str]) -> _Variables:
-    """Raises ConfigError for a name that would be more than a name in a script: what agents tell is not believed there."""
+    """Raises ConfigError for a name that would be more than a name in a script: what agents tell is
+    not believed there.
+    """
     if odd := [name for name in env if not _SHELL_NAME.fullmatch(name)]:
         message = f"the launch was told with a variable {odd[0][:60]!a}, which is no name: no script is made of that"
         raise ConfigError(message, "look at the host that told it")
-    secrets = {name: found[1] for name, value in sorted(env.items()) if (found := _REFERENCE.fullmatch(value))}
+    secrets = {
+        name: found[1]
+        for name, value in sorted(env.items())
+        if (found := _REFERENCE.fullmatch(value))
+    }
     left = [name for name in sorted(env) if name != _LAUNCH_VARIABLE and name not in secrets]
     hidden = tuple(name for name in left if _SECRET.search(name))
     return _Variables({name: env[name] for name in left if name not in hidden}, secrets, hidden)
@@ -122,13 +146,23 @@ def _host_lines(launched: ServerLaunched, variables: _Variables) -> Iterator[str
 
 
 def _runs_in_container(argv: Sequence[str]) -> bool:
-    return len(argv) > 1 and PurePosixPath(argv[0]).name in ("docker", "podman") and argv[1] == "run" and "--env-file" in argv
+    return (
+        len(argv) > 1
+        and PurePosixPath(argv[0]).name in ("docker", "podman")
+        and argv[1] == "run"
+        and "--env-file" in argv
+    )
 
 
 def _container_lines(launched: ServerLaunched, variables: _Variables) -> Iterator[str]:
-    """The variables go through standard input: neither the command line nor a file on disk holds them. Raises ConfigError."""
+    """The variables go through standard input: neither the command line nor a file on disk holds
+    them. Raises ConfigError.
+    """
     if odd := [name for name, value in variables.plain.items() if "\n" in value]:
-        raise ConfigError(f"the variable {odd[0]} has a line end, which no variable of a container has", "look at the host that told it")
+        raise ConfigError(
+            f"the variable {odd[0]} has a line end, which no variable of a container has",
+            "look at the host that told it",
+        )
     yield f"exec {' '.join(_quoted_words(_docker_run_by_hand(launched.argv)))} <<{_HERE_DOCUMENT_END}"
     for name, value in variables.plain.items():
         yield f"{name}={_escape_here_document(value)}"
@@ -138,7 +172,9 @@ def _container_lines(launched: ServerLaunched, variables: _Variables) -> Iterato
 
 
 def _docker_run_by_hand(argv: Sequence[str]) -> list[str]:
-    """`docker run` without what belongs to the agent's own launch; its variables from standard input."""
+    """`docker run` without what belongs to the agent's own launch; its variables from standard
+    input.
+    """
     image = argv.index("--env-file")
     kept, skip = [], False
     for index, word in enumerate(argv):
@@ -150,7 +186,9 @@ def _docker_run_by_hand(argv: Sequence[str]) -> list[str]:
 
 
 def _escape_here_document(value: str) -> str:
-    """A value inside a here-document, where `$`, a backslash and a backquote would be read by the shell."""
+    """A value inside a here-document, where `$`, a backslash and a backquote would be read by the
+    shell.
+    """
     return re.sub(r"([\\$`])", r"\\\1", value)
 
 
@@ -163,5 +201,7 @@ def _quoted_words(argv: Sequence[str]) -> Iterator[str]:
         elif equals and option in _SECRET_OPTIONS:
             yield f'{option}="${{API_KEY:?{_SET_IT}}}"'
         else:
-            yield {"--port": '"$port"', "--dist-init-addr": '"$meet"'}.get(before) or shlex.quote(word)
+            yield {"--port": '"$port"', "--dist-init-addr": '"$meet"'}.get(before) or shlex.quote(
+                word
+            )
         before = "" if before in _SECRET_OPTIONS else word

@@ -1,4 +1,6 @@
-"""Owns what the searches of a job look like: what each launch found, and what the runs of each load said. Decides nothing."""
+"""Owns what the searches of a job look like: what each launch found, and what the runs of each load
+said. Decides nothing.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,10 @@ from fleet_controller.report.comparison_output import limit_json
 from fleet_controller.report.table import Table, as_markdown
 from fleet_protos.metric_names import GOODPUT_RATIO, TPOT_P99, TTFT_P99
 
-BY_LAUNCH, BY_LOAD = "the highest load that meets the SLO, by launch", "what the runs of each load said"
+BY_LAUNCH, BY_LOAD = (
+    "the highest load that meets the SLO, by launch",
+    "what the runs of each load said",
+)
 _END_REASONS = {
     "": "goes on", "found": "found", "above": "met at the highest load: open above", "below": "not met at the lowest load: open below",
     "client_limited": "ended by what the client could drive", "unsettled": "not settled", "void_runs": "void runs",
@@ -44,15 +49,21 @@ class LoadRuns:
 
     def mean(self, metric: str) -> float | None:
         """Of its valid runs; None where none has it."""
-        values = [stored.run.metrics[metric] for stored in self.valid if metric in stored.run.metrics]
+        values = [
+            stored.run.metrics[metric] for stored in self.valid if metric in stored.run.metrics
+        ]
         return mean(values) if values else None
 
 
 def group_by_load(runs: Sequence[StoredRun]) -> list[LoadRuns]:
     """By workload, variant and host as they come, the loads ascending."""
-    grouped: defaultdict[tuple[str, str, str], defaultdict[float, list[StoredRun]]] = defaultdict(lambda: defaultdict(list))
+    grouped: defaultdict[tuple[str, str, str], defaultdict[float, list[StoredRun]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
     for stored in filter(is_searched, runs):
-        grouped[stored.run.workload, stored.variant, stored.host][stored.run.searched.load].append(stored)
+        grouped[stored.run.workload, stored.variant, stored.host][stored.run.searched.load].append(
+            stored
+        )
     return [
         LoadRuns(*key, members[0].run.searched.of, load, tuple(members))
         for key, loads in grouped.items()
@@ -69,7 +80,16 @@ def limits_table(runs: Sequence[StoredRun]) -> Table:
         )
         for limit in all_limits(runs)
     )  # fmt: skip
-    columns = ("trial", "attempt", "variant", "workload", "highest met", "lowest not met", "runs", "search")
+    columns = (
+        "trial",
+        "attempt",
+        "variant",
+        "workload",
+        "highest met",
+        "lowest not met",
+        "runs",
+        "search",
+    )
     return Table(columns, rows, frozenset({"attempt", "highest met", "lowest not met", "runs"}))
 
 
@@ -86,8 +106,22 @@ def loads_table(runs: Sequence[StoredRun]) -> Table:
     )  # fmt: skip
     if len({load[2] for load in rows}) < 2:
         rows = tuple((*row[:2], "", *row[3:]) for row in rows)
-    columns = ("workload", "variant", "host", "load", "SLO", "met", "not met", "void", "goodput", "TTFT p99", "TPOT p99")
-    return Table(columns, rows, frozenset(columns[3:]) - {"SLO"}).without_empty("host", "TTFT p99", "TPOT p99")
+    columns = (
+        "workload",
+        "variant",
+        "host",
+        "load",
+        "SLO",
+        "met",
+        "not met",
+        "void",
+        "goodput",
+        "TTFT p99",
+        "TPOT p99",
+    )
+    return Table(columns, rows, frozenset(columns[3:]) - {"SLO"}).without_empty(
+        "host", "TTFT p99", "TPOT p99"
+    )
 
 
 def searches_markdown(runs: Sequence[StoredRun]) -> str:
@@ -114,15 +148,27 @@ def _cell(value: float | None, text: Callable[[float], str]) -> str:
 
 
 def searches_json(runs: Sequence[StoredRun]) -> list[dict[str, Any]]:
-    """`searches` of the `show` contract of docs/json.md: one for each launch and search, with its runs in their order."""
+    """`searches` of the `show` contract of docs/json.md: one for each launch and search, with its
+    runs in their order.
+    """
     return [_search_json(limit, runs) for limit in all_limits(runs)]
 
 
 def _search_json(limit: SloLimit, runs: Sequence[StoredRun]) -> dict[str, Any]:
     key = (limit.trial_id, limit.attempt, limit.workload)
-    own = [stored for stored in runs if is_searched(stored) and (stored.trial_id, stored.attempt, stored.run.workload) == key]
+    own = [
+        stored
+        for stored in runs
+        if is_searched(stored) and (stored.trial_id, stored.attempt, stored.run.workload) == key
+    ]
     own.sort(key=lambda stored: stored.run.index)
-    about = {"attempt": limit.attempt, "variant": limit.variant, "host": limit.host, "workload": limit.workload, "of": limit.of}
+    about = {
+        "attempt": limit.attempt,
+        "variant": limit.variant,
+        "host": limit.host,
+        "workload": limit.workload,
+        "of": limit.of,
+    }
     return {**limit_json(limit), **about, "runs": [_run_json(stored) for stored in own]}
 
 
@@ -131,4 +177,10 @@ def _run_json(stored: StoredRun) -> dict[str, Any]:
     answer = "void" if run.void else "met" if run.searched.met else "not_met"
     goodput = run.metrics.get(GOODPUT_RATIO)
     counts = {"requests_ok": run.requests_ok, "requests_failed": run.requests_failed}
-    return {"run": run.index, "load": run.searched.load, "answer": answer, "goodput": goodput, **counts}
+    return {
+        "run": run.index,
+        "load": run.searched.load,
+        "answer": answer,
+        "goodput": goodput,
+        **counts,
+    }

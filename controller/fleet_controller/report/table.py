@@ -1,4 +1,6 @@
-"""Owns how rows of text become lines: aligned columns, or one field a line where columns do not fit. Never cuts a cell."""
+"""Owns how rows of text become lines: aligned columns, or one field a line where columns do not
+fit. Never cuts a cell.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,20 @@ class Table:
 
     def without_empty(self, *names: str) -> Table:
         """The same table less those of the columns named that hold nothing."""
-        drop = {index for index, name in enumerate(self.columns) if name in names and not any(row[index] for row in self.rows)}
+        drop = {
+            index
+            for index, name in enumerate(self.columns)
+            if name in names and not any(row[index] for row in self.rows)
+        }
         kept = [index for index in range(len(self.columns)) if index not in drop]
         rows = tuple(tuple(row[index] for index in kept) for row in self.rows)
         return Table(tuple(self.columns[index] for index in kept), rows, self.numbers)
 
     def widths(self) -> list[int]:
         """Terminal cells that each column takes."""
-        return [max(map(cell_width, column)) for column in zip(self.columns, *self.rows, strict=True)]
+        return [
+            max(map(cell_width, column)) for column in zip(self.columns, *self.rows, strict=True)
+        ]
 
     def fits(self, width: int, gap: int = 2) -> bool:
         """True when the aligned layout is at most `width` cells wide, with `gap` between columns."""
@@ -35,7 +43,10 @@ class Table:
 
 def cell_width(text: str) -> int:
     """Terminal cells that a text takes."""
-    return sum(0 if unicodedata.combining(mark) else 2 if unicodedata.east_asian_width(mark) in "WF" else 1 for mark in text)
+    return sum(
+        0 if unicodedata.combining(mark) else 2 if unicodedata.east_asian_width(mark) in "WF" else 1
+        for mark in text
+    )
 
 
 def aligned_lines(table: Table) -> list[str]:
@@ -55,7 +66,11 @@ def stacked_lines(table: Table) -> list[str]:
     """One field a line and an empty line between rows: for terminals narrower than the table."""
     label = max(map(cell_width, table.columns))
     blocks = [
-        [f"{name}{' ' * (label - cell_width(name))}  {cell}" for name, cell in zip(table.columns, row, strict=True) if cell]
+        [
+            f"{name}{' ' * (label - cell_width(name))}  {cell}"
+            for name, cell in zip(table.columns, row, strict=True)
+            if cell
+        ]
         for row in table.rows
     ]
     return [line for index, block in enumerate(blocks) for line in ([""] if index else []) + block]

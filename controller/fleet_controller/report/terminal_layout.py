@@ -1,4 +1,6 @@
-"""Owns how tables and comparisons reach a screen: the widest layout that fits, coloured or plain. Cuts nothing, prints nothing."""
+"""Owns how tables and comparisons reach a screen: the widest layout that fits, coloured or plain.
+Cuts nothing, prints nothing.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +33,28 @@ def table_text(table: Table, width: int | None, colour: bool) -> str:
     table = replace(table, rows=tuple(tuple(map(escape_to_one_line, row)) for row in table.rows))
     if width is None:
         return _join_lines(aligned_lines(table))
-    return _rich_table_text(table, colour) if table.fits(width, _RICH_GAP) else _join_lines(stacked_lines(table))
+    return (
+        _rich_table_text(table, colour)
+        if table.fits(width, _RICH_GAP)
+        else _join_lines(stacked_lines(table))
+    )
 
 
 def comparison_text(comparison: Comparison, width: int | None, colour: bool) -> str:
-    """Heading, verdicts and remarks: one table, else one for each workload and metric, else short lines."""
+    """Heading, verdicts and remarks: one table, else one for each workload and metric, else short
+    lines.
+    """
     remarks = comparison_remarks(comparison)
     body = _verdicts_text(comparison, width, colour) if comparison.rows else ""
-    return "\n".join(part for part in (_join_lines([comparison_heading(comparison)]), body, _join_lines(remarks) if remarks else "") if part)
+    return "\n".join(
+        part
+        for part in (
+            _join_lines([comparison_heading(comparison)]),
+            body,
+            _join_lines(remarks) if remarks else "",
+        )
+        if part
+    )
 
 
 def _verdicts_text(comparison: Comparison, width: int | None, colour: bool) -> str:
@@ -63,11 +79,15 @@ def _rich_table_text(table: Table, colour: bool) -> str:
 
     grid = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for name in table.columns:
-        grid.add_column(Text(name), justify="right" if name in table.numbers else "left", no_wrap=True)
+        grid.add_column(
+            Text(name), justify="right" if name in table.numbers else "left", no_wrap=True
+        )
     for row in table.rows:
         grid.add_row(*(Text(cell, style=STYLES.get(cell, "")) for cell in row))
     out = io.StringIO()
     # As wide as the table: whether it fits the terminal has been decided, and Rich must not cut it.
     wide = sum(table.widths()) + 4 * len(table.columns)
-    Console(file=out, width=wide, force_terminal=colour, color_system="standard" if colour else None).print(grid)
+    Console(
+        file=out, width=wide, force_terminal=colour, color_system="standard" if colour else None
+    ).print(grid)
     return "".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines())

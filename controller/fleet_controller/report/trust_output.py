@@ -19,7 +19,9 @@ JSON_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class TrustStatus:
-    """A trust folder as it is now. `waiting`: hosts to be deployed before the authority is replaced."""
+    """A trust folder as it is now. `waiting`: hosts to be deployed before the authority is
+    replaced.
+    """
 
     folder: Path
     now_unix_s: int
@@ -34,27 +36,57 @@ def read_trust_status(folder: Path, now_unix_s: int) -> TrustStatus:
     if (folder / "ca.key").exists() or not (folder / "user.crt").exists():
         authority = Authority.open(folder)
         waiting = authority.hosts_to_redeploy() if authority.is_being_replaced else ()
-        return TrustStatus(folder, now_unix_s, authority.expiring(now_unix_s), authority.revoked(), waiting, authority.is_being_replaced)
-    parties = [ExpiringCertificate("authority", "", known.not_after_unix_s) for known in Authority(folder).trusted_authorities()[:1]]
+        return TrustStatus(
+            folder,
+            now_unix_s,
+            authority.expiring(now_unix_s),
+            authority.revoked(),
+            waiting,
+            authority.is_being_replaced,
+        )
+    parties = [
+        ExpiringCertificate("authority", "", known.not_after_unix_s)
+        for known in Authority(folder).trusted_authorities()[:1]
+    ]
     try:
-        parties += [ExpiringCertificate(str(own.role), own.name, own.not_after_unix_s) for own in parse_certificates((folder / "user.crt").read_bytes())]
+        parties += [
+            ExpiringCertificate(str(own.role), own.name, own.not_after_unix_s)
+            for own in parse_certificates((folder / "user.crt").read_bytes())
+        ]
     except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot use {folder / 'user.crt'}: {error}", "`fleetctl trust issue` on the controller's machine") from error
+        raise ConfigError(
+            f"cannot use {folder / 'user.crt'}: {error}",
+            "`fleetctl trust issue` on the controller's machine",
+        ) from error
     return TrustStatus(folder, now_unix_s, tuple(parties))
 
 
 def trust_table(trust: TrustStatus) -> Table:
     """One row a certificate."""
-    rows = tuple((party.role, party.name, format_day(party.expires_unix_s), _days_left(party, trust.now_unix_s)) for party in trust.parties)
+    rows = tuple(
+        (
+            party.role,
+            party.name,
+            format_day(party.expires_unix_s),
+            _days_left(party, trust.now_unix_s),
+        )
+        for party in trust.parties
+    )
     return Table(("role", "name", "ends (UTC)", "days left"), rows, frozenset({"days left"}))
 
 
 def trust_notes(trust: TrustStatus) -> list[str]:
     """What is to be done, and what was revoked."""
-    notes = [expiry_warning(party, trust.now_unix_s) for party in trust.parties if party.is_near(trust.now_unix_s)]
+    notes = [
+        expiry_warning(party, trust.now_unix_s)
+        for party in trust.parties
+        if party.is_near(trust.now_unix_s)
+    ]
     if trust.is_being_replaced:
         waiting = f"; to be deployed: {', '.join(trust.waiting)}" if trust.waiting else ""
-        notes.append(f"the authority is being replaced{waiting}; `fleetctl trust rotate --authority` ends it")
+        notes.append(
+            f"the authority is being replaced{waiting}; `fleetctl trust rotate --authority` ends it"
+        )
     for gone in trust.revoked:
         why = f": {gone.reason}" if gone.reason else ""
         notes.append(f"revoked on {format_day(gone.revoked_unix_s)}: {gone.role} {gone.name}{why}")

@@ -1,4 +1,6 @@
-"""Owns the private keys that hosts are offered: of ssh-agent, and of files whose passphrases are asked once. Writes nothing."""
+"""Owns the private keys that hosts are offered: of ssh-agent, and of files whose passphrases are
+asked once. Writes nothing.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ class Keyring:
         self._agent: paramiko.Agent | None = None
 
     def keys(self, ssh: Ssh) -> Iterator[tuple[str, paramiko.PKey]]:
-        """(where from, key), in the order in which they are to be tried: named files whose key ssh-agent holds come from there.
+        """(where from, key), in the order in which they are to be tried: named files whose key
+        ssh-agent holds come from there.
 
         Raises ConfigError for a key file that cannot be used.
         """
@@ -44,7 +47,9 @@ class Keyring:
             if key.asbytes() not in offered:
                 offered.add(key.asbytes())
                 yield "ssh-agent", key
-        for file in () if named else map(lambda name: str(Path(name).expanduser()), DEFAULT_KEY_FILES):
+        for file in (
+            () if named else map(lambda name: str(Path(name).expanduser()), DEFAULT_KEY_FILES)
+        ):
             if Path(file).is_file() and _public_half(file) not in offered:
                 yield file, self._read_key_file(file, must_exist=False)
 
@@ -96,19 +101,29 @@ def _load_key(file: str) -> paramiko.PKey:
     except (paramiko.PasswordRequiredException, TypeError):
         return _load_with_passphrase(file)
     except OSError as error:
-        raise ConfigError(f"key file {file}: {error.strerror}", "name another by `identity` in the fleet file") from error
+        raise ConfigError(
+            f"key file {file}: {error.strerror}", "name another by `identity` in the fleet file"
+        ) from error
     except (paramiko.SSHException, ValueError, UnsupportedAlgorithm) as error:
-        raise ConfigError(f"key file {file} cannot be used: {error}", "it must be a private key of type Ed25519, ECDSA or RSA") from error
+        raise ConfigError(
+            f"key file {file} cannot be used: {error}",
+            "it must be a private key of type Ed25519, ECDSA or RSA",
+        ) from error
 
 
 def _load_with_passphrase(file: str) -> paramiko.PKey:
     if not sys.stdin.isatty():
         hint = f"hold it in an agent: eval $(ssh-agent) && ssh-add {file}; or run this on a terminal, which asks for it"
-        raise ConfigError(f"key file {file} has a passphrase, and there is no terminal to ask for it", hint)
+        raise ConfigError(
+            f"key file {file} has a passphrase, and there is no terminal to ask for it", hint
+        )
     for _ in range(_TRIES):
         passphrase = getpass.getpass(f"Passphrase of {file}: ")
         try:
             return paramiko.PKey.from_path(file, passphrase)
         except (paramiko.SSHException, ValueError):
             sys.stderr.write("That is not its passphrase.\n")
-    raise ConfigError(f"key file {file}: no right passphrase in {_TRIES} tries", f"hold it in an agent: ssh-add {file}")
+    raise ConfigError(
+        f"key file {file}: no right passphrase in {_TRIES} tries",
+        f"hold it in an agent: ssh-add {file}",
+    )

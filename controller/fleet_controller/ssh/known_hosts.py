@@ -1,4 +1,6 @@
-"""Owns the check of a host's key: unknown and changed ones are refused, with the command that mends it. Adds none."""
+"""Owns the check of a host's key: unknown and changed ones are refused, with the command that mends
+it. Adds none.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ class HostKeyRefused(ConfigError):
 
 @dataclass(frozen=True, slots=True)
 class KnownHosts:
-    """What is known of host keys, and the files it stands in; the first one is where a new key belongs."""
+    """What is known of host keys, and the files it stands in; the first one is where a new key
+    belongs.
+    """
 
     keys: paramiko.HostKeys
     revoked: frozenset[str]
@@ -56,18 +60,26 @@ class KnownHosts:
         known: Mapping[str, paramiko.PKey] = self.keys.lookup(known_hosts_name(ssh)) or {}
         shown = f"{key.get_name()} {fingerprint(key)}"
         if key.get_base64() in self.revoked:
-            raise HostKeyRefused(f"{display_name(ssh)} shows the key {shown}, which is revoked", "do not connect; ask who runs that host")
+            raise HostKeyRefused(
+                f"{display_name(ssh)} shows the key {shown}, which is revoked",
+                "do not connect; ask who runs that host",
+            )
         if known.get(key.get_name()) == key:
             return
         if known:
-            raise self._changed_key_error(ssh, shown, [f"{kind} {fingerprint(one)}" for kind, one in known.items()])
+            raise self._changed_key_error(
+                ssh, shown, [f"{kind} {fingerprint(one)}" for kind, one in known.items()]
+            )
         raise HostKeyRefused(
             f"{display_name(ssh)} shows a host key that is not in {self.files[0]}: {shown}",
             f"compare it on the host's own console: {_show_fingerprint_command(key)}; when it is the same: {_add_key_command(ssh, key.get_name(), self.files[0])}",
         )
 
     def _changed_key_error(self, ssh: Ssh, shown: str, known: list[str]) -> HostKeyRefused:
-        holder = next((file for file in self.files if _file_has_host(file, known_hosts_name(ssh))), self.files[0])
+        holder = next(
+            (file for file in self.files if _file_has_host(file, known_hosts_name(ssh))),
+            self.files[0],
+        )
         removing = shlex.join(["ssh-keygen", "-R", known_hosts_name(ssh), "-f", holder])
         kind = shown.split()[0]
         return HostKeyRefused(
@@ -121,7 +133,13 @@ def _show_fingerprint_command(key: paramiko.PKey) -> str:
 def _add_key_command(ssh: Ssh, kind: str, file: str) -> str:
     """The command that adds the key. A host behind others cannot be scanned from here."""
     short = next((name for name in ("ed25519", "ecdsa", "rsa") if name in kind), "ed25519")
-    scan = ["ssh-keyscan", *([] if ssh.port == 22 else ["-p", str(ssh.port)]), "-t", short, ssh.address]
+    scan = [
+        "ssh-keyscan",
+        *([] if ssh.port == 22 else ["-p", str(ssh.port)]),
+        "-t",
+        short,
+        ssh.address,
+    ]
     if ssh.jumps:
         last = ssh.jumps[-1]
         port = ["-p", str(last.port)] if last.port != 22 else []

@@ -1,6 +1,8 @@
-"""Owns what a user's ssh configuration says of a host: Host, Match and Include as OpenSSH has them. Connects to nothing, runs nothing.
+"""Owns what a user's ssh configuration says of a host: Host, Match and Include as OpenSSH has them.
+Connects to nothing, runs nothing.
 
-paramiko reads the text; what it would do beyond reading (commands of `Match exec`, DNS for canonical names) is taken out before.
+paramiko reads the text; what it would do beyond reading (commands of `Match exec`, DNS for
+canonical names) is taken out before.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ class _OfflineSshConfig(SSHConfig):
 
 @dataclass(frozen=True, slots=True)
 class SshConfig:
-    """One user's configuration. `problem`: why it could not be read; `ignored`: keywords that were left out, each once."""
+    """One user's configuration. `problem`: why it could not be read; `ignored`: keywords that were
+    left out, each once.
+    """
 
     file: str = ""
     problem: str = ""
@@ -42,16 +46,25 @@ class SshConfig:
     _reader: SSHConfig = field(default_factory=SSHConfig, repr=False, compare=False)
 
     def options_for(self, host: str) -> Mapping[str, str | list[str]]:
-        """Keyword in small letters → value, for what is typed after `ssh`; the first value found holds, as OpenSSH has it.
+        """Keyword in small letters → value, for what is typed after `ssh`; the first value found
+        holds, as OpenSSH has it.
 
-        Raises ConfigError when this process's user has no name, which the reading of a configuration needs.
+        Raises ConfigError when this process's user has no name, which the reading of a
+        configuration needs.
         """
         if not self.file or self.problem:
             return {}
         try:
-            return {name: value for name, value in self._reader.lookup(host).items() if value is not None}
+            return {
+                name: value
+                for name, value in self._reader.lookup(host).items()
+                if value is not None
+            }
         except (KeyError, OSError) as error:
-            raise ConfigError(f"{self.file} cannot be read for a user without a name (uid {os.getuid()})", "set $USER") from error
+            raise ConfigError(
+                f"{self.file} cannot be read for a user without a name (uid {os.getuid()})",
+                "set $USER",
+            ) from error
 
 
 def user_ssh_config(home: Path | None = None) -> SshConfig:
@@ -77,7 +90,9 @@ def read_ssh_config(file: Path) -> SshConfig:
 
 
 def _lines(file: Path, folder: Path, ignored: list[str], depth: int) -> Iterator[str]:
-    """The lines with included files in their places; after one, the block that the Include stands in goes on."""
+    """The lines with included files in their places; after one, the block that the Include stands
+    in goes on.
+    """
     block = "Host *"
     for line in file.read_text(encoding="utf-8").splitlines():
         match = _LINE.match(line)
@@ -101,4 +116,8 @@ def _lines(file: Path, folder: Path, ignored: list[str], depth: int) -> Iterator
 def _included_files(value: str, folder: Path) -> Iterator[Path]:
     for pattern in value.replace('"', "").split():
         path = Path(pattern).expanduser()
-        yield from sorted(found for found in (Path("/") if path.is_absolute() else folder).glob(str(path).lstrip("/")) if found.is_file())
+        yield from sorted(
+            found
+            for found in (Path("/") if path.is_absolute() else folder).glob(str(path).lstrip("/"))
+            if found.is_file()
+        )

@@ -1,7 +1,8 @@
-"""Owns SSH: a connection to one host, through others where needed, that runs programs. The only file that opens one. Learns no key.
+"""Owns SSH: a connection to one host, through others where needed, that runs programs. The only
+file that opens one. Learns no key.
 
-Everything blocks; whoever wants several hosts at once uses threads. Programs are lists of arguments: the one place where SSH forces a
-line for a shell quotes them.
+Everything blocks; whoever wants several hosts at once uses threads. Programs are lists of
+arguments: the one place where SSH forces a line for a shell quotes them.
 """
 
 from __future__ import annotations
@@ -59,8 +60,12 @@ class SshConnection:
             assert transport is not None
             return cls(ssh, transport, stack.pop_all())
 
-    def run(self, argv: Sequence[str], stdin: bytes = b"", timeout_s: float = 60.0) -> ProgramResult:
-        """Run a program to its end. Raises HostUnreachable when the connection or its time ends before."""
+    def run(
+        self, argv: Sequence[str], stdin: bytes = b"", timeout_s: float = 60.0
+    ) -> ProgramResult:
+        """Run a program to its end. Raises HostUnreachable when the connection or its time ends
+        before.
+        """
         with self.start(argv, timeout_s) as pipe:
             pipe.send(stdin)
             pipe.end_input()
@@ -79,9 +84,16 @@ class SshConnection:
     def open_channel(self, address: str, port: int) -> paramiko.Channel:
         """A connection from that machine to `address`, as a socket. Raises HostUnreachable."""
         try:
-            return self._transport.open_channel("direct-tcpip", (address, port), ("127.0.0.1", 0), timeout=self._ssh.connect_timeout_s)
+            return self._transport.open_channel(
+                "direct-tcpip",
+                (address, port),
+                ("127.0.0.1", 0),
+                timeout=self._ssh.connect_timeout_s,
+            )
         except (paramiko.SSHException, OSError, EOFError) as error:
-            raise HostUnreachable(f"{display_name(self._ssh)}: nothing answers at {address} port {port} there: {error}") from error
+            raise HostUnreachable(
+                f"{display_name(self._ssh)}: nothing answers at {address} port {port} there: {error}"
+            ) from error
 
     @property
     def is_open(self) -> bool:
@@ -95,11 +107,19 @@ class SshConnection:
     def __enter__(self) -> SshConnection:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     def _broken_error(self, error: Exception) -> HostUnreachable:
-        return HostUnreachable(f"{display_name(self._ssh)}: the SSH connection broke: {error or type(error).__name__}", "run it again: it goes on")
+        return HostUnreachable(
+            f"{display_name(self._ssh)}: the SSH connection broke: {error or type(error).__name__}",
+            "run it again: it goes on",
+        )
 
 
 class RemoteProgram:
@@ -125,7 +145,9 @@ class RemoteProgram:
         self._channel.shutdown_write()
 
     def read_line(self) -> bytes:
-        """One line of its output. Raises HostUnreachable when it ends instead, or is silent for too long."""
+        """One line of its output. Raises HostUnreachable when it ends instead, or is silent for too
+        long.
+        """
         try:
             line: bytes = self._file.readline()
         except OSError as error:
@@ -152,7 +174,12 @@ class RemoteProgram:
     def __enter__(self) -> RemoteProgram:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     def _read_errors(self) -> None:
@@ -168,28 +195,50 @@ class RemoteProgram:
         said = bytes(self._errors).decode(errors="replace").strip().splitlines()[-3:]
         ended = f"the connection ended: {error}" if error and str(error) else "the connection ended"
         what = "no answer in time" if isinstance(error, TimeoutError) else ended
-        return HostUnreachable(f"{self._host}: {what}{': ' + ' / '.join(said) if said else ''}", "run it again: it goes on where it was")
+        return HostUnreachable(
+            f"{self._host}: {what}{': ' + ' / '.join(said) if said else ''}",
+            "run it again: it goes on where it was",
+        )
 
 
 def _open_socket(hop: Ssh, through: paramiko.Transport | None) -> socket.socket | paramiko.Channel:
     try:
         if through is not None:
-            return through.open_channel("direct-tcpip", (hop.address, hop.port), ("127.0.0.1", 0), timeout=hop.connect_timeout_s)
+            return through.open_channel(
+                "direct-tcpip",
+                (hop.address, hop.port),
+                ("127.0.0.1", 0),
+                timeout=hop.connect_timeout_s,
+            )
         line = socket.create_connection((hop.address, hop.port), hop.connect_timeout_s)
         line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return line
     except (OSError, EOFError, paramiko.SSHException) as error:
-        what = "no answer" if isinstance(error, TimeoutError) else getattr(error, "strerror", None) or str(error)
+        what = (
+            "no answer"
+            if isinstance(error, TimeoutError)
+            else getattr(error, "strerror", None) or str(error)
+        )
         way = " from the jump host" if through is not None else ""
-        hint = "is it up, are address and port right (address, port), does a firewall stand between?"
-        raise HostUnreachable(f"{display_name(hop)} cannot be reached by SSH{way}: {what}", hint) from error
+        hint = (
+            "is it up, are address and port right (address, port), does a firewall stand between?"
+        )
+        raise HostUnreachable(
+            f"{display_name(hop)} cannot be reached by SSH{way}: {what}", hint
+        ) from error
 
 
-def _connect_hop(hop: Ssh, line: socket.socket | paramiko.Channel, keyring: Keyring) -> paramiko.Transport:
+def _connect_hop(
+    hop: Ssh, line: socket.socket | paramiko.Channel, keyring: Keyring
+) -> paramiko.Transport:
     known = KnownHosts.read(hop.known_hosts)
-    transport = paramiko.Transport(line, default_window_size=WINDOW_BYTES, default_max_packet_size=PACKET_BYTES)
+    transport = paramiko.Transport(
+        line, default_window_size=WINDOW_BYTES, default_max_packet_size=PACKET_BYTES
+    )
     try:
-        transport.banner_timeout = transport.handshake_timeout = transport.auth_timeout = hop.connect_timeout_s
+        transport.banner_timeout = transport.handshake_timeout = transport.auth_timeout = (
+            hop.connect_timeout_s
+        )
         options = transport.get_security_options()
         options.ciphers = [cipher for cipher in CIPHERS if cipher in options.ciphers]
         options.key_types = _order_key_types(options.key_types, known.key_types(hop))
@@ -199,7 +248,10 @@ def _connect_hop(hop: Ssh, line: socket.socket | paramiko.Channel, keyring: Keyr
         _authenticate(hop, transport, keyring)
     except (paramiko.SSHException, OSError, EOFError) as error:
         transport.close()
-        raise HostUnreachable(f"{display_name(hop)}: SSH failed: {error or 'it hung up'}", "does sshd run there? its log tells more") from error
+        raise HostUnreachable(
+            f"{display_name(hop)}: SSH failed: {error or 'it hung up'}",
+            "does sshd run there? its log tells more",
+        ) from error
     except FleetError:
         transport.close()
         raise
@@ -219,13 +271,22 @@ def _authenticate(hop: Ssh, transport: paramiko.Transport, keyring: Keyring) -> 
         try:
             if not transport.auth_publickey(hop.user, key):
                 return
-            raise ConfigError(f"{display_name(hop)} wants more than a key of user {hop.user}", "let that user log in by key alone")
+            raise ConfigError(
+                f"{display_name(hop)} wants more than a key of user {hop.user}",
+                "let that user log in by key alone",
+            )
         except paramiko.BadAuthenticationType as error:
             message = f"{display_name(hop)} takes no keys, only {', '.join(error.allowed_types)}"
-            raise ConfigError(message, "allow PubkeyAuthentication there; passwords are not supported") from error
+            raise ConfigError(
+                message, "allow PubkeyAuthentication there; passwords are not supported"
+            ) from error
         except paramiko.AuthenticationException:
             if not transport.is_active():
                 break
-    used = f"refused {', '.join(dict.fromkeys(tried))}" if tried else "no key was offered: ssh-agent holds none, and there is no key file"
+    used = (
+        f"refused {', '.join(dict.fromkeys(tried))}"
+        if tried
+        else "no key was offered: ssh-agent holds none, and there is no key file"
+    )
     hint = f"ssh-copy-id {hop.user}@{hop.address}, or name the right key and user in the fleet file (identity, user)"
     raise ConfigError(f"{display_name(hop)} does not let user {hop.user} in: {used}", hint)

@@ -1,4 +1,6 @@
-"""Owns the way to agents behind SSH: a local Unix socket for each, whose connections go to the agent's port. Ends no TLS."""
+"""Owns the way to agents behind SSH: a local Unix socket for each, whose connections go to the
+agent's port. Ends no TLS.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ _LOOK_S = 1.0
 
 
 class Forwarder:
-    """One Unix socket and what comes in at it. `connect` gives an open connection to the host, a new one when the last has broken."""
+    """One Unix socket and what comes in at it. `connect` gives an open connection to the host, a
+    new one when the last has broken.
+    """
 
     def __init__(self, path: Path, connect: Callable[[], SshConnection], port: int) -> None:
         self.address = f"unix:{path}"
@@ -130,7 +134,9 @@ class _HostTunnel:
 
 
 class Tunnels:
-    """Ways to the hosts that are reached through SSH; an asynchronous context that hangs up at its end."""
+    """Ways to the hosts that are reached through SSH; an asynchronous context that hangs up at its
+    end.
+    """
 
     def __init__(self) -> None:
         self._keyring = Keyring()
@@ -141,14 +147,23 @@ class Tunnels:
         self._folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="benchfleet-"))  # 0700
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        await asyncio.gather(*(asyncio.to_thread(tunnel.close) for tunnel in self._tunnels.values()))
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await asyncio.gather(
+            *(asyncio.to_thread(tunnel.close) for tunnel in self._tunnels.values())
+        )
         self._keyring.close()
         if self._folder is not None:
             await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
 
     async def open_tunnel(self, host: FleetHost) -> str:
-        """`unix:PATH`, whose other end is the agent of `host`; its TLS goes through unopened. Raises FleetError when SSH fails."""
+        """`unix:PATH`, whose other end is the agent of `host`; its TLS goes through unopened.
+        Raises FleetError when SSH fails.
+        """
         assert self._folder is not None
         tunnel = self._tunnels.get(host.name)
         if tunnel is None:

@@ -16,7 +16,8 @@ HEAD = "0003"  # the newest revision in migrations/versions; a test compares
 
 
 def connect(address: str, *, read_only: bool = False) -> Engine:
-    """An engine for a file path (SQLite) or a SQLAlchemy URL such as postgresql+psycopg://… with its tables at HEAD.
+    """An engine for a file path (SQLite) or a SQLAlchemy URL such as postgresql+psycopg://… with
+    its tables at HEAD.
 
     Raises ConfigError when it cannot be opened, Conflict when a newer benchfleet made its tables.
     """
@@ -36,7 +37,9 @@ def connect(address: str, *, read_only: bool = False) -> Engine:
 
 
 def sqlite_path(address: str) -> Path | None:
-    """The file of an SQLite store, written as a path or as a URL; None for another database. Raises ConfigError for no URL at all."""
+    """The file of an SQLite store, written as a path or as a URL; None for another database. Raises
+    ConfigError for no URL at all.
+    """
     if "://" not in address:
         return Path(address)
     try:
@@ -58,7 +61,9 @@ def unusable_error(address: str, error: Exception) -> ConfigError:
 def redact_password(address: str) -> str:
     """The address without its password, for messages."""
     try:
-        return make_url(address).render_as_string(hide_password=True) if "://" in address else address
+        return (
+            make_url(address).render_as_string(hide_password=True) if "://" in address else address
+        )
     except SQLAlchemyError:
         return address.partition("://")[0] + "://…"
 
@@ -79,7 +84,11 @@ def _sqlite(path: Path, read_only: bool) -> Engine:
         if not path.exists():
             hint = "run a job first: `fleetctl run JOB`; or begin a controller that takes jobs: `fleetctl up`"
             raise ConfigError(f"there is no store at {path}", hint)
-        engine = create_engine(URL.create("sqlite", database=f"file:{quote(str(path))}", query={"mode": "ro", "uri": "true"}))
+        engine = create_engine(
+            URL.create(
+                "sqlite", database=f"file:{quote(str(path))}", query={"mode": "ro", "uri": "true"}
+            )
+        )
     else:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         os.close(os.open(path, os.O_CREAT | os.O_CLOEXEC, 0o600))
@@ -106,7 +115,8 @@ def _revision(connection: Any) -> str:
 
 def _upgrade(engine: Engine, address: str, found: str) -> None:
     from alembic import (
-        command,  # only when there is something to do: it takes longer to import than a store to open
+        # only when there is something to do: it takes longer to import than a store to open
+        command,
     )
     from alembic.config import Config
     from alembic.util.exc import CommandError
@@ -121,4 +131,7 @@ def _upgrade(engine: Engine, address: str, found: str) -> None:
         message = f"the store {redact_password(address)} has tables of revision {found}, unknown to this version"
         raise Conflict(message, "update benchfleet") from error
     except DatabaseError as error:
-        raise ConfigError(f"the tables of {redact_password(address)} cannot be made: {error.orig}", "use an empty database") from error
+        raise ConfigError(
+            f"the tables of {redact_password(address)} cannot be made: {error.orig}",
+            "use an empty database",
+        ) from error

@@ -13,19 +13,26 @@ from fleet_protos.errors import ConfigError, Conflict
 
 @contextmanager
 def hold_lock(path: Path) -> Iterator[None]:
-    """Hold the lock file while inside; the kernel lets go of it when the process dies. Raises Conflict, with the holder's pid."""
+    """Hold the lock file while inside; the kernel lets go of it when the process dies. Raises
+    Conflict, with the holder's pid.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise ConfigError(f"cannot use the state folder {path.parent}: {error.strerror}", "choose another by --state DIR") from error
+        raise ConfigError(
+            f"cannot use the state folder {path.parent}: {error.strerror}",
+            "choose another by --state DIR",
+        ) from error
     try:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             pid = os.read(file, 32).decode(errors="replace").strip() or "unknown"
             hint = "fleetctl submit hands a job to a running `fleetctl up`; --state DIR keeps two apart"
-            raise Conflict(f"another fleetctl (pid {pid}) runs a controller in {path.parent}", hint) from error
+            raise Conflict(
+                f"another fleetctl (pid {pid}) runs a controller in {path.parent}", hint
+            ) from error
         os.ftruncate(file, 0)
         os.write(file, f"{os.getpid()}\n".encode())
         yield

@@ -1,4 +1,6 @@
-"""Owns the tables of the store as SQLAlchemy knows them; their history is in `migrations`. JSON is text, so every database reads it."""
+"""Owns the tables of the store as SQLAlchemy knows them; their history is in `migrations`. JSON is
+text, so every database reads it.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ jobs = Table(
     Column("planned_s", Float, nullable=False),
     Column("cancelled", Boolean, nullable=False),
     Column("priority", Integer, nullable=False, server_default="0"),
-    Column("placement", Text, nullable=False, server_default=""),  # JSON of HostChoice; empty: each trial stays on the host of its plan
+    Column(
+        "placement", Text, nullable=False, server_default=""
+    ),  # JSON of HostChoice; empty: each trial stays on the host of its plan
     Column("joined_s", Float, nullable=False, server_default="0"),
 )
 
@@ -108,7 +112,8 @@ artifacts = Table(
     Index("artifacts_of_attempt", "trial_id", "attempt"),
 )
 
-# What the controller decided about a host; one that is not here takes trials. `failures` is JSON of `health.Failed`.
+# What the controller decided about a host; one that is not here takes trials. `failures` is JSON of
+# `health.Failed`.
 hosts = Table(
     "hosts",
     metadata,
@@ -121,7 +126,8 @@ hosts = Table(
     Column("failures", Text, nullable=False),
 )
 
-# One row: which controller works with the store. Each start raises the epoch, and a transaction of an earlier start is refused.
+# One row: which controller works with the store. Each start raises the epoch, and a transaction of
+# an earlier start is refused.
 controller = Table(
     "controller",
     metadata,

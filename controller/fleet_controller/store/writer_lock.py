@@ -1,4 +1,6 @@
-"""Owns the promise that one controller writes to a store, wherever its state folder is. Never waits; readers need no claim."""
+"""Owns the promise that one controller writes to a store, wherever its state folder is. Never
+waits; readers need no claim.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,18 @@ from fleet_controller.store.database import redact_password, sqlite_path, unusab
 from fleet_controller.store.file_lock import hold_lock
 from fleet_protos.errors import Conflict
 
-_KEY = 0x62656E6368666C74  # "benchflt": advisory locks of PostgreSQL are numbers, one set a database
+_KEY = (
+    0x62656E6368666C74  # "benchflt": advisory locks of PostgreSQL are numbers, one set a database
+)
 
 
 @contextmanager
 def hold_writer_lock(address: str) -> Iterator[None]:
-    """Hold the store at `address` while inside; it is let go of when the process dies. Raises Conflict when another one has it.
+    """Hold the store at `address` while inside; it is let go of when the process dies. Raises
+    Conflict when another one has it.
 
-    SQLite: a lock file beside it. PostgreSQL: an advisory lock of a connection that stays open. Others are not guarded.
+    SQLite: a lock file beside it. PostgreSQL: an advisory lock of a connection that stays open.
+    Others are not guarded.
     """
     path = sqlite_path(address)
     if path is not None:
@@ -40,6 +46,11 @@ def _hold_advisory_lock(address: str) -> Iterator[None]:
     except (SQLAlchemyError, ImportError) as error:
         raise unusable_error(address, error) from error
     with connection:
-        if engine.dialect.name == "postgresql" and not connection.scalar(text("select pg_try_advisory_lock(:key)"), {"key": _KEY}):
-            raise Conflict(f"another controller works with {redact_password(address)}", "end it first, or give this one a database of its own")
+        if engine.dialect.name == "postgresql" and not connection.scalar(
+            text("select pg_try_advisory_lock(:key)"), {"key": _KEY}
+        ):
+            raise Conflict(
+                f"another controller works with {redact_password(address)}",
+                "end it first, or give this one a database of its own",
+            )
         yield

@@ -1,7 +1,8 @@
-"""Owns the way from YAML 1.2 text to plain values with the place of each; knows nothing of what is in it.
+"""Owns the way from YAML 1.2 text to plain values with the place of each; knows nothing of what is
+in it.
 
-Nodes are read rather than ready-made values, because a finding needs the place of every key, and because a variable must
-keep the spelling that its writer chose (`0x10`, `1e3`, `true`).
+Nodes are read rather than ready-made values, because a finding needs the place of every key, and
+because a variable must keep the spelling that its writer chose (`0x10`, `1e3`, `true`).
 """
 
 from __future__ import annotations
@@ -31,12 +32,23 @@ _STANDARD = "tag:yaml.org,2002:"
 _MERGE = f"{_STANDARD}merge"
 _SCALARS = ("null", "bool", "int", "float", "timestamp", "str")
 # What the YAML library raises on text that is not YAML; found by fuzzing it.
-_NOT_YAML = (YAMLError, RecursionError, ValueError, LookupError, TypeError, AttributeError, AssertionError, NotImplementedError)
+_NOT_YAML = (
+    YAMLError,
+    RecursionError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    AssertionError,
+    NotImplementedError,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A file as plain values (dict, tuple, str, int, float, bool, None), the places in it (from 1), and what was wrong with its YAML."""
+    """A file as plain values (dict, tuple, str, int, float, bool, None), the places in it (from 1),
+    and what was wrong with its YAML.
+    """
 
     value: Any
     file: str
@@ -46,7 +58,9 @@ class Document:
     broken: frozenset[KeyPath] = frozenset()  # paths that `findings` are about
 
     def place(self, path: KeyPath, *, at_key: bool = False) -> LineColumn:
-        """Where `path` stands: its value when that is on the line of its key, else its key; the nearest parent if it is not there."""
+        """Where `path` stands: its value when that is on the line of its key, else its key; the
+        nearest parent if it is not there.
+        """
         for length in range(len(path), 0, -1):
             here = path[:length]
             key, value = self.keys.get(here), self.values.get(here)
@@ -55,7 +69,6 @@ class Document:
             if value:
                 return value
         return (1, 1)
-
 
     def value_at(self, path: KeyPath, otherwise: Any) -> Any:
         """The value at `path`."""
@@ -77,15 +90,24 @@ def dotted(path: KeyPath) -> str:
 
 
 def read_document(text: str, file: str, is_verbatim: Callable[[KeyPath], bool]) -> Document:
-    """Read one YAML document. Where `is_verbatim(path)` says so, a scalar stays the text that was written.
+    """Read one YAML document. Where `is_verbatim(path)` says so, a scalar stays the text that was
+    written.
 
     Never raises: what is wrong is in `findings`, and `value` is None when nothing could be read.
     """
     if _is_too_nested(text):
         return Document(None, file, findings=(_nesting_finding(file),))
-    if sum(map(text.count, (":", ",", "- "))) > _MOST_MARKS:  # the YAML library reads a few thousand a second
+    if (
+        sum(map(text.count, (":", ",", "- "))) > _MOST_MARKS
+    ):  # the YAML library reads a few thousand a second
         many = f"the file has more than {_MOST_MARKS} colons, commas and dashes, and is not read"
-        return Document(None, file, findings=(Finding("too_large", ERROR, file, 1, 1, "", many, "split it into several jobs"),))
+        return Document(
+            None,
+            file,
+            findings=(
+                Finding("too_large", ERROR, file, 1, 1, "", many, "split it into several jobs"),
+            ),
+        )
     yaml = YAML(typ="rt", pure=True)
     yaml.composer.warn_double_anchors = False
     try:
@@ -93,11 +115,22 @@ def read_document(text: str, file: str, is_verbatim: Callable[[KeyPath], bool]) 
     except _NOT_YAML as error:
         return Document(None, file, findings=(_syntax_finding(error, file),))
     if node is None:
-        empty = Finding("empty_file", ERROR, file, 1, 1, "", "the file is empty", "`fleetctl init` writes one to start from")
+        empty = Finding(
+            "empty_file",
+            ERROR,
+            file,
+            1,
+            1,
+            "",
+            "the file is empty",
+            "`fleetctl init` writes one to start from",
+        )
         return Document(None, file, findings=(empty,))
     reader = _NodeReader(file, is_verbatim)
     value = reader.read(node, ())
-    return Document(value, file, reader.keys, reader.values, tuple(reader.findings), frozenset(reader.broken))
+    return Document(
+        value, file, reader.keys, reader.values, tuple(reader.findings), frozenset(reader.broken)
+    )
 
 
 def _is_too_nested(text: str) -> bool:
@@ -111,23 +144,54 @@ def _is_too_nested(text: str) -> bool:
 
 
 def _nesting_finding(file: str) -> Finding:
-    return Finding("too_large", ERROR, file, 1, 1, "", "the file is nested too deeply to read", "such a file needs seven levels")
+    return Finding(
+        "too_large",
+        ERROR,
+        file,
+        1,
+        1,
+        "",
+        "the file is nested too deeply to read",
+        "such a file needs seven levels",
+    )
 
 
 def _syntax_finding(error: Exception, file: str) -> Finding:
     if isinstance(error, RecursionError):
         return _nesting_finding(file)
-    problem = str(getattr(error, "problem", None) or getattr(error, "reason", None) or "this is not YAML")
-    mark = (error.problem_mark or error.context_mark) if isinstance(error, MarkedYAMLError) else None
+    problem = str(
+        getattr(error, "problem", None) or getattr(error, "reason", None) or "this is not YAML"
+    )
+    mark = (
+        (error.problem_mark or error.context_mark) if isinstance(error, MarkedYAMLError) else None
+    )
     line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
     if "'\\t'" in problem:
-        return Finding("tab", ERROR, file, line, column, "", "a tab stands where YAML wants spaces", "indent with spaces")
+        return Finding(
+            "tab",
+            ERROR,
+            file,
+            line,
+            column,
+            "",
+            "a tab stands where YAML wants spaces",
+            "indent with spaces",
+        )
     context = getattr(error, "context", None)
     started = error.context_mark if isinstance(error, MarkedYAMLError) else None
     since = f" ({context}, which starts in line {started.line + 1})" if context and started else ""
     if "another document" in problem:
         problem, since = "a second document starts here", ""
-    return Finding("yaml_syntax", ERROR, file, line, column, "", f"not YAML: {problem}{since}", _syntax_hint(problem))
+    return Finding(
+        "yaml_syntax",
+        ERROR,
+        file,
+        line,
+        column,
+        "",
+        f"not YAML: {problem}{since}",
+        _syntax_hint(problem),
+    )
 
 
 def _syntax_hint(problem: str) -> str:
@@ -141,7 +205,10 @@ def _syntax_hint(problem: str) -> str:
         "expected ','": "a bracket or a brace is not closed, or a comma is missing",
         "<block end>": "check the indentation of this line against the one above",
     }
-    return next((hint for words, hint in hints.items() if words in problem), "check this line and the one above it")
+    return next(
+        (hint for words, hint in hints.items() if words in problem),
+        "check this line and the one above it",
+    )
 
 
 class _NodeReader:
@@ -161,7 +228,9 @@ class _NodeReader:
         """The plain value of `node`, which stands at `path`."""
         self.values[path] = _position_of(node)
         if id(node) in self._open:
-            return self._report("endless_alias", node, path, "this alias contains itself", "write the value out")
+            return self._report(
+                "endless_alias", node, path, "this alias contains itself", "write the value out"
+            )
         if not self._has_room(node, path):
             return None
         if isinstance(node, ScalarNode):
@@ -176,19 +245,29 @@ class _NodeReader:
         return value
 
     def _has_room(self, node: Node, path: KeyPath) -> bool:
-        """Count one more value, of the file or of what a `<<` brings in; False, told once, from the first too many or too deep on."""
+        """Count one more value, of the file or of what a `<<` brings in; False, told once, from the
+        first too many or too deep on.
+        """
         self._nodes += 1
         if self._nodes <= _MOST_NODES and len(path) <= _DEEPEST:
             return True
         if self._nodes <= _MOST_NODES + 1:
-            self._report("too_large", node, path, "the file holds too many values or levels", "look for aliases that multiply")
+            self._report(
+                "too_large",
+                node,
+                path,
+                "the file holds too many values or levels",
+                "look for aliases that multiply",
+            )
             self._nodes = _MOST_NODES + 2
         return False
 
     def _report(self, code: str, node: Node, path: KeyPath, message: str, hint: str = "") -> None:
         line, column = _position_of(node)
         self.broken.add(path)
-        self.findings.append(Finding(code, ERROR, self._file, line, column, dotted(path), message, hint))
+        self.findings.append(
+            Finding(code, ERROR, self._file, line, column, dotted(path), message, hint)
+        )
 
     def _sequence(self, node: SequenceNode, path: KeyPath) -> tuple[Any, ...]:
         self._check_tag(node, path, "seq")
@@ -207,13 +286,18 @@ class _NodeReader:
                 continue
             if name in found:
                 first = _position_of(found[name][0])[0]
-                message, hint = f"`{_short(name)}` is written twice", f"it is already in line {first}: remove one"
+                message, hint = (
+                    f"`{_short(name)}` is written twice",
+                    f"it is already in line {first}: remove one",
+                )
                 self._report("duplicate_key", key, (*path, name), message, hint)
                 continue
             found[name] = (key, value)
         for key, value in merged:
             found.setdefault(key.value, (key, value))
-        return {name: self._entry(key, value, (*path, name)) for name, (key, value) in found.items()}
+        return {
+            name: self._entry(key, value, (*path, name)) for name, (key, value) in found.items()
+        }
 
     def _entry(self, key: Node, value: Node, path: KeyPath) -> Any:
         self.keys[path] = _position_of(key)
@@ -224,7 +308,13 @@ class _NodeReader:
         sources = value.value if isinstance(value, SequenceNode) else [value]
         for source in sources:
             if not isinstance(source, MappingNode) or id(source) in self._open:
-                self._report("bad_merge", value, path, "`<<` can only take in a mapping, by its alias", "write `<<: *name`")
+                self._report(
+                    "bad_merge",
+                    value,
+                    path,
+                    "`<<` can only take in a mapping, by its alias",
+                    "write `<<: *name`",
+                )
                 continue
             if not self._has_room(source, path):
                 return
@@ -239,8 +329,18 @@ class _NodeReader:
     def _key(self, key: Node, path: KeyPath) -> str | None:
         text = str(key.value) if isinstance(key, ScalarNode) else ""
         if not isinstance(key, ScalarNode) or key.tag != f"{_STANDARD}str":
-            hint = f'quote it: "{_short(text)}"' if text and not _tag(key).startswith("!") else "every key is a name"
-            self._report("key_not_text", key, (*path, text), f"the key `{_short(text)}` is not text" if text else "a key is not text", hint)
+            hint = (
+                f'quote it: "{_short(text)}"'
+                if text and not _tag(key).startswith("!")
+                else "every key is a name"
+            )
+            self._report(
+                "key_not_text",
+                key,
+                (*path, text),
+                f"the key `{_short(text)}` is not text" if text else "a key is not text",
+                hint,
+            )
             return None
         return text if self._is_sound_text(text, key, path) else None
 
@@ -250,7 +350,9 @@ class _NodeReader:
             text = text.replace("\a", "")  # where the library marks that a line was folded
         tag = _tag(node)
         if tag.removeprefix(_STANDARD) not in _SCALARS:
-            return self._report("yaml_tag", node, path, f"the tag `{_short(tag)}` means nothing here", "remove it")
+            return self._report(
+                "yaml_tag", node, path, f"the tag `{_short(tag)}` means nothing here", "remove it"
+            )
         if not self._is_sound_text(text, node, path):
             return None
         kind = tag.removeprefix(_STANDARD)
@@ -261,28 +363,52 @@ class _NodeReader:
         try:
             return _plain_value(kind, text)
         except OverflowError:
-            return self._report("bad_number", node, path, f"`{_short(text)}` is no number that can be kept exactly", "quote it if it is text")
+            return self._report(
+                "bad_number",
+                node,
+                path,
+                f"`{_short(text)}` is no number that can be kept exactly",
+                "quote it if it is text",
+            )
 
     def _is_sound_text(self, text: str, node: Node, path: KeyPath) -> bool:
         if "\0" in text or re.search("[\ud800-\udfff]", text):
-            self._report("not_text", node, path, "this text holds a NUL or half a character", "remove the escape")
+            self._report(
+                "not_text",
+                node,
+                path,
+                "this text holds a NUL or half a character",
+                "remove the escape",
+            )
             return False
         return True
 
     def _check_tag(self, node: Node, path: KeyPath, kind: str) -> None:
         if _tag(node) != f"{_STANDARD}{kind}":
-            self._report("yaml_tag", node, path, f"the tag `{_short(_tag(node))}` means nothing here", "remove it")
+            self._report(
+                "yaml_tag",
+                node,
+                path,
+                f"the tag `{_short(_tag(node))}` means nothing here",
+                "remove it",
+            )
 
 
 def _plain_value(kind: str, text: str) -> Any:
-    """The value of an unquoted scalar; text that only looks like one stays text. Raises OverflowError for a number out of range."""
+    """The value of an unquoted scalar; text that only looks like one stays text. Raises
+    OverflowError for a number out of range.
+    """
     if kind == "bool":
         return {"true": True, "false": False}.get(text.lower(), text)
     try:
         if kind == "int":
-            return _within_limit(int(text.replace("_", ""), 0 if re.match(r"[-+]?0[xob]", text) else 10))
+            return _within_limit(
+                int(text.replace("_", ""), 0 if re.match(r"[-+]?0[xob]", text) else 10)
+            )
         if kind == "float":
-            return _within_limit(float(text.replace("_", "").lower().replace(".inf", "inf").replace(".nan", "nan")))
+            return _within_limit(
+                float(text.replace("_", "").lower().replace(".inf", "inf").replace(".nan", "nan"))
+            )
     except ValueError:
         if len(text) > 64:  # Python refuses to read thousands of digits
             raise OverflowError from None

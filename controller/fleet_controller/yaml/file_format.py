@@ -1,4 +1,6 @@
-"""Owns what the translation of faults must know of a kind of file: its models by path, its words for what is missing. Checks nothing."""
+"""Owns what the translation of faults must know of a kind of file: its models by path, its words
+for what is missing. Checks nothing.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +25,11 @@ def keys_of(model: type[BaseModel]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class FileFormat:
-    """One kind of file. `models`: which model describes the mapping at a path, `*` stands for any one name or place in a list.
+    """One kind of file. `models`: which model describes the mapping at a path, `*` stands for any
+    one name or place in a list.
 
-    `missing` and `empty`: what to write, by the last key; `names`: what a name may be, by path; `unknown`: of keys that say something;
-    `common`: keys that say nothing of where they belong.
+    `missing` and `empty`: what to write, by the last key; `names`: what a name may be, by path;
+    `unknown`: of keys that say something; `common`: keys that say nothing of where they belong.
     """
 
     noun: str
@@ -40,13 +43,21 @@ class FileFormat:
     def model_at(self, path: KeyPath) -> type[BaseModel] | None:
         """The model of the mapping at `path`."""
         for pattern, model in self.models.items():
-            if len(pattern) == len(path) and all(want in ("*", part) for want, part in zip(pattern, path, strict=True)):
+            if len(pattern) == len(path) and all(
+                want in ("*", part) for want, part in zip(pattern, path, strict=True)
+            ):
                 return model
         return None
 
     def section_of(self, key: str) -> str | None:
-        """Where `key` belongs, `workloads.NAME`; empty for the top of the file, None when it belongs nowhere."""
+        """Where `key` belongs, `workloads.NAME`; empty for the top of the file, None when it
+        belongs nowhere.
+        """
         if key in self.common:
             return None
-        homes = (".".join(map(str, pattern)).replace("*", "NAME") for pattern, model in self.models.items() if key in keys_of(model))
+        homes = (
+            ".".join(map(str, pattern)).replace("*", "NAME")
+            for pattern, model in self.models.items()
+            if key in keys_of(model)
+        )
         return next(homes, None)

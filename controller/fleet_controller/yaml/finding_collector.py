@@ -1,4 +1,6 @@
-"""Owns what is told while a pasted file is read: notes with the line they are about; prints none and knows no file name."""
+"""Owns what is told while a pasted file is read: notes with the line they are about; prints none
+and knows no file name.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ _MOST, _MOST_ERRORS = 200, 400
 
 @dataclass(slots=True)
 class FindingCollector:
-    """Findings about one file in the order they were made, each once; `line` counts from 1, 0 = nowhere in particular."""
+    """Findings about one file in the order they were made, each once; `line` counts from 1, 0 =
+    nowhere in particular.
+    """
 
     file: str
     found: dict[Finding, None] = field(default_factory=dict)

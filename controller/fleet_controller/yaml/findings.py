@@ -1,4 +1,6 @@
-"""Owns a finding, the one form in which `lint` and `plan` tell what is wrong with a file; never prints one."""
+"""Owns a finding, the one form in which `lint` and `plan` tell what is wrong with a file; never
+prints one.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ _QUOTE = re.compile(r"`([^`]*)`")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing to tell about a file. `line` and `column` count from 1, 0 = nowhere in particular; `key` is dotted."""
+    """One thing to tell about a file. `line` and `column` count from 1, 0 = nowhere in particular;
+    `key` is dotted.
+    """
 
     code: str
     severity: str
@@ -28,7 +32,9 @@ class Finding:
     hint: str = ""
 
     def __post_init__(self) -> None:
-        """Whatever the file holds, a finding about it can be read: long values are quoted by their beginning."""
+        """Whatever the file holds, a finding about it can be read: long values are quoted by their
+        beginning.
+        """
         for name in ("key", "message", "hint"):
             object.__setattr__(self, name, _bounded(getattr(self, name)))
 
@@ -46,7 +52,9 @@ class Finding:
         }
 
     def __str__(self) -> str:
-        """`file:line:column: severity code: message (hint)`, which editors and terminals can jump to."""
+        """`file:line:column: severity code: message (hint)`, which editors and terminals can jump
+        to.
+        """
         hint = f" ({self.hint})" if self.hint else ""
         return f"{self.file}:{self.line}:{self.column}: {self.severity} {self.code}: {self.message}{hint}"
 
@@ -54,9 +62,18 @@ class Finding:
 def _bounded(text: str) -> str:
     if len(text) <= _LONGEST_QUOTE:
         return text
-    short = _QUOTE.sub(lambda quote: f"`{quote[1][: _LONGEST_QUOTE - 1]}…`" if len(quote[1]) > _LONGEST_QUOTE else quote[0], text)
+    short = _QUOTE.sub(
+        lambda quote: (
+            f"`{quote[1][: _LONGEST_QUOTE - 1]}…`" if len(quote[1]) > _LONGEST_QUOTE else quote[0]
+        ),
+        text,
+    )
     ends = LONGEST_TEXT // 4  # what is said of a value stands after it
-    return short if len(short) <= LONGEST_TEXT else f"{short[: LONGEST_TEXT - ends - 3]} … {short[-ends:]}"
+    return (
+        short
+        if len(short) <= LONGEST_TEXT
+        else f"{short[: LONGEST_TEXT - ends - 3]} … {short[-ends:]}"
+    )
 
 
 class FileRejected(ConfigError):
@@ -67,7 +84,11 @@ class FileRejected(ConfigError):
         errors = [finding for finding in self.findings if finding.severity == ERROR]
         more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
         first = errors[0] if errors else None
-        message = f"{first.file}:{first.line}:{first.column}: {first.message}{more}" if first else "the file was refused"
+        message = (
+            f"{first.file}:{first.line}:{first.column}: {first.message}{more}"
+            if first
+            else "the file was refused"
+        )
         super().__init__(message, first.hint if first else "")
 
 
@@ -86,4 +107,9 @@ def has_errors(findings: Iterable[Finding]) -> bool:
 
 def in_order(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Each finding once, by its place in the file."""
-    return tuple(sorted(dict.fromkeys(findings), key=lambda finding: (finding.file, finding.line, finding.column)))
+    return tuple(
+        sorted(
+            dict.fromkeys(findings),
+            key=lambda finding: (finding.file, finding.line, finding.column),
+        )
+    )

@@ -1,4 +1,6 @@
-"""Owns the translation of what pydantic reports into findings in the user's words; checks nothing itself."""
+"""Owns the translation of what pydantic reports into findings in the user's words; checks nothing
+itself.
+"""
 
 from __future__ import annotations
 
@@ -30,29 +32,50 @@ _BOUNDS = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
 _NAME_HINT = "letters, digits, `-`, `_` and `.`, at most 63, with a letter or digit first and last"
 
 
-def pydantic_findings(error: ValidationError, document: Document, file_format: FileFormat) -> Iterator[tuple[KeyPath, Finding | None]]:
-    """Each fault with the path that it is about; after MOST_TOLD of them one finding that counts the rest.
+def pydantic_findings(
+    error: ValidationError, document: Document, file_format: FileFormat
+) -> Iterator[tuple[KeyPath, Finding | None]]:
+    """Each fault with the path that it is about; after MOST_TOLD of them one finding that counts
+    the rest.
 
     None for the finding of a fault that only follows from what the document already tells.
     """
     details = error.errors(include_url=False)
     paths = [_path_in_file(detail, document.value) for detail in details]
     for detail, path in zip(details[:MOST_REPORTED], paths, strict=False):
-        is_reported = _follows_from_broken(detail, path, document) or _is_emptied(detail, path, paths)
+        is_reported = _follows_from_broken(detail, path, document) or _is_emptied(
+            detail, path, paths
+        )
         yield path, None if is_reported else _finding(detail, path, document, file_format)
     if len(details) > MOST_REPORTED:
         left = len(details) - MOST_REPORTED
-        yield (), Finding("more_findings", INFO, document.file, 1, 1, "", f"{left} more faults are not shown", "mend these first")
+        yield (
+            (),
+            Finding(
+                "more_findings",
+                INFO,
+                document.file,
+                1,
+                1,
+                "",
+                f"{left} more faults are not shown",
+                "mend these first",
+            ),
+        )
 
 
 def _follows_from_broken(detail: ErrorDetails, path: KeyPath, document: Document) -> bool:
     emptied = detail["type"] in ("missing", "too_short")
-    return any(path[: len(bad)] == bad or (emptied and bad[: len(path)] == path) for bad in document.broken)
+    return any(
+        path[: len(bad)] == bad or (emptied and bad[: len(path)] == path) for bad in document.broken
+    )
 
 
 def _is_emptied(detail: ErrorDetails, path: KeyPath, paths: Sequence[KeyPath]) -> bool:
     """A list is empty only because what it holds is faulty."""
-    return detail["type"] == "too_short" and any(len(other) > len(path) and other[: len(path)] == path for other in paths)
+    return detail["type"] == "too_short" and any(
+        len(other) > len(path) and other[: len(path)] == path for other in paths
+    )
 
 
 def _path_in_file(detail: ErrorDetails, value: Any) -> KeyPath:
@@ -60,7 +83,9 @@ def _path_in_file(detail: ErrorDetails, value: Any) -> KeyPath:
     path: KeyPath = ()
     for part in detail["loc"]:
         inside = isinstance(value, dict) and part in value
-        inside = inside or (isinstance(value, tuple) and isinstance(part, int) and part < len(value))
+        inside = inside or (
+            isinstance(value, tuple) and isinstance(part, int) and part < len(value)
+        )
         if inside:
             path, value = (*path, part), value[part]
     if detail["type"] == "missing":
@@ -68,11 +93,18 @@ def _path_in_file(detail: ErrorDetails, value: Any) -> KeyPath:
     return path
 
 
-def _finding(detail: ErrorDetails, path: KeyPath, document: Document, file_format: FileFormat) -> Finding:
-    if detail["loc"][-1] != "[key]":  # a value that a validator has read already is told as it was written
+def _finding(
+    detail: ErrorDetails, path: KeyPath, document: Document, file_format: FileFormat
+) -> Finding:
+    if (
+        detail["loc"][-1] != "[key]"
+    ):  # a value that a validator has read already is told as it was written
         detail = detail | {"input": document.value_at(path, detail["input"])}
     code, message, hint = _describe(detail, path, file_format)
-    at_key = detail["type"] in ("extra_forbidden", "missing", "too_short") or detail["loc"][-1] == "[key]"
+    at_key = (
+        detail["type"] in ("extra_forbidden", "missing", "too_short")
+        or detail["loc"][-1] == "[key]"
+    )
     line, column = document.place(path, at_key=at_key)
     return Finding(code, ERROR, document.file, line, column, dotted(path), message, hint)
 
@@ -81,16 +113,32 @@ def _describe(detail: ErrorDetails, path: KeyPath, file_format: FileFormat) -> F
     kind, context, name = detail["type"], detail.get("ctx", {}), dotted(path)
     if kind == "extra_forbidden":
         unknown = f"{_shown(path[-1])} is not a key of {_section_name(path, file_format)}"
-        return file_format.describe_unknown_key(path) or ("unknown_key", unknown, _unknown_key_hint(path, file_format))
+        return file_format.describe_unknown_key(path) or (
+            "unknown_key",
+            unknown,
+            _unknown_key_hint(path, file_format),
+        )
     if kind == "missing":
-        return "missing_key", f"`{path[-1]}` is missing from {_section_name(path, file_format)}", _missing_hint(path, file_format)
+        return (
+            "missing_key",
+            f"`{path[-1]}` is missing from {_section_name(path, file_format)}",
+            _missing_hint(path, file_format),
+        )
     if kind == "literal_error":
         choices = re.findall(r"'([^']*)'", context["expected"])
         near = _nearest(str(detail["input"]), choices)
         message = f"`{name}` is {_shown(detail['input'])}, not {' or '.join(f'`{choice}`' for choice in choices)}"
-        return "bad_choice", message, f"did you mean `{near}`?" if near else f"write {context['expected']}".replace("'", "`")
+        return (
+            "bad_choice",
+            message,
+            f"did you mean `{near}`?" if near else f"write {context['expected']}".replace("'", "`"),
+        )
     if kind == "string_pattern_mismatch":
-        return "bad_name", f"{_shown(detail['input'])} cannot be a name", file_format.names.get(path, _NAME_HINT)
+        return (
+            "bad_name",
+            f"{_shown(detail['input'])} cannot be a name",
+            file_format.names.get(path, _NAME_HINT),
+        )
     if kind in ("too_short", "string_too_short"):
         return "empty", f"`{name}` is empty", _empty_hint(path, file_format)
     return _describe_value(detail, name)
@@ -103,8 +151,16 @@ def _describe_value(detail: ErrorDetails, name: str) -> FindingText:
     for bound, word in _BOUNDS.items():
         if bound in context:
             share = isinstance(context[bound], float) and context[bound] in (0.5, 1.0)
-            hint = f"write {written} percent as `{written}%`" if share and isinstance(written, int | float) and 1 <= written < 100 else ""
-            return "out_of_range", f"`{name}` is {_shown(written)}, it must be {word} {context[bound]:g}", hint
+            hint = (
+                f"write {written} percent as `{written}%`"
+                if share and isinstance(written, int | float) and 1 <= written < 100
+                else ""
+            )
+            return (
+                "out_of_range",
+                f"`{name}` is {_shown(written)}, it must be {word} {context[bound]:g}",
+                hint,
+            )
     wanted = _TYPE_NAMES.get(kind)
     if wanted is None:
         return "wrong_type", f"`{name}`: {detail['msg']}", ""
@@ -114,10 +170,18 @@ def _describe_value(detail: ErrorDetails, name: str) -> FindingText:
 def _type_hint(kind: str, written: object) -> str:
     if kind == "string_type" and isinstance(written, int | float):
         return f'quote it: "{str(written).lower() if isinstance(written, bool) else written}"'
-    if kind in ("int_type", "float_type") and isinstance(written, str) and re.fullmatch(r"-?[0-9.]+", written):
+    if (
+        kind in ("int_type", "float_type")
+        and isinstance(written, str)
+        and re.fullmatch(r"-?[0-9.]+", written)
+    ):
         return f"write it without quotes: {written}"
     if kind == "tuple_type":
-        return "write a list: `- ` before each" if isinstance(written, dict) else f"write it in brackets: [{_plain(written)}]"
+        return (
+            "write a list: `- ` before each"
+            if isinstance(written, dict)
+            else f"write it in brackets: [{_plain(written)}]"
+        )
     return ""
 
 
@@ -144,11 +208,17 @@ def _missing_hint(path: KeyPath, file_format: FileFormat) -> str:
 
 
 def _empty_hint(path: KeyPath, file_format: FileFormat) -> str:
-    return file_format.empty.get(dotted(path)) or file_format.empty.get(f"{path[0]}.*", "write a value or remove the key")
+    return file_format.empty.get(dotted(path)) or file_format.empty.get(
+        f"{path[0]}.*", "write a value or remove the key"
+    )
 
 
 def _nearest(word: str, choices: list[str]) -> str:
-    found = get_close_matches(word.lower(), [choice.lower() for choice in choices], n=1, cutoff=0.6) if len(word) <= _LONGEST_KEY else []
+    found = (
+        get_close_matches(word.lower(), [choice.lower() for choice in choices], n=1, cutoff=0.6)
+        if len(word) <= _LONGEST_KEY
+        else []
+    )
     return next((choice for choice in choices if found and choice.lower() == found[0]), "")
 
 
@@ -161,5 +231,11 @@ def _shown(value: object) -> str:
 
 
 def _plain(value: object) -> str:
-    text = str(value).lower() if isinstance(value, bool) else f"`{value}`" if isinstance(value, str) else f"{value}"
+    text = (
+        str(value).lower()
+        if isinstance(value, bool)
+        else f"`{value}`"
+        if isinstance(value, str)
+        else f"{value}"
+    )
     return text if len(text) <= _LONGEST_KEY + 2 else f"{text[: _LONGEST_KEY - 1]}…"

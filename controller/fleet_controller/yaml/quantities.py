@@ -6,8 +6,16 @@ import math
 import re
 
 _NUMBER = r"[0-9]+(\.[0-9]+)?\s*"
-_UNIT_S = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}  # in the order in which they are written
-DURATION_PATTERN = rf"^\s*({_NUMBER}|" + "".join(rf"({_NUMBER}{unit}\s*)?" for unit in _UNIT_S) + ")$"
+_UNIT_S = {
+    "d": 86400.0,
+    "h": 3600.0,
+    "m": 60.0,
+    "s": 1.0,
+    "ms": 0.001,
+}  # in the order in which they are written
+DURATION_PATTERN = (
+    rf"^\s*({_NUMBER}|" + "".join(rf"({_NUMBER}{unit}\s*)?" for unit in _UNIT_S) + ")$"
+)
 RATIO_PATTERN = rf"^\s*[-+]?{_NUMBER}%?\s*$"
 
 _PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(ms|d|h|m|s)")
@@ -21,7 +29,8 @@ _LONGEST_TEXT = 64
 def read_duration(written: object) -> float:
     """Seconds of `250ms`, `60s`, `30m`, `1h30m` or a plain number of seconds.
 
-    Raises ValueError, its text fit for the user, for anything else, for more than a year and for a negative one.
+    Raises ValueError, its text fit for the user, for anything else, for more than a year and for a
+    negative one.
     """
     if isinstance(written, bool) or not isinstance(written, int | float | str):
         raise ValueError("is not a duration")
@@ -42,7 +51,9 @@ def _duration_of_text(text: str) -> float:
 
 
 def read_ratio(written: object) -> float:
-    """The share that `2%` or `0.02` means, here 0.02. Raises ValueError, its text fit for the user, for anything else."""
+    """The share that `2%` or `0.02` means, here 0.02. Raises ValueError, its text fit for the user,
+    for anything else.
+    """
     if isinstance(written, bool) or not isinstance(written, int | float | str):
         raise ValueError("is not a percentage")
     if not isinstance(written, str):

@@ -1,6 +1,8 @@
-"""Owns the reading of AMD's topology tables, `rocm-smi --showtopo` and `amd-smi topology`, as the same matrix; judges nothing.
+"""Owns the reading of AMD's topology tables, `rocm-smi --showtopo` and `amd-smi topology`, as the
+same matrix; judges nothing.
 
-Format: ROCm 5.7 to 7.0: a section for each of weight, hops, link type and NUMA node; amd-smi names GPUs by PCI address.
+Format: ROCm 5.7 to 7.0: a section for each of weight, hops, link type and NUMA node; amd-smi names
+GPUs by PCI address.
 """
 
 from __future__ import annotations
@@ -21,16 +23,26 @@ def read_amd_matrix(text: str) -> Matrix | None:
         return None
     lines = [line.split() for line in text[found.end() :].strip().split("\n")]
     names = lines[0]
-    labels = {name: f"GPU{place}" if _ADDRESS.fullmatch(name) else name for place, name in enumerate(names)}
+    labels = {
+        name: f"GPU{place}" if _ADDRESS.fullmatch(name) else name
+        for place, name in enumerate(names)
+    }
     nodes = read_amd_numa(text)
     rows: dict[str, MatrixRow] = {}
     for words in lines[1:]:
         if not words or words[0] not in labels:
             break
         label = labels[words[0]]
-        cells = {labels[name]: "X" if word == "0" else word for name, word in zip(names, words[1:], strict=False)}
+        cells = {
+            labels[name]: "X" if word == "0" else word
+            for name, word in zip(names, words[1:], strict=False)
+        }
         node = nodes.get(label)
-        rows[label] = MatrixRow(cells, {AFFINITIES[1]: str(node)} if node is not None else {}, cut=len(words) <= len(names))
+        rows[label] = MatrixRow(
+            cells,
+            {AFFINITIES[1]: str(node)} if node is not None else {},
+            cut=len(words) <= len(names),
+        )
     return Matrix(tuple(labels.values()), rows, tabs=True) if rows else None
 
 

@@ -1,4 +1,6 @@
-"""Owns what is known of one GPU and of a process on it, as plain values from any source: NVML, nvidia-smi, a recording. Asks nothing."""
+"""Owns what is known of one GPU and of a process on it, as plain values from any source: NVML,
+nvidia-smi, a recording. Asks nothing.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,12 @@ VOLATILE = (
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU; None: the source does not tell. Memory in MiB as the driver counts it, clocks in MHz, power in W, temperature in °C.
+    """One GPU; None: the source does not tell. Memory in MiB as the driver counts it, clocks in
+    MHz, power in W, temperature in °C.
 
-    `pcie_generation` falls while a GPU is idle, so it means something only under load; `pcie_width` does not. `fabric` is the state of the
-    NVSwitch registration (completed, in progress, not started, not supported), `nvlinks` counts links that are up.
+    `pcie_generation` falls while a GPU is idle, so it means something only under load; `pcie_width`
+    does not. `fabric` is the state of the NVSwitch registration (completed, in progress, not
+    started, not supported), `nvlinks` counts links that are up.
     """
 
     index: int
@@ -57,7 +61,11 @@ class Gpu:
     @property
     def memory_free_mib(self) -> int | None:
         """Total less used; what a driver reserves for itself may be in neither."""
-        return None if self.memory_mib is None or self.memory_used_mib is None else self.memory_mib - self.memory_used_mib
+        return (
+            None
+            if self.memory_mib is None or self.memory_used_mib is None
+            else self.memory_mib - self.memory_used_mib
+        )
 
     def known_facts(self) -> dict[str, Any]:
         """What is known, by field name."""
@@ -67,7 +75,9 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class GpuProcess:
-    """A process that holds memory of a GPU. `name` empty and `visible` False: it is in another PID namespace (a container)."""
+    """A process that holds memory of a GPU. `name` empty and `visible` False: it is in another PID
+    namespace (a container).
+    """
 
     pid: int
     name: str = ""
@@ -78,21 +88,36 @@ class GpuProcess:
 
 
 def gpu_from(facts: Mapping[str, Any]) -> Gpu:
-    """The GPU of a mapping with names of `Gpu`; what it does not know is left out. Raises KeyError without `index`."""
+    """The GPU of a mapping with names of `Gpu`; what it does not know is left out. Raises KeyError
+    without `index`.
+    """
     known = {entry.name for entry in fields(Gpu)}
-    return Gpu(**{"index": int(facts["index"])} | {name: value for name, value in facts.items() if name in known - {"index"}})
+    return Gpu(
+        **{"index": int(facts["index"])}
+        | {name: value for name, value in facts.items() if name in known - {"index"}}
+    )
 
 
 def stable_facts(gpus: Iterable[Gpu]) -> dict[str, str]:
-    """What identifies the GPUs, one text a field: one value when all agree, else each GPU's own in the order of indices."""
+    """What identifies the GPUs, one text a field: one value when all agree, else each GPU's own in
+    the order of indices.
+    """
     ordered = sorted(gpus, key=lambda gpu: gpu.index)
-    return {f"gpu_{name}": text for name in STABLE if (text := _column(ordered, name))} if ordered else {}
+    return (
+        {f"gpu_{name}": text for name in STABLE if (text := _column(ordered, name))}
+        if ordered
+        else {}
+    )
 
 
 def volatile_facts(gpus: Iterable[Gpu]) -> dict[str, str]:
     """What changes while a host is used, in the same form."""
     ordered = sorted(gpus, key=lambda gpu: gpu.index)
-    return {f"gpu_{name}": text for name in VOLATILE if (text := _column(ordered, name))} if ordered else {}
+    return (
+        {f"gpu_{name}": text for name in VOLATILE if (text := _column(ordered, name))}
+        if ordered
+        else {}
+    )
 
 
 def _column(gpus: list[Gpu], name: str) -> str:
@@ -100,7 +125,13 @@ def _column(gpus: list[Gpu], name: str) -> str:
     if all(value is None for value in values):
         return ""
     texts = [_text(value) for value in values]
-    return texts[0] if len(set(texts)) == 1 else " ".join(texts) if all(" " not in text for text in texts) else "; ".join(texts)
+    return (
+        texts[0]
+        if len(set(texts)) == 1
+        else " ".join(texts)
+        if all(" " not in text for text in texts)
+        else "; ".join(texts)
+    )
 
 
 def _text(value: Any) -> str:

@@ -1,7 +1,8 @@
 """Owns what makes GPUs of one host, or two hosts that should be equal, unequal; measures nothing.
 
-The slowest GPU sets the speed of tensor parallelism, so a host is worth the least of each of its values. An idle GPU shows a lower PCIe
-generation to save power: it is judged under load only, the width always (nccl issue 1505, sglang issue 26482).
+The slowest GPU sets the speed of tensor parallelism, so a host is worth the least of each of its
+values. An idle GPU shows a lower PCIe generation to save power: it is judged under load only, the
+width always (nccl issue 1505, sglang issue 26482).
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from fleet_knowledge.host.gpu import Gpu
 
 @dataclass(frozen=True, slots=True)
 class HostWarning:
-    """One thing that costs speed or comparability; `message` names the GPU and what the others have."""
+    """One thing that costs speed or comparability; `message` names the GPU and what the others
+    have.
+    """
 
     code: str
     message: str
@@ -29,7 +32,9 @@ class HostWarning:
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """A field whose value all GPUs of a host should share: `says` with the value, `other` with that of the others."""
+    """A field whose value all GPUs of a host should share: `says` with the value, `other` with that
+    of the others.
+    """
 
     field: str
     code: str
@@ -55,18 +60,33 @@ _RULES = (
     _Rule("vbios", "vbios", "VBIOS {}", "{}", "different firmware may have other power and clock tables"),
     _Rule("fabric", "fabric", "fabric state {}", "{}", "it has not joined the NVSwitch fabric: see nvidia-fabricmanager"),
 )  # fmt: skip
-_LEAST = ("memory_mib", "pcie_width", "pcie_generation_max", "power_limit_w", "sm_clock_max_mhz", "memory_clock_max_mhz", "nvlinks")
+_LEAST = (
+    "memory_mib",
+    "pcie_width",
+    "pcie_generation_max",
+    "power_limit_w",
+    "sm_clock_max_mhz",
+    "memory_clock_max_mhz",
+    "nvlinks",
+)
 
 
 def find_inequalities(gpus: Sequence[Gpu], *, under_load: bool = False) -> tuple[HostWarning, ...]:
-    """What sets some GPUs of a host apart from the others, and what all of them lack of their own maximum."""
-    found = [warn for rule in _RULES if under_load or not rule.loaded for warn in _outliers(rule, gpus)]
+    """What sets some GPUs of a host apart from the others, and what all of them lack of their own
+    maximum.
+    """
+    found = [
+        warn for rule in _RULES if under_load or not rule.loaded for warn in _outliers(rule, gpus)
+    ]
     return (*found, *_narrow_pcie(gpus), *(_throttled(gpus) if under_load else ()))
 
 
 def least_values(gpus: Sequence[Gpu]) -> dict[str, int]:
     """The least of each value over the GPUs: what a server over all of them gets."""
-    values = {name: [value for gpu in gpus if (value := getattr(gpu, name)) is not None] for name in _LEAST}
+    values = {
+        name: [value for gpu in gpus if (value := getattr(gpu, name)) is not None]
+        for name in _LEAST
+    }
     return {name: min(known) for name, known in values.items() if known}
 
 
@@ -75,39 +95,70 @@ def numa_nodes(gpus: Sequence[Gpu]) -> int:
     return len({gpu.numa for gpu in gpus if gpu.numa is not None})
 
 
-def find_differences(first: Mapping[str, str], second: Mapping[str, str]) -> tuple[tuple[str, str, str], ...]:
-    """(name, its value in the first, in the second) of each fact that differs between two fingerprints; empty where one lacks it."""
+def find_differences(
+    first: Mapping[str, str], second: Mapping[str, str]
+) -> tuple[tuple[str, str, str], ...]:
+    """(name, its value in the first, in the second) of each fact that differs between two
+    fingerprints; empty where one lacks it.
+    """
     names = sorted(set(first) | set(second))
-    return tuple((name, first.get(name, ""), second.get(name, "")) for name in names if first.get(name, "") != second.get(name, ""))
+    return tuple(
+        (name, first.get(name, ""), second.get(name, ""))
+        for name in names
+        if first.get(name, "") != second.get(name, "")
+    )
 
 
 def parse_hosts(document: Mapping[str, Any]) -> dict[str, list[Gpu]]:
-    """Host → GPUs, of a mapping that gives each host lists of facts (`numa_affinity`, `pcie_width`, `power_limit_w` …), else empty.
+    """Host → GPUs, of a mapping that gives each host lists of facts (`numa_affinity`, `pcie_width`,
+    `power_limit_w` …), else empty.
 
     A mapping of such lists alone is the host of no name.
     """
     if _columns(document):
         return {"": _gpus(document)}
-    hosts = {name: value for name, value in document.items() if isinstance(value, Mapping) and _columns(value)}
+    hosts = {
+        name: value
+        for name, value in document.items()
+        if isinstance(value, Mapping) and _columns(value)
+    }
     return {name.removeprefix("host_"): _gpus(value) for name, value in hosts.items()}
 
 
 def compare_hosts(hosts: Mapping[str, Sequence[Gpu]]) -> dict[str, Any]:
     """Each host's own warnings and least values, and what differs between the hosts."""
     names = list(hosts)
-    by_host = {name: {"numa_nodes": numa_nodes(hosts[name]), **_host_summary(hosts[name])} for name in names}
+    by_host = {
+        name: {"numa_nodes": numa_nodes(hosts[name]), **_host_summary(hosts[name])}
+        for name in names
+    }
     between = [
         f"{other}: {fact} {theirs or 'unknown'} ({names[0]}: {ours or 'unknown'})"
         for other in names[1:]
-        for fact, ours, theirs in find_differences(_as_facts(hosts[names[0]]), _as_facts(hosts[other]))
+        for fact, ours, theirs in find_differences(
+            _as_facts(hosts[names[0]]), _as_facts(hosts[other])
+        )
     ]
-    return {"numa_nodes": {name: numa_nodes(hosts[name]) for name in names}, "hosts": by_host, "differences": between}
+    return {
+        "numa_nodes": {name: numa_nodes(hosts[name]) for name in names},
+        "hosts": by_host,
+        "differences": between,
+    }
 
 
 def _host_summary(gpus: Sequence[Gpu]) -> dict[str, Any]:
     nodes = [gpu.numa for gpu in gpus if gpu.numa is not None]
-    notes = ["NUMA ids are not in the order of the GPUs: bind each rank by its own GPU's node"] if nodes != sorted(nodes) else []
-    return {"gpus": len(gpus), "warnings": [warn.message for warn in find_inequalities(gpus)], "slowest": least_values(gpus), "notes": notes}
+    notes = (
+        ["NUMA ids are not in the order of the GPUs: bind each rank by its own GPU's node"]
+        if nodes != sorted(nodes)
+        else []
+    )
+    return {
+        "gpus": len(gpus),
+        "warnings": [warn.message for warn in find_inequalities(gpus)],
+        "slowest": least_values(gpus),
+        "notes": notes,
+    }
 
 
 def _as_facts(gpus: Sequence[Gpu]) -> dict[str, str]:
@@ -121,16 +172,25 @@ def _outliers(rule: _Rule, gpus: Sequence[Gpu]) -> list[HostWarning]:
         return []
     common = _common(list(values.values()))
     return [
-        HostWarning(rule.code, f"GPU{index} {rule.says.format(_word(value))} (others {rule.other.format(_word(common))})", rule.hint)
+        HostWarning(
+            rule.code,
+            f"GPU{index} {rule.says.format(_word(value))} (others {rule.other.format(_word(common))})",
+            rule.hint,
+        )
         for index, value in sorted(values.items())
         if value != common
     ]
 
 
 def _common(values: list[Any]) -> Any:
-    """What most have; of equally frequent ones the greatest, since the lesser is what is to be told."""
+    """What most have; of equally frequent ones the greatest, since the lesser is what is to be
+    told.
+    """
     counts = Counter(values)
-    return max(counts, key=lambda value: (counts[value], str(value) if isinstance(value, str) else "", value))
+    return max(
+        counts,
+        key=lambda value: (counts[value], str(value) if isinstance(value, str) else "", value),
+    )
 
 
 def _word(value: Any) -> str:
@@ -150,7 +210,11 @@ def _narrow_pcie(gpus: Sequence[Gpu]) -> list[HostWarning]:
 
 def _throttled(gpus: Sequence[Gpu]) -> list[HostWarning]:
     return [
-        HostWarning("slowed", f"GPU{gpu.index} is slowed by {gpu.slowed_by}", "look at cooling and power; its figures are not those of the model")
+        HostWarning(
+            "slowed",
+            f"GPU{gpu.index} is slowed by {gpu.slowed_by}",
+            "look at cooling and power; its figures are not those of the model",
+        )
         for gpu in gpus
         if gpu.slowed_by
     ]
@@ -169,6 +233,16 @@ def _columns(document: Mapping[str, Any]) -> bool:
 
 
 def _gpus(document: Mapping[str, Any]) -> list[Gpu]:
-    columns = {_COLUMNS[name]: value for name, value in document.items() if name in _COLUMNS and isinstance(value, list)}
+    columns = {
+        _COLUMNS[name]: value
+        for name, value in document.items()
+        if name in _COLUMNS and isinstance(value, list)
+    }
     count = max(map(len, columns.values()))
-    return [Gpu(index, **{name: values[index] for name, values in columns.items() if index < len(values)}) for index in range(count)]
+    return [
+        Gpu(
+            index,
+            **{name: values[index] for name, values in columns.items() if index < len(values)},
+        )
+        for index in range(count)
+    ]

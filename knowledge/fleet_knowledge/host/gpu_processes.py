@@ -1,7 +1,9 @@
-"""Owns what is told of processes that hold GPU memory which a server needs; ends none, and never advises to end what is not one's own.
+"""Owns what is told of processes that hold GPU memory which a server needs; ends none, and never
+advises to end what is not one's own.
 
-SGLang refuses to start, or with SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK off only warns, when the free memory of a rank is below nine
-tenths of the others': `memory capacity is unbalanced` (0.3 to 0.5; sglang issues 1533, 4233, pulls 2457, 5426).
+SGLang refuses to start, or with SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK off only warns, when the
+free memory of a rank is below nine tenths of the others': `memory capacity is unbalanced` (0.3 to
+0.5; sglang issues 1533, 4233, pulls 2457, 5426).
 """
 
 from __future__ import annotations
@@ -18,14 +20,18 @@ from fleet_knowledge.host.nvidia_smi_gpus import parse_number
 LEFTOVER_FAILURE_CLASS = "gpu_busy_leftover"
 UNEQUAL_ABOVE = 0.10  # of the most: what SGLang's own check allows
 _UNBALANCED = re.compile(r"memory capacity is unbalanced", re.I)
-_TABLE = re.compile(r"^\|\s+(\d+)\s+(?:\S+\s+\S+\s+)?(\d+)\s+([CGM+]+)\s+(.*?)\s+(\d+)\s*MiB\s*\|", re.M)
+_TABLE = re.compile(
+    r"^\|\s+(\d+)\s+(?:\S+\s+\S+\s+)?(\d+)\s+([CGM+]+)\s+(.*?)\s+(\d+)\s*MiB\s*\|", re.M
+)
 _UNSEEN = ("[not found]", "[n/a]", "n/a", "-", "", "[insufficient permissions]")
 _SERVER = re.compile(r"sglang|vllm|launch_server|ray::|python", re.I)
 
 
 @dataclass(frozen=True, slots=True)
 class GpuMemoryHolder:
-    """A process that holds GPU memory, and whose it is: `ours`, `orphan` (its parent is dead), `foreign`, `unseen`, or `unknown`."""
+    """A process that holds GPU memory, and whose it is: `ours`, `orphan` (its parent is dead),
+    `foreign`, `unseen`, or `unknown`.
+    """
 
     process: GpuProcess
     standing: str = "unknown"
@@ -54,24 +60,45 @@ def is_unbalanced_message(text: str) -> bool:
 
 
 def read_processes(text: str) -> tuple[GpuProcess, ...]:
-    """`nvidia-smi --query-compute-apps=… --format=csv` with its head line, or the processes of the plain table."""
+    """`nvidia-smi --query-compute-apps=… --format=csv` with its head line, or the processes of the
+    plain table.
+    """
     lines = [line for line in text.strip().split("\n") if line.strip()]
-    names = [re.sub(r"\s*\[.*\]$", "", name.strip()) for name in (lines[0].split(",") if lines else ())]
+    names = [
+        re.sub(r"\s*\[.*\]$", "", name.strip()) for name in (lines[0].split(",") if lines else ())
+    ]
     if "pid" in names:
         rows = csv.reader(lines[1:], skipinitialspace=True)
-        return tuple(process for row in rows if (process := _process(dict(zip(names, row, strict=False)))))
+        return tuple(
+            process for row in rows if (process := _process(dict(zip(names, row, strict=False))))
+        )
     return tuple(
-        GpuProcess(int(found[2]), found[4].strip(), int(found[5]), int(found[1]), visible=not _unseen(found[4]))
+        GpuProcess(
+            int(found[2]),
+            found[4].strip(),
+            int(found[5]),
+            int(found[1]),
+            visible=not _unseen(found[4]),
+        )
         for found in _TABLE.finditer(text)
     )
 
 
 def _process(row: Mapping[str, str]) -> GpuProcess | None:
-    pid, name = parse_number(row.get("pid", "")), row.get("process_name", row.get("name", "")).strip()
+    pid, name = (
+        parse_number(row.get("pid", "")),
+        row.get("process_name", row.get("name", "")).strip(),
+    )
     if pid is None:
         return None
     used = parse_number(row.get("used_gpu_memory", row.get("used_memory", "")))
-    return GpuProcess(pid, "" if _unseen(name) else name, used, gpu_uuid=row.get("gpu_uuid"), visible=not _unseen(name))
+    return GpuProcess(
+        pid,
+        "" if _unseen(name) else name,
+        used,
+        gpu_uuid=row.get("gpu_uuid"),
+        visible=not _unseen(name),
+    )
 
 
 def _unseen(name: str) -> bool:
@@ -79,8 +106,13 @@ def _unseen(name: str) -> bool:
 
 
 def classify_holders(processes: Sequence[GpuProcess]) -> tuple[GpuMemoryHolder, ...]:
-    """As far as the list alone tells: a server's process there before a launch is that of an earlier run."""
-    return tuple(GpuMemoryHolder(process, "unseen" if not process.visible else _by_name(process.name)) for process in processes)
+    """As far as the list alone tells: a server's process there before a launch is that of an
+    earlier run.
+    """
+    return tuple(
+        GpuMemoryHolder(process, "unseen" if not process.visible else _by_name(process.name))
+        for process in processes
+    )
 
 
 def _by_name(name: str) -> str:
@@ -96,7 +128,9 @@ def holders_hint(holders: Sequence[GpuMemoryHolder]) -> str:
         )
     held = " and by ".join(f"pid {holder.process.pid} ({holder.about})" for holder in holders)
     known = [str(holder.process.pid) for holder in holders if holder.standing in ("ours", "orphan")]
-    others = [str(holder.process.pid) for holder in holders if holder.standing not in ("ours", "orphan")]
+    others = [
+        str(holder.process.pid) for holder in holders if holder.standing not in ("ours", "orphan")
+    ]
     end = f"end {', '.join(known)} only if this agent or you started it" if known else ""
     report = f"report {', '.join(others)} to its owner" if others else ""
     steps = "; ".join(step for step in (end, report) if step)
@@ -110,7 +144,12 @@ def explain_holders(processes: Sequence[GpuProcess]) -> dict[str, Any]:
         "failure_class": LEFTOVER_FAILURE_CLASS,
         "pids": [holder.process.pid for holder in holders],
         "holders": [
-            {"pid": holder.process.pid, "name": holder.process.name, "used_mib": holder.process.used_mib, "standing": holder.standing}
+            {
+                "pid": holder.process.pid,
+                "name": holder.process.name,
+                "used_mib": holder.process.used_mib,
+                "standing": holder.standing,
+            }
             for holder in holders
         ],
         "hint": holders_hint(holders),
@@ -118,8 +157,18 @@ def explain_holders(processes: Sequence[GpuProcess]) -> dict[str, Any]:
 
 
 def describe_unequal_memory(gpus: Sequence[Gpu]) -> str:
-    """Tells which GPU has less free memory than the most free one, when it is more than SGLang allows; empty when none has."""
+    """Tells which GPU has less free memory than the most free one, when it is more than SGLang
+    allows; empty when none has.
+    """
     free = {gpu.index: gpu.memory_free_mib for gpu in gpus if gpu.memory_free_mib is not None}
     most = max(free.values(), default=0)
-    short = [f"GPU{index} {value / 1024:.1f} GiB" for index, value in free.items() if value < most * (1 - UNEQUAL_ABOVE)]
-    return f"free memory differs by more than {UNEQUAL_ABOVE:.0%}: {', '.join(short)}, others up to {most / 1024:.1f} GiB" if short else ""
+    short = [
+        f"GPU{index} {value / 1024:.1f} GiB"
+        for index, value in free.items()
+        if value < most * (1 - UNEQUAL_ABOVE)
+    ]
+    return (
+        f"free memory differs by more than {UNEQUAL_ABOVE:.0%}: {', '.join(short)}, others up to {most / 1024:.1f} GiB"
+        if short
+        else ""
+    )

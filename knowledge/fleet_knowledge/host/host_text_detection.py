@@ -1,4 +1,6 @@
-"""Owns which kind of text about a host a text is, and the JSON that `fleetctl diagnose` shows of it; reads no file."""
+"""Owns which kind of text about a host a text is, and the JSON that `fleetctl diagnose` shows of
+it; reads no file.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,17 @@ from fleet_knowledge.host.topology import Topology, read_topology
 from fleet_knowledge.host.topology_matrix import strip_decoration
 
 _DAMAGED = re.compile(r"infoROM is corrupted at gpu (\S+)", re.I)
-_INFOROM = "the GPU works, but its stored errors and limits may be wrong: have the card looked after"
+_INFOROM = (
+    "the GPU works, but its stored errors and limits may be wrong: have the card looked after"
+)
 _SHORT = 40  # lines: a terminal's paste, where one line may tell the state of the host
 
 
 def recognise_host_text(text: str) -> Mapping[str, Any] | None:
     """What the text tells of a host, None when it is of another kind. Never raises.
 
-    Keys: `kind` (topology, nvidia_smi, gpu_processes, lscpu, hosts), `host_state`, `failure_class`, `hint`, `warnings`, more by kind.
+    Keys: `kind` (topology, nvidia_smi, gpu_processes, lscpu, hosts), `host_state`, `failure_class`,
+    `hint`, `warnings`, more by kind.
     """
     clean = strip_decoration(text)
     if not clean.strip():
@@ -36,7 +41,12 @@ def recognise_host_text(text: str) -> Mapping[str, Any] | None:
 
 
 def _host_result(kind: str, **facts: Any) -> dict[str, Any]:
-    blank: dict[str, Any] = {"failure_class": None, "cause_line": None, "hint": None, "warnings": []}
+    blank: dict[str, Any] = {
+        "failure_class": None,
+        "cause_line": None,
+        "hint": None,
+        "warnings": [],
+    }
     return {"kind": kind, "state": "host", "host_state": "ok"} | blank | facts
 
 
@@ -56,7 +66,13 @@ def _document(text: str) -> dict[str, Any] | None:
         for warn in gpu_comparison.find_inequalities(gpus)
     ]
     comparison = gpu_comparison.compare_hosts(hosts)
-    return _host_result("hosts", **comparison, warnings=warnings, host_state="unequal" if warnings else "ok", summary="; ".join(comparison["differences"]))
+    return _host_result(
+        "hosts",
+        **comparison,
+        warnings=warnings,
+        host_state="unequal" if warnings else "ok",
+        summary="; ".join(comparison["differences"]),
+    )
 
 
 def _topology(text: str) -> dict[str, Any] | None:
@@ -64,28 +80,53 @@ def _topology(text: str) -> dict[str, Any] | None:
     if not found.gpus:
         return None
     hint = "compare this host only with others of the same class"
-    warnings = [{"code": "topology", "message": warning, "hint": hint} for warning in found.warnings]
-    return _host_result("topology", topology=found.to_json(), **(found.to_json() | {"warnings": warnings}), summary=_wires(found))
+    warnings = [
+        {"code": "topology", "message": warning, "hint": hint} for warning in found.warnings
+    ]
+    return _host_result(
+        "topology",
+        topology=found.to_json(),
+        **(found.to_json() | {"warnings": warnings}),
+        summary=_wires(found),
+    )
 
 
 def _wires(found: Topology) -> str:
     """What of a table matters, in a line for a person."""
     if found.peer_access is not None:
-        return "GPUs reach each other's memory" if found.peer_access else "not all GPUs reach each other's memory (peer access)"
+        return (
+            "GPUs reach each other's memory"
+            if found.peer_access
+            else "not all GPUs reach each other's memory (peer access)"
+        )
     numa = " ".join("-" if node is None else str(node) for node in found.numa.values())
     islands = " | ".join(",".join(map(str, island)) for island in found.islands)
     nics = ", ".join(f"{gpu} {nic or 'none'}" for gpu, nic in found.nearest_nic.items())
-    return f"islands {islands}; NUMA {numa or 'unknown'}" + (f"; nearest network card {nics}" if nics else "")
+    return f"islands {islands}; NUMA {numa or 'unknown'}" + (
+        f"; nearest network card {nics}" if nics else ""
+    )
 
 
 def _state(text: str) -> dict[str, Any] | None:
     """Of a whole paste: a server log that quotes such a line is not this."""
     lines = [line for line in text.split("\n") if line.strip()]
     telling = sum(nvidia_smi_errors.is_driver_error_line(line) for line in lines)
-    if not telling or (len(lines) > _SHORT and telling * 2 < len(lines)) or "Traceback (most recent call last)" in text:
+    if (
+        not telling
+        or (len(lines) > _SHORT and telling * 2 < len(lines))
+        or "Traceback (most recent call last)" in text
+    ):
         return None
     state = nvidia_smi_errors.read_driver_error(text)
-    return _host_result("nvidia_smi", gpus=[gpu.known_facts() for gpu in nvidia_smi_gpus.read_gpu_list(text)], **state) if state else None
+    return (
+        _host_result(
+            "nvidia_smi",
+            gpus=[gpu.known_facts() for gpu in nvidia_smi_gpus.read_gpu_list(text)],
+            **state,
+        )
+        if state
+        else None
+    )
 
 
 def _processes(text: str) -> dict[str, Any] | None:
@@ -93,12 +134,23 @@ def _processes(text: str) -> dict[str, Any] | None:
     if "pid" not in [name.strip() for name in first.split(",")]:
         return None
     processes = gpu_processes.read_processes(text)
-    explained = gpu_processes.explain_holders(processes) if processes else {"pids": [], "holders": [], "hint": "no process holds memory of a GPU"}
-    return _host_result("gpu_processes", **(explained | {"host_state": "busy" if processes else "ok"}))
+    explained = (
+        gpu_processes.explain_holders(processes)
+        if processes
+        else {"pids": [], "holders": [], "hint": "no process holds memory of a GPU"}
+    )
+    return _host_result(
+        "gpu_processes", **(explained | {"host_state": "busy" if processes else "ok"})
+    )
 
 
 def _gpus(text: str) -> dict[str, Any] | None:
-    for read in (nvidia_smi_gpus.read_gpu_query, nvidia_smi_gpus.read_gpu_details, nvidia_smi_gpus.read_gpu_table, nvidia_smi_gpus.read_gpu_list):
+    for read in (
+        nvidia_smi_gpus.read_gpu_query,
+        nvidia_smi_gpus.read_gpu_details,
+        nvidia_smi_gpus.read_gpu_table,
+        nvidia_smi_gpus.read_gpu_list,
+    ):
         if gpus := read(text):
             return _gpus_result(gpus, text)
     return None
@@ -106,22 +158,51 @@ def _gpus(text: str) -> dict[str, Any] | None:
 
 def _gpus_result(gpus: Sequence[Gpu], text: str) -> dict[str, Any]:
     warnings = [warn.to_json() for warn in gpu_comparison.find_inequalities(gpus)] + _faults(gpus)
-    least = ", ".join(f"{name} {value}" for name, value in gpu_comparison.least_values(gpus).items())
+    least = ", ".join(
+        f"{name} {value}" for name, value in gpu_comparison.least_values(gpus).items()
+    )
     models = ", ".join(sorted({gpu.name for gpu in gpus if gpu.name}))
     summary = f"{len(gpus)} GPUs ({models})" + (f"; the least of each: {least}" if least else "")
-    damaged = (gpu_comparison.HostWarning("inforom", f"the infoROM of the GPU at {bus} is damaged", _INFOROM) for bus in _DAMAGED.findall(text))
+    damaged = (
+        gpu_comparison.HostWarning(
+            "inforom", f"the infoROM of the GPU at {bus} is damaged", _INFOROM
+        )
+        for bus in _DAMAGED.findall(text)
+    )
     warnings += [warn.to_json() for warn in damaged]
-    result = _host_result("nvidia_smi", gpus=[gpu.known_facts() for gpu in gpus], slowest=gpu_comparison.least_values(gpus), warnings=warnings, summary=summary)
+    result = _host_result(
+        "nvidia_smi",
+        gpus=[gpu.known_facts() for gpu in gpus],
+        slowest=gpu_comparison.least_values(gpus),
+        warnings=warnings,
+        summary=summary,
+    )
     result |= {"host_state": "unequal" if warnings else "ok", "fabric": _fabric(gpus)}
-    result |= {"processes": gpu_processes.explain_holders(processes)["holders"]} if (processes := gpu_processes.read_processes(text)) else {}
+    result |= (
+        {"processes": gpu_processes.explain_holders(processes)["holders"]}
+        if (processes := gpu_processes.read_processes(text))
+        else {}
+    )
     broken = [gpu for gpu in gpus if gpu.fault]
     if broken:
         lost = any("lost" in (gpu.fault or "").lower() for gpu in broken)
         hint = "A GPU does not answer in part: dmesg tells why (Xid). Drain the host and reset the GPU or reboot before you measure here."
-        line = next((line.strip() for line in text.split("\n") if str(broken[0].fault) in line), None)
-        result |= {"host_state": "degraded", "failure_class": "gpu_lost" if lost else "gpu_fault", "cause_line": line, "hint": hint}
+        line = next(
+            (line.strip() for line in text.split("\n") if str(broken[0].fault) in line), None
+        )
+        result |= {
+            "host_state": "degraded",
+            "failure_class": "gpu_lost" if lost else "gpu_fault",
+            "cause_line": line,
+            "hint": hint,
+        }
     if wrong := nvswitch_fabric.fabric_problem(gpus):
-        result |= {"host_state": "degraded", "failure_class": nvswitch_fabric.FABRIC_FAILURE_CLASS, "cause_line": wrong, "hint": nvswitch_fabric.fabric_hint()}
+        result |= {
+            "host_state": "degraded",
+            "failure_class": nvswitch_fabric.FABRIC_FAILURE_CLASS,
+            "cause_line": wrong,
+            "hint": nvswitch_fabric.fabric_hint(),
+        }
     return result
 
 
@@ -135,9 +216,17 @@ def _fabric(gpus: Sequence[Gpu]) -> str:
 
 def _faults(gpus: Sequence[Gpu]) -> list[dict[str, str]]:
     hint = "dmesg tells why (Xid); reset the GPU or reboot before anything is measured here"
-    faulty = [gpu_comparison.HostWarning("gpu_fault", f"GPU{gpu.index} answers {gpu.fault}", hint) for gpu in gpus if gpu.fault]
+    faulty = [
+        gpu_comparison.HostWarning("gpu_fault", f"GPU{gpu.index} answers {gpu.fault}", hint)
+        for gpu in gpus
+        if gpu.fault
+    ]
     errors = [
-        gpu_comparison.HostWarning("ecc_errors", f"GPU{gpu.index} has {gpu.uncorrected_errors} uncorrected memory errors", "drain the host; reset it")
+        gpu_comparison.HostWarning(
+            "ecc_errors",
+            f"GPU{gpu.index} has {gpu.uncorrected_errors} uncorrected memory errors",
+            "drain the host; reset it",
+        )
         for gpu in gpus
         if gpu.uncorrected_errors
     ]
@@ -147,9 +236,18 @@ def _faults(gpus: Sequence[Gpu]) -> list[dict[str, str]]:
 def _processors(text: str) -> dict[str, Any] | None:
     found = lscpu.read_lscpu(text)
     telling = [found.cpus, found.sockets, found.threads_per_core, found.numa_nodes_with_cpus]
-    if sum(value is not None for value in telling) < 1 or (found.cpus is None and found.numa_nodes is None):
+    if sum(value is not None for value in telling) < 1 or (
+        found.cpus is None and found.numa_nodes is None
+    ):
         return None
     return _host_result("lscpu", lscpu=found.to_json(), **found.to_json())
 
 
-_KINDS: Sequence[Callable[[str], dict[str, Any] | None]] = (_document, _topology, _state, _processes, _gpus, _processors)
+_KINDS: Sequence[Callable[[str], dict[str, Any] | None]] = (
+    _document,
+    _topology,
+    _state,
+    _processes,
+    _gpus,
+    _processors,
+)

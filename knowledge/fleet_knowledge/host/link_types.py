@@ -1,6 +1,7 @@
 """Owns the words for the way between two devices and which of them is nearer; reads no table.
 
-Source: the legend of `nvidia-smi topo -m` (driver 535 to 580; `SOC` and `PSB` are those of drivers before 375), `rocm-smi --showtopo`.
+Source: the legend of `nvidia-smi topo -m` (driver 535 to 580; `SOC` and `PSB` are those of drivers
+before 375), `rocm-smi --showtopo`.
 """
 
 from __future__ import annotations
@@ -10,18 +11,32 @@ from collections.abc import Iterable
 
 SELF = "X"
 _NVLINKS = re.compile(r"NV(\d+)")
-_NEAR_TO_FAR = ("PIX", "PXB", "PHB", "NODE", "SYS")  # one PCIe bridge, several, a host bridge, within and between NUMA nodes
+_NEAR_TO_FAR = (
+    "PIX",
+    "PXB",
+    "PHB",
+    "NODE",
+    "SYS",
+)  # one PCIe bridge, several, a host bridge, within and between NUMA nodes
 _OLD = {"SOC": "SYS", "PSB": "PIX", "SELF": SELF}
 _LINKS = ("XGMI",)  # AMD's own, of which the tools print no count
 _OTHER = ("PCIE",)
-PEER_ACCESS = frozenset({"OK", "NS", "CNS", "GNS", "TNS", "U"})  # `nvidia-smi topo -p2p`: yes, not supported and why, unknown
+PEER_ACCESS = frozenset(
+    {"OK", "NS", "CNS", "GNS", "TNS", "U"}
+)  # `nvidia-smi topo -p2p`: yes, not supported and why, unknown
 
 
 def parse_link_type(cell: str) -> str | None:
     """The path that a cell names; None for `N/A`, a blank, a cut or unknown word."""
     word = cell.strip().upper()
     word = _OLD.get(word, word)
-    known = word == SELF or word in _NEAR_TO_FAR or word in _LINKS or word in _OTHER or _NVLINKS.fullmatch(word)
+    known = (
+        word == SELF
+        or word in _NEAR_TO_FAR
+        or word in _LINKS
+        or word in _OTHER
+        or _NVLINKS.fullmatch(word)
+    )
     return word if known else None
 
 

@@ -1,7 +1,9 @@
-"""Owns the reading of `lscpu` in any language, `lscpu -J` and /proc/cpuinfo; what it cannot tell is None, never a guess and never an error.
+"""Owns the reading of `lscpu` in any language, `lscpu -J` and /proc/cpuinfo; what it cannot tell is
+None, never a guess and never an error.
 
-lscpu translates labels and some values with the locale (util-linux 2.2x to 2.41), so figures go by known words, and where these fail by
-place: threads a core, cores a socket and sockets follow each other, and their product is the number of CPUs.
+lscpu translates labels and some values with the locale (util-linux 2.2x to 2.41), so figures go by
+known words, and where these fail by place: threads a core, cores a socket and sockets follow each
+other, and their product is the number of CPUs.
 """
 
 from __future__ import annotations
@@ -18,8 +20,11 @@ from fleet_knowledge.host.topology_matrix import strip_decoration
 _LINE = re.compile(r"^\s*([^:\uff1a]+?)\s*[:\uff1a]\s*(.*?)\s*$")
 _INTEGER = re.compile(r"\d+")
 _CPU_LIST = re.compile(r"\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*")
-_BRAND = re.compile(r"EPYC|Xeon|Ryzen|Opteron|Threadripper|Intel\(R\)|Neoverse|Grace|Cortex|Ampere|Kunpeng|Altra|POWER\d|Core\(TM\)|Hygon")
-# Labels of util-linux 2.38 as `lscpu` prints them in its languages: English first, then ca to zh_TW.
+_BRAND = re.compile(
+    r"EPYC|Xeon|Ryzen|Opteron|Threadripper|Intel\(R\)|Neoverse|Grace|Cortex|Ampere|Kunpeng|Altra|POWER\d|Core\(TM\)|Hygon"
+)
+# Labels of util-linux 2.38 as `lscpu` prints them in its languages: English first, then ca to
+# zh_TW.
 _LABELS: Mapping[str, str] = {
     "model": "model name|název modelu|modelnavn|modellname|nombre del modelo|mallinimi|nom de modèle|ime modela|モデル名|modelnaam"
     "|nazwa modelu|nome do modelo|имя модели|modellnamn|modem ismi|назва моделі|tên mô hình|型号名称|型號名稱|모델명|nome modello",
@@ -40,7 +45,9 @@ _WORDS = {label: name for name, labels in _LABELS.items() for label in labels.sp
 
 @dataclass(frozen=True, slots=True)
 class Processors:
-    """The processors of a host. `numa_nodes_with_cpus` leaves out nodes that are memory alone (HBM of Grace Hopper, CXL)."""
+    """The processors of a host. `numa_nodes_with_cpus` leaves out nodes that are memory alone (HBM
+    of Grace Hopper, CXL).
+    """
 
     cpu_model: str | None = None
     sockets: int | None = None
@@ -93,18 +100,35 @@ def _flat(entries: Iterable[Any]) -> Iterable[tuple[str, str]]:
 
 
 def _from_lines(pairs: Pairs) -> Processors:
-    cpus, threads, cores, sockets = (_number(pairs, name) for name in ("cpus", "threads", "cores", "sockets"))
+    cpus, threads, cores, sockets = (
+        _number(pairs, name) for name in ("cpus", "threads", "cores", "sockets")
+    )
     if None in (threads, cores, sockets):
         threads, cores, sockets = _by_place(pairs, cpus) or (threads, cores, sockets)
     cpus = cpus or _product(pairs, threads, cores, sockets)
     nodes = _nodes(pairs)
     node_count = next((int(value) for label, value in pairs if _is_node_count(label, value)), None)
     with_cpus = sum(bool(cpus) for cpus in nodes.values()) if nodes else None
-    return Processors(_model(pairs), sockets, cores, threads, cpus, node_count if node_count is not None else len(nodes) or None, with_cpus)
+    return Processors(
+        _model(pairs),
+        sockets,
+        cores,
+        threads,
+        cpus,
+        node_count if node_count is not None else len(nodes) or None,
+        with_cpus,
+    )
 
 
 def _number(pairs: Pairs, name: str) -> int | None:
-    return next((int(value) for label, value in pairs if _WORDS.get(label.lower()) == name and _INTEGER.fullmatch(value)), None)
+    return next(
+        (
+            int(value)
+            for label, value in pairs
+            if _WORDS.get(label.lower()) == name and _INTEGER.fullmatch(value)
+        ),
+        None,
+    )
 
 
 def _by_place(pairs: Pairs, cpus: int | None) -> tuple[int, int, int] | None:
@@ -126,8 +150,18 @@ def _product(pairs: Pairs, *sizes: int | None) -> int | None:
 
 
 def _model(pairs: Pairs) -> str | None:
-    named = next((value for label, value in pairs if _WORDS.get(label.lower()) == "model" and value not in ("", "-")), None)
-    return named or next((value for _, value in pairs if _BRAND.search(value) and not _INTEGER.fullmatch(value)), None)
+    named = next(
+        (
+            value
+            for label, value in pairs
+            if _WORDS.get(label.lower()) == "model" and value not in ("", "-")
+        ),
+        None,
+    )
+    return named or next(
+        (value for _, value in pairs if _BRAND.search(value) and not _INTEGER.fullmatch(value)),
+        None,
+    )
 
 
 def _nodes(pairs: Pairs) -> Mapping[int, str]:
@@ -141,14 +175,23 @@ def _nodes(pairs: Pairs) -> Mapping[int, str]:
 
 
 def _is_node_count(label: str, value: str) -> bool:
-    return "NUMA" in label.upper() and not _INTEGER.search(label) and bool(_INTEGER.fullmatch(value))
+    return (
+        "NUMA" in label.upper() and not _INTEGER.search(label) and bool(_INTEGER.fullmatch(value))
+    )
 
 
 def _from_cpuinfo(text: str) -> Processors:
     pairs = _pairs(text)
-    values = {label: [value for name, value in pairs if name == label] for label in ("processor", "model name", "physical id")}
+    values = {
+        label: [value for name, value in pairs if name == label]
+        for label in ("processor", "model name", "physical id")
+    }
     cpus, sockets = len(values["processor"]), len(set(values["physical id"])) or None
-    cores = next((int(value) for name, value in pairs if name == "cpu cores" and value.isdecimal()), None)
-    siblings = next((int(value) for name, value in pairs if name == "siblings" and value.isdecimal()), None)
+    cores = next(
+        (int(value) for name, value in pairs if name == "cpu cores" and value.isdecimal()), None
+    )
+    siblings = next(
+        (int(value) for name, value in pairs if name == "siblings" and value.isdecimal()), None
+    )
     threads = siblings // cores if siblings and cores else None
     return Processors(next(iter(values["model name"]), None), sockets, cores, threads, cpus)

@@ -1,7 +1,8 @@
-"""Owns what nvidia-smi and the kernel say when a GPU or the driver is not well; classes are those of `fleet_knowledge.failure_classes`.
+"""Owns what nvidia-smi and the kernel say when a GPU or the driver is not well; classes are those
+of `fleet_knowledge.failure_classes`.
 
-Sources: dcgm-exporter issue 604, nvidia-container-runtime issue 189, open-gpu-kernel-modules issue 387, NVML's own error texts
-(drivers 470 to 580), NVRM lines of dmesg.
+Sources: dcgm-exporter issue 604, nvidia-container-runtime issue 189, open-gpu-kernel-modules issue
+387, NVML's own error texts (drivers 470 to 580), NVRM lines of dmesg.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ from fleet_knowledge.host.topology_matrix import strip_decoration
 
 _BUS = r"[0-9A-Fa-f]{3,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}(?:\.[0-9A-Fa-f])?"
 _BUS_LOST = (
-    re.compile(rf"Unable to (?:determine|detect|get) the device handle for GPU\s?(?:\d+:\s*)?({_BUS}):\s*(.*)", re.I),
+    re.compile(
+        rf"Unable to (?:determine|detect|get) the device handle for GPU\s?(?:\d+:\s*)?({_BUS}):\s*(.*)",
+        re.I,
+    ),
     re.compile(rf"NVRM: Xid \(PCI:({_BUS})\): (79,.*)"),
     re.compile(rf"NVRM: GPU ({_BUS}): (GPU has fallen off the bus.*)"),
 )
@@ -25,7 +29,9 @@ _NO_BUS_LOST = re.compile(r"GPU is lost|GPU has fallen off the bus", re.I)
 
 @dataclass(frozen=True, slots=True)
 class DriverErrorPattern:
-    """A text that tells a state of the host. `failure_class` empty: no class of a server's failure, `hint` says it all."""
+    """A text that tells a state of the host. `failure_class` empty: no class of a server's failure,
+    `hint` says it all.
+    """
 
     pattern: re.Pattern[str]
     failure_class: str
@@ -34,7 +40,9 @@ class DriverErrorPattern:
 
 
 def _error_pattern(pattern: str, failure_class: str, hint: str = "") -> DriverErrorPattern:
-    return DriverErrorPattern(re.compile(pattern, re.I), failure_class, hint or FAILURES[failure_class].hint)
+    return DriverErrorPattern(
+        re.compile(pattern, re.I), failure_class, hint or FAILURES[failure_class].hint
+    )
 
 
 _UNPOWERED = "The GPU gets too little power: a power cable is missing or loose, or its supply failed. Switch the host off, and reseat them."
@@ -73,14 +81,21 @@ DRIVER_ERROR_PATTERNS = (
 
 
 def read_driver_error(text: str) -> dict[str, Any] | None:
-    """The failure that the text tells: `failure_class, host_state, hint, cause_line`, of lost GPUs `bus_ids`; None when it tells none."""
+    """The failure that the text tells: `failure_class, host_state, hint, cause_line`, of lost GPUs
+    `bus_ids`; None when it tells none.
+    """
     clean = strip_decoration(text)
     lost = lost_gpus(clean)
     if lost:
         return _lost_gpu_state(lost, _line_with(clean, next(iter(lost))))
     for symptom in DRIVER_ERROR_PATTERNS:
         if found := symptom.pattern.search(clean):
-            return _state(symptom.failure_class, symptom.hint, _line_at(clean, found.start()), symptom.host_state)
+            return _state(
+                symptom.failure_class,
+                symptom.hint,
+                _line_at(clean, found.start()),
+                symptom.host_state,
+            )
     if found := _NO_BUS_LOST.search(clean):
         return _lost_gpu_state({}, _line_at(clean, found.start()))
     return None
@@ -88,7 +103,11 @@ def read_driver_error(text: str) -> dict[str, Any] | None:
 
 def lost_gpus(text: str) -> dict[str, str]:
     """PCI address, as it was printed → what was said of it; in the order of the text."""
-    found = sorted((match.start(), match[1], " ".join(match[2].split())) for pattern in _BUS_LOST for match in pattern.finditer(text))
+    found = sorted(
+        (match.start(), match[1], " ".join(match[2].split()))
+        for pattern in _BUS_LOST
+        for match in pattern.finditer(text)
+    )
     reasons: dict[str, str] = {}
     for _, bus, reason in found:
         if not any(bus.startswith(known) or known.startswith(bus) for known in reasons):
@@ -98,27 +117,47 @@ def lost_gpus(text: str) -> dict[str, str]:
 
 def is_driver_error_line(line: str) -> bool:
     """The line alone is a state of a host: for telling a terminal's paste from a server log."""
-    return any(pattern.search(line) for pattern in _BUS_LOST) or any(symptom.pattern.search(line) for symptom in DRIVER_ERROR_PATTERNS)
+    return any(pattern.search(line) for pattern in _BUS_LOST) or any(
+        symptom.pattern.search(line) for symptom in DRIVER_ERROR_PATTERNS
+    )
 
 
 def _lost_gpu_state(lost: Mapping[str, str], line: str) -> dict[str, Any]:
     reset_only = bool(lost) and all("requires reset" in reason.lower() for reason in lost.values())
-    where = f"GPU at {next(iter(lost))} is" if len(lost) == 1 else f"GPUs at {', '.join(lost)} are" if lost else "GPU is"
+    where = (
+        f"GPU at {next(iter(lost))} is"
+        if len(lost) == 1
+        else f"GPUs at {', '.join(lost)} are"
+        if lost
+        else "GPU is"
+    )
     failure = FAILURES["gpu_lost"]
     unpowered = bool(lost) and all("powered" in reason.lower() for reason in lost.values())
-    hint = _UNPOWERED if unpowered else (
-        f"The {where} stopped after an error and must be reset: drain the host, then `nvidia-smi -r` or reboot."
-        if reset_only
-        else f"The {where} gone (Xid 79 in dmesg): the host needs a reboot, often a cold power cycle; take it out of the pool and"
-        " start no tensor-parallel job on what seems to be left."
+    hint = (
+        _UNPOWERED
+        if unpowered
+        else (
+            f"The {where} stopped after an error and must be reset: drain the host, then `nvidia-smi -r` or reboot."
+            if reset_only
+            else f"The {where} gone (Xid 79 in dmesg): the host needs a reboot, often a cold power cycle; take it out of the pool and"
+            " start no tensor-parallel job on what seems to be left."
+        )
     )
-    state = _state("gpu_lost", hint, line, "degraded") | {"bus_ids": list(lost), "avoid": failure.avoid}
+    state = _state("gpu_lost", hint, line, "degraded") | {
+        "bus_ids": list(lost),
+        "avoid": failure.avoid,
+    }
     note = "the other GPUs are unknown: ask for each with `nvidia-smi --id=BUS`, or look into /proc/driver/nvidia/gpus"
     return state | {"remaining_gpus": None, "notes": [note]}
 
 
 def _state(failure_class: str, hint: str, line: str, host_state: str) -> dict[str, Any]:
-    return {"host_state": host_state, "failure_class": failure_class, "cause_line": line, "hint": hint}
+    return {
+        "host_state": host_state,
+        "failure_class": failure_class,
+        "cause_line": line,
+        "hint": hint,
+    }
 
 
 def _line_at(text: str, place: int) -> str:

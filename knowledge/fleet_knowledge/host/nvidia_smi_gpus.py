@@ -1,7 +1,8 @@
-"""Owns the reading of GPUs out of nvidia-smi's forms: `-L`, `--query-gpu` as CSV, `-q`, and the plain table. Judges nothing.
+"""Owns the reading of GPUs out of nvidia-smi's forms: `-L`, `--query-gpu` as CSV, `-q`, and the
+plain table. Judges nothing.
 
-Formats: drivers 470 to 580. A value that a GPU does not have is `N/A` or `[N/A]`, one that could not be had `[Unknown Error]`,
-`[GPU is lost]` or `ERR!`.
+Formats: drivers 470 to 580. A value that a GPU does not have is `N/A` or `[N/A]`, one that could
+not be had `[Unknown Error]`, `[GPU is lost]` or `ERR!`.
 """
 
 from __future__ import annotations
@@ -16,10 +17,21 @@ from fleet_knowledge.host.gpu import Gpu, gpu_from
 _LISTED = re.compile(r"^\s*GPU (\d+): (.+?) \(UUID: ([^)]*)\)", re.M)
 _SLICES = re.compile(r"^\s+MIG (\S+)\s+Device\s+(\d+): \(UUID: ([^)]*)\)", re.M)
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
-_NOTHING = ("", "n/a", "not supported", "unknown error", "requested functionality has been deprecated")
+_NOTHING = (
+    "",
+    "n/a",
+    "not supported",
+    "unknown error",
+    "requested functionality has been deprecated",
+)
 _BROKEN = re.compile(r"\[?(Unknown Error|GPU is lost|GPU requires reset)\]?|ERR!", re.I)
-_TABLE_HEAD = re.compile(r"^\|\s+(\d+)\s+(\S.*?)\s+(On|Off|N/A)\s*\|\s*([0-9A-Fa-f]+:[0-9A-Fa-f:.]+)\s+\S+\s*\|\s*(\S+)\s*\|", re.M)
-_TABLE_BODY = re.compile(r"[^\n]*\n\|\s*(\S+)\s+(\S+)\s+(\S+)\s+(\S+)\s*/\s*(\S+)\s*\|\s*([^|\n]*?)\s*\|\s*(\S+)")
+_TABLE_HEAD = re.compile(
+    r"^\|\s+(\d+)\s+(\S.*?)\s+(On|Off|N/A)\s*\|\s*([0-9A-Fa-f]+:[0-9A-Fa-f:.]+)\s+\S+\s*\|\s*(\S+)\s*\|",
+    re.M,
+)
+_TABLE_BODY = re.compile(
+    r"[^\n]*\n\|\s*(\S+)\s+(\S+)\s+(\S+)\s+(\S+)\s*/\s*(\S+)\s*\|\s*([^|\n]*?)\s*\|\s*(\S+)"
+)
 _TABLE_DRIVER = re.compile(r"Driver Version: (\S+)")
 
 
@@ -31,7 +43,9 @@ def parse_number(text: str) -> int | None:
 
 def parse_switch(text: str) -> bool | None:
     """On and off in nvidia-smi's words."""
-    return {"enabled": True, "on": True, "disabled": False, "off": False}.get(text.strip().strip("[]").lower())
+    return {"enabled": True, "on": True, "disabled": False, "off": False}.get(
+        text.strip().strip("[]").lower()
+    )
 
 
 def parse_text(text: str) -> str | None:
@@ -46,7 +60,12 @@ def read_gpu_list(text: str) -> tuple[Gpu, ...]:
     listed = list(_LISTED.finditer(text))
     ends = [*(found.start() for found in listed[1:]), len(text)][: len(listed)]
     return tuple(
-        Gpu(int(found[1]), uuid=found[3], name=found[2], mig=True if any(found.start() < place < end for place in slices) else None)
+        Gpu(
+            int(found[1]),
+            uuid=found[3],
+            name=found[2],
+            mig=True if any(found.start() < place < end for place in slices) else None,
+        )
         for found, end in zip(listed, ends, strict=True)
     )
 
@@ -70,20 +89,34 @@ _QUERIED: Mapping[str, tuple[str, Reader]] = {
 
 
 def read_gpu_query(text: str) -> tuple[Gpu, ...]:
-    """`nvidia-smi --query-gpu=… --format=csv` with its head line; empty when it has none that is known. Units in the head are dropped."""
+    """`nvidia-smi --query-gpu=… --format=csv` with its head line; empty when it has none that is
+    known. Units in the head are dropped.
+    """
     lines = [line for line in text.strip().split("\n") if line.strip()]
-    names = [re.sub(r"\s*\[.*\]$", "", name.strip()) for name in (lines[0].split(",") if lines else ())]
+    names = [
+        re.sub(r"\s*\[.*\]$", "", name.strip()) for name in (lines[0].split(",") if lines else ())
+    ]
     known = [name for name in names if name in _QUERIED]
     if len(known) < 2 or len(known) * 2 < len(names):
         return ()
     rows = list(csv.reader(lines[1:], skipinitialspace=True))
-    return tuple(_queried(names, row, place) for place, row in enumerate(rows) if len(row) == len(names))
+    return tuple(
+        _queried(names, row, place) for place, row in enumerate(rows) if len(row) == len(names)
+    )
 
 
 def _queried(names: list[str], row: list[str], place: int) -> Gpu:
-    facts = {_QUERIED[name][0]: _QUERIED[name][1](value) for name, value in zip(names, row, strict=True) if name in _QUERIED}
+    facts = {
+        _QUERIED[name][0]: _QUERIED[name][1](value)
+        for name, value in zip(names, row, strict=True)
+        if name in _QUERIED
+    }
     broken = next((value.strip() for value in row if _BROKEN.search(value)), None)
-    return gpu_from({"fault": broken} | facts | {"index": facts.get("index") if facts.get("index") is not None else place})
+    return gpu_from(
+        {"fault": broken}
+        | facts
+        | {"index": facts.get("index") if facts.get("index") is not None else place}
+    )
 
 
 # Path in `nvidia-smi -q`, from the section of a GPU on.
@@ -151,7 +184,9 @@ def _entries(section: str) -> list[tuple[tuple[str, ...], str]]:
 
 
 def read_gpu_table(text: str) -> tuple[Gpu, ...]:
-    """The plain table of `nvidia-smi`: model, address, memory, power limit; `fault` where a cell says ERR!."""
+    """The plain table of `nvidia-smi`: model, address, memory, power limit; `fault` where a cell
+    says ERR!.
+    """
     driver = _TABLE_DRIVER.search(text)
     found = []
     for head in _TABLE_HEAD.finditer(text):

@@ -1,7 +1,7 @@
 """Owns what the fabric state of NVSwitch GPUs means; starts no service.
 
-`nvidia-smi -q` has a section `Fabric` from driver 525 on. Its counterpart in a server's log is CUDA error 802, `system not yet initialized`
-(pytorch issue 35710): nvidia-smi works, CUDA does not.
+`nvidia-smi -q` has a section `Fabric` from driver 525 on. Its counterpart in a server's log is CUDA
+error 802, `system not yet initialized` (pytorch issue 35710): nvidia-smi works, CUDA does not.
 """
 
 from __future__ import annotations
@@ -13,15 +13,21 @@ from fleet_knowledge.failure_classes import FAILURES
 from fleet_knowledge.host.gpu import Gpu
 
 FABRIC_FAILURE_CLASS = "fabric_manager_down"
-_SWITCHED = re.compile(r"\b(?:H100 80GB HBM3|H200|H800|H20|B200|B300|GB200|GB300|A100-SXM|A800-SXM|V100-SXM|SXM\d?)\b")
-FABRIC_UNKNOWN = "unknown: look at Fabric State in `nvidia-smi -q`; that nvidia-smi answers says nothing of it"
+_SWITCHED = re.compile(
+    r"\b(?:H100 80GB HBM3|H200|H800|H20|B200|B300|GB200|GB300|A100-SXM|A800-SXM|V100-SXM|SXM\d?)\b"
+)
+FABRIC_UNKNOWN = (
+    "unknown: look at Fabric State in `nvidia-smi -q`; that nvidia-smi answers says nothing of it"
+)
 _ALONE = re.compile(r"PCIe|NVL|\bGH200\b")
 _FINE = ("completed", "not supported", "n/a", "none")
 
 
 def needs_fabric(gpus: Sequence[Gpu]) -> bool:
     """GPUs of a model that hangs on NVSwitches on its usual board."""
-    return bool(gpus) and all(gpu.name and _SWITCHED.search(gpu.name) and not _ALONE.search(gpu.name) for gpu in gpus)
+    return bool(gpus) and all(
+        gpu.name and _SWITCHED.search(gpu.name) and not _ALONE.search(gpu.name) for gpu in gpus
+    )
 
 
 def gpus_not_joined(gpus: Iterable[Gpu]) -> tuple[Gpu, ...]:

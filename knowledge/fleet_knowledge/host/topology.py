@@ -1,6 +1,8 @@
-"""Owns what the device matrix of `nvidia-smi topo -m` means for a server over several GPUs; runs no program.
+"""Owns what the device matrix of `nvidia-smi topo -m` means for a server over several GPUs; runs no
+program.
 
-Format: nvidia-smi of drivers 450 to 580, on tabs (as printed) or blanks (as copied); GPUs, then NICs as `NIC0` with a legend or by name.
+Format: nvidia-smi of drivers 450 to 580, on tabs (as printed) or blanks (as copied); GPUs, then
+NICs as `NIC0` with a legend or by name.
 """
 
 from __future__ import annotations
@@ -15,16 +17,20 @@ from typing import Any
 from fleet_knowledge.host import amd_topology, link_types
 from fleet_knowledge.host.topology_matrix import Matrix, gpu_index, read_matrix, strip_decoration
 
-_OWN_NODE = re.compile(r"(\d+)(?:,\d+-\d+)?")  # Grace Blackwell: its processor's node, then those of GPU memory, `0,2-17`
+_OWN_NODE = re.compile(
+    r"(\d+)(?:,\d+-\d+)?"
+)  # Grace Blackwell: its processor's node, then those of GPU memory, `0,2-17`
 _NIC_NAME = re.compile(r"^\s*(NIC\d+)\s*:\s*(\S+)\s*$", re.M)
 
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """How the GPUs of a host are wired. `None` where the text does not tell; labels are those of the text (`GPU0`).
+    """How the GPUs of a host are wired. `None` where the text does not tell; labels are those of
+    the text (`GPU0`).
 
-    `islands` are groups of GPU indices that reach each other over better than the worst path (over NVLink, where only some pairs have it).
-    `nvlinks_per_pair` is the least of the pairs that have any.
+    `islands` are groups of GPU indices that reach each other over better than the worst path (over
+    NVLink, where only some pairs have it). `nvlinks_per_pair` is the least of the pairs that have
+    any.
     """
 
     gpus: int = 0
@@ -53,7 +59,13 @@ class Topology:
     @property
     def kind(self) -> str:
         """One word by which hosts are of the same class: `nvlink-NV18-8`, `pcie-SYS-4+4`."""
-        return "-".join((self.interconnect, self.worst_path or "?", "+".join(str(len(island)) for island in self.islands) or "0"))
+        return "-".join(
+            (
+                self.interconnect,
+                self.worst_path or "?",
+                "+".join(str(len(island)) for island in self.islands) or "0",
+            )
+        )
 
     def to_json(self) -> dict[str, Any]:
         """As `fleetctl diagnose` prints it."""
@@ -84,22 +96,40 @@ def read_topology(text: str) -> Topology:
     found = amd_topology.read_amd_matrix(clean) or read_matrix(clean)
     if found is None:
         return Topology(notes=("no device matrix found",))
-    labels = {index: label for label in (*found.columns, *found.rows) if (index := gpu_index(label)) is not None}
-    pairs = {pair: link_types.parse_link_type(found.cell(labels[pair[0]], labels[pair[1]])) for pair in combinations(sorted(labels), 2)}
+    labels = {
+        index: label
+        for label in (*found.columns, *found.rows)
+        if (index := gpu_index(label)) is not None
+    }
+    pairs = {
+        pair: link_types.parse_link_type(found.cell(labels[pair[0]], labels[pair[1]]))
+        for pair in combinations(sorted(labels), 2)
+    }
     numa = _numa_nodes(found, labels) | amd_topology.read_amd_numa(clean)
     return Topology(
         gpus=len(labels),
         indices=tuple(sorted(labels)),
         interconnect=_interconnect(pairs, labels),
         nvlink_full_mesh=_full_mesh(pairs),
-        nvlinks_per_pair=min((link_types.count_nvlinks(path) for path in pairs.values() if link_types.count_nvlinks(path)), default=0),
+        nvlinks_per_pair=min(
+            (
+                link_types.count_nvlinks(path)
+                for path in pairs.values()
+                if link_types.count_nvlinks(path)
+            ),
+            default=0,
+        ),
         worst_path=link_types.farthest_link(path for path in pairs.values() if path),
         islands=_islands(pairs, sorted(labels)),
         numa=numa,
         cpus=(cpus := _cpus(found, labels)),
         sockets=_sockets(numa, cpus),
         nics=(nics := _nics(found, clean)),
-        nearest_nic={labels[index]: _nearest(found, labels[index], nics) for index in sorted(labels)} if nics else {},
+        nearest_nic={
+            labels[index]: _nearest(found, labels[index], nics) for index in sorted(labels)
+        }
+        if nics
+        else {},
         mig=tuple(label for label in found.columns if "MIG" in label.upper()),
         peer_access=_peer_access(found, labels),
         digest=_digest(found),
@@ -121,7 +151,11 @@ def _interconnect(pairs: Pairs, labels: Labels) -> str:
     linked = [path for path in known if link_types.is_direct_link(path)]
     if not linked:
         return "pcie"
-    return ("nvlink" if link_types.count_nvlinks(linked[0]) else "xgmi") if len(linked) == len(known) else "mixed"
+    return (
+        ("nvlink" if link_types.count_nvlinks(linked[0]) else "xgmi")
+        if len(linked) == len(known)
+        else "mixed"
+    )
 
 
 def _full_mesh(pairs: Pairs) -> bool | None:
@@ -157,30 +191,47 @@ def _affinity(found: Matrix, label: str, name: str) -> str:
 
 
 def _cpus(found: Matrix, labels: Labels) -> dict[str, str]:
-    return {labels[index]: cpus for index in sorted(labels) if (cpus := _affinity(found, labels[index], "CPU Affinity"))}
+    return {
+        labels[index]: cpus
+        for index in sorted(labels)
+        if (cpus := _affinity(found, labels[index], "CPU Affinity"))
+    }
 
 
 def _numa_nodes(found: Matrix, labels: Labels) -> dict[str, int | None]:
     """A GPU near several nodes (`0-1`) has none of its own."""
-    words = {labels[index]: _affinity(found, labels[index], "NUMA Affinity") for index in sorted(labels)}
-    return {label: int(own[1]) if (own := _OWN_NODE.fullmatch(word)) else None for label, word in words.items()}
+    words = {
+        labels[index]: _affinity(found, labels[index], "NUMA Affinity") for index in sorted(labels)
+    }
+    return {
+        label: int(own[1]) if (own := _OWN_NODE.fullmatch(word)) else None
+        for label, word in words.items()
+    }
 
 
 def _sockets(numa: Mapping[str, int | None], cpus: Mapping[str, str]) -> int | None:
-    """By the GPUs' NUMA nodes, else by their CPUs; more than two may be parts of one processor (NPS4), so they are not told."""
-    nodes = {str(node) for node in numa.values() if node is not None} or set(cpus.values()) - {"N/A"}
+    """By the GPUs' NUMA nodes, else by their CPUs; more than two may be parts of one processor
+    (NPS4), so they are not told.
+    """
+    nodes = {str(node) for node in numa.values() if node is not None} or set(cpus.values()) - {
+        "N/A"
+    }
     return len(nodes) if len(numa) > 1 and 0 < len(nodes) <= 2 else None
 
 
 def _nics(found: Matrix, text: str) -> dict[str, str]:
     names = dict(_NIC_NAME.findall(text))
-    labels = [label for label in found.columns if gpu_index(label) is None and "MIG" not in label.upper()]
+    labels = [
+        label for label in found.columns if gpu_index(label) is None and "MIG" not in label.upper()
+    ]
     return {label: names.get(label, label) for label in labels}
 
 
 def _nearest(found: Matrix, gpu: str, nics: Mapping[str, str]) -> str | None:
     """The first of the nearest; none when all are on another NUMA node."""
-    ways = {name: link_types.parse_link_type(found.cell(gpu, label)) for label, name in nics.items()}
+    ways = {
+        name: link_types.parse_link_type(found.cell(gpu, label)) for label, name in nics.items()
+    }
     near = {name: way for name, way in ways.items() if way and not link_types.crosses_sockets(way)}
     return min(near, key=lambda name: link_types.distance(near[name]), default=None)
 
@@ -193,11 +244,17 @@ def _peer_access(found: Matrix, labels: Labels) -> bool | None:
 
 def _digest(found: Matrix) -> str:
     """Of labels and cells alone: the same host gives the same, however its table was printed."""
-    cells = sorted(f"{first}/{second}={found.cell(first, second)}" for first in found.columns for second in found.columns)
+    cells = sorted(
+        f"{first}/{second}={found.cell(first, second)}"
+        for first in found.columns
+        for second in found.columns
+    )
     return hashlib.sha256("\n".join(cells).encode()).hexdigest()[:16]
 
 
-def _notes(found: Matrix, pairs: Pairs, labels: Labels, numa: Mapping[str, int | None]) -> Iterable[str]:
+def _notes(
+    found: Matrix, pairs: Pairs, labels: Labels, numa: Mapping[str, int | None]
+) -> Iterable[str]:
     if not found.tabs:
         yield "separated by blanks, as copied from a terminal"
     islands = _islands(pairs, sorted(labels))
@@ -233,26 +290,38 @@ def _note_gaps(found: Matrix, labels: Labels) -> Iterable[str]:
 
 
 def _note_cells(found: Matrix, pairs: Pairs, labels: Labels) -> Iterable[str]:
-    unknown = sorted({found.cell(labels[a], labels[b]) for (a, b), path in pairs.items() if path is None})
+    unknown = sorted(
+        {found.cell(labels[a], labels[b]) for (a, b), path in pairs.items() if path is None}
+    )
     foreign = [word for word in unknown if word and word not in link_types.PEER_ACCESS]
     if foreign:
         yield f"unknown between GPUs: {', '.join(foreign)}"
     if "" in unknown:
         yield "some pairs of GPUs have no cell"
     for (first, second), path in pairs.items():
-        back = found.rows[labels[second]].cells.get(labels[first], "") if labels[second] in found.rows else ""
+        back = (
+            found.rows[labels[second]].cells.get(labels[first], "")
+            if labels[second] in found.rows
+            else ""
+        )
         there = link_types.parse_link_type(back)
         if there and path and there != path and not found.rows[labels[second]].cut:
             yield f"GPU{first} to GPU{second} is {path} one way and {there} the other"
 
 
 def _note_nvlinks(pairs: Pairs) -> Iterable[str]:
-    counts = {pair: link_types.count_nvlinks(path) for pair, path in pairs.items() if link_types.count_nvlinks(path)}
+    counts = {
+        pair: link_types.count_nvlinks(path)
+        for pair, path in pairs.items()
+        if link_types.count_nvlinks(path)
+    }
     most = max(counts.values(), default=0)
     fewer = {pair: count for pair, count in counts.items() if count < most}
     of_one_gpu = bool(fewer) and bool(set.intersection(*map(set, fewer)))
     if fewer and (of_one_gpu or len(fewer) * 2 < len(counts)):
-        pairs_text = ", ".join(f"GPU{first}-GPU{second} NV{count}" for (first, second), count in fewer.items())
+        pairs_text = ", ".join(
+            f"GPU{first}-GPU{second} NV{count}" for (first, second), count in fewer.items()
+        )
         yield f"fewer NVLinks than the NV{most} of the others: {pairs_text}; a link may be down (`nvidia-smi nvlink -s`)"
 
 

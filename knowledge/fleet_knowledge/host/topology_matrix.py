@@ -1,4 +1,6 @@
-"""Owns the reading of a device matrix as text, tabs or blanks, whole or cut, into labels and cells; knows no meaning of a cell."""
+"""Owns the reading of a device matrix as text, tabs or blanks, whole or cut, into labels and cells;
+knows no meaning of a cell.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ AFFINITIES = ("CPU Affinity", "NUMA Affinity", "GPU NUMA ID")
 
 @dataclass(frozen=True, slots=True)
 class MatrixRow:
-    """One device: its cells by column label (blank ones left out), what stands behind them, and whether the line was cut."""
+    """One device: its cells by column label (blank ones left out), what stands behind them, and
+    whether the line was cut.
+    """
 
     cells: Mapping[str, str] = field(default_factory=dict)
     affinities: Mapping[str, str] = field(default_factory=dict)
@@ -41,7 +45,9 @@ class Matrix:
     tabs: bool = False
 
     def cell(self, first: str, second: str) -> str:
-        """The cell of a pair, from the other half of the table where its own is missing or cut; empty when there is none."""
+        """The cell of a pair, from the other half of the table where its own is missing or cut;
+        empty when there is none.
+        """
         row = self.rows.get(first, MatrixRow())
         mirrored = self.rows.get(second, MatrixRow()).cells.get(first, "")
         own = row.cells.get(second, "")
@@ -49,9 +55,14 @@ class Matrix:
 
 
 def strip_decoration(text: str) -> str:
-    """The text without terminal codes, carriage returns, and what a log or a quotation puts before each line."""
+    """The text without terminal codes, carriage returns, and what a log or a quotation puts before
+    each line.
+    """
     clean = _ANSI.sub("", text).replace("\r\n", "\n").replace("\r", "\n").replace("\u00a0", " ")
-    return next((pattern.sub("", clean) for pattern in _BEFORE if _prefixes_every_line(pattern, clean)), clean)
+    return next(
+        (pattern.sub("", clean) for pattern in _BEFORE if _prefixes_every_line(pattern, clean)),
+        clean,
+    )
 
 
 def _prefixes_every_line(pattern: re.Pattern[str], text: str) -> bool:
@@ -81,7 +92,11 @@ def _is_head(line: str) -> bool:
     devices = [word for word in words if _LABEL.fullmatch(word)]
     if not devices or not _LABEL.fullmatch(words[0]) or any(_is_cell(word) for word in words):
         return False
-    return len(devices) > 1 or any(word in AFFINITIES for word in words) or (line[:1].isspace() and len(words) == 1)
+    return (
+        len(devices) > 1
+        or any(word in AFFINITIES for word in words)
+        or (line[:1].isspace() and len(words) == 1)
+    )
 
 
 def _is_cell(word: str) -> bool:
@@ -89,7 +104,9 @@ def _is_cell(word: str) -> bool:
 
 
 def _matrix(head: str, below: Sequence[str]) -> Matrix | None:
-    columns = tuple(word for word in _WORD.findall(head) if word not in AFFINITIES and _LABEL.fullmatch(word))
+    columns = tuple(
+        word for word in _WORD.findall(head) if word not in AFFINITIES and _LABEL.fullmatch(word)
+    )
     tails = [word for word in AFFINITIES if word in head]
     tabs = "\t" in head.strip()
     starts = [found.start() for found in _WORD.finditer(head) if found[0] in columns]
@@ -100,12 +117,18 @@ def _matrix(head: str, below: Sequence[str]) -> Matrix | None:
                 break
             continue
         found = _LABEL.match(line)
-        if found and (row := _row(line[found.end() :], columns, tails, [start - found.end() for start in starts])):
+        if found and (
+            row := _row(
+                line[found.end() :], columns, tails, [start - found.end() for start in starts]
+            )
+        ):
             rows[found[1]] = row
     return Matrix(columns, rows, tabs) if rows else None
 
 
-def _row(rest: str, columns: Sequence[str], tails: Sequence[str], starts: Sequence[int]) -> MatrixRow | None:
+def _row(
+    rest: str, columns: Sequence[str], tails: Sequence[str], starts: Sequence[int]
+) -> MatrixRow | None:
     if rest.startswith("\t"):
         fields = [word.strip() for word in rest[1:].split("\t")]
         cells, behind = fields[: len(columns)], fields[len(columns) :]
@@ -113,13 +136,19 @@ def _row(rest: str, columns: Sequence[str], tails: Sequence[str], starts: Sequen
     words = rest.split()
     if not words:
         return MatrixRow(cut=True)
-    if len(words) >= len(columns) and not any(_CPUS.fullmatch(word) for word in words[: len(columns)]):
+    if len(words) >= len(columns) and not any(
+        _CPUS.fullmatch(word) for word in words[: len(columns)]
+    ):
         return MatrixRow(_present(columns, words), _tail(tails, words[len(columns) :]), cut=False)
     return _by_place(rest, columns, tails, starts)
 
 
-def _by_place(rest: str, columns: Sequence[str], tails: Sequence[str], starts: Sequence[int]) -> MatrixRow:
-    """A row with blank cells, or one that ends early: each word belongs to the column whose head is nearest."""
+def _by_place(
+    rest: str, columns: Sequence[str], tails: Sequence[str], starts: Sequence[int]
+) -> MatrixRow:
+    """A row with blank cells, or one that ends early: each word belongs to the column whose head is
+    nearest.
+    """
     cells: dict[str, str] = {}
     behind: list[str] = []
     for found in re.finditer(r"\S+", rest):
@@ -136,7 +165,12 @@ def _present(columns: Sequence[str], cells: Sequence[str]) -> dict[str, str]:
 
 
 def _tail(tails: Sequence[str], behind: Sequence[str]) -> dict[str, str]:
-    """What stands behind the matrix; a doubled tab before the last column leaves one blank too many."""
+    """What stands behind the matrix; a doubled tab before the last column leaves one blank too
+    many.
+    """
     if len(behind) > len(tails) >= 2:
-        behind = [*behind[: len(tails) - 1], next((word for word in behind[len(tails) - 1 :] if word), "")]
+        behind = [
+            *behind[: len(tails) - 1],
+            next((word for word in behind[len(tails) - 1 :] if word), ""),
+        ]
     return {name: word for name, word in zip(tails, behind, strict=False) if word}

@@ -1,1 +1,3 @@
-"""What is known of NCCL and RCCL: variables by version, their log lines, where SGLang passes them by."""
+"""What is known of NCCL and RCCL: variables by version, their log lines, where SGLang passes them
+by.
+"""

@@ -1,6 +1,8 @@
-"""Owns the question whether a server's all-reduce reaches NCCL, or is done by something that SGLang tries before it; measures nothing.
+"""Owns the question whether a server's all-reduce reaches NCCL, or is done by something that SGLang
+tries before it; measures nothing.
 
-Order of the attempts: `GroupCoordinator.all_reduce` in srt/distributed/parallel_state.py, read in SGLang 0.4.6 - 0.5.23.
+Order of the attempts: `GroupCoordinator.all_reduce` in srt/distributed/parallel_state.py, read in
+SGLang 0.4.6 - 0.5.23.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ class NcclUse(Enum):
 
 @dataclass(frozen=True, slots=True)
 class AllReduceSetup:
-    """What decides: arguments (SGLang's names), variables, topology `nvlink`, `pcie` or `unknown`, the model's hidden size and the
+    """What decides: arguments (SGLang's names), variables, topology `nvlink`, `pcie` or `unknown`,
+    the model's hidden size and the
     tokens of one decode step (running requests x draft tokens); 0 where unknown."""
 
     args: Mapping[str, Any] = field(default_factory=dict)
@@ -49,7 +52,11 @@ class AllReduceSetup:
     def size(self, name: str) -> int:
         """A size, 1 when it is not set; 0 when it is no number."""
         value = self.args.get(name, 1)
-        return int(value) if isinstance(value, int | str) and str(value).isdecimal() and len(str(value)) < 10 else 0
+        return (
+            int(value)
+            if isinstance(value, int | str) and str(value).isdecimal() and len(str(value)) < 10
+            else 0
+        )
 
     @property
     def step_bytes(self) -> int:
@@ -59,7 +66,9 @@ class AllReduceSetup:
 
 @dataclass(frozen=True, slots=True)
 class AllReducePath:
-    """The answer, what does the all-reduce instead (empty when NCCL does), why, and the versions of SGLang that it was read in."""
+    """The answer, what does the all-reduce instead (empty when NCCL does), why, and the versions of
+    SGLang that it was read in.
+    """
 
     answer: NcclUse
     by: str
@@ -68,8 +77,13 @@ class AllReducePath:
 
 
 def find_all_reduce_path(server: AllReduceSetup) -> AllReducePath:
-    """Who does the all-reduce of a decode step. Prefill chunks are larger and can still reach NCCL: `reason` says from which size."""
-    return next((path for attempt in _ATTEMPTS for path in attempt(server)), _reaches_nccl("nothing that SGLang tries before it applies"))
+    """Who does the all-reduce of a decode step. Prefill chunks are larger and can still reach NCCL:
+    `reason` says from which size.
+    """
+    return next(
+        (path for attempt in _ATTEMPTS for path in attempt(server)),
+        _reaches_nccl("nothing that SGLang tries before it applies"),
+    )
 
 
 def _reaches_nccl(reason: str) -> AllReducePath:
@@ -86,16 +100,26 @@ def _single_gpu(server: AllReduceSetup) -> Iterator[AllReducePath]:
         yield _unknown("", "the tensor-parallel size is not known")
     elif world == 1 and server.size("pp_size") == 1 and server.size("dp_size") <= 1:
         yield AllReducePath(
-            NcclUse.BYPASSED, "no all-reduce", "one GPU a replica (tp_size 1): there is nothing to reduce", Between("0.4.1", "0.5.23")
+            NcclUse.BYPASSED,
+            "no all-reduce",
+            "one GPU a replica (tp_size 1): there is nothing to reduce",
+            Between("0.4.1", "0.5.23"),
         )
     elif world == 1:
-        yield _unknown("", "tp_size 1 has no all-reduce, but pipeline or data parallel ranks exchange other messages over NCCL")
+        yield _unknown(
+            "",
+            "tp_size 1 has no all-reduce, but pipeline or data parallel ranks exchange other messages over NCCL",
+        )
 
 
 def _other_collectives(server: AllReduceSetup) -> Iterator[AllReducePath]:
-    if server.is_on("enable_dp_attention") or server.args.get("moe_a2a_backend") not in (None, "none"):
+    if server.is_on("enable_dp_attention") or server.args.get("moe_a2a_backend") not in (
+        None,
+        "none",
+    ):
         yield _unknown(
-            "", "data-parallel attention and expert parallelism use gathers and scatters beside all-reduce, and these reach NCCL"
+            "",
+            "data-parallel attention and expert parallelism use gathers and scatters beside all-reduce, and these reach NCCL",
         )
 
 
@@ -107,7 +131,9 @@ def _symmetric(server: AllReduceSetup) -> Iterator[AllReducePath]:
 
 def _deterministic(server: AllReduceSetup) -> Iterator[AllReducePath]:
     if server.is_on("enable_deterministic_inference"):
-        yield _reaches_nccl("deterministic inference switches custom all-reduce off and sets NCCL_ALGO=allreduce:tree itself")
+        yield _reaches_nccl(
+            "deterministic inference switches custom all-reduce off and sets NCCL_ALGO=allreduce:tree itself"
+        )
 
 
 def _several_hosts(server: AllReduceSetup) -> Iterator[AllReducePath]:
@@ -119,32 +145,48 @@ def _several_hosts(server: AllReduceSetup) -> Iterator[AllReducePath]:
 
 def _custom(server: AllReduceSetup) -> Iterator[AllReducePath]:
     world = server.size("tp_size")
-    if server.is_on("disable_custom_all_reduce") or world not in _CUSTOM_WORLDS or (server.topology == "pcie" and world > 2):
+    if (
+        server.is_on("disable_custom_all_reduce")
+        or world not in _CUSTOM_WORLDS
+        or (server.topology == "pcie" and world > 2)
+    ):
         return
     if server.step_bytes >= CUSTOM_LIMIT_BYTES:
-        reason = (
-            f"a step reduces up to {server.step_bytes / MIB:.0f} MiB, and custom all-reduce takes messages below 8 MiB (more from 0.5.12)"
-        )
+        reason = f"a step reduces up to {server.step_bytes / MIB:.0f} MiB, and custom all-reduce takes messages below 8 MiB (more from 0.5.12)"
         yield _unknown("custom all-reduce", reason)
     elif server.topology == "nvlink" or (world == 2 and server.topology == "pcie"):
         yield AllReducePath(NcclUse.BYPASSED, "custom all-reduce", _custom_reason(server, world))
     else:
-        where = f"all {world} GPUs have NVLink to each other" if world > 2 else "the two GPUs reach each other's memory"
+        where = (
+            f"all {world} GPUs have NVLink to each other"
+            if world > 2
+            else "the two GPUs reach each other's memory"
+        )
         reason = f"where {where}, SGLang's custom all-reduce takes messages below 8 MiB itself; the topology is not known"
         yield _unknown("custom all-reduce", reason)
 
 
 def _custom_reason(server: AllReduceSetup, world: int) -> str:
     joined = "two GPUs that reach each other" if world == 2 else f"{world} GPUs with NVLink"
-    size = f"{server.step_bytes / 1024:.0f} KiB a step" if server.hidden_size and server.step_tokens else "decode steps are far smaller"
+    size = (
+        f"{server.step_bytes / 1024:.0f} KiB a step"
+        if server.hidden_size and server.step_tokens
+        else "decode steps are far smaller"
+    )
     first = CUSTOM_LIMIT_BYTES // ((server.hidden_size or LARGEST_HIDDEN_SIZE) * _BYTES_OF_A_VALUE)
-    prefill = f"only prefill chunks from {first} tokens can reach NCCL" if server.hidden_size else "only long prefill chunks can reach NCCL"
+    prefill = (
+        f"only prefill chunks from {first} tokens can reach NCCL"
+        if server.hidden_size
+        else "only long prefill chunks can reach NCCL"
+    )
     return f"{joined} on one host use SGLang's custom all-reduce below 8 MiB ({size}); {prefill}"
 
 
 def _mscclpp(server: AllReduceSetup) -> Iterator[AllReducePath]:
     if server.is_on("enable_mscclpp") and server.size("tp_size") in (4, 8, 16):
-        yield _unknown("mscclpp", "--enable-mscclpp takes messages of some sizes", Between("0.4.9", "0.5.23"))
+        yield _unknown(
+            "mscclpp", "--enable-mscclpp takes messages of some sizes", Between("0.4.9", "0.5.23")
+        )
 
 
 def _torch_symmetric(server: AllReduceSetup) -> Iterator[AllReducePath]:
@@ -154,7 +196,11 @@ def _torch_symmetric(server: AllReduceSetup) -> Iterator[AllReducePath]:
 
 
 def _pcie_ipc(server: AllReduceSetup) -> Iterator[AllReducePath]:
-    if server.env.get("SGLANG_ENABLE_PCIE_IPC_ALLREDUCE", "").strip().lower() in ("1", "true", "yes"):
+    if server.env.get("SGLANG_ENABLE_PCIE_IPC_ALLREDUCE", "").strip().lower() in (
+        "1",
+        "true",
+        "yes",
+    ):
         reason = "SGLANG_ENABLE_PCIE_IPC_ALLREDUCE gives decode's messages to FlashInfer's kernels"
         yield _unknown("FlashInfer PCIe all-reduce", reason, Between("0.5.23", "0.5.23"))
 
@@ -162,7 +208,9 @@ def _pcie_ipc(server: AllReduceSetup) -> Iterator[AllReducePath]:
 def _fusion(server: AllReduceSetup) -> Iterator[AllReducePath]:
     backend = server.args.get("flashinfer_allreduce_fusion_backend")
     if server.is_on("enable_flashinfer_allreduce_fusion") or backend not in (None, "none"):
-        reason = "FlashInfer fuses the all-reduce of a layer with its normalisation for small messages"
+        reason = (
+            "FlashInfer fuses the all-reduce of a layer with its normalisation for small messages"
+        )
         yield _unknown("FlashInfer all-reduce fusion", reason, Between("0.4.9", "0.5.23"))
 
 
@@ -170,10 +218,16 @@ def _settled(server: AllReduceSetup) -> Iterator[AllReducePath]:
     if server.is_on("disable_custom_all_reduce"):
         yield _reaches_nccl("--disable-custom-all-reduce leaves it to NCCL")
     elif server.topology == "pcie" and server.size("tp_size") > 2:
-        yield _reaches_nccl("SGLang switches its custom all-reduce off on more than two GPUs without NVLink, and says so in its log")
+        yield _reaches_nccl(
+            "SGLang switches its custom all-reduce off on more than two GPUs without NVLink, and says so in its log"
+        )
     elif server.size("tp_size") not in _CUSTOM_WORLDS:
         reason = "custom all-reduce takes 2, 4, 6 or 8 ranks (from 0.5.12 also 3, 5, 7)"
-        yield _unknown("custom all-reduce", reason) if server.size("tp_size") in (3, 5, 7) else _reaches_nccl(reason)
+        yield (
+            _unknown("custom all-reduce", reason)
+            if server.size("tp_size") in (3, 5, 7)
+            else _reaches_nccl(reason)
+        )
 
 
 _ATTEMPTS = (

@@ -1,6 +1,8 @@
-"""Owns the reading of what NCCL's inspector plug-in writes (Prometheus text, or one JSON object a line); reads no file itself.
+"""Owns the reading of what NCCL's inspector plug-in writes (Prometheus text, or one JSON object a
+line); reads no file itself.
 
-Formats: plugins/profiler/inspector of NCCL 2.30 (inspector_prom.cc, inspector_json.cc), ext-profiler/inspector of 2.28 and 2.29.
+Formats: plugins/profiler/inspector of NCCL 2.30 (inspector_prom.cc, inspector_json.cc),
+ext-profiler/inspector of 2.28 and 2.29.
 """
 
 from __future__ import annotations
@@ -11,7 +13,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-_SAMPLE = re.compile(r"^(?P<name>nccl_[a-z0-9_]+)\{(?P<labels>.*)\} (?P<value>[-+0-9.eEnaifNI]+)(?: \d+)?$")
+_SAMPLE = re.compile(
+    r"^(?P<name>nccl_[a-z0-9_]+)\{(?P<labels>.*)\} (?P<value>[-+0-9.eEnaifNI]+)(?: \d+)?$"
+)
 _LABEL = re.compile(r'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"')
 _BANDWIDTH, _TIME = "nccl_bus_bandwidth_gbs", "nccl_collective_exec_time_microseconds"
 _MOST_ROWS = 4096
@@ -19,9 +23,11 @@ _MOST_ROWS = 4096
 
 @dataclass(frozen=True, slots=True)
 class InspectorRow:
-    """One collective of one size on one GPU. `algo_proto` is as the plug-in names it (`Ring_ll`), empty in JSON, which has none.
+    """One collective of one size on one GPU. `algo_proto` is as the plug-in names it (`Ring_ll`),
+    empty in JSON, which has none.
 
-    `message_size` is bytes as text, or a range such as `4-5GB`; bandwidth in GB/s, time in microseconds, None where it is not told.
+    `message_size` is bytes as text, or a range such as `4-5GB`; bandwidth in GB/s, time in
+    microseconds, None where it is not told.
     """
 
     collective: str
@@ -51,7 +57,9 @@ def _part(algo_proto: str, index: int) -> str:
 
 
 def read_inspector(text: str) -> tuple[InspectorRow, ...]:
-    """What the dump shows, whichever of the two forms it has; lines of neither form are passed over."""
+    """What the dump shows, whichever of the two forms it has; lines of neither form are passed
+    over.
+    """
     rows: dict[tuple[str, ...], InspectorRow] = {}
     for one in _read_rows(text):
         key = one.collective, one.message_size, one.algo_proto, one.gpu, str(one.nranks)
@@ -89,7 +97,10 @@ def _read_prometheus_line(line: str) -> Iterator[InspectorRow]:
     found = _SAMPLE.match(line)
     if not found or found["name"] not in (_BANDWIDTH, _TIME):
         return
-    labels = {name: value.replace('\\"', '"').replace("\\\\", "\\") for name, value in _LABEL.findall(found["labels"])}
+    labels = {
+        name: value.replace('\\"', '"').replace("\\\\", "\\")
+        for name, value in _LABEL.findall(found["labels"])
+    }
     value = _number(found["value"])
     if "collective" in labels:
         yield InspectorRow(
@@ -110,7 +121,11 @@ def _read_json_line(line: str) -> Iterator[InspectorRow]:
         return  # the last line of a dump that is still written is cut
     work, header = (_mapping(content, key) for key in ("coll_perf", "header"))
     if isinstance(work.get("coll"), str):
-        algo = f"{work['coll_algo']}_{work['coll_proto']}" if "coll_algo" in work and "coll_proto" in work else ""
+        algo = (
+            f"{work['coll_algo']}_{work['coll_proto']}"
+            if "coll_algo" in work and "coll_proto" in work
+            else ""
+        )
         yield InspectorRow(
             work["coll"],
             str(work.get("coll_msg_size_bytes", "")),
@@ -128,7 +143,9 @@ def _mapping(content: Any, key: str) -> Mapping[str, Any]:
 
 
 def _merged(known: InspectorRow, one: InspectorRow) -> InspectorRow:
-    """A second figure of the same sample, or one more call of the same kind (the newest figures are kept)."""
+    """A second figure of the same sample, or one more call of the same kind (the newest figures are
+    kept).
+    """
     again = known.busbw_gb_s is not None and one.busbw_gb_s is not None
     return InspectorRow(
         known.collective,

@@ -1,4 +1,6 @@
-"""Owns NCCL's configuration files: what their text sets and which source wins. Opens none: text comes in, values go out."""
+"""Owns NCCL's configuration files: what their text sets and which source wins. Opens none: text
+comes in, values go out.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ class EffectiveSetting:
 
 
 def parse_nccl_conf(text: str) -> dict[str, str]:
-    """The variables of one file: NAME=VALUE lines, nothing trimmed; the first of a name wins; other lines and comments say nothing."""
+    """The variables of one file: NAME=VALUE lines, nothing trimmed; the first of a name wins; other
+    lines and comments say nothing.
+    """
     found: dict[str, str] = {}
     for line in text.split("\n"):
         name, equals, value = line.removesuffix("\r").partition("=")
@@ -44,25 +48,42 @@ def parse_nccl_conf(text: str) -> dict[str, str]:
 
 
 def user_file(env: Mapping[str, str], release: Release | None, home: str) -> str:
-    """The path of the user's file: NCCL_CONF_FILE from 2.23 where it is set (taken as it is, `~` not expanded), else HOME/.nccl.conf."""
+    """The path of the user's file: NCCL_CONF_FILE from 2.23 where it is set (taken as it is, `~`
+    not expanded), else HOME/.nccl.conf.
+    """
     named = env.get(USER_FILE_VARIABLE, "")
     return named if named and Between("2.23").holds(release) else f"{home.rstrip('/')}/{USER_FILE}"
 
 
-def resolve_settings(process: Mapping[str, str], *files: NcclConfFile) -> dict[str, EffectiveSetting]:
-    """Every NCCL_ variable with the value that NCCL sees: the process first, then `files` in order (the user's before the system's)."""
-    layers = [("environment", {name: value for name, value in process.items() if name.startswith(("NCCL_", "RCCL_"))})]
+def resolve_settings(
+    process: Mapping[str, str], *files: NcclConfFile
+) -> dict[str, EffectiveSetting]:
+    """Every NCCL_ variable with the value that NCCL sees: the process first, then `files` in order
+    (the user's before the system's).
+    """
+    layers = [
+        (
+            "environment",
+            {name: value for name, value in process.items() if name.startswith(("NCCL_", "RCCL_"))},
+        )
+    ]
     layers.extend((source.name, parse_nccl_conf(source.text)) for source in files)
     settings: dict[str, EffectiveSetting] = {}
     for source, values in layers:
         for name, value in values.items():
             won = settings.get(name)
-            settings[name] = EffectiveSetting(won.value, won.source, (*won.hidden, (source, value))) if won else EffectiveSetting(value, source)
+            settings[name] = (
+                EffectiveSetting(won.value, won.source, (*won.hidden, (source, value)))
+                if won
+                else EffectiveSetting(value, source)
+            )
     return settings
 
 
 def find_misleading_lines(text: str) -> list[tuple[int, str]]:
-    """(line, what is odd) for lines that NCCL does not read as they look: blanks around `=`, quotes, `export`."""
+    """(line, what is odd) for lines that NCCL does not read as they look: blanks around `=`,
+    quotes, `export`.
+    """
     found = []
     for number, line in enumerate(text.split("\n"), 1):
         name, equals, value = line.removesuffix("\r").partition("=")
@@ -71,7 +92,12 @@ def find_misleading_lines(text: str) -> list[tuple[int, str]]:
         if not equals:
             found.append((number, "no `=`: the line is skipped"))
         elif name != name.strip() or name.startswith("export"):
-            found.append((number, "the name has blanks or `export` in it: NCCL sets a variable of that very name"))
+            found.append(
+                (
+                    number,
+                    "the name has blanks or `export` in it: NCCL sets a variable of that very name",
+                )
+            )
         elif line.endswith("\r"):
             found.append((number, "a Windows line end is part of the value in most versions"))
         elif value != value.strip() or value[:1] in ("'", '"') or "#" in value:

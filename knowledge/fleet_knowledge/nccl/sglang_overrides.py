@@ -1,4 +1,6 @@
-"""Owns the question which NCCL variables SGLang sets itself for a server, by the table of `fleet_knowledge.sglang`. Reads no job."""
+"""Owns the question which NCCL variables SGLang sets itself for a server, by the table of
+`fleet_knowledge.sglang`. Reads no job.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ _ANY = Between()
 
 @dataclass(frozen=True, slots=True)
 class SglangOverride:
-    """SGLang writes `value` to `variable`: `always`, over the job's value too, or only where the job leaves it unset. `needs`: why."""
+    """SGLang writes `value` to `variable`: `always`, over the job's value too, or only where the
+    job leaves it unset. `needs`: why.
+    """
 
     variable: str
     value: str
@@ -24,8 +28,12 @@ class SglangOverride:
     needs: str = ""
 
 
-def find_sglang_overrides(variable: str, args: Mapping[str, Any], release: Release | None) -> Iterator[SglangOverride]:
-    """What SGLang (in `release`, None: in any version) writes to `variable` of a server with `args`; what overrides the job comes first."""
+def find_sglang_overrides(
+    variable: str, args: Mapping[str, Any], release: Release | None
+) -> Iterator[SglangOverride]:
+    """What SGLang (in `release`, None: in any version) writes to `variable` of a server with
+    `args`; what overrides the job comes first.
+    """
     asked = ServerConfiguration(args=args, release=release)
     for row in VARIABLE_CHANGES:
         if row.variable == variable and row.versions.holds(release) and row.when(asked):

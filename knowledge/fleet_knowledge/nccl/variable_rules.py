@@ -1,4 +1,6 @@
-"""Owns what to tell about a job's NCCL variables before it runs: one by itself, and those of a whole server. Reads no file."""
+"""Owns what to tell about a job's NCCL variables before it runs: one by itself, and those of a
+whole server. Reads no file.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,10 @@ from fleet_knowledge.sglang.environment_rules import DEFAULTS_WHEN_UNSET
 
 _ANY = Between()
 _OF_THE_NETWORK = ("NCCL_IB_", "NCCL_NET_", "NCCL_SOCKET_N", "NCCL_CROSS_NIC", "NCCL_PXN_")
-_CHOOSE_NETWORK = ("NCCL_IB_DISABLE", "NCCL_NET_PLUGIN")  # read while NCCL looks for a network, on one host too
+_CHOOSE_NETWORK = (
+    "NCCL_IB_DISABLE",
+    "NCCL_NET_PLUGIN",
+)  # read while NCCL looks for a network, on one host too
 _NO_PERFORMANCE = (
     "NCCL_DEBUG",
     "NCCL_CHECK",
@@ -51,8 +56,12 @@ _NO_PERFORMANCE = (
 )
 
 
-def apply_nccl_variable_rules(name: str, value: str, release: Release | None = None) -> Iterator[RuleFinding]:
-    """What to tell about one variable, whatever stands beside it; nothing for names that are not NCCL's. `release` is NCCL's."""
+def apply_nccl_variable_rules(
+    name: str, value: str, release: Release | None = None
+) -> Iterator[RuleFinding]:
+    """What to tell about one variable, whatever stands beside it; nothing for names that are not
+    NCCL's. `release` is NCCL's.
+    """
     if not is_nccl_name(name):
         return
     row = find_variable(name)
@@ -80,32 +89,54 @@ def apply_nccl_variable_rules(name: str, value: str, release: Release | None = N
     yield from _debug(name, value)
     if files_needed({name: value}) and fault is None:
         message = f"`{name}` names a file of the host: `{value}` must be there on every host (in its container), readable"
-        yield RuleFinding("nccl_host_file", INFO, subject, message, "preflight looks for it before each launch")
+        yield RuleFinding(
+            "nccl_host_file", INFO, subject, message, "preflight looks for it before each launch"
+        )
 
 
-_OF_PLUGINS = ("NCCL_TUNER_CONFIG_FILE",)  # NCCL's example tuner reads it; NCCL itself documents none
+_OF_PLUGINS = (
+    "NCCL_TUNER_CONFIG_FILE",
+)  # NCCL's example tuner reads it; NCCL itself documents none
 
 
 def files_needed(env: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """(variable, path) of each file that NCCL reads for a job with `env`: it must be there on the host, in its container if any."""
-    return tuple((name, value) for name, value in env.items() if value and (name in _OF_PLUGINS or _is_file(name, value)))
+    """(variable, path) of each file that NCCL reads for a job with `env`: it must be there on the
+    host, in its container if any.
+    """
+    return tuple(
+        (name, value)
+        for name, value in env.items()
+        if value and (name in _OF_PLUGINS or _is_file(name, value))
+    )
 
 
 def _is_file(name: str, value: str) -> bool:
     row = find_variable(name)
-    return row is not None and isinstance(row.values, FilePathValue) and _is_read(name, row.values, value)
+    return (
+        row is not None
+        and isinstance(row.values, FilePathValue)
+        and _is_read(name, row.values, value)
+    )
 
 
 def _is_read(name: str, values: FilePathValue, value: str) -> bool:
     """What NCCL writes need not be there; a plug-in without a slash is found by the loader."""
-    return "_DUMP_" not in name and name != "NCCL_DEBUG_FILE" and ("/" in value or not values.plugin)
+    return (
+        "_DUMP_" not in name and name != "NCCL_DEBUG_FILE" and ("/" in value or not values.plugin)
+    )
 
 
 def _unknown(name: str) -> Iterator[RuleFinding]:
     other, subject = foreign_owner(name), f"env.{name}"
     if other:
         if other.startswith(("PyTorch", "builds", "container")):
-            yield RuleFinding("nccl_not_read", WARNING, subject, f"NCCL does not read `{name}`: it is for {other}", "leave it out")
+            yield RuleFinding(
+                "nccl_not_read",
+                WARNING,
+                subject,
+                f"NCCL does not read `{name}`: it is for {other}",
+                "leave it out",
+            )
     elif name in UNDOCUMENTED:
         message = f"`{name}` is in NCCL's sources and in no documentation: it may change or vanish with any version"
         yield RuleFinding("nccl_undocumented", INFO, subject, message)
@@ -128,30 +159,49 @@ def _fault(row: NcclVariable, value: str, release: Release | None) -> Iterator[R
     }[fault.outcome]
     where = f" (NCCL {describe_versions(fault.versions)})" if fault.versions != _ANY else ""
     tail = f": {does}{where}" if does else ""
-    code = "nccl_level_number" if fault.outcome is InvalidValueEffect.DISCOURAGED else "nccl_illegal_value"
+    code = (
+        "nccl_level_number"
+        if fault.outcome is InvalidValueEffect.DISCOURAGED
+        else "nccl_illegal_value"
+    )
     message = f"`{row.name}={value[:80]}`: {fault.problem}{tail}"
-    yield RuleFinding(code, _severity(row, fault.outcome, fault.versions), f"env.{row.name}", message, fault.cure)
+    yield RuleFinding(
+        code, _severity(row, fault.outcome, fault.versions), f"env.{row.name}", message, fault.cure
+    )
 
 
 def _severity(row: NcclVariable, outcome: InvalidValueEffect, versions: Between) -> str:
-    """An error for what every version refuses, ignores or misreads; lists of words grow, so an unknown word there is no error."""
+    """An error for what every version refuses, ignores or misreads; lists of words grow, so an
+    unknown word there is no error.
+    """
     if outcome in (InvalidValueEffect.ADJUSTED, InvalidValueEffect.DISCOURAGED) or versions != _ANY:
         return WARNING
     return WARNING if isinstance(row.values, NamesValue) else ERROR
 
 
 def no_effect_reason(name: str, value: str, release: Release | None = None) -> str:
-    """Why `value` is what a server of SGLang has anyway, with NCCL's versions where they matter; empty when it is not.
+    """Why `value` is what a server of SGLang has anyway, with NCCL's versions where they matter;
+    empty when it is not.
 
-    SGLang sets some variables itself where the job leaves them unset, so for those NCCL's own default is a change.
+    SGLang sets some variables itself where the job leaves them unset, so for those NCCL's own
+    default is a change.
     """
     row = find_variable(name)
     if row is None or not value:
         return ""
     if name in DEFAULTS_WHEN_UNSET:
-        return f"SGLang sets {DEFAULTS_WHEN_UNSET[name]} itself when it is unset" if row.values.means_same(value, DEFAULTS_WHEN_UNSET[name]) else ""
+        return (
+            f"SGLang sets {DEFAULTS_WHEN_UNSET[name]} itself when it is unset"
+            if row.values.means_same(value, DEFAULTS_WHEN_UNSET[name])
+            else ""
+        )
     versions = row.equals_default(value, release)
-    return "" if versions is None else "it is NCCL's default" + (f" {describe_versions(versions)}" if versions != _ANY else "")
+    return (
+        ""
+        if versions is None
+        else "it is NCCL's default"
+        + (f" {describe_versions(versions)}" if versions != _ANY else "")
+    )
 
 
 def _default(row: NcclVariable, value: str, release: Release | None) -> Iterator[RuleFinding]:
@@ -169,15 +219,25 @@ def _default(row: NcclVariable, value: str, release: Release | None) -> Iterator
 def _outdated(row: NcclVariable, release: Release | None) -> Iterator[RuleFinding]:
     instead = f"use {row.replaced_by} instead" if row.replaced_by else "leave it out"
     if row.deprecated is not None and row.deprecated.holds(release):
-        message = f"`{row.name}` is deprecated {describe_versions(row.deprecated)}" + (f" in favour of `{row.replaced_by}`" if row.replaced_by else "")
-        yield RuleFinding("nccl_deprecated", WARNING, f"env.{row.name}", message, f"{instead} ({row.note.rstrip('.')})" if row.note else instead)
+        message = f"`{row.name}` is deprecated {describe_versions(row.deprecated)}" + (
+            f" in favour of `{row.replaced_by}`" if row.replaced_by else ""
+        )
+        yield RuleFinding(
+            "nccl_deprecated",
+            WARNING,
+            f"env.{row.name}",
+            message,
+            f"{instead} ({row.note.rstrip('.')})" if row.note else instead,
+        )
     elif row.exists.last:
         message = f"`{row.name}` is read {describe_versions(row.exists)} only: no NCCL that SGLang uses knows it"
         yield RuleFinding("nccl_deprecated", WARNING, f"env.{row.name}", message, instead)
 
 
 def _algorithm(value: str, release: Release | None) -> Iterator[RuleFinding]:
-    """From 2.24 there is no way back to Ring: the logits' AllGather of every tensor-parallel server fails."""
+    """From 2.24 there is no way back to Ring: the logits' AllGather of every tensor-parallel server
+    fails.
+    """
     left_out = collectives_without_algorithm(value)
     serious = [function for function in left_out if function != "Reduce"]
     if serious and FUNCTION_LISTS.holds(release):
@@ -201,28 +261,54 @@ def _debug(name: str, value: str) -> Iterator[RuleFinding]:
 
 def apply_nccl_server_rules(asked: ServerConfiguration) -> Iterator[RuleFinding]:
     """What to tell about variables beside each other."""
-    least, most = (read_number(asked.env.get(name, "")) for name in ("NCCL_MIN_CTAS", "NCCL_MAX_CTAS"))
+    least, most = (
+        read_number(asked.env.get(name, "")) for name in ("NCCL_MIN_CTAS", "NCCL_MAX_CTAS")
+    )
     if least is not None and most is not None and least > most:
-        message = f"`NCCL_MIN_CTAS={least}` is above `NCCL_MAX_CTAS={most}`: NCCL takes {most} for both"
-        yield RuleFinding("nccl_settings_disagree", WARNING, "env.NCCL_MIN_CTAS", message, "raise NCCL_MAX_CTAS, or lower NCCL_MIN_CTAS")
+        message = (
+            f"`NCCL_MIN_CTAS={least}` is above `NCCL_MAX_CTAS={most}`: NCCL takes {most} for both"
+        )
+        yield RuleFinding(
+            "nccl_settings_disagree",
+            WARNING,
+            "env.NCCL_MIN_CTAS",
+            message,
+            "raise NCCL_MAX_CTAS, or lower NCCL_MIN_CTAS",
+        )
     if asked.env.get("NCCL_P2P_DISABLE", "").strip() == "1" and "NCCL_P2P_LEVEL" in asked.env:
         message = "`NCCL_P2P_LEVEL` has no effect beside `NCCL_P2P_DISABLE=1`"
-        yield RuleFinding("nccl_settings_disagree", WARNING, "env.NCCL_P2P_LEVEL", message, "keep one of the two")
+        yield RuleFinding(
+            "nccl_settings_disagree", WARNING, "env.NCCL_P2P_LEVEL", message, "keep one of the two"
+        )
     yield from _network(asked)
 
 
 def _unused_by_one_host(asked: ServerConfiguration) -> tuple[str, ...]:
-    """Ranks of one host reach each other over NVLink, PCIe or shared memory, unless both are turned off."""
-    forced = all(asked.env.get(name, "").strip() == "1" for name in ("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE"))
+    """Ranks of one host reach each other over NVLink, PCIe or shared memory, unless both are turned
+    off.
+    """
+    forced = all(
+        asked.env.get(name, "").strip() == "1" for name in ("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE")
+    )
     if forced or asked.nodes > 1 or asked.size("nnodes") > 1:
         return ()
-    return tuple(name for name in asked.env if name.startswith(_OF_THE_NETWORK) and name not in _CHOOSE_NETWORK)
+    return tuple(
+        name
+        for name in asked.env
+        if name.startswith(_OF_THE_NETWORK) and name not in _CHOOSE_NETWORK
+    )
 
 
 def _network(asked: ServerConfiguration) -> Iterator[RuleFinding]:
     if names := _unused_by_one_host(asked):
         message = f"{', '.join(names)}: no effect on a server of one host, whose GPUs do not talk over the network"
-        yield RuleFinding("nccl_network_unused", INFO, f"env.{names[0]}", message, "as a level of a factor it can be left out")
+        yield RuleFinding(
+            "nccl_network_unused",
+            INFO,
+            f"env.{names[0]}",
+            message,
+            "as a level of a factor it can be left out",
+        )
 
 
 def can_affect_speed(name: str) -> bool:
@@ -232,16 +318,24 @@ def can_affect_speed(name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class BypassedVariables:
-    """NCCL variables of a server whose decode steps never reach NCCL, or perhaps do not: `path` tells which, and why."""
+    """NCCL variables of a server whose decode steps never reach NCCL, or perhaps do not: `path`
+    tells which, and why.
+    """
 
     variables: tuple[str, ...]
     path: allreduce_path.AllReducePath
 
 
 def find_bypassed_variables(asked: ServerConfiguration, topology: str) -> BypassedVariables | None:
-    """The variables that cannot matter to the all-reduce of decode steps; None when NCCL does it, or none is set that could matter."""
+    """The variables that cannot matter to the all-reduce of decode steps; None when NCCL does it,
+    or none is set that could matter.
+    """
     unused_names = _unused_by_one_host(asked)
-    varied = tuple(name for name, value in asked.env.items() if can_affect_speed(name) and name not in unused_names and not no_effect_reason(name, value))
+    varied = tuple(
+        name
+        for name, value in asked.env.items()
+        if can_affect_speed(name) and name not in unused_names and not no_effect_reason(name, value)
+    )
     if not varied or asked.text("device") == "cpu":
         return None
     path = allreduce_path.find_all_reduce_path(_all_reduce_setup(asked, topology))
@@ -252,6 +346,11 @@ def find_bypassed_variables(asked: ServerConfiguration, topology: str) -> Bypass
 
 def _all_reduce_setup(asked: ServerConfiguration, topology: str) -> allreduce_path.AllReduceSetup:
     args: Mapping[str, object] = {"nnodes": asked.nodes, **asked.args}
-    draft_tokens = asked.number("speculative_num_draft_tokens") or (asked.number("speculative_num_steps") or 0) + 1
+    draft_tokens = (
+        asked.number("speculative_num_draft_tokens")
+        or (asked.number("speculative_num_steps") or 0) + 1
+    )
     tokens = asked.concurrency * max(draft_tokens, 1)
-    return allreduce_path.AllReduceSetup(args, asked.env, topology, step_tokens=tokens, release=asked.release)
+    return allreduce_path.AllReduceSetup(
+        args, asked.env, topology, step_tokens=tokens, release=asked.release
+    )

@@ -1,4 +1,6 @@
-"""Owns the comparison of the variables that a job asked for with what NCCL's log shows that it used; decides no gate."""
+"""Owns the comparison of the variables that a job asked for with what NCCL's log shows that it
+used; decides no gate.
+"""
 
 from __future__ import annotations
 
@@ -32,15 +34,25 @@ class VariableEvidence:
     detail: str
 
 
-def verify_variables(env: Mapping[str, str], facts: NcclFacts | None, gpus: int, nodes: int = 1) -> list[VariableEvidence]:
-    """The state of every NCCL_ and RCCL_ variable of `env`, the asked ones, by name, for a server on `gpus` GPUs of each of `nodes` hosts.
+def verify_variables(
+    env: Mapping[str, str], facts: NcclFacts | None, gpus: int, nodes: int = 1
+) -> list[VariableEvidence]:
+    """The state of every NCCL_ and RCCL_ variable of `env`, the asked ones, by name, for a server
+    on `gpus` GPUs of each of `nodes` hosts.
 
-    `facts` are those of the same launch, None when there was no log. Values are compared as NCCL reads them: `0x10` is 16, `4` SYS.
+    `facts` are those of the same launch, None when there was no log. Values are compared as NCCL
+    reads them: `0x10` is 16, `4` SYS.
     """
-    return [_verify_variable(name, value, env, facts, gpus * max(nodes, 1)) for name, value in sorted(env.items()) if is_nccl_name(name)]
+    return [
+        _verify_variable(name, value, env, facts, gpus * max(nodes, 1))
+        for name, value in sorted(env.items())
+        if is_nccl_name(name)
+    ]
 
 
-def _verify_variable(name: str, value: str, env: Mapping[str, str], facts: NcclFacts | None, ranks: int) -> VariableEvidence:
+def _verify_variable(
+    name: str, value: str, env: Mapping[str, str], facts: NcclFacts | None, ranks: int
+) -> VariableEvidence:
     row = find_variable(name)
     logged = facts.settings.get(name, ()) if facts else ()
     if logged:
@@ -55,18 +67,32 @@ def _verify_variable(name: str, value: str, env: Mapping[str, str], facts: NcclF
         return VariableEvidence(name, VariableState.NO_EVIDENCE, missing)
     if row is not None and row.always_read and _is_logged(row, facts):
         return VariableEvidence(
-            name, VariableState.MISSING, "NCCL reads it at every start and names it then; this log does not: the server started without it"
+            name,
+            VariableState.MISSING,
+            "NCCL reads it at every start and names it then; this log does not: the server started without it",
         )
     when = f"only when {row.read_when}" if row and row.read_when else "nothing is known of when"
     return VariableEvidence(
-        name, VariableState.NOT_NAMED, f"NCCL did not read it: it does {when}" if row and row.read_when else f"not named by the log; {when}"
+        name,
+        VariableState.NOT_NAMED,
+        f"NCCL did not read it: it does {when}"
+        if row and row.read_when
+        else f"not named by the log; {when}",
     )
 
 
-def _compare_with_log(name: str, value: str, row: NcclVariable | None, logged: tuple[str, ...]) -> VariableEvidence:
-    others = [shown for shown in logged if not (row.values.means_same(value, shown) if row else value.strip() == shown)]
+def _compare_with_log(
+    name: str, value: str, row: NcclVariable | None, logged: tuple[str, ...]
+) -> VariableEvidence:
+    others = [
+        shown
+        for shown in logged
+        if not (row.values.means_same(value, shown) if row else value.strip() == shown)
+    ]
     if others:
-        return VariableEvidence(name, VariableState.OTHER_VALUE, f"NCCL's log says {', '.join(others)}")
+        return VariableEvidence(
+            name, VariableState.OTHER_VALUE, f"NCCL's log says {', '.join(others)}"
+        )
     return VariableEvidence(name, VariableState.EFFECTIVE, f"NCCL's log says {logged[0]}")
 
 
@@ -77,14 +103,24 @@ def _evidence_from_effect(name: str, value: str, facts: NcclFacts) -> VariableEv
         if wanted in ("INFO", "TRACE") and facts.info_lines:
             return VariableEvidence(name, VariableState.EFFECTIVE, "the log has INFO lines")
         if wanted in ("VERSION", "WARN") and facts.versions and not facts.info_lines:
-            return VariableEvidence(name, VariableState.EFFECTIVE, "the log names the version, and no INFO lines are there")
+            return VariableEvidence(
+                name,
+                VariableState.EFFECTIVE,
+                "the log names the version, and no INFO lines are there",
+            )
     if name == "NCCL_NET" and facts.networks:
         same = any(value.strip().lower() == network.lower() for network in facts.networks)
-        return VariableEvidence(name, VariableState.EFFECTIVE if same else VariableState.OTHER_VALUE, f"NCCL uses network {', '.join(facts.networks)}")
+        return VariableEvidence(
+            name,
+            VariableState.EFFECTIVE if same else VariableState.OTHER_VALUE,
+            f"NCCL uses network {', '.join(facts.networks)}",
+        )
     return None
 
 
-def _never_logged_reason(name: str, value: str, row: NcclVariable | None, env: Mapping[str, str], ranks: int) -> str:
+def _never_logged_reason(
+    name: str, value: str, row: NcclVariable | None, env: Mapping[str, str], ranks: int
+) -> str:
     """Why NCCL would not name the variable, whatever it did with it; empty when it would."""
     if ranks < 2:
         return "one GPU: NCCL has nothing to set up"
@@ -114,11 +150,21 @@ def _no_evidence_reason(env: Mapping[str, str], facts: NcclFacts | None) -> str:
 def _names_variables(subsystems: str) -> bool:
     if not subsystems:
         return True
-    named = {word.strip().upper() for word in subsystems.removeprefix("^").split(",")} & set(SUBSYSTEMS)
+    named = {word.strip().upper() for word in subsystems.removeprefix("^").split(",")} & set(
+        SUBSYSTEMS
+    )
     return bool(named & {"ENV", "ALL"}) != subsystems.startswith("^")
 
 
 def _is_logged(row: NcclVariable, facts: NcclFacts | None) -> bool:
-    """Every version that is loaded names it: two libraries in one process read their variables each."""
-    releases = [release for version in (facts.versions if facts else ()) if (release := Release.read(version))]
-    return bool(releases) and all(row.logged.holds(release) and row.exists.holds(release) for release in releases)
+    """Every version that is loaded names it: two libraries in one process read their variables
+    each.
+    """
+    releases = [
+        release
+        for version in (facts.versions if facts else ())
+        if (release := Release.read(version))
+    ]
+    return bool(releases) and all(
+        row.logged.holds(release) and row.exists.holds(release) for release in releases
+    )

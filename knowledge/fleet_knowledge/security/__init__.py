@@ -1,1 +1,3 @@
-"""Owns what variables and arguments of a server can do to its host beyond tuning it, as facts. Allows and refuses nothing."""
+"""Owns what variables and arguments of a server can do to its host beyond tuning it, as facts.
+Allows and refuses nothing.
+"""

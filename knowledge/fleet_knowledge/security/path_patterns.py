@@ -1,4 +1,6 @@
-"""Owns how paths and addresses are found in a value, and what a pattern of them matches. Pure text: looks at no disk."""
+"""Owns how paths and addresses are found in a value, and what a pattern of them matches. Pure text:
+looks at no disk.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
-_PATH = re.compile(r"(?:^|(?<=[\s\"'`=:;,@!|&<>(\[{]))(?:file:(?://)?)?((?:~[A-Za-z0-9._-]*)?/[^\s\"'`;,|&<>)\]}]*)")
+_PATH = re.compile(
+    r"(?:^|(?<=[\s\"'`=:;,@!|&<>(\[{]))(?:file:(?://)?)?((?:~[A-Za-z0-9._-]*)?/[^\s\"'`;,|&<>)\]}]*)"
+)
 _SCHEME = re.compile(r"(?:^|(?<=[\s\"'=,;(\[{@]))([A-Za-z][A-Za-z0-9+.-]*)://([^\s\"',;)\]}]*)")
 _UP = re.compile(r"(?:^|[^A-Za-z0-9_.-])\.\.(?:$|[^A-Za-z0-9_.-])")
 
@@ -36,8 +40,16 @@ def _opened(text: str) -> Any:
 
 
 def paths_in(value: Any) -> tuple[str, ...]:
-    """Each absolute path in a value, also behind `name=`, as it is written. A relative one stays in the server's own folder."""
-    return tuple(dict.fromkeys(match[1] for text in iter_texts(value) for match in _PATH.finditer(_without_addresses(text))))
+    """Each absolute path in a value, also behind `name=`, as it is written. A relative one stays in
+    the server's own folder.
+    """
+    return tuple(
+        dict.fromkeys(
+            match[1]
+            for text in iter_texts(value)
+            for match in _PATH.finditer(_without_addresses(text))
+        )
+    )
 
 
 def addresses_in(value: Any) -> tuple[tuple[str, str], ...]:
@@ -56,13 +68,17 @@ def _without_addresses(text: str) -> str:
 
 
 def matches_pattern(text: str, pattern: str) -> bool:
-    """True when a glob pattern is the whole of `text`: `*` and `?` stay within a folder, `**` does not; `*` alone is anything."""
+    """True when a glob pattern is the whole of `text`: `*` and `?` stay within a folder, `**` does
+    not; `*` alone is anything.
+    """
     return _compiled(pattern).fullmatch(text) is not None
 
 
 def is_inside_pattern(path: str, pattern: str) -> bool:
     """True when `path` is a folder that the pattern matches, or below one."""
-    folder = _compiled(pattern.rstrip("/")).pattern  # of `/` nothing is left: everything is below it
+    folder = _compiled(
+        pattern.rstrip("/")
+    ).pattern  # of `/` nothing is left: everything is below it
     return re.compile(f"(?:{folder})(?:/.*)?", re.DOTALL).fullmatch(path) is not None
 
 

@@ -1,6 +1,8 @@
-"""Owns which arguments of SGLang's server load code, name models, listen, connect, destroy or write. Knows no host and judges no path.
+"""Owns which arguments of SGLang's server load code, name models, listen, connect, destroy or
+write. Knows no host and judges no path.
 
-Sources: sglang/srt/server_args.py, utils/hf_transformers_utils.py, model_loader/, managers/ and entrypoints/ of 0.4.1 - 0.5.23.
+Sources: sglang/srt/server_args.py, utils/hf_transformers_utils.py, model_loader/, managers/ and
+entrypoints/ of 0.4.1 - 0.5.23.
 """
 
 from __future__ import annotations
@@ -27,11 +29,34 @@ _CODE: Mapping[str, str] = {
     "trust_request_chat_template": "runs templates that requests carry",
 }
 _LISTENS: Mapping[str, str] = {
-    **dict.fromkeys(("host", "port", "grpc_mode", "grpc_port", "smg_grpc_mode", "smg_http_sidecar_port"), "opens a port"),
-    **dict.fromkeys(("disaggregation_bootstrap_port", "encoder_bootstrap_port", "engine_info_bootstrap_port"), "opens a port"),
-    **dict.fromkeys(("decoupled_spec_bind_endpoint", "load_publish_endpoint", "gated_launch_port", "kv_events_config"), "opens a port"),
+    **dict.fromkeys(
+        ("host", "port", "grpc_mode", "grpc_port", "smg_grpc_mode", "smg_http_sidecar_port"),
+        "opens a port",
+    ),
+    **dict.fromkeys(
+        ("disaggregation_bootstrap_port", "encoder_bootstrap_port", "engine_info_bootstrap_port"),
+        "opens a port",
+    ),
+    **dict.fromkeys(
+        (
+            "decoupled_spec_bind_endpoint",
+            "load_publish_endpoint",
+            "gated_launch_port",
+            "kv_events_config",
+        ),
+        "opens a port",
+    ),
     "disaggregation_mode": "opens ports for other servers",
-    **dict.fromkeys(("ssl_certfile", "ssl_keyfile", "ssl_keyfile_password", "ssl_ca_certs", "enable_ssl_refresh"), "makes it speak TLS"),
+    **dict.fromkeys(
+        (
+            "ssl_certfile",
+            "ssl_keyfile",
+            "ssl_keyfile_password",
+            "ssl_ca_certs",
+            "enable_ssl_refresh",
+        ),
+        "makes it speak TLS",
+    ),
     "remote_instance_weight_loader_start_seed_via_transfer_engine": "offers its weights to other hosts",
     "weight_cache_socket": "names a socket",
     "forward_pass_metrics_ipc_name": "names a socket",
@@ -39,8 +64,19 @@ _LISTENS: Mapping[str, str] = {
 _CONNECTS: Mapping[str, str] = {
     name: "connects to an address"
     for name in (
-        *("decoupled_spec_connect_endpoints", "encoder_register_urls", "encoder_urls", "otlp_traces_endpoint", "oltp_traces_endpoint"),
-        *("pdlb_url", "tool_server", "remote_instance_weight_loader_seed_instance_ip", "modelexpress_config"),
+        *(
+            "decoupled_spec_connect_endpoints",
+            "encoder_register_urls",
+            "encoder_urls",
+            "otlp_traces_endpoint",
+            "oltp_traces_endpoint",
+        ),
+        *(
+            "pdlb_url",
+            "tool_server",
+            "remote_instance_weight_loader_seed_instance_ip",
+            "modelexpress_config",
+        ),
     )
 }
 _DESTROYS: Mapping[str, str] = {"delete_ckpt_after_loading": "deletes the model's files"}
@@ -48,13 +84,34 @@ _REFUSED = {**_CODE, **_LISTENS, **_CONNECTS, **_DESTROYS}
 
 # Models and what is read like one: a name of the hub or a path, some as NAME=PATH
 MODEL_ARGUMENTS = (
-    *("model_path", "tokenizer_path", "speculative_draft_model_path", "speculative_token_map", "lora_paths", "uno_lora_path"),
-    *("kt_weight_path", "kt_amx_weight_path", "modelopt_checkpoint_restore_path", "quantization_param_path", "ds_channel_config_path"),
+    *(
+        "model_path",
+        "tokenizer_path",
+        "speculative_draft_model_path",
+        "speculative_token_map",
+        "lora_paths",
+        "uno_lora_path",
+    ),
+    *(
+        "kt_weight_path",
+        "kt_amx_weight_path",
+        "modelopt_checkpoint_restore_path",
+        "quantization_param_path",
+        "ds_channel_config_path",
+    ),
 )
 # Slashes that are no paths
-NOT_PATHS = ("served_model_name", "weight_version", "constrained_json_whitespace_pattern", "api_key", "admin_api_key")
+NOT_PATHS = (
+    "served_model_name",
+    "weight_version",
+    "constrained_json_whitespace_pattern",
+    "api_key",
+    "admin_api_key",
+)
 MODEL_CODE_ARGUMENTS = ("trust_remote_code",)
-RENDEZVOUS_ARGUMENTS = ("dist_init_addr",)  # where the ranks of a server meet: on one host, that host
+RENDEZVOUS_ARGUMENTS = (
+    "dist_init_addr",
+)  # where the ranks of a server meet: on one host, that host
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
@@ -67,7 +124,9 @@ class NamedModel:
 
 
 def argument_risk(name: str, value: Any) -> str:
-    """What an argument makes a server do beyond serving, in words after its name; empty for nothing. Paths and models are judged apart."""
+    """What an argument makes a server do beyond serving, in words after its name; empty for
+    nothing. Paths and models are judged apart.
+    """
     if value is False or value is None:
         return ""
     if name in _REFUSED:
@@ -76,18 +135,27 @@ def argument_risk(name: str, value: Any) -> str:
         return "dynamic names Python code that is imported"
     if name in RENDEZVOUS_ARGUMENTS and str(value).rpartition(":")[0] not in LOOPBACK:
         return "lets the server listen at an address of the network"
-    has_address = name not in MODEL_ARGUMENTS and name not in NOT_PATHS and bool(addresses_in(value))
+    has_address = (
+        name not in MODEL_ARGUMENTS and name not in NOT_PATHS and bool(addresses_in(value))
+    )
     return "holds an address to connect to or to listen at" if has_address else ""
 
 
 def models_in(args: Mapping[str, Any]) -> tuple[NamedModel, ...]:
     """Every model that the arguments name."""
-    return tuple(NamedModel(name, text) for name in MODEL_ARGUMENTS for text in _names(args.get(name)))
+    return tuple(
+        NamedModel(name, text) for name in MODEL_ARGUMENTS for text in _names(args.get(name))
+    )
 
 
 def _names(value: Any) -> tuple[str, ...]:
     if isinstance(value, Mapping):
-        return tuple(text for key, entry in value.items() if key != "lora_name" and isinstance(entry, str) for text in _names(entry))
+        return tuple(
+            text
+            for key, entry in value.items()
+            if key != "lora_name" and isinstance(entry, str)
+            for text in _names(entry)
+        )
     if isinstance(value, list | tuple):
         return tuple(text for entry in value for text in _names(entry))
     if not isinstance(value, str) or not value:

@@ -1,7 +1,9 @@
-"""Owns which variables tune a server, and which make it load code, run programs or reach beyond it. Reads no environment.
+"""Owns which variables tune a server, and which make it load code, run programs or reach beyond it.
+Reads no environment.
 
-Sources: the sources of SGLang 0.4.1 - 0.5.23, NCCL 2.18 - 2.30, PyTorch 2.4 - 2.9, Triton 3.0 - 3.5, FlashInfer 0.2 - 0.5 and UCX 1.15 -
-1.19; OpenMP 5.2, 6.4 (OMP_TOOL_LIBRARIES); CUDA's driver (CUDA_INJECTION64_PATH); ROCm 6 (HSA_TOOLS_LIB); NVIDIA's Container Toolkit.
+Sources: the sources of SGLang 0.4.1 - 0.5.23, NCCL 2.18 - 2.30, PyTorch 2.4 - 2.9, Triton 3.0 -
+3.5, FlashInfer 0.2 - 0.5 and UCX 1.15 - 1.19; OpenMP 5.2, 6.4 (OMP_TOOL_LIBRARIES); CUDA's driver
+(CUDA_INJECTION64_PATH); ROCm 6 (HSA_TOOLS_LIB); NVIDIA's Container Toolkit.
 """
 
 from __future__ import annotations
@@ -11,20 +13,76 @@ from fnmatch import fnmatchcase
 
 from fleet_knowledge.security.path_patterns import addresses_in, has_parent_reference
 
-# By family: each is read by a library of the server. What tunes nothing (HOME, PATH, http_proxy, LD_…) is not here.
+# By family: each is read by a library of the server. What tunes nothing (HOME, PATH, http_proxy,
+# LD_…) is not here.
 TUNING_FAMILIES: tuple[str, ...] = (
-    *("NCCL_*", "RCCL_*", "MSCCLPP_*", "NVSHMEM_*", "UCX_*", "GLOO_*", "MC_*", "MOONCAKE_*", "NIXL_*", "DEEPEP_*", "DEEP_EP_*"),
-    *("SGLANG_*", "SGL_*", "VLLM_*", "FLASHINFER_*", "DG_*", "FLA_*", "CUTE_DSL_*", "NVTE_*", "LMCACHE_*", "KT_*"),
+    *(
+        "NCCL_*",
+        "RCCL_*",
+        "MSCCLPP_*",
+        "NVSHMEM_*",
+        "UCX_*",
+        "GLOO_*",
+        "MC_*",
+        "MOONCAKE_*",
+        "NIXL_*",
+        "DEEPEP_*",
+        "DEEP_EP_*",
+    ),
+    *(
+        "SGLANG_*",
+        "SGL_*",
+        "VLLM_*",
+        "FLASHINFER_*",
+        "DG_*",
+        "FLA_*",
+        "CUTE_DSL_*",
+        "NVTE_*",
+        "LMCACHE_*",
+        "KT_*",
+    ),
     *("CUDA_*", "CUDNN_*", "CUBLAS_*", "CUBLASLT_*", "NVIDIA_TF32_OVERRIDE"),
-    *("HIP_*", "ROCR_*", "HSA_*", "AMD_*", "AITER_*", "HIPBLASLT_*", "ROCBLAS_*", "MIOPEN_*", "GPU_MAX_HW_QUEUES"),
+    *(
+        "HIP_*",
+        "ROCR_*",
+        "HSA_*",
+        "AMD_*",
+        "AITER_*",
+        "HIPBLASLT_*",
+        "ROCBLAS_*",
+        "MIOPEN_*",
+        "GPU_MAX_HW_QUEUES",
+    ),
     *("TORCH_*", "PYTORCH_*", "TORCHINDUCTOR_*", "TORCHDYNAMO_*", "TRITON_*"),
     *("OMP_*", "GOMP_*", "KMP_*", "MKL_*", "OPENBLAS_*", "NUMEXPR_*"),
-    *("HF_*", "HUGGINGFACE_*", "TRANSFORMERS_*", "TOKENIZERS_*", "SAFETENSORS_*", "TF_CPP_MIN_LOG_LEVEL"),
-    *("PYTHONUNBUFFERED", "PYTHONHASHSEED", "PYTHONFAULTHANDLER", "PYTHONDONTWRITEBYTECODE", "PYTHONNOUSERSITE", "PYTHONMALLOC"),
-    *("MALLOC_ARENA_MAX", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "LANG", "LC_ALL", "TZ"),
+    *(
+        "HF_*",
+        "HUGGINGFACE_*",
+        "TRANSFORMERS_*",
+        "TOKENIZERS_*",
+        "SAFETENSORS_*",
+        "TF_CPP_MIN_LOG_LEVEL",
+    ),
+    *(
+        "PYTHONUNBUFFERED",
+        "PYTHONHASHSEED",
+        "PYTHONFAULTHANDLER",
+        "PYTHONDONTWRITEBYTECODE",
+        "PYTHONNOUSERSITE",
+        "PYTHONMALLOC",
+    ),
+    *(
+        "MALLOC_ARENA_MAX",
+        "MALLOC_TRIM_THRESHOLD_",
+        "MALLOC_MMAP_THRESHOLD_",
+        "LANG",
+        "LC_ALL",
+        "TZ",
+    ),
 )
 
-# Patterns → what such a variable does. Those of no tuning family stand here for the words of the refusal.
+# Patterns → what such a variable does. Those of no tuning family stand here for the words of the
+# refusal.
 _LOADS_CODE: dict[str, str] = {
     "LD_*": "tells the loader which libraries every process takes in",
     "GLIBC_TUNABLES": "changes the C library under every process",
@@ -92,8 +150,16 @@ _BEYOND_GPUS: dict[str, str] = {
 }
 _DANGERS = _LOADS_CODE | _REACHES_OUT | _BEYOND_GPUS
 
-# A loader finds such a library by name in the system's own folders; with a slash it is a file of anybody's choice.
-_LIBRARIES_BY_NAME = ("NCCL_NET_PLUGIN", "NCCL_TUNER_PLUGIN", "NCCL_PROFILER_PLUGIN", "NCCL_ENV_PLUGIN", "NCCL_GIN_PLUGIN", "NCCL_RMA_PLUGIN")
+# A loader finds such a library by name in the system's own folders; with a slash it is a file of
+# anybody's choice.
+_LIBRARIES_BY_NAME = (
+    "NCCL_NET_PLUGIN",
+    "NCCL_TUNER_PLUGIN",
+    "NCCL_PROFILER_PLUGIN",
+    "NCCL_ENV_PLUGIN",
+    "NCCL_GIN_PLUGIN",
+    "NCCL_RMA_PLUGIN",
+)
 # Whatever the value: it is a switch or a number that does it
 _ALWAYS_RISKY: dict[str, str] = {
     "BENCHFLEET_*": "is the agent's own",
@@ -102,8 +168,26 @@ _ALWAYS_RISKY: dict[str, str] = {
     "SGLANG_*_USE_PIP": "installs packages",
     "SGLANG_USE_PICKLE_IPC": "takes pickled objects from other processes",
 }
-_PATHS_ONLY = ("HF_HOME",)  # by its form it were dangerous: nothing is loaded from it but with trust_remote_code
-_SWITCHES = ("", "0", "1", "true", "false", "True", "False", "TRUE", "FALSE", "on", "off", "ON", "OFF", "yes", "no")
+_PATHS_ONLY = (
+    "HF_HOME",
+)  # by its form it were dangerous: nothing is loaded from it but with trust_remote_code
+_SWITCHES = (
+    "",
+    "0",
+    "1",
+    "true",
+    "false",
+    "True",
+    "False",
+    "TRUE",
+    "FALSE",
+    "on",
+    "off",
+    "ON",
+    "OFF",
+    "yes",
+    "no",
+)
 
 
 def is_tuning_variable(name: str, patterns: tuple[str, ...] = TUNING_FAMILIES) -> bool:
@@ -112,7 +196,9 @@ def is_tuning_variable(name: str, patterns: tuple[str, ...] = TUNING_FAMILIES) -
 
 
 def variable_risk(name: str, value: str) -> str:
-    """What a variable makes a server do beyond tuning it, in words after its name; empty for nothing. Paths in it are judged apart."""
+    """What a variable makes a server do beyond tuning it, in words after its name; empty for
+    nothing. Paths in it are judged apart.
+    """
     if always := _first_match(_ALWAYS_RISKY, name):
         return always
     if addresses_in(value) and not value.startswith("secret://"):
@@ -130,4 +216,8 @@ def _is_harmless(name: str, value: str) -> bool:
         return bool(value) and "/" not in value and not has_parent_reference(value)
     if name in _PATHS_ONLY or name in TUNING_FAMILIES:
         return True
-    return is_tuning_variable(name) and not _first_match(_BEYOND_GPUS, name) and (value in _SWITCHES or value.isdecimal())
+    return (
+        is_tuning_variable(name)
+        and not _first_match(_BEYOND_GPUS, name)
+        and (value in _SWITCHES or value.isdecimal())
+    )

@@ -1,8 +1,10 @@
-"""Owns the reading of a server's log from chunks of bytes in constant memory: each shape of line is understood once. Does no I/O.
+"""Owns the reading of a server's log from chunks of bytes in constant memory: each shape of line is
+understood once. Does no I/O.
 
-Most lines of a long log repeat a few shapes (a line without its digits). The first line of a shape is read word by word; what it turned
-out to be decides how all later ones are treated: passed over, counted, read as columns of numbers, or looked at again. The result depends
-on the sequence of lines alone, never on how the bytes were cut into chunks.
+Most lines of a long log repeat a few shapes (a line without its digits). The first line of a shape
+is read word by word; what it turned out to be decides how all later ones are treated: passed over,
+counted, read as columns of numbers, or looked at again. The result depends on the sequence of lines
+alone, never on how the bytes were cut into chunks.
 """
 
 from __future__ import annotations
@@ -31,12 +33,21 @@ _BLOCK = _LONGEST_LINE  # so a line within one is never too long
 _MAX_SHAPES = 8192
 _MAX_BUFFERED_BATCHES = 4096  # batch lines, read together
 _MAX_BUFFERED_NCCL = 4096  # different lines
-_PREFILTER_FROM = 2048  # shapes: a log with more has lines that are all unlike, and from there on only those with a telling word are read
-_MAX_RELEVANT_PER_SHAPE = 64  # at lines of one shape that tell of trouble: the next ones tell nothing new
-_NUMBERS_MATTER = re.compile(rb"[Ee]rror \d|[Ee]rror: \d|exit(?:ed)?\W|[Ee]xit code|[Xx]id|rc=|signal|timeout|status")
+# shapes: a log with more has lines that are all unlike, and from there on only those with a telling
+# word are read
+_PREFILTER_FROM = 2048
+_MAX_RELEVANT_PER_SHAPE = (
+    64  # at lines of one shape that tell of trouble: the next ones tell nothing new
+)
+_NUMBERS_MATTER = re.compile(
+    rb"[Ee]rror \d|[Ee]rror: \d|exit(?:ed)?\W|[Ee]xit code|[Xx]id|rc=|signal|timeout|status"
+)
 _BAR = re.compile(rb"%\|| Completed \|")
 _NCCL = re.compile(rb"N?CCL|^(?:HIP|ROCm) version|^Hostname +:|^Librccl")
-_REQUEST_LOGS = (b"Receive: obj=", b"Finish: obj=")  # with the texts of requests, each of a shape of its own
+_REQUEST_LOGS = (
+    b"Receive: obj=",
+    b"Finish: obj=",
+)  # with the texts of requests, each of a shape of its own
 _HEALTH = re.compile(rb'"GET /health(?:_generate)?[^"]*" (\d\d\d)')
 _ACCESS = re.compile(rb'"(?:GET|POST|PUT|DELETE|HEAD|OPTIONS) /[^"]*" (\d\d\d) [A-Z]')
 # Pointers, counters and ids: no two lines are equal with them, and nobody reads them
@@ -85,7 +96,9 @@ _Action = BatchLineLayout | _ProgressBar | _AnsweredRequest | _Skip | _NcclLine 
 
 @dataclass(slots=True)
 class LogReader:
-    """Feed it a log in any pieces, in order; `finish` tells what it comes to. Never raises, whatever the bytes."""
+    """Feed it a log in any pieces, in order; `finish` tells what it comes to. Never raises,
+    whatever the bytes.
+    """
 
     _accumulator: LogAccumulator = field(default_factory=LogAccumulator)
     _carry: list[bytes] = field(default_factory=list)
@@ -101,7 +114,9 @@ class LogReader:
     _at: int = 0
     _generation: int = 0  # of the actions: how often they were forgotten
     _shape_count: int = 0  # shapes so far
-    _seen_once: set[int] = field(default_factory=set)  # hashes of shapes that the sieve has passed over
+    _seen_once: set[int] = field(
+        default_factory=set
+    )  # hashes of shapes that the sieve has passed over
     _prefilter_from: int = _PREFILTER_FROM
 
     @property
@@ -124,7 +139,9 @@ class LogReader:
             self._feed_block(chunk[start : start + _BLOCK])
 
     def finish(self) -> Diagnosis:
-        """What the log comes to so far; a last line without its end counts. More may be fed afterwards."""
+        """What the log comes to so far; a last line without its end counts. More may be fed
+        afterwards.
+        """
         self._process_lines(b"".join(self._carry))
         self._carry, self._carried = [], 0
         self._flush()
@@ -157,11 +174,23 @@ class LogReader:
 
     def _process_by_shape(self, lines: Sequence[bytes], shapes: Sequence[bytes]) -> int:
         """How many lines were taken: not all when the actions were forgotten on the way."""
-        counted, limit, generation = self._batches, self._read + _MAX_BUFFERED_BATCHES, self._generation
+        counted, limit, generation = (
+            self._batches,
+            self._read + _MAX_BUFFERED_BATCHES,
+            self._generation,
+        )
         worth: list[set[int]] = []  # filled when first needed
-        skip, again, layout, nccl_line, nccl = _SKIP, _READ_EACH, BatchLineLayout, _NCCL_LINE, self._nccl
+        skip, again, layout, nccl_line, nccl = (
+            _SKIP,
+            _READ_EACH,
+            BatchLineLayout,
+            _NCCL_LINE,
+            self._nccl,
+        )
         for index, action in enumerate(map(self._actions.get, shapes)):
-            if action is skip or (action is None and self._is_skippable(index, lines, shapes, worth)):
+            if action is skip or (
+                action is None and self._is_skippable(index, lines, shapes, worth)
+            ):
                 continue
             raw = lines[index]
             if action.__class__ is layout:
@@ -187,8 +216,12 @@ class LogReader:
         self._batches = counted
         return len(lines)
 
-    def _is_skippable(self, index: int, lines: Sequence[bytes], shapes: Sequence[bytes], worth: list[set[int]]) -> bool:
-        """Whether the sieve passes over a line of unknown shape; the first shapes of a log are all read."""
+    def _is_skippable(
+        self, index: int, lines: Sequence[bytes], shapes: Sequence[bytes], worth: list[set[int]]
+    ) -> bool:
+        """Whether the sieve passes over a line of unknown shape; the first shapes of a log are all
+        read.
+        """
         if self._shape_count < self._prefilter_from:
             self._shape_count += 1
             return False
@@ -196,15 +229,30 @@ class LogReader:
             worth.append(self._lines_to_read(lines, shapes, index))
         return index not in worth[0]
 
-    def _lines_to_read(self, lines: Sequence[bytes], shapes: Sequence[bytes], begin: int) -> set[int]:
-        """Which lines of unknown shape, from `begin` on, must be read. NCCL's calls that are like one that waits are counted here."""
+    def _lines_to_read(
+        self, lines: Sequence[bytes], shapes: Sequence[bytes], begin: int
+    ) -> set[int]:
+        """Which lines of unknown shape, from `begin` on, must be read. NCCL's calls that are like
+        one that waits are counted here.
+        """
         new = [index for index in range(begin, len(shapes)) if shapes[index] not in self._actions]
         text = b"\n".join([shapes[index] for index in new])
         if any(map(text.__contains__, _REQUEST_LOGS)):
-            new = [index for index in new if not any(map(lines[index][:200].__contains__, _REQUEST_LOGS))]
-        calls = {index for index in new if b"opCount" in shapes[index]} if b"opCount" in text else set()
+            new = [
+                index
+                for index in new
+                if not any(map(lines[index][:200].__contains__, _REQUEST_LOGS))
+            ]
+        calls = (
+            {index for index in new if b"opCount" in shapes[index]} if b"opCount" in text else set()
+        )
         new = [index for index in new if index not in calls] if calls else new
-        worth = {new[place] for place in select_lines([lines[index] for index in new], [shapes[index] for index in new])}
+        worth = {
+            new[place]
+            for place in select_lines(
+                [lines[index] for index in new], [shapes[index] for index in new]
+            )
+        }
         self._remember_skipped([shapes[index] for index in new if index not in worth])
         return worth | {index for index in calls if not self._is_known_call(lines[index])}
 
@@ -221,7 +269,9 @@ class LogReader:
         hashes = set(map(hash, dull))
         if again := hashes & self._seen_once:
             room = max(_MAX_SHAPES - len(self._actions) - 1, 0)
-            known = [shape for shape in dull if hash(shape) in again and len(shape) <= _LONGEST_SHAPE]
+            known = [
+                shape for shape in dull if hash(shape) in again and len(shape) <= _LONGEST_SHAPE
+            ]
             self._actions.update(dict.fromkeys(known[:room], _SKIP))
         self._seen_once = hashes if len(self._seen_once) > _MAX_SHAPES else self._seen_once | hashes
 
@@ -264,7 +314,11 @@ class LogReader:
             self._actions[shape] = _SKIP if dull and not numbers_matter else _READ_EACH
         elif not dull:
             self._relevant_counts[shape] = looks = self._relevant_counts.get(shape, 0) + 1
-            if looks >= _MAX_RELEVANT_PER_SHAPE and not numbers_matter and not self._accumulator.is_launch_progress(raw):
+            if (
+                looks >= _MAX_RELEVANT_PER_SHAPE
+                and not numbers_matter
+                and not self._accumulator.is_launch_progress(raw)
+            ):
                 self._actions[shape] = _SKIP
 
     def _clear_full_actions(self) -> None:
@@ -280,7 +334,9 @@ class LogReader:
         if b" batch" in raw and (layout := detect_layout(raw)):
             self._layouts.append(layout)
             return layout
-        if any(map(raw[:200].__contains__, _REQUEST_LOGS)) or not self._accumulator.may_be_relevant(raw):
+        if any(map(raw[:200].__contains__, _REQUEST_LOGS)) or not self._accumulator.may_be_relevant(
+            raw
+        ):
             return _SKIP
         if not _is_one_message(raw):
             return None
@@ -343,15 +399,23 @@ def _is_one_message(raw: bytes) -> bool:
 
 
 def _without_ids(raw: bytes, shape: bytes) -> tuple[bytes, bytes]:
-    """A line of NCCL's calls without its pointers, and the shape of any line without long hexadecimal ids."""
+    """A line of NCCL's calls without its pointers, and the shape of any line without long
+    hexadecimal ids.
+    """
     if b" batch" in raw:
         return raw, raw.translate(None, DIGITS)  # the places of its numbers count
     if b"opCount" in raw:
         raw = _CALL_IDS.sub(b"0", raw)
     plain = _IDS.sub(b"", raw)
-    return raw, plain.translate(None, DIGITS) if len(plain) < len(raw) else raw.translate(None, DIGITS)
+    return raw, plain.translate(None, DIGITS) if len(plain) < len(raw) else raw.translate(
+        None, DIGITS
+    )
 
 
 def _access_log_action(raw: bytes, found: re.Match[bytes]) -> _AnsweredRequest | _Skip:
     health, failed = _HEALTH.search(raw), found[1].startswith(b"5")
-    return _AnsweredRequest(health[1] == b"200" if health else None, failed) if health or failed else _SKIP
+    return (
+        _AnsweredRequest(health[1] == b"200" if health else None, failed)
+        if health or failed
+        else _SKIP
+    )

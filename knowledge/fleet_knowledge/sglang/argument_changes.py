@@ -1,6 +1,8 @@
-"""Owns the changes that SGLang makes to its own arguments and that leave a job's meaning whole: one row each, with versions and source.
+"""Owns the changes that SGLang makes to its own arguments and that leave a job's meaning whole: one
+row each, with versions and source.
 
-A row is about an argument that the job set and that the server shows with another value. What is in no row is a changed configuration.
+A row is about an argument that the job set and that the server shows with another value. What is in
+no row is a changed configuration.
 """
 
 from __future__ import annotations
@@ -11,7 +13,12 @@ from typing import Any
 
 from fleet_knowledge.release import Between, Release
 
-_BACKENDS = ("attention_backend", "decode_attention_backend", "prefill_attention_backend", "speculative_draft_attention_backend")
+_BACKENDS = (
+    "attention_backend",
+    "decode_attention_backend",
+    "prefill_attention_backend",
+    "speculative_draft_attention_backend",
+)
 _EXPERT_BACKENDS = ("deepep", "mooncake", "nixl", "ascend_fuseep", "flashinfer", "mori", "megamoe")
 
 
@@ -26,7 +33,9 @@ class ArgumentChange:
 
 @dataclass(frozen=True, slots=True)
 class KnownChange:
-    """A change that SGLang makes by itself. `versions`: where it was found, an open end meaning up to 0.5.23, the newest that was read."""
+    """A change that SGLang makes by itself. `versions`: where it was found, an open end meaning up
+    to 0.5.23, the newest that was read.
+    """
 
     argument: str
     versions: Between
@@ -52,11 +61,17 @@ def _holds(row: KnownChange, asked: ArgumentChange) -> bool:
 
 def _chain(asked: ArgumentChange) -> bool:
     steps = asked.all_shown.get("speculative_num_steps")
-    return asked.all_shown.get("speculative_eagle_topk") == 1 and isinstance(steps, int) and asked.shown == steps + 1
+    return (
+        asked.all_shown.get("speculative_eagle_topk") == 1
+        and isinstance(steps, int)
+        and asked.shown == steps + 1
+    )
 
 
 def _becomes_with_algorithm(shown: int, *algorithms: str) -> Callable[[ArgumentChange], bool]:
-    return lambda asked: asked.shown == shown and asked.all_shown.get("speculative_algorithm") in algorithms
+    return lambda asked: (
+        asked.shown == shown and asked.all_shown.get("speculative_algorithm") in algorithms
+    )
 
 
 def _becomes(value: Any, shown: Any) -> Callable[[ArgumentChange], bool]:
@@ -81,12 +96,17 @@ def _relaxed_for_dp(asked: ArgumentChange) -> bool:
 
 def _shared_over_dp(asked: ArgumentChange) -> bool:
     ranks = asked.all_shown.get("attn_dp_size") or asked.all_shown.get("dp_size") or 1
-    return bool(asked.all_shown.get("enable_dp_attention")) and int(asked.shown) == int(asked.value) // int(ranks)
+    return bool(asked.all_shown.get("enable_dp_attention")) and int(asked.shown) == int(
+        asked.value
+    ) // int(ranks)
 
 
 def _experts_over_all(asked: ArgumentChange) -> bool:
     switched = asked.all_shown.get("enable_ep_moe") or asked.all_shown.get("enable_deepep_moe")
-    return bool(asked.shown == asked.all_shown.get("tp_size") and (switched or asked.all_shown.get("moe_a2a_backend") in _EXPERT_BACKENDS))
+    return bool(
+        asked.shown == asked.all_shown.get("tp_size")
+        and (switched or asked.all_shown.get("moe_a2a_backend") in _EXPERT_BACKENDS)
+    )
 
 
 def _off_with_speculation(asked: ArgumentChange) -> bool:
@@ -94,7 +114,13 @@ def _off_with_speculation(asked: ArgumentChange) -> bool:
 
 
 def _overlap_off(asked: ArgumentChange) -> bool:
-    return bool(asked.shown and (asked.all_shown.get("speculative_algorithm") or (asked.all_shown.get("pp_size") or 1) > 1))
+    return bool(
+        asked.shown
+        and (
+            asked.all_shown.get("speculative_algorithm")
+            or (asked.all_shown.get("pp_size") or 1) > 1
+        )
+    )
 
 
 def _one_rank(asked: ArgumentChange) -> bool:
@@ -103,7 +129,9 @@ def _one_rank(asked: ArgumentChange) -> bool:
 
 def _ngram_breadth(asked: ArgumentChange) -> bool:
     shown = asked.all_shown
-    return shown.get("speculative_algorithm") == "NGRAM" and asked.shown == shown.get("speculative_ngram_max_bfs_breadth")
+    return shown.get("speculative_algorithm") == "NGRAM" and asked.shown == shown.get(
+        "speculative_ngram_max_bfs_breadth"
+    )
 
 
 _ARGS = "sglang server_args.py"

@@ -1,4 +1,6 @@
-"""Owns the configuration that a server really runs: what SGLang corrects, overwrites or would take anyway. Judges nothing."""
+"""Owns the configuration that a server really runs: what SGLang corrects, overwrites or would take
+anyway. Judges nothing.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ _SPECULATION = (STEPS, TOPK, DRAFT_TOKENS, DRAFT)
 
 @dataclass(frozen=True, slots=True)
 class IneffectiveSetting:
-    """One setting that changes nothing. `subject` is `args.NAME` or `env.NAME`; `why` completes `it changes nothing: …`."""
+    """One setting that changes nothing. `subject` is `args.NAME` or `env.NAME`; `why` completes `it
+    changes nothing: …`.
+    """
 
     subject: str
     why: str
@@ -33,7 +37,9 @@ class IneffectiveSetting:
 
 @dataclass(frozen=True, slots=True)
 class EffectiveConfiguration:
-    """What takes effect, and the settings that do not. Two servers with the same `args` and `env` here are one."""
+    """What takes effect, and the settings that do not. Two servers with the same `args` and `env`
+    here are one.
+    """
 
     args: Mapping[str, Any]
     env: Mapping[str, str]
@@ -42,7 +48,10 @@ class EffectiveConfiguration:
     @property
     def identity(self) -> str:
         """A text that is the same for servers that run alike."""
-        return json.dumps([{name: str(value) for name, value in self.args.items()}, dict(self.env)], sort_keys=True)
+        return json.dumps(
+            [{name: str(value) for name, value in self.args.items()}, dict(self.env)],
+            sort_keys=True,
+        )
 
 
 def resolve_configuration(asked: ServerConfiguration) -> EffectiveConfiguration:
@@ -58,8 +67,16 @@ def _with_resolved_arguments(asked: ServerConfiguration, args: dict[str, Any]) -
     settled = resolve_speculation(asked)
     if not settled.algorithm:
         return args
-    chain = {change.argument: change.used for change in settled.adjustments if args.get(change.argument) is not None}
-    chain |= {DRAFT_TOKENS: settled.draft_tokens} if settled.topk == 1 and settled.draft_tokens is not None else {}
+    chain = {
+        change.argument: change.used
+        for change in settled.adjustments
+        if args.get(change.argument) is not None
+    }
+    chain |= (
+        {DRAFT_TOKENS: settled.draft_tokens}
+        if settled.topk == 1 and settled.draft_tokens is not None
+        else {}
+    )
     return args | {ALGORITHM: settled.algorithm} | chain
 
 
@@ -67,7 +84,9 @@ def _ineffective_arguments(asked: ServerConfiguration) -> Iterator[IneffectiveSe
     speculates = bool(asked.text(ALGORITHM))
     for name, value in asked.args.items():
         if name.startswith("speculative_") and name != ALGORITHM and not speculates:
-            yield IneffectiveSetting(f"args.{name}", f"no `{ALGORITHM}` is given, so nothing is speculated")
+            yield IneffectiveSetting(
+                f"args.{name}", f"no `{ALGORITHM}` is given, so nothing is speculated"
+            )
         elif _is_default(name, value):
             yield IneffectiveSetting(f"args.{name}", f"{value} is SGLang's default")
     if speculates and resolve_speculation(asked).algorithm == "NGRAM" and asked.text(DRAFT):
@@ -76,7 +95,12 @@ def _ineffective_arguments(asked: ServerConfiguration) -> Iterator[IneffectiveSe
 
 def _is_default(name: str, value: Any) -> bool:
     entry = known_arguments().get(name)
-    if entry is None or not entry.default or not isinstance(value, str | int | float) or isinstance(value, bool):
+    if (
+        entry is None
+        or not entry.default
+        or not isinstance(value, str | int | float)
+        or isinstance(value, bool)
+    ):
         return False
     if str(value) == entry.default:
         return True
@@ -92,8 +116,14 @@ def _ineffective_variables(asked: ServerConfiguration) -> Iterator[IneffectiveSe
     for name in asked.env:
         if name in lost:
             change = lost[name].change
-            yield IneffectiveSetting(f"env.{name}", f"SGLang sets it itself{f' because of {change.why}' if change.why else ''}")
+            yield IneffectiveSetting(
+                f"env.{name}",
+                f"SGLang sets it itself{f' because of {change.why}' if change.why else ''}",
+            )
         elif name.startswith(("NCCL_", "RCCL_")) and not nccl:
-            yield IneffectiveSetting(f"env.{name}", "the server has no ranks that exchange through NCCL (one GPU, replicas only, or a CPU)")
+            yield IneffectiveSetting(
+                f"env.{name}",
+                "the server has no ranks that exchange through NCCL (one GPU, replicas only, or a CPU)",
+            )
         elif name == "SGLANG_SIMULATE_ACC_LEN" and not asked.text(ALGORITHM):
             yield IneffectiveSetting(f"env.{name}", "nothing is speculated")

@@ -1,4 +1,6 @@
-"""Owns which variables SGLang itself sets or overwrites, by version, and which variables contradict arguments. Reads no environment."""
+"""Owns which variables SGLang itself sets or overwrites, by version, and which variables contradict
+arguments. Reads no environment.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ _OWN = ("SGLANG_", "SGL_")
 
 @dataclass(frozen=True, slots=True)
 class VariableChange:
-    """What SGLang does to a variable at its start. `value` empty: it differs from launch to launch. `when` decides by the arguments;
+    """What SGLang does to a variable at its start. `value` empty: it differs from launch to launch.
+    `when` decides by the arguments;
     `why` says the condition in words, empty when there is none."""
 
     variable: str
@@ -58,7 +61,11 @@ def _nvls_or_symmetric(asked: ServerConfiguration) -> bool:
 
 
 def _deterministic(asked: ServerConfiguration) -> bool:
-    return asked.is_on("enable_deterministic_inference") and asked.size("tp_size") > 1 and asked.text("device") != "cpu"
+    return (
+        asked.is_on("enable_deterministic_inference")
+        and asked.size("tp_size") > 1
+        and asked.text("device") != "cpu"
+    )
 
 
 _ENGINE = "entrypoints/engine.py, _set_envs_and_config, of each version"
@@ -66,22 +73,42 @@ _BY_ARGUMENT = "0.5.3, 0.5.9 server_args.py, 0.5.18 - 0.5.23 attention_hook.py"
 # enable_deterministic_inference itself came with 0.5.3.
 _DETERMINISTIC = "enable_deterministic_inference with tp_size above 1"
 
-# Up to 0.5.4.post1 the first two are set whatever the user gave (0.4.1 - 0.5.4.post1); from 0.5.4.post2 on only where they are unset,
+# Up to 0.5.4.post1 the first two are set whatever the user gave (0.4.1 - 0.5.4.post1); from
+# 0.5.4.post2 on only where they are unset,
 # or where an argument asks for them. 0.5.4.post2 is the first release that keeps NCCL_CUMEM_ENABLE.
 VARIABLE_CHANGES: tuple[VariableChange, ...] = (
     VariableChange("CUDA_DEVICE_MAX_CONNECTIONS", "4", Between("", "0.5.4"), _ENGINE, _always),
     VariableChange("CUDA_DEVICE_MAX_CONNECTIONS", "8", Between("0.5.4.post1"), _ENGINE, _always),
     VariableChange("NCCL_CUMEM_ENABLE", "0", Between("", "0.5.4.post1"), _ENGINE, _not_symmetric),
-    VariableChange("NCCL_CUMEM_ENABLE", "1", Between("0.5.0"), _ENGINE, _symmetric, "enable_symm_mem"),
-    VariableChange("NCCL_NVLS_ENABLE", "0", Between("", "0.5.4.post1"), _ENGINE, _neither_nvls_nor_symmetric),
-    VariableChange("NCCL_NVLS_ENABLE", "1", Between("0.4.6"), _ENGINE, _nvls_or_symmetric, "enable_nccl_nvls or enable_symm_mem"),
-    VariableChange("TORCH_NCCL_AVOID_RECORD_STREAMS", "1", Between("", "0.4.9.post6"), _ENGINE, _always),
+    VariableChange(
+        "NCCL_CUMEM_ENABLE", "1", Between("0.5.0"), _ENGINE, _symmetric, "enable_symm_mem"
+    ),
+    VariableChange(
+        "NCCL_NVLS_ENABLE", "0", Between("", "0.5.4.post1"), _ENGINE, _neither_nvls_nor_symmetric
+    ),
+    VariableChange(
+        "NCCL_NVLS_ENABLE",
+        "1",
+        Between("0.4.6"),
+        _ENGINE,
+        _nvls_or_symmetric,
+        "enable_nccl_nvls or enable_symm_mem",
+    ),
+    VariableChange(
+        "TORCH_NCCL_AVOID_RECORD_STREAMS", "1", Between("", "0.4.9.post6"), _ENGINE, _always
+    ),
     VariableChange("CUDA_MODULE_LOADING", "AUTO", Between("0.4.6", "0.5.15"), _ENGINE, _always),
     VariableChange("TF_CPP_MIN_LOG_LEVEL", "3", Between("", "0.5.5"), _ENGINE, _always),
     VariableChange("SGLANG_RUN_ID", "", Between("0.5.1"), _ENGINE, _always),
-    VariableChange("NCCL_ALGO", "allreduce:tree", Between(), _BY_ARGUMENT, _deterministic, _DETERMINISTIC),
-    VariableChange("NCCL_MIN_NCHANNELS", "8", Between("0.5.18"), _BY_ARGUMENT, _deterministic, _DETERMINISTIC),
-    VariableChange("NCCL_MAX_NCHANNELS", "8", Between("0.5.18"), _BY_ARGUMENT, _deterministic, _DETERMINISTIC),
+    VariableChange(
+        "NCCL_ALGO", "allreduce:tree", Between(), _BY_ARGUMENT, _deterministic, _DETERMINISTIC
+    ),
+    VariableChange(
+        "NCCL_MIN_NCHANNELS", "8", Between("0.5.18"), _BY_ARGUMENT, _deterministic, _DETERMINISTIC
+    ),
+    VariableChange(
+        "NCCL_MAX_NCHANNELS", "8", Between("0.5.18"), _BY_ARGUMENT, _deterministic, _DETERMINISTIC
+    ),
 )
 
 # What SGLang sets where the user gave nothing, from 0.5.4.post2 on; earlier ones are in CHANGES.
@@ -90,7 +117,9 @@ DEFAULTS_WHEN_UNSET: Mapping[str, str] = {"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_E
 
 @dataclass(frozen=True, slots=True)
 class VariableOverwrite:
-    """A variable of the job that a change takes away. `sure` False: only in versions of the range, and ours is not known."""
+    """A variable of the job that a change takes away. `sure` False: only in versions of the range,
+    and ours is not known.
+    """
 
     change: VariableChange
     sure: bool
@@ -103,13 +132,21 @@ def find_overwrites(asked: ServerConfiguration) -> Iterator[VariableOverwrite]:
         held = [(row, certainty_of(row.versions, asked.release)) for row in rows]
         if all(row.value == value for row, how in held if how) and held:
             continue
-        found = [VariableOverwrite(row, how == Certainty.YES or _cover_every_version(rows)) for row, how in held if how]
+        found = [
+            VariableOverwrite(row, how == Certainty.YES or _cover_every_version(rows))
+            for row, how in held
+            if how
+        ]
         yield from found[:1]
 
 
 def _cover_every_version(rows: list[VariableChange]) -> bool:
-    """True when the rows together leave no version out, so that the variable is overwritten whatever ours is."""
-    return any(not row.versions.first for row in rows) and any(not row.versions.last for row in rows)
+    """True when the rows together leave no version out, so that the variable is overwritten
+    whatever ours is.
+    """
+    return any(not row.versions.first for row in rows) and any(
+        not row.versions.last for row in rows
+    )
 
 
 def apply_environment_rules(asked: ServerConfiguration) -> Iterator[RuleFinding]:
@@ -125,48 +162,81 @@ def apply_environment_rules(asked: ServerConfiguration) -> Iterator[RuleFinding]
 
 def _overwrite_finding(asked: ServerConfiguration, found: VariableOverwrite) -> RuleFinding:
     row = found.change
-    values = [one for one in VARIABLE_CHANGES if one.variable == row.variable and one.when(asked) and certainty_of(one.versions, asked.release)]
-    new_values = ", ".join((one.value or "a value of its own") + ("" if asked.release else _span(one.versions)) for one in values)
+    values = [
+        one
+        for one in VARIABLE_CHANGES
+        if one.variable == row.variable
+        and one.when(asked)
+        and certainty_of(one.versions, asked.release)
+    ]
+    new_values = ", ".join(
+        (one.value or "a value of its own") + ("" if asked.release else _span(one.versions))
+        for one in values
+    )
     because = f" because of {row.why}" if row.why else ""
     severity = WARNING if found.sure else INFO
     effect = "has no effect" if found.sure else "may have no effect"
     kept = "" if found.sure else "; other versions keep it"
     message = f"`{row.variable}` {effect}: SGLang sets it itself{because} ({new_values}){kept}"
-    return RuleFinding("variable_overwritten", severity, f"env.{row.variable}", message, _instead(row))
+    return RuleFinding(
+        "variable_overwritten", severity, f"env.{row.variable}", message, _instead(row)
+    )
 
 
 def _span(versions: Between) -> str:
-    return "" if versions == Between() else f" in {versions}" if versions.first and versions.last else f" {versions}"
+    return (
+        ""
+        if versions == Between()
+        else f" in {versions}"
+        if versions.first and versions.last
+        else f" {versions}"
+    )
 
 
 def _instead(row: VariableChange) -> str:
     if row.variable == "NCCL_NVLS_ENABLE":
         return "enable_nccl_nvls: true in args turns NVLS on in every version"
     if row.variable == "NCCL_CUMEM_ENABLE":
-        return "SGLang 0.5.4.post2 and newer keep the job's value; enable_symm_mem: true turns it on"
+        return (
+            "SGLang 0.5.4.post2 and newer keep the job's value; enable_symm_mem: true turns it on"
+        )
     return f"leave it out, or leave {row.why} out" if row.why else "leave it out"
 
 
 def _cpu_engine(asked: ServerConfiguration) -> Iterator[RuleFinding]:
-    """utils.is_cpu: the CPU engine is chosen by the variable alone from 0.4.7 on; `device` must agree (0.5.9, 0.5.23 utils/common.py)."""
+    """utils.is_cpu: the CPU engine is chosen by the variable alone from 0.4.7 on; `device` must
+    agree (0.5.9, 0.5.23 utils/common.py).
+    """
     on, device = asked.env.get("SGLANG_USE_CPU_ENGINE") == "1", asked.text("device")
     if on and device != "cpu":
         device_text = f"device is {device}" if device else "device is not given"
         message = f"SGLANG_USE_CPU_ENGINE=1 asks for a CPU server, and {device_text}"
         hint = "write device: cpu in args and gpus: 0, or take the variable away"
-        yield RuleFinding("variable_contradicts_argument", WARNING, "env.SGLANG_USE_CPU_ENGINE", message, hint)
+        yield RuleFinding(
+            "variable_contradicts_argument", WARNING, "env.SGLANG_USE_CPU_ENGINE", message, hint
+        )
     elif device == "cpu" and not on:
         message = "`device: cpu` without SGLANG_USE_CPU_ENGINE=1: SGLang takes its CPU kernels by that variable alone"
-        yield RuleFinding("variable_contradicts_argument", WARNING, "args.device", message, 'write SGLANG_USE_CPU_ENGINE: "1" in env')
+        yield RuleFinding(
+            "variable_contradicts_argument",
+            WARNING,
+            "args.device",
+            message,
+            'write SGLANG_USE_CPU_ENGINE: "1" in env',
+        )
 
 
 def _both_names(asked: ServerConfiguration) -> Iterator[RuleFinding]:
-    """environ.py copies an old SGL_ name to the SGLANG_ one, which wins where both are given (from 0.5.4)."""
+    """environ.py copies an old SGL_ name to the SGLANG_ one, which wins where both are given (from
+    0.5.4).
+    """
     for name in asked.env:
         twin = "SGLANG_" + name.removeprefix("SGL_")
         if name.startswith("SGL_") and twin in asked.env and asked.env[twin] != asked.env[name]:
             message = f"`{name}` and `{twin}` are one setting with two values"
-            yield RuleFinding("variable_contradicts_variable", WARNING, f"env.{name}", message, f"keep {twin}")
+            yield RuleFinding(
+                "variable_contradicts_variable", WARNING, f"env.{name}", message, f"keep {twin}"
+            )
 
 
 def _arguments_too(asked: ServerConfiguration) -> Iterator[RuleFinding]:
@@ -175,7 +245,9 @@ def _arguments_too(asked: ServerConfiguration) -> Iterator[RuleFinding]:
             given = "is given" if asked.is_on(argument) else "is not given"
             message = f"`{variable}={asked.env[variable]}`, and `{argument}` {given}: up to SGLang 0.5.6 the argument wins, later neither"
             hint = f"write {argument}: {'true' if asked.is_variable_on(variable) else 'false'} in args instead"
-            yield RuleFinding("variable_contradicts_argument", WARNING, f"env.{variable}", message, hint)
+            yield RuleFinding(
+                "variable_contradicts_argument", WARNING, f"env.{variable}", message, hint
+            )
 
 
 _TWINS: Mapping[str, str] = {
@@ -183,7 +255,11 @@ _TWINS: Mapping[str, str] = {
     "SGLANG_ENABLE_TORCH_COMPILE": "enable_torch_compile",
 }
 
-_RULES: tuple[Callable[[ServerConfiguration], Iterator[RuleFinding]], ...] = (_cpu_engine, _both_names, _arguments_too)
+_RULES: tuple[Callable[[ServerConfiguration], Iterator[RuleFinding]], ...] = (
+    _cpu_engine,
+    _both_names,
+    _arguments_too,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,8 +270,12 @@ class _Names:
 
 @cache
 def _names() -> _Names:
-    lines = files(__package__).joinpath("sglang_variables.txt").read_text(encoding="utf-8").splitlines()
-    [read] = [line.removeprefix("# read: ").split() for line in lines if line.startswith("# read: ")]
+    lines = (
+        files(__package__).joinpath("sglang_variables.txt").read_text(encoding="utf-8").splitlines()
+    )
+    [read] = [
+        line.removeprefix("# read: ").split() for line in lines if line.startswith("# read: ")
+    ]
     rows = (line.split() for line in lines if line and not line.startswith("#"))
     seen = {name: (first, "" if last == "-" else last) for name, first, last in rows}
     return _Names(tuple(release for text in read if (release := Release.read(text))), seen)
@@ -206,12 +286,23 @@ def _own_variable(asked: ServerConfiguration, name: str) -> Iterator[RuleFinding
     if name not in names.seen:
         near = get_close_matches(name[:80], list(names.seen), n=1, cutoff=0.8)
         message = f"`{name[:80]}` is not a variable of the SGLang releases read (up to {NEWEST_SGLANG_READ})"
-        hint = f"did you mean `{near[0]}`?" if near else "check its spelling; it is passed on as it is"
+        hint = (
+            f"did you mean `{near[0]}`?" if near else "check its spelling; it is passed on as it is"
+        )
         yield RuleFinding("unknown_variable", WARNING, f"env.{name}", message, hint)
         return
     first, last = names.seen[name]
-    if asked.release and certainty_of_presence(first, last, names.read, asked.release) == Certainty.NO:
+    if (
+        asked.release
+        and certainty_of_presence(first, last, names.read, asked.release) == Certainty.NO
+    ):
         ended = asked.release > (Release.read(last) or asked.release) if last else False
         span = f"the last to name it is {last}" if ended else f"it came with {first}"
         message = f"SGLang {asked.release} does not read `{name}`: {span}"
-        yield RuleFinding("unknown_variable", WARNING, f"env.{name}", message, "leave it out, or use another version")
+        yield RuleFinding(
+            "unknown_variable",
+            WARNING,
+            f"env.{name}",
+            message,
+            "leave it out, or use another version",
+        )

@@ -1,4 +1,6 @@
-"""Owns which options of SGLang's server take a number, and which texts each takes for one. Judges no size."""
+"""Owns which options of SGLang's server take a number, and which texts each takes for one. Judges
+no size.
+"""
 
 from __future__ import annotations
 
@@ -7,24 +9,37 @@ from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 
-_COUNTED = re.compile(r"\s*([0-9]+(\.[0-9]+)?(k|M|G|T)|[0-9]+(Ki|Mi|Gi|Ti))\s*")  # human_readable_int of sglang/srt/utils/common.py
+_COUNTED = re.compile(
+    r"\s*([0-9]+(\.[0-9]+)?(k|M|G|T)|[0-9]+(Ki|Mi|Gi|Ti))\s*"
+)  # human_readable_int of sglang/srt/utils/common.py
 WHOLE, COUNTED, NUMBER = "whole", "counted", "number"
 
 
 @cache
 def numeric_arguments() -> Mapping[str, str]:
     """Option → `whole`, `counted` or `number`, by SGLang's own name."""
-    lines = files(__package__).joinpath("numeric_arguments.txt").read_text(encoding="utf-8").splitlines()
+    lines = (
+        files(__package__)
+        .joinpath("numeric_arguments.txt")
+        .read_text(encoding="utf-8")
+        .splitlines()
+    )
     words = (line.split() for line in lines if line and not line.startswith("#"))
     return {name: kind for name, kind in words}
 
 
 def accepts_value(name: str, value: object) -> bool:
-    """What argparse makes of the value's text. True for an option that is not known to take a number."""
+    """What argparse makes of the value's text. True for an option that is not known to take a
+    number.
+    """
     kind, text = numeric_arguments().get(name), str(value)
     if kind is None:
         return True
-    return _is(int, text) or (kind == COUNTED and bool(_COUNTED.fullmatch(text))) or (kind == NUMBER and _is(float, text))
+    return (
+        _is(int, text)
+        or (kind == COUNTED and bool(_COUNTED.fullmatch(text)))
+        or (kind == NUMBER and _is(float, text))
+    )
 
 
 def _is(read: type[int] | type[float], text: str) -> bool:

@@ -19,11 +19,22 @@ from fleet_knowledge.sglang_releases import Certainty, certainty_of
 _EP_IS_TP: tuple[tuple[str, Any], ...] = (
     ("moe_a2a_backend", "deepep"), ("moe_a2a_backend", "mooncake"), ("enable_ep_moe", True), ("enable_deepep_moe", True),
 )  # fmt: skip
-_SIZES = ("tp_size", "pp_size", "dp_size", "ep_size", "attn_dp_size", "moe_dp_size", "attn_cp_size", "dcp_size")
+_SIZES = (
+    "tp_size",
+    "pp_size",
+    "dp_size",
+    "ep_size",
+    "attn_dp_size",
+    "moe_dp_size",
+    "attn_cp_size",
+    "dcp_size",
+)
 
 
 def count_ranks(args: Mapping[str, Any]) -> int:
-    """Processes with a GPU each: tensor × pipeline sizes, times the replicas of data parallelism; data-parallel attention adds none."""
+    """Processes with a GPU each: tensor × pipeline sizes, times the replicas of data parallelism;
+    data-parallel attention adds none.
+    """
     asked = ServerConfiguration(args)
     return asked.size("tp_size") * asked.size("pp_size") * count_replicas(asked)
 
@@ -44,7 +55,9 @@ def count_needed_gpus(args: Mapping[str, Any]) -> int:
 
 
 def exchanges_over_nccl(args: Mapping[str, Any]) -> bool:
-    """True when ranks exchange tensors through NCCL: several GPU ranks in one copy of the model. Replicas exchange none."""
+    """True when ranks exchange tensors through NCCL: several GPU ranks in one copy of the model.
+    Replicas exchange none.
+    """
     asked = ServerConfiguration(args)
     return not is_on_cpu(args) and asked.size("tp_size") * asked.size("pp_size") > 1
 
@@ -59,7 +72,13 @@ def _sizes(asked: ServerConfiguration) -> Iterator[RuleFinding]:
     for name in _SIZES:
         value = asked.args.get(name)
         if value is not None and (asked.number(name) or 0) < 1:
-            yield RuleFinding("bad_parallel_size", ERROR, f"args.{name}", f"`{name}` is {value!r}, not a number above 0", "write 1 or more")
+            yield RuleFinding(
+                "bad_parallel_size",
+                ERROR,
+                f"args.{name}",
+                f"`{name}` is {value!r}, not a number above 0",
+                "write 1 or more",
+            )
 
 
 def _gpus(asked: ServerConfiguration) -> Iterator[RuleFinding]:
@@ -67,22 +86,48 @@ def _gpus(asked: ServerConfiguration) -> Iterator[RuleFinding]:
         return
     needed, here = count_needed_gpus(asked.args), asked.gpus * asked.nodes
     if needed > here:
-        given = f"gpus is {asked.gpus}" + (f" on each of {asked.nodes} hosts" if asked.nodes > 1 else "")
+        given = f"gpus is {asked.gpus}" + (
+            f" on each of {asked.nodes} hosts" if asked.nodes > 1 else ""
+        )
         message = f"{given}, but the arguments take {needed} ({_product(asked)}), a GPU for each rank: the launch fails"
-        hint = "write gpus: 0 with device: cpu in args for a CPU server, or " if asked.gpus == 0 else ""
+        hint = (
+            "write gpus: 0 with device: cpu in args for a CPU server, or "
+            if asked.gpus == 0
+            else ""
+        )
         hint += f"write gpus: {-(-needed // asked.nodes)}, or smaller sizes"
-        shared = count_replicas(asked) > 1 and asked.size("tp_size") * asked.size("pp_size") <= here and asked.gpus > 0
-        hint += "; where data-parallel attention is meant, whose ranks share the GPUs: enable_dp_attention: true" if shared else ""
+        shared = (
+            count_replicas(asked) > 1
+            and asked.size("tp_size") * asked.size("pp_size") <= here
+            and asked.gpus > 0
+        )
+        hint += (
+            "; where data-parallel attention is meant, whose ranks share the GPUs: enable_dp_attention: true"
+            if shared
+            else ""
+        )
         yield RuleFinding("too_few_gpus", ERROR, "gpus", message, hint)
     elif needed < here and is_on_cpu(asked.args):
-        yield RuleFinding("gpus_mismatch", WARNING, "gpus", f"gpus is {asked.gpus}, but `device: cpu` takes none", "write gpus: 0")
+        yield RuleFinding(
+            "gpus_mismatch",
+            WARNING,
+            "gpus",
+            f"gpus is {asked.gpus}, but `device: cpu` takes none",
+            "write gpus: 0",
+        )
     elif needed < here:
         message = f"gpus is {asked.gpus}, but the arguments take {needed} ({_product(asked)}): the others stand idle"
-        yield RuleFinding("gpus_mismatch", WARNING, "gpus", message, f"write gpus: {needed}, or leave it out")
+        yield RuleFinding(
+            "gpus_mismatch", WARNING, "gpus", message, f"write gpus: {needed}, or leave it out"
+        )
 
 
 def _product(asked: ServerConfiguration) -> str:
-    parts = [f"tp_size {asked.size('tp_size')}", f"pp_size {asked.size('pp_size')}", f"dp_size {count_replicas(asked)}"]
+    parts = [
+        f"tp_size {asked.size('tp_size')}",
+        f"pp_size {asked.size('pp_size')}",
+        f"dp_size {count_replicas(asked)}",
+    ]
     return " × ".join(part for part in parts if not part.endswith(" 1")) or "tp_size 1"
 
 
@@ -92,24 +137,48 @@ def _dp_attention(asked: ServerConfiguration) -> Iterator[RuleFinding]:
     width = groups if groups > 1 else dp if asked.is_on("enable_dp_attention") else 1
     if tp % width:
         message = f"tp_size {tp} is not a multiple of `{name}` {width}: SGLang stops with an AssertionError"
-        yield RuleFinding("parallel_sizes_disagree", ERROR, f"args.{name}", message, f"choose a `{name}` that divides {tp}")
+        yield RuleFinding(
+            "parallel_sizes_disagree",
+            ERROR,
+            f"args.{name}",
+            message,
+            f"choose a `{name}` that divides {tp}",
+        )
     if groups > 1 and dp > 1 and not asked.is_on("enable_dp_attention"):
         message = f"dp_size {dp} replicas together with attn_dp_size {groups} are refused"
-        yield RuleFinding("parallel_sizes_disagree", ERROR, "args.attn_dp_size", message, "keep one of the two")
+        yield RuleFinding(
+            "parallel_sizes_disagree", ERROR, "args.attn_dp_size", message, "keep one of the two"
+        )
     if asked.is_on("enable_dp_attention") and max(dp, groups) == 1:
         message = "`enable_dp_attention` has no effect with dp_size 1: SGLang turns it off"
-        yield RuleFinding("argument_without_effect", WARNING, "args.enable_dp_attention", message, "give dp_size, or leave it out")
+        yield RuleFinding(
+            "argument_without_effect",
+            WARNING,
+            "args.enable_dp_attention",
+            message,
+            "give dp_size, or leave it out",
+        )
 
 
 def _experts(asked: ServerConfiguration) -> Iterator[RuleFinding]:
     tp, ep = asked.size("tp_size"), asked.size("ep_size")
-    forced = next((f"{name}: {value}" for name, value in _EP_IS_TP if asked.args.get(name) == value), None)
+    forced = next(
+        (f"{name}: {value}" for name, value in _EP_IS_TP if asked.args.get(name) == value), None
+    )
     if forced and asked.args.get("ep_size") is not None and ep != tp:
         message = f"SGLang runs ep_size {tp}, not {ep}: `{forced}` makes it the same as tp_size"
-        yield RuleFinding("argument_adjusted", WARNING, "args.ep_size", message, f"write {tp}, or leave it out")
+        yield RuleFinding(
+            "argument_adjusted", WARNING, "args.ep_size", message, f"write {tp}, or leave it out"
+        )
     elif not forced and tp % ep:
         message = f"tp_size {tp} is not a multiple of ep_size {ep}: expert groups lie inside the tensor-parallel group"
-        yield RuleFinding("parallel_sizes_disagree", ERROR, "args.ep_size", message, f"choose an ep_size that divides {tp}")
+        yield RuleFinding(
+            "parallel_sizes_disagree",
+            ERROR,
+            "args.ep_size",
+            message,
+            f"choose an ep_size that divides {tp}",
+        )
 
 
 def _nodes(asked: ServerConfiguration) -> Iterator[RuleFinding]:
@@ -118,10 +187,24 @@ def _nodes(asked: ServerConfiguration) -> Iterator[RuleFinding]:
     product = asked.size("tp_size") * asked.size("pp_size")
     if product % asked.nodes:
         message = f"tp_size × pp_size is {product}, not a multiple of {asked.nodes} hosts: SGLang stops with an AssertionError"
-        yield RuleFinding("parallel_sizes_disagree", ERROR, "args.tp_size", message, f"choose sizes whose product divides by {asked.nodes}")
+        yield RuleFinding(
+            "parallel_sizes_disagree",
+            ERROR,
+            "args.tp_size",
+            message,
+            f"choose sizes whose product divides by {asked.nodes}",
+        )
     if count_replicas(asked) > 1:
-        message = "replicas of data parallelism do not span hosts: SGLang stops with an AssertionError"
-        yield RuleFinding("parallel_sizes_disagree", ERROR, "args.dp_size", message, "use data-parallel attention, or one host")
+        message = (
+            "replicas of data parallelism do not span hosts: SGLang stops with an AssertionError"
+        )
+        yield RuleFinding(
+            "parallel_sizes_disagree",
+            ERROR,
+            "args.dp_size",
+            message,
+            "use data-parallel attention, or one host",
+        )
 
 
 def _placed(asked: ServerConfiguration) -> Iterator[RuleFinding]:
@@ -129,21 +212,55 @@ def _placed(asked: ServerConfiguration) -> Iterator[RuleFinding]:
     if is_on_cpu(asked.args) or (base == 0 and step == 1):
         return
     local = max(count_needed_gpus(asked.args) // asked.nodes, 1)
-    last, have = base + (local - 1) * step, count_needed_gpus(asked.args) if asked.gpus is None else asked.gpus
+    last, have = (
+        base + (local - 1) * step,
+        count_needed_gpus(asked.args) if asked.gpus is None else asked.gpus,
+    )
     at = "args.base_gpu_id" if base else "args.gpu_id_step"
     if last >= have:
         message = f"the last rank takes GPU {last}, but the launch sees {have}, numbered from 0: the agent gives each launch its own"
-        yield RuleFinding("gpu_out_of_range", ERROR, at, message, "leave base_gpu_id and gpu_id_step out")
+        yield RuleFinding(
+            "gpu_out_of_range", ERROR, at, message, "leave base_gpu_id and gpu_id_step out"
+        )
 
 
 def _pipeline(asked: ServerConfiguration) -> Iterator[RuleFinding]:
-    if asked.size("pp_size") > 1 and certainty_of(Between("", "0.4.5"), asked.release) == Certainty.YES:
+    if (
+        asked.size("pp_size") > 1
+        and certainty_of(Between("", "0.4.5"), asked.release) == Certainty.YES
+    ):
         message = f"SGLang {asked.release} has no pipeline parallelism: it came with 0.4.6"
-        yield RuleFinding("parallel_sizes_disagree", ERROR, "args.pp_size", message, "use tp_size, or a newer version")
+        yield RuleFinding(
+            "parallel_sizes_disagree",
+            ERROR,
+            "args.pp_size",
+            message,
+            "use tp_size, or a newer version",
+        )
     if asked.size("pp_size") > 1 and asked.is_on("enable_mixed_chunk"):
-        severity = WARNING if asked.release is None else ERROR if certainty_of(Between("", "0.5.9"), asked.release) else INFO
+        severity = (
+            WARNING
+            if asked.release is None
+            else ERROR
+            if certainty_of(Between("", "0.5.9"), asked.release)
+            else INFO
+        )
         message = "`enable_mixed_chunk` and pp_size above 1 exclude each other up to SGLang 0.5.9"
-        yield RuleFinding("parallel_sizes_disagree", severity, "args.enable_mixed_chunk", message, "leave one of them out")
+        yield RuleFinding(
+            "parallel_sizes_disagree",
+            severity,
+            "args.enable_mixed_chunk",
+            message,
+            "leave one of them out",
+        )
 
 
-_RULES: tuple[Callable[[ServerConfiguration], Iterator[RuleFinding]], ...] = (_sizes, _gpus, _dp_attention, _experts, _nodes, _placed, _pipeline)
+_RULES: tuple[Callable[[ServerConfiguration], Iterator[RuleFinding]], ...] = (
+    _sizes,
+    _gpus,
+    _dp_attention,
+    _experts,
+    _nodes,
+    _placed,
+    _pipeline,
+)

@@ -1,4 +1,6 @@
-"""Owns which options SGLang retired, from which version on, and what took their place; knows no other option."""
+"""Owns which options SGLang retired, from which version on, and what took their place; knows no
+other option.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from fleet_knowledge.release import Between
 
 @dataclass(frozen=True, slots=True)
 class RetiredArgument:
-    """`versions` still take the option and warn. `instead` is what to write, empty when nothing is needed."""
+    """`versions` still take the option and warn. `instead` is what to write, empty when nothing is
+    needed.
+    """
 
     versions: Between
     instead: str
@@ -21,7 +25,8 @@ def _rows(source: str, versions: Between, **instead: str) -> dict[str, RetiredAr
     return {name: RetiredArgument(versions, text, source) for name, text in instead.items()}
 
 
-# Source of each row: the option's own help or its action in sglang/srt/server_args.py (arg_groups from 0.5.15) of the wheels named.
+# Source of each row: the option's own help or its action in sglang/srt/server_args.py (arg_groups
+# from 0.5.15) of the wheels named.
 RETIRED_ARGUMENTS: Mapping[str, RetiredArgument] = {
     **_rows(
         "0.4.1 server_args.py", Between("0.4.1", "0.4.2"),

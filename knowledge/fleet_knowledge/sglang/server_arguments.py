@@ -1,4 +1,6 @@
-"""Owns the options of SGLang's server by version: spellings, kinds, what was renamed. Judges no value."""
+"""Owns the options of SGLang's server by version: spellings, kinds, what was renamed. Judges no
+value.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,11 @@ _SHORTEST_BEGINNING = 4
 
 @dataclass(frozen=True, slots=True)
 class ServerArgument:
-    """One option. `kind`: f flag, n flag with a `--no-` form, v one value, o none or one, m several, x changed between versions.
+    """One option. `kind`: f flag, n flag with a `--no-` form, v one value, o none or one, m
+    several, x changed between versions.
 
-    `first` and `last` are the first and last of the releases read that have it, `last` empty when the newest has. `default` is its
-    default where that was the same in all of them, else empty.
+    `first` and `last` are the first and last of the releases read that have it, `last` empty when
+    the newest has. `default` is its default where that was the same in all of them, else empty.
     """
 
     name: str
@@ -37,7 +40,9 @@ class ServerArgument:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedName:
-    """How an argument was read. `shortened`: completed to the one that it begins; `others`: what it begins as well, in some version."""
+    """How an argument was read. `shortened`: completed to the one that it begins; `others`: what it
+    begins as well, in some version.
+    """
 
     name: str
     known: bool
@@ -54,11 +59,26 @@ class _Table:
 
 @cache
 def _table() -> _Table:
-    lines = files(__package__).joinpath("server_arguments.txt").read_text(encoding="utf-8").splitlines()
-    [read] = [line.removeprefix("# read: ").split() for line in lines if line.startswith("# read: ")]
-    arguments = {entry.name: entry for line in lines if line and not line.startswith("#") for entry in [_argument(line)]}
-    spellings = {spelling: entry.name for entry in arguments.values() for spelling in (entry.name, *entry.spellings)}
-    return _Table(tuple(release for text in read if (release := Release.read(text))), arguments, spellings)
+    lines = (
+        files(__package__).joinpath("server_arguments.txt").read_text(encoding="utf-8").splitlines()
+    )
+    [read] = [
+        line.removeprefix("# read: ").split() for line in lines if line.startswith("# read: ")
+    ]
+    arguments = {
+        entry.name: entry
+        for line in lines
+        if line and not line.startswith("#")
+        for entry in [_argument(line)]
+    }
+    spellings = {
+        spelling: entry.name
+        for entry in arguments.values()
+        for spelling in (entry.name, *entry.spellings)
+    }
+    return _Table(
+        tuple(release for text in read if (release := Release.read(text))), arguments, spellings
+    )
 
 
 def _argument(line: str) -> ServerArgument:
@@ -78,10 +98,12 @@ def argument_aliases() -> Mapping[str, str]:
 
 
 def resolve_name(written: str, release: Release | None = None) -> ResolvedName:
-    """SGLang's own name for what was written: dashes become underscores, other spellings their option, a unique beginning the whole.
+    """SGLang's own name for what was written: dashes become underscores, other spellings their
+    option, a unique beginning the whole.
 
-    argparse takes a beginning that only one option has, so what is complete in one version is ambiguous in a later one. A beginning is
-    read as the option that it meant in the version given, else in the newest version read in which it was unique and which is still there.
+    argparse takes a beginning that only one option has, so what is complete in one version is
+    ambiguous in a later one. A beginning is read as the option that it meant in the version given,
+    else in the newest version read in which it was unique and which is still there.
     """
     name = written.strip().lstrip("-").replace("-", "_")
     known = _table().spellings.get(name)
@@ -107,8 +129,12 @@ def _spellings() -> Iterable[tuple[str, ServerArgument]]:
 def _option_meant(begun: set[str], release: Release | None) -> str:
     """The one option that a beginning stands for; empty when no version tells."""
     for version in (release,) if release else reversed(_table().read):
-        here = [name for name in begun if known_arguments()[name].certainty_in(version) == Certainty.YES]
-        if len(here) == 1 and (release or known_arguments()[here[0]].certainty_in(_table().read[-1])):
+        here = [
+            name for name in begun if known_arguments()[name].certainty_in(version) == Certainty.YES
+        ]
+        if len(here) == 1 and (
+            release or known_arguments()[here[0]].certainty_in(_table().read[-1])
+        ):
             return here[0]
     return ""
 
@@ -116,7 +142,9 @@ def _option_meant(begun: set[str], release: Release | None) -> str:
 def nearest_argument(name: str) -> str:
     """The known option nearest to `name`, or an empty text."""
     known = _table().spellings
-    found = get_close_matches(name, list(known), n=1, cutoff=0.75) if len(name) <= _LONGEST_NAME else []
+    found = (
+        get_close_matches(name, list(known), n=1, cutoff=0.75) if len(name) <= _LONGEST_NAME else []
+    )
     return known[found[0]] if found else ""
 
 
@@ -131,4 +159,14 @@ def newest_release() -> Release:
     return _table().read[-1]
 
 
-__all__ = ["NEWEST_SGLANG_READ", "ServerArgument", "ResolvedName", "argument_aliases", "known_arguments", "is_negatable", "nearest_argument", "newest_release", "resolve_name"]
+__all__ = [
+    "NEWEST_SGLANG_READ",
+    "ResolvedName",
+    "ServerArgument",
+    "argument_aliases",
+    "is_negatable",
+    "known_arguments",
+    "nearest_argument",
+    "newest_release",
+    "resolve_name",
+]

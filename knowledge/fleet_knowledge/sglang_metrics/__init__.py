@@ -1,8 +1,10 @@
-"""Figures that SGLang's endpoints and benchmarks print: read, aggregated and judged; nothing is measured here."""
+"""Figures that SGLang's endpoints and benchmarks print: read, aggregated and judged; nothing is
+measured here.
+"""
 
 from fleet_knowledge.sglang_metrics.metrics_text_detection import (
     accept_length_between,
     recognise_metrics_text,
 )
 
-__all__ = ["recognise_metrics_text", "accept_length_between"]
+__all__ = ["accept_length_between", "recognise_metrics_text"]

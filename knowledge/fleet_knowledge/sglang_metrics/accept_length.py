@@ -1,7 +1,9 @@
-"""Owns the accept length of a window: from counters, from requests, from log lines, from cumulative averages. None: not measured.
+"""Owns the accept length of a window: from counters, from requests, from log lines, from cumulative
+averages. None: not measured.
 
-Source: `sglang:generation_tokens_total` and `sglang:spec_verify_calls_total` (0.5.13 - 0.5.23), both counted when a request finishes, so
-a window ends after its last request. Averages and gauges move every `--decode-log-interval` (40) steps; /flush_cache resets the average.
+Source: `sglang:generation_tokens_total` and `sglang:spec_verify_calls_total` (0.5.13 - 0.5.23),
+both counted when a request finishes, so a window ends after its last request. Averages and gauges
+move every `--decode-log-interval` (40) steps; /flush_cache resets the average.
 """
 
 from __future__ import annotations
@@ -54,19 +56,31 @@ class SpeculationCounters:
     @classmethod
     def from_values(cls, values: Mapping[str, object]) -> SpeculationCounters:
         """From figures by their names."""
-        named = {canonical_metric_name(name): finite_number(value) for name, value in values.items()}
+        named = {
+            canonical_metric_name(name): finite_number(value) for name, value in values.items()
+        }
         return cls(named.get(GENERATED), named.get(VERIFIED))
 
 
 def finite_number(value: object) -> float | None:
     """A finite number, or None."""
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) else None
+    return (
+        float(value)
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        else None
+    )
 
 
-def accept_length_from_counters(before: SpeculationCounters, after: SpeculationCounters) -> AcceptLength:
-    """Tokens by verify steps between two moments. A counter that fell means a server that restarted: nothing is known of the window."""
+def accept_length_from_counters(
+    before: SpeculationCounters, after: SpeculationCounters
+) -> AcceptLength:
+    """Tokens by verify steps between two moments. A counter that fell means a server that
+    restarted: nothing is known of the window.
+    """
     if before.verified is None or after.verified is None:
-        return AcceptLength(why="the server has no counter of verify steps (before 0.5.13, or without --enable-metrics)")
+        return AcceptLength(
+            why="the server has no counter of verify steps (before 0.5.13, or without --enable-metrics)"
+        )
     if before.generated is None or after.generated is None:
         return AcceptLength(why="the server has no counter of generated tokens")
     if after.verified < before.verified or after.generated < before.generated:
@@ -74,15 +88,29 @@ def accept_length_from_counters(before: SpeculationCounters, after: SpeculationC
     return _ratio(after.generated - before.generated, after.verified - before.verified, "counters")
 
 
-def accept_length_from_requests(requests: Iterable[tuple[float | None, float | None]]) -> AcceptLength:
-    """Of (completion tokens, verify steps) of each request, as `meta_info` tells them in every version; one that tells none is left out."""
+def accept_length_from_requests(
+    requests: Iterable[tuple[float | None, float | None]],
+) -> AcceptLength:
+    """Of (completion tokens, verify steps) of each request, as `meta_info` tells them in every
+    version; one that tells none is left out.
+    """
     counted = [(tokens, steps) for tokens, steps in requests if tokens is not None and steps]
-    return _ratio(math.fsum(tokens for tokens, _ in counted), math.fsum(steps for _, steps in counted), "requests")
+    return _ratio(
+        math.fsum(tokens for tokens, _ in counted),
+        math.fsum(steps for _, steps in counted),
+        "requests",
+    )
 
 
 def accept_length_from_log(lines: Iterable[tuple[float | None, float | None]]) -> AcceptLength:
-    """Of (accept length, verify steps behind it) of each decode line: weighted by interval × running requests, not one mean of lines."""
-    weighted = [(length, weight) for length, weight in lines if length is not None and length >= MIN_ACCEPT_LENGTH and weight and weight > 0]
+    """Of (accept length, verify steps behind it) of each decode line: weighted by interval ×
+    running requests, not one mean of lines.
+    """
+    weighted = [
+        (length, weight)
+        for length, weight in lines
+        if length is not None and length >= MIN_ACCEPT_LENGTH and weight and weight > 0
+    ]
     weight = math.fsum(part for _, part in weighted)
     if not weight:
         return AcceptLength(why="no decode line in the window: one appears every 40 steps")
@@ -90,37 +118,58 @@ def accept_length_from_log(lines: Iterable[tuple[float | None, float | None]]) -
 
 
 def accept_length_from_average(average: float | None) -> AcceptLength:
-    """Of a server's average since its start or last flush. 0 is what it says before it has measured any."""
+    """Of a server's average since its start or last flush. 0 is what it says before it has measured
+    any.
+    """
     value = finite_number(average)
     if value is None or value < MIN_ACCEPT_LENGTH - _ROUNDING:
-        return AcceptLength(why="the server has not averaged anything yet: it does every 40 decode steps")
+        return AcceptLength(
+            why="the server has not averaged anything yet: it does every 40 decode steps"
+        )
     return AcceptLength(value, None, "server average")
 
 
-def accept_length_of_last_run(before: float | None, verified_before: float, after: float | None, verified_in_run: float) -> AcceptLength:
-    """A run alone, of the server's averages before and after it and the verify steps up to it and in it.
+def accept_length_of_last_run(
+    before: float | None, verified_before: float, after: float | None, verified_in_run: float
+) -> AcceptLength:
+    """A run alone, of the server's averages before and after it and the verify steps up to it and
+    in it.
 
-    A figure below 1 means that the average was reset in between (/flush_cache): the later average is then the run's own.
+    A figure below 1 means that the average was reset in between (/flush_cache): the later average
+    is then the run's own.
     """
     last, first = accept_length_from_average(after), accept_length_from_average(before)
     if last.length is None or verified_in_run <= 0:
         return AcceptLength(why=last.why or "no verify step in the run")
     if first.length is None or verified_before <= 0:
         return AcceptLength(last.length, int(verified_in_run), "averages")
-    alone = (last.length * (verified_before + verified_in_run) - first.length * verified_before) / verified_in_run
+    alone = (
+        last.length * (verified_before + verified_in_run) - first.length * verified_before
+    ) / verified_in_run
     if alone < MIN_ACCEPT_LENGTH - _ROUNDING:
-        return AcceptLength(last.length, int(verified_in_run), "server average", "the average was reset between the runs")
+        return AcceptLength(
+            last.length,
+            int(verified_in_run),
+            "server average",
+            "the average was reset between the runs",
+        )
     return AcceptLength(alone, int(verified_in_run), "averages")
 
 
 def first_measured(*found: AcceptLength) -> AcceptLength:
     """The first that was measured; else the first reason."""
-    return next((one for one in found if one.length is not None), found[0] if found else AcceptLength())
+    return next(
+        (one for one in found if one.length is not None), found[0] if found else AcceptLength()
+    )
 
 
 def _ratio(tokens: float, steps: float, source: str) -> AcceptLength:
     if steps <= 0:
-        return AcceptLength(why="no verify step in the window: no speculation, or no request ended in it")
+        return AcceptLength(
+            why="no verify step in the window: no speculation, or no request ended in it"
+        )
     if tokens < steps * _SURELY_WRONG:
-        return AcceptLength(why=f"{tokens:g} tokens of {steps:g} verify steps cannot be: the counts are of two windows")
+        return AcceptLength(
+            why=f"{tokens:g} tokens of {steps:g} verify steps cannot be: the counts are of two windows"
+        )
     return AcceptLength(tokens / steps, round(steps), source)

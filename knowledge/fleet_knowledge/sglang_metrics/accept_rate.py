@@ -1,6 +1,8 @@
-"""Owns what "accept rate" has meant in SGLang's versions, and its relation to accept length; measures nothing.
+"""Owns what "accept rate" has meant in SGLang's versions, and its relation to accept length;
+measures nothing.
 
-Accept length: output tokens of one verify step, the bonus token counted. It has had one meaning in all versions, so it is what is stored.
+Accept length: output tokens of one verify step, the bonus token counted. It has had one meaning in
+all versions, so it is what is stored.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ class AcceptRateDefinition(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class AcceptRateRow:
-    """Where a definition holds. `place`: `log` also stands for the gauge in /metrics; `meta_info` is told for one request."""
+    """Where a definition holds. `place`: `log` also stands for the gauge in /metrics; `meta_info`
+    is told for one request.
+    """
 
     versions: Between
     place: str
@@ -34,10 +38,30 @@ class AcceptRateRow:
 
 
 ACCEPT_RATE_DEFINITIONS = (
-    AcceptRateRow(Between("0.5.3", "0.5.4.post3"), "log", AcceptRateDefinition.OF_STEPS, "sglang 0.5.4 srt/managers/scheduler_metrics_mixin.py"),
-    AcceptRateRow(Between("0.5.5", "0.5.10.post1"), "log", AcceptRateDefinition.OF_TOKENS, "sglang 0.5.6, 0.5.9, 0.5.10.post1 scheduler_metrics_mixin.py"),
-    AcceptRateRow(Between("0.5.11"), "log", AcceptRateDefinition.OF_DRAFTS, "sglang 0.5.11, 0.5.12 scheduler_metrics_mixin.py; 0.5.23 metrics_reporter.py"),
-    AcceptRateRow(Between("0.5.5"), "meta_info", AcceptRateDefinition.OF_DRAFTS, "sglang 0.5.6 - 0.5.23 srt/managers/tokenizer_manager.py"),
+    AcceptRateRow(
+        Between("0.5.3", "0.5.4.post3"),
+        "log",
+        AcceptRateDefinition.OF_STEPS,
+        "sglang 0.5.4 srt/managers/scheduler_metrics_mixin.py",
+    ),
+    AcceptRateRow(
+        Between("0.5.5", "0.5.10.post1"),
+        "log",
+        AcceptRateDefinition.OF_TOKENS,
+        "sglang 0.5.6, 0.5.9, 0.5.10.post1 scheduler_metrics_mixin.py",
+    ),
+    AcceptRateRow(
+        Between("0.5.11"),
+        "log",
+        AcceptRateDefinition.OF_DRAFTS,
+        "sglang 0.5.11, 0.5.12 scheduler_metrics_mixin.py; 0.5.23 metrics_reporter.py",
+    ),
+    AcceptRateRow(
+        Between("0.5.5"),
+        "meta_info",
+        AcceptRateDefinition.OF_DRAFTS,
+        "sglang 0.5.6 - 0.5.23 srt/managers/tokenizer_manager.py",
+    ),
 )
 
 
@@ -51,11 +75,16 @@ class DraftShape:
     @classmethod
     def from_arguments(cls, args: Mapping[str, object]) -> DraftShape:
         """From a server's resolved arguments, or a job's."""
-        return cls(_count(args.get("speculative_num_steps")), _count(args.get("speculative_num_draft_tokens")))
+        return cls(
+            _count(args.get("speculative_num_steps")),
+            _count(args.get("speculative_num_draft_tokens")),
+        )
 
     @property
     def denominators(self) -> dict[AcceptRateDefinition, tuple[int, int]]:
-        """What is taken off the length and what the rest is divided by, for each definition that can be had."""
+        """What is taken off the length and what the rest is divided by, for each definition that
+        can be had.
+        """
         found = {}
         if self.steps:  # NGRAM has none
             found[AcceptRateDefinition.OF_STEPS] = (0, self.steps + 1)
@@ -74,34 +103,59 @@ def _count(value: object) -> int | None:
         return None
 
 
-def accept_rates(accept_length: float | None, shape: DraftShape) -> dict[AcceptRateDefinition, float]:
+def accept_rates(
+    accept_length: float | None, shape: DraftShape
+) -> dict[AcceptRateDefinition, float]:
     """The rate by each definition; empty when no length was measured."""
     if accept_length is None or not math.isfinite(accept_length):
         return {}
     return {name: (accept_length - less) / by for name, (less, by) in shape.denominators.items()}
 
 
-def length_from_rate(rate: float, definition: AcceptRateDefinition, shape: DraftShape) -> float | None:
+def length_from_rate(
+    rate: float, definition: AcceptRateDefinition, shape: DraftShape
+) -> float | None:
     """The accept length behind a rate; None when the draft's shape is not known."""
     found = shape.denominators.get(definition)
     return rate * found[1] + found[0] if found else None
 
 
 def definition_in_version(version: str, place: str = "log") -> AcceptRateDefinition | None:
-    """What a server of `version` means by "accept rate"; None for one that tells no rate, or whose version cannot be read."""
+    """What a server of `version` means by "accept rate"; None for one that tells no rate, or whose
+    version cannot be read.
+    """
     release = Release.read(version)
     if release is None:
         return None
-    return next((row.definition for row in ACCEPT_RATE_DEFINITIONS if row.place == place and row.versions.holds(release)), None)
+    return next(
+        (
+            row.definition
+            for row in ACCEPT_RATE_DEFINITIONS
+            if row.place == place and row.versions.holds(release)
+        ),
+        None,
+    )
 
 
-def definitions_that_fit(rate: float, accept_length: float, shape: DraftShape) -> tuple[AcceptRateDefinition, ...]:
-    """The definitions by which `rate` belongs to `accept_length`, within two hundredths; none: the two are of other windows."""
-    return tuple(name for name, value in accept_rates(accept_length, shape).items() if abs(value - rate) <= TOLERANCE)
+def definitions_that_fit(
+    rate: float, accept_length: float, shape: DraftShape
+) -> tuple[AcceptRateDefinition, ...]:
+    """The definitions by which `rate` belongs to `accept_length`, within two hundredths; none: the
+    two are of other windows.
+    """
+    return tuple(
+        name
+        for name, value in accept_rates(accept_length, shape).items()
+        if abs(value - rate) <= TOLERANCE
+    )
 
 
-def is_consistent(rate: float, accept_length: float, shape: DraftShape, version: str, place: str = "log") -> bool | None:
-    """Whether a server's rate and length agree by its version's definition; None when that cannot be told."""
+def is_consistent(
+    rate: float, accept_length: float, shape: DraftShape, version: str, place: str = "log"
+) -> bool | None:
+    """Whether a server's rate and length agree by its version's definition; None when that cannot
+    be told.
+    """
     definition = definition_in_version(version, place)
     expected = accept_rates(accept_length, shape).get(definition) if definition else None
     return None if expected is None else abs(expected - rate) <= TOLERANCE

@@ -1,6 +1,8 @@
-"""Owns the reading of what `bench_one_batch` and `bench_one_batch_server` print or append as JSON lines; runs neither.
+"""Owns the reading of what `bench_one_batch` and `bench_one_batch_server` print or append as JSON
+lines; runs neither.
 
-Formats of 0.4.1 - 0.5.23. An accept length of -1 or `n/a` means that none was measured. What a warm-up printed is left out.
+Formats of 0.4.1 - 0.5.23. An accept length of -1 or `n/a` means that none was measured. What a
+warm-up printed is left out.
 """
 
 from __future__ import annotations
@@ -39,8 +41,12 @@ _HEADS = {
     "output throughput (tok/s)": "output_tok_s", "acc length": "accept_len", "cache hit rate": "cache_hit_rate",
 }  # fmt: skip
 _WHOLE = ("batch_size", "input_len", "output_len", "early_stopped")
-_LABELLED = re.compile(r"^\s*([A-Za-z(][\w +()-]{0,60}?) *: +(-?[\d.]+|n/a|nan)(?: *(?:s|tok(?:en)?/s))?\s*$")
-_STAGE = re.compile(r"^\s*(Prefill|Decode|Total)\. +(median )?latency: *([\d.]+) s, +(?:median )?throughput: *([\d.]+) tok")
+_LABELLED = re.compile(
+    r"^\s*([A-Za-z(][\w +()-]{0,60}?) *: +(-?[\d.]+|n/a|nan)(?: *(?:s|tok(?:en)?/s))?\s*$"
+)
+_STAGE = re.compile(
+    r"^\s*(Prefill|Decode|Total)\. +(median )?latency: *([\d.]+) s, +(?:median )?throughput: *([\d.]+) tok"
+)
 _LINE_LIMIT = 1000
 _BENCHMARK = re.compile(r"^Benchmark \.\.\.", re.MULTILINE)
 
@@ -56,7 +62,9 @@ def read_one_batch_results(text: str) -> tuple[dict[str, Any], ...]:
 
 
 def _measured(text: str) -> Iterator[str]:
-    """The lines outside of `Warmup Begin` and `Warmup End`; those of unusual length hold nothing of ours, JSON apart."""
+    """The lines outside of `Warmup Begin` and `Warmup End`; those of unusual length hold nothing of
+    ours, JSON apart.
+    """
     warming = False
     for line in text.splitlines():
         warming = (warming or "Warmup Begin" in line) and "Warmup End" not in line
@@ -72,7 +80,11 @@ def _json_lines(text: str) -> Iterator[dict[str, Any]]:
             record = json.loads(line)
         except (ValueError, RecursionError):
             continue
-        if isinstance(record, dict) and "batch_size" in record and ("output_throughput" in record or "prefill_latency" in record):
+        if (
+            isinstance(record, dict)
+            and "batch_size" in record
+            and ("output_throughput" in record or "prefill_latency" in record)
+        ):
             yield {ours: record[name] for name, ours in _JSON.items() if name in record}
 
 
@@ -92,7 +104,9 @@ def _batches(text: str) -> Iterator[dict[str, Any]]:
 
 
 def _stages(text: str) -> Iterator[dict[str, Any]]:
-    """`bench_one_batch`: a line for prefill, one for the median of decode, one for both; a batch ends with `Total.`."""
+    """`bench_one_batch`: a line for prefill, one for the median of decode, one for both; a batch
+    ends with `Total.`.
+    """
     batch: dict[str, Any] = {}
     for line in text.splitlines():
         found = _STAGE.match(line)
@@ -124,7 +138,10 @@ def _table(text: str) -> Iterator[dict[str, Any]]:
 
 def _clean(batch: Mapping[str, Any]) -> dict[str, Any]:
     """Whole numbers as such, and no accept length where none was measured."""
-    found = {name: round(value) if name in _WHOLE and finite_number(value) is not None else value for name, value in batch.items()}
+    found = {
+        name: round(value) if name in _WHOLE and finite_number(value) is not None else value
+        for name, value in batch.items()
+    }
     length = finite_number(found.get("accept_len"))
     if "accept_len" in found:
         found["accept_len"] = length if length is not None and length > 0 else None

@@ -1,6 +1,8 @@
-"""Owns the reading of a `bench_serving` summary, printed or as JSON lines, and whether its numbers may be compared; runs no benchmark.
+"""Owns the reading of a `bench_serving` summary, printed or as JSON lines, and whether its numbers
+may be compared; runs no benchmark.
 
-Labels as printed by 0.4.1 - 0.5.23 (`sglang.bench_serving`, later `sglang.benchmark.serving`), the old typo `reqeuest` included.
+Labels as printed by 0.4.1 - 0.5.23 (`sglang.bench_serving`, later `sglang.benchmark.serving`), the
+old typo `reqeuest` included.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ _COUNTED = {
     "traffic request rate": "request_rate",
     "max request concurrency": "concurrency",
     "max reqeuest concurrency": "concurrency",  # 0.4.1
-    "maximum request concurrency": "concurrency",  # of the tool that SGLang's was made of, as other harnesses run it
+    # of the tool that SGLang's was made of, as other harnesses run it
+    "maximum request concurrency": "concurrency",
     "successful requests": "completed",
     "failed requests": "failed",
     "benchmark duration (s)": "duration_s",
@@ -58,8 +61,20 @@ _JSON = {
     "accept_length": "accept_len",
 }
 # Words of these alone make no summary of this tool: other benchmarks print them too.
-_SURE = frozenset({"completed", "total_output_tokens", "retokenized", "output_tok_s", "peak_output_tok_s"})
-_WHOLE = frozenset({"completed", "total_input_tokens", "total_output_tokens", "retokenized", "concurrency", "peak_concurrency", "failed"})
+_SURE = frozenset(
+    {"completed", "total_output_tokens", "retokenized", "output_tok_s", "peak_output_tok_s"}
+)
+_WHOLE = frozenset(
+    {
+        "completed",
+        "total_input_tokens",
+        "total_output_tokens",
+        "retokenized",
+        "concurrency",
+        "peak_concurrency",
+        "failed",
+    }
+)
 _FIRST_TOKEN = ("ttft", "tpot", "itl", "peak")
 _RETOKENIZED_APART = 0.05
 _LINE_LIMIT = 400
@@ -79,9 +94,11 @@ NOT_STREAMED_HINT = "The answers were not streamed: the time to first token is t
 
 @dataclass(frozen=True, slots=True)
 class ServingSummary:
-    """One summary. `figures`: tokens per second, seconds, milliseconds where a name ends in `_ms`; what was not printed is not in it.
+    """One summary. `figures`: tokens per second, seconds, milliseconds where a name ends in `_ms`;
+    what was not printed is not in it.
 
-    `status`: ok, partial (requests are missing), failed (none was answered) or invalid_latency. `invalid`: figures that must not be shown.
+    `status`: ok, partial (requests are missing), failed (none was answered) or invalid_latency.
+    `invalid`: figures that must not be shown.
     """
 
     figures: Mapping[str, Any] = field(default_factory=dict)
@@ -102,9 +119,11 @@ class ServingSummary:
 
 
 def read_serving_summaries(text: str, requested: int | None = None) -> tuple[ServingSummary, ...]:
-    """Every summary in the printed output or JSON lines of bench_serving; none for other text. Never raises.
+    """Every summary in the printed output or JSON lines of bench_serving; none for other text.
+    Never raises.
 
-    `requested`: the prompts asked for, where the caller knows; else `num_prompts=` or the progress bar tells.
+    `requested`: the prompts asked for, where the caller knows; else `num_prompts=` or the progress
+    bar tells.
     """
     from_json = [judge_summary(figures, requested or count) for figures, count in _json_lines(text)]
     if from_json:
@@ -115,22 +134,42 @@ def read_serving_summaries(text: str, requested: int | None = None) -> tuple[Ser
     for block in blocks:
         figures = _figures(block)
         if _SURE & figures.keys() and len(figures) > 1:
-            found.append(judge_summary(figures, requested or _requested_prompts(preceding), streamed=not _NOT_STREAMED.search(preceding)))
+            found.append(
+                judge_summary(
+                    figures,
+                    requested or _requested_prompts(preceding),
+                    streamed=not _NOT_STREAMED.search(preceding),
+                )
+            )
         preceding = block
     return tuple(found)
 
 
-def judge_summary(figures: Mapping[str, Any], requested: int | None = None, *, streamed: bool = True) -> ServingSummary:
-    """The summary with what may be believed of it. Partial outweighs latencies that are placeholders."""
+def judge_summary(
+    figures: Mapping[str, Any], requested: int | None = None, *, streamed: bool = True
+) -> ServingSummary:
+    """The summary with what may be believed of it. Partial outweighs latencies that are
+    placeholders.
+    """
     completed, lost = figures.get("completed"), figures.get("failed")
     if requested is None and isinstance(completed, int) and isinstance(lost, int):
         requested = completed + lost
-    failed = max(0, requested - completed) if requested is not None and isinstance(completed, int) else None
+    failed = (
+        max(0, requested - completed)
+        if requested is not None and isinstance(completed, int)
+        else None
+    )
     unseen = _has_placeholder_zero(figures)
-    invalid = tuple(kind for kind in _FIRST_TOKEN if (unseen or not streamed) and _has_kind(figures, kind))
+    invalid = tuple(
+        kind for kind in _FIRST_TOKEN if (unseen or not streamed) and _has_kind(figures, kind)
+    )
     blank = not invalid and figures.get("mean_itl_ms") == 0
     kinds = ("itl",) if blank else invalid
-    valid = tuple(name for name in figures if name != "retokenized" and not any(_is_of(name, kind) for kind in kinds))
+    valid = tuple(
+        name
+        for name in figures
+        if name != "retokenized" and not any(_is_of(name, kind) for kind in kinds)
+    )
     status, hint = "ok", ""
     if invalid or unseen:
         status, hint = "invalid_latency", UNSEEN_HINT if unseen else NOT_STREAMED_HINT
@@ -138,7 +177,10 @@ def judge_summary(figures: Mapping[str, Any], requested: int | None = None, *, s
         status, hint = "partial", LOST_REQUESTS_HINT.format(share=100 * failed / requested)
     if completed == 0:
         status, hint, valid = "failed", NONE_DONE_HINT, ()
-    warnings = (*_warnings(figures, requested, unseen=unseen), *([NO_GAPS_WARNING] if blank else []))
+    warnings = (
+        *_warnings(figures, requested, unseen=unseen),
+        *([NO_GAPS_WARNING] if blank else []),
+    )
     return ServingSummary(figures, requested, status, failed, valid, kinds, hint, warnings)
 
 
@@ -147,7 +189,11 @@ def _has_placeholder_zero(figures: Mapping[str, Any]) -> bool:
     output = figures.get("total_output_tokens")
     if output is None:
         output = figures.get("completed", 1)
-    zeroes = [figures[name] for name in ("retokenized", "mean_ttft_ms", "median_ttft_ms") if name in figures]
+    zeroes = [
+        figures[name]
+        for name in ("retokenized", "mean_ttft_ms", "median_ttft_ms")
+        if name in figures
+    ]
     return bool(output) and any(value == 0 for value in zeroes)
 
 
@@ -155,7 +201,12 @@ def _warnings(figures: Mapping[str, Any], requested: int | None, *, unseen: bool
     if requested is None:
         yield "how many requests were asked for is not told: compare it with the successful ones before the numbers are used"
     counted, again = figures.get("total_output_tokens"), figures.get("retokenized")
-    if counted and again is not None and not unseen and abs(again - counted) / counted > _RETOKENIZED_APART:
+    if (
+        counted
+        and again is not None
+        and not unseen
+        and abs(again - counted) / counted > _RETOKENIZED_APART
+    ):
         yield f"tokenising the text again gives {again} tokens, the server counted {counted}: latencies per token are by the client's count"
     if figures.get("median_tpot_ms") == 0 and not unseen:
         yield "the median time per output token is 0: answers came in one piece, or several tokens in a chunk (speculation)"
@@ -188,7 +239,9 @@ def _name(label: str) -> str:
 
 
 def _value(name: str, text: str) -> Any:
-    """A number where it is one; None for `not set`; `inf` stays a word, so that the figures are JSON."""
+    """A number where it is one; None for `not set`; `inf` stays a word, so that the figures are
+    JSON.
+    """
     if name == "backend":
         return text
     try:
@@ -223,17 +276,36 @@ def _json_lines(text: str) -> Iterator[tuple[dict[str, Any], int | None]]:
 
 
 def _figures_from_json(record: Mapping[str, Any]) -> dict[str, Any]:
-    names = {**_JSON, **{name: name.replace("e2e_latency", "e2e") for name in record if name.endswith(("_ttft_ms", "_tpot_ms", "_itl_ms"))}}
-    names |= {name: name.replace("e2e_latency", "e2e") for name in record if name.endswith("_e2e_latency_ms")}
+    names = {
+        **_JSON,
+        **{
+            name: name.replace("e2e_latency", "e2e")
+            for name in record
+            if name.endswith(("_ttft_ms", "_tpot_ms", "_itl_ms"))
+        },
+    }
+    names |= {
+        name: name.replace("e2e_latency", "e2e")
+        for name in record
+        if name.endswith("_e2e_latency_ms")
+    }
     return {ours: _plain(record[name]) for name, ours in names.items() if name in record and ours}
 
 
 def _plain(value: Any) -> Any:
-    return "inf" if isinstance(value, float) and value == math.inf else None if isinstance(value, float) and math.isnan(value) else value
+    return (
+        "inf"
+        if isinstance(value, float) and value == math.inf
+        else None
+        if isinstance(value, float) and math.isnan(value)
+        else value
+    )
 
 
 def _requested_in_record(record: Mapping[str, Any]) -> int | None:
-    """With --output-details each request has an entry, the failed ones included; some versions write the number itself."""
+    """With --output-details each request has an entry, the failed ones included; some versions
+    write the number itself.
+    """
     for name in ("input_lens", "errors", "ttfts"):
         if isinstance(record.get(name), Sequence) and not isinstance(record[name], str):
             return len(record[name])

@@ -1,7 +1,9 @@
-"""Owns the split of a speculation cycle into draft and verify, from the device-timer counters of /metrics; starts no timer itself.
+"""Owns the split of a speculation cycle into draft and verify, from the device-timer counters of
+/metrics; starts no timer itself.
 
-With --enable-metrics and SGLANG_ENABLE_METRICS_DEVICE_TIMER=1: `gpu_execution_seconds_total` (0.5.7 - 0.5.10), then
-`forward_execution_seconds_total` (from 0.5.11), by `category`. Up to 0.5.10 a category is that of the whole batch: there is no split.
+With --enable-metrics and SGLANG_ENABLE_METRICS_DEVICE_TIMER=1: `gpu_execution_seconds_total` (0.5.7
+- 0.5.10), then `forward_execution_seconds_total` (from 0.5.11), by `category`. Up to 0.5.10 a
+category is that of the whole batch: there is no split.
 """
 
 from __future__ import annotations
@@ -12,10 +14,12 @@ from dataclasses import dataclass, field
 from fleet_knowledge.sglang_metrics.prometheus_text import MetricSample, per_label, read_samples
 
 TIME_COUNTERS = ("sglang:forward_execution_seconds_total", "sglang:gpu_execution_seconds_total")
-BATCH_COUNTER = "sglang:cuda_graph_passes_total"  # one for each batch, however many requests are in it; by `mode`
+# one for each batch, however many requests are in it; by `mode`
+BATCH_COUNTER = "sglang:cuda_graph_passes_total"
 DEVICE_TIMER_ENV = {"SGLANG_ENABLE_METRICS_DEVICE_TIMER": "1"}
 _VERIFY = frozenset({"target_verify"})
-# `decode` is the draft's own pass where there is a verify: the target then never decodes (runner/eager_runner.py 0.5.15 - 0.5.23).
+# `decode` is the draft's own pass where there is a verify: the target then never decodes
+# (runner/eager_runner.py 0.5.15 - 0.5.23).
 _DRAFT = frozenset({"eagle_draft", "frozen_kv_draft", "decode"})
 _EXTEND = frozenset({"eagle_draft_extend", "draft_extend", "draft_extend_v2"})
 
@@ -35,15 +39,23 @@ class DeviceTimes:
     @classmethod
     def from_samples(cls, samples: tuple[MetricSample, ...]) -> DeviceTimes:
         """From samples that were read."""
-        seconds = next((found for name in TIME_COUNTERS if (found := per_label(samples, name, "category"))), {})
-        batches = [value for mode, value in per_label(samples, BATCH_COUNTER, "mode").items() if mode.startswith("decode")]
+        seconds = next(
+            (found for name in TIME_COUNTERS if (found := per_label(samples, name, "category"))), {}
+        )
+        batches = [
+            value
+            for mode, value in per_label(samples, BATCH_COUNTER, "mode").items()
+            if mode.startswith("decode")
+        ]
         plain = {category.removeprefix("forward_"): value for category, value in seconds.items()}
         return cls(plain, sum(batches) if batches else None)
 
 
 @dataclass(frozen=True, slots=True)
 class SpeculationCycle:
-    """Mean GPU seconds of one speculation cycle of a batch: drafting, extending the draft, verifying."""
+    """Mean GPU seconds of one speculation cycle of a batch: drafting, extending the draft,
+    verifying.
+    """
 
     draft_s: float
     extend_s: float
@@ -57,23 +69,39 @@ class SpeculationCycle:
         return self.verify_s / whole if whole else 0.0
 
 
-def mean_cycle(before: DeviceTimes, after: DeviceTimes, cycles: float | None = None) -> SpeculationCycle | None:
-    """The mean cycle between two moments. `cycles`: verify steps, where no batch counter tells and one request ran at a time.
+def mean_cycle(
+    before: DeviceTimes, after: DeviceTimes, cycles: float | None = None
+) -> SpeculationCycle | None:
+    """The mean cycle between two moments. `cycles`: verify steps, where no batch counter tells and
+    one request ran at a time.
 
-    None without the counters, without a split, when a counter fell (the server restarted) or when no cycle can be counted.
+    None without the counters, without a split, when a counter fell (the server restarted) or when
+    no cycle can be counted.
     """
-    grown = {category: value - before.seconds.get(category, 0.0) for category, value in after.seconds.items()}
+    grown = {
+        category: value - before.seconds.get(category, 0.0)
+        for category, value in after.seconds.items()
+    }
     if any(value < 0 for value in grown.values()) or not set(before.seconds) <= set(after.seconds):
         return None
     batches = _batches(before, after) or cycles
     verify = _sum(grown, _VERIFY)
     if not batches or batches <= 0 or not verify:
         return None
-    return SpeculationCycle(_sum(grown, _DRAFT) / batches, _sum(grown, _EXTEND) / batches, verify / batches, round(batches))
+    return SpeculationCycle(
+        _sum(grown, _DRAFT) / batches,
+        _sum(grown, _EXTEND) / batches,
+        verify / batches,
+        round(batches),
+    )
 
 
 def _batches(before: DeviceTimes, after: DeviceTimes) -> float | None:
-    return None if after.decode_batches is None else after.decode_batches - (before.decode_batches or 0.0)
+    return (
+        None
+        if after.decode_batches is None
+        else after.decode_batches - (before.decode_batches or 0.0)
+    )
 
 
 def _sum(seconds: Mapping[str, float], categories: frozenset[str]) -> float:

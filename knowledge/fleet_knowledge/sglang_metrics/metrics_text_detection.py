@@ -1,4 +1,6 @@
-"""Owns the telling of figures from other text: /metrics, server information, benchmark output. Reads one text, opens no file."""
+"""Owns the telling of figures from other text: /metrics, server information, benchmark output.
+Reads one text, opens no file.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ _MOST_SAMPLES = 500
 
 
 def recognise_metrics_text(text: str) -> Mapping[str, Any] | None:
-    """What `fleetctl diagnose` shows of a text of these kinds, with `kind`; None for any other text. Never raises."""
+    """What `fleetctl diagnose` shows of a text of these kinds, with `kind`; None for any other
+    text. Never raises.
+    """
     for reader in (_server_info, _gathered_answers, _serving, _one_batch, _send_one, _metrics):
         found = reader(text)
         if found is not None:
@@ -34,7 +38,10 @@ def recognise_metrics_text(text: str) -> Mapping[str, Any] | None:
 
 def accept_length_between(before: str, after: str) -> Mapping[str, Any]:
     """The window between two texts of /metrics."""
-    accepted = accept_length.accept_length_from_counters(accept_length.SpeculationCounters.from_metrics(before), accept_length.SpeculationCounters.from_metrics(after))
+    accepted = accept_length.accept_length_from_counters(
+        accept_length.SpeculationCounters.from_metrics(before),
+        accept_length.SpeculationCounters.from_metrics(after),
+    )
     return {"kind": "metrics_window", **_accept_length_json(accepted)}
 
 
@@ -49,8 +56,13 @@ def _metrics(text: str) -> Mapping[str, Any] | None:
     samples = prometheus_text.read_samples(text)
     if not prometheus_text.is_sglang(samples):
         return None
-    since_start = accept_length.accept_length_from_counters(accept_length.SpeculationCounters(0.0, 0.0), accept_length.SpeculationCounters.from_metrics(text))
-    gauge = accept_length.accept_length_from_average(prometheus_text.mean(samples, "sglang:spec_accept_length"))
+    since_start = accept_length.accept_length_from_counters(
+        accept_length.SpeculationCounters(0.0, 0.0),
+        accept_length.SpeculationCounters.from_metrics(text),
+    )
+    gauge = accept_length.accept_length_from_average(
+        prometheus_text.mean(samples, "sglang:spec_accept_length")
+    )
     values = {name: prometheus_text.total(samples, f"sglang:{name}") for name in _SHOWN}
     values |= {name: _share(prometheus_text.mean(samples, f"sglang:{name}")) for name in _SHARES}
     return {
@@ -66,9 +78,14 @@ def _share(value: float | None) -> float | None:
 
 
 def _samples_json(samples: Sequence[prometheus_text.MetricSample]) -> list[list[Any]]:
-    """[name, labels, value] of each series but a histogram's buckets, as many as can be looked at; null: not a number."""
+    """[name, labels, value] of each series but a histogram's buckets, as many as can be looked at;
+    null: not a number.
+    """
     plain = [sample for sample in samples if not sample.name.endswith("_bucket")][:_MOST_SAMPLES]
-    return [[sample.name, dict(sample.labels), accept_length.finite_number(sample.value)] for sample in plain]
+    return [
+        [sample.name, dict(sample.labels), accept_length.finite_number(sample.value)]
+        for sample in plain
+    ]
 
 
 def _server_info(text: str) -> Mapping[str, Any] | None:
@@ -89,19 +106,31 @@ def _server_info_json(found: server_info.ServerInfo) -> dict[str, Any]:
 
 
 def _gathered_answers(text: str) -> Mapping[str, Any] | None:
-    """JSON that gathers several answers: endpoints with what each answered, counters before and after, or rates of runs."""
+    """JSON that gathers several answers: endpoints with what each answered, counters before and
+    after, or rates of runs.
+    """
     document = server_info.read_json_object(text)
     if document is None:
         return None
     if (found := server_info.first_answer(document)) is not None:
-        missing = [str(document[name]) for name in document if name.split()[-1] == "/metrics"] == ["404"]
-        return {**_server_info_json(found), "hint": server_info.ENABLE_METRICS_HINT if missing else ""}
+        missing = [str(document[name]) for name in document if name.split()[-1] == "/metrics"] == [
+            "404"
+        ]
+        return {
+            **_server_info_json(found),
+            "hint": server_info.ENABLE_METRICS_HINT if missing else "",
+        }
     asked, printed = document.get("num_prompts"), document.get("stdout")
     if isinstance(printed, str):
-        return _serving(printed, asked if isinstance(asked, int) else None) or recognise_metrics_text(printed)
+        return _serving(
+            printed, asked if isinstance(asked, int) else None
+        ) or recognise_metrics_text(printed)
     before, after = document.get("before"), document.get("after")
     if isinstance(before, Mapping) and isinstance(after, Mapping):
-        accepted = accept_length.accept_length_from_counters(accept_length.SpeculationCounters.from_values(before), accept_length.SpeculationCounters.from_values(after))
+        accepted = accept_length.accept_length_from_counters(
+            accept_length.SpeculationCounters.from_values(before),
+            accept_length.SpeculationCounters.from_values(after),
+        )
         return {"kind": "metrics_window", **_accept_length_json(accepted)}
     if isinstance(document.get("server_info"), Mapping):
         return _server_info_json(server_info.parse_server_info(document["server_info"]))
@@ -109,11 +138,18 @@ def _gathered_answers(text: str) -> Mapping[str, Any] | None:
 
 
 def _averages(document: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Averages of a server after each run (`after_RUN`) and each run's verify steps (`verify_ct`): the last run alone."""
+    """Averages of a server after each run (`after_RUN`) and each run's verify steps (`verify_ct`):
+    the last run alone.
+    """
     steps = document.get("verify_ct")
-    if not isinstance(steps, Mapping) or not all(accept_length.finite_number(count) is not None for count in steps.values()):
+    if not isinstance(steps, Mapping) or not all(
+        accept_length.finite_number(count) is not None for count in steps.values()
+    ):
         return None
-    averages = [(accept_length.finite_number(document.get(f"after_{run}")), float(count)) for run, count in steps.items()]
+    averages = [
+        (accept_length.finite_number(document.get(f"after_{run}")), float(count))
+        for run, count in steps.items()
+    ]
     if len(averages) < 2:
         return None
     earlier = sum(count for _, count in averages[:-1])
@@ -122,11 +158,20 @@ def _averages(document: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _runs(document: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    rates = next((value for name, value in document.items() if name.startswith("runs") and isinstance(value, list)), None)
+    rates = next(
+        (
+            value
+            for name, value in document.items()
+            if name.startswith("runs") and isinstance(value, list)
+        ),
+        None,
+    )
     if rates is None:
         return None
     found = steady_runs.select_steady_runs([accept_length.finite_number(rate) for rate in rates])
-    built = [line for line in str(document.get("log", "")).splitlines() if steady_runs.is_jit_line(line)]
+    built = [
+        line for line in str(document.get("log", "")).splitlines() if steady_runs.is_jit_line(line)
+    ]
     return {
         "kind": "runs", "steady_runs": list(found.steady), "reported": found.value, "needs_more": found.needs_more,
         "dropped": {str(at): why for at, why in found.dropped.items()},
@@ -139,12 +184,21 @@ def _serving(text: str, requested: int | None = None) -> Mapping[str, Any] | Non
     if not found:
         return None
     worst = next((one for one in found if one.status != "ok"), found[-1])
-    return {"kind": "bench_serving", "state": worst.status, "hint": worst.hint, "summaries": [one.to_json() for one in found]}
+    return {
+        "kind": "bench_serving",
+        "state": worst.status,
+        "hint": worst.hint,
+        "summaries": [one.to_json() for one in found],
+    }
 
 
 def _one_batch(text: str) -> Mapping[str, Any] | None:
     found = bench_one_batch.read_one_batch_results(text)
-    return {"kind": "bench_one_batch", "batches": [json.loads(json.dumps(batch)) for batch in found]} if found else None
+    return (
+        {"kind": "bench_one_batch", "batches": [json.loads(json.dumps(batch)) for batch in found]}
+        if found
+        else None
+    )
 
 
 def _send_one(text: str) -> Mapping[str, Any] | None:

@@ -1,4 +1,6 @@
-"""Owns the reading of what `sglang.test.send_one` prints: lines (0.4.2 - 0.5.3) or a table (from 0.5.4 on); sends nothing."""
+"""Owns the reading of what `sglang.test.send_one` prints: lines (0.4.2 - 0.5.3) or a table (from
+0.5.4 on); sends nothing.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +10,18 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-_PAIR = re.compile(r"^[ \t]*acc_length=([\d.]{1,20}|nan)[ \t\r]*(?:\n[ \t]*speed=([\d.]{1,20}) *tok\w*/s[ \t\r]*)?$", re.MULTILINE)
+_PAIR = re.compile(
+    r"^[ \t]*acc_length=([\d.]{1,20}|nan)[ \t\r]*(?:\n[ \t]*speed=([\d.]{1,20}) *tok\w*/s[ \t\r]*)?$",
+    re.MULTILINE,
+)
 _ROW = re.compile(r"^\s*\|((?:\s*[\d.]+\s*\|){2,})\s*$")
 _HEAD = re.compile(r"^\s*\|(.*Acc Length.*)\|\s*$", re.IGNORECASE)
-_COLUMNS = {"latency (s)": "latency_s", "tokens": "tokens", "acc length": "accept_len", "speed (token/s)": "tok_s"}
+_COLUMNS = {
+    "latency (s)": "latency_s",
+    "tokens": "tokens",
+    "acc length": "accept_len",
+    "speed (token/s)": "tok_s",
+}
 NO_SPECULATION = "1.00 is also printed for a server without speculation: the job's arguments decide which of the two it is"
 
 
@@ -54,7 +64,10 @@ def _tables(text: str) -> Iterator[SendOneResult]:
             cells = dict(zip(columns, map(_number, row[1].split("|")), strict=False))
             tokens = cells.get("tokens")
             yield SendOneResult(
-                cells.get("accept_len"), cells.get("tok_s"), cells.get("latency_s"), round(tokens) if tokens is not None else None
+                cells.get("accept_len"),
+                cells.get("tok_s"),
+                cells.get("latency_s"),
+                round(tokens) if tokens is not None else None,
             )
         elif line.strip() and not line.lstrip().startswith(("+", "|")):
             columns = []

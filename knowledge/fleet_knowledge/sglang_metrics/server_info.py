@@ -1,7 +1,8 @@
-"""Owns the reading of what an SGLang server, or its router, tells of itself beside /metrics: rates, accept length, version. Asks nothing.
+"""Owns the reading of what an SGLang server, or its router, tells of itself beside /metrics: rates,
+accept length, version. Asks nothing.
 
-/server_info and /model_info from 0.5.6 on, /get_server_info and /get_model_info in all versions. Without --enable-metrics /metrics is 404
-and the same facts are only here.
+/server_info and /model_info from 0.5.6 on, /get_server_info and /get_model_info in all versions.
+Without --enable-metrics /metrics is 404 and the same facts are only here.
 """
 
 from __future__ import annotations
@@ -44,20 +45,30 @@ def read_json_object(text: str) -> Mapping[str, Any] | None:
 
 
 def parse_server_info(info: Mapping[str, Any], source: str = "") -> ServerInfo:
-    """The figures of an answer. A router's `{"prefill": […], "decode": […]}` stands for its first decode server."""
+    """The figures of an answer. A router's `{"prefill": […], "decode": […]}` stands for its first
+    decode server.
+    """
     behind = _first_object(info.get("decode"))
     if behind is not None:
         found = parse_server_info(behind, source)
-        return ServerInfo(found.version, found.gen_throughput, found.accepted, source, "decode", found.arguments)
+        return ServerInfo(
+            found.version, found.gen_throughput, found.accepted, source, "decode", found.arguments
+        )
     states = tuple(_states(info))
-    rates = [rate for state in states if (rate := finite_number(state.get("last_gen_throughput"))) is not None]
+    rates = [
+        rate
+        for state in states
+        if (rate := finite_number(state.get("last_gen_throughput"))) is not None
+    ]
     return ServerInfo(
         str(info.get("version") or ""), sum(rates) if rates else None, _mean_accept_length(states), source, arguments=server_arguments_in(info)
     )  # fmt: skip
 
 
 def first_answer(answers: Mapping[str, Any]) -> ServerInfo | None:
-    """The figures of the first endpoint that answered with an object, newest name first; keys are paths, with or without `GET `."""
+    """The figures of the first endpoint that answered with an object, newest name first; keys are
+    paths, with or without `GET `.
+    """
     by_path = {path.split()[-1]: answer for path, answer in answers.items() if path.strip()}
     for path in SERVER_INFO_PATHS:
         answer = by_path.get(path)
@@ -76,14 +87,22 @@ def server_arguments_in(info: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def is_server_info(info: Mapping[str, Any]) -> bool:
     """True for an answer of /server_info, a router's included."""
-    if _first_object(info.get("decode")) is not None or _first_object(info.get("prefill")) is not None:
+    if (
+        _first_object(info.get("decode")) is not None
+        or _first_object(info.get("prefill")) is not None
+    ):
         return True
     has_state = "internal_states" in info
-    return has_state or ("model_path" in info and any(name in info for name in ("tp_size", "mem_fraction_static", "server_args")))
+    return has_state or (
+        "model_path" in info
+        and any(name in info for name in ("tp_size", "mem_fraction_static", "server_args"))
+    )
 
 
 def _states(info: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """One for each data-parallel rank; an object in place of the list in some versions, flat in the oldest."""
+    """One for each data-parallel rank; an object in place of the list in some versions, flat in the
+    oldest.
+    """
     states = info.get("internal_states", info)
     if isinstance(states, Mapping):
         yield states
@@ -92,11 +111,24 @@ def _states(info: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def _mean_accept_length(states: Sequence[Mapping[str, Any]]) -> AcceptLength:
-    """The mean over the ranks that have averaged anything: how many steps are behind each is not told."""
-    averages = [accept_length_from_average(finite_number(state.get("avg_spec_accept_length"))) for state in states]
+    """The mean over the ranks that have averaged anything: how many steps are behind each is not
+    told.
+    """
+    averages = [
+        accept_length_from_average(finite_number(state.get("avg_spec_accept_length")))
+        for state in states
+    ]
     lengths = [one.length for one in averages if one.length is not None]
-    return AcceptLength(sum(lengths) / len(lengths), None, "server average") if lengths else accept_length_from_average(None)
+    return (
+        AcceptLength(sum(lengths) / len(lengths), None, "server average")
+        if lengths
+        else accept_length_from_average(None)
+    )
 
 
 def _first_object(value: object) -> Mapping[str, Any] | None:
-    return next((one for one in value if isinstance(one, Mapping)), None) if isinstance(value, list) else None
+    return (
+        next((one for one in value if isinstance(one, Mapping)), None)
+        if isinstance(value, list)
+        else None
+    )

@@ -1,4 +1,6 @@
-"""Owns which of several runs on one server are steady: warm-up told apart and dropped with its reason. Pure; measures nothing."""
+"""Owns which of several runs on one server are steady: warm-up told apart and dropped with its
+reason. Pure; measures nothing.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ _JIT = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class SteadyRuns:
-    """The runs that count, by their number from 1; `value` is their median; `dropped`: number → why."""
+    """The runs that count, by their number from 1; `value` is their median; `dropped`: number →
+    why.
+    """
 
     steady: tuple[int, ...] = ()
     value: float | None = None
@@ -27,27 +31,42 @@ class SteadyRuns:
 
 
 def is_jit_line(line: str) -> bool:
-    """True for a log line that a kernel's building writes; inside a measured window it invalidates the run."""
+    """True for a log line that a kernel's building writes; inside a measured window it invalidates
+    the run.
+    """
     return bool(_JIT.search(line))
 
 
-def select_steady_runs(values: Sequence[float | None], jit: Mapping[int, str] | None = None) -> SteadyRuns:
-    """The last runs that agree within 5 %, three at the least. `values`: rates in order, None for a failed one; `jit`: run → its log line.
+def select_steady_runs(
+    values: Sequence[float | None], jit: Mapping[int, str] | None = None
+) -> SteadyRuns:
+    """The last runs that agree within 5 %, three at the least. `values`: rates in order, None for a
+    failed one; `jit`: run → its log line.
 
     Without three such runs at the end nothing is reported: repeat.
     """
     lines = jit or {}
-    usable = [(at, value) for at, value in enumerate(values, 1) if value is not None and value > 0 and at not in lines]
+    usable = [
+        (at, value)
+        for at, value in enumerate(values, 1)
+        if value is not None and value > 0 and at not in lines
+    ]
     tail = usable[-STEADY_RUNS:]
     if len(tail) < STEADY_RUNS or _spread(tail) > SPREAD_MAX:
-        dropped = {at: _reason(value, at, lines, "not steady") for at, value in enumerate(values, 1)}
+        dropped = {
+            at: _reason(value, at, lines, "not steady") for at, value in enumerate(values, 1)
+        }
         return SteadyRuns((), None, dropped, needs_more=True)
     first = len(usable) - STEADY_RUNS
     while first > 0 and _spread(usable[first - 1 :]) <= SPREAD_MAX:
         first -= 1
     steady = usable[first:]
     kept = {at for at, _ in steady}
-    dropped = {at: _reason(value, at, lines, "warm-up") for at, value in enumerate(values, 1) if at not in kept}
+    dropped = {
+        at: _reason(value, at, lines, "warm-up")
+        for at, value in enumerate(values, 1)
+        if at not in kept
+    }
     return SteadyRuns(tuple(sorted(kept)), median(value for _, value in steady), dropped)
 
 

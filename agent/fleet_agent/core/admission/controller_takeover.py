@@ -1,7 +1,9 @@
-"""Owns the rule whose orders an agent obeys, from what it knows of controllers; remembers nothing itself.
+"""Owns the rule whose orders an agent obeys, from what it knows of controllers; remembers nothing
+itself.
 
-One controller at a time: its acknowledgements let the agent forget events, so a second one with another store would lose what the first had
-not stored yet. And of one store only its newest start: one that was replaced while it slept neither starts nor cancels anything.
+One controller at a time: its acknowledgements let the agent forget events, so a second one with
+another store would lose what the first had not stored yet. And of one store only its newest start:
+one that was replaced while it slept neither starts nor cancels anything.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ TAKE_OVER_AFTER_S = 3600.0  # a controller that nobody heard of for so long has 
 
 @dataclass(frozen=True, slots=True)
 class CurrentController:
-    """What ties an agent to its controller of now. `owed`: in words, what it would lose; empty = nothing. `away_s`: since it hung up."""
+    """What ties an agent to its controller of now. `owed`: in words, what it would lose; empty =
+    nothing. `away_s`: since it hung up.
+    """
 
     held: ControllerEpoch
     follows: bool = False
@@ -32,8 +36,12 @@ class OrderRefused:
     hint: str
 
 
-def check_order(now: CurrentController, shown: ControllerEpoch, take_over_after_s: float = TAKE_OVER_AFTER_S) -> OrderRefused | None:
-    """None when orders under this lease are to be obeyed. A lease that is not told is from before leases, and obeyed."""
+def check_order(
+    now: CurrentController, shown: ControllerEpoch, take_over_after_s: float = TAKE_OVER_AFTER_S
+) -> OrderRefused | None:
+    """None when orders under this lease are to be obeyed. A lease that is not told is from before
+    leases, and obeyed.
+    """
     if not shown.names_controller:
         return None
     if not is_compatible(shown.protocol):
@@ -43,7 +51,9 @@ def check_order(now: CurrentController, shown: ControllerEpoch, take_over_after_
     return _refuse_other_controller(now, take_over_after_s) if now.held.names_controller else None
 
 
-def _refuse_other_controller(now: CurrentController, take_over_after_s: float) -> OrderRefused | None:
+def _refuse_other_controller(
+    now: CurrentController, take_over_after_s: float
+) -> OrderRefused | None:
     belongs = f"this host belongs to controller {now.held.controller_id[:8]}"
     if now.follows:
         return OrderRefused(f"{belongs}, which follows it now", "end that one first")
@@ -55,4 +65,6 @@ def _refuse_other_controller(now: CurrentController, take_over_after_s: float) -
 
 def _refuse_replaced(held: ControllerEpoch, shown: ControllerEpoch) -> OrderRefused:
     message = f"this controller was replaced: start {held.epoch} of it came after this one, which is {shown.epoch}"
-    return OrderRefused(message, "end this one: it works on a store that another one has taken over")
+    return OrderRefused(
+        message, "end this one: it works on a store that another one has taken over"
+    )

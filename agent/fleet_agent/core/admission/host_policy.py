@@ -1,4 +1,6 @@
-"""Owns what a job may ask of this host, as values, and the defaults that servers have here. Pure; looks nothing up."""
+"""Owns what a job may ask of this host, as values, and the defaults that servers have here. Pure;
+looks nothing up.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,12 @@ PATH_PYTHON = "python3"  # of the agent's own PATH, where neither job nor host n
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Glob patterns of what jobs may name. `is_open`: nothing is refused, as for a user's own local agent.
+    """Glob patterns of what jobs may name. `is_open`: nothing is refused, as for a user's own local
+    agent.
 
-    `models`: names and folders of models; empty: any, but none that brings code of its own. `mounts`: folders of the host that containers
-    mount and that arguments and variables may name. `env`, `args`: variables and arguments beyond those that are harmless.
+    `models`: names and folders of models; empty: any, but none that brings code of its own.
+    `mounts`: folders of the host that containers mount and that arguments and variables may name.
+    `env`, `args`: variables and arguments beyond those that are harmless.
     """
 
     is_open: bool = True
@@ -38,7 +42,9 @@ class ServerDefaults:
 
 
 def with_defaults(engine: EngineSpec, defaults: ServerDefaults) -> EngineSpec:
-    """The engine as it is launched here. The host's Python or image stands in only where the job names neither."""
+    """The engine as it is launched here. The host's Python or image stands in only where the job
+    names neither.
+    """
     if engine.kind is EngineKind.EXTERNAL:
         return engine
     engine = replace(engine, env={**defaults.env, **engine.env})
@@ -52,4 +58,8 @@ def with_defaults(engine: EngineSpec, defaults: ServerDefaults) -> EngineSpec:
 def allow_defaults(policy: Policy, defaults: ServerDefaults) -> Policy:
     """What the host gives by itself it allows too."""
     python = (*policy.python, *((defaults.python,) if defaults.python else ()))
-    return replace(policy, python=python, images=(*policy.images, *((defaults.image,) if defaults.image else ())))
+    return replace(
+        policy,
+        python=python,
+        images=(*policy.images, *((defaults.image,) if defaults.image else ())),
+    )

@@ -1,4 +1,6 @@
-"""Owns what of a trial a strict host refuses, and how its owner would allow it. Pure: how paths lie on the disk is asked of a `Look`."""
+"""Owns what of a trial a strict host refuses, and how its owner would allow it. Pure: how paths lie
+on the disk is asked of a `Look`.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,30 @@ from fleet_protos.trial_types import EngineKind, EngineSpec
 _ALWAYS = ("/dev/null", "/dev/stdout", "/dev/stderr")
 # Nobody's to give away: what the whole host is ruled by
 _NEVER = (
-    *("/etc", "/proc", "/sys", "/dev", "/boot", "/run", "/var/run", "/var/lib/docker", "/var/lib/containers"),
+    *(
+        "/etc",
+        "/proc",
+        "/sys",
+        "/dev",
+        "/boot",
+        "/run",
+        "/var/run",
+        "/var/lib/docker",
+        "/var/lib/containers",
+    ),
     *("/bin", "/sbin", "/lib", "/lib64", "/usr/bin", "/usr/sbin", "/usr/lib"),
 )
-_NEVER_AT_HOME = (".ssh", ".gnupg", ".aws", ".azure", ".kube", ".docker", ".config/benchfleet", ".config/gcloud", ".netrc")
+_NEVER_AT_HOME = (
+    ".ssh",
+    ".gnupg",
+    ".aws",
+    ".azure",
+    ".kube",
+    ".docker",
+    ".config/benchfleet",
+    ".config/gcloud",
+    ".netrc",
+)
 _SHARED_MEMORY = "/dev/shm"
 _METADATA_6 = ipaddress.ip_address("fd00:ec2::254")
 _METADATA = ("metadata.google.internal", "metadata", "instance-data")
@@ -29,7 +51,9 @@ _METADATA = ("metadata.google.internal", "metadata", "instance-data")
 
 @dataclass(frozen=True, slots=True)
 class PathLookup:
-    """What the decision asks of the host: `real` follows links, `which` finds a program; `private`: folders of the agent itself."""
+    """What the decision asks of the host: `real` follows links, `which` finds a program; `private`:
+    folders of the agent itself.
+    """
 
     home: str
     real: Callable[[str], str]
@@ -39,7 +63,9 @@ class PathLookup:
 
 @dataclass(frozen=True, slots=True)
 class PolicyViolation:
-    """One thing that is not allowed here. `allow`: the list that would have to name it, empty when none can; `entry`: as what."""
+    """One thing that is not allowed here. `allow`: the list that would have to name it, empty when
+    none can; `entry`: as what.
+    """
 
     key: str
     message: str
@@ -50,14 +76,22 @@ class PolicyViolation:
         return f"{self.key} {self.message}"
 
 
-def policy_violations(engine: EngineSpec, given: tuple[str, ...], policy: Policy, lookup: PathLookup) -> tuple[PolicyViolation, ...]:
-    """All that this host refuses of a trial; nothing under an open policy. `given`: variables that are the host's own defaults."""
+def policy_violations(
+    engine: EngineSpec, given: tuple[str, ...], policy: Policy, lookup: PathLookup
+) -> tuple[PolicyViolation, ...]:
+    """All that this host refuses of a trial; nothing under an open policy. `given`: variables that
+    are the host's own defaults.
+    """
     if policy.is_open:
         return ()
     if engine.kind is EngineKind.EXTERNAL:
         return tuple(_check_url(engine.url))
     if policy.load_only:
-        return (PolicyViolation("engine", "asks for a server, and this host only drives load for others"),)
+        return (
+            PolicyViolation(
+                "engine", "asks for a server, and this host only drives load for others"
+            ),
+        )
     found = [*_check_variables(engine, given, policy, lookup)]
     if engine.kind is EngineKind.SGLANG:
         found += [*_check_program(engine, policy, lookup), *_check_mounts(engine, policy, lookup)]
@@ -68,26 +102,57 @@ def policy_violations(engine: EngineSpec, given: tuple[str, ...], policy: Policy
 # Programs
 
 
-def _check_program(engine: EngineSpec, policy: Policy, lookup: PathLookup) -> Iterator[PolicyViolation]:
+def _check_program(
+    engine: EngineSpec, policy: Policy, lookup: PathLookup
+) -> Iterator[PolicyViolation]:
     if image := engine.container.image:
-        spelled = (image, image if "@" in image or ":" in image.rpartition("/")[2] else f"{image}:latest")
-        if not any(path_patterns.matches_pattern(text, pattern) for text in spelled for pattern in policy.images):
-            yield PolicyViolation("engine.container.image", f"{image} is not allowed ({_list_patterns(policy.images)})", "images", image)
+        spelled = (
+            image,
+            image if "@" in image or ":" in image.rpartition("/")[2] else f"{image}:latest",
+        )
+        if not any(
+            path_patterns.matches_pattern(text, pattern)
+            for text in spelled
+            for pattern in policy.images
+        ):
+            yield PolicyViolation(
+                "engine.container.image",
+                f"{image} is not allowed ({_list_patterns(policy.images)})",
+                "images",
+                image,
+            )
         return
     written = _expand_home(engine.python, lookup)
     found = lookup.which(written) or written
-    real = posixpath.join(lookup.real(posixpath.dirname(found)), posixpath.basename(found))  # its link says which environment it is of
-    if path_patterns.has_parent_reference(written) or not (_is_allowed(found, policy.python, lookup) and _is_allowed(real, policy.python, lookup, links=True)):
+    real = posixpath.join(
+        lookup.real(posixpath.dirname(found)), posixpath.basename(found)
+    )  # its link says which environment it is of
+    if path_patterns.has_parent_reference(written) or not (
+        _is_allowed(found, policy.python, lookup)
+        and _is_allowed(real, policy.python, lookup, links=True)
+    ):
         shown = engine.python if real == found else f"{engine.python} (which is {real})"
-        yield PolicyViolation("engine.python", f"{shown} is not allowed ({_list_patterns(policy.python)})", "python", engine.python)
+        yield PolicyViolation(
+            "engine.python",
+            f"{shown} is not allowed ({_list_patterns(policy.python)})",
+            "python",
+            engine.python,
+        )
 
 
-def _is_allowed(path: str, patterns: tuple[str, ...], lookup: PathLookup, *, links: bool = False) -> bool:
-    return any(path_patterns.matches_pattern(path, pattern) for pattern in _expand_patterns(patterns, lookup, links))
+def _is_allowed(
+    path: str, patterns: tuple[str, ...], lookup: PathLookup, *, links: bool = False
+) -> bool:
+    return any(
+        path_patterns.matches_pattern(path, pattern)
+        for pattern in _expand_patterns(patterns, lookup, links)
+    )
 
 
 def _expand_patterns(patterns: tuple[str, ...], lookup: PathLookup, links: bool) -> Iterator[str]:
-    """The patterns under the home folder, and, with `links`, as they read once the links of their own folders are followed."""
+    """The patterns under the home folder, and, with `links`, as they read once the links of their
+    own folders are followed.
+    """
     for pattern in patterns:
         at_home = _expand_home(pattern, lookup)
         yield at_home
@@ -97,7 +162,9 @@ def _expand_patterns(patterns: tuple[str, ...], lookup: PathLookup, links: bool)
 
 
 def _expand_home(path: str, lookup: PathLookup) -> str:
-    """With its `~` replaced, and one slash where it begins with several, which are another way to write one."""
+    """With its `~` replaced, and one slash where it begins with several, which are another way to
+    write one.
+    """
     path = lookup.home.rstrip("/") + path[1:] if path == "~" or path.startswith("~/") else path
     return f"/{path.lstrip('/')}" if path.startswith("//") else path
 
@@ -105,21 +172,29 @@ def _expand_home(path: str, lookup: PathLookup) -> str:
 # Variables and arguments
 
 
-def _check_variables(engine: EngineSpec, given: tuple[str, ...], policy: Policy, lookup: PathLookup) -> Iterator[PolicyViolation]:
+def _check_variables(
+    engine: EngineSpec, given: tuple[str, ...], policy: Policy, lookup: PathLookup
+) -> Iterator[PolicyViolation]:
     patterns = tuple(pattern for pattern in policy.env if "*" in pattern or "?" in pattern)
     for name, value in engine.env.items():
         key = f"engine.env.{name}"
-        if name in given or name in policy.env:  # by name: whoever wrote it there knows what it does
+        if (
+            name in given or name in policy.env
+        ):  # by name: whoever wrote it there knows what it does
             continue
         if what := risky_variables.variable_risk(name, value):
             yield PolicyViolation(key, what, "env", name)
-        elif not risky_variables.is_tuning_variable(name) and not any(fnmatchcase(name, pattern) for pattern in patterns):
+        elif not risky_variables.is_tuning_variable(name) and not any(
+            fnmatchcase(name, pattern) for pattern in patterns
+        ):
             yield PolicyViolation(key, "is no variable that tunes a server", "env", name)
         elif not value.startswith("secret://"):
             yield from _check_paths(key, value, engine, policy, lookup)
 
 
-def _check_arguments(engine: EngineSpec, policy: Policy, lookup: PathLookup) -> Iterator[PolicyViolation]:
+def _check_arguments(
+    engine: EngineSpec, policy: Policy, lookup: PathLookup
+) -> Iterator[PolicyViolation]:
     for written, value in engine.args.items():
         name, key = resolve_name(written).name, f"engine.args.{written}"
         if name in policy.args:
@@ -130,36 +205,63 @@ def _check_arguments(engine: EngineSpec, policy: Policy, lookup: PathLookup) -> 
         if what := risky_arguments.argument_risk(name, value):
             yield PolicyViolation(key, what, "args", name)
         elif name not in known_arguments():
-            yield PolicyViolation(key, "is no argument of SGLang that is known here, so nobody can say what it does", "args", name)
+            yield PolicyViolation(
+                key,
+                "is no argument of SGLang that is known here, so nobody can say what it does",
+                "args",
+                name,
+            )
         elif name not in (*risky_arguments.MODEL_ARGUMENTS, *risky_arguments.NOT_PATHS):
             yield from _check_paths(key, value, engine, policy, lookup)
 
 
-def _check_paths(key: str, value: object, engine: EngineSpec, policy: Policy, lookup: PathLookup) -> Iterator[PolicyViolation]:
+def _check_paths(
+    key: str, value: object, engine: EngineSpec, policy: Policy, lookup: PathLookup
+) -> Iterator[PolicyViolation]:
     if path_patterns.has_parent_reference(value):
         yield PolicyViolation(key, "climbs out of its folder by `..`")
     for path in path_patterns.paths_in(value):
-        if path not in _ALWAYS and not _is_mounted(path, engine) and not _is_confined(path, (*policy.mounts, *policy.models), lookup):
+        if (
+            path not in _ALWAYS
+            and not _is_mounted(path, engine)
+            and not _is_confined(path, (*policy.mounts, *policy.models), lookup)
+        ):
             where = f"names {path}, outside of what jobs may use ({_list_patterns((*policy.mounts, *policy.models))})"
             yield PolicyViolation(key, where, "mounts", posixpath.dirname(path) or path)
 
 
 def _is_mounted(path: str, engine: EngineSpec) -> bool:
     """It means a place inside the container that the job has mounted: the mount itself is judged."""
-    return bool(engine.container.image) and any(path_patterns.is_inside_pattern(path, target) for target in engine.container.mounts if target != "/")
+    return bool(engine.container.image) and any(
+        path_patterns.is_inside_pattern(path, target)
+        for target in engine.container.mounts
+        if target != "/"
+    )
 
 
 def _is_confined(path: str, patterns: tuple[str, ...], lookup: PathLookup) -> bool:
-    """Below an allowed folder, as it is written and where its links lead, and none of what is never given away."""
+    """Below an allowed folder, as it is written and where its links lead, and none of what is never
+    given away.
+    """
     written = _expand_home(path, lookup)
     real = lookup.real(written)
-    if not written.startswith("/") or path_patterns.has_parent_reference(written) or _is_private(written, lookup) or _is_private(real, lookup):
+    if (
+        not written.startswith("/")
+        or path_patterns.has_parent_reference(written)
+        or _is_private(written, lookup)
+        or _is_private(real, lookup)
+    ):
         return False
-    return _is_below(written, patterns, lookup, links=False) and _is_below(real, patterns, lookup, links=True)
+    return _is_below(written, patterns, lookup, links=False) and _is_below(
+        real, patterns, lookup, links=True
+    )
 
 
 def _is_below(path: str, patterns: tuple[str, ...], lookup: PathLookup, *, links: bool) -> bool:
-    return any(path_patterns.is_inside_pattern(path, pattern) for pattern in _expand_patterns(patterns, lookup, links))
+    return any(
+        path_patterns.is_inside_pattern(path, pattern)
+        for pattern in _expand_patterns(patterns, lookup, links)
+    )
 
 
 def _is_private(path: str, lookup: PathLookup) -> bool:
@@ -168,21 +270,38 @@ def _is_private(path: str, lookup: PathLookup) -> bool:
     if path_patterns.is_inside_pattern(path, _SHARED_MEMORY):
         return False
     at_home = tuple(posixpath.join(lookup.home, name) for name in _NEVER_AT_HOME)
-    return any(path_patterns.is_inside_pattern(path, folder) or path_patterns.is_inside_pattern(folder, path) for folder in (*_NEVER, *at_home, *lookup.private))
+    return any(
+        path_patterns.is_inside_pattern(path, folder)
+        or path_patterns.is_inside_pattern(folder, path)
+        for folder in (*_NEVER, *at_home, *lookup.private)
+    )
 
 
 # Models, mounts, addresses
 
 
-def _check_models(engine: EngineSpec, policy: Policy, lookup: PathLookup) -> Iterator[PolicyViolation]:
+def _check_models(
+    engine: EngineSpec, policy: Policy, lookup: PathLookup
+) -> Iterator[PolicyViolation]:
     found = risky_arguments.models_in(engine.args)
-    for key, name in (("model.path", engine.model_path), *((f"engine.args.{model.argument}", model.name) for model in found)):
+    for key, name in (
+        ("model.path", engine.model_path),
+        *((f"engine.args.{model.argument}", model.name) for model in found),
+    ):
         place = _path_on_host(name, engine)
         if policy.models and not _is_allowed_model(place, policy, lookup):
-            yield PolicyViolation(key, f"{name} is not allowed ({_list_patterns(policy.models)})", "models", name)
-        elif not policy.models and (path_patterns.has_parent_reference(name) or path_patterns.addresses_in(name)):
-            yield PolicyViolation(key, f"{name} is neither a plain path nor a name of the hub", "models", name)
-        elif place.startswith(("/", "~")) and _is_private(lookup.real(_expand_home(place, lookup)), lookup):
+            yield PolicyViolation(
+                key, f"{name} is not allowed ({_list_patterns(policy.models)})", "models", name
+            )
+        elif not policy.models and (
+            path_patterns.has_parent_reference(name) or path_patterns.addresses_in(name)
+        ):
+            yield PolicyViolation(
+                key, f"{name} is neither a plain path nor a name of the hub", "models", name
+            )
+        elif place.startswith(("/", "~")) and _is_private(
+            lookup.real(_expand_home(place, lookup)), lookup
+        ):
             yield PolicyViolation(key, f"{name} lies in a folder of the system or of the agent")
     is_on = engine.args.get("trust_remote_code") not in (None, False)
     if is_on and not policy.models and "trust_remote_code" not in policy.args:
@@ -192,9 +311,18 @@ def _check_models(engine: EngineSpec, policy: Policy, lookup: PathLookup) -> Ite
 
 def _path_on_host(name: str, engine: EngineSpec) -> str:
     """The place on the host that a path means to a server in a container."""
-    for inside, outside in sorted(engine.container.mounts.items(), key=lambda mount: -len(mount[0])):
-        if engine.container.image and name.startswith("/") and path_patterns.is_inside_pattern(name, inside):
-            return outside.removesuffix(":ro").removesuffix(":rw").rstrip("/") + name[len(inside.rstrip("/")) :]
+    for inside, outside in sorted(
+        engine.container.mounts.items(), key=lambda mount: -len(mount[0])
+    ):
+        if (
+            engine.container.image
+            and name.startswith("/")
+            and path_patterns.is_inside_pattern(name, inside)
+        ):
+            return (
+                outside.removesuffix(":ro").removesuffix(":rw").rstrip("/")
+                + name[len(inside.rstrip("/")) :]
+            )
     return name
 
 
@@ -204,21 +332,33 @@ def _is_allowed_model(name: str, policy: Policy, lookup: PathLookup) -> bool:
     if not name.startswith(("/", "~/")):
         return any(path_patterns.matches_pattern(name, pattern) for pattern in policy.models)
     written = _expand_home(name, lookup)
-    return _is_below(written, policy.models, lookup, links=False) and _is_below(lookup.real(written), policy.models, lookup, links=True)
+    return _is_below(written, policy.models, lookup, links=False) and _is_below(
+        lookup.real(written), policy.models, lookup, links=True
+    )
 
 
-def _check_mounts(engine: EngineSpec, policy: Policy, lookup: PathLookup) -> Iterator[PolicyViolation]:
+def _check_mounts(
+    engine: EngineSpec, policy: Policy, lookup: PathLookup
+) -> Iterator[PolicyViolation]:
     for inside, outside in engine.container.mounts.items():
         source = outside.removesuffix(":ro").removesuffix(":rw")
         allowed = (*policy.mounts, *policy.models) if outside.endswith(":ro") else policy.mounts
         if not _is_confined(source, allowed, lookup):
             entry = "" if _is_private(_expand_home(source, lookup), lookup) else source
-            message = f"{source} may not be mounted ({_list_patterns(allowed)})" if entry else f"{source} is a folder of the system or of the agent"
-            yield PolicyViolation(f"engine.container.mounts.{inside}", message, "mounts" if entry else "", entry)
+            message = (
+                f"{source} may not be mounted ({_list_patterns(allowed)})"
+                if entry
+                else f"{source} is a folder of the system or of the agent"
+            )
+            yield PolicyViolation(
+                f"engine.container.mounts.{inside}", message, "mounts" if entry else "", entry
+            )
 
 
 def _check_url(url: str) -> Iterator[PolicyViolation]:
-    """Any server may be measured but those that only a host itself can ask, such as a cloud's metadata."""
+    """Any server may be measured but those that only a host itself can ask, such as a cloud's
+    metadata.
+    """
     host = urlsplit(url).hostname or ""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
@@ -226,7 +366,12 @@ def _check_url(url: str) -> Iterator[PolicyViolation]:
         is_odd = host.rstrip(".").lower() in _METADATA
     else:
         address = getattr(address, "ipv4_mapped", None) or address
-        is_odd = address.is_link_local or address.is_multicast or address.is_unspecified or address == _METADATA_6
+        is_odd = (
+            address.is_link_local
+            or address.is_multicast
+            or address.is_unspecified
+            or address == _METADATA_6
+        )
     if is_odd:
         yield PolicyViolation("engine.url", f"{url} is no address of a server to measure")
 

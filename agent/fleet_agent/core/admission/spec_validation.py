@@ -1,4 +1,5 @@
-"""Owns what a trial must look like before anything is made of it: names, lengths, counts, numbers. Pure; whose host it is does not matter.
+"""Owns what a trial must look like before anything is made of it: names, lengths, counts, numbers.
+Pure; whose host it is does not matter.
 
 Every field is walked by its type, so that one added later is covered without a word here.
 """
@@ -83,13 +84,21 @@ def _walk(key: str, value: Any, depth: int) -> Iterator[str]:
 
 
 def _parts(key: str, value: Any) -> Iterator[tuple[str, str, Any]]:
-    """(name, dotted place, content) of what a value holds; the name is empty where it is none of the sender's."""
+    """(name, dotted place, content) of what a value holds; the name is empty where it is none of
+    the sender's.
+    """
     if isinstance(value, Mapping):
-        yield from ((str(name), f"{key}.{shorten_untrusted(str(name))[1:-1]}", entry) for name, entry in value.items())
+        yield from (
+            (str(name), f"{key}.{shorten_untrusted(str(name))[1:-1]}", entry)
+            for name, entry in value.items()
+        )
     elif isinstance(value, list | tuple):
         yield from (("", f"{key}[{index}]", entry) for index, entry in enumerate(value))
     else:
-        yield from (("", f"{key}.{item.name}" if key else item.name, getattr(value, item.name)) for item in fields(value))
+        yield from (
+            ("", f"{key}.{item.name}" if key else item.name, getattr(value, item.name))
+            for item in fields(value)
+        )
 
 
 def _check_number(key: str, number: float) -> Iterator[str]:
@@ -105,11 +114,15 @@ def _check_count(key: str, count: int) -> Iterator[str]:
 
 def _check_text(key: str, text: str) -> Iterator[str]:
     is_value = key.startswith(_VALUES)
-    longest = LARGEST_PACKED if _CONTENT.fullmatch(key) else _LONGEST_VALUE if is_value else _LONGEST
+    longest = (
+        LARGEST_PACKED if _CONTENT.fullmatch(key) else _LONGEST_VALUE if is_value else _LONGEST
+    )
     if len(text.encode(errors="surrogatepass")) > longest:
         yield f"{key}: {len(text)} characters, longer than {longest} bytes"
     elif not (text.isprintable() or (is_value and text.translate(_LAYOUT).isprintable())):
-        mark = next(mark for mark in text if not mark.isprintable() and not (is_value and mark in "\n\t"))
+        mark = next(
+            mark for mark in text if not mark.isprintable() and not (is_value and mark in "\n\t")
+        )
         yield f"{key}: holds the character {mark!a}, which nobody sees"
 
 
@@ -143,9 +156,21 @@ def _check_files(spec: TrialSpec) -> Iterator[str]:
 
 
 def _check_engine(engine: EngineSpec) -> Iterator[str]:
-    yield from (f"engine.env: {shorten_untrusted(name)} is no name of a variable" for name in engine.env if not _VARIABLE.fullmatch(name))
-    yield from (f"engine.args: {shorten_untrusted(name)} is no name of an argument" for name in engine.args if not _ARGUMENT.fullmatch(name))
-    for key, text in (("model.path", engine.model_path), ("engine.python", engine.python), ("container.python", engine.container.python)):
+    yield from (
+        f"engine.env: {shorten_untrusted(name)} is no name of a variable"
+        for name in engine.env
+        if not _VARIABLE.fullmatch(name)
+    )
+    yield from (
+        f"engine.args: {shorten_untrusted(name)} is no name of an argument"
+        for name in engine.args
+        if not _ARGUMENT.fullmatch(name)
+    )
+    for key, text in (
+        ("model.path", engine.model_path),
+        ("engine.python", engine.python),
+        ("container.python", engine.container.python),
+    ):
         if text.startswith("-"):
             yield f"{key}: {shorten_untrusted(text)} begins with a dash, so it would be read as an option"
     patterns = (
@@ -154,12 +179,19 @@ def _check_engine(engine: EngineSpec) -> Iterator[str]:
         ("engine.gang.init_address", engine.gang.init_address, _MEETING),
         ("engine.cpu_binding", engine.cpu_binding, _CPUS),
     )
-    yield from (f"{key}: {shorten_untrusted(text)} cannot be one" for key, text, pattern in patterns if text and not pattern.fullmatch(text))
+    yield from (
+        f"{key}: {shorten_untrusted(text)} cannot be one"
+        for key, text, pattern in patterns
+        if text and not pattern.fullmatch(text)
+    )
     if engine.container.runtime not in ("", "docker", "podman"):
         yield f"engine.container.runtime: {shorten_untrusted(engine.container.runtime)} is neither docker nor podman"
     if engine.kind is EngineKind.EXTERNAL:
         yield from _check_url(engine.url)
-    for key, wait_s in (("ready_timeout_s", engine.ready_timeout_s), ("stop_timeout_s", engine.stop_timeout_s)):
+    for key, wait_s in (
+        ("ready_timeout_s", engine.ready_timeout_s),
+        ("stop_timeout_s", engine.stop_timeout_s),
+    ):
         if not 0 <= wait_s <= _LONGEST_WAIT_S:
             yield f"engine.{key}: {wait_s:g} is not 0 to {_LONGEST_WAIT_S:g} seconds"
 
@@ -167,7 +199,12 @@ def _check_engine(engine: EngineSpec) -> Iterator[str]:
 def _check_url(url: str) -> Iterator[str]:
     try:
         place = urlsplit(url)
-        sound = place.scheme in ("http", "https") and place.hostname and place.port != 0 and place.username is None
+        sound = (
+            place.scheme in ("http", "https")
+            and place.hostname
+            and place.port != 0
+            and place.username is None
+        )
     except ValueError:
         sound = False
     if not sound or " " in url or "?" in url or "#" in url:
@@ -179,7 +216,9 @@ def _check_measure(spec: TrialSpec) -> Iterator[str]:
         yield f"measure.runs_max: {spec.measure.runs_max}, more than {_MOST_RUNS}"
     for index, load in enumerate(spec.workloads):
         searched = tuple(_check_search(load.search)) if load.search.of else ()
-        found = searched or _check_workload(load.at_load(load.search.most) if load.search.of else load)
+        found = searched or _check_workload(
+            load.at_load(load.search.most) if load.search.of else load
+        )
         yield from (f"workloads[{index}]{fault}" for fault in found)
 
 
@@ -187,7 +226,10 @@ def _check_search(search: Search) -> Iterator[str]:
     """Each fault begins with what it is about inside the workload."""
     if search.of not in (RATE, CONCURRENCY):
         yield f".search.of: {shorten_untrusted(search.of)} is neither {RATE} nor {CONCURRENCY}"
-    elif not 0 < search.least < search.most < _LARGEST_NUMBER or search.most / search.least > _LARGEST_NUMBER:
+    elif (
+        not 0 < search.least < search.most < _LARGEST_NUMBER
+        or search.most / search.least > _LARGEST_NUMBER
+    ):
         yield f".search: from {search.least:g} to {search.most:g} there is nothing to look for"
     elif search.of == CONCURRENCY and not (search.least.is_integer() and search.most.is_integer()):
         yield f".search: from {search.least:g} to {search.most:g} are no whole requests in flight"
@@ -202,22 +244,36 @@ def _check_workload(load: Workload) -> Iterator[str]:
             yield f".{key}: {count}, more than {most}"
     if load.cache not in ("", "salt", "flush", "shared"):
         yield f".cache: {shorten_untrusted(load.cache)} is none of salt, flush and shared"
-    for prompts in (part.prompts for part in load.parts if part.prompts and not _PROMPTS.fullmatch(part.prompts)):
+    for prompts in (
+        part.prompts for part in load.parts if part.prompts and not _PROMPTS.fullmatch(part.prompts)
+    ):
         yield f".prompts: {shorten_untrusted(prompts)} is neither builtin:NAME, file:REF nor random:ids"
     yield from (f": {fault}" for fault in _check_arrivals(load))
-    for key, wait_s in (("duration_s", load.duration_s), ("request_timeout_s", load.request_timeout_s), ("think_s", load.think_s)):
+    for key, wait_s in (
+        ("duration_s", load.duration_s),
+        ("request_timeout_s", load.request_timeout_s),
+        ("think_s", load.think_s),
+    ):
         if not 0 <= wait_s <= _LONGEST_WAIT_S:
             yield f".{key}: {wait_s:g} is not 0 to {_LONGEST_WAIT_S:g} seconds"
 
 
 def _counts(load: Workload) -> tuple[tuple[str, int, int], ...]:
-    counts = (("concurrency", load.concurrency, _MOST_AT_ONCE), ("requests", load.requests, _MOST_REQUESTS))
+    counts = (
+        ("concurrency", load.concurrency, _MOST_AT_ONCE),
+        ("requests", load.requests, _MOST_REQUESTS),
+    )
     return (*counts, ("turns", load.turns, _MOST_ENTRIES))
 
 
 def _check_arrivals(load: Workload) -> Iterator[str]:
     """An open loop: all requests of a run are made before it begins."""
-    numbers = (load.rate_per_s, load.burstiness, load.speed, *(number for stage in load.stages for number in astuple(stage)))
+    numbers = (
+        load.rate_per_s,
+        load.burstiness,
+        load.speed,
+        *(number for stage in load.stages for number in astuple(stage)),
+    )
     if min(numbers) < 0 or not all(part.weight > 0 for part in load.parts):
         yield "its rate, burstiness, speed, a stage or a weight is below 0"
     requests = load.rate_per_s * load.duration_s + sum(stage.requests for stage in load.stages)

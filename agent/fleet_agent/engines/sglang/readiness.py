@@ -1,4 +1,6 @@
-"""Owns the looks at a running SGLang: is it healthy, is it the one that was launched, does it complete a request, what does it show."""
+"""Owns the looks at a running SGLang: is it healthy, is it the one that was launched, does it
+complete a request, what does it show.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,18 @@ from fleet_knowledge.sglang_metrics.server_info import (
 )
 from fleet_protos.errors import ErrorKind, ServerError
 
-_COMPLETION = {"text": "ready", "sampling_params": {"max_new_tokens": 2, "temperature": 0, "ignore_eos": True}}
+_COMPLETION = {
+    "text": "ready",
+    "sampling_params": {"max_new_tokens": 2, "temperature": 0, "ignore_eos": True},
+}
 
 
 async def check_server(url: str, *, model_path: str, argv: Sequence[str] = ()) -> str:
-    """Empty when ready, else what is missing. Raises ServerFailed when another model, or another launch, answers at `url`.
+    """Empty when ready, else what is missing. Raises ServerFailed when another model, or another
+    launch, answers at `url`.
 
-    `words`: what followed the program when it was launched here. /health alone proves nothing: up to 0.4.9 it answered 200 at once, and on
-    a busy port it is another server's.
+    `words`: what followed the program when it was launched here. /health alone proves nothing: up
+    to 0.4.9 it answered 200 at once, and on a busy port it is another server's.
     """
     try:
         status, _ = await fetch(url, "/health_generate")
@@ -41,7 +47,9 @@ async def check_server(url: str, *, model_path: str, argv: Sequence[str] = ()) -
 
 
 async def check_member(url: str) -> str:
-    """Empty when a node of rank 1 and above has its part of the model: it serves nothing, and answers /health only then."""
+    """Empty when a node of rank 1 and above has its part of the model: it serves nothing, and
+    answers /health only then.
+    """
     try:
         status, _ = await fetch(url, "/health")
     except (OSError, EOFError, ValueError) as error:
@@ -56,8 +64,14 @@ async def fetch_server_info(url: str) -> dict[str, Any]:
         if status == 200:
             return dict(server_arguments_in(parse_json_object(content)))
     except (OSError, EOFError, ValueError) as error:
-        raise ServerError(ErrorKind.SERVER_UNHEALTHY, "unhealthy", f"{url}/server_info: {type(error).__name__} {error}") from error
-    raise ServerError(ErrorKind.SERVER_UNHEALTHY, "unhealthy", f"{url}/server_info answers {status}")
+        raise ServerError(
+            ErrorKind.SERVER_UNHEALTHY,
+            "unhealthy",
+            f"{url}/server_info: {type(error).__name__} {error}",
+        ) from error
+    raise ServerError(
+        ErrorKind.SERVER_UNHEALTHY, "unhealthy", f"{url}/server_info answers {status}"
+    )
 
 
 def _check_launch(url: str, info: dict[str, Any], argv: Sequence[str]) -> None:
@@ -76,5 +90,7 @@ async def _fetch_either(url: str, path: str, older: str) -> HttpAnswer:
 def _check_identity(url: str, model_path: str, info: dict[str, Any]) -> None:
     found = info.get("model_path")
     if found != model_path:
-        message = f"another server answers at {url}: it serves {found}, and {model_path} was launched"
+        message = (
+            f"another server answers at {url}: it serves {found}, and {model_path} was launched"
+        )
         raise ServerError(ErrorKind.SERVER_UNHEALTHY, "wrong_identity", message)

@@ -1,4 +1,6 @@
-"""Owns the adapter of SGLang: its command line, and how a trial's server is looked at. Launches nothing itself."""
+"""Owns the adapter of SGLang: its command line, and how a trial's server is looked at. Launches
+nothing itself.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +30,16 @@ from fleet_protos.trial_types import TrialSpec
 
 
 class SglangEngine:
-    """An Engine whose servers are `python -m sglang.launch_server` or `sglang serve`, on the host or in a container."""
+    """An Engine whose servers are `python -m sglang.launch_server` or `sglang serve`, on the host
+    or in a container.
+    """
 
     launches = True
 
     def launch_command(self, spec: TrialSpec, place: LaunchPlace) -> LaunchCommand:
-        """The process for this trial. Raises ConfigError when the job sets what only the agent may set, or what this host has not."""
+        """The process for this trial. Raises ConfigError when the job sets what only the agent may
+        set, or what this host has not.
+        """
         return server_command(spec, place, _read_host_facts(spec))
 
     def url(self, spec: TrialSpec, place: LaunchPlace) -> str:
@@ -41,37 +47,72 @@ class SglangEngine:
         return f"http://{HOST}:{place.port}"
 
     async def check_ready(self, spec: TrialSpec, url: str) -> str:
-        """Empty when it is healthy, the model asked for, and completed a request. Raises ServerFailed for another server."""
+        """Empty when it is healthy, the model asked for, and completed a request. Raises
+        ServerFailed for another server.
+        """
         if spec.engine.gang.is_member:
             return await readiness.check_member(url)
         home = str(Path.home())
-        passed = ("--port", str(urlsplit(url).port), *to_argv(expand_home_paths(spec.engine.args, home)))
-        return await readiness.check_server(url, model_path=expand_home(spec.engine.model_path, home), argv=passed)
+        passed = (
+            "--port",
+            str(urlsplit(url).port),
+            *to_argv(expand_home_paths(spec.engine.args, home)),
+        )
+        return await readiness.check_server(
+            url, model_path=expand_home(spec.engine.model_path, home), argv=passed
+        )
 
-    async def prove_configuration(self, spec: TrialSpec, url: str, log_path: Path) -> ConfigurationProved:
-        """What took effect, from /server_info, NCCL's own words and what is installed. Raises ServerFailed when it stopped answering."""
+    async def prove_configuration(
+        self, spec: TrialSpec, url: str, log_path: Path
+    ) -> ConfigurationProved:
+        """What took effect, from /server_info, NCCL's own words and what is installed. Raises
+        ServerFailed when it stopped answering.
+        """
         home = str(Path.home())
         installed = await _read_installed_versions(spec, home)
-        if spec.engine.gang.is_member:  # it has no /server_info: only the variables and what is installed can be proved
-            return await configuration_proof.prove_launch(LaunchToProve(spec, log_path, {}, installed), {"version": installed.get("sglang", "")})
+        if (
+            spec.engine.gang.is_member
+        ):  # it has no /server_info: only the variables and what is installed can be proved
+            return await configuration_proof.prove_launch(
+                LaunchToProve(spec, log_path, {}, installed),
+                {"version": installed.get("sglang", "")},
+            )
         info = await readiness.fetch_server_info(url)
-        launched = LaunchToProve(spec, log_path, expand_home_paths(spec.engine.args, home), installed)
+        launched = LaunchToProve(
+            spec, log_path, expand_home_paths(spec.engine.args, home), installed
+        )
         return await configuration_proof.prove_launch(launched, info)
 
 
 def _read_host_facts(spec: TrialSpec) -> HostFacts:
-    """What this launch needs to know of the host; nothing is read that it does not need. Raises ConfigError without a runtime."""
+    """What this launch needs to know of the host; nothing is read that it does not need. Raises
+    ConfigError without a runtime.
+    """
     engine, home = spec.engine, str(Path.home())
     cpus = read_host_cpus() if engine.cpu_binding not in ("", "none") else HostCpus()
     if engine.container.image:
         runtime = find_runtime(engine.container.runtime, os.environ)
         hub = Path(container_command.hub_folder(engine, home)).is_dir()
-        return HostFacts(home, os.environ, cpus, runtime, client_environment(os.environ), has_hub=hub)
+        return HostFacts(
+            home, os.environ, cpus, runtime, client_environment(os.environ), has_hub=hub
+        )
     python = shutil.which(expand_home(engine.python, home)) or ""
     program = str(Path(python).with_name("sglang")) if python else ""
     asked = engine.entry == "serve" or bool(cpus.nodes)
-    version = Release.read(installed_versions.read_installed_versions(Path(python), ("sglang",)).get("sglang", "")) if python and asked else None
-    return HostFacts(home, os.environ, cpus, serve_program=program if os.access(program, os.X_OK) else "", sglang=version)
+    version = (
+        Release.read(
+            installed_versions.read_installed_versions(Path(python), ("sglang",)).get("sglang", "")
+        )
+        if python and asked
+        else None
+    )
+    return HostFacts(
+        home,
+        os.environ,
+        cpus,
+        serve_program=program if os.access(program, os.X_OK) else "",
+        sglang=version,
+    )
 
 
 async def _read_installed_versions(spec: TrialSpec, home: str) -> dict[str, str]:
@@ -80,4 +121,8 @@ async def _read_installed_versions(spec: TrialSpec, home: str) -> dict[str, str]
         found = await find_image_id(spec.engine.container.runtime, image, os.environ)
         return {"image": found} if found else {}
     python = shutil.which(expand_home(spec.engine.python, home))
-    return await asyncio.to_thread(installed_versions.read_installed_versions, Path(python)) if python else {}
+    return (
+        await asyncio.to_thread(installed_versions.read_installed_versions, Path(python))
+        if python
+        else {}
+    )

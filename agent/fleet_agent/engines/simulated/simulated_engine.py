@@ -1,4 +1,6 @@
-"""Owns the adapter of the simulated engine: its command line, and how a trial's server is looked at. Launches nothing itself."""
+"""Owns the adapter of the simulated engine: its command line, and how a trial's server is looked
+at. Launches nothing itself.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,15 @@ from fleet_protos.events import ConfigurationProved
 from fleet_protos.trial_types import TrialSpec
 
 _HOST = "127.0.0.1"
-_AGENT_ONLY_ARGS = ("model_path", "host", "port", "simulation", "nnodes", "node_rank", "dist_init_addr")
+_AGENT_ONLY_ARGS = (
+    "model_path",
+    "host",
+    "port",
+    "simulation",
+    "nnodes",
+    "node_rank",
+    "dist_init_addr",
+)
 
 
 class SimulatedEngine:
@@ -30,16 +40,23 @@ class SimulatedEngine:
     launches = True
 
     def launch_command(self, spec: TrialSpec, place: LaunchPlace) -> LaunchCommand:
-        """The process for this trial. Raises ConfigError when the job sets what only the agent may set."""
+        """The process for this trial. Raises ConfigError when the job sets what only the agent may
+        set.
+        """
         taken = [name for name in _AGENT_ONLY_ARGS if name in spec.engine.args]
         if taken:
-            raise ConfigError(f"engine.args of {spec.variant}: {', '.join(taken)} cannot be set there", "the agent sets it; remove it")
+            raise ConfigError(
+                f"engine.args of {spec.variant}: {', '.join(taken)} cannot be set there",
+                "the agent sets it; remove it",
+            )
         if not spec.engine.model_path:
             raise ConfigError(f"variant {spec.variant} names no model", "set model.path in the job")
         knobs = {**asdict(spec.engine.simulation), "launch": place.token}
         asked = spec.engine.cpu_binding
         host = read_host_cpus() if asked not in ("", "none") else HostCpus()
-        bound = bind_cpus(choose_cpus(asked, (), host), host, None)  # its GPUs are none of this host's: only a list binds
+        bound = bind_cpus(
+            choose_cpus(asked, (), host), host, None
+        )  # its GPUs are none of this host's: only a list binds
         argv = (
             *(*bound.prefix, sys.executable, "-m", "fleet_simulator.server"),
             *("--model-path", spec.engine.model_path, "--host", _HOST, "--port", str(place.port)),
@@ -48,22 +65,34 @@ class SimulatedEngine:
             *("--simulation", json.dumps(knobs)),
         )
         base = {"PATH": os.environ.get("PATH", os.defpath), "LANG": "C.UTF-8"}
-        return LaunchCommand(argv, {**base, **spec.engine.env, "BENCHFLEET_LAUNCH": place.token}, str(place.folder))
+        return LaunchCommand(
+            argv, {**base, **spec.engine.env, "BENCHFLEET_LAUNCH": place.token}, str(place.folder)
+        )
 
     def url(self, spec: TrialSpec, place: LaunchPlace) -> str:
         """Where it will answer."""
         return f"http://{_HOST}:{place.port}"
 
     async def check_ready(self, spec: TrialSpec, url: str) -> str:
-        """Empty when it is healthy, the model asked for, and completed a request. Raises ServerFailed for another server."""
+        """Empty when it is healthy, the model asked for, and completed a request. Raises
+        ServerFailed for another server.
+        """
         if spec.engine.gang.is_member:
             return await readiness.check_member(url)
         passed = ("--port", str(urlsplit(url).port), *to_argv(spec.engine.args))
         return await readiness.check_server(url, model_path=spec.engine.model_path, argv=passed)
 
-    async def prove_configuration(self, spec: TrialSpec, url: str, log_path: Path) -> ConfigurationProved:
-        """What took effect, from /server_info and the log. Raises ServerFailed when it stopped answering."""
+    async def prove_configuration(
+        self, spec: TrialSpec, url: str, log_path: Path
+    ) -> ConfigurationProved:
+        """What took effect, from /server_info and the log. Raises ServerFailed when it stopped
+        answering.
+        """
         if spec.engine.gang.is_member:
-            return await configuration_proof.prove_launch(LaunchToProve(spec, log_path, {}, {}, names_all=True), {})
+            return await configuration_proof.prove_launch(
+                LaunchToProve(spec, log_path, {}, {}, names_all=True), {}
+            )
         info = await readiness.fetch_server_info(url)
-        return await configuration_proof.prove_launch(LaunchToProve(spec, log_path, spec.engine.args, {}, names_all=True), info)
+        return await configuration_proof.prove_launch(
+            LaunchToProve(spec, log_path, spec.engine.args, {}, names_all=True), info
+        )

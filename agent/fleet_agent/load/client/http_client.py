@@ -1,4 +1,6 @@
-"""Owns the connections of the load: sends prepared bytes, keeps what its line read; parses no content while it measures."""
+"""Owns the connections of the load: sends prepared bytes, keeps what its line read; parses no
+content while it measures.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,13 @@ from fleet_agent.load.client.request_record import ErrorName
 from fleet_agent.load.client.socket_reader import SocketReader
 from fleet_agent.load.client.tls_stream import TlsStream
 
-KEEP_IDLE_S: Final = 2.0  # servers close idle connections (uvicorn after 5 s): one that idled longer than this is not used again
+# servers close idle connections (uvicorn after 5 s): one that idled longer than this is not used
+# again
+KEEP_IDLE_S: Final = 2.0
 CONNECT_TIMEOUT_S: Final = 10.0
-MOST_BYTES: Final = 512 << 20  # of one answer: a million tokens with all that SGLang writes around them
+MOST_BYTES: Final = (
+    512 << 20
+)  # of one answer: a million tokens with all that SGLang writes around them
 
 
 @dataclass(slots=True)
@@ -43,7 +49,19 @@ class Exchange:
 class LoadConnection:
     """One connection, one request at a time. Its line tells it when there is something to decide."""
 
-    __slots__ = ("_done", "_exchange", "_frame", "_line", "_link", "_secure", "_unsent", "_watched", "_watches", "idle_since_ns", "lost")
+    __slots__ = (
+        "_done",
+        "_exchange",
+        "_frame",
+        "_line",
+        "_link",
+        "_secure",
+        "_unsent",
+        "_watched",
+        "_watches",
+        "idle_since_ns",
+        "lost",
+    )
 
     def __init__(self, wire: SocketReader, link: socket.socket, secure: TlsStream | None) -> None:
         self.lost = False
@@ -59,7 +77,9 @@ class LoadConnection:
         self._line = wire.attach(link, self, secure)
 
     async def exchange(self, request: bytes, timeout_s: float) -> Exchange:
-        """Send `request` and wait for the end of its answer, at most `timeout_s`. Raises nothing but CancelledError."""
+        """Send `request` and wait for the end of its answer, at most `timeout_s`. Raises nothing
+        but CancelledError.
+        """
         loop = asyncio.get_running_loop()
         self._frame, self._watches, self._watched = http_framing.HttpFraming(), True, False
         exchange = self._exchange = Exchange(perf_counter_ns())
@@ -99,7 +119,9 @@ class LoadConnection:
         self._line.drop()
 
     def on_data(self) -> None:
-        """See `Owner`: at the head of an answer, at each read of one that cannot be watched, and where only the whole tells its end."""
+        """See `Owner`: at the head of an answer, at each read of one that cannot be watched, and
+        where only the whole tells its end.
+        """
         if self._done is None or self._done.done():
             self.abort()  # nobody asked for it
             return
@@ -116,7 +138,9 @@ class LoadConnection:
             self.on_complete()
 
     def _watch(self, data: bytes) -> bool:
-        """Take what came. True when the line watches for the end from here on: what is behind the head is then left to it."""
+        """Take what came. True when the line watches for the end from here on: what is behind the
+        head is then left to it.
+        """
         frame = self._frame
         if frame.state == http_framing.HEAD and (end := data.find(b"\r\n\r\n")) >= 0:
             frame.feed(data[: end + 4])
@@ -131,7 +155,9 @@ class LoadConnection:
         return ahead is not None
 
     def on_complete(self) -> None:
-        """See `Owner`: the answer is complete, or will never be. A server may have answered before it read all of the request."""
+        """See `Owner`: the answer is complete, or will never be. A server may have answered before
+        it read all of the request.
+        """
         keeps = self._frame.keep_alive and self._unsent is None
         self._finish()
         if not keeps:
@@ -159,7 +185,9 @@ class LoadConnection:
             self._unsent = asyncio.get_running_loop().create_task(self._send_rest(data[sent:]))
 
     async def _send_rest(self, data: bytes) -> None:
-        """What did not fit into the socket's buffer: a very long prompt, or a server that does not read."""
+        """What did not fit into the socket's buffer: a very long prompt, or a server that does not
+        read.
+        """
         try:
             await asyncio.get_running_loop().sock_sendall(self._link, data)
         except OSError as error:
@@ -171,7 +199,10 @@ class LoadConnection:
         last_ns = self._exchange.deferred_reads.last_ns
         silent_s = (perf_counter_ns() - last_ns) / 1e9 if last_ns else 0.0
         if silent_s >= timeout_s / 2:
-            self._fail(ErrorName.STALLED, f"begun, then silent for {silent_s:.1f} s; the request's limit is {timeout_s:g} s")
+            self._fail(
+                ErrorName.STALLED,
+                f"begun, then silent for {silent_s:.1f} s; the request's limit is {timeout_s:g} s",
+            )
         else:
             self._fail(ErrorName.TIMEOUT, f"not complete after {timeout_s:g} s")
         self._give_up()
@@ -199,8 +230,14 @@ class LoadConnection:
 class Endpoint:
     """One server's address and the connections to it that are free. Use it on one event loop."""
 
-    def __init__(self, url: str, tls: ssl.SSLContext | None = None, wire: Callable[[], SocketReader] = new_socket_reader) -> None:
-        """`tls`: how to meet an https server, default as this host trusts; `wire` makes what listens to its sockets.
+    def __init__(
+        self,
+        url: str,
+        tls: ssl.SSLContext | None = None,
+        wire: Callable[[], SocketReader] = new_socket_reader,
+    ) -> None:
+        """`tls`: how to meet an https server, default as this host trusts; `wire` makes what
+        listens to its sockets.
 
         Raises ValueError unless `url` is http(s)://host[:port][/path].
         """
@@ -228,17 +265,30 @@ class Endpoint:
         return self._wire
 
     async def connect(self, count: int) -> None:
-        """Have up to `count` free connections before the first request; a server that refuses is met again when sending."""
+        """Have up to `count` free connections before the first request; a server that refuses is
+        met again when sending.
+        """
         with suppress(OSError, TimeoutError):
             while self.idle < count:
                 self._free.append(await self._open())
 
-    async def exchange(self, request: bytes, timeout_s: float, on_connection: Callable[[LoadConnection], None] | None = None) -> Exchange:
-        """Send on a free connection, or on a new one. A failure is in the result, never raised. `flying` is told the connection."""
+    async def exchange(
+        self,
+        request: bytes,
+        timeout_s: float,
+        on_connection: Callable[[LoadConnection], None] | None = None,
+    ) -> Exchange:
+        """Send on a free connection, or on a new one. A failure is in the result, never raised.
+        `flying` is told the connection.
+        """
         try:
             connection = self._reuse_connection() or await self._open()
         except (OSError, TimeoutError) as error:
-            return Exchange(perf_counter_ns(), failure=ErrorName.CONNECT, detail=str(error) or "no connection in time")
+            return Exchange(
+                perf_counter_ns(),
+                failure=ErrorName.CONNECT,
+                detail=str(error) or "no connection in time",
+            )
         if on_connection is not None:
             on_connection(connection)
         exchange = await connection.exchange(request, timeout_s)
@@ -287,7 +337,9 @@ class Endpoint:
         trouble = OSError(f"{self._host} has no address")
         for family, address in self._places:
             with ExitStack() as unless_made:
-                link = unless_made.enter_context(socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK))
+                link = unless_made.enter_context(
+                    socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+                )
                 link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 try:
                     await loop.sock_connect(link, address)

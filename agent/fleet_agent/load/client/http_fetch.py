@@ -1,4 +1,6 @@
-"""Owns one HTTP exchange with a server that is being looked at: no retry, no connection kept, no judgement."""
+"""Owns one HTTP exchange with a server that is being looked at: no retry, no connection kept, no
+judgement.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,14 @@ _PIECE_BYTES = 256 << 10
 
 
 async def fetch(url: str, path: str, body: dict[str, Any] | None = None) -> HttpAnswer:
-    """(status, content) of a GET, or of a POST of `body` as JSON. Raises OSError, EOFError or ValueError when there is no whole answer."""
+    """(status, content) of a GET, or of a POST of `body` as JSON. Raises OSError, EOFError or
+    ValueError when there is no whole answer.
+    """
     place = urlsplit(url)
     tls = place.scheme == "https"
-    reader, writer = await asyncio.open_connection(place.hostname, place.port or (443 if tls else 80), ssl=tls or None)
+    reader, writer = await asyncio.open_connection(
+        place.hostname, place.port or (443 if tls else 80), ssl=tls or None
+    )
     try:
         content = json.dumps(body).encode() if body is not None else b""
         head = f"{'GET' if body is None else 'POST'} {place.path.rstrip('/')}{path} HTTP/1.1\r\nhost: {place.netloc}\r\n"
@@ -30,14 +36,22 @@ async def fetch(url: str, path: str, body: dict[str, Any] | None = None) -> Http
 
 
 async def _read_answer(reader: asyncio.StreamReader) -> HttpAnswer:
-    """Up to where it says that it ends, since not every server closes when it is asked to; to the connection's end where it does not."""
+    """Up to where it says that it ends, since not every server closes when it is asked to; to the
+    connection's end where it does not.
+    """
     frame, content, size = HttpFraming(), bytearray(), 0
     while frame.state not in (ENDED, BROKEN):
         piece = await reader.read(_PIECE_BYTES)
         size += len(piece)
         if not piece and not frame.close():
-            raise EOFError("the connection was closed inside an answer" if size else "the connection was closed without an answer")
-        if size > LARGEST_HTTP_ANSWER_BYTES:  # a server that is looked at is somebody else's program
+            raise EOFError(
+                "the connection was closed inside an answer"
+                if size
+                else "the connection was closed without an answer"
+            )
+        if (
+            size > LARGEST_HTTP_ANSWER_BYTES
+        ):  # a server that is looked at is somebody else's program
             raise EOFError(f"the answer is larger than {LARGEST_HTTP_ANSWER_BYTES} bytes")
         for part in frame.feed(piece):
             content += part

@@ -1,4 +1,6 @@
-"""Owns the framing of one HTTP/1.1 answer, fed piece by piece; never raises and never looks at the content."""
+"""Owns the framing of one HTTP/1.1 answer, fed piece by piece; never raises and never looks at the
+content.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ ANSWER_NEEDS_PARSING: Final = 2
 
 
 class HttpFraming:
-    """An incremental reader of one answer. `state` tells where it is; `feed` returns the content bytes of each piece."""
+    """An incremental reader of one answer. `state` tells where it is; `feed` returns the content
+    bytes of each piece.
+    """
 
     __slots__ = ("_left", "_rest", "_skip", "_trailer", "keep_alive", "problem", "state", "status")
 
@@ -39,10 +43,14 @@ class HttpFraming:
     @property
     def is_between(self) -> bool:
         """True when the next byte begins a chunk."""
-        return self.state == CHUNKED and not (self._left or self._skip or self._trailer or self._rest)
+        return self.state == CHUNKED and not (
+            self._left or self._skip or self._trailer or self._rest
+        )
 
     def end_of_chunk(self, data: bytes, start: int) -> int:
-        """Where in `data` the chunk ends that its byte `start` is the next one of; its length when it does not end there."""
+        """Where in `data` the chunk ends that its byte `start` is the next one of; its length when
+        it does not end there.
+        """
         if self.state != CHUNKED or self._rest or self._trailer:
             return len(data)
         left = self._left + self._skip
@@ -55,7 +63,9 @@ class HttpFraming:
         return min(len(data), start + left)
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Take the next bytes of the connection; return the content they hold, in order. Bytes past the end break it."""
+        """Take the next bytes of the connection; return the content they hold, in order. Bytes past
+        the end break it.
+        """
         if self.state == HEAD:
             data = self._read_head(data)
         if self.state == CHUNKED:
@@ -69,9 +79,11 @@ class HttpFraming:
         return []
 
     def next_chunk(self) -> tuple[int, bytes] | None:
-        """How many bytes are left to the line with the next chunk's size, and what has come of it: an `Ending` needs no more.
+        """How many bytes are left to the line with the next chunk's size, and what has come of it:
+        an `Ending` needs no more.
 
-        None when only this can find the end of the answer: it is not chunked, or is within the end of a line.
+        None when only this can find the end of the answer: it is not chunked, or is within the end
+        of a line.
         """
         if self.state != CHUNKED or self._trailer or (self._skip and self._rest):
             return None
@@ -97,7 +109,12 @@ class HttpFraming:
                 return b""
             head, rest = _head(rest[:end]), rest[end + 4 :]
             self._rest = b""
-            self.status, self.state, self.keep_alive, self._left = head.status, head.state, head.keep_alive, head.left
+            self.status, self.state, self.keep_alive, self._left = (
+                head.status,
+                head.state,
+                head.keep_alive,
+                head.left,
+            )
             if head.problem:
                 self._break(head.problem)
             if head.problem or self.status == SWITCHED:
@@ -137,7 +154,9 @@ class HttpFraming:
         return content
 
     def _read_mark(self, data: bytes, at: int) -> int:
-        """The bytes between two chunks from `at`: how many were taken, -1 when their end has not come yet."""
+        """The bytes between two chunks from `at`: how many were taken, -1 when their end has not
+        come yet.
+        """
         end = data.find(b"\r\n", at)
         if end < 0:
             if len(data) - at > _LINE_LIMIT:
@@ -179,7 +198,9 @@ class ChunkedEnd:
         self._rest = rest  # a size line that is cut
 
     def feed(self, data: bytes) -> int:
-        """Take what came next, from the end of the head on: GOES_ON, AT_END, or LOOK_CLOSER when only the whole tells."""
+        """Take what came next, from the end of the head on: GOES_ON, AT_END, or LOOK_CLOSER when
+        only the whole tells.
+        """
         at = self._left
         if self._rest:
             data, self._rest = self._rest + data, b""
@@ -216,7 +237,11 @@ class _Head(NamedTuple):
 def _head(head: bytes) -> _Head:
     lines = head.split(b"\r\n")
     parts = lines[0].split(b" ", 2)
-    if len(parts) < 2 or not parts[0].startswith(b"HTTP/1.") or not (parts[1].isdigit() and len(parts[1]) == 3):
+    if (
+        len(parts) < 2
+        or not parts[0].startswith(b"HTTP/1.")
+        or not (parts[1].isdigit() and len(parts[1]) == 3)
+    ):
         return _Head(problem="not an HTTP/1.1 answer")
     status = int(parts[1])
     if status < 200:
@@ -224,7 +249,9 @@ def _head(head: bytes) -> _Head:
     pairs = (line.partition(b":") for line in lines[1:])
     headers = {name.strip().lower(): value.strip() for name, _, value in pairs}
     connection = headers.get(b"connection", b"").lower()
-    keep_alive = connection == b"keep-alive" if parts[0] == b"HTTP/1.0" else b"close" not in connection
+    keep_alive = (
+        connection == b"keep-alive" if parts[0] == b"HTTP/1.0" else b"close" not in connection
+    )
     if b"chunked" in headers.get(b"transfer-encoding", b"").lower():
         return _Head(status, CHUNKED, keep_alive)
     length = headers.get(b"content-length")
@@ -232,4 +259,8 @@ def _head(head: bytes) -> _Head:
         if not length.isdigit() or len(length) > 15:
             return _Head(status, problem="content-length is not a number")
         return _Head(status, LENGTH if int(length) else ENDED, keep_alive, int(length))
-    return _Head(status, ENDED, keep_alive) if status in (204, 304) else _Head(status, UNTIL_CLOSE, keep_alive=False)
+    return (
+        _Head(status, ENDED, keep_alive)
+        if status in (204, 304)
+        else _Head(status, UNTIL_CLOSE, keep_alive=False)
+    )

@@ -1,4 +1,6 @@
-"""Owns the wire that reads in C: a thread without Python's lock puts aside what arrives, and the loop hears of what is to be decided."""
+"""Owns the wire that reads in C: a thread without Python's lock puts aside what arrives, and the
+loop hears of what is to be decided.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,11 @@ from fleet_agent.load.client.tls_stream import TlsStream
 _MOST_NEWS: Final = 64
 _PEEK_BYTES: Final = 1 << 16
 _SETTLE_S: Final = 0.1
-_SETTLED_AT_ONCE: Final = 8  # in one turn of the loop, at least: copying them takes half a millisecond where memory is new
-_SETTLED_SHARE: Final = 8  # and at least one of so many that wait, so that under a flood of answers no more wait than eight turns bring
+# in one turn of the loop, at least: copying them takes half a millisecond where memory is new
+_SETTLED_AT_ONCE: Final = 8
+# and at least one of so many that wait, so that under a flood of answers no more wait than eight
+# turns bring
+_SETTLED_SHARE: Final = 8
 
 
 def new_socket_reader() -> SocketReader:
@@ -49,7 +54,9 @@ class NativeSocketReader:
     """See `Wire`. What comes under TLS is read by the loop, since Python has the keys."""
 
     def __init__(self, found: Library) -> None:
-        """Raises RuntimeError outside of a running loop, OSError when the system has no more descriptors, or threads."""
+        """Raises RuntimeError outside of a running loop, OSError when the system has no more
+        descriptors, or threads.
+        """
         self._loop = asyncio.get_running_loop()
         self.library = found
         self.reader = found.call.bf_reader_new()
@@ -62,7 +69,9 @@ class NativeSocketReader:
         self._told: deque[tuple[int, int, int]] = deque()
         self._secure: LoopSocketReader | None = None
         self._unsettled: deque[NativeReads] = deque()
-        self._thread = threading.Thread(target=found.run, args=(self.reader,), name="reader", daemon=True)
+        self._thread = threading.Thread(
+            target=found.run, args=(self.reader,), name="reader", daemon=True
+        )
         self._descriptor = found.call.bf_reader_news_descriptor(self.reader)
         try:
             self._thread.start()
@@ -76,7 +85,9 @@ class NativeSocketReader:
         """See `Wire`."""
         return float(self.library.call.bf_reader_cpu_ns(self.reader)) / 1e9 if self.reader else 0.0
 
-    def attach(self, link: socket.socket, owner: StreamListener, secure: TlsStream | None) -> SocketStream:
+    def attach(
+        self, link: socket.socket, owner: StreamListener, secure: TlsStream | None
+    ) -> SocketStream:
         """See `Wire`. Raises OSError."""
         if secure is not None:
             self._secure = self._secure or LoopSocketReader()
@@ -95,14 +106,18 @@ class NativeSocketReader:
         return len(self._unsettled)
 
     def settle_later(self, taken: NativeReads) -> NativeReads:
-        """It is settled a little later: where many answers end together, the next requests are sent first."""
+        """It is settled a little later: where many answers end together, the next requests are sent
+        first.
+        """
         if not self._unsettled:
             self._loop.call_later(_SETTLE_S, self._settle)
         self._unsettled.append(taken)
         return taken
 
     def _settle(self) -> None:
-        for _ in range(min(len(self._unsettled), max(_SETTLED_AT_ONCE, len(self._unsettled) // _SETTLED_SHARE))):
+        for _ in range(
+            min(len(self._unsettled), max(_SETTLED_AT_ONCE, len(self._unsettled) // _SETTLED_SHARE))
+        ):
             self._unsettled.popleft().settle()
         if self._unsettled:
             self._loop.call_soon(self._settle)
@@ -148,7 +163,9 @@ class NativeSocketStream:
 
     __slots__ = ("_call", "_link", "_looked", "_owner", "_scratch", "_stream", "_wire", "key")
 
-    def __init__(self, wire: NativeSocketReader, link: socket.socket, owner: StreamListener, key: int) -> None:
+    def __init__(
+        self, wire: NativeSocketReader, link: socket.socket, owner: StreamListener, key: int
+    ) -> None:
         """Raises OSError."""
         self.key = key
         self._wire = wire
@@ -178,7 +195,9 @@ class NativeSocketStream:
     def expect_answer(self, sent_ns: int, most: int) -> bool:
         """See `Line`."""
         self._looked = 0
-        return self._stream is not None and not self._call.bf_stream_expect(self._stream, sent_ns, most)
+        return self._stream is not None and not self._call.bf_stream_expect(
+            self._stream, sent_ns, most
+        )
 
     def read_new(self) -> bytes:
         """See `Line`."""
@@ -196,7 +215,11 @@ class NativeSocketStream:
 
     def watch_for_end(self, left: int, rest: bytes) -> None:
         """See `Line`."""
-        found = self._call.bf_stream_watch(self._stream, self._looked + left - len(rest)) if self._stream else 0
+        found = (
+            self._call.bf_stream_watch(self._stream, self._looked + left - len(rest))
+            if self._stream
+            else 0
+        )
         if found & END:
             self._owner.on_complete()
         elif found:
@@ -222,7 +245,9 @@ class NativeSocketStream:
 
 
 class NativeReads:
-    """See `Taken`. The memory is C's until it is settled, which copies it into Python's and gives C its own for the next answer."""
+    """See `Taken`. The memory is C's until it is settled, which copies it into Python's and gives C
+    its own for the next answer.
+    """
 
     __slots__ = ("_answer", "_reads", "_wire", "count", "last_ns", "size")
 
@@ -232,17 +257,25 @@ class NativeReads:
         self._reads: RecordedReads | None = None  # none: not settled
         self.count = int(answer.reads)
         self.size = int(answer.size)
-        self.last_ns = ctypes.c_int64.from_address(answer.times + 8 * (self.count - 1)).value if answer.times and self.count else 0
+        self.last_ns = (
+            ctypes.c_int64.from_address(answer.times + 8 * (self.count - 1)).value
+            if answer.times and self.count
+            else 0
+        )
 
     def reads(self) -> RecordedReads:
         """See `Taken`."""
         return self.settle()
 
     def settle(self) -> RecordedReads:
-        """Harmless when it is settled; its wire, which does it before it closes, is needed no more then."""
+        """Harmless when it is settled; its wire, which does it before it closes, is needed no more
+        then.
+        """
         if self._reads is None:
             self._reads = _copy_reads(self._answer)
-            self._wire.library.call.bf_answer_give_back(self._wire.reader, ctypes.byref(self._answer))
+            self._wire.library.call.bf_answer_give_back(
+                self._wire.reader, ctypes.byref(self._answer)
+            )
         return self._reads
 
 

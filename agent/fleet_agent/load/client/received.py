@@ -1,4 +1,6 @@
-"""Owns one answer as it came: its bytes, and for each read when it arrived and where its bytes end. Interprets none of them."""
+"""Owns one answer as it came: its bytes, and for each read when it arrived and where its bytes end.
+Interprets none of them.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from typing import Final, Protocol
 
 @dataclass(frozen=True, slots=True)
 class RecordedReads:
-    """`times_ns` are perf_counter_ns, one for each read; `ends` the number of bytes up to the end of each read. `len` counts reads."""
+    """`times_ns` are perf_counter_ns, one for each read; `ends` the number of bytes up to the end
+    of each read. `len` counts reads.
+    """
 
     data: bytes = b""
     times_ns: array[int] = field(default_factory=lambda: array("q"))
@@ -22,7 +26,9 @@ class RecordedReads:
         """From the time and the bytes of each read, none of which is empty."""
         reads = list(pairs)
         ends = array("Q", accumulate(len(data) for _, data in reads))
-        return RecordedReads(b"".join(data for _, data in reads), array("q", [ns for ns, _ in reads]), ends)
+        return RecordedReads(
+            b"".join(data for _, data in reads), array("q", [ns for ns, _ in reads]), ends
+        )
 
     def __len__(self) -> int:
         return len(self.times_ns)
@@ -34,11 +40,16 @@ class RecordedReads:
 
     def pairs(self) -> list[tuple[int, bytes]]:
         """The time and the bytes of each read: for people and tests."""
-        return [(ns, self.data[start:end]) for ns, (start, end) in zip(self.times_ns, pairwise([0, *self.ends]), strict=True)]
+        return [
+            (ns, self.data[start:end])
+            for ns, (start, end) in zip(self.times_ns, pairwise([0, *self.ends]), strict=True)
+        ]
 
 
 class DeferredReads(Protocol):
-    """An answer as its line put it aside: nothing of it is copied while a run goes on, when the next request of its slot is due."""
+    """An answer as its line put it aside: nothing of it is copied while a run goes on, when the
+    next request of its slot is due.
+    """
 
     @property
     def count(self) -> int:

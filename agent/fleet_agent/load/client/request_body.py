@@ -1,4 +1,6 @@
-"""Owns what is sent: the path, JSON body and HTTP request of one streamed completion; sends nothing."""
+"""Owns what is sent: the path, JSON body and HTTP request of one streamed completion; sends
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -17,21 +19,27 @@ PATHS: Final = {CHAT: "/v1/chat/completions", COMPLETIONS: "/v1/completions", GE
 
 @dataclass(frozen=True, slots=True)
 class LoadTarget:
-    """A server: where it is, what its model is called and whether it understands SGLang's own fields."""
+    """A server: where it is, what its model is called and whether it understands SGLang's own
+    fields.
+    """
 
     url: str  # http(s)://host[:port][/base], without a trailing slash
     model: str = ""
     sglang: bool = True
     token: str = ""  # bearer token; empty: none is sent
-    in_cluster: bool = False  # met with the certificates of the cluster that sends: a relay of ours stands before it
+    # met with the certificates of the cluster that sends: a relay of ours stands before it
+    in_cluster: bool = False
 
 
-def completion_body(target: LoadTarget, api: str, prompt: Content, output_tokens: int) -> dict[str, Any]:
-    """The JSON body of one streamed greedy completion of exactly `output_tokens` tokens (where the server can be held to that).
+def completion_body(
+    target: LoadTarget, api: str, prompt: Content, output_tokens: int
+) -> dict[str, Any]:
+    """The JSON body of one streamed greedy completion of exactly `output_tokens` tokens (where the
+    server can be held to that).
 
-    An engine that is not SGLang gets standard fields only, so it may stop early: the finish_reason then tells.
-    SGLang 0.5.23 refuses `return_meta_info` in a stream, so counts come from `usage` and `sglext`. Raises ValueError for an unknown api,
-    and for token ids anywhere but at /generate.
+    An engine that is not SGLang gets standard fields only, so it may stop early: the finish_reason
+    then tells. SGLang 0.5.23 refuses `return_meta_info` in a stream, so counts come from `usage`
+    and `sglext`. Raises ValueError for an unknown api, and for token ids anywhere but at /generate.
     """
     if api not in PATHS:
         raise ValueError(f"api {api!r} is unknown; one of {', '.join(PATHS)}")
@@ -45,14 +53,22 @@ def completion_body(target: LoadTarget, api: str, prompt: Content, output_tokens
     }  # fmt: skip
     content |= {"messages": as_messages(prompt)} if api == CHAT else {"prompt": as_text(prompt)}
     if target.sglang:
-        content |= {"ignore_eos": True, "return_spec_tokens_details": True, "return_cached_tokens_details": True}
+        content |= {
+            "ignore_eos": True,
+            "return_spec_tokens_details": True,
+            "return_cached_tokens_details": True,
+        }
         if api == CHAT:
-            content["return_output_ids_in_sglext"] = True  # once, at the end: the token ids let us count for ourselves
+            content["return_output_ids_in_sglext"] = (
+                True  # once, at the end: the token ids let us count for ourselves
+            )
     return content
 
 
 def http_request(target: LoadTarget, path: str, content: dict[str, Any] | None) -> bytes:
-    """The bytes of a POST of `content` to `path` below the target's base path, on a connection that is kept."""
+    """The bytes of a POST of `content` to `path` below the target's base path, on a connection that
+    is kept.
+    """
     parts = urlsplit(target.url)
     data = b"" if content is None else json.dumps(content, ensure_ascii=False).encode()
     lines = [

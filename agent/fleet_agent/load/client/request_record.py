@@ -1,4 +1,6 @@
-"""Owns the frozen record of one request as it was measured; interprets nothing. A run keeps them as columns (`columns.py`)."""
+"""Owns the frozen record of one request as it was measured; interprets nothing. A run keeps them as
+columns (`columns.py`).
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,9 @@ from dataclasses import dataclass
 
 
 class ErrorName:
-    """Why a request failed. A request has one of these or none; one with any never becomes a number."""
+    """Why a request failed. A request has one of these or none; one with any never becomes a
+    number.
+    """
 
     CONNECT = "connect"  # no connection could be made
     HTTP_STATUS = "http_status"  # answered, but not with 200
@@ -22,17 +26,23 @@ class ErrorName:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """What one answer said. Times are perf_counter_ns of the read that completed the event; None: the server did not say."""
+    """What one answer said. Times are perf_counter_ns of the read that completed the event; None:
+    the server did not say.
+    """
 
     status: int = 0  # 0: none came
     chunk_ns: tuple[int, ...] = ()  # of each event that carried output text
-    chunk_tokens: tuple[int, ...] | None = None  # tokens of each of them, where the server counts per event
+    chunk_tokens: tuple[int, ...] | None = (
+        None  # tokens of each of them, where the server counts per event
+    )
     last_ns: int = 0  # of the last byte; 0: none came
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     cached_tokens: int | None = None
     verify_ct: int | None = None
-    own_tokens: int = 0  # the client's own count: token ids seen, else chunks with output, which are at most as many as tokens
+    # the client's own count: token ids seen, else chunks with output, which are at most as many as
+    # tokens
+    own_tokens: int = 0
     own_is_exact: bool = False  # True: token ids were counted
     finish_reason: str = ""
     text: str = ""
@@ -47,7 +57,9 @@ class Response:
 
 @dataclass(frozen=True, slots=True)
 class RequestRecord:
-    """One request of a run: when it should have been sent, when it was, and what came back. All times perf_counter_ns."""
+    """One request of a run: when it should have been sent, when it was, and what came back. All
+    times perf_counter_ns.
+    """
 
     number: int
     intended_ns: int

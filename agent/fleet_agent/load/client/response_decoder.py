@@ -1,6 +1,8 @@
-"""Owns the way from recorded reads of one answer to what it said; pure, never raises, never guesses a count.
+"""Owns the way from recorded reads of one answer to what it said; pure, never raises, never guesses
+a count.
 
-Shapes read: OpenAI chat and completions streams, and SGLang's /generate stream, as SGLang 0.5.23 writes them.
+Shapes read: OpenAI chat and completions streams, and SGLang's /generate stream, as SGLang 0.5.23
+writes them.
 """
 
 from __future__ import annotations
@@ -28,9 +30,15 @@ class _DecodeState:
     """What has been read of the events so far."""
 
     times: list[int] = field(default_factory=list)  # of each event that has a text field
-    has_text: bytearray = field(default_factory=bytearray)  # 1 for each of the same events that has a text
-    texts: list[str] = field(default_factory=list)  # of each of them (/generate), or in other pieces
-    counts: dict[int, int] = field(default_factory=dict)  # tokens so far, as said in the event of that place in `times`
+    has_text: bytearray = field(
+        default_factory=bytearray
+    )  # 1 for each of the same events that has a text
+    texts: list[str] = field(
+        default_factory=list
+    )  # of each of them (/generate), or in other pieces
+    counts: dict[int, int] = field(
+        default_factory=dict
+    )  # tokens so far, as said in the event of that place in `times`
     ids: list[int] = field(default_factory=list)  # token ids in that event (/generate)
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
@@ -64,11 +72,15 @@ class _DecodeState:
         self.has_text += b"\1" * len(run.times_ns)
 
 
-def decode_response(reads: RecordedReads, *, closed: bool, failure: str = "", detail: str = "") -> Response:
-    """Read a recorded answer. `closed`: the peer ended the connection; `failure`: what the client saw go wrong.
+def decode_response(
+    reads: RecordedReads, *, closed: bool, failure: str = "", detail: str = ""
+) -> Response:
+    """Read a recorded answer. `closed`: the peer ended the connection; `failure`: what the client
+    saw go wrong.
 
-    The client's failure stands only while the answer is incomplete: a connection reset after the last byte is no failure.
-    Costs about a microsecond for each read that is like the one before it, which most are, and ten for any other.
+    The client's failure stands only while the answer is incomplete: a connection reset after the
+    last byte is no failure. Costs about a microsecond for each read that is like the one before it,
+    which most are, and ten for any other.
     """
     frame, reading = http_framing.HttpFraming(), _DecodeState()
     words = _read_all(reads, frame, reading)
@@ -76,11 +88,21 @@ def decode_response(reads: RecordedReads, *, closed: bool, failure: str = "", de
         frame.close()
     last_ns = reads.last_ns
     if frame.state == http_framing.BROKEN:
-        return Response(frame.status, last_ns=last_ns, error_kind=failure or ErrorName.MALFORMED, error_detail=frame.problem)
+        return Response(
+            frame.status,
+            last_ns=last_ns,
+            error_kind=failure or ErrorName.MALFORMED,
+            error_detail=frame.problem,
+        )
     whole = frame.state == http_framing.ENDED
     if frame.status not in (0, 200):
         error_detail = words.decode("utf-8", "replace")
-        return Response(frame.status, last_ns=last_ns, error_kind=ErrorName.HTTP_STATUS, error_detail=error_detail)
+        return Response(
+            frame.status,
+            last_ns=last_ns,
+            error_kind=ErrorName.HTTP_STATUS,
+            error_detail=error_detail,
+        )
     if whole and words and not reading.events:
         reading.error = (ErrorName.MALFORMED, "the answer is no event stream")
     kind, error_detail = _find_error(reading, whole, failure, detail)
@@ -89,7 +111,9 @@ def decode_response(reads: RecordedReads, *, closed: bool, failure: str = "", de
     return _response(reading, frame.status, last_ns, kind, error_detail)
 
 
-def _read_all(reads: RecordedReads, frame: http_framing.HttpFraming, reading: _DecodeState) -> bytes:
+def _read_all(
+    reads: RecordedReads, frame: http_framing.HttpFraming, reading: _DecodeState
+) -> bytes:
     """Take every read; the first bytes of the content, for people."""
     events, words, data = SseParser(), b"", reads.data
     alike: EventTemplate | None = None
@@ -102,9 +126,16 @@ def _read_all(reads: RecordedReads, frame: http_framing.HttpFraming, reading: _D
             number = bisect_right(reads.ends, at, number)
             if number == len(reads):
                 break
-        if frame.is_between and events.is_between and frame.status == 200 and (lone := read_single_line_event(data, at)) is not None:
+        if (
+            frame.is_between
+            and events.is_between
+            and frame.status == 200
+            and (lone := read_single_line_event(data, at)) is not None
+        ):
             event_data, at = lone
-            completed = bisect_left(reads.ends, at - 2, number)  # the chunk's own end may come later
+            completed = bisect_left(
+                reads.ends, at - 2, number
+            )  # the chunk's own end may come later
             _read_events(reading, [SseEvent(reads.times_ns[completed], event_data)])
             alike = EventTemplate.from_event(event_data) if reading.is_plain else None
             number = bisect_right(reads.ends, at, completed)
@@ -143,7 +174,10 @@ def _read_events(reading: _DecodeState, found: Sequence[SseEvent]) -> None:
 
 def _read_one(reading: _DecodeState, ns: int, content: Mapping[str, Any]) -> None:
     if content.get("error"):
-        reading.error = (ErrorName.SERVER_ERROR, _text(_mapping(content["error"]).get("message")) or "an error in the stream")
+        reading.error = (
+            ErrorName.SERVER_ERROR,
+            _text(_mapping(content["error"]).get("message")) or "an error in the stream",
+        )
         return
     if content.get("meta_info"):
         _read_meta(reading, _mapping(content["meta_info"]))
@@ -163,16 +197,24 @@ def _read_generated(reading: _DecodeState, ns: int, content: Mapping[str, Any]) 
     ids = content.get("output_ids")
     reading.generate = True
     reading.ids.append(len(ids) if isinstance(ids, list) else 0)
-    reading.output(ns, _text(content.get("text")), _count(_mapping(content.get("meta_info")).get("completion_tokens")))
+    reading.output(
+        ns,
+        _text(content.get("text")),
+        _count(_mapping(content.get("meta_info")).get("completion_tokens")),
+    )
 
 
-def _read_choice(reading: _DecodeState, ns: int, choice: Mapping[str, Any], content: Mapping[str, Any]) -> None:
+def _read_choice(
+    reading: _DecodeState, ns: int, choice: Mapping[str, Any], content: Mapping[str, Any]
+) -> None:
     """An event of an OpenAI stream that has a choice."""
     if choice.get("meta_info"):
         _read_meta(reading, _mapping(choice["meta_info"]))
     if choice.get("finish_reason"):
         _read_finish(reading, choice["finish_reason"])
-    reading.output(ns, _choice_text(choice), _count(_mapping(content.get("usage")).get("completion_tokens")))
+    reading.output(
+        ns, _choice_text(choice), _count(_mapping(content.get("usage")).get("completion_tokens"))
+    )
 
 
 def _read_meta(reading: _DecodeState, meta: Mapping[str, Any]) -> None:
@@ -194,13 +236,17 @@ def _read_usage(reading: _DecodeState, usage: Mapping[str, Any]) -> None:
 
 def _read_extension(reading: _DecodeState, extension: Mapping[str, Any]) -> None:
     details = extension.get("spec_tokens_details")
-    _read_speculation(reading, _mapping(details[0] if isinstance(details, list) and details else details))
+    _read_speculation(
+        reading, _mapping(details[0] if isinstance(details, list) and details else details)
+    )
     ids = extension.get("output_ids")
     if isinstance(ids, list) and ids and isinstance(ids[0], list):
         reading.ids = [len(ids[0])]
     cached = _mapping(extension.get("cached_tokens_details"))
     if cached:
-        reading.cached_tokens = sum(_count(cached.get(name)) or 0 for name in ("device", "host", "storage"))
+        reading.cached_tokens = sum(
+            _count(cached.get(name)) or 0 for name in ("device", "host", "storage")
+        )
 
 
 def _read_speculation(reading: _DecodeState, source: Mapping[str, Any]) -> None:
@@ -222,14 +268,23 @@ def _read_finish(reading: _DecodeState, reason: Any) -> None:
 def _choice_text(choice: Mapping[str, Any]) -> str:
     """Content, reasoning and tool calls are all output."""
     delta = _mapping(choice.get("delta"))
-    texts = [choice.get("text"), delta.get("content"), delta.get("reasoning_content"), delta.get("reasoning")]
+    texts = [
+        choice.get("text"),
+        delta.get("content"),
+        delta.get("reasoning_content"),
+        delta.get("reasoning"),
+    ]
     if delta.get("tool_calls"):
         texts += _call_texts(delta["tool_calls"])
     return "".join([text for text in texts if isinstance(text, str)])
 
 
 def _call_texts(calls: Any) -> list[Any]:
-    functions = [_mapping(_mapping(call).get("function")) for call in calls] if isinstance(calls, list) else []
+    functions = (
+        [_mapping(_mapping(call).get("function")) for call in calls]
+        if isinstance(calls, list)
+        else []
+    )
     return [function.get(name) for function in functions for name in ("name", "arguments")]
 
 
@@ -249,9 +304,17 @@ def _find_error(reading: _DecodeState, whole: bool, failure: str, detail: str) -
 def _response(reading: _DecodeState, status: int, last_ns: int, kind: str, detail: str) -> Response:
     texts, all_times = reading.texts, reading.times
     cumulative = reading.generate and _is_cumulative(texts)
-    is_output = bytes(text not in ("", before) for before, text in zip(["", *texts], texts, strict=False)) if cumulative else reading.has_text
+    is_output = (
+        bytes(text not in ("", before) for before, text in zip(["", *texts], texts, strict=False))
+        if cumulative
+        else reading.has_text
+    )
     times = all_times if all(is_output) else list(compress(all_times, is_output))
-    counts = [reading.counts.get(place) for place in compress(range(len(is_output)), is_output)] if reading.counts else []
+    counts = (
+        [reading.counts.get(place) for place in compress(range(len(is_output)), is_output)]
+        if reading.counts
+        else []
+    )
     own = max(reading.ids, default=0) if cumulative else sum(reading.ids)
     return Response(
         status=status, chunk_ns=tuple(times), chunk_tokens=_differences(counts, reading.completion_tokens), last_ns=last_ns,
@@ -263,12 +326,16 @@ def _response(reading: _DecodeState, status: int, last_ns: int, kind: str, detai
 
 
 def _is_cumulative(texts: Sequence[str]) -> bool:
-    """/generate repeats all text in each event, unless the server streams increments; a half character at the end may change."""
+    """/generate repeats all text in each event, unless the server streams increments; a half
+    character at the end may change.
+    """
     return all(later.startswith(text.rstrip("\ufffd")) for text, later in pairwise(texts))
 
 
 def _differences(counts: Sequence[int | None], total: int | None) -> tuple[int, ...] | None:
-    """Tokens of each chunk from the counts so far; tokens without text of their own go to the next chunk, the last ones to the last."""
+    """Tokens of each chunk from the counts so far; tokens without text of their own go to the next
+    chunk, the last ones to the last.
+    """
     known = [count for count in counts if count is not None]
     if not known or len(known) < len(counts):
         return None
@@ -286,7 +353,11 @@ def _verify_ct(reading: _DecodeState) -> int | None:
 
 
 def _count(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST else None
+    return (
+        value
+        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST
+        else None
+    )
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
@@ -295,4 +366,3 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else ""
-

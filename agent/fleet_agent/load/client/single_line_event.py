@@ -1,4 +1,6 @@
-"""Owns the shortcut past HTTP's chunks and the lines of events: an event of one line that is a chunk by itself. Pure; all else is left."""
+"""Owns the shortcut past HTTP's chunks and the lines of events: an event of one line that is a
+chunk by itself. Pure; all else is left.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ _BEGIN: Final = b"data: "
 
 
 def read_single_line_event(data: bytes, at: int) -> tuple[bytes, int] | None:
-    """From byte `at`, where a chunk and an event begin: what the event says, and where its chunk ends. None for anything else."""
+    """From byte `at`, where a chunk and an event begin: what the event says, and where its chunk
+    ends. None for anything else.
+    """
     line = data.find(b"\r\n", at, at + 10)
     if line <= at:
         return None

@@ -1,10 +1,13 @@
-"""Owns how a shard listens to its sockets: the kernel's time of arrival with each read, moved to the monotonic clock.
+"""Owns how a shard listens to its sockets: the kernel's time of arrival with each read, moved to
+the monotonic clock.
 
-The time of a read is the one that the kernel gave the bytes as they arrived (SO_TIMESTAMPNS), not the one at which this process was woken.
-Whatever the loop does in between, another stream's read or a request that is sent, does not make an answer look late (decision 0014).
+The time of a read is the one that the kernel gave the bytes as they arrived (SO_TIMESTAMPNS), not
+the one at which this process was woken. Whatever the loop does in between, another stream's read or
+a request that is sent, does not make an answer look late (decision 0014).
 
-There are two wires. The one here reads in callbacks of the loop and runs everywhere; `native.wire` reads in C where the library could be
-built (decision 0018). A wire makes a line of each socket, which tells its owner when there is something to decide.
+There are two wires. The one here reads in callbacks of the loop and runs everywhere; `native.wire`
+reads in C where the library could be built (decision 0018). A wire makes a line of each socket,
+which tells its owner when there is something to decide.
 """
 
 from __future__ import annotations
@@ -35,7 +38,9 @@ class StreamListener(Protocol):
     """Who decides about a line: told on the loop, and of each thing once."""
 
     def on_data(self) -> None:
-        """Something came, and the line was not told to watch, or can no longer (then `whole` is due)."""
+        """Something came, and the line was not told to watch, or can no longer (then `whole` is
+        due).
+        """
         ...
 
     def on_complete(self) -> None:
@@ -56,7 +61,8 @@ class SocketStream(Protocol):
         ...
 
     def expect_answer(self, sent_ns: int, most: int) -> bool:
-        """An answer of at most so many bytes is due from now on: beyond, `Owner.look` is called, watched or not.
+        """An answer of at most so many bytes is due from now on: beyond, `Owner.look` is called,
+        watched or not.
 
         False when the connection has ended or said something that nobody asked for.
         """
@@ -71,7 +77,8 @@ class SocketStream(Protocol):
         ...
 
     def watch_for_end(self, left: int, rest: bytes) -> None:
-        """Tell of no read any more but of the end of a chunked answer, of which everything so far was `fresh`; at once where it has come.
+        """Tell of no read any more but of the end of a chunked answer, of which everything so far
+        was `fresh`; at once where it has come.
 
         `left`: bytes to the next line with a chunk's size, `rest`: what has come from there on.
         """
@@ -94,7 +101,9 @@ class SocketReader(Protocol):
         """Seconds of a core that it has spent beside the loop's thread."""
         ...
 
-    def attach(self, link: socket.socket, owner: StreamListener, secure: TlsStream | None) -> SocketStream:
+    def attach(
+        self, link: socket.socket, owner: StreamListener, secure: TlsStream | None
+    ) -> SocketStream:
         """Listen to a connected, non-blocking socket, which is the line's to close."""
         ...
 
@@ -104,16 +113,20 @@ class SocketReader(Protocol):
 
 
 def arrival_ns(stamp_ns: int, apart_ns: int, after_ns: int, at_ns: int) -> int:
-    """The perf_counter_ns of a kernel's stamp that came with a read just now. It cannot be before `after_ns`, nor later than now.
+    """The perf_counter_ns of a kernel's stamp that came with a read just now. It cannot be before
+    `after_ns`, nor later than now.
 
-    While the wall clock is being set nobody knows by which one a read was stamped: what cannot be is now.
+    While the wall clock is being set nobody knows by which one a read was stamped: what cannot be
+    is now.
     """
     arrived_ns = stamp_ns - apart_ns
     return arrived_ns if after_ns <= arrived_ns <= at_ns else at_ns
 
 
 class _NoListener:
-    """Owns a line that was dropped: without a cycle through its connection, since nothing is collected while a run goes on."""
+    """Owns a line that was dropped: without a cycle through its connection, since nothing is
+    collected while a run goes on.
+    """
 
     def on_data(self) -> None:
         """See `Owner`."""
@@ -143,7 +156,9 @@ class LoopSocketReader:
         """See `Wire`."""
         return 0.0
 
-    def attach(self, link: socket.socket, owner: StreamListener, secure: TlsStream | None) -> SocketStream:
+    def attach(
+        self, link: socket.socket, owner: StreamListener, secure: TlsStream | None
+    ) -> SocketStream:
         """See `Wire`."""
         link.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
         line = LoopSocketStream(link, owner, secure, self.arrived_ns)
@@ -179,7 +194,13 @@ class LoopSocketStream:
     __slots__ = ("_arrived_ns", "_at_ns", "_ending", "_link", "_look_at", "_most", "_owner", "_parts", "_receive", "_secure", "_taken",
                  "_times", "remove", "size")  # fmt: skip
 
-    def __init__(self, link: socket.socket, owner: StreamListener, secure: TlsStream | None, arrived_ns: Callable[[bytes, int], int]) -> None:
+    def __init__(
+        self,
+        link: socket.socket,
+        owner: StreamListener,
+        secure: TlsStream | None,
+        arrived_ns: Callable[[bytes, int], int],
+    ) -> None:
         self.size = 0
         self.remove: Callable[[], None] | None = None  # none: closed
         self._owner: StreamListener = owner
@@ -195,8 +216,14 @@ class LoopSocketStream:
         self._look_at = self._most = 0
 
     def on_readable(self) -> None:
-        """There is news. uvloop tells of a broken socket once, also where bytes came before it broke."""
-        if self._read_once() and self.remove is not None and (broke := self._link.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)):
+        """There is news. uvloop tells of a broken socket once, also where bytes came before it
+        broke.
+        """
+        if (
+            self._read_once()
+            and self.remove is not None
+            and (broke := self._link.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
+        ):
             while self._read_once(is_last=True):
                 pass
             self._owner.on_closed(OSError(broke, os.strerror(broke)))
@@ -211,7 +238,9 @@ class LoopSocketStream:
             if not is_last:
                 self._owner.on_closed(error)
             return False
-        self._at_ns = at_ns = self._arrived_ns(control_data[0][2], self._at_ns) if control_data else perf_counter_ns()
+        self._at_ns = at_ns = (
+            self._arrived_ns(control_data[0][2], self._at_ns) if control_data else perf_counter_ns()
+        )
         if not data and not is_last:
             self._owner.on_closed(None)
         elif data and self._secure is not None:
@@ -242,15 +271,24 @@ class LoopSocketStream:
             self._find_end(self._ending)
 
     def _find_end(self, ending: http_framing.ChunkedEnd) -> None:
-        """Where a chunked answer may have ended (a read that ends in an empty line, or is tiny), and now and then.
+        """Where a chunked answer may have ended (a read that ends in an empty line, or is tiny),
+        and now and then.
 
         What was looked at needs no look at the end, when the next request of the slot is due.
         """
-        found = http_framing.ANSWER_NEEDS_PARSING if self.size > self._most else ending.feed(self.read_new())
+        found = (
+            http_framing.ANSWER_NEEDS_PARSING
+            if self.size > self._most
+            else ending.feed(self.read_new())
+        )
         self._look_at = self.size + LOOK_BYTES
         if found != http_framing.ANSWER_GOES_ON:
             self._ending = None
-            (self._owner.on_complete if found == http_framing.ANSWER_AT_END else self._owner.on_data)()
+            (
+                self._owner.on_complete
+                if found == http_framing.ANSWER_AT_END
+                else self._owner.on_data
+            )()
 
     def expect_answer(self, sent_ns: int, most: int) -> bool:
         """See `Line`."""
@@ -284,4 +322,3 @@ class LoopSocketStream:
         if remove is not None:
             self._owner = NO_LISTENER
             remove()
-

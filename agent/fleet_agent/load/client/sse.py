@@ -1,4 +1,6 @@
-"""Owns the cutting of a body into server-sent events, piece by piece (WHATWG: any line ends, comments, several lines); reads no data."""
+"""Owns the cutting of a body into server-sent events, piece by piece (WHATWG: any line ends,
+comments, several lines); reads no data.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ class SseParser:
     __slots__ = ("_after_cr", "_rest")
 
     def __init__(self) -> None:
-        self._rest = bytearray()  # of an event that is cut; no end of it is in all but its last byte
+        self._rest = (
+            bytearray()
+        )  # of an event that is cut; no end of it is in all but its last byte
         self._after_cr = False
 
     @property
@@ -28,7 +32,9 @@ class SseParser:
         return not self._rest and not self._after_cr
 
     def feed(self, ns: int, piece: bytes) -> list[SseEvent]:
-        """The events with data that this piece of the body completes. Takes a time for each byte once, however long an event is."""
+        """The events with data that this piece of the body completes. Takes a time for each byte
+        once, however long an event is.
+        """
         if self._after_cr or b"\r" in piece:
             piece = self._plain(piece)
         rest: bytearray = self._rest
@@ -60,5 +66,7 @@ class SseParser:
 
 
 def _data_of(block: bytes) -> bytes:
-    lines = [line[5:].removeprefix(b" ") for line in block.split(b"\n") if line.startswith(b"data:")]
+    lines = [
+        line[5:].removeprefix(b" ") for line in block.split(b"\n") if line.startswith(b"data:")
+    ]
     return b"\n".join(lines)

@@ -1,4 +1,6 @@
-"""Owns TLS on one connection of the load, over sockets that somebody else reads: bytes in, bytes out. Verifies as its context says."""
+"""Owns TLS on one connection of the load, over sockets that somebody else reads: bytes in, bytes
+out. Verifies as its context says.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ class TlsStream:
         self._tls = context.wrap_bio(self._in, self._out, server_hostname=host)
 
     async def handshake(self, link: socket.socket) -> None:
-        """The handshake. Raises OSError (ssl.SSLError among them) when there is none, or the server is not who it should be."""
+        """The handshake. Raises OSError (ssl.SSLError among them) when there is none, or the server
+        is not who it should be.
+        """
         loop = asyncio.get_running_loop()
         while True:
             try:
@@ -38,7 +42,9 @@ class TlsStream:
         return self._out.read()
 
     def decrypt(self, data: bytes) -> tuple[bytes, bool]:
-        """What the bytes that came say, and whether the peer has ended with them. Raises ssl.SSLError for what is not its TLS."""
+        """What the bytes that came say, and whether the peer has ended with them. Raises
+        ssl.SSLError for what is not its TLS.
+        """
         self._in.write(data)
         plain = bytearray()
         while True:

@@ -1,7 +1,8 @@
 """Owns how times of one host's clock become those of another's, and how sure that is; pure.
 
-Hosts share no clock: a wall clock may be wrong by anything, so it is never used. An offset is that of the two monotonic clocks, seen by
-asking for the other's time and halving the way there and back (Cristian's algorithm); its error is at most half of the quickest way.
+Hosts share no clock: a wall clock may be wrong by anything, so it is never used. An offset is that
+of the two monotonic clocks, seen by asking for the other's time and halving the way there and back
+(Cristian's algorithm); its error is at most half of the quickest way.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from fleet_agent.load.results.request_columns import Columns
 
 @dataclass(frozen=True, slots=True)
 class ClockSample:
-    """One question for the other clock's time: ours when it was asked and when the answer came, theirs in the answer. Nanoseconds."""
+    """One question for the other clock's time: ours when it was asked and when the answer came,
+    theirs in the answer. Nanoseconds.
+    """
 
     asked_ns: int
     theirs_ns: int
@@ -47,16 +50,22 @@ def estimate_offset(samples: Iterable[ClockSample]) -> ClockOffset:
     best = min(samples, key=lambda look: look.took_ns, default=None)
     if best is None:
         raise ValueError("no look at the other clock")
-    return ClockOffset(best.theirs_ns - (best.asked_ns + best.answered_ns) // 2, (best.took_ns + 1) // 2)
+    return ClockOffset(
+        best.theirs_ns - (best.asked_ns + best.answered_ns) // 2, (best.took_ns + 1) // 2
+    )
 
 
 def to_our_clock(columns: Columns, offset: ClockOffset) -> Columns:
-    """The requests with all their times moved; what lies between two of them, such as their latencies, stays as it was measured."""
+    """The requests with all their times moved; what lies between two of them, such as their
+    latencies, stays as it was measured.
+    """
     return columns.shifted(-offset.offset_ns) if offset.offset_ns else columns
 
 
 def spread_ns(starts: Iterable[tuple[int, ClockOffset]]) -> int:
-    """How far apart two of the shards may have begun at most, each start by its own clock, with what the clocks leave open."""
+    """How far apart two of the shards may have begun at most, each start by its own clock, with
+    what the clocks leave open.
+    """
     known = [(offset.ours(at_ns), offset.uncertainty_ns) for at_ns, offset in starts]
     if len(known) < 2:
         return 0

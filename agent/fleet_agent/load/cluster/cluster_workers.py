@@ -1,4 +1,6 @@
-"""Owns the shards of runs whose load comes from other hosts: who of the cluster sends, the common start, the loss of a host by its name."""
+"""Owns the shards of runs whose load comes from other hosts: who of the cluster sends, the common
+start, the loss of a host by its name.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,12 @@ from fleet_protos.errors import LoadError
 
 log = logging.getLogger(__name__)
 
-CLOCK_SAMPLES: Final = 20  # at each clock before a run: a way takes about a millisecond, and the quickest counts
-_AHEAD_S: Final = 0.1  # from the order to begin to the beginning: it must reach everybody in that time
+CLOCK_SAMPLES: Final = (
+    20  # at each clock before a run: a way takes about a millisecond, and the quickest counts
+)
+_AHEAD_S: Final = (
+    0.1  # from the order to begin to the beginning: it must reach everybody in that time
+)
 _PREPARE_LIMIT_S: Final = 60.0
 _GRACE_S: Final = 30.0  # for results to arrive after a shard's own limit
 _POLL_S: Final = 0.1
@@ -51,7 +57,9 @@ class _Member:
 class ClusterWorkers:
     """Actors on the load hosts, each pinned to its own."""
 
-    def __init__(self, ray: Any, part: Membership, files: MembershipFiles, join_limit_s: float = JOIN_LIMIT_S) -> None:
+    def __init__(
+        self, ray: Any, part: Membership, files: MembershipFiles, join_limit_s: float = JOIN_LIMIT_S
+    ) -> None:
         self._ray = ray
         self._part = part
         self._join_limit_s = join_limit_s
@@ -60,15 +68,26 @@ class ClusterWorkers:
         self._relays = RelayLauncher(part.address, files)
 
     async def prepare_workers(self) -> None:
-        """Wait for the load hosts, then for their workers. Raises LoadFailed with the names of those that did not come."""
+        """Wait for the load hosts, then for their workers. Raises LoadFailed with the names of
+        those that did not come.
+        """
         nodes = await self._wait_for_hosts()
-        actor = self._ray.remote(num_cpus=1, max_restarts=0, max_task_retries=0, concurrency_groups={_ORDERS: 4})(ShardActor)
+        actor = self._ray.remote(
+            num_cpus=1, max_restarts=0, max_task_retries=0, concurrency_groups={_ORDERS: 4}
+        )(ShardActor)
         pinned = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
         for number in range(self._shards):
             host = self._part.hosts[number % len(self._part.hosts)]
             strategy = pinned(nodes[host], soft=False)
-            self._members.append(_Member(host, actor.options(scheduling_strategy=strategy).remote()))
-        await asyncio.gather(*(self._await_answer(member, member.actor.get_ready.remote()) for member in self._members))
+            self._members.append(
+                _Member(host, actor.options(scheduling_strategy=strategy).remote())
+            )
+        await asyncio.gather(
+            *(
+                self._await_answer(member, member.actor.get_ready.remote())
+                for member in self._members
+            )
+        )
 
     def shard_count(self, users: int) -> int:
         """Every worker has a share, as long as there are users for all."""
@@ -79,13 +98,19 @@ class ClusterWorkers:
         return await self._relays.make_reachable(target)
 
     async def run(self, number: int, plans: Sequence[shard.ShardPlan]) -> ShardResults:
-        """Prepare all, read their clocks, have them begin at one moment. Raises LoadFailed with the name of a host that was lost."""
+        """Prepare all, read their clocks, have them begin at one moment. Raises LoadFailed with the
+        name of a host that was lost.
+        """
         members = self._members[: len(plans)]
         limit_s = max(plan.limit_s for plan in plans) + _PREPARE_LIMIT_S + _GRACE_S
         try:
             async with asyncio.timeout(limit_s), asyncio.TaskGroup() as group:
                 working = [
-                    group.create_task(self._await_answer(member, member.actor.run.remote(number, replace(plan, spill_folder=""))))  # it is ours
+                    group.create_task(
+                        self._await_answer(
+                            member, member.actor.run.remote(number, replace(plan, spill_folder=""))
+                        )
+                    )  # it is ours
                     for member, plan in zip(members, plans, strict=True)
                 ]
                 offsets = await self._begin(number, members)
@@ -99,7 +124,9 @@ class ClusterWorkers:
         return await self._done(results, members, offsets)
 
     def cancel(self, number: int) -> None:
-        """Tell every worker; one that was lost hears nothing, and ends at its own limit or with its node."""
+        """Tell every worker; one that was lost hears nothing, and ends at its own limit or with its
+        node.
+        """
         for member in self._members:
             member.call("cancel", number)
 
@@ -114,7 +141,9 @@ class ClusterWorkers:
         except TimeoutError:
             missing = ", ".join(self._missing(self._alive()))
             message = f"load hosts did not join within {self._join_limit_s:.0f} s: {missing}"
-            raise LoadError(message, "look at their agents' logs, and whether they reach this host at any port") from None
+            raise LoadError(
+                message, "look at their agents' logs, and whether they reach this host at any port"
+            ) from None
         return known
 
     def _alive(self) -> dict[str, str]:
@@ -125,8 +154,15 @@ class ClusterWorkers:
 
     async def _begin(self, number: int, members: Sequence[_Member]) -> list[ClockOffset]:
         async with asyncio.timeout(_PREPARE_LIMIT_S):
-            await asyncio.gather(*(self._await_answer(member, member.call("await_prepared", number)) for member in members))
-            offsets = [await self._measure_offset(member) for member in members]  # one by one: looks at once would slow each other
+            await asyncio.gather(
+                *(
+                    self._await_answer(member, member.call("await_prepared", number))
+                    for member in members
+                )
+            )
+            offsets = [
+                await self._measure_offset(member) for member in members
+            ]  # one by one: looks at once would slow each other
         at_ns = perf_counter_ns() + round(_AHEAD_S * 1e9)
         for member, offset in zip(members, offsets, strict=True):
             member.call("begin", number, offset.theirs(at_ns))
@@ -145,20 +181,38 @@ class ClusterWorkers:
         try:
             return await reference
         except self._ray.exceptions.RayTaskError as error:
-            raise LoadError(f"the load cannot be sent from host {member.host}: {task_error_cause(error)}") from error
+            raise LoadError(
+                f"the load cannot be sent from host {member.host}: {task_error_cause(error)}"
+            ) from error
         except self._ray.exceptions.RayError as error:
-            raise LoadError(f"load host {member.host} was lost: {type(error).__name__}: {task_error_cause(error)}") from error
+            raise LoadError(
+                f"load host {member.host} was lost: {type(error).__name__}: {task_error_cause(error)}"
+            ) from error
 
-    async def _done(self, results: Sequence[shard.ShardResult], members: Sequence[_Member], offsets: Sequence[ClockOffset]) -> ShardResults:
-        began = [(result.start_ns, offset) for result, offset in zip(results, offsets, strict=True) if result.start_ns]
+    async def _done(
+        self,
+        results: Sequence[shard.ShardResult],
+        members: Sequence[_Member],
+        offsets: Sequence[ClockOffset],
+    ) -> ShardResults:
+        began = [
+            (result.start_ns, offset)
+            for result, offset in zip(results, offsets, strict=True)
+            if result.start_ns
+        ]
         notes = {
-            "load_hosts": ",".join(member.host for member in members),  # request n was sent by the one at n modulo their number
+            "load_hosts": ",".join(
+                member.host for member in members
+            ),  # request n was sent by the one at n modulo their number
             "clock_offset_ns": ",".join(str(offset.offset_ns) for offset in offsets),
             "clock_uncertainty_ns": ",".join(str(offset.uncertainty_ns) for offset in offsets),
             "start_skew_ns": str(spread_ns(began)),
         }
         log.info("run from %s: %s", notes["load_hosts"], notes)
-        ours = [replace(result, columns=to_our_clock(result.columns, offset)) for result, offset in zip(results, offsets, strict=True)]
+        ours = [
+            replace(result, columns=to_our_clock(result.columns, offset))
+            for result, offset in zip(results, offsets, strict=True)
+        ]
         return ShardResults(ours, spread_ns(began) / 1e9, await self._relays.lags_ns(), notes)
 
 

@@ -1,7 +1,9 @@
-"""Owns a load host's process: joins the lead's Ray, lends it workers, and ends with it, with its agent or at its limit. Sends no request.
+"""Owns a load host's process: joins the lead's Ray, lends it workers, and ends with it, with its
+agent or at its limit. Sends no request.
 
-It ends at the first of: the end of its stdin, which its agent holds; the end of Ray here, which follows the lead's; its hold limit.
-Exit codes: 0 after the end of stdin, 1 it could not join, 3 Ray has ended, 4 the limit.
+It ends at the first of: the end of its stdin, which its agent holds; the end of Ray here, which
+follows the lead's; its hold limit. Exit codes: 0 after the end of stdin, 1 it could not join, 3 Ray
+has ended, 4 the limit.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ from fleet_protos.escape import log_to_stderr
 
 log = logging.getLogger(__name__)
 
-LEAD_LIMIT_S: Final = 2 * JOIN_LIMIT_S  # for the lead's Ray to be there: its agent may have been told a little later
+LEAD_LIMIT_S: Final = (
+    2 * JOIN_LIMIT_S
+)  # for the lead's Ray to be there: its agent may have been told a little later
 TRIES: Final = 4  # Ray gives a start 30 s, which may be too short on a busy host
 _POLL_S: Final = 0.2
 _CONNECT_LIMIT_S: Final = 3.0
@@ -61,7 +65,9 @@ async def _serve(node: RayNode) -> int:
     """Join, stay, and say why no longer."""
     part = node.part
     orders = asyncio.StreamReader()
-    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(orders), sys.stdin)
+    await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(orders), sys.stdin
+    )
     async with asyncio.TaskGroup() as tasks:
         ended = tasks.create_task(orders.read())
         staying = tasks.create_task(_stay_joined(node))
@@ -76,25 +82,42 @@ async def _serve(node: RayNode) -> int:
 async def _stay_joined(node: RayNode) -> int:
     part = node.part
     if not await _wait_for_lead(part):
-        log.error("nothing listened at %s, where trial %s gathers its load, within %.0f s", part.lead_address, part.trial_id, LEAD_LIMIT_S)
+        log.error(
+            "nothing listened at %s, where trial %s gathers its load, within %.0f s",
+            part.lead_address,
+            part.trial_id,
+            LEAD_LIMIT_S,
+        )
         return NOT_JOINED
     for left in reversed(range(TRIES)):
         try:
             await _started(node)
             break
         except (RuntimeError, OSError) as error:
-            log.error("Ray did not join %s: %s%s", part.lead_address, error, "; trying again" if left else "")
+            log.error(
+                "Ray did not join %s: %s%s",
+                part.lead_address,
+                error,
+                "; trying again" if left else "",
+            )
         end_own_session()
     else:
         return NOT_JOINED
-    log.info("joined the load of trial %s at %s after %.1f s", part.trial_id, part.lead_address, node.started_s)
+    log.info(
+        "joined the load of trial %s at %s after %.1f s",
+        part.trial_id,
+        part.lead_address,
+        node.started_s,
+    )
     ended = await wait_for_end_of_ray(("raylet",))
     log.info("Ray's %s has ended: the lead is gone or has lost this host", ended)
     return RAY_ENDED
 
 
 async def _started(node: RayNode) -> None:
-    """Start Ray in a thread that holds up no end of this process, as one of a pool would. Raises RuntimeError or OSError."""
+    """Start Ray in a thread that holds up no end of this process, as one of a pool would. Raises
+    RuntimeError or OSError.
+    """
     done: Future[None] = Future()
 
     def start() -> None:
@@ -111,9 +134,15 @@ async def _started(node: RayNode) -> None:
 
 def main() -> None:
     """`python -m fleet_agent.load.cluster.load_host_process --cluster DIR --temporary DIR`."""
-    parser = argparse.ArgumentParser(description="Lends a host's cores to the load of another host's trial; started by fleet-agent.")
+    parser = argparse.ArgumentParser(
+        description="Lends a host's cores to the load of another host's trial; started by fleet-agent."
+    )
     parser.add_argument("--cluster", required=True, type=Path, help="the folder of its part")
-    parser.add_argument("--temporary", required=True, help="an empty folder with a short path, which it removes at its end")
+    parser.add_argument(
+        "--temporary",
+        required=True,
+        help="an empty folder with a short path, which it removes at its end",
+    )
     options = parser.parse_args()
     log_to_stderr()
     files = MembershipFiles(options.cluster)

@@ -1,4 +1,6 @@
-"""Owns one host's part in the Ray cluster of an attempt as a value and as files of its own; starts no Ray."""
+"""Owns one host's part in the Ray cluster of an attempt as a value and as files of its own; starts
+no Ray.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,16 @@ from pathlib import Path
 from typing import Any, Final
 
 LONGEST_HOLD_S: Final = 86_400.0  # of a load host whose controller named no limit
-JOIN_LIMIT_S: Final = 120.0  # for all to be there once the lead's Ray runs; the first start on a slow disk takes 25 s
+JOIN_LIMIT_S: Final = (
+    120.0  # for all to be there once the lead's Ray runs; the first start on a slow disk takes 25 s
+)
 SILENCE_S: Final = 8  # a load host that hears nothing of its lead for so long has lost it, and ends
-_LOOPBACK: Final = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # Ray's own switch for "this node is 127.0.0.1"
+_LOOPBACK: Final = {
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"
+}  # Ray's own switch for "this node is 127.0.0.1"
 
-# A cut host is noticed after 64 s by Ray's defaults and after 4 to 5 s by these. They hold on every node and in the driver.
+# A cut host is noticed after 64 s by Ray's defaults and after 4 to 5 s by these. They hold on every
+# node and in the driver.
 _NOTICE: Final = {
     "RAY_health_check_initial_delay_ms": "1000",
     "RAY_health_check_period_ms": "1000",
@@ -30,7 +37,9 @@ _NOTICE: Final = {
 
 @dataclass(frozen=True, slots=True)
 class ClusterSecrets:
-    """What lets a host into the cluster of one attempt and keeps all others out. PEM texts; the authority is the cluster's own."""
+    """What lets a host into the cluster of one attempt and keeps all others out. PEM texts; the
+    authority is the cluster's own.
+    """
 
     token: str = field(default="", repr=False)
     authority: str = field(default="", repr=False)
@@ -40,9 +49,11 @@ class ClusterSecrets:
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """A host's part. `address`: its IP address in the cluster; `lead_address`: HOST:PORT of the lead's Ray.
+    """A host's part. `address`: its IP address in the cluster; `lead_address`: HOST:PORT of the
+    lead's Ray.
 
-    `cores`: shards that run here at once, 0 on the lead. Of the lead alone: `hosts`, which it waits for, and `shards` over all of them.
+    `cores`: shards that run here at once, 0 on the lead. Of the lead alone: `hosts`, which it waits
+    for, and `shards` over all of them.
     """
 
     trial_id: str
@@ -101,9 +112,16 @@ class MembershipFiles:
         """Put the part there in place of what was. Raises OSError."""
         self.remove()
         self.folder.mkdir(parents=True, mode=0o700)
-        texts = {self.token: secrets.token, self.authority: secrets.authority, self.certificate: secrets.certificate, self.key: secrets.key}
+        texts = {
+            self.token: secrets.token,
+            self.authority: secrets.authority,
+            self.certificate: secrets.certificate,
+            self.key: secrets.key,
+        }
         for path, text in {**texts, self.part: json.dumps(asdict(part))}.items():
-            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+            with open(
+                os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8"
+            ) as file:
                 file.write(text)
 
     def read(self) -> Membership:
@@ -117,9 +135,11 @@ class MembershipFiles:
 
 
 def ray_environment(part: Membership, files: MembershipFiles) -> Mapping[str, str]:
-    """Ray's environment for this part, beside that of any Ray of ours: token and mutual TLS on every port of its own, quick notice of loss.
+    """Ray's environment for this part, beside that of any Ray of ours: token and mutual TLS on
+    every port of its own, quick notice of loss.
 
-    Ray 2.60 checks that a server's certificate carries the IP address that was called, and that a client's is signed by the authority.
+    Ray 2.60 checks that a server's certificate carries the IP address that was called, and that a
+    client's is signed by the authority.
     """
     return {
         **_NOTICE,

@@ -1,7 +1,9 @@
-"""Owns Ray's processes of one host in the cluster of an attempt, lead or load host; measures nothing and chooses no host.
+"""Owns Ray's processes of one host in the cluster of an attempt, lead or load host; measures
+nothing and chooses no host.
 
-`ray start` and `ray.init` open what a cluster of ours must not have: the client server at a fixed port, and the autoscaler's metrics
-on all addresses without authentication. Ray's own class for a node, on which both stand, can leave them out.
+`ray start` and `ray.init` open what a cluster of ours must not have: the client server at a fixed
+port, and the autoscaler's metrics on all addresses without authentication. Ray's own class for a
+node, on which both stand, can leave them out.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ from fleet_agent.load.workers.ray_temporary import temporary_folder
 
 
 class RayNode:
-    """Ray on this host. Start it once in a process; its parts are children of this process and end with it."""
+    """Ray on this host. Start it once in a process; its parts are children of this process and end
+    with it.
+    """
 
     def __init__(self, part: Membership, files: MembershipFiles, temporary: str = "") -> None:
         """`temporary`: an empty folder for Ray with a short path; one is made when none is given."""
@@ -35,11 +39,15 @@ class RayNode:
         return bool(self.part.hosts)
 
     def start(self) -> Any:
-        """Start Ray and return its module, connected on the lead alone; takes seconds. Raises RuntimeError or OSError."""
+        """Start Ray and return its module, connected on the lead alone; takes seconds. Raises
+        RuntimeError or OSError.
+        """
         began = time.monotonic()
         os.umask(0o077)
         loopback_only = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"}
-        os.environ.update({name: value for name, value in SETTINGS.items() if name not in loopback_only})
+        os.environ.update(
+            {name: value for name, value in SETTINGS.items() if name not in loopback_only}
+        )
         os.environ.update(ray_environment(self.part, self._files))
         self.temporary = self.temporary or temporary_folder()
         import ray  # here, because it reads its settings from the environment when imported
@@ -48,15 +56,24 @@ class RayNode:
             self._node = start_node(self._parameters(), head=self.is_lead, reaper=False)
             if self.is_lead:
                 address = self.part.address
-                ray.init(self.part.lead_address, _node_ip_address=address, log_to_driver=False, logging_level=logging.WARNING)
+                ray.init(
+                    self.part.lead_address,
+                    _node_ip_address=address,
+                    log_to_driver=False,
+                    logging_level=logging.WARNING,
+                )
                 self._ray = ray
-        except Exception as error:  # what Ray raises, and it raises just that when a start takes longer than 30 s
+        except (
+            Exception
+        ) as error:  # what Ray raises, and it raises just that when a start takes longer than 30 s
             raise RuntimeError(str(error) or type(error).__name__) from error
         self.started_s = time.monotonic() - began
         return ray
 
     def stop(self) -> None:
-        """End Ray here, which on the lead ends the cluster, and remove its folder. Harmless when it never started."""
+        """End Ray here, which on the lead ends the cluster, and remove its folder. Harmless when it
+        never started.
+        """
         if self._ray is not None:
             self._ray.shutdown()
             self._ray = None
@@ -68,7 +85,11 @@ class RayNode:
 
     def _parameters(self) -> dict[str, Any]:
         _, _, port = self.part.lead_address.rpartition(":")
-        where: dict[str, Any] = {"gcs_server_port": int(port)} if self.is_lead else {"gcs_address": self.part.lead_address}
+        where: dict[str, Any] = (
+            {"gcs_server_port": int(port)}
+            if self.is_lead
+            else {"gcs_address": self.part.lead_address}
+        )
         return {
             **where,
             "node_ip_address": self.part.address,

@@ -1,7 +1,8 @@
-"""Owns the way of load hosts to a server that listens on loopback: mutual TLS in, loopback out. Reads no content.
+"""Owns the way of load hosts to a server that listens on loopback: mutual TLS in, loopback out.
+Reads no content.
 
-Protocol: the first line on stdout is its port; for each line on stdin it answers with the samples of its loop's lag since the last, as
-a JSON list of nanoseconds; the end of stdin ends it.
+Protocol: the first line on stdout is its port; for each line on stdin it answers with the samples
+of its loop's lag since the last, as a JSON list of nanoseconds; the end of stdin ends it.
 """
 
 from __future__ import annotations
@@ -85,7 +86,9 @@ class _Outer(_Side):
 
     async def _connect_inner(self) -> None:
         try:
-            _, inner = await asyncio.get_running_loop().create_connection(lambda: _Side(self), "127.0.0.1", self._port)
+            _, inner = await asyncio.get_running_loop().create_connection(
+                lambda: _Side(self), "127.0.0.1", self._port
+            )
         except OSError:  # the server is gone: so is the connection to it
             if self.transport is not None:
                 self.transport.abort()
@@ -115,7 +118,12 @@ async def _serve(options: argparse.Namespace) -> None:
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(orders), sys.stdin)
     async with asyncio.TaskGroup() as tasks:
         server = await loop.create_server(
-            lambda: _Outer(options.port, tasks), options.address, 0, ssl=context, backlog=_BACKLOG, ssl_handshake_timeout=10.0
+            lambda: _Outer(options.port, tasks),
+            options.address,
+            0,
+            ssl=context,
+            backlog=_BACKLOG,
+            ssl_handshake_timeout=10.0,
         )
         _write_line(str(server.sockets[0].getsockname()[1]))
         sampling = tasks.create_task(lag.sample())
@@ -131,8 +139,12 @@ def _write_line(line: str) -> None:
 
 
 def main() -> None:
-    """`python -m fleet_agent.load.cluster.relay --address IP --port PORT --certificate F --key F --authority F`."""
-    parser = argparse.ArgumentParser(description="Lets the load hosts of one trial reach its server; started by the load process.")
+    """`python -m fleet_agent.load.cluster.relay --address IP --port PORT --certificate F --key F
+    --authority F`.
+    """
+    parser = argparse.ArgumentParser(
+        description="Lets the load hosts of one trial reach its server; started by the load process."
+    )
     parser.add_argument("--address", required=True, help="where to listen, on any free port")
     parser.add_argument("--port", required=True, type=int, help="of the server on 127.0.0.1")
     for name in ("certificate", "key", "authority"):

@@ -1,4 +1,6 @@
-"""Owns the relay process through which load hosts reach the server of a trial; passes on no byte itself."""
+"""Owns the relay process through which load hosts reach the server of a trial; passes on no byte
+itself.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ class _Relay:
 
 
 class RelayLauncher:
-    """At most one relay at a time: a trial measures one server. It is a child in our own session and ends with its stdin."""
+    """At most one relay at a time: a trial measures one server. It is a child in our own session
+    and ends with its stdin.
+    """
 
     def __init__(self, address: str, files: MembershipFiles) -> None:
         self._address = address
@@ -37,16 +41,22 @@ class RelayLauncher:
         self._relay: _Relay | None = None
 
     async def make_reachable(self, target: LoadTarget) -> LoadTarget:
-        """The target as other hosts reach it. Raises OSError or LoadFailed when the relay does not start."""
+        """The target as other hosts reach it. Raises OSError or LoadFailed when the relay does not
+        start.
+        """
         parts = urlsplit(target.url)
         if not _is_loopback(parts.hostname or ""):
             return target
         relay = await self._ensure_relay(parts.port or 80)
         host = f"[{self._address}]" if ":" in self._address else self._address
-        return replace(target, url=f"https://{host}:{relay.port}{parts.path.rstrip('/')}", in_cluster=True)
+        return replace(
+            target, url=f"https://{host}:{relay.port}{parts.path.rstrip('/')}", in_cluster=True
+        )
 
     async def lags_ns(self) -> tuple[int, ...]:
-        """How late its loop woke since it was last asked; none without a relay. Raises LoadFailed when it has ended."""
+        """How late its loop woke since it was last asked; none without a relay. Raises LoadFailed
+        when it has ended.
+        """
         if self._relay is None:
             return ()
         assert self._relay.process.stdin is not None
@@ -54,7 +64,11 @@ class RelayLauncher:
         return tuple(json.loads(await _line(self._relay.process, _ANSWER_LIMIT_S)))
 
     async def _ensure_relay(self, server_port: int) -> _Relay:
-        if self._relay is not None and self._relay.server_port == server_port and self._relay.process.returncode is None:
+        if (
+            self._relay is not None
+            and self._relay.server_port == server_port
+            and self._relay.process.returncode is None
+        ):
             return self._relay
         await self.end()
         files = self._files
@@ -80,7 +94,9 @@ async def _line(process: asyncio.subprocess.Process, limit_s: float) -> bytes:
         async with asyncio.timeout(limit_s):
             line = await process.stdout.readline()
     except TimeoutError:
-        raise LoadError(f"the relay to the server has not answered within {limit_s:.0f} s") from None
+        raise LoadError(
+            f"the relay to the server has not answered within {limit_s:.0f} s"
+        ) from None
     if not line:
         raise LoadError(f"the relay to the server has ended with exit code {await process.wait()}")
     return line

@@ -1,4 +1,6 @@
-"""Owns the worker of one load host: carries out shards in one thread and takes orders in others. Knows no host but its own."""
+"""Owns the worker of one load host: carries out shards in one thread and takes orders in others.
+Knows no host but its own.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ class ShardActor:
         """Carry out a share when `begin` says so. Raises what `run_shard` does."""
         start = self._start_gate(number)
         try:
-            return shard.run_shard(plan, start, _as_host_of_the_cluster() if plan.target.in_cluster else None)
+            return shard.run_shard(
+                plan, start, _as_host_of_the_cluster() if plan.target.in_cluster else None
+            )
         finally:
             start.give_up()
             self._starts.pop(number, None)

@@ -1,4 +1,6 @@
-"""Owns a run's columns as Arrow's: the rows as one table, the chunks piece by piece, without needless copies. Load process only."""
+"""Owns a run's columns as Arrow's: the rows as one table, the chunks piece by piece, without
+needless copies. Load process only.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,17 @@ _TYPES: Final = {"q": pa.int64(), "i": pa.int32(), "B": pa.uint8()}
 
 def scalars(columns: Columns) -> Any:
     """A batch with a column for each of `SCALARS`, as they are: 0 and -1 are not null."""
-    return pa.RecordBatch.from_pydict({name: _array(_TYPES[code], columns.scalars[name]) for name, code in SCALARS.items()})
+    return pa.RecordBatch.from_pydict(
+        {name: _array(_TYPES[code], columns.scalars[name]) for name, code in SCALARS.items()}
+    )
 
 
 def digests(columns: Columns) -> Any:
     """The prompts' digests, as an array of strings."""
     ends = array("i", range(0, DIGEST_CHARACTERS * (columns.rows + 1), DIGEST_CHARACTERS))
-    return pa.StringArray.from_buffers(columns.rows, pa.py_buffer(ends), pa.py_buffer(columns.digests))
+    return pa.StringArray.from_buffers(
+        columns.rows, pa.py_buffer(ends), pa.py_buffer(columns.digests)
+    )
 
 
 def texts(columns: Columns, name: str, codes: Any) -> Any:
@@ -33,13 +39,17 @@ def texts(columns: Columns, name: str, codes: Any) -> Any:
 
 
 def good_gaps_ns(columns: Columns) -> Iterator[Any]:
-    """The time between each two neighbouring chunks of a request that succeeded, piece by piece. Raises OSError when one cannot be read."""
+    """The time between each two neighbouring chunks of a request that succeeded, piece by piece.
+    Raises OSError when one cannot be read.
+    """
     row = 0
     for piece in columns.pieces:
         rows = slice(row, row := row + piece.rows)
         if piece.chunks > 1:
             times = _times(piece.read())
-            mask = _within_good_rows(columns.scalars["chunks"][rows], columns.scalars["error_kind"][rows], piece.chunks)
+            mask = _within_good_rows(
+                columns.scalars["chunks"][rows], columns.scalars["error_kind"][rows], piece.chunks
+            )
             yield pc.subtract(times[1:], times[:-1]).filter(mask)
 
 
@@ -58,7 +68,8 @@ def _within_good_rows(counts: array[int], failed: array[int], chunks: int) -> An
 
 
 def chunk_lists(columns: Columns, row: int, piece: ChunkPiece) -> tuple[Any, Any]:
-    """The times and the tokens of the chunks of each row of the piece, which begins at `row`, as arrays of lists.
+    """The times and the tokens of the chunks of each row of the piece, which begins at `row`, as
+    arrays of lists.
 
     Raises OSError when the piece cannot be read.
     """
@@ -71,7 +82,9 @@ def chunk_lists(columns: Columns, row: int, piece: ChunkPiece) -> tuple[Any, Any
     unknown = pc.equal(_array(pa.uint8(), reported), 0)
     return (
         pa.ListArray.from_arrays(_ends(counts), times),
-        pa.ListArray.from_arrays(_ends(reported_counts), _array(pa.int32(), chunks.tokens), mask=unknown),
+        pa.ListArray.from_arrays(
+            _ends(reported_counts), _array(pa.int32(), chunks.tokens), mask=unknown
+        ),
     )
 
 

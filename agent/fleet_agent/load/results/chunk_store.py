@@ -1,4 +1,6 @@
-"""Owns the chunks of requests, flattened: pieces of neighbouring rows, held in memory or, beyond a limit, in a file or packed."""
+"""Owns the chunks of requests, flattened: pieces of neighbouring rows, held in memory or, beyond a
+limit, in a file or packed.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +13,22 @@ from itertools import accumulate, chain
 from operator import sub
 from typing import Final
 
-PIECE_CHUNKS: Final = 1 << 15  # of a piece, about: small enough that putting it away does not hold up the loop for long
+PIECE_CHUNKS: Final = (
+    1 << 15
+)  # of a piece, about: small enough that putting it away does not hold up the loop for long
 PIECE_ROWS: Final = 1 << 17
-HELD_CHUNKS: Final = 1 << 21  # held in memory as they are until the first piece goes into the file: small runs never touch the disk
+HELD_CHUNKS: Final = (
+    1 << 21
+    # held in memory as they are until the first piece goes into the file: small runs never touch the
+    # disk
+)
 _QUICK: Final = 1  # zlib's level: a piece is packed while the run goes on, in some 7 ms
 
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """The chunks of some rows, one row after the other. Times are nanoseconds; `tokens` has those of rows where they are known, only.
+    """The chunks of some rows, one row after the other. Times are nanoseconds; `tokens` has those
+    of rows where they are known, only.
 
     `in_steps`: each time but the first is told as the distance to the one before it.
     """
@@ -35,7 +44,9 @@ class Chunks:
 
 @dataclass(frozen=True, slots=True)
 class ChunkPiece:
-    """The chunks of the next `rows` rows: `held`, `packed`, or at `offset` of the file `path`. `shift_ns` is to be added to each time."""
+    """The chunks of the next `rows` rows: `held`, `packed`, or at `offset` of the file `path`.
+    `shift_ns` is to be added to each time.
+    """
 
     rows: int
     chunks: int
@@ -47,13 +58,18 @@ class ChunkPiece:
     shift_ns: int = 0
 
     def read(self) -> Chunks:
-        """The chunks, their times before the shift, perhaps in steps. Raises OSError when the file is gone or cut."""
+        """The chunks, their times before the shift, perhaps in steps. Raises OSError when the file
+        is gone or cut.
+        """
         if self.held is not None:
             return self.held
         if self.packed:
             return _unpacked(self.packed, self.chunks)
         found = Chunks()
-        times_bytes, tokens_bytes = self.chunks * found.times_ns.itemsize, self.tokens * found.tokens.itemsize
+        times_bytes, tokens_bytes = (
+            self.chunks * found.times_ns.itemsize,
+            self.tokens * found.tokens.itemsize,
+        )
         with open(self.path, "rb") as file:
             file.seek(self.offset)
             content = memoryview(file.read(times_bytes + tokens_bytes))
@@ -71,16 +87,21 @@ class ChunkPiece:
 class ChunkStore:
     """Collects chunks row by row.
 
-    Beyond `held_chunks` the oldest pieces are appended to the file `path`. With an empty path, or on a disk that takes no more, they stay
-    in memory, packed: a chunk takes 3 to 4 bytes there, and 12 as it is.
+    Beyond `held_chunks` the oldest pieces are appended to the file `path`. With an empty path, or
+    on a disk that takes no more, they stay in memory, packed: a chunk takes 3 to 4 bytes there, and
+    12 as it is.
     """
 
-    def __init__(self, path: str = "", held_chunks: int = HELD_CHUNKS, piece_chunks: int = PIECE_CHUNKS) -> None:
+    def __init__(
+        self, path: str = "", held_chunks: int = HELD_CHUNKS, piece_chunks: int = PIECE_CHUNKS
+    ) -> None:
         self._path = path
         self._held_chunks = held_chunks
         self._piece_chunks = piece_chunks
         self._done: list[ChunkPiece] = []
-        self._put_away = 0  # of the pieces that are done, those in the file or packed: they are the first
+        self._put_away = (
+            0  # of the pieces that are done, those in the file or packed: they are the first
+        )
         self._held = 0  # chunks of the others
         self._open = Chunks()
         self._rows = 0  # of the open piece
@@ -94,7 +115,9 @@ class ChunkStore:
             self._close()
 
     def finish(self) -> tuple[ChunkPiece, ...]:
-        """All pieces, in the order of their rows; nothing may be added any more. Where some are put away, all are."""
+        """All pieces, in the order of their rows; nothing may be added any more. Where some are put
+        away, all are.
+        """
         if self._rows:
             self._close()
         while 0 < self._put_away < len(self._done):
@@ -111,7 +134,9 @@ class ChunkStore:
 
     def _spill_oldest(self) -> None:
         piece = self._done[self._put_away]
-        self._done[self._put_away] = self._in_file(piece) or replace(piece, held=None, packed=_packed(piece.read()))
+        self._done[self._put_away] = self._in_file(piece) or replace(
+            piece, held=None, packed=_packed(piece.read())
+        )
         self._put_away += 1
         self._held -= piece.chunks
 
@@ -119,14 +144,18 @@ class ChunkStore:
         if not self._path:
             return None
         try:
-            return replace(piece, held=None, path=self._path, offset=_append(self._path, piece.read()))
+            return replace(
+                piece, held=None, path=self._path, offset=_append(self._path, piece.read())
+            )
         except OSError:  # the disk is full: a run that is under way is worth more than the memory
             self._path = ""
             return None
 
 
 def _packed(chunks: Chunks) -> bytes:
-    """Times as steps from one to the next, then tokens; of each the first bytes of all, then the second ones, and so on: most are zeros."""
+    """Times as steps from one to the next, then tokens; of each the first bytes of all, then the
+    second ones, and so on: most are zeros.
+    """
     steps = array("q", map(sub, chunks.times_ns, chain((0,), chunks.times_ns)))
     return zlib.compress(_by_place(steps) + _by_place(chunks.tokens), _QUICK)
 
@@ -152,7 +181,9 @@ def _by_number(content: bytes, size: int) -> bytearray:
 
 
 def _append(path: str, chunks: Chunks) -> int:
-    """Write the chunks at the end of the file, which may have to be made with its folder; where they begin. Raises OSError."""
+    """Write the chunks at the end of the file, which may have to be made with its folder; where
+    they begin. Raises OSError.
+    """
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with open(path, "ab") as file:
         offset = file.tell()

@@ -1,4 +1,6 @@
-"""Owns the raw file of a run: one Parquet row a request, wall time, written whole or not at all. Schema: docs/metrics.md."""
+"""Owns the raw file of a run: one Parquet row a request, wall time, written whole or not at all.
+Schema: docs/metrics.md.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,10 @@ SCHEMA: Final = pa.schema(
         pa.field("prompt_digest", pa.string(), nullable=False),
     ]
 )
-SORTED_CHUNKS: Final = 1 << 22  # a run of as many at most is in the order of its requests; a longer one in that in which they ended
+SORTED_CHUNKS: Final = (
+    1 << 22
+    # a run of as many at most is in the order of its requests; a longer one in that in which they ended
+)
 GROUP_CHUNKS: Final = 1 << 20  # of a row group, about
 GROUP_ROWS: Final = 1 << 18
 _NULLS: Final = {  # what stands for something that never came
@@ -56,11 +61,15 @@ class RawFile:
 
 
 def write_parquet(path: Path, columns: Columns, metadata: Mapping[str, object]) -> RawFile:
-    """Write the requests to `path` through a temporary file, flushed to disk and renamed. Raises OSError.
+    """Write the requests to `path` through a temporary file, flushed to disk and renamed. Raises
+    OSError.
 
-    `metadata` goes into the file's key-value metadata, beside benchfleet.schema_version. At most a row group is in memory.
+    `metadata` goes into the file's key-value metadata, beside benchfleet.schema_version. At most a
+    row group is in memory.
     """
-    keys = {f"benchfleet.{name}": str(value) for name, value in metadata.items()} | {"benchfleet.schema_version": SCHEMA_VERSION}
+    keys = {f"benchfleet.{name}": str(value) for name, value in metadata.items()} | {
+        "benchfleet.schema_version": SCHEMA_VERSION
+    }
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.partial")
     try:
@@ -78,13 +87,17 @@ def write_parquet(path: Path, columns: Columns, metadata: Mapping[str, object]) 
 
 
 def preload_parquet() -> None:
-    """Encode an empty run, so that the first one does not pay for what pyarrow imports at its first use (pandas, where it is)."""
+    """Encode an empty run, so that the first one does not pay for what pyarrow imports at its first
+    use (pandas, where it is).
+    """
     _encode(pa.BufferOutputStream(), Columns(), {})
 
 
 def _encode(sink: Any, columns: Columns, keys: Mapping[str, str]) -> None:
     """Write row group by row group to a path or an Arrow stream."""
-    with pq.ParquetWriter(sink, SCHEMA.with_metadata(keys), compression="zstd", use_dictionary=list(_TEXTS)) as writer:
+    with pq.ParquetWriter(
+        sink, SCHEMA.with_metadata(keys), compression="zstd", use_dictionary=list(_TEXTS)
+    ) as writer:
         for group in _groups(columns):
             writer.write_table(group)
 
@@ -125,7 +138,10 @@ def _batches(columns: Columns) -> Iterator[Any]:
             **{name: arrow_tables.texts(columns, name, part.column(name)) for name in _TEXTS},
             **{name: _null_where(part.column(name), nothing) for name, nothing in _NULLS.items()},
         }
-        yield pa.RecordBatch.from_arrays([made[name] if name in made else part.column(name) for name in SCHEMA.names], schema=SCHEMA)
+        yield pa.RecordBatch.from_arrays(
+            [made[name] if name in made else part.column(name) for name in SCHEMA.names],
+            schema=SCHEMA,
+        )
         row += piece.rows
 
 

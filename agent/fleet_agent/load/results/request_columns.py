@@ -1,6 +1,8 @@
-"""Owns the measured requests of a run as columns, one row a request; interprets none of them. Needs nothing but the standard library.
+"""Owns the measured requests of a run as columns, one row a request; interprets none of them. Needs
+nothing but the standard library.
 
-A row takes about 80 bytes, whatever was asked and answered; the chunks of all rows lie flattened in pieces (`pieces.py`).
+A row takes about 80 bytes, whatever was asked and answered; the chunks of all rows lie flattened in
+pieces (`pieces.py`).
 """
 
 from __future__ import annotations
@@ -17,10 +19,12 @@ from fleet_agent.load.results.chunk_store import HELD_CHUNKS, PIECE_CHUNKS, Chun
 NOT_REPORTED: Final = -1  # a count that the server did not tell
 MOST_COUNT: Final = 2**31 - 1
 DIGEST_CHARACTERS: Final = 16
-MOST_NAMES: Final = 200  # different finish reasons that are kept; a server that makes up more of them gets OTHER_NAME
+# different finish reasons that are kept; a server that makes up more of them gets OTHER_NAME
+MOST_NAMES: Final = 200
 MOST_CHARACTERS: Final = 100  # of each
 OTHER_NAME: Final = "(other)"
-# Name → type of the array. Times are perf_counter_ns and 0 where something never came; counts are NOT_TOLD where they were not told.
+# Name → type of the array. Times are perf_counter_ns and 0 where something never came; counts are
+# NOT_TOLD where they were not told.
 SCALARS: Final[Mapping[str, str]] = {
     "number": "i",
     "asked_tokens": "i",
@@ -48,13 +52,20 @@ _CODES: Final = ("finish_reason", "error_kind")
 class Columns:
     """Rows in the order in which their requests ended, shard by shard.
 
-    `digests` has 16 ASCII characters a row. `names` has for each column of codes what its codes from 1 on mean; 0 means nothing was told.
+    `digests` has 16 ASCII characters a row. `names` has for each column of codes what its codes
+    from 1 on mean; 0 means nothing was told.
     """
 
-    scalars: Mapping[str, array[int]] = field(default_factory=lambda: {name: array(code) for name, code in SCALARS.items()})
+    scalars: Mapping[str, array[int]] = field(
+        default_factory=lambda: {name: array(code) for name, code in SCALARS.items()}
+    )
     digests: bytearray = field(default_factory=bytearray)
-    names: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: {name: () for name in _CODES})
-    error_examples: Mapping[str, str] = field(default_factory=dict)  # one server's or system's own words for each error kind
+    names: Mapping[str, tuple[str, ...]] = field(
+        default_factory=lambda: {name: () for name in _CODES}
+    )
+    error_examples: Mapping[str, str] = field(
+        default_factory=dict
+    )  # one server's or system's own words for each error kind
     pieces: tuple[ChunkPiece, ...] = ()
 
     @staticmethod
@@ -67,18 +78,28 @@ class Columns:
 
     @staticmethod
     def concatenate(parts: Sequence[Columns]) -> Columns:
-        """The rows of all parts, one part after the other; their pieces are neither read nor copied."""
+        """The rows of all parts, one part after the other; their pieces are neither read nor
+        copied.
+        """
         tables = {name: _Names() for name in _CODES}
         scalars = {name: array(code) for name, code in SCALARS.items()}
         digests = bytearray()
         examples: dict[str, str] = {}
         for part in parts:
             for name, column in part.scalars.items():
-                scalars[name].extend(tables[name].recoded(column, part.names[name]) if name in _CODES else column)
+                scalars[name].extend(
+                    tables[name].recoded(column, part.names[name]) if name in _CODES else column
+                )
             digests += part.digests
             examples = dict(part.error_examples) | examples
         names = {name: table.names for name, table in tables.items()}
-        return Columns(scalars, digests, names, examples, tuple(piece for part in parts for piece in part.pieces))
+        return Columns(
+            scalars,
+            digests,
+            names,
+            examples,
+            tuple(piece for part in parts for piece in part.pieces),
+        )
 
     @property
     def rows(self) -> int:
@@ -97,11 +118,20 @@ class Columns:
 
     def shifted(self, by_ns: int) -> Columns:
         """All times so much later; one that never was stays so."""
-        moved = {name: array("q", (ns + by_ns if ns else 0 for ns in self.scalars[name])) for name in _TIMES}
-        return replace(self, scalars={**self.scalars, **moved}, pieces=tuple(piece.shifted(by_ns) for piece in self.pieces))
+        moved = {
+            name: array("q", (ns + by_ns if ns else 0 for ns in self.scalars[name]))
+            for name in _TIMES
+        }
+        return replace(
+            self,
+            scalars={**self.scalars, **moved},
+            pieces=tuple(piece.shifted(by_ns) for piece in self.pieces),
+        )
 
     def requests(self) -> list[RequestRecord]:
-        """The rows as such, by number, an object each: for small runs. Raises OSError when chunks cannot be read from their file."""
+        """The rows as such, by number, an object each: for small runs. Raises OSError when chunks
+        cannot be read from their file.
+        """
         return sorted(self._rows(), key=lambda request: request.number)
 
     def _rows(self) -> Iterator[RequestRecord]:
@@ -110,14 +140,22 @@ class Columns:
             chunks = piece.read().with_absolute_times()
             rows = range(row, row := row + piece.rows)
             ends = accumulate(self.scalars["chunks"][at] for at in rows)
-            token_ends = accumulate(self.scalars["chunks"][at] * self.scalars["tokens_told"][at] for at in rows)
+            token_ends = accumulate(
+                self.scalars["chunks"][at] * self.scalars["tokens_told"][at] for at in rows
+            )
             for at, end, end_told in zip(rows, ends, token_ends, strict=True):
                 count = self.scalars["chunks"][at]
                 times = tuple(ns + piece.shift_ns for ns in chunks.times_ns[end - count : end])
-                tokens = tuple(chunks.tokens[end_told - count : end_told]) if self.scalars["tokens_told"][at] else None
+                tokens = (
+                    tuple(chunks.tokens[end_told - count : end_told])
+                    if self.scalars["tokens_told"][at]
+                    else None
+                )
                 yield self._row(at, times, tokens)
 
-    def _row(self, at: int, chunk_ns: tuple[int, ...], chunk_tokens: tuple[int, ...] | None) -> RequestRecord:
+    def _row(
+        self, at: int, chunk_ns: tuple[int, ...], chunk_tokens: tuple[int, ...] | None
+    ) -> RequestRecord:
         value = {name: column[at] for name, column in self.scalars.items()}
         texts = {name: self.names[name][value[name] - 1] if value[name] else "" for name in _CODES}
         response = Response(
@@ -128,13 +166,24 @@ class Columns:
             finish_reason=texts["finish_reason"], error_kind=texts["error_kind"],
         )  # fmt: skip
         digest = self.digests[at * DIGEST_CHARACTERS : (at + 1) * DIGEST_CHARACTERS].decode("ascii")
-        return RequestRecord(value["number"], value["intended_ns"], value["sent_ns"], digest, response, value["asked_tokens"])
+        return RequestRecord(
+            value["number"],
+            value["intended_ns"],
+            value["sent_ns"],
+            digest,
+            response,
+            value["asked_tokens"],
+        )
 
 
 class ColumnsBuilder:
-    """Takes rows as they come and keeps their chunks in bounded memory: see `Pieces` for the arguments."""
+    """Takes rows as they come and keeps their chunks in bounded memory: see `Pieces` for the
+    arguments.
+    """
 
-    def __init__(self, path: str = "", held_chunks: int = HELD_CHUNKS, piece_chunks: int = PIECE_CHUNKS) -> None:
+    def __init__(
+        self, path: str = "", held_chunks: int = HELD_CHUNKS, piece_chunks: int = PIECE_CHUNKS
+    ) -> None:
         self._columns = Columns()
         self._appends = tuple(column.append for column in self._columns.scalars.values())
         self._pieces = ChunkStore(path, held_chunks, piece_chunks)
@@ -146,7 +195,9 @@ class ColumnsBuilder:
         """One more row; the answer's text is not kept. Raises ValueError for a digest that is none."""
         response = request.response
         if len(request.prompt_digest) != DIGEST_CHARACTERS:
-            raise ValueError(f"prompt digest {request.prompt_digest!r} of request {request.number} has not {DIGEST_CHARACTERS} characters")
+            raise ValueError(
+                f"prompt digest {request.prompt_digest!r} of request {request.number} has not {DIGEST_CHARACTERS} characters"
+            )
         row = (
             request.number, request.asked_tokens, request.intended_ns, request.sent_ns, response.first_output_ns, response.last_ns,
             _or_not_reported(response.prompt_tokens), _or_not_reported(response.completion_tokens), _or_not_reported(response.cached_tokens), _or_not_reported(response.verify_ct),
@@ -163,7 +214,9 @@ class ColumnsBuilder:
     def build(self) -> Columns:
         """All rows; nothing may be added any more."""
         names = {"finish_reason": self._finish_reasons.names, "error_kind": self._error_kinds.names}
-        return replace(self._columns, names=names, error_examples=self._examples, pieces=self._pieces.finish())
+        return replace(
+            self._columns, names=names, error_examples=self._examples, pieces=self._pieces.finish()
+        )
 
 
 class _Names:
@@ -182,7 +235,11 @@ class _Names:
         known = self._codes.get(name)
         if known is None:
             is_full = len(self._codes) >= MOST_NAMES
-            kept = OTHER_NAME if is_full else name[:MOST_CHARACTERS].encode("utf-8", "replace").decode()  # JSON can say half characters
+            kept = (
+                OTHER_NAME
+                if is_full
+                else name[:MOST_CHARACTERS].encode("utf-8", "replace").decode()
+            )  # JSON can say half characters
             known = self._codes.setdefault(kept, len(self._codes) + 1)
         return known
 

@@ -1,6 +1,8 @@
-"""Owns the way from the columns of one run to its metrics and the facts that gates judge. Definitions: docs/metrics.md. Load process only.
+"""Owns the way from the columns of one run to its metrics and the facts that gates judge.
+Definitions: docs/metrics.md. Load process only.
 
-Wall time becomes model time here and nowhere else: metrics and `duration_s` are model time, the facts stay wall time.
+Wall time becomes model time here and nowhere else: metrics and `duration_s` are model time, the
+facts stay wall time.
 """
 
 from __future__ import annotations
@@ -20,21 +22,26 @@ from fleet_agent.load.workload.slot_schedule import all_due_ns
 from fleet_protos import metric_names as names
 from fleet_protos.trial_types import Workload
 
-SALT_TOKENS: Final = 4  # the first tokens of two salts may be equal by chance: as many cached tokens are no cache hit
+# the first tokens of two salts may be equal by chance: as many cached tokens are no cache hit
+SALT_TOKENS: Final = 4
 SHARE_LEAST_REQUESTS: Final = 20
 _FAILED: Final = "error_kind"
 
 
 @dataclass(frozen=True, slots=True)
 class RunConditions:
-    """What a run was asked to be. `template_tokens`: prompt tokens of the chat template, cached by plan; None: the probes saw none told."""
+    """What a run was asked to be. `template_tokens`: prompt tokens of the chat template, cached by
+    plan; None: the probes saw none told.
+    """
 
     workload: Workload
     time_scale: float = 1.0
     template_tokens: int | None = None
     lags_ns: tuple[int, ...] = ()
     speculation: bool = False  # asked for by the variant
-    planned_cached_ratio: float | None = None  # of the prompt tokens, what begins as in an earlier request by plan; None: no plan
+    planned_cached_ratio: float | None = (
+        None  # of the prompt tokens, what begins as in an earlier request by plan; None: no plan
+    )
     cpu_s: float = 0.0  # of the shards, while they ran
     decode_s: float = 0.0  # of the shards, afterwards
 
@@ -54,10 +61,12 @@ class RunSummary:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Requests as Arrow's batch of `columns.SCALARS`, and when each of them began and ended for its latency.
+    """Requests as Arrow's batch of `columns.SCALARS`, and when each of them began and ended for its
+    latency.
 
-    At an open loop it begins when it was due. At a closed loop nobody has set a time: it begins when it was sent, and what passed between
-    the answer before it and its sending is the client's dispatch delay and no latency of the server's.
+    At an open loop it begins when it was due. At a closed loop nobody has set a time: it begins
+    when it was sent, and what passed between the answer before it and its sending is the client's
+    dispatch delay and no latency of the server's.
     """
 
     table: Any
@@ -68,7 +77,11 @@ class _Rows:
     def from_columns(columns: Columns, *, is_open: bool) -> _Rows:
         table = arrow_tables.scalars(columns)
         last, sent, due = (table.column(name) for name in ("last_ns", "sent_ns", "intended_ns"))
-        return _Rows(table, due if is_open else pc.max_element_wise(sent, due), pc.max_element_wise(last, sent, due))
+        return _Rows(
+            table,
+            due if is_open else pc.max_element_wise(sent, due),
+            pc.max_element_wise(last, sent, due),
+        )
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
@@ -123,16 +136,31 @@ def summarise(columns: Columns, conditions: RunConditions) -> RunSummary:
     metrics = _metrics(columns, good, tokens, wall_s, conditions) if tokens and wall_s > 0 else {}
     facts = _facts(columns, rows, good, conditions)
     examples = dict(columns.error_examples)
-    return RunSummary(metrics, facts, examples, len(good), len(rows) - len(good), tokens, wall_s * conditions.time_scale)
+    return RunSummary(
+        metrics,
+        facts,
+        examples,
+        len(good),
+        len(rows) - len(good),
+        tokens,
+        wall_s * conditions.time_scale,
+    )
 
 
 def preload_arrow() -> None:
-    """Compute on a request that never was, so that the first run does not pay for what Arrow loads at its first use."""
+    """Compute on a request that never was, so that the first run does not pay for what Arrow loads
+    at its first use.
+    """
     answered = Response(200, (2, 3), last_ns=3, prompt_tokens=1, completion_tokens=2)
-    summarise(Columns.from_requests([RequestRecord(0, 1, 1, "0" * DIGEST_CHARACTERS, answered)]), RunConditions(Workload()))
+    summarise(
+        Columns.from_requests([RequestRecord(0, 1, 1, "0" * DIGEST_CHARACTERS, answered)]),
+        RunConditions(Workload()),
+    )
 
 
-def _metrics(columns: Columns, good: _Rows, tokens: int, wall_s: float, conditions: RunConditions) -> dict[str, float]:
+def _metrics(
+    columns: Columns, good: _Rows, tokens: int, wall_s: float, conditions: RunConditions
+) -> dict[str, float]:
     scale = conditions.time_scale
     values: dict[str, float | None] = {
         names.OUTPUT_TOK_S: tokens / (wall_s * scale),
@@ -142,7 +170,9 @@ def _metrics(columns: Columns, good: _Rows, tokens: int, wall_s: float, conditio
         names.VERIFY_STEPS: float(_sum(good.reported("verify_ct"))) or None,
         names.CACHED_TOKEN_RATIO: _cached_ratio(good, conditions.template_tokens),
         names.GOODPUT_RATIO: _goodput(good, conditions),
-        names.CLIENT_CPU_US_PER_TOKEN: 1e6 * conditions.cpu_s / tokens if conditions.cpu_s else None,
+        names.CLIENT_CPU_US_PER_TOKEN: 1e6 * conditions.cpu_s / tokens
+        if conditions.cpu_s
+        else None,
     }
     latencies = {name: ns * scale / 1e9 for name, ns in _latencies_ns(columns, good).items()}
     return {name: value for name, value in values.items() if value is not None} | latencies
@@ -152,14 +182,30 @@ def _latencies_ns(columns: Columns, good: _Rows) -> dict[str, float]:
     """Wall nanoseconds; what no request has is left out."""
     first, timed = good.where(good.has_output), good.where(good.has_tpot)
     e2e = percentiles(good.e2e_ns, 0.5, 0.99)
-    found = {names.E2E_P50: e2e[0], names.E2E_P99: e2e[1], names.DISPATCH_DELAY_P99: 1e9 * _dispatch_p99_s(good)}
+    found = {
+        names.E2E_P50: e2e[0],
+        names.E2E_P99: e2e[1],
+        names.DISPATCH_DELAY_P99: 1e9 * _dispatch_p99_s(good),
+    }
     if len(first):
-        found |= dict(zip((names.TTFT_P50, names.TTFT_P99), percentiles(first.ttft_ns, 0.5, 0.99), strict=True))
+        found |= dict(
+            zip(
+                (names.TTFT_P50, names.TTFT_P99), percentiles(first.ttft_ns, 0.5, 0.99), strict=True
+            )
+        )
     if len(timed):
         tpot_ns = timed.tpot_ns
-        found |= dict(zip((names.TPOT_P50, names.TPOT_P99), percentiles(tpot_ns, 0.5, 0.99), strict=True))
+        found |= dict(
+            zip((names.TPOT_P50, names.TPOT_P99), percentiles(tpot_ns, 0.5, 0.99), strict=True)
+        )
         found[names.TPOT_MEAN] = pc.mean(tpot_ns).as_py()
-    return found | dict(zip((names.ICL_P50, names.ICL_P99), stream_percentiles(lambda: arrow_tables.good_gaps_ns(columns), 0.5, 0.99), strict=False))
+    return found | dict(
+        zip(
+            (names.ICL_P50, names.ICL_P99),
+            stream_percentiles(lambda: arrow_tables.good_gaps_ns(columns), 0.5, 0.99),
+            strict=False,
+        )
+    )
 
 
 def _facts(columns: Columns, rows: _Rows, good: _Rows, conditions: RunConditions) -> dict[str, Any]:
@@ -176,14 +222,18 @@ def _facts(columns: Columns, rows: _Rows, good: _Rows, conditions: RunConditions
         "zero_token_requests": _sum(pc.or_(pc.equal(counts, 0), pc.invert(good.has_output))),
         "cached_token_ratio": _cached_ratio(good, conditions.template_tokens),
         "planned_cached_ratio": conditions.planned_cached_ratio,
-        "achieved_concurrency": _steady_concurrency(rows, workload.concurrency) if workload.concurrency else 0.0,
+        "achieved_concurrency": _steady_concurrency(rows, workload.concurrency)
+        if workload.concurrency
+        else 0.0,
         "dispatch_delay_p99_s": _dispatch_p99_s(rows),
         "loop_lag_p99_s": percentile(conditions.lags_ns, 0.99) / 1e9,
         "speculation": conditions.speculation,
         "accept_length": _accept_length(good),
         "answered_share": None if workload.concurrency else _answered_share(good),
         "client_count_mismatch": _count_mismatch(good),
-        "off_length": _sum(pc.and_(pc.greater(good["asked_tokens"], 0), pc.not_equal(good["asked_tokens"], counts))),
+        "off_length": _sum(
+            pc.and_(pc.greater(good["asked_tokens"], 0), pc.not_equal(good["asked_tokens"], counts))
+        ),
         "client_cpu_s": conditions.cpu_s,
         "client_decode_s": conditions.decode_s,
     }
@@ -193,7 +243,9 @@ def _tok_s_per_user(good: _Rows, scale: float) -> float | None:
     took = good.where(pc.greater(good.e2e_ns, 0))
     if not len(took):
         return None
-    rates = pc.divide(took.reported("completion_tokens").cast(pa.float64()), took.e2e_ns.cast(pa.float64()))
+    rates = pc.divide(
+        took.reported("completion_tokens").cast(pa.float64()), took.e2e_ns.cast(pa.float64())
+    )
     return float(pc.mean(rates).as_py()) * 1e9 / scale
 
 
@@ -205,47 +257,69 @@ def _dispatch_p99_s(rows: _Rows) -> float:
 def _accept_length(good: _Rows) -> float | None:
     """Tokens per verify step over the requests that report steps; None: no speculation."""
     reporting = good.where(pc.greater(good["verify_ct"], 0))
-    return _sum(reporting.reported("completion_tokens")) / _sum(reporting["verify_ct"]) if len(reporting) else None
+    return (
+        _sum(reporting.reported("completion_tokens")) / _sum(reporting["verify_ct"])
+        if len(reporting)
+        else None
+    )
 
 
 def _cached_ratio(good: _Rows, template_tokens: int | None) -> float | None:
-    """Cached prompt tokens beyond the template's and a salt's chance, by prompt tokens; None: the server does not report them.
+    """Cached prompt tokens beyond the template's and a salt's chance, by prompt tokens; None: the
+    server does not report them.
 
-    SGLang's chat answers leave the count out when it is 0, so a server that told it to the probes means 0 by silence.
+    SGLang's chat answers leave the count out when it is 0, so a server that told it to the probes
+    means 0 by silence.
     """
-    reporting = good if template_tokens is not None else good.where(pc.not_equal(good["cached_tokens"], NOT_REPORTED))
+    reporting = (
+        good
+        if template_tokens is not None
+        else good.where(pc.not_equal(good["cached_tokens"], NOT_REPORTED))
+    )
     prompt_tokens = _sum(reporting.reported("prompt_tokens"))
     if not prompt_tokens:
         return None
     planned = (template_tokens or 0) + SALT_TOKENS
-    return _sum(pc.max_element_wise(pc.subtract(reporting.reported("cached_tokens"), planned), 0)) / prompt_tokens
+    return (
+        _sum(pc.max_element_wise(pc.subtract(reporting.reported("cached_tokens"), planned), 0))
+        / prompt_tokens
+    )
 
 
 def _steady_concurrency(rows: _Rows, users: int) -> float:
-    """Mean requests in flight while all slots have work: from the last slot's first request to the first end after the last sending."""
+    """Mean requests in flight while all slots have work: from the last slot's first request to the
+    first end after the last sending.
+    """
     sent = rows.where(pc.not_equal(rows["sent_ns"], 0))
     if not len(sent):
         return 0.0
     last_sent = _most(sent["sent_ns"])
     start = min(_least(sent["intended_ns"]) + all_due_ns(users), last_sent)
     end = _least(sent.end_ns.filter(pc.greater(sent.end_ns, last_sent))) or last_sent
-    flown = pc.subtract(pc.min_element_wise(sent.end_ns, end), pc.max_element_wise(sent["sent_ns"], start))
+    flown = pc.subtract(
+        pc.min_element_wise(sent.end_ns, end), pc.max_element_wise(sent["sent_ns"], start)
+    )
     return _sum(pc.max_element_wise(flown, 0)) / (end - start) if end > start else 0.0
 
 
 def _answered_share(good: _Rows) -> float | None:
-    """Answers that ended in the second half of the arrivals, by the requests due in it; None for fewer than 20 of these."""
+    """Answers that ended in the second half of the arrivals, by the requests due in it; None for
+    fewer than 20 of these.
+    """
     due = good["intended_ns"]
     first, last = _least(due), _most(due)
     half = (first + last) // 2
-    asked, answered = (_sum(pc.and_(pc.greater(at, half), pc.less_equal(at, last))) for at in (due, good.end_ns))
+    asked, answered = (
+        _sum(pc.and_(pc.greater(at, half), pc.less_equal(at, last))) for at in (due, good.end_ns)
+    )
     return answered / asked if asked >= SHARE_LEAST_REQUESTS else None
 
 
 def _count_mismatch(good: _Rows) -> float | None:
     """How far the client's own count of tokens is from the server's; None: it could not count.
 
-    Without token ids it has only chunks, each of at least one token: more chunks than tokens are a mismatch, fewer tell nothing.
+    Without token ids it has only chunks, each of at least one token: more chunks than tokens are a
+    mismatch, fewer tell nothing.
     """
     counts = good.reported("completion_tokens")
     counted_tokens = _sum(counts)
@@ -262,10 +336,15 @@ def _goodput(good: _Rows, conditions: RunConditions) -> float | None:
         return None
     met = pc.is_valid(good["intended_ns"])
     if slo.ttft_p99_s:
-        met = pc.and_(good.has_output, pc.less_equal(pc.multiply(good.ttft_ns.cast(pa.float64()), to_s), slo.ttft_p99_s))
+        met = pc.and_(
+            good.has_output,
+            pc.less_equal(pc.multiply(good.ttft_ns.cast(pa.float64()), to_s), slo.ttft_p99_s),
+        )
     if slo.tpot_p99_s:
         one_token = pc.less_equal(good["completion_tokens"], 1)
-        met = pc.and_(met, pc.or_(one_token, pc.less_equal(pc.multiply(good.tpot_ns, to_s), slo.tpot_p99_s)))
+        met = pc.and_(
+            met, pc.or_(one_token, pc.less_equal(pc.multiply(good.tpot_ns, to_s), slo.tpot_p99_s))
+        )
     return float(_sum(met)) / len(good)
 
 

@@ -1,4 +1,6 @@
-"""Owns the looks at a server's /metrics around a run, and what its counters say of speculation in between; never looks inside a run."""
+"""Owns the looks at a server's /metrics around a run, and what its counters say of speculation in
+between; never looks inside a run.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ if TYPE_CHECKING:
 
 _LOOK_LIMIT_S: Final = 5.0
 _SETTLE_LOOKS: Final = 5
-_SETTLE_PAUSE_S: Final = 0.1  # a request is counted when it finishes, which is not always before its last byte is sent
+_SETTLE_PAUSE_S: Final = (
+    0.1  # a request is counted when it finishes, which is not always before its last byte is sent
+)
 _TOKENS_APART_MAX: Final = 0.02  # more: somebody else's requests are in the window too
 _RATES: Final = {
     AcceptRateDefinition.OF_STEPS: names.ACCEPT_RATE_OF_STEPS,
@@ -66,8 +70,11 @@ async def fetch_metrics_after(url: str, before: str, tokens: int) -> str:
     return text
 
 
-def add_speculation(summary: RunSummary, snapshots: CounterSnapshots, shape: DraftShape, time_scale: float = 1.0) -> RunSummary:
-    """The summary with what the counters and the draft's shape add: the window's accept length, rates by definition, seconds of a cycle.
+def add_speculation(
+    summary: RunSummary, snapshots: CounterSnapshots, shape: DraftShape, time_scale: float = 1.0
+) -> RunSummary:
+    """The summary with what the counters and the draft's shape add: the window's accept length,
+    rates by definition, seconds of a cycle.
 
     Where no request told its verify steps the window's accept length stands in for theirs.
     """
@@ -84,24 +91,40 @@ def add_speculation(summary: RunSummary, snapshots: CounterSnapshots, shape: Dra
         **_cycle(snapshots, time_scale),
     }
     found = {name: float(value) for name, value in metrics.items() if value is not None}
-    return replace(summary, metrics={**summary.metrics, **found}, facts={**summary.facts, "accept_length": length})
+    return replace(
+        summary,
+        metrics={**summary.metrics, **found},
+        facts={**summary.facts, "accept_length": length},
+    )
 
 
 def _window(snapshots: CounterSnapshots, tokens: int) -> AcceptLength:
     grown = _counter_growth(snapshots.before, snapshots.after)
     if grown is None or not tokens or abs(grown - tokens) > _TOKENS_APART_MAX * tokens:
         return AcceptLength(why="the window holds other requests, or has no counters")
-    return accept_length_from_counters(SpeculationCounters.from_metrics(snapshots.before), SpeculationCounters.from_metrics(snapshots.after))
+    return accept_length_from_counters(
+        SpeculationCounters.from_metrics(snapshots.before),
+        SpeculationCounters.from_metrics(snapshots.after),
+    )
 
 
 def _counter_growth(before: str, after: str) -> float | None:
-    first, last = SpeculationCounters.from_metrics(before).generated, SpeculationCounters.from_metrics(after).generated
+    first, last = (
+        SpeculationCounters.from_metrics(before).generated,
+        SpeculationCounters.from_metrics(after).generated,
+    )
     return None if last is None else last - (first or 0.0)
 
 
 def _cycle(snapshots: CounterSnapshots, time_scale: float) -> dict[str, float]:
-    found = mean_cycle(DeviceTimes.from_metrics(snapshots.before), DeviceTimes.from_metrics(snapshots.after))
+    found = mean_cycle(
+        DeviceTimes.from_metrics(snapshots.before), DeviceTimes.from_metrics(snapshots.after)
+    )
     if found is None:
         return {}
-    seconds = {names.DRAFT_S: found.draft_s, names.DRAFT_EXTEND_S: found.extend_s, names.VERIFY_S: found.verify_s}
+    seconds = {
+        names.DRAFT_S: found.draft_s,
+        names.DRAFT_EXTEND_S: found.extend_s,
+        names.VERIFY_S: found.verify_s,
+    }
     return {name: value * time_scale for name, value in seconds.items()}

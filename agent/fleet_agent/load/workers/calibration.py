@@ -1,7 +1,9 @@
-"""Owns what one shard can drive on this host: its own client against a null server, by the CPU time that it takes. Knows no run's load.
+"""Owns what one shard can drive on this host: its own client against a null server, by the CPU time
+that it takes. Knows no run's load.
 
-CPU time, not wall time, so that a neighbour on the host counts as little as may be: a shard is one loop on one core, and when its events
-and requests need as much CPU as there is time, it is the limit. The best of several rounds, for what disturbs one only adds to it.
+CPU time, not wall time, so that a neighbour on the host counts as little as may be: a shard is one
+loop on one core, and when its events and requests need as much CPU as there is time, it is the
+limit. The best of several rounds, for what disturbs one only adds to it.
 """
 
 from __future__ import annotations
@@ -29,12 +31,16 @@ ROUNDS: Final = 3
 ROUNDS_LIMIT_S: Final = 0.12  # of each kind: on a busy host there are fewer
 EVENTS: Final = 40  # of each stream, in each round
 SHORT_REQUESTS: Final = 128  # in each round
-LIMIT_S: Final = 2.0  # for any one answer: far beyond what it takes, so that a stuck host is noticed
+LIMIT_S: Final = (
+    2.0  # for any one answer: far beyond what it takes, so that a stuck host is noticed
+)
 
 
 @dataclass(frozen=True, slots=True)
 class ShardCapacity:
-    """The most that one shard can drive: of streams at a token a read, their requests included, and of answers of one token."""
+    """The most that one shard can drive: of streams at a token a read, their requests included, and
+    of answers of one token.
+    """
 
     tok_s: float
     requests_s: float
@@ -47,7 +53,8 @@ class ShardCapacity:
 
 @dataclass(frozen=True, slots=True)
 class ClientWork:
-    """What the shards of a run did: how often they read, and seconds of a core that it took them (0: not known).
+    """What the shards of a run did: how often they read, and seconds of a core that it took them
+    (0: not known).
 
     `time_scale`: model time by wall time.
     """
@@ -58,21 +65,29 @@ class ClientWork:
     time_scale: float = 1.0
 
     @staticmethod
-    def from_results(results: Sequence[ShardResult], *, is_open: bool, time_scale: float) -> ClientWork:
-        """That of these shards. Those of an open loop also use a core to wait for the moment to send, which is no load."""
+    def from_results(
+        results: Sequence[ShardResult], *, is_open: bool, time_scale: float
+    ) -> ClientWork:
+        """That of these shards. Those of an open loop also use a core to wait for the moment to
+        send, which is no load.
+        """
         cpu_s = 0.0 if is_open else sum(result.cpu_s for result in results)
         return ClientWork(sum(result.reads for result in results), len(results), cpu_s, time_scale)
 
 
 def calibrate(limit_s: float = LIMIT_S) -> ShardCapacity | None:
-    """Measure for 0.2 to 0.3 s, in the calling thread; None where loopback does not work or an answer failed, which is no reason to stop.
+    """Measure for 0.2 to 0.3 s, in the calling thread; None where loopback does not work or an
+    answer failed, which is no reason to stop.
 
     `limit_s`: no answer takes longer.
     """
     collects = gc.isenabled()
     gc.disable()  # as a shard does
     try:
-        with NullServer(EVENTS) as server, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        with (
+            NullServer(EVENTS) as server,
+            asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+        ):
             return runner.run(_calibrate_and_close(_Users(server, Endpoint(server.url), limit_s)))
     except OSError:
         return None
@@ -95,10 +110,14 @@ async def _measure_capacity(users: _Users) -> ShardCapacity | None:
         serving = group.create_task(users.server.serve())
         await users.endpoint.connect(STREAMS)
         await users.drive(short, STREAMS)  # so that what is measured is no first time
-        request_s = await users.best(short, SHORT_REQUESTS, lambda cost: cost.cpu_s / SHORT_REQUESTS)
+        request_s = await users.best(
+            short, SHORT_REQUESTS, lambda cost: cost.cpu_s / SHORT_REQUESTS
+        )
         read_s = await users.best(long, STREAMS, lambda cost: cost.cpu_s / max(1, cost.reads))
         serving.cancel()
-    is_known = not users.failed and request_s > 0 and read_s > 0  # a clock of CPU time may be too coarse
+    is_known = (
+        not users.failed and request_s > 0 and read_s > 0
+    )  # a clock of CPU time may be too coarse
     return ShardCapacity(1 / read_s, 1 / request_s) if is_known else None
 
 
@@ -152,7 +171,9 @@ class _Users:
 
 @dataclass(slots=True)
 class Calibration:
-    """The capacity of one load process's shards: measured when it is first asked for, and remembered, also where there is none."""
+    """The capacity of one load process's shards: measured when it is first asked for, and
+    remembered, also where there is none.
+    """
 
     capacity: ShardCapacity | None = None
     is_done: bool = False
@@ -165,19 +186,31 @@ class Calibration:
         return self.capacity
 
 
-def add_client_use(summary: RunSummary, capacity: ShardCapacity | None, load: ClientWork) -> RunSummary:
-    """The summary with what its run took of what its shards can drive, as facts for the gates and as metrics. All of it is wall time.
+def add_client_use(
+    summary: RunSummary, capacity: ShardCapacity | None, load: ClientWork
+) -> RunSummary:
+    """The summary with what its run took of what its shards can drive, as facts for the gates and
+    as metrics. All of it is wall time.
 
-    Waking up for little news costs more than the calibration shows: the share of their cores that the shards used counts where it is more,
-    and alone where there is no capacity. Without either there is nothing to say.
+    Waking up for little news costs more than the calibration shows: the share of their cores that
+    the shards used counts where it is more, and alone where there is no capacity. Without either
+    there is nothing to say.
     """
     wall_s = summary.duration_s / load.time_scale
     if not wall_s > 0 or (capacity is None and not load.cpu_s):
         return summary
     uses, found = [load.cpu_s / (wall_s * load.shards)], {}
     if capacity is not None:
-        uses.append(capacity.used_share(load.reads, summary.requests_ok + summary.requests_failed, wall_s, load.shards))
+        uses.append(
+            capacity.used_share(
+                load.reads, summary.requests_ok + summary.requests_failed, wall_s, load.shards
+            )
+        )
         found[names.CLIENT_CAPACITY] = capacity.tok_s * load.shards
-    facts = {**summary.facts, "client_capacity_tok_s": found.get(names.CLIENT_CAPACITY), "client_use": max(uses)}
+    facts = {
+        **summary.facts,
+        "client_capacity_tok_s": found.get(names.CLIENT_CAPACITY),
+        "client_use": max(uses),
+    }
     metrics = {**summary.metrics, **found, names.CLIENT_USE: max(uses)} if summary.metrics else {}
     return replace(summary, metrics=metrics, facts=facts)

@@ -1,4 +1,6 @@
-"""Owns where the shards of a run are carried out: as tasks of a Ray on this host alone. Another crew, in `far_crew`, has other hosts."""
+"""Owns where the shards of a run are carried out: as tasks of a Ray on this host alone. Another
+crew, in `far_crew`, has other hosts.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,15 @@ from fleet_agent.load.workers.ray_session import CORES
 from fleet_protos.errors import LoadError
 
 _CANCEL: Final = "cancel-"
-SHARE_FROM: Final = 16  # concurrent requests from which two workers share the load; below, one loop is mostly idle
+SHARE_FROM: Final = (
+    16  # concurrent requests from which two workers share the load; below, one loop is mostly idle
+)
 
 
 @dataclass(frozen=True, slots=True)
 class ShardResults:
-    """What the shards of one run measured, all on this host's clock. `start_skew_s`: how far apart they may have begun.
+    """What the shards of one run measured, all on this host's clock. `start_skew_s`: how far apart
+    they may have begun.
 
     `lags_ns`: of what stood between shards and server; `notes` go into the raw file.
     """
@@ -79,14 +84,23 @@ class LocalWorkers:
         """See `Crew`."""
         path = self._cancel_path(number)
         task = self._ray.remote(max_retries=0, num_cpus=1)(shard.run_shard)
-        shares = [self._await_shard(number, task.remote(shard.with_cancel(plan, str(path)))) for plan in plans]
+        shares = [
+            self._await_shard(number, task.remote(shard.with_cancel(plan, str(path))))
+            for plan in plans
+        ]
         try:
-            return ShardResults(require_all_results(await asyncio.gather(*shares, return_exceptions=True), self._ray))
+            return ShardResults(
+                require_all_results(
+                    await asyncio.gather(*shares, return_exceptions=True), self._ray
+                )
+            )
         finally:
             path.unlink(missing_ok=True)
 
     def cancel(self, number: int) -> None:
-        """See `Crew`. A Ray task that blocks hears of no cancel: a file that appears is what ends it."""
+        """See `Crew`. A Ray task that blocks hears of no cancel: a file that appears is what ends
+        it.
+        """
         self._cancel_path(number).touch()
 
     async def _await_shard(self, number: int, reference: Any) -> shard.ShardResult:
@@ -103,12 +117,16 @@ class LocalWorkers:
 
 
 def remove_stale_cancels(folder: Path) -> None:
-    """Those of a load process that was killed while it ended its runs: they would end runs of the same numbers."""
+    """Those of a load process that was killed while it ended its runs: they would end runs of the
+    same numbers.
+    """
     for left in folder.glob(f"{_CANCEL}*"):
         left.unlink(missing_ok=True)
 
 
-def require_all_results(results: Sequence[shard.ShardResult | BaseException], ray: Any) -> list[shard.ShardResult]:
+def require_all_results(
+    results: Sequence[shard.ShardResult | BaseException], ray: Any
+) -> list[shard.ShardResult]:
     """The results, when none of the shards failed. Raises LoadFailed."""
     for result in results:
         if isinstance(result, ray.exceptions.RayTaskError):
@@ -123,7 +141,9 @@ def require_all_results(results: Sequence[shard.ShardResult | BaseException], ra
 def task_error_cause(error: Any) -> str:
     """What was raised inside a task, in one line."""
     inner = getattr(error, "cause", None) or error
-    return next((line for line in reversed(str(inner).splitlines()) if line.strip()), type(inner).__name__)
+    return next(
+        (line for line in reversed(str(inner).splitlines()) if line.strip()), type(inner).__name__
+    )
 
 
 async def _await_task(reference: Any) -> None:

@@ -8,7 +8,9 @@ from time import perf_counter_ns
 from typing import Final
 
 PROBE_S: Final = 0.025  # sampled this often; a timer takes a virtual machine 50 µs
-TIMER_NS: Final = 1_000_000  # uvloop's timers have a resolution of one millisecond: that much is not lag
+TIMER_NS: Final = (
+    1_000_000  # uvloop's timers have a resolution of one millisecond: that much is not lag
+)
 
 
 class LoopLag:
@@ -22,7 +24,9 @@ class LoopLag:
         while True:
             before = perf_counter_ns()
             await asyncio.sleep(PROBE_S)
-            self._samples_ns.append(max(0, perf_counter_ns() - before - round(PROBE_S * 1e9) - TIMER_NS))
+            self._samples_ns.append(
+                max(0, perf_counter_ns() - before - round(PROBE_S * 1e9) - TIMER_NS)
+            )
             each()
 
     def drain_samples(self) -> list[int]:

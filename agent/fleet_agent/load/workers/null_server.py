@@ -1,7 +1,9 @@
-"""Owns a server that does nothing: prepared answers over loopback, on the loop of its client. Reads no request and judges nothing.
+"""Owns a server that does nothing: prepared answers over loopback, on the loop of its client. Reads
+no request and judges nothing.
 
-It takes turns with its client in one thread and counts its own CPU time, so that what is left is the client's alone: in a thread of its own
-it would make the client pay for the interpreter's lock, and a process of its own takes longer to start than the calibration may take.
+It takes turns with its client in one thread and counts its own CPU time, so that what is left is
+the client's alone: in a thread of its own it would make the client pay for the interpreter's lock,
+and a process of its own takes longer to start than the calibration may take.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ _READ_BYTES: Final = 1 << 16
 
 
 class NullServer:
-    """Listens from its making to `close`, and answers while `serve` runs. `events`: those of an answer to `LONG_PATH`.
+    """Listens from its making to `close`, and answers while `serve` runs. `events`: those of an
+    answer to `LONG_PATH`.
 
     Raises OSError when nothing can listen on loopback.
     """
@@ -51,7 +54,12 @@ class NullServer:
     def __enter__(self) -> NullServer:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         for link in (self._listener, *self._links.values()):
             link.close()
         self._poll.close()
@@ -67,11 +75,17 @@ class NullServer:
                     self._read(number)
             self._write_turn()
             self.cpu_s += time.thread_time() - before_s
-            for _ in range(2):  # the loop sees what was written in the first of these turns, and its reader runs in the second
+            for _ in range(
+                2
+                # the loop sees what was written in the first of these turns, and its reader runs in the
+                # second
+            ):
                 await asyncio.sleep(0)
 
     def _accept(self) -> None:
-        with suppress(OSError):  # no more that wait, or no more descriptors: then the client waits in vain, and says so
+        with suppress(
+            OSError
+        ):  # no more that wait, or no more descriptors: then the client waits in vain, and says so
             while True:
                 link, _ = self._listener.accept()
                 link.setblocking(False)
@@ -104,7 +118,9 @@ class NullServer:
             self._write(number, self._pieces[written])
 
     def _write(self, number: int, data: bytes) -> None:
-        """Answers are far smaller than a socket's buffer: what does not fit at once belongs to a client that is gone."""
+        """Answers are far smaller than a socket's buffer: what does not fit at once belongs to a
+        client that is gone.
+        """
         try:
             whole = self._links[number].send(data) == len(data)
         except OSError:
@@ -121,15 +137,26 @@ class NullServer:
 
 
 def _long(events: int) -> Sequence[bytes]:
-    """What each turn writes: the head with the first event, an event each, and with the last one the end."""
+    """What each turn writes: the head with the first event, an event each, and with the last one
+    the end.
+    """
     pieces = [_chunk(_delta(" word")) for _ in range(events)]
     pieces[0] = _HEAD + pieces[0]
     return [*pieces, b"".join(_tail(events))]
 
 
 def _tail(tokens: int) -> Sequence[bytes]:
-    usage = {"prompt_tokens": 20, "completion_tokens": tokens, "total_tokens": 20 + tokens, "prompt_tokens_details": None}
-    ends = (_delta("", "length"), _event({**_COMMON, "choices": [], "usage": usage}), b"data: [DONE]\n\n")
+    usage = {
+        "prompt_tokens": 20,
+        "completion_tokens": tokens,
+        "total_tokens": 20 + tokens,
+        "prompt_tokens_details": None,
+    }
+    ends = (
+        _delta("", "length"),
+        _event({**_COMMON, "choices": [], "usage": usage}),
+        b"data: [DONE]\n\n",
+    )
     return [*map(_chunk, ends), b"0\r\n\r\n"]
 
 
@@ -139,7 +166,13 @@ _COMMON: Final = {"id": "0" * 32, "object": "chat.completion.chunk", "created": 
 def _delta(text: str, finish: str | None = None) -> bytes:
     """A chat event as SGLang 0.5.23 writes it."""
     delta = {"role": None, "content": text, "reasoning_content": None, "tool_calls": None}
-    choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish, "matched_stop": None}
+    choice = {
+        "index": 0,
+        "delta": delta,
+        "logprobs": None,
+        "finish_reason": finish,
+        "matched_stop": None,
+    }
     return _event({**_COMMON, "choices": [choice], "usage": None})
 
 

@@ -1,4 +1,6 @@
-"""Owns the life of the local Ray that carries the load: loopback only, with a token, in a short folder of its own; measures nothing."""
+"""Owns the life of the local Ray that carries the load: loopback only, with a token, in a short
+folder of its own; measures nothing.
+"""
 
 from __future__ import annotations
 
@@ -19,27 +21,33 @@ from fleet_agent.load.workers.ray_temporary import temporary_folder
 
 CORES: Final = 2  # workers for shards
 LOOPBACK: Final = "127.0.0.1"
-TRIES: Final = 3  # Ray gives a start 30 s, which may be too short on a busy host; the agent waits for all of them
+# Ray gives a start 30 s, which may be too short on a busy host; the agent waits for all of them
+TRIES: Final = 3
 OBJECT_STORE_BYTES: Final = 80 * 1024 * 1024  # Ray's least is 75 MB
 
-# All are set before `import ray`, which reads them. RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 is Ray's own switch for "this node is
-# 127.0.0.1 and listens there only"; `_node_ip_address="127.0.0.1"` alone is turned into the host's address (seen in 2.60).
+# All are set before `import ray`, which reads them. RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 is Ray's
+# own switch for "this node is
+# 127.0.0.1 and listens there only"; `_node_ip_address="127.0.0.1"` alone is turned into the host's
+# address (seen in 2.60).
 SETTINGS: Final = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_AUTH_MODE": "token",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS": "0",
     "RAY_enable_metrics_collection": "0",
-    "RAY_memory_monitor_refresh_ms": "0",  # the model's memory must not get the load's workers killed
+    # the model's memory must not get the load's workers killed
+    "RAY_memory_monitor_refresh_ms": "0",
 }
 
 
 def start_node(parameters: Mapping[str, Any], *, head: bool, reaper: bool) -> Any:
-    """Ray's processes of one host, and only those that a load needs: gcs_server (on a head), raylet and its two agents.
+    """Ray's processes of one host, and only those that a load needs: gcs_server (on a head), raylet
+    and its two agents.
 
-    `ray.init` and `ray start` also start a dashboard's API server, an autoscaler and a log monitor, which nobody asks here: half of the
-    processor time of a start, and 260 MB. Ray's own class for a node, on which both stand, can leave them out.
-    `reaper`: the kernel ends them when this process dies. Raises what Ray raises.
+    `ray.init` and `ray start` also start a dashboard's API server, an autoscaler and a log monitor,
+    which nobody asks here: half of the processor time of a start, and 260 MB. Ray's own class for a
+    node, on which both stand, can leave them out. `reaper`: the kernel ends them when this process
+    dies. Raises what Ray raises.
     """
     from ray._private.node import Node
     from ray._private.parameter import RayParams
@@ -49,7 +57,12 @@ def start_node(parameters: Mapping[str, Any], *, head: bool, reaper: bool) -> An
             self._webui_url = ""
 
     needless = {"include_dashboard": False, "include_log_monitor": False, "no_monitor": True}
-    params: Mapping[str, Any] = {"num_gpus": 0, "object_store_memory": OBJECT_STORE_BYTES, **needless, **parameters}
+    params: Mapping[str, Any] = {
+        "num_gpus": 0,
+        "object_store_memory": OBJECT_STORE_BYTES,
+        **needless,
+        **parameters,
+    }
     return LeanNode(RayParams(**params), head=head, shutdown_at_exit=False, spawn_reaper=reaper)
 
 
@@ -59,7 +72,9 @@ def end_node(node: Any) -> None:
 
 
 class RaySession:
-    """One local Ray. Start it once in a process; its parts are children of this process and end with it."""
+    """One local Ray. Start it once in a process; its parts are children of this process and end
+    with it.
+    """
 
     def __init__(self, temporary: str = "") -> None:
         """`temporary`: an empty folder for Ray with a short path; one is made when none is given."""
@@ -69,12 +84,16 @@ class RaySession:
         self._node: Any = None
 
     def start(self) -> Any:
-        """Start Ray and return its module; takes seconds. Raises RuntimeError or OSError when it cannot start."""
+        """Start Ray and return its module; takes seconds. Raises RuntimeError or OSError when it
+        cannot start.
+        """
         began = time.monotonic()
         os.umask(0o077)
         os.environ.update(SETTINGS)
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-        self.temporary = self.temporary or temporary_folder()  # ours alone; Ray opens the folder in it to everybody
+        self.temporary = (
+            self.temporary or temporary_folder()
+        )  # ours alone; Ray opens the folder in it to everybody
         import ray  # here, because it reads its settings from the environment when imported
 
         for left in reversed(range(TRIES)):
@@ -91,11 +110,22 @@ class RaySession:
         return ray
 
     def _init(self, ray: Any) -> None:
-        where = {"node_ip_address": LOOPBACK, "num_cpus": CORES, "temp_dir": os.path.join(self.temporary, "r")}
+        where = {
+            "node_ip_address": LOOPBACK,
+            "num_cpus": CORES,
+            "temp_dir": os.path.join(self.temporary, "r"),
+        }
         try:
             self._node = start_node(where, head=True, reaper=True)
-            ray.init(self._node.gcs_address, _node_ip_address=LOOPBACK, log_to_driver=False, logging_level=logging.WARNING)
-        except Exception as error:  # what Ray raises, and it raises just that when a start takes longer than 30 s
+            ray.init(
+                self._node.gcs_address,
+                _node_ip_address=LOOPBACK,
+                log_to_driver=False,
+                logging_level=logging.WARNING,
+            )
+        except (
+            Exception
+        ) as error:  # what Ray raises, and it raises just that when a start takes longer than 30 s
             raise RuntimeError(str(error) or type(error).__name__) from error
 
     def _end(self, ray: Any) -> None:
@@ -114,9 +144,11 @@ class RaySession:
 
 
 def end_own_session() -> None:
-    """Kill what is left of Ray in the session that this process leads: agents of a raylet that is gone notice that a minute later.
+    """Kill what is left of Ray in the session that this process leads: agents of a raylet that is
+    gone notice that a minute later.
 
-    Whoever started us does the same; here for the case that he was killed. Does nothing in a session that somebody else leads.
+    Whoever started us does the same; here for the case that he was killed. Does nothing in a
+    session that somebody else leads.
     """
     if os.getsid(0) != os.getpid():
         return
@@ -127,7 +159,9 @@ def end_own_session() -> None:
 
 
 async def wait_for_end_of_ray(of_ray: tuple[str, ...] = ("raylet", "gcs_server")) -> str:
-    """Return the name of the first of Ray's own processes that ends; they never should. A load host has no gcs_server."""
+    """Return the name of the first of Ray's own processes that ends; they never should. A load host
+    has no gcs_server.
+    """
     names = {pid: name for pid, name in _children().items() if name in of_ray}
     if len(names) < len(of_ray):
         return " or ".join(of_ray)

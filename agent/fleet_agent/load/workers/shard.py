@@ -1,4 +1,6 @@
-"""Owns one share of a run's load, as a Ray worker carries it out: own loop, own clock, own deadline; decodes after the run."""
+"""Owns one share of a run's load, as a Ray worker carries it out: own loop, own clock, own
+deadline; decodes after the run.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,12 @@ from fleet_agent.load.workload.request_plan import RequestPlan, build_request_pl
 from fleet_agent.load.workload.slot_schedule import first_due_ns
 from fleet_protos.trial_types import Workload
 
-GIVE_UP_AFTER: Final = 2  # failures in a row after which a slot sends no more: the run is void anyway
-MOST_IN_FLIGHT: Final = 16_384  # of an open loop's shard; what is due beyond waits, and its delay is recorded
+GIVE_UP_AFTER: Final = (
+    2  # failures in a row after which a slot sends no more: the run is void anyway
+)
+MOST_IN_FLIGHT: Final = (
+    16_384  # of an open loop's shard; what is due beyond waits, and its delay is recorded
+)
 SPARE_FILES: Final = 64  # descriptors that are left for everything but the requests in flight
 READ_COST_BYTES: Final = 16  # that a recorded read takes in memory beside its content
 NAP_NS: Final = 300_000  # the loop may be held so long: arrivals have the kernel's times
@@ -45,22 +51,32 @@ SPIN_NS: Final = 100_000  # the system's timers come so late at most, as a rule
 class ShardLimits:
     """How much a shard keeps in memory; beyond, it works as it goes and its loop's lag tells."""
 
-    prepared: int = 1 << 16  # requests whose bytes are made before the start; those of later ones as they are sent, in some 20 µs
+    prepared: int = (
+        1 << 16
+        # requests whose bytes are made before the start; those of later ones as they are sent, in some
+        # 20 µs
+    )
     prepared_bytes: int = 128 << 20  # of all of them together, as prompts may be long
     raw_bytes: int = 192 << 20  # answers that are decoded after the run; later ones at once
-    chunks: int = HELD_CHUNKS  # times and token counts of chunks; earlier ones go into a file, where the plan names a folder for it
+    # times and token counts of chunks; earlier ones go into a file, where the plan names a folder
+    # for it
+    chunks: int = HELD_CHUNKS
 
 
 @dataclass(frozen=True, slots=True)
 class ShardPlan:
-    """One shard's share: the requests `first, first + step, …` below `requests`. Wall seconds; nothing here is model time."""
+    """One shard's share: the requests `first, first + step, …` below `requests`. Wall seconds;
+    nothing here is model time.
+    """
 
     target: LoadTarget
     api: str
     draw: PromptDraw
     output_tokens: int
     requests: int
-    request_plan: RequestPlan | None = None  # what the requests ask; none: the prompts of `draw`, each answered by `output_tokens`
+    request_plan: RequestPlan | None = (
+        None  # what the requests ask; none: the prompts of `draw`, each answered by `output_tokens`
+    )
     first: int = 0
     step: int = 1
     concurrency: int = 0  # slots of this shard (closed loop)
@@ -70,8 +86,12 @@ class ShardPlan:
     offsets_s: tuple[float, ...] = ()  # of all requests of the run (open loop)
     timeout_s: float = 600.0
     cancel_path: str = ""  # a file that appears here ends the shard
-    limit_s: float = 0.0  # the shard ends itself so long after its start; 0: only its requests have limits
-    spill_folder: str = ""  # of this host, where chunks go that are too many for memory; empty: they stay in memory
+    limit_s: float = (
+        0.0  # the shard ends itself so long after its start; 0: only its requests have limits
+    )
+    spill_folder: str = (
+        ""  # of this host, where chunks go that are too many for memory; empty: they stay in memory
+    )
     limits: ShardLimits = field(default_factory=ShardLimits)
 
     @property
@@ -87,11 +107,13 @@ class ShardPlan:
 
 @dataclass(frozen=True, slots=True)
 class ShardResult:
-    """What one shard measured. `lags_ns` are the samples of its loop's lag beyond the timer's resolution; `start_ns` is perf_counter_ns.
+    """What one shard measured. `lags_ns` are the samples of its loop's lag beyond the timer's
+    resolution; `start_ns` is perf_counter_ns.
 
-    `expired`: it ended itself at its limit, as cancelled. `cpu_s`: seconds of a core that it used from its start to its last answer;
-    `decode_s`: those that it took afterwards to decode what was left. `reads`: how often it took something from
-    a connection, in `reads_in`, which is c or python.
+    `expired`: it ended itself at its limit, as cancelled. `cpu_s`: seconds of a core that it used
+    from its start to its last answer; `decode_s`: those that it took afterwards to decode what was
+    left. `reads`: how often it took something from a connection, in `reads_in`, which is c or
+    python.
     """
 
     columns: Columns
@@ -125,12 +147,16 @@ class _RawExchange:
 
 
 class _PreparedRequests:
-    """The requests of a shard: the first ones are made ahead, the others when they are sent, and none is kept longer."""
+    """The requests of a shard: the first ones are made ahead, the others when they are sent, and
+    none is kept longer.
+    """
 
     def __init__(self, plan: ShardPlan) -> None:
         """Raises ValueError for a plan that cannot be sent."""
         self._plan = plan
-        self.request_plan = plan.request_plan or build_request_plan(Workload(prompts=plan.draw.prompts, output_tokens=plan.output_tokens), plan.draw)
+        self.request_plan = plan.request_plan or build_request_plan(
+            Workload(prompts=plan.draw.prompts, output_tokens=plan.output_tokens), plan.draw
+        )
         self._ahead: dict[int, _PreparedRequest] = {}
         left = plan.limits.prepared_bytes
         for number in plan.numbers[: plan.limits.prepared]:
@@ -144,7 +170,11 @@ class _PreparedRequests:
     def _prepare(self, number: int, history: Messages = ()) -> _PreparedRequest:
         ask = self.request_plan.planned_request(number, history)
         content = completion_body(self._plan.target, self._plan.api, ask.prompt, ask.output_tokens)
-        return _PreparedRequest(http_request(self._plan.target, PATHS[self._plan.api], content), ask.digest, ask.output_tokens)
+        return _PreparedRequest(
+            http_request(self._plan.target, PATHS[self._plan.api], content),
+            ask.digest,
+            ask.output_tokens,
+        )
 
 
 @dataclass(slots=True)
@@ -168,7 +198,9 @@ class _Shard:
     reads: int = 0
 
     async def send(self, number: int, intended_ns: int, history: Messages = ()) -> Exchange:
-        """One request from its sending to the end of its answer, recorded whatever came. `said`: in its session before."""
+        """One request from its sending to the end of its answer, recorded whatever came. `said`: in
+        its session before.
+        """
         mine: list[LoadConnection] = []
 
         def took_off(connection: LoadConnection) -> None:
@@ -197,7 +229,9 @@ class _Shard:
     def check_stop(self) -> None:
         """Now and then: is there an order to stop, or is it time?"""
         limit_s = self.plan.limit_s
-        self.expired = self.expired or bool(limit_s and self.start_ns and perf_counter_ns() - self.start_ns > limit_s * 1e9)
+        self.expired = self.expired or bool(
+            limit_s and self.start_ns and perf_counter_ns() - self.start_ns > limit_s * 1e9
+        )
         if self.expired or self.start.is_cancelled or _exists(self.plan.cancel_path):
             self.cancel()
 
@@ -209,7 +243,15 @@ class _Shard:
         decode_s = time.perf_counter() - began
         columns, lags_ns = self.done.build(), tuple(self.lag.drain_samples())
         return ShardResult(
-            columns, self.started_unix_ns, lags_ns, self.cancelled, self.start_ns, self.expired, self.cpu_s, decode_s, self.reads,
+            columns,
+            self.started_unix_ns,
+            lags_ns,
+            self.cancelled,
+            self.start_ns,
+            self.expired,
+            self.cpu_s,
+            decode_s,
+            self.reads,
             "python" if load_library() is None else "c",
         )
 
@@ -217,9 +259,13 @@ class _Shard:
 def _decode_raw(raw: _RawExchange) -> RequestRecord:
     """Decode one recorded exchange."""
     exchange = raw.exchange
-    response = decode_response(exchange.reads, closed=exchange.closed, failure=exchange.failure, detail=exchange.detail)
+    response = decode_response(
+        exchange.reads, closed=exchange.closed, failure=exchange.failure, detail=exchange.detail
+    )
     sent_ns = 0 if exchange.failure == ErrorName.CONNECT else exchange.sent_ns
-    return RequestRecord(raw.number, raw.intended_ns, sent_ns, raw.digest, response, raw.asked_tokens)
+    return RequestRecord(
+        raw.number, raw.intended_ns, sent_ns, raw.digest, response, raw.asked_tokens
+    )
 
 
 def with_cancel(plan: ShardPlan, path: str) -> ShardPlan:
@@ -227,14 +273,24 @@ def with_cancel(plan: ShardPlan, path: str) -> ShardPlan:
     return replace(plan, cancel_path=path)
 
 
-def run_shard(plan: ShardPlan, start: StartGate | None = None, tls: ssl.SSLContext | None = None) -> ShardResult:
-    """Carry out the share; failed requests are in the result. Raises ValueError for a plan that cannot be sent.
+def run_shard(
+    plan: ShardPlan, start: StartGate | None = None, tls: ssl.SSLContext | None = None
+) -> ShardResult:
+    """Carry out the share; failed requests are in the result. Raises ValueError for a plan that
+    cannot be sent.
 
-    `start` says when it begins (default: at once), `tls` how it meets the server where the address alone does not say it.
+    `start` says when it begins (default: at once), `tls` how it meets the server where the address
+    alone does not say it.
     """
     _raise_file_limit()
     done = ColumnsBuilder(plan.spill_path, plan.limits.chunks)
-    shard = _Shard(plan, Endpoint(plan.target.url, tls), _PreparedRequests(plan), done, start=start or StartGate.already_open())
+    shard = _Shard(
+        plan,
+        Endpoint(plan.target.url, tls),
+        _PreparedRequests(plan),
+        done,
+        start=start or StartGate.already_open(),
+    )
     gc.disable()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -245,7 +301,9 @@ def run_shard(plan: ShardPlan, start: StartGate | None = None, tls: ssl.SSLConte
 
 
 def preload_shard() -> int:
-    """Run once in each worker ahead of time, so that the first run finds everything imported. Returns the worker's process id."""
+    """Run once in each worker ahead of time, so that the first run finds everything imported.
+    Returns the worker's process id.
+    """
     _raise_file_limit()
     load_library()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -254,7 +312,9 @@ def preload_shard() -> int:
 
 
 async def _drive(shard: _Shard) -> None:
-    """Raises what went wrong in one of the loop's callbacks, such as the reading of a socket: without it requests would wait in vain."""
+    """Raises what went wrong in one of the loop's callbacks, such as the reading of a socket:
+    without it requests would wait in vain.
+    """
     broken: list[BaseException] = []
 
     def broke(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -280,7 +340,9 @@ async def _carry_out(shard: _Shard) -> None:
         await _sleep_until(begin_ns, shard)
         shard.started_unix_ns, shard.start_ns = time.time_ns(), perf_counter_ns()
         shard.lag.drain_samples()  # before the start it says nothing
-        pattern: Callable[[_Shard, int], Awaitable[None]] = _closed_loop if shard.plan.concurrency else _open_loop
+        pattern: Callable[[_Shard, int], Awaitable[None]] = (
+            _closed_loop if shard.plan.concurrency else _open_loop
+        )
         wire = shard.endpoint.reader
         used_s = time.thread_time() + wire.cpu_s
         if not shard.cancelled:
@@ -294,7 +356,9 @@ async def _closed_loop(shard: _Shard, start_ns: int) -> None:
     numbers = iter(plan.numbers)
     async with asyncio.TaskGroup() as group:
         for slot in range(plan.concurrency):
-            due_ns = start_ns + first_due_ns(plan.first + slot * plan.step, plan.users or plan.concurrency)
+            due_ns = start_ns + first_due_ns(
+                plan.first + slot * plan.step, plan.users or plan.concurrency
+            )
             await _sleep_until(due_ns, shard)
             if shard.cancelled:
                 return
@@ -302,9 +366,13 @@ async def _closed_loop(shard: _Shard, start_ns: int) -> None:
 
 
 async def _slot(shard: _Shard, numbers: Iterator[int], intended_ns: int) -> None:
-    """One user: the next request or session is due the moment the last byte of the one before has come."""
+    """One user: the next request or session is due the moment the last byte of the one before has
+    come.
+    """
     failures = 0
-    one: Callable[[_Shard, int, int], Awaitable[Exchange]] = _session if shard.plan.turns > 1 else _Shard.send
+    one: Callable[[_Shard, int, int], Awaitable[Exchange]] = (
+        _session if shard.plan.turns > 1 else _Shard.send
+    )
     for number in numbers:
         exchange = await one(shard, number, intended_ns)
         intended_ns = _ended_ns(exchange)
@@ -314,7 +382,9 @@ async def _slot(shard: _Shard, numbers: Iterator[int], intended_ns: int) -> None
 
 
 async def _session(shard: _Shard, first: int, intended_ns: int) -> Exchange:
-    """The requests of one session, each with all that was said before it; the last exchange. One that fails ends it."""
+    """The requests of one session, each with all that was said before it; the last exchange. One
+    that fails ends it.
+    """
     plan, request_plan = shard.plan, shard.sends.request_plan
     history: Messages = ()
     exchange = await shard.send(first, intended_ns)
@@ -334,7 +404,9 @@ def _ended_ns(exchange: Exchange) -> int:
 
 
 async def _think_until(due_ns: int, shard: _Shard) -> None:
-    """As `_sleep_until`, without naps and beside others who think: the last millisecond is spent in turns of the loop."""
+    """As `_sleep_until`, without naps and beside others who think: the last millisecond is spent in
+    turns of the loop.
+    """
     while (left_ns := due_ns - perf_counter_ns()) > 0 and not shard.cancelled:  # noqa: ASYNC110 - no event says that time has passed
         await asyncio.sleep(min(left_ns / 1e9 - 0.001, 0.1) if left_ns > 1_500_000 else 0)
 
@@ -359,7 +431,9 @@ async def _open_loop(shard: _Shard, start_ns: int) -> None:
 
 
 async def _sleep_until(due_ns: int, shard: _Shard) -> None:
-    """Returns early when cancelled. The loop's timers are good to a millisecond: the last one is spent in naps, its end in turns."""
+    """Returns early when cancelled. The loop's timers are good to a millisecond: the last one is
+    spent in naps, its end in turns.
+    """
     while (left_ns := due_ns - perf_counter_ns()) > 0 and not shard.cancelled:
         if left_ns > 1_500_000:
             await asyncio.sleep(min(left_ns / 1e9 - 0.001, 0.1))

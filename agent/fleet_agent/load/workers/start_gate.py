@@ -1,4 +1,6 @@
-"""Owns the start of a shard that others start together with it: ready, then the moment to begin, or a cancel. Chooses no moment."""
+"""Owns the start of a shard that others start together with it: ready, then the moment to begin, or
+a cancel. Chooses no moment.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ class StartGate:
         self.begin(0)
 
     async def wait_to_begin(self) -> int:
-        """Say that all is prepared, and wait for the moment to begin. Raises TimeoutError when nobody gives it."""
+        """Say that all is prepared, and wait for the moment to begin. Raises TimeoutError when
+        nobody gives it.
+        """
         self._prepared.set()
         async with asyncio.timeout(WAIT_LIMIT_S):
             return await asyncio.wrap_future(self._begin) or perf_counter_ns()

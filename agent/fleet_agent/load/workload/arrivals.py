@@ -16,18 +16,22 @@ ARRIVALS = (CONSTANT, POISSON, GAMMA)
 
 
 def send_offsets_s(workload: Workload, seed: int, run_index: int) -> tuple[float, ...]:
-    """Seconds after the start at which each request is due, ascending, none beyond the end of the last stage.
+    """Seconds after the start at which each request is due, ascending, none beyond the end of the
+    last stage.
 
-    Gaps are drawn at a mean of one request and then laid along the rate (the inverse of its integral over time), so that a changing
-    rate keeps the kind of its arrivals. constant: even gaps, the first request at 0. poisson: exponential gaps (a Poisson process).
-    gamma: gaps of a gamma distribution whose shape is `burstiness`; 1 is poisson, below 1 requests come in bursts. At least one
-    request is due, so that no run is empty. Of a search, `run_index` counts the runs of the same load. Raises ValueError when the
-    workload is no open loop.
+    Gaps are drawn at a mean of one request and then laid along the rate (the inverse of its
+    integral over time), so that a changing rate keeps the kind of its arrivals. constant: even
+    gaps, the first request at 0. poisson: exponential gaps (a Poisson process). gamma: gaps of a
+    gamma distribution whose shape is `burstiness`; 1 is poisson, below 1 requests come in bursts.
+    At least one request is due, so that no run is empty. Of a search, `run_index` counts the runs
+    of the same load. Raises ValueError when the workload is no open loop.
     """
     stages = _stages(workload)
     arrivals = workload.arrivals or CONSTANT
     if arrivals not in ARRIVALS:
-        raise ValueError(f"workload {workload.name!r}: arrivals {arrivals!r} is unknown; one of {', '.join(ARRIVALS)}")
+        raise ValueError(
+            f"workload {workload.name!r}: arrivals {arrivals!r} is unknown; one of {', '.join(ARRIVALS)}"
+        )
     if arrivals == GAMMA and not workload.burstiness > 0:
         raise ValueError(f"workload {workload.name!r}: arrivals gamma need a burstiness above 0")
     total = sum(stage.requests for stage in stages)
@@ -35,19 +39,29 @@ def send_offsets_s(workload: Workload, seed: int, run_index: int) -> tuple[float
         return _place_along_stages(stages, range(max(1, round(total))))
     load = f"@{workload.rate_per_s:g}" if workload.search.of else ""
     rng = random.Random(f"{seed}/{workload.name}{load}/{run_index}")
-    return _place_along_stages(stages, list(_draw_places(rng, 1.0 if arrivals == POISSON else workload.burstiness, total)))
+    return _place_along_stages(
+        stages, list(_draw_places(rng, 1.0 if arrivals == POISSON else workload.burstiness, total))
+    )
 
 
 def replay_offsets_s(trace: Trace, workload: Workload) -> tuple[float, ...]:
-    """Seconds after the start at which the requests of a trace are due again, so many times faster as the workload's speed says."""
+    """Seconds after the start at which the requests of a trace are due again, so many times faster
+    as the workload's speed says.
+    """
     count = workload.requests or len(trace.at_ms)
     return tuple(at_ms / 1000 / (workload.speed or 1.0) for at_ms in trace.at_ms[:count])
 
 
 def _stages(workload: Workload) -> Sequence[Stage]:
-    """The rate over time; one even stage for a single rate. Raises ValueError when nothing is ever due."""
-    stages = workload.stages or (Stage(workload.rate_per_s, workload.rate_per_s, workload.duration_s),)
-    sound = all(stage.start_per_s >= 0 and stage.end_per_s >= 0 and stage.duration_s > 0 for stage in stages)
+    """The rate over time; one even stage for a single rate. Raises ValueError when nothing is ever
+    due.
+    """
+    stages = workload.stages or (
+        Stage(workload.rate_per_s, workload.rate_per_s, workload.duration_s),
+    )
+    sound = all(
+        stage.start_per_s >= 0 and stage.end_per_s >= 0 and stage.duration_s > 0 for stage in stages
+    )
     if not sound or not sum(stage.requests for stage in stages) > 0:
         raise ValueError(f"workload {workload.name!r} has no rate and duration: it is no open loop")
     return stages
@@ -74,7 +88,9 @@ def _place_along_stages(stages: Sequence[Stage], places: Sequence[float]) -> tup
 
 
 def _reached_s(stage: Stage, requests: float) -> float:
-    """Seconds into the stage by which so many requests are due: the positive root of start·t + slope·t²/2 = requests."""
+    """Seconds into the stage by which so many requests are due: the positive root of start·t +
+    slope·t²/2 = requests.
+    """
     slope = (stage.end_per_s - stage.start_per_s) / stage.duration_s
     root = math.sqrt(max(0.0, stage.start_per_s**2 + 2 * slope * requests))
     speed = stage.start_per_s + root

@@ -1,4 +1,6 @@
-"""Owns the drawing of lengths from a distribution, without a state: the seed and the number of a request decide. Pure."""
+"""Owns the drawing of lengths from a distribution, without a state: the seed and the number of a
+request decide. Pure.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,16 @@ _BITS: Final = 52  # as many as leave room for the half in a double
 
 
 def uniform_share(seed: int, purpose: str, number: int) -> float:
-    """A number above 0 and below 1 for this purpose of that request, evenly spread over requests and the same in every run."""
+    """A number above 0 and below 1 for this purpose of that request, evenly spread over requests
+    and the same in every run.
+    """
     digest = sha256(f"{seed}/{purpose}/{number}".encode()).digest()
     return ((int.from_bytes(digest[:8], "big") >> 64 - _BITS) + 0.5) / (1 << _BITS)
 
 
 def length_at_share(lengths: Lengths, share_below: float) -> int:
-    """Tokens, at least 1: the length that this share of all lengths is below (the inverse of the distribution's function).
+    """Tokens, at least 1: the length that this share of all lengths is below (the inverse of the
+    distribution's function).
 
     Raises ValueError for a distribution of no known name.
     """
@@ -31,4 +36,6 @@ def length_at_share(lengths: Lengths, share_below: float) -> int:
     if lengths.distribution == LOGNORMAL:
         drawn = round(lengths.median * math.exp(lengths.sigma * _NORMAL.inv_cdf(share_below)))
         return min(max(1, drawn), lengths.most)
-    raise ValueError(f"lengths are drawn from {lengths.distribution!r}, which is neither {UNIFORM} nor {LOGNORMAL}")
+    raise ValueError(
+        f"lengths are drawn from {lengths.distribution!r}, which is neither {UNIFORM} nor {LOGNORMAL}"
+    )

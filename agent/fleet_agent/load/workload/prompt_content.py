@@ -1,4 +1,6 @@
-"""Owns the three forms of a prompt, text, messages and token ids: how each is salted, digested, and read as another. Pure."""
+"""Owns the three forms of a prompt, text, messages and token ids: how each is salted, digested, and
+read as another. Pure.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,12 @@ def as_messages(content: Content) -> list[dict[str, str]]:
 
 
 def as_text(content: Content) -> str:
-    """As an endpoint without roles takes it: the messages one after the other. Raises ValueError for token ids."""
-    return content if isinstance(content, str) else "\n\n".join(text for _, text in _messages(content))
+    """As an endpoint without roles takes it: the messages one after the other. Raises ValueError
+    for token ids.
+    """
+    return (
+        content if isinstance(content, str) else "\n\n".join(text for _, text in _messages(content))
+    )
 
 
 def messages_of(content: Content) -> Messages:
@@ -41,7 +47,9 @@ def messages_of(content: Content) -> Messages:
 
 
 def with_leading_text(content: Content, text: str, end_id: int = END_ID) -> Content:
-    """The content with a text before it: in the first of its messages. Ids have none: theirs begin with the ids of that text."""
+    """The content with a text before it: in the first of its messages. Ids have none: theirs begin
+    with the ids of that text.
+    """
     if isinstance(content, str):
         return f"{text}\n\n{content}"
     if is_ids(content):
@@ -51,8 +59,14 @@ def with_leading_text(content: Content, text: str, end_id: int = END_ID) -> Cont
 
 
 def with_shared_beginning(content: Content, key: str, tokens: int, end_id: int = END_ID) -> Content:
-    """The content with a beginning of about so many tokens, exactly so many before ids; equal for equal keys."""
-    return random_ids(key, tokens, end_id) + content if is_ids(content) else with_leading_text(content, make_text(key, tokens))
+    """The content with a beginning of about so many tokens, exactly so many before ids; equal for
+    equal keys.
+    """
+    return (
+        random_ids(key, tokens, end_id) + content
+        if is_ids(content)
+        else with_leading_text(content, make_text(key, tokens))
+    )
 
 
 def content_size(content: Content) -> int:

@@ -1,4 +1,6 @@
-"""Owns the texts of the builtin prompts, written for this project (Apache-2.0, see docs/prompts.md); chooses none of them."""
+"""Owns the texts of the builtin prompts, written for this project (Apache-2.0, see
+docs/prompts.md); chooses none of them.
+"""
 
 from __future__ import annotations
 
@@ -18,18 +20,39 @@ _CHAT_FORMS: Final = (
     "Plan the next thirty days for {}, week by week, with one small goal for each and a way to see that it was met.",
 )
 _CODE_SUBJECTS: Final = (
-    ("Python", "reads a CSV file of sensor values, drops rows with gaps and prints the hourly mean of each sensor"),
-    ("Python", "keeps the hundred most recent results of a slow function and forgets each after ten minutes"),
-    ("Go", "copies a folder tree to another disk with four workers and stops cleanly on an interrupt"),
-    ("Rust", "parses an expression with + - * / and parentheses into a tree and evaluates it with checked integers"),
-    ("TypeScript", "watches a search box, waits for a pause in typing and shows only the answer to the newest query"),
+    (
+        "Python",
+        "reads a CSV file of sensor values, drops rows with gaps and prints the hourly mean of each sensor",
+    ),
+    (
+        "Python",
+        "keeps the hundred most recent results of a slow function and forgets each after ten minutes",
+    ),
+    (
+        "Go",
+        "copies a folder tree to another disk with four workers and stops cleanly on an interrupt",
+    ),
+    (
+        "Rust",
+        "parses an expression with + - * / and parentheses into a tree and evaluates it with checked integers",
+    ),
+    (
+        "TypeScript",
+        "watches a search box, waits for a pause in typing and shows only the answer to the newest query",
+    ),
     ("C", "implements a ring buffer for one producer and one consumer without locks"),
     ("SQL", "finds for each customer the longest row of consecutive days with an order"),
     ("Java", "merges many sorted files that do not fit into memory into one sorted file"),
     ("Bash", "rotates backups so that seven daily, four weekly and twelve monthly ones remain"),
-    ("Python", "schedules jobs with dependencies, runs what is ready and reports a cycle by its path"),
+    (
+        "Python",
+        "schedules jobs with dependencies, runs what is ready and reports a cycle by its path",
+    ),
     ("C++", "stores text with cheap insertion in the middle and undo of the last hundred edits"),
-    ("Kotlin", "retries a network call with growing pauses, a deadline and no retry after a refusal"),
+    (
+        "Kotlin",
+        "retries a network call with growing pauses, a deadline and no retry after a refusal",
+    ),
 )
 _CODE_FORMS: Final = (
     "Write a {0} program that {1}. Show the whole code with short comments, then explain its two hardest lines.",
@@ -57,7 +80,16 @@ _REASONING_FORMS: Final = (
     "Given that {0}, derive a general formula for {1}, then put the numbers in and say how sensitive the result is to each of them.",
     "Explain to a twelve-year-old how to find {1} when {0}. Use a drawing in words, small steps, and end with the number.",
 )
-_NUMBERS: Final = ((18, 6, 90), (24, 5, 120), (30, 8, 150), (12, 3, 75), (45, 9, 200), (36, 4, 110), (20, 7, 140), (27, 10, 96))
+_NUMBERS: Final = (
+    (18, 6, 90),
+    (24, 5, 120),
+    (30, 8, 150),
+    (12, 3, 75),
+    (45, 9, 200),
+    (36, 4, 110),
+    (20, 7, 140),
+    (27, 10, 96),
+)
 
 _PLACES: Final = ("Brennick", "Oxmere", "Tallow Bay", "Sankt Veit am Moos", "Port Halden", "Corrigan Falls", "Eastwick", "Lower Ardley",
                   "Vasterby", "New Marrow", "Quillan", "Hather Green")  # fmt: skip
@@ -118,9 +150,17 @@ def _summarise() -> tuple[str, ...]:
         for index, (what, why, instead) in enumerate(_AFFAIRS):
             place = _PLACES[(5 * turn + index) % len(_PLACES)]
             details = [_DETAILS[(turn + index + 5 * step) % len(_DETAILS)] for step in range(8)]
-            report = f"In {place}, {what} will not go on as before, because {why}. Instead there is to be {instead}. " + " ".join(details)
+            report = (
+                f"In {place}, {what} will not go on as before, because {why}. Instead there is to be {instead}. "
+                + " ".join(details)
+            )
             texts.append(f"{form}\n\n{report}")
     return tuple(texts)
 
 
-SETS: Final = {"chat": _chat(), "code": _code(), "reasoning": _reasoning(), "summarise": _summarise()}
+SETS: Final = {
+    "chat": _chat(),
+    "code": _code(),
+    "reasoning": _reasoning(),
+    "summarise": _summarise(),
+}

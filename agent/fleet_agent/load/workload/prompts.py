@@ -1,4 +1,6 @@
-"""Owns which prompt each request of a run gets, and the salt that keeps runs out of each other's prefix cache; pure."""
+"""Owns which prompt each request of a run gets, and the salt that keeps runs out of each other's
+prefix cache; pure.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ WARM_UP = -1  # run index of a warm-up: its salts are those of no run
 class PromptDraw:
     """What decides the prompts of a run: equal draws give equal prompts, whatever the variant.
 
-    `scope` keeps campaigns apart on a server that outlives them (an external one): its job id. Empty elsewhere.
+    `scope` keeps campaigns apart on a server that outlives them (an external one): its job id.
+    Empty elsewhere.
     """
 
     prompts: str  # builtin:NAME | file:REF | random:ids
@@ -42,12 +45,18 @@ def prompt_set(name: str) -> tuple[str, ...]:
     if name.startswith(PREFIX) and known == LONG_CONTEXT:
         return tuple(long_prompt(number, LONG_TOKENS) for number in range(LONG_PROMPTS))
     if not name.startswith(PREFIX) or known not in SETS:
-        raise ValueError(f"prompts {name!r} are unknown; one of {', '.join(PREFIX + known for known in BUILTIN)}")
+        raise ValueError(
+            f"prompts {name!r} are unknown; one of {', '.join(PREFIX + known for known in BUILTIN)}"
+        )
     return SETS[known]
 
 
-def prompts_in_order(prompts: str, seed: int, files: Mapping[str, Trace | Prompts]) -> tuple[Content, ...]:
-    """The prompts of a builtin set or of a file in the order of the seed. Raises ValueError when they are not known or not there."""
+def prompts_in_order(
+    prompts: str, seed: int, files: Mapping[str, Trace | Prompts]
+) -> tuple[Content, ...]:
+    """The prompts of a builtin set or of a file in the order of the seed. Raises ValueError when
+    they are not known or not there.
+    """
     listed: tuple[Content, ...] = ()
     if prompts.startswith(FILE):
         found = files.get(prompts.removeprefix(FILE))
@@ -60,12 +69,16 @@ def prompts_in_order(prompts: str, seed: int, files: Mapping[str, Trace | Prompt
 
 
 def salt(draw: PromptDraw, number: int) -> str:
-    """Twelve hex digits in front of the user message: a prefix cache can match the chat template and no more (but for chance)."""
+    """Twelve hex digits in front of the user message: a prefix cache can match the chat template
+    and no more (but for chance).
+    """
     return sha256(f"{draw.scope}/{draw.seed}/{draw.run_index}/{number}".encode()).hexdigest()[:12]
 
 
 def run_salt(draw: PromptDraw) -> str:
-    """The same for all requests of a run and another in each run: what they have in common is found, what other runs had is not."""
+    """The same for all requests of a run and another in each run: what they have in common is
+    found, what other runs had is not.
+    """
     return sha256(f"{draw.scope}/{draw.seed}/{draw.run_index}".encode()).hexdigest()[:12]
 
 

@@ -1,4 +1,6 @@
-"""Owns what each request of a run asks: its prompt and how many tokens its answer has. Pure; the same for every variant, sends nothing."""
+"""Owns what each request of a run asks: its prompt and how many tokens its answer has. Pure; the
+same for every variant, sends nothing.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ _NO_FILES: Final[Mapping[str, Trace | Prompts]] = {}
 
 @dataclass(frozen=True, slots=True)
 class PlannedRequest:
-    """One request. `digest`: 16 hex digits of its prompt; `output_tokens`: exactly so many are asked for."""
+    """One request. `digest`: 16 hex digits of its prompt; `output_tokens`: exactly so many are
+    asked for.
+    """
 
     prompt: Content
     digest: str
@@ -64,7 +68,9 @@ class ListedPrompts:
 
 @dataclass(frozen=True, slots=True)
 class RandomPrompts:
-    """Random token ids, as many as the lengths say. Text that means nothing: a server may answer it in loops."""
+    """Random token ids, as many as the lengths say. Text that means nothing: a server may answer it
+    in loops.
+    """
 
     seed: int
     tokens: int  # of every prompt; 0: `lengths` says
@@ -73,7 +79,9 @@ class RandomPrompts:
 
     def prompt(self, number: int) -> Content:
         """See `Source`."""
-        count = self.tokens or length_at_share(self.lengths, uniform_share(self.seed, "input", number))
+        count = self.tokens or length_at_share(
+            self.lengths, uniform_share(self.seed, "input", number)
+        )
         return random_ids(f"{self.seed}/{number}", count, self.end_id)
 
 
@@ -90,7 +98,9 @@ class RequestKind:
 
 @dataclass(frozen=True, slots=True)
 class RequestPlan:
-    """All requests of a run, by number from 0. A value: it goes to each shard, and whoever has it can ask again what was asked."""
+    """All requests of a run, by number from 0. A value: it goes to each shard, and whoever has it
+    can ask again what was asked.
+    """
 
     draw: PromptDraw
     cache: str
@@ -114,12 +124,24 @@ class RequestPlan:
         return (*messages_of(self._unsalted(number, history)), ("assistant", answer))
 
     def think_s(self, number: int, mean_s: float) -> float:
-        """What passes before request `number` of a session: exponential, at most ten times the mean, the same in every run."""
-        return mean_s * min(MOST_MEANS, -log(1 - uniform_share(self.draw.seed, "think", number))) if mean_s else 0.0
+        """What passes before request `number` of a session: exponential, at most ten times the
+        mean, the same in every run.
+        """
+        return (
+            mean_s * min(MOST_MEANS, -log(1 - uniform_share(self.draw.seed, "think", number)))
+            if mean_s
+            else 0.0
+        )
 
     def kind(self, number: int) -> RequestKind:
-        """Which kind request `number` is: the same in every run and all through a session, each kind as often as its weight says."""
-        drawn = uniform_share(self.draw.seed, "kind", self._first(number)) if len(self.kinds) > 1 else 0.0
+        """Which kind request `number` is: the same in every run and all through a session, each
+        kind as often as its weight says.
+        """
+        drawn = (
+            uniform_share(self.draw.seed, "kind", self._first(number))
+            if len(self.kinds) > 1
+            else 0.0
+        )
         return self.kinds[bisect(self.cumulative_weights, drawn)]
 
     def _first(self, number: int) -> int:
@@ -131,12 +153,21 @@ class RequestPlan:
         if history:
             return (*history, messages_of(prompt)[-1])
         if kind.prefix.groups:  # the salt keeps apart what follows the shared beginning
-            group = f"group/{self.draw.seed}/{self._first(number) // self.turns % kind.prefix.groups}"
-            return with_shared_beginning(with_leading_text(prompt, salt(self.draw, number), self.end_id), group, kind.prefix.tokens, self.end_id)
+            group = (
+                f"group/{self.draw.seed}/{self._first(number) // self.turns % kind.prefix.groups}"
+            )
+            return with_shared_beginning(
+                with_leading_text(prompt, salt(self.draw, number), self.end_id),
+                group,
+                kind.prefix.tokens,
+                self.end_id,
+            )
         return prompt
 
     def _salt(self, number: int) -> str:
-        """Of the run where requests share beginnings, of the session where only its own turns do, else of the request."""
+        """Of the run where requests share beginnings, of the session where only its own turns do,
+        else of the request.
+        """
         if self.cache == SALT:
             return salt(self.draw, number)
         apart = self.turns > 1 and not self.kind(number).prefix.groups
@@ -146,13 +177,17 @@ class RequestPlan:
         """Output tokens that request `number` asks for: the same in each run."""
         kind = self.kind(number)
         if kind.output_tokens or not kind.outputs or kind.output.distribution:
-            return kind.output_tokens or length_at_share(kind.output, uniform_share(self.draw.seed, "output", number))
+            return kind.output_tokens or length_at_share(
+                kind.output, uniform_share(self.draw.seed, "output", number)
+            )
         return kind.outputs[number % len(kind.outputs)]
 
     def planned_cached_share(self, requests: int) -> float | None:
-        """Of all prompt tokens of so many requests, those that begin as an earlier request of the run did; None when none is to be found.
+        """Of all prompt tokens of so many requests, those that begin as an earlier request of the
+        run did; None when none is to be found.
 
-        By the sizes of texts, since nobody here knows the server's tokens; over the first PLAN_SAMPLE requests.
+        By the sizes of texts, since nobody here knows the server's tokens; over the first
+        PLAN_SAMPLE requests.
         """
         sample = min(requests, PLAN_SAMPLE)
         if self.cache not in (FLUSH, SHARED) or not sample or self.turns > 1:
@@ -165,22 +200,39 @@ class RequestPlan:
         whole = shared = 0
         seen: set[tuple[SharedPrefix, int]] = set()
         for number in range(sample):
-            prefix, all_of_it = self.kind(number).prefix, content_size(self.planned_request(number).prompt)
+            prefix, all_of_it = (
+                self.kind(number).prefix,
+                content_size(self.planned_request(number).prompt),
+            )
             whole += all_of_it
             if prefix.groups:
                 group = (prefix, number % prefix.groups)
-                shared += all_of_it - content_size(self.kind(number).source.prompt(number)) if group in seen else 0
+                shared += (
+                    all_of_it - content_size(self.kind(number).source.prompt(number))
+                    if group in seen
+                    else 0
+                )
                 seen.add(group)
         return shared / whole if seen else None
 
 
-def build_request_plan(workload: Workload, draw: PromptDraw, files: Mapping[str, Trace | Prompts] = _NO_FILES) -> RequestPlan:
-    """What a run of the workload asks; `files` are those that it names, by ref. Raises ValueError for what is not known or not there."""
+def build_request_plan(
+    workload: Workload, draw: PromptDraw, files: Mapping[str, Trace | Prompts] = _NO_FILES
+) -> RequestPlan:
+    """What a run of the workload asks; `files` are those that it names, by ref. Raises ValueError
+    for what is not known or not there.
+    """
     parts, end_id = workload.parts, workload.vocabulary or END_ID
-    kinds = (_replay_kind(workload, files),) if workload.trace else tuple(_kind(part, draw, files, end_id) for part in parts)
+    kinds = (
+        (_replay_kind(workload, files),)
+        if workload.trace
+        else tuple(_kind(part, draw, files, end_id) for part in parts)
+    )
     whole = sum(part.weight for part in parts)
     ends = tuple(accumulate(part.weight / whole for part in parts))
-    asks = RequestPlan(draw, workload.cache or SALT, kinds, (*ends[:-1], 1.0), end_id, max(1, workload.turns))
+    asks = RequestPlan(
+        draw, workload.cache or SALT, kinds, (*ends[:-1], 1.0), end_id, max(1, workload.turns)
+    )
     for kind in kinds:  # the first request of each may show that it cannot be asked
         replace(asks, kinds=(kind,)).planned_request(0)
     return asks
@@ -189,12 +241,18 @@ def build_request_plan(workload: Workload, draw: PromptDraw, files: Mapping[str,
 def _replay_kind(workload: Workload, files: Mapping[str, Trace | Prompts]) -> RequestKind:
     trace = files.get(workload.trace)
     if not isinstance(trace, Trace):
-        raise ValueError(f"workload {workload.name!r}: its trace {workload.trace} did not come with the trial")
+        raise ValueError(
+            f"workload {workload.name!r}: its trace {workload.trace} did not come with the trial"
+        )
     source = TracePrompts(trace, workload.vocabulary or END_ID if workload.prompts == RANDOM else 0)
-    return RequestKind(source, workload.output_tokens, workload.output, SharedPrefix(), trace.output_tokens)
+    return RequestKind(
+        source, workload.output_tokens, workload.output, SharedPrefix(), trace.output_tokens
+    )
 
 
-def _kind(part: Part, draw: PromptDraw, files: Mapping[str, Trace | Prompts], end_id: int) -> RequestKind:
+def _kind(
+    part: Part, draw: PromptDraw, files: Mapping[str, Trace | Prompts], end_id: int
+) -> RequestKind:
     if part.prompts == RANDOM:
         source: PromptSource = RandomPrompts(draw.seed, part.input_tokens, part.input, end_id)
     else:

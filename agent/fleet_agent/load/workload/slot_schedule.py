@@ -1,4 +1,6 @@
-"""Owns when the slots of a closed loop begin: one after the other, so that the client's own burst is not measured as the server's; pure."""
+"""Owns when the slots of a closed loop begin: one after the other, so that the client's own burst
+is not measured as the server's; pure.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ _MOST_NS: Final = 50_000_000
 
 
 def first_due_ns(slot: int, users: int) -> int:
-    """When the first request of a slot is due, after the start. `slot` counts from 0 over all shards, `users` is how many there are."""
+    """When the first request of a slot is due, after the start. `slot` counts from 0 over all
+    shards, `users` is how many there are.
+    """
     return slot * min(_GAP_NS, _MOST_NS // max(1, users - 1))
 
 

@@ -1,7 +1,8 @@
-"""Owns English text that is made up to a length: reports in plain sentences, the same for the same key. Pure; written for this project.
+"""Owns English text that is made up to a length: reports in plain sentences, the same for the same
+key. Pure; written for this project.
 
-Real words in real sentences, and hardly a sentence twice, because what is repeated or random makes a draft model look better or worse
-than it is (docs/prompts.md).
+Real words in real sentences, and hardly a sentence twice, because what is repeated or random makes
+a draft model look better or worse than it is (docs/prompts.md).
 """
 
 from __future__ import annotations
@@ -64,7 +65,9 @@ _QUESTIONS: Final = (
 
 @lru_cache(maxsize=8192)
 def make_text(key: str, tokens: int) -> str:
-    """English text of about so many tokens: WORDS_PER_TOKEN words each, cut at a word. Equal keys give equal beginnings."""
+    """English text of about so many tokens: WORDS_PER_TOKEN words each, cut at a word. Equal keys
+    give equal beginnings.
+    """
     left = max(1, round(tokens * WORDS_PER_TOKEN))
     drawn = Random(key).random
     sentences: list[str] = []
@@ -85,5 +88,7 @@ def make_question(number: int) -> str:
 
 
 def _sentence(drawn: Callable[[], float]) -> str:
-    when, who, did, what, so = (phrases[int(drawn() * len(phrases))] for phrases in (_WHEN, _WHO, _DID, _WHAT, _SO))
+    when, who, did, what, so = (
+        phrases[int(drawn() * len(phrases))] for phrases in (_WHEN, _WHO, _DID, _WHAT, _SO)
+    )
     return f"{when}, {who} {did} {what}, {so.replace('{n}', str(2 + int(drawn() * 978)))}."

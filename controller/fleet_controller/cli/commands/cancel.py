@@ -1,4 +1,6 @@
-"""Owns `fleetctl cancel`: by the controller that runs the job, or with one for as long as it takes. Kills nothing itself."""
+"""Owns `fleetctl cancel`: by the controller that runs the job, or with one for as long as it takes.
+Kills nothing itself.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,13 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     if arguments.json:
         console.print_json({"version": 1, "job": job_id, "trials_cancelled": trials_cancelled})
     else:
-        console.print_lines([f"job {job_id}: {trials_cancelled} trial{'' if trials_cancelled == 1 else 's'} cancelled" if trials_cancelled else f"job {job_id} is over already"])
+        console.print_lines(
+            [
+                f"job {job_id}: {trials_cancelled} trial{'' if trials_cancelled == 1 else 's'} cancelled"
+                if trials_cancelled
+                else f"job {job_id} is over already"
+            ]
+        )
     return ExitCode.DONE
 
 
@@ -55,15 +63,21 @@ def _mark_cancelled(state_folder: StateFolder, job: JobSummary) -> None:
             store.close()
 
 
-async def _stop_running_trials(state_folder: StateFolder, job: JobSummary, arguments: argparse.Namespace, console: Console) -> None:
-    """A trial that was running when its controller was killed is known to its agent only: ask it, and see it end."""
+async def _stop_running_trials(
+    state_folder: StateFolder, job: JobSummary, arguments: argparse.Namespace, console: Console
+) -> None:
+    """A trial that was running when its controller was killed is known to its agent only: ask it,
+    and see it end.
+    """
     with open_stored_jobs(state_folder) as jobs:
         detail = await jobs.job(job.job_id)
     if detail.job.is_over:
         return
     fleet = find_fleet_of_job(detail, arguments.fleet)
     if fleet is not None:
-        console.print_stderr(f"no controller runs: one here sees the servers on the hosts of {fleet.file} end")
+        console.print_stderr(
+            f"no controller runs: one here sees the servers on the hosts of {fleet.file} end"
+        )
         await _stop_trials_on_hosts(state_folder, job, fleet, arguments)
         return
     from fleet_controller.cli.local_controller import (
@@ -73,16 +87,23 @@ async def _stop_running_trials(state_folder: StateFolder, job: JobSummary, argum
     )
 
     this_machine = LocalMachine(state_folder, local_host_name())
-    async with run_local_controller(local_agent(this_machine), this_machine, console.print_stderr) as at_work:
+    async with run_local_controller(
+        local_agent(this_machine), this_machine, console.print_stderr
+    ) as at_work:
         async for _ in at_work.fleet.watch(job.job_id):
             pass
 
 
-async def _stop_trials_on_hosts(state_folder: StateFolder, job: JobSummary, fleet: Inventory, arguments: argparse.Namespace) -> None:
+async def _stop_trials_on_hosts(
+    state_folder: StateFolder, job: JobSummary, fleet: Inventory, arguments: argparse.Namespace
+) -> None:
     from fleet_controller.app.bootstrap import start_controller
     from fleet_controller.hosts.target_access import fleet_targets
     from fleet_controller.pki.trust_path import trust_folder_path
 
-    async with start_controller(state_folder.controller, fleet_targets((), fleet, trust_folder_path(arguments.trust, state_folder.path))) as at_work:
+    async with start_controller(
+        state_folder.controller,
+        fleet_targets((), fleet, trust_folder_path(arguments.trust, state_folder.path)),
+    ) as at_work:
         async for _ in at_work.fleet.watch(job.job_id):
             pass

@@ -16,9 +16,13 @@ from fleet_protos.errors import ConfigError, ExitCode
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
-    """Print the verdict table; 1 under --fail-on slower when a row is SLOWER, 2 for bad rows of a CSV file."""
+    """Print the verdict table; 1 under --fail-on slower when a row is SLOWER, 2 for bad rows of a
+    CSV file.
+    """
     if bool(arguments.csv) == bool(arguments.a):
-        raise ConfigError("compare what?", "fleetctl compare JOB [OTHER_JOB], or fleetctl compare --csv FILE")
+        raise ConfigError(
+            "compare what?", "fleetctl compare JOB [OTHER_JOB], or fleetctl compare --csv FILE"
+        )
     if arguments.csv:
         comparison = compare_csv(arguments.csv, arguments)
     else:
@@ -39,14 +43,19 @@ def print_comparison(comparison: Comparison, as_json: bool, console: Console) ->
 
 
 def compare_csv(file: str, arguments: argparse.Namespace) -> Comparison:
-    """Anybody's own numbers, the first variant of the file as baseline unless one is named. Raises JobRejected with all bad rows."""
+    """Anybody's own numbers, the first variant of the file as baseline unless one is named. Raises
+    JobRejected with all bad rows.
+    """
     numbers = parse_csv_runs(read_text(file))
     if numbers.findings:
         raise JobRejected(
-            Finding(bad.code, ERROR, file, bad.line, bad.column, bad.key, bad.message, bad.hint) for bad in numbers.findings
+            Finding(bad.code, ERROR, file, bad.line, bad.column, bad.key, bad.message, bad.hint)
+            for bad in numbers.findings
         )
     baseline = arguments.baseline or numbers.runs[0].variant
     default_question = Question()
-    confidence = default_question.confidence if arguments.confidence is None else arguments.confidence
+    confidence = (
+        default_question.confidence if arguments.confidence is None else arguments.confidence
+    )
     margin = default_question.margin if arguments.margin is None else arguments.margin
     return compare(numbers.runs, baseline, confidence, margin)

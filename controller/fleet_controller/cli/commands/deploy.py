@@ -1,4 +1,6 @@
-"""Owns `fleetctl deploy` and `undeploy`: options in, progress and results out. What is done stands in `fleet_controller.deploy`."""
+"""Owns `fleetctl deploy` and `undeploy`: options in, progress and results out. What is done stands
+in `fleet_controller.deploy`.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +28,22 @@ from fleet_protos.errors import ConfigError
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
-    """Carry out one of the two commands. Raises ConfigError for what stands in the way of all hosts."""
+    """Carry out one of the two commands. Raises ConfigError for what stands in the way of all
+    hosts.
+    """
     inventory = load_required_fleet(arguments)
     hosts = select_hosts(inventory, arguments.hosts)
     at_once = arguments.at_once or inventory.deploys_at_once
     if at_once < 1:
-        raise ConfigError(f"--at-once {at_once}: at least one host at a time", "leave it out for the fleet file's")
-    logging.getLogger("paramiko").setLevel(logging.CRITICAL)  # its errors come as exceptions, which are told in words
-    authority = Authority.open(trust_folder_path(arguments.trust, resolve_state_folder(arguments.state).path))
+        raise ConfigError(
+            f"--at-once {at_once}: at least one host at a time", "leave it out for the fleet file's"
+        )
+    logging.getLogger("paramiko").setLevel(
+        logging.CRITICAL
+    )  # its errors come as exceptions, which are told in words
+    authority = Authority.open(
+        trust_folder_path(arguments.trust, resolve_state_folder(arguments.state).path)
+    )
     with host_progress_display([host.name for host in hosts], quiet=arguments.json) as progress:
         context = DeployContext(
             authority, _bundler(arguments), progress.update, deploy_threads(len(hosts), at_once), force=arguments.force, dry_run=arguments.dry_run
@@ -44,19 +54,29 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
 
 
 def _run_until_done(
-    arguments: argparse.Namespace, hosts: tuple[FleetHost, ...], context: DeployContext, at_once: int, console: Console
+    arguments: argparse.Namespace,
+    hosts: tuple[FleetHost, ...],
+    context: DeployContext,
+    at_once: int,
+    console: Console,
 ) -> tuple[HostResult, ...]:
     try:
         return asyncio.run(_run_on_hosts_and_close(arguments.command, hosts, context, at_once))
     except KeyboardInterrupt:
         if not arguments.dry_run:
-            console.print_stderr(f"hosts are left as far as they came: the same `fleetctl {arguments.command}` again finishes them")
+            console.print_stderr(
+                f"hosts are left as far as they came: the same `fleetctl {arguments.command}` again finishes them"
+            )
         raise
 
 
-async def _run_on_hosts_and_close(command: str, hosts: tuple[FleetHost, ...], context: DeployContext, at_once: int) -> tuple[HostResult, ...]:
+async def _run_on_hosts_and_close(
+    command: str, hosts: tuple[FleetHost, ...], context: DeployContext, at_once: int
+) -> tuple[HostResult, ...]:
     try:
-        return await run_on_hosts(hosts, deploy_host if command == "deploy" else undeploy_host, context, at_once)
+        return await run_on_hosts(
+            hosts, deploy_host if command == "deploy" else undeploy_host, context, at_once
+        )
     finally:
         context.keyring.close()
         context.threads.shutdown(wait=False, cancel_futures=True)
@@ -67,20 +87,32 @@ def _bundler(arguments: argparse.Namespace) -> Bundler:
     return Bundler(user_cache(os.environ), Path(wheels).expanduser() if wheels else None)
 
 
-def _print_results(arguments: argparse.Namespace, console: Console, results: tuple[HostResult, ...]) -> None:
+def _print_results(
+    arguments: argparse.Namespace, console: Console, results: tuple[HostResult, ...]
+) -> None:
     if arguments.json:
-        console.print_json({"hosts": [_result_json(result, with_commands=arguments.dry_run) for result in results]})
+        console.print_json(
+            {"hosts": [_result_json(result, with_commands=arguments.dry_run) for result in results]}
+        )
         return
     for result in results:
         if arguments.dry_run and result.state in ("planned", "unchanged"):
-            console.print_lines([f"{result.host}:", *(f"  {command}" for command in result.commands or ("nothing to do",))])
+            console.print_lines(
+                [
+                    f"{result.host}:",
+                    *(f"  {command}" for command in result.commands or ("nothing to do",)),
+                ]
+            )
         _print_problem(console, result)
 
 
 def _print_problem(console: Console, result: HostResult) -> None:
     if result.message:
         word = console.styled("error") if result.exit_code else "note"
-        console.print_stderr(f"{word}: host {result.host}: {result.message}", *([f"  {result.hint}"] if result.hint else []))
+        console.print_stderr(
+            f"{word}: host {result.host}: {result.message}",
+            *([f"  {result.hint}"] if result.hint else []),
+        )
     for note in result.notes:
         console.print_stderr(f"note: host {result.host}: {note}")
 

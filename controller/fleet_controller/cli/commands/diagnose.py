@@ -1,4 +1,6 @@
-"""Owns `fleetctl diagnose`: reads files in chunks, hands them to the parsers, prints. Understands no line itself."""
+"""Owns `fleetctl diagnose`: reads files in chunks, hands them to the parsers, prints. Understands
+no line itself.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ from fleet_protos.errors import ConfigError, ExitCode
 
 _CHUNK_BYTES = 1 << 20
 _SHORT_BYTES = 8 << 20  # what is longer is a log and nothing else
-# First bytes of what holds text that cannot be read as it is, and the program that makes it readable.
+# First bytes of what holds text that cannot be read as it is, and the program that makes it
+# readable.
 _COMPRESSED = {
     b"\x1f\x8b": ("compressed with gzip", "gunzip -c"),
     b"\xfd7zXZ\x00": ("compressed with xz", "xz -dc"),
@@ -40,8 +43,15 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         console.print_json(merge_diagnoses(diagnoses))
     else:
         console.print_lines(diagnosis_lines(diagnoses))
-    unrecognised = [told.file for told in diagnoses if told.kind == TEXT and told.facts.get("state") == UNKNOWN]
-    console.print_stderr(*(f"{name}: nothing in it reads like a log or an output that is known" for name in unrecognised))
+    unrecognised = [
+        told.file for told in diagnoses if told.kind == TEXT and told.facts.get("state") == UNKNOWN
+    ]
+    console.print_stderr(
+        *(
+            f"{name}: nothing in it reads like a log or an output that is known"
+            for name in unrecognised
+        )
+    )
     return ExitCode.FAILED if any(told.failed for told in diagnoses) else ExitCode.DONE
 
 
@@ -58,7 +68,9 @@ def _diagnose_file(name: str) -> list[FileDiagnosis]:
     text = b"".join(kept).decode("utf-8", "replace")
     file_diagnosis = diagnose_file(name, reader.finish(), text)
     parts = embedded_texts(text) if file_diagnosis.kind == TEXT or file_diagnosis.failed else {}
-    return [_diagnose_part(f"{name}[{key}]", part) for key, part in parts.items()] or [file_diagnosis]
+    return [_diagnose_part(f"{name}[{key}]", part) for key, part in parts.items()] or [
+        file_diagnosis
+    ]
 
 
 def _diagnose_part(name: str, text: str) -> FileDiagnosis:
@@ -68,13 +80,20 @@ def _diagnose_part(name: str, text: str) -> FileDiagnosis:
 
 
 def _reject_compressed(name: str, first: bytes) -> None:
-    """Raises ConfigError for a file whose text has to be unpacked: read as it is, a log of a failure would look like none."""
+    """Raises ConfigError for a file whose text has to be unpacked: read as it is, a log of a
+    failure would look like none.
+    """
     found = next((told for magic, told in _COMPRESSED.items() if first.startswith(magic)), None)
     start = first[:256]
-    if start[:2] in (b"\xff\xfe", b"\xfe\xff") and start.count(0) > len(start) // 4:  # what PowerShell writes
+    if (
+        start[:2] in (b"\xff\xfe", b"\xfe\xff") and start.count(0) > len(start) // 4
+    ):  # what PowerShell writes
         found = _UTF16
     if found:
-        raise ConfigError(f"{name} is {found[0]}", f"{found[1]} {'FILE' if name == '-' else name} | fleetctl diagnose -")
+        raise ConfigError(
+            f"{name} is {found[0]}",
+            f"{found[1]} {'FILE' if name == '-' else name} | fleetctl diagnose -",
+        )
 
 
 def _file_chunks(name: str) -> Iterator[bytes]:
@@ -86,7 +105,9 @@ def _file_chunks(name: str) -> Iterator[bytes]:
         with open(name, "rb", buffering=0) as stream:
             yield from _stream_chunks(stream)
     except OSError as error:
-        raise ConfigError(f"cannot read {name}: {error.strerror}", "name a log file that exists and is readable") from error
+        raise ConfigError(
+            f"cannot read {name}: {error.strerror}", "name a log file that exists and is readable"
+        ) from error
 
 
 def _stream_chunks(stream: BinaryIO) -> Iterator[bytes]:

@@ -1,4 +1,6 @@
-"""Owns `fleetctl hosts` with its actions, and the two that ask the controller once and print what it knows. Reaches no host."""
+"""Owns `fleetctl hosts` with its actions, and the two that ask the controller once and print what
+it knows. Reaches no host.
+"""
 
 from __future__ import annotations
 
@@ -35,12 +37,16 @@ async def _run(action: Action, arguments: argparse.Namespace, console: Console) 
 
 async def _ls(controller: Controller, arguments: argparse.Namespace, console: Console) -> int:
     if arguments.hosts:
-        raise ConfigError("hosts ls takes no names", f"fleetctl hosts show {arguments.hosts[0]} shows one")
+        raise ConfigError(
+            "hosts ls takes no names", f"fleetctl hosts show {arguments.hosts[0]} shows one"
+        )
     hosts = await controller.hosts()
     if arguments.json:
         console.print_json(hosts_json(hosts))
     elif hosts:
-        console.print_text(table_text(hosts_table(hosts, time.time_ns() / 1e9), console.width, console.colour))
+        console.print_text(
+            table_text(hosts_table(hosts, time.time_ns() / 1e9), console.width, console.colour)
+        )
     else:
         console.print_stderr("no hosts yet")
     return ExitCode.DONE
@@ -65,7 +71,16 @@ def find_host(hosts: tuple[HostStatus, ...], name: str) -> HostStatus:
         if host.host == name:
             return host
     near = get_close_matches(name, [host.host for host in hosts], n=1)
-    raise NotFound(f"there is no host {name}", f"did you mean {near[0]}?" if near else "fleetctl hosts ls lists them")
+    raise NotFound(
+        f"there is no host {name}",
+        f"did you mean {near[0]}?" if near else "fleetctl hosts ls lists them",
+    )
 
 
-_ACTIONS: dict[str, Action] = {"ls": _ls, "show": _show, "drain": drain, "undrain": undrain, "check": check}
+_ACTIONS: dict[str, Action] = {
+    "ls": _ls,
+    "show": _show,
+    "drain": drain,
+    "undrain": undrain,
+    "check": check,
+}

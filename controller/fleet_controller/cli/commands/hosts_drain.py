@@ -1,4 +1,6 @@
-"""Owns `fleetctl hosts drain`, `undrain` and `check`: told or asked through the controller. Reaches no host itself."""
+"""Owns `fleetctl hosts drain`, `undrain` and `check`: told or asked through the controller. Reaches
+no host itself.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ async def undrain(controller: Controller, arguments: argparse.Namespace, console
 
 
 async def check(controller: Controller, arguments: argparse.Namespace, console: Console) -> int:
-    """A look at these hosts, or at all: 3 when one is not reached, 1 when something stands in the way of trials on one."""
+    """A look at these hosts, or at all: 3 when one is not reached, 1 when something stands in the
+    way of trials on one.
+    """
     checks: list[HostCheck] = []
     async for found in controller.check_hosts(arguments.hosts):
         checks.append(found)
@@ -54,17 +58,30 @@ async def check(controller: Controller, arguments: argparse.Namespace, console: 
 def _required_hosts(arguments: argparse.Namespace, action: str) -> list[str]:
     hosts: list[str] = arguments.hosts
     if not hosts:
-        raise ConfigError(f"hosts {action} needs the name of a host", "fleetctl hosts ls lists them")
+        raise ConfigError(
+            f"hosts {action} needs the name of a host", "fleetctl hosts ls lists them"
+        )
     return hosts
 
 
-async def _print_drain_state(controller: Controller, arguments: argparse.Namespace, console: Console) -> int:
+async def _print_drain_state(
+    controller: Controller, arguments: argparse.Namespace, console: Console
+) -> int:
     shown = [host for host in await controller.hosts() if host.host in arguments.hosts]
     if arguments.json:
-        host_rows = [{"host": host.host, "drained": host.drained, "active_trial": host.active_trial} for host in shown]
+        host_rows = [
+            {"host": host.host, "drained": host.drained, "active_trial": host.active_trial}
+            for host in shown
+        ]
         console.print_json({"version": 1, "hosts": host_rows})
         return ExitCode.DONE
     for host in shown:
-        goes_on = f"; {host.active_trial} goes on to its end" if host.drained and host.active_trial else ""
-        console.print_lines([f"{host.host}: {'no new trials' if host.drained else 'takes trials'}{goes_on}"])
+        goes_on = (
+            f"; {host.active_trial} goes on to its end"
+            if host.drained and host.active_trial
+            else ""
+        )
+        console.print_lines(
+            [f"{host.host}: {'no new trials' if host.drained else 'takes trials'}{goes_on}"]
+        )
     return ExitCode.DONE

@@ -1,4 +1,6 @@
-"""Owns `fleetctl init`, `schema` and `version`: files and facts that need no controller. Knows no content of them."""
+"""Owns `fleetctl init`, `schema` and `version`: files and facts that need no controller. Knows no
+content of them.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from fleet_protos.errors import ConfigError, ExitCode
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
     """One of the three, by name."""
-    return {"init": _init, "schema": _schema, "version": _version}[arguments.command](arguments, console)
+    return {"init": _init, "schema": _schema, "version": _version}[arguments.command](
+        arguments, console
+    )
 
 
 def _init(arguments: argparse.Namespace, console: Console) -> int:
@@ -32,14 +36,21 @@ def _init(arguments: argparse.Namespace, console: Console) -> int:
     files = {folder / "job.yaml": job_template(), folder / "fleet.yaml": fleet_template()}
     taken = [str(path) for path in files if path.exists()]
     if taken and not arguments.force:
-        console.print_stderr(ensure_authority(arguments))  # a first init that was cut off after its files is finished by a second
-        raise ConfigError(f"{', '.join(taken)} exists already; nothing was written", "--force overwrites, or name another folder")
+        console.print_stderr(
+            ensure_authority(arguments)
+        )  # a first init that was cut off after its files is finished by a second
+        raise ConfigError(
+            f"{', '.join(taken)} exists already; nothing was written",
+            "--force overwrites, or name another folder",
+        )
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for path, text in files.items():
             path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"cannot write to {folder}: {error.strerror}", "name a folder that you may write to") from error
+        raise ConfigError(
+            f"cannot write to {folder}: {error.strerror}", "name a folder that you may write to"
+        ) from error
     console.print_lines(f"wrote {path}" for path in files)
     console.print_stderr(ensure_authority(arguments))
     console.print_stderr(f"next: fleetctl lint {folder / 'job.yaml'}")
@@ -48,13 +59,21 @@ def _init(arguments: argparse.Namespace, console: Console) -> int:
 
 def _check_init(arguments: argparse.Namespace) -> None:
     """Raises ConfigError for options that do not go together."""
-    sources = [source for source in (arguments.from_command, arguments.spec_sweep) if source is not None]
+    sources = [
+        source for source in (arguments.from_command, arguments.spec_sweep) if source is not None
+    ]
     if len(sources) > 1:
         raise ConfigError("--from-command and --spec-sweep make a job each", "give one of them")
     if "" in sources:
-        raise ConfigError("--from-command or --spec-sweep has no value", "an unset shell variable? name the file, or write the sweep")
+        raise ConfigError(
+            "--from-command or --spec-sweep has no value",
+            "an unset shell variable? name the file, or write the sweep",
+        )
     if not sources and (arguments.output or arguments.json):
-        raise ConfigError("-o and --json go with --from-command or --spec-sweep", "without them, init writes two files into a folder")
+        raise ConfigError(
+            "-o and --json go with --from-command or --spec-sweep",
+            "without them, init writes two files into a folder",
+        )
 
 
 def _schema(arguments: argparse.Namespace, console: Console) -> int:

@@ -1,4 +1,6 @@
-"""Owns `fleetctl init --spec-sweep`: print or write the job of a sweep, and tell what each entry becomes. Judges nothing itself."""
+"""Owns `fleetctl init --spec-sweep`: print or write the job of a sweep, and tell what each entry
+becomes. Judges nothing itself.
+"""
 
 from __future__ import annotations
 
@@ -18,20 +20,32 @@ from fleet_protos.errors import ConfigError, ExitCode
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
-    """The job file to standard output or to `-o`, what was found to standard error; 2 when an entry is wrong."""
+    """The job file to standard output or to `-o`, what was found to standard error; 2 when an entry
+    is wrong.
+    """
     points = expand_sweep(split_entries(arguments.spec_sweep))
     wrong = not points or any(point.is_invalid for point in points)
     text = "" if wrong else sweep_job(points)
     if text and arguments.output:
         _write(text, arguments)
     if arguments.json:
-        console.print_json({"version": 1, "expanded": [point.to_json() for point in points], "servers": len(distinct_servers(points)), "job_file": text})
+        console.print_json(
+            {
+                "version": 1,
+                "expanded": [point.to_json() for point in points],
+                "servers": len(distinct_servers(points)),
+                "job_file": text,
+            }
+        )
     else:
         if not arguments.output:
             console.print_text(text)
         console.print_stderr(*_point_lines(points))
     if text and arguments.output:
-        console.print_stderr(f"wrote {arguments.output}", f"next: fill in what is marked, then: fleetctl lint {arguments.output}")
+        console.print_stderr(
+            f"wrote {arguments.output}",
+            f"next: fill in what is marked, then: fleetctl lint {arguments.output}",
+        )
     return ExitCode.USAGE_ERROR if wrong else ExitCode.DONE
 
 
@@ -50,8 +64,13 @@ def _point_lines(points: Sequence[SweepPoint]) -> Iterator[str]:
 def _write(text: str, arguments: argparse.Namespace) -> None:
     path = Path(arguments.output)
     if path.exists() and not arguments.force:
-        raise ConfigError(f"{path} exists already; nothing was written", "--force overwrites, or name another file")
+        raise ConfigError(
+            f"{path} exists already; nothing was written",
+            "--force overwrites, or name another file",
+        )
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}", "name a file that you may write") from error
+        raise ConfigError(
+            f"cannot write {path}: {error.strerror}", "name a file that you may write"
+        ) from error

@@ -1,4 +1,6 @@
-"""Owns `fleetctl lint`: check a job or fleet file, or a pasted launch by the job that it would make, and print what was found."""
+"""Owns `fleetctl lint`: check a job or fleet file, or a pasted launch by the job that it would
+make, and print what was found.
+"""
 
 from __future__ import annotations
 
@@ -41,12 +43,18 @@ def _findings(name: str) -> Sequence[Finding]:
 
 
 def is_fleet(text: str) -> bool:
-    """True for a file that says it is a fleet, or says nothing and has hosts where a job has its engine."""
+    """True for a file that says it is a fleet, or says nothing and has hosts where a job has its
+    engine.
+    """
     kind = re.search(r"^[\"']?kind[\"']?\s*:\s*[\"']?(\w*)", text, re.MULTILINE)
     if kind and kind[1]:
         return kind[1].lower() == "fleet"
     keys = set(re.findall(r"^(\w+)\s*:", text, re.MULTILINE))
-    return bool(keys & {"hosts", "groups", "defaults"}) and not keys & {"engine", "model", "workloads"}
+    return bool(keys & {"hosts", "groups", "defaults"}) and not keys & {
+        "engine",
+        "model",
+        "workloads",
+    }
 
 
 def _fleet_findings(content: bytes, name: str) -> Sequence[Finding]:
@@ -63,7 +71,9 @@ def finding_lines(findings: Sequence[Finding], console: Console) -> list[str]:
     lines = []
     for finding in findings:
         severity = console.styled(finding.severity)
-        lines.append(f"{finding.file}:{finding.line}:{finding.column}: {severity} {finding.code}: {finding.message}")
+        lines.append(
+            f"{finding.file}:{finding.line}:{finding.column}: {severity} {finding.code}: {finding.message}"
+        )
         if finding.hint:
             lines.append(f"    {finding.hint}")
     return lines

@@ -20,12 +20,21 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     status = detail.status
     if not wants_log:
         where = f" on {status.host}" if status.host else ""
-        console.print_text(repro_script(detail.events, f"trial {status.trial_id}, attempt {status.attempt} ({status.variant}{where})"))
+        console.print_text(
+            repro_script(
+                detail.events,
+                f"trial {status.trial_id}, attempt {status.attempt} ({status.variant}{where})",
+            )
+        )
         return ExitCode.DONE
     if not detail.server_log:
         message = f"trial {status.trial_id}, attempt {status.attempt}: no server log is there (phase {status.phase.name.lower()})"
-        raise ConfigError(message, "an external server has none; that of a trial in its launch comes soon")
-    console.print_text(detail.server_log if detail.server_log.endswith("\n") else f"{detail.server_log}\n")
+        raise ConfigError(
+            message, "an external server has none; that of a trial in its launch comes soon"
+        )
+    console.print_text(
+        detail.server_log if detail.server_log.endswith("\n") else f"{detail.server_log}\n"
+    )
     console.print_stderr(*cause_lines(detail.events))
     return ExitCode.DONE
 

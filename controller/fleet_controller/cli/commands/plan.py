@@ -44,9 +44,22 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     seconds, hours = estimate_seconds(plan, loaded.job), gpu_hours(plan, loaded.job)
     price = estimate_cost(plan, loaded.job, fleet) if fleet else None
     if arguments.json:
-        variants_json = {"prunable": [twin.to_json() for twin in equivalent_variants(loaded.job, plan.variants)], "pruned": [twin.to_json() for twin in left_out]}
-        cost_json = {"cost": price.amount if price else None, "currency": price.currency if price else None}
-        console.print_json({"version": 1, **plan.to_json(), **variants_json, "estimate": {"minutes": seconds / 60, "gpu_hours": hours, **cost_json}})
+        variants_json = {
+            "prunable": [twin.to_json() for twin in equivalent_variants(loaded.job, plan.variants)],
+            "pruned": [twin.to_json() for twin in left_out],
+        }
+        cost_json = {
+            "cost": price.amount if price else None,
+            "currency": price.currency if price else None,
+        }
+        console.print_json(
+            {
+                "version": 1,
+                **plan.to_json(),
+                **variants_json,
+                "estimate": {"minutes": seconds / 60, "gpu_hours": hours, **cost_json},
+            }
+        )
     else:
         _print_plan(plan, loaded.job, console)
         console.print_lines(_prunable_lines(equivalent_variants(loaded.job, plan.variants)))
@@ -68,17 +81,36 @@ def _find_fleet(arguments: argparse.Namespace, console: Console) -> Inventory | 
 
 
 def _plan_without_fleet(job: Job) -> Plan:
-    """The plan without a fleet file: hosts that the job does not name are looked up when it is submitted."""
-    return make_plan(job, job.hosts.names or _placeholder_hosts(job), load_plan(job, job.load.hosts.names if job.load else ()))
+    """The plan without a fleet file: hosts that the job does not name are looked up when it is
+    submitted.
+    """
+    return make_plan(
+        job,
+        job.hosts.names or _placeholder_hosts(job),
+        load_plan(job, job.load.hosts.names if job.load else ()),
+    )
 
 
 def plan_for_fleet(job: Job, fleet: Inventory) -> Plan:
-    """The plan for the hosts of a fleet file. Hosts and labels that do not exist take the place of its own word that none matches."""
-    known = [HostCandidate(host.name, host.labels, in_file=True, load_only=host.load_only) for host in fleet.hosts]
+    """The plan for the hosts of a fleet file. Hosts and labels that do not exist take the place of
+    its own word that none matches.
+    """
+    known = [
+        HostCandidate(host.name, host.labels, in_file=True, load_only=host.load_only)
+        for host in fleet.hosts
+    ]
     hosts = choose_hosts(job, known)
     plan = make_plan(job, hosts, load_plan(job, load_hosts_of(job, known, hosts)))
     found = (*host_choice_findings(job, known), *load_host_findings(job, known, hosts))
-    return replace(plan, trials=(), findings=(*found, *(own for own in plan.findings if own.code != "no_hosts"))) if found else plan
+    return (
+        replace(
+            plan,
+            trials=(),
+            findings=(*found, *(own for own in plan.findings if own.code != "no_hosts")),
+        )
+        if found
+        else plan
+    )
 
 
 def cost_text(price: PlanCost) -> str:
@@ -89,14 +121,27 @@ def cost_text(price: PlanCost) -> str:
 
 
 def _placeholder_hosts(job: Job) -> tuple[str, ...]:
-    """This host, and as many nameless ones as one server takes besides, for a job that leaves its hosts to the controller."""
-    return (local_host_name(), *(f"host-{number}" for number in range(2, job.engine.gang.nodes + 1)))
+    """This host, and as many nameless ones as one server takes besides, for a job that leaves its
+    hosts to the controller.
+    """
+    return (
+        local_host_name(),
+        *(f"host-{number}" for number in range(2, job.engine.gang.nodes + 1)),
+    )
 
 
 def _print_plan(plan: Plan, job: Job, console: Console) -> None:
-    simulated = f"simulated ×{job.engine.simulation.time_scale:g}" if job.engine.kind.name == "SIMULATED" else job.engine.kind.name.lower()
+    simulated = (
+        f"simulated ×{job.engine.simulation.time_scale:g}"
+        if job.engine.kind.name == "SIMULATED"
+        else job.engine.kind.name.lower()
+    )
     gangs = gangs_of(job, plan.hosts)
-    places = f"{len(gangs)} × {job.engine.gang.nodes} hosts" if job.engine.gang.nodes > 1 else f"{len(plan.hosts)} hosts"
+    places = (
+        f"{len(gangs)} × {job.engine.gang.nodes} hosts"
+        if job.engine.gang.nodes > 1
+        else f"{len(plan.hosts)} hosts"
+    )
     console.print_lines(
         [
             f"job {plan.job} · {simulated} · {len(plan.variants)} variants × {plan.blocks} launches × {places}"
@@ -109,14 +154,22 @@ def _print_plan(plan: Plan, job: Job, console: Console) -> None:
     console.print_lines([""])
     orders: dict[tuple[str, int], list[str]] = {}
     for trial in plan.trials:
-        orders.setdefault(("+".join((trial.host, *trial.members)), trial.block), []).append(f"v{trial.variant.index}")
-    console.print_lines(f"{host}  block {block}: {' '.join(orders[host, block])}" for host, block in orders)
+        orders.setdefault(("+".join((trial.host, *trial.members)), trial.block), []).append(
+            f"v{trial.variant.index}"
+        )
+    console.print_lines(
+        f"{host}  block {block}: {' '.join(orders[host, block])}" for host, block in orders
+    )
 
 
 def _workload_text(workload: Workload) -> str:
     """`busy`, or of a search also how many runs a launch may take."""
     search = workload.search
-    return f"{workload.name} (at most {search.most_runs} runs a launch)" if search.of else workload.name
+    return (
+        f"{workload.name} (at most {search.most_runs} runs a launch)"
+        if search.of
+        else workload.name
+    )
 
 
 def _load_source_text(plan: Plan, job: Job) -> str:
@@ -129,7 +182,10 @@ def _load_source_text(plan: Plan, job: Job) -> str:
 
 def _prunable_lines(found: Sequence[EquivalentVariant]) -> list[str]:
     """Variants that --prune would leave out, and why."""
-    lines = [f"v{twin.variant.index} runs the same server as v{twin.same_as.index}: {twin.why}" for twin in found]
+    lines = [
+        f"v{twin.variant.index} runs the same server as v{twin.same_as.index}: {twin.why}"
+        for twin in found
+    ]
     return ["", *lines, "--prune leaves them out"] if lines else []
 
 
@@ -138,7 +194,13 @@ def _variants_table(plan: Plan) -> Table:
     settings = [_variant_settings(variant) for variant in plan.variants]
     shared = set.intersection(*map(set, settings)) if len(settings) > 1 else set[str]()
     rows = tuple(
-        (f"v{variant.index}", variant.name, "baseline" if variant.is_baseline else "", str(variant.engine.gpus), " ".join(own))
+        (
+            f"v{variant.index}",
+            variant.name,
+            "baseline" if variant.is_baseline else "",
+            str(variant.engine.gpus),
+            " ".join(own),
+        )
         for variant, all_own in zip(plan.variants, settings, strict=True)
         for own in [[setting for setting in all_own if setting not in shared]]
     )
@@ -146,5 +208,8 @@ def _variants_table(plan: Plan) -> Table:
 
 
 def _variant_settings(variant: Variant) -> list[str]:
-    arguments = [f"--{name.replace('_', '-')}{'' if value is True else f' {value}'}" for name, value in variant.engine.args.items()]
+    arguments = [
+        f"--{name.replace('_', '-')}{'' if value is True else f' {value}'}"
+        for name, value in variant.engine.args.items()
+    ]
     return arguments + [f"{name}={value}" for name, value in variant.engine.env.items()]

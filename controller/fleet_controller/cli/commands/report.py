@@ -31,14 +31,18 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     try:
         Path(arguments.output).write_text(text, encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"cannot write {arguments.output}: {error.strerror}", "name a file that you may write") from error
+        raise ConfigError(
+            f"cannot write {arguments.output}: {error.strerror}", "name a file that you may write"
+        ) from error
     console.print_stderr(f"wrote {arguments.output}")
     return ExitCode.DONE
 
 
 async def _fetch(arguments: argparse.Namespace) -> tuple[Comparison, Sequence[StoredRun]]:
     async with open_controller(arguments) as controller:
-        return await compare_job(controller, arguments.job, verdict_options(arguments)), (await controller.results(arguments.job)).runs
+        return await compare_job(controller, arguments.job, verdict_options(arguments)), (
+            await controller.results(arguments.job)
+        ).runs
 
 
 def _csv(comparison: Comparison, runs: Sequence[StoredRun]) -> str:
@@ -50,7 +54,14 @@ def _markdown(comparison: Comparison, runs: Sequence[StoredRun]) -> str:
 
 
 def _json(comparison: Comparison, runs: Sequence[StoredRun]) -> str:
-    return json.dumps(comparison_json(comparison), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return (
+        json.dumps(comparison_json(comparison), indent=2, ensure_ascii=False, allow_nan=False)
+        + "\n"
+    )
 
 
-_FORMATS: Mapping[str, Callable[[Comparison, Sequence[StoredRun]], str]] = {"csv": _csv, "json": _json, "md": _markdown}
+_FORMATS: Mapping[str, Callable[[Comparison, Sequence[StoredRun]], str]] = {
+    "csv": _csv,
+    "json": _json,
+    "md": _markdown,
+}

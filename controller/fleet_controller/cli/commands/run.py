@@ -1,4 +1,6 @@
-"""Owns `fleetctl run`, `resume` and `up`: one machine from a job file to its verdict, and what Ctrl-C means there. Measures nothing."""
+"""Owns `fleetctl run`, `resume` and `up`: one machine from a job file to its verdict, and what
+Ctrl-C means there. Measures nothing.
+"""
 
 from __future__ import annotations
 
@@ -37,13 +39,19 @@ StartJob = Callable[[Controller], Awaitable[str]]
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
     """One of the three, by name."""
-    file = find_fleet_file(arguments.fleet) if arguments.command == "up" and not arguments.local else None
+    file = (
+        find_fleet_file(arguments.fleet)
+        if arguments.command == "up" and not arguments.local
+        else None
+    )
     if file is not None:
         from fleet_controller.cli.commands.up import run_fleet_controller
 
         return asyncio.run(run_fleet_controller(arguments, local_machine(arguments), file, console))
     require_agent_extra()
-    return asyncio.run({"run": _run, "resume": _resume, "up": _up}[arguments.command](arguments, console))
+    return asyncio.run(
+        {"run": _run, "resume": _resume, "up": _up}[arguments.command](arguments, console)
+    )
 
 
 async def _run(arguments: argparse.Namespace, console: Console) -> int:
@@ -66,9 +74,15 @@ async def _resume(arguments: argparse.Namespace, console: Console) -> int:
         detail = await jobs.job(arguments.job)
     job = detail.job
     if job.is_over:
-        raise Conflict(f"job {job.job_id} is over: {job.state}", f"fleetctl compare {job.job_id} shows its verdicts")
+        raise Conflict(
+            f"job {job.job_id} is over: {job.state}",
+            f"fleetctl compare {job.job_id} shows its verdicts",
+        )
     if fleet := find_fleet_of_job(detail, arguments.fleet):
-        raise Conflict(f"job {job.job_id} is on hosts of {fleet.file}", "`fleetctl up` goes on with it; fleetctl watch follows it")
+        raise Conflict(
+            f"job {job.job_id} is on hosts of {fleet.file}",
+            "`fleetctl up` goes on with it; fleetctl watch follows it",
+        )
 
     async def begin(controller: Controller) -> str:
         return job.job_id
@@ -84,27 +98,41 @@ async def _reject_duplicate_job(state_folder: StateFolder, loaded: LoadedJob) ->
             if not job.is_over and (await jobs.job(job.job_id)).yaml == loaded.text:
                 over = f"{job.trials_over} of {job.trials} trials over"
                 hint = f"fleetctl resume {job.job_id} goes on with it; fleetctl cancel {job.job_id} ends it"
-                raise Conflict(f"a job with the same content is unfinished: {job.job_id}, {over}", hint)
+                raise Conflict(
+                    f"a job with the same content is unfinished: {job.job_id}, {over}", hint
+                )
 
 
-async def _run_to_verdict(start_job: StartJob, agent: LocalAgent, this_machine: LocalMachine, as_json: bool, console: Console) -> int:
+async def _run_to_verdict(
+    start_job: StartJob,
+    agent: LocalAgent,
+    this_machine: LocalMachine,
+    as_json: bool,
+    console: Console,
+) -> int:
     with progress_display() as display:
         interrupts = Interrupts(lambda: _exit_at_once(agent, display))
         with interrupts.handle_signals():
             async with run_local_controller(agent, this_machine, display.print_line) as at_work:
                 outcome = await _follow_until_over(start_job, at_work.fleet, interrupts, display)
     code = print_outcome(outcome, as_json, console)
-    console.print_stderr(f"job {outcome.detail.job.job_id}, its data: {this_machine.state_folder.path}")
+    console.print_stderr(
+        f"job {outcome.detail.job.job_id}, its data: {this_machine.state_folder.path}"
+    )
     return code
 
 
-async def _follow_until_over(start_job: StartJob, controller: Controller, interrupts: Interrupts, display: ProgressDisplay) -> JobOutcome:
+async def _follow_until_over(
+    start_job: StartJob, controller: Controller, interrupts: Interrupts, display: ProgressDisplay
+) -> JobOutcome:
     job_id = await start_job(controller)
     job = (await controller.job(job_id)).job
     display.print_line(f"job {job_id}: {job.trials} trials, {job.trials_over} over")
     for other in await controller.jobs():
         if not other.is_over and other.job_id != job_id:
-            display.print_line(f"job {other.job_id} is unfinished too and goes on as well; fleetctl cancel {other.job_id} ends it")
+            display.print_line(
+                f"job {other.job_id} is unfinished too and goes on as well; fleetctl cancel {other.job_id} ends it"
+            )
     async with asyncio.TaskGroup() as tasks:
         background = [
             tasks.create_task(_cancel_on_interrupt(controller, job_id, interrupts, display)),
@@ -116,17 +144,25 @@ async def _follow_until_over(start_job: StartJob, controller: Controller, interr
     return await fetch_outcome(controller, job_id)
 
 
-async def _cancel_on_interrupt(controller: Controller, job_id: str, interrupts: Interrupts, display: ProgressDisplay) -> None:
+async def _cancel_on_interrupt(
+    controller: Controller, job_id: str, interrupts: Interrupts, display: ProgressDisplay
+) -> None:
     await interrupts.stop_requested.wait()
-    display.print_line("interrupted: cancelling the job and stopping its servers; Ctrl-C again leaves at once")
+    display.print_line(
+        "interrupted: cancelling the job and stopping its servers; Ctrl-C again leaves at once"
+    )
     await controller.cancel(job_id)
 
 
 def _exit_at_once(agent: LocalAgent, display: ProgressDisplay) -> None:
-    """The second Ctrl-C: ask the agent to end, say what is left, and go without waiting for anything."""
+    """The second Ctrl-C: ask the agent to end, say what is left, and go without waiting for
+    anything.
+    """
     agent.request_stop()
     display.close()
-    display.print_line(f"leaving at once: the local agent (pid {agent.pid}) is still stopping its servers; its log is {agent.config.log}")
+    display.print_line(
+        f"leaving at once: the local agent (pid {agent.pid}) is still stopping its servers; its log is {agent.config.log}"
+    )
     os._exit(ExitCode.FAILED)
 
 
@@ -149,7 +185,9 @@ async def _up(arguments: argparse.Namespace, console: Console) -> int:
 
 
 async def _wait_for_local_agent(controller: Controller) -> None:
-    """Until the local agent is connected, so that the first submit finds it; what is wrong after that `fleetctl hosts` tells."""
+    """Until the local agent is connected, so that the first submit finds it; what is wrong after
+    that `fleetctl hosts` tells.
+    """
     for _ in range(_CONNECT_POLLS):
         if all(host.state == "connected" for host in await controller.hosts()):
             return

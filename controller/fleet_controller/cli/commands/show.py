@@ -29,7 +29,11 @@ JobAction = Callable[[Controller, argparse.Namespace, Console], Awaitable[None]]
 def run(arguments: argparse.Namespace, console: Console) -> int:
     """One of the two, by name."""
     state_folder = resolve_state_folder(arguments.state)
-    if arguments.command == "ls" and not controller_address(arguments.controller, state_folder) and not state_folder.store.exists():
+    if (
+        arguments.command == "ls"
+        and not controller_address(arguments.controller, state_folder)
+        and not state_folder.store.exists()
+    ):
         _print_jobs((), arguments, console)
         return ExitCode.DONE
     return asyncio.run(_run(_JOB_ACTIONS[arguments.command], arguments, console))
@@ -45,7 +49,9 @@ async def _ls(controller: Controller, arguments: argparse.Namespace, console: Co
     _print_jobs(await controller.jobs(), arguments, console)
 
 
-def _print_jobs(jobs: Sequence[JobSummary], arguments: argparse.Namespace, console: Console) -> None:
+def _print_jobs(
+    jobs: Sequence[JobSummary], arguments: argparse.Namespace, console: Console
+) -> None:
     if arguments.json:
         console.print_json(jobs_json(jobs))
     elif jobs:
@@ -69,7 +75,15 @@ async def _show(controller: Controller, arguments: argparse.Namespace, console: 
         console.print_text(table_text(kept_out, console.width, console.colour))
     for trial in first_of_each_class(detail.trials):
         cause = cause_lines((await controller.trial(trial.trial_id, trial.attempt, False)).events)
-        console.print_lines(["", f"{trial.failure_class}, first in {trial.trial_id}:", *(f"  {line}" for line in cause)] if cause else [])
+        console.print_lines(
+            [
+                "",
+                f"{trial.failure_class}, first in {trial.trial_id}:",
+                *(f"  {line}" for line in cause),
+            ]
+            if cause
+            else []
+        )
 
 
 def _print_searches(runs: Sequence[StoredRun], console: Console) -> None:

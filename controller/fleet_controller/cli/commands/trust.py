@@ -1,4 +1,6 @@
-"""Owns `fleetctl trust`, `hosts revoke` and init's authority: what is done to the trust folder, and telling it. Reaches no host."""
+"""Owns `fleetctl trust`, `hosts revoke` and init's authority: what is done to the trust folder, and
+telling it. Reaches no host.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def ensure_authority(arguments: argparse.Namespace, *, replace: bool = False) ->
 
     folder = _trust_path(arguments)
     if init_trust_folder(folder, user_name(), replace=replace):
-        return f"made the fleet's authority in {folder}: keep a backup of it, and let nobody read it"
+        return (
+            f"made the fleet's authority in {folder}: keep a backup of it, and let nobody read it"
+        )
     return f"kept the fleet's authority in {folder}"
 
 
@@ -42,7 +46,9 @@ def revoke_hosts(arguments: argparse.Namespace, console: Console) -> int:
     authority = _open_authority(arguments)
     for host in arguments.hosts:
         count = authority.revoke(host, arguments.reason)
-        console.print_stderr(f"host {host}: {_certificate_count(count)} revoked; the controller speaks to it no more, also a running one")
+        console.print_stderr(
+            f"host {host}: {_certificate_count(count)} revoked; the controller speaks to it no more, also a running one"
+        )
     console.print_stderr(f"fleetctl deploy {' '.join(arguments.hosts)} would give a new one")
     return ExitCode.DONE
 
@@ -75,12 +81,17 @@ def _show(arguments: argparse.Namespace, console: Console) -> None:
 
 def _issue(arguments: argparse.Namespace, console: Console) -> None:
     if len(arguments.names) != 1 or not arguments.output:
-        raise ConfigError("trust issue needs the name of a user and a folder", "fleetctl trust issue ann -o ann-trust")
+        raise ConfigError(
+            "trust issue needs the name of a user and a folder",
+            "fleetctl trust issue ann -o ann-trust",
+        )
     from fleet_controller.pki import trust_folder as files
 
     name, folder = arguments.names[0], Path(arguments.output)
     if folder.exists():
-        raise ConfigError(f"{folder} exists already; nothing was written", "name a folder that does not exist")
+        raise ConfigError(
+            f"{folder} exists already; nothing was written", "name a folder that does not exist"
+        )
     authority = _open_authority(arguments)
     issued = authority.issue_user(name)
     content = {
@@ -101,11 +112,15 @@ def _rotate(arguments: argparse.Namespace, console: Console) -> None:
     elif arguments.names:
         for host in arguments.names:
             authority.request_renewal(host)
-        console.print_stderr(f"next: fleetctl deploy {' '.join(arguments.names)} brings new certificates; a running agent takes its own at once")
+        console.print_stderr(
+            f"next: fleetctl deploy {' '.join(arguments.names)} brings new certificates; a running agent takes its own at once"
+        )
     else:
         authority.renew_controller()
         authority.renew_user(user_name())
-        console.print_stderr("the controller and you have new certificates; a running controller takes its own at once")
+        console.print_stderr(
+            "the controller and you have new certificates; a running controller takes its own at once"
+        )
 
 
 def _rotate_authority(authority: Authority, console: Console) -> None:
@@ -121,43 +136,71 @@ def _rotate_authority(authority: Authority, console: Console) -> None:
     authority.begin_replacing()
     waiting = authority.hosts_to_redeploy()
     todo = f"fleetctl deploy ({len(waiting)} hosts wait for it), then " if waiting else ""
-    console.print_stderr("a new authority issues from now on; both are trusted", f"next: {todo}fleetctl trust rotate --authority again")
+    console.print_stderr(
+        "a new authority issues from now on; both are trusted",
+        f"next: {todo}fleetctl trust rotate --authority again",
+    )
 
 
 def _revoke(arguments: argparse.Namespace, console: Console) -> None:
     authority = _open_authority(arguments)
     if arguments.controller:
-        console.print_stderr(f"the controller: {_certificate_count(authority.revoke_controller(arguments.reason))} revoked, and it has a new one")
+        console.print_stderr(
+            f"the controller: {_certificate_count(authority.revoke_controller(arguments.reason))} revoked, and it has a new one"
+        )
         console.print_stderr("next: fleetctl deploy, so that the hosts refuse the one before")
         return
     if not arguments.names:
-        raise ConfigError("trust revoke needs the names of users, or --controller", "fleetctl hosts revoke is for hosts")
+        raise ConfigError(
+            "trust revoke needs the names of users, or --controller",
+            "fleetctl hosts revoke is for hosts",
+        )
     for name in arguments.names:
-        console.print_stderr(f"user {name}: {_certificate_count(authority.revoke_user(name, arguments.reason))} revoked, also for a running controller")
+        console.print_stderr(
+            f"user {name}: {_certificate_count(authority.revoke_user(name, arguments.reason))} revoked, also for a running controller"
+        )
 
 
 def _init(arguments: argparse.Namespace, console: Console) -> None:
     console.print_stderr(ensure_authority(arguments, replace=arguments.force))
     if arguments.force:
-        console.print_stderr("next: fleetctl deploy for every host; other users need a new `fleetctl trust issue`")
+        console.print_stderr(
+            "next: fleetctl deploy for every host; other users need a new `fleetctl trust issue`"
+        )
 
 
 _ACTIONS = {"show": _show, "issue": _issue, "rotate": _rotate, "revoke": _revoke, "init": _init}
-_OPTION_ACTIONS = {"output": ("issue",), "authority": ("rotate",), "controller": ("revoke",), "reason": ("revoke",), "force": ("init",)}
+_OPTION_ACTIONS = {
+    "output": ("issue",),
+    "authority": ("rotate",),
+    "controller": ("revoke",),
+    "reason": ("revoke",),
+    "force": ("init",),
+}
 _ACTIONS_WITH_NAMES = ("issue", "rotate", "revoke")
 
 
 def _check_options(arguments: argparse.Namespace) -> None:
-    """Raises ConfigError for an option that the action does not take: nothing is ignored in silence."""
+    """Raises ConfigError for an option that the action does not take: nothing is ignored in
+    silence.
+    """
     for option, actions in _OPTION_ACTIONS.items():
         if getattr(arguments, option) and arguments.action not in actions:
-            raise ConfigError(f"trust {arguments.action} takes no --{option}", f"it goes with trust {actions[0]}")
-    if arguments.names and (arguments.action not in _ACTIONS_WITH_NAMES or arguments.authority or arguments.controller):
-        raise ConfigError(f"trust {arguments.action} takes no names here", "leave out the names, or the option")
+            raise ConfigError(
+                f"trust {arguments.action} takes no --{option}", f"it goes with trust {actions[0]}"
+            )
+    if arguments.names and (
+        arguments.action not in _ACTIONS_WITH_NAMES or arguments.authority or arguments.controller
+    ):
+        raise ConfigError(
+            f"trust {arguments.action} takes no names here", "leave out the names, or the option"
+        )
 
 
 def _trust_path(arguments: argparse.Namespace) -> Path:
-    return trust_folder_path(getattr(arguments, "trust", ""), resolve_state_folder(arguments.state).path)
+    return trust_folder_path(
+        getattr(arguments, "trust", ""), resolve_state_folder(arguments.state).path
+    )
 
 
 def _open_authority(arguments: argparse.Namespace) -> Authority:

@@ -1,4 +1,6 @@
-"""Owns `fleetctl up` with a fleet file: a controller in the foreground that follows its hosts, and no agent here. Deploys nothing."""
+"""Owns `fleetctl up` with a fleet file: a controller in the foreground that follows its hosts, and
+no agent here. Deploys nothing.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,12 @@ from fleet_protos.errors import ExitCode
 _MAX_LISTED = 10
 
 
-async def run_fleet_controller(arguments: argparse.Namespace, this_machine: LocalMachine, file: Path, console: Console) -> int:
-    """Until Ctrl-C. Raises FleetRejected, Conflict when a controller is at work in the state folder, ConfigError."""
+async def run_fleet_controller(
+    arguments: argparse.Namespace, this_machine: LocalMachine, file: Path, console: Console
+) -> int:
+    """Until Ctrl-C. Raises FleetRejected, Conflict when a controller is at work in the state
+    folder, ConfigError.
+    """
     loaded = load_fleet_file(file)
     console.print_stderr(*finding_lines(loaded.findings, console))
     require_no_other_controller(this_machine.state_folder)
@@ -42,14 +48,23 @@ async def run_fleet_controller(arguments: argparse.Namespace, this_machine: Loca
     with progress_display() as display:
         interrupts = Interrupts(lambda: _exit_at_once(display))
         with interrupts.handle_signals():
-            async with start_controller(this_machine.state_folder.controller, follow, endpoints=doors) as at_work:
+            async with start_controller(
+                this_machine.state_folder.controller, follow, endpoints=doors
+            ) as at_work:
                 await at_work.fleet.wait_for_agents()
-                console.print_stderr(f"controller at {at_work.address}", *connected_hosts_lines(await at_work.fleet.hosts(), str(file)))
+                console.print_stderr(
+                    f"controller at {at_work.address}",
+                    *connected_hosts_lines(await at_work.fleet.hosts(), str(file)),
+                )
                 console.print_stderr("fleetctl submit FILE --watch hands it a job; Ctrl-C ends it")
                 with _fleet_file_reloads(at_work, display):
                     await interrupts.stop_requested.wait()
-                display.print_line("ending: files that are still owed are fetched; Ctrl-C again leaves at once")
-    console.print_stderr("ended; trials that run on the hosts go on, and the next controller reads on")
+                display.print_line(
+                    "ending: files that are still owed are fetched; Ctrl-C again leaves at once"
+                )
+    console.print_stderr(
+        "ended; trials that run on the hosts go on, and the next controller reads on"
+    )
     return ExitCode.DONE
 
 

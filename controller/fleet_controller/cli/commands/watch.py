@@ -1,4 +1,6 @@
-"""Owns the following of a job: `fleetctl watch` and `submit`, and what `run` shares with them. Ends nothing."""
+"""Owns the following of a job: `fleetctl watch` and `submit`, and what `run` shares with them. Ends
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,10 @@ from fleet_protos.events import RunFinished
 from fleet_protos.trial_types import Outcome, RunResult
 
 _MAX_LISTED = 10
-_KINDS_WITHOUT_LOG = (ErrorKind.CONFIG, ErrorKind.CONFLICT)  # most often: what a preflight refuses has no log
+_KINDS_WITHOUT_LOG = (
+    ErrorKind.CONFIG,
+    ErrorKind.CONFLICT,
+)  # most often: what a preflight refuses has no log
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
@@ -45,11 +50,16 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
 
 
 async def _submit(arguments: argparse.Namespace, console: Console) -> int:
-    loaded, _ = load_and_prune(arguments, console)  # all findings at once and at home, before the controller is asked
+    loaded, _ = load_and_prune(
+        arguments, console
+    )  # all findings at once and at home, before the controller is asked
     console.print_stderr(*finding_lines(loaded.findings, console))
     async with open_controller(arguments) as controller:
         job_id = await controller.submit(loaded.text, loaded.file_name, arguments.only_connected)
-        console.print_stderr(*waiting_lines(await controller.hosts(), await controller.job(job_id)), *_price_lines(loaded.job, arguments))
+        console.print_stderr(
+            *waiting_lines(await controller.hosts(), await controller.job(job_id)),
+            *_price_lines(loaded.job, arguments),
+        )
         if arguments.watch:
             console.print_stderr(f"job {job_id}")
             return await watch_to_verdict(controller, job_id, arguments.json, console)
@@ -68,7 +78,9 @@ def waiting_lines(hosts: Sequence[HostStatus], detail: JobDetail) -> list[str]:
     if not silent:
         return []
     count = sum(counts[host.host] for host in silent)
-    lines = [f"{len(silent)} of {len([host for host in counts if host])} hosts do not answer now; {count} trials wait for them:"]
+    lines = [
+        f"{len(silent)} of {len([host for host in counts if host])} hosts do not answer now; {count} trials wait for them:"
+    ]
     lines += [f"  {host.host}: {host.message}" for host in silent[:_MAX_LISTED]]
     lines += [f"  and {len(silent) - _MAX_LISTED} more"] if len(silent) > _MAX_LISTED else []
     return [*lines, "  --only-connected leaves such hosts out"]
@@ -94,13 +106,17 @@ async def _watch(arguments: argparse.Namespace, console: Console) -> int:
         return await watch_to_verdict(controller, job_id, arguments.json, console)
 
 
-async def watch_to_verdict(controller: Controller, job_id: str, as_json: bool, console: Console) -> int:
+async def watch_to_verdict(
+    controller: Controller, job_id: str, as_json: bool, console: Console
+) -> int:
     """Follow, then print; Ctrl-C ends only the watching, and says so."""
     try:
         with progress_display() as display:
             await follow_job(controller, job_id, display)
     except asyncio.CancelledError:  # asyncio.run makes one of Ctrl-C
-        console.print_stderr(f"job {job_id} goes on; fleetctl watch {job_id} follows it again, fleetctl cancel {job_id} ends it")
+        console.print_stderr(
+            f"job {job_id} goes on; fleetctl watch {job_id} follows it again, fleetctl cancel {job_id} ends it"
+        )
         raise
     return print_outcome(await fetch_outcome(controller, job_id), as_json, console)
 
@@ -125,25 +141,44 @@ class JobOutcome:
 
 async def fetch_outcome(controller: Controller, job_id: str) -> JobOutcome:
     """The job's state and verdicts as they are now."""
-    return JobOutcome(await controller.job(job_id), await compare_job(controller, job_id, VerdictOptions()))
+    return JobOutcome(
+        await controller.job(job_id), await compare_job(controller, job_id, VerdictOptions())
+    )
 
 
 def print_outcome(outcome: JobOutcome, as_json: bool, console: Console) -> int:
     """The verdict table of what was measured, and each trial that failed; 1 unless the job is done."""
-    job, failed = outcome.detail.job, [trial for trial in outcome.detail.trials if trial.outcome == Outcome.FAILED]
+    job, failed = (
+        outcome.detail.job,
+        [trial for trial in outcome.detail.trials if trial.outcome == Outcome.FAILED],
+    )
     print_comparison(outcome.comparison, as_json, console)
-    console.print_stderr(*(f"{trial.trial_id} ({trial.variant}) attempt {trial.attempt}: {trial_outcome_text(trial)}" for trial in failed))
-    launched = [trial for trial in failed if trial.kind not in _KINDS_WITHOUT_LOG and not trial.message.startswith("not launched again")]
+    console.print_stderr(
+        *(
+            f"{trial.trial_id} ({trial.variant}) attempt {trial.attempt}: {trial_outcome_text(trial)}"
+            for trial in failed
+        )
+    )
+    launched = [
+        trial
+        for trial in failed
+        if trial.kind not in _KINDS_WITHOUT_LOG
+        and not trial.message.startswith("not launched again")
+    ]
     if launched and job.engine != EXTERNAL:
         console.print_stderr(f"fleetctl logs {launched[0].trial_id} shows that server's log")
     if not job.is_over:
-        console.print_stderr(f"job {job.job_id} is unfinished, and no controller runs: fleetctl resume {job.job_id} goes on with it")
+        console.print_stderr(
+            f"job {job.job_id} is unfinished, and no controller runs: fleetctl resume {job.job_id} goes on with it"
+        )
     elif job.state != "done":
         console.print_stderr(f"job {job.job_id} is {console.styled(job.state)}")
     return ExitCode.DONE if job.state == "done" else ExitCode.FAILED
 
 
-async def _fetch_newest_runs(controller: Controller, trials: list[TrialStatus]) -> dict[str, RunResult]:
+async def _fetch_newest_runs(
+    controller: Controller, trials: list[TrialStatus]
+) -> dict[str, RunResult]:
     found: dict[str, RunResult] = {}
     for trial in trials:
         detail = await controller.trial(trial.trial_id, trial.attempt, False)
@@ -151,4 +186,3 @@ async def _fetch_newest_runs(controller: Controller, trials: list[TrialStatus]) 
         if runs:
             found[trial.trial_id] = runs[-1]
     return found
-

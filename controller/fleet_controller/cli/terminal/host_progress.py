@@ -1,4 +1,6 @@
-"""Owns one line a host while a command works on many: redrawn on a terminal, one line for each change in a pipe. Knows not what is done."""
+"""Owns one line a host while a command works on many: redrawn on a terminal, one line for each
+change in a pipe. Knows not what is done.
+"""
 
 from __future__ import annotations
 
@@ -51,5 +53,7 @@ def host_progress_display(hosts: Sequence[str], *, quiet: bool) -> Iterator[Host
     from rich.console import Console
     from rich.live import Live
 
-    with Live(get_renderable=progress.render, console=Console(stderr=True), refresh_per_second=4) as progress.live:
+    with Live(
+        get_renderable=progress.render, console=Console(stderr=True), refresh_per_second=4
+    ) as progress.live:
         yield progress

@@ -1,4 +1,6 @@
-"""Owns what Ctrl-C and SIGTERM mean to a command that has servers running: once asks to stop, twice leaves. Stops nothing itself."""
+"""Owns what Ctrl-C and SIGTERM mean to a command that has servers running: once asks to stop, twice
+leaves. Stops nothing itself.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Owns progress on the terminal: a live display on one, plain lines with the time of day in a pipe. Results never pass here."""
+"""Owns progress on the terminal: a live display on one, plain lines with the time of day in a pipe.
+Results never pass here.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,12 @@ class LiveDisplay:
 
         self._progress = JobProgress()
         self._at = time.monotonic()
-        self.live = Live(get_renderable=self._render, console=Console(stderr=True), refresh_per_second=2, transient=True)
+        self.live = Live(
+            get_renderable=self._render,
+            console=Console(stderr=True),
+            refresh_per_second=2,
+            transient=True,
+        )
 
     def update(self, progress: JobProgress, lines: Sequence[str]) -> None:
         """See `Display`."""
@@ -81,7 +88,12 @@ class LiveDisplay:
         from rich.text import Text
 
         # Called by Rich's thread: reads one reference to a frozen value.
-        return Text(escape_unprintable("\n".join(progress_lines(self._progress, time.monotonic() - self._at))), overflow="fold")
+        return Text(
+            escape_unprintable(
+                "\n".join(progress_lines(self._progress, time.monotonic() - self._at))
+            ),
+            overflow="fold",
+        )
 
 
 @contextmanager

@@ -1,4 +1,6 @@
-"""Owns writing on a host's disk: after a power cut there is the old or the new, never half. Runs on hosts, Python 3.6 and newer."""
+"""Owns writing on a host's disk: after a power cut there is the old or the new, never half. Runs on
+hosts, Python 3.6 and newer.
+"""
 
 import os
 import pwd
@@ -43,7 +45,11 @@ def remove_empty(path: str) -> bool:
 
 def write_synced(path: str, content: bytes, mode: int) -> None:
     """A file on disk, not yet under its final name."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, stat.S_IRUSR | stat.S_IWUSR)
+    descriptor = os.open(
+        path,
+        os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW,
+        stat.S_IRUSR | stat.S_IWUSR,
+    )
     with os.fdopen(descriptor, "wb") as file:
         file.write(content)
         file.flush()
@@ -61,7 +67,9 @@ def sync_folder(path: str) -> None:
 
 
 def sync_disk(path: str) -> None:
-    """All of the file system that holds `path`: thousands of files at once are faster so than one by one."""
+    """All of the file system that holds `path`: thousands of files at once are faster so than one
+    by one.
+    """
     import ctypes
 
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)

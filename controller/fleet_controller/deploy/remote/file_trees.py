@@ -1,4 +1,6 @@
-"""Owns trees of files that a deploy brings: unpacked from checked archives, removed without what others put there. Python 3.6 and newer."""
+"""Owns trees of files that a deploy brings: unpacked from checked archives, removed without what
+others put there. Python 3.6 and newer.
+"""
 
 import csv
 import hashlib
@@ -35,7 +37,9 @@ def receive_file(source: BinaryIO, path: str, size: int, sha256: str) -> None:
             try:
                 if trouble is None:
                     file.write(chunk)
-            except OSError as error:  # the rest has to be read all the same: the next frame is behind it
+            except (
+                OSError
+            ) as error:  # the rest has to be read all the same: the next frame is behind it
                 trouble = error
     if trouble is not None:
         raise trouble
@@ -44,10 +48,19 @@ def receive_file(source: BinaryIO, path: str, size: int, sha256: str) -> None:
 
 
 def unpack_wheel(archive: str, target: str) -> None:
-    """All files of a wheel, with the modes of its archive. Raises Refused when files and RECORD differ, or names lead elsewhere."""
+    """All files of a wheel, with the modes of its archive. Raises Refused when files and RECORD
+    differ, or names lead elsewhere.
+    """
     with zipfile.ZipFile(archive) as wheel:
         entries = [entry for entry in wheel.infolist() if not entry.filename.endswith("/")]
-        record = next((entry for entry in entries if is_record(entry.filename) and entry.filename.endswith("RECORD")), None)
+        record = next(
+            (
+                entry
+                for entry in entries
+                if is_record(entry.filename) and entry.filename.endswith("RECORD")
+            ),
+            None,
+        )
         if record is None:
             raise InstallRefused("a wheel without RECORD")
         listed = record_names(wheel.read(record).decode())
@@ -78,7 +91,9 @@ def record_names(text: str) -> "set[str]":
 
 
 def path_in_install(name: str) -> str:
-    """`x.data/purelib/a.py` belongs at `a.py`; the other folders of `x.data` are of no use to an agent and stay where they are."""
+    """`x.data/purelib/a.py` belongs at `a.py`; the other folders of `x.data` are of no use to an
+    agent and stay where they are.
+    """
     parts = name.split("/")
     if len(parts) > 2 and parts[0].endswith(".data") and parts[1] in ("purelib", "platlib"):
         return "/".join(parts[2:])
@@ -93,42 +108,60 @@ def unpack_tar(archive: str, target: str) -> None:
                 raise InstallRefused(f"the Python holds {member.name}, which leads out of it")
             member.uid = member.gid = 0
             member.uname = member.gname = ""
-            tar.extract(member, target, set_attrs=not member.issym(), numeric_owner=os.getuid() == 0)
+            tar.extract(
+                member, target, set_attrs=not member.issym(), numeric_owner=os.getuid() == 0
+            )
     write_file_list(target)
 
 
 def stays_inside(member: tarfile.TarInfo, target: str) -> bool:
     """A file, a folder, or a link to something in the same tree."""
     path = os.path.normpath(os.path.join(target, member.name))
-    to = os.path.normpath(os.path.join(os.path.dirname(path), member.linkname)) if member.issym() else path
+    to = (
+        os.path.normpath(os.path.join(os.path.dirname(path), member.linkname))
+        if member.issym()
+        else path
+    )
     known = member.isfile() or member.isdir() or member.issym()
     return known and all((place + "/").startswith(target + "/") for place in (path, to))
 
 
 def write_file_list(target: str) -> None:
-    """`.files` names all files of a tree, so that what others put there later is known from what was brought."""
+    """`.files` names all files of a tree, so that what others put there later is known from what
+    was brought.
+    """
     found = set()
     for folder, folders, files in os.walk(target):
-        for name in files + [name for name in folders if os.path.islink(os.path.join(folder, name))]:
+        for name in files + [
+            name for name in folders if os.path.islink(os.path.join(folder, name))
+        ]:
             found.add(os.path.relpath(os.path.join(folder, name), target))
     with open(os.path.join(target, ".files"), "w") as file:
         file.write("".join(name + "\n" for name in sorted(found)))
 
 
 def remove_tree(root: str) -> "list[str]":
-    """Remove a tree that was brought; returns what others put there, which stays. An unfinished one was never used, so all of it goes."""
+    """Remove a tree that was brought; returns what others put there, which stays. An unfinished one
+    was never used, so all of it goes.
+    """
     if not os.path.isdir(root):
         return []
-    if os.path.basename(root).endswith(UNFINISHED_SUFFIX) or not os.path.isfile(os.path.join(root, ".files")):
+    if os.path.basename(root).endswith(UNFINISHED_SUFFIX) or not os.path.isfile(
+        os.path.join(root, ".files")
+    ):
         shutil.rmtree(root)
         return []
     with open(os.path.join(root, ".files")) as file:
         brought = set(file.read().splitlines()) | {".files"}
     left = []
     for folder, folders, files in os.walk(root, topdown=False):
-        for name in files + [name for name in folders if os.path.islink(os.path.join(folder, name))]:
+        for name in files + [
+            name for name in folders if os.path.islink(os.path.join(folder, name))
+        ]:
             path = os.path.join(folder, name)
-            is_ours = os.path.relpath(path, root) in brought or (name.endswith(".pyc") and folder.endswith("/__pycache__"))
+            is_ours = os.path.relpath(path, root) in brought or (
+                name.endswith(".pyc") and folder.endswith("/__pycache__")
+            )
             if not is_ours or not try_unlink(path):
                 left.append(path)
         remove_empty(folder)
@@ -136,7 +169,9 @@ def remove_tree(root: str) -> "list[str]":
 
 
 def try_unlink(path: str) -> bool:
-    """Whether a file is gone afterwards: what another user put into a folder of its own may not be ours to remove."""
+    """Whether a file is gone afterwards: what another user put into a folder of its own may not be
+    ours to remove.
+    """
     try:
         os.unlink(path)
     except OSError:

@@ -1,7 +1,9 @@
-"""Owns the changes that deploy makes on a host: each whole or not at all, each on the list of what was made. Decides nothing.
+"""Owns the changes that deploy makes on a host: each whole or not at all, each on the list of what
+was made. Decides nothing.
 
-Runs on the host (Python 3.6 and newer) for one SSH session, holding the lock of the installation; a frame in is a line of JSON, with
-`size` raw bytes behind it where it brings some, and each is answered by one line of JSON.
+Runs on the host (Python 3.6 and newer) for one SSH session, holding the lock of the installation; a
+frame in is a line of JSON, with `size` raw bytes behind it where it brings some, and each is
+answered by one line of JSON.
 """
 
 import fcntl
@@ -59,7 +61,9 @@ class Installation:
             self._make_root()
         self._take_lock(float(frame["wait_s"]))
         if not os.path.isfile(self._path_in_root(MADE_LIST)):
-            raise InstallRefused(f"{self.root} exists and was not made by a deploy: move it away, or set install.path")
+            raise InstallRefused(
+                f"{self.root} exists and was not made by a deploy: move it away, or set install.path"
+            )
         self.made = read_list(self._path_in_root(MADE_LIST))
         self._record_made({"kind": "install", "mode": frame["mode"]})
         return {}
@@ -77,7 +81,11 @@ class Installation:
         while len(path) >= len(top):
             made.append({"kind": "folder", "path": path})
             path = os.path.dirname(path)
-        write_synced(inside + "/" + MADE_LIST, "".join(json.dumps(entry) + "\n" for entry in reversed(made)).encode(), 0o644)
+        write_synced(
+            inside + "/" + MADE_LIST,
+            "".join(json.dumps(entry) + "\n" for entry in reversed(made)).encode(),
+            0o644,
+        )
         if os.path.isdir(top):
             os.rmdir(top)
         os.rename(new, top)
@@ -92,7 +100,9 @@ class Installation:
                 return
             except BlockingIOError:
                 if time.monotonic() > until:
-                    raise InstallRefused(f"another deploy is at work in {self.root}: wait until it is over") from None
+                    raise InstallRefused(
+                        f"another deploy is at work in {self.root}: wait until it is over"
+                    ) from None
                 time.sleep(0.1)
 
     # The list
@@ -107,7 +117,9 @@ class Installation:
         line = json.dumps(entry) + "\n"
         with open(self._path_in_root(MADE_LIST), "rb+") as file:
             content = file.read()
-            file.write(line.encode() if content.endswith(b"\n") or not content else b"\n" + line.encode())
+            file.write(
+                line.encode() if content.endswith(b"\n") or not content else b"\n" + line.encode()
+            )
             file.flush()
             os.fsync(file.fileno())
         self.made.append(entry)
@@ -119,7 +131,10 @@ class Installation:
 
     def folder(self, frame: "dict[str, Any]", _: BinaryIO) -> "dict[str, Any]":
         """A folder with a mode and an owner. One that was there before is used as it is."""
-        path, agents = frame["path"], [os.path.join(frame["path"], name) for name in frame["agents"]]
+        path, agents = (
+            frame["path"],
+            [os.path.join(frame["path"], name) for name in frame["agents"]],
+        )
         if agents and (not any(map(os.path.lexists, agents)) or self._is_ours(path)):
             self._record_made({"kind": "state", "paths": agents})
         if not os.path.isdir(path):
@@ -152,9 +167,14 @@ class Installation:
         """A relocatable Python as a tar file, checked by its digest."""
         return self._unpack("pythons", frame, source, unpack_tar)
 
-    def _unpack(self, folder: str, frame: "dict[str, Any]", source: BinaryIO, unpack: Any) -> "dict[str, Any]":
+    def _unpack(
+        self, folder: str, frame: "dict[str, Any]", source: BinaryIO, unpack: Any
+    ) -> "dict[str, Any]":
         target = self._path_in_root(os.path.join(folder, frame["name"]))
-        archive, new = self._path_in_root(".incoming" + UNFINISHED_SUFFIX), os.path.join(os.path.dirname(target), "." + frame["name"] + UNFINISHED_SUFFIX)
+        archive, new = (
+            self._path_in_root(".incoming" + UNFINISHED_SUFFIX),
+            os.path.join(os.path.dirname(target), "." + frame["name"] + UNFINISHED_SUFFIX),
+        )
         shutil.rmtree(new, ignore_errors=True)
         try:
             receive_file(source, archive, frame["size"], frame["sha256"])
@@ -213,7 +233,9 @@ class Installation:
     # Going back
 
     def remember(self, frame: "dict[str, Any]", _: BinaryIO) -> "dict[str, Any]":
-        """Keep the files and the link that a switch replaces. What an interrupted switch had kept is older, and stays."""
+        """Keep the files and the link that a switch replaces. What an interrupted switch had kept
+        is older, and stays.
+        """
         folder = self._path_in_root("rollback")
         self._record_made({"kind": "tree", "path": folder})
         if os.path.isfile(os.path.join(folder, "remembered.json")):
@@ -227,7 +249,11 @@ class Installation:
                 with open(path, "rb") as file:
                     write_synced(os.path.join(folder, str(number)), file.read(), 0o600)
                 kept.append([path, number, about.st_mode & 0o7777, about.st_uid, about.st_gid])
-        state = {"current": read_link(self._path_in_root("current")), "previous": read_link(self._path_in_root("previous")), "files": kept}
+        state = {
+            "current": read_link(self._path_in_root("current")),
+            "previous": read_link(self._path_in_root("previous")),
+            "files": kept,
+        }
         write_synced(os.path.join(folder, "remembered.json"), json.dumps(state).encode(), 0o600)
         sync_folder(folder)
         return {}
@@ -251,37 +277,66 @@ class Installation:
         return {"current": state["current"]}
 
     def forget(self, frame: "dict[str, Any]", _: BinaryIO) -> "dict[str, Any]":
-        """The switch is good: drop what was kept for going back, and all versions and wheels but the named ones."""
+        """The switch is good: drop what was kept for going back, and all versions and wheels but
+        the named ones.
+        """
         left = remove_tree(self._path_in_root("rollback"))
         frame["keep"] += self._names_of_previous()
         for folder in ("versions", "wheels", "pythons"):
-            for name in os.listdir(self._path_in_root(folder)) if os.path.isdir(self._path_in_root(folder)) else []:
+            for name in (
+                os.listdir(self._path_in_root(folder))
+                if os.path.isdir(self._path_in_root(folder))
+                else []
+            ):
                 if name not in frame["keep"]:
                     left += remove_tree(self._path_in_root(os.path.join(folder, name)))
-        self._rewrite_made([entry for entry in self.made if entry["kind"] != "tree" or os.path.isdir(entry["path"])])
+        self._rewrite_made(
+            [
+                entry
+                for entry in self.made
+                if entry["kind"] != "tree" or os.path.isdir(entry["path"])
+            ]
+        )
         return {"left": left[:20]}
 
     def _names_of_previous(self) -> "list[str]":
         """The version before and what it is made of."""
         previous = os.path.basename(read_link(self._path_in_root("previous")))
         folder = self._path_in_root(os.path.join("versions", previous))
-        used = [previous, read_link(os.path.join(folder, "bin/python3")).replace(self._path_in_root("pythons/"), "").split("/")[0]]
-        for path in glob.glob(os.path.join(folder, "lib/*/site-packages/benchfleet.pth")) if previous else []:
+        used = [
+            previous,
+            read_link(os.path.join(folder, "bin/python3"))
+            .replace(self._path_in_root("pythons/"), "")
+            .split("/")[0],
+        ]
+        for path in (
+            glob.glob(os.path.join(folder, "lib/*/site-packages/benchfleet.pth"))
+            if previous
+            else []
+        ):
             with open(path) as file:
                 used += [os.path.basename(line.strip()) for line in file]
         return used
 
     def _rewrite_made(self, made: "list[dict[str, Any]]") -> None:
         if made != self.made:
-            write_synced(self._path_in_root(MADE_LIST) + UNFINISHED_SUFFIX, "".join(json.dumps(entry) + "\n" for entry in made).encode(), 0o644)
-            os.rename(self._path_in_root(MADE_LIST) + UNFINISHED_SUFFIX, self._path_in_root(MADE_LIST))
+            write_synced(
+                self._path_in_root(MADE_LIST) + UNFINISHED_SUFFIX,
+                "".join(json.dumps(entry) + "\n" for entry in made).encode(),
+                0o644,
+            )
+            os.rename(
+                self._path_in_root(MADE_LIST) + UNFINISHED_SUFFIX, self._path_in_root(MADE_LIST)
+            )
             sync_folder(self.root)
             self.made = made
 
     # Taking all away
 
     def remove(self, frame: "dict[str, Any]", _: BinaryIO) -> "dict[str, Any]":
-        """Everything on the list, newest first; what others put there stays and is told. The list itself goes last."""
+        """Everything on the list, newest first; what others put there stays and is told. The list
+        itself goes last.
+        """
         left: list[str] = []
         troubles: list[str] = []
         for entry in reversed(self.made):
@@ -296,7 +351,9 @@ class Installation:
         for name in frame["logs"]:
             remove_file(self._path_in_root(name))
         left += self._remove_folders()
-        innermost = [path for path in left if not any(other.startswith(path + "/") for other in left)]
+        innermost = [
+            path for path in left if not any(other.startswith(path + "/") for other in left)
+        ]
         return {"left": innermost[:20], "troubles": troubles}
 
     def _remove_folders(self) -> "list[str]":
@@ -330,12 +387,21 @@ def read_list(path: str) -> "list[dict[str, Any]]":
 
 
 def run_program(argv: "list[str]", timeout_s: float) -> "tuple[int, str, str]":
-    """(exit code, output, errors) of a program in a session of its own; 124 when it took too long, 127 when there is none."""
+    """(exit code, output, errors) of a program in a session of its own; 124 when it took too long,
+    127 when there is none.
+    """
     environment = dict(os.environ, LC_ALL="C.UTF-8")
-    environment.setdefault("XDG_RUNTIME_DIR", f"/run/user/{os.getuid()}")  # systemctl --user asks there; where there is no PAM to set it
+    environment.setdefault(
+        "XDG_RUNTIME_DIR", f"/run/user/{os.getuid()}"
+    )  # systemctl --user asks there; where there is no PAM to set it
     try:
         process = subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, start_new_session=True
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment,
+            start_new_session=True,
         )
     except OSError as error:
         return 127, "", f"{argv[0]}: {error.strerror}"
@@ -345,7 +411,11 @@ def run_program(argv: "list[str]", timeout_s: float) -> "tuple[int, str, str]":
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
         return 124, "", f"no end after {timeout_s:g} s"
-    return process.returncode, out.decode(errors="replace")[-65536:], errors.decode(errors="replace")[-65536:]
+    return (
+        process.returncode,
+        out.decode(errors="replace")[-65536:],
+        errors.decode(errors="replace")[-65536:],
+    )
 
 
 def remove_empty_folders(folders: "list[str]") -> "list[str]":
@@ -353,7 +423,11 @@ def remove_empty_folders(folders: "list[str]") -> "list[str]":
     left = []
     for path in sorted(folders, key=len, reverse=True):
         if not remove_empty(path):
-            left += [os.path.join(path, name) for name in sorted(os.listdir(path)) if os.path.join(path, name) not in folders]
+            left += [
+                os.path.join(path, name)
+                for name in sorted(os.listdir(path))
+                if os.path.join(path, name) not in folders
+            ]
     return left
 
 
@@ -370,7 +444,9 @@ def remove_file(path: str) -> None:
             os.unlink(name)
 
 
-def handle_frame(installation: Installation, frame: "dict[str, Any]", source: BinaryIO) -> "dict[str, Any]":
+def handle_frame(
+    installation: Installation, frame: "dict[str, Any]", source: BinaryIO
+) -> "dict[str, Any]":
     """What came of one frame; nothing that goes wrong ends the session."""
     try:
         result: dict[str, Any] = getattr(installation, frame["op"])(frame, source)

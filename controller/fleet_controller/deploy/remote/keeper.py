@@ -1,8 +1,10 @@
-"""Owns keeping an agent alive on a host without systemd: starts it again with growing pauses, ends it when told. Python 3.6 and newer.
+"""Owns keeping an agent alive on a host without systemd: starts it again with growing pauses, ends
+it when told. Python 3.6 and newer.
 
     keeper.py start|stop|status|steady ROOT
 
-ROOT/keeper.json names the keeper by process id, start time and boot, so that an id that was given to another process is never signalled.
+ROOT/keeper.json names the keeper by process id, start time and boot, so that an id that was given
+to another process is never signalled.
 """
 
 import json
@@ -87,7 +89,11 @@ def supervise(root: str) -> None:
         log_line(f"the agent ended with {code}")
         if stop_signals or code == 0:
             break
-        pause_s = FIRST_PAUSE_S if time.monotonic() - began > GOOD_AFTER_S else min(pause_s * 2, LAST_PAUSE_S)
+        pause_s = (
+            FIRST_PAUSE_S
+            if time.monotonic() - began > GOOD_AFTER_S
+            else min(pause_s * 2, LAST_PAUSE_S)
+        )
         log_line(f"starting it again in {pause_s:g} s")
         pause_until_signal(pause_s, stop_signals)
     os.unlink(os.path.join(root, "keeper.json"))
@@ -97,7 +103,13 @@ def surviving_agent(root: str) -> int:
     """The agent of a keeper that was killed: it works on, and is kept by this one."""
     state = read_state(root)
     pid = int(state.get("agent", 0))
-    return pid if pid and state.get("boot") == boot_id() and state.get("agent_ticks") == start_ticks(pid) != 0 else 0
+    return (
+        pid
+        if pid
+        and state.get("boot") == boot_id()
+        and state.get("agent_ticks") == start_ticks(pid) != 0
+        else 0
+    )
 
 
 def wait_for_exit(pid: int) -> int:
@@ -114,9 +126,15 @@ def launch(root: str) -> "subprocess.Popen[bytes] | None":
     if os.path.exists(path) and os.path.getsize(path) > LOG_BYTES:
         os.rename(path, path + ".1")
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    argv = [os.path.join(root, "current", "bin", "fleet-agent"), "--config", os.path.join(root, "etc", "agent.toml")]
+    argv = [
+        os.path.join(root, "current", "bin", "fleet-agent"),
+        "--config",
+        os.path.join(root, "etc", "agent.toml"),
+    ]
     try:
-        return subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+        return subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
     except OSError as error:
         log_line(f"{argv[0]}: {error.strerror}")
         return None
@@ -149,7 +167,14 @@ def stop(root: str) -> int:
 def write_state(root: str, agent: int, ended: int) -> None:
     """Who keeps whom: read by `running` and `agent_left`."""
     path = os.path.join(root, "keeper.json")
-    state = {"pid": os.getpid(), "ticks": start_ticks(os.getpid()), "boot": boot_id(), "agent": agent, "agent_ticks": start_ticks(agent), "ended": ended}
+    state = {
+        "pid": os.getpid(),
+        "ticks": start_ticks(os.getpid()),
+        "boot": boot_id(),
+        "agent": agent,
+        "agent_ticks": start_ticks(agent),
+        "ended": ended,
+    }
     with open(path + ".new", "w") as file:
         json.dump(state, file)
     os.rename(path + ".new", path)
@@ -169,11 +194,17 @@ def keeper_pid(root: str) -> int:
     """The keeper's process id, 0 when none runs."""
     state = read_state(root)
     pid = int(state.get("pid", 0))
-    return pid if pid and state.get("boot") == boot_id() and state.get("ticks") == start_ticks(pid) != 0 else 0
+    return (
+        pid
+        if pid and state.get("boot") == boot_id() and state.get("ticks") == start_ticks(pid) != 0
+        else 0
+    )
 
 
 def start_ticks(pid: int) -> int:
-    """When a process began, in clock ticks since boot; 0 when it is gone or only its exit code is left."""
+    """When a process began, in clock ticks since boot; 0 when it is gone or only its exit code is
+    left.
+    """
     try:
         with open(f"/proc/{pid}/stat") as file:
             fields = file.read().rpartition(")")[2].split()

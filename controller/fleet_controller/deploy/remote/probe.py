@@ -1,7 +1,8 @@
-"""Owns reading what a host is and what deploy has installed there. Runs on the host, changes nothing; Python 3.6 and newer.
+"""Owns reading what a host is and what deploy has installed there. Runs on the host, changes
+nothing; Python 3.6 and newer.
 
-`ASKED`, which whoever sends this sets: `{"roots": [[root, state], …], "users": [name, …], "python": a path or empty,
-"sudo": true|false, "source": this text}`.
+`ASKED`, which whoever sends this sets: `{"roots": [[root, state], …], "users": [name, …], "python":
+a path or empty, "sudo": true|false, "source": this text}`.
 """
 
 import glob
@@ -16,11 +17,11 @@ import subprocess
 import sys
 from typing import Any
 
-STARTER = (
-    "import json,sys;a=json.loads(sys.stdin.readline());exec(compile(a['source'],'probe','exec'),{'__name__':'probe','ASKED':a})"
-)
+STARTER = "import json,sys;a=json.loads(sys.stdin.readline());exec(compile(a['source'],'probe','exec'),{'__name__':'probe','ASKED':a})"
 MAX_FILE_BYTES = 1 << 20
-PYTHONS = ["python3", "/usr/bin/python3", "/usr/local/bin/python3"] + [f"python3.{minor}" for minor in (13, 12, 11, 14)]
+PYTHONS = ["python3", "/usr/bin/python3", "/usr/local/bin/python3"] + [
+    f"python3.{minor}" for minor in (13, 12, 11, 14)
+]
 ASK_PYTHON = (
     "import json,sys,sysconfig;print(json.dumps([list(sys.version_info[:3]),sys.implementation.name,"
     "sys.base_prefix!=sys.prefix,sysconfig.get_config_var('Py_GIL_DISABLED') or 0,sys.executable]))"
@@ -46,7 +47,9 @@ def main(request: "dict[str, Any]") -> None:
 def run(argv: "list[str]", timeout_s: float = 5.0, given: str = "") -> "tuple[int, str]":
     """(exit code, standard output); 127 when there is no such program, 124 when it takes too long."""
     try:
-        process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
     except OSError:
         return 127, ""
     try:
@@ -71,7 +74,9 @@ def probe_as_root(request: "dict[str, Any]") -> "list[dict[str, Any]] | None":
     """What root sees of our folders, None without a sudo that asks for no password."""
     roots = [[os.path.expanduser(path) for path in pair] for pair in request["roots"]]
     question = json.dumps({"only_installed": True, "roots": roots, "source": request["source"]})
-    code, output = run(["sudo", "-n", "--", sys.executable, "-I", "-c", STARTER], 10.0, question + "\n")
+    code, output = run(
+        ["sudo", "-n", "--", sys.executable, "-I", "-c", STARTER], 10.0, question + "\n"
+    )
     try:
         seen: list[dict[str, Any]] = json.loads(output)
     except ValueError:
@@ -88,7 +93,11 @@ def describe_host(request: "dict[str, Any]") -> "dict[str, Any]":
         "uid": uid,
         "user": me.pw_name,
         "home": me.pw_dir,
-        "system": dict(re.findall(r'^(ID|VERSION_ID|PRETTY_NAME)="?([^"\n]*)', read_or_empty("/etc/os-release"), re.M)),
+        "system": dict(
+            re.findall(
+                r'^(ID|VERSION_ID|PRETTY_NAME)="?([^"\n]*)', read_or_empty("/etc/os-release"), re.M
+            )
+        ),
         "kernel": platform.release(),
         "machine": platform.machine(),
         "libc": libc(),
@@ -96,7 +105,8 @@ def describe_host(request: "dict[str, Any]") -> "dict[str, Any]":
         "systemd": os.path.isdir("/run/systemd/system"),
         "user_systemd": os.path.exists(runtime + "/systemd/private"),
         "linger": os.path.exists("/var/lib/systemd/linger/" + me.pw_name),
-        "gpus": len(glob.glob("/proc/driver/nvidia/gpus/*")) or len([d for d in glob.glob("/dev/nvidia*") if d[11:].isdigit()]),
+        "gpus": len(glob.glob("/proc/driver/nvidia/gpus/*"))
+        or len([d for d in glob.glob("/dev/nvidia*") if d[11:].isdigit()]),
         "cpus": os.cpu_count() or 1,
     }
 
@@ -133,7 +143,9 @@ def find_pythons(named: str) -> "list[dict[str, Any]]":
 
 
 def describe_python(path: str) -> "dict[str, Any] | None":
-    """One interpreter: `usable` when the agent can run on its kind; of which version, the plan decides."""
+    """One interpreter: `usable` when the agent can run on its kind; of which version, the plan
+    decides.
+    """
     code, output = run([path, "-I", "-c", ASK_PYTHON])
     if code != 0:
         return None
@@ -174,10 +186,16 @@ def describe_made(root: str) -> "dict[str, Any]":
         "wheels": list_names(root + "/wheels"),
         "pythons": list_names(root + "/pythons"),
         "files": {path: told for path, told in files.items() if told},
-        "folders": [entry["path"] for entry in made if entry["kind"] == "folder" and os.path.isdir(entry["path"])],
+        "folders": [
+            entry["path"]
+            for entry in made
+            if entry["kind"] == "folder" and os.path.isdir(entry["path"])
+        ],
         "remembered": os.path.isfile(root + "/rollback/remembered.json"),
         "restarted": os.path.isfile(root + "/rollback/restarted"),
-        "certificate": next((read_or_empty(path) for path in files if path.endswith("/agent.crt")), ""),
+        "certificate": next(
+            (read_or_empty(path) for path in files if path.endswith("/agent.crt")), ""
+        ),
         "active": is_active(root, mode),
     }
 
@@ -187,7 +205,11 @@ def digest(path: str) -> "list[Any] | None":
     try:
         with open(path, "rb") as file:
             about = os.fstat(file.fileno())
-            return [hashlib.sha256(file.read(MAX_FILE_BYTES)).hexdigest(), about.st_mode & 0o7777, about.st_uid]
+            return [
+                hashlib.sha256(file.read(MAX_FILE_BYTES)).hexdigest(),
+                about.st_mode & 0o7777,
+                about.st_uid,
+            ]
     except OSError:
         return None
 
@@ -196,8 +218,17 @@ def is_active(root: str, mode: str) -> bool:
     """Whether the service runs, as whoever supervises it says."""
     if mode == "daemon":
         return run([sys.executable, "-I", root + "/keeper.py", "status", root])[0] == 0
-    os.environ.setdefault("XDG_RUNTIME_DIR", f"/run/user/{os.getuid()}")  # where there is no PAM to set it
-    return run(["systemctl"] + ["--user"] * (mode == "user") + ["is-active", "benchfleet-agent.service"])[1] == "active"
+    os.environ.setdefault(
+        "XDG_RUNTIME_DIR", f"/run/user/{os.getuid()}"
+    )  # where there is no PAM to set it
+    return (
+        run(
+            ["systemctl"]
+            + ["--user"] * (mode == "user")
+            + ["is-active", "benchfleet-agent.service"]
+        )[1]
+        == "active"
+    )
 
 
 def link_target(path: str) -> str:

@@ -1,4 +1,6 @@
-"""Owns the variables of a script while it is read and the expansion of words by them; unknown ones stay `$NAME`. Runs nothing."""
+"""Owns the variables of a script while it is read and the expansion of words by them; unknown ones
+stay `$NAME`. Runs nothing.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +28,12 @@ _MOST_NESTED = 20  # `${A:-${B:-…}}`
 
 @dataclass(frozen=True, slots=True)
 class SourceText:
-    """A word as the command would get it. Names in `unknown` stand in `text` as `$NAME`; `unevaluated` says what was not worked out.
+    """A word as the command would get it. Names in `unknown` stand in `text` as `$NAME`;
+    `unevaluated` says what was not worked out.
 
-    `is_open`: all of it is an unknown variable without quotes, so it may be no word at all or several. `is_quoted`: it brings its own
-    quotes from a default (`${NAME:-"a b"}`), so it is not split.
+    `is_open`: all of it is an unknown variable without quotes, so it may be no word at all or
+    several. `is_quoted`: it brings its own quotes from a default (`${NAME:-"a b"}`), so it is not
+    split.
     """
 
     text: str
@@ -47,7 +51,9 @@ class SourceText:
 
 @dataclass(frozen=True, slots=True)
 class ShellVariable:
-    """One variable: its value, or the items of an array; where it was set, and whether commands get it."""
+    """One variable: its value, or the items of an array; where it was set, and whether commands get
+    it.
+    """
 
     value: SourceText
     items: tuple[SourceText, ...] | None = None
@@ -107,11 +113,24 @@ class ShellVariables:
             return [SourceText(f"${{{piece.content}}}", line, (), ("shell expansion",))]
         mark, name, index, operation = found.groups()
         if mark:
-            return [SourceText(f"${{{piece.content}}}", line, () if name in self.known else (name,), ("shell expansion",))]
+            return [
+                SourceText(
+                    f"${{{piece.content}}}",
+                    line,
+                    () if name in self.known else (name,),
+                    ("shell expansion",),
+                )
+            ]
         values = self._values(name, index, line)
-        return self._operated(name, values, operation, line) if operation else self._found(name, values, line, piece.quoted)
+        return (
+            self._operated(name, values, operation, line)
+            if operation
+            else self._found(name, values, line, piece.quoted)
+        )
 
-    def _found(self, name: str, values: list[SourceText] | None, line: int, quoted: bool) -> list[SourceText]:
+    def _found(
+        self, name: str, values: list[SourceText] | None, line: int, quoted: bool
+    ) -> list[SourceText]:
         if values is None:
             return [SourceText(f"${name}", line, (name,), (), not quoted)]
         return [replace(value, is_open=value.is_open and not quoted) for value in values]
@@ -134,7 +153,9 @@ class ShellVariables:
         place = int(index[1:-1]) if index and index[1:-1].isdigit() else 0
         return list(variable.items[place : place + 1])
 
-    def _operated(self, name: str, values: list[SourceText] | None, operation: str, line: int) -> list[SourceText]:
+    def _operated(
+        self, name: str, values: list[SourceText] | None, operation: str, line: int
+    ) -> list[SourceText]:
         sign = operation[:2] if operation[:1] == ":" else operation[:1]
         rest = operation[len(sign) :]
         is_empty = values is not None and not any(value.text for value in values)
@@ -152,17 +173,28 @@ class ShellVariables:
 
     def _defaulted(self, name: str, sign: str, text: str, line: int) -> SourceText:
         value = self._default(text, line)
-        if name not in self.known and not name.isdigit() and value.text and name not in self.reported_defaults:
+        if (
+            name not in self.known
+            and not name.isdigit()
+            and value.text
+            and name not in self.reported_defaults
+        ):
             self.reported_defaults.add(name)
             message = f"`{name}` is not set in the file: its default is taken"
-            self.notes.info("default_taken", line, message, f"set {name} before if you use another value")
+            self.notes.info(
+                "default_taken", line, message, f"set {name} before if you use another value"
+            )
         if "=" in sign:
             self.known[name] = ShellVariable(value)
         return value
 
     def _default(self, text: str, line: int) -> SourceText:
         """The text behind `:-`, with its own variables expanded and its quotes taken away."""
-        tokens = tokens_of(text, FindingCollector(""), line) if text.count("${") < _MOST_NESTED else [Operator("\n", line)]
+        tokens = (
+            tokens_of(text, FindingCollector(""), line)
+            if text.count("${") < _MOST_NESTED
+            else [Operator("\n", line)]
+        )
         if any(not isinstance(token, Word) for token in tokens):
             return SourceText(text.strip("'\""), line)
         words = [token for token in tokens if isinstance(token, Word)]
@@ -170,8 +202,12 @@ class ShellVariables:
         return replace(_joined([self.join(word) for word in words], line), is_quoted=is_quoted)
 
 
-def _append(made: list[SourceText], open_field: SourceText | None, parts: Sequence[SourceText], quoted: bool) -> SourceText | None:
-    """Adds the parts of one piece to the field that is open, splitting at blanks where nothing is quoted; the new open field."""
+def _append(
+    made: list[SourceText], open_field: SourceText | None, parts: Sequence[SourceText], quoted: bool
+) -> SourceText | None:
+    """Adds the parts of one piece to the field that is open, splitting at blanks where nothing is
+    quoted; the new open field.
+    """
     for number, part in enumerate(parts):
         if number and open_field is not None:  # each item of "${A[@]}" is a word of its own
             made.append(open_field)
@@ -186,7 +222,9 @@ def _append(made: list[SourceText], open_field: SourceText | None, parts: Sequen
                 open_field = None
             if text:
                 addition = replace(part, text=text)
-                open_field = _joined([open_field, addition], part.line, "") if open_field else addition
+                open_field = (
+                    _joined([open_field, addition], part.line, "") if open_field else addition
+                )
     return open_field
 
 
@@ -195,7 +233,12 @@ def _joined(parts: Sequence[SourceText], line: int, between: str = " ") -> Sourc
         return parts[0]
     unknown = dict.fromkeys(name for part in parts for name in part.unknown)
     unevaluated = dict.fromkeys(kind for part in parts for kind in part.unevaluated)
-    return SourceText(between.join(part.text for part in parts)[:_LONGEST], line, tuple(unknown), tuple(unevaluated))
+    return SourceText(
+        between.join(part.text for part in parts)[:_LONGEST],
+        line,
+        tuple(unknown),
+        tuple(unevaluated),
+    )
 
 
 def _part_of(name: str, values: list[SourceText], operation: str) -> list[SourceText]:
@@ -208,8 +251,14 @@ def _part_of(name: str, values: list[SourceText], operation: str) -> list[Source
 
 
 def _changed(name: str, value: SourceText, operation: str) -> list[SourceText]:
-    """`${NAME##*/}` and the like: the cuts that scripts make of a path; any other operation is not worked out."""
-    cuts = {"##*/": value.text.rpartition("/")[2], "%/": value.text.removesuffix("/"), "%/*": value.text.rpartition("/")[0] or value.text}
+    """`${NAME##*/}` and the like: the cuts that scripts make of a path; any other operation is not
+    worked out.
+    """
+    cuts = {
+        "##*/": value.text.rpartition("/")[2],
+        "%/": value.text.removesuffix("/"),
+        "%/*": value.text.rpartition("/")[0] or value.text,
+    }
     if not value.is_known:
         return [replace(value, is_open=False)]
     if operation in cuts:

@@ -1,4 +1,6 @@
-"""Owns the way from shell text to words and operators with their lines, by POSIX's rules of quoting; expands nothing and runs nothing."""
+"""Owns the way from shell text to words and operators with their lines, by POSIX's rules of
+quoting; expands nothing and runs nothing.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +11,62 @@ from fleet_controller.yaml.finding_collector import FindingCollector
 
 LARGEST_CHARS = 1 << 18
 _MOST_TOKENS = 100_000
-_OPERATORS = ("&>>", "<<<", "<<-", "&>", "&&", "||", ";;", ">>", "<<", ">&", "<&", ">|", "|&", ";", "&", "|", "<", ">", "(", ")")
+_OPERATORS = (
+    "&>>",
+    "<<<",
+    "<<-",
+    "&>",
+    "&&",
+    "||",
+    ";;",
+    ">>",
+    "<<",
+    ">&",
+    "<&",
+    ">|",
+    "|&",
+    ";",
+    "&",
+    "|",
+    "<",
+    ">",
+    "(",
+    ")",
+)
 _BLANKS = " \t"
 _ENDS_WORD = " \t\n;&|<>()"
 _PLAIN = re.compile(r"[^ \t\n;&|<>()'\"\\$`]+")
-_ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"', "0": "", "a": "", "b": "", "e": ""}
-_TYPOGRAPHIC = {"“": '"', "”": '"', "„": '"', "\u2018": "'", "\u2019": "'", "–": "--", "—": "--", "\u00a0": "a blank"}
+_ESCAPED = {
+    "n": "\n",
+    "t": "\t",
+    "r": "\r",
+    "\\": "\\",
+    "'": "'",
+    '"': '"',
+    "0": "",
+    "a": "",
+    "b": "",
+    "e": "",
+}
+_TYPOGRAPHIC = {
+    "“": '"',
+    "”": '"',
+    "„": '"',
+    "\u2018": "'",
+    "\u2019": "'",
+    "–": "--",
+    "—": "--",
+    "\u00a0": "a blank",
+}
 
 TEXT, VARIABLE, ARITHMETIC, COMMAND = "text", "variable", "arithmetic", "command substitution"
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of a word: text as it stands, or what a `$` or a backtick stands for (`content`, without its brackets)."""
+    """A part of a word: text as it stands, or what a `$` or a backtick stands for (`content`,
+    without its brackets).
+    """
 
     content: str
     kind: str = TEXT
@@ -45,7 +90,9 @@ class Word:
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """An operator of the shell, or `\\n`. `body` is the text of a here-document, whose first line is `body_line`."""
+    """An operator of the shell, or `\\n`. `body` is the text of a here-document, whose first line
+    is `body_line`.
+    """
 
     sign: str
     line: int
@@ -57,7 +104,9 @@ Token = Word | Operator
 
 
 def tokens_of(text: str, notes: FindingCollector, first_line: int = 1) -> list[Token]:
-    """All tokens of `text`. Never raises: what is wrong is noted, with its line, and the rest is read as its writer meant it."""
+    """All tokens of `text`. Never raises: what is wrong is noted, with its line, and the rest is
+    read as its writer meant it.
+    """
     return _Lexer(text, notes, first_line).read()
 
 
@@ -68,7 +117,9 @@ class _Lexer:
         self._at = 0
         self._line = first_line
         self._tokens: list[Token] = []
-        self._waiting: list[tuple[int, str, bool]] = []  # here-documents: index of their operator, delimiter, tabs are stripped
+        self._waiting: list[
+            tuple[int, str, bool]
+        ] = []  # here-documents: index of their operator, delimiter, tabs are stripped
 
     def read(self) -> list[Token]:
         while self._at < len(self._text) and len(self._tokens) < _MOST_TOKENS:
@@ -100,7 +151,9 @@ class _Lexer:
         self._at = len(self._text) if end < 0 else end
 
     def _continues(self) -> bool:
-        """Takes a backslash that is meant to continue the line, at the start of a word; says so when it does not."""
+        """Takes a backslash that is meant to continue the line, at the start of a word; says so
+        when it does not.
+        """
         if self._text[self._at] != "\\":
             return False
         rest_end = self._text.find("\n", self._at)
@@ -119,7 +172,9 @@ class _Lexer:
         return True
 
     def _end_line_after_backslash(self, end: int) -> None:
-        """The line goes on in the next one, whatever stood behind the backslash: that is what its writer meant."""
+        """The line goes on in the next one, whatever stood behind the backslash: that is what its
+        writer meant.
+        """
         if end >= len(self._text):
             message = f"line {self._line} ends with `\\`, and nothing follows"
             hint = "was the rest of the command cut off? Paste it too, or remove the `\\`"
@@ -200,27 +255,43 @@ class _Lexer:
                 self._at += 1
                 pieces.append(Piece("(", TEXT))
                 break
-        kept = tuple(piece for piece in pieces if piece.content or piece.kind != TEXT) or tuple(pieces[:1])
+        kept = tuple(piece for piece in pieces if piece.content or piece.kind != TEXT) or tuple(
+            pieces[:1]
+        )
         word = self._as_typed(Word(kept, line))
-        is_descriptor = word.bare.isdigit() and self._text[self._at : self._at + 1] in ("<", ">")  # the 2 of `2>&1`
+        is_descriptor = word.bare.isdigit() and self._text[self._at : self._at + 1] in (
+            "<",
+            ">",
+        )  # the 2 of `2>&1`
         if word.pieces and not is_descriptor:
             self._tokens.append(word)
 
     def _begins_array(self, pieces: list[Piece]) -> bool:
         text = "".join(piece.content for piece in pieces)
-        return all(piece.kind == TEXT and not piece.quoted for piece in pieces) and text.endswith("=")
+        return all(piece.kind == TEXT and not piece.quoted for piece in pieces) and text.endswith(
+            "="
+        )
 
     def _as_typed(self, word: Word) -> Word:
-        """The word with the dashes that its writer typed, and a finding, where a word processor changed them."""
-        text = "".join(piece.content for piece in word.pieces if piece.kind == TEXT and not piece.quoted)
+        """The word with the dashes that its writer typed, and a finding, where a word processor
+        changed them.
+        """
+        text = "".join(
+            piece.content for piece in word.pieces if piece.kind == TEXT and not piece.quoted
+        )
         wrong = next((char for char in text if char in _TYPOGRAPHIC), "")
         if wrong and (wrong not in "–—" or text[0] in "–—"):
             name = "a no-break space" if wrong == "\u00a0" else f"`{wrong}`"
-            message = f"{name} in `{text[:40]}` comes from a word processor: a shell takes it as a letter"
+            message = (
+                f"{name} in `{text[:40]}` comes from a word processor: a shell takes it as a letter"
+            )
             self._notes.error("typographic", word.line, message, f"write {_TYPOGRAPHIC[wrong]}")
             if wrong in "–—":
                 first = word.pieces[0]
-                return Word((Piece(f"--{first.content.lstrip('–—')}", first.kind), *word.pieces[1:]), word.line)
+                return Word(
+                    (Piece(f"--{first.content.lstrip('–—')}", first.kind), *word.pieces[1:]),
+                    word.line,
+                )
         return word
 
     def _piece(self, pieces: list[Piece]) -> None:
@@ -233,7 +304,9 @@ class _Lexer:
             self._escape(pieces)
         elif char == "$" and self._text[self._at + 1 : self._at + 2] in ("'", '"'):
             self._at += 1
-            pieces.append(Piece(self._dollar_single(), TEXT, True)) if self._text[self._at] == "'" else self._double(pieces)
+            pieces.append(Piece(self._dollar_single(), TEXT, True)) if self._text[
+                self._at
+            ] == "'" else self._double(pieces)
         elif char in "$`":
             pieces.append(self._expansion(False))
         else:
@@ -247,7 +320,11 @@ class _Lexer:
         if following == "\n":
             self._line += 1
             if self._at >= len(self._text):
-                self._notes.warn("trailing_backslash", self._line - 1, f"line {self._line - 1} ends with `\\`, and nothing follows")
+                self._notes.warn(
+                    "trailing_backslash",
+                    self._line - 1,
+                    f"line {self._line - 1} ends with `\\`, and nothing follows",
+                )
         elif following:
             pieces.append(Piece(following, TEXT, True))
 
@@ -300,7 +377,9 @@ class _Lexer:
         self._at += 1
 
     def _report_unclosed(self, quote: str, line: int) -> None:
-        message = f"the quote {quote} of line {line} is never closed: all that follows belongs to it"
+        message = (
+            f"the quote {quote} of line {line} is never closed: all that follows belongs to it"
+        )
         self._notes.error("unclosed_quote", line, message, "close it, or remove it")
 
     def _expansion(self, quoted: bool) -> Piece:
@@ -324,10 +403,16 @@ class _Lexer:
         if end == start + 1 and text[end : end + 1] and text[end] in "@*#?$!-":
             end += 1
         self._at = end
-        return Piece(text[start + 1 : end], VARIABLE, quoted) if end > start + 1 else Piece("$", TEXT, quoted)
+        return (
+            Piece(text[start + 1 : end], VARIABLE, quoted)
+            if end > start + 1
+            else Piece("$", TEXT, quoted)
+        )
 
     def _until_closed(self, close: str) -> str:
-        """The text up to the bracket that closes an expansion, with brackets and quotes inside it balanced."""
+        """The text up to the bracket that closes an expansion, with brackets and quotes inside it
+        balanced.
+        """
         start, depth, first_line = self._at, 0, self._line
         opening = {")": "(", "))": "(", "}": "{"}.get(close, "")
         while self._at < len(self._text):
@@ -336,7 +421,9 @@ class _Lexer:
                 content = self._text[start : self._at]
                 self._at += len(close)
                 return content
-            depth += (char == opening and bool(opening)) - (bool(opening) and char == close[0] and depth > 0)
+            depth += (char == opening and bool(opening)) - (
+                bool(opening) and char == close[0] and depth > 0
+            )
             self._skip_inside(char, close)
         message = f"`{close}` is missing: what starts in line {first_line} is never closed"
         self._notes.error("unclosed_quote", first_line, message, "close it")

@@ -1,4 +1,6 @@
-"""Owns the way from shell tokens to simple commands and what stands around them (blocks, functions, redirections); expands nothing."""
+"""Owns the way from shell tokens to simple commands and what stands around them (blocks, functions,
+redirections); expands nothing.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,14 @@ from dataclasses import dataclass, field, replace
 from fleet_controller.importers.shell.lexer import Operator, Piece, Token, Word
 from fleet_controller.yaml.finding_collector import FindingCollector
 
-_OPENS = {"if": "fi", "while": "done", "until": "done", "for": "done", "select": "done", "case": "esac"}
+_OPENS = {
+    "if": "fi",
+    "while": "done",
+    "until": "done",
+    "for": "done",
+    "select": "done",
+    "case": "esac",
+}
 _CLOSES = frozenset(_OPENS.values())
 _STARTS_BODY = frozenset({"then", "do", "else"})
 _REDIRECTIONS = frozenset({"<", ">", ">>", ">|", "&>", "&>>", ">&", "<&", "<<", "<<-", "<<<"})
@@ -28,7 +37,9 @@ class Redirection:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A simple command as it was written. `within` holds the kinds of the blocks around it (`if`, `for`, …), outermost first."""
+    """A simple command as it was written. `within` holds the kinds of the blocks around it (`if`,
+    `for`, …), outermost first.
+    """
 
     words: tuple[Word, ...]
     line: int
@@ -97,15 +108,25 @@ class _Parser:
     def _is_function_head(self) -> bool:
         following = self._tokens[self._at : self._at + 1]
         closes = bool(following) and isinstance(following[0], Operator) and following[0].sign == ")"
-        if not closes or len(self._open.words) != 1 or not _FUNCTION.fullmatch(self._open.words[0].bare):
+        if (
+            not closes
+            or len(self._open.words) != 1
+            or not _FUNCTION.fullmatch(self._open.words[0].bare)
+        ):
             return False
         self._at += 1
         return True
 
     def _redirection(self, token: Operator) -> None:
-        if token.sign not in ("<<", "<<-") and self._at < len(self._tokens) and isinstance(self._tokens[self._at], Word):
+        if (
+            token.sign not in ("<<", "<<-")
+            and self._at < len(self._tokens)
+            and isinstance(self._tokens[self._at], Word)
+        ):
             self._at += 1
-        self._open.redirections.append(Redirection(token.sign, token.line, token.body, token.body_line))
+        self._open.redirections.append(
+            Redirection(token.sign, token.line, token.body, token.body_line)
+        )
 
     def _keyword(self, word: Word) -> bool:
         """Takes a reserved word at the start of a command."""
@@ -138,7 +159,11 @@ class _Parser:
         if self._at < len(self._tokens) and isinstance(name := self._tokens[self._at], Word):
             self._at += 1
             self._awaits_body = name.bare
-            while self._at < len(self._tokens) and isinstance(sign := self._tokens[self._at], Operator) and sign.sign in ("(", ")"):
+            while (
+                self._at < len(self._tokens)
+                and isinstance(sign := self._tokens[self._at], Operator)
+                and sign.sign in ("(", ")")
+            ):
                 self._at += 1
 
     def _open_block(self, kind: str, line: int) -> None:
@@ -146,7 +171,11 @@ class _Parser:
         if kind in ("for", "select"):
             self._loop_head(line)
         elif kind == "case":
-            while self._at < len(self._tokens) and isinstance(word := self._tokens[self._at], Word) and word.bare != "in":
+            while (
+                self._at < len(self._tokens)
+                and isinstance(word := self._tokens[self._at], Word)
+                and word.bare != "in"
+            ):
                 self._at += 1
             self._at += 1
             self._skip_pattern()
@@ -155,7 +184,11 @@ class _Parser:
 
     def _loop_head(self, line: int) -> None:
         words = []
-        while self._at < len(self._tokens) and isinstance(word := self._tokens[self._at], Word) and word.bare != "do":
+        while (
+            self._at < len(self._tokens)
+            and isinstance(word := self._tokens[self._at], Word)
+            and word.bare != "do"
+        ):
             words.append(word)
             self._at += 1
         head = [word for word in words if word.bare != "in"]
@@ -197,14 +230,21 @@ class _Parser:
             elif token.sign == ")":
                 break
         else:
-            self._notes.error("unclosed_quote", word.line, f"the list that starts in line {word.line} has no `)`", "close it")
+            self._notes.error(
+                "unclosed_quote",
+                word.line,
+                f"the list that starts in line {word.line} has no `)`",
+                "close it",
+            )
         return Word(word.pieces[:-1], word.line, tuple(items))
 
     def _end(self, sign: str) -> None:
         opened, self._open = self._open, _Open()
         if opened.words or opened.redirections:
             command = self._command(tuple(opened.words), opened.line or opened.redirections[0].line)
-            self._commands.append(replace(command, redirections=tuple(opened.redirections), end=sign))
+            self._commands.append(
+                replace(command, redirections=tuple(opened.redirections), end=sign)
+            )
         self._before = sign
 
     def _command(self, words: tuple[Word, ...], line: int) -> Command:

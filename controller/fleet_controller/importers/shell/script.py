@@ -1,4 +1,6 @@
-"""Owns the walk through a script's commands: assignments, exports, functions, blocks; yields what each command would get. Runs nothing."""
+"""Owns the walk through a script's commands: assignments, exports, functions, blocks; yields what
+each command would get. Runs nothing.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ _MOST_STEPS = 20_000  # commands that are walked through
 
 @dataclass(frozen=True, slots=True)
 class ScriptCommand:
-    """One command as it would be run: its words, and the variables that it gets by `export` and by words before it."""
+    """One command as it would be run: its words, and the variables that it gets by `export` and by
+    words before it.
+    """
 
     words: tuple[SourceText, ...]
     line: int
@@ -48,10 +52,17 @@ class Script:
     env: Mapping[str, SourceText]
     unexported: Mapping[str, SourceText]
     here_documents: tuple[Redirection, ...]
-    assigned: tuple[tuple[str, str], ...] = ()  # every value that a variable had, to know the secret ones
+    assigned: tuple[
+        tuple[str, str], ...
+    ] = ()  # every value that a variable had, to know the secret ones
 
 
-def read_script(text: str, notes: FindingCollector, first_line: int = 1, given: Mapping[str, SourceText] | None = None) -> Script:
+def read_script(
+    text: str,
+    notes: FindingCollector,
+    first_line: int = 1,
+    given: Mapping[str, SourceText] | None = None,
+) -> Script:
     """Read shell text. `given`: variables that exist before its first line. Never raises."""
     walk = _ScriptWalker(notes)
     for name, value in (given or {}).items():
@@ -74,14 +85,25 @@ class _ScriptWalker:
         self.assigned: list[tuple[str, str]] = []
 
     def script(self) -> Script:
-        known = {name: variable for name, variable in self.variables.known.items() if variable.items is None}
+        known = {
+            name: variable
+            for name, variable in self.variables.known.items()
+            if variable.items is None
+        }
         exported = {name: variable.value for name, variable in known.items() if variable.exported}
         others = {name: variable.value for name, variable in known.items() if not variable.exported}
-        return Script(tuple(self._runs), exported, others, tuple(self._documents), tuple(self.assigned))
+        return Script(
+            tuple(self._runs), exported, others, tuple(self._documents), tuple(self.assigned)
+        )
 
     def text(self, text: str, first_line: int, depth: int) -> None:
         """Walk through `text`, as if it stood in the script here."""
-        self._walk(commands_of(_with_lost_lines(tokens_of(text, self.notes, first_line), self.notes), self.notes), depth)
+        self._walk(
+            commands_of(
+                _with_lost_lines(tokens_of(text, self.notes, first_line), self.notes), self.notes
+            ),
+            depth,
+        )
 
     def finish(self) -> None:
         """Functions that nothing called are read as if something did: a file may hold only them."""
@@ -103,7 +125,9 @@ class _ScriptWalker:
                 self._command(command, depth)
 
     def _loop(self, command: Command) -> None:
-        """The variable of a loop has no one value: it is asked for, with the values that the loop would take."""
+        """The variable of a loop has no one value: it is asked for, with the values that the loop
+        would take.
+        """
         name, values = command.words[0].bare, self.variables.expand_all(command.words[1:])
         if not re.fullmatch(r"[A-Za-z_]\w*", name):
             return
@@ -113,7 +137,9 @@ class _ScriptWalker:
         elif values:
             listed = ", ".join(value.text for value in values[:8])
             hint = f"give `{name}` one value, or make it a factor of the job with these levels"
-            self.notes.warn("loop", command.line, f"a loop gives `{name}` the values {listed[:80]}", hint)
+            self.notes.warn(
+                "loop", command.line, f"a loop gives `{name}` the values {listed[:80]}", hint
+            )
 
     def _command(self, command: Command, depth: int) -> None:
         assigned, rest = self._leading_assignments(command.words)
@@ -125,13 +151,17 @@ class _ScriptWalker:
         if first in _DECLARES:
             self._declare(first, rest[1:], command)
             return
-        env = {name: self.variables.join(value) for name, _, value in assigned if value.items is None}
+        env = {
+            name: self.variables.join(value) for name, _, value in assigned if value.items is None
+        }
         self.assigned.extend((name, value.text) for name, value in env.items())
         words = self.variables.expand_all(rest)
         if words:
             self._run(tuple(words), env, command, depth)
 
-    def _leading_assignments(self, words: Sequence[Word]) -> tuple[list[tuple[str, bool, Word]], Sequence[Word]]:
+    def _leading_assignments(
+        self, words: Sequence[Word]
+    ) -> tuple[list[tuple[str, bool, Word]], Sequence[Word]]:
         found: list[tuple[str, bool, Word]] = []
         for place, word in enumerate(words):
             assignment = _as_assignment(word)
@@ -140,33 +170,70 @@ class _ScriptWalker:
             found.append(assignment)
         return found, ()
 
-    def _run(self, words: tuple[SourceText, ...], env: Mapping[str, SourceText], command: Command, depth: int) -> None:
+    def _run(
+        self,
+        words: tuple[SourceText, ...],
+        env: Mapping[str, SourceText],
+        command: Command,
+        depth: int,
+    ) -> None:
         name = words[0].text
         if self._changed_by(name, words) or name in _TESTS:
             return
         if depth < _DEEPEST and name in self._functions:
             self._call(name, words[1:], depth)
         elif depth < _DEEPEST and name == "eval" and all(word.is_known for word in words):
-            self.text(" ".join(word.text for word in words[1:])[:LARGEST_CHARS], command.line, depth + 1)
+            self.text(
+                " ".join(word.text for word in words[1:])[:LARGEST_CHARS], command.line, depth + 1
+            )
         elif depth < _DEEPEST and name in _SHELLS and (inner := inner_script(words)):
             self._inner(inner, env, depth)
         else:
             known = self.variables.known.items()
-            exported = {variable: held.value for variable, held in known if held.exported and held.items is None}
-            self._runs.append(ScriptCommand(words, words[0].line, {**exported, **env}, command.redirections, command.end, command.within))
+            exported = {
+                variable: held.value
+                for variable, held in known
+                if held.exported and held.items is None
+            }
+            self._runs.append(
+                ScriptCommand(
+                    words,
+                    words[0].line,
+                    {**exported, **env},
+                    command.redirections,
+                    command.end,
+                    command.within,
+                )
+            )
 
     def _changed_by(self, name: str, words: tuple[SourceText, ...]) -> bool:
-        """Carries out what changes the variables and starts nothing: `unset`, `set`, `shift`; tells of `NAME = value`."""
+        """Carries out what changes the variables and starts nothing: `unset`, `set`, `shift`; tells
+        of `NAME = value`.
+        """
         if name == "unset":
             self._drop(words[1:])
         elif name == "set":
             self._set_options([word.text for word in words[1:]])
         elif name == "shift":
             count = int(words[1].text) if len(words) > 1 and words[1].text.isdecimal() else 1
-            self.variables.positional = self.variables.positional[count:] if self.variables.positional else self.variables.positional
-        elif len(words) > 1 and words[1].text == "=" and _NAME.fullmatch(name) and not name.islower():  # `echo =` is one
-            message = f"blanks stand around `=` behind {name}: the shell would take {name} for a command"
-            self.notes.warn("not_assigned", words[0].line, message, f"write {name}={words[2].text[:40] if len(words) > 2 else ''}", name)
+            self.variables.positional = (
+                self.variables.positional[count:]
+                if self.variables.positional
+                else self.variables.positional
+            )
+        elif (
+            len(words) > 1 and words[1].text == "=" and _NAME.fullmatch(name) and not name.islower()
+        ):  # `echo =` is one
+            message = (
+                f"blanks stand around `=` behind {name}: the shell would take {name} for a command"
+            )
+            self.notes.warn(
+                "not_assigned",
+                words[0].line,
+                message,
+                f"write {name}={words[2].text[:40] if len(words) > 2 else ''}",
+                name,
+            )
         else:
             return False
         return True
@@ -197,7 +264,9 @@ class _ScriptWalker:
 
     def _declare(self, keyword: str, words: Sequence[Word], command: Command) -> None:
         options = [word.bare for word in words if word.bare.startswith("-")]
-        exports = (keyword == "export" or any("x" in option for option in options)) and "-n" not in options
+        exports = (
+            keyword == "export" or any("x" in option for option in options)
+        ) and "-n" not in options
         for word in words:
             assignment = _as_assignment(word)
             if assignment:
@@ -206,17 +275,34 @@ class _ScriptWalker:
                 self.variables.known[word.bare] = replace(known, exported=True)
             elif exports and any(piece.kind != TEXT for piece in word.pieces):
                 message = f"what `export` takes from `{self.variables.join(word).text[:60]}` is not known here"
-                self.notes.warn("not_supported", word.line, message, "write the variables that the server needs into engine.env", "export")
+                self.notes.warn(
+                    "not_supported",
+                    word.line,
+                    message,
+                    "write the variables that the server needs into engine.env",
+                    "export",
+                )
 
-    def _assign(self, name: str, appends: bool, word: Word, command: Command, exported: bool | None) -> None:
+    def _assign(
+        self, name: str, appends: bool, word: Word, command: Command, exported: bool | None
+    ) -> None:
         old = self.variables.known.get(name)
         is_exported = bool(exported) or self._exports_all or bool(old and old.exported)
         items = tuple(self.variables.expand_all(word.items)) if word.items is not None else None
-        value = self.variables.join(replace(word, items=None)) if items is None else SourceText("", word.line)
+        value = (
+            self.variables.join(replace(word, items=None))
+            if items is None
+            else SourceText("", word.line)
+        )
         self.assigned.append((name, value.text))
         conditional = _is_conditional(command)
         new = ShellVariable(replace(value, line=word.line), items, is_exported, conditional)
-        if conditional and not value.is_known and all(not part.isidentifier() for part in value.unknown) and not value.unevaluated:
+        if (
+            conditional
+            and not value.is_known
+            and all(not part.isidentifier() for part in value.unknown)
+            and not value.unevaluated
+        ):
             return  # an argument of the script (`$2`), where it is given: it is not given here
         if appends and old:
             self.variables.known[name] = _appended(old, new)
@@ -226,28 +312,63 @@ class _ScriptWalker:
             self._report_twice(name, old, new, command)
             self.variables.known[name] = new
 
-    def _is_unambiguous(self, name: str, old: ShellVariable, new: ShellVariable, command: Command) -> bool:
-        """True when an assignment inside a block leaves no doubt about the value; else the value is asked for."""
+    def _is_unambiguous(
+        self, name: str, old: ShellVariable, new: ShellVariable, command: Command
+    ) -> bool:
+        """True when an assignment inside a block leaves no doubt about the value; else the value is
+        asked for.
+        """
         if new.items is not None or old.items is not None or not new.value.is_known:
             return not old.value.is_known
         if old.value.text == new.value.text or not old.value.is_known:
             return True
         message = f"`{name}` is `{old.value.text}` or `{new.value.text}`, as the block around line {command.line} decides"
-        self.notes.warn("conditional", command.line, message[:200], f"set {name} once, without a condition")
-        self.variables.known[name] = replace(old, value=SourceText(f"${name}", command.line, (name,)))
+        self.notes.warn(
+            "conditional", command.line, message[:200], f"set {name} once, without a condition"
+        )
+        self.variables.known[name] = replace(
+            old, value=SourceText(f"${name}", command.line, (name,))
+        )
         return False
 
-    def _report_twice(self, name: str, old: ShellVariable | None, new: ShellVariable, command: Command) -> None:
-        if not old or not old.value.line or not old.value.text or not new.value.text or old.items or new.items or command.function:
+    def _report_twice(
+        self, name: str, old: ShellVariable | None, new: ShellVariable, command: Command
+    ) -> None:
+        if (
+            not old
+            or not old.value.line
+            or not old.value.text
+            or not new.value.text
+            or old.items
+            or new.items
+            or command.function
+        ):
             return
-        if old.value.text != new.value.text and name not in new.value.unknown and old.value.is_known and not _builds_on(old, new):
-            message = f"{name} is given twice ({old.value.text}, {new.value.text}): the last one wins"
-            self.notes.warn("last_wins", command.line, message, f"it is also in line {old.value.line}: keep one", name)
+        if (
+            old.value.text != new.value.text
+            and name not in new.value.unknown
+            and old.value.is_known
+            and not _builds_on(old, new)
+        ):
+            message = (
+                f"{name} is given twice ({old.value.text}, {new.value.text}): the last one wins"
+            )
+            self.notes.warn(
+                "last_wins",
+                command.line,
+                message,
+                f"it is also in line {old.value.line}: keep one",
+                name,
+            )
 
 
 def _builds_on(old: ShellVariable, new: ShellVariable) -> bool:
     """`PATH=/x:$PATH` changes a value, and does not contradict it."""
-    return bool(old.value.text) and old.value.text in new.value.text and len(new.value.text) > len(old.value.text) + 1
+    return (
+        bool(old.value.text)
+        and old.value.text in new.value.text
+        and len(new.value.text) > len(old.value.text) + 1
+    )
 
 
 def _appended(old: ShellVariable, new: ShellVariable) -> ShellVariable:
@@ -256,7 +377,12 @@ def _appended(old: ShellVariable, new: ShellVariable) -> ShellVariable:
         return replace(old, items=before + (new.items if new.items is not None else (new.value,)))
     unknown = (*old.value.unknown, *new.value.unknown)
     unevaluated = (*old.value.unevaluated, *new.value.unevaluated)
-    return replace(old, value=SourceText((old.value.text + new.value.text)[:LARGEST_CHARS], new.value.line, unknown, unevaluated))
+    return replace(
+        old,
+        value=SourceText(
+            (old.value.text + new.value.text)[:LARGEST_CHARS], new.value.line, unknown, unevaluated
+        ),
+    )
 
 
 def _is_conditional(command: Command) -> bool:
@@ -286,7 +412,9 @@ def inner_script(words: Sequence[SourceText]) -> SourceText | None:
 
 
 def _with_lost_lines(tokens: Sequence[Token], notes: FindingCollector) -> list[Token]:
-    """A line that starts with an option belongs to the command above it: some `\\` was lost, or a comment stands between the two."""
+    """A line that starts with an option belongs to the command above it: some `\\` was lost, or a
+    comment stands between the two.
+    """
     kept: list[Token] = []
     in_array = False
     for place, token in enumerate(tokens):
@@ -304,12 +432,16 @@ def _with_lost_lines(tokens: Sequence[Token], notes: FindingCollector) -> list[T
 
 def _is_lost_option(tokens: Sequence[Token], place: int) -> bool:
     word, following = tokens[place], tokens[place + 1 : place + 2]
-    is_pattern = bool(following) and isinstance(following[0], Operator) and following[0].sign in (")", "|")
+    is_pattern = (
+        bool(following) and isinstance(following[0], Operator) and following[0].sign in (")", "|")
+    )
     return isinstance(word, Word) and bool(re.match(r"--?[A-Za-z]", word.bare)) and not is_pattern
 
 
 def _ends_a_line(kept: Sequence[Token]) -> bool:
-    ended = next((place for place in range(len(kept) - 1, -1, -1) if not _is_newline(kept[place])), -1)
+    ended = next(
+        (place for place in range(len(kept) - 1, -1, -1) if not _is_newline(kept[place])), -1
+    )
     return 0 <= ended < len(kept) - 1 and isinstance(kept[ended], Word)
 
 

@@ -1,4 +1,6 @@
-"""Owns the reading of a compose file: which service launches SGLang, its words, variables and container. Interpolates as compose does."""
+"""Owns the reading of a compose file: which service launches SGLang, its words, variables and
+container. Interpolates as compose does.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def starts_of_compose(text: str, notes: FindingCollector) -> list[StartedCommand
 
 
 class _Service:
-    def __init__(self, tree: YamlTree, path: KeyPath, value: Mapping[str, Any], notes: FindingCollector) -> None:
+    def __init__(
+        self, tree: YamlTree, path: KeyPath, value: Mapping[str, Any], notes: FindingCollector
+    ) -> None:
         self._tree = tree
         self._path = path
         self._value = value
@@ -49,11 +53,17 @@ class _Service:
     def _words(self, key: str) -> tuple[SourceText, ...]:
         value, path = self._value.get(key), (*self._path, key)
         if isinstance(value, tuple):
-            return tuple(self._interpolated((*path, place), item) for place, item in enumerate(value) if not isinstance(item, dict | tuple))
+            return tuple(
+                self._interpolated((*path, place), item)
+                for place, item in enumerate(value)
+                if not isinstance(item, dict | tuple)
+            )
         return self._split(path, value) if isinstance(value, str) else ()
 
     def _split(self, path: KeyPath, text: str) -> tuple[SourceText, ...]:
-        """A command in one text: words by the shell's quotes, but compose starts no shell: operators are words too."""
+        """A command in one text: words by the shell's quotes, but compose starts no shell:
+        operators are words too.
+        """
         whole = self._interpolated(path, text)
         holder = _UnknownVariables(whole)
         tokens = tokens_of(holder.text, self._notes, whole.line)
@@ -84,13 +94,24 @@ class _Service:
         if self._value.get("env_file"):
             line = self._tree.line((*self._path, "env_file"))
             message = "the variables of env_file are not in what was pasted"
-            self._notes.warn("not_supported", line, message, "write those that the server needs into engine.env", "env_file")
+            self._notes.warn(
+                "not_supported",
+                line,
+                message,
+                "write those that the server needs into engine.env",
+                "env_file",
+            )
 
     def _env_entry(self, path: KeyPath, item: str) -> Iterator[tuple[str, SourceText]]:
         written, equals, _ = item.partition("=")
         name, whole = written.strip(), self._interpolated(path, item)
         unset = SourceText(f"${name}", whole.line, (name,))
-        yield name, SourceText(whole.text.partition("=")[2], whole.line, whole.unknown) if equals else unset
+        yield (
+            name,
+            SourceText(whole.text.partition("=")[2], whole.line, whole.unknown)
+            if equals
+            else unset,
+        )
 
     def _launch_container(self) -> LaunchContainer:
         image = self._interpolated((*self._path, "image"), self._value.get("image"))
@@ -107,7 +128,9 @@ class _Service:
         )
 
     def _devices(self) -> tuple[tuple[str, ...], int | None]:
-        resources = as_mapping(as_mapping(as_mapping(self._value.get("deploy")).get("resources")).get("reservations"))
+        resources = as_mapping(
+            as_mapping(as_mapping(self._value.get("deploy")).get("resources")).get("reservations")
+        )
         for device in map(as_mapping, as_tuple(resources.get("devices"))):
             ids = tuple(str(item) for item in as_tuple(device.get("device_ids")))
             count = str(device.get("count") or "")
@@ -123,27 +146,37 @@ class _Service:
                 source, target = item.get("source"), item.get("target")
                 if source and target:
                     only = ":ro" if item.get("read_only") == "true" else ""
-                    yield from mount_of(self._interpolated((*path, place), f"{source}:{target}{only}"), self._notes)
+                    yield from mount_of(
+                        self._interpolated((*path, place), f"{source}:{target}{only}"), self._notes
+                    )
             elif isinstance(item, str):
                 yield from mount_of(self._interpolated((*path, place), item), self._notes)
 
     def _ports(self) -> Iterator[tuple[str, str]]:
         for place, item in enumerate(as_tuple(self._value.get("ports"))):
             if isinstance(item, dict):
-                yield str(item.get("target", "")), str(item.get("published") or item.get("target") or "")
+                yield (
+                    str(item.get("target", "")),
+                    str(item.get("published") or item.get("target") or ""),
+                )
             elif isinstance(item, str):
                 yield from port_of(self._interpolated((*self._path, "ports", place), item).text)
 
     def _report_ignored_keys(self) -> None:
         for key in self._value:
             if key not in _QUIET and not key.startswith("x-"):
-                line = self._tree.document.place((*self._path, key), at_key=True)[0] + self._tree.offset
+                line = (
+                    self._tree.document.place((*self._path, key), at_key=True)[0]
+                    + self._tree.offset
+                )
                 message = f"`{key}` of the service is left out: the agent gives the container what a server needs"
                 self._notes.info("dropped", line, message, "", key)
 
 
 def interpolate(value: SourceText, notes: FindingCollector) -> SourceText:
-    """`$NAME` and `${NAME:-default}` as compose reads them: nothing is known of the shell's variables, so defaults are taken."""
+    """`$NAME` and `${NAME:-default}` as compose reads them: nothing is known of the shell's
+    variables, so defaults are taken.
+    """
     unknown: dict[str, None] = {}
 
     def found(match: re.Match[str]) -> str:
@@ -152,7 +185,12 @@ def interpolate(value: SourceText, notes: FindingCollector) -> SourceText:
             return "$"
         sign, rest = match[3] or "", match[4] or ""
         if "-" in sign:
-            notes.info("default_taken", value.line, f"`{name}` is not set in the file: its default is taken", "")
+            notes.info(
+                "default_taken",
+                value.line,
+                f"`{name}` is not set in the file: its default is taken",
+                "",
+            )
             return interpolate(SourceText(rest, value.line), notes).text
         if "+" in sign:
             return ""
@@ -164,7 +202,9 @@ def interpolate(value: SourceText, notes: FindingCollector) -> SourceText:
 
 
 class _UnknownVariables:
-    """Keeps unknown `$NAME` from the shell's reading: compose has filled them in before words are split."""
+    """Keeps unknown `$NAME` from the shell's reading: compose has filled them in before words are
+    split.
+    """
 
     def __init__(self, value: SourceText) -> None:
         self._names = value.unknown
@@ -173,7 +213,9 @@ class _UnknownVariables:
     def restored(self, argument: SourceText) -> SourceText:
         text = argument.text.replace("\ue000", "$")
         unknown = tuple(name for name in self._names if f"${name}" in text)
-        return SourceText(text, argument.line, unknown, (), bool(unknown) and text == f"${unknown[0]}")
+        return SourceText(
+            text, argument.line, unknown, (), bool(unknown) and text == f"${unknown[0]}"
+        )
 
 
 class _WordLocator:
@@ -185,7 +227,9 @@ class _WordLocator:
 
     def placed(self, word: SourceText) -> SourceText:
         rows = self._tree.lines
-        for row in range(self._at - self._tree.offset - 1, min(len(rows), self._at - self._tree.offset + 200)):
+        for row in range(
+            self._at - self._tree.offset - 1, min(len(rows), self._at - self._tree.offset + 200)
+        ):
             if word.text and word.text in rows[row]:
                 self._at = row + 1 + self._tree.offset
                 break

@@ -1,4 +1,6 @@
-"""Owns the reading of `docker run`, `podman run` and the like: their options, the image, and the words that run inside."""
+"""Owns the reading of `docker run`, `podman run` and the like: their options, the image, and the
+words that run inside.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +14,43 @@ from fleet_controller.yaml.finding_collector import FindingCollector
 
 _RUNTIMES = frozenset({"docker", "podman", "nerdctl", "nvidia-docker", "docker.io"})
 _VERBS = frozenset({"run", "create"})
-# Options without a value; all others take one. Source: docker 20.10 - 28 and podman 4 - 5 `run --help`.
+# Options without a value; all others take one. Source: docker 20.10 - 28 and podman 4 - 5 `run
+# --help`.
 _SWITCHES = frozenset({
     "detach", "interactive", "tty", "rm", "init", "privileged", "publish-all", "read-only", "no-healthcheck", "oom-kill-disable",
     "sig-proxy", "disable-content-trust", "quiet", "help", "replace", "tls-verify", "no-hosts", "no-hostname", "rmi",
     "env-host", "http-proxy", "passwd",
 })  # fmt: skip
 _SHORT_SWITCHES = frozenset("ditPq")  # in one word, as in `-itd`
-_SHORT_NAMES = {"e": "env", "v": "volume", "p": "publish", "w": "workdir", "u": "user", "h": "hostname", "m": "memory", "l": "label"}
+_SHORT_NAMES = {
+    "e": "env",
+    "v": "volume",
+    "p": "publish",
+    "w": "workdir",
+    "u": "user",
+    "h": "hostname",
+    "m": "memory",
+    "l": "label",
+}
 _QUIET = frozenset({
     "rm", "detach", "interactive", "tty", "name", "network", "net", "hostname", "label", "pull", "init", "restart", "log-opt", "log-driver",
     "quiet", "replace", "security-opt",
 })  # fmt: skip
-_HANDLED = frozenset({"env", "volume", "mount", "publish", "shm-size", "ipc", "gpus", "runtime", "entrypoint", "env-file", "device"})
+_HANDLED = frozenset(
+    {
+        "env",
+        "volume",
+        "mount",
+        "publish",
+        "shm-size",
+        "ipc",
+        "gpus",
+        "runtime",
+        "entrypoint",
+        "env-file",
+        "device",
+    }
+)
 
 Options = list[tuple[str, SourceText]]
 
@@ -39,7 +65,12 @@ def read_docker_run(start: StartedCommand, notes: FindingCollector) -> StartedCo
         at += 1
     options, at = _options(start.words, at + 1)
     if at >= len(start.words):
-        notes.error("image_missing", runtime.line, f"`{runtime.text} run` names no image", "was the rest of the line cut off?")
+        notes.error(
+            "image_missing",
+            runtime.line,
+            f"`{runtime.text} run` names no image",
+            "was the rest of the line cut off?",
+        )
         return replace(start, words=())
     image, words = start.words[at], list(start.words[at + 1 :])
     entrypoint = [value for name, value in options if name == "entrypoint"][-1:]
@@ -47,7 +78,10 @@ def read_docker_run(start: StartedCommand, notes: FindingCollector) -> StartedCo
     container = _launch_container(image, runtime, options, notes)
     _report_options(options, notes)
     _report_missing_options(options, image, notes)
-    inside_env = {name: start.env.get(name, value) if value.text == f"${name}" else value for name, value in _env(options)}
+    inside_env = {
+        name: start.env.get(name, value) if value.text == f"${name}" else value
+        for name, value in _env(options)
+    }
     _warn_outside(start.env, inside_env, notes)
     return replace(start, words=tuple(words), env=inside_env, container=container, line=image.line)
 
@@ -56,7 +90,14 @@ def _place_of_run(words: Sequence[SourceText]) -> int | None:
     for place, word in enumerate(words):
         if word.text.rpartition("/")[2] in _RUNTIMES:
             following = [other.text for other in words[place + 1 : place + 6]]
-            verb = next((text for text in following if not text.startswith("-") and text not in ("container", "compose")), "")
+            verb = next(
+                (
+                    text
+                    for text in following
+                    if not text.startswith("-") and text not in ("container", "compose")
+                ),
+                "",
+            )
             return place if verb in _VERBS and "compose" not in following else None
     return None
 
@@ -81,7 +122,9 @@ def _options(words: Sequence[SourceText], at: int) -> tuple[Options, int]:
 
 
 def _split(word: SourceText) -> Iterator[tuple[str, SourceText, bool]]:
-    """(name, value, whether the value is the next word) of each option in one word: `--rm`, `--gpus=all`, `-it`, `-p80:80`."""
+    """(name, value, whether the value is the next word) of each option in one word: `--rm`,
+    `--gpus=all`, `-it`, `-p80:80`.
+    """
     if word.text.startswith("--"):
         name, equals, value = word.text[2:].partition("=")
         yield name, replace(word, text=value), not equals and name not in _SWITCHES
@@ -97,7 +140,9 @@ def _split(word: SourceText) -> Iterator[tuple[str, SourceText, bool]]:
         return
 
 
-def _launch_container(image: SourceText, runtime: SourceText, options: Options, notes: FindingCollector) -> LaunchContainer:
+def _launch_container(
+    image: SourceText, runtime: SourceText, options: Options, notes: FindingCollector
+) -> LaunchContainer:
     last = {name: value.text for name, value in options}
     name = runtime.text.rpartition("/")[2]
     gpus = last.get("gpus", "")
@@ -118,7 +163,11 @@ def _launch_container(image: SourceText, runtime: SourceText, options: Options, 
 
 def _cdi_ids(options: Options) -> tuple[str, ...]:
     """`--device nvidia.com/gpu=0`, as podman takes GPUs."""
-    listed = [value.text.partition("=")[2] for name, value in options if name == "device" and value.text.startswith("nvidia.com/gpu=")]
+    listed = [
+        value.text.partition("=")[2]
+        for name, value in options
+        if name == "device" and value.text.startswith("nvidia.com/gpu=")
+    ]
     return tuple(listed) if "all" not in listed else ()
 
 
@@ -137,14 +186,19 @@ def _mounts(options: Options, notes: FindingCollector) -> Iterator[tuple[str, So
             yield from mount_of(value, notes)
         elif name == "mount":
             parts = dict(part.partition("=")[::2] for part in value.text.split(","))
-            source, target = parts.get("source", parts.get("src", "")), parts.get("target", parts.get("dst", parts.get("destination", "")))
+            source, target = (
+                parts.get("source", parts.get("src", "")),
+                parts.get("target", parts.get("dst", parts.get("destination", ""))),
+            )
             if source and target:
                 only = ":ro" if "readonly" in parts or "ro" in parts else ""
                 yield from mount_of(replace(value, text=f"{source}:{target}{only}"), notes)
 
 
 def mount_of(value: SourceText, notes: FindingCollector) -> Iterator[tuple[str, SourceText]]:
-    """Inside → on the host of `/host:/inside[:ro]`; nothing, but a note, for a volume without a host's path."""
+    """Inside → on the host of `/host:/inside[:ro]`; nothing, but a note, for a volume without a
+    host's path.
+    """
     parts = value.text.split(":")
     if len(parts) >= 2 and re.match(r"[A-Za-z0-9]", parts[0]):
         message = f"the volume `{parts[0][:60]}` is no folder of the host: it is left out"
@@ -158,7 +212,13 @@ def mount_of(value: SourceText, notes: FindingCollector) -> Iterator[tuple[str, 
 def with_tilde(value: SourceText) -> SourceText:
     """A path below the user's home, which the agent knows, as `~/…`."""
     text = re.sub(r"^\$HOME(?=/|$)", "~", value.text)
-    return value if text == value.text else replace(value, text=text, unknown=tuple(name for name in value.unknown if name != "HOME"))
+    return (
+        value
+        if text == value.text
+        else replace(
+            value, text=text, unknown=tuple(name for name in value.unknown if name != "HOME")
+        )
+    )
 
 
 def _ports(options: Options) -> Iterator[tuple[str, str]]:
@@ -177,14 +237,38 @@ def _report_options(options: Options, notes: FindingCollector) -> None:
     for name, value in options:
         if name == "env-file":
             message = f"the variables of `{value.text[:80]}` are not in what was pasted"
-            notes.warn("not_supported", value.line, message, "write those that the server needs into engine.env", "env-file")
+            notes.warn(
+                "not_supported",
+                value.line,
+                message,
+                "write those that the server needs into engine.env",
+                "env-file",
+            )
         elif name == "":
-            notes.warn("not_supported", value.line, f"`{value.text}` may hold options of the container", "paste its value", "container")
+            notes.warn(
+                "not_supported",
+                value.line,
+                f"`{value.text}` may hold options of the container",
+                "paste its value",
+                "container",
+            )
         elif name == "device" and value.text.startswith("/dev/infiniband"):
-            notes.info("dropped", value.line, f"the device `{value.text[:60]}` is left out", "the agent passes the GPUs only", "device")
+            notes.info(
+                "dropped",
+                value.line,
+                f"the device `{value.text[:60]}` is left out",
+                "the agent passes the GPUs only",
+                "device",
+            )
         elif name not in _HANDLED and name not in _QUIET and name not in _SHORT_SWITCHES:
             spelled = f"--{name}" if len(name) > 1 else f"-{name}"
-            notes.info("dropped", value.line, f"`{spelled}` of the container is left out: the agent gives it what a server needs", "", name)
+            notes.info(
+                "dropped",
+                value.line,
+                f"`{spelled}` of the container is left out: the agent gives it what a server needs",
+                "",
+                name,
+            )
 
 
 def _report_missing_options(options: Options, image: SourceText, notes: FindingCollector) -> None:
@@ -196,8 +280,20 @@ def _report_missing_options(options: Options, image: SourceText, notes: FindingC
         notes.info("shm_default", image.line, message, hint, "engine.container.shm_size")
 
 
-def _warn_outside(outside: Mapping[str, SourceText], inside: Mapping[str, SourceText], notes: FindingCollector) -> None:
-    lost = [name for name in outside if name.startswith(("NCCL_", "SGLANG_", "CUDA_")) and name not in inside]
+def _warn_outside(
+    outside: Mapping[str, SourceText], inside: Mapping[str, SourceText], notes: FindingCollector
+) -> None:
+    lost = [
+        name
+        for name in outside
+        if name.startswith(("NCCL_", "SGLANG_", "CUDA_")) and name not in inside
+    ]
     for name in lost:
         message = f"{name} is set outside of the container, and no `-e {name}` takes it in: the server would not see it"
-        notes.warn("no_effect", outside[name].line, message, f"add `-e {name}` to the command, or write it into engine.env", name)
+        notes.warn(
+            "no_effect",
+            outside[name].line,
+            message,
+            f"add `-e {name}` to the command, or write it into engine.env",
+            name,
+        )

@@ -1,4 +1,6 @@
-"""Owns the reading of a Dockerfile: what its last stage starts (ENTRYPOINT and CMD, as a list or as shell text), with which variables."""
+"""Owns the reading of a Dockerfile: what its last stage starts (ENTRYPOINT and CMD, as a list or as
+shell text), with which variables.
+"""
 
 from __future__ import annotations
 
@@ -31,22 +33,37 @@ class _Stage:
 
 
 def starts_of_dockerfile(text: str, notes: FindingCollector) -> list[StartedCommand]:
-    """What a container of the image would start; nothing when the file names neither ENTRYPOINT nor CMD."""
+    """What a container of the image would start; nothing when the file names neither ENTRYPOINT nor
+    CMD.
+    """
     stage = _Stage(SourceText("", 0))
     for name, rest, line in _instructions(text):
         if name == "FROM":
             before = stage.arguments
-            stage = _Stage(_expanded(_words(rest, line, notes), before)[0] if rest.split() else SourceText("", line), arguments=before)
+            stage = _Stage(
+                _expanded(_words(rest, line, notes), before)[0]
+                if rest.split()
+                else SourceText("", line),
+                arguments=before,
+            )
         else:
             _instruct(stage, name, rest, line, notes)
     if stage.image.text:
         message = f"the job takes the image that this file starts from, `{stage.image.text[:80]}`, without what the file adds to it"
-        notes.warn("not_supported", stage.image.line, message, "build it, and write its tag into engine.container.image", "FROM")
+        notes.warn(
+            "not_supported",
+            stage.image.line,
+            message,
+            "build it, and write its tag into engine.container.image",
+            "FROM",
+        )
     return list(_starts(stage, notes))
 
 
 def _instructions(text: str) -> Iterator[tuple[str, str, int]]:
-    """(INSTRUCTION, the rest with its line ends, line); comments between the lines of one are taken out, as Docker does."""
+    """(INSTRUCTION, the rest with its line ends, line); comments between the lines of one are taken
+    out, as Docker does.
+    """
     collected, first = "", 0
     for number, line in enumerate(text.split("\n"), start=1):
         if re.match(r"\s*#", line) or (collected and not line.strip()):
@@ -81,11 +98,15 @@ def _words(text: str, line: int, notes: FindingCollector) -> list[Word]:
 
 
 def _expanded(words: list[Word], known: Mapping[str, SourceText]) -> list[SourceText]:
-    variables = ShellVariables(FindingCollector(""), {name: ShellVariable(value) for name, value in known.items()})
+    variables = ShellVariables(
+        FindingCollector(""), {name: ShellVariable(value) for name, value in known.items()}
+    )
     return [variables.join(word) for word in words]
 
 
-def _assignments(rest: str, line: int, known: Mapping[str, SourceText], notes: FindingCollector) -> Iterator[tuple[str, SourceText]]:
+def _assignments(
+    rest: str, line: int, known: Mapping[str, SourceText], notes: FindingCollector
+) -> Iterator[tuple[str, SourceText]]:
     values = _expanded(_words(rest, line, notes), known)
     if values and "=" not in values[0].text and len(values) > 1:  # ENV NAME the whole rest
         yield values[0].text, SourceText(" ".join(value.text for value in values[1:]), line)
@@ -97,7 +118,11 @@ def _assignments(rest: str, line: int, known: Mapping[str, SourceText], notes: F
 
 
 def _starts(stage: _Stage, notes: FindingCollector) -> Iterator[StartedCommand]:
-    container = LaunchContainer(stage.image, stage.image.line, "docker", ports=stage.ports) if stage.image.text else None
+    container = (
+        LaunchContainer(stage.image, stage.image.line, "docker", ports=stage.ports)
+        if stage.image.text
+        else None
+    )
     entry, command = _listed(stage.entrypoint), _listed(stage.command)
     line = stage.command[1] or stage.entrypoint[1]
     if stage.entrypoint[0] and entry is None:
@@ -106,14 +131,27 @@ def _starts(stage: _Stage, notes: FindingCollector) -> Iterator[StartedCommand]:
         yield from _of_shell(stage.command, stage, container, notes)
     elif entry or command:
         words = [*(entry or []), *(command or [])]
-        yield StartedCommand(tuple(SourceText(word, line) for word in words), line, stage.env, container)
+        yield StartedCommand(
+            tuple(SourceText(word, line) for word in words), line, stage.env, container
+        )
 
 
-def _of_shell(written: tuple[str, int], stage: _Stage, container: LaunchContainer | None, notes: FindingCollector) -> Iterator[StartedCommand]:
+def _of_shell(
+    written: tuple[str, int],
+    stage: _Stage,
+    container: LaunchContainer | None,
+    notes: FindingCollector,
+) -> Iterator[StartedCommand]:
     script = read_script(written[0], notes, written[1], {**stage.arguments, **stage.env})
     for start in starts_of_script(script):
-        env = {name: value for name, value in start.env.items() if name not in stage.arguments or name in stage.env}
-        yield StartedCommand(start.words, start.line, env, container, start.redirections, start.end, start.within)
+        env = {
+            name: value
+            for name, value in start.env.items()
+            if name not in stage.arguments or name in stage.env
+        }
+        yield StartedCommand(
+            start.words, start.line, env, container, start.redirections, start.end, start.within
+        )
 
 
 def _listed(written: tuple[str, int]) -> list[str] | None:

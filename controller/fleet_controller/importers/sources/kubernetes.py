@@ -1,4 +1,6 @@
-"""Owns the reading of Kubernetes manifests: every container of any kind of object, its words, variables, GPUs and shared memory."""
+"""Owns the reading of Kubernetes manifests: every container of any kind of object, its words,
+variables, GPUs and shared memory.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,11 @@ def starts_of_manifest(text: str, notes: FindingCollector) -> list[StartedComman
             pod = tree.document.value_at(path, {})
             for place, container in enumerate(as_tuple(as_mapping(pod).get("containers"))):
                 if isinstance(container, dict):
-                    found.append(_Container(tree, (*path, "containers", place), container, as_mapping(pod), notes).start())
+                    found.append(
+                        _Container(
+                            tree, (*path, "containers", place), container, as_mapping(pod), notes
+                        ).start()
+                    )
         _report_size(tree, kind, notes)
     return found
 
@@ -50,7 +56,9 @@ def _pods(value: Any, path: KeyPath) -> Iterator[KeyPath]:
 def _of_group(tree: YamlTree) -> dict[str, SourceText]:
     """The variable by which a LeaderWorkerSet tells its containers how many hosts it has."""
     path = ("spec", "leaderWorkerTemplate", "size")
-    size = as_mapping(as_mapping(as_mapping(tree.value).get("spec")).get("leaderWorkerTemplate")).get("size")
+    size = as_mapping(
+        as_mapping(as_mapping(tree.value).get("spec")).get("leaderWorkerTemplate")
+    ).get("size")
     return {GROUP_SIZE: tree.argument(path, size)} if str(size or "").isdecimal() else {}
 
 
@@ -59,14 +67,29 @@ def _report_size(tree: YamlTree, kind: str, notes: FindingCollector) -> None:
     if kind == "LeaderWorkerSet":
         size = as_mapping(spec.get("leaderWorkerTemplate")).get("size")
         message = f"a LeaderWorkerSet is one server over {size or 'several'} hosts"
-        notes.warn("not_supported", tree.line(("spec",)), message, "the leader's command is read", kind)
+        notes.warn(
+            "not_supported", tree.line(("spec",)), message, "the leader's command is read", kind
+        )
     elif str(spec.get("replicas") or "1") != "1":
         message = f"{spec['replicas']} replicas: a job launches one server on each host"
-        notes.info("dropped", tree.line(("spec", "replicas")), message, "choose the hosts in `hosts`", "replicas")
+        notes.info(
+            "dropped",
+            tree.line(("spec", "replicas")),
+            message,
+            "choose the hosts in `hosts`",
+            "replicas",
+        )
 
 
 class _Container:
-    def __init__(self, tree: YamlTree, path: KeyPath, value: Mapping[str, Any], pod: Mapping[str, Any], notes: FindingCollector) -> None:
+    def __init__(
+        self,
+        tree: YamlTree,
+        path: KeyPath,
+        value: Mapping[str, Any],
+        pod: Mapping[str, Any],
+        notes: FindingCollector,
+    ) -> None:
         self._tree = tree
         self._path = path
         self._value = value
@@ -77,16 +100,28 @@ class _Container:
     def start(self) -> StartedCommand:
         words = (*self._words("command"), *self._words("args"))
         line = words[0].line if words else self._tree.line(self._path)
-        return StartedCommand(words, line, self._env, self._launch_container(), place=str(self._value.get("name") or ""))
+        return StartedCommand(
+            words,
+            line,
+            self._env,
+            self._launch_container(),
+            place=str(self._value.get("name") or ""),
+        )
 
     def _words(self, key: str) -> tuple[SourceText, ...]:
         value, path = self._value.get(key), (*self._path, key)
         if isinstance(value, str):
             message = f"`{key}` of a container is a list; this is one text"
-            self._notes.warn("wrong_type", self._tree.line(path), message, f"write {key}: [{value[:40]!r}, …]")
+            self._notes.warn(
+                "wrong_type", self._tree.line(path), message, f"write {key}: [{value[:40]!r}, …]"
+            )
             return tuple(self._referenced((*path,), part) for part in value.split())
         items = enumerate(as_tuple(value))
-        return tuple(self._referenced((*path, place), item) for place, item in items if not isinstance(item, dict | tuple))
+        return tuple(
+            self._referenced((*path, place), item)
+            for place, item in items
+            if not isinstance(item, dict | tuple)
+        )
 
     def _referenced(self, path: KeyPath, value: Any) -> SourceText:
         """`$(NAME)` is the container's variable; `$$` is a `$`."""
@@ -107,16 +142,31 @@ class _Container:
 
     def _variables(self) -> Iterator[tuple[str, SourceText]]:
         for place, entry in enumerate(as_tuple(self._value.get("env"))):
-            name, source = as_mapping(entry).get("name"), as_mapping(as_mapping(entry).get("valueFrom"))
+            name, source = (
+                as_mapping(entry).get("name"),
+                as_mapping(as_mapping(entry).get("valueFrom")),
+            )
             if "fieldRef" in source or "resourceFieldRef" in source:
                 line = self._tree.line((*self._path, "env", place, "name"))
-                self._notes.info("dropped", line, f"{name} is left out: it tells of the pod, and the server runs in none", "", str(name))
+                self._notes.info(
+                    "dropped",
+                    line,
+                    f"{name} is left out: it tells of the pod, and the server runs in none",
+                    "",
+                    str(name),
+                )
             elif isinstance(name, str):
                 yield name, self._variable(name, as_mapping(entry), (*self._path, "env", place))
         for place, _ in enumerate(as_tuple(self._value.get("envFrom"))):
             line = self._tree.line((*self._path, "envFrom", place))
             message = "variables of `envFrom` are not in what was pasted"
-            self._notes.warn("not_supported", line, message, "write those that the server needs into engine.env", "envFrom")
+            self._notes.warn(
+                "not_supported",
+                line,
+                message,
+                "write those that the server needs into engine.env",
+                "envFrom",
+            )
 
     def _variable(self, name: str, entry: Mapping[str, Any], path: KeyPath) -> SourceText:
         source = as_mapping(entry.get("valueFrom"))
@@ -141,7 +191,9 @@ class _Container:
 
     def _ports(self) -> dict[str, str]:
         ports = map(as_mapping, as_tuple(self._value.get("ports")))
-        return {str(port.get("containerPort", "")): str(port.get("hostPort") or "") for port in ports}
+        return {
+            str(port.get("containerPort", "")): str(port.get("hostPort") or "") for port in ports
+        }
 
     def _gpus(self) -> str:
         resources = as_mapping(self._value.get("resources"))
@@ -153,7 +205,10 @@ class _Container:
 
     def _shared_memory(self) -> str:
         """The limit of the memory volume at /dev/shm, as a container runtime writes it."""
-        volumes = {str(as_mapping(volume).get("name")): as_mapping(volume) for volume in as_tuple(self._pod.get("volumes"))}
+        volumes = {
+            str(as_mapping(volume).get("name")): as_mapping(volume)
+            for volume in as_tuple(self._pod.get("volumes"))
+        }
         for mount in map(as_mapping, as_tuple(self._value.get("volumeMounts"))):
             folder = as_mapping(volumes.get(str(mount.get("name")), {}).get("emptyDir"))
             if mount.get("mountPath") == "/dev/shm" and folder:
@@ -162,10 +217,19 @@ class _Container:
         return ""
 
     def _mounts(self) -> Iterator[tuple[str, SourceText]]:
-        volumes = {str(as_mapping(volume).get("name")): as_mapping(volume) for volume in as_tuple(self._pod.get("volumes"))}
+        volumes = {
+            str(as_mapping(volume).get("name")): as_mapping(volume)
+            for volume in as_tuple(self._pod.get("volumes"))
+        }
         for place, mount in enumerate(map(as_mapping, as_tuple(self._value.get("volumeMounts")))):
-            path, volume = (*self._path, "volumeMounts", place), volumes.get(str(mount.get("name")), {})
-            inside, host = str(mount.get("mountPath") or ""), as_mapping(volume.get("hostPath")).get("path")
+            path, volume = (
+                (*self._path, "volumeMounts", place),
+                volumes.get(str(mount.get("name")), {}),
+            )
+            inside, host = (
+                str(mount.get("mountPath") or ""),
+                as_mapping(volume.get("hostPath")).get("path"),
+            )
             if inside in ("", "/dev/shm"):
                 continue
             if host:

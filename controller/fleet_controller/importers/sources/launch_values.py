@@ -1,4 +1,6 @@
-"""Owns the values that a pasted launch is read into: what starts where, with which options, variables and container; decides nothing."""
+"""Owns the values that a pasted launch is read into: what starts where, with which options,
+variables and container; decides nothing.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ class StartedCommand:
 
 @dataclass(frozen=True, slots=True)
 class EntryPoint:
-    """Where in the words of a start SGLang's server begins: `kind` is launch_server or serve, options start at `options_at`."""
+    """Where in the words of a start SGLang's server begins: `kind` is launch_server or serve,
+    options start at `options_at`.
+    """
 
     kind: str
     spelling: str
@@ -54,7 +58,9 @@ class EntryPoint:
 
 @dataclass(frozen=True, slots=True)
 class ServerOption:
-    """One option of the server. `value` is typed: text, number, True for a flag, or a list; `source` is what was written for it."""
+    """One option of the server. `value` is typed: text, number, True for a flag, or a list;
+    `source` is what was written for it.
+    """
 
     name: str
     value: Any

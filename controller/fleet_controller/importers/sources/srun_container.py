@@ -1,4 +1,6 @@
-"""Owns what `srun` tells of the container that it starts by itself (the pyxis plug-in): image and mounts. Starts nothing."""
+"""Owns what `srun` tells of the container that it starts by itself (the pyxis plug-in): image and
+mounts. Starts nothing.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +14,21 @@ _IMAGE, _MOUNTS = "--container-image", "--container-mounts"
 
 
 def srun_container(words: Sequence[SourceText], notes: FindingCollector) -> LaunchContainer | None:
-    """The container of `srun` in the words before a server's entry point; None without one, or where its image is a file."""
+    """The container of `srun` in the words before a server's entry point; None without one, or
+    where its image is a file.
+    """
     image, mounts = _option(words, _IMAGE), _option(words, _MOUNTS)
     if image is None:
         return None
     if image.text.startswith(("/", ".", "~")):
         message = f"the container is made of the file `{image.text[:100]}`: no runtime of a job knows it, so it is left out"
-        notes.warn("not_supported", image.line, message, "name an image in engine.container, or a Python in engine.python", "container")
+        notes.warn(
+            "not_supported",
+            image.line,
+            message,
+            "name an image in engine.container, or a Python in engine.python",
+            "container",
+        )
         return None
     name = SourceText(image.text.replace("#", "/", 1), image.line, image.unknown, image.unevaluated)
     return LaunchContainer(image=name, line=image.line, mounts=_mounts(mounts))
@@ -41,5 +51,7 @@ def _mounts(given: SourceText | None) -> dict[str, SourceText]:
         host, _, rest = mount.partition(":")
         inside, _, mode = rest.partition(":")
         if host and given:
-            found[inside or host] = SourceText(f"{host}:ro" if mode == "ro" else host, given.line, given.unknown, given.unevaluated)
+            found[inside or host] = SourceText(
+                f"{host}:ro" if mode == "ro" else host, given.line, given.unknown, given.unevaluated
+            )
     return found

@@ -1,4 +1,6 @@
-"""Owns the reading of a systemd unit: ExecStart and its Environment; no shell is involved, as systemd starts none."""
+"""Owns the reading of a systemd unit: ExecStart and its Environment; no shell is involved, as
+systemd starts none.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,17 @@ from fleet_controller.importers.shell.lexer import Word, tokens_of
 from fleet_controller.importers.sources.launch_values import StartedCommand
 from fleet_controller.yaml.finding_collector import FindingCollector
 
-_OF_THE_UNIT = ("User", "Group", "WorkingDirectory", "LimitMEMLOCK", "LimitNOFILE", "CPUAffinity", "NUMAPolicy", "NUMAMask", "Slice")
+_OF_THE_UNIT = (
+    "User",
+    "Group",
+    "WorkingDirectory",
+    "LimitMEMLOCK",
+    "LimitNOFILE",
+    "CPUAffinity",
+    "NUMAPolicy",
+    "NUMAMask",
+    "Slice",
+)
 
 
 def starts_of_unit(text: str, notes: FindingCollector) -> list[StartedCommand]:
@@ -23,14 +35,32 @@ def starts_of_unit(text: str, notes: FindingCollector) -> list[StartedCommand]:
             env.update(_environment(value, line, notes))
         elif key == "EnvironmentFile":
             message = f"the variables of `{value[:80]}` are not in what was pasted"
-            notes.warn("not_supported", line, message, "write those that the server needs into engine.env", key)
+            notes.warn(
+                "not_supported",
+                line,
+                message,
+                "write those that the server needs into engine.env",
+                key,
+            )
         elif key in _OF_THE_UNIT:
-            notes.info("dropped", line, f"`{key}` of the unit is left out: the agent starts the server as itself", "", key)
-    return [_start(value, line, env, notes) for key, value, line in entries if key == "ExecStart" and value.strip()]
+            notes.info(
+                "dropped",
+                line,
+                f"`{key}` of the unit is left out: the agent starts the server as itself",
+                "",
+                key,
+            )
+    return [
+        _start(value, line, env, notes)
+        for key, value, line in entries
+        if key == "ExecStart" and value.strip()
+    ]
 
 
 def _entries(text: str) -> Iterator[tuple[str, str, int]]:
-    """(key, value with its line ends, line); comments between the lines of one value are taken out, as systemd does."""
+    """(key, value with its line ends, line); comments between the lines of one value are taken out,
+    as systemd does.
+    """
     collected, first = "", 0
     for number, line in enumerate([*text.split("\n"), ""], start=1):
         if collected and re.match(r"\s*[#;]", line):
@@ -47,7 +77,9 @@ def _entries(text: str) -> Iterator[tuple[str, str, int]]:
         collected, first = "", 0
 
 
-def _environment(value: str, line: int, notes: FindingCollector) -> Iterator[tuple[str, SourceText]]:
+def _environment(
+    value: str, line: int, notes: FindingCollector
+) -> Iterator[tuple[str, SourceText]]:
     for word in _words(value, line, notes):
         argument = ShellVariables(FindingCollector("")).join(word)
         name, equals, text = argument.text.partition("=")
@@ -59,10 +91,15 @@ def _words(value: str, line: int, notes: FindingCollector) -> list[Word]:
     return [token for token in tokens_of(value, notes, line) if isinstance(token, Word)]
 
 
-def _start(value: str, line: int, env: dict[str, SourceText], notes: FindingCollector) -> StartedCommand:
+def _start(
+    value: str, line: int, env: dict[str, SourceText], notes: FindingCollector
+) -> StartedCommand:
     command = re.sub(r"^\s*[-@:+!|]+", "", value)
     variables = ShellVariables(notes, {name: ShellVariable(text) for name, text in env.items()})
-    words = tuple(_without_specifier(word, notes) for word in variables.expand_all(_words(command, line, notes)))
+    words = tuple(
+        _without_specifier(word, notes)
+        for word in variables.expand_all(_words(command, line, notes))
+    )
     return StartedCommand(words, words[0].line if words else line, env)
 
 
@@ -71,5 +108,7 @@ def _without_specifier(word: SourceText, notes: FindingCollector) -> SourceText:
     found = re.search(r"(?<!%)%[a-zA-Z]", word.text)
     if found:
         name = f"SPECIFIER_{found[0][1:]}"
-        return replace(word, text=word.text.replace(found[0], f"${name}"), unknown=(*word.unknown, name))
+        return replace(
+            word, text=word.text.replace(found[0], f"${name}"), unknown=(*word.unknown, name)
+        )
     return replace(word, text=word.text.replace("%%", "%"))

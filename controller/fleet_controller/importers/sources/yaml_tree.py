@@ -1,4 +1,6 @@
-"""Owns YAML of others (compose files, manifests) as plain values with the line of each; knows nothing of what they mean."""
+"""Owns YAML of others (compose files, manifests) as plain values with the line of each; knows
+nothing of what they mean.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ _MOST_DOCUMENTS = 50
 
 @dataclass(frozen=True, slots=True)
 class YamlTree:
-    """One YAML document; every scalar is the text that was written, null is None. `offset`: lines of the file before it."""
+    """One YAML document; every scalar is the text that was written, null is None. `offset`: lines
+    of the file before it.
+    """
 
     document: Document
     offset: int
@@ -28,7 +32,9 @@ class YamlTree:
         return self.document.value
 
     def line(self, path: KeyPath) -> int:
-        """The line of the file where the text at `path` begins; for a block (`|`, `>`) the one below the sign."""
+        """The line of the file where the text at `path` begins; for a block (`|`, `>`) the one
+        below the sign.
+        """
         place = self.document.values.get(path) or self.document.place(path)
         row = place[0]
         written = self.lines[row - 1][place[1] - 1 :] if row <= len(self.lines) else ""
@@ -37,7 +43,9 @@ class YamlTree:
     def is_folded(self, path: KeyPath) -> bool:
         """True for a `>` block, whose line ends became blanks."""
         place = self.document.values.get(path, (1, 1))
-        return place[0] <= len(self.lines) and self.lines[place[0] - 1][place[1] - 1 :].startswith(">")
+        return place[0] <= len(self.lines) and self.lines[place[0] - 1][place[1] - 1 :].startswith(
+            ">"
+        )
 
     def argument(self, path: KeyPath, value: Any) -> SourceText:
         """A scalar as an argument."""
@@ -50,7 +58,9 @@ def trees_of(text: str, notes: FindingCollector) -> Iterator[YamlTree]:
         document = read_document(part, notes.file, lambda path: True)
         for finding in document.findings:
             if finding.code != "empty_file":
-                notes.error(finding.code, finding.line + offset, finding.message, finding.hint, finding.key)
+                notes.error(
+                    finding.code, finding.line + offset, finding.message, finding.hint, finding.key
+                )
         if document.value is not None:
             yield YamlTree(document, offset, tuple(part.split("\n")))
 

@@ -1,4 +1,6 @@
-"""Owns the table of NCCL's choices (algorithm, protocol, channels by collective and size) as lines come in; its rows are bounded."""
+"""Owns the table of NCCL's choices (algorithm, protocol, channels by collective and size) as lines
+come in; its rows are bounded.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ _Key = tuple[str | None, int, str, str, int | None]
 
 
 class ChoiceTable:
-    """Counts choices for each rank; one rank is shown, since all ranks of a collective choose alike."""
+    """Counts choices for each rank; one rank is shown, since all ranks of a collective choose
+    alike.
+    """
 
     def __init__(self) -> None:
         self._tables: dict[Process, dict[_Key, int]] = {}
@@ -48,24 +52,54 @@ class ChoiceTable:
         return True
 
     def rows(self, ranks: Mapping[Process, int]) -> tuple[CollectiveChoice, ...]:
-        """The table of the rank that is 0 (or else the lowest known, or else the lowest device), AllReduce first, by size."""
+        """The table of the rank that is 0 (or else the lowest known, or else the lowest device),
+        AllReduce first, by size.
+        """
         if not self._tables:
             return ()
         shown = min(
-            self._tables, key=lambda process: (ranks.get(process, 1 << 30), process[2] if process[2] is not None else -1, process[1])
+            self._tables,
+            key=lambda process: (
+                ranks.get(process, 1 << 30),
+                process[2] if process[2] is not None else -1,
+                process[1],
+            ),
         )
         rows = (CollectiveChoice(*key, count) for key, count in self._tables[shown].items())
-        return tuple(sorted(rows, key=lambda row: (row.func != "AllReduce", row.func or "", row.bytes, row.algo, row.proto)))
+        return tuple(
+            sorted(
+                rows,
+                key=lambda row: (
+                    row.func != "AllReduce",
+                    row.func or "",
+                    row.bytes,
+                    row.algo,
+                    row.proto,
+                ),
+            )
+        )
 
 
 def _key(found: re.Match[str]) -> _Key:
     size = int(found["bytes"])
     if found["kernel"]:
-        return found["func"], size, "SYMMETRIC", found["kernel"], int(found["channels"]) if found["channels"] else None
+        return (
+            found["func"],
+            size,
+            "SYMMETRIC",
+            found["kernel"],
+            int(found["channels"]) if found["channels"] else None,
+        )
     if found["copy"]:
         return found["func"], size, "COPY_ENGINE", "", None
     channels = int(found["high"]) - int(found["low"]) + 1 if found["low"] else None
-    return found["func"], size, _name_of_number(found["algo"], ALGORITHM_NUMBERS), _name_of_number(found["proto"], PROTOCOL_NUMBERS), channels
+    return (
+        found["func"],
+        size,
+        _name_of_number(found["algo"], ALGORITHM_NUMBERS),
+        _name_of_number(found["proto"], PROTOCOL_NUMBERS),
+        channels,
+    )
 
 
 def _name_of_number(word: str, numbered: tuple[str, ...]) -> str:

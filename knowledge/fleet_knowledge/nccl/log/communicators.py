@@ -1,4 +1,6 @@
-"""Owns which communicators were made, by which ranks, as NCCL's `Init START` and `Init COMPLETE` lines tell; keeps a bounded number."""
+"""Owns which communicators were made, by which ranks, as NCCL's `Init START` and `Init COMPLETE`
+lines tell; keeps a bounded number.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ class _Ranks:
 
 
 class CommunicatorTable:
-    """Communicators by their identifier. Splits carry no identifier before 2.21 and are counted only."""
+    """Communicators by their identifier. Splits carry no identifier before 2.21 and are counted
+    only.
+    """
 
     def __init__(self) -> None:
         self._comms: dict[str, _Ranks] = {}
@@ -66,10 +70,15 @@ class CommunicatorTable:
     def communicators(self) -> dict[str, Communicator]:
         """Each communicator by its identifier, ranks in order."""
         return {
-            name: Communicator(ranks.nranks, tuple(sorted(ranks.started)), tuple(sorted(ranks.complete))) for name, ranks in self._comms.items()
+            name: Communicator(
+                ranks.nranks, tuple(sorted(ranks.started)), tuple(sorted(ranks.complete))
+            )
+            for name, ranks in self._comms.items()
         }
 
     def split_count(self) -> int:
-        """Communicators that were split off another: each has one rank 0, so the lines of one rank count them."""
+        """Communicators that were split off another: each has one rank 0, so the lines of one rank
+        count them.
+        """
         done = self._splits["COMPLETE"] or self._splits["START"]
         return max(done.values(), default=0)

@@ -1,4 +1,6 @@
-"""Owns how a physical line of a log is cut into NCCL's messages: prefix, level, text. Understands no message."""
+"""Owns how a physical line of a log is cut into NCCL's messages: prefix, level, text. Understands
+no message.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ _WHO = re.compile(r"([A-Za-z0-9][\w.-]{0,300}):(\d{1,10}):(\d{1,10})$")
 _DEVICE = re.compile(r"\[(-?\d{1,4})\]$")
 _FILE = re.compile(r"\S+:\d{1,7}$")
 _STAMP = re.compile(r"\[(\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d[^\]]{0,12})\]$")
-_GLUED = re.compile(r"(?:COMPLETE|START|available|peer|trees|rings|direct|IPC|CUMEM|read)(?=[A-Za-z0-9])")
+_GLUED = re.compile(
+    r"(?:COMPLETE|START|available|peer|trees|rings|direct|IPC|CUMEM|read)(?=[A-Za-z0-9])"
+)
 _HOSTS = 64
 _LONGEST_PREFIX = 1400
 _LONGEST_KNOWN, _MOST_KNOWN = 200, 4096
@@ -21,7 +25,9 @@ LONGEST_TEXT = 2000
 
 @dataclass(frozen=True, slots=True)
 class NcclMessage:
-    """One message. Who wrote it is empty where the line has no prefix (NCCL's version line, PyTorch's errors)."""
+    """One message. Who wrote it is empty where the line has no prefix (NCCL's version line,
+    PyTorch's errors).
+    """
 
     level: str
     text: str
@@ -50,14 +56,18 @@ class _Prefix:
 
 
 class MessageSplitter:
-    """Cuts lines into messages; remembers hosts, so that it can tell a host from the end of a message that is glued to it."""
+    """Cuts lines into messages; remembers hosts, so that it can tell a host from the end of a
+    message that is glued to it.
+    """
 
     def __init__(self) -> None:
         self._hosts: set[str] = set()
         self._known: dict[str, NcclMessage] = {}  # prefixes of INFO lines that were read before
 
     def split(self, line: str) -> Iterator[NcclMessage]:
-        """Every message of `line`; what stands before the first prefix comes as one without a level."""
+        """Every message of `line`; what stands before the first prefix comes as one without a
+        level.
+        """
         at = line.find(" NCCL ")
         known = self._known.get(line[:at]) if 0 < at < _LONGEST_KNOWN else None
         if known and line.startswith(known.level, at + 6) and " NCCL " not in line[at + 6 :]:
@@ -71,8 +81,21 @@ class MessageSplitter:
         for index, prefix in enumerate(prefixes):
             end = prefixes[index + 1].start if index + 1 < len(prefixes) else len(line)
             text = line[prefix.end : end].strip()[:LONGEST_TEXT]
-            message = NcclMessage(prefix.level, text, prefix.host, prefix.pid, prefix.dev, _base_name(prefix.file), prefix.time)
-            if prefix.start == 0 and not prefix.time and prefix.level == "INFO" and len(self._known) < _MOST_KNOWN:
+            message = NcclMessage(
+                prefix.level,
+                text,
+                prefix.host,
+                prefix.pid,
+                prefix.dev,
+                _base_name(prefix.file),
+                prefix.time,
+            )
+            if (
+                prefix.start == 0
+                and not prefix.time
+                and prefix.level == "INFO"
+                and len(self._known) < _MOST_KNOWN
+            ):
                 self._known[line[: prefix.end - 10]] = message
             yield message
 
@@ -85,9 +108,14 @@ class MessageSplitter:
                 floor = level.end()
 
     def _read(self, line: str, floor: int, level: re.Match[str]) -> _Prefix | None:
-        """The prefix that ends at `level`, or None when what stands there is none: a line torn by another one."""
+        """The prefix that ends at `level`, or None when what stands there is none: a line torn by
+        another one.
+        """
         words = line[floor : level.start()].rsplit(" ", 6)
-        starts = [level.start() - sum(map(len, words[index:])) - (len(words) - 1 - index) for index in range(len(words))]
+        starts = [
+            level.start() - sum(map(len, words[index:])) - (len(words) - 1 - index)
+            for index in range(len(words))
+        ]
         at, file, dev = len(words) - 1, "", None
         if not _WHO.search(words[at]) and _FILE.fullmatch(words[at]):
             at, file = at - 1, words[at]
@@ -104,7 +132,16 @@ class MessageSplitter:
         if stamp:
             start = starts[at] - 1 - len(stamp[0])
         self._remember(host)
-        return _Prefix(start, level.end(), level[1], host, int(who[2]), dev, file, f"{stamp[1]} {stamp[2]}" if stamp else "")
+        return _Prefix(
+            start,
+            level.end(),
+            level[1],
+            host,
+            int(who[2]),
+            dev,
+            file,
+            f"{stamp[1]} {stamp[2]}" if stamp else "",
+        )
 
     def _host(self, name: str, *, glued: bool) -> str:
         """The host in `name`, which may begin with the end of another message."""

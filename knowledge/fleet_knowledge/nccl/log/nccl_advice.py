@@ -1,4 +1,6 @@
-"""Owns what is worth telling about NCCL's lines beside failures: peer access that is off, missing log parts, advice. Reads no line."""
+"""Owns what is worth telling about NCCL's lines beside failures: peer access that is off, missing
+log parts, advice. Reads no line.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +12,24 @@ from fleet_knowledge.nccl.log.transports import container_bridges
 
 
 def add_advice(facts: NcclFacts, seen: frozenset[str]) -> NcclFacts:
-    """`facts` with its notes; `seen` names single lines that were there: p2p_off, iommu, numa_balancing."""
+    """`facts` with its notes; `seen` names single lines that were there: p2p_off, iommu,
+    numa_balancing.
+    """
     advice = (*_iommu("iommu" in seen), *_numa("numa_balancing" in seen))
-    notes = (*_p2p(facts, "p2p_off" in seen), *advice, *_bridges(facts), *_tuning(facts), *_versions(facts))
+    notes = (
+        *_p2p(facts, "p2p_off" in seen),
+        *advice,
+        *_bridges(facts),
+        *_tuning(facts),
+        *_versions(facts),
+    )
     return replace(facts, notes=notes)
 
 
 def _p2p(facts: NcclFacts, was_logged: bool) -> Iterator[NcclAdvice]:
-    asked = "1" in facts.settings.get("NCCL_P2P_DISABLE", ()) or "LOC" in facts.settings.get("NCCL_P2P_LEVEL", ())
+    asked = "1" in facts.settings.get("NCCL_P2P_DISABLE", ()) or "LOC" in facts.settings.get(
+        "NCCL_P2P_LEVEL", ()
+    )
     through_host = facts.transport.get("SHM", 0)
     if facts.transport.get("P2P", 0) and not was_logged:
         if through_host:
@@ -32,7 +44,10 @@ def _p2p(facts: NcclFacts, was_logged: bool) -> Iterator[NcclAdvice]:
         return
     channels = f" with {facts.coll_channels} channels" if facts.coll_channels else ""
     if asked:
-        yield NcclAdvice("p2p_off", f"GPU peer-to-peer is off as the job asks: collectives go through host memory{channels}")
+        yield NcclAdvice(
+            "p2p_off",
+            f"GPU peer-to-peer is off as the job asks: collectives go through host memory{channels}",
+        )
         return
     message = f"GPU peer-to-peer is off (driver, IOMMU/ACS or consumer cards): all-reduce goes through host memory{channels}"
     yield NcclAdvice(
@@ -46,21 +61,33 @@ def _iommu(was_logged: bool) -> Iterator[NcclAdvice]:
     if was_logged:
         message = "iommu=pt missing on the kernel command line (RCCL's advice, no error)"
         yield NcclAdvice(
-            "iommu_pt_missing", message, "Add iommu=pt to the kernel command line of AMD hosts: without it collectives can be slow or hang."
+            "iommu_pt_missing",
+            message,
+            "Add iommu=pt to the kernel command line of AMD hosts: without it collectives can be slow or hang.",
         )
 
 
 def _numa(was_logged: bool) -> Iterator[NcclAdvice]:
     if was_logged:
         message = "the kernel balances NUMA memory by itself: collectives vary from run to run (RCCL's advice, no error)"
-        yield NcclAdvice("numa_balancing_on", message, "Set kernel.numa_balancing=0 on every host of a comparison.")
+        yield NcclAdvice(
+            "numa_balancing_on",
+            message,
+            "Set kernel.numa_balancing=0 on every host of a comparison.",
+        )
 
 
 def _bridges(facts: NcclFacts) -> Iterator[NcclAdvice]:
-    found = container_bridges(dict.fromkeys((*facts.interfaces, *((facts.bootstrap,) if facts.bootstrap else ()))))
+    found = container_bridges(
+        dict.fromkeys((*facts.interfaces, *((facts.bootstrap,) if facts.bootstrap else ())))
+    )
     if found:
         message = f"docker bridge interfaces are candidates for the socket network: {', '.join(found[:8])}"
-        yield NcclAdvice("bridge_interfaces", message, "Set NCCL_SOCKET_IFNAME for multi-node: other hosts cannot be reached over them.")
+        yield NcclAdvice(
+            "bridge_interfaces",
+            message,
+            "Set NCCL_SOCKET_IFNAME for multi-node: other hosts cannot be reached over them.",
+        )
 
 
 def _tuning(facts: NcclFacts) -> Iterator[NcclAdvice]:
@@ -74,5 +101,7 @@ def _versions(facts: NcclFacts) -> Iterator[NcclAdvice]:
     if len(plain) > 1:
         message = f"several versions are loaded: {', '.join(plain)} (PyTorch's and the one that SGLang loads itself)"
         yield NcclAdvice(
-            "nccl_versions_differ", message, "SGLANG_NCCL_SO_PATH or LD_LIBRARY_PATH names the second one; settings must be legal for both."
+            "nccl_versions_differ",
+            message,
+            "SGLANG_NCCL_SO_PATH or LD_LIBRARY_PATH names the second one; settings must be legal for both.",
         )

@@ -12,7 +12,9 @@ COLUMNS = ("func", "bytes", "algo", "proto", "channels", "count")
 
 @dataclass(frozen=True, slots=True)
 class CollectiveChoice:
-    """What NCCL chose for a collective of one size on one rank, and how often. `channels` is None before 2.24."""
+    """What NCCL chose for a collective of one size on one rank, and how often. `channels` is None
+    before 2.24.
+    """
 
     func: str | None
     bytes: int
@@ -37,7 +39,9 @@ class Communicator:
 
 @dataclass(frozen=True, slots=True)
 class NcclWarnLine:
-    """One WARN line. `dev` is the CUDA device of the process, never a TP rank; `time` as NCCL (from 2.26) printed it."""
+    """One WARN line. `dev` is the CUDA device of the process, never a TP rank; `time` as NCCL (from
+    2.26) printed it.
+    """
 
     host: str
     pid: int
@@ -59,7 +63,9 @@ class NcclAdvice:
 
 @dataclass(frozen=True, slots=True)
 class NcclFailure:
-    """Why NCCL failed: class as in `docs/failures.md`, the line, NCCL's result, and what an invalid usage named."""
+    """Why NCCL failed: class as in `docs/failures.md`, the line, NCCL's result, and what an invalid
+    usage named.
+    """
 
     failure_class: str
     cause_line: str
@@ -74,7 +80,9 @@ class NcclFailure:
 
 @dataclass(frozen=True, slots=True)
 class NcclFacts:
-    """Everything that NCCL's lines of one server show. Empty where they show nothing; counts are of lines that were read."""
+    """Everything that NCCL's lines of one server show. Empty where they show nothing; counts are of
+    lines that were read.
+    """
 
     library: str = ""
     versions: tuple[str, ...] = ()
@@ -112,11 +120,19 @@ class NcclFacts:
 
     @property
     def is_complete(self) -> bool:
-        """True when at least one rank finished its initialisation, so that NCCL has read and logged its variables."""
-        return self.split_comms > 0 or self.coll_channels is not None or any(comm.complete for comm in self.comms.values())
+        """True when at least one rank finished its initialisation, so that NCCL has read and logged
+        its variables.
+        """
+        return (
+            self.split_comms > 0
+            or self.coll_channels is not None
+            or any(comm.complete for comm in self.comms.values())
+        )
 
     def to_json(self) -> dict[str, Any]:
-        """The facts as `fleetctl diagnose` and a trial's record hold them; what is unknown is null or empty."""
+        """The facts as `fleetctl diagnose` and a trial's record hold them; what is unknown is null
+        or empty.
+        """
         return {
             "library": self.library or None,
             "version": self.version or None,
@@ -124,7 +140,11 @@ class NcclFacts:
             "rocm": self.rocm or None,
             "hip": self.hip or None,
             "settings": {name: list(values) for name, values in self.settings.items()},
-            "tuning": {"columns": list(COLUMNS), "rows": [choice.row() for choice in self.tuning], "dropped": self.tuning_dropped},
+            "tuning": {
+                "columns": list(COLUMNS),
+                "rows": [choice.row() for choice in self.tuning],
+                "dropped": self.tuning_dropped,
+            },
             "transport": dict(self.transport),
             "paths": dict(self.paths),
             "pairs": [list(pair) for pair in self.pairs],
@@ -132,7 +152,11 @@ class NcclFacts:
             "ib_devices": list(self.ib_devices),
             "interfaces": list(self.interfaces),
             "comms": {
-                name: {"nranks": comm.nranks, "started": list(comm.started), "complete": list(comm.complete)}
+                name: {
+                    "nranks": comm.nranks,
+                    "started": list(comm.started),
+                    "complete": list(comm.complete),
+                }
                 for name, comm in self.comms.items()
             },
             "split_comms": self.split_comms,
@@ -144,20 +168,38 @@ class NcclFacts:
             "plugins": dict(self.plugins),
             "warn": [_warn_json(warn) for warn in self.warns],
             "warn_dropped": self.warns_dropped,
-            "notes": [{"code": note.code, "message": note.message, "hint": note.hint} for note in self.notes],
+            "notes": [
+                {"code": note.code, "message": note.message, "hint": note.hint}
+                for note in self.notes
+            ],
             **_failure_json(self.failure),
         }
 
 
 def _warn_json(warn: NcclWarnLine) -> dict[str, Any]:
-    shown = {"host": warn.host, "pid": warn.pid, "dev": warn.dev, "file": warn.file, "msg": warn.msg}
-    return shown | ({"time": warn.time} if warn.time else {}) | ({"count": warn.count} if warn.count > 1 else {})
+    shown = {
+        "host": warn.host,
+        "pid": warn.pid,
+        "dev": warn.dev,
+        "file": warn.file,
+        "msg": warn.msg,
+    }
+    return (
+        shown
+        | ({"time": warn.time} if warn.time else {})
+        | ({"count": warn.count} if warn.count > 1 else {})
+    )
 
 
 def _failure_json(failure: NcclFailure | None) -> dict[str, Any]:
     if failure is None:
         return {"failure_class": None}
-    named = {"variable": failure.variable, "value": failure.value, "function": failure.function, "datatype": failure.datatype}
+    named = {
+        "variable": failure.variable,
+        "value": failure.value,
+        "function": failure.function,
+        "datatype": failure.datatype,
+    }
     return {
         "failure_class": failure.failure_class,
         "cause_line": failure.cause_line,

@@ -1,4 +1,6 @@
-"""Owns how NCCL's errors are told apart: the lines of each class, result codes, hints that name what the line names. Reads no file."""
+"""Owns how NCCL's errors are told apart: the lines of each class, result codes, hints that name
+what the line names. Reads no file.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ _RESULT_WORDS = {
     "invalid usage": 5,
     "remote process exited": 6,
 }
-_RESULT = re.compile(r"\b(nccl(?:UnhandledCudaError|SystemError|InternalError|InvalidArgument|InvalidUsage|RemoteError))\b")
+_RESULT = re.compile(
+    r"\b(nccl(?:UnhandledCudaError|SystemError|InternalError|InvalidArgument|InvalidUsage|RemoteError))\b"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +54,26 @@ NCCL_ERROR_PATTERNS = (
         r"|[Ee]rror while (?:creating|attaching to) shared memory segment",
         "src/misc/shmutils.cc 2.18 - 2.30; nccl issue 342",
     ),
-    _error_pattern("nccl_invalid_usage", r"[Nn]o algorithm/protocol available", "src/enqueue.cc 2.18 - 2.30; nccl issue 1898"),
+    _error_pattern(
+        "nccl_invalid_usage",
+        r"[Nn]o algorithm/protocol available",
+        "src/enqueue.cc 2.18 - 2.30; nccl issue 1898",
+    ),
     _error_pattern(
         "nccl_invalid_usage",
         r"Unrecognized (?:element|prefix) token|All entries except the first must have a prefix",
         "src/graph/tuning.cc 2.24 - 2.30",
     ),
-    _error_pattern("nccl_version_mismatch", r"Mismatched NCCL version|undefined symbol: nccl|NCCL version mismatch", "src/init.cc 2.28 - 2.30"),
-    _error_pattern("nccl_duplicate_gpu", r"Duplicate GPU detected|Multiple Ranks are using the same GPU", "src/init.cc 2.18 - 2.30"),
+    _error_pattern(
+        "nccl_version_mismatch",
+        r"Mismatched NCCL version|undefined symbol: nccl|NCCL version mismatch",
+        "src/init.cc 2.28 - 2.30",
+    ),
+    _error_pattern(
+        "nccl_duplicate_gpu",
+        r"Duplicate GPU detected|Multiple Ranks are using the same GPU",
+        "src/init.cc 2.18 - 2.30",
+    ),
     _error_pattern(
         "nccl_no_interface",
         r"[Nn]o socket interface found|No usable listening interface found|No IP interface found",
@@ -68,9 +84,21 @@ NCCL_ERROR_PATTERNS = (
         r"Failed to bind NVLink SHARP|NVLS.{0,40}(?:multicast|[Mm]ulticast).{0,80}(?:fail|error)|cuMulticast\w+.{0,60}fail",
         "src/transport/nvls.cc 2.18 - 2.30",
     ),
-    _error_pattern("nccl_nvls_failed", r"^nvls\.cc: .*(?:[Ff]ailure|[Ff]ailed|[Ee]rror)", "src/transport/nvls.cc: a WARN of this file"),
-    _error_pattern("nvlink_error", r"P2P is disabled between NVLINK connected GPUs", "src/graph/paths.cc 2.18 - 2.30"),
-    _error_pattern("p2p_unsupported", r"[Pp]eer access is not supported between these two devices", "CUDA error 217"),
+    _error_pattern(
+        "nccl_nvls_failed",
+        r"^nvls\.cc: .*(?:[Ff]ailure|[Ff]ailed|[Ee]rror)",
+        "src/transport/nvls.cc: a WARN of this file",
+    ),
+    _error_pattern(
+        "nvlink_error",
+        r"P2P is disabled between NVLINK connected GPUs",
+        "src/graph/paths.cc 2.18 - 2.30",
+    ),
+    _error_pattern(
+        "p2p_unsupported",
+        r"[Pp]eer access is not supported between these two devices",
+        "CUDA error 217",
+    ),
     _error_pattern(
         "ib_error",
         r"NET/IB.{0,40}(?:Got completion .{0,80}(?:error|status)|[Gg]ot async event|Unable to (?:open|query))"
@@ -102,7 +130,11 @@ NCCL_ERROR_PATTERNS = (
         r"|socketProgress: Connection closed|Message truncated",
         "src/misc/socket.cc, src/proxy.cc 2.18 - 2.30",
     ),
-    _error_pattern("nccl_invalid_usage", r"ncclInvalid(?:Usage|Argument)|NCCL error.{0,200}invalid (?:usage|argument)", "PyTorch NCCLUtils.hpp"),
+    _error_pattern(
+        "nccl_invalid_usage",
+        r"ncclInvalid(?:Usage|Argument)|NCCL error.{0,200}invalid (?:usage|argument)",
+        "PyTorch NCCLUtils.hpp",
+    ),
     _error_pattern(
         "nccl_init_failed",
         r"NCCL error.{0,200}(?:unhandled (?:cuda|system) error|internal error)|nccl(?:UnhandledCuda|System|Internal)Error",
@@ -111,19 +143,27 @@ NCCL_ERROR_PATTERNS = (
 )
 _NAMED = re.compile(r"for function (?P<function>\w+)(?: with datatype (?P<datatype>\w+))?")
 _SET = re.compile(r"(?P<variable>NCCL_\w+) was set to (?P<value>.+?)\.(?:\s|$)")
-_TOKEN = re.compile(r'Unrecognized (?:element|prefix) token "(?P<token>[^"]*)" when parsing "(?P<value>[^"]*)"')
+_TOKEN = re.compile(
+    r'Unrecognized (?:element|prefix) token "(?P<token>[^"]*)" when parsing "(?P<value>[^"]*)"'
+)
 _CUDA = re.compile(r"[Cc][Uu][Dd][Aa] failure(?: \d+)? '(?P<reason>[^']*)'")
 
 
 def match_error(text: str) -> int | None:
     """The place of the row that `text` is a line of; None when it is no error."""
-    return next((place for place, row in enumerate(NCCL_ERROR_PATTERNS) if row.lines.search(text)), None)
+    return next(
+        (place for place, row in enumerate(NCCL_ERROR_PATTERNS) if row.lines.search(text)), None
+    )
 
 
 def read_result(text: str) -> str:
     """NCCL's result that `text` names, as `ncclSystemError (2)`; empty when it names none."""
     found = _RESULT.search(text)
-    number = NCCL_RESULTS.index(found[1]) if found else next((code for words, code in _RESULT_WORDS.items() if words in text), 0)
+    number = (
+        NCCL_RESULTS.index(found[1])
+        if found
+        else next((code for words, code in _RESULT_WORDS.items() if words in text), 0)
+    )
     return f"{NCCL_RESULTS[number]} ({number})" if number else ""
 
 
@@ -162,8 +202,14 @@ def _with_hint(failure: NcclFailure, text: str) -> NcclFailure:
 
 def _no_algorithm_hint(failure: NcclFailure) -> str:
     setting = f"{failure.variable}={failure.value}" if failure.variable else "The setting"
-    example = f"allreduce:{failure.value.lower()}" + ("" if "ring" in failure.value.lower() else ",ring")
-    cure = f"{failure.variable}='{example}'" if failure.variable == "NCCL_ALGO" else "NCCL_ALGO or NCCL_PROTO for that collective alone"
+    example = f"allreduce:{failure.value.lower()}" + (
+        "" if "ring" in failure.value.lower() else ",ring"
+    )
+    cure = (
+        f"{failure.variable}='{example}'"
+        if failure.variable == "NCCL_ALGO"
+        else "NCCL_ALGO or NCCL_PROTO for that collective alone"
+    )
     return (
         f"{setting} has no implementation for {failure.function}. Restrict the setting to one collective (NCCL 2.24 and later) and give a"
         f" second choice, for some datatypes lack one too: {cure}. That is the job's fault, not the host's: it fails on all hosts alike."

@@ -1,4 +1,6 @@
-"""Owns the reading of NCCL's and RCCL's lines, one at a time, in bounded memory; never anchors, for a line may hold several messages."""
+"""Owns the reading of NCCL's and RCCL's lines, one at a time, in bounded memory; never anchors, for
+a line may hold several messages.
+"""
 
 from __future__ import annotations
 
@@ -18,18 +20,26 @@ _VERSION = re.compile(
     r"\b(?P<library>[NR]CCL) version ?:? ?(?P<version>\d+\.\d+\.\d+[\w.+:-]{0,60})|sglang is using nccl==(?P<pip>\d+\.[\w.]{1,20})"
 )
 _BLOCK = re.compile(r"^(?P<what>HIP|ROCm) version\s*: (?P<version>\d[\w.]*)")
-_SETTING = re.compile(r"\b(?P<name>[NR]CCL_[A-Z0-9_]{2,80}) set(?: by environment)? to (?P<value>[^\n]{0,500})")
+_SETTING = re.compile(
+    r"\b(?P<name>[NR]CCL_[A-Z0-9_]{2,80}) set(?: by environment)? to (?P<value>[^\n]{0,500})"
+)
 _PARSED = re.compile(
     r"Parsed environment variable (?P<name>NCCL_\w+)=(?P<value>\S*) to|Comm config \w+ reset to (?P<reset>NCCL_\w+)=(?P<number>\S*)"
 )
-_INVALID = re.compile(r"Invalid value (?P<value>.{0,200}) for (?P<name>[NR]CCL_\w+), using default (?P<used>-?\d+)")
-_PLUGIN_NAME = re.compile(r"(?P<kind>NET|TUNER|PROFILER|ENV)/Plugin ?: Plugin name set by env to (?P<value>\S+)")
+_INVALID = re.compile(
+    r"Invalid value (?P<value>.{0,200}) for (?P<name>[NR]CCL_\w+), using default (?P<used>-?\d+)"
+)
+_PLUGIN_NAME = re.compile(
+    r"(?P<kind>NET|TUNER|PROFILER|ENV)/Plugin ?: Plugin name set by env to (?P<value>\S+)"
+)
 _PLUGIN_USED = re.compile(
     r"(?P<kind>NET|TUNER|PROFILER|ENV|GIN)/Plugin ?: (?:Loaded (?:net|gin) plugin|Using tuner plugin|loaded|Using)"
     r" (?P<name>[\w.+-][\w .+-]{0,80})"
     r"|[Ss]uccessfully loaded external network plugin (?P<network>\S+)"
 )
-_CHANNELS = re.compile(r"(?P<coll>\d+) coll channels,(?: \d+ collnet channels,)? (?P<nvls>\d+) nvls channels, (?P<p2p>\d+) p2p channels")
+_CHANNELS = re.compile(
+    r"(?P<coll>\d+) coll channels,(?: \d+ collnet channels,)? (?P<nvls>\d+) nvls channels, (?P<p2p>\d+) p2p channels"
+)
 _OLD_CHANNELS = re.compile(r"(?P<coll>\d+) coll channels, (?P<p2p>\d+) p2p channels")
 _NETWORK = re.compile(r"Using network (?P<name>[^\n]{1,120})")
 _NVLS = re.compile(r"NVLS multicast support is (?P<no>not )?available")
@@ -62,7 +72,9 @@ class NcclReader:
         self._times = 1
 
     def feed(self, line: str, times: int = 1) -> None:
-        """Take one line, with or without its end; `times` for a caller that has counted equal lines."""
+        """Take one line, with or without its end; `times` for a caller that has counted equal
+        lines.
+        """
         self._times = times
         if "CCL" not in line and "nccl" not in line and not self._continues(line):
             return
@@ -70,7 +82,9 @@ class NcclReader:
             self._read_message(message)
 
     def _continues(self, line: str) -> bool:
-        """Lines without the word that belong to one with it: RCCL's version block, and what follows PyTorch's `Last error:`."""
+        """Lines without the word that belong to one with it: RCCL's version block, and what follows
+        PyTorch's `Last error:`.
+        """
         if self._follows_error:
             return line.strip() != ""
         return self._library == "RCCL" and line.startswith(("HIP version", "ROCm version"))
@@ -84,7 +98,14 @@ class NcclReader:
             self._warn(message)
         elif message.level:
             self._info_lines += self._times
-        for read in (self._version, self._choice, self._comm, self._transports_line, self._setting, self._init):
+        for read in (
+            self._version,
+            self._choice,
+            self._comm,
+            self._transports_line,
+            self._setting,
+            self._init,
+        ):
             if read(message):
                 return
 
@@ -100,9 +121,25 @@ class NcclReader:
         key = message.file, message.text
         known = self._warns.get(key)
         if known:
-            self._warns[key] = NcclWarnLine(known.host, known.pid, known.dev, known.file, known.msg, known.time, known.count + self._times)
+            self._warns[key] = NcclWarnLine(
+                known.host,
+                known.pid,
+                known.dev,
+                known.file,
+                known.msg,
+                known.time,
+                known.count + self._times,
+            )
         elif len(self._warns) < _MOST_WARNS:
-            self._warns[key] = NcclWarnLine(message.host, message.pid, message.dev, message.file, message.text, message.time, self._times)
+            self._warns[key] = NcclWarnLine(
+                message.host,
+                message.pid,
+                message.dev,
+                message.file,
+                message.text,
+                message.time,
+                self._times,
+            )
         else:
             self._warns_dropped += 1
 
@@ -113,16 +150,24 @@ class NcclReader:
         if found and "DistBackendError" not in message.text and "NCCL error" not in message.text:
             self._library = found["library"] or self._library or "NCCL"
             version = (found["version"] or found["pip"] or "").rstrip(".:,")
-            if found["pip"] is None or not any(known.startswith(version) for known in self._versions):
+            if found["pip"] is None or not any(
+                known.startswith(version) for known in self._versions
+            ):
                 self._add(self._versions, version)
             return True
         block = _BLOCK.match(message.text)
         if block:
-            self._hip, self._rocm = (block["version"], self._rocm) if block["what"] == "HIP" else (self._hip, block["version"])
+            self._hip, self._rocm = (
+                (block["version"], self._rocm)
+                if block["what"] == "HIP"
+                else (self._hip, block["version"])
+            )
         return block is not None
 
     def _choice(self, message: NcclMessage) -> bool:
-        return " Bytes -> " in message.text and self._choices.add_line(message.process, message.text, self._times)
+        return " Bytes -> " in message.text and self._choices.add_line(
+            message.process, message.text, self._times
+        )
 
     def _comm(self, message: NcclMessage) -> bool:
         return " - Init " in message.text and self._comms.add_line(message.process, message.text)
@@ -146,7 +191,10 @@ class NcclReader:
         elif "CCL_" not in text:
             return False
         elif (found := _PARSED.search(text)) is not None:
-            self._set(found["name"] or found["reset"], found["value"] if found["name"] else found["number"].rstrip("."))
+            self._set(
+                found["name"] or found["reset"],
+                found["value"] if found["name"] else found["number"].rstrip("."),
+            )
         elif (found := _INVALID.search(text)) is not None:
             self._set(found["name"], f"{found['used']} ({found['value']} is invalid)")
         else:
@@ -157,7 +205,9 @@ class NcclReader:
         if (found := _PLUGIN_NAME.search(text)) is not None:
             self._set(f"NCCL_{found['kind']}_PLUGIN", found["value"])
         elif (found := _PLUGIN_USED.search(text)) is not None:
-            self._plugins[(found["kind"] or "NET").lower()] = (found["name"] or found["network"]).strip()
+            self._plugins[(found["kind"] or "NET").lower()] = (
+                found["name"] or found["network"]
+            ).strip()
         return found is not None
 
     def _set(self, name: str, value: str) -> None:
@@ -215,7 +265,9 @@ class NcclReader:
             plugins=dict(self._plugins),
             warns=tuple(self._warns.values()),
             warns_dropped=self._warns_dropped,
-            failure=nccl_failures.build_failure(*self._worst, self._result) if self._worst else None,
+            failure=nccl_failures.build_failure(*self._worst, self._result)
+            if self._worst
+            else None,
             info_lines=self._info_lines,
             warn_lines=self._warn_lines,
         )

@@ -1,4 +1,6 @@
-"""Owns the transports between pairs of ranks and the devices behind them, as NCCL's lines name them; keeps a bounded number of pairs."""
+"""Owns the transports between pairs of ranks and the devices behind them, as NCCL's lines name
+them; keeps a bounded number of pairs.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ KINDS = ("P2P", "SHM", "NET")
 
 
 class Transports:
-    """Counts channels by transport; one line of a channel counts once (a network channel prints its sending side too)."""
+    """Counts channels by transport; one line of a channel counts once (a network channel prints its
+    sending side too).
+    """
 
     def __init__(self) -> None:
         self.kinds: Counter[str] = Counter(dict.fromkeys(KINDS, 0))
@@ -75,12 +79,16 @@ def container_bridges(interfaces: Mapping[str, None]) -> tuple[str, ...]:
 
 
 def _path(via: str) -> str:
-    """`P2P/CUMEM`, `P2P/IPC`, `SHM/direct`, `NET/IB`, `NET/IB/GDR`, `NET/NAME OF A PLUG-IN`: without device numbers and read marks."""
+    """`P2P/CUMEM`, `P2P/IPC`, `SHM/direct`, `NET/IB`, `NET/IB/GDR`, `NET/NAME OF A PLUG-IN`:
+    without device numbers and read marks.
+    """
     parts = via.split("/")
     kind = parts[0].strip()
     if kind == "NET":
         gdr = any(part.startswith("GDR") for part in parts[2:])
-        return "/".join((kind, parts[1].strip() if len(parts) > 1 else "", *(("GDR",) if gdr else ())))
+        return "/".join(
+            (kind, parts[1].strip() if len(parts) > 1 else "", *(("GDR",) if gdr else ()))
+        )
     return "/".join((kind, *(part.strip() for part in parts[1:2])))
 
 

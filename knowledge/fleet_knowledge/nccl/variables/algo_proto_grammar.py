@@ -1,4 +1,6 @@
-"""Owns the grammar of NCCL_ALGO and NCCL_PROTO by version: plain lists before 2.24, then `function:list;…`. Knows no other variable."""
+"""Owns the grammar of NCCL_ALGO and NCCL_PROTO by version: plain lists before 2.24, then
+`function:list;…`. Knows no other variable.
+"""
 
 from __future__ import annotations
 
@@ -22,17 +24,24 @@ ALGORITHMS: Mapping[str, Between] = {
     "NVLSTree": Between("2.18"),
     "PAT": Between("2.23"),
 }
-PROTOCOLS: Mapping[str, Between] = {"LL": Between("2.5"), "LL128": Between("2.5"), "Simple": Between("2.5")}
+PROTOCOLS: Mapping[str, Between] = {
+    "LL": Between("2.5"),
+    "LL128": Between("2.5"),
+    "Simple": Between("2.5"),
+}
 FUNCTION_LISTS = Between("2.24")
 """Versions that read `function:list;…`, refuse unknown words and no longer fall back to Ring."""
 
-# Which algorithm has an implementation for which collective (src/graph/tuning.cc, 2.18 - 2.30): all have one for AllReduce but PAT
+# Which algorithm has an implementation for which collective (src/graph/tuning.cc, 2.18 - 2.30): all
+# have one for AllReduce but PAT
 _GATHERS = ("ring", "nvls", "collnetdirect", "pat")
 
 
 @dataclass(frozen=True, slots=True)
 class AlgoProtoEntry:
-    """One entry of the list: the function it is for (empty: all), whether it excludes, and the words."""
+    """One entry of the list: the function it is for (empty: all), whether it excludes, and the
+    words.
+    """
 
     function: str
     excludes: bool
@@ -45,7 +54,9 @@ def parse_entries(value: str) -> Iterator[AlgoProtoEntry]:
         function, colon, listed = entry.partition(":")
         if not colon:
             function, listed = "", entry
-        yield AlgoProtoEntry(function, listed.startswith("^"), tuple(listed.removeprefix("^").split(",")))
+        yield AlgoProtoEntry(
+            function, listed.startswith("^"), tuple(listed.removeprefix("^").split(","))
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,48 +64,84 @@ class AlgoProtoValue:
     """The legal texts of one of the two variables."""
 
     words: Mapping[str, Between]
-    kills_when_empty: bool  # before 2.24 a list without a known word leaves no protocol at all, but for algorithms Ring and Tree
+    # before 2.24 a list without a known word leaves no protocol at all, but for algorithms Ring and
+    # Tree
+    kills_when_empty: bool
 
     def fault(self, value: str, release: Release | None) -> ValueFault | None:
         """Unknown words first, then what only some versions read."""
         listed = tuple(parse_entries(value))
         return next(
-            (fault for judge in (self._unknown, self._grammar, self._too_new) for fault in judge(listed, release) if fault),
+            (
+                fault
+                for judge in (self._unknown, self._grammar, self._too_new)
+                for fault in judge(listed, release)
+                if fault
+            ),
             None,
         )
 
-    def _unknown(self, listed: tuple[AlgoProtoEntry, ...], release: Release | None) -> Iterator[ValueFault]:
+    def _unknown(
+        self, listed: tuple[AlgoProtoEntry, ...], release: Release | None
+    ) -> Iterator[ValueFault]:
         known = {word.lower() for word in self.words}
         functions = {function.lower() for function in FUNCTIONS}
         for part in listed:
             if part.function and part.function.lower() not in functions:
-                yield ValueFault(InvalidValueEffect.REFUSED, f"`{part.function}` is no collective", f"write one of {', '.join(FUNCTIONS)}")
+                yield ValueFault(
+                    InvalidValueEffect.REFUSED,
+                    f"`{part.function}` is no collective",
+                    f"write one of {', '.join(FUNCTIONS)}",
+                )
             for word in part.words:
                 if word.lower() not in known:
                     yield self._unknown_word(word, release)
 
     def _unknown_word(self, word: str, release: Release | None) -> ValueFault:
-        near = get_close_matches(word.strip().lower(), [name.lower() for name in self.words], n=1, cutoff=0.5)
+        near = get_close_matches(
+            word.strip().lower(), [name.lower() for name in self.words], n=1, cutoff=0.5
+        )
         spelled = {name.lower(): name for name in self.words}
         cure = f"did you mean {spelled[near[0]]}?" if near else f"there are {', '.join(self.words)}"
         refused = release is None or FUNCTION_LISTS.holds(release) or self.kills_when_empty
-        return ValueFault(InvalidValueEffect.REFUSED if refused else InvalidValueEffect.IGNORED, f"`{word}` is none of {', '.join(self.words)}", cure)
+        return ValueFault(
+            InvalidValueEffect.REFUSED if refused else InvalidValueEffect.IGNORED,
+            f"`{word}` is none of {', '.join(self.words)}",
+            cure,
+        )
 
-    def _grammar(self, listed: tuple[AlgoProtoEntry, ...], release: Release | None) -> Iterator[ValueFault]:
+    def _grammar(
+        self, listed: tuple[AlgoProtoEntry, ...], release: Release | None
+    ) -> Iterator[ValueFault]:
         if any(not part.function for part in listed[1:]):
-            yield ValueFault(InvalidValueEffect.REFUSED, "every entry after the first needs its collective", "write `ring;allreduce:tree`", FUNCTION_LISTS)
+            yield ValueFault(
+                InvalidValueEffect.REFUSED,
+                "every entry after the first needs its collective",
+                "write `ring;allreduce:tree`",
+                FUNCTION_LISTS,
+            )
         if any(part.function for part in listed) or len(listed) > 1:
-            fault = ValueFault(InvalidValueEffect.MISREAD, "NCCL reads `collective:list` from 2.24 on", "write a plain list", Between("", "2.23.99"))
+            fault = ValueFault(
+                InvalidValueEffect.MISREAD,
+                "NCCL reads `collective:list` from 2.24 on",
+                "write a plain list",
+                Between("", "2.23.99"),
+            )
             if release is not None and not FUNCTION_LISTS.holds(release):
                 yield fault
 
-    def _too_new(self, listed: tuple[AlgoProtoEntry, ...], release: Release | None) -> Iterator[ValueFault]:
+    def _too_new(
+        self, listed: tuple[AlgoProtoEntry, ...], release: Release | None
+    ) -> Iterator[ValueFault]:
         spelled = {name.lower(): name for name in self.words}
         for word in (word for part in listed for word in part.words):
             versions = self.words[spelled[word.lower()]]
             if release is not None and not versions.holds(release):
                 refused = FUNCTION_LISTS.holds(release)
-                yield ValueFault(InvalidValueEffect.REFUSED if refused else InvalidValueEffect.IGNORED, f"{spelled[word.lower()]} exists {versions}, not in {release}")
+                yield ValueFault(
+                    InvalidValueEffect.REFUSED if refused else InvalidValueEffect.IGNORED,
+                    f"{spelled[word.lower()]} exists {versions}, not in {release}",
+                )
 
     def means_same(self, asked: str, logged: str) -> bool:
         """NCCL repeats the text."""
@@ -116,11 +163,22 @@ def allowed_words(value: str, function: str, words: Mapping[str, Between]) -> fr
 
 
 def collectives_without_algorithm(value: str) -> tuple[str, ...]:
-    """Collectives for which NCCL_ALGO=`value` leaves no algorithm that has an implementation (from 2.24 their first call fails)."""
-    return tuple(function for function in FUNCTIONS if not any(_has_implementation(word, function) for word in allowed_words(value, function, ALGORITHMS)))
+    """Collectives for which NCCL_ALGO=`value` leaves no algorithm that has an implementation (from
+    2.24 their first call fails).
+    """
+    return tuple(
+        function
+        for function in FUNCTIONS
+        if not any(
+            _has_implementation(word, function)
+            for word in allowed_words(value, function, ALGORITHMS)
+        )
+    )
 
 
 def _has_implementation(algorithm: str, function: str) -> bool:
     if function == "AllReduce":
         return algorithm != "pat"
-    return algorithm in _GATHERS if function in ("AllGather", "ReduceScatter") else algorithm == "ring"
+    return (
+        algorithm in _GATHERS if function in ("AllGather", "ReduceScatter") else algorithm == "ring"
+    )

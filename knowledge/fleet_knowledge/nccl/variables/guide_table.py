@@ -1,21 +1,31 @@
-"""Owns the table of variables as the guide prints it, so that the guide cannot differ from the table. Writes no file."""
+"""Owns the table of variables as the guide prints it, so that the guide cannot differ from the
+table. Writes no file.
+"""
 
 from __future__ import annotations
 
 from fleet_knowledge.nccl.variables.known_variables import VARIABLES
 from fleet_knowledge.nccl.variables.variable import NcclVariable, describe_versions
 
-_HEAD = "| variable | what it sets | values | default | versions | read |\n|---|---|---|---|---|---|"
+_HEAD = (
+    "| variable | what it sets | values | default | versions | read |\n|---|---|---|---|---|---|"
+)
 
 
 def render_variable_table() -> str:
     """One line for each variable, those that every launch reads first, then by name."""
-    rows = sorted(VARIABLES.values(), key=lambda row: (row.name.startswith("RCCL"), not row.always_read, row.name))
+    rows = sorted(
+        VARIABLES.values(),
+        key=lambda row: (row.name.startswith("RCCL"), not row.always_read, row.name),
+    )
     return "\n".join((_HEAD, *map(_line, rows)))
 
 
 def _line(row: NcclVariable) -> str:
-    default = "; ".join(f"{value} ({describe_versions(versions)})" for versions, value in row.defaults) or row.default
+    default = (
+        "; ".join(f"{value} ({describe_versions(versions)})" for versions, value in row.defaults)
+        or row.default
+    )
     cells = (f"`{row.name}`", _meaning(row), str(row.values), default, _versions(row), _read(row))
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
@@ -34,4 +44,10 @@ def _versions(row: NcclVariable) -> str:
 def _read(row: NcclVariable) -> str:
     if row.never_logged:
         return "never named in the log"
-    return "always" if row.always_read else f"when {row.read_when}" if row.read_when else "by no version in use"
+    return (
+        "always"
+        if row.always_read
+        else f"when {row.read_when}"
+        if row.read_when
+        else "by no version in use"
+    )

@@ -1,6 +1,8 @@
-"""Owns the table of NCCL's and RCCL's variables as one mapping, and what can be asked of it by name. Reads no environment.
+"""Owns the table of NCCL's and RCCL's variables as one mapping, and what can be asked of it by
+name. Reads no environment.
 
-Source of every row unless it says otherwise: NCCL's environment documentation (2.30) and the sources of 2.18 - 2.30.
+Source of every row unless it says otherwise: NCCL's environment documentation (2.30) and the
+sources of 2.18 - 2.30.
 """
 
 from __future__ import annotations
@@ -28,7 +30,12 @@ from fleet_knowledge.release import Release
 NEWEST_NCCL_READ = "2.30.7"
 """The newest NCCL whose sources the table was checked against."""
 
-_TABLES = (transfer_variables.TRANSFER_VARIABLES, system_variables.SYSTEM_VARIABLES, network_variables.NETWORK_VARIABLES, rccl_variables.RCCL_VARIABLES)
+_TABLES = (
+    transfer_variables.TRANSFER_VARIABLES,
+    system_variables.SYSTEM_VARIABLES,
+    network_variables.NETWORK_VARIABLES,
+    rccl_variables.RCCL_VARIABLES,
+)
 
 VARIABLES: Mapping[str, NcclVariable] = {row.name: row for table in _TABLES for row in table}
 """Every documented variable by its name."""
@@ -45,13 +52,24 @@ def is_nccl_name(name: str) -> bool:
 
 
 def is_known(name: str) -> bool:
-    """True when documentation or source of some version has it, or another tool is known to read it."""
+    """True when documentation or source of some version has it, or another tool is known to read
+    it.
+    """
     return name in VARIABLES or name in UNDOCUMENTED or foreign_owner(name) != ""
 
 
 def foreign_owner(name: str) -> str:
-    """The other tool that reads a name of NCCL's form, such as a plug-in or PyTorch; empty for NCCL's own."""
-    return next((owner for start, owner in FOREIGN_OWNERS.items() if name == start or (start.endswith("_") and name.startswith(start))), "")
+    """The other tool that reads a name of NCCL's form, such as a plug-in or PyTorch; empty for
+    NCCL's own.
+    """
+    return next(
+        (
+            owner
+            for start, owner in FOREIGN_OWNERS.items()
+            if name == start or (start.endswith("_") and name.startswith(start))
+        ),
+        "",
+    )
 
 
 def nearest_variable(name: str) -> str:
@@ -61,14 +79,18 @@ def nearest_variable(name: str) -> str:
 
 
 def is_legal(name: str, value: str, release: Release | None = None) -> bool:
-    """True unless `value` is refused, ignored, misread or adjusted in `release`; unknown names are never illegal."""
+    """True unless `value` is refused, ignored, misread or adjusted in `release`; unknown names are
+    never illegal.
+    """
     row = VARIABLES.get(name)
     fault = row.fault(value, release) if row else None
     return fault is None or fault.outcome is InvalidValueEffect.DISCOURAGED
 
 
 def needs_output_check(name: str, value: str) -> bool:
-    """True when the value forces LL128, which corrupts data on hardware that does not keep the order of 128-byte stores."""
+    """True when the value forces LL128, which corrupts data on hardware that does not keep the
+    order of 128-byte stores.
+    """
     if name == "RCCL_LL128_FORCE_ENABLE":
         return value.strip() == "1"
     if name != "NCCL_PROTO" or all(part.excludes for part in parse_entries(value)):

@@ -1,4 +1,6 @@
-"""Owns the rows of NCCL's variables about files, log, plug-ins, checks and the multi-node NVLink domain. Decides nothing."""
+"""Owns the rows of NCCL's variables about files, log, plug-ins, checks and the multi-node NVLink
+domain. Decides nothing.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,13 @@ _LOG = (
         logged=NEVER,
         note="Keeps NCCL's lines out of the server's log.",
     ),
-    NcclVariable("NCCL_DEBUG_TIMESTAMP_FORMAT", TextValue("a strftime format"), "stamp of log lines", exists=Between("2.26"), logged=NEVER),
+    NcclVariable(
+        "NCCL_DEBUG_TIMESTAMP_FORMAT",
+        TextValue("a strftime format"),
+        "stamp of log lines",
+        exists=Between("2.26"),
+        logged=NEVER,
+    ),
     NcclVariable(
         "NCCL_DEBUG_TIMESTAMP_LEVELS",
         NamesValue((*_LOG_LEVELS, "ALL"), many=",", excludes=True),
@@ -55,8 +63,22 @@ _LOG = (
         exists=Between("2.26"),
         logged=NEVER,
     ),
-    NcclVariable("NCCL_WARN_ENABLE_DEBUG_INFO", _FLAG, "INFO after the first warning", "0", logged=NEVER, source="src/debug.cc 2.19 - 2.30"),
-    NcclVariable("NCCL_SET_THREAD_NAME", _FLAG, "names of NCCL's threads", "0", exists=Between("2.12"), read_when="a helper thread starts"),
+    NcclVariable(
+        "NCCL_WARN_ENABLE_DEBUG_INFO",
+        _FLAG,
+        "INFO after the first warning",
+        "0",
+        logged=NEVER,
+        source="src/debug.cc 2.19 - 2.30",
+    ),
+    NcclVariable(
+        "NCCL_SET_THREAD_NAME",
+        _FLAG,
+        "names of NCCL's threads",
+        "0",
+        exists=Between("2.12"),
+        read_when="a helper thread starts",
+    ),
 )
 _FILES = (
     NcclVariable(
@@ -67,10 +89,35 @@ _FILES = (
         logged=NEVER,
         note="In place of ~/.nccl.conf. A variable of the process wins over it, it wins over /etc/nccl.conf.",
     ),
-    NcclVariable("NCCL_TOPO_FILE", FilePathValue(), "topology from a file", exists=Between("2.6"), always_read=True),
-    NcclVariable("NCCL_TOPO_DUMP_FILE", FilePathValue(), "where the topology is written", exists=Between("2.6"), read_when="on rank 0"),
-    NcclVariable("NCCL_HOSTID", TextValue(), "what tells hosts apart", always_read=True, source="src/misc/utils.cc 2.18 - 2.30"),
-    NcclVariable("NCCL_IGNORE_CPU_AFFINITY", _FLAG, "the GPU's CPUs instead of the job's", "0", exists=Between("2.4.6"), always_read=True),
+    NcclVariable(
+        "NCCL_TOPO_FILE",
+        FilePathValue(),
+        "topology from a file",
+        exists=Between("2.6"),
+        always_read=True,
+    ),
+    NcclVariable(
+        "NCCL_TOPO_DUMP_FILE",
+        FilePathValue(),
+        "where the topology is written",
+        exists=Between("2.6"),
+        read_when="on rank 0",
+    ),
+    NcclVariable(
+        "NCCL_HOSTID",
+        TextValue(),
+        "what tells hosts apart",
+        always_read=True,
+        source="src/misc/utils.cc 2.18 - 2.30",
+    ),
+    NcclVariable(
+        "NCCL_IGNORE_CPU_AFFINITY",
+        _FLAG,
+        "the GPU's CPUs instead of the job's",
+        "0",
+        exists=Between("2.4.6"),
+        always_read=True,
+    ),
 )
 _PLUGINS = (
     NcclVariable(
@@ -97,7 +144,11 @@ _PLUGINS = (
         read_when="NCCL loads it",
     ),
     NcclVariable(
-        "NCCL_ENV_PLUGIN", FilePathValue(plugin=True), "library that answers for variables", exists=Between("2.28"), read_when="NCCL loads it"
+        "NCCL_ENV_PLUGIN",
+        FilePathValue(plugin=True),
+        "library that answers for variables",
+        exists=Between("2.28"),
+        read_when="NCCL loads it",
     ),
     NcclVariable(
         "NCCL_GIN_PLUGIN",
@@ -136,9 +187,15 @@ _CHECKS = (
         replaced_by="NCCL_CHECK_POINTERS",
         read_when="before 2.2.12",
     ),
-    NcclVariable("NCCL_COMM_BLOCKING", _FLAG, "calls may block", exists=Between("2.14"), always_read=True),
     NcclVariable(
-        "NCCL_COMM_ID", TextValue("HOST:PORT"), "where ranks meet", read_when="the program makes no identifier itself", source="src/bootstrap.cc"
+        "NCCL_COMM_BLOCKING", _FLAG, "calls may block", exists=Between("2.14"), always_read=True
+    ),
+    NcclVariable(
+        "NCCL_COMM_ID",
+        TextValue("HOST:PORT"),
+        "where ranks meet",
+        read_when="the program makes no identifier itself",
+        source="src/bootstrap.cc",
     ),
     NcclVariable(
         "NCCL_SET_STACK_SIZE",
@@ -165,9 +222,21 @@ _CHECKS = (
         read_when="NCCL_LAUNCH_ORDER_IMPLICIT is 1",
     ),
     NcclVariable(
-        "NCCL_MULTI_RANK_GPU_ENABLE", _FLAG, "several ranks on one GPU", "0", exists=Between("2.30"), read_when="two ranks share a GPU"
+        "NCCL_MULTI_RANK_GPU_ENABLE",
+        _FLAG,
+        "several ranks on one GPU",
+        "0",
+        exists=Between("2.30"),
+        read_when="two ranks share a GPU",
     ),
-    NcclVariable("NCCL_RAS_ENABLE", _FLAG, "service that tells the state of jobs", "1", exists=Between("2.24"), always_read=True),
+    NcclVariable(
+        "NCCL_RAS_ENABLE",
+        _FLAG,
+        "service that tells the state of jobs",
+        "1",
+        exists=Between("2.24"),
+        always_read=True,
+    ),
     NcclVariable(
         "NCCL_RAS_ADDR",
         TextValue("HOST:PORT"),
@@ -177,7 +246,12 @@ _CHECKS = (
         read_when="NCCL_RAS_ENABLE is 1",
     ),
     NcclVariable(
-        "NCCL_RAS_TIMEOUT_FACTOR", NumberValue(low=1), "factor of its timeouts", "1", exists=Between("2.24"), read_when="NCCL_RAS_ENABLE is 1"
+        "NCCL_RAS_TIMEOUT_FACTOR",
+        NumberValue(low=1),
+        "factor of its timeouts",
+        "1",
+        exists=Between("2.24"),
+        read_when="NCCL_RAS_ENABLE is 1",
     ),
     NcclVariable(
         "NCCL_IPC_USE_ABSTRACT_SOCKET",
@@ -198,9 +272,28 @@ _DOMAIN = (
         read_when=_MULTI,
         note="Needs NCCL_CUMEM_ENABLE=1. SGLang sets 1 itself over several hosts of such a domain from 0.5.18.",
     ),
-    NcclVariable("NCCL_MNNVL_UUID", NumberValue(), "identity of the domain", exists=Between("2.25"), read_when=_MNNVL),
-    NcclVariable("NCCL_MNNVL_CLIQUE_ID", NumberValue(), "part of the domain", exists=Between("2.25"), read_when=_MNNVL),
-    NcclVariable("NCCL_COLLNET_ENABLE", _FLAG, "in-network reduction", "0", exists=Between("2.6"), always_read=True),
+    NcclVariable(
+        "NCCL_MNNVL_UUID",
+        NumberValue(),
+        "identity of the domain",
+        exists=Between("2.25"),
+        read_when=_MNNVL,
+    ),
+    NcclVariable(
+        "NCCL_MNNVL_CLIQUE_ID",
+        NumberValue(),
+        "part of the domain",
+        exists=Between("2.25"),
+        read_when=_MNNVL,
+    ),
+    NcclVariable(
+        "NCCL_COLLNET_ENABLE",
+        _FLAG,
+        "in-network reduction",
+        "0",
+        exists=Between("2.6"),
+        always_read=True,
+    ),
     NcclVariable(
         "NCCL_COLLNET_NODE_THRESHOLD",
         NumberValue(low=0),
@@ -210,7 +303,12 @@ _DOMAIN = (
         read_when="NCCL_COLLNET_ENABLE is 1",
     ),
     NcclVariable(
-        "NCCL_IGNORE_COLLNET_MISMATCH", _FLAG, "unequal devices for it", "0", exists=Between("2.30"), read_when="NCCL_COLLNET_ENABLE is 1"
+        "NCCL_IGNORE_COLLNET_MISMATCH",
+        _FLAG,
+        "unequal devices for it",
+        "0",
+        exists=Between("2.30"),
+        read_when="NCCL_COLLNET_ENABLE is 1",
     ),
 )
 _GONE = (
@@ -221,7 +319,19 @@ _GONE = (
         exists=Between("2.1", "2.2.99"),
         replaced_by="NCCL_ALGO",
     ),
-    NcclVariable("NCCL_LL_THRESHOLD", NumberValue(low=0, unit="bytes"), "LL below", exists=Between("2.1", "2.4.99"), replaced_by="NCCL_PROTO"),
-    NcclVariable("NCCL_TREE_THRESHOLD", NumberValue(low=0, unit="bytes"), "trees below", exists=Between("2.4", "2.4.99"), replaced_by="NCCL_ALGO"),
+    NcclVariable(
+        "NCCL_LL_THRESHOLD",
+        NumberValue(low=0, unit="bytes"),
+        "LL below",
+        exists=Between("2.1", "2.4.99"),
+        replaced_by="NCCL_PROTO",
+    ),
+    NcclVariable(
+        "NCCL_TREE_THRESHOLD",
+        NumberValue(low=0, unit="bytes"),
+        "trees below",
+        exists=Between("2.4", "2.4.99"),
+        replaced_by="NCCL_ALGO",
+    ),
 )
 SYSTEM_VARIABLES = (*_LOG, *_FILES, *_PLUGINS, *_CHECKS, *_DOMAIN, *_GONE)

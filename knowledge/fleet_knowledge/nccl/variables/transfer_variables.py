@@ -1,4 +1,6 @@
-"""Owns the rows of NCCL's variables about how data moves between the GPUs of a host: choice, channels, peers, memory. Decides nothing."""
+"""Owns the rows of NCCL's variables about how data moves between the GPUs of a host: choice,
+channels, peers, memory. Decides nothing.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +40,20 @@ _CHOICE = (
         always_read=True,
         note="LL128 that is forced on hardware without its ordering corrupts data: such an arm needs the output check.",
     ),
-    NcclVariable("NCCL_MIN_CTAS", _CTAS, "least blocks (channels) of a collective", exists=Between("2.17"), always_read=True),
-    NcclVariable("NCCL_MAX_CTAS", _CTAS, "most blocks (channels) of a collective", exists=Between("2.17"), always_read=True),
+    NcclVariable(
+        "NCCL_MIN_CTAS",
+        _CTAS,
+        "least blocks (channels) of a collective",
+        exists=Between("2.17"),
+        always_read=True,
+    ),
+    NcclVariable(
+        "NCCL_MAX_CTAS",
+        _CTAS,
+        "most blocks (channels) of a collective",
+        exists=Between("2.17"),
+        always_read=True,
+    ),
     NcclVariable(
         "NCCL_MIN_NCHANNELS",
         _CTAS,
@@ -94,7 +108,13 @@ _CHOICE = (
         always_read=True,
         note="For every channel and peer: it costs GPU memory.",
     ),
-    NcclVariable("NCCL_CGA_CLUSTER_SIZE", NumberValue(low=0, high=8), "blocks of a cluster", exists=Between("2.16"), always_read=True),
+    NcclVariable(
+        "NCCL_CGA_CLUSTER_SIZE",
+        NumberValue(low=0, high=8),
+        "blocks of a cluster",
+        exists=Between("2.16"),
+        always_read=True,
+    ),
     NcclVariable(
         "NCCL_CTA_POLICY",
         NamesValue(("DEFAULT", "EFFICIENCY", "ZERO"), many="|", numbers=(0, 1, 2)),
@@ -131,15 +151,43 @@ _PEERS = (
         logged=Between("2.23"),
         note="Logged only when it is 1; not logged at all before 2.23.",
     ),
-    NcclVariable("NCCL_P2P_DIRECT_DISABLE", FLAG, "no direct access to user buffers", default="0", read_when="one process has several GPUs"),
-    NcclVariable("NCCL_SHM_DISABLE", FLAG, "no transport through host memory", default="0", read_when="two GPUs of a host have no peer access"),
     NcclVariable(
-        "NCCL_NVB_DISABLE", FLAG, "no NVLink by way of a third GPU", default="0", exists=Between("2.11"), read_when="GPUs have NVLink"
+        "NCCL_P2P_DIRECT_DISABLE",
+        FLAG,
+        "no direct access to user buffers",
+        default="0",
+        read_when="one process has several GPUs",
     ),
     NcclVariable(
-        "NCCL_IGNORE_DISABLED_P2P", NumberValue(choices=(0, 1, 2)), "no message about P2P that is off", "0", read_when="peer access is tried"
+        "NCCL_SHM_DISABLE",
+        FLAG,
+        "no transport through host memory",
+        default="0",
+        read_when="two GPUs of a host have no peer access",
     ),
-    NcclVariable("NCCL_RUNTIME_CONNECT", FLAG, "connect at the first use", "1", exists=Between("2.22"), read_when="NCCL_CUMEM_ENABLE is 1"),
+    NcclVariable(
+        "NCCL_NVB_DISABLE",
+        FLAG,
+        "no NVLink by way of a third GPU",
+        default="0",
+        exists=Between("2.11"),
+        read_when="GPUs have NVLink",
+    ),
+    NcclVariable(
+        "NCCL_IGNORE_DISABLED_P2P",
+        NumberValue(choices=(0, 1, 2)),
+        "no message about P2P that is off",
+        "0",
+        read_when="peer access is tried",
+    ),
+    NcclVariable(
+        "NCCL_RUNTIME_CONNECT",
+        FLAG,
+        "connect at the first use",
+        "1",
+        exists=Between("2.22"),
+        read_when="NCCL_CUMEM_ENABLE is 1",
+    ),
     NcclVariable(
         "NCCL_NVLS_ENABLE",
         NumberValue(choices=(0, 1, 2)),
@@ -167,12 +215,29 @@ _PEERS = (
         read_when="the CUDA driver supports it",
     ),
     NcclVariable(
-        "NCCL_LOCAL_REGISTER", FLAG, "register buffers when the user asks", "1", exists=Between("2.19"), read_when="buffers are registered"
+        "NCCL_LOCAL_REGISTER",
+        FLAG,
+        "register buffers when the user asks",
+        "1",
+        exists=Between("2.19"),
+        read_when="buffers are registered",
     ),
     NcclVariable(
-        "NCCL_LEGACY_CUDA_REGISTER", FLAG, "register cudaMalloc buffers", "0", exists=Between("2.24"), read_when="buffers are registered"
+        "NCCL_LEGACY_CUDA_REGISTER",
+        FLAG,
+        "register cudaMalloc buffers",
+        "0",
+        exists=Between("2.24"),
+        read_when="buffers are registered",
     ),
-    NcclVariable("NCCL_WIN_ENABLE", FLAG, "windows of symmetric memory", "1", exists=Between("2.27"), read_when="all GPUs have peer access"),
+    NcclVariable(
+        "NCCL_WIN_ENABLE",
+        FLAG,
+        "windows of symmetric memory",
+        "1",
+        exists=Between("2.27"),
+        read_when="all GPUs have peer access",
+    ),
     NcclVariable(
         "NCCL_GRAPH_REGISTER",
         FLAG,
@@ -181,10 +246,29 @@ _PEERS = (
         exists=Between("2.11"),
         read_when=_GRAPHS,
     ),
-    NcclVariable("NCCL_GRAPH_MIXING_SUPPORT", FLAG, "calls from several graphs at once", "1", exists=Between("2.13"), read_when=_GRAPHS),
-    NcclVariable("NCCL_GRAPH_STREAM_ORDERING", FLAG, "order kernels of captured graphs", "1", exists=Between("2.30"), read_when=_GRAPHS),
     NcclVariable(
-        "NCCL_MEM_SYNC_DOMAIN", FLAG, "memory domain of NCCL's kernels", "1", exists=Between("2.16"), read_when="the GPU is sm90 or later"
+        "NCCL_GRAPH_MIXING_SUPPORT",
+        FLAG,
+        "calls from several graphs at once",
+        "1",
+        exists=Between("2.13"),
+        read_when=_GRAPHS,
+    ),
+    NcclVariable(
+        "NCCL_GRAPH_STREAM_ORDERING",
+        FLAG,
+        "order kernels of captured graphs",
+        "1",
+        exists=Between("2.30"),
+        read_when=_GRAPHS,
+    ),
+    NcclVariable(
+        "NCCL_MEM_SYNC_DOMAIN",
+        FLAG,
+        "memory domain of NCCL's kernels",
+        "1",
+        exists=Between("2.16"),
+        read_when="the GPU is sm90 or later",
     ),
     NcclVariable(
         "NCCL_P2P_LL_THRESHOLD",
@@ -194,8 +278,22 @@ _PEERS = (
         exists=Between("2.14"),
         read_when="something is sent",
     ),
-    NcclVariable("NCCL_ALLOC_P2P_NET_LL_BUFFERS", FLAG, "LL buffers for sends over the network", "0", exists=Between("2.14"), always_read=True),
-    NcclVariable("NCCL_SYM_GIN_KERNELS_ENABLE", FLAG, "symmetric kernels over the network", "1", exists=Between("2.29.3"), read_when=_NVLS),
+    NcclVariable(
+        "NCCL_ALLOC_P2P_NET_LL_BUFFERS",
+        FLAG,
+        "LL buffers for sends over the network",
+        "0",
+        exists=Between("2.14"),
+        always_read=True,
+    ),
+    NcclVariable(
+        "NCCL_SYM_GIN_KERNELS_ENABLE",
+        FLAG,
+        "symmetric kernels over the network",
+        "1",
+        exists=Between("2.29.3"),
+        read_when=_NVLS,
+    ),
     NcclVariable(
         "NCCL_NVLS_NCHANNELS",
         NumberValue(low=1, high=64),
@@ -212,8 +310,20 @@ _PEERS = (
         read_when=_NVLS,
         source="src/transport/nvls.cc",
     ),
-    NcclVariable("NCCL_LL_BUFFSIZE", BYTES, "buffer of the LL protocol", always_read=True, source="src/init.cc 2.18 - 2.30"),
-    NcclVariable("NCCL_LL128_BUFFSIZE", BYTES, "buffer of the LL128 protocol", always_read=True, source="src/init.cc 2.18 - 2.30"),
+    NcclVariable(
+        "NCCL_LL_BUFFSIZE",
+        BYTES,
+        "buffer of the LL protocol",
+        always_read=True,
+        source="src/init.cc 2.18 - 2.30",
+    ),
+    NcclVariable(
+        "NCCL_LL128_BUFFSIZE",
+        BYTES,
+        "buffer of the LL128 protocol",
+        always_read=True,
+        source="src/init.cc 2.18 - 2.30",
+    ),
     NcclVariable(
         "NCCL_LL128_NTHREADS",
         NumberValue(low=1, high=640, multiple_of=32),
@@ -245,9 +355,19 @@ _PEERS = (
     ),
 )
 _GRAPH_FILES = (
-    NcclVariable("NCCL_GRAPH_FILE", FilePathValue(), "rings and trees from a file", always_read=True, source="src/graph/search.cc 2.18 - 2.30"),
     NcclVariable(
-        "NCCL_GRAPH_DUMP_FILE", FilePathValue(), "where rings and trees are written", always_read=True, source="src/graph/search.cc 2.18 - 2.30"
+        "NCCL_GRAPH_FILE",
+        FilePathValue(),
+        "rings and trees from a file",
+        always_read=True,
+        source="src/graph/search.cc 2.18 - 2.30",
+    ),
+    NcclVariable(
+        "NCCL_GRAPH_DUMP_FILE",
+        FilePathValue(),
+        "where rings and trees are written",
+        always_read=True,
+        source="src/graph/search.cc 2.18 - 2.30",
     ),
 )
 TRANSFER_VARIABLES = (*_CHOICE, *_PEERS, *_GRAPH_FILES)

@@ -1,4 +1,6 @@
-"""Owns the names that NCCL's sources read and no documentation lists, and names of NCCL's form that other tools read. Knows no values."""
+"""Owns the names that NCCL's sources read and no documentation lists, and names of NCCL's form that
+other tools read. Knows no values.
+"""
 
 from __future__ import annotations
 

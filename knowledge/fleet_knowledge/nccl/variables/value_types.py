@@ -1,4 +1,6 @@
-"""Owns how NCCL reads the text of a variable: numbers, levels, names, lists; says what is wrong with one. Knows no variable."""
+"""Owns how NCCL reads the text of a variable: numbers, levels, names, lists; says what is wrong
+with one. Knows no variable.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ class ValueType(Protocol):
     """The legal values of a variable; `str()` names them for people."""
 
     def fault(self, value: str, release: Release | None) -> ValueFault | None:
-        """The first thing that is wrong with `value` in `release` (None: not known, the union of all versions is legal)."""
+        """The first thing that is wrong with `value` in `release` (None: not known, the union of
+        all versions is legal).
+        """
         ...
 
     def means_same(self, asked: str, logged: str) -> bool:
@@ -47,7 +51,9 @@ class ValueType(Protocol):
 
 
 def read_number(text: str) -> int | None:
-    """The number that C's strtoll with base 0 finds at the start: hexadecimal and octal too; None when there is none."""
+    """The number that C's strtoll with base 0 finds at the start: hexadecimal and octal too; None
+    when there is none.
+    """
     found = _NUMBER.match(text)
     if not found:
         return None
@@ -63,7 +69,9 @@ def _is_whole_number(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class NumberValue:
-    """A whole number: one of `choices`, or within `low` and `high`; `limits` gives another highest value by version."""
+    """A whole number: one of `choices`, or within `low` and `high`; `limits` gives another highest
+    value by version.
+    """
 
     choices: tuple[int, ...] = ()
     low: int | None = None
@@ -76,27 +84,56 @@ class NumberValue:
         """Text is read as 0, a unit as nothing: `16M` is 16."""
         number = read_number(value)
         if number is None:
-            return ValueFault(InvalidValueEffect.MISREAD, f"`{value}` is not a number: NCCL reads 0", f"write {self}")
+            return ValueFault(
+                InvalidValueEffect.MISREAD,
+                f"`{value}` is not a number: NCCL reads 0",
+                f"write {self}",
+            )
         if not _is_whole_number(value):
-            return ValueFault(InvalidValueEffect.MISREAD, f"NCCL reads only the number at its start: {number}", f"write {self}")
+            return ValueFault(
+                InvalidValueEffect.MISREAD,
+                f"NCCL reads only the number at its start: {number}",
+                f"write {self}",
+            )
         return self._out_of_range(number, release)
 
     def _out_of_range(self, number: int, release: Release | None) -> ValueFault | None:
         if self.choices and number not in self.choices:
-            return ValueFault(InvalidValueEffect.ADJUSTED, f"{number} is not one of {_listed(self.choices)}", f"write {self}")
+            return ValueFault(
+                InvalidValueEffect.ADJUSTED,
+                f"{number} is not one of {_listed(self.choices)}",
+                f"write {self}",
+            )
         if self.low is not None and number < self.low:
-            return ValueFault(InvalidValueEffect.ADJUSTED, f"{number} is below {self.low}", f"write {self}")
+            return ValueFault(
+                InvalidValueEffect.ADJUSTED, f"{number} is below {self.low}", f"write {self}"
+            )
         if number % self.multiple_of:
-            return ValueFault(InvalidValueEffect.ADJUSTED, f"{number} is not a multiple of {self.multiple_of}", f"write {self}")
+            return ValueFault(
+                InvalidValueEffect.ADJUSTED,
+                f"{number} is not a multiple of {self.multiple_of}",
+                f"write {self}",
+            )
         return self._too_high(number, release)
 
     def _too_high(self, number: int, release: Release | None) -> ValueFault | None:
         known = [(versions, high) for versions, high in self.limits if versions.holds(release)]
         high = max((high for _, high in known), default=self.high)
         if high is not None and number > high:
-            return ValueFault(InvalidValueEffect.ADJUSTED, f"{number} is above {high}", f"write {self}")
+            return ValueFault(
+                InvalidValueEffect.ADJUSTED, f"{number} is above {high}", f"write {self}"
+            )
         narrower = [(versions, limit) for versions, limit in known if number > limit]
-        return ValueFault(InvalidValueEffect.ADJUSTED, f"{number} is above {narrower[0][1]}", f"write {self}", narrower[0][0]) if narrower else None
+        return (
+            ValueFault(
+                InvalidValueEffect.ADJUSTED,
+                f"{number} is above {narrower[0][1]}",
+                f"write {self}",
+                narrower[0][0],
+            )
+            if narrower
+            else None
+        )
 
     def means_same(self, asked: str, logged: str) -> bool:
         """NCCL logs the number that it read, in decimal."""
@@ -109,7 +146,9 @@ class NumberValue:
         highest = [high for _, high in self.limits] + ([self.high] if self.high is not None else [])
         if highest:
             return f"{self.low or 0} to {max(highest)}{unit}"
-        return f"a number{' of' + unit if unit else ''}" + (f" from {self.low}" if self.low is not None else "")
+        return f"a number{' of' + unit if unit else ''}" + (
+            f" from {self.low}" if self.low is not None else ""
+        )
 
 
 def _listed(words: tuple[object, ...]) -> str:
@@ -122,7 +161,13 @@ class LevelValue:
     """A distance in the topology by name; the old numbers still work but count differently."""
 
     names: tuple[str, ...]
-    hidden: tuple[str, ...] = ("NVL", "NVB", "C2C", "P2C", "PXN")  # accepted by the source, named by no documentation
+    hidden: tuple[str, ...] = (
+        "NVL",
+        "NVB",
+        "C2C",
+        "P2C",
+        "PXN",
+    )  # accepted by the source, named by no documentation
 
     def fault(self, value: str, release: Release | None) -> ValueFault | None:
         """Names are compared as they are written: `sys` is no level."""
@@ -130,9 +175,17 @@ class LevelValue:
             return None
         if value[:1].isdigit():
             name = self._named(value)
-            return ValueFault(InvalidValueEffect.DISCOURAGED, f"the number {value} means {name}; numbers have changed between versions", f"write {name}")
+            return ValueFault(
+                InvalidValueEffect.DISCOURAGED,
+                f"the number {value} means {name}; numbers have changed between versions",
+                f"write {name}",
+            )
         if value.upper() in self.names:
-            return ValueFault(InvalidValueEffect.IGNORED, "levels are written in capitals", f"write {value.upper()}")
+            return ValueFault(
+                InvalidValueEffect.IGNORED,
+                "levels are written in capitals",
+                f"write {value.upper()}",
+            )
         return ValueFault(InvalidValueEffect.IGNORED, f"`{value}` is no level", f"write {self}")
 
     def means_same(self, asked: str, logged: str) -> bool:
@@ -149,7 +202,9 @@ class LevelValue:
 
 @dataclass(frozen=True, slots=True)
 class NamesValue:
-    """One of some words, or a list of them where `many` is the separator; `^` in front excludes where `excludes`."""
+    """One of some words, or a list of them where `many` is the separator; `^` in front excludes
+    where `excludes`.
+    """
 
     words: tuple[str, ...]
     many: str = ""
@@ -166,7 +221,9 @@ class NamesValue:
         known = self.words if self.cased else tuple(word.upper() for word in self.words)
         for word in rest.split(self.many) if self.many else (rest,):
             if (word if self.cased else word.upper()) not in known:
-                return ValueFault(self.outcome, f"`{word}` is not one of {_listed(self.words)}", f"write {self}")
+                return ValueFault(
+                    self.outcome, f"`{word}` is not one of {_listed(self.words)}", f"write {self}"
+                )
         return None
 
     def means_same(self, asked: str, logged: str) -> bool:
@@ -174,7 +231,9 @@ class NamesValue:
         return asked.strip().upper() == logged.strip().upper()
 
     def __str__(self) -> str:
-        return _listed((*self.words, *self.numbers)) + (f", several joined by `{self.many}`" if self.many else "")
+        return _listed((*self.words, *self.numbers)) + (
+            f", several joined by `{self.many}`" if self.many else ""
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,16 +247,32 @@ class PrefixesValue:
         """Blanks and a `^` in the middle are taken as part of a name, so nothing matches."""
         rest = value.removeprefix("^").removeprefix("=")
         if not rest:
-            return ValueFault(InvalidValueEffect.IGNORED, f"no {self.what} is named", f"write {self}")
+            return ValueFault(
+                InvalidValueEffect.IGNORED, f"no {self.what} is named", f"write {self}"
+            )
         for entry in rest.split(","):
             if entry != entry.strip() or " " in entry:
-                return ValueFault(InvalidValueEffect.MISREAD, "blanks are part of a name here", "separate names by a comma alone")
+                return ValueFault(
+                    InvalidValueEffect.MISREAD,
+                    "blanks are part of a name here",
+                    "separate names by a comma alone",
+                )
             if entry.startswith(("^", "=")):
-                return ValueFault(InvalidValueEffect.MISREAD, f"`{entry[0]}` counts only at the start, for the whole list", f"write {entry[0]}a,b")
+                return ValueFault(
+                    InvalidValueEffect.MISREAD,
+                    f"`{entry[0]}` counts only at the start, for the whole list",
+                    f"write {entry[0]}a,b",
+                )
             if not entry:
-                return ValueFault(InvalidValueEffect.MISREAD, "an empty name matches everything", "remove the extra comma")
+                return ValueFault(
+                    InvalidValueEffect.MISREAD,
+                    "an empty name matches everything",
+                    "remove the extra comma",
+                )
             if entry.count(":") >= self.fields:
-                return ValueFault(InvalidValueEffect.MISREAD, f"`{entry}` has too many `:`", f"write {self}")
+                return ValueFault(
+                    InvalidValueEffect.MISREAD, f"`{entry}` has too many `:`", f"write {self}"
+                )
         return None
 
     def means_same(self, asked: str, logged: str) -> bool:
@@ -217,7 +292,11 @@ class FilePathValue:
 
     def fault(self, value: str, release: Release | None) -> ValueFault | None:
         """A tilde names a folder called `~`."""
-        return ValueFault(InvalidValueEffect.IGNORED, "`~` is not expanded", "write the whole path") if value.startswith("~") else None
+        return (
+            ValueFault(InvalidValueEffect.IGNORED, "`~` is not expanded", "write the whole path")
+            if value.startswith("~")
+            else None
+        )
 
     def means_same(self, asked: str, logged: str) -> bool:
         """A plug-in is logged by the library that it makes: `foo` as `libnccl-tuner-foo.so`."""

@@ -1,4 +1,6 @@
-"""Owns the form of one row of NCCL's variables: legal values, defaults and reading by version. Holds no row."""
+"""Owns the form of one row of NCCL's variables: legal values, defaults and reading by version.
+Holds no row.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,17 @@ NEVER = Between("1", "1")
 
 @dataclass(frozen=True, slots=True)
 class NcclVariable:
-    """One variable. `logged`: versions whose INFO log names it when it is read; `read_when`: for one that is not read at every launch."""
+    """One variable. `logged`: versions whose INFO log names it when it is read; `read_when`: for
+    one that is not read at every launch.
+    """
 
     name: str
     values: ValueType
     meaning: str
     default: str = ""  # as the job would write it; empty: none, or chosen by NCCL for the platform
-    defaults: tuple[tuple[Between, str], ...] = ()  # where it differs by version, instead of `default`
+    defaults: tuple[
+        tuple[Between, str], ...
+    ] = ()  # where it differs by version, instead of `default`
     exists: Between = _ANY
     deprecated: Between | None = None
     replaced_by: str = ""
@@ -32,17 +38,28 @@ class NcclVariable:
     source: str = "NCCL environment documentation; src/ 2.18 - 2.30"
 
     def fault(self, value: str, release: Release | None = None) -> ValueFault | None:
-        """What is wrong with `value` in `release`; for None only what is wrong in every version, or what the fault's versions say."""
+        """What is wrong with `value` in `release`; for None only what is wrong in every version, or
+        what the fault's versions say.
+        """
         return None if value == "" else self.values.fault(value, release)
 
     def default_in(self, release: Release | None) -> Iterator[tuple[Between, str]]:
-        """The defaults that hold in `release`, each with its versions; all of them when the version is not known."""
+        """The defaults that hold in `release`, each with its versions; all of them when the version
+        is not known.
+        """
         rows = self.defaults or (((_ANY, self.default),) if self.default else ())
         return (row for row in rows if row[0].holds(release))
 
     def equals_default(self, value: str, release: Release | None = None) -> Between | None:
         """The versions in which `value` changes nothing; None when it is no default."""
-        return next((versions for versions, default in self.default_in(release) if self.values.means_same(value, default)), None)
+        return next(
+            (
+                versions
+                for versions, default in self.default_in(release)
+                if self.values.means_same(value, default)
+            ),
+            None,
+        )
 
     @property
     def never_logged(self) -> bool:

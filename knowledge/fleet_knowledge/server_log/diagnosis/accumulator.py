@@ -1,4 +1,6 @@
-"""Owns what the messages of a log add up to: launch, failure, warnings, facts, figures. Takes messages in order; reads no bytes."""
+"""Owns what the messages of a log add up to: launch, failure, warnings, facts, figures. Takes
+messages in order; reads no bytes.
+"""
 
 from __future__ import annotations
 
@@ -37,12 +39,43 @@ from fleet_knowledge.server_log.symptoms.symptom_matching import match_symptom
 from fleet_knowledge.server_log.symptoms.warning_patterns import WarningPattern, match_warning
 
 _SAMPLES = 8
-_TABLES = (symptom_matching.SYMPTOM_KEYWORDS, warning_patterns.WARNING_KEYWORDS, launch_phases.LAUNCH_KEYWORDS, server_facts.FACT_KEYWORDS)
+_TABLES = (
+    symptom_matching.SYMPTOM_KEYWORDS,
+    warning_patterns.WARNING_KEYWORDS,
+    launch_phases.LAUNCH_KEYWORDS,
+    server_facts.FACT_KEYWORDS,
+)
 _KEYWORDS = {word.lower() for several in _TABLES for word in several}
-_KEYWORDS |= {"exiting", "shutting", "sigterm", "shutdown", "finished", "kill_process", "health", "traceback", "ccl", "--model", " batch"}
-_KEYWORDS |= {"hip version", "rocm version", "hostname", "librccl", "interrupt", "exit", "unavailable", "cancelled", 'file "'}
+_KEYWORDS |= {
+    "exiting",
+    "shutting",
+    "sigterm",
+    "shutdown",
+    "finished",
+    "kill_process",
+    "health",
+    "traceback",
+    "ccl",
+    "--model",
+    " batch",
+}
+_KEYWORDS |= {
+    "hip version",
+    "rocm version",
+    "hostname",
+    "librccl",
+    "interrupt",
+    "exit",
+    "unavailable",
+    "cancelled",
+    'file "',
+}
 # A word that holds another one adds nothing
-_KEYWORD_BYTES = tuple(word.encode() for word in sorted(_KEYWORDS) if not any(other in word and other != word for other in _KEYWORDS))
+_KEYWORD_BYTES = tuple(
+    word.encode()
+    for word in sorted(_KEYWORDS)
+    if not any(other in word and other != word for other in _KEYWORDS)
+)
 _MAX_WARNINGS = 128
 _MAX_EARLIER = 16
 _READY = "The server is fired up"
@@ -51,9 +84,20 @@ _STOPPED = re.compile(
     r"^(?:INFO: +)?(?:Gracefully exiting|Shutting down|SIGTERM received|Application shutdown complete|Finished server process)"
     r"|kill_process_tree called|^slurmstepd: error: .*CANCELLED AT|exited with code (?:130|143)\b"
 )
-_STOP_KEYWORDS = ("exiting", "Shutting", "SIGTERM", "shutdown", "Finished", "kill_process", "CANCELLED", "exited")
+_STOP_KEYWORDS = (
+    "exiting",
+    "Shutting",
+    "SIGTERM",
+    "shutdown",
+    "Finished",
+    "kill_process",
+    "CANCELLED",
+    "exited",
+)
 # What is said of a server that is being ended, by its ranks of each other and by what ended it
-_SHUTDOWN_NOISE = re.compile(r"\[c10d\] |TCPStore|destroy_process_group|resource_tracker|leaked |^Killed\b|exited with code 137\b|status=9/KILL")
+_SHUTDOWN_NOISE = re.compile(
+    r"\[c10d\] |TCPStore|destroy_process_group|resource_tracker|leaked |^Killed\b|exited with code 137\b|status=9/KILL"
+)
 _HEALTH_FAILED = "Health check failed"
 _HEARTBEAT = re.compile(r"last_heartbeat time: (\d\d:\d\d:\d\d)")
 _LAUNCH_PROGRESS = re.compile(
@@ -64,7 +108,9 @@ _LAUNCH_PROGRESS = re.compile(
 
 @dataclass(slots=True)
 class LogAccumulator:
-    """One log, or the last launch in it: a new launch after an end forgets the one before, but for its failure."""
+    """One log, or the last launch in it: a new launch after an end forgets the one before, but for
+    its failure.
+    """
 
     launch: LoggedLaunch = field(default_factory=LoggedLaunch)
     root_cause_finder: RootCauseFinder = field(default_factory=RootCauseFinder)
@@ -74,7 +120,9 @@ class LogAccumulator:
     launches: int = 0
     batches: int = 0  # batch lines so far
     excluded: int = 0
-    architectures: list[tuple[str, str]] = field(default_factory=list)  # (rank, type) of each `Load weight end`
+    architectures: list[tuple[str, str]] = field(
+        default_factory=list
+    )  # (rank, type) of each `Load weight end`
     command: str = ""
     stopped: bool = False
     unhealthy: bool = False
@@ -98,7 +146,9 @@ class LogAccumulator:
 
     @staticmethod
     def may_be_relevant(raw: bytes) -> bool:
-        """Whether a line holds any word that a message worth reading holds: a quick look, for logs in which no two lines are alike."""
+        """Whether a line holds any word that a message worth reading holds: a quick look, for logs
+        in which no two lines are alike.
+        """
         return any(map(raw.lower().__contains__, _KEYWORD_BYTES))
 
     @staticmethod
@@ -130,11 +180,20 @@ class LogAccumulator:
         return is_relevant
 
     def add_answered_request(self, healthy: bool | None, failed: bool) -> None:
-        """A request was answered: of a health check whether it was healthy, of others whether the server failed it."""
+        """A request was answered: of a health check whether it was healthy, of others whether the
+        server failed it.
+        """
         if healthy is not None:
             self.unhealthy = not healthy
         elif failed:
-            self._add_warning("http_5xx", "", "warning", "requests were answered with a server error", "Look at the log around them.", {})
+            self._add_warning(
+                "http_5xx",
+                "",
+                "warning",
+                "requests were answered with a server error",
+                "Look at the log around them.",
+                {},
+            )
 
     def add_batches(self, pieces: Sequence[BatchColumns]) -> None:
         """Batch lines that were read since the last call."""
@@ -169,7 +228,11 @@ class LogAccumulator:
     def build_diagnosis(self) -> Diagnosis:
         """The diagnosis of all that was taken."""
         self.rates.finish()
-        for sighting in self.root_cause_finder.pop_outlived(self.batches) if self.launch.phase == SERVING else ():
+        for sighting in (
+            self.root_cause_finder.pop_outlived(self.batches)
+            if self.launch.phase == SERVING
+            else ()
+        ):
             self._warn_survived(sighting)
         decode = build_decode_section(self.rates, self._samples(), self.excluded)
         warned = [
@@ -185,7 +248,9 @@ class LogAccumulator:
         text = line.text
         if text.startswith(_START):
             self._start_launch(line)
-        elif not self.command and "--model" in text and ("sglang" in text or "launch_server" in text):
+        elif (
+            not self.command and "--model" in text and ("sglang" in text or "launch_server" in text)
+        ):
             self.command = text
         ready_before = self.launch.ready_at
         moved = self.launch.update(line)
@@ -195,13 +260,17 @@ class LogAccumulator:
         if _READY in text:
             self._mark_ready(line, again=bool(ready_before))
         facts = read_server_facts(text)
-        self.server.update({name: value for name, value in facts.items() if name not in self.server})
+        self.server.update(
+            {name: value for name, value in facts.items() if name not in self.server}
+        )
         if "architecture" in facts and len(self.architectures) < _MAX_WARNINGS:
             self.architectures.append((str(line.rank or ""), facts["architecture"]))
         return moved or bool(facts)
 
     def _start_launch(self, line: LogLine) -> None:
-        over = self.launch.ready_at or self.stopped or self.root_cause_finder.root_cause(serving=False)
+        over = (
+            self.launch.ready_at or self.stopped or self.root_cause_finder.root_cause(serving=False)
+        )
         if self.launches and over and line.source == self._source:
             self._reset_for_next_launch()
         self._source = line.source if not self.launches else self._source
@@ -210,9 +279,21 @@ class LogAccumulator:
 
     def _reset_for_next_launch(self) -> None:
         """What follows is another launch in the same log."""
-        if (root := self.root_cause_finder.root_cause(serving=bool(self.launch.ready_at))) and len(self.earlier) < _MAX_EARLIER:
-            self.earlier.append({"failure_class": root.failure_class, "cause_line": root.cause_line, "at": root.stamp or None})
-        self.launch, self.root_cause_finder, self.rates = LoggedLaunch(), RootCauseFinder(), LoggedRates()
+        if (root := self.root_cause_finder.root_cause(serving=bool(self.launch.ready_at))) and len(
+            self.earlier
+        ) < _MAX_EARLIER:
+            self.earlier.append(
+                {
+                    "failure_class": root.failure_class,
+                    "cause_line": root.cause_line,
+                    "at": root.stamp or None,
+                }
+            )
+        self.launch, self.root_cause_finder, self.rates = (
+            LoggedLaunch(),
+            RootCauseFinder(),
+            LoggedRates(),
+        )
         self.server, self.architectures, self.excluded = {}, [], 0
         self.stopped = self.unhealthy = False
         self._first, self._last = [], (-1, b"")
@@ -229,17 +310,43 @@ class LogAccumulator:
     def _warn_survived(self, sighting: Sighting) -> None:
         if sighting.distance == 0:
             message = f"the log tells of {sighting.failure_class}, but the server went on: {sighting.cause_line}"
-            self._add_warning(sighting.failure_class, "", "warning", message, "Look whether it made the server slower.", {})
+            self._add_warning(
+                sighting.failure_class,
+                "",
+                "warning",
+                message,
+                "Look whether it made the server slower.",
+                {},
+            )
 
-    def _add_pattern_warning(self, line: LogLine, note: WarningPattern, details: Mapping[str, str]) -> bool:
+    def _add_pattern_warning(
+        self, line: LogLine, note: WarningPattern, details: Mapping[str, str]
+    ) -> bool:
         if note.serving_only and self.launch.begun and not self.launch.ready_at:
             return False  # part of the launch
         rank = {"rank": str(line.rank)} if line.rank else {}
-        shown_details = {name.removesuffix("_too"): redact(value) for name, value in details.items()}
-        self._add_warning(note.code, note.reason, note.severity, note.message, note.hint, {**shown_details, **rank})
+        shown_details = {
+            name.removesuffix("_too"): redact(value) for name, value in details.items()
+        }
+        self._add_warning(
+            note.code,
+            note.reason,
+            note.severity,
+            note.message,
+            note.hint,
+            {**shown_details, **rank},
+        )
         return True
 
-    def _add_warning(self, code: str, reason: str, severity: str, message: str, hint: str, details: Mapping[str, Any]) -> None:
+    def _add_warning(
+        self,
+        code: str,
+        reason: str,
+        severity: str,
+        message: str,
+        hint: str,
+        details: Mapping[str, Any],
+    ) -> None:
         known = self._warnings.get((code, reason))
         if known:
             known[3] += 1
@@ -251,11 +358,15 @@ class LogAccumulator:
         for line in read_log_lines(self._last[1]):
             if batch := read_batch(line):
                 shown_lines[self._last[0]] = batch
-        return [batch.to_json() for _, batch in sorted(shown_lines.items(), key=lambda pair: pair[0])]
+        return [
+            batch.to_json() for _, batch in sorted(shown_lines.items(), key=lambda pair: pair[0])
+        ]
 
 
 def _silence_s(line: LogLine) -> float:
-    """Seconds from the last token to a health check that failed, as its line tells; 0 when it does not."""
+    """Seconds from the last token to a health check that failed, as its line tells; 0 when it does
+    not.
+    """
     beat = _HEARTBEAT.search(line.text)
     clock_s = clock_seconds("", line.stamp.rpartition(" ")[2])
     return (elapsed_s(clock_seconds("", beat[1]), clock_s) or 0.0) if beat else 0.0

@@ -1,4 +1,6 @@
-"""Owns the last step of a diagnosis: state, root, rank and hint out of all that a log told. Reads no line."""
+"""Owns the last step of a diagnosis: state, root, rank and hint out of all that a log told. Reads
+no line.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,13 @@ _PHASE_OF = {
 }
 """Where a failure happens when the log does not say how far the launch had come."""
 _EAGLE = ("EAGLE", "EAGLE3", "NEXTN")
-_MEMORY_OR_CRASH = ("cuda_oom", "oom_weights", "oom_kv_cache", "oom_cuda_graph", "scheduler_crashed")
+_MEMORY_OR_CRASH = (
+    "cuda_oom",
+    "oom_weights",
+    "oom_kv_cache",
+    "oom_cuda_graph",
+    "scheduler_crashed",
+)
 _BUSY_HINT = (
     "A health check got no token in time, but batches go on: keep the server, stop polling /health with short timeouts under load (it"
     " also injects a request of one token), or raise SGLANG_HEALTH_CHECK_TIMEOUT."
@@ -74,7 +82,12 @@ def _busy_hint(accumulator: LogAccumulator) -> str:
     )
 
 
-def conclude_diagnosis(accumulator: LogAccumulator, warned: Sequence[LogWarning], decode: Mapping[str, Any], nccl: NcclFacts) -> Diagnosis:
+def conclude_diagnosis(
+    accumulator: LogAccumulator,
+    warned: Sequence[LogWarning],
+    decode: Mapping[str, Any],
+    nccl: NcclFacts,
+) -> Diagnosis:
     """The value that all ends in."""
     launch = accumulator.launch
     root = _find_root(accumulator, nccl)
@@ -99,11 +112,21 @@ def conclude_diagnosis(accumulator: LogAccumulator, warned: Sequence[LogWarning]
     return _with_failure(result, accumulator, root, nccl) if root else result
 
 
-def _with_failure(result: Diagnosis, accumulator: LogAccumulator, root: Sighting, nccl: NcclFacts) -> Diagnosis:
+def _with_failure(
+    result: Diagnosis, accumulator: LogAccumulator, root: Sighting, nccl: NcclFacts
+) -> Diagnosis:
     failure = FAILURES[root.failure_class]
     details = {**failure_details(accumulator, root, nccl), **result.details}
-    named_by_nccl = nccl.failure is not None and nccl.failure.failure_class == failure.name and bool(nccl.failure.hint)
-    hint = nccl.failure.hint if nccl.failure and named_by_nccl else f"{cause_text(failure, details)} {root.cure or failure.cure}"
+    named_by_nccl = (
+        nccl.failure is not None
+        and nccl.failure.failure_class == failure.name
+        and bool(nccl.failure.hint)
+    )
+    hint = (
+        nccl.failure.hint
+        if nccl.failure and named_by_nccl
+        else f"{cause_text(failure, details)} {root.cure or failure.cure}"
+    )
     return replace(
         result,
         failure_class=failure.name,
@@ -120,10 +143,14 @@ def _with_failure(result: Diagnosis, accumulator: LogAccumulator, root: Sighting
 
 def _find_root(accumulator: LogAccumulator, nccl: NcclFacts) -> Sighting | None:
     launch = accumulator.launch
-    root = accumulator.root_cause_finder.root_cause(bool(launch.ready_at) or launch.phase == SERVING)
+    root = accumulator.root_cause_finder.root_cause(
+        bool(launch.ready_at) or launch.phase == SERVING
+    )
     if root is None:
         alone = not launch.phase and not accumulator.rates.ranks
-        return _root_from_nccl(None, nccl) if alone else None  # a WARN of NCCL's alone ends no server
+        return (
+            _root_from_nccl(None, nccl) if alone else None
+        )  # a WARN of NCCL's alone ends no server
     if root.distance >= ECHO or (root.distance == AFTER and root.failure_class.startswith("nccl")):
         root = _root_from_nccl(root, nccl) or root
     if root.failure_class in _MEMORY_OR_CRASH and _uses_itself_as_draft(accumulator):
@@ -137,14 +164,23 @@ def _root_from_nccl(root: Sighting | None, nccl: NcclFacts) -> Sighting | None:
     if failure is None or failure.failure_class not in FAILURES:
         return None
     ours = root or Sighting(failure.failure_class, AFTER, 0, "")
-    return replace(ours, failure_class=failure.failure_class, distance=min(ours.distance, AFTER), cause_line=redact(failure.cause_line))
+    return replace(
+        ours,
+        failure_class=failure.failure_class,
+        distance=min(ours.distance, AFTER),
+        cause_line=redact(failure.cause_line),
+    )
 
 
 def _state_without_failure(accumulator: LogAccumulator) -> str:
     launch = accumulator.launch
     if accumulator.stopped and launch.phase:
         return STOPPED
-    if accumulator.unhealthy and (accumulator.rates.ranks or launch.ready_at) and launch.phase in ("", SERVING, READY):
+    if (
+        accumulator.unhealthy
+        and (accumulator.rates.ranks or launch.ready_at)
+        and launch.phase in ("", SERVING, READY)
+    ):
         return BUSY
     if launch.phase in (READY, SERVING) or launch.ready_at:
         return IS_SERVING if launch.phase == SERVING else IS_READY
@@ -152,14 +188,23 @@ def _state_without_failure(accumulator: LogAccumulator) -> str:
 
 
 def _uses_itself_as_draft(accumulator: LogAccumulator) -> bool:
-    """A target that was loaded twice as its own draft fails in many ways; all of them are one class."""
+    """A target that was loaded twice as its own draft fails in many ways; all of them are one
+    class.
+    """
     loaded: dict[str, list[str]] = {}
     for rank, architecture in accumulator.architectures:
         loaded.setdefault(rank, []).append(architecture)
     twice = any(len(types) > 1 and len(set(types)) == 1 for types in loaded.values())
     named = [f"--speculative-algorithm {name}" in accumulator.command for name in _EAGLE]
-    has_draft = accumulator.server.get("speculative_draft_model_path") or "--speculative-draft" in accumulator.command
-    return twice and (accumulator.server.get("speculative_algorithm") in _EAGLE or any(named)) and not has_draft
+    has_draft = (
+        accumulator.server.get("speculative_draft_model_path")
+        or "--speculative-draft" in accumulator.command
+    )
+    return (
+        twice
+        and (accumulator.server.get("speculative_algorithm") in _EAGLE or any(named))
+        and not has_draft
+    )
 
 
 def _failed_rank(accumulator: LogAccumulator, root: Sighting) -> str:
@@ -168,10 +213,22 @@ def _failed_rank(accumulator: LogAccumulator, root: Sighting) -> str:
         return str(Rank(pp=int(number) // tp_size, tp=int(number) % tp_size))
     if root.rank:
         return root.rank
-    same = [sighting.rank for sighting in accumulator.root_cause_finder.sightings_of_class(root.failure_class) if sighting.rank]
-    crashes = [sighting for sighting in accumulator.root_cause_finder.sightings_of_class("scheduler_crashed") if sighting.rank]
+    same = [
+        sighting.rank
+        for sighting in accumulator.root_cause_finder.sightings_of_class(root.failure_class)
+        if sighting.rank
+    ]
+    crashes = [
+        sighting
+        for sighting in accumulator.root_cause_finder.sightings_of_class("scheduler_crashed")
+        if sighting.rank
+    ]
     crashed = [sighting.rank for sighting in crashes if sighting.order <= root.order]
-    only = list({sighting.rank for sighting in crashes}) if len({sighting.rank for sighting in crashes}) == 1 else []
+    only = (
+        list({sighting.rank for sighting in crashes})
+        if len({sighting.rank for sighting in crashes}) == 1
+        else []
+    )
     return (same or crashed[-1:] or only or [""])[0]
 
 

@@ -1,9 +1,11 @@
-"""Owns the adding up of batch lines: per rank first, then over DP ranks, never over TP or PP. Reads no text.
+"""Owns the adding up of batch lines: per rank first, then over DP ranks, never over TP or PP. Reads
+no text.
 
-A server prints one line per DP rank; each tells of that rank alone, and lines of the ranks come at different times. So each rank's mean
-over the log is taken first, and the sum over DP ranks is the server's rate. Ranks of one TP group and stages of a pipeline tell of the same
-tokens.
-The rate of the first decode line after idle time is tokens over the time since the line before: it is left out, its accept length is not.
+A server prints one line per DP rank; each tells of that rank alone, and lines of the ranks come at
+different times. So each rank's mean over the log is taken first, and the sum over DP ranks is the
+server's rate. Ranks of one TP group and stages of a pipeline tell of the same tokens. The rate of
+the first decode line after idle time is tokens over the time since the line before: it is left out,
+its accept length is not.
 """
 
 from __future__ import annotations
@@ -20,7 +22,11 @@ from fleet_knowledge.server_log.parsing.log_lines import Rank
 
 _MAX_RANKS = 4096
 _SHOWN_DROPS = 8
-_HEALTH_CHECK_MAX = (("new_token", 8), ("cached_token", 8), ("running", 0))  # what its prefill line shows at most
+_HEALTH_CHECK_MAX = (
+    ("new_token", 8),
+    ("cached_token", 8),
+    ("running", 0),
+)  # what its prefill line shows at most
 _GAP_S = 5.0  # a busy rank writes oftener
 _DAY_S = 86400.0
 
@@ -63,7 +69,9 @@ class RankRates:
     new_tokens: float = 0.0
     cached_tokens: float = 0.0
     idle: bool = False  # the next decode line ends an interval that began while idle
-    first: tuple[int, float, float] | None = None  # place, rate and running of a first line that has no neighbour yet
+    first: tuple[int, float, float] | None = (
+        None  # place, rate and running of a first line that has no neighbour yet
+    )
     last_s: float | None = None
 
 
@@ -90,20 +98,31 @@ class LoggedRates:
             if key not in self.ranks and len(self.ranks) >= _MAX_RANKS:
                 continue
             rank = self.ranks.setdefault(key, RankRates())
-            decodes = sorted((rows for rows in grouped[key] if rows.kind == DECODE), key=lambda rows: rows.at[0])
-            prefills = sorted((rows for rows in grouped[key] if rows.kind != DECODE), key=lambda rows: rows.at[0])
+            decodes = sorted(
+                (rows for rows in grouped[key] if rows.kind == DECODE), key=lambda rows: rows.at[0]
+            )
+            prefills = sorted(
+                (rows for rows in grouped[key] if rows.kind != DECODE), key=lambda rows: rows.at[0]
+            )
             self._add_prefills(rank, prefills)
             starts = sorted(at for rows in prefills for at in _idle_starts(rows))
             self._add_decodes(rank, decodes, starts)
 
     def drop_source(self, source: str) -> int:
-        """Drop what one source told so far, such as the server's own warm-up; the number of lines dropped."""
+        """Drop what one source told so far, such as the server's own warm-up; the number of lines
+        dropped.
+        """
         gone = [key for key in self.ranks if key[0] == source]
         lines = sum(self.ranks[key].decodes + self.ranks[key].prefills for key in gone)
         for key in gone:
             del self.ranks[key]
         if not self.ranks:
-            self.acceptance, self.graphs, self.eager_at, self.graphed_at = AcceptLengthStats(), {}, None, None
+            self.acceptance, self.graphs, self.eager_at, self.graphed_at = (
+                AcceptLengthStats(),
+                {},
+                None,
+                None,
+            )
             self.dropped, self.drops, self.roles, self.real_work = 0, [], set(), False
         return lines
 
@@ -124,9 +143,13 @@ class LoggedRates:
             rank.queue_max = _larger(rank.queue_max, columns.get("queue"))
             rank.usage_max = _larger(rank.usage_max, columns.get("token_usage"))
             self.roles.add(rows.role)
-            self.real_work = self.real_work or any(max(columns.get(name, (0,))) > most for name, most in _HEALTH_CHECK_MAX)
+            self.real_work = self.real_work or any(
+                max(columns.get(name, (0,))) > most for name, most in _HEALTH_CHECK_MAX
+            )
 
-    def _add_decodes(self, rank: RankRates, pieces: Sequence[BatchColumns], starts: list[int]) -> None:
+    def _add_decodes(
+        self, rank: RankRates, pieces: Sequence[BatchColumns], starts: list[int]
+    ) -> None:
         for rows in pieces:
             columns = rows.columns
             rank.running.add(columns.get("running", ()))
@@ -150,27 +173,43 @@ class LoggedRates:
         self.graphs[key] = self.graphs.get(key, 0) + len(rows.at)
         running = rows.columns.get("running", ())
         if running and rows.graph:
-            self.graphed_at = max(running) if self.graphed_at is None else max(self.graphed_at, max(running))
+            self.graphed_at = (
+                max(running) if self.graphed_at is None else max(self.graphed_at, max(running))
+            )
         elif running:
-            self.eager_at = min(running) if self.eager_at is None else min(self.eager_at, min(running))
+            self.eager_at = (
+                min(running) if self.eager_at is None else min(self.eager_at, min(running))
+            )
 
-    def _add_after_prefills(self, rank: RankRates, pieces: Sequence[BatchColumns], starts: list[int]) -> None:
-        """Prefill lines tell exactly when a rank was idle: the decode line after one that found nothing running is left out."""
+    def _add_after_prefills(
+        self, rank: RankRates, pieces: Sequence[BatchColumns], starts: list[int]
+    ) -> None:
+        """Prefill lines tell exactly when a rank was idle: the decode line after one that found
+        nothing running is left out.
+        """
         starts = [-1, *starts] if rank.idle else starts
         idle: set[int] = set()
         rank.idle = False
         for start in starts:
-            after = [rows.at[index] for rows in pieces if (index := bisect_left(rows.at, start)) < len(rows.at)]
+            after = [
+                rows.at[index]
+                for rows in pieces
+                if (index := bisect_left(rows.at, start)) < len(rows.at)
+            ]
             idle |= {min(after)} if after else set()
             rank.idle = not after
         for rows in pieces:
             rates = rows.columns["gen_throughput"]
             gone = {index for index, at in enumerate(rows.at) if at in idle} if idle else set()
             self._drop(gone, rows)
-            rank.throughput.add([rate for index, rate in enumerate(rates) if index not in gone] if gone else rates)
+            rank.throughput.add(
+                [rate for index, rate in enumerate(rates) if index not in gone] if gone else rates
+            )
 
     def _add_decodes_without_prefills(self, rank: RankRates, rows: BatchColumns) -> None:
-        """Decode lines alone (a decode server of a pair, a cut log): idle time is told from a silence and the rate after it."""
+        """Decode lines alone (a decode server of a pair, a cut log): idle time is told from a
+        silence and the rate after it.
+        """
         rates = rows.columns["gen_throughput"]
         running = rows.columns.get("running", [1.0] * len(rates))
         gone = _lines_after_idle(rank, rows, rates, running)
@@ -184,10 +223,16 @@ class LoggedRates:
         rank.throughput.add([] if held else kept)
         rank.last_s = rows.second_of_day(len(rates) - 1)
 
-    def _judge_first(self, rank: RankRates, rates: Sequence[float], running: Sequence[float]) -> set[int]:
-        """The first line of a rank tells of time before the log: the line after it says whether it was idle time."""
+    def _judge_first(
+        self, rank: RankRates, rates: Sequence[float], running: Sequence[float]
+    ) -> set[int]:
+        """The first line of a rank tells of time before the log: the line after it says whether it
+        was idle time.
+        """
         if rank.first is None:
-            slower = not rank.decodes and _much_slower((rates[0], running[0]), (rates[1], running[1]))
+            slower = not rank.decodes and _much_slower(
+                (rates[0], running[0]), (rates[1], running[1])
+            )
             return {0} if slower else set()
         place, rate, had = rank.first
         rank.first = None
@@ -204,7 +249,9 @@ class LoggedRates:
     def _record_drop(self, place: int, rate: float) -> None:
         self.dropped += 1
         if len(self.drops) < _SHOWN_DROPS:
-            self.drops.append({"line": place + 1, "gen_throughput": rate, "reason": "interval began while idle"})
+            self.drops.append(
+                {"line": place + 1, "gen_throughput": rate, "reason": "interval began while idle"}
+            )
 
 
 def _larger(most: float | None, values: Sequence[float] | None) -> float | None:
@@ -225,21 +272,41 @@ def _in_order(pieces: Sequence[BatchColumns]) -> BatchColumns:
     """Pieces of several shapes as one, in the order of the log; only what tells idle time is kept."""
     if len(pieces) == 1:
         return pieces[0]
-    names = [name for name in ("gen_throughput", "running") if all(name in rows.columns for rows in pieces)]
+    names = [
+        name
+        for name in ("gen_throughput", "running")
+        if all(name in rows.columns for rows in pieces)
+    ]
     timed = all(rows.clock for rows in pieces)
-    order = sorted((at, piece, index) for piece, rows in enumerate(pieces) for index, at in enumerate(rows.at))
-    columns: Mapping[str, Sequence[float]] = {name: [pieces[piece].columns[name][index] for _, piece, index in order] for name in names}
-    clock = [[pieces[piece].clock[part][index] for _, piece, index in order] for part in range(3)] if timed else []
+    order = sorted(
+        (at, piece, index) for piece, rows in enumerate(pieces) for index, at in enumerate(rows.at)
+    )
+    columns: Mapping[str, Sequence[float]] = {
+        name: [pieces[piece].columns[name][index] for _, piece, index in order] for name in names
+    }
+    clock = (
+        [[pieces[piece].clock[part][index] for _, piece, index in order] for part in range(3)]
+        if timed
+        else []
+    )
     return replace(pieces[0], at=[at for at, _, _ in order], clock=clock, columns=columns)
 
 
-def _lines_after_idle(rank: RankRates, rows: BatchColumns, rates: Sequence[float], running: Sequence[float]) -> set[int]:
-    """Without prefill lines: those after a silence that give a request less than a quarter of its usual rate."""
+def _lines_after_idle(
+    rank: RankRates, rows: BatchColumns, rates: Sequence[float], running: Sequence[float]
+) -> set[int]:
+    """Without prefill lines: those after a silence that give a request less than a quarter of its
+    usual rate.
+    """
     rank.rate_sum += sum(rates)
     rank.running_sum += sum(running)
     usual = rank.rate_sum / rank.running_sum / 4 if rank.running_sum else 0.0
     found = set()
-    for index in [index for index, (rate, count) in enumerate(zip(rates, running, strict=True)) if rate < usual * count]:
+    for index in [
+        index
+        for index, (rate, count) in enumerate(zip(rates, running, strict=True))
+        if rate < usual * count
+    ]:
         before_s = rows.second_of_day(index - 1) if index else rank.last_s
         now_s = rows.second_of_day(index)
         if before_s is not None and now_s is not None and (now_s - before_s) % _DAY_S >= _GAP_S:

@@ -14,10 +14,16 @@ _EAGER_SHARE = 0.02  # of decode lines
 _NO_DRAFT_ACCEPTED = 1.05  # tokens per verify step; 1 is the bonus token alone
 
 
-def build_decode_section(rates: LoggedRates, samples: Sequence[Mapping[str, Any]], excluded: int) -> dict[str, Any]:
-    """What the batch lines tell of the server as a whole: rates in tokens per second summed over DP ranks. Empty without such lines."""
+def build_decode_section(
+    rates: LoggedRates, samples: Sequence[Mapping[str, Any]], excluded: int
+) -> dict[str, Any]:
+    """What the batch lines tell of the server as a whole: rates in tokens per second summed over DP
+    ranks. Empty without such lines.
+    """
     if not rates.ranks:
-        return {"lines": 0, "prefill_lines": 0, "excluded_before_ready": excluded} if excluded else {}
+        return (
+            {"lines": 0, "prefill_lines": 0, "excluded_before_ready": excluded} if excluded else {}
+        )
     chosen = one_of_each_group(rates.ranks)
     ranks = list(chosen.values())
     new, cached = sum(rank.new_tokens for rank in ranks), sum(rank.cached_tokens for rank in ranks)
@@ -33,12 +39,20 @@ def build_decode_section(rates: LoggedRates, samples: Sequence[Mapping[str, Any]
         "roles": sorted(rates.roles - {""}),
         "total_gen_throughput": sum(throughputs) if throughputs else None,
         "steady_gen_throughput_mean": sum(throughputs) / len(throughputs) if throughputs else None,
-        "gen_throughput_max": _sum_over(ranks, lambda rank: rank.throughput.most if rank.throughput.count else None),
-        "total_running": _sum_over(ranks, lambda rank: rank.running.last if rank.running.count else None),
+        "gen_throughput_max": _sum_over(
+            ranks, lambda rank: rank.throughput.most if rank.throughput.count else None
+        ),
+        "total_running": _sum_over(
+            ranks, lambda rank: rank.running.last if rank.running.count else None
+        ),
         "running_mean": _sum_over(ranks, lambda rank: rank.running.mean),
-        "running_max": _sum_over(ranks, lambda rank: rank.running.most if rank.running.count else None),
+        "running_max": _sum_over(
+            ranks, lambda rank: rank.running.most if rank.running.count else None
+        ),
         "queue_max": _sum_over(ranks, lambda rank: rank.queue_max),
-        "token_usage_max": max((rank.usage_max for rank in ranks if rank.usage_max is not None), default=None),
+        "token_usage_max": max(
+            (rank.usage_max for rank in ranks if rank.usage_max is not None), default=None
+        ),
         **rates.acceptance.to_json(),
         "cuda_graph_share": with_graph / (with_graph + without) if with_graph + without else None,
         "graph_kinds": sorted({kind for kind, _ in rates.graphs}),
@@ -48,17 +62,27 @@ def build_decode_section(rates: LoggedRates, samples: Sequence[Mapping[str, Any]
         "cached_tokens": int(cached),
         "cache_hit_rate": cached / (new + cached) if new + cached else None,
         "input_throughput_mean": _sum_over(ranks, lambda rank: rank.input_throughput.mean),
-        "ranks": [_rank_json(source, rank, figures) for (source, rank), figures in sorted(chosen.items())][:64],
+        "ranks": [
+            _rank_json(source, rank, figures) for (source, rank), figures in sorted(chosen.items())
+        ][:64],
         "samples": list(samples),
     }
 
 
-def one_of_each_group(ranks: Mapping[tuple[str, Rank], RankRates]) -> dict[tuple[str, Rank], RankRates]:
-    """Of each DP rank the first pipeline stage and the first of its TP group, in each source: the others count the same tokens again."""
+def one_of_each_group(
+    ranks: Mapping[tuple[str, Rank], RankRates],
+) -> dict[tuple[str, Rank], RankRates]:
+    """Of each DP rank the first pipeline stage and the first of its TP group, in each source: the
+    others count the same tokens again.
+    """
     first: dict[int, tuple[int, int]] = {}
     for _, rank in ranks:
         first[rank.dp] = min(first.get(rank.dp, (rank.pp, rank.tp)), (rank.pp, rank.tp))
-    return {(source, rank): figures for (source, rank), figures in ranks.items() if (rank.pp, rank.tp) == first[rank.dp]}
+    return {
+        (source, rank): figures
+        for (source, rank), figures in ranks.items()
+        if (rank.pp, rank.tp) == first[rank.dp]
+    }
 
 
 def decode_warnings(decode: Mapping[str, Any], speculative: bool) -> list[LogWarning]:
@@ -93,13 +117,25 @@ def _eager_decode_warnings(decode: Mapping[str, Any]) -> list[LogWarning]:
     share, size = decode.get("cuda_graph_share"), decode.get("first_bs_without_graph")
     if share is None or share > 1 - _EAGER_SHARE or decode["graph_kinds"] == ["cpu"]:
         return []
-    message = f"decode ran without CUDA graphs in {1 - share:.0%} of its lines" + (f", from {size} requests" if size is not None else "")
+    message = f"decode ran without CUDA graphs in {1 - share:.0%} of its lines" + (
+        f", from {size} requests" if size is not None else ""
+    )
     hint = "Raise --cuda-graph-max-bs (its default depends on GPU memory and TP, so hosts differ) or lower the concurrency."
-    return [LogWarning("eager_decode", message, hint, details={"cuda_graph_share": share, "first_bs_without_graph": size})]
+    return [
+        LogWarning(
+            "eager_decode",
+            message,
+            hint,
+            details={"cuda_graph_share": share, "first_bs_without_graph": size},
+        )
+    ]
 
 
 def _graph_counts(rates: LoggedRates) -> tuple[int, int]:
-    return tuple(sum(count for (_, graph), count in rates.graphs.items() if graph is wanted) for wanted in (True, False))  # type: ignore[return-value]
+    return tuple(
+        sum(count for (_, graph), count in rates.graphs.items() if graph is wanted)
+        for wanted in (True, False)
+    )  # type: ignore[return-value]
 
 
 def _sum_over(ranks: Sequence[RankRates], figure: Any) -> float | None:

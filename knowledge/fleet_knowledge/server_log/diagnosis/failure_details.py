@@ -1,4 +1,6 @@
-"""Owns the details of a failure: numbers and names that its lines give, under the keys of `docs/json.md`. Chooses no class."""
+"""Owns the details of a failure: numbers and names that its lines give, under the keys of
+`docs/json.md`. Chooses no class.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,11 @@ from fleet_knowledge.server_log.diagnosis.root_cause import Sighting
 if TYPE_CHECKING:
     from fleet_knowledge.server_log.diagnosis.accumulator import LogAccumulator
 
-_REPEATABLE_DETAILS = ("port", "bus_id", "reporting_rank")  # details of which a log may name more than one
+_REPEATABLE_DETAILS = (
+    "port",
+    "bus_id",
+    "reporting_rank",
+)  # details of which a log may name more than one
 _OF_NCCL = ("nccl", "shm", "ib_", "p2p", "nvlink")
 
 
@@ -21,12 +27,23 @@ def failure_details(accumulator: LogAccumulator, root: Sighting, nccl: NcclFacts
     """What the lines of the root's class name."""
     sightings = [root, *accumulator.root_cause_finder.sightings_of_class(root.failure_class)]
     found = _named(sightings)
-    ranks = sorted({sighting.rank for sighting in sightings if sighting.rank}, key=lambda label: (len(label), label))
+    ranks = sorted(
+        {sighting.rank for sighting in sightings if sighting.rank},
+        key=lambda label: (len(label), label),
+    )
     if ranks:
         found["ranks_reporting"] = ranks
     if root.failure_class.startswith(_OF_NCCL) and nccl.failure:
-        named = {"variable": nccl.failure.variable, "value": nccl.failure.value, "function": nccl.failure.function}
-        found |= {key: value for key, value in {**named, "nccl_result": nccl.failure.result}.items() if value}
+        named = {
+            "variable": nccl.failure.variable,
+            "value": nccl.failure.value,
+            "function": nccl.failure.function,
+        }
+        found |= {
+            key: value
+            for key, value in {**named, "nccl_result": nccl.failure.result}.items()
+            if value
+        }
     special = _DETAILS_BY_CLASS.get(root.failure_class)
     return {**found, **special(accumulator, root, found)} if special else found
 
@@ -48,7 +65,13 @@ def _named(sightings: Sequence[Sighting]) -> dict[str, Any]:
         for name, value in sighting.details.items():
             found.setdefault(name, _number(value))
     for name in _REPEATABLE_DETAILS:
-        values = list(dict.fromkeys(_number(sighting.details[name]) for sighting in sightings if name in sighting.details))
+        values = list(
+            dict.fromkeys(
+                _number(sighting.details[name])
+                for sighting in sightings
+                if name in sighting.details
+            )
+        )
         if values:
             found[f"{name}s"] = values
     if "repository" in found:
@@ -56,23 +79,43 @@ def _named(sightings: Sequence[Sighting]) -> dict[str, Any]:
     return found
 
 
-def _watchdog_details(accumulator: LogAccumulator, root: Sighting, found: Mapping[str, Any]) -> dict[str, Any]:
-    silent = sorted({str(rank) for rank in accumulator.launch.seen} - set(found.get("ranks_reporting", ())))
+def _watchdog_details(
+    accumulator: LogAccumulator, root: Sighting, found: Mapping[str, Any]
+) -> dict[str, Any]:
+    silent = sorted(
+        {str(rank) for rank in accumulator.launch.seen} - set(found.get("ranks_reporting", ()))
+    )
     since = _stamp_before(root.stamp, found.get("timeout_s"))
     return {"ranks_silent": silent, **({"last_forward_stuck_since": since} if since else {})}
 
 
-def _weight_load_details(accumulator: LogAccumulator, root: Sighting, found: Mapping[str, Any]) -> dict[str, Any]:
+def _weight_load_details(
+    accumulator: LogAccumulator, root: Sighting, found: Mapping[str, Any]
+) -> dict[str, Any]:
     healthy = f"TP{found['healthy_rank']}" if "healthy_rank" in found else root.rank
-    waiting = sorted({str(rank) for rank in accumulator.launch.seen - accumulator.launch.ended} - {healthy, *found.get("ranks_reporting", ())})
-    return {"healthy_rank": healthy, "ranks_unfinished": waiting, "needs": "logs of all hosts of the job"}
+    waiting = sorted(
+        {str(rank) for rank in accumulator.launch.seen - accumulator.launch.ended}
+        - {healthy, *found.get("ranks_reporting", ())}
+    )
+    return {
+        "healthy_rank": healthy,
+        "ranks_unfinished": waiting,
+        "needs": "logs of all hosts of the job",
+    }
 
 
-def _kill_details(accumulator: LogAccumulator, root: Sighting, found: Mapping[str, Any]) -> dict[str, Any]:
+def _kill_details(
+    accumulator: LogAccumulator, root: Sighting, found: Mapping[str, Any]
+) -> dict[str, Any]:
     return {"signal": "SIGKILL"} if found.get("exit_code") == -9 else {}
 
 
-_DETAILS_BY_CLASS = {"watchdog_timeout": _watchdog_details, "weight_load_incomplete": _weight_load_details, "host_oom_kill": _kill_details, "killed": _kill_details}
+_DETAILS_BY_CLASS = {
+    "watchdog_timeout": _watchdog_details,
+    "weight_load_incomplete": _weight_load_details,
+    "host_oom_kill": _kill_details,
+    "killed": _kill_details,
+}
 
 
 def _stamp_before(stamp: str, by_s: Any) -> str:

@@ -1,4 +1,6 @@
-"""Owns the phases of a launch: their order, the lines that open and close them, and how long each may stand still. Ends no server."""
+"""Owns the phases of a launch: their order, the lines that open and close them, and how long each
+may stand still. Ends no server.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,24 @@ from fleet_knowledge.release import Between
 from fleet_knowledge.server_log.parsing.log_lines import LogLine, Rank, elapsed_s
 
 START, INIT_DIST, LOAD_WEIGHT, KV_ALLOC = "start", "init_dist", "load_weight", "kv_alloc"
-CAPTURE_GRAPH, WARM_UP, HTTP_BIND, READY, SERVING = "capture_graph", "warm_up", "http_bind", "ready", "serving"
-PHASES = (START, INIT_DIST, LOAD_WEIGHT, KV_ALLOC, CAPTURE_GRAPH, WARM_UP, HTTP_BIND, READY, SERVING)
+CAPTURE_GRAPH, WARM_UP, HTTP_BIND, READY, SERVING = (
+    "capture_graph",
+    "warm_up",
+    "http_bind",
+    "ready",
+    "serving",
+)
+PHASES = (
+    START,
+    INIT_DIST,
+    LOAD_WEIGHT,
+    KV_ALLOC,
+    CAPTURE_GRAPH,
+    WARM_UP,
+    HTTP_BIND,
+    READY,
+    SERVING,
+)
 
 STALL_LIMITS_S: Mapping[str, float] = {
     START: 300.0,  # imports of a cold file system; downloads count as progress
@@ -38,7 +56,9 @@ class _Marker:
     between: Between = field(default_factory=Between)
 
 
-def _marker(phase: str, what: str, words: str, source: str, first: str = "", last: str = "") -> _Marker:
+def _marker(
+    phase: str, what: str, words: str, source: str, first: str = "", last: str = ""
+) -> _Marker:
     return _Marker(phase, what, re.compile(words), source, Between(first, last))
 
 
@@ -50,19 +70,46 @@ _MARKERS = (
     _marker(INIT_DIST, _END, r"^Init parallel ends", "distributed/bootstrap.py", "0.5.13"),
     _marker(LOAD_WEIGHT, _BEGIN, r"^Load weight begin", "model_runner.py"),
     _marker(LOAD_WEIGHT, _END, r"^Load weight end", "model_runner.py"),
-    _marker(KV_ALLOC, _MARK, r"KV Cache is allocated|^Memory profiling|^Mamba Cache is allocated", "memory_pool.py"),
+    _marker(
+        KV_ALLOC,
+        _MARK,
+        r"KV Cache is allocated|^Memory profiling|^Mamba Cache is allocated",
+        "memory_pool.py",
+    ),
     _marker(KV_ALLOC, _END, r"^Memory pool end", "model_runner.py"),
-    _marker(CAPTURE_GRAPH, _BEGIN, r"^Capture (?:[\w-]+ )*?(?i:cuda|npu|cpu|xpu)? ?graphs? begin", "cuda_graph_runner.py"),
-    _marker(CAPTURE_GRAPH, _END, r"^Capture (?:[\w-]+ )*?(?i:cuda|npu|cpu|xpu)? ?graphs? end", "cuda_graph_runner.py"),
-    _marker(CAPTURE_GRAPH, _MARK, r"^Capturing (?:batches|num[_ ]tokens)", "tqdm bar of cuda_graph_runner.py"),
+    _marker(
+        CAPTURE_GRAPH,
+        _BEGIN,
+        r"^Capture (?:[\w-]+ )*?(?i:cuda|npu|cpu|xpu)? ?graphs? begin",
+        "cuda_graph_runner.py",
+    ),
+    _marker(
+        CAPTURE_GRAPH,
+        _END,
+        r"^Capture (?:[\w-]+ )*?(?i:cuda|npu|cpu|xpu)? ?graphs? end",
+        "cuda_graph_runner.py",
+    ),
+    _marker(
+        CAPTURE_GRAPH,
+        _MARK,
+        r"^Capturing (?:batches|num[_ ]tokens)",
+        "tqdm bar of cuda_graph_runner.py",
+    ),
     _marker(
         WARM_UP,
         _MARK,
         r"Entering DeepGEMM JIT|DeepGEMM (?:JIT|warmup)|^Try DeepGEMM|flashinfer autotune|^Running FlashInfer autotune",
         "deep_gemm",
     ),
-    _marker(HTTP_BIND, _MARK, r"^INFO: +Started server process|^INFO: +Application startup complete|^INFO: +Uvicorn running", "uvicorn"),
-    _marker(READY, _MARK, r"The server is fired up and ready to roll!", "http_server.py, 0.2 - 0.5.23"),
+    _marker(
+        HTTP_BIND,
+        _MARK,
+        r"^INFO: +Started server process|^INFO: +Application startup complete|^INFO: +Uvicorn running",
+        "uvicorn",
+    ),
+    _marker(
+        READY, _MARK, r"The server is fired up and ready to roll!", "http_server.py, 0.2 - 0.5.23"
+    ),
 )
 LAUNCH_KEYWORDS = (
     "server_args=", "Init torch", "Init parallel", "Load weight", "Cache is allocated", "Memory p", "Captur", "DeepGEMM", "lash",
@@ -70,13 +117,24 @@ LAUNCH_KEYWORDS = (
 )  # fmt: skip
 """Every line that moves a launch holds one of these."""
 _ELAPSED = re.compile(r"\b(?:elapsed=|Time elapsed: )([\d.]{1,12}) ?s")
-_TIMINGS = re.compile(r"Engine startup timings \(s\): (.*)")  # from 0.5.13: what the engine itself measured
+_TIMINGS = re.compile(
+    r"Engine startup timings \(s\): (.*)"
+)  # from 0.5.13: what the engine itself measured
 _TIMING = re.compile(r"(\w+)=(?:([\d.]{1,12})|\{([^}]*)\})")
-_OF_TIMING = {"load_weight": LOAD_WEIGHT, "kv_cache_allocation": KV_ALLOC, "cuda_graph": CAPTURE_GRAPH}
+_OF_TIMING = {
+    "load_weight": LOAD_WEIGHT,
+    "kv_cache_allocation": KV_ALLOC,
+    "cuda_graph": CAPTURE_GRAPH,
+}
 _DRAFT = re.compile(r"\bdraft\b", re.I)
 _COUNT = re.compile(r"(\d{1,7})/(\d{1,7}) \[")
 _BARS = (
-    (LOAD_WEIGHT, re.compile(r"Loading \w+ checkpoint shards|Multi-thread loading shards|Loading (?:safetensors|pt) ")),
+    (
+        LOAD_WEIGHT,
+        re.compile(
+            r"Loading \w+ checkpoint shards|Multi-thread loading shards|Loading (?:safetensors|pt) "
+        ),
+    ),
     (CAPTURE_GRAPH, re.compile(r"Capturing (?:batches|num[_ ]tokens)")),
     (WARM_UP, re.compile(r"DeepGEMM warmup")),
 )
@@ -86,7 +144,9 @@ _NO_RANK = Rank()
 
 @dataclass(slots=True)
 class LoggedLaunch:
-    """How far one launch has come. Fed with messages in order; memory is bounded by the number of ranks."""
+    """How far one launch has come. Fed with messages in order; memory is bounded by the number of
+    ranks.
+    """
 
     phase: str = ""
     progress: tuple[int, int] = (0, 0)
@@ -142,7 +202,11 @@ class LoggedLaunch:
         self.begun = self.begun or marker.phase != WARM_UP
         if marker.phase == START:
             self.began_s = line.at_s
-        elif self.began_s is not None and (START not in {phase for _, phase in self._took_s}) and marker.phase == INIT_DIST:
+        elif (
+            self.began_s is not None
+            and (START not in {phase for _, phase in self._took_s})
+            and marker.phase == INIT_DIST
+        ):
             self._add_duration(_NO_RANK, START, elapsed_s(self.began_s, line.at_s))
         if marker.phase == READY:
             self._mark_ready(line)
@@ -152,7 +216,9 @@ class LoggedLaunch:
             self._begin(rank, marker.phase, line)
         elif marker.what == _END:
             self._end(rank, marker.phase, line)
-        self._set_phase(rank, KV_ALLOC if (marker.phase, marker.what) == (LOAD_WEIGHT, _END) else marker.phase)
+        self._set_phase(
+            rank, KV_ALLOC if (marker.phase, marker.what) == (LOAD_WEIGHT, _END) else marker.phase
+        )
 
     def _set_phase(self, rank: Rank, phase: str) -> None:
         if phase != self.phase:
@@ -202,7 +268,11 @@ class LoggedLaunch:
         found = _TIMINGS.match(text)
         for name, value, group in _TIMING.findall(found[1] if found else ""):
             phase = _OF_TIMING.get(name)
-            seconds = _decimal(value) if value else sum(_decimal(part) for part in re.findall(r"=([\d.]{1,12})", group))
+            seconds = (
+                _decimal(value)
+                if value
+                else sum(_decimal(part) for part in re.findall(r"=([\d.]{1,12})", group))
+            )
             if phase and (phase != CAPTURE_GRAPH or seconds):
                 self._measured_s[phase] = seconds
         return True

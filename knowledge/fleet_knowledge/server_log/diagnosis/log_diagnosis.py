@@ -1,4 +1,6 @@
-"""Owns what a log comes to: the value that `fleetctl diagnose` prints and the agent acts on. Reads nothing."""
+"""Owns what a log comes to: the value that `fleetctl diagnose` prints and the agent acts on. Reads
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,15 @@ from typing import Any
 from fleet_knowledge.failure_classes import FAILURES
 from fleet_protos.errors import ErrorKind
 
-STARTING, IS_READY, BUSY, IS_SERVING, FAILED, STOPPED, UNKNOWN = "starting", "ready", "busy", "serving", "failed", "stopped", "unknown"
+STARTING, IS_READY, BUSY, IS_SERVING, FAILED, STOPPED, UNKNOWN = (
+    "starting",
+    "ready",
+    "busy",
+    "serving",
+    "failed",
+    "stopped",
+    "unknown",
+)
 VERSION = 1
 
 
@@ -64,7 +74,13 @@ class Diagnosis:
     def kind(self) -> ErrorKind:
         """What to do next; NONE when nothing failed."""
         failure = FAILURES.get(self.failure_class)
-        return failure.kind if failure else ErrorKind.SERVER_EXITED if self.state == FAILED else ErrorKind.NONE
+        return (
+            failure.kind
+            if failure
+            else ErrorKind.SERVER_EXITED
+            if self.state == FAILED
+            else ErrorKind.NONE
+        )
 
     @property
     def retryable(self) -> bool | None:

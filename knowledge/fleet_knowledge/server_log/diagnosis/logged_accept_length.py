@@ -1,4 +1,6 @@
-"""Owns accept lengths of speculation as decode lines tell them, and what steps and draft tokens they imply. Knows no arguments."""
+"""Owns accept lengths of speculation as decode lines tell them, and what steps and draft tokens
+they imply. Knows no arguments.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +9,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 _SAMPLES = 256
-# Accept rate had three definitions: len/(steps+1) in 0.5.3 - 0.5.4, len/draft tokens in 0.5.5 - 0.5.10, (len-1)/(draft tokens-1) since
+# Accept rate had three definitions: len/(steps+1) in 0.5.3 - 0.5.4, len/draft tokens in 0.5.5 -
+# 0.5.10, (len-1)/(draft tokens-1) since
 # 0.5.12.
 # At topk 1 the first two are one, since draft tokens = steps + 1.
 _WITH_BONUS, _WITHOUT_BONUS = "len/draft_tokens", "(len-1)/(draft_tokens-1)"
-_ROUNDING_TOLERANCE = 0.06  # how far a quotient of two rounded figures may lie from a whole number, relative
+_ROUNDING_TOLERANCE = (
+    0.06  # how far a quotient of two rounded figures may lie from a whole number, relative
+)
 
 
 @dataclass(slots=True)
 class AcceptLengthStats:
-    """Lengths added up, and the first pairs of length and rate. A length is tokens per verify step, the bonus token counted."""
+    """Lengths added up, and the first pairs of length and rate. A length is tokens per verify step,
+    the bonus token counted.
+    """
 
     count: int = 0
     total: float = 0.0
@@ -32,7 +39,11 @@ class AcceptLengthStats:
         self.total += sum(lengths)
         self.least, self.most = min(self.least, min(lengths)), max(self.most, max(lengths))
         if rates and len(self.pairs) < _SAMPLES:
-            self.pairs += [(length, rate) for length, rate in zip(lengths, rates, strict=False) if rate >= 0.1 and length > 1][:_SAMPLES]
+            self.pairs += [
+                (length, rate)
+                for length, rate in zip(lengths, rates, strict=False)
+                if rate >= 0.1 and length > 1
+            ][:_SAMPLES]
 
     def to_json(self) -> dict[str, Any]:
         """Mean and implied settings; null where the lines do not tell."""

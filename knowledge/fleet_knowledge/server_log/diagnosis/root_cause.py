@@ -1,4 +1,6 @@
-"""Owns the search for the root of a failure among all lines that sound like one. Reads messages; knows the classes by name only."""
+"""Owns the search for the root of a failure among all lines that sound like one. Reads messages;
+knows the classes by name only.
+"""
 
 from __future__ import annotations
 
@@ -20,19 +22,46 @@ from fleet_knowledge.server_log.symptoms.symptom import ECHO, LAST, ROOT, Sympto
 from fleet_knowledge.server_log.symptoms.symptom_matching import is_exception, match_symptom
 
 _MAX_SIGHTINGS = 256
-_CRASH = re.compile(r"hit an exception|Exception in (?:thread|callback)|^Traceback \(most recent call last\)")
+_CRASH = re.compile(
+    r"hit an exception|Exception in (?:thread|callback)|^Traceback \(most recent call last\)"
+)
 _BARE = "AssertionError"
-# The last frame of a traceback tells who refused; only the launcher's own check of its arguments has these files
+# The last frame of a traceback tells who refused; only the launcher's own check of its arguments
+# has these files
 _FRAME = re.compile(r'^\s+File "[^"]*"')
 _ARGUMENTS_FRAME = re.compile(r'^\s+File "[^"]*(?:/server_args\.py|/arg_groups/\w+\.py)"')
-_REFUSED = symptom_row("argument_error", r"^(?:ValueError|AssertionError|NotImplementedError)\b", "server_args.py, arg_groups/", ROOT)
+_REFUSED = symptom_row(
+    "argument_error",
+    r"^(?:ValueError|AssertionError|NotImplementedError)\b",
+    "server_args.py, arg_groups/",
+    ROOT,
+)
 # PyTorch warns of why it sees no GPU, and goes on; the server then finds none
 _CUDA_WARNS = "CUDA initialization: "
 # Out of memory is one wording; what it means is told by where it happens
-_OOM_BY_PHASE = {START: "oom_weights", INIT_DIST: "oom_weights", LOAD_WEIGHT: "oom_weights", CAPTURE_GRAPH: "oom_cuda_graph"}
-_NARROWER = {"cuda_oom": ("oom_cuda_graph", "oom_kv_cache"), "oom_weights": ("oom_kv_cache",), "nccl_timeout": ("weight_load_incomplete",)}
+_OOM_BY_PHASE = {
+    START: "oom_weights",
+    INIT_DIST: "oom_weights",
+    LOAD_WEIGHT: "oom_weights",
+    CAPTURE_GRAPH: "oom_cuda_graph",
+}
+_NARROWER = {
+    "cuda_oom": ("oom_cuda_graph", "oom_kv_cache"),
+    "oom_weights": ("oom_kv_cache",),
+    "nccl_timeout": ("weight_load_incomplete",),
+}
 # What ends only a launch: the same words in the log of a ready server are about a request
-_LAUNCH_ONLY_CLASSES = ("argument_error", "spec_", "parallel_size", "hf_", "model_", "weight", "port_", "dist_", "dependency")
+_LAUNCH_ONLY_CLASSES = (
+    "argument_error",
+    "spec_",
+    "parallel_size",
+    "hf_",
+    "model_",
+    "weight",
+    "port_",
+    "dist_",
+    "dependency",
+)
 _OUTLIVED_BATCHES = 32  # batch lines after a failure show that it ended nothing
 
 
@@ -59,25 +88,33 @@ class RootCauseFinder:
     sightings: list[Sighting] = field(default_factory=list)
     _seen: set[tuple[str, str, tuple[str, ...]]] = field(default_factory=set)
     _order: int = 0
-    _crash: str | None = None  # the first exception after a crash was announced; empty until it comes
+    _crash: str | None = (
+        None  # the first exception after a crash was announced; empty until it comes
+    )
     _exception: str = ""  # the last exception of the launch
     _exception_order: int = 0
     _moved_order: int = 0
     _stamp: str = ""
     _rank: str = ""  # of the scheduler whose traceback follows
     _asserted: str = ""  # the source line of an assertion, for an error that says no more
-    _checks_arguments: bool = False  # the last frame of the traceback is in the check of the arguments
+    _checks_arguments: bool = (
+        False  # the last frame of the traceback is in the check of the arguments
+    )
     _clue: Sighting | None = None  # explains why no GPU is seen, and ends nothing by itself
 
     def add_line(self, line: LogLine, phase: str, batches: int) -> bool:
-        """True when the message tells of a failure or belongs to a traceback. `batches`: batch lines of the log so far."""
+        """True when the message tells of a failure or belongs to a traceback. `batches`: batch
+        lines of the log so far.
+        """
         self._order += 1
         line = self._with_assertion(line)
         if _CUDA_WARNS in line.text:
             self._record_clue(line, phase, batches)
         framed = self._is_argument_check_frame(line.text)
         found = match_symptom(line.text) or self._match_refused_argument(line.text)
-        crash = ("xception" in line.text or "Traceback" in line.text) and bool(_CRASH.search(line.text))
+        crash = ("xception" in line.text or "Traceback" in line.text) and bool(
+            _CRASH.search(line.text)
+        )
         if line.stamp:
             self._stamp, self._rank = line.stamp, str(line.rank or "") if crash else ""
         if crash and self._crash is None:
@@ -97,14 +134,20 @@ class RootCauseFinder:
         self._crash = None if not self.sightings else self._crash
 
     def drop_survived(self) -> Sequence[Sighting]:
-        """The server got ready all the same: what was seen so far ended nothing. They are forgotten and given back."""
+        """The server got ready all the same: what was seen so far ended nothing. They are forgotten
+        and given back.
+        """
         gone = self.sightings
         self.sightings, self._seen, self._crash, self._exception = [], set(), None, ""
         return gone
 
     def pop_outlived(self, batches: int) -> Sequence[Sighting]:
         """Those after which the server went on with its work; they are forgotten."""
-        gone = [sighting for sighting in self.sightings if batches - sighting.batches >= _OUTLIVED_BATCHES]
+        gone = [
+            sighting
+            for sighting in self.sightings
+            if batches - sighting.batches >= _OUTLIVED_BATCHES
+        ]
         self.sightings = [sighting for sighting in self.sightings if sighting not in gone]
         return gone
 
@@ -115,12 +158,30 @@ class RootCauseFinder:
         first = min(self.sightings, key=lambda sighting: (sighting.distance, sighting.order))
         first = self._most_specific(first)
         if self._clue and first.failure_class in ("no_gpu", "launch_crashed"):
-            return replace(first, failure_class=self._clue.failure_class, cause_line=self._clue.cause_line, distance=self._clue.distance)
+            return replace(
+                first,
+                failure_class=self._clue.failure_class,
+                cause_line=self._clue.cause_line,
+                distance=self._clue.distance,
+            )
         raised = self._crash or self._exception
-        if raised and first.failure_class in ("scheduler_crashed", "detokenizer_crashed", "launch_crashed") and first.distance >= ECHO:
-            raised_symptom = match_symptom(raised)  # an echo that was raised is nearer than the crash that it is part of
-            echoes = raised_symptom is not None and raised_symptom[0].failure_class == "nccl_peer_lost"
-            first = replace(first, cause_line=raised, failure_class="nccl_peer_lost" if echoes else first.failure_class)
+        if (
+            raised
+            and first.failure_class
+            in ("scheduler_crashed", "detokenizer_crashed", "launch_crashed")
+            and first.distance >= ECHO
+        ):
+            raised_symptom = match_symptom(
+                raised
+            )  # an echo that was raised is nearer than the crash that it is part of
+            echoes = (
+                raised_symptom is not None and raised_symptom[0].failure_class == "nccl_peer_lost"
+            )
+            first = replace(
+                first,
+                cause_line=raised,
+                failure_class="nccl_peer_lost" if echoes else first.failure_class,
+            )
         return first
 
     def sightings_of_class(self, failure_class: str) -> list[Sighting]:
@@ -155,9 +216,22 @@ class RootCauseFinder:
         text = line.text[line.text.index(_CUDA_WARNS) :]
         if found := match_symptom(text):
             stamp = line.stamp or self._stamp
-            self._clue = Sighting(found[0].failure_class, found[0].distance, self._order, redact(text), "", phase, stamp, "", {}, batches)
+            self._clue = Sighting(
+                found[0].failure_class,
+                found[0].distance,
+                self._order,
+                redact(text),
+                "",
+                phase,
+                stamp,
+                "",
+                {},
+                batches,
+            )
 
-    def _record_sighting(self, line: LogLine, phase: str, batches: int, symptom: Symptom, details: Mapping[str, str]) -> None:
+    def _record_sighting(
+        self, line: LogLine, phase: str, batches: int, symptom: Symptom, details: Mapping[str, str]
+    ) -> None:
         failure_class = symptom.failure_class
         if phase in (READY, SERVING) and failure_class.startswith(_LAUNCH_ONLY_CLASSES):
             return
@@ -170,18 +244,37 @@ class RootCauseFinder:
             return
         self._seen.add(key)
         self.sightings.append(
-            Sighting(failure_class, symptom.distance, self._order, redact(line.text), rank, phase, stamp, symptom.cure, details, batches)
+            Sighting(
+                failure_class,
+                symptom.distance,
+                self._order,
+                redact(line.text),
+                rank,
+                phase,
+                stamp,
+                symptom.cure,
+                details,
+                batches,
+            )
         )
 
     def _most_specific(self, first: Sighting) -> Sighting:
         """A later line may say more exactly what ran out."""
         for name in _NARROWER.get(first.failure_class, ()):
             for sighting in self.sightings_of_class(name):
-                own = name == "weight_load_incomplete"  # the timeout is how the waiting rank noticed
-                return sighting if own else replace(first, failure_class=name, rank=first.rank or sighting.rank)
+                own = (
+                    name == "weight_load_incomplete"
+                )  # the timeout is how the waiting rank noticed
+                return (
+                    sighting
+                    if own
+                    else replace(first, failure_class=name, rank=first.rank or sighting.rank)
+                )
         return first
 
     def _launcher_exception(self) -> Sighting | None:
         if not self._exception or self._exception_order <= self._moved_order:
             return None
-        return Sighting("launch_crashed", LAST, self._exception_order, self._crash or self._exception)
+        return Sighting(
+            "launch_crashed", LAST, self._exception_order, self._crash or self._exception
+        )

@@ -1,7 +1,9 @@
-"""Owns lines of one shape: where in a batch line its numbers stand, so that thousands are read as columns at once. Judges no number.
+"""Owns lines of one shape: where in a batch line its numbers stand, so that thousands are read as
+columns at once. Judges no number.
 
-Two lines have the same shape when they are equal without their digits. A layout is made from the first line of a shape by the slow
-reader, and used only where it reads that line as the slow reader did.
+Two lines have the same shape when they are equal without their digits. A layout is made from the
+first line of a shape by the slow reader, and used only where it reads that line as the slow reader
+did.
 """
 
 from __future__ import annotations
@@ -26,7 +28,10 @@ from fleet_knowledge.server_log.parsing.log_lines import LogLine, Rank, read_log
 DIGITS = b"0123456789"
 _LETTERS = bytes(code for code in range(256) if chr(code).isascii() and chr(code).isalpha())
 _NUMBERS = bytes(code if chr(code) in "0123456789." else 32 for code in range(256))
-_RANK = {name: re.compile(rb"\[[^\]]*?\b(?:ATTN_)?" + name.encode() + rb"(\d{1,6})\b[^\]]*\]") for name in ("DP", "PP", "TP")}
+_RANK = {
+    name: re.compile(rb"\[[^\]]*?\b(?:ATTN_)?" + name.encode() + rb"(\d{1,6})\b[^\]]*\]")
+    for name in ("DP", "PP", "TP")
+}
 _CLOCK = re.compile(rb"(?<!\d)(\d\d):(\d\d):(\d\d)(?=[\].,Z+ A-Z])")
 _WANTED = {
     DECODE: ("running", "queue", "gen_throughput", "accept_len", "accept_rate", *USAGES),
@@ -42,7 +47,9 @@ _KEYS = {
     for table in (COUNTS, SHARES, FIGURES)
     for name in table.values()
 }
-_UNCACHED_COLUMNS = frozenset({"gen_throughput", "input_throughput"})  # numbers that seldom come twice
+_UNCACHED_COLUMNS = frozenset(
+    {"gen_throughput", "input_throughput"}
+)  # numbers that seldom come twice
 _NUMBER_CACHE_MAX = 32_768
 
 
@@ -62,7 +69,9 @@ _NUMBER_CACHE = _NumberCache()
 
 @dataclass(frozen=True, slots=True)
 class BatchColumns:
-    """Batch lines of one rank as columns of equal length; `at` is the place of each among all, `clock` hours, minutes, seconds."""
+    """Batch lines of one rank as columns of equal length; `at` is the place of each among all,
+    `clock` hours, minutes, seconds.
+    """
 
     kind: str
     rank: Rank
@@ -85,7 +94,9 @@ class BatchColumns:
         """These lines alone, under their rank."""
         columns = {name: [column[i] for i in picks] for name, column in self.columns.items()}
         clock = [[part[i] for i in picks] for part in self.clock]
-        return replace(self, rank=rank, at=[self.at[i] for i in picks], clock=clock, columns=columns)
+        return replace(
+            self, rank=rank, at=[self.at[i] for i in picks], clock=clock, columns=columns
+        )
 
 
 @dataclass(slots=True)
@@ -115,20 +126,40 @@ class BatchLineLayout:
                 raise ValueError
             return self._split(tokens, at)
         except ValueError:  # a number that is none
-            return [rows for raw, place in zip(raws, at, strict=True) for rows in read_columns_slowly(raw, place)]
+            return [
+                rows
+                for raw, place in zip(raws, at, strict=True)
+                for rows in read_columns_slowly(raw, place)
+            ]
 
     def _split(self, tokens: list[bytes], at: list[int]) -> list[BatchColumns]:
         width = self.width
         if len(_NUMBER_CACHE) > _NUMBER_CACHE_MAX:
             _NUMBER_CACHE.clear()
         columns = {
-            name: list(map(float if name in _UNCACHED_COLUMNS else _NUMBER_CACHE.__getitem__, tokens[place::width])) for name, place in self.places.items()
+            name: list(
+                map(
+                    float if name in _UNCACHED_COLUMNS else _NUMBER_CACHE.__getitem__,
+                    tokens[place::width],
+                )
+            )
+            for name, place in self.places.items()
         }
         if any(max(columns[name]) >= LARGEST for name in _UNCACHED_COLUMNS if name in columns):
             raise ValueError
         clock = [tokens[self.clock + part :: width] for part in range(3)] if self.clock >= 0 else []
         labels = [tokens[place::width] if place >= 0 else [b"-1"] * len(at) for place in self.ranks]
-        rows = BatchColumns(self.kind, Rank(), self.source, self.graph, self.graph_kind, self.role, at, clock, merge_usage_columns(columns))
+        rows = BatchColumns(
+            self.kind,
+            Rank(),
+            self.source,
+            self.graph,
+            self.graph_kind,
+            self.role,
+            at,
+            clock,
+            merge_usage_columns(columns),
+        )
         if all(label.count(label[0]) == len(label) for label in labels):
             return [replace(rows, rank=Rank(*(int(label[0]) for label in labels)))]
         picks: dict[tuple[bytes, ...], list[int]] = {}
@@ -138,7 +169,9 @@ class BatchLineLayout:
 
 
 def detect_layout(raw: bytes) -> BatchLineLayout | None:
-    """The layout of a physical line that is one batch line and nothing else; None where columns would not read it as words do."""
+    """The layout of a physical line that is one batch line and nothing else; None where columns
+    would not read it as words do.
+    """
     lines = list(read_log_lines(raw))
     batch = read_batch(lines[0]) if len(lines) == 1 else None
     if batch is None:
@@ -146,13 +179,31 @@ def detect_layout(raw: bytes) -> BatchLineLayout | None:
     tokens = raw.translate(_NUMBERS).split()
     dropped = _LETTERS if len(raw.translate(_NUMBERS, _LETTERS).split()) == len(tokens) else b""
     places = _places(raw, batch, tokens)
-    ranks = tuple(_numbers_before(raw, found.start(1)) if (found := _RANK[name].search(raw)) else -1 for name in ("DP", "PP", "TP"))
+    ranks = tuple(
+        _numbers_before(raw, found.start(1)) if (found := _RANK[name].search(raw)) else -1
+        for name in ("DP", "PP", "TP")
+    )
     own = batch.rank or Rank()
-    if places is None or tuple(int(tokens[place]) if place >= 0 else -1 for place in ranks) != (own.dp, own.pp, own.tp):
+    if places is None or tuple(int(tokens[place]) if place >= 0 else -1 for place in ranks) != (
+        own.dp,
+        own.pp,
+        own.tp,
+    ):
         return None
     clock = _CLOCK.search(raw)
     hours = _numbers_before(raw, clock.start(1)) if clock else -1
-    return BatchLineLayout(batch.kind, lines[0].source, batch.graph, batch.graph_kind, batch.role, dropped, len(tokens), places, ranks, hours)
+    return BatchLineLayout(
+        batch.kind,
+        lines[0].source,
+        batch.graph,
+        batch.graph_kind,
+        batch.role,
+        dropped,
+        len(tokens),
+        places,
+        ranks,
+        hours,
+    )
 
 
 def read_columns_slowly(raw: bytes, place: int) -> Iterator[BatchColumns]:
@@ -164,11 +215,21 @@ def read_columns_slowly(raw: bytes, place: int) -> Iterator[BatchColumns]:
 
 def columns_from_batch(batch: BatchLine, line: LogLine, place: int) -> BatchColumns:
     """One batch as columns of one row."""
-    columns = {name: [float(batch.values[name])] for name in _WANTED[batch.kind] if name in batch.values}
+    columns = {
+        name: [float(batch.values[name])] for name in _WANTED[batch.kind] if name in batch.values
+    }
     clock = re.fullmatch(r"(?:\S+ )?(\d\d):(\d\d):(\d\d(?:\.\d+)?)", line.stamp, re.ASCII)
     parts = [[part.encode()] for part in clock.groups()] if clock else []
     return BatchColumns(
-        batch.kind, batch.rank or Rank(), line.source, batch.graph, batch.graph_kind, batch.role, [place], parts, merge_usage_columns(columns)
+        batch.kind,
+        batch.rank or Rank(),
+        line.source,
+        batch.graph,
+        batch.graph_kind,
+        batch.role,
+        [place],
+        parts,
+        merge_usage_columns(columns),
     )
 
 
@@ -176,7 +237,11 @@ def merge_usage_columns(columns: Mapping[str, Sequence[float]]) -> Mapping[str, 
     """The usages of all pools as one column: the fullest counts."""
     usages = [columns[name] for name in USAGES if name in columns]
     kept = {name: column for name, column in columns.items() if name not in USAGES}
-    return {**kept, "token_usage": list(map(max, *usages)) if len(usages) > 1 else usages[0]} if usages else kept
+    return (
+        {**kept, "token_usage": list(map(max, *usages)) if len(usages) > 1 else usages[0]}
+        if usages
+        else kept
+    )
 
 
 def _places(raw: bytes, batch: BatchLine, tokens: list[bytes]) -> dict[str, int] | None:
@@ -186,7 +251,9 @@ def _places(raw: bytes, batch: BatchLine, tokens: list[bytes]) -> dict[str, int]
         if not found and (name not in batch.values or name == "token_usage"):
             continue  # token_usage: the fullest of other pools
         place = _numbers_before(raw, found[0].start(1)) if len(found) == 1 else len(tokens)
-        if place >= len(tokens) or (name not in USAGES and _float(tokens[place]) != batch.values.get(name)):
+        if place >= len(tokens) or (
+            name not in USAGES and _float(tokens[place]) != batch.values.get(name)
+        ):
             return None
         places[name] = place
     return places

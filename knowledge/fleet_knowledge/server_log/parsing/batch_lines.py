@@ -1,7 +1,8 @@
-"""Owns one decode or prefill line of SGLang in every wording of 0.2 - 0.5.23: words in, a value out. Adds nothing up.
+"""Owns one decode or prefill line of SGLang in every wording of 0.2 - 0.5.23: words in, a value
+out. Adds nothing up.
 
-Sources: scheduler_metrics_mixin.py and scheduler.py of the releases 0.4.1, 0.4.3.post4, 0.4.6.post5, 0.4.9.post6, 0.5.3, 0.5.4.post3,
-0.5.9, 0.5.13 and 0.5.23.
+Sources: scheduler_metrics_mixin.py and scheduler.py of the releases 0.4.1, 0.4.3.post4,
+0.4.6.post5, 0.4.9.post6, 0.5.3, 0.5.4.post3, 0.5.9, 0.5.13 and 0.5.23.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ LARGEST = 1e15  # what is larger is no count of anything here
 _HEAD = re.compile(r"\b(Decode|Prefill) batch(?: \[(\d+)\])?[.,:]? +(?=#)")
 _GRAPH = re.compile(r"(\w+) graph")
 
-# What SGLang calls it -> what it is called here. A key that is not here is passed over: tails come and go between releases.
+# What SGLang calls it -> what it is called here. A key that is not here is passed over: tails come
+# and go between releases.
 COUNTS = {
     "#running-req": "running",
     "#queue-req": "queue",
@@ -54,13 +56,16 @@ FIGURES = {
     "input throughput (token/s)": "input_throughput",
 }
 USAGES = ("token_usage", "full_token_usage", "swa_token_usage", "mamba_usage")
-# A line that lost its end has lost digits of its last number too, so that one is not believed. No decode line ends with its rate.
+# A line that lost its end has lost digits of its last number too, so that one is not believed. No
+# decode line ends with its rate.
 _MAY_END = frozenset({"#queue-req", "#cache_miss"})
 
 
 @dataclass(frozen=True, slots=True)
 class BatchLine:
-    """One line. `values` holds only what the line says, under the names of `docs/json.md`; rates are tokens per second."""
+    """One line. `values` holds only what the line says, under the names of `docs/json.md`; rates
+    are tokens per second.
+    """
 
     kind: str
     values: Mapping[str, float]
@@ -72,9 +77,16 @@ class BatchLine:
     role: str = ""  # prefill or decode of a disaggregated pair
 
     def to_json(self) -> dict[str, Any]:
-        """The line as `fleetctl diagnose --json` shows it; what it does not say is null where nearly every line says it."""
+        """The line as `fleetctl diagnose --json` shows it; what it does not say is null where
+        nearly every line says it.
+        """
         day, _, clock = self.stamp.rpartition(" ")
-        common = {"type": self.kind, "rank": rank_json(self.rank), "date": day or None, "time": self.stamp if day else clock or None}
+        common = {
+            "type": self.kind,
+            "rank": rank_json(self.rank),
+            "date": day or None,
+            "time": self.stamp if day else clock or None,
+        }
         usual = dict.fromkeys(("running", "queue", "token_usage"))
         if self.kind == DECODE:
             usual |= dict.fromkeys(("token", "accept_len", "accept_rate", "gen_throughput"))
@@ -83,12 +95,27 @@ class BatchLine:
             "graph": self.graph,
             "graph_kind": self.graph_kind or None,
         }
-        return {**common, **usual, **self.values, **graph, "iter": self.iteration, "role": self.role or None}
+        return {
+            **common,
+            **usual,
+            **self.values,
+            **graph,
+            "iter": self.iteration,
+            "role": self.role or None,
+        }
 
 
 def rank_json(rank: Rank | None) -> dict[str, int] | None:
     """`{"dp": 0, "tp": 0}`: the parts that the label names."""
-    return {name: value for name, value in (("dp", rank.dp), ("pp", rank.pp), ("tp", rank.tp)) if value >= 0} if rank else None
+    return (
+        {
+            name: value
+            for name, value in (("dp", rank.dp), ("pp", rank.pp), ("tp", rank.tp))
+            if value >= 0
+        }
+        if rank
+        else None
+    )
 
 
 def read_batch(line: LogLine) -> BatchLine | None:
@@ -102,9 +129,13 @@ def read_batch(line: LogLine) -> BatchLine | None:
         return None
     usages = [values[name] for name in USAGES if name in values]
     if usages:
-        values["token_usage"] = max(usages)  # the pool that is fullest is the one that stops new requests
+        values["token_usage"] = max(
+            usages
+        )  # the pool that is fullest is the one that stops new requests
     iteration = int(found[2]) if found[2] else None
-    return BatchLine(kind, values, line.rank, line.stamp, iteration, graph, graph_kind, _role(kind, values))
+    return BatchLine(
+        kind, values, line.rank, line.stamp, iteration, graph, graph_kind, _role(kind, values)
+    )
 
 
 def _fields(tail: str, torn: bool) -> tuple[dict[str, float], bool | None, str]:
@@ -115,7 +146,11 @@ def _fields(tail: str, torn: bool) -> tuple[dict[str, float], bool | None, str]:
         key, _, text = part.partition(": ")
         name = COUNTS.get(key) or SHARES.get(key) or FIGURES.get(key)
         if name:
-            if index == len(parts) - 1 and key not in _MAY_END and (torn or name == "gen_throughput"):
+            if (
+                index == len(parts) - 1
+                and key not in _MAY_END
+                and (torn or name == "gen_throughput")
+            ):
                 break
             value = _number(text, whole=key in COUNTS)
             if value is not None:

@@ -1,4 +1,6 @@
-"""Owns one physical line: takes off what wrappers put around it, splits merged messages, reads stamp and rank. Judges no content."""
+"""Owns one physical line: takes off what wrappers put around it, splits merged messages, reads
+stamp and rank. Judges no content.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ from datetime import date
 
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])")
 _ISO = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?"
-# What a collector of logs writes before a line: name of a container or pod, process of Ray, time of journald, syslog, Kubernetes, slurm
+# What a collector of logs writes before a line: name of a container or pod, process of Ray, time of
+# journald, syslog, Kubernetes, slurm
 _WRAPPERS = tuple(
     re.compile(pattern)
     for pattern in (
@@ -18,8 +21,10 @@ _WRAPPERS = tuple(
         r"\[pod/(?P<source>[^\]]+)\] ",  # kubectl logs --prefix
         r"\((?:[\w:.]+ )?pid=(?P<source>\d+(?:, ip=[\da-fA-F.:]+)?)\) ?",  # Ray
         rf"(?P<time>{_ISO}) (?:stdout|stderr) [FP] ",  # CRI
-        rf"(?P<time>{_ISO}) (?:(?P<source>[\w.-]+) [\w./@-]+(?:\[\d+\])?: )?",  # docker --timestamps, journald short-iso
-        r"[A-Z][a-z]{2} [ \d]\d (?P<time>\d\d:\d\d:\d\d)(?:\.\d+)? (?P<source>[\w.-]+) [\w./@-]+(?:\[\d+\])?: ",  # syslog
+        # docker --timestamps, journald short-iso
+        rf"(?P<time>{_ISO}) (?:(?P<source>[\w.-]+) [\w./@-]+(?:\[\d+\])?: )?",
+        # syslog
+        r"[A-Z][a-z]{2} [ \d]\d (?P<time>\d\d:\d\d:\d\d)(?:\.\d+)? (?P<source>[\w.-]+) [\w./@-]+(?:\[\d+\])?: ",
         r"\[(?:rank|default)(?P<source>\d+)\]: ?",  # torchrun
         r" ?(?P<source>\d{1,3}): (?=\[|\S+:\d+:\d+ \[)",  # srun --label
         r"<\d{1,3}>",
@@ -29,7 +34,9 @@ _JSON_KEYS = ("log", "line", "message", "msg")
 _MAX_WRAPPERS = 4
 _CENTURIES = ("19", "20")
 _RANKS = r"(?: [A-Z][A-Z_]*\d+)*"
-_STAMP = re.compile(rf"\[(?:(?P<date>\d{{4}}-\d\d-\d\d)[ T])?(?P<time>\d\d:\d\d:\d\d)(?:[.,]\d{{1,9}})?(?P<rank>{_RANKS})(?: [\w.-]+)?\] ?")
+_STAMP = re.compile(
+    rf"\[(?:(?P<date>\d{{4}}-\d\d-\d\d)[ T])?(?P<time>\d\d:\d\d:\d\d)(?:[.,]\d{{1,9}})?(?P<rank>{_RANKS})(?: [\w.-]+)?\] ?"
+)
 _GPU_STAMP = re.compile(r"\[gpu=(\d+)\] ?")  # up to 0.2
 # Where a second message begins in the same physical line
 _SECOND = re.compile(
@@ -51,11 +58,19 @@ class Rank:
     @classmethod
     def read(cls, label: str) -> Rank | None:
         """`DP0 TP0 EP0`, `PP1 TP3`, `TP0`; None without such a label."""
-        found = {name[-2:]: int(number) for name, number in re.findall(r"([A-Z][A-Z_]*)(\d{1,6})\b", label) if name in _RANK_NAMES}
+        found = {
+            name[-2:]: int(number)
+            for name, number in re.findall(r"([A-Z][A-Z_]*)(\d{1,6})\b", label)
+            if name in _RANK_NAMES
+        }
         return cls(found.get("DP", -1), found.get("PP", -1), found.get("TP", -1)) if found else None
 
     def __str__(self) -> str:
-        return " ".join(f"{name}{value}" for name, value in (("DP", self.dp), ("PP", self.pp), ("TP", self.tp)) if value >= 0)
+        return " ".join(
+            f"{name}{value}"
+            for name, value in (("DP", self.dp), ("PP", self.pp), ("TP", self.tp))
+            if value >= 0
+        )
 
 
 _RANK_NAMES = ("DP", "PP", "TP", "ATTN_DP", "ATTN_TP")
@@ -63,7 +78,9 @@ _RANK_NAMES = ("DP", "PP", "TP", "ATTN_DP", "ATTN_TP")
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """One message. `stamp` is its own time as written, or the wrapper's; `at_s` the same in seconds, None without."""
+    """One message. `stamp` is its own time as written, or the wrapper's; `at_s` the same in
+    seconds, None without.
+    """
 
     text: str
     stamp: str = ""
@@ -84,7 +101,9 @@ def read_log_lines(raw: bytes) -> Iterator[LogLine]:
 
 
 def unwrap(text: str) -> tuple[str, str, str]:
-    """(what the process itself wrote, name of the process or container, time of the collector); the last two may be empty."""
+    """(what the process itself wrote, name of the process or container, time of the collector); the
+    last two may be empty.
+    """
     if "\x1b" in text:
         text = _ANSI.sub("", text)
     text = text.replace("\x00", "").rstrip()
@@ -104,7 +123,9 @@ def unwrap(text: str) -> tuple[str, str, str]:
 
 
 def clock_seconds(day: str, clock: str) -> float | None:
-    """Seconds that grow with time: of `2025-06-03` and `10:02:24.5`; without a day since midnight. None when they are no time."""
+    """Seconds that grow with time: of `2025-06-03` and `10:02:24.5`; without a day since midnight.
+    None when they are no time.
+    """
     try:
         hours, minutes, rest = clock.replace(",", ".").split(":")
         since_midnight = int(hours) * 3600 + int(minutes) * 60 + float(rest)
@@ -128,20 +149,39 @@ def _read(piece: str, source: str, time: str, torn: bool) -> LogLine:
     if found:
         day, clock = found["date"] or "", found[0].strip("[] ").removesuffix(found["rank"])
         clock = clock.removeprefix(day).strip(" T").split(" ")[0]
-        text = piece[found.end() :] if found.start() == 0 else piece[: found.start()] + piece[found.end() :]
-        return LogLine(text.strip(), f"{day} {clock}".strip(), clock_seconds(day, clock), Rank.read(found["rank"]), source, torn)
+        text = (
+            piece[found.end() :]
+            if found.start() == 0
+            else piece[: found.start()] + piece[found.end() :]
+        )
+        return LogLine(
+            text.strip(),
+            f"{day} {clock}".strip(),
+            clock_seconds(day, clock),
+            Rank.read(found["rank"]),
+            source,
+            torn,
+        )
     if found := _GPU_STAMP.match(piece):
         return LogLine(piece[found.end() :], rank=Rank(tp=int(found[1])), source=source, torn=torn)
     day, _, clock = time.rpartition("T")
     clock = re.split(r"[Z+-]", clock)[0]
-    return LogLine(piece.rstrip(), f"{day} {clock}".strip(), clock_seconds(day, clock[:15]), None, source, torn)
+    return LogLine(
+        piece.rstrip(), f"{day} {clock}".strip(), clock_seconds(day, clock[:15]), None, source, torn
+    )
 
 
 def _unwrap_json(text: str) -> str:
-    """What a collector put into JSON: docker and Fluent Bit name it log, Loki line, others message or msg."""
+    """What a collector put into JSON: docker and Fluent Bit name it log, Loki line, others message
+    or msg.
+    """
     try:
         fields = json.loads(text)
     except (ValueError, RecursionError):
         return text
-    found = next((fields[key] for key in _JSON_KEYS if isinstance(fields.get(key), str)), None) if isinstance(fields, dict) else None
+    found = (
+        next((fields[key] for key in _JSON_KEYS if isinstance(fields.get(key), str)), None)
+        if isinstance(fields, dict)
+        else None
+    )
     return text if found is None else str(found).rstrip()

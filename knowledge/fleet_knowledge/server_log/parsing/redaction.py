@@ -1,4 +1,6 @@
-"""Owns what of a log line may be shown: masks secrets, cuts dumps of prompts, bounds the length. Never decides what a line means."""
+"""Owns what of a log line may be shown: masks secrets, cuts dumps of prompts, bounds the length.
+Never decides what a line means.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ _MASKS = (
     (re.compile(r"\bAKIA[A-Z0-9]{12,}"), "AKIA…"),
     (re.compile(r"(?i)\b(bearer|basic) +[^\s'\",]+"), r"\1 …"),
     (re.compile(r"(://[^/\s:@]{1,64}:)[^/\s@]+@"), r"\1…@"),
-    # `--api-key X`, `api_key='X'`, `"HF_TOKEN": "X"`, `password=X`; `api_key=None` tells nothing and stays
+    # `--api-key X`, `api_key='X'`, `"HF_TOKEN": "X"`, `password=X`; `api_key=None` tells nothing
+    # and stays
     (
         re.compile(
             r"(?i)((?<![a-z])(?:[a-z0-9_]*(?:api[-_]key|secret(?:[-_]key)?|passw(?:or)?d|(?:hf|auth|access|api|hub)[-_]token))"

@@ -13,13 +13,22 @@ _ARGUMENTS = (
     "speculative_eagle_topk", "speculative_num_draft_tokens", "device", "disaggregation_mode", "enable_dp_attention",
     "chunked_prefill_size",
 )  # fmt: skip
-_ARGUMENT = re.compile(rf"(?<![\w])['\"]?({'|'.join(_ARGUMENTS)})['\"]?\s*[=:]\s*('[^']*'|\"[^\"]*\"|[^\s,)}}\]]+)")
-_CAPACITY = re.compile(r"\b(max_total_num_tokens|chunked_prefill_size|max_prefill_tokens|max_running_requests|context_len)=(\d{1,18})\b")
+_ARGUMENT = re.compile(
+    rf"(?<![\w])['\"]?({'|'.join(_ARGUMENTS)})['\"]?\s*[=:]\s*('[^']*'|\"[^\"]*\"|[^\s,)}}\]]+)"
+)
+_CAPACITY = re.compile(
+    r"\b(max_total_num_tokens|chunked_prefill_size|max_prefill_tokens|max_running_requests|context_len)=(\d{1,18})\b"
+)
 _KV_TOKENS = re.compile(r"KV Cache is allocated\..*?#tokens: (\d{1,18})\b")
 _WEIGHTS = re.compile(r"Load weight end\..*?\btype=(\w+)(?:.*?\bdtype=([\w.]+))?")
 _VERSIONS = (
     ("sglang", re.compile(r"\bsglang(?:==| version[: =]+|:v| v)(\d+\.\d+[\w.]*)", re.I)),
-    ("nccl", re.compile(r"\bsglang is using nccl==(\d[\w.+-]*)|^NCCL version (\d[\w.+-]*)|NCCL INFO NCCL version (\d[\w.+-]*)")),
+    (
+        "nccl",
+        re.compile(
+            r"\bsglang is using nccl==(\d[\w.+-]*)|^NCCL version (\d[\w.+-]*)|NCCL INFO NCCL version (\d[\w.+-]*)"
+        ),
+    ),
     ("torch", re.compile(r"\btorch(?:==| version[: =]+)(\d+\.\d+[\w.+]*)", re.I)),
     ("cuda", re.compile(r"\bCUDA(?:[- ]version)?[: =]+(\d+\.\d+)\b")),
     ("driver", re.compile(r"\b(?:Driver Version|driver version)[: =]+(\d+\.\d+[\d.]*)")),
@@ -28,14 +37,24 @@ _VERSIONS = (
 
 
 def read_logged_arguments(text: str) -> dict[str, Any]:
-    """What a `server_args=` line says of the arguments that matter to a reader, the first mention of each."""
+    """What a `server_args=` line says of the arguments that matter to a reader, the first mention
+    of each.
+    """
     found: dict[str, Any] = {}
     for name, value in _ARGUMENT.findall(text):
         found.setdefault(name, _value(value))
     return {name: value for name, value in found.items() if value is not None}
 
 
-FACT_KEYWORDS = ("max_total_num_tokens=", "KV Cache is allocated", "Load weight end", "version", "==", "sglang:v", "sglang v")
+FACT_KEYWORDS = (
+    "max_total_num_tokens=",
+    "KV Cache is allocated",
+    "Load weight end",
+    "version",
+    "==",
+    "sglang:v",
+    "sglang v",
+)
 """Every line with a fact holds one of these, in small letters or as written."""
 
 
@@ -43,20 +62,35 @@ def read_server_facts(text: str) -> dict[str, Any]:
     """Figures of the server in a message: KV tokens, caps, architecture."""
     found: dict[str, Any] = {}
     if "max_total_num_tokens=" in text:
-        found |= {("kv_tokens" if name == "max_total_num_tokens" else name): int(value) for name, value in _CAPACITY.findall(text)}
+        found |= {
+            ("kv_tokens" if name == "max_total_num_tokens" else name): int(value)
+            for name, value in _CAPACITY.findall(text)
+        }
     if kv := _KV_TOKENS.search(text):
         found["kv_tokens"] = int(kv[1])
     if weights := _WEIGHTS.search(text):
-        found |= {"architecture": weights[1], **({"dtype": weights[2].removeprefix("torch.")} if weights[2] else {})}
+        found |= {
+            "architecture": weights[1],
+            **({"dtype": weights[2].removeprefix("torch.")} if weights[2] else {}),
+        }
     return found
 
 
 def read_versions(text: str) -> dict[str, str]:
     """Versions that a message names."""
     lowered = text.lower()
-    if "version" not in lowered and "==" not in text and "sglang:v" not in lowered and "sglang v" not in lowered:
+    if (
+        "version" not in lowered
+        and "==" not in text
+        and "sglang:v" not in lowered
+        and "sglang v" not in lowered
+    ):
         return {}
-    return {name: next(filter(None, found.groups())).rstrip(".") for name, words in _VERSIONS if (found := words.search(text))}
+    return {
+        name: next(filter(None, found.groups())).rstrip(".")
+        for name, words in _VERSIONS
+        if (found := words.search(text))
+    }
 
 
 def _value(text: str) -> Any:

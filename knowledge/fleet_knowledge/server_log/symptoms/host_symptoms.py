@@ -266,5 +266,7 @@ HOST_SYMPTOMS = (
         "tokenizers, transformers",
         cure="tokenizers and transformers are older than the model's tokenizer.json: install the versions that this SGLang asks for.",
     ),
-    symptom_row("shm_too_small", r"^Bus error", "a mapped file of /dev/shm that has no room", AFTER),
+    symptom_row(
+        "shm_too_small", r"^Bus error", "a mapped file of /dev/shm that has no room", AFTER
+    ),
 )

@@ -1,4 +1,6 @@
-"""Owns the words of failures that end a launch: arguments, speculation, model, ports. Decides nothing."""
+"""Owns the words of failures that end a launch: arguments, speculation, model, ports. Decides
+nothing.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""Owns the quick search of many unlike lines for the few that can tell anything: words that the tables' patterns need. Reads no line.
+"""Owns the quick search of many unlike lines for the few that can tell anything: words that the
+tables' patterns need. Reads no line.
 
-Each pattern needs one of a few texts (`literals`). Texts that share a fragment are looked for together, in all lines at once, and with
-the commonest characters left out of both, so that less is read. A line with a fragment is kept when it holds one of the texts themselves.
+Each pattern needs one of a few texts (`literals`). Texts that share a fragment are looked for
+together, in all lines at once, and with the commonest characters left out of both, so that less is
+read. A line with a fragment is kept when it holds one of the texts themselves.
 """
 
 from __future__ import annotations
@@ -18,9 +20,10 @@ from fleet_knowledge.server_log.symptoms.symptom_matching import LOG_SYMPTOMS
 from fleet_knowledge.server_log.symptoms.warning_patterns import WARNING_PATTERNS
 
 _DIGITS = b"0123456789"
-# Characters left out, the most first: a text is looked for where enough of it is left, among the fewest bytes
+# Characters left out, the most first: a text is looked for where enough of it is left, among the
+# fewest bytes
 _REDUCTION_LEVELS = (
-    _DIGITS + b" abcdefghijklmnopqrstuvwxyz[](),.:;-TP\"/",
+    _DIGITS + b' abcdefghijklmnopqrstuvwxyz[](),.:;-TP"/',
     _DIGITS + b" aeionstrhldcu[],.:TP",
     _DIGITS + b" aeionst",
     _DIGITS,
@@ -45,7 +48,8 @@ _OTHER_PATTERNS = tuple(
     )
 )
 """What else than a row of the tables a message is read for."""
-# Fragments that many texts share, commonest characters left out; a text without one is looked for by itself
+# Fragments that many texts share, commonest characters left out; a text without one is looked for
+# by itself
 _SHARED = (
     b"mry", b"CUDArrr:", b"_STATUS_", b"vld", b"udgrp", b"wchdg", b"CUD", b"rqu", b"mch", b"MmHdl", b"byrmp", b"rrr", b"fld", b"drvr",
     b"ubl", b"kll", b"SIMULATE", b"Wculd'cc", b"ccldbypr", b"lyupprpk", b"bld", b"krl", b"mdl", b"rch", b"JIT", b"KVcchp", b"fgflf",
@@ -56,7 +60,9 @@ _SHARED = (
 
 @dataclass(frozen=True, slots=True)
 class RequiredText:
-    """A text, and the patterns that need it. `sure`: the text alone is enough, for a pattern may match a message and not its line."""
+    """A text, and the patterns that need it. `sure`: the text alone is enough, for a pattern may
+    match a message and not its line.
+    """
 
     text: bytes
     sure: bool
@@ -88,7 +94,9 @@ def required_texts() -> tuple[RequiredText, ...]:
 
 
 def select_lines(lines: Sequence[bytes], shapes: Sequence[bytes]) -> set[int]:
-    """Which of these lines may tell anything, by index; `shapes` are the same lines without their digits."""
+    """Which of these lines may tell anything, by index; `shapes` are the same lines without their
+    digits.
+    """
     if not lines:
         return set()
     text = b"\n".join(shapes)
@@ -97,7 +105,11 @@ def select_lines(lines: Sequence[bytes], shapes: Sequence[bytes]) -> set[int]:
     if b'{"log":' in text:
         lines, text = [line.replace(b'\\"', b'"') for line in lines], text.replace(b'\\"', b'"')
     levels = zip(_REDUCTION_LEVELS, _fragments(), strict=True)
-    return {index for left_out, groups in levels for index in _matching_lines(lines, text.translate(None, left_out), groups)}
+    return {
+        index
+        for left_out, groups in levels
+        for index in _matching_lines(lines, text.translate(None, left_out), groups)
+    }
 
 
 _Group = tuple[bytes, tuple[RequiredText, ...]]
@@ -121,7 +133,11 @@ def _text_chunks(text: bytes) -> Iterator[tuple[int, int]]:
     """Stretches of whole lines."""
     begin = 0
     while begin < len(text):
-        end = len(text) if len(text) - begin <= _CHUNK_BYTES else text.rfind(b"\n", begin, begin + _CHUNK_BYTES) + 1
+        end = (
+            len(text)
+            if len(text) - begin <= _CHUNK_BYTES
+            else text.rfind(b"\n", begin, begin + _CHUNK_BYTES) + 1
+        )
         end = end if end > begin else len(text)
         yield begin, end
         begin = end
@@ -134,16 +150,27 @@ def _fragments() -> tuple[tuple[_Group, ...], ...]:
     for need in required_texts():
         for left_out, groups in zip(_REDUCTION_LEVELS, levels, strict=True):
             fragment = need.text.translate(None, left_out)
-            shared = next((part for part in _SHARED if part in fragment and part == part.translate(None, left_out)), fragment)
+            shared = next(
+                (
+                    part
+                    for part in _SHARED
+                    if part in fragment and part == part.translate(None, left_out)
+                ),
+                fragment,
+            )
             if len(fragment) >= _SHORTEST or left_out == _DIGITS:
                 _add_to_group(groups, shared if left_out != _DIGITS else fragment, need)
                 break
     return tuple(map(_freeze_groups, levels))
 
 
-def _add_to_group(groups: dict[bytes, list[RequiredText]], fragment: bytes, need: RequiredText) -> None:
+def _add_to_group(
+    groups: dict[bytes, list[RequiredText]], fragment: bytes, need: RequiredText
+) -> None:
     """To the group whose fragment is part of this one: needs come from the shortest."""
-    groups.setdefault(next((known for known in groups if known in fragment), fragment), []).append(need)
+    groups.setdefault(next((known for known in groups if known in fragment), fragment), []).append(
+        need
+    )
 
 
 def _freeze_groups(groups: dict[bytes, list[RequiredText]]) -> tuple[_Group, ...]:

@@ -1,4 +1,6 @@
-"""Owns what literal text a regular expression needs: from a pattern to words of which every match holds one. Searches nothing."""
+"""Owns what literal text a regular expression needs: from a pattern to words of which every match
+holds one. Searches nothing.
+"""
 
 from __future__ import annotations
 
@@ -10,23 +12,40 @@ from typing import Any
 
 _PARSER: Any = importlib.import_module("re._parser")
 _MAX_ALTERNATIVES = 64  # alternatives that are multiplied out
-_FIXED = frozenset({"AT_BEGINNING", "AT_BEGINNING_STRING", "AT_END", "AT_END_STRING", "ASSERT", "ASSERT_NOT", "ATOMIC_GROUP"})
+_FIXED = frozenset(
+    {
+        "AT_BEGINNING",
+        "AT_BEGINNING_STRING",
+        "AT_END",
+        "AT_END_STRING",
+        "ASSERT",
+        "ASSERT_NOT",
+        "ATOMIC_GROUP",
+    }
+)
 _ENOUGH = 6  # letters: a text with more is no rarer
 
 
 def required_literals(pattern: re.Pattern[str]) -> frozenset[str]:
-    """Texts of which every match of the pattern holds one at least; the longest that are sure. Empty: nothing is sure.
+    """Texts of which every match of the pattern holds one at least; the longest that are sure.
+    Empty: nothing is sure.
 
     Those of a pattern that ignores case are in small letters, as is all else in it.
     """
     tree = _PARSER.parse(pattern.pattern, pattern.flags)
     found = _required_of_sequence(list(tree), bool(pattern.flags & re.IGNORECASE))
-    shortest = {text for text in found if text and not any(other in text and other != text for other in found)}
+    shortest = {
+        text
+        for text in found
+        if text and not any(other in text and other != text for other in found)
+    }
     return frozenset(shortest)
 
 
 def is_unanchored(pattern: re.Pattern[str]) -> bool:
-    """Whether a match within a text is one in every longer text too: no anchor but word ends, nothing that must not follow."""
+    """Whether a match within a text is one in every longer text too: no anchor but word ends,
+    nothing that must not follow.
+    """
     return _is_unanchored_node(_PARSER.parse(pattern.pattern, pattern.flags))
 
 
@@ -69,7 +88,11 @@ def _required_of_node(node: Any, folded: bool) -> frozenset[str]:
         return _required_of_sequence(list(value[2]), folded)
     if name == "BRANCH":
         branches = [_required_of_sequence(list(branch), folded) for branch in value[1]]
-        return frozenset().union(*branches) if all(_selectivity(branch)[0] for branch in branches) else frozenset()
+        return (
+            frozenset().union(*branches)
+            if all(_selectivity(branch)[0] for branch in branches)
+            else frozenset()
+        )
     return frozenset()
 
 
@@ -92,7 +115,9 @@ def _exact(node: Any, folded: bool) -> frozenset[str] | None:
 
 
 def _parts(name: str, value: Any, folded: bool) -> list[tuple[Any, bool]]:
-    """The sequences of which a node is one; none where it may come more than once or is something else."""
+    """The sequences of which a node is one; none where it may come more than once or is something
+    else.
+    """
     if name == "SUBPATTERN":
         return [(value[3], _ignores_case(value, folded))]
     if name == "BRANCH":

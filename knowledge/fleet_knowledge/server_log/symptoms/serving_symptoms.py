@@ -189,6 +189,13 @@ SERVING_SYMPTOMS = (
         "docker, podman, runc",
         AFTER,
     ),
-    symptom_row("killed", r"code=killed, status=9/KILL|terminated by signal 9\b", "systemd, time(1)", LAST),
-    symptom_row("launch_crashed", r"exited with code (?!130\b|143\b)(?P<exit_code>[1-9]\d{0,2})\b", "docker compose", LAST),
+    symptom_row(
+        "killed", r"code=killed, status=9/KILL|terminated by signal 9\b", "systemd, time(1)", LAST
+    ),
+    symptom_row(
+        "launch_crashed",
+        r"exited with code (?!130\b|143\b)(?P<exit_code>[1-9]\d{0,2})\b",
+        "docker compose",
+        LAST,
+    ),
 )

@@ -13,7 +13,9 @@ ROOT, AFTER, ECHO, LAST = 0, 1, 2, 3
 
 @dataclass(frozen=True, slots=True)
 class Symptom:
-    """One wording. Named groups of `words` become details; `cure` replaces the class's where the words say more."""
+    """One wording. Named groups of `words` become details; `cure` replaces the class's where the
+    words say more.
+    """
 
     failure_class: str
     words: re.Pattern[str]
@@ -23,6 +25,15 @@ class Symptom:
     between: Between = field(default_factory=Between)
 
 
-def symptom_row(failure_class: str, words: str, source: str, distance: int = ROOT, cure: str = "", between: Between | None = None) -> Symptom:
-    """One line of a table; `between` are the versions of SGLang (of NCCL in its rows) that write so, as far as known."""
+def symptom_row(
+    failure_class: str,
+    words: str,
+    source: str,
+    distance: int = ROOT,
+    cure: str = "",
+    between: Between | None = None,
+) -> Symptom:
+    """One line of a table; `between` are the versions of SGLang (of NCCL in its rows) that write
+    so, as far as known.
+    """
     return Symptom(failure_class, re.compile(words), source, distance, cure, between or Between())

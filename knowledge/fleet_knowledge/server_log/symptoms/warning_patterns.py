@@ -1,4 +1,6 @@
-"""Owns what a log tells beside failures: warnings worth acting on, and facts of the server. Chooses no failure."""
+"""Owns what a log tells beside failures: warnings worth acting on, and facts of the server. Chooses
+no failure.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ _AR_HINT = "Record custom all-reduce on or off per host: with and without it hos
 
 @dataclass(frozen=True, slots=True)
 class WarningPattern:
-    """One wording worth a warning. `reason` tells apart wordings of one code; named groups of `words` become details."""
+    """One wording worth a warning. `reason` tells apart wordings of one code; named groups of
+    `words` become details.
+    """
 
     code: str
     severity: str
@@ -32,7 +36,9 @@ class WarningPattern:
     between: Between = field(default_factory=Between)
 
 
-def _warning_pattern(code: str, severity: str, words: str, message: str, hint: str, source: str, **more: Any) -> WarningPattern:
+def _warning_pattern(
+    code: str, severity: str, words: str, message: str, hint: str, source: str, **more: Any
+) -> WarningPattern:
     return WarningPattern(code, severity, re.compile(words), message, hint, source, **more)
 
 
@@ -225,7 +231,9 @@ WARNING_KEYWORDS = (
 def match_warning(text: str) -> tuple[WarningPattern, Mapping[str, str]] | None:
     """The first row whose words are in this message, with the details that it names."""
     lowered = text.lower()
-    if text.startswith(("server_args=", " ")) or not any(map(lowered.__contains__, WARNING_KEYWORDS)):
+    if text.startswith(("server_args=", " ")) or not any(
+        map(lowered.__contains__, WARNING_KEYWORDS)
+    ):
         return None
     for pattern in WARNING_PATTERNS:
         if found := pattern.words.search(text):

@@ -1,4 +1,6 @@
-"""Owns the table of SGLang's speculative algorithms and of the models that draft for themselves, by version; judges no configuration."""
+"""Owns the table of SGLang's speculative algorithms and of the models that draft for themselves, by
+version; judges no configuration.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +10,21 @@ from dataclasses import dataclass
 
 from fleet_knowledge.release import Between
 
-ALIASES: Mapping[str, str] = {"NEXTN": "EAGLE"}  # from 0.4.4; server_args.py: "NEXTN shares the same implementation of EAGLE"
-EAGLE_LIKE = frozenset({"EAGLE", "EAGLE3", "STANDALONE"})  # a draft model proposes a tree of steps × topk
+ALIASES: Mapping[str, str] = {
+    "NEXTN": "EAGLE"
+}  # from 0.4.4; server_args.py: "NEXTN shares the same implementation of EAGLE"
+EAGLE_LIKE = frozenset(
+    {"EAGLE", "EAGLE3", "STANDALONE"}
+)  # a draft model proposes a tree of steps × topk
 
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
     """`versions` begin after the last release read that lacks it.
 
-    `draft`: `needed`, `own` (needed unless the model has draft layers of its own), `bundled` or `none`. `refuses_dp_attention` and
-    `refuses_pp` say in which versions the combination stops the launch, None: never. `forces_one`: steps and topk are set to 1.
+    `draft`: `needed`, `own` (needed unless the model has draft layers of its own), `bundled` or
+    `none`. `refuses_dp_attention` and `refuses_pp` say in which versions the combination stops the
+    launch, None: never. `forces_one`: steps and topk are set to 1.
     """
 
     name: str
@@ -29,7 +36,8 @@ class Algorithm:
     forces_one: bool = False
 
 
-# check_server_args up to 0.5.15 refuses any speculation with pp_size above 1; 0.5.23 validation_hook.py "currently only supports EAGLE".
+# check_server_args up to 0.5.15 refuses any speculation with pp_size above 1; 0.5.23
+# validation_hook.py "currently only supports EAGLE".
 _NO_PP = Between()
 
 ALGORITHMS: Mapping[str, Algorithm] = {
@@ -53,7 +61,9 @@ ALGORITHMS: Mapping[str, Algorithm] = {
 
 @dataclass(frozen=True, slots=True)
 class OwnLayers:
-    """Models whose checkpoint holds draft layers (MTP, NextN): `name` matches their names, `versions` use the layers without a path."""
+    """Models whose checkpoint holds draft layers (MTP, NextN): `name` matches their names,
+    `versions` use the layers without a path.
+    """
 
     name: re.Pattern[str]
     architecture: str
@@ -67,14 +77,39 @@ def _own_layers_row(pattern: str, architecture: str, first: str, source: str) ->
 
 _CONFIG = "0.5.23 configs/model_config.py: a draft architecture for the same checkpoint"
 
-# Architectures for which server_args.py (speculative_hook.py from 0.5.14) takes the target's own path as the draft's.
+# Architectures for which server_args.py (speculative_hook.py from 0.5.14) takes the target's own
+# path as the draft's.
 OWN_LAYERS: tuple[OwnLayers, ...] = (
-    _own_layers_row(r"deepseek[-_]?(v3\.2|v32)", "DeepseekV32ForCausalLM", "0.5.3", "0.5.3 server_args.py"),
-    _own_layers_row(r"deepseek[-_]?v4", "DeepseekV4ForCausalLM", "0.5.12", "0.5.23 speculative_hook.py"),
-    _own_layers_row(r"deepseek[-_]?(v3|r1)|\bds[-_]?(v3|r1)", "DeepseekV3ForCausalLM", "0.4.6", "0.4.6.post5 server_args.py"),
-    _own_layers_row(r"glm[-_]?4\.[5-9]|glm[-_]?5", "Glm4MoeForCausalLM", "0.4.9", "0.4.9.post6, 0.5.9 server_args.py"),
-    _own_layers_row(r"ling[-_](mini|flash|1t|plus)|bailing", "BailingMoeForCausalLM", "0.5.3", "0.5.3 server_args.py"),
-    _own_layers_row(r"mistral[-_]?large[-_]?3|pixtral", "MistralLarge3ForCausalLM", "0.5.9", "0.5.9 server_args.py"),
+    _own_layers_row(
+        r"deepseek[-_]?(v3\.2|v32)", "DeepseekV32ForCausalLM", "0.5.3", "0.5.3 server_args.py"
+    ),
+    _own_layers_row(
+        r"deepseek[-_]?v4", "DeepseekV4ForCausalLM", "0.5.12", "0.5.23 speculative_hook.py"
+    ),
+    _own_layers_row(
+        r"deepseek[-_]?(v3|r1)|\bds[-_]?(v3|r1)",
+        "DeepseekV3ForCausalLM",
+        "0.4.6",
+        "0.4.6.post5 server_args.py",
+    ),
+    _own_layers_row(
+        r"glm[-_]?4\.[5-9]|glm[-_]?5",
+        "Glm4MoeForCausalLM",
+        "0.4.9",
+        "0.4.9.post6, 0.5.9 server_args.py",
+    ),
+    _own_layers_row(
+        r"ling[-_](mini|flash|1t|plus)|bailing",
+        "BailingMoeForCausalLM",
+        "0.5.3",
+        "0.5.3 server_args.py",
+    ),
+    _own_layers_row(
+        r"mistral[-_]?large[-_]?3|pixtral",
+        "MistralLarge3ForCausalLM",
+        "0.5.9",
+        "0.5.9 server_args.py",
+    ),
     _own_layers_row(r"mimo[-_]", "MiMoV2FlashForCausalLM", "0.5.7", _CONFIG),
     _own_layers_row(r"qwen3[-_]next|qwen3\.[5-9]|qwen4", "Qwen3NextForCausalLM", "0.5.3", _CONFIG),
     _own_layers_row(r"longcat", "LongcatFlashForCausalLM", "0.5.3", _CONFIG),
@@ -91,14 +126,22 @@ FAMILIES: tuple[tuple[re.Pattern[str], str], ...] = (
 
 
 def find_own_layers(model_path: str) -> OwnLayers | None:
-    """The row of the model by its name; None when its name is not of a model known to draft for itself."""
+    """The row of the model by its name; None when its name is not of a model known to draft for
+    itself.
+    """
     return next((row for row in OWN_LAYERS if row.name.search(model_path)), None)
 
 
 def model_family(model_path: str) -> str:
-    """The architecture that a model's name tells, for SGLang's automatic values; empty when it tells none."""
+    """The architecture that a model's name tells, for SGLang's automatic values; empty when it
+    tells none.
+    """
     own = find_own_layers(model_path)
-    return own.architecture if own else next((name for pattern, name in FAMILIES if pattern.search(model_path)), "")
+    return (
+        own.architecture
+        if own
+        else next((name for pattern, name in FAMILIES if pattern.search(model_path)), "")
+    )
 
 
 _EAGLE3_NAME = re.compile(r"eagle[-_ ]?3(?![0-9])", re.I)
@@ -106,7 +149,9 @@ _EAGLE1_NAME = re.compile(r"eagle2?(?![a-z0-9]|[-_ ]?3(?![0-9]))", re.I)
 
 
 def names_eagle3(path: str) -> bool:
-    """True when the last two parts of a draft's path say EAGLE-3, as all published EAGLE-3 drafts do."""
+    """True when the last two parts of a draft's path say EAGLE-3, as all published EAGLE-3 drafts
+    do.
+    """
     return bool(_EAGLE3_NAME.search(_tail(path)))
 
 
@@ -120,13 +165,16 @@ def _tail(path: str) -> str:
 
 
 def is_eagle3_config(config: Mapping[str, object]) -> bool:
-    """True for the config.json of an EAGLE-3 draft: its architecture, or the reduced draft vocabulary or hidden-state layers it names.
+    """True for the config.json of an EAGLE-3 draft: its architecture, or the reduced draft
+    vocabulary or hidden-state layers it names.
 
-    Source: llama_eagle3.py and the published drafts (SpecForge, AngelSlim, lmsys): `LlamaForCausalLMEagle3`, `draft_vocab_size`,
-    `eagle_config.eagle_aux_hidden_state_layer_ids`.
+    Source: llama_eagle3.py and the published drafts (SpecForge, AngelSlim, lmsys):
+    `LlamaForCausalLMEagle3`, `draft_vocab_size`, `eagle_config.eagle_aux_hidden_state_layer_ids`.
     """
     architectures = config.get("architectures")
-    if isinstance(architectures, list) and any(_EAGLE3_NAME.search(str(name)) for name in architectures):
+    if isinstance(architectures, list) and any(
+        _EAGLE3_NAME.search(str(name)) for name in architectures
+    ):
         return True
     eagle = config.get("eagle_config")
     return isinstance(eagle, Mapping) and "eagle_aux_hidden_state_layer_ids" in eagle

@@ -1,4 +1,6 @@
-"""Owns the rules on the shape of what is drafted: chain and tree sizes, pages and attention backends. Knows no algorithm's other needs."""
+"""Owns the rules on the shape of what is drafted: chain and tree sizes, pages and attention
+backends. Knows no algorithm's other needs.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ from fleet_knowledge.sglang.speculation.resolved_arguments import (
     tree_capacity,
 )
 
-# Backends that draft a tree over pages of several tokens; any other is refused. Source: server_args.py, speculative_hook.py from 0.5.13.
+# Backends that draft a tree over pages of several tokens; any other is refused. Source:
+# server_args.py, speculative_hook.py from 0.5.13.
 _PAGED_TREES: tuple[tuple[Between, tuple[str, ...]], ...] = (
     (Between("0.5.2", "0.5.5"), ("flashinfer",)),
     (Between("0.5.6", "0.5.12"), ("flashinfer", "fa3")),
@@ -32,7 +35,9 @@ _PAGED_TREES: tuple[tuple[Between, tuple[str, ...]], ...] = (
 _BACKENDS = ("attention_backend", "decode_attention_backend", "prefill_attention_backend")
 
 
-def apply_draft_tree_rules(asked: ServerConfiguration, settled: ResolvedSpeculation) -> Iterator[RuleFinding]:
+def apply_draft_tree_rules(
+    asked: ServerConfiguration, settled: ResolvedSpeculation
+) -> Iterator[RuleFinding]:
     """What to tell about the sizes of an algorithm that drafts."""
     for rule in _RULES:
         yield from rule(asked, settled)
@@ -42,61 +47,118 @@ def _positive(asked: ServerConfiguration, settled: ResolvedSpeculation) -> Itera
     for name in (STEPS, TOPK, DRAFT_TOKENS):
         value = asked.number(name)
         if value is not None and value < 1 and settled.algorithm in EAGLE_LIKE:
-            yield RuleFinding("spec_bad_size", ERROR, f"args.{name}", f"`{name}` is {value}, and it must be above 0", _NONE_HINT)
+            yield RuleFinding(
+                "spec_bad_size",
+                ERROR,
+                f"args.{name}",
+                f"`{name}` is {value}, and it must be above 0",
+                _NONE_HINT,
+            )
 
 
-_NONE_HINT = f"for a variant without speculation leave out {ALGORITHM} and its sizes (null takes them away)"
+_NONE_HINT = (
+    f"for a variant without speculation leave out {ALGORITHM} and its sizes (null takes them away)"
+)
 
 
 def _adjusted(asked: ServerConfiguration, settled: ResolvedSpeculation) -> Iterator[RuleFinding]:
     for change in settled.adjustments:
         if change.asked is not None and change.used > 0:
-            message = f"SGLang runs `{change.argument}` {change.used}, not {change.asked}: {change.why}"
-            hint = f"write {change.used}" if change.argument != DRAFT_TOKENS else f"write {change.used} ({STEPS} + 1), or {TOPK} above 1"
+            message = (
+                f"SGLang runs `{change.argument}` {change.used}, not {change.asked}: {change.why}"
+            )
+            hint = (
+                f"write {change.used}"
+                if change.argument != DRAFT_TOKENS
+                else f"write {change.used} ({STEPS} + 1), or {TOPK} above 1"
+            )
             yield RuleFinding("spec_adjusted", WARNING, f"args.{change.argument}", message, hint)
 
 
 def _overflow(asked: ServerConfiguration, settled: ResolvedSpeculation) -> Iterator[RuleFinding]:
-    """organize_draft_results takes the best draft_tokens - 1 of the tree by torch.topk, which fails when there are fewer."""
+    """organize_draft_results takes the best draft_tokens - 1 of the tree by torch.topk, which fails
+    when there are fewer.
+    """
     steps, topk, tokens = settled.steps, settled.topk, settled.draft_tokens
-    if settled.algorithm not in EAGLE_LIKE or steps is None or topk is None or tokens is None or min(steps, topk) < 1:
+    if (
+        settled.algorithm not in EAGLE_LIKE
+        or steps is None
+        or topk is None
+        or tokens is None
+        or min(steps, topk) < 1
+    ):
         return
     holds = tree_capacity(steps, topk)
     if tokens - 1 > holds:
         sum_text = f"{topk} + {steps - 1}*{topk}*{topk} = {holds} nodes + root"
         message = f"`{DRAFT_TOKENS}` {tokens} is more than the tree can hold ({sum_text}): SGLang stops when it drafts the first time"
-        yield RuleFinding("spec_tree_overflow", WARNING, f"args.{DRAFT_TOKENS}", message, f"write at most {holds + 1}, or more steps or topk")
+        yield RuleFinding(
+            "spec_tree_overflow",
+            WARNING,
+            f"args.{DRAFT_TOKENS}",
+            message,
+            f"write at most {holds + 1}, or more steps or topk",
+        )
     elif topk > 1 and tokens < steps + 1:
         message = f"`{DRAFT_TOKENS}` {tokens} leaves out the last of {steps} steps: they are drafted and thrown away"
-        yield RuleFinding("spec_steps_unused", WARNING, f"args.{DRAFT_TOKENS}", message, f"write {steps + 1} or more, or fewer steps")
+        yield RuleFinding(
+            "spec_steps_unused",
+            WARNING,
+            f"args.{DRAFT_TOKENS}",
+            message,
+            f"write {steps + 1} or more, or fewer steps",
+        )
 
 
 def _pages(asked: ServerConfiguration, settled: ResolvedSpeculation) -> Iterator[RuleFinding]:
     page, backend = asked.size("page_size"), asked.text("attention_backend")
-    branches = settled.topk if settled.algorithm in EAGLE_LIKE else (asked.number("speculative_ngram_max_bfs_breadth", 10) or 10)
-    if page == 1 or branches is None or branches <= 1 or settled.algorithm not in (*EAGLE_LIKE, "NGRAM"):
+    branches = (
+        settled.topk
+        if settled.algorithm in EAGLE_LIKE
+        else (asked.number("speculative_ngram_max_bfs_breadth", 10) or 10)
+    )
+    if (
+        page == 1
+        or branches is None
+        or branches <= 1
+        or settled.algorithm not in (*EAGLE_LIKE, "NGRAM")
+    ):
         return
     able = _capable_backends(asked, settled.algorithm)
     if backend in able[0]:
         return
     sure = bool(backend) and backend not in able[1]
     seen = f"attention_backend {backend}" if backend else "the backend that SGLang chooses"
-    what = f"{TOPK} {branches}" if settled.algorithm in EAGLE_LIKE else f"NGRAM's tree of {branches} branches"
+    what = (
+        f"{TOPK} {branches}"
+        if settled.algorithm in EAGLE_LIKE
+        else f"NGRAM's tree of {branches} branches"
+    )
     message = f"{what} with page_size {page} runs only on {', '.join(able[1])}; {seen} may be refused at launch"
     if sure:
-        message = f"{what} with page_size {page} runs only on {', '.join(able[1])}: SGLang refuses {seen}"
+        message = (
+            f"{what} with page_size {page} runs only on {', '.join(able[1])}: SGLang refuses {seen}"
+        )
     elif backend:
         first = next(versions.first for versions, backends in _PAGED_TREES if backend in backends)
         message = f"{what} with page_size {page} runs on {seen} only from SGLang {first} on: an older one refuses it at launch"
-    hint = f"write page_size: 1, or attention_backend: {able[0][0]}" + (f", or {TOPK}: 1" if settled.algorithm in EAGLE_LIKE else "")
-    yield RuleFinding("spec_paged_tree", ERROR if sure else WARNING, "args.page_size", message, hint)
+    hint = f"write page_size: 1, or attention_backend: {able[0][0]}" + (
+        f", or {TOPK}: 1" if settled.algorithm in EAGLE_LIKE else ""
+    )
+    yield RuleFinding(
+        "spec_paged_tree", ERROR if sure else WARNING, "args.page_size", message, hint
+    )
 
 
-def _capable_backends(asked: ServerConfiguration, algorithm: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _capable_backends(
+    asked: ServerConfiguration, algorithm: str
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Backends that surely can, and those that can in some version that may be ours."""
     if algorithm == "NGRAM":
         return ("flashinfer",), ("flashinfer",)
-    rows = [backends for versions, backends in _PAGED_TREES if versions.holds(asked.release)] or [_PAGED_TREES[-1][1]]
+    rows = [backends for versions, backends in _PAGED_TREES if versions.holds(asked.release)] or [
+        _PAGED_TREES[-1][1]
+    ]
     return rows[0], rows[-1]
 
 
@@ -104,20 +166,55 @@ def _trtllm(asked: ServerConfiguration, settled: ResolvedSpeculation) -> Iterato
     for name in _BACKENDS:
         versions = Between("0.5.0")
         severity = refusal_severity(versions, asked.release)
-        if asked.text(name) == "trtllm_mha" and settled.algorithm in EAGLE_LIKE and (settled.topk or 1) > 1 and severity:
-            message = f"`{name}: trtllm_mha` speculates with {TOPK} 1 only: SGLang refuses {settled.topk}"
-            yield RuleFinding("spec_trtllm_topk", ERROR, f"args.{name}", message, f"write {TOPK}: 1, or another attention backend")
+        if (
+            asked.text(name) == "trtllm_mha"
+            and settled.algorithm in EAGLE_LIKE
+            and (settled.topk or 1) > 1
+            and severity
+        ):
+            message = (
+                f"`{name}: trtllm_mha` speculates with {TOPK} 1 only: SGLang refuses {settled.topk}"
+            )
+            yield RuleFinding(
+                "spec_trtllm_topk",
+                ERROR,
+                f"args.{name}",
+                message,
+                f"write {TOPK}: 1, or another attention backend",
+            )
 
 
 def _on_cpu(asked: ServerConfiguration, settled: ResolvedSpeculation) -> Iterator[RuleFinding]:
-    """NGRAM was for CUDA only up to 0.5.15; DFLASH, DSPARK and UNO still want an accelerator (speculative_hook.py)."""
-    if asked.text("device") != "cpu" or settled.algorithm not in ("NGRAM", "DFLASH", "DSPARK", "UNO"):
+    """NGRAM was for CUDA only up to 0.5.15; DFLASH, DSPARK and UNO still want an accelerator
+    (speculative_hook.py).
+    """
+    if asked.text("device") != "cpu" or settled.algorithm not in (
+        "NGRAM",
+        "DFLASH",
+        "DSPARK",
+        "UNO",
+    ):
         return
     versions = Between("0.5.3", "0.5.15") if settled.algorithm == "NGRAM" else Between()
     severity = refusal_severity(versions, asked.release)
     if severity:
-        message = f"SGLang refuses {settled.algorithm} on a CPU{versions_suffix(versions, asked.release)}"
-        yield RuleFinding("spec_excludes", severity, f"args.{ALGORITHM}", message, "use EAGLE3 or STANDALONE there, or a GPU")
+        message = (
+            f"SGLang refuses {settled.algorithm} on a CPU{versions_suffix(versions, asked.release)}"
+        )
+        yield RuleFinding(
+            "spec_excludes",
+            severity,
+            f"args.{ALGORITHM}",
+            message,
+            "use EAGLE3 or STANDALONE there, or a GPU",
+        )
 
 
-_RULES: tuple[Callable[[ServerConfiguration, ResolvedSpeculation], Iterator[RuleFinding]], ...] = (_positive, _adjusted, _overflow, _pages, _trtllm, _on_cpu)
+_RULES: tuple[Callable[[ServerConfiguration, ResolvedSpeculation], Iterator[RuleFinding]], ...] = (
+    _positive,
+    _adjusted,
+    _overflow,
+    _pages,
+    _trtllm,
+    _on_cpu,
+)

@@ -1,4 +1,6 @@
-"""Owns what SGLang makes of the speculation arguments it is given: its own defaults and corrections, by version. Judges nothing."""
+"""Owns what SGLang makes of the speculation arguments it is given: its own defaults and
+corrections, by version. Judges nothing.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,21 @@ from fleet_knowledge.sglang.speculation.algorithms import (
 )
 from fleet_knowledge.sglang_releases import Certainty, certainty_of
 
-STEPS, TOPK, DRAFT_TOKENS = "speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens"
+STEPS, TOPK, DRAFT_TOKENS = (
+    "speculative_num_steps",
+    "speculative_eagle_topk",
+    "speculative_num_draft_tokens",
+)
 ALGORITHM, DRAFT = "speculative_algorithm", "speculative_draft_model_path"
 ADJUSTED_LINE = "speculative_num_draft_tokens is adjusted to speculative_num_steps + 1 when speculative_eagle_topk == 1"
-REQUEST_CAP = 48  # server_args.py: "Max running requests is reset to 48 for speculative decoding", 0.4.6 - 0.5.23 (32 in 0.4.4)
+# server_args.py: "Max running requests is reset to 48 for speculative decoding", 0.4.6 - 0.5.23 (32
+# in 0.4.4)
+REQUEST_CAP = 48
 _CAPPED = Between("0.4.4")
 _LARGE, _SMALL = (5, 4, 8), (3, 1, 4)
-_ALL_LARGE = Between("0.4.6", "0.4.6.post5")  # auto_choose_speculative_params gives 5/4/8 to every model there
+_ALL_LARGE = Between(
+    "0.4.6", "0.4.6.post5"
+)  # auto_choose_speculative_params gives 5/4/8 to every model there
 _LARGE_FAMILIES = frozenset({"LlamaForCausalLM", "Grok1ForCausalLM"})
 
 
@@ -36,7 +46,9 @@ class Adjustment:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedSpeculation:
-    """Speculation as the server runs it; `algorithm` empty = none. A None means that the server refuses or that it is not known."""
+    """Speculation as the server runs it; `algorithm` empty = none. A None means that the server
+    refuses or that it is not known.
+    """
 
     algorithm: str = ""
     steps: int | None = None
@@ -46,10 +58,16 @@ class ResolvedSpeculation:
 
     @property
     def most_accepted(self) -> int | None:
-        """The most tokens one verification can yield, the bonus token with them; None when not known."""
+        """The most tokens one verification can yield, the bonus token with them; None when not
+        known.
+        """
         if self.algorithm not in EAGLE_LIKE:
             return self.draft_tokens
-        return None if self.steps is None or self.draft_tokens is None else min(self.steps + 1, self.draft_tokens)
+        return (
+            None
+            if self.steps is None or self.draft_tokens is None
+            else min(self.steps + 1, self.draft_tokens)
+        )
 
 
 def canonical_algorithm(algorithm: str) -> str:
@@ -59,7 +77,9 @@ def canonical_algorithm(algorithm: str) -> str:
 
 
 def tree_capacity(steps: int, topk: int) -> int:
-    """Draft tokens that the tree can hold beside its root: topk + (steps - 1)·topk² (eagle_utils.py, organize_draft_results)."""
+    """Draft tokens that the tree can hold beside its root: topk + (steps - 1)·topk²
+    (eagle_utils.py, organize_draft_results).
+    """
     return topk + (steps - 1) * topk * topk
 
 
@@ -82,7 +102,9 @@ def resolve_speculation(asked: ServerConfiguration) -> ResolvedSpeculation:
     return ResolvedSpeculation(name, steps, topk, tokens)
 
 
-def _eagle(name: str, asked: ServerConfiguration, given: tuple[int | None, int | None, int | None]) -> ResolvedSpeculation:
+def _eagle(
+    name: str, asked: ServerConfiguration, given: tuple[int | None, int | None, int | None]
+) -> ResolvedSpeculation:
     if given == (None, None, None):
         return ResolvedSpeculation(name, *automatic_sizes(name, asked))
     steps, topk, tokens = given
@@ -96,15 +118,27 @@ def _eagle(name: str, asked: ServerConfiguration, given: tuple[int | None, int |
     return ResolvedSpeculation(name, steps, topk, tokens, changed)
 
 
-def _paged(asked: ServerConfiguration, topk: int | None) -> tuple[int | None, tuple[Adjustment, ...]]:
-    """Up to 0.4.6 a page above one token made topk 1 instead of a refusal (0.4.6.post5 server_args.py)."""
-    if asked.release and topk and topk > 1 and asked.size("page_size") > 1 and Between("0.4.4", "0.4.8").holds(asked.release):
+def _paged(
+    asked: ServerConfiguration, topk: int | None
+) -> tuple[int | None, tuple[Adjustment, ...]]:
+    """Up to 0.4.6 a page above one token made topk 1 instead of a refusal (0.4.6.post5
+    server_args.py).
+    """
+    if (
+        asked.release
+        and topk
+        and topk > 1
+        and asked.size("page_size") > 1
+        and Between("0.4.4", "0.4.8").holds(asked.release)
+    ):
         return 1, (Adjustment(TOPK, topk, 1, "page_size is above 1"),)
     return topk, ()
 
 
 def automatic_sizes(name: str, asked: ServerConfiguration) -> tuple[int, int, int]:
-    """Steps, topk and draft tokens that SGLang chooses when none of the three is given (auto_choose_speculative_params)."""
+    """Steps, topk and draft tokens that SGLang chooses when none of the three is given
+    (auto_choose_speculative_params).
+    """
     if name == "STANDALONE":
         return _SMALL
     every = asked.release is not None and _ALL_LARGE.holds(asked.release)
@@ -112,9 +146,15 @@ def automatic_sizes(name: str, asked: ServerConfiguration) -> tuple[int, int, in
 
 
 def request_cap(asked: ServerConfiguration) -> int | None:
-    """Requests that run at once at most because of speculation; None when `max_running_requests` is given or nothing caps them."""
+    """Requests that run at once at most because of speculation; None when `max_running_requests` is
+    given or nothing caps them.
+    """
     algorithm = ALGORITHMS.get(canonical_algorithm(asked.text(ALGORITHM)))
-    if algorithm is None or algorithm.name == "UNO" or asked.number("max_running_requests") is not None:
+    if (
+        algorithm is None
+        or algorithm.name == "UNO"
+        or asked.number("max_running_requests") is not None
+    ):
         return None
     if certainty_of(_CAPPED, asked.release) == Certainty.NO:
         return None

@@ -1,4 +1,6 @@
-"""Owns the rules on speculation: what SGLang refuses, changes by itself, or runs without any gain. Reads no file."""
+"""Owns the rules on speculation: what SGLang refuses, changes by itself, or runs without any gain.
+Reads no file.
+"""
 
 from __future__ import annotations
 
@@ -54,13 +56,27 @@ def apply_speculation_rules(asked: ServerConfiguration) -> Iterator[RuleFinding]
 
 
 def _without_algorithm(asked: ServerConfiguration) -> Iterator[RuleFinding]:
-    given = [name for name in (STEPS, TOPK, DRAFT_TOKENS, DRAFT) if asked.args.get(name) is not None]
+    given = [
+        name for name in (STEPS, TOPK, DRAFT_TOKENS, DRAFT) if asked.args.get(name) is not None
+    ]
     if given:
         message = f"`{given[0]}` has no effect: no `{ALGORITHM}` is given, so nothing is speculated"
-        yield RuleFinding("spec_without_algorithm", WARNING, f"args.{given[0]}", message, "name the algorithm, or leave the argument out")
+        yield RuleFinding(
+            "spec_without_algorithm",
+            WARNING,
+            f"args.{given[0]}",
+            message,
+            "name the algorithm, or leave the argument out",
+        )
     if asked.env.get("SGLANG_SIMULATE_ACC_LEN"):
         message = "SGLANG_SIMULATE_ACC_LEN has no effect: nothing is speculated"
-        yield RuleFinding("spec_without_algorithm", WARNING, "env.SGLANG_SIMULATE_ACC_LEN", message, "leave it out, or name an algorithm")
+        yield RuleFinding(
+            "spec_without_algorithm",
+            WARNING,
+            "env.SGLANG_SIMULATE_ACC_LEN",
+            message,
+            "leave it out, or name an algorithm",
+        )
 
 
 def _known(asked: ServerConfiguration, settled: ResolvedSpeculation) -> Iterator[RuleFinding]:
@@ -68,23 +84,43 @@ def _known(asked: ServerConfiguration, settled: ResolvedSpeculation) -> Iterator
     if row is None:
         near = get_close_matches(settled.algorithm[:40], [*ALGORITHMS, *ALIASES], n=1, cutoff=0.6)
         message = f"`{written[:40]}` is not an algorithm of the SGLang releases read (up to 0.5.23); a plug-in may register it"
-        hint = f"did you mean {near[0]}?" if near else f"they have: {', '.join([*ALGORITHMS, *ALIASES])}"
+        hint = (
+            f"did you mean {near[0]}?"
+            if near
+            else f"they have: {', '.join([*ALGORITHMS, *ALIASES])}"
+        )
         yield RuleFinding("spec_unknown_algorithm", WARNING, _AT, message, hint)
     elif certainty_of(row.versions, asked.release) == Certainty.NO:
         message = f"SGLang {asked.release} has no {row.name}: it came with a later version, so this one refuses the choice"
-        yield RuleFinding("spec_unknown_algorithm", ERROR, _AT, message, "use a newer SGLang, or another algorithm")
+        yield RuleFinding(
+            "spec_unknown_algorithm",
+            ERROR,
+            _AT,
+            message,
+            "use a newer SGLang, or another algorithm",
+        )
 
 
 def _deepseek_v4(asked: ServerConfiguration, settled: ResolvedSpeculation) -> Iterator[RuleFinding]:
-    """deepseek_v4_hook.py compares the name as it was written, before NEXTN becomes EAGLE (0.5.12 - 0.5.23)."""
+    """deepseek_v4_hook.py compares the name as it was written, before NEXTN becomes EAGLE (0.5.12 -
+    0.5.23).
+    """
     own = find_own_layers(asked.model_path)
     if own is None or own.architecture != "DeepseekV4ForCausalLM":
         return
     written = asked.text(ALGORITHM)
-    allowed = ("EAGLE",) if asked.release and Between("0.5.12", "0.5.15").holds(asked.release) else ("EAGLE", "DSPARK")
+    allowed = (
+        ("EAGLE",)
+        if asked.release and Between("0.5.12", "0.5.15").holds(asked.release)
+        else ("EAGLE", "DSPARK")
+    )
     if written not in allowed:
         message = f"SGLang takes only {' and '.join(allowed)} for DeepSeek V4, written so, not `{written[:40]}`"
-        hint = "write EAGLE instead of the alias NEXTN" if settled.algorithm == "EAGLE" else f"write {' or '.join(allowed)}"
+        hint = (
+            "write EAGLE instead of the alias NEXTN"
+            if settled.algorithm == "EAGLE"
+            else f"write {' or '.join(allowed)}"
+        )
         yield RuleFinding("spec_model_refuses", ERROR, _AT, message, hint)
     elif written == "EAGLE" and asked.number(TOPK) != 1:
         message = "SGLang takes EAGLE for DeepSeek V4 only with speculative_eagle_topk 1, and it must be given"
@@ -101,13 +137,23 @@ def _draft(asked: ServerConfiguration, settled: ResolvedSpeculation) -> Iterator
         message = f"{row.name} needs `{DRAFT}`, and none is given" + _ALONE.get(row.name, "")
         own = find_own_layers(asked.model_path) if row.name == "EAGLE3" else None
         hint = "give a draft that was trained for this model"
-        hint += "; this model has draft layers of its own: EAGLE runs them without a path" if own else ""
+        hint += (
+            "; this model has draft layers of its own: EAGLE runs them without a path"
+            if own
+            else ""
+        )
         yield RuleFinding("spec_draft_missing", ERROR, _AT, message, hint)
     elif row.draft == "own":
         yield from _own_draft(asked)
     elif row.draft == "bundled":
         message = f"{row.name} needs `{DRAFT}` unless the checkpoint holds a draft"
-        yield RuleFinding("spec_draft_missing", INFO, _AT, message, "give the path if the launch fails for want of it")
+        yield RuleFinding(
+            "spec_draft_missing",
+            INFO,
+            _AT,
+            message,
+            "give the path if the launch fails for want of it",
+        )
 
 
 _ALONE = {
@@ -124,10 +170,14 @@ def _own_draft(asked: ServerConfiguration) -> Iterator[RuleFinding]:
         yield RuleFinding("spec_draft_missing", WARNING, _AT, message, hint)
     elif certainty_of(own.versions, asked.release) == Certainty.NO:
         message = f"SGLang {asked.release} does not use the model's own draft layers without `{DRAFT}`: {own.versions.first} and newer do"
-        yield RuleFinding("spec_draft_missing", WARNING, _AT, message, f"write {DRAFT}: {asked.model_path}")
+        yield RuleFinding(
+            "spec_draft_missing", WARNING, _AT, message, f"write {DRAFT}: {asked.model_path}"
+        )
 
 
-def _draft_that_fits(asked: ServerConfiguration, settled: ResolvedSpeculation, draft: str) -> Iterator[RuleFinding]:
+def _draft_that_fits(
+    asked: ServerConfiguration, settled: ResolvedSpeculation, draft: str
+) -> Iterator[RuleFinding]:
     if settled.algorithm == "EAGLE" and names_eagle3(draft):
         message = (
             f"{asked.text(ALGORITHM)} is given for an EAGLE-3 draft (`{draft[-80:]}`): the server starts healthy and"
@@ -136,14 +186,32 @@ def _draft_that_fits(asked: ServerConfiguration, settled: ResolvedSpeculation, d
         yield RuleFinding("spec_eagle3_as_eagle", ERROR, _AT, message, f"write {ALGORITHM}: EAGLE3")
     elif settled.algorithm == "EAGLE3" and names_older_eagle(draft):
         message = f"EAGLE3 is given for a draft whose name says EAGLE, not EAGLE-3 (`{draft[-80:]}`): such a draft cannot be loaded as one"
-        yield RuleFinding("spec_draft_not_eagle3", WARNING, f"args.{DRAFT}", message, "give an EAGLE-3 draft, or write EAGLE")
+        yield RuleFinding(
+            "spec_draft_not_eagle3",
+            WARNING,
+            f"args.{DRAFT}",
+            message,
+            "give an EAGLE-3 draft, or write EAGLE",
+        )
     elif settled.algorithm == "STANDALONE" and draft == asked.model_path:
         message = "the model is given as its own draft: each draft step costs as much as a step of the model, so this is slower than none"
-        yield RuleFinding("spec_draft_is_model", INFO, f"args.{DRAFT}", message, "give a much smaller model of the same vocabulary")
+        yield RuleFinding(
+            "spec_draft_is_model",
+            INFO,
+            f"args.{DRAFT}",
+            message,
+            "give a much smaller model of the same vocabulary",
+        )
     elif settled.algorithm in ("NGRAM", "UNO"):
         refuses = settled.algorithm == "UNO"
         message = f"{settled.algorithm} has no draft model: `{DRAFT}` is {'refused' if refuses else 'not used'}"
-        yield RuleFinding("spec_draft_unused", ERROR if refuses else WARNING, f"args.{DRAFT}", message, "leave it out")
+        yield RuleFinding(
+            "spec_draft_unused",
+            ERROR if refuses else WARNING,
+            f"args.{DRAFT}",
+            message,
+            "leave it out",
+        )
 
 
 def _excluded(asked: ServerConfiguration, settled: ResolvedSpeculation) -> Iterator[RuleFinding]:
@@ -155,9 +223,13 @@ def _excluded(asked: ServerConfiguration, settled: ResolvedSpeculation) -> Itera
         ("pp_size above 1", asked.size("pp_size") > 1, row.refuses_pp, "leave pp_size out"),
     )
     for what, present, versions, hint in pairs:
-        severity = refusal_severity(versions, asked.release) if present and versions is not None else None
+        severity = (
+            refusal_severity(versions, asked.release) if present and versions is not None else None
+        )
         if severity and versions is not None:
-            message = f"SGLang refuses {row.name} with {what}{versions_suffix(versions, asked.release)}"
+            message = (
+                f"SGLang refuses {row.name} with {what}{versions_suffix(versions, asked.release)}"
+            )
             yield RuleFinding("spec_excludes", severity, _AT, message, hint)
 
 
@@ -175,23 +247,49 @@ def _unset(asked: ServerConfiguration, settled: ResolvedSpeculation) -> Iterator
     if steps is None and (topk is not None or tokens is not None):
         given = TOPK if topk is not None else DRAFT_TOKENS
         message = f"`{given}` is given without `{STEPS}`: SGLang stops with an AssertionError unless all three are given, or none"
-        yield RuleFinding("spec_incomplete", ERROR, f"args.{given}", message, f"write {STEPS} too, or leave {TOPK} and {DRAFT_TOKENS} out")
+        yield RuleFinding(
+            "spec_incomplete",
+            ERROR,
+            f"args.{given}",
+            message,
+            f"write {STEPS} too, or leave {TOPK} and {DRAFT_TOKENS} out",
+        )
     elif steps is not None and topk is None:
         message = f"`{STEPS}` is given without `{TOPK}`: SGLang compares it with a number and stops with a TypeError"
-        yield RuleFinding("spec_incomplete", ERROR, f"args.{STEPS}", message, f"write {TOPK}: 1, or leave all three out")
+        yield RuleFinding(
+            "spec_incomplete",
+            ERROR,
+            f"args.{STEPS}",
+            message,
+            f"write {TOPK}: 1, or leave all three out",
+        )
     elif steps is not None and topk is not None and topk > 1 and tokens is None:
-        message = f"`{TOPK}` {topk} needs `{DRAFT_TOKENS}`: only with one branch does SGLang fill it in"
-        yield RuleFinding("spec_incomplete", ERROR, f"args.{TOPK}", message, f"write {DRAFT_TOKENS}, at most {tree_capacity(steps, topk) + 1}")
+        message = (
+            f"`{TOPK}` {topk} needs `{DRAFT_TOKENS}`: only with one branch does SGLang fill it in"
+        )
+        yield RuleFinding(
+            "spec_incomplete",
+            ERROR,
+            f"args.{TOPK}",
+            message,
+            f"write {DRAFT_TOKENS}, at most {tree_capacity(steps, topk) + 1}",
+        )
 
 
 def _automatic(asked: ServerConfiguration, settled: ResolvedSpeculation) -> Iterator[RuleFinding]:
     nothing_given = all(asked.number(name) is None for name in (STEPS, TOPK, DRAFT_TOKENS))
-    if settled.algorithm in EAGLE_LIKE and nothing_given and not asked.is_on("speculative_adaptive"):
+    if (
+        settled.algorithm in EAGLE_LIKE
+        and nothing_given
+        and not asked.is_on("speculative_adaptive")
+    ):
         message = (
             f"SGLang chooses steps, topk and draft tokens by itself, {settled.steps}/{settled.topk}/{settled.draft_tokens}"
             " for this model by its name; another version or model gets others"
         )
-        hint = f"write {STEPS}, {TOPK} and {DRAFT_TOKENS}, so that the variant says what it measures"
+        hint = (
+            f"write {STEPS}, {TOPK} and {DRAFT_TOKENS}, so that the variant says what it measures"
+        )
         yield RuleFinding("spec_automatic", INFO, _AT, message, hint)
 
 
@@ -210,24 +308,41 @@ def _overlap(asked: ServerConfiguration, settled: ResolvedSpeculation) -> Iterat
     if settled.algorithm not in EAGLE_LIKE or "SGLANG_ENABLE_SPEC_V2" not in asked.env:
         return
     at = "env.SGLANG_ENABLE_SPEC_V2"
-    refused, removed = Between("0.5.7", "0.5.10"), Between("0.5.14")  # 0.5.9 server_args.py; 0.5.14 speculative_hook.py
+    refused, removed = (
+        Between("0.5.7", "0.5.10"),
+        Between("0.5.14"),
+    )  # 0.5.9 server_args.py; 0.5.14 speculative_hook.py
     severity = refusal_severity(refused, asked.release)
     if asked.is_variable_on("SGLANG_ENABLE_SPEC_V2") and (asked.number(TOPK) or 1) > 1 and severity:
         message = f"spec v2 takes only {TOPK} 1, and the launch fails with {asked.number(TOPK)}{versions_suffix(refused, asked.release)}"
-        yield RuleFinding("spec_v2_topk", severity, at, message, f"unset SGLANG_ENABLE_SPEC_V2, or set {TOPK} 1")
+        yield RuleFinding(
+            "spec_v2_topk", severity, at, message, f"unset SGLANG_ENABLE_SPEC_V2, or set {TOPK} 1"
+        )
     elif asked.release and removed.holds(asked.release):
         message = f"SGLANG_ENABLE_SPEC_V2 has no effect in SGLang {asked.release}: spec v2 always runs since 0.5.14"
-        yield RuleFinding("variable_without_effect", WARNING, at, message, "leave it out; disable_overlap_schedule chooses the other path")
+        yield RuleFinding(
+            "variable_without_effect",
+            WARNING,
+            at,
+            message,
+            "leave it out; disable_overlap_schedule chooses the other path",
+        )
 
 
 def _simulated(asked: ServerConfiguration, settled: ResolvedSpeculation) -> Iterator[RuleFinding]:
     if asked.env.get("SGLANG_SIMULATE_ACC_LEN"):
         message = "the accept length is simulated: rates tell about the system, not about the draft"
-        yield RuleFinding("spec_simulated", INFO, "env.SGLANG_SIMULATE_ACC_LEN", message, "use it in all variants that are compared, or in none")
+        yield RuleFinding(
+            "spec_simulated",
+            INFO,
+            "env.SGLANG_SIMULATE_ACC_LEN",
+            message,
+            "use it in all variants that are compared, or in none",
+        )
 
 
 _RULES: tuple[Callable[[ServerConfiguration, ResolvedSpeculation], Iterator[RuleFinding]], ...] = (
     _known, _deepseek_v4, _draft, _excluded, _unset, _automatic, _capped, _overlap, _simulated,
 )  # fmt: skip
 
-__all__ = ["canonical_algorithm", "apply_speculation_rules"]
+__all__ = ["apply_speculation_rules", "canonical_algorithm"]

@@ -1,4 +1,6 @@
-"""Owns the sweep notation `bs,steps,topk,draft`: what each entry launches, and which repeat another. Writes nothing."""
+"""Owns the sweep notation `bs,steps,topk,draft`: what each entry launches, and which repeat
+another. Writes nothing.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,12 @@ _FORM = "four whole numbers: batch size, steps, topk, draft tokens, such as 1,3,
 
 @dataclass(frozen=True, slots=True)
 class SweepPoint:
-    """One entry as the server runs it. `batch` is the client's concurrency; `steps` 0 = without speculation.
+    """One entry as the server runs it. `batch` is the client's concurrency; `steps` 0 = without
+    speculation.
 
-    `adjusted_from` is what was asked where the server takes other draft tokens; `duplicate_of` the index (from 0) of the entry that it
-    repeats; `verdict` begins with `warn:` or `error:` and is empty when there is nothing to tell.
+    `adjusted_from` is what was asked where the server takes other draft tokens; `duplicate_of` the
+    index (from 0) of the entry that it repeats; `verdict` begins with `warn:` or `error:` and is
+    empty when there is nothing to tell.
     """
 
     text: str
@@ -49,28 +53,57 @@ class SweepPoint:
         """The point with the keys of the notation; what does not apply is left out."""
         if self.is_invalid:
             return {"text": self.text, "verdict": self.verdict}
-        shape = {"steps": self.steps, "topk": self.topk, "draft": self.draft_tokens} if self.speculates else {"speculative": False}
-        extras = {"adjusted_from": self.adjusted_from, "duplicate_of": self.duplicate_of, "verdict": self.verdict or None}
-        return {"bs": self.batch, **shape, **{key: value for key, value in extras.items() if value is not None}}
+        shape = (
+            {"steps": self.steps, "topk": self.topk, "draft": self.draft_tokens}
+            if self.speculates
+            else {"speculative": False}
+        )
+        extras = {
+            "adjusted_from": self.adjusted_from,
+            "duplicate_of": self.duplicate_of,
+            "verdict": self.verdict or None,
+        }
+        return {
+            "bs": self.batch,
+            **shape,
+            **{key: value for key, value in extras.items() if value is not None},
+        }
 
 
 def expand_sweep(entries: Iterable[str]) -> tuple[SweepPoint, ...]:
-    """Each entry in order. At topk 1 SGLang itself sets the draft tokens to steps + 1, so entries that differ there alone are one."""
+    """Each entry in order. At topk 1 SGLang itself sets the draft tokens to steps + 1, so entries
+    that differ there alone are one.
+    """
     points: list[SweepPoint] = []
     for entry in entries:
         point = _point(entry)
-        same = next((index for index, other in enumerate(points) if not other.is_invalid and _key(other) == _key(point)), None)
-        points.append(point if point.is_invalid or same is None else replace(point, duplicate_of=same))
+        same = next(
+            (
+                index
+                for index, other in enumerate(points)
+                if not other.is_invalid and _key(other) == _key(point)
+            ),
+            None,
+        )
+        points.append(
+            point if point.is_invalid or same is None else replace(point, duplicate_of=same)
+        )
     return tuple(points)
 
 
 def distinct_servers(points: Sequence[SweepPoint]) -> tuple[SweepPoint, ...]:
-    """One point for each server that must be launched, in the order of the first entry that needs it."""
-    return tuple({point.launch_key: point for point in reversed(points) if not point.is_invalid}.values())[::-1]
+    """One point for each server that must be launched, in the order of the first entry that needs
+    it.
+    """
+    return tuple(
+        {point.launch_key: point for point in reversed(points) if not point.is_invalid}.values()
+    )[::-1]
 
 
 def split_entries(text: str) -> tuple[str, ...]:
-    """Entries of a text: what stands in quotes, else between blanks or semicolons; brackets are dropped."""
+    """Entries of a text: what stands in quotes, else between blanks or semicolons; brackets are
+    dropped.
+    """
     quoted = re.findall(r"[\"']([^\"']*)[\"']", text)
     if quoted:
         return tuple(quoted)
@@ -87,23 +120,42 @@ def _point(text: str) -> SweepPoint:
         return SweepPoint(text, verdict=f"error: `{text[:60]}` is not {_FORM}")
     batch, steps, topk, tokens = map(int, parts)
     if batch < 1 or min(steps, topk, tokens) < 0:
-        return SweepPoint(text, verdict=f"error: `{text[:60]}`: the batch size must be above 0, the others not below")
+        return SweepPoint(
+            text,
+            verdict=f"error: `{text[:60]}`: the batch size must be above 0, the others not below",
+        )
     if steps == 0:
-        warning = "" if topk == 0 and tokens == 0 else "warn: no steps, so topk and draft tokens say nothing: runs without speculation"
+        warning = (
+            ""
+            if topk == 0 and tokens == 0
+            else "warn: no steps, so topk and draft tokens say nothing: runs without speculation"
+        )
         return SweepPoint(text, batch, verdict=warning)
     if topk == 0 or (topk > 1 and tokens == 0):
-        return SweepPoint(text, verdict=f"error: `{text[:60]}`: {steps} steps need a topk, and a topk above 1 needs draft tokens")
+        return SweepPoint(
+            text,
+            verdict=f"error: `{text[:60]}`: {steps} steps need a topk, and a topk above 1 needs draft tokens",
+        )
     return _speculative(text, batch, (steps, topk, tokens))
 
 
 def _speculative(text: str, batch: int, asked: tuple[int, int, int]) -> SweepPoint:
     steps, topk, tokens = asked
     if topk == 1:
-        return SweepPoint(text, batch, steps, topk, steps + 1, adjusted_from=tokens if tokens not in (0, steps + 1) else None)
+        return SweepPoint(
+            text,
+            batch,
+            steps,
+            topk,
+            steps + 1,
+            adjusted_from=tokens if tokens not in (0, steps + 1) else None,
+        )
     point, capacity = SweepPoint(text, batch, steps, topk, tokens), tree_capacity(steps, topk)
     if tokens - 1 > capacity:
         nodes = f"{topk} + {steps - 1}*{topk}*{topk} = {capacity} nodes + root"
         return replace(point, verdict=f"warn: more draft tokens than the tree can hold ({nodes})")
     if tokens < steps + 1:
-        return replace(point, verdict=f"warn: {tokens} draft tokens leave out the last of {steps} steps")
+        return replace(
+            point, verdict=f"warn: {tokens} draft tokens leave out the last of {steps} steps"
+        )
     return point

@@ -1,4 +1,6 @@
-"""Owns the entry point `python -m sglang.launch_server` of a test image: prints its environment, then serves the simulated engine."""
+"""Owns the entry point `python -m sglang.launch_server` of a test image: prints its environment,
+then serves the simulated engine.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Owns what SGLang imports and a machine without a GPU cannot have: importable stand-ins that compute nothing.
+"""Owns what SGLang imports and a machine without a GPU cannot have: importable stand-ins that
+compute nothing.
 
 Python runs this at each start of the environment, by benchfleet_standins.pth.
 """
@@ -16,7 +17,9 @@ _find_spec = importlib.util.find_spec
 
 
 def _find_spec_of_real_packages(name, package=None):
-    """importlib.util.find_spec, for which a hidden package is not there: transformers would read its version and use it."""
+    """importlib.util.find_spec, for which a hidden package is not there: transformers would read
+    its version and use it.
+    """
     return None if name.partition(".")[0] in HIDDEN else _find_spec(name, package)
 
 

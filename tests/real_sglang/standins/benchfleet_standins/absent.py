@@ -1,4 +1,6 @@
-"""Owns modules that can be imported and not used: each name in them is a placeholder that raises when something is computed with it."""
+"""Owns modules that can be imported and not used: each name in them is a placeholder that raises
+when something is computed with it.
+"""
 
 import importlib.abc
 import importlib.machinery
@@ -18,14 +20,20 @@ class Kernel:
         self.__doc__ = getattr(function, "__doc__", None)
 
     def __getitem__(self, grid):
-        raise NotImplementedError(f"{self.__name__} is a GPU kernel, and this environment has no GPU")
+        raise NotImplementedError(
+            f"{self.__name__} is a GPU kernel, and this environment has no GPU"
+        )
 
     def __call__(self, *args, **kwargs):
-        raise NotImplementedError(f"{self.__name__} is a GPU kernel, and this environment has no GPU")
+        raise NotImplementedError(
+            f"{self.__name__} is a GPU kernel, and this environment has no GPU"
+        )
 
 
 class Placeholder:
-    """Any name of an absent module. As a decorator it wraps the function as a Kernel; its attributes are placeholders too."""
+    """Any name of an absent module. As a decorator it wraps the function as a Kernel; its
+    attributes are placeholders too.
+    """
 
     def __init__(self, name):
         self._name = name
@@ -45,13 +53,19 @@ class Placeholder:
 
 
 class AbsentModule(types.ModuleType):
-    """A module of which every name exists. A name with a capital is a class, so that `except` and `isinstance` can take it."""
+    """A module of which every name exists. A name with a capital is a class, so that `except` and
+    `isinstance` can take it.
+    """
 
     def __getattr__(self, name):
         if name.startswith("__"):
             raise AttributeError(name)
         full_name = f"{self.__name__}.{name}"
-        value = type(name, (Exception,), {"__module__": self.__name__}) if name[0].isupper() else Placeholder(full_name)
+        value = (
+            type(name, (Exception,), {"__module__": self.__name__})
+            if name[0].isupper()
+            else Placeholder(full_name)
+        )
         setattr(self, name, value)
         return value
 

@@ -1,6 +1,8 @@
-"""Owns one answer to SGLang 0.5.23: that its CPU attention backend `intel_amx` may stay, although this CPU may lack AMX.
+"""Owns one answer to SGLang 0.5.23: that its CPU attention backend `intel_amx` may stay, although
+this CPU may lack AMX.
 
-Speculation runs on that backend alone, and its kernels here are pure torch. Nothing else is told that there is AMX.
+Speculation runs on that backend alone, and its kernels here are pure torch. Nothing else is told
+that there is AMX.
 """
 
 import importlib.abc
@@ -23,7 +25,9 @@ class _Platform:
 
 
 class AttentionChoice(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Loads the module that decides on the backend as it is, then wraps its question about the platform."""
+    """Loads the module that decides on the backend as it is, then wraps its question about the
+    platform.
+    """
 
     def find_spec(self, fullname, path=None, target=None):
         """The module's own spec with this loader around its own, else None."""

@@ -1,4 +1,5 @@
-"""Owns the kernels of SGLang 0.5.23 that a CPU server calls when it speculates, in plain torch: correct, not fast.
+"""Owns the kernels of SGLang 0.5.23 that a CPU server calls when it speculates, in plain torch:
+correct, not fast.
 
 Every other name can be imported and raises when it is called.
 """
@@ -35,7 +36,9 @@ def __getattr__(name):
         raise AttributeError(name)
 
     def absent(*args, **kwargs):
-        raise NotImplementedError(f"sgl_kernel.{name} is not in this environment: it has stand-ins for the CPU only")
+        raise NotImplementedError(
+            f"sgl_kernel.{name} is not in this environment: it has stand-ins for the CPU only"
+        )
 
     absent.__name__ = name
     return absent

@@ -1,4 +1,5 @@
-"""Owns attention over paged keys and values for SGLang's CPU backend, and its registration as torch operators.
+"""Owns attention over paged keys and values for SGLang's CPU backend, and its registration as torch
+operators.
 
 Shapes: q [tokens, heads, head size]; buffers [slots, key-value heads, head size]; o like q.
 """
@@ -28,15 +29,21 @@ def register():
 
 
 def _attend(q, keys, values, scale, mask=None):
-    """q [new, heads, size] over keys [all, kv heads, size]; mask [new, all], True where a token may look."""
+    """q [new, heads, size] over keys [all, kv heads, size]; mask [new, all], True where a token may
+    look.
+    """
     q, keys, values = (part.transpose(0, 1).unsqueeze(0) for part in (q, keys, values))
-    out = scaled_dot_product_attention(q, keys, values, attn_mask=mask, scale=scale, enable_gqa=q.shape[1] != keys.shape[1])
+    out = scaled_dot_product_attention(
+        q, keys, values, attn_mask=mask, scale=scale, enable_gqa=q.shape[1] != keys.shape[1]
+    )
     return out.squeeze(0).transpose(0, 1)
 
 
 def _refuse(cap, cross, window, sinks):
     if cap > 0 or cross or window > 0 or sinks is not None:
-        raise NotImplementedError("the stand-in attends plainly: no soft cap, cross attention, sliding window or sinks")
+        raise NotImplementedError(
+            "the stand-in attends plainly: no soft cap, cross attention, sliding window or sinks"
+        )
 
 
 def decode_attention_cpu(  # noqa: PLR0917 - the interface is SGLang's
@@ -65,9 +72,13 @@ def decode_attention_cpu(  # noqa: PLR0917 - the interface is SGLang's
     if k is not None:
         k_buffer[loc] = k.view(-1, *k_buffer.shape[1:]).to(k_buffer.dtype)
         v_buffer[loc] = v.view(-1, *v_buffer.shape[1:]).to(v_buffer.dtype)
-    for place, (row, length) in enumerate(zip(req_pool_indices.tolist(), seq_lens.tolist(), strict=True)):
+    for place, (row, length) in enumerate(
+        zip(req_pool_indices.tolist(), seq_lens.tolist(), strict=True)
+    ):
         slots = req_to_token[row, :length].to(torch.int64)
-        o[place] = _attend(q[place : place + 1], k_buffer[slots].to(q.dtype), v_buffer[slots].to(q.dtype), scale)[0]
+        o[place] = _attend(
+            q[place : place + 1], k_buffer[slots].to(q.dtype), v_buffer[slots].to(q.dtype), scale
+        )[0]
 
 
 def extend_attention_cpu(  # noqa: PLR0917 - the interface is SGLang's
@@ -94,9 +105,17 @@ def extend_attention_cpu(  # noqa: PLR0917 - the interface is SGLang's
     tree_mask,
     is_causal,
 ):
-    """Several new tokens a request, over its prefix and each other: causally, or as tree_mask [requests, new, new] says."""
+    """Several new tokens a request, over its prefix and each other: causally, or as tree_mask
+    [requests, new, new] says.
+    """
     _refuse(cap, cross, window, sinks)
-    requests = zip(req_pool_indices.tolist(), seq_lens.tolist(), extend_lens.tolist(), extend_starts.tolist(), strict=True)
+    requests = zip(
+        req_pool_indices.tolist(),
+        seq_lens.tolist(),
+        extend_lens.tolist(),
+        extend_starts.tolist(),
+        strict=True,
+    )
     for place, (row, length, new, start) in enumerate(requests):
         if not new:
             continue

@@ -1,4 +1,6 @@
-"""Owns the moving of KV slots between requests' tables. `req_to_token[r, i]` is the slot that holds token i of request r."""
+"""Owns the moving of KV slots between requests' tables. `req_to_token[r, i]` is the slot that holds
+token i of request r.
+"""
 
 import ctypes
 
@@ -9,7 +11,9 @@ def _spans(req_pool_indices, start, end):
     yield from zip(req_pool_indices.tolist(), start.tolist(), end.tolist(), strict=True)
 
 
-def assign_req_to_token_pool_cpu(req_pool_indices, req_to_token, start, end, out_cache_loc, pool_len):
+def assign_req_to_token_pool_cpu(
+    req_pool_indices, req_to_token, start, end, out_cache_loc, pool_len
+):
     """req_to_token[r, start:end] = the next slots of out_cache_loc."""
     taken = 0
     for row, begin, stop in _spans(req_pool_indices, start, end):
@@ -18,7 +22,9 @@ def assign_req_to_token_pool_cpu(req_pool_indices, req_to_token, start, end, out
         taken += width
 
 
-def assign_extend_cache_locs_cpu(req_pool_indices, req_to_token, start, end, out_cache_loc, pool_len):
+def assign_extend_cache_locs_cpu(
+    req_pool_indices, req_to_token, start, end, out_cache_loc, pool_len
+):
     """The next slots of out_cache_loc = req_to_token[r, start:end]."""
     taken = 0
     for row, begin, stop in _spans(req_pool_indices, start, end):
@@ -31,11 +37,22 @@ def assign_draft_cache_locs_contiguous_cpu(  # noqa: PLR0917 - the interface is 
     req_pool_indices, req_to_token, seq_lens, out_cache_loc, pool_len, topk, num_steps
 ):
     """The next topk * num_steps slots after the end of each request."""
-    assign_extend_cache_locs_cpu(req_pool_indices, req_to_token, seq_lens, seq_lens + topk * num_steps, out_cache_loc, pool_len)
+    assign_extend_cache_locs_cpu(
+        req_pool_indices,
+        req_to_token,
+        seq_lens,
+        seq_lens + topk * num_steps,
+        out_cache_loc,
+        pool_len,
+    )
 
 
-def build_draft_decode_metadata_cpu(req_to_token, req_pool_indices, seq_lens, topk, num_steps, pool_len):
-    """[requests * topk, pool_len]: for each branch the slots of the prefix, then the branch's own num_steps slots."""
+def build_draft_decode_metadata_cpu(
+    req_to_token, req_pool_indices, seq_lens, topk, num_steps, pool_len
+):
+    """[requests * topk, pool_len]: for each branch the slots of the prefix, then the branch's own
+    num_steps slots.
+    """
     rows = req_pool_indices.tolist()
     table = torch.zeros((len(rows) * topk, pool_len), dtype=req_to_token.dtype)
     for place, (row, length) in enumerate(zip(rows, seq_lens.tolist(), strict=True)):
@@ -61,7 +78,9 @@ def fill_accept_out_cache_loc_cpu(accept_index, out_cache_loc, accept_out_cache_
 
 
 def copy_all_layer_kv_cache_cpu(data_ptrs, strides, tgt_loc, src_loc):
-    """In each layer's buffer, given as an address: rows src_loc to rows tgt_loc, `stride` bytes a row; the two may overlap."""
+    """In each layer's buffer, given as an address: rows src_loc to rows tgt_loc, `stride` bytes a
+    row; the two may overlap.
+    """
     targets, sources = tgt_loc.tolist(), src_loc.tolist()
     for address, stride in zip(data_ptrs.tolist(), strides.tolist(), strict=True):
         rows = [ctypes.string_at(address + source * stride, stride) for source in sources]

@@ -1,7 +1,9 @@
-"""Owns the command line of a server in a container: facts in, words for docker or podman out. Pure; starts nothing, reads no file.
+"""Owns the command line of a server in a container: facts in, words for docker or podman out. Pure;
+starts nothing, reads no file.
 
-Sources: docker-run(1) 20.10 - 28, podman-run(1) 4.3 - 5; GPUs by NVIDIA's Container Toolkit: `--gpus` for docker, CDI names for podman.
-The variables of the server stand in a file of its own, never in these words: a command line is readable by every user of the host.
+Sources: docker-run(1) 20.10 - 28, podman-run(1) 4.3 - 5; GPUs by NVIDIA's Container Toolkit:
+`--gpus` for docker, CDI names for podman. The variables of the server stand in a file of its own,
+never in these words: a command line is readable by every user of the host.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ _HUB_VARIABLES = ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME")
 
 @dataclass(frozen=True, slots=True)
 class ContainerRuntime:
-    """The container runtime of a host. `hard_limits`: what podman may not go above there; empty: it may set any, as docker's daemon may."""
+    """The container runtime of a host. `hard_limits`: what podman may not go above there; empty: it
+    may set any, as docker's daemon may.
+    """
 
     kind: str  # docker | podman
     program: str  # its full path
@@ -45,19 +49,48 @@ class ContainerProgram:
     choice: CpuChoice = field(default_factory=CpuChoice)
 
 
-def run_argv(runtime: ContainerRuntime, engine: EngineSpec, place: LaunchPlace, home: str, inside: ContainerProgram) -> tuple[str, ...]:
+def run_argv(
+    runtime: ContainerRuntime,
+    engine: EngineSpec,
+    place: LaunchPlace,
+    home: str,
+    inside: ContainerProgram,
+) -> tuple[str, ...]:
     """`docker run …` of one launch. Raises ConfigError for a mount that cannot be written."""
     return (
         *(runtime.program, "run", "--rm"),
         *(("--init",) if runtime.has_init else ()),
-        *("--name", container_name(place.token), "--label", f"{LABEL}={place.token}", "--cidfile", str(id_file(runtime.kind, place))),
-        *("--log-driver", "none", "--network", "host"),  # what it prints comes to us, and is kept once
-        *(("--shm-size", engine.container.shm_size) if engine.container.shm_size else ("--ipc", "host")),
+        *(
+            "--name",
+            container_name(place.token),
+            "--label",
+            f"{LABEL}={place.token}",
+            "--cidfile",
+            str(id_file(runtime.kind, place)),
+        ),
+        *(
+            "--log-driver",
+            "none",
+            "--network",
+            "host",
+        ),  # what it prints comes to us, and is kept once
+        *(
+            ("--shm-size", engine.container.shm_size)
+            if engine.container.shm_size
+            else ("--ipc", "host")
+        ),
         *_limits(runtime),
         *_devices(runtime, engine, place.gpus),
         *_rights(runtime, engine, place.gpus, inside.choice),
         *(word for mount in mounts(engine, home) for word in ("--mount", mount)),
-        *("--env-file", str(env_file(place)), "--entrypoint", inside.entrypoint, engine.container.image, *inside.words),
+        *(
+            "--env-file",
+            str(env_file(place)),
+            "--entrypoint",
+            inside.entrypoint,
+            engine.container.image,
+            *inside.words,
+        ),
     )
 
 
@@ -78,12 +111,16 @@ def env_file(place: LaunchPlace) -> PurePosixPath:
 
 
 def _digest(place: LaunchPlace) -> str:
-    return hashlib.sha256(f"{place.token} {place.port}".encode()).hexdigest()[:8]  # the runtime refuses an id file that is there
+    return hashlib.sha256(f"{place.token} {place.port}".encode()).hexdigest()[
+        :8
+    ]  # the runtime refuses an id file that is there
 
 
 def _limits(runtime: ContainerRuntime) -> Iterator[str]:
     wanted = {"memlock": UNLIMITED, "stack": _STACK_BYTES}
-    wanted |= {name: UNLIMITED for name in ("nofile", "nproc") if name in runtime.hard_limits}  # podman's own defaults would be refused
+    wanted |= {
+        name: UNLIMITED for name in ("nofile", "nproc") if name in runtime.hard_limits
+    }  # podman's own defaults would be refused
     for name, limit in wanted.items():
         hard = runtime.hard_limits.get(name, UNLIMITED)
         least = min((value for value in (limit, hard) if value != UNLIMITED), default=UNLIMITED)
@@ -92,7 +129,10 @@ def _limits(runtime: ContainerRuntime) -> Iterator[str]:
 
 def _devices(runtime: ContainerRuntime, engine: EngineSpec, gpus: tuple[int, ...]) -> Iterator[str]:
     if gpus and runtime.kind == "docker":
-        yield from ("--gpus", f'"device={",".join(map(str, gpus))}"')  # docker reads the value as CSV: the quotes are its own
+        yield from (
+            "--gpus",
+            f'"device={",".join(map(str, gpus))}"',
+        )  # docker reads the value as CSV: the quotes are its own
     elif gpus:
         for gpu in gpus:
             yield from ("--device", f"nvidia.com/gpu={gpu}")
@@ -100,7 +140,9 @@ def _devices(runtime: ContainerRuntime, engine: EngineSpec, gpus: tuple[int, ...
         yield from ("--device", "/dev/infiniband", "--cap-add", "IPC_LOCK")
 
 
-def _rights(runtime: ContainerRuntime, engine: EngineSpec, gpus: tuple[int, ...], choice: CpuChoice) -> Iterator[str]:
+def _rights(
+    runtime: ContainerRuntime, engine: EngineSpec, gpus: tuple[int, ...], choice: CpuChoice
+) -> Iterator[str]:
     if gpus or choice.nodes:
         yield from ("--cap-add", "SYS_NICE")  # without it SGLang binds CPUs only and no memory
     if runtime.kind == "podman":
@@ -112,8 +154,13 @@ def _rights(runtime: ContainerRuntime, engine: EngineSpec, gpus: tuple[int, ...]
 
 
 def mounts(engine: EngineSpec, home: str) -> tuple[str, ...]:
-    """The job's mounts by their place, then each path of the host that an argument names, at the same place, and the hub's cache."""
-    written = {inside: _source(outside, home) for inside, outside in sorted(engine.container.mounts.items())}
+    """The job's mounts by their place, then each path of the host that an argument names, at the
+    same place, and the hub's cache.
+    """
+    written = {
+        inside: _source(outside, home)
+        for inside, outside in sorted(engine.container.mounts.items())
+    }
     found = [_mount(inside, *source) for inside, source in written.items()]
     taken = [PurePosixPath(inside) for inside in written]
     for path, read_only in host_paths(engine, home).items():
@@ -132,32 +179,55 @@ def is_in_mount(engine: EngineSpec, path: str) -> bool:
 
 
 def host_paths(engine: EngineSpec, home: str) -> dict[str, bool]:
-    """The model's path and every argument that is a path of the host, and whether it is only read: folders to write to end in `_dir`."""
+    """The model's path and every argument that is a path of the host, and whether it is only read:
+    folders to write to end in `_dir`.
+    """
     named = {"model_path": engine.model_path, **engine.args}
-    at_home = {name: expand_home(value, home) for name, value in named.items() if name.endswith(("_path", "_file", "_dir"))}
-    paths = {name: path for name, path in at_home.items() if isinstance(path, str) and path.startswith("/")}
+    at_home = {
+        name: expand_home(value, home)
+        for name, value in named.items()
+        if name.endswith(("_path", "_file", "_dir"))
+    }
+    paths = {
+        name: path
+        for name, path in at_home.items()
+        if isinstance(path, str) and path.startswith("/")
+    }
     return {_mount_root(path): not name.endswith("_dir") for name, path in paths.items()}
 
 
 def needs_hub(engine: EngineSpec) -> bool:
     """True when the model, or its draft, goes by a name of the hub and not by a path."""
     names = (engine.model_path, engine.args.get("speculative_draft_model_path"))
-    return any(isinstance(name, str) and name and not name.startswith(("/", "~/", "./", "../")) for name in names)
+    return any(
+        isinstance(name, str) and name and not name.startswith(("/", "~/", "./", "../"))
+        for name in names
+    )
 
 
 def hub_folder(engine: EngineSpec, home: str) -> str:
-    """The hub's cache as the server sees it: where the job's variables say, else where it is on the host."""
-    configured = next((engine.env[name] for name in _HUB_VARIABLES if engine.env.get(name, "").startswith("/")), "")
+    """The hub's cache as the server sees it: where the job's variables say, else where it is on the
+    host.
+    """
+    configured = next(
+        (engine.env[name] for name in _HUB_VARIABLES if engine.env.get(name, "").startswith("/")),
+        "",
+    )
     return configured or f"{home.rstrip('/')}/{_HUB_CACHE}"
 
 
 def server_variables(engine: EngineSpec, place: LaunchPlace, home: str) -> dict[str, str]:
-    """The whole environment of a server in a container, over what its image has: nothing of the host's is in it."""
+    """The whole environment of a server in a container, over what its image has: nothing of the
+    host's is in it.
+    """
     env: dict[str, str] = {}
     if needs_hub(engine) and not any(name in engine.env for name in _HUB_VARIABLES):
         env["HF_HOME"] = hub_folder(engine, home)
     if not place.gpus:
-        env |= {"CUDA_VISIBLE_DEVICES": "", "NVIDIA_VISIBLE_DEVICES": "void"}  # an image may ask the runtime for all GPUs
+        env |= {
+            "CUDA_VISIBLE_DEVICES": "",
+            "NVIDIA_VISIBLE_DEVICES": "void",
+        }  # an image may ask the runtime for all GPUs
     env |= engine.env
     if broken := [name for name, value in env.items() if "\n" in value or "\r" in value]:
         message = f"engine.env.{broken[0]} holds a line end, which no variable of a container can"
@@ -175,7 +245,11 @@ def python_argv(container: Container, entry: str) -> tuple[str, tuple[str, ...]]
 
 
 def _source(outside: str, home: str) -> tuple[str, bool]:
-    path, read_only = (outside.removesuffix(":ro"), True) if outside.endswith(":ro") else (outside.removesuffix(":rw"), False)
+    path, read_only = (
+        (outside.removesuffix(":ro"), True)
+        if outside.endswith(":ro")
+        else (outside.removesuffix(":rw"), False)
+    )
     return str(expand_home(path, home)), read_only
 
 
@@ -187,7 +261,16 @@ def _mount(inside: str, outside: str, read_only: bool) -> str:
 
 
 def _mount_root(path: str) -> str:
-    """The folder to mount for a path: a snapshot of the hub's cache is links to files beside it, so the whole model's folder."""
+    """The folder to mount for a path: a snapshot of the hub's cache is links to files beside it, so
+    the whole model's folder.
+    """
     parts = PurePosixPath(path).parts
-    at = next((index for index, part in enumerate(parts) if part.startswith(("models--", "datasets--"))), None)
-    return str(PurePosixPath(*parts[: at + 1])) if at is not None and "snapshots" in parts[at:] else path
+    at = next(
+        (index for index, part in enumerate(parts) if part.startswith(("models--", "datasets--"))),
+        None,
+    )
+    return (
+        str(PurePosixPath(*parts[: at + 1]))
+        if at is not None and "snapshots" in parts[at:]
+        else path
+    )

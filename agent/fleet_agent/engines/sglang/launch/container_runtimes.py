@@ -17,10 +17,14 @@ from fleet_protos.errors import ConfigError
 
 _MAY_RAISE_LIMITS = 1 << 24
 _DOCKER_SOCKET = Path("/var/run/docker.sock")
-_INITS = tuple(f"/usr/{folder}/catatonit" for folder in ("libexec/podman", "lib/podman", "local/libexec/podman", "libexec/catatonit"))
+_INITS = tuple(
+    f"/usr/{folder}/catatonit"
+    for folder in ("libexec/podman", "lib/podman", "local/libexec/podman", "libexec/catatonit")
+)
 _INFINIBAND = Path("/dev/infiniband")
 
-# What a runtime's client needs to find its daemon, its storage and its settings; of the server's environment it is no part.
+# What a runtime's client needs to find its daemon, its storage and its settings; of the server's
+# environment it is no part.
 _CLIENT_VARIABLES = (
     "PATH", "HOME", "TMPDIR", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "DBUS_SESSION_BUS_ADDRESS",
     "DOCKER_HOST", "DOCKER_CONTEXT", "DOCKER_CONFIG", "DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH",
@@ -30,33 +34,52 @@ _CLIENT_VARIABLES = (
 
 def client_environment(env: Mapping[str, str]) -> dict[str, str]:
     """The environment of `docker` or `podman` itself."""
-    return {"PATH": os.defpath, "LANG": "C.UTF-8", **{name: env[name] for name in _CLIENT_VARIABLES if name in env}}
+    return {
+        "PATH": os.defpath,
+        "LANG": "C.UTF-8",
+        **{name: env[name] for name in _CLIENT_VARIABLES if name in env},
+    }
 
 
 def find_runtime(asked: str, env: Mapping[str, str]) -> ContainerRuntime:
-    """The runtime that the job names, else the one that can run here: docker with a daemon, podman, docker. Raises ConfigError."""
+    """The runtime that the job names, else the one that can run here: docker with a daemon, podman,
+    docker. Raises ConfigError.
+    """
     docker, podman = shutil.which("docker"), shutil.which("podman")
-    has_daemon = _DOCKER_SOCKET.exists() or bool(env.get("DOCKER_HOST") or env.get("DOCKER_CONTEXT"))
+    has_daemon = _DOCKER_SOCKET.exists() or bool(
+        env.get("DOCKER_HOST") or env.get("DOCKER_CONTEXT")
+    )
     kinds = [asked] if asked else ["docker", "podman"] if has_daemon or not podman else ["podman"]
     for kind, program in (("docker", docker), ("podman", podman)):
         if kind in kinds and program:
             return _runtime(kind, program)
     named = f"`{asked}`" if asked else "neither docker nor podman"
-    raise ConfigError(f"engine.container: {named} is {'not ' if asked else ''}on this host", "install it, or write engine.python instead")
+    raise ConfigError(
+        f"engine.container: {named} is {'not ' if asked else ''}on this host",
+        "install it, or write engine.python instead",
+    )
 
 
 async def find_image_id(asked: str, image: str, env: Mapping[str, str]) -> str:
-    """The id of the image that a name stands for now on this host: a tag is moved, an id is not. Empty when it cannot be had."""
+    """The id of the image that a name stands for now on this host: a tag is moved, an id is not.
+    Empty when it cannot be had.
+    """
     words = (find_runtime(asked, env).program, "image", "inspect", "--format", "{{.Id}}", image)
     pipe, nothing = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
-    process = await asyncio.create_subprocess_exec(*words, stdin=nothing, stdout=pipe, stderr=nothing, env=client_environment(env))
+    process = await asyncio.create_subprocess_exec(
+        *words, stdin=nothing, stdout=pipe, stderr=nothing, env=client_environment(env)
+    )
     try:
         output, _ = await process.communicate()
     except asyncio.CancelledError:  # it took longer than a proof may
         process.kill()
         await process.wait()
         raise
-    return output.decode(errors="replace").strip().removeprefix("sha256:") if process.returncode == 0 else ""
+    return (
+        output.decode(errors="replace").strip().removeprefix("sha256:")
+        if process.returncode == 0
+        else ""
+    )
 
 
 def _runtime(kind: str, program: str) -> ContainerRuntime:
@@ -64,7 +87,9 @@ def _runtime(kind: str, program: str) -> ContainerRuntime:
     if kind == "docker":
         return ContainerRuntime(kind, program, has_infiniband=infiniband)
     has_init = bool(shutil.which("catatonit")) or any(Path(path).exists() for path in _INITS)
-    return ContainerRuntime(kind, program, {} if _may_raise_limits() else _hard_limits(), has_init, infiniband)
+    return ContainerRuntime(
+        kind, program, {} if _may_raise_limits() else _hard_limits(), has_init, infiniband
+    )
 
 
 def _may_raise_limits() -> bool:

@@ -1,6 +1,8 @@
-"""Owns which CPUs a server may run on: from what a job asks and where its GPUs are to words of a command line. Pure; binds nothing.
+"""Owns which CPUs a server may run on: from what a job asks and where its GPUs are to words of a
+command line. Pure; binds nothing.
 
-Sources: taskset(1) and numactl(8); `--numa-node` of SGLang is one node for each GPU that the server sees (server_args.py, numa_utils.py).
+Sources: taskset(1) and numactl(8); `--numa-node` of SGLang is one node for each GPU that the server
+sees (server_args.py, numa_utils.py).
 """
 
 from __future__ import annotations
@@ -19,17 +21,23 @@ _MOST_CPUS = 65536
 
 @dataclass(frozen=True, slots=True)
 class HostCpus:
-    """CPUs of a host as the kernel shows them. `programs`: the full path of taskset and numactl, as far as they are there."""
+    """CPUs of a host as the kernel shows them. `programs`: the full path of taskset and numactl, as
+    far as they are there.
+    """
 
     nodes: Mapping[int, frozenset[int]] = field(default_factory=dict)
     allowed: frozenset[int] = frozenset()
-    node_of_gpu: Mapping[int, int] = field(default_factory=dict)  # a GPU whose node is not known is not in it
+    node_of_gpu: Mapping[int, int] = field(
+        default_factory=dict
+    )  # a GPU whose node is not known is not in it
     programs: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class CpuChoice:
-    """CPUs chosen for one server; none: it is left as it is. `nodes`: of its GPUs. `per_gpu`: the node of each, in their order."""
+    """CPUs chosen for one server; none: it is left as it is. `nodes`: of its GPUs. `per_gpu`: the
+    node of each, in their order.
+    """
 
     cpus: frozenset[int] = frozenset()
     nodes: tuple[int, ...] = ()
@@ -45,38 +53,59 @@ class CpuBinding:
 
 
 def choose_cpus(asked: str, gpus: tuple[int, ...], host: HostCpus) -> CpuChoice:
-    """The CPUs that `none`, `auto` or a list like `0-31,64-95` means here. Raises ConfigError for a list that this host cannot give."""
+    """The CPUs that `none`, `auto` or a list like `0-31,64-95` means here. Raises ConfigError for a
+    list that this host cannot give.
+    """
     if asked in ("", "none"):
         return CpuChoice()
-    return _cpus_near_gpus(gpus, host) if asked == "auto" else CpuChoice(_parse_requested_cpus(asked, host))
+    return (
+        _cpus_near_gpus(gpus, host)
+        if asked == "auto"
+        else CpuChoice(_parse_requested_cpus(asked, host))
+    )
 
 
 def _parse_requested_cpus(asked: str, host: HostCpus) -> frozenset[int]:
     cpus = parse_cpu_list(asked)
     if not cpus:
-        raise ConfigError(f"engine.cpu_binding is `{asked}`: no list of CPUs", "write none, auto, or a list like 0-31,64-95")
+        raise ConfigError(
+            f"engine.cpu_binding is `{asked}`: no list of CPUs",
+            "write none, auto, or a list like 0-31,64-95",
+        )
     if missing := cpus - host.allowed:
         message = f"engine.cpu_binding asks for CPU {format_cpu_list(missing)}, which this agent may not use: it has {format_cpu_list(host.allowed)}"
-        raise ConfigError(message, "choose among those, or give the agent more (its cgroup or systemd unit limits it)")
+        raise ConfigError(
+            message,
+            "choose among those, or give the agent more (its cgroup or systemd unit limits it)",
+        )
     return cpus
 
 
 def _cpus_near_gpus(gpus: tuple[int, ...], host: HostCpus) -> CpuChoice:
-    """CPUs of the nodes of these GPUs. Nothing where that is not known, where there are no GPUs, or where it would be all that there is."""
+    """CPUs of the nodes of these GPUs. Nothing where that is not known, where there are no GPUs, or
+    where it would be all that there is.
+    """
     if not gpus or any(gpu not in host.node_of_gpu for gpu in gpus):
         return CpuChoice()
     per_gpu = tuple(host.node_of_gpu[gpu] for gpu in gpus)
     nodes = tuple(sorted(set(per_gpu)))
     cpus = frozenset().union(*(host.nodes.get(node, frozenset()) for node in nodes)) & host.allowed
     several = len(nodes) > 1
-    return CpuChoice(cpus, nodes, per_gpu) if cpus and (several or cpus != host.allowed) else CpuChoice()
+    return (
+        CpuChoice(cpus, nodes, per_gpu)
+        if cpus and (several or cpus != host.allowed)
+        else CpuChoice()
+    )
 
 
-def bind_cpus(choice: CpuChoice, host: HostCpus, version: Release | None, *, own_nodes: bool = False) -> CpuBinding:
-    """How a command of this host is bound to the choice. `version`: of its SGLang, None when not known; `own_nodes`: the job says them.
+def bind_cpus(
+    choice: CpuChoice, host: HostCpus, version: Release | None, *, own_nodes: bool = False
+) -> CpuBinding:
+    """How a command of this host is bound to the choice. `version`: of its SGLang, None when not
+    known; `own_nodes`: the job says them.
 
-    GPUs of several nodes: SGLang binds each of its processes to the node of its GPU, where its version can. Raises ConfigError when the
-    host has no program for it.
+    GPUs of several nodes: SGLang binds each of its processes to the node of its GPU, where its
+    version can. Raises ConfigError when the host has no program for it.
     """
     if not choice.cpus or own_nodes:
         return CpuBinding()
@@ -84,11 +113,18 @@ def bind_cpus(choice: CpuChoice, host: HostCpus, version: Release | None, *, own
         return CpuBinding(words=("--numa-node", *map(str, choice.per_gpu)))
     if choice.nodes and choice.cpus == host.allowed:
         return CpuBinding()
-    if len(choice.nodes) == 1 and "numactl" in host.programs and choice.cpus == host.nodes[choice.nodes[0]]:
+    if (
+        len(choice.nodes) == 1
+        and "numactl" in host.programs
+        and choice.cpus == host.nodes[choice.nodes[0]]
+    ):
         node = choice.nodes[0]
         return CpuBinding((host.programs["numactl"], f"--cpunodebind={node}", f"--membind={node}"))
     if "taskset" not in host.programs:
-        raise ConfigError("engine.cpu_binding needs taskset or numactl, and neither is on this host", "install util-linux, or write none")
+        raise ConfigError(
+            "engine.cpu_binding needs taskset or numactl, and neither is on this host",
+            "install util-linux, or write none",
+        )
     return CpuBinding((host.programs["taskset"], "--cpu-list", format_cpu_list(choice.cpus)))
 
 

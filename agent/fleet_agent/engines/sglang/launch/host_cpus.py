@@ -1,7 +1,8 @@
-"""Owns the reading of a host's CPUs and of its GPUs' NUMA nodes from sysfs; binds nothing and asks no driver.
+"""Owns the reading of a host's CPUs and of its GPUs' NUMA nodes from sysfs; binds nothing and asks
+no driver.
 
-Sources: Linux's Documentation/ABI/stable/sysfs-devices-node and testing/sysfs-bus-pci. GPUs are counted in the order of their PCI
-addresses, as nvidia-smi and NVML count them.
+Sources: Linux's Documentation/ABI/stable/sysfs-devices-node and testing/sysfs-bus-pci. GPUs are
+counted in the order of their PCI addresses, as nvidia-smi and NVML count them.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ from pathlib import Path
 from fleet_agent.engines.sglang.launch.cpu_binding import HostCpus, parse_cpu_list
 
 _NVIDIA = "0x10de"
-_GPU_CLASSES = ("0x0300", "0x0302")  # display and 3D controllers; NVIDIA's bridges and audio have others
+_GPU_CLASSES = (
+    "0x0300",
+    "0x0302",
+)  # display and 3D controllers; NVIDIA's bridges and audio have others
 _ADDRESS = re.compile(r"[0-9a-f]+:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 
@@ -26,13 +30,22 @@ def read_host_cpus(sysfs: Path = Path("/sys")) -> HostCpus:
 
 def _nodes(sysfs: Path) -> dict[int, frozenset[int]]:
     folders = (sysfs / "devices/system/node").glob("node[0-9]*")
-    return {int(folder.name.removeprefix("node")): parse_cpu_list(_text(folder / "cpulist")) for folder in folders}
+    return {
+        int(folder.name.removeprefix("node")): parse_cpu_list(_text(folder / "cpulist"))
+        for folder in folders
+    }
 
 
 def _gpus(sysfs: Path) -> dict[int, int]:
-    found = [folder for folder in (sysfs / "bus/pci/devices").glob("*") if _ADDRESS.fullmatch(folder.name) and _is_gpu(folder)]
+    found = [
+        folder
+        for folder in (sysfs / "bus/pci/devices").glob("*")
+        if _ADDRESS.fullmatch(folder.name) and _is_gpu(folder)
+    ]
     nodes = [_text(folder / "numa_node") for folder in sorted(found, key=_pci_sort_key)]
-    return {index: int(node) for index, node in enumerate(nodes) if node.isdecimal()}  # -1: the firmware does not say
+    return {
+        index: int(node) for index, node in enumerate(nodes) if node.isdecimal()
+    }  # -1: the firmware does not say
 
 
 def _pci_sort_key(folder: Path) -> list[int]:

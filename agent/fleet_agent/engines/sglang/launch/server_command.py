@@ -1,4 +1,6 @@
-"""Owns the whole command of an SGLang server, on the host or in a container: job and facts of the host in, command out. Pure."""
+"""Owns the whole command of an SGLang server, on the host or in a container: job and facts of the
+host in, command out. Pure.
+"""
 
 from __future__ import annotations
 
@@ -27,15 +29,19 @@ from fleet_protos.trial_types import EngineSpec, TrialSpec
 HOST = "127.0.0.1"  # what is measured here is driven from here
 _AGENT_ONLY_ARGS = ("model_path", "host", "port")
 _GANG = ("nnodes", "node_rank", "dist_init_addr")
-_UNLESS_SET = {"enable_metrics": True}  # without it /metrics is 404, and nothing tells verify steps or the window's tokens
+_UNLESS_SET = {
+    "enable_metrics": True
+}  # without it /metrics is 404, and nothing tells verify steps or the window's tokens
 _SERVE = Between("0.5.5")  # `sglang serve`: not in 0.5.4.post3, in 0.5.5 - 0.5.23, by their wheels
 
 
 @dataclass(frozen=True, slots=True)
 class HostFacts:
-    """What a launch must know of its host. `sglang`: the version beside the server's Python, None when it was not read.
+    """What a launch must know of its host. `sglang`: the version beside the server's Python, None
+    when it was not read.
 
-    `serve_program`: the `sglang` beside it, empty when there is none. `has_hub`: the hub's cache is a folder of this host.
+    `serve_program`: the `sglang` beside it, empty when there is none. `has_hub`: the hub's cache is
+    a folder of this host.
     """
 
     home: str
@@ -49,31 +55,53 @@ class HostFacts:
 
 
 def server_command(spec: TrialSpec, place: LaunchPlace, facts: HostFacts) -> LaunchCommand:
-    """The command of one launch. Raises ConfigError when the job sets what only the agent may set, or what this host has not."""
+    """The command of one launch. Raises ConfigError when the job sets what only the agent may set,
+    or what this host has not.
+    """
     _check(spec)
-    return _container_command(spec.engine, place, facts) if spec.engine.container.image else _host_command(spec.engine, place, facts)
+    return (
+        _container_command(spec.engine, place, facts)
+        if spec.engine.container.image
+        else _host_command(spec.engine, place, facts)
+    )
 
 
 def _check(spec: TrialSpec) -> None:
     engine = spec.engine
     ours = (*_AGENT_ONLY_ARGS, *(_GANG if engine.gang.nodes > 1 else ()))
     if taken := [name for name in ours if name in engine.args]:
-        raise ConfigError(f"engine.args of {spec.variant}: {', '.join(taken)} cannot be set there", "the agent sets it; remove it")
+        raise ConfigError(
+            f"engine.args of {spec.variant}: {', '.join(taken)} cannot be set there",
+            "the agent sets it; remove it",
+        )
     if GPUS_VARIABLE in engine.env:
-        raise ConfigError(f"engine.env of {spec.variant}: {GPUS_VARIABLE} cannot be set there", "engine.gpus says how many; remove it")
+        raise ConfigError(
+            f"engine.env of {spec.variant}: {GPUS_VARIABLE} cannot be set there",
+            "engine.gpus says how many; remove it",
+        )
     if not engine.model_path:
         raise ConfigError(f"variant {spec.variant} names no model", "set model.path in the job")
     if not engine.python and not engine.container.image:
-        raise ConfigError(f"variant {spec.variant} names no Python with SGLang", "set engine.python in the job")
+        raise ConfigError(
+            f"variant {spec.variant} names no Python with SGLang", "set engine.python in the job"
+        )
 
 
 def _host_command(engine: EngineSpec, place: LaunchPlace, facts: HostFacts) -> LaunchCommand:
     python = expand_home(engine.python, facts.home)
     chosen = choose_cpus(engine.cpu_binding, place.gpus, facts.cpus)
     bound = bind_cpus(chosen, facts.cpus, facts.sglang, own_nodes="numa_node" in engine.args)
-    entry = _serve_argv(python, facts) if engine.entry == "serve" else (python, "-m", "sglang.launch_server")
+    entry = (
+        _serve_argv(python, facts)
+        if engine.entry == "serve"
+        else (python, "-m", "sglang.launch_server")
+    )
     argv = (*bound.prefix, *entry, *_server_argv(engine, place, facts.home), *bound.words)
-    return LaunchCommand(argv, server_environment(facts.environment, engine.env, place.gpus, place.token), str(place.folder))
+    return LaunchCommand(
+        argv,
+        server_environment(facts.environment, engine.env, place.gpus, place.token),
+        str(place.folder),
+    )
 
 
 def _serve_argv(python: str, facts: HostFacts) -> tuple[str, ...]:
@@ -89,22 +117,46 @@ def _serve_argv(python: str, facts: HostFacts) -> tuple[str, ...]:
 
 def _container_command(engine: EngineSpec, place: LaunchPlace, facts: HostFacts) -> LaunchCommand:
     if facts.runtime is None:
-        raise ConfigError("engine.container: no container runtime is on this host", "install docker or podman, or write engine.python")
+        raise ConfigError(
+            "engine.container: no container runtime is on this host",
+            "install docker or podman, or write engine.python",
+        )
     hub = container_command.hub_folder(engine, facts.home)
-    if container_command.needs_hub(engine) and not container_command.is_in_mount(engine, hub) and not facts.has_hub:
-        raise ConfigError(f"{engine.model_path} is a name of the hub, and this host has no cache for it at {hub}", f"mkdir -p {hub}")
+    if (
+        container_command.needs_hub(engine)
+        and not container_command.is_in_mount(engine, hub)
+        and not facts.has_hub
+    ):
+        raise ConfigError(
+            f"{engine.model_path} is a name of the hub, and this host has no cache for it at {hub}",
+            f"mkdir -p {hub}",
+        )
     program, first = container_command.python_argv(engine.container, engine.entry)
     chosen = choose_cpus(engine.cpu_binding, place.gpus, facts.cpus)
-    inside = container_command.ContainerProgram(program, (*first, *_server_argv(engine, place, facts.home)), chosen)
+    inside = container_command.ContainerProgram(
+        program, (*first, *_server_argv(engine, place, facts.home)), chosen
+    )
     argv = container_command.run_argv(facts.runtime, engine, place, facts.home, inside)
-    env = {**container_command.server_variables(engine, place, facts.home), LAUNCH_TOKEN_VARIABLE: place.token}
+    env = {
+        **container_command.server_variables(engine, place, facts.home),
+        LAUNCH_TOKEN_VARIABLE: place.token,
+    }
     client = {**facts.client_environment, LAUNCH_TOKEN_VARIABLE: place.token}
-    return LaunchCommand(argv, env, str(PurePosixPath(place.folder)), str(container_command.env_file(place)), client)
+    return LaunchCommand(
+        argv, env, str(PurePosixPath(place.folder)), str(container_command.env_file(place)), client
+    )
 
 
 def _server_argv(engine: EngineSpec, place: LaunchPlace, home: str) -> tuple[str, ...]:
     return (
-        *("--model-path", expand_home(engine.model_path, home), "--host", HOST, "--port", str(place.port)),
+        *(
+            "--model-path",
+            expand_home(engine.model_path, home),
+            "--host",
+            HOST,
+            "--port",
+            str(place.port),
+        ),
         *gang_argv(engine.gang),
         *to_argv({**_UNLESS_SET, **expand_home_paths(engine.args, home)}),
     )

@@ -1,4 +1,6 @@
-"""Owns the comparison of what a job asked for with what the server shows: arguments, versions and gates. Pure."""
+"""Owns the comparison of what a job asked for with what the server shows: arguments, versions and
+gates. Pure.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,25 @@ _NOT_SHOWN = ("internal_states", "launch_command", "status")  # state, not confi
 _SECRET = ("api_key", "admin_api_key", "ssl_keyfile_password")
 
 
-def build_proof(asked: Mapping[str, Any], env: Mapping[str, str], info: Mapping[str, Any], evidence: NcclEvidence) -> ConfigurationProved:
-    """What took effect, from /server_info and from what NCCL shows; the host's fingerprint is left empty."""
+def build_proof(
+    asked: Mapping[str, Any],
+    env: Mapping[str, str],
+    info: Mapping[str, Any],
+    evidence: NcclEvidence,
+) -> ConfigurationProved:
+    """What took effect, from /server_info and from what NCCL shows; the host's fingerprint is left
+    empty.
+    """
     gates = (*compare_arguments(asked, info), *nccl_gates.check_nccl(env, evidence, info))
     versions = {"sglang": str(info.get("version", "")), **nccl_log_version(evidence)}
     seen = nccl_gates.values_seen(evidence.facts)
     return ConfigurationProved(
-        effective_args=visible_args(info), versions=versions, env=seen, gates=gates, witness=evidence.witness, nccl=nccl_gates.nccl_to_json(evidence)
+        effective_args=visible_args(info),
+        versions=versions,
+        env=seen,
+        gates=gates,
+        witness=evidence.witness,
+        nccl=nccl_gates.nccl_to_json(evidence),
     )
 
 
@@ -36,28 +50,52 @@ def add_versions(proved: ConfigurationProved, installed: Mapping[str, str]) -> C
 
 def visible_args(info: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments that /server_info shows, without the server's state and without secrets."""
-    return {name: "…" if name in _SECRET and value else value for name, value in info.items() if name not in _NOT_SHOWN}
+    return {
+        name: "…" if name in _SECRET and value else value
+        for name, value in info.items()
+        if name not in _NOT_SHOWN
+    }
 
 
 def compare_arguments(asked: Mapping[str, Any], shown: Mapping[str, Any]) -> tuple[Gate, ...]:
-    """One gate for each argument that the server shows otherwise: a flag for changes SGLang is known to make, else the trial is void."""
+    """One gate for each argument that the server shows otherwise: a flag for changes SGLang is
+    known to make, else the trial is void.
+    """
     gates = []
     for name, value in asked.items():
         if value is None or (value is False and not shown.get(name)):
             continue
         if name not in shown:
-            gates.append(Gate(ARGS_NOT_SHOWN, GateEffect.FLAG, f"{name}={value} was passed; /server_info does not show it"))
+            gates.append(
+                Gate(
+                    ARGS_NOT_SHOWN,
+                    GateEffect.FLAG,
+                    f"{name}={value} was passed; /server_info does not show it",
+                )
+            )
         elif not _is_same(value, shown[name]):
-            known = find_known_change(name, ArgumentChange(value, shown[name], shown), str(shown.get("version", "")))
-            effect, why = (GateEffect.FLAG, f" ({known.why})") if known else (GateEffect.VOID_TRIAL, "")
-            gates.append(Gate(ARGS_CHANGED, effect, f"asked {name}={value}, in effect {shown[name]}{why}"))
+            known = find_known_change(
+                name, ArgumentChange(value, shown[name], shown), str(shown.get("version", ""))
+            )
+            effect, why = (
+                (GateEffect.FLAG, f" ({known.why})") if known else (GateEffect.VOID_TRIAL, "")
+            )
+            gates.append(
+                Gate(ARGS_CHANGED, effect, f"asked {name}={value}, in effect {shown[name]}{why}")
+            )
     return tuple(gates)
 
 
 def _is_same(asked: Any, shown: Any) -> bool:
-    """Equal once both are read alike: 0.9 and "0.90", one entry and a list of it, a map and its JSON."""
+    """Equal once both are read alike: 0.9 and "0.90", one entry and a list of it, a map and its
+    JSON.
+    """
     if isinstance(asked, list | tuple):
-        return isinstance(shown, list | tuple) and len(asked) == len(shown) and all(map(_is_same, asked, shown))
+        return (
+            isinstance(shown, list | tuple)
+            and len(asked) == len(shown)
+            and all(map(_is_same, asked, shown))
+        )
     if isinstance(shown, list | tuple):
         return len(shown) == 1 and _is_same(asked, shown[0])
     try:

@@ -1,4 +1,5 @@
-"""Owns where NCCL tells what it did on this host: log lines, configuration files, the loaded library. Reads them; judges nothing.
+"""Owns where NCCL tells what it did on this host: log lines, configuration files, the loaded
+library. Reads them; judges nothing.
 
 Source of the mapped libraries: proc_pid_maps(5).
 """
@@ -25,11 +26,17 @@ _INSPECTOR_ON, _INSPECTOR_FOLDER = "NCCL_INSPECTOR_ENABLE", "NCCL_INSPECTOR_DUMP
 
 
 def read_nccl_lines(log: Path, *, witness: bool = False) -> Iterator[str]:
-    """Every line of the launch that may be NCCL's: of its own files, else of the server's log, where a job keeps them there."""
+    """Every line of the launch that may be NCCL's: of its own files, else of the server's log,
+    where a job keeps them there.
+    """
     for path in (*nccl_log_files(log, witness=witness), log):
         try:
             with path.open(encoding="utf-8", errors="replace") as file:
-                yield from (line.rstrip("\n") for line in file if len(line) < _LINE_LIMIT and _MENTIONED.search(line))
+                yield from (
+                    line.rstrip("\n")
+                    for line in file
+                    if len(line) < _LINE_LIMIT and _MENTIONED.search(line)
+                )
         except OSError:
             continue
 
@@ -40,8 +47,12 @@ def nccl_log_files(log: Path, *, witness: bool = False) -> tuple[Path, ...]:
     return tuple(sorted(of_witness if witness else set(log.parent.glob(LOGS)) - of_witness))
 
 
-def read_nccl_configurations(env: Mapping[str, str], release: Release | None, home: str) -> tuple[NcclConfFile, ...]:
-    """NCCL's configuration files that the server finds, the user's before the system's. One that cannot be read is not there."""
+def read_nccl_configurations(
+    env: Mapping[str, str], release: Release | None, home: str
+) -> tuple[NcclConfFile, ...]:
+    """NCCL's configuration files that the server finds, the user's before the system's. One that
+    cannot be read is not there.
+    """
     found = ((path, _text(path)) for path in (user_file(env, release, home), SYSTEM_FILE))
     return tuple(NcclConfFile(path, text) for path, text in found if text)
 
@@ -55,10 +66,20 @@ def _text(path: str) -> str:
 
 
 def find_loaded_libraries(token: str) -> tuple[str, ...]:
-    """The NCCL libraries that processes of the launch with this token have mapped; none that cannot be seen."""
+    """The NCCL libraries that processes of the launch with this token have mapped; none that cannot
+    be seen.
+    """
     session = find_session_by_token(token)
     members = members_of(session) if session else ()
-    return tuple(sorted({library for process in members for library in find_mapped_libraries(_maps(process.pid))}))
+    return tuple(
+        sorted(
+            {
+                library
+                for process in members
+                for library in find_mapped_libraries(_maps(process.pid))
+            }
+        )
+    )
 
 
 def find_mapped_libraries(maps: Iterable[str]) -> set[str]:
@@ -74,11 +95,17 @@ def _maps(pid: int) -> list[str]:
 
 
 def read_inspector_dumps(env: Mapping[str, str], folder: Path) -> Iterator[str]:
-    """The texts that NCCL Inspector wrote, where the job enables it: to the folder that the job names, else below the server's own."""
+    """The texts that NCCL Inspector wrote, where the job enables it: to the folder that the job
+    names, else below the server's own.
+    """
     if env.get(_INSPECTOR_ON, "0") in ("", "0"):
         return
     named = env.get(_INSPECTOR_FOLDER)
-    pattern = os.path.join(glob.escape(named), "**", "*") if named else os.path.join(glob.escape(str(folder)), "*", "nccl-inspector-*", "*")
+    pattern = (
+        os.path.join(glob.escape(named), "**", "*")
+        if named
+        else os.path.join(glob.escape(str(folder)), "*", "nccl-inspector-*", "*")
+    )
     for path in sorted(glob.glob(pattern, recursive=True)):
         if os.path.isfile(path):
             try:

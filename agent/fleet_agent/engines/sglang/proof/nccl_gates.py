@@ -1,4 +1,6 @@
-"""Owns the gates about NCCL: a job's variables against what NCCL itself shows of a launch, its files, its library, its choices. Pure."""
+"""Owns the gates about NCCL: a job's variables against what NCCL itself shows of a launch, its
+files, its library, its choices. Pure.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ _CHOOSE_COLLECTIVES = (
 
 @dataclass(frozen=True, slots=True)
 class NcclEvidence:
-    """What a launch shows of NCCL. `installed`: version of the package beside the server's Python; `libraries`: those that it mapped."""
+    """What a launch shows of NCCL. `installed`: version of the package beside the server's Python;
+    `libraries`: those that it mapped.
+    """
 
     facts: NcclFacts = field(default_factory=NcclFacts)
     configurations: tuple[NcclConfFile, ...] = ()
@@ -56,12 +60,20 @@ class NcclEvidence:
         return self.witness or self.proof == "timed"
 
 
-def check_nccl(env: Mapping[str, str], evidence: NcclEvidence, info: Mapping[str, Any]) -> tuple[Gate, ...]:
-    """What the job's variables and NCCL's own words do not agree in; none for a job without NCCL variables on a host without NCCL.
+def check_nccl(
+    env: Mapping[str, str], evidence: NcclEvidence, info: Mapping[str, Any]
+) -> tuple[Gate, ...]:
+    """What the job's variables and NCCL's own words do not agree in; none for a job without NCCL
+    variables on a host without NCCL.
 
     `info`: the server's resolved arguments and version.
     """
-    return (*_check_environment(env, evidence, info), *_check_configurations(env, evidence), *_check_library(evidence), *_check_bypass(env, evidence))
+    return (
+        *_check_environment(env, evidence, info),
+        *_check_configurations(env, evidence),
+        *_check_library(evidence),
+        *_check_bypass(env, evidence),
+    )
 
 
 def values_seen(facts: NcclFacts) -> dict[str, str]:
@@ -75,19 +87,28 @@ def nccl_to_json(evidence: NcclEvidence) -> dict[str, Any]:
     if evidence.libraries:
         found["libraries"] = list(evidence.libraries)
     if evidence.configurations:
-        found["configuration"] = {name: asdict(setting) for name, setting in resolve_settings({}, *evidence.configurations).items()}
+        found["configuration"] = {
+            name: asdict(setting)
+            for name, setting in resolve_settings({}, *evidence.configurations).items()
+        }
     if evidence.inspected:
         found["inspected"] = [asdict(row) for row in evidence.inspected]
     return found
 
 
-def _check_environment(env: Mapping[str, str], evidence: NcclEvidence, info: Mapping[str, Any]) -> Iterator[Gate]:
+def _check_environment(
+    env: Mapping[str, str], evidence: NcclEvidence, info: Mapping[str, Any]
+) -> Iterator[Gate]:
     unproved = []
     for proved in verify_variables(env, evidence.facts, evidence.ranks):
         name = proved.variable
         if name.startswith(_ABOUT_LOGGING) or proved.state is VariableState.EFFECTIVE:
             continue
-        lost = evidence.names_all and name not in evidence.facts.settings and evidence.facts.info_lines > 0
+        lost = (
+            evidence.names_all
+            and name not in evidence.facts.settings
+            and evidence.facts.info_lines > 0
+        )
         if lost or proved.state in (VariableState.OTHER_VALUE, VariableState.MISSING):
             reason = "NCCL's log does not name it" if lost else proved.detail
             message = f"{name}={env[name]} did not reach NCCL: {reason}{_by_sglang(name, env[name], info)}"
@@ -95,28 +116,46 @@ def _check_environment(env: Mapping[str, str], evidence: NcclEvidence, info: Map
         else:
             unproved.append(f"{name}={env[name]} ({_why(proved, evidence)})")
     if unproved:
-        yield Gate(ENV_UNPROVED, GateEffect.FLAG, f"nothing shows that these took effect: {'; '.join(unproved)}")
+        yield Gate(
+            ENV_UNPROVED,
+            GateEffect.FLAG,
+            f"nothing shows that these took effect: {'; '.join(unproved)}",
+        )
 
 
 def _why(proved: VariableEvidence, evidence: NcclEvidence) -> str:
-    return "engine.proof is off" if proved.state is VariableState.NO_EVIDENCE and evidence.proof == "off" else proved.detail
+    return (
+        "engine.proof is off"
+        if proved.state is VariableState.NO_EVIDENCE and evidence.proof == "off"
+        else proved.detail
+    )
 
 
 def _by_sglang(name: str, value: str, info: Mapping[str, Any]) -> str:
     """That SGLang itself writes the variable, where it does."""
-    asked = ServerConfiguration(args=info, env={name: value}, release=Release.read(str(info.get("version", ""))))
+    asked = ServerConfiguration(
+        args=info, env={name: value}, release=Release.read(str(info.get("version", "")))
+    )
     row = next((found.change for found in find_overwrites(asked) if found.sure), None)
-    return f" (SGLang itself sets it to {row.value}{f', because of {row.why}' if row.why else ''})" if row else ""
+    return (
+        f" (SGLang itself sets it to {row.value}{f', because of {row.why}' if row.why else ''})"
+        if row
+        else ""
+    )
 
 
 def _check_configurations(env: Mapping[str, str], evidence: NcclEvidence) -> Iterator[Gate]:
-    """A file of the host that decides what the job does not, or that the job contradicts; the environment is stronger than either file."""
+    """A file of the host that decides what the job does not, or that the job contradicts; the
+    environment is stronger than either file.
+    """
     conflicts = []
     for name, setting in resolve_settings(env, *evidence.configurations).items():
         if setting.source != "environment":
             conflicts.append(f"{setting.source} sets {name}={setting.value}")
         against = [(source, value) for source, value in setting.hidden if value != setting.value]
-        conflicts += [f"{source} says {name}={value}, {setting.value} counts" for source, value in against]
+        conflicts += [
+            f"{source} says {name}={value}, {setting.value} counts" for source, value in against
+        ]
     if conflicts:
         message = f"NCCL reads files of this host at each launch: {'; '.join(conflicts)}"
         yield Gate(NCCL_CONF_OVERRIDES, GateEffect.FLAG, message)
@@ -124,7 +163,11 @@ def _check_configurations(env: Mapping[str, str], evidence: NcclEvidence) -> Ite
 
 def _check_library(evidence: NcclEvidence) -> Iterator[Gate]:
     if len(evidence.libraries) > 1:
-        yield Gate(NCCL_OTHER_LIBRARY, GateEffect.FLAG, f"the server has several NCCL libraries loaded: {', '.join(evidence.libraries)}")
+        yield Gate(
+            NCCL_OTHER_LIBRARY,
+            GateEffect.FLAG,
+            f"the server has several NCCL libraries loaded: {', '.join(evidence.libraries)}",
+        )
     loaded, installed = Release.read(evidence.facts.version), Release.read(evidence.installed)
     if loaded and installed and loaded != installed:
         where = f" from {evidence.libraries[0]}" if evidence.libraries else ""
@@ -133,10 +176,18 @@ def _check_library(evidence: NcclEvidence) -> Iterator[Gate]:
 
 
 def _check_bypass(env: Mapping[str, str], evidence: NcclEvidence) -> Iterator[Gate]:
-    """A whole log with choices for other collectives and none for an all-reduce: something else carried those."""
+    """A whole log with choices for other collectives and none for an all-reduce: something else
+    carried those.
+    """
     varied = [name for name in _CHOOSE_COLLECTIVES if name in env]
     named = {choice.func for choice in evidence.facts.tuning}
-    if varied and evidence.logs_choices and named and None not in named and "AllReduce" not in named:
+    if (
+        varied
+        and evidence.logs_choices
+        and named
+        and None not in named
+        and "AllReduce" not in named
+    ):
         functions = ", ".join(sorted(name for name in named if name))
         message = f"no all-reduce reached NCCL, only {functions}: {', '.join(varied)} cannot matter to it (custom all-reduce carries it)"
         yield Gate(NCCL_BYPASSED, GateEffect.FLAG, message)

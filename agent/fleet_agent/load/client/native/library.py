@@ -1,7 +1,9 @@
-"""Owns the C parts of the load client: builds them where they run, loads them, names their functions. Whoever finds none does without.
+"""Owns the C parts of the load client: builds them where they run, loads them, names their
+functions. Whoever finds none does without.
 
-The agent's wheel is one for all hosts, and a host that serves models has a C compiler, since its server compiles kernels. So the source
-travels and is compiled once, in a quarter of a second; the result is kept in the load process's folder under its digest (decision 0018).
+The agent's wheel is one for all hosts, and a host that serves models has a C compiler, since its
+server compiles kernels. So the source travels and is compiled once, in a quarter of a second; the
+result is kept in the load process's folder under its digest (decision 0018).
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from typing import Any, Final
 
 log = logging.getLogger(__name__)
 
-FOLDER_VARIABLE: Final = "BENCHFLEET_NATIVE"  # the folder to keep it in; empty or unset: nothing is built, all is read in Python
+# the folder to keep it in; empty or unset: nothing is built, all is read in Python
+FOLDER_VARIABLE: Final = "BENCHFLEET_NATIVE"
 COMPILE_LIMIT_S: Final = 60.0
 LOOK, END, CLOSED, BROKEN = 1, 2, 4, 8
 _SOURCES: Final = ("fast_path.c", "reader.c", "stream.c")
@@ -56,15 +59,24 @@ class NativeAnswer(ctypes.Structure):
 class NativeRun(ctypes.Structure):
     """struct run of native.h."""
 
-    _fields_ = (("at", ctypes.c_uint64), ("events", ctypes.c_uint64), ("text_size", ctypes.c_uint64))
+    _fields_ = (
+        ("at", ctypes.c_uint64),
+        ("events", ctypes.c_uint64),
+        ("text_size", ctypes.c_uint64),
+    )
     at: int
     events: int
     text_size: int
 
 
 _P, _I, _L, _N = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_size_t
-_FUNCTIONS: Final[Mapping[str, tuple[Any, tuple[Any, ...]]]] = {  # name → what it returns, what it takes
-    "bf_alike": (NativeRun, (ctypes.c_char_p, _N, _N, ctypes.c_char_p, _N, ctypes.c_char_p, _N, _P, _P, _N, _P, _P)),
+_FUNCTIONS: Final[
+    Mapping[str, tuple[Any, tuple[Any, ...]]]
+] = {  # name → what it returns, what it takes
+    "bf_alike": (
+        NativeRun,
+        (ctypes.c_char_p, _N, _N, ctypes.c_char_p, _N, ctypes.c_char_p, _N, _P, _P, _N, _P, _P),
+    ),
     "bf_arrival_ns": (_L, (_L, _L, _L, _L)),
     "bf_gather_ns": (_L, (_L, ctypes.c_uint64, _L)),
     "bf_reader_new": (_P, ()),
@@ -86,7 +98,9 @@ _FUNCTIONS: Final[Mapping[str, tuple[Any, tuple[Any, ...]]]] = {  # name → wha
 
 
 class Library:
-    """The functions, by their names. All but `run`, which does not return, are called with Python's lock held: they take microseconds."""
+    """The functions, by their names. All but `run`, which does not return, are called with Python's
+    lock held: they take microseconds.
+    """
 
     def __init__(self, path: Path) -> None:
         """Raises OSError for what is no such library, AttributeError for another version of it."""
@@ -101,7 +115,9 @@ class Library:
 
 @lru_cache(1)
 def load_library() -> Library | None:
-    """The library of this process, built when it has to be; None where it cannot be had, which is said in the log once."""
+    """The library of this process, built when it has to be; None where it cannot be had, which is
+    said in the log once.
+    """
     folder = os.environ.get(FOLDER_VARIABLE, "")
     return _loaded(Path(folder)) if folder else None
 
@@ -110,12 +126,17 @@ def _loaded(folder: Path) -> Library | None:
     try:
         return Library(build_library(folder))
     except (OSError, AttributeError, subprocess.SubprocessError) as error:
-        log.warning("answers are read in Python, which takes more of the processor: %s", _describe_error(error))
+        log.warning(
+            "answers are read in Python, which takes more of the processor: %s",
+            _describe_error(error),
+        )
         return None
 
 
 def find_compiler() -> Sequence[str]:
-    """The words that call this host's C compiler; none: it has none. CC may be several, such as `ccache gcc`."""
+    """The words that call this host's C compiler; none: it has none. CC may be several, such as
+    `ccache gcc`.
+    """
     named = shlex.split(os.environ.get("CC", ""))
     if named and shutil.which(named[0]):
         return named
@@ -124,7 +145,9 @@ def find_compiler() -> Sequence[str]:
 
 
 def build_library(folder: Path) -> Path:
-    """The compiled library in that folder, compiled now unless it is there. Raises OSError, CalledProcessError, TimeoutExpired."""
+    """The compiled library in that folder, compiled now unless it is there. Raises OSError,
+    CalledProcessError, TimeoutExpired.
+    """
     target = folder / f"load-{_digest()}.so"
     if _is_ours(target):
         return target
@@ -133,13 +156,21 @@ def build_library(folder: Path) -> Path:
         raise FileNotFoundError("there is no C compiler (cc, gcc or clang) on PATH")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not _only_we_write(folder.lstat()):
-        raise PermissionError(f"{folder} belongs to somebody else, or others may write to it: chmod 700 {folder}")
+        raise PermissionError(
+            f"{folder} belongs to somebody else, or others may write to it: chmod 700 {folder}"
+        )
     here = Path(__file__).parent
     descriptor, fresh = tempfile.mkstemp(suffix=".so", dir=folder)
     os.close(descriptor)
     try:
         sources = [str(here / name) for name in _SOURCES]
-        subprocess.run([*program, *_FLAGS, "-o", fresh, *sources], check=True, capture_output=True, timeout=COMPILE_LIMIT_S, text=True)
+        subprocess.run(
+            [*program, *_FLAGS, "-o", fresh, *sources],
+            check=True,
+            capture_output=True,
+            timeout=COMPILE_LIMIT_S,
+            text=True,
+        )
         os.replace(fresh, target)  # whole, whoever else builds it at the same time
     finally:
         Path(fresh).unlink(missing_ok=True)
@@ -150,7 +181,9 @@ def _digest() -> str:
     """Of all that the result depends on but the compiler, which any host has only one of."""
     here = Path(__file__).parent
     content = b"".join((here / name).read_bytes() for name in (*_SOURCES, *_HEADERS))
-    return hashlib.sha256(content + " ".join((*_FLAGS, os.uname().machine)).encode()).hexdigest()[:16]
+    return hashlib.sha256(content + " ".join((*_FLAGS, os.uname().machine)).encode()).hexdigest()[
+        :16
+    ]
 
 
 def _is_ours(path: Path) -> bool:

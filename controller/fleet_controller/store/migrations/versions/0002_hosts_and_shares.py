@@ -1,4 +1,6 @@
-"""What the controller decides about hosts, and what of a job decides where and when its trials begin."""
+"""What the controller decides about hosts, and what of a job decides where and when its trials
+begin.
+"""
 
 import sqlalchemy as sa
 from alembic import op
@@ -8,7 +10,9 @@ down_revision = "0001"
 
 
 def upgrade() -> None:
-    """Make the table of hosts; jobs from before have priority 0 and trials that stay on the hosts of their plan."""
+    """Make the table of hosts; jobs from before have priority 0 and trials that stay on the hosts
+    of their plan.
+    """
     op.create_table(
         "hosts",
         sa.Column("name", sa.String(255), primary_key=True),

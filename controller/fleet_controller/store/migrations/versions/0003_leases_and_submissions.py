@@ -1,4 +1,6 @@
-"""Whose store it is: one row that each start of a controller raises; and which submit made which job."""
+"""Whose store it is: one row that each start of a controller raises; and which submit made which
+job.
+"""
 
 import sqlalchemy as sa
 from alembic import op
