@@ -20,7 +20,7 @@ from fleet_controller.job_file.job_loader import load_job
 from fleet_controller.yaml.finding_collector import FindingCollector
 from fleet_controller.yaml.findings import JobRejected
 
-CASES = sorted((Path(__file__).parent / "data" / "pasted").glob("*.json"))
+CASES = sorted((Path(__file__).parent / "data" / "importers").glob("*.json"))
 TEXTS = ["\n".join(json.loads(path.read_text(encoding="utf-8"))["input"]) for path in CASES]
 SIGNS = [
     "$", "${", "}", "$(", "))", "`", '"', "'", "\\", "\\\n", "\n", "#", " ", "\t", "\r", "=", "(", ")", "A=(",
