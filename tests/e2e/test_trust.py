@@ -22,7 +22,7 @@ import pytest
 from fleet_controller.pki.authority import Authority
 from fleet_transport.certificate import parse_certificates
 from fleet_transport.sockets import parse_endpoint
-from tests.contract.test_doors import running
+from tests.contract.test_endpoints import running
 from tests.fakes.free_port import free_port
 
 LIMIT_S = 30.0

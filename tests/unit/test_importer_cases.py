@@ -17,7 +17,7 @@ from fleet_controller.yaml.findings import Finding, JobRejected
 
 DATA = Path(__file__).parent / "data"
 CASES = [DATA / "field" / f"{name}.json" for name in ("G01", "G02", "G04", "G05", "G06")] + sorted(
-    (DATA / "pasted").glob("*.json")
+    (DATA / "importers").glob("*.json")
 )
 
 
