@@ -48,20 +48,20 @@ bench: .venv/installed-dev ## overheads of fleetctl and the agent, diagnose, res
 soak: .venv/installed-dev ## many short trials for SOAK_MINUTES (30): fails when memory, descriptors or disk grow beyond what is stored
 	$(bin)/python -m benchmarks.soak
 
-check: .venv/installed-dev ## ruff, mypy --strict, import contracts, proto drift, buf lint, sizes
+check: .venv/installed-dev ## ruff, mypy --strict, import contracts, proto drift, buf lint, sizes, folders, wording
 	@$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target check-types check-rest
 
 check-types:
 	$(bin)/mypy && $(bin)/mypy benchmarks tools tests/conftest.py
 
 check-rest:
-	$(bin)/ruff check --quiet . && $(bin)/lint-imports --no-logo
-	tools/protos.sh check && tools/buf_lint.sh && $(bin)/python tools/sizes.py
+	$(bin)/ruff check --quiet . && $(bin)/ruff format --check --quiet . && $(bin)/lint-imports --no-logo
+	tools/protos.sh check && tools/buf_lint.sh && $(bin)/python -m tools.sizes && $(bin)/python -m tools.structure
 
-fmt: .venv/installed-dev ## sort imports and apply ruff's safe fixes
-	$(bin)/ruff check --fix .
+fmt: .venv/installed-dev ## format, sort imports and apply ruff's safe fixes
+	$(bin)/ruff check --fix . && $(bin)/ruff format .
 
-protos: .venv/installed-dev ## make the stubs of protos/fleet_protos/v1 anew
+protos: .venv/installed-dev ## regenerate the stubs of protos/fleet_protos/v1
 	tools/protos.sh write
 
 lock: .venv/installed-dev ## refresh requirements/*.txt from pyproject.toml

@@ -123,6 +123,18 @@ def flagged(modules: Sequence[Module]) -> list[str]:
     ]
 
 
+def tree(modules: Sequence[Module]) -> list[str]:
+    """Return the folders as an indented list, each with the first sentence of its `__init__.py`."""
+    lines = []
+    for module in sorted(modules, key=lambda module: module.path.parent.parts):
+        if module.path.name == "__init__.py":
+            depth = len(module.path.parts) - 3
+            place = module.path.parent.name if depth else module.path.parent
+            purpose = (ast.get_docstring(ast.parse(module.text)) or "").split("\n\n")[0]
+            lines.append(f"{'  ' * depth}{place}/".ljust(32) + " ".join(purpose.split()))
+    return lines
+
+
 def figures(modules: Sequence[Module]) -> list[str]:
     """The figures of a tree, a line each."""
     counts = Counter(
@@ -156,11 +168,12 @@ def main() -> int:
     """Print figures or findings; 1 when there is a finding."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--root", type=Path, default=Path(__file__).resolve().parent.parent)
-    parser.add_argument("--figures", action="store_true", help="print figures, find nothing")
+    parser.add_argument("--figures", action="store_true", help="print figures only")
+    parser.add_argument("--tree", action="store_true", help="print the folders only")
     arguments = parser.parse_args()
     modules = product(arguments.root)
-    if arguments.figures:
-        print("\n".join(figures(modules)))
+    if arguments.figures or arguments.tree:
+        print("\n".join(figures(modules) if arguments.figures else tree(modules)))
         return 0
     mutual = [
         f"{one} and {other} import each other: move what both need"

@@ -1,3 +1,1 @@
-"""The daemon of a host: launches servers, proves what they run, drives load, journals what
-happened. Never imports the controller.
-"""
+"""The daemon of a host: launches servers, proves their configuration, drives the load, keeps a journal."""

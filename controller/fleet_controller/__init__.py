@@ -1,3 +1,1 @@
-"""Plans jobs, schedules trials over agents, keeps their results and judges them. Never imports the
-agent.
-"""
+"""Plans jobs, schedules trials over agents, keeps their results and compares them."""

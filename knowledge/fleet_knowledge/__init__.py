@@ -1,3 +1,1 @@
-"""What is known of the tools that benchfleet drives: SGLang, NCCL, GPU hosts. Tables and readers
-over text; starts and asks nothing.
-"""
+"""Facts about SGLang, NCCL and hosts by version, and readers of their output (pure)."""

@@ -1,3 +1,1 @@
-"""Secures the connections between users, controller and agents: mutual TLS, identities, limits,
-sockets.
-"""
+"""Secures connections: mutual TLS, identities, revocation, request limits."""

@@ -1,1 +1,1 @@
-"""A server with the HTTP endpoints of SGLang and a model of time in place of a GPU."""
+"""A server with SGLang's HTTP endpoints and a model of time in place of a GPU."""

@@ -1,0 +1,1 @@
+"""Decides what a trial does next: state machine, gates, stop rule, GPU allocation (pure)."""

@@ -1,0 +1,1 @@
+"""Adapts each kind of server: SGLang, simulated, external."""

@@ -1,3 +1,1 @@
-"""What the agent reads of its own host: GPUs, links, kernel, memory. Changes nothing and ends no
-process.
-"""
+"""Reads the state of the host: GPUs, memory, processes, ports, clock."""

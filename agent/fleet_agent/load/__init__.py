@@ -1,0 +1,1 @@
+"""The load process: sends the requests of a run through Ray tasks and summarises them."""

@@ -1,1 +1,1 @@
-"""Runs trials: events go into the state machine, its effects are carried out."""
+"""Runs trials: passes events to the state machine and carries out its effects."""

@@ -1,0 +1,1 @@
+"""Computes launch values, intervals and verdicts from stored runs (pure)."""

@@ -1,0 +1,1 @@
+"""Implements fleetctl: options, connection to the controller, exit codes."""

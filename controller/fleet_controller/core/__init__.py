@@ -1,0 +1,1 @@
+"""Decides what happens to trials and hosts: scheduling, retries, quarantine, giving up (pure)."""

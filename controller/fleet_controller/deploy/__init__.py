@@ -1,3 +1,1 @@
-"""Owns bringing agents to hosts over SSH and taking them away again: facts, plan, commands, and
-their carrying out.
-"""
+"""Installs agents on hosts over SSH, updates and removes them."""

@@ -1,3 +1,1 @@
-"""The reading of pasted launch commands: text in, a job file and what could not be carried over
-out. Runs nothing, reads no file.
-"""
+"""Makes a job file from a launch command that somebody pasted (pure)."""

@@ -1,1 +1,1 @@
-"""Holds the jobs and their trials in memory, and writes every change to the store first."""
+"""Holds jobs and trials in memory; writes each change to the store first."""

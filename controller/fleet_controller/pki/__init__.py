@@ -1,1 +1,1 @@
-"""The fleet's own authority: who may speak to whom, for how long, and who no more."""
+"""Issues, rotates and revokes the fleet's certificates."""

@@ -1,1 +1,1 @@
-"""Plans a job: variants, order of launches, hosts, time and cost."""
+"""Plans a job: variants, order of launches, hosts, time and cost (pure)."""

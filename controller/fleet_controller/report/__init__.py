@@ -1,0 +1,1 @@
+"""Renders results as text, JSON and CSV."""

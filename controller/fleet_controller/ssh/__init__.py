@@ -1,1 +1,1 @@
-"""Connects to hosts over SSH."""
+"""Connects to hosts over SSH and opens tunnels."""

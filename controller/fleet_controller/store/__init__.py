@@ -1,1 +1,1 @@
-"""Keeps jobs, attempts, events and runs; append-only where results are concerned."""
+"""Stores jobs, attempts, events and runs in SQLite or PostgreSQL."""

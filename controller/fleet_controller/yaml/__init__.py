@@ -1,1 +1,1 @@
-"""Reads YAML files with the place of every key, and reports findings by line and column."""
+"""Reads YAML with the position of each key, and collects findings."""

@@ -1,6 +1,4 @@
-"""Reading of what hosts tell of themselves: topology, GPUs, processors, and what they say when they
-are not well.
-"""
+"""Reads nvidia-smi, lscpu, topologies and kernel messages."""
 
 from fleet_knowledge.host.host_text_detection import recognise_host_text
 

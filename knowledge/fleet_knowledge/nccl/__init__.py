@@ -1,3 +1,1 @@
-"""What is known of NCCL and RCCL: variables by version, their log lines, where SGLang passes them
-by.
-"""
+"""Knows which NCCL settings take effect, and proves it from the log."""

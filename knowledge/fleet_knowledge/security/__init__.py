@@ -1,3 +1,1 @@
-"""Owns what variables and arguments of a server can do to its host beyond tuning it, as facts.
-Allows and refuses nothing.
-"""
+"""Rates what arguments, variables and paths of a job can do to a host."""

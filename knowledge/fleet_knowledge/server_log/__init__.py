@@ -1,1 +1,1 @@
-"""Reading of server logs: lines, phases, decode rates, failures. Pure: bytes in, values out."""
+"""Reads server logs, any number of bytes at a time."""

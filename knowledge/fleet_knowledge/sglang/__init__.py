@@ -1,1 +1,1 @@
-"""What is known of SGLang by version: arguments, speculation rules, what it changes by itself."""
+"""Knows SGLang's arguments and variables by version, and what it changes by itself."""

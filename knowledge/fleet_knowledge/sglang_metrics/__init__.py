@@ -1,6 +1,4 @@
-"""Figures that SGLang's endpoints and benchmarks print: read, aggregated and judged; nothing is
-measured here.
-"""
+"""Reads SGLang's /metrics, /server_info and benchmark output."""
 
 from fleet_knowledge.sglang_metrics.metrics_text_detection import (
     accept_length_between,

@@ -1,1 +1,1 @@
-"""Generated stubs of version 1 of the contract; made by `make protos`, never edited."""
+"""Generated stubs of version 1 of the contract: `make protos` writes them."""

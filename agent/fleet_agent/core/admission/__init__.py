@@ -1,3 +1,1 @@
-"""Decides which orders the agent accepts: from which controller, for which trials, within which
-limits of the host.
-"""
+"""Decides which orders the agent accepts, from which controller and within which limits (pure)."""

@@ -1,0 +1,1 @@
+"""Launches SGLang and reads back what it runs with."""

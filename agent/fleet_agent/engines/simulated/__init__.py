@@ -1,0 +1,1 @@
+"""Launches the simulated server of simulator/."""

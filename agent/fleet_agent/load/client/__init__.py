@@ -1,1 +1,1 @@
-"""Sends requests over HTTP and records when each part of an answer arrived."""
+"""Sends requests over HTTP and records when each part of a response arrived."""

@@ -1,1 +1,1 @@
-"""Runs the processes that send the load, and checks that they keep up."""
+"""Runs the Ray workers that send the load, and checks that they keep up."""

@@ -1,1 +1,1 @@
-"""Plans the requests of a run: when each is sent and what it asks for."""
+"""Plans the requests of a run: when each is sent and what it contains."""

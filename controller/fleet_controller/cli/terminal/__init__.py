@@ -1,1 +1,1 @@
-"""Draws on the terminal: tables, progress and colours."""
+"""Draws on the terminal: console, live display, progress, interrupts."""

@@ -1,3 +1,1 @@
-"""Owns the programs that deploy sends to hosts. They use the standard library of Python 3.6 and
-newer, and import nothing of ours.
-"""
+"""Programs that deploy runs on hosts: standard library only, Python 3.6 or newer."""

@@ -1,1 +1,1 @@
-"""Reads shell text: words, quoting, variables and commands."""
+"""Parses shell text: words, quoting, variables and commands."""

@@ -1,1 +1,1 @@
-"""Reads the files that people launch servers with: compose files, manifests, Dockerfiles, units."""
+"""Reads the files that start servers: compose, Kubernetes, Dockerfile, systemd, docker run."""

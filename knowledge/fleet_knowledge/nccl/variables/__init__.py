@@ -1,1 +1,1 @@
-"""Tables of NCCL variables: what each means, and what it excludes."""
+"""Tables of NCCL and RCCL variables by version."""

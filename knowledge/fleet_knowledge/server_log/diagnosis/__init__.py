@@ -1,1 +1,1 @@
-"""Decides from a server log why a server ended or how fast it ran."""
+"""Decides from a log why a server ended and how fast it decoded."""

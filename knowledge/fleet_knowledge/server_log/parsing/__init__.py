@@ -1,1 +1,1 @@
-"""Splits a server log into records."""
+"""Splits a log into records."""

@@ -1,1 +1,1 @@
-"""Facts about SGLang's speculative decoding."""
+"""Knows the rules of speculative decoding in SGLang."""

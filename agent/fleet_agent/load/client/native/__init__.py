@@ -1,0 +1,1 @@
+"""Reads sockets in C, compiled on the host."""
