@@ -33,6 +33,7 @@ PACKAGES = (
     "simulator/fleet_simulator",
 )  # fmt: skip
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
+ARCHITECTURE = ROOT / "docs/ARCHITECTURE.md"
 GUIDES = sorted(ROOT.glob("*.md")) + sorted((ROOT / "docs").rglob("*.md"))
 
 
@@ -174,6 +175,33 @@ def test_each_gate_of_the_code_is_documented() -> None:
     assert {"client_limited", "args_changed_by_server"} <= codes
     documented = set(re.findall(r"`([a-z_]+)`", (ROOT / "docs/gates.md").read_text()))
     assert codes - documented == set()
+
+
+def test_the_architecture_shows_the_folders_that_there_are() -> None:
+    structure = load_tool("structure")
+    expected = "\n".join(structure.tree(structure.product(ROOT)))
+    block = re.search(r"^```text\n(.*?)\n```$", ARCHITECTURE.read_text(), re.S | re.M)
+    assert block and block[1] == expected, "paste: python -m tools.structure --tree"
+
+
+def test_each_module_that_the_architecture_names_exists() -> None:
+    named = set(re.findall(r"`([a-z_]+/[a-z_/]+\.py)`", ARCHITECTURE.read_text()))
+    known = tracked("*.py")
+    assert len(named) > 10
+    assert {
+        name for name in named if not any(f"/{file}".endswith(f"/{name}") for file in known)
+    } == set()
+
+
+def test_folders_are_small_and_one_way_and_the_text_is_plain() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tools.structure"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout.count("\n")) == (0, 1), done.stdout
 
 
 def test_the_changelog_has_an_unreleased_section_with_something_in_it() -> None:
