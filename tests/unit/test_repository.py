@@ -17,7 +17,6 @@ import tomllib
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from packaging.requirements import Requirement
@@ -26,6 +25,7 @@ from packaging.version import Version
 
 from fleet_controller.cli.argument_parser import COMMANDS
 from fleet_protos import metric_names
+from tools import sizes, structure
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = (
@@ -54,14 +54,6 @@ def fleetctl(*arguments: str) -> subprocess.CompletedProcess[str]:
 def program(name: str) -> str | None:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return shutil.which(name) or shutil.which(name, path=cache / "benchfleet/programs/usr/bin")
-
-
-def load_tool(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / f"tools/{name}.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def words_after(command: str, guide: Path) -> Iterator[str]:
@@ -178,7 +170,6 @@ def test_each_gate_of_the_code_is_documented() -> None:
 
 
 def test_the_architecture_shows_the_folders_that_there_are() -> None:
-    structure = load_tool("structure")
     expected = "\n".join(structure.tree(structure.product(ROOT)))
     block = re.search(r"^```text\n(.*?)\n```$", ARCHITECTURE.read_text(), re.S | re.M)
     assert block and block[1] == expected, "paste: python -m tools.structure --tree"
@@ -266,12 +257,10 @@ def test_pins_satisfy_pyproject(pins: str, extras: tuple[str, ...]) -> None:
 
 
 def test_sizes_are_within_their_limits() -> None:
-    sizes = load_tool("sizes")
     assert sizes.findings(ROOT, sizes.tracked_python(ROOT)) == []
 
 
 def test_the_size_check_tells_long_files_and_functions(tmp_path: Path) -> None:
-    sizes = load_tool("sizes")
     body = "    x = 1\n" * sizes.FUNCTION_LINES
     (tmp_path / "long.py").write_text(f"def endless():\n{body}" + "y = 2\n" * sizes.FILE_LINES)
     told = sizes.findings(tmp_path, [tmp_path / "long.py"])
