@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 _LINGER_CHECK_S = 1.0
 
 
-def parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
     """The flags of `fleet-agent`."""
     parse = argparse.ArgumentParser(
         prog="fleet-agent",
@@ -111,7 +111,7 @@ def main() -> int:
         return _run_check_command(sys.argv[2:])
     if sys.argv[1:2] == ["pending"]:
         return _run_pending_command(sys.argv[2:])
-    options = parser().parse_args()
+    options = build_parser().parse_args()
     limit_malloc_arenas()
     log_to_stderr()
     os.environ.setdefault(

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any, Final
 
-LARGEST_PACKED: Final = (
+MAX_PACKED_CHARS: Final = (
     384 << 10
 )  # characters of all files of a job together: they are part of each of its trials
-LARGEST_UNPACKED: Final = 16 << 20  # bytes of one, unpacked
-MOST_FILES: Final = 16  # of a job
+MAX_UNPACKED_BYTES: Final = 16 << 20  # bytes of one, unpacked
+MAX_FILES: Final = 16  # of a job
 
 Message = tuple[str, str]  # role, content
 
@@ -60,20 +60,22 @@ def pack(content: Trace | Prompts) -> str:
         _trace_json(content) if isinstance(content, Trace) else {"prompts": content.conversations}
     )
     data = json.dumps(plain, ensure_ascii=False, separators=(",", ":")).encode()
-    if len(data) > LARGEST_UNPACKED:
-        raise ValueError(f"it holds {len(data) >> 20} MiB, more than {LARGEST_UNPACKED >> 20} MiB")
+    if len(data) > MAX_UNPACKED_BYTES:
+        raise ValueError(
+            f"it holds {len(data) >> 20} MiB, more than {MAX_UNPACKED_BYTES >> 20} MiB"
+        )
     return base64.b64encode(zlib.compress(data, 9)).decode()
 
 
-def unpack(word: str) -> Trace | Prompts:
+def unpack(packed: str) -> Trace | Prompts:
     """The content of a word that `pack` made. Raises ValueError for any other, and for one that
     would be too large.
     """
     try:
         unpacking = zlib.decompressobj()
-        data = unpacking.decompress(base64.b64decode(word, validate=True), LARGEST_UNPACKED)
+        data = unpacking.decompress(base64.b64decode(packed, validate=True), MAX_UNPACKED_BYTES)
         if not unpacking.eof:
-            raise ValueError(f"cut off, or more than {LARGEST_UNPACKED >> 20} MiB")
+            raise ValueError(f"cut off, or more than {MAX_UNPACKED_BYTES >> 20} MiB")
         plain = json.loads(data)
         return (
             _trace_from_json(plain)

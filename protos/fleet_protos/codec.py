@@ -26,21 +26,21 @@ log = logging.getLogger(__name__)
 V = TypeVar("V")
 M = TypeVar("M", bound=Message)
 
-_BODIES: dict[type, str] = {
+_BODY_FIELDS: dict[type, str] = {
     body: re.sub(r"(?<!^)(?=[A-Z])", "_", body.__name__).lower() for body in get_args(events.Body)
 }
-_KIND_OF = {text: body for body, text in _BODIES.items()}
-_HINTS: dict[Any, dict[str, Any]] = {}
+_BODY_TYPES = {text: body for body, text in _BODY_FIELDS.items()}
+_TYPE_HINTS: dict[Any, dict[str, Any]] = {}
 
 # What a number of a newer peer is read as when "unspecified" could do harm: a check that tripped
 # must not let a run count.
 _SAFE_DEFAULTS: dict[type[IntEnum], IntEnum] = {GateEffect: GateEffect.VOID_RUN}
 
 
-def _hints(kind: Any) -> dict[str, Any]:
-    if kind not in _HINTS:
-        _HINTS[kind] = get_type_hints(kind)
-    return _HINTS[kind]
+def _type_hints(kind: Any) -> dict[str, Any]:
+    if kind not in _TYPE_HINTS:
+        _TYPE_HINTS[kind] = get_type_hints(kind)
+    return _TYPE_HINTS[kind]
 
 
 def to_proto(value: Any, message: M) -> M:
@@ -52,7 +52,7 @@ def to_proto(value: Any, message: M) -> M:
                 content is None
             ):  # of a kind that this version does not know: there is nothing to say of it
                 continue
-            target = getattr(message, _BODIES[type(content)])
+            target = getattr(message, _BODY_FIELDS[type(content)])
             target.SetInParent()
             to_proto(content, target)
         else:
@@ -84,10 +84,10 @@ def from_proto(kind: type[V], message: Message) -> V:
     defaults.
     """
     values: dict[str, Any] = {}
-    for name, hint in _hints(kind).items():
+    for name, hint in _type_hints(kind).items():
         if name == "body":
             which = message.WhichOneof("body")
-            body = _KIND_OF.get(which)
+            body = _BODY_TYPES.get(which)
             values[name] = from_proto(body, getattr(message, which)) if body else None
         else:
             values[name] = _read(hint, getattr(message, name))
@@ -154,7 +154,7 @@ def from_json(kind: type[V], text: str, message: Message) -> V:
     unknown fields pass.
     """
     try:
-        return read_json_line(kind, text, _KIND_OF, _empty_value)
+        return read_json_line(kind, text, _BODY_TYPES, _empty_value)
     except (
         ValueError,
         TypeError,

@@ -16,14 +16,14 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 from fleet_protos.v1 import trial_pb2
 
 V = TypeVar("V")
-Read = Callable[[Any], Any]
-Zeros = Callable[[type], Any]  # the value of a kind in which every field is absent
+Reader = Callable[[Any], Any]
+EmptyValueOf = Callable[[type], Any]  # the value of a kind in which every field is absent
 
-_KINDS: dict[type, tuple[dict[str, Read], dict[str, Any], tuple[str, ...]]] = {}
+_FIELDS_BY_KIND: dict[type, tuple[dict[str, Reader], dict[str, Any], tuple[str, ...]]] = {}
 _ENUMS: dict[type[IntEnum], dict[str, IntEnum]] = {}
 
 
-def read_json_line(kind: type[V], text: str, bodies: Mapping[str, type], zero: Zeros) -> V:
+def read_json_line(kind: type[V], text: str, bodies: Mapping[str, type], zero: EmptyValueOf) -> V:
     """The value that the line holds. Raises ValueError, TypeError or another plain error on what
     was not written by `to_json`.
     """
@@ -31,9 +31,9 @@ def read_json_line(kind: type[V], text: str, bodies: Mapping[str, type], zero: Z
 
 
 def _read_value(
-    kind: type[V], document: Mapping[str, Any], bodies: Mapping[str, type], zero: Zeros
+    kind: type[V], document: Mapping[str, Any], bodies: Mapping[str, type], zero: EmptyValueOf
 ) -> V:
-    readers, zeros, maps = _KINDS.get(kind) or _learn_fields(kind, bodies, zero)
+    readers, zeros, maps = _FIELDS_BY_KIND.get(kind) or _learn_fields(kind, bodies, zero)
     values = dict(zeros)
     for name in maps:
         values[name] = {}
@@ -46,8 +46,8 @@ def _read_value(
 
 
 def _learn_fields(
-    kind: type, bodies: Mapping[str, type], zero: Zeros
-) -> tuple[dict[str, Read], dict[str, Any], tuple[str, ...]]:
+    kind: type, bodies: Mapping[str, type], zero: EmptyValueOf
+) -> tuple[dict[str, Reader], dict[str, Any], tuple[str, ...]]:
     """How each field of a kind is read, its zero, and which fields are mappings, of which each
     value has its own.
     """
@@ -58,15 +58,15 @@ def _learn_fields(
     }
     if "body" in hints:
         readers["body"] = _unreadable
-    _KINDS[kind] = (
+    _FIELDS_BY_KIND[kind] = (
         readers,
         zeros,
         tuple(name for name, value in zeros.items() if isinstance(value, dict)),
     )
-    return _KINDS[kind]
+    return _FIELDS_BY_KIND[kind]
 
 
-def _reader_for(hint: Any, bodies: Mapping[str, type], zero: Zeros) -> Read:
+def _reader_for(hint: Any, bodies: Mapping[str, type], zero: EmptyValueOf) -> Reader:
     origin = get_origin(hint)
     if origin is tuple:
         entry = _reader_for(get_args(hint)[0], bodies, zero)
@@ -82,7 +82,7 @@ def _reader_for(hint: Any, bodies: Mapping[str, type], zero: Zeros) -> Read:
     if issubclass(hint, IntEnum):
         members = _members(hint)
         return lambda content: members[content]
-    plain: Mapping[type, Read] = {int: int, float: float, str: _string, bool: _boolean}
+    plain: Mapping[type, Reader] = {int: int, float: float, str: _string, bool: _boolean}
     return plain[hint]
 
 
@@ -94,7 +94,7 @@ def _members(kind: type[IntEnum]) -> dict[str, IntEnum]:
     return _ENUMS[kind]
 
 
-def _mapping(entry: Read) -> Read:
+def _mapping(entry: Reader) -> Reader:
     return lambda content: {key: entry(value) for key, value in content.items()}
 
 

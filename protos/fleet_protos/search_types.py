@@ -27,7 +27,7 @@ class Search:
     goodput: float = 0.0
 
     @property
-    def most_loads(self) -> int:
+    def max_loads(self) -> int:
         """How many loads it takes at most while no answer is taken back: doublings, then halvings
         of the bracket.
         """
@@ -38,9 +38,9 @@ class Search:
         )  # the first load, and one for the rounding of loads
 
     @property
-    def most_runs(self) -> int:
+    def max_runs(self) -> int:
         """A search of more runs, void ones counted, ends with what it knows."""
-        return MAX_RUNS_PER_LOAD * self.most_loads
+        return MAX_RUNS_PER_LOAD * self.max_loads
 
 
 @dataclass(frozen=True, slots=True)

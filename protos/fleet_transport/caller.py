@@ -14,9 +14,9 @@ import os
 import socket
 from urllib.parse import unquote
 
-_MARK = "benchfleet-door-"
-_LONGEST_BYTES = 107  # of a name, its leading NUL among them (unix(7))
-_SHOWN = "unix-abstract:"
+_NAME_PREFIX = "benchfleet-door-"
+_MAX_NAME_BYTES = 107  # of a name, its leading NUL among them (unix(7))
+_GRPC_PREFIX = "unix-abstract:"
 _calls = itertools.count(1)
 
 
@@ -26,7 +26,9 @@ def named_socket(peer: str, owner: str) -> socket.socket:
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     connection.setblocking(False)
-    name = f"\0{_MARK}{os.getpid()}-{next(_calls)}/{peer} ({owner})".encode()[:_LONGEST_BYTES]
+    name = f"\0{_NAME_PREFIX}{os.getpid()}-{next(_calls)}/{peer} ({owner})".encode()[
+        :_MAX_NAME_BYTES
+    ]
     with contextlib.suppress(OSError):  # taken, or no such names here: then the peer is not told
         connection.bind(name)
     return connection
@@ -36,9 +38,9 @@ def describe_peer(peer: str) -> str:
     """`10.0.0.5:41234 (user ann)` of a peer as gRPC shows it; that itself when it did not come
     through a door.
     """
-    mark, slash, called = unquote(peer.removeprefix(_SHOWN)).partition("/")
+    mark, slash, called = unquote(peer.removeprefix(_GRPC_PREFIX)).partition("/")
     return (
         called
-        if slash and peer.startswith(_SHOWN) and mark.startswith(_MARK)
+        if slash and peer.startswith(_GRPC_PREFIX) and mark.startswith(_NAME_PREFIX)
         else peer or "a peer without an address"
     )

@@ -30,10 +30,10 @@ else:
 
 
 @dataclass(frozen=True, slots=True)
-class _Unreadable:
+class _InvalidRequest:
     """In place of a request."""
 
-    why: str
+    reason: str
 
 
 class RequestLimit(Interceptor):
@@ -66,20 +66,20 @@ class RequestLimit(Interceptor):
 def _limited_reader(read: Callable[[bytes], Any], largest_bytes: int) -> Callable[[bytes], Any]:
     def gated(content: bytes) -> Any:
         if len(content) > largest_bytes:
-            return _Unreadable(f"a message of {len(content)} bytes, more than {largest_bytes}")
+            return _InvalidRequest(f"a message of {len(content)} bytes, more than {largest_bytes}")
         try:
             return read(content)
         except (DecodeError, ValueError, RecursionError) as error:
-            return _Unreadable(f"a message of {len(content)} bytes that is none: {error}")
+            return _InvalidRequest(f"a message of {len(content)} bytes that is none: {error}")
 
     return gated
 
 
 async def _refuse(
-    method: str, request: _Unreadable, context: aio.ServicerContext[Any, Any]
+    method: str, request: _InvalidRequest, context: aio.ServicerContext[Any, Any]
 ) -> None:
-    log.warning("%s of %s refused: %s", method, describe_peer(context.peer()), request.why)
-    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, request.why[:500])
+    log.warning("%s of %s refused: %s", method, describe_peer(context.peer()), request.reason)
+    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, request.reason[:500])
 
 
 def _checked_unary(handler: Handler, method: str) -> Any:
@@ -88,7 +88,7 @@ def _checked_unary(handler: Handler, method: str) -> Any:
 
 def _checked(verb: Any, method: str) -> Any:
     async def gated(request: Any, context: aio.ServicerContext[Any, Any]) -> Any:
-        if isinstance(request, _Unreadable):
+        if isinstance(request, _InvalidRequest):
             await _refuse(method, request, context)
         return await verb(request, context)
 
@@ -101,7 +101,7 @@ def _checked_stream(handler: Handler, method: str) -> Any:
         return _checked(verb, method)
 
     async def gated(request: Any, context: aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
-        if isinstance(request, _Unreadable):
+        if isinstance(request, _InvalidRequest):
             await _refuse(method, request, context)
         async for answer in verb(request, context):
             yield answer

@@ -28,7 +28,7 @@ _VERIFY = {
     26: "not meant for this purpose",
     62: "that of another party",
 }
-_NO_TLS = frozenset(
+_NOT_TLS = frozenset(
     (
         "WRONG_VERSION_NUMBER",
         "HTTP_REQUEST",
@@ -59,7 +59,7 @@ def describe_server_handshake_error(error: ssl.SSLError) -> str:
     reason = error.reason or ""
     if reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
         return "it shows no certificate"
-    if reason in _NO_TLS:
+    if reason in _NOT_TLS:
         return "it does not speak TLS"
     if reason in _OLD_TLS:
         return "it speaks only a TLS older than 1.3"
@@ -78,7 +78,7 @@ def describe_rejected_server(error: ssl.SSLError, name: str) -> str:
         return f"its certificate is {detail}" + (
             f" (expected is {name})" if error.verify_code == 62 else ""
         )
-    if (error.reason or "") in _NO_TLS:
+    if (error.reason or "") in _NOT_TLS:
         return "it does not speak TLS"
     return ""
 
@@ -100,7 +100,7 @@ def _alert_text(reason: str) -> str:
     return next((text for name, text in _ALERTS.items() if reason.endswith(f"ALERT_{name}")), "")
 
 
-def why_certificate_refused(
+def certificate_refusal_reason(
     certificate: Certificate, wanted: frozenset[Role], revoked: Revocation | None, now_unix_s: float
 ) -> str:
     """Why a certificate of this fleet's authority is refused; empty when it is welcome."""

@@ -25,8 +25,8 @@ from fleet_transport.revocation_list import RevocationList
 from fleet_transport.sockets import parse_endpoint
 from fleet_transport.tls_errors import (
     REFUSAL_PREFIX,
+    certificate_refusal_reason,
     describe_server_handshake_error,
-    why_certificate_refused,
 )
 from fleet_transport.tls_identity import Role, TlsFiles
 from fleet_transport.tls_reload import ReloadingTlsFiles
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 HANDSHAKE_S = 10.0
 _RECHECK_S = 2.0  # how soon a revoked certificate loses the connections that it has
-_LOG_AGAIN_S = 60.0
+_LOG_INTERVAL_S = 60.0
 _BACKLOG = 256
 _MAX_CONNECTIONS = 4096
 _MOST_STRANGERS, _MOST_STRANGERS_OF_ONE = (
@@ -53,7 +53,7 @@ class TlsGateway:
     def __init__(
         self,
         address: str,
-        inner: str,
+        backend: str,
         tls: TlsFiles,
         roles: frozenset[Role],
         on_certificate_change: Callable[[Certificate], None] = lambda _: None,
@@ -62,7 +62,7 @@ class TlsGateway:
 
         Raises ConfigError for files or an address of no use, Conflict for one in use.
         """
-        self.inner = Path(inner.removeprefix("unix:"))
+        self.backend_path = Path(backend.removeprefix("unix:"))
         self.roles = roles
         self.tls_files = ReloadingTlsFiles(tls, on_certificate_change)
         self.revocations = RevocationList(tls.revoked)
@@ -83,13 +83,13 @@ class TlsGateway:
                     await asyncio.sleep(_RECHECK_S)
                     # a new certificate is taken, and told, also while nobody comes
                     self.tls_files.context()
-                    self._close_refused()
+                    self._close_revoked()
         finally:
             await self._close_all()
 
-    def start_backend_connection(self, outside: ClientConnection) -> None:
+    def start_backend_connection(self, client: ClientConnection) -> None:
         """Make the line from a peer that is welcome to the server inside."""
-        self._tasks.create_task(outside.connect_backend())
+        self._tasks.create_task(client.connect_backend())
 
     async def _close_all(self) -> None:
         # a transport closes a turn of the loop after it is told to, and the one behind it a turn
@@ -111,9 +111,9 @@ class TlsGateway:
             finally:
                 serving.cancel()
 
-    def why_refused(self, certificate: Certificate) -> str:
+    def refusal_reason(self, certificate: Certificate) -> str:
         """Why it is refused now; empty when it is welcome."""
-        return why_certificate_refused(
+        return certificate_refusal_reason(
             certificate,
             self.roles,
             self.revocations.find(certificate.fingerprint),
@@ -146,9 +146,9 @@ class TlsGateway:
         )
         return few and len(self.connections) < _MAX_CONNECTIONS
 
-    def _close_refused(self) -> None:
+    def _close_revoked(self) -> None:
         for line in list(self.connections):
-            reason = self.why_refused(line.certificate) if line.certificate else ""
+            reason = self.refusal_reason(line.certificate) if line.certificate else ""
             if reason:
                 self.log_refusal(line.peer, reason)
                 line.abort()
@@ -166,28 +166,28 @@ class LogThrottle:
         """How many different ones are remembered."""
         return len(self._logged_at_s)
 
-    def suppressed_before(self, what: str, now_s: float) -> int | None:
+    def suppressed_before(self, key: str, now_s: float) -> int | None:
         """How often it was kept quiet since it was last told; None: do not tell it now."""
-        if now_s - self._logged_at_s.get(what, -_LOG_AGAIN_S) < _LOG_AGAIN_S:
-            self._suppressed[what] += 1
+        if now_s - self._logged_at_s.get(key, -_LOG_INTERVAL_S) < _LOG_INTERVAL_S:
+            self._suppressed[key] += 1
             return None
         if len(self._logged_at_s) >= _MAX_CONNECTIONS:
             self._logged_at_s.clear()
             self._suppressed.clear()
-        self._logged_at_s[what] = now_s
-        return self._suppressed.pop(what, 0)
+        self._logged_at_s[key] = now_s
+        return self._suppressed.pop(key, 0)
 
 
 class ClientConnection(asyncio.Protocol):
     """One connection from the network: its TLS, and the bytes to and from the server inside."""
 
-    def __init__(self, door: TlsGateway) -> None:
+    def __init__(self, gateway: TlsGateway) -> None:
         self.peer = ""
         self.certificate: Certificate | None = None
-        self._gateway = door
+        self._gateway = gateway
         self._backend: BackendConnection | None = None
-        self._waiting: list[bytes] = []  # for the server inside, until the line to it stands
-        self._from, self._to = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._pending: list[bytes] = []  # for the server inside, until the line to it stands
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A stranger has come."""
@@ -196,7 +196,7 @@ class ClientConnection(asyncio.Protocol):
         self.peer = _format_address(transport.get_extra_info("peername"))
         _keep_alive(transport.get_extra_info("socket"))
         loop = asyncio.get_running_loop()
-        self._limit = loop.call_later(
+        self._deadline = loop.call_later(
             HANDSHAKE_S, self._refuse, f"its handshake took longer than {HANDSHAKE_S:g} s"
         )
         if not self._gateway.has_capacity(self.peer):
@@ -204,12 +204,12 @@ class ClientConnection(asyncio.Protocol):
             return
         self._gateway.connections.add(self)
         self._tls = self._gateway.tls_files.context().wrap_bio(
-            self._from, self._to, server_side=True
+            self._incoming, self._outgoing, server_side=True
         )
 
     def data_received(self, data: bytes) -> None:
         """From the network: the handshake first, then what is for the server inside."""
-        self._from.write(data)
+        self._incoming.write(data)
         if self.certificate is None and not self._shake_hands():
             return
         try:
@@ -231,7 +231,7 @@ class ClientConnection(asyncio.Protocol):
         except ssl.SSLError as error:
             self._refuse(describe_server_handshake_error(error))
             return False
-        self._limit.cancel()
+        self._deadline.cancel()
         try:
             return self._accept_peer(
                 parse_certificate(self._tls.getpeercert(binary_form=True) or b"")
@@ -241,7 +241,7 @@ class ClientConnection(asyncio.Protocol):
             return False
 
     def _accept_peer(self, certificate: Certificate) -> bool:
-        reason = self._gateway.why_refused(certificate)
+        reason = self._gateway.refusal_reason(certificate)
         if reason:
             self._tls.write(REFUSAL_PREFIX + reason.encode() + b"\n")
             self._refuse(reason)
@@ -259,46 +259,46 @@ class ClientConnection(asyncio.Protocol):
         try:
             with ExitStack() as unless_made:
                 unless_made.callback(line.close)
-                await loop.sock_connect(line, str(self._gateway.inner))
+                await loop.sock_connect(line, str(self._gateway.backend_path))
                 await loop.create_unix_connection(lambda: BackendConnection(self), sock=line)
                 unless_made.pop_all()
         except OSError as error:
             log.error("cannot reach the server behind the door: %s", error)
             self.abort()
 
-    def backend_connected(self, inside: BackendConnection) -> None:
+    def backend_connected(self, backend: BackendConnection) -> None:
         """The line to the server inside was made."""
         if self.transport.is_closing():
-            inside.transport.close()
+            backend.transport.close()
             return
-        self._backend = inside
-        for data in self._waiting:
-            inside.transport.write(data)
-        self._waiting.clear()
+        self._backend = backend
+        for data in self._pending:
+            backend.transport.write(data)
+        self._pending.clear()
         self.transport.resume_reading()
 
-    def _forward(self, plain: bytes) -> None:
+    def _forward(self, plaintext: bytes) -> None:
         if self._backend is not None:
-            self._backend.transport.write(plain)
+            self._backend.transport.write(plaintext)
         else:
-            self._waiting.append(plain)
+            self._pending.append(plaintext)
 
-    def send(self, plain: bytes) -> None:
+    def send(self, plaintext: bytes) -> None:
         """From the server inside to the network."""
         if not self.transport.is_closing():
-            self._tls.write(plain)
+            self._tls.write(plaintext)
             self._flush()
 
     def _flush(self) -> None:
-        if self._to.pending:
-            self.transport.write(self._to.read())
+        if self._outgoing.pending:
+            self.transport.write(self._outgoing.read())
 
     def _refuse(self, reason: str) -> None:
         self._gateway.log_refusal(self.peer, reason)
         self._flush()  # the alert, or the reason in words
         self.transport.close()
-        self._limit.cancel()
-        self._limit = asyncio.get_running_loop().call_later(
+        self._deadline.cancel()
+        self._deadline = asyncio.get_running_loop().call_later(
             HANDSHAKE_S, self.transport.abort
         )  # should it not take them
 
@@ -324,21 +324,21 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         """The peer is gone, so the server inside is told."""
-        self._limit.cancel()
+        self._deadline.cancel()
         if self._backend is None:
-            self.forget()
+            self.unregister()
         else:
             self._backend.transport.close()
 
-    def backend_lost(self, inside: BackendConnection) -> None:
+    def backend_lost(self, backend: BackendConnection) -> None:
         """The line to the server inside is no more."""
-        if self._backend is inside and not self.transport.is_closing():
+        if self._backend is backend and not self.transport.is_closing():
             self._backend = None
             self.transport.close()
         else:
-            self.forget()
+            self.unregister()
 
-    def forget(self) -> None:
+    def unregister(self) -> None:
         """Nothing of it stays."""
         self._gateway.connections.discard(self)
 
@@ -346,8 +346,8 @@ class ClientConnection(asyncio.Protocol):
 class BackendConnection(asyncio.Protocol):
     """The same connection on the side of the server."""
 
-    def __init__(self, outside: ClientConnection) -> None:
-        self._client = outside
+    def __init__(self, client: ClientConnection) -> None:
+        self._client = client
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The server inside has taken it."""

@@ -35,7 +35,7 @@ class ReloadingTlsFiles:
         which names the file.
         """
         self._tls = tls
-        self._taken = on_change
+        self._on_change = on_change
         self._good_until_s = math.inf  # an authority ends then
         self._stamp = self._read_stamps()
         self._context = self._load()
@@ -67,7 +67,7 @@ class ReloadingTlsFiles:
             for known in parse_certificates(self._tls.authorities.read_bytes())
         )
         self._good_until_s = min((end for end in ends if end >= now_s), default=math.inf)
-        self._taken(parse_certificates(self._tls.certificate.read_bytes())[0])
+        self._on_change(parse_certificates(self._tls.certificate.read_bytes())[0])
         return context
 
     def _read_stamps(self) -> tuple[FileStamp | None, ...]:

@@ -214,12 +214,12 @@ async def test_a_list_that_is_damaged_or_gone_revokes_what_it_did(
     )
     for later in ("", "{", '{"version": 2}', None):
         house.revoked.write_text(good)
-        assert house.door.why_refused(known)
+        assert house.door.refusal_reason(known)
         if later is None:
             house.revoked.unlink()
         else:
             house.revoked.write_text(later)
-        assert "was revoked" in house.door.why_refused(known)
+        assert "was revoked" in house.door.refusal_reason(known)
         assert str(house.revoked) in caplog.messages[-1]
 
 

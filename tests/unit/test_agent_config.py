@@ -11,7 +11,7 @@ import pytest
 
 from fleet_agent.app.config import AgentConfig, parse_config, read_config, resolve_config
 from fleet_agent.core.admission.host_policy import ServerDefaults
-from fleet_agent.main import parser
+from fleet_agent.main import build_parser
 from fleet_protos.errors import ConfigError
 from fleet_transport.tls_identity import TlsFiles
 
@@ -82,7 +82,7 @@ def test_every_key_has_its_place() -> None:
 
 def test_a_file_makes_the_agent_strict_and_none_leaves_it_open() -> None:
     assert config_of("").policy.is_open is False
-    assert resolve_config(parser().parse_args(["--state", "x"])).policy.is_open is True
+    assert resolve_config(build_parser().parse_args(["--state", "x"])).policy.is_open is True
 
 
 def test_every_mistake_is_told_at_once_with_its_line_and_what_to_do() -> None:
@@ -151,7 +151,7 @@ def test_words_of_the_command_line_win(tmp_path: Path) -> None:
         "--state",
         str(tmp_path),
     )
-    config = resolve_config(parser().parse_args([*words, "--metrics-port", "9"]))
+    config = resolve_config(build_parser().parse_args([*words, "--metrics-port", "9"]))
     assert (config.gpus, config.host, config.state, config.metrics) == (
         2,
         "other",
@@ -163,7 +163,7 @@ def test_words_of_the_command_line_win(tmp_path: Path) -> None:
 
 def test_without_a_state_folder_nothing_is_guessed() -> None:
     with pytest.raises(ConfigError, match="no state folder"):
-        resolve_config(parser().parse_args([]))
+        resolve_config(build_parser().parse_args([]))
 
 
 @pytest.mark.parametrize("mode", [0o660, 0o606, 0o622])

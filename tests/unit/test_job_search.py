@@ -225,8 +225,8 @@ def test_the_guess_of_the_time_and_the_longest_hold_grow_with_the_search() -> No
         job, workloads=(replace(job.workloads[0], search=Search(RATE, 1.0, 1024.0, 0.01, 0.99)),)
     )
     one, other = (trial_seconds(plan.trials[0], each) for each in (job, wider))
-    assert 0.5 * 60 * job.workloads[0].search.most_runs < one < other
+    assert 0.5 * 60 * job.workloads[0].search.max_runs < one < other
     spec = trial_spec(job, plan, plan.trials[0], 1, "j")
-    assert hold_limit_s(spec) > job.workloads[0].search.most_runs * (
+    assert hold_limit_s(spec) > job.workloads[0].search.max_runs * (
         60 + job.workloads[0].request_timeout_s
     )

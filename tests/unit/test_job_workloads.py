@@ -28,7 +28,7 @@ from fleet_controller.job_file.workload_files import BadWorkloadFile, read_promp
 from fleet_controller.planning.estimate import estimate_seconds, trial_seconds
 from fleet_controller.planning.job_plan import make_plan, trial_specs
 from fleet_controller.yaml.findings import ERROR, JobRejected
-from fleet_protos.attachment import LARGEST_PACKED, Prompts, Trace, pack, unpack
+from fleet_protos.attachment import MAX_PACKED_CHARS, Prompts, Trace, pack, unpack
 from fleet_protos.trial_types import Lengths, Part, SharedPrefix, Stage, Workload
 
 GUIDE = Path(__file__).parents[2] / "docs" / "user" / "job-file.md"
@@ -392,7 +392,9 @@ def test_any_file_is_read_or_refused_in_words(content: str, ending: str) -> None
 
 def test_files_are_not_kept_with_more_trials_than_the_store_has_room_for(folder: Path) -> None:
     job = load("a: {trace: traces/afternoon.csv}", folder).job
-    big = replace(job, files=(replace(job.files[0], content="x" * LARGEST_PACKED),), launches=1000)
+    big = replace(
+        job, files=(replace(job.files[0], content="x" * MAX_PACKED_CHARS),), launches=1000
+    )
     assert "files_too_large" in [finding.code for finding in make_plan(big, ["h"]).findings]
     assert make_plan(replace(big, launches=100), ["h"]).findings == ()
 

@@ -16,10 +16,10 @@ from fleet_controller.report.host_output import hosts_table
 from fleet_transport.certificate import Certificate
 from fleet_transport.revocation_list import Revocation, parse_revocations
 from fleet_transport.tls_errors import (
+    certificate_refusal_reason,
     describe_rejected_client,
     describe_rejected_server,
     describe_server_handshake_error,
-    why_certificate_refused,
 )
 from fleet_transport.tls_identity import Role
 
@@ -50,7 +50,8 @@ def certificate(
 
 def test_a_good_one_is_welcome_to_its_last_second() -> None:
     assert (
-        why_certificate_refused(certificate(begins_s=0, ends_s=0), CONTROLLERS, None, NOW_S) == ""
+        certificate_refusal_reason(certificate(begins_s=0, ends_s=0), CONTROLLERS, None, NOW_S)
+        == ""
     )
 
 
@@ -70,17 +71,17 @@ def test_a_good_one_is_welcome_to_its_last_second() -> None:
     ],
 )
 def test_the_reason_names_owner_and_day(shown: Certificate, reason: str) -> None:
-    assert why_certificate_refused(shown, CONTROLLERS, None, NOW_S) == reason
+    assert certificate_refusal_reason(shown, CONTROLLERS, None, NOW_S) == reason
 
 
 def test_a_revoked_one_is_told_first_whatever_else_is_wrong() -> None:
     gone = Revocation("ab" * 32, "user", "ann", NOW_S - DAY_S, "laptop stolen")
-    told = why_certificate_refused(certificate(Role.USER, ends_s=-5), CONTROLLERS, gone, NOW_S)
+    told = certificate_refusal_reason(certificate(Role.USER, ends_s=-5), CONTROLLERS, gone, NOW_S)
     assert told == "the certificate of user ann was revoked on 2026-09-20: laptop stolen"
 
 
 def test_both_roles_of_a_controllers_door_are_named() -> None:
-    told = why_certificate_refused(
+    told = certificate_refusal_reason(
         certificate(Role.AGENT), frozenset({Role.USER, Role.CONTROLLER}), None, NOW_S
     )
     assert told == "its certificate is that of agent ann; served are only the controller and users"

@@ -39,7 +39,7 @@ from fleet_transport.tls_identity import TlsFiles
 HOST_PATTERN = r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
 VARIABLE_PATTERN = r"[A-Za-z_][A-Za-z0-9_]*"
 _ENDPOINT = re.compile(r"(.+):(\d{1,5})")
-_LARGEST_BYTES = 1 << 20
+_MAX_FILE_BYTES = 1 << 20
 
 _TABLES: Mapping[str, Mapping[str, type]] = {
     "": {
@@ -62,8 +62,8 @@ _TABLES: Mapping[str, Mapping[str, type]] = {
     },
     "server": {"python": str, "image": str},
 }
-_FREE = ("labels", "server.env")  # tables whose keys are the user's own
-_KINDS = {
+_FREE_TABLES = ("labels", "server.env")  # tables whose keys are the user's own
+_TYPE_NAMES = {
     str: "text in quotes",
     int: "a whole number",
     bool: "true or false",
@@ -96,7 +96,7 @@ def read_config(path: Path) -> AgentConfig:
     try:
         with path.open("rb") as file:
             about = os.fstat(file.fileno())
-            content = file.read(_LARGEST_BYTES + 1)
+            content = file.read(_MAX_FILE_BYTES + 1)
     except OSError as error:
         raise ConfigError(
             f"{path}: {error.strerror}", "name the agent's configuration by --config FILE"
@@ -104,9 +104,9 @@ def read_config(path: Path) -> AgentConfig:
     if about.st_uid not in (0, os.geteuid()) or about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         message = f"{path}: others than root and this user (id {os.geteuid()}) may change it, and it says what jobs may do"
         raise ConfigError(message, f"chmod 640 {path}, and chown it to the agent's user or root")
-    if len(content) > _LARGEST_BYTES:
+    if len(content) > _MAX_FILE_BYTES:
         raise ConfigError(
-            f"{path}: larger than {_LARGEST_BYTES} bytes", "it is no agent configuration"
+            f"{path}: larger than {_MAX_FILE_BYTES} bytes", "it is no agent configuration"
         )
     return parse_config(content, str(path))
 
@@ -144,14 +144,16 @@ class _ConfigChecker:
     text: str
     faults: list[tuple[int, str]]
 
-    def fault(self, key: str, what: str, fix: str) -> None:
+    def fault(self, key: str, problem: str, fix: str) -> None:
         """Note a mistake at a dotted key."""
         line = _find_line(self.text, key)
-        self.faults.append((line, f"{self.file}{f':{line}' if line else ''}: {key}: {what}: {fix}"))
+        self.faults.append(
+            (line, f"{self.file}{f':{line}' if line else ''}: {key}: {problem}: {fix}")
+        )
 
     def read_tables(self, document: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         """Table → its keys of the right kind; everything else is a fault."""
-        found: dict[str, dict[str, Any]] = {name: {} for name in (*_TABLES, *_FREE)}
+        found: dict[str, dict[str, Any]] = {name: {} for name in (*_TABLES, *_FREE_TABLES)}
         self._read_table("", document, found)
         return found
 
@@ -165,15 +167,15 @@ class _ConfigChecker:
                     self._read_table(dotted, value, found)
                 else:
                     self.fault(dotted, "must be a table", f"write [{dotted}] and its keys below it")
-            elif table in _FREE:
+            elif table in _FREE_TABLES:
                 self._read_free_entry(dotted, key, value, found[table])
             elif key not in _TABLES[table]:
                 self.fault(
                     dotted, "unknown key", _suggestion(key, [*_TABLES[table], *_subtables(table)])
                 )
             elif not _has_type(value, _TABLES[table][key]):
-                seen = _KINDS.get(type(value), f"a {type(value).__name__}")
-                self.fault(dotted, f"must be {_KINDS[_TABLES[table][key]]}", f"it is {seen}")
+                seen = _TYPE_NAMES.get(type(value), f"a {type(value).__name__}")
+                self.fault(dotted, f"must be {_TYPE_NAMES[_TABLES[table][key]]}", f"it is {seen}")
             else:
                 found[table][key] = value
 
@@ -191,7 +193,9 @@ def _has_type(value: Any, kind: type) -> bool:
 
 
 def _subtables(table: str) -> list[str]:
-    names = [name for name in (*_TABLES, *_FREE) if name and name.rpartition(".")[0] == table]
+    names = [
+        name for name in (*_TABLES, *_FREE_TABLES) if name and name.rpartition(".")[0] == table
+    ]
     return [name.rpartition(".")[2] for name in names]
 
 

@@ -20,9 +20,9 @@ AttemptKey = tuple[str, int]  # trial id and attempt
 class UnacknowledgedState:
     """What was read so far. `open`: trials that are not over."""
 
-    last: int
+    last_sequence: int
     acknowledged: int
-    open: dict[AttemptKey, None] = field(default_factory=dict)
+    open_trials: dict[AttemptKey, None] = field(default_factory=dict)
 
     def add_record(self, record: dict[str, Any]) -> None:
         """Take in one record."""
@@ -30,11 +30,11 @@ class UnacknowledgedState:
             self.acknowledged = max(int(record["acknowledged"]), self.acknowledged)
             return
         key = (str(record.get("trial_id", "")), int(record.get("attempt", 0)))
-        self.last = int(record.get("sequence", self.last))
+        self.last_sequence = int(record.get("sequence", self.last_sequence))
         if "trial_accepted" in record:
-            self.open[key] = None
+            self.open_trials[key] = None
         if "trial_over" in record:
-            self.open.pop(key, None)
+            self.open_trials.pop(key, None)
 
 
 def read_pending(state: Path) -> dict[str, object]:
@@ -57,10 +57,10 @@ def read_pending(state: Path) -> dict[str, object]:
         raise ConfigError(
             f"{path}: {error.strerror}", "run this as the agent's user or as root"
         ) from error
-    owed = ArtifactRetention(state / "artifacts").unreleased(frozenset(found.open))
-    trials = [f"{trial}/{attempt}" for trial, attempt in found.open]
+    owed = ArtifactRetention(state / "artifacts").unreleased(frozenset(found.open_trials))
+    trials = [f"{trial}/{attempt}" for trial, attempt in found.open_trials]
     return {
         "trials": trials,
-        "unacknowledged": max(found.last - found.acknowledged, 0),
+        "unacknowledged": max(found.last_sequence - found.acknowledged, 0),
         "owed": owed,
     }

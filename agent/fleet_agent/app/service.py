@@ -31,7 +31,7 @@ from fleet_protos.trial_types import TrialSpec
 from fleet_protos.v1 import agent_pb2, agent_pb2_grpc, trial_pb2
 
 _CHUNK_BYTES = 256 << 10
-_LONGEST_REASON_BYTES = 2000
+_MAX_REASON_BYTES = 2000
 _STATUS = {
     ConfigError: grpc.StatusCode.INVALID_ARGUMENT,
     Conflict: grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -43,7 +43,7 @@ Context = aio.ServicerContext[Any, Any]
 
 async def _refuse(context: Context, error: FleetError) -> NoReturn:
     text = f"{error.message} — {error.hint}" if error.hint else error.message
-    short = text.encode()[:_LONGEST_REASON_BYTES].decode(
+    short = text.encode()[:_MAX_REASON_BYTES].decode(
         errors="ignore"
     )  # it travels in the trailer, which takes 8 KiB
     await context.abort(_STATUS.get(type(error), grpc.StatusCode.INTERNAL), short)

@@ -210,7 +210,7 @@ def next_load(search: Search, runs: Sequence[SearchRun]) -> NextLoad:
     )
     if ended and highest and not tally.is_sure(highest):
         following, ended = highest, ""
-    if not ended and len(runs) >= search.most_runs:
+    if not ended and len(runs) >= search.max_runs:
         return NextLoad(0.0, sure, lowest, UNSETTLED)
     return NextLoad(0.0 if ended else following, highest, lowest, ended)
 

@@ -70,7 +70,7 @@ class Agent:
         self._disk = ThreadPoolExecutor(max_workers=1, thread_name_prefix="journal")
         self._tasks: asyncio.TaskGroup | None = None
         self._journal_broken: asyncio.Event = asyncio.Event()  # the journal takes nothing more
-        self._lost = ""  # what is no longer there of its state
+        self._state_loss = ""  # what is no longer there of its state
         self._ending: asyncio.Event = asyncio.Event()  # it is to end what runs, and go
         self._is_ending = False
         self.watchers = 0
@@ -150,7 +150,7 @@ class Agent:
                     self._is_ending = (
                         True  # whatever is begun from here on nobody would see through
                     )
-                why = "the agent's state was lost" if self._lost else "the agent was stopped"
+                why = "the agent's state was lost" if self._state_loss else "the agent was stopped"
                 for runner in list(self._runners.values()):
                     await runner.interrupt(f"{why} while the trial ran")
                 for task in background:
@@ -163,10 +163,10 @@ class Agent:
         self._raise_if_state_lost()
 
     def _raise_if_state_lost(self) -> None:
-        if self._lost:
+        if self._state_loss:
             hint = "keep others away from the agent's state folder; what the controller had not stored is lost, its trials are tried again"
             raise JournalFailed(
-                f"{self._lost} while the agent ran: it ends, and the next one begins with what is there then",
+                f"{self._state_loss} while the agent ran: it ends, and the next one begins with what is there then",
                 hint,
             )
 
@@ -178,10 +178,10 @@ class Agent:
         """End when the files of the journal are no longer there: whatever is written goes nowhere,
         and nothing can be read again.
         """
-        while not self._lost:
+        while not self._state_loss:
             await asyncio.sleep(_DISK_CHECK_S)
-            self._lost = await self._in_journal_thread(self._journal.missing_files)
-        log.error("%s: this agent ends what runs, and goes", self._lost)
+            self._state_loss = await self._in_journal_thread(self._journal.missing_files)
+        log.error("%s: this agent ends what runs, and goes", self._state_loss)
         self._ending.set()
         self._notify_watchers()  # streams end
 

@@ -74,7 +74,7 @@ def hold_limit_s(spec: TrialSpec) -> float:
 def _longest_s(workload: Workload, runs_max: int) -> float:
     """Of all runs of a workload, with its warm-up."""
     if search := workload.search if workload.search.of else None:
-        return (1 + search.most_runs) * _longest_run_s(workload.at_load(search.most))
+        return (1 + search.max_runs) * _longest_run_s(workload.at_load(search.most))
     return (1 + runs_max) * _longest_run_s(workload)
 
 

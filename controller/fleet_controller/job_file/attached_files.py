@@ -17,7 +17,7 @@ from fleet_controller.job_file.prompt_kinds import FILE_PREFIX
 from fleet_controller.job_file.workload_files import BadWorkloadFile, read_prompts, read_trace
 from fleet_controller.yaml.document import KeyPath
 from fleet_controller.yaml.findings import Finding
-from fleet_protos.attachment import LARGEST_PACKED, MOST_FILES, Prompts, Trace, pack, unpack
+from fleet_protos.attachment import MAX_FILES, MAX_PACKED_CHARS, Prompts, Trace, pack, unpack
 from fleet_protos.trial_types import AttachedFile
 
 TRACE: Final = "trace"
@@ -81,9 +81,9 @@ def find_files(parsed: ParsedJob, sources: FileSources) -> NamedFiles:
             code, message, hint = missing.args
             findings += [parsed.finding(code, wanted.path, message, hint) for wanted in wants]
     size = sum(len(file.content) for file in files.values())
-    if size > LARGEST_PACKED:
+    if size > MAX_PACKED_CHARS:
         first = max(by_name, key=lambda name: len(files[name].content) if name in files else 0)
-        message = f"packed, the files of this job are {size >> 10} KiB, more than the {LARGEST_PACKED >> 10} KiB that travel with it"
+        message = f"packed, the files of this job are {size >> 10} KiB, more than the {MAX_PACKED_CHARS >> 10} KiB that travel with it"
         hint = (
             "take a shorter part of the largest: `duration` or `requests` of a trace, fewer prompts"
         )
@@ -93,10 +93,10 @@ def find_files(parsed: ParsedJob, sources: FileSources) -> NamedFiles:
 
 def _check_file_count(count: int) -> None:
     """Raises _Missing beyond as many files as a job may have."""
-    if count >= MOST_FILES:
+    if count >= MAX_FILES:
         raise _FileUnavailable(
             "files_too_large",
-            f"the job names more than {MOST_FILES} files",
+            f"the job names more than {MAX_FILES} files",
             "split it into several jobs",
         )
 

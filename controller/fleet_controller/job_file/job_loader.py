@@ -29,7 +29,7 @@ from fleet_controller.yaml.findings import (
     in_order,
 )
 from fleet_controller.yaml.pydantic_errors import pydantic_findings
-from fleet_protos.attachment import LARGEST_PACKED
+from fleet_protos.attachment import MAX_PACKED_CHARS
 from fleet_protos.errors import ConfigError
 
 # Stand-ins for what must be there and is not, so that the rest of a broken file can still be
@@ -100,7 +100,7 @@ def load_job(text: str | bytes, file_name: str, folder: FilePath | None = None) 
     file is opened.
     """
     own, attached = split_attached_files(
-        decode_text(text, file_name, most_bytes=LARGEST_BYTES + 2 * LARGEST_PACKED)
+        decode_text(text, file_name, most_bytes=LARGEST_BYTES + 2 * MAX_PACKED_CHARS)
     )
     content = decode_text(own, file_name)
     document = read_document(content, file_name, _is_verbatim)

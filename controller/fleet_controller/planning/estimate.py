@@ -90,7 +90,7 @@ def _ready_knob_s(engine: EngineSpec) -> float:
 def _search_seconds(workload: Workload) -> float:
     """Half as many runs as there may be at most, at the load in the middle."""
     search = workload.search
-    return (1 + search.most_runs / 2) * _run_seconds(
+    return (1 + search.max_runs / 2) * _run_seconds(
         workload.at_load(math.sqrt(search.least * search.most))
     )
 

@@ -13,7 +13,7 @@ from dataclasses import astuple, fields, is_dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from fleet_protos.attachment import LARGEST_PACKED, MOST_FILES, unpack
+from fleet_protos.attachment import MAX_FILES, MAX_PACKED_CHARS, unpack
 from fleet_protos.search_types import CONCURRENCY, RATE, Search
 from fleet_protos.trial_types import EngineKind, EngineSpec, TrialSpec, Workload
 
@@ -115,7 +115,7 @@ def _check_count(key: str, count: int) -> Iterator[str]:
 def _check_text(key: str, text: str) -> Iterator[str]:
     is_value = key.startswith(_VALUES)
     longest = (
-        LARGEST_PACKED if _CONTENT.fullmatch(key) else _LONGEST_VALUE if is_value else _LONGEST
+        MAX_PACKED_CHARS if _CONTENT.fullmatch(key) else _LONGEST_VALUE if is_value else _LONGEST
     )
     if len(text.encode(errors="surrogatepass")) > longest:
         yield f"{key}: {len(text)} characters, longer than {longest} bytes"
@@ -141,8 +141,8 @@ def _check_trial(spec: TrialSpec) -> Iterator[str]:
 
 def _check_files(spec: TrialSpec) -> Iterator[str]:
     """Each file can be read, and each that a workload names is there."""
-    if len(spec.files) > MOST_FILES:
-        yield f"files: {len(spec.files)}, more than {MOST_FILES}"
+    if len(spec.files) > MAX_FILES:
+        yield f"files: {len(spec.files)}, more than {MAX_FILES}"
         return
     for index, file in enumerate(spec.files):
         try:

@@ -166,9 +166,7 @@ def _workload_text(workload: Workload) -> str:
     """`busy`, or of a search also how many runs a launch may take."""
     search = workload.search
     return (
-        f"{workload.name} (at most {search.most_runs} runs a launch)"
-        if search.of
-        else workload.name
+        f"{workload.name} (at most {search.max_runs} runs a launch)" if search.of else workload.name
     )
 
 
