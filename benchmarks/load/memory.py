@@ -30,7 +30,7 @@ import numpy as np
 from benchmarks.load import programs
 from benchmarks.load.loaded import loaded
 from benchmarks.load.programs import CLIENT_CORE, Missing, Pace
-from fleet_agent.load.workers.shard import ShardLimits
+from fleet_agent.load.workers.shard_plan import ShardLimits
 from fleet_protos.trial_types import Workload
 
 REQUESTS: Final = 1_000_000

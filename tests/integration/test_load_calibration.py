@@ -28,7 +28,8 @@ from fleet_agent.load.workers.calibration import (
     calibrate,
 )
 from fleet_agent.load.workers.null_server import LONG_PATH, SHORT_PATH, NullServer
-from fleet_agent.load.workers.shard import ShardPlan, ShardResult, run_shard
+from fleet_agent.load.workers.shard import run_shard
+from fleet_agent.load.workers.shard_plan import ShardPlan, ShardResult
 from fleet_agent.load.workload.prompts import PromptDraw
 from tests.fakes import streams
 from tests.fakes.scripted_server import served

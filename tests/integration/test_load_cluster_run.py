@@ -18,7 +18,7 @@ from fleet_agent.load.cluster.membership import Membership, MembershipFiles
 from fleet_agent.load.cluster.shard_actor import ShardActor
 from fleet_agent.load.results.request_columns import Columns
 from fleet_agent.load.workers.local_workers import ShardResults
-from fleet_agent.load.workers.shard import ShardLimits, ShardPlan
+from fleet_agent.load.workers.shard_plan import ShardLimits, ShardPlan
 from fleet_agent.load.workload.prompts import PromptDraw
 from tests.fakes import streams
 from tests.fakes.scripted_server import served

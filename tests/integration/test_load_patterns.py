@@ -10,10 +10,10 @@ from dataclasses import replace
 import pytest
 
 from fleet_agent.load.client.request_body import LoadTarget
-from fleet_agent.load.driver import plan_shards
 from fleet_agent.load.messages import LoadRequest
 from fleet_agent.load.results.request_columns import Columns
 from fleet_agent.load.results.run_summary import RunConditions, RunSummary, summarise
+from fleet_agent.load.shard_planning import plan_shards
 from fleet_agent.load.workers.shard import run_shard
 from fleet_agent.load.workload.request_plan import RequestPlan
 from fleet_agent.load.workload.synthetic_text import WORDS_PER_TOKEN

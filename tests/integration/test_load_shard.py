@@ -17,7 +17,8 @@ from fleet_agent.load.client.request_body import LoadTarget
 from fleet_agent.load.driver import Driver
 from fleet_agent.load.messages import RUN, LoadRequest
 from fleet_agent.load.workers.local_workers import ShardResults
-from fleet_agent.load.workers.shard import ShardLimits, ShardPlan, run_shard
+from fleet_agent.load.workers.shard import run_shard
+from fleet_agent.load.workers.shard_plan import ShardLimits, ShardPlan
 from fleet_agent.load.workload.prompts import PromptDraw
 from fleet_agent.load.workload.request_plan import build_request_plan
 from fleet_protos.errors import LoadError

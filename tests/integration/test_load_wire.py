@@ -27,7 +27,8 @@ from fleet_agent.load.client.native_reader import new_socket_reader
 from fleet_agent.load.client.request_body import LoadTarget
 from fleet_agent.load.client.response_decoder import decode_response
 from fleet_agent.load.client.socket_reader import arrival_ns
-from fleet_agent.load.workers.shard import ShardLimits, ShardPlan, run_shard
+from fleet_agent.load.workers.shard import run_shard
+from fleet_agent.load.workers.shard_plan import ShardLimits, ShardPlan
 from fleet_agent.load.workload.prompts import PromptDraw
 from fleet_agent.load.workload.request_plan import PlannedRequest, RequestPlan
 from fleet_controller.pki.certificate_builder import Subject, make_certificate

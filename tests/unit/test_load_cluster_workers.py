@@ -16,9 +16,10 @@ from fleet_agent.core.gates import GATES, RunFacts, run_gates
 from fleet_agent.load.client.request_body import LoadTarget
 from fleet_agent.load.cluster.cluster_workers import ClusterWorkers
 from fleet_agent.load.cluster.membership import Membership, MembershipFiles
-from fleet_agent.load.driver import plan_shards
 from fleet_agent.load.messages import LoadRequest
-from fleet_agent.load.workers.shard import ShardPlan, run_shard
+from fleet_agent.load.shard_planning import plan_shards
+from fleet_agent.load.workers.shard import run_shard
+from fleet_agent.load.workers.shard_plan import ShardPlan
 from fleet_agent.load.workers.start_gate import StartGate
 from fleet_agent.load.workload.prompts import PromptDraw
 from fleet_protos.errors import LoadError

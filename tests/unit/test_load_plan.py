@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet_agent.load.client.request_body import LoadTarget, completion_body, http_request
-from fleet_agent.load.driver import plan_shards
 from fleet_agent.load.messages import RUN, LoadRequest, read_request, request_line
+from fleet_agent.load.shard_planning import plan_shards
 from fleet_agent.load.workers.local_workers import LocalWorkers
 from fleet_agent.load.workload.prompts import prompt_set
 from fleet_protos.trial_types import Lengths, Part, SharedPrefix, Slo, Stage, Workload

@@ -22,8 +22,8 @@ from fleet_agent.load.cluster.clock_offset import (
 from fleet_agent.load.cluster.membership import JOIN_LIMIT_S, Membership, MembershipFiles
 from fleet_agent.load.cluster.relay_launcher import RelayLauncher
 from fleet_agent.load.cluster.shard_actor import ShardActor
-from fleet_agent.load.workers import shard
 from fleet_agent.load.workers.local_workers import ShardResults, task_error_cause
+from fleet_agent.load.workers.shard_plan import ShardPlan, ShardResult
 from fleet_protos.errors import LoadError
 
 log = logging.getLogger(__name__)
@@ -97,7 +97,7 @@ class ClusterWorkers:
         """A server on this host's loopback is reached through a relay, any other as it is."""
         return await self._relays.make_reachable(target)
 
-    async def run(self, number: int, plans: Sequence[shard.ShardPlan]) -> ShardResults:
+    async def run(self, number: int, plans: Sequence[ShardPlan]) -> ShardResults:
         """Prepare all, read their clocks, have them begin at one moment. Raises LoadFailed with the
         name of a host that was lost.
         """
@@ -191,7 +191,7 @@ class ClusterWorkers:
 
     async def _done(
         self,
-        results: Sequence[shard.ShardResult],
+        results: Sequence[ShardResult],
         members: Sequence[_Member],
         offsets: Sequence[ClockOffset],
     ) -> ShardResults:

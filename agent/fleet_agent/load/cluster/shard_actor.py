@@ -9,6 +9,7 @@ import ssl
 from time import perf_counter_ns
 
 from fleet_agent.load.workers import shard
+from fleet_agent.load.workers.shard_plan import ShardPlan, ShardResult
 from fleet_agent.load.workers.start_gate import StartGate
 
 
@@ -22,7 +23,7 @@ class ShardActor:
         """Have everything imported; the worker's process id."""
         return shard.preload_shard()
 
-    def run(self, number: int, plan: shard.ShardPlan) -> shard.ShardResult:
+    def run(self, number: int, plan: ShardPlan) -> ShardResult:
         """Carry out a share when `begin` says so. Raises what `run_shard` does."""
         start = self._start_gate(number)
         try:

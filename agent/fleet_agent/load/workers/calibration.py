@@ -24,7 +24,7 @@ from fleet_protos import metric_names as names
 
 if TYPE_CHECKING:
     from fleet_agent.load.results.run_summary import RunSummary
-    from fleet_agent.load.workers.shard import ShardResult
+    from fleet_agent.load.workers.shard_plan import ShardResult
 
 STREAMS: Final = 64  # so many at a time, as under a load that comes near the limit
 ROUNDS: Final = 3

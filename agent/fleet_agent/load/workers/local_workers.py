@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol
 from fleet_agent.load.client.request_body import LoadTarget
 from fleet_agent.load.workers import shard
 from fleet_agent.load.workers.ray_session import CORES
+from fleet_agent.load.workers.shard_plan import ShardPlan, ShardResult, with_cancel
 from fleet_protos.errors import LoadError
 
 _CANCEL: Final = "cancel-"
@@ -30,7 +31,7 @@ class ShardResults:
     `lags_ns`: of what stood between shards and server; `notes` go into the raw file.
     """
 
-    results: Sequence[shard.ShardResult]
+    results: Sequence[ShardResult]
     start_skew_s: float = 0.0
     lags_ns: Sequence[int] = ()
     notes: Mapping[str, str] = field(default_factory=dict)
@@ -51,7 +52,7 @@ class ShardWorkers(Protocol):
         """The server as the shards reach it. Raises OSError, LoadFailed."""
         ...
 
-    async def run(self, number: int, plans: Sequence[shard.ShardPlan]) -> ShardResults:
+    async def run(self, number: int, plans: Sequence[ShardPlan]) -> ShardResults:
         """Carry out the shards; when one dies the others are ended. Raises LoadFailed, RayError."""
         ...
 
@@ -80,13 +81,12 @@ class LocalWorkers:
         """See `Crew`."""
         return target
 
-    async def run(self, number: int, plans: Sequence[shard.ShardPlan]) -> ShardResults:
+    async def run(self, number: int, plans: Sequence[ShardPlan]) -> ShardResults:
         """See `Crew`."""
         path = self._cancel_path(number)
         task = self._ray.remote(max_retries=0, num_cpus=1)(shard.run_shard)
         shares = [
-            self._await_shard(number, task.remote(shard.with_cancel(plan, str(path))))
-            for plan in plans
+            self._await_shard(number, task.remote(with_cancel(plan, str(path)))) for plan in plans
         ]
         try:
             return ShardResults(
@@ -103,10 +103,10 @@ class LocalWorkers:
         """
         self._cancel_path(number).touch()
 
-    async def _await_shard(self, number: int, reference: Any) -> shard.ShardResult:
+    async def _await_shard(self, number: int, reference: Any) -> ShardResult:
         """One shard's result; when it has none the run's other shards are ended. Raises RayError."""
         try:
-            result: shard.ShardResult = await reference
+            result: ShardResult = await reference
         except self._ray.exceptions.RayError:
             self.cancel(number)
             raise
@@ -125,8 +125,8 @@ def remove_stale_cancels(folder: Path) -> None:
 
 
 def require_all_results(
-    results: Sequence[shard.ShardResult | BaseException], ray: Any
-) -> list[shard.ShardResult]:
+    results: Sequence[ShardResult | BaseException], ray: Any
+) -> list[ShardResult]:
     """The results, when none of the shards failed. Raises LoadFailed."""
     for result in results:
         if isinstance(result, ray.exceptions.RayTaskError):
@@ -135,7 +135,7 @@ def require_all_results(
             raise LoadError(f"load task died: {type(result).__name__}")
         if isinstance(result, BaseException):
             raise result
-    return [result for result in results if isinstance(result, shard.ShardResult)]
+    return [result for result in results if isinstance(result, ShardResult)]
 
 
 def task_error_cause(error: Any) -> str:

@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import count
 from time import perf_counter_ns
 from typing import Any, Final
@@ -22,16 +22,15 @@ import uvloop
 
 from fleet_agent.load.client.http_client import Endpoint, Exchange, LoadConnection
 from fleet_agent.load.client.native.library import load_library
-from fleet_agent.load.client.request_body import PATHS, LoadTarget, completion_body, http_request
+from fleet_agent.load.client.request_body import PATHS, completion_body, http_request
 from fleet_agent.load.client.request_record import ErrorName, RequestRecord
 from fleet_agent.load.client.response_decoder import decode_response
-from fleet_agent.load.results.chunk_store import HELD_CHUNKS
-from fleet_agent.load.results.request_columns import Columns, ColumnsBuilder
+from fleet_agent.load.results.request_columns import ColumnsBuilder
 from fleet_agent.load.workers.loop_lag import LoopLag
+from fleet_agent.load.workers.shard_plan import ShardPlan, ShardResult
 from fleet_agent.load.workers.start_gate import StartGate
 from fleet_agent.load.workload.prompt_content import Messages
-from fleet_agent.load.workload.prompts import PromptDraw
-from fleet_agent.load.workload.request_plan import RequestPlan, build_request_plan
+from fleet_agent.load.workload.request_plan import build_request_plan
 from fleet_agent.load.workload.slot_schedule import first_due_ns
 from fleet_protos.trial_types import Workload
 
@@ -45,87 +44,6 @@ SPARE_FILES: Final = 64  # descriptors that are left for everything but the requ
 READ_COST_BYTES: Final = 16  # that a recorded read takes in memory beside its content
 NAP_NS: Final = 300_000  # the loop may be held so long: arrivals have the kernel's times
 SPIN_NS: Final = 100_000  # the system's timers come so late at most, as a rule
-
-
-@dataclass(frozen=True, slots=True)
-class ShardLimits:
-    """How much a shard keeps in memory; beyond, it works as it goes and its loop's lag tells."""
-
-    prepared: int = (
-        1 << 16
-        # requests whose bytes are made before the start; those of later ones as they are sent, in some
-        # 20 µs
-    )
-    prepared_bytes: int = 128 << 20  # of all of them together, as prompts may be long
-    raw_bytes: int = 192 << 20  # answers that are decoded after the run; later ones at once
-    # times and token counts of chunks; earlier ones go into a file, where the plan names a folder
-    # for it
-    chunks: int = HELD_CHUNKS
-
-
-@dataclass(frozen=True, slots=True)
-class ShardPlan:
-    """One shard's share: the requests `first, first + step, …` below `requests`. Wall seconds;
-    nothing here is model time.
-    """
-
-    target: LoadTarget
-    api: str
-    draw: PromptDraw
-    output_tokens: int
-    requests: int
-    request_plan: RequestPlan | None = (
-        None  # what the requests ask; none: the prompts of `draw`, each answered by `output_tokens`
-    )
-    first: int = 0
-    step: int = 1
-    concurrency: int = 0  # slots of this shard (closed loop)
-    users: int = 0  # slots of all shards; 0: there is no other shard
-    turns: int = 1  # requests of a session, which one slot sends one after the other (closed loop)
-    think_s: float = 0.0  # mean of what passes between them
-    offsets_s: tuple[float, ...] = ()  # of all requests of the run (open loop)
-    timeout_s: float = 600.0
-    cancel_path: str = ""  # a file that appears here ends the shard
-    limit_s: float = (
-        0.0  # the shard ends itself so long after its start; 0: only its requests have limits
-    )
-    spill_folder: str = (
-        ""  # of this host, where chunks go that are too many for memory; empty: they stay in memory
-    )
-    limits: ShardLimits = field(default_factory=ShardLimits)
-
-    @property
-    def numbers(self) -> range:
-        """The requests of this shard; of sessions the first request of each."""
-        return range(self.first * self.turns, self.requests, self.step * self.turns)
-
-    @property
-    def spill_path(self) -> str:
-        """This shard's own file in the folder; empty: it has none."""
-        return os.path.join(self.spill_folder, f"{self.first}.chunks") if self.spill_folder else ""
-
-
-@dataclass(frozen=True, slots=True)
-class ShardResult:
-    """What one shard measured. `lags_ns` are the samples of its loop's lag beyond the timer's
-    resolution; `start_ns` is perf_counter_ns.
-
-    `expired`: it ended itself at its limit, as cancelled. `cpu_s`: seconds of a core that it used
-    from its start to its last answer; `decode_s`: those that it took afterwards to decode what was
-    left. `reads`: how often it took something from a connection, in `reads_in`, which is c or
-    python.
-    """
-
-    columns: Columns
-    started_unix_ns: int
-    lags_ns: tuple[int, ...]
-    cancelled: bool
-    start_ns: int = 0
-    expired: bool = False
-    cpu_s: float = 0.0
-    decode_s: float = 0.0
-    reads: int = 0
-    reads_in: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,11 +184,6 @@ def _decode_raw(raw: _RawExchange) -> RequestRecord:
     return RequestRecord(
         raw.number, raw.intended_ns, sent_ns, raw.digest, response, raw.asked_tokens
     )
-
-
-def with_cancel(plan: ShardPlan, path: str) -> ShardPlan:
-    """The plan of a shard that ends when a file appears at `path`."""
-    return replace(plan, cancel_path=path)
 
 
 def run_shard(
