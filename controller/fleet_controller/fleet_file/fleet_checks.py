@@ -11,7 +11,7 @@ from fleet_controller.core.inventory import AGENT_PORT
 from fleet_controller.fleet_file.fleet_models import HostKeys
 from fleet_controller.fleet_file.parsed_fleet import Layers, ParsedFleet
 from fleet_controller.job_file.argument_checks import RESERVED_VARIABLES, VARIABLE_NAME_PATTERN
-from fleet_controller.job_file.checks_launch import (
+from fleet_controller.job_file.engine_checks import (
     is_malformed_secret_reference,
     looks_like_plain_secret,
 )

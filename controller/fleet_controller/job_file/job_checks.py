@@ -8,24 +8,33 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 
 from fleet_controller.core.job import Job
-from fleet_controller.job_file import (
-    argument_checks,
-    checks_effect,
-    checks_hosts,
-    checks_launch,
-    checks_limits,
-    checks_nccl,
-    checks_parallel,
-    checks_speculation,
-    engine_checks,
-    workload_checks,
+from fleet_controller.job_file.argument_checks import (
+    check_arguments,
+    check_unexpanded_variables,
+    check_variables,
 )
-from fleet_controller.job_file.checks_unfilled import check_unexpanded_variables
+from fleet_controller.job_file.engine_checks import (
+    check_container,
+    check_kind,
+    check_levels,
+    check_secrets,
+)
 from fleet_controller.job_file.parsed_job import ParsedJob
-from fleet_controller.job_file.variant_checks import VariantSet
+from fleet_controller.job_file.variant_checks import (
+    VariantSet,
+    check_ineffective_settings,
+    check_nccl_variables,
+    check_nccl_variants,
+    check_parallel_sizes,
+    check_server_limits,
+    check_speculation,
+)
+from fleet_controller.job_file.workload_checks import check_workloads
 from fleet_controller.planning.job_plan import Variant
 from fleet_controller.yaml.document import KeyPath
 from fleet_controller.yaml.findings import INFO, WARNING, Finding
+
+_SHARE_PATH = ("hosts", "share")
 
 
 def check_job(parsed: ParsedJob) -> Iterator[Finding]:
@@ -163,28 +172,54 @@ def _launches(parsed: ParsedJob) -> Iterator[Finding]:
         )
 
 
+def check_host_sharing(parsed: ParsedJob) -> Iterator[Finding]:
+    """A server over several hosts shares none of them; one that takes no GPU has nothing by which
+    it is kept apart.
+    """
+    job = parsed.job
+    if not job.hosts.share or not parsed.is_sound(_SHARE_PATH, ("engine",)):
+        return
+    if job.engine.nodes > 1:
+        message = f"a server over {job.engine.nodes} hosts cannot share them: each rank waits for the slowest"
+        yield parsed.finding("shared_gang", _SHARE_PATH, message, "leave `share` out")
+    elif job.engine.kind == "external" or job.engine.gpus == 0:
+        message = "`share` has no effect on trials that take no GPU: nothing would keep them apart"
+        yield parsed.finding(
+            "share_without_gpus", _SHARE_PATH, message, "leave `share` out", severity=WARNING
+        )
+    else:
+        message = "trials share their hosts: each run is flagged `shared_host`, and its numbers also say what the neighbours did"
+        yield parsed.finding(
+            "shared_host",
+            _SHARE_PATH,
+            message,
+            "leave `share` out where numbers matter",
+            severity=WARNING,
+        )
+
+
 _RULES: tuple[Callable[[ParsedJob], Iterator[Finding]], ...] = (
-    engine_checks.check_kind,
-    engine_checks.check_levels,
-    argument_checks.check_arguments,
-    argument_checks.check_variables,
-    checks_nccl.check_nccl_variables,
-    checks_launch.check_container,
-    checks_launch.check_secrets,
-    checks_hosts.check_host_sharing,
+    check_kind,
+    check_levels,
+    check_arguments,
+    check_variables,
+    check_nccl_variables,
+    check_container,
+    check_secrets,
+    check_host_sharing,
     check_unexpanded_variables,
     _baseline_names,
     _baseline_default,
     _exclude_names,
-    workload_checks.check_workloads,
+    check_workloads,
     _runs_order,
     _launches,
 )
 
 _VARIANT_RULES: tuple[Callable[[VariantSet], Iterator[Finding]], ...] = (
-    checks_speculation.check_speculation,
-    checks_parallel.check_parallel_sizes,
-    checks_limits.check_server_limits,
-    checks_effect.check_ineffective_settings,
-    checks_nccl.check_nccl_variants,
+    check_speculation,
+    check_parallel_sizes,
+    check_server_limits,
+    check_ineffective_settings,
+    check_nccl_variants,
 )

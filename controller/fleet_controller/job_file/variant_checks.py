@@ -4,21 +4,39 @@ become findings there. Judges nothing.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path as FilePath
 
 from fleet_controller.core.job import Job
 from fleet_controller.job_file.argument_checks import setting_layers
 from fleet_controller.job_file.parsed_job import ParsedJob
 from fleet_controller.job_file.sglang_arguments import resolve_name
-from fleet_controller.planning.equivalence import configuration
+from fleet_controller.planning.equivalence import (
+    EquivalentVariant,
+    configuration,
+    equivalent_variants,
+)
 from fleet_controller.planning.job_plan import Variant
 from fleet_controller.yaml.document import KeyPath
-from fleet_controller.yaml.findings import Finding
-from fleet_knowledge.server_configuration import RuleFinding, ServerConfiguration
+from fleet_controller.yaml.findings import INFO, WARNING, Finding
+from fleet_knowledge.nccl import variable_rules
+from fleet_knowledge.nccl.allreduce_path import NcclUse
+from fleet_knowledge.server_configuration import ERROR, RuleFinding, ServerConfiguration
+from fleet_knowledge.sglang import capacity_rules, environment_rules, parallelism
+from fleet_knowledge.sglang.speculation import speculation_rules
+from fleet_knowledge.sglang.speculation.algorithms import is_eagle3_config, names_eagle3
+from fleet_knowledge.sglang.speculation.resolved_arguments import (
+    ALGORITHM,
+    DRAFT,
+    canonical_algorithm,
+)
 
 RemarkRule = Callable[[ServerConfiguration], Iterable[RuleFinding]]
 _Key = tuple[KeyPath, str, str, str, str]
+
+_LARGEST_CONFIG_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,3 +139,191 @@ def level_path(parsed: ParsedJob, levels: Mapping[str, str]) -> KeyPath:
     return max(
         paths, key=lambda path: parsed.document.place(path, at_key=True), default=("factors",)
     )
+
+
+def check_ineffective_settings(variant_set: VariantSet) -> Iterator[Finding]:
+    """What to tell about variables, and each group of variants that one entry of `exclude` leaves
+    out.
+    """
+    yield from remark_findings(variant_set, (environment_rules.apply_environment_rules,))
+    groups: dict[tuple[tuple[str, str], ...], list[EquivalentVariant]] = {}
+    for twin in equivalent_variants(variant_set.job, variant_set.variants):
+        groups.setdefault(tuple(twin.exclude.items()), []).append(twin)
+    for entry, group in groups.items():
+        yield _ineffective_finding(variant_set, dict(entry), group)
+
+
+def _ineffective_finding(
+    variant_set: VariantSet, entry: Mapping[str, str], group: list[EquivalentVariant]
+) -> Finding:
+    first = group[0]
+    more = f" (and {len(group) - 1} more like it)" if len(group) > 1 else ""
+    message = (
+        f"`{first.variant.name}` runs the same server as `{first.same_as.name}`{more}: {first.why}"
+    )
+    written = ", ".join(f"{factor}: {level}" for factor, level in entry.items())
+    hint = (
+        f"leave it out with `exclude: [{{{written}}}]`, or with --prune; keep it only as an A/A arm"
+    )
+    return variant_set.parsed.finding(
+        "arm_without_effect",
+        level_path(variant_set.parsed, _differing_levels(first)),
+        message,
+        hint,
+        severity=WARNING,
+        at_key=True,
+    )
+
+
+def _differing_levels(twin: EquivalentVariant) -> Mapping[str, str]:
+    return {
+        factor: level
+        for factor, level in twin.variant.levels.items()
+        if twin.same_as.levels.get(factor) != level
+    }
+
+
+def check_server_limits(variant_set: VariantSet) -> Iterator[Finding]:
+    """What to tell about the limits of all variants."""
+    yield from remark_findings(variant_set, (capacity_rules.apply_capacity_rules,))
+
+
+def check_parallel_sizes(variant_set: VariantSet) -> Iterator[Finding]:
+    """What to tell about the parallel sizes of all variants."""
+    yield from remark_findings(variant_set, (parallelism.apply_parallelism_rules,))
+
+
+def check_speculation(variant_set: VariantSet) -> Iterator[Finding]:
+    """What to tell about the speculation of all variants."""
+    yield from remark_findings(
+        variant_set, (speculation_rules.apply_speculation_rules, draft_config)
+    )
+
+
+def draft_config(asked: ServerConfiguration) -> Iterator[RuleFinding]:
+    """EAGLE for a draft whose config.json says EAGLE-3, where the draft's folder is on this
+    machine.
+    """
+    draft = asked.text(DRAFT)
+    if (
+        canonical_algorithm(asked.text(ALGORITHM)) == "EAGLE"
+        and draft
+        and not names_eagle3(draft)
+        and is_eagle3_config(_read_draft_config(draft))
+    ):
+        message = (
+            f"{asked.text(ALGORITHM)} is given for a draft whose config.json says EAGLE-3 (`{draft[-80:]}`): the server starts healthy"
+            " and accepts exactly 1.00 tokens, so nothing is gained and the measurement is invalid"
+        )
+        yield RuleFinding(
+            "spec_eagle3_as_eagle",
+            ERROR,
+            f"args.{ALGORITHM}",
+            message,
+            f"write {ALGORITHM}: EAGLE3",
+        )
+
+
+def _read_draft_config(draft: str) -> dict[str, object]:
+    """The draft's config.json; empty when it is not here or no JSON mapping."""
+    try:
+        with (FilePath(draft).expanduser() / "config.json").open("rb") as stream:
+            content = json.loads(stream.read(_LARGEST_CONFIG_BYTES))
+    except (OSError, ValueError, RuntimeError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def check_nccl_variables(parsed: ParsedJob) -> Iterator[Finding]:
+    """Names and values as they are written: illegal, outdated, without effect, costly."""
+    if parsed.job.engine.kind != "sglang":
+        return
+    for path, env in setting_layers(parsed, "env"):
+        for name, value in env.items():
+            if isinstance(value, str):
+                for remark in variable_rules.apply_nccl_variable_rules(name, value):
+                    where = (*path, name)
+                    yield parsed.finding(
+                        remark.code,
+                        where,
+                        remark.message,
+                        remark.hint,
+                        severity=remark.severity,
+                        at_key=True,
+                    )
+
+
+def check_nccl_variants(variant_set: VariantSet) -> Iterator[Finding]:
+    """What the variables of one variant do beside each other, and levels that cannot matter."""
+    yield from remark_findings(variant_set, (variable_rules.apply_nccl_server_rules,))
+    yield from _check_bypassed_settings(variant_set)
+
+
+def _check_bypassed_settings(variant_set: VariantSet) -> Iterator[Finding]:
+    """One finding for each place that sets variables which decode's all-reduce never meets."""
+    found: dict[KeyPath, tuple[variable_rules.BypassedVariables, Variant]] = {}
+    others: set[KeyPath] = set()
+    topology = interconnect_of_labels(variant_set.job.hosts.labels)
+    for variant in variant_set.variants:
+        passed = variable_rules.find_bypassed_variables(
+            configuration(variant_set.job, variant), topology
+        )
+        for path in _nccl_level_paths(variant_set.parsed, variant):
+            if passed is None:
+                others.add(path)
+            else:
+                found.setdefault(path, (passed, variant))
+    for path, (passed, variant) in found.items():
+        yield _bypassed_finding(variant_set, path, passed, variant if path in others else None)
+
+
+def _nccl_level_paths(parsed: ParsedJob, variant: Variant) -> Iterator[KeyPath]:
+    """Levels of the variant that set a variable which could change NCCL's speed; what all variants
+    share compares nothing.
+    """
+    for path, env in setting_layers(parsed, "env"):
+        mine = path[0] == "factors" and variant.levels.get(str(path[1])) == path[2]
+        if mine and any(
+            isinstance(value, str) and variable_rules.can_affect_speed(name)
+            for name, value in env.items()
+        ):
+            yield path
+
+
+def _bypassed_finding(
+    variant_set: VariantSet,
+    path: KeyPath,
+    passed: variable_rules.BypassedVariables,
+    only: Variant | None,
+) -> Finding:
+    set_here = [
+        name
+        for layer, env in setting_layers(variant_set.parsed, "env")
+        if layer == path
+        for name in env
+        if name in passed.variables
+    ]
+    sure = passed.path.answer is NcclUse.BYPASSED
+    effect = "cannot matter to decoding" if sure else "may not matter to decoding"
+    message = f"`{'`, `'.join(set_here[:6])}` {effect}: {passed.path.reason}" + (
+        f" (variant {only.name})" if only else ""
+    )
+    levels = only.levels if only else {str(path[1]): str(path[2])}
+    entry = ", ".join(f"{factor}: {level}" for factor, level in levels.items())
+    instead = f"leave the arm out with `exclude: [{{{entry}}}]`"
+    hint = f"{instead}, or give the all-reduce to NCCL with disable_custom_all_reduce: true in args"
+    if not sure:
+        hint = f"where that is so, {hint}; `interconnect: nvlink` or `pcie` in hosts.labels tells lint which it is"
+    return variant_set.parsed.finding(
+        "nccl_bypassed", path[:3], message, hint, severity=WARNING if sure else INFO, at_key=True
+    )
+
+
+def interconnect_of_labels(labels: Mapping[str, str]) -> str:
+    """How the GPUs of hosts with these labels are joined, as far as the labels say: nvlink, pcie or
+    unknown.
+    """
+    words = " ".join((*labels, *labels.values())).lower()
+    if "nvlink" in words or "sxm" in words:
+        return "nvlink"
+    return "pcie" if "pcie" in words else "unknown"

@@ -5,14 +5,21 @@ answers are.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from difflib import get_close_matches
 from typing import Final
 
-from fleet_controller.job_file import checks_prompts, checks_search
 from fleet_controller.job_file.attached_files import request_kinds
-from fleet_controller.job_file.job_models import Lengths, Requests, Workload
+from fleet_controller.job_file.job_models import Lengths, Requests, Search, Workload
 from fleet_controller.job_file.parsed_job import ParsedJob
+from fleet_controller.job_file.prompt_kinds import (
+    BUILTIN_PREFIX,
+    BUILTIN_PROMPTS,
+    FILE_PREFIX,
+    RANDOM_PROMPTS,
+)
+from fleet_controller.job_file.sglang_arguments import normalise_arguments
 from fleet_controller.yaml.document import KeyPath, dotted
-from fleet_controller.yaml.findings import Finding
+from fleet_controller.yaml.findings import WARNING, Finding
 
 MOST_REQUESTS: Final = 1_000_000  # of one run, as `requests` allows
 
@@ -29,13 +36,18 @@ _LOADS_OF_KEY: Final[Mapping[str, tuple[str, ...]]] = {
 }
 WorkloadRule = Callable[[ParsedJob, KeyPath, Workload], Iterator[Finding]]
 
+_DEGENERATE_TEXT = "random prompts make degenerate text: its output loops, and a draft guesses loops well, so acceptance looks better than it is"
+_FORCE_RANDOM_HINT = "write prompts of people, or `force_random: true` if the speed of random ones is what you want to know"
+
+_BAD_SEARCH = "bad_search"
+
 
 def check_workloads(parsed: ParsedJob) -> Iterator[Finding]:
     """What is wrong with each workload whose shape is sound."""
     for name, workload in parsed.job.workloads.items():
         path: KeyPath = ("workloads", name)
         for place, requests in request_kinds(path, workload):
-            yield from checks_prompts.check_prompts(parsed, place, requests, workload)
+            yield from check_prompts(parsed, place, requests, workload)
         if parsed.is_sound(path):
             for rule in _WORKLOAD_RULES:
                 yield from rule(parsed, path, workload)
@@ -213,6 +225,147 @@ def _join_and(keys: list[str]) -> str:
     return " and ".join(f"`{key}`" for key in keys)
 
 
+def check_prompts(
+    parsed: ParsedJob, path: KeyPath, requests: Requests, workload: Workload
+) -> Iterator[Finding]:
+    """What is wrong with the prompts of one kind of requests of a workload, as far as they could be
+    read.
+    """
+    place = (*path, "prompts")
+    if not parsed.is_sound(place):
+        return
+    if requests.prompts == RANDOM_PROMPTS:
+        yield from _check_random_prompts(parsed, path, requests, workload)
+    elif requests.prompts is not None:
+        yield from _check_known_prompts(parsed, place, requests.prompts)
+    if workload.trace is not None and requests.prompts not in (None, RANDOM_PROMPTS):
+        message = "a trace has prompts of its own, made to its lengths"
+        yield parsed.finding(
+            "wrong_prompts",
+            place,
+            message,
+            "remove `prompts`; `random` alone may stand beside a trace",
+            at_key=True,
+        )
+    for key in ("input_tokens", "vocabulary", "force_random"):
+        if (
+            requests.prompts != RANDOM_PROMPTS
+            and parsed.is_sound((*path, key))
+            and parsed.is_written((*path, key))
+        ):
+            message = f"`{key}` is about `prompts: random`"
+            yield parsed.finding(
+                "wrong_prompts",
+                (*path, key),
+                message,
+                "remove it, or write `prompts: random`",
+                at_key=True,
+            )
+
+
+def _check_known_prompts(parsed: ParsedJob, place: KeyPath, written: str) -> Iterator[Finding]:
+    known = [BUILTIN_PREFIX + name for name in BUILTIN_PROMPTS]
+    if written.startswith(FILE_PREFIX) or written in known:
+        return
+    near = get_close_matches(written[:64], [*known, RANDOM_PROMPTS], n=1, cutoff=0.6)
+    hint = (
+        f"did you mean `{near[0]}`?"
+        if near
+        else f"there are: {', '.join(known)}, {FILE_PREFIX}PATH and {RANDOM_PROMPTS}"
+    )
+    yield parsed.finding("unknown_prompts", place, f"there are no prompts `{written[:64]}`", hint)
+
+
+def _check_random_prompts(
+    parsed: ParsedJob, path: KeyPath, requests: Requests, workload: Workload
+) -> Iterator[Finding]:
+    place = (*path, "prompts")
+    if workload.api != "generate" and parsed.is_sound((*path[:2], "api")):
+        message = f"random prompts are token ids, which `api: {workload.api}` does not take"
+        yield parsed.finding("wrong_prompts", place, message, "write `api: generate`")
+    if (
+        workload.trace is None
+        and requests.input_tokens is None
+        and parsed.is_sound((*path, "input_tokens"))
+    ):
+        message = "`prompts: random` needs `input_tokens`: how long each prompt is"
+        yield parsed.finding(
+            "missing_key", (*path, "input_tokens"), message, "write `input_tokens: 1000`"
+        )
+    if not workload.force_random and parsed.is_sound((*path[:2], "force_random")):
+        if _speculates(parsed):
+            yield parsed.finding(
+                "random_prompts",
+                place,
+                f"the server speculates, and {_DEGENERATE_TEXT}",
+                _FORCE_RANDOM_HINT,
+            )
+        elif parsed.job.engine.kind == "external":
+            message = f"should this server speculate: {_DEGENERATE_TEXT}"
+            yield parsed.finding(
+                "random_prompts", place, message, _FORCE_RANDOM_HINT, severity=WARNING
+            )
+
+
+def _speculates(parsed: ParsedJob) -> bool:
+    """Whether any variant asks for speculation."""
+    settings = [
+        parsed.job.engine.args,
+        *(level.args for levels in parsed.job.factors.values() for level in levels.values()),
+    ]
+    return any(normalise_arguments(args).get("speculative_algorithm") for args in settings)
+
+
+def check_search(parsed: ParsedJob, path: KeyPath, workload: Workload) -> Iterator[Finding]:
+    """What is wrong with the search of a workload whose shape is sound."""
+    if workload.search is None:
+        return
+    place = (*path, "search")
+    yield from _check_search_slo(parsed, path, workload)
+    yield from _check_search_bounds(parsed, place, workload.search)
+    if workload.search.of == "concurrency":
+        yield from _check_search_in_flight(parsed, path, workload, workload.search)
+
+
+def _check_search_slo(parsed: ParsedJob, path: KeyPath, workload: Workload) -> Iterator[Finding]:
+    if workload.slo is None or (workload.slo.ttft_p99 is None and workload.slo.tpot_p99 is None):
+        message = "a search looks for the highest load that meets the `slo`, and there is no limit in it to meet"
+        at = (*path, "search" if workload.slo is None else "slo")
+        yield parsed.finding(
+            _BAD_SEARCH,
+            at,
+            message,
+            "write `slo: {ttft_p99: 2s, tpot_p99: 50ms}`, or one of the two",
+            at_key=True,
+        )
+
+
+def _check_search_bounds(parsed: ParsedJob, place: KeyPath, search: Search) -> Iterator[Finding]:
+    if search.from_ >= search.to:
+        message = (
+            f"the search goes from {search.from_:g} to {search.to:g}: there is nothing to look for"
+        )
+        hint = "write as `from` a load that is surely met, and as `to` one that surely is not"
+        yield parsed.finding(_BAD_SEARCH, (*place, "to"), message, hint)
+
+
+def _check_search_in_flight(
+    parsed: ParsedJob, path: KeyPath, workload: Workload, search: Search
+) -> Iterator[Finding]:
+    for key, value in (("from", search.from_), ("to", search.to)):
+        if not value.is_integer():
+            message = f"{value:g} requests in flight at once cannot be"
+            yield parsed.finding(
+                _BAD_SEARCH, (*path, "search", key), message, "write a whole number, or `of: rate`"
+            )
+    turns = workload.sessions.turns if workload.sessions else 1
+    if workload.requests is not None and workload.requests < search.to * turns:
+        users = workload.requests // turns
+        message = f"a run of {workload.requests} requests has at most {users} in flight, and the search goes up to {search.to:g}"
+        hint = f"write `requests: {round(search.to) * turns}` or more, or leave it out: then each load has as many as it takes"
+        yield parsed.finding(_BAD_SEARCH, (*path, "requests"), message, hint)
+
+
 _WORKLOAD_RULES: tuple[WorkloadRule, ...] = (
     _loop,
     _repeated,
@@ -222,5 +375,5 @@ _WORKLOAD_RULES: tuple[WorkloadRule, ...] = (
     _lengths,
     _sessions,
     _mix,
-    checks_search.check_search,
+    check_search,
 )
