@@ -7,12 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from fleet_controller.analysis.compare_runs import (
+from fleet_controller.analysis.compare_runs import compare, compare_jobs
+from fleet_controller.analysis.comparison_values import (
     Comparison,
     ComparisonConditions,
     ComparisonRow,
-    compare,
-    compare_jobs,
 )
 from fleet_controller.analysis.launches import minutes_per_launch
 from fleet_controller.analysis.verdict import Verdict

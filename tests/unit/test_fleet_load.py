@@ -10,7 +10,7 @@ import pytest
 
 from fleet_controller.core.inventory import Allow, FleetHost, Install, Inventory, Ssh
 from fleet_controller.fleet_file.fleet_loader import check_fleet, load_fleet, load_fleet_file
-from fleet_controller.job_file.job_template import fleet_template
+from fleet_controller.fleet_file.fleet_template import fleet_template
 from fleet_controller.ssh.ssh_config import SshConfig, read_ssh_config
 from fleet_controller.yaml.findings import FleetRejected
 from fleet_protos.errors import ConfigError

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet_controller.fleet_file.fleet_loader import check_fleet
-from fleet_controller.job_file.job_models import NAME_PATTERN
-from fleet_controller.job_file.job_template import fleet_template
+from fleet_controller.fleet_file.fleet_template import fleet_template
 from fleet_controller.ssh.ssh_config import SshConfig, read_ssh_config
+from fleet_controller.yaml.fields import NAME_PATTERN
 from fleet_controller.yaml.findings import ERROR, FleetRejected
 
 MARKS = st.sampled_from(

@@ -11,7 +11,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from fleet_controller.fleet_file.fleet_models import fleet_schema
-from fleet_controller.job_file.job_template import fleet_template
+from fleet_controller.fleet_file.fleet_template import fleet_template
 
 ROOT = Path(__file__).parents[2]
 CASES = sorted((ROOT / "tests" / "unit" / "data" / "fleet").glob("*.json"))

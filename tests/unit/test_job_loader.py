@@ -8,8 +8,9 @@ from time import process_time
 import pytest
 
 from fleet_controller.core.job import HostChoice, LoadChoice
+from fleet_controller.fleet_file.fleet_template import fleet_template
 from fleet_controller.job_file.job_loader import LoadedJob, load_job, load_job_file
-from fleet_controller.job_file.job_template import fleet_template, job_template
+from fleet_controller.job_file.job_template import job_template
 from fleet_controller.planning.job_plan import make_plan
 from fleet_controller.yaml.findings import INFO, Finding, JobRejected
 from fleet_protos.errors import ConfigError, ExitCode

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet_agent.load.workload.prompts import BUILTIN
-from fleet_controller.job_file.prompt_kinds import BUILTIN_PROMPTS
+from fleet_controller.job_file.workload_models import BUILTIN_PROMPTS
 from fleet_controller.yaml.quantities import read_duration, read_ratio, write_duration, write_ratio
 
 

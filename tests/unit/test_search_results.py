@@ -13,12 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet_controller.analysis.compare_runs import (
+from fleet_controller.analysis.compare_runs import compare, compare_jobs
+from fleet_controller.analysis.comparison_values import (
     Comparison,
     ComparisonConditions,
     ComparisonRow,
-    compare,
-    compare_jobs,
 )
 from fleet_controller.analysis.launches import launches_of
 from fleet_controller.analysis.slo_limits import all_limits

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet_controller.analysis.compare_runs import Comparison, ComparisonConditions, compare
+from fleet_controller.analysis.compare_runs import compare
+from fleet_controller.analysis.comparison_values import Comparison, ComparisonConditions
 from fleet_controller.core.controller_api import StoredRun
 from fleet_controller.report.comparison_output import (
     change_text,

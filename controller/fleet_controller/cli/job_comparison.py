@@ -9,12 +9,8 @@ import asyncio
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from fleet_controller.analysis.compare_runs import (
-    Comparison,
-    ComparisonConditions,
-    compare,
-    compare_jobs,
-)
+from fleet_controller.analysis.compare_runs import compare, compare_jobs
+from fleet_controller.analysis.comparison_values import Comparison, ComparisonConditions
 from fleet_controller.analysis.job_differences import job_differences
 from fleet_controller.cli.controller_connection import open_controller
 from fleet_controller.core.controller_api import Controller, JobDetail, JobResults, TrialStatus

@@ -10,7 +10,7 @@ from typing import Any
 from fleet_controller.core.inventory import AGENT_PORT, Allow, FleetHost, Install, Inventory, Ssh
 from fleet_controller.fleet_file.parsed_fleet import Layers, ParsedFleet
 from fleet_controller.fleet_file.ssh_settings import FileSshSettings
-from fleet_controller.yaml.document import dotted
+from fleet_controller.yaml.key_path import dotted
 
 _ALLOW = ("python", "images", "models", "mounts", "env", "args")
 

@@ -15,8 +15,8 @@ from fleet_controller.job_file.engine_checks import (
     is_malformed_secret_reference,
     looks_like_plain_secret,
 )
-from fleet_controller.yaml.document import KeyPath
 from fleet_controller.yaml.findings import WARNING, Finding
+from fleet_controller.yaml.key_path import KeyPath
 
 _LABEL = re.compile(r"[A-Za-z_]([A-Za-z0-9_./-]{0,61}[A-Za-z0-9_])?")
 _LONGEST_LABEL = 128

@@ -7,7 +7,8 @@ from __future__ import annotations
 import re
 
 from fleet_controller.fleet_file import fleet_models as models
-from fleet_controller.yaml.file_format import FileFormat, FindingText, KeyPath
+from fleet_controller.yaml.file_format import FileFormat, FindingText
+from fleet_controller.yaml.key_path import KeyPath
 
 _SECRET_KEY = re.compile(
     r"pass?(word|phrase|wd)|(^|_)secret|private_key|become_pass", re.IGNORECASE

@@ -20,8 +20,9 @@ from fleet_controller.fleet_file.parsed_fleet import ParsedFleet
 from fleet_controller.fleet_file.ssh_settings import PathRoots
 from fleet_controller.job_file.job_loader import decode_text
 from fleet_controller.ssh.ssh_config import SshConfig, user_ssh_config
-from fleet_controller.yaml.document import LARGEST_BYTES, Document, KeyPath, read_document
+from fleet_controller.yaml.document import LARGEST_BYTES, Document, read_document
 from fleet_controller.yaml.findings import ERROR, Finding, FleetRejected, has_errors, in_order
+from fleet_controller.yaml.key_path import KeyPath
 from fleet_controller.yaml.pydantic_errors import pydantic_findings
 from fleet_protos.errors import ConfigError
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from fleet_controller.job_file.job_models import (
+from fleet_controller.yaml.fields import (
     Deadline,
     Gpus,
     JobName,

@@ -14,10 +14,10 @@ from fleet_controller.fleet_file.build_inventory import file_ssh_settings
 from fleet_controller.fleet_file.name_ranges import MOST_NAMES, BadRange
 from fleet_controller.fleet_file.parsed_fleet import PLACEHOLDER, Layers, ParsedFleet
 from fleet_controller.fleet_file.ssh_settings import PathRoots, ReachNote, resolve_ssh
-from fleet_controller.job_file.job_models import NAME_PATTERN
 from fleet_controller.ssh.ssh_config import SshConfig
-from fleet_controller.yaml.document import KeyPath
+from fleet_controller.yaml.fields import NAME_PATTERN
 from fleet_controller.yaml.findings import INFO, Finding
+from fleet_controller.yaml.key_path import KeyPath
 
 MOST_HOSTS = MOST_NAMES
 _ADDRESS = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_])?")

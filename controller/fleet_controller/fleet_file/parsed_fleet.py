@@ -10,8 +10,9 @@ from typing import Any
 
 from fleet_controller.fleet_file.fleet_models import FleetFile, Group, Host, HostKeys
 from fleet_controller.fleet_file.name_ranges import BadRange, expand
-from fleet_controller.yaml.document import Document, KeyPath, dotted
+from fleet_controller.yaml.document import Document
 from fleet_controller.yaml.findings import ERROR, Finding
+from fleet_controller.yaml.key_path import KeyPath, dotted
 
 PLACEHOLDER = "{name}"
 

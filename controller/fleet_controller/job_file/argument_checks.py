@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fleet_controller.job_file.parsed_job import ParsedJob
-from fleet_controller.yaml.document import KeyPath
 from fleet_controller.yaml.findings import ERROR, INFO, WARNING, Finding
+from fleet_controller.yaml.key_path import KeyPath
 from fleet_knowledge.release import Release
 from fleet_knowledge.sglang.numeric_arguments import (
     COUNTED,

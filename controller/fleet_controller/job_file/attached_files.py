@@ -4,6 +4,8 @@ and tells what is wrong with them.
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -11,12 +13,11 @@ from math import inf
 from pathlib import Path as FilePath
 from typing import Final
 
-from fleet_controller.job_file.job_models import Requests, Workload
 from fleet_controller.job_file.parsed_job import ParsedJob
-from fleet_controller.job_file.prompt_kinds import FILE_PREFIX
 from fleet_controller.job_file.workload_files import BadWorkloadFile, read_prompts, read_trace
-from fleet_controller.yaml.document import KeyPath
+from fleet_controller.job_file.workload_models import FILE_PREFIX, Requests, Workload
 from fleet_controller.yaml.findings import Finding
+from fleet_controller.yaml.key_path import KeyPath
 from fleet_protos.attachment import MAX_FILES, MAX_PACKED_CHARS, Prompts, Trace, pack, unpack
 from fleet_protos.trial_types import AttachedFile
 
@@ -25,6 +26,9 @@ PROMPTS: Final = "prompts"
 LARGEST_FILE_BYTES: Final = 64 << 20
 
 AttachedName = str  # KIND:PATH as the job has it
+
+_BEGIN: Final = "# Files of this job as fleetctl packed them; not for editing."
+_LINE: Final = re.compile(r'^# file ("(?:[^"\\]|\\.)*") ([0-9a-f]{64}) ([A-Za-z0-9+/]+=*)$')
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,3 +205,20 @@ def _read(folder: FilePath, written: str) -> bytes:
             "take a part of it",
         )
     return content
+
+
+def split_attached_files(text: str) -> tuple[str, tuple[AttachedFile, ...]]:
+    """The job's own text, and the files behind it; lines there that are none are left out."""
+    own, mark, behind = text.rpartition(f"\n{_BEGIN}\n")
+    if not mark:
+        return text, ()
+    found = (_LINE.match(line) for line in behind.split("\n"))
+    return f"{own}\n", tuple(
+        AttachedFile(json.loads(match[1]), match[2], match[3]) for match in found if match
+    )
+
+
+def join_attached_files(text: str, files: Iterable[AttachedFile]) -> str:
+    """The text of a job with its files behind it; the text alone when there are none."""
+    lines = [f"# file {json.dumps(file.name)} {file.sha256} {file.content}" for file in files]
+    return "\n".join((text.rstrip("\n"), _BEGIN, *lines, "")) if lines else text

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from fleet_controller.core.job import HostChoice, Job, Level, LoadChoice
-from fleet_controller.job_file import job_models
+from fleet_controller.job_file import job_models, workload_models
 from fleet_controller.job_file.attached_files import (
     PROMPTS,
     TRACE,
@@ -17,14 +17,15 @@ from fleet_controller.job_file.attached_files import (
     attached_name,
     trace_extent,
 )
-from fleet_controller.job_file.prompt_kinds import (
+from fleet_controller.job_file.sglang_arguments import normalise_arguments
+from fleet_controller.job_file.workload_models import (
     DEFAULT_PROMPTS,
     FILE_PREFIX,
     RANDOM_ON_WIRE,
     RANDOM_PROMPTS,
 )
-from fleet_controller.job_file.sglang_arguments import normalise_arguments
-from fleet_controller.yaml.document import Document, KeyPath, dotted
+from fleet_controller.yaml.document import Document
+from fleet_controller.yaml.key_path import KeyPath, dotted
 from fleet_protos.attachment import Trace
 from fleet_protos.trial_types import (
     Container,
@@ -164,7 +165,7 @@ def _knobs(simulation: job_models.Simulation | None) -> Mapping[str, Any]:
     }
 
 
-def _cells(name: str, workload: job_models.Workload, named: NamedFiles) -> Iterator[Workload]:
+def _cells(name: str, workload: workload_models.Workload, named: NamedFiles) -> Iterator[Workload]:
     """One workload for each value of a list, named `busy@8` or `open@4/s`; the plain name when no
     list was written.
     """
@@ -212,7 +213,7 @@ def _cells(name: str, workload: job_models.Workload, named: NamedFiles) -> Itera
 
 
 def _searched(
-    cell: Workload, workload: job_models.Workload, written: job_models.Search
+    cell: Workload, workload: workload_models.Workload, written: workload_models.Search
 ) -> Workload:
     """Neither a concurrency nor a rate, which each run has: an agent from before searches refuses
     such a load.
@@ -227,7 +228,9 @@ def _searched(
     return replace(cell, search=search, requests=workload.requests or 0)
 
 
-def _replayed(name: str, workload: job_models.Workload, named: NamedFiles) -> Iterator[Workload]:
+def _replayed(
+    name: str, workload: workload_models.Workload, named: NamedFiles
+) -> Iterator[Workload]:
     file = attached_name(TRACE, workload.trace or "")
     trace, speed = named.contents.get(file), workload.speed or 1.0
     if isinstance(trace, Trace):
@@ -247,7 +250,7 @@ def _replayed(name: str, workload: job_models.Workload, named: NamedFiles) -> It
         )
 
 
-def _arrivals(workload: job_models.Workload) -> Mapping[str, Any]:
+def _arrivals(workload: workload_models.Workload) -> Mapping[str, Any]:
     return {"arrivals": workload.arrivals or "poisson", "burstiness": workload.burstiness or 0.0}
 
 
@@ -258,8 +261,8 @@ def default_requests(concurrency: int) -> int:
     return 1 if concurrency == 1 else max(4, 2 * concurrency)
 
 
-def _cell(name: str, workload: job_models.Workload, named: NamedFiles) -> Workload:
-    slo, parts = workload.slo or job_models.Slo(), workload.mix or ()
+def _cell(name: str, workload: workload_models.Workload, named: NamedFiles) -> Workload:
+    slo, parts = workload.slo or workload_models.Slo(), workload.mix or ()
     mix = tuple(Part(weight=part.weight, **_request_fields(part, named)) for part in parts)
     if (
         not mix
@@ -288,7 +291,7 @@ def _cell(name: str, workload: job_models.Workload, named: NamedFiles) -> Worklo
     )
 
 
-def _request_fields(requests: job_models.Requests, named: NamedFiles) -> dict[str, Any]:
+def _request_fields(requests: workload_models.Requests, named: NamedFiles) -> dict[str, Any]:
     """What a workload and a part of a mixture have in common."""
     shared = requests.shared_prefix
     return {
@@ -309,7 +312,7 @@ def _prompts(written: str, named: NamedFiles) -> str:
     return RANDOM_ON_WIRE if written == RANDOM_PROMPTS else written
 
 
-def _lengths(written: int | job_models.Lengths | None) -> Lengths:
+def _lengths(written: int | workload_models.Lengths | None) -> Lengths:
     if written is None or isinstance(written, int):
         return Lengths()
     if written.uniform is not None:

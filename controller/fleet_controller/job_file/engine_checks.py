@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from fleet_controller.job_file.argument_checks import setting_layers
 from fleet_controller.job_file.parsed_job import ParsedJob
-from fleet_controller.yaml.document import KeyPath
 from fleet_controller.yaml.findings import INFO, WARNING, Finding
+from fleet_controller.yaml.key_path import KeyPath
 
 _LAUNCH_KEYS = (
     "python", "container", "entry", "cpu_binding", "nodes", "phase_timeouts", "proof", "gpus", "args", "env", "stop_timeout", "simulation",

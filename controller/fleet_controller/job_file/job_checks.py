@@ -31,8 +31,8 @@ from fleet_controller.job_file.variant_checks import (
 )
 from fleet_controller.job_file.workload_checks import check_workloads
 from fleet_controller.planning.job_plan import Variant
-from fleet_controller.yaml.document import KeyPath
 from fleet_controller.yaml.findings import INFO, WARNING, Finding
+from fleet_controller.yaml.key_path import KeyPath
 
 _SHARE_PATH = ("hosts", "share")
 

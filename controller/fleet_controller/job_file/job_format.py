@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from fleet_controller.job_file import job_models
+from fleet_controller.job_file import job_models, workload_models
 from fleet_controller.yaml.file_format import FileFormat
 
-JOB = FileFormat(
+JOB_FORMAT = FileFormat(
     noun="the job",
     models={
         (): job_models.JobFile,
@@ -16,23 +16,23 @@ JOB = FileFormat(
         ("engine", "simulation"): job_models.Simulation,
         ("factors", "*", "*"): job_models.Level,
         ("factors", "*", "*", "simulation"): job_models.Simulation,
-        ("workloads", "*"): job_models.Workload,
-        ("workloads", "*", "slo"): job_models.Slo,
-        ("workloads", "*", "search"): job_models.Search,
+        ("workloads", "*"): workload_models.Workload,
+        ("workloads", "*", "slo"): workload_models.Slo,
+        ("workloads", "*", "search"): workload_models.Search,
         ("measure",): job_models.Measure,
         ("measure", "runs"): job_models.Runs,
         ("hosts",): job_models.Hosts,
-        ("workloads", "*", "ramp", "*"): job_models.Stage,
-        ("workloads", "*", "shared_prefix"): job_models.SharedPrefix,
-        ("workloads", "*", "sessions"): job_models.Sessions,
-        ("workloads", "*", "mix", "*"): job_models.Part,
-        ("workloads", "*", "mix", "*", "shared_prefix"): job_models.SharedPrefix,
-        ("workloads", "*", "mix", "*", "output_tokens"): job_models.Lengths,
-        ("workloads", "*", "mix", "*", "input_tokens"): job_models.Lengths,
-        ("workloads", "*", "input_tokens"): job_models.Lengths,
-        ("workloads", "*", "output_tokens"): job_models.Lengths,
-        ("workloads", "*", "output_tokens", "uniform"): job_models.Uniform,
-        ("workloads", "*", "output_tokens", "lognormal"): job_models.Lognormal,
+        ("workloads", "*", "ramp", "*"): workload_models.Stage,
+        ("workloads", "*", "shared_prefix"): workload_models.SharedPrefix,
+        ("workloads", "*", "sessions"): workload_models.Sessions,
+        ("workloads", "*", "mix", "*"): workload_models.Part,
+        ("workloads", "*", "mix", "*", "shared_prefix"): workload_models.SharedPrefix,
+        ("workloads", "*", "mix", "*", "output_tokens"): workload_models.Lengths,
+        ("workloads", "*", "mix", "*", "input_tokens"): workload_models.Lengths,
+        ("workloads", "*", "input_tokens"): workload_models.Lengths,
+        ("workloads", "*", "output_tokens"): workload_models.Lengths,
+        ("workloads", "*", "output_tokens", "uniform"): workload_models.Uniform,
+        ("workloads", "*", "output_tokens", "lognormal"): workload_models.Lognormal,
     },
     missing={
         "apiVersion": "write `apiVersion: benchfleet/v1`",

@@ -11,15 +11,19 @@ from typing import Any
 from pydantic import ValidationError
 
 from fleet_controller.core.job import Job
-from fleet_controller.job_file.attached_files import FileSources, find_files
-from fleet_controller.job_file.attached_text import join_attached_files, split_attached_files
+from fleet_controller.job_file.attached_files import (
+    FileSources,
+    find_files,
+    join_attached_files,
+    split_attached_files,
+)
 from fleet_controller.job_file.build_job import build_job
 from fleet_controller.job_file.job_checks import check_job, check_variants
-from fleet_controller.job_file.job_format import JOB
+from fleet_controller.job_file.job_format import JOB_FORMAT
 from fleet_controller.job_file.job_models import JobFile
 from fleet_controller.job_file.parsed_job import ParsedJob
 from fleet_controller.planning.job_plan import make_variants, variant_findings
-from fleet_controller.yaml.document import LARGEST_BYTES, Document, KeyPath, read_document
+from fleet_controller.yaml.document import LARGEST_BYTES, Document, read_document
 from fleet_controller.yaml.findings import (
     ERROR,
     FileRejected,
@@ -28,6 +32,7 @@ from fleet_controller.yaml.findings import (
     has_errors,
     in_order,
 )
+from fleet_controller.yaml.key_path import KeyPath
 from fleet_controller.yaml.pydantic_errors import pydantic_findings
 from fleet_protos.attachment import MAX_PACKED_CHARS
 from fleet_protos.errors import ConfigError
@@ -204,7 +209,7 @@ def _read_models(document: Document) -> tuple[ParsedJob, list[Finding]]:
         try:
             return ParsedJob(document, JobFile.model_validate(value), frozenset(broken)), found
         except ValidationError as error:
-            reported = list(pydantic_findings(error, replace(document, value=value), JOB))
+            reported = list(pydantic_findings(error, replace(document, value=value), JOB_FORMAT))
         found = found or [finding for _, finding in reported if finding]
         broken.update(path for path, _ in reported)
         for path, _ in reported:

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fleet_controller.job_file.job_models import JobFile
-from fleet_controller.yaml.document import Document, KeyPath, dotted
+from fleet_controller.yaml.document import Document
 from fleet_controller.yaml.findings import ERROR, Finding
+from fleet_controller.yaml.key_path import KeyPath, dotted
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.error import YAMLError
 
-from fleet_controller.job_file.attached_text import join_attached_files, split_attached_files
+from fleet_controller.job_file.attached_files import join_attached_files, split_attached_files
 from fleet_controller.job_file.job_loader import LoadedJob, load_job
 from fleet_controller.planning.equivalence import (
     EquivalentVariant,

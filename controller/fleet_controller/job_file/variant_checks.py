@@ -19,8 +19,8 @@ from fleet_controller.planning.equivalence import (
     equivalent_variants,
 )
 from fleet_controller.planning.job_plan import Variant
-from fleet_controller.yaml.document import KeyPath
 from fleet_controller.yaml.findings import INFO, WARNING, Finding
+from fleet_controller.yaml.key_path import KeyPath
 from fleet_knowledge.nccl import variable_rules
 from fleet_knowledge.nccl.allreduce_path import NcclUse
 from fleet_knowledge.server_configuration import ERROR, RuleFinding, ServerConfiguration

@@ -9,17 +9,20 @@ from difflib import get_close_matches
 from typing import Final
 
 from fleet_controller.job_file.attached_files import request_kinds
-from fleet_controller.job_file.job_models import Lengths, Requests, Search, Workload
 from fleet_controller.job_file.parsed_job import ParsedJob
-from fleet_controller.job_file.prompt_kinds import (
+from fleet_controller.job_file.sglang_arguments import normalise_arguments
+from fleet_controller.job_file.workload_models import (
     BUILTIN_PREFIX,
     BUILTIN_PROMPTS,
     FILE_PREFIX,
     RANDOM_PROMPTS,
+    Lengths,
+    Requests,
+    Search,
+    Workload,
 )
-from fleet_controller.job_file.sglang_arguments import normalise_arguments
-from fleet_controller.yaml.document import KeyPath, dotted
 from fleet_controller.yaml.findings import WARNING, Finding
+from fleet_controller.yaml.key_path import KeyPath, dotted
 
 MOST_REQUESTS: Final = 1_000_000  # of one run, as `requests` allows
 

@@ -8,7 +8,7 @@ import math
 from typing import Any
 
 from fleet_controller.analysis import statistics
-from fleet_controller.analysis.compare_runs import SIMULATED, Comparison, ComparisonRow
+from fleet_controller.analysis.comparison_values import SIMULATED, Comparison, ComparisonRow
 from fleet_controller.analysis.slo_limits import SloLimit
 from fleet_controller.analysis.statistics import Interval
 from fleet_controller.analysis.verdict import Needs, Verdict

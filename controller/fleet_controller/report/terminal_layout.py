@@ -7,7 +7,7 @@ from __future__ import annotations
 import io
 from dataclasses import replace
 
-from fleet_controller.analysis.compare_runs import Comparison
+from fleet_controller.analysis.comparison_values import Comparison
 from fleet_controller.report.comparison_output import (
     comparison_heading,
     comparison_narrow_lines,

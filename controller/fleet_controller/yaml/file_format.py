@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 from pydantic import BaseModel
 
-KeyPath = tuple[str | int, ...]
+from fleet_controller.yaml.key_path import KeyPath
+
 FindingText = tuple[str, str, str]  # code, message, hint
 
 

@@ -12,9 +12,10 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from fleet_controller.yaml.document import Document, KeyPath, dotted
+from fleet_controller.yaml.document import Document
 from fleet_controller.yaml.file_format import FileFormat, FindingText, keys_of
 from fleet_controller.yaml.findings import ERROR, INFO, Finding
+from fleet_controller.yaml.key_path import KeyPath, dotted
 
 MOST_REPORTED = 100
 _LONGEST_KEY = 64

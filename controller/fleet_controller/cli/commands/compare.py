@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from fleet_controller.analysis.compare_runs import Comparison, compare
+from fleet_controller.analysis.compare_runs import compare
+from fleet_controller.analysis.comparison_values import Comparison
 from fleet_controller.analysis.csv_runs import parse_csv_runs
 from fleet_controller.analysis.verdict import Question, Verdict
 from fleet_controller.cli.input_files import read_text

@@ -30,7 +30,8 @@ def _init(arguments: argparse.Namespace, console: Console) -> int:
         from fleet_controller.cli.commands import init_spec_sweep
 
         return init_spec_sweep.run(arguments, console)
-    from fleet_controller.job_file.job_template import fleet_template, job_template
+    from fleet_controller.fleet_file.fleet_template import fleet_template
+    from fleet_controller.job_file.job_template import job_template
 
     folder = Path(arguments.folder)
     files = {folder / "job.yaml": job_template(), folder / "fleet.yaml": fleet_template()}

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from fleet_controller.analysis.compare_runs import Comparison
+from fleet_controller.analysis.comparison_values import Comparison
 from fleet_controller.cli.controller_connection import open_controller
 from fleet_controller.cli.job_comparison import compare_job, verdict_options
 from fleet_controller.cli.terminal.console import Console

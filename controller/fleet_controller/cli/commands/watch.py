@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fleet_controller.analysis.compare_runs import EXTERNAL, Comparison
+from fleet_controller.analysis.comparison_values import EXTERNAL, Comparison
 from fleet_controller.cli.commands.compare import print_comparison
 from fleet_controller.cli.commands.lint import finding_lines
 from fleet_controller.cli.controller_connection import open_controller

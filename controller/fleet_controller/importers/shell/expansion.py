@@ -8,14 +8,14 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from fleet_controller.importers.shell.lexer import (
+from fleet_controller.importers.shell.lexer import tokens_of
+from fleet_controller.importers.shell.tokens import (
     ARITHMETIC,
     TEXT,
     VARIABLE,
     Operator,
     Piece,
     Word,
-    tokens_of,
 )
 from fleet_controller.yaml.finding_collector import FindingCollector
 

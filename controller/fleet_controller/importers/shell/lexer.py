@@ -5,34 +5,22 @@ quoting; expands nothing and runs nothing.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
+from fleet_controller.importers.shell.tokens import (
+    ARITHMETIC,
+    COMMAND,
+    TEXT,
+    VARIABLE,
+    Operator,
+    Piece,
+    Token,
+    Word,
+)
 from fleet_controller.yaml.finding_collector import FindingCollector
 
 LARGEST_CHARS = 1 << 18
 _MOST_TOKENS = 100_000
-_OPERATORS = (
-    "&>>",
-    "<<<",
-    "<<-",
-    "&>",
-    "&&",
-    "||",
-    ";;",
-    ">>",
-    "<<",
-    ">&",
-    "<&",
-    ">|",
-    "|&",
-    ";",
-    "&",
-    "|",
-    "<",
-    ">",
-    "(",
-    ")",
-)
+_OPERATORS = ["&>>", "<<<", "<<-", "&>", "&&", "||", ";;", ">>", "<<", ">&", "<&", ">|", "|&", ";", "&", "|", "<", ">", "(", ")"]  # longest first
 _BLANKS = " \t"
 _ENDS_WORD = " \t\n;&|<>()"
 _PLAIN = re.compile(r"[^ \t\n;&|<>()'\"\\$`]+")
@@ -58,49 +46,6 @@ _TYPOGRAPHIC = {
     "—": "--",
     "\u00a0": "a blank",
 }
-
-TEXT, VARIABLE, ARITHMETIC, COMMAND = "text", "variable", "arithmetic", "command substitution"
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A part of a word: text as it stands, or what a `$` or a backtick stands for (`content`,
-    without its brackets).
-    """
-
-    content: str
-    kind: str = TEXT
-    quoted: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Word:
-    """One word of a command; no pieces: an empty word in quotes."""
-
-    pieces: tuple[Piece, ...]
-    line: int
-    items: tuple[Word, ...] | None = None  # of `NAME=(…)`: the words in the brackets
-
-    @property
-    def bare(self) -> str:
-        """The text of a word without quotes and expansions, as keywords are; empty for any other."""
-        plain = all(piece.kind == TEXT and not piece.quoted for piece in self.pieces)
-        return "".join(piece.content for piece in self.pieces) if plain else ""
-
-
-@dataclass(frozen=True, slots=True)
-class Operator:
-    """An operator of the shell, or `\\n`. `body` is the text of a here-document, whose first line
-    is `body_line`.
-    """
-
-    sign: str
-    line: int
-    body: str = ""
-    body_line: int = 0
-
-
-Token = Word | Operator
 
 
 def tokens_of(text: str, notes: FindingCollector, first_line: int = 1) -> list[Token]:

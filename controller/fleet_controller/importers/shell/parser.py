@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from fleet_controller.importers.shell.lexer import Operator, Piece, Token, Word
+from fleet_controller.importers.shell.tokens import Operator, Piece, Token, Word
 from fleet_controller.yaml.finding_collector import FindingCollector
 
 _OPENS = {

@@ -8,20 +8,19 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from fleet_controller.importers.shell.expansion import ShellVariable, ShellVariables, SourceText
-from fleet_controller.importers.shell.lexer import (
-    LARGEST_CHARS,
-    TEXT,
-    Operator,
-    Piece,
-    Token,
-    Word,
-    tokens_of,
+from fleet_controller.importers.shell.assignments import (
+    append_value,
+    builds_on,
+    is_conditional,
+    parse_assignment,
 )
+from fleet_controller.importers.shell.expansion import ShellVariable, ShellVariables, SourceText
+from fleet_controller.importers.shell.lexer import LARGEST_CHARS, tokens_of
+from fleet_controller.importers.shell.lost_lines import join_lost_lines
 from fleet_controller.importers.shell.parser import Command, Redirection, commands_of
+from fleet_controller.importers.shell.tokens import TEXT, Word
 from fleet_controller.yaml.finding_collector import FindingCollector
 
-_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(?:\[[^\]]*\])?(\+?)=")
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _DECLARES = frozenset({"export", "declare", "typeset", "local", "readonly"})
 _TESTS = frozenset({"[", "[[", "test"})
@@ -100,7 +99,7 @@ class _ScriptWalker:
         """Walk through `text`, as if it stood in the script here."""
         self._walk(
             commands_of(
-                _with_lost_lines(tokens_of(text, self.notes, first_line), self.notes), self.notes
+                join_lost_lines(tokens_of(text, self.notes, first_line), self.notes), self.notes
             ),
             depth,
         )
@@ -164,7 +163,7 @@ class _ScriptWalker:
     ) -> tuple[list[tuple[str, bool, Word]], Sequence[Word]]:
         found: list[tuple[str, bool, Word]] = []
         for place, word in enumerate(words):
-            assignment = _as_assignment(word)
+            assignment = parse_assignment(word)
             if assignment is None:
                 return found, words[place:]
             found.append(assignment)
@@ -268,7 +267,7 @@ class _ScriptWalker:
             keyword == "export" or any("x" in option for option in options)
         ) and "-n" not in options
         for word in words:
-            assignment = _as_assignment(word)
+            assignment = parse_assignment(word)
             if assignment:
                 self._assign(*assignment, command, exported=exports or None)
             elif exports and (known := self.variables.known.get(word.bare)):
@@ -295,7 +294,7 @@ class _ScriptWalker:
             else SourceText("", word.line)
         )
         self.assigned.append((name, value.text))
-        conditional = _is_conditional(command)
+        conditional = is_conditional(command)
         new = ShellVariable(replace(value, line=word.line), items, is_exported, conditional)
         if (
             conditional
@@ -305,7 +304,7 @@ class _ScriptWalker:
         ):
             return  # an argument of the script (`$2`), where it is given: it is not given here
         if appends and old:
-            self.variables.known[name] = _appended(old, new)
+            self.variables.known[name] = append_value(old, new)
         elif old and conditional and not self._is_unambiguous(name, old, new, command):
             return
         else:
@@ -348,7 +347,7 @@ class _ScriptWalker:
             old.value.text != new.value.text
             and name not in new.value.unknown
             and old.value.is_known
-            and not _builds_on(old, new)
+            and not builds_on(old, new)
         ):
             message = (
                 f"{name} is given twice ({old.value.text}, {new.value.text}): the last one wins"
@@ -362,45 +361,6 @@ class _ScriptWalker:
             )
 
 
-def _builds_on(old: ShellVariable, new: ShellVariable) -> bool:
-    """`PATH=/x:$PATH` changes a value, and does not contradict it."""
-    return (
-        bool(old.value.text)
-        and old.value.text in new.value.text
-        and len(new.value.text) > len(old.value.text) + 1
-    )
-
-
-def _appended(old: ShellVariable, new: ShellVariable) -> ShellVariable:
-    if old.items is not None or new.items is not None:
-        before = old.items if old.items is not None else (old.value,)
-        return replace(old, items=before + (new.items if new.items is not None else (new.value,)))
-    unknown = (*old.value.unknown, *new.value.unknown)
-    unevaluated = (*old.value.unevaluated, *new.value.unevaluated)
-    return replace(
-        old,
-        value=SourceText(
-            (old.value.text + new.value.text)[:LARGEST_CHARS], new.value.line, unknown, unevaluated
-        ),
-    )
-
-
-def _is_conditional(command: Command) -> bool:
-    return bool(command.within) or command.before == "||"
-
-
-def _as_assignment(word: Word) -> tuple[str, bool, Word] | None:
-    """(name, whether it appends, the value) of `NAME=value`; None for any other word."""
-    if not word.pieces or word.pieces[0].quoted or word.pieces[0].kind != TEXT:
-        return None
-    found = _ASSIGNMENT.match(word.pieces[0].content)
-    if not found:
-        return None
-    rest = word.pieces[0].content[found.end() :]
-    pieces = ((Piece(rest),) if rest else ()) + word.pieces[1:]
-    return found[1], bool(found[2]), Word(pieces, word.line, word.items)
-
-
 def inner_script(words: Sequence[SourceText]) -> SourceText | None:
     """The text that `bash -c TEXT` would run; None when the shell is started in any other way."""
     for place, word in enumerate(words[1:], start=1):
@@ -409,48 +369,3 @@ def inner_script(words: Sequence[SourceText]) -> SourceText | None:
         if not word.text.startswith(("-", "+")):
             return None
     return None
-
-
-def _with_lost_lines(tokens: Sequence[Token], notes: FindingCollector) -> list[Token]:
-    """A line that starts with an option belongs to the command above it: some `\\` was lost, or a
-    comment stands between the two.
-    """
-    kept: list[Token] = []
-    in_array = False
-    for place, token in enumerate(tokens):
-        if isinstance(token, Word):
-            if not in_array and _is_lost_option(tokens, place) and _ends_a_line(kept):
-                _report_lost_line(token, kept, notes)
-                while isinstance(kept[-1], Operator):
-                    kept.pop()
-            in_array = in_array or token.pieces[-1:] == (Piece("("),)
-        elif token.sign == ")":
-            in_array = False
-        kept.append(token)
-    return kept
-
-
-def _is_lost_option(tokens: Sequence[Token], place: int) -> bool:
-    word, following = tokens[place], tokens[place + 1 : place + 2]
-    is_pattern = (
-        bool(following) and isinstance(following[0], Operator) and following[0].sign in (")", "|")
-    )
-    return isinstance(word, Word) and bool(re.match(r"--?[A-Za-z]", word.bare)) and not is_pattern
-
-
-def _ends_a_line(kept: Sequence[Token]) -> bool:
-    ended = next(
-        (place for place in range(len(kept) - 1, -1, -1) if not _is_newline(kept[place])), -1
-    )
-    return 0 <= ended < len(kept) - 1 and isinstance(kept[ended], Word)
-
-
-def _is_newline(token: Token) -> bool:
-    return isinstance(token, Operator) and token.sign == "\n"
-
-
-def _report_lost_line(word: Word, kept: Sequence[Token], notes: FindingCollector) -> None:
-    last = next(token.line for token in reversed(kept) if isinstance(token, Word))
-    message = f"line {word.line} starts with `{word.bare[:40]}`: the command ends in line {last}, and this would be a separate command"
-    hint = f"end line {last} with `\\`, and leave no comment and no empty line between the two"
-    notes.error("continuation_missing", word.line, message, hint)

@@ -9,12 +9,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fleet_controller.importers.shell.expansion import ShellVariables, SourceText
-from fleet_controller.importers.shell.lexer import Word, tokens_of
+from fleet_controller.importers.shell.lexer import tokens_of
+from fleet_controller.importers.shell.tokens import Word
 from fleet_controller.importers.sources.docker_run import mount_of, port_of
 from fleet_controller.importers.sources.launch_values import LaunchContainer, StartedCommand
 from fleet_controller.importers.sources.yaml_tree import YamlTree, as_mapping, as_tuple, trees_of
-from fleet_controller.yaml.document import KeyPath
 from fleet_controller.yaml.finding_collector import FindingCollector
+from fleet_controller.yaml.key_path import KeyPath
 
 _VARIABLE = re.compile(r"\$(?:\$|(\w+)|\{(\w+)(?:(:?[-?+])([^{}]*(?:\{[^{}]*\}[^{}]*)*))?\})")
 _QUIET = frozenset({

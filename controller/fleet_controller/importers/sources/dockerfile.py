@@ -10,8 +10,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from fleet_controller.importers.shell.expansion import ShellVariable, ShellVariables, SourceText
-from fleet_controller.importers.shell.lexer import Word, tokens_of
+from fleet_controller.importers.shell.lexer import tokens_of
 from fleet_controller.importers.shell.script import read_script
+from fleet_controller.importers.shell.tokens import Word
 from fleet_controller.importers.sources.launch_values import (
     LaunchContainer,
     StartedCommand,

@@ -11,8 +11,8 @@ from typing import Any
 from fleet_controller.importers.shell.expansion import SourceText
 from fleet_controller.importers.sources.launch_values import LaunchContainer, StartedCommand
 from fleet_controller.importers.sources.yaml_tree import YamlTree, as_mapping, as_tuple, trees_of
-from fleet_controller.yaml.document import KeyPath
 from fleet_controller.yaml.finding_collector import FindingCollector
+from fleet_controller.yaml.key_path import KeyPath
 
 GROUP_SIZE = "LWS_GROUP_SIZE"  # set by the operator of a LeaderWorkerSet, for the command line
 _REFERENCE = re.compile(r"\$(?:\$|\((\w+)\))")

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from fleet_controller.importers.shell.expansion import ShellVariable, ShellVariables, SourceText
-from fleet_controller.importers.shell.lexer import Word, tokens_of
+from fleet_controller.importers.shell.lexer import tokens_of
+from fleet_controller.importers.shell.tokens import Word
 from fleet_controller.importers.sources.launch_values import StartedCommand
 from fleet_controller.yaml.finding_collector import FindingCollector
 

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from fleet_controller.importers.shell.expansion import SourceText
-from fleet_controller.yaml.document import Document, KeyPath, read_document
+from fleet_controller.yaml.document import Document, read_document
 from fleet_controller.yaml.finding_collector import FindingCollector
+from fleet_controller.yaml.key_path import KeyPath
 
 _MOST_DOCUMENTS = 50
 

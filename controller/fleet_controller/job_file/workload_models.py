@@ -1,0 +1,255 @@
+"""The `workloads` section of a job file as frozen pydantic models: types, ranges and defaults of each key."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+from pydantic import (
+    ConfigDict,
+    Discriminator,
+    Field,
+    JsonValue,
+    Tag,
+)
+
+from fleet_controller.yaml.fields import (
+    Deadline,
+    Duration,
+    Section,
+    Share,
+    Text,
+    Within,
+)
+
+Count = Annotated[int, Field(gt=0, le=1_000_000)]
+Rate = Annotated[float, Field(gt=0, le=1_000_000)]
+AnyRate = Annotated[float, Field(ge=0, le=1_000_000)]
+Tokens = Annotated[int, Field(gt=0, le=1_000_000)]
+
+BUILTIN_PREFIX: Final = "builtin:"
+BUILTIN_PROMPTS: Final = ("chat", "code", "reasoning", "summarise", "long_context")
+FILE_PREFIX: Final = "file:"
+RANDOM_PROMPTS: Final = "random"
+RANDOM_ON_WIRE: Final = "random:ids"
+DEFAULT_PROMPTS: Final = "builtin:chat"
+
+
+def _one_or_many(written: object) -> str:
+    return "many" if isinstance(written, list | tuple) else "one"
+
+
+Counts = Annotated[
+    Annotated[Count, Tag("one")] | Annotated[tuple[Count, ...], Tag("many"), Field(min_length=1)],
+    Discriminator(_one_or_many),
+]
+Rates = Annotated[
+    Annotated[Rate, Tag("one")] | Annotated[tuple[Rate, ...], Tag("many"), Field(min_length=1)],
+    Discriminator(_one_or_many),
+]
+
+
+class Slo(Section):
+    """Limits that a request must keep to count as good."""
+
+    ttft_p99: Deadline | None = Field(
+        default=None, description="Limit on the time to the first token."
+    )
+    tpot_p99: Deadline | None = Field(
+        default=None, description="Limit on the time per output token."
+    )
+
+
+class Stage(Section):
+    """A part of a ramp: the rate goes in a straight line from `start` to `end`."""
+
+    start: AnyRate = Field(description="Requests a second when the stage begins; 0 = none.")
+    end: AnyRate = Field(
+        description="Requests a second when it ends; the same as `start` holds the rate."
+    )
+    duration: Deadline = Field(description="How long the stage lasts.")
+
+
+class Uniform(Section):
+    """Every length from the least to the most is as likely."""
+
+    min: Tokens = Field(description="Least tokens.")
+    max: Tokens = Field(description="Most tokens.")
+
+
+class Lognormal(Section):
+    """Most lengths are near the median, a few are many times longer."""
+
+    median: Annotated[float, Field(ge=1, le=1_000_000)] = Field(
+        description="Tokens that half of the lengths are below."
+    )
+    sigma: Annotated[float, Field(gt=0, le=5)] = Field(
+        description="Standard deviation of the natural logarithm."
+    )
+    max: Tokens = Field(description="Most tokens; what is drawn above it becomes this.")
+
+
+class Lengths(Section):
+    """Lengths that are drawn from the seed, the same for every variant and every run."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"oneOf": [{"required": ["uniform"]}, {"required": ["lognormal"]}]}
+    )
+
+    uniform: Uniform | None = Field(default=None, description="{min, max}")
+    lognormal: Lognormal | None = Field(default=None, description="{median, sigma, max}")
+
+
+def _fixed_or_drawn(written: object) -> str:
+    return "drawn" if isinstance(written, dict | Lengths) else "fixed"
+
+
+TokenCounts = Annotated[
+    Annotated[Tokens, Tag("fixed")] | Annotated[Lengths, Tag("drawn")],
+    Discriminator(_fixed_or_drawn),
+]
+_LOADS: list[JsonValue] = [
+    {"required": ["concurrency", "output_tokens"]},
+    {"required": ["rate", "duration", "output_tokens"]},
+    {"required": ["ramp", "output_tokens"]},
+    {"required": ["trace"]},
+    {"required": ["search", "output_tokens"]},
+    {"required": ["search", "mix"]},
+    {"required": ["concurrency", "mix"]},
+    {"required": ["rate", "duration", "mix"]},
+    {"required": ["ramp", "mix"]},
+]
+
+
+class SharedPrefix(Section):
+    """Requests that begin alike, as those of one application do."""
+
+    groups: Count = Field(
+        description="How many beginnings there are; request n has number n modulo groups."
+    )
+    tokens: Tokens = Field(description="About how many tokens each beginning has.")
+
+
+class Sessions(Section):
+    """Requests that follow one another in a conversation, each with all that was said before."""
+
+    turns: Annotated[int, Field(ge=2, le=1000)] = Field(description="Requests of a session.")
+    think_time: Duration = Field(
+        default=0.0,
+        description="Mean of what passes between an answer and the next request; exponential.",
+    )
+
+
+class Search(Section):
+    """The highest load at which the workload's `slo` is met, looked for run by run in every launch."""
+
+    of: Literal["rate", "concurrency"] = Field(
+        description="Which load: requests a second, or requests in flight at once."
+    )
+    from_: Rate = Field(alias="from", description="The first load; should be met surely.")
+    to: Rate = Field(description="No load is higher.")
+    within: Within = Field(
+        default=0.05,
+        description="Ends when the lowest load not met is at most so much above the highest met.",
+    )
+    goodput: Share = Field(
+        default=0.99,
+        description="Share of a run's requests that must meet the slo; failed ones do not.",
+    )
+
+
+class Requests(Section):
+    """What one kind of requests asks."""
+
+    prompts: Text | None = Field(
+        default=None, description="builtin:NAME, file:PATH, or random; default builtin:chat."
+    )
+    input_tokens: TokenCounts | None = Field(
+        default=None, description="Of random prompts: their length."
+    )
+    output_tokens: TokenCounts | None = Field(
+        default=None,
+        description="Exact length of each answer: a number, or a distribution; default of a trace: as it says.",
+    )
+    shared_prefix: SharedPrefix | None = Field(
+        default=None, description="Requests that begin alike: {groups, tokens}."
+    )
+
+
+class Part(Requests):
+    """A kind of requests in a mixture."""
+
+    weight: Annotated[float, Field(gt=0, le=1_000_000)] = Field(
+        default=1.0, description="Its share is this by the sum of all weights."
+    )
+    output_tokens: TokenCounts = Field(
+        description="Exact length of each answer: a number, or a distribution."
+    )
+
+
+class Workload(Requests):
+    """A load pattern: a closed loop by `concurrency`, an open one by `rate`, `ramp` or `trace`, or
+    a search for the highest of either.
+    """
+
+    model_config = ConfigDict(json_schema_extra={"oneOf": _LOADS})
+
+    concurrency: Counts | None = Field(
+        default=None, description="Requests in flight at once; a list makes one workload each."
+    )
+    rate: Rates | None = Field(
+        default=None,
+        description="Requests a second, whatever the server does; a list makes one workload each.",
+    )
+    ramp: Annotated[tuple[Stage, ...], Field(min_length=1, max_length=1000)] | None = Field(
+        default=None, description="A rate that changes: stages, one after the other."
+    )
+    search: Search | None = Field(
+        default=None,
+        description="The highest rate or concurrency that meets the slo: {of, from, to, within, goodput}.",
+    )
+    arrivals: Literal["constant", "poisson", "gamma"] | None = Field(
+        default=None, description="How requests arrive; default poisson."
+    )
+    burstiness: Annotated[float, Field(ge=0.01, le=100)] | None = Field(
+        default=None,
+        description="Of gamma arrivals: the shape of their gaps; 1 = poisson, below 1 = in bursts, above 1 = more even.",
+    )
+    trace: Text | None = Field(
+        default=None, description="File of requests that are replayed: Mooncake JSONL, or CSV."
+    )
+    speed: Annotated[float, Field(gt=0, le=10_000)] | None = Field(
+        default=None, description="Of a trace: 2 = twice as fast; default 1."
+    )
+    duration: Deadline | None = Field(
+        default=None,
+        description="How long requests of a rate arrive, in each run; or how much of a trace is replayed.",
+    )
+    requests: Count | None = Field(
+        default=None,
+        description="Of one run; default 1 at concurrency 1, else max(4, 2 x concurrency); of a trace: the first; all.",
+    )
+    mix: Annotated[tuple[Part, ...], Field(min_length=1, max_length=100)] | None = Field(
+        default=None,
+        description="Several kinds of requests, in place of prompts, input_tokens, output_tokens and shared_prefix.",
+    )
+    vocabulary: Annotated[int, Field(ge=16, le=10_000_000)] | None = Field(
+        default=None, description="Of the model: random token ids are below it; default 30000."
+    )
+    force_random: bool = Field(
+        default=False, description="Random prompts though a variant speculates."
+    )
+    api: Literal["chat", "completions", "generate"] = Field(
+        default="chat", description="Endpoint that is measured."
+    )
+    sessions: Sessions | None = Field(
+        default=None,
+        description="Conversations of several turns: {turns, think_time}; closed loop.",
+    )
+    cache: Literal["salt", "flush", "shared"] | None = Field(
+        default=None,
+        description="What the prefix cache may find: nothing; what this run sent; what was ever sent. Default salt or flush.",
+    )
+    slo: Slo | None = Field(default=None, description="Limits for goodput.")
+    request_timeout: Deadline = Field(
+        default=600.0, description="A request that takes longer has failed."
+    )

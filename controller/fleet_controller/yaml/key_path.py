@@ -1,0 +1,14 @@
+"""Paths to the values of a YAML file, and positions in it."""
+
+from __future__ import annotations
+
+KeyPath = tuple[str | int, ...]
+LineColumn = tuple[int, int]
+
+
+def dotted(path: KeyPath) -> str:
+    """`workloads.busy.concurrency[1]`."""
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text
