@@ -20,7 +20,7 @@ from fleet_controller.yaml.finding_collector import FindingCollector
 
 LARGEST_CHARS = 1 << 18
 _MOST_TOKENS = 100_000
-_OPERATORS = ["&>>", "<<<", "<<-", "&>", "&&", "||", ";;", ">>", "<<", ">&", "<&", ">|", "|&", ";", "&", "|", "<", ">", "(", ")"]  # longest first
+_OPERATOR = re.compile(r"&>>|<<<|<<-|&>|&&|\|\||;;|>>|<<|>&|<&|>\||\|&|[;&|<>()]")  # longest first
 _BLANKS = " \t"
 _ENDS_WORD = " \t\n;&|<>()"
 _PLAIN = re.compile(r"[^ \t\n;&|<>()'\"\\$`]+")
@@ -149,10 +149,11 @@ class _Lexer:
         return line if len(line) <= 60 else f"{line[:57]}…"
 
     def _operator_or_word(self) -> None:
-        sign = next((sign for sign in _OPERATORS if self._text.startswith(sign, self._at)), "")
-        if not sign:
+        found = _OPERATOR.match(self._text, self._at)
+        if found is None:
             self._word()
             return
+        sign = found[0]
         if sign in ("<", ">") and self._text.startswith("(", self._at + 1):  # process substitution
             self._at += 2
             self._tokens.append(Word((Piece(self._until_closed(")"), COMMAND),), self._line))
