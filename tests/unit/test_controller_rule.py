@@ -33,8 +33,8 @@ def refused(now: CurrentController, shown: ControllerEpoch) -> str:
         (CurrentController(ControllerEpoch()), OURS, ""),
         (CurrentController(OURS), OURS, ""),
         (CurrentController(OURS), replace(OURS, epoch=6), ""),
-        (CurrentController(OURS, follows=True), replace(OURS, epoch=6), ""),
-        (CurrentController(OURS, owed="1 trial"), replace(OURS, epoch=6), ""),
+        (CurrentController(OURS, is_connected=True), replace(OURS, epoch=6), ""),
+        (CurrentController(OURS, unstored="1 trial"), replace(OURS, epoch=6), ""),
         (
             CurrentController(OURS),
             replace(OURS, epoch=4),
@@ -42,16 +42,16 @@ def refused(now: CurrentController, shown: ControllerEpoch) -> str:
         ),
         (CurrentController(OURS), OTHER, ""),
         (
-            CurrentController(OURS, follows=True),
+            CurrentController(OURS, is_connected=True),
             OTHER,
             "this host belongs to controller ours, which follows it now",
         ),
         (
-            CurrentController(OURS, owed="3 events", away_s=59),
+            CurrentController(OURS, unstored="3 events", away_s=59),
             OTHER,
             "this host belongs to controller ours, which has not stored 3 events yet",
         ),
-        (CurrentController(OURS, owed="3 events", away_s=61), OTHER, ""),
+        (CurrentController(OURS, unstored="3 events", away_s=61), OTHER, ""),
         (CurrentController(OURS), ControllerEpoch(), ""),
         (CurrentController(OURS), replace(OURS, protocol=PROTOCOL + 1), ""),
         (

@@ -56,7 +56,7 @@ async def test_memory_that_is_back_within_the_tolerance_leaves_nothing(box: Box)
     view = box.view(SHORT_S)
     baseline = await view.memory_baseline(EngineKind.SGLANG, (0, 1))
     box.hold(400 + 512, 400)
-    assert (baseline, await view.wait_memory_back(baseline), dict(view.quarantined)) == (
+    assert (baseline, await view.wait_memory_released(baseline), dict(view.quarantined)) == (
         {0: 400, 1: 400},
         (),
         {},
@@ -68,7 +68,7 @@ async def test_memory_that_comes_back_late_is_waited_for(box: Box) -> None:
     baseline = await view.memory_baseline(EngineKind.SGLANG, (0, 1))
     box.hold(400, 66000)
     async with asyncio.timeout(LONG_S):
-        settling = asyncio.ensure_future(view.wait_memory_back(baseline))
+        settling = asyncio.ensure_future(view.wait_memory_released(baseline))
         await asyncio.sleep(0)
         assert not settling.done()
         box.hold(400, 400)
@@ -81,7 +81,7 @@ async def test_memory_that_stays_is_told_with_gpu_size_and_pid_and_its_gpu_is_se
     view = box.view(SHORT_S)
     baseline = await view.memory_baseline(EngineKind.SGLANG, (0, 1))
     box.hold(400, 65936, pid=4194002)
-    (line,) = await view.wait_memory_back(baseline)
+    (line,) = await view.wait_memory_released(baseline)
     assert "GPU1 still holds 64.0 GiB" in line and "pid 4194002" in line
     assert dict(view.quarantined) == {1: line}
 
@@ -90,7 +90,7 @@ async def test_no_trial_gets_a_gpu_that_is_set_aside_and_the_reason_is_told(box:
     view = box.view(SHORT_S)
     baseline = await view.memory_baseline(EngineKind.SGLANG, (0, 1))
     box.hold(400, 65936, pid=4194002)
-    await view.wait_memory_back(baseline)
+    await view.wait_memory_released(baseline)
     with pytest.raises(Conflict, match="set aside: GPU1 still holds"):
         claim_gpus(GpuPool((0, 1), quarantined=view.quarantined), "t/1", 2)
     assert claim_gpus(GpuPool((0, 1), quarantined=view.quarantined), "t/1", 1)[1] == (0,)
@@ -102,7 +102,7 @@ async def test_a_gpu_is_given_back_once_its_memory_is_back(box: Box) -> None:
     async with asyncio.timeout(LONG_S), asyncio.TaskGroup() as tasks:
         tasks.create_task(view.watch_quarantined(stopping))
         box.hold(400, 65936)
-        await view.wait_memory_back(baseline)
+        await view.wait_memory_released(baseline)
         assert set(view.quarantined) == {1}
         box.hold(400, 500)
         await view.gpu_released.wait()
@@ -114,7 +114,7 @@ async def test_a_gpu_that_no_longer_answers_stays_aside(box: Box) -> None:
     view = box.view(SHORT_S)
     baseline = await view.memory_baseline(EngineKind.SGLANG, (0, 1))
     box.hold(400, 65936)
-    await view.wait_memory_back(baseline)
+    await view.wait_memory_released(baseline)
     box.hold(400)
     await view.release_recovered()
     assert set(view.quarantined) == {1}

@@ -61,7 +61,7 @@ async def test_a_trial_that_runs_is_told_and_its_memory_is_not_judged(tmp_path: 
         tmp_path, busy, {}, processes=({"pid": 1, "gpu": 0, "used_mib": 120_000, "name": "python"},)
     )
     assert "gpu_busy_leftover" in await codes(host, AgentActivity(gpus=(0, 1)))
-    assert await codes(host, AgentActivity(("t/1",), gpus=(0, 1), gpus_held=(0,))) == {
+    assert await codes(host, AgentActivity(("t/1",), gpus=(0, 1), gpus_in_use=(0,))) == {
         "trial_running": "t/1 runs here and goes on undisturbed; memory of GPU 0 is not judged"
     }
 
@@ -69,7 +69,7 @@ async def test_a_trial_that_runs_is_told_and_its_memory_is_not_judged(tmp_path: 
 async def test_memory_of_other_gpus_is_judged_while_a_trial_runs(tmp_path: Path) -> None:
     host = view(tmp_path, {}, {"memory_used_mib": 90_000})
     assert "gpu_busy_leftover" in await codes(
-        host, AgentActivity(("t/1",), gpus=(0, 1), gpus_held=(0,))
+        host, AgentActivity(("t/1",), gpus=(0, 1), gpus_in_use=(0,))
     )
 
 

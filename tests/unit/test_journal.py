@@ -281,7 +281,7 @@ def test_a_journal_whose_host_is_never_idle_does_not_grow_for_ever(folder: Path)
 
 
 def test_only_so_many_trials_that_are_over_are_remembered(folder: Path) -> None:
-    journal = Journal.open(folder, remembered=3)
+    journal = Journal.open(folder, finished_kept=3)
     for number in range(5):
         fill(journal, f"t{number}")
     assert sorted(journal.finished) == [("t2", 1), ("t3", 1), ("t4", 1)]

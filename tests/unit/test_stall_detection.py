@@ -47,13 +47,15 @@ def test_a_launch_moves_by_its_phase_its_count_or_a_new_line() -> None:
     for look in (
         LogSample("load_weight", 1, 9),
         LogSample("ready"),
-        LogSample("load_weight", grew=True),
+        LogSample("load_weight", has_news=True),
     ):
-        assert follow(LogSample("load_weight"), LogSample("load_weight"), look)[0].moved_at_s == 3.0
+        assert (
+            follow(LogSample("load_weight"), LogSample("load_weight"), look)[0].advanced_at_s == 3.0
+        )
     assert (
         follow(LogSample("load_weight"), LogSample("load_weight"), LogSample("load_weight"))[
             0
-        ].moved_at_s
+        ].advanced_at_s
         == 1.0
     )
 

@@ -15,7 +15,7 @@ LOAD = b"[2026-01-05 10:00:00] Load weight begin. avail mem=138.50 GB\n"
 
 def test_a_log_that_is_not_there_is_empty(tmp_path: Path) -> None:
     look = LogFollower(tmp_path / "none").read()
-    assert (look.phase, look.done, look.total, look.grew) == ("", 0, 0, False)
+    assert (look.phase, look.done, look.total, look.has_news) == ("", 0, 0, False)
 
 
 def test_a_phase_is_known_as_soon_as_its_line_is_whole(tmp_path: Path) -> None:
@@ -25,7 +25,7 @@ def test_a_phase_is_known_as_soon_as_its_line_is_whole(tmp_path: Path) -> None:
     assert follower.read().phase == ""
     log.write_bytes(LOAD)
     assert follower.read().phase == "load_weight"
-    assert follower.read().grew is False
+    assert follower.read().has_news is False
 
 
 @pytest.mark.parametrize(
@@ -56,10 +56,10 @@ def test_only_a_line_that_says_something_new_is_progress(
     log = tmp_path / "server.log"
     log.write_bytes(b"waiting for peers, 10 s\n")
     follower = LogFollower(log)
-    assert follower.read().grew is True
+    assert follower.read().has_news is True
     with log.open("ab") as more:
         more.write(line)
-    assert follower.read().grew is is_new
+    assert follower.read().has_news is is_new
 
 
 def test_phases_and_cause_are_those_of_the_whole_log(tmp_path: Path) -> None:

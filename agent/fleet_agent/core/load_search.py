@@ -182,10 +182,10 @@ class _Tally:
         """By what is known: nothing speaks against it, or two of three."""
         return self.count(load, LoadAnswer.MET) > self.count(load, LoadAnswer.NOT_MET)
 
-    def is_sure(self, load: float) -> bool:
+    def is_confirmed(self, load: float) -> bool:
         return self.count(load, LoadAnswer.MET) >= _DECIDED
 
-    def is_open(self, load: float) -> bool:
+    def is_undecided(self, load: float) -> bool:
         return not (self.is_met(load) or self.is_missed(load) or self.is_client_limited(load))
 
 
@@ -197,21 +197,23 @@ def next_load(search: Search, runs: Sequence[SearchRun]) -> NextLoad:
     lowest = min((load for load in tally.loads if tally.is_missed(load)), default=0.0)
     met = [load for load in tally.loads if tally.is_met(load) and not tally.is_client_limited(load)]
     highest = max(met, default=0.0)
-    sure = max(filter(tally.is_sure, met), default=0.0)
-    stuck = min(filter(tally.is_client_limited, tally.loads), default=0.0)
-    shut = bool(stuck) and not 0 < lowest < stuck  # above a load that is not met it decides nothing
-    if _is_given_up(runs) or (shut and not highest):
-        return NextLoad(0.0, sure, lowest, VOID_RUNS)
-    undecided = next(filter(tally.is_open, tally.loads), 0.0)
+    confirmed = max(filter(tally.is_confirmed, met), default=0.0)
+    client_limited = min(filter(tally.is_client_limited, tally.loads), default=0.0)
+    blocked = (
+        bool(client_limited) and not 0 < lowest < client_limited
+    )  # above a load that is not met it decides nothing
+    if _is_given_up(runs) or (blocked and not highest):
+        return NextLoad(0.0, confirmed, lowest, VOID_RUNS)
+    undecided = next(filter(tally.is_undecided, tally.loads), 0.0)
     following, ended = (
         (undecided, "")
         if undecided
-        else _choose_next(search, highest, lowest, shut=shut, any_run=bool(runs))
+        else _choose_next(search, highest, lowest, blocked=blocked, any_run=bool(runs))
     )
-    if ended and highest and not tally.is_sure(highest):
+    if ended and highest and not tally.is_confirmed(highest):
         following, ended = highest, ""
     if not ended and len(runs) >= search.max_runs:
-        return NextLoad(0.0, sure, lowest, UNSETTLED)
+        return NextLoad(0.0, confirmed, lowest, UNSETTLED)
     return NextLoad(0.0 if ended else following, highest, lowest, ended)
 
 
@@ -226,14 +228,14 @@ def _is_given_up(runs: Sequence[SearchRun]) -> bool:
 
 
 def _choose_next(
-    search: Search, highest: float, lowest: float, *, shut: bool, any_run: bool
+    search: Search, highest: float, lowest: float, *, blocked: bool, any_run: bool
 ) -> tuple[float, str]:
     """(next load, how the search has ended) when every load that was measured is decided."""
     if not any_run:
         return search.least, ""
     if not highest:
         return 0.0, BELOW
-    if shut:
+    if blocked:
         return 0.0, CLIENT
     if not lowest:
         return (min(2 * highest, search.most), "") if highest < search.most else (0.0, ABOVE)

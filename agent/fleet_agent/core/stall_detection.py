@@ -22,7 +22,7 @@ class StallState:
     phase: str
     done: int
     total: int
-    moved_at_s: float
+    advanced_at_s: float
     reported: tuple[str, int] = ("", 0)
 
 
@@ -33,7 +33,7 @@ class LogSample:
     phase: str = ""
     done: int = 0
     total: int = 0
-    grew: bool = False
+    has_news: bool = False
 
 
 def start_tracking(at_s: float) -> StallState:
@@ -48,13 +48,13 @@ def advance_stall_state(
     that is counted.
     """
     phase = sample.phase or FIRST_PHASE
-    moved = sample.grew or (phase, sample.done, sample.total) != (
+    moved = sample.has_news or (phase, sample.done, sample.total) != (
         state.phase,
         state.done,
         state.total,
     )
     after = StallState(
-        phase, sample.done, sample.total, at_s if moved else state.moved_at_s, state.reported
+        phase, sample.done, sample.total, at_s if moved else state.advanced_at_s, state.reported
     )
     now = (phase, _tenth(sample.done, sample.total))
     if now == state.reported:
@@ -67,14 +67,14 @@ def is_stalled(state: StallState, limits_s: Mapping[str, float], at_s: float) ->
     limit.
     """
     limit_s = limits_s.get(state.phase, 0.0)
-    return limit_s > 0 and at_s - state.moved_at_s > limit_s
+    return limit_s > 0 and at_s - state.advanced_at_s > limit_s
 
 
 def stall_message(state: StallState, at_s: float, last_line: str) -> str:
     """Phase, count, how long, and the last line of the log."""
     count = f" at {state.done}/{state.total}" if state.total else ""
     last_line_note = f"the last line of its log: {last_line}" if last_line else "its log is empty"
-    return f"the launch has stood still in {state.phase}{count} for {at_s - state.moved_at_s:.0f} s; {last_line_note}"
+    return f"the launch has stood still in {state.phase}{count} for {at_s - state.advanced_at_s:.0f} s; {last_line_note}"
 
 
 def _tenth(done: int, total: int) -> int:

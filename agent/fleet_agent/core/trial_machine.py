@@ -358,19 +358,22 @@ def _next_workload(trial: AgentTrial, position: MeasurePosition) -> Step:
     return _collect(replace(after, ending=CloseTrial(Outcome.OK)))
 
 
-def _collect(trial: AgentTrial, first: tuple[Effect, ...] = ()) -> Step:
-    return replace(trial, phase=Phase.COLLECTING), (*first, CollectEvidence())
+def _collect(trial: AgentTrial, before: tuple[Effect, ...] = ()) -> Step:
+    return replace(trial, phase=Phase.COLLECTING), (*before, CollectEvidence())
 
 
-def _stop(trial: AgentTrial, first: tuple[Effect, ...] = ()) -> Step:
+def _stop(trial: AgentTrial, before: tuple[Effect, ...] = ()) -> Step:
     if not _has_server(trial):
-        return _close(trial, first)
-    return replace(trial, phase=Phase.STOPPING, server=ServerState.STOPPING), (*first, StopServer())
+        return _close(trial, before)
+    return replace(trial, phase=Phase.STOPPING, server=ServerState.STOPPING), (
+        *before,
+        StopServer(),
+    )
 
 
-def _close(trial: AgentTrial, first: tuple[Effect, ...] = ()) -> Step:
+def _close(trial: AgentTrial, before: tuple[Effect, ...] = ()) -> Step:
     assert trial.ending is not None
-    return replace(trial, phase=Phase.STOPPING), (*first, trial.ending)
+    return replace(trial, phase=Phase.STOPPING), (*before, trial.ending)
 
 
 def _fail(trial: AgentTrial, kind: ErrorKind, failure_class: str, message: str) -> AgentTrial:

@@ -16,7 +16,7 @@ from fleet_knowledge.host.gpu import GpuProcess
 from fleet_knowledge.host.gpu_processes import GpuMemoryHolder
 
 TOLERANCE_MIB = 512  # what a driver keeps for itself after a context differs by this much
-_FIRST_LOOK_S, _LAST_LOOK_S = 0.1, 2.0
+_FIRST_POLL_S, _LONGEST_POLL_S = 0.1, 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +89,12 @@ async def wait_until_released(
     The kernel frees a dead process's memory a moment after it is gone, and tells nobody.
     """
     loop = asyncio.get_running_loop()
-    deadline_s, pause_s = loop.time() + limit_s, _FIRST_LOOK_S
+    deadline_s, pause_s = loop.time() + limit_s, _FIRST_POLL_S
     while left := find_unreleased(await asyncio.to_thread(gpus.read), baseline):
         if loop.time() + pause_s > deadline_s:
             return left
         await asyncio.sleep(pause_s)
-        pause_s = min(pause_s * 1.5, _LAST_LOOK_S)
+        pause_s = min(pause_s * 1.5, _LONGEST_POLL_S)
     return ()
 
 

@@ -24,7 +24,7 @@ from fleet_protos.trial_types import EngineKind
 
 log = logging.getLogger(__name__)
 
-MEMORY_BACK_LIMIT_S = 30.0
+MEMORY_RELEASE_LIMIT_S = 30.0
 _QUARANTINE_CHECK_S = 2.0
 
 
@@ -35,12 +35,12 @@ class HostState:
         self,
         gpus: Gpus | None = None,
         state: Path = Path(),
-        memory_back_limit_s: float = MEMORY_BACK_LIMIT_S,
+        memory_release_limit_s: float = MEMORY_RELEASE_LIMIT_S,
     ) -> None:
         self.gpus = gpus or NvmlGpus()
         self.state = state
         self.clock = ClockWatch()
-        self._back_limit_s = memory_back_limit_s
+        self._release_limit_s = memory_release_limit_s
         self._topology_text: str | None = None
         self._quarantined: dict[int, tuple[int, str]] = {}  # GPU → (MiB at its baseline, reason)
         self._changed = asyncio.Event()
@@ -83,12 +83,14 @@ class HostState:
             used_mib_by_gpu(await self.read_gpus(), gpus) if gpus and self.uses_gpus(kind) else {}
         )
 
-    async def wait_memory_back(self, baseline: Mapping[int, int]) -> tuple[str, ...]:
+    async def wait_memory_released(self, baseline: Mapping[int, int]) -> tuple[str, ...]:
         """After a stop: wait for the memory to be back. What is not is set aside, and told one line
         a GPU.
         """
         left = (
-            await wait_until_released(self.gpus, baseline, self._back_limit_s) if baseline else ()
+            await wait_until_released(self.gpus, baseline, self._release_limit_s)
+            if baseline
+            else ()
         )
         for entry in left:
             self._quarantine(entry, baseline[entry.gpu])

@@ -47,7 +47,7 @@ class AgentActivity:
 
     trials: tuple[str, ...] = ()  # TRIAL/ATTEMPT
     gpus: tuple[int, ...] = ()
-    gpus_held: tuple[int, ...] = ()
+    gpus_in_use: tuple[int, ...] = ()
     takes_no_trials: str = ""
 
 
@@ -76,8 +76,8 @@ def _check_activity(activity: AgentActivity) -> Iterator[Finding]:
     if activity.trials:
         message = f"{', '.join(activity.trials)} {'runs' if len(activity.trials) == 1 else 'run'} here and goes on undisturbed"
         held = (
-            f"; memory of GPU {', '.join(map(str, activity.gpus_held))} is not judged"
-            if activity.gpus_held
+            f"; memory of GPU {', '.join(map(str, activity.gpus_in_use))} is not judged"
+            if activity.gpus_in_use
             else ""
         )
         yield Finding("trial_running", message + held)
@@ -106,11 +106,11 @@ def _check_reading(reading: GpuReading, activity: AgentActivity) -> list[Finding
     if not activity.gpus and not reading.gpus and not reading.fault:
         return []
     gpus = tuple(
-        replace(gpu, memory_used_mib=None) if gpu.index in activity.gpus_held else gpu
+        replace(gpu, memory_used_mib=None) if gpu.index in activity.gpus_in_use else gpu
         for gpu in reading.gpus
     )
     processes = tuple(
-        process for process in reading.processes if process.gpu not in activity.gpus_held
+        process for process in reading.processes if process.gpu not in activity.gpus_in_use
     )
     indices = activity.gpus or tuple(gpu.index for gpu in reading.gpus)
     return check_gpus(replace(reading, gpus=gpus, processes=processes), indices)

@@ -30,21 +30,21 @@ _NUMBERS = re.compile(rb"[\d.:]+")
 _ACCESS_LOG = b'HTTP/1.1"'  # uvicorn's line about a request: those are our own looks
 _PROGRESS_BAR = b"%|"
 _SHAPES_KEPT = 4096
-_NO_EXIT = frozenset(
+_CLASSES_WITHOUT_EXIT = frozenset(
     {"port_in_use"}
 )  # uvicorn gives up, and the launcher waits for its other threads for ever: seen with 0.5.23
 
 
 @dataclass(frozen=True, slots=True)
-class Stalled:
+class LaunchStall:
     """A launch that stood still longer than its phase may; `at_s` on the loop's clock."""
 
-    course: StallState
+    state: StallState
     at_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class Hanging:
+class FailedWithoutExit:
     """A launch whose log says that it failed in a way that SGLang does not exit after."""
 
 
@@ -57,33 +57,33 @@ class LogFollower:
         self._offset = 0
         self._partial_line = b""
         self._seen_shapes: set[int] = set()
-        self._ended = asyncio.Event()
+        self._stopped = asyncio.Event()
 
     async def follow(
         self, report: Callable[[ServerProgressed], None], limits_s: Mapping[str, float]
-    ) -> Stalled | Hanging | None:
+    ) -> LaunchStall | FailedWithoutExit | None:
         """Tell each step of the launch until it cannot go on, or stands still longer than its phase
         may, or until `end`: then None.
         """
         clock = asyncio.get_running_loop().time
-        course = start_tracking(clock())
-        while not self._ended.is_set():
-            seen = await asyncio.to_thread(self.read)
-            course, event = advance_stall_state(course, seen, clock())
+        state = start_tracking(clock())
+        while not self._stopped.is_set():
+            sample = await asyncio.to_thread(self.read)
+            state, event = advance_stall_state(state, sample, clock())
             if event:
                 report(event)
-            if seen.grew and await asyncio.to_thread(self._is_hanging):
-                return Hanging()
-            if is_stalled(course, limits_s, clock()):
-                return Stalled(course, clock())
+            if sample.has_news and await asyncio.to_thread(self._failed_without_exit):
+                return FailedWithoutExit()
+            if is_stalled(state, limits_s, clock()):
+                return LaunchStall(state, clock())
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_POLL_S):
-                    await self._ended.wait()
+                    await self._stopped.wait()
         return None
 
     def stop_following(self) -> None:
         """The launch is over; `follow` returns soon."""
-        self._ended.set()
+        self._stopped.set()
 
     def phases_s(self) -> Mapping[str, float]:
         """Seconds that each phase took, as the log has them; for when nothing follows any more."""
@@ -123,8 +123,10 @@ class LogFollower:
         done, total = self._reader.progress
         return LogSample(self._reader.phase, done, total, grew)
 
-    def _is_hanging(self) -> bool:
-        return not self._partial_line and self._reader.finish().failure_class in _NO_EXIT
+    def _failed_without_exit(self) -> bool:
+        return (
+            not self._partial_line and self._reader.finish().failure_class in _CLASSES_WITHOUT_EXIT
+        )
 
     def _has_new_line(self, piece: bytes) -> bool:
         """A line of a shape not seen before, or a progress bar. A line that was there before with

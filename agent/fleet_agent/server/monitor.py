@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from fleet_agent.core.stall_detection import stall_message
 from fleet_agent.engines.sglang.exit_causes import explain_runtime_exit, explain_silent_exit
 from fleet_agent.host.processes import ProcessStat, members_of, oom_kills
-from fleet_agent.server.log_follower import Hanging, LogFollower, Stalled
+from fleet_agent.server.log_follower import FailedWithoutExit, LaunchStall, LogFollower
 from fleet_agent.server.process_watch import ProcessWatch, WatchedProcess
 from fleet_agent.server.supervisor import ServerProcess
 from fleet_agent.storage import trial_artifacts
@@ -24,9 +24,9 @@ from fleet_protos import events as ev
 from fleet_protos.errors import ErrorKind
 from fleet_protos.trial_types import EngineSpec
 
-_ECHO_S = 0.3  # what a dying process and its launcher still write
+_LAST_OUTPUT_S = 0.3  # what a dying process and its launcher still write
 _CONSEQUENCES = ("scheduler_crashed", "detokenizer_crashed", "host_oom_kill", "killed")
-_ECHO = re.compile(r"exit code:? -9\b|SIGQUIT|sigquit")
+_DEATH_NOTICE = re.compile(r"exit code:? -9\b|SIGQUIT|sigquit")
 
 _STALLED_HINT = (
     "Look at what its last lines say; a phase that is known to be slow here may be given longer by engine.phase_timeouts. Waiting for "
@@ -116,16 +116,16 @@ class ServerMonitor:
 
     async def _follow(self, report: ReportEvent) -> None:
         stalled = await self._follower.follow(report, self._limits_s)
-        if isinstance(stalled, Hanging) and not self._is_dead:
+        if isinstance(stalled, FailedWithoutExit) and not self._is_dead:
             self._is_dead = True
             report(await asyncio.to_thread(self._explained_death, "the server does not exit", None))
             self._death_reported.set()
-        elif isinstance(stalled, Stalled) and not self._is_dead:
+        elif isinstance(stalled, LaunchStall) and not self._is_dead:
             log = self._process.log
             message = stall_message(
-                stalled.course, stalled.at_s, trial_artifacts.read_last_line(log)
+                stalled.state, stalled.at_s, trial_artifacts.read_last_line(log)
             )
-            failure_class = f"stalled_{stalled.course.phase}"
+            failure_class = f"stalled_{stalled.state.phase}"
             report(
                 ev.ServerFailed(
                     ErrorKind.SERVER_UNHEALTHY,
@@ -156,7 +156,7 @@ class ServerMonitor:
         await self._report_death(f"server exited with {exit_code}", None, report)
 
     async def _report_death(
-        self, what: str, member: WatchedProcess | None, report: ReportEvent
+        self, observation: str, member: WatchedProcess | None, report: ReportEvent
     ) -> None:
         """Only the first death is told: the others follow from it."""
         if self._is_dead:
@@ -165,27 +165,27 @@ class ServerMonitor:
         await self._stop_following()
         before = await asyncio.to_thread(self._diagnose, size)
         if not _names_cause(before, member):
-            report(await asyncio.to_thread(self._unexplained_death, what, member))
+            report(await asyncio.to_thread(self._unexplained_death, observation, member))
         else:
             await asyncio.sleep(
-                _ECHO_S if member else 0
+                _LAST_OUTPUT_S if member else 0
             )  # its launcher follows it, and tells its exit code
-            report(await asyncio.to_thread(self._explained_death, what, member))
+            report(await asyncio.to_thread(self._explained_death, observation, member))
         self._death_reported.set()
 
     def _diagnose(self, end: int | None = None) -> Diagnosis:
         return explain_runtime_exit(self._follower.diagnose(end), self._process.exit_code or 0)
 
-    def _explained_death(self, what: str, member: WatchedProcess | None) -> ev.ServerFailed:
+    def _explained_death(self, observation: str, member: WatchedProcess | None) -> ev.ServerFailed:
         """The log told before the death what led to it: then which of the processes ended first
         says nothing.
         """
         diagnosis, exit_code = self._diagnose(), self._process.exit_code or 0
         if not diagnosis.failure_class:
-            return self._unexplained_death(what, member)
+            return self._unexplained_death(observation, member)
         if exit_code:
-            what = f"server exited with {exit_code}"
-        message = f"{what}: {diagnosis.cause_line}"
+            observation = f"server exited with {exit_code}"
+        message = f"{observation}: {diagnosis.cause_line}"
         log_tail = trial_artifacts.read_tail(self._process.log)
         return ev.ServerFailed(
             kind_of(diagnosis.failure_class),
@@ -198,7 +198,9 @@ class ServerMonitor:
             diagnosis.hint,
         )
 
-    def _unexplained_death(self, what: str, member: WatchedProcess | None) -> ev.ServerFailed:
+    def _unexplained_death(
+        self, observation: str, member: WatchedProcess | None
+    ) -> ev.ServerFailed:
         """What the others say of it afterwards only follows from it."""
         exit_code = self._process.exit_code or 0
         failure_class, cause = self._infer_cause(exit_code, member)
@@ -210,7 +212,7 @@ class ServerMonitor:
         return ev.ServerFailed(
             kind_of(failure_class),
             failure_class,
-            f"{what}: {cause}",
+            f"{observation}: {cause}",
             exit_code,
             log_tail,
             rank=rank,
@@ -242,7 +244,7 @@ def _names_cause(diagnosis: Diagnosis, member: WatchedProcess | None) -> bool:
     SIGKILL from anyone looks as the kernel's does, which counts its own.
     """
     if not diagnosis.failure_class or (
-        diagnosis.failure_class in _CONSEQUENCES and _ECHO.search(diagnosis.cause_line)
+        diagnosis.failure_class in _CONSEQUENCES and _DEATH_NOTICE.search(diagnosis.cause_line)
     ):
         return False
     is_loss = (

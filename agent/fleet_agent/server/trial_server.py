@@ -28,7 +28,7 @@ from fleet_protos import events as ev
 from fleet_protos.errors import ConfigError, Conflict, ErrorKind, ServerError
 from fleet_protos.trial_types import EngineKind, TrialSpec
 
-_FIRST_LOOK_S, _LAST_LOOK_S = (
+_FIRST_POLL_S, _LONGEST_POLL_S = (
     0.05,
     1.0,
 )  # between two looks at readiness: short at first, then never above a second
@@ -77,7 +77,7 @@ class TrialServer:
         place = LaunchPlace(
             port=0, gpus=gpus, folder=folder / "server", token=f"{spec.trial_id}/{spec.attempt}"
         )
-        self._launched = ServerLaunch(place, folder / "server.log")
+        self._current = ServerLaunch(place, folder / "server.log")
         self._launch_settled = asyncio.Event()
         self._launch_settled.set()
         self.secrets = (
@@ -87,7 +87,7 @@ class TrialServer:
     @property
     def url(self) -> str:
         """Where it answers."""
-        return self._engine.url(self._spec, self._launched.place)
+        return self._engine.url(self._spec, self._current.place)
 
     @property
     def is_observable(self) -> bool:
@@ -117,25 +117,27 @@ class TrialServer:
             self._launch_settled.set()
 
     async def _launch(self, announce: Callable[[ev.Body], None], witness: bool) -> ev.Body:
-        self._launched = now = self._new_launch(witness)
-        now.place.folder.mkdir(parents=True, exist_ok=True)
+        self._current = current = self._new_launch(witness)
+        current.place.folder.mkdir(parents=True, exist_ok=True)
         command = self._engine.launch_command(
-            with_nccl_log(self._spec, witness=witness, folder=str(self._folder)), now.place
+            with_nccl_log(self._spec, witness=witness, folder=str(self._folder)), current.place
         )
         self.secrets = await asyncio.to_thread(load_secrets, command.env)
-        now.findings = await preflight(self._spec, now.place, self._tools.host)
-        if refused := launch_refusal(now.findings):
+        current.findings = await preflight(self._spec, current.place, self._tools.host)
+        if refused := launch_refusal(current.findings):
             return refused
-        now.used_mib = await self._tools.host.memory_baseline(
-            self._spec.engine.kind, now.place.gpus
+        current.used_mib = await self._tools.host.memory_baseline(
+            self._spec.engine.kind, current.place.gpus
         )
-        announce(ev.ServerLaunching(now.place.token, now.place.port, now.place.gpus, witness))
-        now.began_s = time.monotonic()
-        now.process = await self._tools.supervisor.launch(
-            prepare_command(command, self.secrets), now.log
+        announce(
+            ev.ServerLaunching(current.place.token, current.place.port, current.place.gpus, witness)
         )
-        now.session = session = now.process.session
-        now.monitor = ServerMonitor(now.process, self._spec.engine)
+        current.began_s = time.monotonic()
+        current.process = await self._tools.supervisor.launch(
+            prepare_command(command, self.secrets), current.log
+        )
+        current.session = session = current.process.session
+        current.monitor = ServerMonitor(current.process, self._spec.engine)
         return ev.ServerLaunched(
             session.pid,
             session.session_id,
@@ -143,16 +145,16 @@ class TrialServer:
             self.url,
             command.argv,
             dict(command.env),
-            str(now.log),
+            str(current.log),
             session.boot_id,
         )
 
     def _new_launch(self, witness: bool) -> ServerLaunch:
-        token = self._launched.place.token
+        token = self._current.place.token
         self._tools.ports.release_port(token)
         port = self._tools.ports.allocate(token)
         return ServerLaunch(
-            replace(self._launched.place, port=port),
+            replace(self._current.place, port=port),
             self._folder / ("witness.log" if witness else "server.log"),
             witness,
         )
@@ -165,7 +167,7 @@ class TrialServer:
         """Report how the launch comes on, and the server's death or standstill, unless we are the
         ones who stop it.
         """
-        monitor = self._launched.monitor
+        monitor = self._current.monitor
         if monitor is not None:
             tasks.create_task(monitor.watch(report))
 
@@ -175,7 +177,7 @@ class TrialServer:
         """ServerReady once it is healthy, itself and has completed a request, else ServerFailed at
         the deadline (monotonic seconds).
         """
-        missing, pause_s, looked_at_s = "nothing answered yet", _FIRST_LOOK_S, 0.0
+        missing, pause_s, looked_at_s = "nothing answered yet", _FIRST_POLL_S, 0.0
         try:
             async with asyncio.timeout(deadline_s - time.monotonic()):
                 while True:
@@ -185,7 +187,7 @@ class TrialServer:
                         return await self._confirm_ready()
                     looked_at_s = 0.0
                     await asyncio.sleep(pause_s)
-                    pause_s = min(pause_s * 1.3, _LAST_LOOK_S)
+                    pause_s = min(pause_s * 1.3, _LONGEST_POLL_S)
         except ServerError as error:
             return self._failure_event(error)
         except TimeoutError:
@@ -197,23 +199,23 @@ class TrialServer:
                 ErrorKind.SERVER_UNHEALTHY,
                 "not_ready",
                 f"not ready within {self._spec.engine.ready_timeout_s:g} s; last look: {missing}",
-                log_tail=trial_artifacts.read_tail(self._launched.log),
+                log_tail=trial_artifacts.read_tail(self._current.log),
             )
 
     async def _confirm_ready(self) -> ev.Body:
         """Something answers as our server does. Raises ServerFailed when it is another process that
         listens there.
         """
-        now = self._launched
-        if now.monitor is None:
+        current = self._current
+        if current.monitor is None:
             return ev.ServerReady()
-        ready_s = time.monotonic() - now.began_s
+        ready_s = time.monotonic() - current.began_s
         if stranger := await asyncio.to_thread(
-            foreign_listener, now.place.port, now.monitor.processes()
+            foreign_listener, current.place.port, current.monitor.processes()
         ):
-            message = f"port {now.place.port} is held by {stranger}, which is not of the server that was launched"
+            message = f"port {current.place.port} is held by {stranger}, which is not of the server that was launched"
             raise ServerError(ErrorKind.SERVER_LAUNCH, "port_in_use", message)
-        return ev.ServerReady(ready_s, await now.monitor.finish_launch())
+        return ev.ServerReady(ready_s, await current.monitor.finish_launch())
 
     async def _check_ready(self) -> str:
         """What is missing, empty when nothing is; a look that takes too long is one of many, not
@@ -238,7 +240,7 @@ class TrialServer:
                     self._spec.engine, env=self.secrets.fill(self._spec.engine.env)
                 )  # the server shows values, not references
                 proof = await self._engine.prove_configuration(
-                    replace(self._spec, engine=engine), self.url, self._launched.log
+                    replace(self._spec, engine=engine), self.url, self._current.log
                 )
         except ServerError as error:
             return self._failure_event(error)
@@ -248,12 +250,12 @@ class TrialServer:
                 "unhealthy",
                 f"{self.url} did not show its configuration in time",
             )
-        gates = (*proof.gates, *launch_flags(self._launched.findings))
+        gates = (*proof.gates, *launch_flags(self._current.findings))
         return replace(
             proof,
             gates=gates,
             fingerprint=await self._tools.host.fingerprint(),
-            witness=self._launched.witness,
+            witness=self._current.witness,
         )
 
     def _failure_event(self, error: ServerError) -> ev.ServerFailed:
@@ -262,7 +264,7 @@ class TrialServer:
             error.failure_class,
             error.message,
             error.server_exit_code,
-            error.log_tail or trial_artifacts.read_tail(self._launched.log),
+            error.log_tail or trial_artifacts.read_tail(self._current.log),
         )
 
     # End
@@ -271,43 +273,46 @@ class TrialServer:
         """Returns when a death of the server that has been noticed has been told too: it explains
         what it led to.
         """
-        if self._launched.monitor is not None:
-            await self._launched.monitor.wait_death_reported()
+        if self._current.monitor is not None:
+            await self._current.monitor.wait_death_reported()
 
     async def stop(self) -> ev.ServerStopped:
         """ServerStopped with the proof that nothing of the server is left; harmless without a
         server.
         """
         await self.wait_launch_settled()
-        now = self._launched
-        if now.monitor is not None:
-            now.monitor.stop_reporting()
-        session = now.session or await asyncio.to_thread(
-            self._tools.supervisor.find_by_token, now.place.token
+        current = self._current
+        if current.monitor is not None:
+            current.monitor.stop_reporting()
+        session = current.session or await asyncio.to_thread(
+            self._tools.supervisor.find_by_token, current.place.token
         )
         stopped = (
             await self._tools.supervisor.stop(session, self._spec.engine.stop_timeout_s)
             if session
             else ev.ServerStopped()
         )
-        now.session = session if stopped.left_over else None
-        ended = await clean_up_launch(stopped, self._spec.engine, now.place, self.secrets)
+        current.session = session if stopped.left_over else None
+        ended = await clean_up_launch(stopped, self._spec.engine, current.place, self.secrets)
         return replace(
             ended,
-            left_over=(*ended.left_over, *await self._tools.host.wait_memory_back(now.used_mib)),
+            left_over=(
+                *ended.left_over,
+                *await self._tools.host.wait_memory_released(current.used_mib),
+            ),
         )
 
     def adopt(self, launched: ev.ServerLaunched) -> None:
         """Take over the server that an earlier agent process recorded, only to end it."""
-        self._launched.session = RecordedSession(
+        self._current.session = RecordedSession(
             launched.pid,
             launched.session_id,
             launched.start_ticks,
-            self._launched.place.token,
+            self._current.place.token,
             launched.log_path,
             launched.boot_id,
         )
 
     def release_port(self) -> None:
         """Give back the port."""
-        self._tools.ports.release_port(self._launched.place.token)
+        self._tools.ports.release_port(self._current.place.token)

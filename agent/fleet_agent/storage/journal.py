@@ -65,16 +65,16 @@ class Journal:
     """
 
     def __init__(
-        self, folder: Path, header: _Header, lock: int, compact_above_bytes: int, remembered: int
+        self, folder: Path, header: _Header, lock: int, compact_above_bytes: int, finished_kept: int
     ) -> None:
         self._folder = folder
         self._path = folder / "events.jsonl"
         self._header = header
         self._lock = lock
         self._compact_above_bytes = compact_above_bytes
-        self._remembered = remembered
+        self._finished_kept = finished_kept
         self._offsets = array("Q")
-        self._begun: dict[
+        self._active: dict[
             AttemptKey, int
         ] = {}  # trials that are not over → sequence of their first event
         self._finished: dict[AttemptKey, None] = dict.fromkeys(header.finished)
@@ -95,7 +95,7 @@ class Journal:
         folder: Path,
         *,
         compact_above_bytes: int = COMPACT_ABOVE_BYTES,
-        remembered: int = FINISHED_KEPT,
+        finished_kept: int = FINISHED_KEPT,
     ) -> Journal:
         """Open or create the journal in `folder`; a torn last record is cut off, logged and told in
         `repaired`.
@@ -111,15 +111,15 @@ class Journal:
             raise JournalFailed(
                 f"{folder}: {error.strerror}", "choose another --state, or make this one writable"
             ) from error
-        with ExitStack() as unless_open:
-            unless_open.callback(os.close, lock)
-            journal = cls._open_folder(folder, lock, compact_above_bytes, remembered)
-            unless_open.pop_all()
+        with ExitStack() as on_failure:
+            on_failure.callback(os.close, lock)
+            journal = cls._open_folder(folder, lock, compact_above_bytes, finished_kept)
+            on_failure.pop_all()
         return journal
 
     @classmethod
     def _open_folder(
-        cls, folder: Path, lock: int, compact_above_bytes: int, remembered: int
+        cls, folder: Path, lock: int, compact_above_bytes: int, finished_kept: int
     ) -> Journal:
         try:
             path = folder / "events.jsonl"
@@ -128,7 +128,7 @@ class Journal:
             )  # of a compaction that was interrupted: the old file is whole
             if not path.exists():
                 file_of.replace_file(path, _Header(uuid.uuid4().hex).encoded())
-            journal = cls(folder, _read_header(path), lock, compact_above_bytes, remembered)
+            journal = cls(folder, _read_header(path), lock, compact_above_bytes, finished_kept)
             journal._load()
             journal.refill_reserve()
         except OSError as error:
@@ -196,7 +196,7 @@ class Journal:
 
     def knows(self, trial_id: str, attempt: int) -> bool:
         """This attempt was accepted; of those that are over, the last 10,000."""
-        return (trial_id, attempt) in self._begun or (trial_id, attempt) in self._finished
+        return (trial_id, attempt) in self._active or (trial_id, attempt) in self._finished
 
     def newest_attempt(self, trial_id: str) -> int:
         """The highest attempt of the trial that was accepted; 0 when none is known."""
@@ -321,7 +321,7 @@ class Journal:
         os.close(replaced)
         self._header, self._acknowledged = header, base
         self._offsets = array("Q")
-        self._begun.clear()
+        self._active.clear()
         self._load()
         self.refill_reserve()
         return True
@@ -330,7 +330,7 @@ class Journal:
     def _droppable(self) -> int:
         """The last event that neither the controller nor the restart of a trial needs."""
         return min(
-            self._acknowledged, *(first - 1 for first in self._begun.values()), self.last_sequence
+            self._acknowledged, *(first - 1 for first in self._active.values()), self.last_sequence
         )
 
     def _offset_after(self, sequence: int) -> int:
@@ -396,12 +396,12 @@ class Journal:
         key = (trial_id, attempt)
         self._offsets.append(self._size)
         if begins:
-            self._begun[key] = self.last_sequence
+            self._active[key] = self.last_sequence
             self._newest[trial_id] = max(attempt, self._newest.get(trial_id, 0))
         if ends:
-            self._begun.pop(key, None)
+            self._active.pop(key, None)
             self._finished[key] = None
-            if len(self._finished) > self._remembered:
+            if len(self._finished) > self._finished_kept:
                 self._forget_finished(next(iter(self._finished)))
 
     def _forget_finished(self, key: AttemptKey) -> None:

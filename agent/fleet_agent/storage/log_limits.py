@@ -25,21 +25,21 @@ _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 _CHUNK_BYTES = 1 << 20
 _MOST_FILES = 100_000
 _MOST_NCCL_LOGS = 256
-_LOOK_S, _LOOKS_AT_ALL = 1.0, 5
+_CHECK_EVERY_S, _CHECKS_PER_FULL_CHECK = 1.0, 5
 
 
 async def enforce_limits(
-    log_path: Path, budget_bytes: int = ATTEMPT_BYTES, look_s: float = _LOOK_S
+    log_path: Path, budget_bytes: int = ATTEMPT_BYTES, check_every_s: float = _CHECK_EVERY_S
 ) -> str:
     """Bound a server's logs for as long as it runs; returns, in words, when all that is in its
     folder is more than the budget.
     """
-    folder, looks = log_path.parent, 0
+    folder, checks = log_path.parent, 0
     while True:
-        await asyncio.sleep(look_s)
+        await asyncio.sleep(check_every_s)
         await asyncio.to_thread(trim_log, log_path)
-        looks += 1
-        if looks % _LOOKS_AT_ALL == 0:
+        checks += 1
+        if checks % _CHECKS_PER_FULL_CHECK == 0:
             for path in await asyncio.to_thread(
                 lambda: sorted(folder.glob("nccl-*.log"))[:_MOST_NCCL_LOGS]
             ):
@@ -58,12 +58,12 @@ def trim_log(path: Path, limit: int = LOG_BYTES) -> int:
     except OSError:
         return 0
     try:
-        about = os.fstat(descriptor)
-        if about.st_blocks * 512 <= limit:
+        status = os.fstat(descriptor)
+        if status.st_blocks * 512 <= limit:
             return 0
-        block = about.st_blksize or 4096
+        block = status.st_blksize or 4096
         head = min(_HEAD_BYTES, limit // 4)
-        first, end = _round_up(head, block), (about.st_size - limit // 2) // block * block
+        first, end = _round_up(head, block), (status.st_size - limit // 2) // block * block
         if end <= first or not _punch_hole(descriptor, first, end - first):
             return 0
         os.pwrite(descriptor, _gap_notice(end - first, limit), first)

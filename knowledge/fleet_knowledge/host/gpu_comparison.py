@@ -38,8 +38,8 @@ class _Rule:
 
     field: str
     code: str
-    says: str
-    other: str
+    text: str
+    others_text: str
     hint: str
     loaded: bool = False
 
@@ -60,7 +60,7 @@ _RULES = (
     _Rule("vbios", "vbios", "VBIOS {}", "{}", "different firmware may have other power and clock tables"),
     _Rule("fabric", "fabric", "fabric state {}", "{}", "it has not joined the NVSwitch fabric: see nvidia-fabricmanager"),
 )  # fmt: skip
-_LEAST = (
+_MINIMUM_FIELDS = (
     "memory_mib",
     "pcie_width",
     "pcie_generation_max",
@@ -85,7 +85,7 @@ def least_values(gpus: Sequence[Gpu]) -> dict[str, int]:
     """The least of each value over the GPUs: what a server over all of them gets."""
     values = {
         name: [value for gpu in gpus if (value := getattr(gpu, name)) is not None]
-        for name in _LEAST
+        for name in _MINIMUM_FIELDS
     }
     return {name: min(known) for name, known in values.items() if known}
 
@@ -115,12 +115,12 @@ def parse_hosts(document: Mapping[str, Any]) -> dict[str, list[Gpu]]:
 
     A mapping of such lists alone is the host of no name.
     """
-    if _columns(document):
+    if _has_columns(document):
         return {"": _gpus(document)}
     hosts = {
         name: value
         for name, value in document.items()
-        if isinstance(value, Mapping) and _columns(value)
+        if isinstance(value, Mapping) and _has_columns(value)
     }
     return {name.removeprefix("host_"): _gpus(value) for name, value in hosts.items()}
 
@@ -170,11 +170,11 @@ def _outliers(rule: _Rule, gpus: Sequence[Gpu]) -> list[HostWarning]:
     values = {gpu.index: value for gpu in gpus if (value := getattr(gpu, rule.field)) is not None}
     if len(set(values.values())) < 2:
         return []
-    common = _common(list(values.values()))
+    common = _most_common(list(values.values()))
     return [
         HostWarning(
             rule.code,
-            f"GPU{index} {rule.says.format(_word(value))} (others {rule.other.format(_word(common))})",
+            f"GPU{index} {rule.text.format(_word(value))} (others {rule.others_text.format(_word(common))})",
             rule.hint,
         )
         for index, value in sorted(values.items())
@@ -182,7 +182,7 @@ def _outliers(rule: _Rule, gpus: Sequence[Gpu]) -> list[HostWarning]:
     ]
 
 
-def _common(values: list[Any]) -> Any:
+def _most_common(values: list[Any]) -> Any:
     """What most have; of equally frequent ones the greatest, since the lesser is what is to be
     told.
     """
@@ -228,7 +228,7 @@ _COLUMNS = {
 }  # fmt: skip
 
 
-def _columns(document: Mapping[str, Any]) -> bool:
+def _has_columns(document: Mapping[str, Any]) -> bool:
     return any(name in _COLUMNS and isinstance(value, list) for name, value in document.items())
 
 

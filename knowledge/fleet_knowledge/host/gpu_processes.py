@@ -23,7 +23,7 @@ _UNBALANCED = re.compile(r"memory capacity is unbalanced", re.I)
 _TABLE = re.compile(
     r"^\|\s+(\d+)\s+(?:\S+\s+\S+\s+)?(\d+)\s+([CGM+]+)\s+(.*?)\s+(\d+)\s*MiB\s*\|", re.M
 )
-_UNSEEN = ("[not found]", "[n/a]", "n/a", "-", "", "[insufficient permissions]")
+_UNSEEN_NAMES = ("[not found]", "[n/a]", "n/a", "-", "", "[insufficient permissions]")
 _SERVER = re.compile(r"sglang|vllm|launch_server|ray::|python", re.I)
 
 
@@ -40,10 +40,10 @@ class GpuMemoryHolder:
     def __str__(self) -> str:
         used = f", {self.process.used_mib} MiB" if self.process.used_mib is not None else ""
         gpu = f" on GPU{self.process.gpu}" if self.process.gpu is not None else ""
-        return f"pid {self.process.pid} ({self.about}{used}{gpu})"
+        return f"pid {self.process.pid} ({self.description}{used}{gpu})"
 
     @property
-    def about(self) -> str:
+    def description(self) -> str:
         """Name and standing, for a sentence."""
         name = self.process.name or "no name"
         of = f" of {self.owner}" if self.owner else ""
@@ -78,7 +78,7 @@ def read_processes(text: str) -> tuple[GpuProcess, ...]:
             found[4].strip(),
             int(found[5]),
             int(found[1]),
-            visible=not _unseen(found[4]),
+            visible=not _is_unseen(found[4]),
         )
         for found in _TABLE.finditer(text)
     )
@@ -94,15 +94,15 @@ def _process(row: Mapping[str, str]) -> GpuProcess | None:
     used = parse_number(row.get("used_gpu_memory", row.get("used_memory", "")))
     return GpuProcess(
         pid,
-        "" if _unseen(name) else name,
+        "" if _is_unseen(name) else name,
         used,
         gpu_uuid=row.get("gpu_uuid"),
-        visible=not _unseen(name),
+        visible=not _is_unseen(name),
     )
 
 
-def _unseen(name: str) -> bool:
-    return name.strip().lower() in _UNSEEN
+def _is_unseen(name: str) -> bool:
+    return name.strip().lower() in _UNSEEN_NAMES
 
 
 def classify_holders(processes: Sequence[GpuProcess]) -> tuple[GpuMemoryHolder, ...]:
@@ -110,12 +110,14 @@ def classify_holders(processes: Sequence[GpuProcess]) -> tuple[GpuMemoryHolder, 
     earlier run.
     """
     return tuple(
-        GpuMemoryHolder(process, "unseen" if not process.visible else _by_name(process.name))
+        GpuMemoryHolder(
+            process, "unseen" if not process.visible else _standing_by_name(process.name)
+        )
         for process in processes
     )
 
 
-def _by_name(name: str) -> str:
+def _standing_by_name(name: str) -> str:
     return "orphan" if "sglang::" in name or "scheduler" in name else "unknown"
 
 
@@ -126,7 +128,7 @@ def holders_hint(holders: Sequence[GpuMemoryHolder]) -> str:
             "No process is listed: it may be in another container. See `nvidia-smi --query-compute-apps=pid,process_name,used_gpu_memory"
             " --format=csv` on the host itself. Never end a process that is not yours."
         )
-    held = " and by ".join(f"pid {holder.process.pid} ({holder.about})" for holder in holders)
+    held = " and by ".join(f"pid {holder.process.pid} ({holder.description})" for holder in holders)
     known = [str(holder.process.pid) for holder in holders if holder.standing in ("ours", "orphan")]
     others = [
         str(holder.process.pid) for holder in holders if holder.standing not in ("ours", "orphan")

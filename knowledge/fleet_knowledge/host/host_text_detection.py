@@ -87,11 +87,11 @@ def _topology(text: str) -> dict[str, Any] | None:
         "topology",
         topology=found.to_json(),
         **(found.to_json() | {"warnings": warnings}),
-        summary=_wires(found),
+        summary=_topology_summary(found),
     )
 
 
-def _wires(found: Topology) -> str:
+def _topology_summary(found: Topology) -> str:
     """What of a table matters, in a line for a person."""
     if found.peer_access is not None:
         return (
@@ -107,7 +107,7 @@ def _wires(found: Topology) -> str:
     )
 
 
-def _state(text: str) -> dict[str, Any] | None:
+def _driver_error(text: str) -> dict[str, Any] | None:
     """Of a whole paste: a server log that quotes such a line is not this."""
     lines = [line for line in text.split("\n") if line.strip()]
     telling = sum(nvidia_smi_errors.is_driver_error_line(line) for line in lines)
@@ -246,7 +246,7 @@ def _processors(text: str) -> dict[str, Any] | None:
 _KINDS: Sequence[Callable[[str], dict[str, Any] | None]] = (
     _document,
     _topology,
-    _state,
+    _driver_error,
     _processes,
     _gpus,
     _processors,

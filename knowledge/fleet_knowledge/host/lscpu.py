@@ -62,7 +62,7 @@ class Processors:
         return asdict(self)
 
     @property
-    def known(self) -> bool:
+    def has_facts(self) -> bool:
         """Anything at all."""
         return any(value is not None for value in asdict(self).values())
 
@@ -104,7 +104,7 @@ def _from_lines(pairs: Pairs) -> Processors:
         _number(pairs, name) for name in ("cpus", "threads", "cores", "sockets")
     )
     if None in (threads, cores, sockets):
-        threads, cores, sockets = _by_place(pairs, cpus) or (threads, cores, sockets)
+        threads, cores, sockets = _counts_by_position(pairs, cpus) or (threads, cores, sockets)
     cpus = cpus or _product(pairs, threads, cores, sockets)
     nodes = _nodes(pairs)
     node_count = next((int(value) for label, value in pairs if _is_node_count(label, value)), None)
@@ -131,7 +131,7 @@ def _number(pairs: Pairs, name: str) -> int | None:
     )
 
 
-def _by_place(pairs: Pairs, cpus: int | None) -> tuple[int, int, int] | None:
+def _counts_by_position(pairs: Pairs, cpus: int | None) -> tuple[int, int, int] | None:
     """Three whole numbers on end, after that of the CPUs, that multiply to it."""
     figures = [int(value) if _INTEGER.fullmatch(value) else None for _, value in pairs]
     first = next((figure for figure in figures if figure), None)

@@ -71,7 +71,7 @@ def read_gpu_list(text: str) -> tuple[Gpu, ...]:
 
 
 Reader = Callable[[str], Any]
-_QUERIED: Mapping[str, tuple[str, Reader]] = {
+_QUERY_FIELDS: Mapping[str, tuple[str, Reader]] = {
     "index": ("index", parse_number), "name": ("name", parse_text), "gpu_name": ("name", parse_text), "uuid": ("uuid", parse_text), "gpu_uuid": ("uuid", parse_text),
     "pci.bus_id": ("bus_id", parse_text), "gpu_bus_id": ("bus_id", parse_text), "memory.total": ("memory_mib", parse_number),
     "memory.used": ("memory_used_mib", parse_number), "power.limit": ("power_limit_w", parse_number),
@@ -96,20 +96,20 @@ def read_gpu_query(text: str) -> tuple[Gpu, ...]:
     names = [
         re.sub(r"\s*\[.*\]$", "", name.strip()) for name in (lines[0].split(",") if lines else ())
     ]
-    known = [name for name in names if name in _QUERIED]
+    known = [name for name in names if name in _QUERY_FIELDS]
     if len(known) < 2 or len(known) * 2 < len(names):
         return ()
     rows = list(csv.reader(lines[1:], skipinitialspace=True))
     return tuple(
-        _queried(names, row, place) for place, row in enumerate(rows) if len(row) == len(names)
+        _gpu_from_row(names, row, place) for place, row in enumerate(rows) if len(row) == len(names)
     )
 
 
-def _queried(names: list[str], row: list[str], place: int) -> Gpu:
+def _gpu_from_row(names: list[str], row: list[str], place: int) -> Gpu:
     facts = {
-        _QUERIED[name][0]: _QUERIED[name][1](value)
+        _QUERY_FIELDS[name][0]: _QUERY_FIELDS[name][1](value)
         for name, value in zip(names, row, strict=True)
-        if name in _QUERIED
+        if name in _QUERY_FIELDS
     }
     broken = next((value.strip() for value in row if _BROKEN.search(value)), None)
     return gpu_from(
@@ -120,7 +120,7 @@ def _queried(names: list[str], row: list[str], place: int) -> Gpu:
 
 
 # Path in `nvidia-smi -q`, from the section of a GPU on.
-_DETAILED: Mapping[tuple[str, ...], tuple[str, Reader]] = {
+_DETAIL_FIELDS: Mapping[tuple[str, ...], tuple[str, Reader]] = {
     ("Product Name",): ("name", parse_text), ("GPU UUID",): ("uuid", parse_text), ("VBIOS Version",): ("vbios", parse_text),
     ("Persistence Mode",): ("persistence", parse_switch), ("MIG Mode", "Current"): ("mig", parse_switch), ("Ecc Mode", "Current"): ("ecc", parse_switch),
     ("ECC Mode", "Current"): ("ecc", parse_switch), ("FB Memory Usage", "Total"): ("memory_mib", parse_number),
@@ -143,16 +143,16 @@ def read_gpu_details(text: str) -> tuple[Gpu, ...]:
     heads = list(_SECTION.finditer(text))
     ends = [*(head.start() for head in heads[1:]), len(text)][: len(heads)]
     return tuple(
-        _detailed(place, head[1], text[head.end() : end], driver[1] if driver else None)
+        _gpu_from_section(place, head[1], text[head.end() : end], driver[1] if driver else None)
         for place, (head, end) in enumerate(zip(heads, ends, strict=True))
     )
 
 
-def _detailed(index: int, bus_id: str, section: str, driver: str | None) -> Gpu:
+def _gpu_from_section(index: int, bus_id: str, section: str, driver: str | None) -> Gpu:
     facts: dict[str, Any] = {"index": index, "bus_id": bus_id, "driver": driver}
     for path, value in _entries(section):
         for known in (path[-1:], path[-2:]):
-            name, read = _DETAILED.get(known, ("", parse_text))
+            name, read = _DETAIL_FIELDS.get(known, ("", parse_text))
             if name and facts.get(name) is None:
                 facts[name] = read(value)
         if _BROKEN.search(value):

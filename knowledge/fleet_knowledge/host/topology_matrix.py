@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from fleet_knowledge.host.link_types import PEER_ACCESS, parse_link_type
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\([A-Z]|\x1b[=>]|[\x0e\x0f]")
-_BEFORE = (
+_LINE_PREFIXES = (
     re.compile(r"^[ ]?>[ ]?", re.M),
     re.compile(r"^\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:\d\d)[ ]?", re.M),
     re.compile(r"^[\w.-]+[ ]+\|[ ]", re.M),
@@ -60,7 +60,11 @@ def strip_decoration(text: str) -> str:
     """
     clean = _ANSI.sub("", text).replace("\r\n", "\n").replace("\r", "\n").replace("\u00a0", " ")
     return next(
-        (pattern.sub("", clean) for pattern in _BEFORE if _prefixes_every_line(pattern, clean)),
+        (
+            pattern.sub("", clean)
+            for pattern in _LINE_PREFIXES
+            if _prefixes_every_line(pattern, clean)
+        ),
         clean,
     )
 
@@ -132,18 +136,22 @@ def _row(
     if rest.startswith("\t"):
         fields = [word.strip() for word in rest[1:].split("\t")]
         cells, behind = fields[: len(columns)], fields[len(columns) :]
-        return MatrixRow(_present(columns, cells), _tail(tails, behind), len(fields) < len(columns))
+        return MatrixRow(
+            _present(columns, cells), _affinities(tails, behind), len(fields) < len(columns)
+        )
     words = rest.split()
     if not words:
         return MatrixRow(cut=True)
     if len(words) >= len(columns) and not any(
         _CPUS.fullmatch(word) for word in words[: len(columns)]
     ):
-        return MatrixRow(_present(columns, words), _tail(tails, words[len(columns) :]), cut=False)
-    return _by_place(rest, columns, tails, starts)
+        return MatrixRow(
+            _present(columns, words), _affinities(tails, words[len(columns) :]), cut=False
+        )
+    return _row_by_position(rest, columns, tails, starts)
 
 
-def _by_place(
+def _row_by_position(
     rest: str, columns: Sequence[str], tails: Sequence[str], starts: Sequence[int]
 ) -> MatrixRow:
     """A row with blank cells, or one that ends early: each word belongs to the column whose head is
@@ -157,14 +165,14 @@ def _by_place(
             behind.append(found[0])
         else:
             cells.setdefault(columns[nearest], found[0])
-    return MatrixRow(cells, _tail(tails, behind), cut=not behind)
+    return MatrixRow(cells, _affinities(tails, behind), cut=not behind)
 
 
 def _present(columns: Sequence[str], cells: Sequence[str]) -> dict[str, str]:
     return {column: cell for column, cell in zip(columns, cells, strict=False) if cell}
 
 
-def _tail(tails: Sequence[str], behind: Sequence[str]) -> dict[str, str]:
+def _affinities(tails: Sequence[str], behind: Sequence[str]) -> dict[str, str]:
     """What stands behind the matrix; a doubled tab before the last column leaves one blank too
     many.
     """

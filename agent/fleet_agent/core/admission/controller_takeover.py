@@ -22,9 +22,9 @@ class CurrentController:
     nothing. `away_s`: since it hung up.
     """
 
-    held: ControllerEpoch
-    follows: bool = False
-    owed: str = ""
+    epoch: ControllerEpoch
+    is_connected: bool = False
+    unstored: str = ""
     away_s: float = 0.0
 
 
@@ -37,34 +37,44 @@ class OrderRefused:
 
 
 def check_order(
-    now: CurrentController, shown: ControllerEpoch, take_over_after_s: float = TAKE_OVER_AFTER_S
+    current: CurrentController,
+    presented: ControllerEpoch,
+    take_over_after_s: float = TAKE_OVER_AFTER_S,
 ) -> OrderRefused | None:
     """None when orders under this lease are to be obeyed. A lease that is not told is from before
     leases, and obeyed.
     """
-    if not shown.names_controller:
+    if not presented.names_controller:
         return None
-    if not is_compatible(shown.protocol):
-        return OrderRefused(*incompatibility("the controller", shown.protocol, "this agent"))
-    if shown.controller_id == now.held.controller_id:
-        return _refuse_replaced(now.held, shown) if shown.epoch < now.held.epoch else None
-    return _refuse_other_controller(now, take_over_after_s) if now.held.names_controller else None
+    if not is_compatible(presented.protocol):
+        return OrderRefused(*incompatibility("the controller", presented.protocol, "this agent"))
+    if presented.controller_id == current.epoch.controller_id:
+        return (
+            _refuse_replaced(current.epoch, presented)
+            if presented.epoch < current.epoch.epoch
+            else None
+        )
+    return (
+        _refuse_other_controller(current, take_over_after_s)
+        if current.epoch.names_controller
+        else None
+    )
 
 
 def _refuse_other_controller(
-    now: CurrentController, take_over_after_s: float
+    current: CurrentController, take_over_after_s: float
 ) -> OrderRefused | None:
-    belongs = f"this host belongs to controller {now.held.controller_id[:8]}"
-    if now.follows:
+    belongs = f"this host belongs to controller {current.epoch.controller_id[:8]}"
+    if current.is_connected:
         return OrderRefused(f"{belongs}, which follows it now", "end that one first")
-    if now.owed and now.away_s < take_over_after_s:
+    if current.unstored and current.away_s < take_over_after_s:
         hint = f"let it come back and finish, or wait until it has been away for {take_over_after_s / 60:.0f} min"
-        return OrderRefused(f"{belongs}, which has not stored {now.owed} yet", hint)
+        return OrderRefused(f"{belongs}, which has not stored {current.unstored} yet", hint)
     return None
 
 
-def _refuse_replaced(held: ControllerEpoch, shown: ControllerEpoch) -> OrderRefused:
-    message = f"this controller was replaced: start {held.epoch} of it came after this one, which is {shown.epoch}"
+def _refuse_replaced(current: ControllerEpoch, presented: ControllerEpoch) -> OrderRefused:
+    message = f"this controller was replaced: start {current.epoch} of it came after this one, which is {presented.epoch}"
     return OrderRefused(
         message, "end this one: it works on a store that another one has taken over"
     )

@@ -77,7 +77,7 @@ class PolicyViolation:
 
 
 def policy_violations(
-    engine: EngineSpec, given: tuple[str, ...], policy: Policy, lookup: PathLookup
+    engine: EngineSpec, host_variables: tuple[str, ...], policy: Policy, lookup: PathLookup
 ) -> tuple[PolicyViolation, ...]:
     """All that this host refuses of a trial; nothing under an open policy. `given`: variables that
     are the host's own defaults.
@@ -92,7 +92,7 @@ def policy_violations(
                 "engine", "asks for a server, and this host only drives load for others"
             ),
         )
-    found = [*_check_variables(engine, given, policy, lookup)]
+    found = [*_check_variables(engine, host_variables, policy, lookup)]
     if engine.kind is EngineKind.SGLANG:
         found += [*_check_program(engine, policy, lookup), *_check_mounts(engine, policy, lookup)]
         found += [*_check_arguments(engine, policy, lookup), *_check_models(engine, policy, lookup)]
@@ -173,13 +173,13 @@ def _expand_home(path: str, lookup: PathLookup) -> str:
 
 
 def _check_variables(
-    engine: EngineSpec, given: tuple[str, ...], policy: Policy, lookup: PathLookup
+    engine: EngineSpec, host_variables: tuple[str, ...], policy: Policy, lookup: PathLookup
 ) -> Iterator[PolicyViolation]:
     patterns = tuple(pattern for pattern in policy.env if "*" in pattern or "?" in pattern)
     for name, value in engine.env.items():
         key = f"engine.env.{name}"
         if (
-            name in given or name in policy.env
+            name in host_variables or name in policy.env
         ):  # by name: whoever wrote it there knows what it does
             continue
         if what := risky_variables.variable_risk(name, value):
