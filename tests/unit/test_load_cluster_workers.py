@@ -110,7 +110,7 @@ async def test_who_waits_for_a_shard_that_ended_waits_no_longer_and_a_cancel_beg
     None
 ):
     start = StartGate()
-    start.give_up()
+    start.mark_ended()
     await asyncio.to_thread(start.await_prepared)
     start.cancel()
     assert await start.wait_to_begin() <= perf_counter_ns() and start.is_cancelled

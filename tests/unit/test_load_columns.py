@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet_agent.load.client.request_record import ErrorName, RequestRecord, Response
-from fleet_agent.load.results.request_columns import MOST_NAMES, OTHER_NAME, Columns, ColumnsBuilder
+from fleet_agent.load.results.request_columns import MAX_NAMES, OTHER_NAME, Columns, ColumnsBuilder
 
 COUNTS = st.none() | st.integers(0, 2**31 - 1)
 TIMES = st.integers(1, 2**62)
@@ -181,7 +181,7 @@ def test_a_server_that_makes_up_reasons_fills_no_table() -> None:
             [Columns.from_requests(run), Columns.from_requests(run[500:])]
         ).requests()
     ]
-    assert set(reasons) == {f"reason {number}" for number in range(MOST_NAMES)} | {OTHER_NAME}
+    assert set(reasons) == {f"reason {number}" for number in range(MAX_NAMES)} | {OTHER_NAME}
 
 
 def test_nonsense_of_a_server_fits_into_a_row() -> None:

@@ -157,7 +157,7 @@ ESCAPES = st.sampled_from(
 def test_a_text_with_escapes_says_in_c_what_json_says_or_is_left_to_it(text: str) -> None:
     alike = EventTemplate.from_event(DATA)
     assert alike is not None
-    content = alike.before + text.encode() + alike.behind.removesuffix(b"\r\n")
+    content = alike.before + text.encode() + alike.after.removesuffix(b"\r\n")
     run = alike.read_run_in_c(
         in_c(), RecordedReads.from_pairs([(1, b"%x\r\n%b\r\n" % (len(content), content))]), 0, 0
     )
@@ -180,7 +180,7 @@ def test_events_that_are_alike_are_the_same_in_c_and_in_python(
     alike = EventTemplate.from_event(DATA)
     assert alike is not None
     contents = [
-        (alike.before + text + alike.behind.removesuffix(b"\r\n"), wrong) for text, wrong in parts
+        (alike.before + text + alike.after.removesuffix(b"\r\n"), wrong) for text, wrong in parts
     ]
     data = (
         b"".join(b"%x\r\n%b\r\n" % (len(content) + wrong, content) for content, wrong in contents)
@@ -197,12 +197,12 @@ def test_events_that_are_alike_are_the_same_in_c_and_in_python(
     if in_python.text.isprintable() and "\u2028" not in data.decode(
         errors="replace"
     ):  # Python leaves odd spaces to JSON, C need not
-        assert there.at >= in_python.at
+        assert there.end >= in_python.end
         assert (there.times_ns[: len(in_python.times_ns)], there.text[: len(in_python.text)]) == (
             in_python.times_ns,
             in_python.text,
         )
-    assert there.at <= len(data)
+    assert there.end <= len(data)
 
 
 @given(
@@ -274,11 +274,11 @@ def test_under_a_flood_of_answers_few_wait_to_be_copied() -> None:
         while turns < 200:
             turns += time.monotonic() - began > 0.2  # by then they are being copied in each turn
             for _ in range(64):
-                wire.settle_later(NativeReads(NativeAnswer(), wire))
+                wire.copy_later(NativeReads(NativeAnswer(), wire))
             await asyncio.sleep(0)
-        found = wire.unsettled
+        found = wire.uncopied
         wire.close()
-        assert wire.unsettled == 0
+        assert wire.uncopied == 0
         return found
 
     assert 0 < asyncio.run(left()) <= 64 * 10

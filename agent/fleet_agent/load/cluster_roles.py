@@ -38,16 +38,16 @@ from fleet_protos.trial_types import TrialSpec
 
 log = logging.getLogger(__name__)
 
-_CORES_LEAST: Final = 2  # what a near load takes on the smallest host
+_MIN_CORES: Final = 2  # what a near load takes on the smallest host
 _LEAVE_S: Final = 3.0  # for the process to end by itself; Ray's parts are killed by it anyway
-Key = tuple[str, int]
+AttemptKey = tuple[str, int]
 
 
 @dataclass(slots=True)
 class _JoinedCluster:
     """A part that was begun as a load host."""
 
-    part: Membership
+    membership: Membership
     process: asyncio.subprocess.Process
     recorded: RecordedLoad
     watching: asyncio.Task[None] | None = None
@@ -63,9 +63,9 @@ class ClusterRoles:
         self._as_host = folder / "load-host"
         self._as_lead = folder / "load-lead"
         self._joined: _JoinedCluster | None = None
-        self._leads: dict[Key, tuple[Membership, ClusterSecrets]] = {}
-        self._leading: Key | None = None
-        self._turn = asyncio.Lock()
+        self._leads: dict[AttemptKey, tuple[Membership, ClusterSecrets]] = {}
+        self._leading: AttemptKey | None = None
+        self._lock = asyncio.Lock()
 
     async def end_leftovers(self) -> None:
         """End what an earlier process of the agent left, and forget its secrets."""
@@ -73,28 +73,32 @@ class ClusterRoles:
             await end_earlier(folder)
             await asyncio.to_thread(_files(folder).remove)
 
-    async def join(self, part: Membership, secrets: ClusterSecrets) -> tuple[bool, str]:
+    async def join(self, membership: Membership, secrets: ClusterSecrets) -> tuple[bool, str]:
         """Take a part: (taken already, where the lead gathers). Raises Superseded, Conflict,
         ConfigError.
         """
-        _check(part)
-        if not part.lead_address:
-            return self._lead(part, secrets)
-        async with self._turn:
+        _check_membership(membership)
+        if not membership.lead_address:
+            return self._lead(membership, secrets)
+        async with self._lock:
             now = self._joined
             if (
                 now is not None
-                and now.part.trial_id == part.trial_id
-                and now.part.attempt > part.attempt
+                and now.membership.trial_id == membership.trial_id
+                and now.membership.attempt > membership.attempt
             ):
                 raise Superseded(
-                    f"trial {part.trial_id} has come to attempt {now.part.attempt}, {part.attempt} is over"
+                    f"trial {membership.trial_id} has come to attempt {now.membership.attempt}, {membership.attempt} is over"
                 )
-            if now is not None and now.part.key == part.key and now.process.returncode is None:
-                return True, part.lead_address
+            if (
+                now is not None
+                and now.membership.key == membership.key
+                and now.process.returncode is None
+            ):
+                return True, membership.lead_address
             await self._leave()
-            self._joined = await self._launch(part, secrets)
-        return False, part.lead_address
+            self._joined = await self._launch(membership, secrets)
+        return False, membership.lead_address
 
     async def leave(self, trial_id: str, attempt: int) -> bool:
         """End that part; False when this host has it not."""
@@ -102,15 +106,15 @@ class ClusterRoles:
         if key in self._leads and key != self._leading:
             del self._leads[key]
             return True
-        async with self._turn:
-            if self._joined is None or self._joined.part.key != key:
+        async with self._lock:
+            if self._joined is None or self._joined.membership.key != key:
                 return False
             await self._leave()
         return True
 
     async def stop(self) -> None:
         """End the part as a load host; the load processes of leads end with their trials."""
-        async with self._turn:
+        async with self._lock:
             await self._leave()
 
     def start_lead(self, spec: TrialSpec) -> LoadProcess:
@@ -126,10 +130,10 @@ class ClusterRoles:
                 f"this host leads the load of trial {self._leading[0]} now",
                 "the trial is tried again",
             )
-        part, secrets = self._leads[key]
+        membership, secrets = self._leads[key]
         try:
             _files(self._as_lead).write(
-                replace(part, hosts=spec.load.hosts, shards=spec.load.shards), secrets
+                replace(membership, hosts=spec.load.hosts, shards=spec.load.shards), secrets
             )
         except OSError as error:
             raise Conflict(
@@ -144,7 +148,7 @@ class ClusterRoles:
         """Where the load process of a lead keeps its log."""
         return self._as_lead
 
-    def release_lead(self, key: Key) -> None:
+    def release_lead(self, key: AttemptKey) -> None:
         """The trial is over, and its load process has ended."""
         self._leads.pop(key, None)
         if self._leading == key:
@@ -153,39 +157,41 @@ class ClusterRoles:
 
     # Inside
 
-    def _lead(self, part: Membership, secrets: ClusterSecrets) -> tuple[bool, str]:
-        if part.key in self._leads:
-            return True, self._leads[part.key][0].lead_address
-        for key in [key for key in self._leads if key[0] == part.trial_id and key != self._leading]:
-            if key[1] > part.attempt:
+    def _lead(self, membership: Membership, secrets: ClusterSecrets) -> tuple[bool, str]:
+        if membership.key in self._leads:
+            return True, self._leads[membership.key][0].lead_address
+        for key in [
+            key for key in self._leads if key[0] == membership.trial_id and key != self._leading
+        ]:
+            if key[1] > membership.attempt:
                 raise Superseded(
-                    f"trial {part.trial_id} has come to attempt {key[1]}, {part.attempt} is over"
+                    f"trial {membership.trial_id} has come to attempt {key[1]}, {membership.attempt} is over"
                 )
             del self._leads[key]
-        host = f"[{part.address}]" if ":" in part.address else part.address
-        placed = replace(part, lead_address=f"{host}:{_free_port(part.address)}")
-        self._leads[part.key] = (placed, secrets)
+        host = f"[{membership.address}]" if ":" in membership.address else membership.address
+        placed = replace(membership, lead_address=f"{host}:{_free_port(membership.address)}")
+        self._leads[membership.key] = (placed, secrets)
         return False, placed.lead_address
 
-    async def _launch(self, part: Membership, secrets: ClusterSecrets) -> _JoinedCluster:
+    async def _launch(self, membership: Membership, secrets: ClusterSecrets) -> _JoinedCluster:
         folder = self._as_host
         try:
-            await asyncio.to_thread(_files(folder).write, part, secrets)
+            await asyncio.to_thread(_files(folder).write, membership, secrets)
             process, temporary = await _spawn(folder)
         except OSError as error:
             raise Conflict(
-                f"the part in the load of trial {part.trial_id} cannot be begun: {error}"
+                f"the part in the load of trial {membership.trial_id} cannot be begun: {error}"
             ) from error
         stat = read_stat(process.pid)
         recorded = RecordedLoad(process.pid, stat.start_ticks if stat else 0, temporary, boot_id())
         await asyncio.to_thread(write_record, folder, recorded)
-        joined = _JoinedCluster(part, process, recorded)
+        joined = _JoinedCluster(membership, process, recorded)
         joined.watching = asyncio.get_running_loop().create_task(self._watch_until_end(joined))
         log.info(
             "joining the load of trial %s attempt %d at %s",
-            part.trial_id,
-            part.attempt,
-            part.lead_address,
+            membership.trial_id,
+            membership.attempt,
+            membership.lead_address,
         )
         return joined
 
@@ -196,8 +202,8 @@ class ClusterRoles:
         log_note = f": {log_tail(self._as_host / 'node.log')}" if code else ""
         log.info(
             "left the load of trial %s attempt %d, exit code %d%s",
-            joined.part.trial_id,
-            joined.part.attempt,
+            joined.membership.trial_id,
+            joined.membership.attempt,
             code,
             log_note,
         )
@@ -250,24 +256,26 @@ def _env(folder: Path) -> Mapping[str, str]:
     return driver_env(os.environ, folder)
 
 
-def _check(part: Membership) -> None:
+def _check_membership(membership: Membership) -> None:
     """Raises ConfigError when this host cannot take the part: too few cores for its shards, or not
     its own address.
     """
-    cpus = max(os.cpu_count() or 1, _CORES_LEAST)
-    if part.cores > cpus:
-        message = f"host {part.host} has {cpus} cores and is to run {part.cores} shards"
+    cpus = max(os.cpu_count() or 1, _MIN_CORES)
+    if membership.cores > cpus:
+        message = f"host {membership.host} has {cpus} cores and is to run {membership.cores} shards"
         raise ConfigError(message, "lower load.shards, or choose more load hosts")
     try:
-        family = socket.AF_INET6 if ip_address(part.address).version == 6 else socket.AF_INET
+        family = socket.AF_INET6 if ip_address(membership.address).version == 6 else socket.AF_INET
         with socket.socket(family) as probe:
-            probe.bind((part.address, 0))
+            probe.bind((membership.address, 0))
     except ValueError:
         raise ConfigError(
-            f"address {part.address!r} of host {part.host} is no IP address"
+            f"address {membership.address!r} of host {membership.host} is no IP address"
         ) from None
     except OSError as error:
-        message = f"{part.address} is no address of host {part.host} itself: {error.strerror}"
+        message = (
+            f"{membership.address} is no address of host {membership.host} itself: {error.strerror}"
+        )
         hint = "give the host's own address in the fleet file: behind a translated one no load can be gathered"
         raise ConfigError(message, hint) from error
 

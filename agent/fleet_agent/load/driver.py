@@ -49,7 +49,9 @@ if TYPE_CHECKING:
     from fleet_agent.load.results.run_summary import RunSummary
 
 LINE_LIMIT: Final = 1 << 20
-_SPILL: Final = "chunks-"  # and a number: what a large run keeps on disk until it is recorded
+_SPILL_PREFIX: Final = (
+    "chunks-"  # and a number: what a large run keeps on disk until it is recorded
+)
 
 
 @dataclass(slots=True)
@@ -60,14 +62,14 @@ class Driver:
 
     ray: Any
     workers: ShardWorkers
-    answers: int  # file descriptor
+    answers_fd: int  # file descriptor
     temporary: str  # Ray's folder
     folder: Path  # for its own files
     templates: dict[str, int | None] = field(
         default_factory=dict
     )  # tokens of the chat template, by server
     pending: set[int] = field(default_factory=set)  # ids of what was asked for and not answered
-    turn: asyncio.Lock = field(
+    lock: asyncio.Lock = field(
         default_factory=asyncio.Lock
     )  # one at a time, in the order of asking
     calibration: Calibration = field(default_factory=Calibration)  # of shards on this host
@@ -77,12 +79,12 @@ class Driver:
         it has gone nobody wants it.
         """
         with suppress(BrokenPipeError):
-            os.write(self.answers, line)
+            os.write(self.answers_fd, line)
 
-    async def carry_out(self, number: int, operation: str, content: Mapping[str, Any]) -> None:
+    async def execute(self, number: int, operation: str, content: Mapping[str, Any]) -> None:
         """One warm-up or run, to its answer; it waits for those asked for before it."""
         try:
-            async with self.turn:
+            async with self.lock:
                 reply = await self.measure(number, operation, messages.read_request(content))
             line = messages.reply_line(number, reply)
         except (TypeError, KeyError, ValueError) as error:
@@ -115,19 +117,19 @@ class Driver:
             warm=warm,
             shard_count=self.workers.shard_count,
         )
-        spill = (
-            self.folder / f"{_SPILL}{number}"
+        spill_folder = (
+            self.folder / f"{_SPILL_PREFIX}{number}"
         )  # made by the first shard whose chunks are too many for its memory
         try:
             reply = await self._run(
                 number,
                 target.url,
                 request,
-                [replace(plan, spill_folder=str(spill)) for plan in plans],
+                [replace(plan, spill_folder=str(spill_folder)) for plan in plans],
                 warm=warm,
             )
         finally:
-            await asyncio.to_thread(shutil.rmtree, spill, ignore_errors=True)
+            await asyncio.to_thread(shutil.rmtree, spill_folder, ignore_errors=True)
         return replace(reply, cache_flushed=flushed)
 
     async def _run(
@@ -139,40 +141,42 @@ class Driver:
         *,
         warm: bool,
     ) -> LoadReply:
-        watched = request.speculation and request.sglang and not warm
+        reads_counters = request.speculation and request.sglang and not warm
         capacity = (
             await self.calibration.measure_once()
             if isinstance(self.workers, LocalWorkers) and not warm
             else None
         )
-        before = await server_counters.fetch_metrics(url) if watched else ""
+        before = await server_counters.fetch_metrics(url) if reads_counters else ""
         done = await self.workers.run(number, plans)
         _refuse_unfinished(done, plans[0].limit_s)
         columns = Columns.concatenate([result.columns for result in done.results])
         run_summary = await asyncio.to_thread(
-            _summary, columns, request, done, self.templates[url], plans[0].request_plan
+            _summarise_run, columns, request, done, self.templates[url], plans[0].request_plan
         )
-        if watched:
-            looks = server_counters.CounterSnapshots(
+        if reads_counters:
+            snapshots = server_counters.CounterSnapshots(
                 before,
                 await server_counters.fetch_metrics_after(url, before, run_summary.output_tokens),
             )
             shape = DraftShape(request.draft_steps or None, request.draft_tokens or None)
             run_summary = server_counters.add_speculation(
-                run_summary, looks, shape, request.time_scale
+                run_summary, snapshots, shape, request.time_scale
             )
         if not warm:
-            driven = ClientWork.from_results(
+            work = ClientWork.from_results(
                 done.results, is_open=request.workload.is_open, time_scale=request.time_scale
             )
-            run_summary = add_client_use(run_summary, capacity, driven)
-        reply = _reply(run_summary, done)
+            run_summary = add_client_use(run_summary, capacity, work)
+        reply = _build_reply(run_summary, done)
         if warm or not request.parquet:
             return reply
         notes = {
             "client_reads_in": ",".join(sorted({result.reads_in for result in done.results}))
         } | dict(done.notes)
-        return replace(reply, parquet=await asyncio.to_thread(_write_raw, request, columns, notes))
+        return replace(
+            reply, parquet=await asyncio.to_thread(_write_parquet, request, columns, notes)
+        )
 
 
 def _refuse_unfinished(done: ShardResults, limit_s: float) -> None:
@@ -185,12 +189,12 @@ def _refuse_unfinished(done: ShardResults, limit_s: float) -> None:
         raise LoadError("cancelled")
 
 
-def _summary(
+def _summarise_run(
     columns: Columns,
     request: LoadRequest,
     done: ShardResults,
     template_tokens: int | None,
-    asks: RequestPlan | None,
+    request_plan: RequestPlan | None,
 ) -> RunSummary:
     """The run in numbers. Raises OSError."""
     # here, so that pyarrow loads beside Ray's start instead of before it
@@ -202,13 +206,13 @@ def _summary(
     conditions = RunConditions(
         request.workload, request.time_scale, template_tokens, speculation=request.speculation,
         lags_ns=(*(lag for result in done.results for lag in result.lags_ns), *done.lags_ns),
-        planned_cached_ratio=asks.planned_cached_share(columns.rows) if asks else None,
+        planned_cached_ratio=request_plan.planned_cached_share(columns.rows) if request_plan else None,
         cpu_s=sum(result.cpu_s for result in done.results), decode_s=sum(result.decode_s for result in done.results),
     )  # fmt: skip
     return summarise(columns, conditions)
 
 
-def _write_raw(request: LoadRequest, columns: Columns, notes: Mapping[str, str]) -> ParquetFile:
+def _write_parquet(request: LoadRequest, columns: Columns, notes: Mapping[str, str]) -> ParquetFile:
     """Write the run's raw file. Raises OSError."""
     from fleet_agent.load.results import parquet_writer  # here: see _summary
 
@@ -224,7 +228,7 @@ def _write_raw(request: LoadRequest, columns: Columns, notes: Mapping[str, str])
     return ParquetFile(written.path, written.sha256, written.size_bytes)
 
 
-def _reply(summary: RunSummary, done: ShardResults) -> LoadReply:
+def _build_reply(summary: RunSummary, done: ShardResults) -> LoadReply:
     return LoadReply(
         started_unix_ns=min(result.started_unix_ns for result in done.results), facts={**summary.facts, "start_skew_s": done.start_skew_s},
         metrics=summary.metrics, error_examples=summary.error_examples, requests_ok=summary.requests_ok,
@@ -264,12 +268,12 @@ async def _read_orders(
                 driver.workers.cancel(number)
         else:
             driver.pending.add(number)
-            group.create_task(driver.carry_out(number, operation, content))
+            group.create_task(driver.execute(number, operation, content))
     for number in driver.pending:
         driver.workers.cancel(number)
 
 
-def _import_arrow() -> None:
+def _preload_arrow() -> None:
     from fleet_agent.load.results import parquet_writer, run_summary
 
     run_summary.preload_arrow()
@@ -280,7 +284,7 @@ def _make_workers(
     session: RaySession | RayNode, ray: Any, options: argparse.Namespace
 ) -> ShardWorkers:
     if isinstance(session, RayNode):
-        return ClusterWorkers(ray, session.part, MembershipFiles(options.cluster))
+        return ClusterWorkers(ray, session.membership, MembershipFiles(options.cluster))
     return LocalWorkers(ray, options.folder)
 
 
@@ -290,7 +294,7 @@ async def _main(
     ray = session.start()
     workers = _make_workers(session, ray, options)
     await asyncio.gather(
-        workers.prepare_workers(), asyncio.to_thread(_import_arrow)
+        workers.prepare_workers(), asyncio.to_thread(_preload_arrow)
     )  # pyarrow here, while workers import what they need
     driver = Driver(ray, workers, answers_fd, session.temporary, options.folder)
     orders = asyncio.StreamReader(limit=LINE_LIMIT)
@@ -322,7 +326,7 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
-    for left in arguments.folder.glob(f"{_SPILL}*"):  # by a load process that was killed
+    for left in arguments.folder.glob(f"{_SPILL_PREFIX}*"):  # by a load process that was killed
         shutil.rmtree(left, ignore_errors=True)
     remove_stale_cancels(arguments.folder)
     orders, answers = (
@@ -333,7 +337,7 @@ def main() -> None:
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     load_library()  # built before the workers look for it; the first time that takes 0.2 s
-    session = _session(arguments)
+    session = _make_session(arguments)
     try:
         code = asyncio.run(_main(session, arguments, orders, answers))
     except LoadError as error:
@@ -348,7 +352,7 @@ def main() -> None:
     sys.exit(code)
 
 
-def _session(options: argparse.Namespace) -> RaySession | RayNode:
+def _make_session(options: argparse.Namespace) -> RaySession | RayNode:
     if options.cluster is None:
         return RaySession(options.temporary)
     files = MembershipFiles(options.cluster)

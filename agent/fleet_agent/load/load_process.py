@@ -28,7 +28,7 @@ from fleet_protos.errors import LoadError
 READY_TIMEOUT_S: Final = 120.0  # Ray's first start on a slow disk takes 25 s
 STOP_TIMEOUT_S: Final = 10.0
 _LINE_LIMIT: Final = 1 << 22
-_KEPT: Final = (
+_KEPT_VARIABLES: Final = (
     "PATH",
     "HOME",
     "LANG",
@@ -63,7 +63,7 @@ class _Running:
     recorded: RecordedLoad
     log: Path
     ready: asyncio.Future[float]
-    waiting: dict[int, asyncio.Future[LoadReply]]
+    replies: dict[int, asyncio.Future[LoadReply]]
     reading: asyncio.Task[None] | None = None
     ended: bool = False  # its stdout is at its end, or its last answer said so
 
@@ -81,7 +81,7 @@ class LoadProcess:
         self._folder: Path | None = None
         self._running: _Running | None = None
         self._number = 0
-        self._turn = asyncio.Lock()  # starting and ending take turns: both await the process
+        self._lock = asyncio.Lock()  # starting and ending take turns: both await the process
 
     @property
     def recorded(self) -> RecordedLoad | None:
@@ -94,7 +94,7 @@ class LoadProcess:
 
         `folder` is the process's own: its log, and Python bytecode where the installation has none.
         """
-        async with self._turn:
+        async with self._lock:
             self._folder = folder
             if not self._is_alive():
                 await self._launch(folder)
@@ -113,13 +113,13 @@ class LoadProcess:
 
     async def warm(self, request: LoadRequest) -> LoadReply:
         """Send `request.requests` warm-up requests (0: chosen by the load), like `run` in all else."""
-        return await self._ask(messages.WARM, request)
+        return await self._request(messages.WARM, request)
 
     async def run(self, request: LoadRequest) -> LoadReply:
         """Measure one run. Raises LoadFailed when the load itself broke; failed requests are in the
         reply.
         """
-        return await self._ask(messages.RUN, request)
+        return await self._request(messages.RUN, request)
 
     async def cancel(self) -> None:
         """End the run in flight, whose `run` then raises LoadFailed("cancelled"). Harmless when
@@ -127,7 +127,7 @@ class LoadProcess:
         """
         running = self._running
         if running is not None and running.process.stdin is not None:
-            for number in tuple(running.waiting):
+            for number in tuple(running.replies):
                 with suppress(OSError):
                     running.process.stdin.write(messages.request_line(number, messages.CANCEL))
 
@@ -135,7 +135,7 @@ class LoadProcess:
         """End the process and everything in its session: first by closing its stdin, then by
         SIGKILL. Harmless when it never ran.
         """
-        async with self._turn:
+        async with self._lock:
             await self._end()
 
     async def _end(self) -> None:
@@ -167,7 +167,7 @@ class LoadProcess:
         recorded = RecordedLoad(process.pid, stat.start_ticks if stat else 0, temporary, boot_id())
         await asyncio.to_thread(write_record, folder, recorded)
         running = _Running(process, recorded, log, loop.create_future(), {})
-        running.reading = loop.create_task(_read(running))
+        running.reading = loop.create_task(_read_answers(running))
         self._running = running
         return running
 
@@ -177,20 +177,20 @@ class LoadProcess:
 
     async def _ensure(self) -> _Running:
         """The process that runs, or a new one when it died."""
-        async with self._turn:
+        async with self._lock:
             if self._running is not None and self._is_alive():
                 return self._running
             if self._folder is None:
                 raise LoadError("the load process was never started")
             return await self._launch(self._folder)
 
-    async def _ask(self, operation: str, request: LoadRequest) -> LoadReply:
+    async def _request(self, operation: str, request: LoadRequest) -> LoadReply:
         await self.wait_ready()
         running = await self._ensure()
         self._number += 1
         number = self._number
         answer: asyncio.Future[LoadReply] = asyncio.get_running_loop().create_future()
-        running.waiting[number] = answer
+        running.replies[number] = answer
         orders = running.process.stdin
         assert orders is not None
         try:
@@ -204,10 +204,10 @@ class LoadProcess:
                 orders.write(messages.request_line(number, messages.CANCEL))
             raise
         finally:
-            running.waiting.pop(number, None)
+            running.replies.pop(number, None)
 
 
-async def _read(running: _Running) -> None:
+async def _read_answers(running: _Running) -> None:
     """Hand each answer to whoever waits for it, until the process ends; then end what it left, also
     when nobody asks for it again.
     """
@@ -254,7 +254,7 @@ def _resolve_answer(running: _Running, content: Mapping[str, Any]) -> None:
         running.ready.set_result(float(content["ray_started_s"]))
         return
     running.ended = running.ended or bool(content.get("fatal"))
-    answer = running.waiting.get(int(content["id"]))
+    answer = running.replies.get(int(content["id"]))
     if answer is None and not running.ready.done() and "error" in content:
         _fail(running.ready, LoadError(content["error"], f"see {running.log}"))
     elif answer is not None and not answer.done():
@@ -269,7 +269,7 @@ def _fail_all(running: _Running, message: str) -> None:
     error = LoadError(message + (f": {tail}" if tail else ""), f"see {running.log}")
     if not running.ready.done():
         _fail(running.ready, error)
-    for answer in running.waiting.values():
+    for answer in running.replies.values():
         if not answer.done():
             _fail(answer, error)
 
@@ -295,7 +295,7 @@ def driver_env(base: Mapping[str, str], folder: Path) -> dict[str, str]:
     of 3.5 s (2 cores). So where the installation has none (read-only, or never compiled) it is kept
     in `folder`.
     """
-    env = {name: base[name] for name in _KEPT if name in base} | {
+    env = {name: base[name] for name in _KEPT_VARIABLES if name in base} | {
         "PYTHONUNBUFFERED": "1",
         FOLDER_VARIABLE: str(folder / "native"),
     }
@@ -314,7 +314,9 @@ async def end_earlier(folder: Path) -> tuple[int, ...]:
     does not hear that we are gone.
     """
     try:
-        recorded = RecordedLoad(**json.loads(await asyncio.to_thread(_record(folder).read_text)))
+        recorded = RecordedLoad(
+            **json.loads(await asyncio.to_thread(_record_path(folder).read_text))
+        )
     except (OSError, ValueError, TypeError):  # none, or torn: then the end of its stdin ends it
         return ()
     return await end_leftover(recorded)
@@ -322,10 +324,10 @@ async def end_earlier(folder: Path) -> tuple[int, ...]:
 
 def write_record(folder: Path, recorded: RecordedLoad) -> None:
     """Write down what was started in `folder`, for `end_earlier`. Raises OSError."""
-    _record(folder).write_text(json.dumps(asdict(recorded)))
+    _record_path(folder).write_text(json.dumps(asdict(recorded)))
 
 
-def _record(folder: Path) -> Path:
+def _record_path(folder: Path) -> Path:
     return folder / "process.json"
 
 

@@ -77,7 +77,7 @@ class LoadReply:
 def request_line(number: int, operation: str, request: LoadRequest | None = None) -> bytes:
     """The line that asks for `operation`; `number` names it in the answer."""
     content = asdict(request) if request is not None else {}
-    return _line({"id": number, "op": operation} | content)
+    return _encode_line({"id": number, "op": operation} | content)
 
 
 def read_request(content: Mapping[str, Any]) -> LoadRequest:
@@ -91,12 +91,12 @@ def read_request(content: Mapping[str, Any]) -> LoadRequest:
 def _workload(content: Mapping[str, Any]) -> Workload:
     values = dict(content)
     values["stages"] = tuple(Stage(**stage) for stage in values.pop("stages", ()))
-    values["mix"] = tuple(Part(**_of_a_kind(part)) for part in values.pop("mix", ()))
+    values["mix"] = tuple(Part(**_with_nested_values(part)) for part in values.pop("mix", ()))
     values["search"] = Search(**values.pop("search", {}))
-    return Workload(slo=Slo(**values.pop("slo", {})), **_of_a_kind(values))
+    return Workload(slo=Slo(**values.pop("slo", {})), **_with_nested_values(values))
 
 
-def _of_a_kind(content: Mapping[str, Any]) -> dict[str, Any]:
+def _with_nested_values(content: Mapping[str, Any]) -> dict[str, Any]:
     """What a workload and a part of a mixture have in common."""
     lengths = {name: Lengths(**content.get(name, {})) for name in ("output", "input")}
     return {**content, **lengths, "prefix": SharedPrefix(**content.get("prefix", {}))}
@@ -104,17 +104,17 @@ def _of_a_kind(content: Mapping[str, Any]) -> dict[str, Any]:
 
 def reply_line(number: int, reply: LoadReply) -> bytes:
     """The line of a finished run or warm-up."""
-    return _line({"id": number, "ok": asdict(reply)})
+    return _encode_line({"id": number, "ok": asdict(reply)})
 
 
 def error_line(number: int, message: str, *, fatal: bool = False) -> bytes:
     """The line of one that could not be measured. `fatal`: the load process ends with it."""
-    return _line({"id": number, "error": message, "fatal": fatal})
+    return _encode_line({"id": number, "error": message, "fatal": fatal})
 
 
 def ready_line(ray_started_s: float) -> bytes:
     """The first line: Ray runs."""
-    return _line({"ready": True, "ray_started_s": round(ray_started_s, 3)})
+    return _encode_line({"ready": True, "ray_started_s": round(ray_started_s, 3)})
 
 
 def read_reply(content: Mapping[str, Any]) -> LoadReply:
@@ -123,5 +123,5 @@ def read_reply(content: Mapping[str, Any]) -> LoadReply:
     return LoadReply(parquet=ParquetFile(**values.pop("parquet")), **values)
 
 
-def _line(content: Mapping[str, Any]) -> bytes:
+def _encode_line(content: Mapping[str, Any]) -> bytes:
     return json.dumps(content).encode() + b"\n"

@@ -11,12 +11,12 @@ from fleet_agent.load.messages import LoadRequest
 from fleet_agent.load.workers.shard_plan import ShardPlan
 from fleet_agent.load.workload.arrivals import replay_offsets_s, send_offsets_s
 from fleet_agent.load.workload.prompts import WARM_UP, PromptDraw
-from fleet_agent.load.workload.request_plan import MOST_MEANS, build_request_plan
+from fleet_agent.load.workload.request_plan import MAX_THINK_MEANS, build_request_plan
 from fleet_protos.attachment import Trace, unpack
 
 LIMIT_GRACE_S: Final = 30.0
-WARM_LEAST: Final = 3
-WARM_MOST_USERS: Final = 8
+WARM_UP_MIN_REQUESTS: Final = 3
+WARM_UP_MAX_USERS: Final = 8
 
 
 def plan_shards(
@@ -33,44 +33,44 @@ def plan_shards(
     draw = PromptDraw(
         workload.prompts, request.seed, WARM_UP if warm else request.run_index, request.salt_scope
     )
-    whole = ShardPlan(
+    plan = ShardPlan(
         target=target, api=workload.api or "chat", draw=draw, output_tokens=workload.output_tokens, requests=0,
         request_plan=build_request_plan(workload, draw, files), timeout_s=workload.request_timeout_s,
         turns=max(1, workload.turns), think_s=workload.think_s / request.time_scale,
     )  # fmt: skip
     if warm:
-        users = workload.concurrency or WARM_MOST_USERS
-        whole = replace(whole, requests=request.requests or max(WARM_LEAST, users))
-        return _split(whole, min(users, _sessions(whole)), shard_count)
+        users = workload.concurrency or WARM_UP_MAX_USERS
+        plan = replace(plan, requests=request.requests or max(WARM_UP_MIN_REQUESTS, users))
+        return _split(plan, min(users, _session_count(plan)), shard_count)
     if workload.concurrency > 0:
-        whole = replace(
-            whole, requests=workload.requests or max(WARM_LEAST, 2 * workload.concurrency)
+        plan = replace(
+            plan, requests=workload.requests or max(WARM_UP_MIN_REQUESTS, 2 * workload.concurrency)
         )
-        return _split(whole, min(workload.concurrency, _sessions(whole)), shard_count)
+        return _split(plan, min(workload.concurrency, _session_count(plan)), shard_count)
     trace = files.get(workload.trace)
     offsets = (
         replay_offsets_s(trace, workload)
         if isinstance(trace, Trace)
         else send_offsets_s(workload, request.seed, request.run_index)
     )
-    whole = replace(
-        whole,
+    plan = replace(
+        plan,
         requests=len(offsets),
         offsets_s=tuple(offset / request.time_scale for offset in offsets),
     )
-    return _split(whole, 0, shard_count)
+    return _split(plan, 0, shard_count)
 
 
-def _split(whole: ShardPlan, users: int, shard_count: Callable[[int], int]) -> list[ShardPlan]:
+def _split(plan: ShardPlan, users: int, shard_count: Callable[[int], int]) -> list[ShardPlan]:
     """Shares of equal size: request n goes to share n modulo their number, each user to one share."""
     step = shard_count(users)
-    waves = whole.turns * _waves(_sessions(whole), users)
-    longest_s = whole.timeout_s + MOST_MEANS * whole.think_s
-    limit_s = (whole.offsets_s[-1] if whole.offsets_s else 0.0) + waves * longest_s + LIMIT_GRACE_S
-    whole = replace(whole, limit_s=limit_s)
+    waves = plan.turns * _wave_count(_session_count(plan), users)
+    longest_s = plan.timeout_s + MAX_THINK_MEANS * plan.think_s
+    limit_s = (plan.offsets_s[-1] if plan.offsets_s else 0.0) + waves * longest_s + LIMIT_GRACE_S
+    plan = replace(plan, limit_s=limit_s)
     return [
         replace(
-            whole,
+            plan,
             first=index,
             step=step,
             concurrency=(users + step - 1 - index) // step,
@@ -80,11 +80,11 @@ def _split(whole: ShardPlan, users: int, shard_count: Callable[[int], int]) -> l
     ]
 
 
-def _sessions(whole: ShardPlan) -> int:
+def _session_count(plan: ShardPlan) -> int:
     """How many sessions there are; requests that belong to none are one each."""
-    return -(-whole.requests // whole.turns)
+    return -(-plan.requests // plan.turns)
 
 
-def _waves(requests: int, users: int) -> int:
+def _wave_count(requests: int, users: int) -> int:
     """How many requests follow one another at most; those of an open loop wait for none."""
     return -(-requests // users) if users else 1

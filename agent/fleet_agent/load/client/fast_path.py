@@ -19,7 +19,7 @@ from fleet_agent.load.client.native.library import Library, load_library
 from fleet_agent.load.client.received import RecordedReads
 from fleet_agent.load.client.single_line_event import parse_chunk_size
 
-ROOM_BYTES: Final = (
+MAX_RUN_BYTES: Final = (
     1 << 17
     # of one run in C: where runs are short, room for all the rest each time would make a long answer
     # slow
@@ -27,7 +27,7 @@ ROOM_BYTES: Final = (
 _MARK: Final = (
     "\\u0001mark"  # as JSON escapes it: no server's text can contain it by chance and be mistaken
 )
-_PLACES: Final = (
+_TEXT_FIELDS: Final = (
     b'"content":"',
     b'"content": "',
     b'"reasoning_content":"',
@@ -43,7 +43,7 @@ class EventRun:
     together.
     """
 
-    at: int
+    end: int
     times_ns: array[int]
     text: str
 
@@ -53,19 +53,19 @@ class EventTemplate:
     """What is around the text of an event, from `data: ` to the end of its chunk."""
 
     before: bytes
-    behind: bytes
+    after: bytes
 
     @classmethod
     def from_event(cls, data: bytes) -> EventTemplate | None:
         """From an event's data that was read well; None when its text is not the only thing that it
         says.
         """
-        for place in _PLACES:
+        for place in _TEXT_FIELDS:
             start = data.find(place) + len(place)
             end = data.find(b'"', start)
             if start < len(place) or end <= start or b"\\" in data[start:end]:
                 continue
-            if _is_the_text(data[:start], data[end:]):
+            if _is_only_text(data[:start], data[end:]):
                 return cls(b"data: " + data[:start], data[end:] + b"\n\n\r\n")
         return None
 
@@ -83,10 +83,10 @@ class EventTemplate:
             else self.read_run_in_c(found, reads, read, at)
         )
 
-    def read_run_in_c(self, found: Library, reads: RecordedReads, read: int, at: int) -> EventRun:
+    def read_run_in_c(self, library: Library, reads: RecordedReads, read: int, at: int) -> EventRun:
         """As `take`; 0.1 µs an event."""
-        data, before, behind = reads.data, self.before, self.behind
-        size = min(len(data), at + ROOM_BYTES)
+        data, before, behind = reads.data, self.before, self.after
+        size = min(len(data), at + MAX_RUN_BYTES)
         line = data.find(b"\r\n", at, at + 10)
         if line <= at or not data.startswith(
             before, line + 2
@@ -98,7 +98,7 @@ class EventTemplate:
             # no array of ctypes: that is a class for each size, which only the garbage collector takes
             # away
         )
-        run = found.call.bf_alike(
+        run = library.call.bf_read_events(
             data, size, at, before, len(before), behind, len(behind), reads.times_ns.buffer_info()[0], reads.ends.buffer_info()[0],
             read, times_ns.buffer_info()[0], ctypes.byref(ctypes.c_char.from_buffer(text)),
         )  # fmt: skip
@@ -106,7 +106,7 @@ class EventTemplate:
 
     def read_run_in_python(self, reads: RecordedReads, read: int, at: int) -> EventRun:
         """As `take`; a microsecond an event."""
-        data, ends, before, behind = reads.data, reads.ends, self.before, self.behind
+        data, ends, before, behind = reads.data, reads.ends, self.before, self.after
         size, length, rest = len(data), len(before), len(behind)
         times_ns, texts = array("q"), []
         while at < size:
@@ -137,7 +137,7 @@ class EventTemplate:
         return EventRun(at, times_ns, "".join(texts))
 
 
-def _is_the_text(before: bytes, behind: bytes) -> bool:
+def _is_only_text(before: bytes, behind: bytes) -> bool:
     """Whether what is between them is the whole text of an event that says nothing else."""
     try:
         content = json.loads((before + _MARK.encode() + behind).decode())

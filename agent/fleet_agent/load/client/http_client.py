@@ -25,7 +25,7 @@ from fleet_agent.load.client.tls_stream import TlsStream
 # again
 KEEP_IDLE_S: Final = 2.0
 CONNECT_TIMEOUT_S: Final = 10.0
-MOST_BYTES: Final = (
+MAX_ANSWER_BYTES: Final = (
     512 << 20
 )  # of one answer: a million tokens with all that SGLang writes around them
 
@@ -50,47 +50,47 @@ class LoadConnection:
     """One connection, one request at a time. Its line tells it when there is something to decide."""
 
     __slots__ = (
+        "_can_watch",
         "_done",
         "_exchange",
-        "_frame",
-        "_line",
-        "_link",
-        "_secure",
+        "_framing",
+        "_is_watching",
+        "_socket",
+        "_stream",
+        "_tls",
         "_unsent",
-        "_watched",
-        "_watches",
         "idle_since_ns",
         "lost",
     )
 
-    def __init__(self, wire: SocketReader, link: socket.socket, secure: TlsStream | None) -> None:
+    def __init__(self, reader: SocketReader, sock: socket.socket, tls: TlsStream | None) -> None:
         self.lost = False
         self.idle_since_ns = 0
-        self._link = link
-        self._secure = secure
+        self._socket = sock
+        self._tls = tls
         self._done: asyncio.Future[None] | None = None  # of the request in flight
         self._exchange = Exchange(0)
-        self._frame = http_framing.HttpFraming()
-        self._watches = True  # whether the line may be told to watch for the end
-        self._watched = False  # whether it was
+        self._framing = http_framing.HttpFraming()
+        self._can_watch = True  # whether the line may be told to watch for the end
+        self._is_watching = False  # whether it was
         self._unsent: asyncio.Task[None] | None = None
-        self._line = wire.attach(link, self, secure)
+        self._stream = reader.attach(sock, self, tls)
 
     async def exchange(self, request: bytes, timeout_s: float) -> Exchange:
         """Send `request` and wait for the end of its answer, at most `timeout_s`. Raises nothing
         but CancelledError.
         """
         loop = asyncio.get_running_loop()
-        self._frame, self._watches, self._watched = http_framing.HttpFraming(), True, False
+        self._framing, self._can_watch, self._is_watching = http_framing.HttpFraming(), True, False
         exchange = self._exchange = Exchange(perf_counter_ns())
         done = self._done = loop.create_future()
         timer = loop.call_later(timeout_s, self._expire, timeout_s)
-        if self.lost or not self._line.expect_answer(exchange.sent_ns, MOST_BYTES):
+        if self.lost or not self._stream.expect_answer(exchange.sent_ns, MAX_ANSWER_BYTES):
             self._fail(ErrorName.RESET, "the connection was lost before the request was sent")
             self.abort()
             self._finish()
         else:
-            data = request if self._secure is None else self._secure.encrypt(request)
+            data = request if self._tls is None else self._tls.encrypt(request)
             exchange.sent_ns = perf_counter_ns()
             self._send(data)
         try:
@@ -116,7 +116,7 @@ class LoadConnection:
             self._unsent.cancel()
             self._unsent = None
         self.lost = True
-        self._line.drop()
+        self._stream.drop()
 
     def on_data(self) -> None:
         """See `Owner`: at the head of an answer, at each read of one that cannot be watched, and
@@ -125,40 +125,44 @@ class LoadConnection:
         if self._done is None or self._done.done():
             self.abort()  # nobody asked for it
             return
-        if self._line.size > MOST_BYTES:
-            self._fail(ErrorName.MALFORMED, f"no end after {MOST_BYTES >> 20} MiB")
+        if self._stream.size > MAX_ANSWER_BYTES:
+            self._fail(ErrorName.MALFORMED, f"no end after {MAX_ANSWER_BYTES >> 20} MiB")
             self._give_up()
             return
-        if self._watched:
-            self._frame, self._watches, self._watched = http_framing.HttpFraming(), False, False
-            self._frame.feed(self._line.read_all())
-        elif self._watch(self._line.read_new()):
+        if self._is_watching:
+            self._framing, self._can_watch, self._is_watching = (
+                http_framing.HttpFraming(),
+                False,
+                False,
+            )
+            self._framing.feed(self._stream.read_all())
+        elif self._watch(self._stream.read_new()):
             return
-        if self._frame.state in (http_framing.ENDED, http_framing.BROKEN):
+        if self._framing.state in (http_framing.ENDED, http_framing.BROKEN):
             self.on_complete()
 
     def _watch(self, data: bytes) -> bool:
         """Take what came. True when the line watches for the end from here on: what is behind the
         head is then left to it.
         """
-        frame = self._frame
-        if frame.state == http_framing.HEAD and (end := data.find(b"\r\n\r\n")) >= 0:
-            frame.feed(data[: end + 4])
+        framing = self._framing
+        if framing.state == http_framing.HEAD and (end := data.find(b"\r\n\r\n")) >= 0:
+            framing.feed(data[: end + 4])
             data = data[end + 4 :]
-        ahead = frame.next_chunk() if self._watches else None
+        ahead = framing.next_chunk() if self._can_watch else None
         if ahead is None:
-            frame.feed(data)
-            data, ahead = b"", frame.next_chunk() if self._watches else None
+            framing.feed(data)
+            data, ahead = b"", framing.next_chunk() if self._can_watch else None
         if ahead is not None:
-            self._watched = True
-            self._line.watch_for_end(ahead[0], ahead[1] + data)
+            self._is_watching = True
+            self._stream.watch_for_end(ahead[0], ahead[1] + data)
         return ahead is not None
 
     def on_complete(self) -> None:
         """See `Owner`: the answer is complete, or will never be. A server may have answered before
         it read all of the request.
         """
-        keeps = self._frame.keep_alive and self._unsent is None
+        keeps = self._framing.keep_alive and self._unsent is None
         self._finish()
         if not keeps:
             self.abort()
@@ -169,13 +173,13 @@ class LoadConnection:
             self._exchange.closed = True
             if error is not None:
                 self._fail(ErrorName.RESET, str(error))
-            elif not self._line.size:
+            elif not self._stream.size:
                 self._fail(ErrorName.RESET, "the server closed the connection without an answer")
         self._give_up()
 
     def _send(self, data: bytes) -> None:
         try:
-            sent = self._link.send(data)
+            sent = self._socket.send(data)
         except BlockingIOError:
             sent = 0
         except OSError as error:
@@ -189,7 +193,7 @@ class LoadConnection:
         read.
         """
         try:
-            await asyncio.get_running_loop().sock_sendall(self._link, data)
+            await asyncio.get_running_loop().sock_sendall(self._socket, data)
         except OSError as error:
             self.on_closed(error)
         self._unsent = None
@@ -222,7 +226,7 @@ class LoadConnection:
             self._done.set_result(None)
 
     def _store_reads(self) -> None:
-        taken = self._line.detach_reads()
+        taken = self._stream.detach_reads()
         if taken.count:
             self._exchange.deferred_reads = taken
 
@@ -234,7 +238,7 @@ class Endpoint:
         self,
         url: str,
         tls: ssl.SSLContext | None = None,
-        wire: Callable[[], SocketReader] = new_socket_reader,
+        new_reader: Callable[[], SocketReader] = new_socket_reader,
     ) -> None:
         """`tls`: how to meet an https server, default as this host trusts; `wire` makes what
         listens to its sockets.
@@ -247,22 +251,22 @@ class Endpoint:
         self._host = parts.hostname
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
         self._tls = (tls or ssl.create_default_context()) if parts.scheme == "https" else None
-        self._free: list[LoadConnection] = []
-        self._new_wire = wire
-        self._wire: SocketReader | None = None
-        self._places: list[tuple[int, Any]] = []  # family and address, once looked up
+        self._idle: list[LoadConnection] = []
+        self._new_reader = new_reader
+        self._reader: SocketReader | None = None
+        self._addresses: list[tuple[int, Any]] = []  # family and address, once looked up
 
     @property
     def idle(self) -> int:
         """Connections that are free and not lost."""
-        return sum(not connection.lost for connection in self._free)
+        return sum(not connection.lost for connection in self._idle)
 
     @property
     def reader(self) -> SocketReader:
         """Its sockets. Raises RuntimeError outside of a running loop."""
-        if self._wire is None:
-            self._wire = self._new_wire()
-        return self._wire
+        if self._reader is None:
+            self._reader = self._new_reader()
+        return self._reader
 
     async def connect(self, count: int) -> None:
         """Have up to `count` free connections before the first request; a server that refuses is
@@ -270,7 +274,7 @@ class Endpoint:
         """
         with suppress(OSError, TimeoutError):
             while self.idle < count:
-                self._free.append(await self._open())
+                self._idle.append(await self._open())
 
     async def exchange(
         self,
@@ -293,22 +297,22 @@ class Endpoint:
             on_connection(connection)
         exchange = await connection.exchange(request, timeout_s)
         if not connection.lost:
-            self._free.append(connection)
+            self._idle.append(connection)
         return exchange
 
     def close(self) -> None:
         """Drop the connections."""
-        for connection in self._free:
+        for connection in self._idle:
             connection.abort()
-        self._free.clear()
-        wire, self._wire = self._wire, None
-        if wire is not None:
-            wire.close()
+        self._idle.clear()
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()
 
     def _reuse_connection(self) -> LoadConnection | None:
         now = perf_counter_ns()
-        while self._free:
-            connection = self._free.pop()
+        while self._idle:
+            connection = self._idle.pop()
             if connection.lost:
                 continue
             if not connection.idle_since_ns or now - connection.idle_since_ns < KEEP_IDLE_S * 1e9:
@@ -318,34 +322,34 @@ class Endpoint:
 
     async def _open(self) -> LoadConnection:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
-            link = await self._link()
-            with ExitStack() as unless_made:
-                unless_made.callback(link.close)
-                secure = None if self._tls is None else TlsStream(self._tls, self._host)
-                if secure is not None:
-                    await secure.handshake(link)
-                connection = LoadConnection(self.reader, link, secure)
-                unless_made.pop_all()
+            sock = await self._connect()
+            with ExitStack() as cleanup:
+                cleanup.callback(sock.close)
+                tls = None if self._tls is None else TlsStream(self._tls, self._host)
+                if tls is not None:
+                    await tls.handshake(sock)
+                connection = LoadConnection(self.reader, sock, tls)
+                cleanup.pop_all()
             return connection
 
-    async def _link(self) -> socket.socket:
+    async def _connect(self) -> socket.socket:
         """A connected socket, to the first of the host's addresses that takes it. Raises OSError."""
         loop = asyncio.get_running_loop()
-        if not self._places:
+        if not self._addresses:
             found = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
-            self._places = [(family, address) for family, _, _, _, address in found]
-        trouble = OSError(f"{self._host} has no address")
-        for family, address in self._places:
-            with ExitStack() as unless_made:
-                link = unless_made.enter_context(
+            self._addresses = [(family, address) for family, _, _, _, address in found]
+        last_error = OSError(f"{self._host} has no address")
+        for family, address in self._addresses:
+            with ExitStack() as cleanup:
+                sock = cleanup.enter_context(
                     socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
                 )
-                link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 try:
-                    await loop.sock_connect(link, address)
+                    await loop.sock_connect(sock, address)
                 except OSError as error:
-                    trouble = error
+                    last_error = error
                     continue
-                unless_made.pop_all()
-                return link
-        raise trouble
+                cleanup.pop_all()
+                return sock
+        raise last_error

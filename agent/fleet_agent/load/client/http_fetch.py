@@ -20,14 +20,14 @@ async def fetch(url: str, path: str, body: dict[str, Any] | None = None) -> Http
     """(status, content) of a GET, or of a POST of `body` as JSON. Raises OSError, EOFError or
     ValueError when there is no whole answer.
     """
-    place = urlsplit(url)
-    tls = place.scheme == "https"
+    parts = urlsplit(url)
+    tls = parts.scheme == "https"
     reader, writer = await asyncio.open_connection(
-        place.hostname, place.port or (443 if tls else 80), ssl=tls or None
+        parts.hostname, parts.port or (443 if tls else 80), ssl=tls or None
     )
     try:
         content = json.dumps(body).encode() if body is not None else b""
-        head = f"{'GET' if body is None else 'POST'} {place.path.rstrip('/')}{path} HTTP/1.1\r\nhost: {place.netloc}\r\n"
+        head = f"{'GET' if body is None else 'POST'} {parts.path.rstrip('/')}{path} HTTP/1.1\r\nhost: {parts.netloc}\r\n"
         head += f"connection: close\r\ncontent-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
         writer.write(head.encode() + content)
         return await _read_answer(reader)
@@ -39,11 +39,11 @@ async def _read_answer(reader: asyncio.StreamReader) -> HttpAnswer:
     """Up to where it says that it ends, since not every server closes when it is asked to; to the
     connection's end where it does not.
     """
-    frame, content, size = HttpFraming(), bytearray(), 0
-    while frame.state not in (ENDED, BROKEN):
+    framing, content, size = HttpFraming(), bytearray(), 0
+    while framing.state not in (ENDED, BROKEN):
         piece = await reader.read(_PIECE_BYTES)
         size += len(piece)
-        if not piece and not frame.close():
+        if not piece and not framing.close():
             raise EOFError(
                 "the connection was closed inside an answer"
                 if size
@@ -53,11 +53,11 @@ async def _read_answer(reader: asyncio.StreamReader) -> HttpAnswer:
             size > LARGEST_HTTP_ANSWER_BYTES
         ):  # a server that is looked at is somebody else's program
             raise EOFError(f"the answer is larger than {LARGEST_HTTP_ANSWER_BYTES} bytes")
-        for part in frame.feed(piece):
-            content += part
-    if frame.state == BROKEN:
-        raise ValueError(frame.problem)
-    return frame.status, bytes(content)
+        for content_part in framing.feed(piece):
+            content += content_part
+    if framing.state == BROKEN:
+        raise ValueError(framing.problem)
+    return framing.status, bytes(content)
 
 
 def parse_json_object(content: bytes) -> dict[str, Any]:

@@ -144,7 +144,7 @@ class HttpFraming:
                     content.append(piece)
                 if self._left:
                     return content
-            step = self._read_mark(data, at)
+            step = self._read_chunk_line(data, at)
             if step < 0:
                 self._rest = data[at:]
                 return content
@@ -153,7 +153,7 @@ class HttpFraming:
             self._break("bytes after the end of the answer")
         return content
 
-    def _read_mark(self, data: bytes, at: int) -> int:
+    def _read_chunk_line(self, data: bytes, at: int) -> int:
         """The bytes between two chunks from `at`: how many were taken, -1 when their end has not
         come yet.
         """

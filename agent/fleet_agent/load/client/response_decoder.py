@@ -21,8 +21,8 @@ from fleet_agent.load.client.request_record import ErrorName, Response
 from fleet_agent.load.client.single_line_event import read_single_line_event
 from fleet_agent.load.client.sse import SseEvent, SseParser
 
-_MOST = 2**31 - 1  # a count above this is nonsense
-_DETAIL = 300  # characters of a server's own words that are kept
+_MAX_COUNT = 2**31 - 1  # a count above this is nonsense
+_DETAIL_CHARACTERS = 300  # characters of a server's own beginning that are kept
 
 
 @dataclass(slots=True)
@@ -52,12 +52,12 @@ class _DecodeState:
     error: tuple[str, str] = ("", "")
 
     @property
-    def is_plain(self) -> bool:
+    def is_plain_text(self) -> bool:
         """True when the last text field said something and no count, and more may come."""
         is_over = self.finish_reason or self.done or self.error[0]
         return bool(self.texts and self.texts[-1]) and not (self.counts or self.generate or is_over)
 
-    def output(self, ns: int, text: str, count: int | None) -> None:
+    def add_event(self, ns: int, text: str, count: int | None) -> None:
         """An event with a text field."""
         if count is not None:
             self.counts[len(self.times)] = count
@@ -65,7 +65,7 @@ class _DecodeState:
         self.texts.append(text)
         self.has_text.append(text != "")
 
-    def run(self, run: EventRun) -> None:
+    def add_run(self, run: EventRun) -> None:
         """Events with a text and nothing else."""
         self.times.extend(run.times_ns)
         self.texts.append(run.text)
@@ -82,122 +82,125 @@ def decode_response(
     last byte is no failure. Costs about a microsecond for each read that is like the one before it,
     which most are, and ten for any other.
     """
-    frame, reading = http_framing.HttpFraming(), _DecodeState()
-    words = _read_all(reads, frame, reading)
+    framing, state = http_framing.HttpFraming(), _DecodeState()
+    beginning = _read_all(reads, framing, state)
     if closed:
-        frame.close()
+        framing.close()
     last_ns = reads.last_ns
-    if frame.state == http_framing.BROKEN:
+    if framing.state == http_framing.BROKEN:
         return Response(
-            frame.status,
+            framing.status,
             last_ns=last_ns,
             error_kind=failure or ErrorName.MALFORMED,
-            error_detail=frame.problem,
+            error_detail=framing.problem,
         )
-    whole = frame.state == http_framing.ENDED
-    if frame.status not in (0, 200):
-        error_detail = words.decode("utf-8", "replace")
+    is_complete = framing.state == http_framing.ENDED
+    if framing.status not in (0, 200):
+        error_detail = beginning.decode("utf-8", "replace")
         return Response(
-            frame.status,
+            framing.status,
             last_ns=last_ns,
             error_kind=ErrorName.HTTP_STATUS,
             error_detail=error_detail,
         )
-    if whole and words and not reading.events:
-        reading.error = (ErrorName.MALFORMED, "the answer is no event stream")
-    kind, error_detail = _find_error(reading, whole, failure, detail)
+    if is_complete and beginning and not state.events:
+        state.error = (ErrorName.MALFORMED, "the answer is no event stream")
+    kind, error_detail = _find_error(state, is_complete, failure, detail)
     if not kind and not len(reads):
         kind = ErrorName.RESET
-    return _response(reading, frame.status, last_ns, kind, error_detail)
+    return _response(state, framing.status, last_ns, kind, error_detail)
 
 
 def _read_all(
-    reads: RecordedReads, frame: http_framing.HttpFraming, reading: _DecodeState
+    reads: RecordedReads, framing: http_framing.HttpFraming, state: _DecodeState
 ) -> bytes:
     """Take every read; the first bytes of the content, for people."""
-    events, words, data = SseParser(), b"", reads.data
-    alike: EventTemplate | None = None
+    events, beginning, data = SseParser(), b"", reads.data
+    template: EventTemplate | None = None
     number = at = 0  # the read, and the byte of the answer, that come next
     while number < len(reads):
-        if alike is not None and frame.is_between and events.is_between:
-            run = alike.read_run(reads, number, at)
-            reading.run(run)
-            at = run.at
+        if template is not None and framing.is_between and events.is_between:
+            run = template.read_run(reads, number, at)
+            state.add_run(run)
+            at = run.end
             number = bisect_right(reads.ends, at, number)
             if number == len(reads):
                 break
         if (
-            frame.is_between
+            framing.is_between
             and events.is_between
-            and frame.status == 200
-            and (lone := read_single_line_event(data, at)) is not None
+            and framing.status == 200
+            and (event := read_single_line_event(data, at)) is not None
         ):
-            event_data, at = lone
+            event_data, at = event
             completed = bisect_left(
                 reads.ends, at - 2, number
             )  # the chunk's own end may come later
-            _read_events(reading, [SseEvent(reads.times_ns[completed], event_data)])
-            alike = EventTemplate.from_event(event_data) if reading.is_plain else None
+            _read_events(state, [SseEvent(reads.times_ns[completed], event_data)])
+            template = EventTemplate.from_event(event_data) if state.is_plain_text else None
             number = bisect_right(reads.ends, at, completed)
             continue
-        end = min(frame.end_of_chunk(data, at), reads.ends[number])
-        for piece in frame.feed(data[at:end]):
-            words += piece[: _DETAIL - len(words)]
-            found = events.feed(reads.times_ns[number], piece) if frame.status in (0, 200) else []
-            _read_events(reading, found)
+        end = min(framing.end_of_chunk(data, at), reads.ends[number])
+        for piece in framing.feed(data[at:end]):
+            beginning += piece[: _DETAIL_CHARACTERS - len(beginning)]
+            found = events.feed(reads.times_ns[number], piece) if framing.status in (0, 200) else []
+            _read_events(state, found)
             if found:
-                alike = EventTemplate.from_event(found[-1].data) if reading.is_plain else None
+                template = EventTemplate.from_event(found[-1].data) if state.is_plain_text else None
         at = end
         number += at == reads.ends[number]
-    return words
+    return beginning
 
 
-def _read_events(reading: _DecodeState, found: Sequence[SseEvent]) -> None:
+def _read_events(state: _DecodeState, found: Sequence[SseEvent]) -> None:
     """Take events as they come; what follows the end, or an error, says nothing any more."""
     for event in found:
-        reading.events += 1
-        if reading.done or reading.error[0]:
+        state.events += 1
+        if state.done or state.error[0]:
             return
         if event.data == b"[DONE]":
-            reading.done = True
+            state.done = True
             continue
         try:
             content = json.loads(event.data.decode())
         except (ValueError, RecursionError):
-            reading.error = (ErrorName.MALFORMED, event.data[:_DETAIL].decode("utf-8", "replace"))
+            state.error = (
+                ErrorName.MALFORMED,
+                event.data[:_DETAIL_CHARACTERS].decode("utf-8", "replace"),
+            )
             return
         if isinstance(content, dict):
-            _read_one(reading, event.ns, content)
+            _read_one(state, event.ns, content)
         else:
-            reading.error = (ErrorName.MALFORMED, "an event is not a JSON object")
+            state.error = (ErrorName.MALFORMED, "an event is not a JSON object")
 
 
-def _read_one(reading: _DecodeState, ns: int, content: Mapping[str, Any]) -> None:
+def _read_one(state: _DecodeState, ns: int, content: Mapping[str, Any]) -> None:
     if content.get("error"):
-        reading.error = (
+        state.error = (
             ErrorName.SERVER_ERROR,
             _text(_mapping(content["error"]).get("message")) or "an error in the stream",
         )
         return
     if content.get("meta_info"):
-        _read_meta(reading, _mapping(content["meta_info"]))
+        _read_meta(state, _mapping(content["meta_info"]))
     if content.get("usage"):
-        _read_usage(reading, _mapping(content["usage"]))
+        _read_usage(state, _mapping(content["usage"]))
     if content.get("sglext"):
-        _read_extension(reading, _mapping(content["sglext"]))
+        _read_extension(state, _mapping(content["sglext"]))
     choices = content.get("choices")
     if choices is None and "text" in content:
-        _read_generated(reading, ns, content)
+        _read_generated(state, ns, content)
     elif isinstance(choices, list) and choices and isinstance(choices[0], dict):
-        _read_choice(reading, ns, choices[0], content)
+        _read_choice(state, ns, choices[0], content)
 
 
-def _read_generated(reading: _DecodeState, ns: int, content: Mapping[str, Any]) -> None:
+def _read_generated(state: _DecodeState, ns: int, content: Mapping[str, Any]) -> None:
     """An event of /generate."""
     ids = content.get("output_ids")
-    reading.generate = True
-    reading.ids.append(len(ids) if isinstance(ids, list) else 0)
-    reading.output(
+    state.generate = True
+    state.ids.append(len(ids) if isinstance(ids, list) else 0)
+    state.add_event(
         ns,
         _text(content.get("text")),
         _count(_mapping(content.get("meta_info")).get("completion_tokens")),
@@ -205,64 +208,68 @@ def _read_generated(reading: _DecodeState, ns: int, content: Mapping[str, Any]) 
 
 
 def _read_choice(
-    reading: _DecodeState, ns: int, choice: Mapping[str, Any], content: Mapping[str, Any]
+    state: _DecodeState, ns: int, choice: Mapping[str, Any], content: Mapping[str, Any]
 ) -> None:
     """An event of an OpenAI stream that has a choice."""
     if choice.get("meta_info"):
-        _read_meta(reading, _mapping(choice["meta_info"]))
+        _read_meta(state, _mapping(choice["meta_info"]))
     if choice.get("finish_reason"):
-        _read_finish(reading, choice["finish_reason"])
-    reading.output(
+        _read_finish(state, choice["finish_reason"])
+    state.add_event(
         ns, _choice_text(choice), _count(_mapping(content.get("usage")).get("completion_tokens"))
     )
 
 
-def _read_meta(reading: _DecodeState, meta: Mapping[str, Any]) -> None:
-    _read_finish(reading, meta.get("finish_reason"))
-    _read_usage(reading, meta)
-    _read_speculation(reading, meta)
+def _read_meta(state: _DecodeState, meta: Mapping[str, Any]) -> None:
+    _read_finish(state, meta.get("finish_reason"))
+    _read_usage(state, meta)
+    _read_speculation(state, meta)
     cached = _count(meta.get("cached_tokens"))
-    reading.cached_tokens = reading.cached_tokens if cached is None else cached
+    state.cached_tokens = state.cached_tokens if cached is None else cached
 
 
-def _read_usage(reading: _DecodeState, usage: Mapping[str, Any]) -> None:
+def _read_usage(state: _DecodeState, usage: Mapping[str, Any]) -> None:
     for name in ("prompt_tokens", "completion_tokens"):
         count = _count(usage.get(name))
         if count is not None:
-            setattr(reading, name, count)
+            setattr(state, name, count)
     cached = _count(_mapping(usage.get("prompt_tokens_details")).get("cached_tokens"))
-    reading.cached_tokens = reading.cached_tokens if cached is None else cached
+    state.cached_tokens = state.cached_tokens if cached is None else cached
 
 
-def _read_extension(reading: _DecodeState, extension: Mapping[str, Any]) -> None:
+def _read_extension(state: _DecodeState, extension: Mapping[str, Any]) -> None:
     details = extension.get("spec_tokens_details")
     _read_speculation(
-        reading, _mapping(details[0] if isinstance(details, list) and details else details)
+        state, _mapping(details[0] if isinstance(details, list) and details else details)
     )
     ids = extension.get("output_ids")
     if isinstance(ids, list) and ids and isinstance(ids[0], list):
-        reading.ids = [len(ids[0])]
+        state.ids = [len(ids[0])]
     cached = _mapping(extension.get("cached_tokens_details"))
     if cached:
-        reading.cached_tokens = sum(
+        state.cached_tokens = sum(
             _count(cached.get(name)) or 0 for name in ("device", "host", "storage")
         )
 
 
-def _read_speculation(reading: _DecodeState, source: Mapping[str, Any]) -> None:
+def _read_speculation(state: _DecodeState, source: Mapping[str, Any]) -> None:
     steps = _count(source.get("spec_verify_ct"))
-    reading.verify_ct = reading.verify_ct if steps is None else steps
+    state.verify_ct = state.verify_ct if steps is None else steps
     length = source.get("spec_accept_length")
-    if isinstance(length, float | int) and not isinstance(length, bool) and 1 <= length < _MOST:
-        reading.accept_length = float(length)
+    if (
+        isinstance(length, float | int)
+        and not isinstance(length, bool)
+        and 1 <= length < _MAX_COUNT
+    ):
+        state.accept_length = float(length)
 
 
-def _read_finish(reading: _DecodeState, reason: Any) -> None:
+def _read_finish(state: _DecodeState, reason: Any) -> None:
     """A text in the OpenAI APIs, {"type": text} in /generate."""
     if isinstance(reason, dict):
         reason = reason.get("type")
     if isinstance(reason, str) and reason:
-        reading.finish_reason = reason
+        state.finish_reason = reason
 
 
 def _choice_text(choice: Mapping[str, Any]) -> str:
@@ -288,40 +295,42 @@ def _call_texts(calls: Any) -> list[Any]:
     return [function.get(name) for function in functions for name in ("name", "arguments")]
 
 
-def _find_error(reading: _DecodeState, whole: bool, failure: str, detail: str) -> tuple[str, str]:
-    if reading.error[0]:
-        return reading.error
-    ended = reading.done or (whole and reading.finish_reason != "")
-    if not ended or not whole:
+def _find_error(
+    state: _DecodeState, is_complete: bool, failure: str, detail: str
+) -> tuple[str, str]:
+    if state.error[0]:
+        return state.error
+    ended = state.done or (is_complete and state.finish_reason != "")
+    if not ended or not is_complete:
         return failure or ErrorName.TRUNCATED, detail or "the answer ended before its end"
-    if reading.finish_reason == "abort":
+    if state.finish_reason == "abort":
         return ErrorName.SERVER_ERROR, "the server aborted the request"
-    if reading.completion_tokens is None:
+    if state.completion_tokens is None:
         return ErrorName.NO_USAGE, "the server did not say how many tokens it wrote"
     return "", ""
 
 
-def _response(reading: _DecodeState, status: int, last_ns: int, kind: str, detail: str) -> Response:
-    texts, all_times = reading.texts, reading.times
-    cumulative = reading.generate and _is_cumulative(texts)
+def _response(state: _DecodeState, status: int, last_ns: int, kind: str, detail: str) -> Response:
+    texts, all_times = state.texts, state.times
+    cumulative = state.generate and _is_cumulative(texts)
     is_output = (
         bytes(text not in ("", before) for before, text in zip(["", *texts], texts, strict=False))
         if cumulative
-        else reading.has_text
+        else state.has_text
     )
     times = all_times if all(is_output) else list(compress(all_times, is_output))
     counts = (
-        [reading.counts.get(place) for place in compress(range(len(is_output)), is_output)]
-        if reading.counts
+        [state.counts.get(place) for place in compress(range(len(is_output)), is_output)]
+        if state.counts
         else []
     )
-    own = max(reading.ids, default=0) if cumulative else sum(reading.ids)
+    own = max(state.ids, default=0) if cumulative else sum(state.ids)
     return Response(
-        status=status, chunk_ns=tuple(times), chunk_tokens=_differences(counts, reading.completion_tokens), last_ns=last_ns,
-        prompt_tokens=reading.prompt_tokens, completion_tokens=reading.completion_tokens, cached_tokens=reading.cached_tokens,
-        verify_ct=_verify_ct(reading), own_tokens=own or len(times), own_is_exact=own > 0,
-        finish_reason=reading.finish_reason,
-        text=(texts[-1] if texts else "") if cumulative else "".join(texts), error_kind=kind, error_detail=detail[:_DETAIL],
+        status=status, chunk_ns=tuple(times), chunk_tokens=_differences(counts, state.completion_tokens), last_ns=last_ns,
+        prompt_tokens=state.prompt_tokens, completion_tokens=state.completion_tokens, cached_tokens=state.cached_tokens,
+        verify_ct=_verify_ct(state), own_tokens=own or len(times), own_is_exact=own > 0,
+        finish_reason=state.finish_reason,
+        text=(texts[-1] if texts else "") if cumulative else "".join(texts), error_kind=kind, error_detail=detail[:_DETAIL_CHARACTERS],
     )  # fmt: skip
 
 
@@ -345,17 +354,17 @@ def _differences(counts: Sequence[int | None], total: int | None) -> tuple[int, 
     return steps if min(steps) >= 0 else None
 
 
-def _verify_ct(reading: _DecodeState) -> int | None:
+def _verify_ct(state: _DecodeState) -> int | None:
     """Old servers give only the accept length, which is completion tokens / verify steps."""
-    if reading.verify_ct is None and reading.accept_length and reading.completion_tokens:
-        return max(1, round(reading.completion_tokens / reading.accept_length))
-    return reading.verify_ct or None
+    if state.verify_ct is None and state.accept_length and state.completion_tokens:
+        return max(1, round(state.completion_tokens / state.accept_length))
+    return state.verify_ct or None
 
 
 def _count(value: Any) -> int | None:
     return (
         value
-        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST
+        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MAX_COUNT
         else None
     )
 

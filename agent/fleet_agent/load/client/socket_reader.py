@@ -26,8 +26,8 @@ from fleet_agent.load.client.received import BufferedReads, DeferredReads
 from fleet_agent.load.client.tls_stream import TlsStream
 
 READ_BYTES: Final = 1 << 16
-LOOK_BYTES: Final = 1 << 13
-FRESH_NS: Final = 1_000_000  # so long an offset of the clocks stands
+CHECK_BYTES: Final = 1 << 13
+OFFSET_VALID_NS: Final = 1_000_000  # so long an offset of the clocks stands
 SO_TIMESTAMPNS: Final = 35  # asm-generic/socket.h; Python's socket module does not name it
 STAMP: Final = struct.Struct("@ll")  # struct timespec
 ROOM: Final = socket.CMSG_SPACE(STAMP.size)
@@ -60,7 +60,7 @@ class SocketStream(Protocol):
         """Bytes that came since the last `expect`."""
         ...
 
-    def expect_answer(self, sent_ns: int, most: int) -> bool:
+    def expect_answer(self, sent_ns: int, max_bytes: int) -> bool:
         """An answer of at most so many bytes is due from now on: beyond, `Owner.look` is called,
         watched or not.
 
@@ -102,7 +102,7 @@ class SocketReader(Protocol):
         ...
 
     def attach(
-        self, link: socket.socket, owner: StreamListener, secure: TlsStream | None
+        self, sock: socket.socket, listener: StreamListener, tls: TlsStream | None
     ) -> SocketStream:
         """Listen to a connected, non-blocking socket, which is the line's to close."""
         ...
@@ -112,15 +112,15 @@ class SocketReader(Protocol):
         ...
 
 
-def arrival_ns(stamp_ns: int, apart_ns: int, after_ns: int, at_ns: int) -> int:
+def arrival_ns(stamp_ns: int, offset_ns: int, after_ns: int, now_ns: int) -> int:
     """The perf_counter_ns of a kernel's stamp that came with a read just now. It cannot be before
     `after_ns`, nor later than now.
 
     While the wall clock is being set nobody knows by which one a read was stamped: what cannot be
     is now.
     """
-    arrived_ns = stamp_ns - apart_ns
-    return arrived_ns if after_ns <= arrived_ns <= at_ns else at_ns
+    arrived_ns = stamp_ns - offset_ns
+    return arrived_ns if after_ns <= arrived_ns <= now_ns else now_ns
 
 
 class _NoListener:
@@ -147,9 +147,9 @@ class LoopSocketReader:
     def __init__(self) -> None:
         """Raises RuntimeError outside of a running loop."""
         self._loop = asyncio.get_running_loop()
-        self._seen_ns = perf_counter_ns()
-        self._apart_ns = time_ns() - self._seen_ns
-        self._lines: set[LoopSocketStream] = set()
+        self._offset_taken_ns = perf_counter_ns()
+        self._clock_offset_ns = time_ns() - self._offset_taken_ns
+        self._streams: set[LoopSocketStream] = set()
 
     @property
     def cpu_s(self) -> float:
@@ -157,63 +157,79 @@ class LoopSocketReader:
         return 0.0
 
     def attach(
-        self, link: socket.socket, owner: StreamListener, secure: TlsStream | None
+        self, sock: socket.socket, listener: StreamListener, tls: TlsStream | None
     ) -> SocketStream:
         """See `Wire`."""
-        link.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
-        line = LoopSocketStream(link, owner, secure, self.arrived_ns)
-        number = link.fileno()
+        sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+        stream = LoopSocketStream(sock, listener, tls, self.arrived_ns)
+        number = sock.fileno()
 
         def remove() -> None:
             self._loop.remove_reader(number)
-            self._lines.discard(line)
-            link.close()
+            self._streams.discard(stream)
+            sock.close()
 
-        line.remove = remove
-        self._lines.add(line)
-        self._loop.add_reader(number, line.on_readable)
-        return line
+        stream.remove = remove
+        self._streams.add(stream)
+        self._loop.add_reader(number, stream.on_readable)
+        return stream
 
     def close(self) -> None:
         """See `Wire`."""
-        for line in tuple(self._lines):
-            line.drop()
+        for stream in tuple(self._streams):
+            stream.drop()
 
     def arrived_ns(self, stamp: bytes, after_ns: int) -> int:
         """When the bytes arrived that were read just now."""
         now_ns = perf_counter_ns()
-        if now_ns - self._seen_ns > FRESH_NS:
-            self._seen_ns, self._apart_ns = now_ns, time_ns() - now_ns
+        if now_ns - self._offset_taken_ns > OFFSET_VALID_NS:
+            self._offset_taken_ns, self._clock_offset_ns = now_ns, time_ns() - now_ns
         seconds, nanoseconds = _unpack(stamp)
-        return arrival_ns(seconds * 1_000_000_000 + nanoseconds, self._apart_ns, after_ns, now_ns)
+        return arrival_ns(
+            seconds * 1_000_000_000 + nanoseconds, self._clock_offset_ns, after_ns, now_ns
+        )
 
 
 class LoopSocketStream:
     """See `Line`. `read` is the hot path: a read, two appends and one comparison."""
 
-    __slots__ = ("_arrived_ns", "_at_ns", "_ending", "_link", "_look_at", "_most", "_owner", "_parts", "_receive", "_secure", "_taken",
-                 "_times", "remove", "size")  # fmt: skip
+    __slots__ = (
+        "_arrived_ns",
+        "_at_ns",
+        "_chunked_end",
+        "_listener",
+        "_max_bytes",
+        "_next_check",
+        "_parts",
+        "_parts_read",
+        "_receive",
+        "_socket",
+        "_times",
+        "_tls",
+        "remove",
+        "size",
+    )
 
     def __init__(
         self,
-        link: socket.socket,
-        owner: StreamListener,
-        secure: TlsStream | None,
+        sock: socket.socket,
+        listener: StreamListener,
+        tls: TlsStream | None,
         arrived_ns: Callable[[bytes, int], int],
     ) -> None:
         self.size = 0
         self.remove: Callable[[], None] | None = None  # none: closed
-        self._owner: StreamListener = owner
-        self._link = link
-        self._receive = link.recvmsg
-        self._secure = secure
+        self._listener: StreamListener = listener
+        self._socket = sock
+        self._receive = sock.recvmsg
+        self._tls = tls
         self._arrived_ns = arrived_ns
         self._at_ns = 0  # of the newest read, or of the sending
         self._times: list[int] = []
         self._parts: list[bytes] = []
-        self._taken = 0  # parts that were looked at
-        self._ending: http_framing.ChunkedEnd | None = None
-        self._look_at = self._most = 0
+        self._parts_read = 0  # parts that were looked at
+        self._chunked_end: http_framing.ChunkedEnd | None = None
+        self._next_check = self._max_bytes = 0
 
     def on_readable(self) -> None:
         """There is news. uvloop tells of a broken socket once, also where bytes came before it
@@ -222,11 +238,11 @@ class LoopSocketStream:
         if (
             self._read_once()
             and self.remove is not None
-            and (broke := self._link.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
+            and (broke := self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
         ):
             while self._read_once(is_last=True):
                 pass
-            self._owner.on_closed(OSError(broke, os.strerror(broke)))
+            self._listener.on_closed(OSError(broke, os.strerror(broke)))
 
     def _read_once(self, *, is_last: bool = False) -> bool:
         """True when bytes came. `is_last`: the end is told by somebody else."""
@@ -236,39 +252,39 @@ class LoopSocketStream:
             return False
         except OSError as error:
             if not is_last:
-                self._owner.on_closed(error)
+                self._listener.on_closed(error)
             return False
         self._at_ns = at_ns = (
             self._arrived_ns(control_data[0][2], self._at_ns) if control_data else perf_counter_ns()
         )
         if not data and not is_last:
-            self._owner.on_closed(None)
-        elif data and self._secure is not None:
-            self._read_secure(at_ns, data, self._secure)
+            self._listener.on_closed(None)
+        elif data and self._tls is not None:
+            self._read_tls(at_ns, data, self._tls)
         elif data:
             self._store(at_ns, data)
         return bool(data) and self.remove is not None
 
-    def _read_secure(self, at_ns: int, data: bytes, secure: TlsStream) -> None:
+    def _read_tls(self, at_ns: int, data: bytes, tls: TlsStream) -> None:
         """A piece of a TLS record, or whole ones."""
         try:
-            plain, is_over = secure.decrypt(data)
+            plain, is_over = tls.decrypt(data)
         except ssl.SSLError as error:
-            self._owner.on_closed(error)
+            self._listener.on_closed(error)
             return
         if plain:
             self._store(at_ns, plain)
         if is_over:
-            self._owner.on_closed(None)
+            self._listener.on_closed(None)
 
     def _store(self, at_ns: int, data: bytes) -> None:
         self._times.append(at_ns)
         self._parts.append(data)
         self.size += (size := len(data))
-        if self._ending is None:
-            self._owner.on_data()
-        elif size < 4 or data.endswith(b"\r\n\r\n") or self.size > self._look_at:
-            self._find_end(self._ending)
+        if self._chunked_end is None:
+            self._listener.on_data()
+        elif size < 4 or data.endswith(b"\r\n\r\n") or self.size > self._next_check:
+            self._find_end(self._chunked_end)
 
     def _find_end(self, ending: http_framing.ChunkedEnd) -> None:
         """Where a chunked answer may have ended (a read that ends in an empty line, or is tiny),
@@ -278,47 +294,53 @@ class LoopSocketStream:
         """
         found = (
             http_framing.ANSWER_NEEDS_PARSING
-            if self.size > self._most
+            if self.size > self._max_bytes
             else ending.feed(self.read_new())
         )
-        self._look_at = self.size + LOOK_BYTES
+        self._next_check = self.size + CHECK_BYTES
         if found != http_framing.ANSWER_GOES_ON:
-            self._ending = None
+            self._chunked_end = None
             (
-                self._owner.on_complete
+                self._listener.on_complete
                 if found == http_framing.ANSWER_AT_END
-                else self._owner.on_data
+                else self._listener.on_data
             )()
 
-    def expect_answer(self, sent_ns: int, most: int) -> bool:
+    def expect_answer(self, sent_ns: int, max_bytes: int) -> bool:
         """See `Line`."""
-        self._at_ns, self._most = sent_ns, most
+        self._at_ns, self._max_bytes = sent_ns, max_bytes
         return not self._parts
 
     def read_new(self) -> bytes:
         """See `Line`."""
-        new, self._taken = self._parts[self._taken :], len(self._parts)
+        new, self._parts_read = self._parts[self._parts_read :], len(self._parts)
         return b"".join(new)
 
     def read_all(self) -> bytes:
         """See `Line`."""
-        self._taken = len(self._parts)
+        self._parts_read = len(self._parts)
         return b"".join(self._parts)
 
     def watch_for_end(self, left: int, rest: bytes) -> None:
         """See `Line`."""
-        self._ending = http_framing.ChunkedEnd(left, rest)
-        self._find_end(self._ending)
+        self._chunked_end = http_framing.ChunkedEnd(left, rest)
+        self._find_end(self._chunked_end)
 
     def detach_reads(self) -> DeferredReads:
         """See `Line`."""
         taken = BufferedReads(self._times, self._parts, self.size)
-        self._times, self._parts, self._taken, self.size, self._ending = [], [], 0, 0, None
+        self._times, self._parts, self._parts_read, self.size, self._chunked_end = (
+            [],
+            [],
+            0,
+            0,
+            None,
+        )
         return taken
 
     def drop(self) -> None:
         """See `Line`."""
         remove, self.remove = self.remove, None
         if remove is not None:
-            self._owner = NO_LISTENER
+            self._listener = NO_LISTENER
             remove()

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 CLOCK_SAMPLES: Final = (
     20  # at each clock before a run: a way takes about a millisecond, and the quickest counts
 )
-_AHEAD_S: Final = (
+_START_DELAY_S: Final = (
     0.1  # from the order to begin to the beginning: it must reach everybody in that time
 )
 _PREPARE_LIMIT_S: Final = 60.0
@@ -58,14 +58,18 @@ class ClusterWorkers:
     """Actors on the load hosts, each pinned to its own."""
 
     def __init__(
-        self, ray: Any, part: Membership, files: MembershipFiles, join_limit_s: float = JOIN_LIMIT_S
+        self,
+        ray: Any,
+        membership: Membership,
+        files: MembershipFiles,
+        join_limit_s: float = JOIN_LIMIT_S,
     ) -> None:
         self._ray = ray
-        self._part = part
+        self._membership = membership
         self._join_limit_s = join_limit_s
-        self._shards = part.shards or len(part.hosts)
+        self._shards = membership.shards or len(membership.hosts)
         self._members: list[_Member] = []
-        self._relays = RelayLauncher(part.address, files)
+        self._relays = RelayLauncher(membership.address, files)
 
     async def prepare_workers(self) -> None:
         """Wait for the load hosts, then for their workers. Raises LoadFailed with the names of
@@ -77,7 +81,7 @@ class ClusterWorkers:
         )(ShardActor)
         pinned = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
         for number in range(self._shards):
-            host = self._part.hosts[number % len(self._part.hosts)]
+            host = self._membership.hosts[number % len(self._membership.hosts)]
             strategy = pinned(nodes[host], soft=False)
             self._members.append(
                 _Member(host, actor.options(scheduling_strategy=strategy).remote())
@@ -121,7 +125,7 @@ class ClusterWorkers:
             self.cancel(number)
             raise _pick_error(failed) from failed
         results = [task.result() for task in working]
-        return await self._done(results, members, offsets)
+        return await self._collect(results, members, offsets)
 
     def cancel(self, number: int) -> None:
         """Tell every worker; one that was lost hears nothing, and ends at its own limit or with its
@@ -150,7 +154,7 @@ class ClusterWorkers:
         return {node["NodeName"]: node["NodeID"] for node in self._ray.nodes() if node["Alive"]}
 
     def _missing(self, known: Mapping[str, str]) -> list[str]:
-        return [host for host in self._part.hosts if host not in known]
+        return [host for host in self._membership.hosts if host not in known]
 
     async def _begin(self, number: int, members: Sequence[_Member]) -> list[ClockOffset]:
         async with asyncio.timeout(_PREPARE_LIMIT_S):
@@ -163,7 +167,7 @@ class ClusterWorkers:
             offsets = [
                 await self._measure_offset(member) for member in members
             ]  # one by one: looks at once would slow each other
-        at_ns = perf_counter_ns() + round(_AHEAD_S * 1e9)
+        at_ns = perf_counter_ns() + round(_START_DELAY_S * 1e9)
         for member, offset in zip(members, offsets, strict=True):
             member.call("begin", number, offset.theirs(at_ns))
         return offsets
@@ -189,7 +193,7 @@ class ClusterWorkers:
                 f"load host {member.host} was lost: {type(error).__name__}: {task_error_cause(error)}"
             ) from error
 
-    async def _done(
+    async def _collect(
         self,
         results: Sequence[ShardResult],
         members: Sequence[_Member],

@@ -20,7 +20,7 @@ from typing import Final
 
 from fleet_agent.load.cluster.membership import (
     JOIN_LIMIT_S,
-    LONGEST_HOLD_S,
+    MAX_HOLD_S,
     Membership,
     MembershipFiles,
 )
@@ -33,15 +33,15 @@ log = logging.getLogger(__name__)
 LEAD_LIMIT_S: Final = (
     2 * JOIN_LIMIT_S
 )  # for the lead's Ray to be there: its agent may have been told a little later
-TRIES: Final = 4  # Ray gives a start 30 s, which may be too short on a busy host
+JOIN_ATTEMPTS: Final = 4  # Ray gives a start 30 s, which may be too short on a busy host
 _POLL_S: Final = 0.2
 _CONNECT_LIMIT_S: Final = 3.0
 DONE, NOT_JOINED, RAY_ENDED, LIMIT = 0, 1, 3, 4
 
 
-async def _wait_for_lead(part: Membership) -> bool:
+async def _wait_for_lead(membership: Membership) -> bool:
     """Wait until something listens where the lead gathers; False when nothing does in time."""
-    host, _, port = part.lead_address.rpartition(":")
+    host, _, port = membership.lead_address.rpartition(":")
     try:
         async with asyncio.timeout(LEAD_LIMIT_S):
             while not await _listens(host.strip("[]"), int(port)):  # noqa: ASYNC110 - another host's port tells nobody that it opened
@@ -63,7 +63,7 @@ async def _listens(host: str, port: int) -> bool:
 
 async def _serve(node: RayNode) -> int:
     """Join, stay, and say why no longer."""
-    part = node.part
+    membership = node.membership
     orders = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(orders), sys.stdin
@@ -71,7 +71,7 @@ async def _serve(node: RayNode) -> int:
     async with asyncio.TaskGroup() as tasks:
         ended = tasks.create_task(orders.read())
         staying = tasks.create_task(_stay_joined(node))
-        hold_s = min(part.hold_limit_s or LONGEST_HOLD_S, LONGEST_HOLD_S)
+        hold_s = min(membership.hold_limit_s or MAX_HOLD_S, MAX_HOLD_S)
         await asyncio.wait((ended, staying), timeout=hold_s, return_when=asyncio.FIRST_COMPLETED)
         code = DONE if ended.done() else staying.result() if staying.done() else LIMIT
         ended.cancel()
@@ -80,23 +80,23 @@ async def _serve(node: RayNode) -> int:
 
 
 async def _stay_joined(node: RayNode) -> int:
-    part = node.part
-    if not await _wait_for_lead(part):
+    membership = node.membership
+    if not await _wait_for_lead(membership):
         log.error(
             "nothing listened at %s, where trial %s gathers its load, within %.0f s",
-            part.lead_address,
-            part.trial_id,
+            membership.lead_address,
+            membership.trial_id,
             LEAD_LIMIT_S,
         )
         return NOT_JOINED
-    for left in reversed(range(TRIES)):
+    for left in reversed(range(JOIN_ATTEMPTS)):
         try:
-            await _started(node)
+            await _start_in_thread(node)
             break
         except (RuntimeError, OSError) as error:
             log.error(
                 "Ray did not join %s: %s%s",
-                part.lead_address,
+                membership.lead_address,
                 error,
                 "; trying again" if left else "",
             )
@@ -105,8 +105,8 @@ async def _stay_joined(node: RayNode) -> int:
         return NOT_JOINED
     log.info(
         "joined the load of trial %s at %s after %.1f s",
-        part.trial_id,
-        part.lead_address,
+        membership.trial_id,
+        membership.lead_address,
         node.started_s,
     )
     ended = await wait_for_end_of_ray(("raylet",))
@@ -114,7 +114,7 @@ async def _stay_joined(node: RayNode) -> int:
     return RAY_ENDED
 
 
-async def _started(node: RayNode) -> None:
+async def _start_in_thread(node: RayNode) -> None:
     """Start Ray in a thread that holds up no end of this process, as one of a pool would. Raises
     RuntimeError or OSError.
     """

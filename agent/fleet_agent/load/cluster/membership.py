@@ -13,7 +13,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final
 
-LONGEST_HOLD_S: Final = 86_400.0  # of a load host whose controller named no limit
+MAX_HOLD_S: Final = 86_400.0  # of a load host whose controller named no limit
 JOIN_LIMIT_S: Final = (
     120.0  # for all to be there once the lead's Ray runs; the first start on a slow disk takes 25 s
 )
@@ -24,7 +24,7 @@ _LOOPBACK: Final = {
 
 # A cut host is noticed after 64 s by Ray's defaults and after 4 to 5 s by these. They hold on every
 # node and in the driver.
-_NOTICE: Final = {
+_FAILURE_DETECTION: Final = {
     "RAY_health_check_initial_delay_ms": "1000",
     "RAY_health_check_period_ms": "1000",
     "RAY_health_check_timeout_ms": "1000",
@@ -84,7 +84,7 @@ class MembershipFiles:
     folder: Path
 
     @property
-    def part(self) -> Path:
+    def membership(self) -> Path:
         """The part itself, as JSON."""
         return self.folder / "part.json"
 
@@ -108,7 +108,7 @@ class MembershipFiles:
         """Of the certificate."""
         return self.folder / "host.key"
 
-    def write(self, part: Membership, secrets: ClusterSecrets) -> None:
+    def write(self, membership: Membership, secrets: ClusterSecrets) -> None:
         """Put the part there in place of what was. Raises OSError."""
         self.remove()
         self.folder.mkdir(parents=True, mode=0o700)
@@ -118,7 +118,7 @@ class MembershipFiles:
             self.certificate: secrets.certificate,
             self.key: secrets.key,
         }
-        for path, text in {**texts, self.part: json.dumps(asdict(part))}.items():
+        for path, text in {**texts, self.membership: json.dumps(asdict(membership))}.items():
             with open(
                 os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8"
             ) as file:
@@ -126,7 +126,7 @@ class MembershipFiles:
 
     def read(self) -> Membership:
         """The part. Raises OSError or ValueError."""
-        content: dict[str, Any] = json.loads(self.part.read_text(encoding="utf-8"))
+        content: dict[str, Any] = json.loads(self.membership.read_text(encoding="utf-8"))
         return Membership(**{**content, "hosts": tuple(content["hosts"])})
 
     def remove(self) -> None:
@@ -134,7 +134,7 @@ class MembershipFiles:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def ray_environment(part: Membership, files: MembershipFiles) -> Mapping[str, str]:
+def ray_environment(membership: Membership, files: MembershipFiles) -> Mapping[str, str]:
     """Ray's environment for this part, beside that of any Ray of ours: token and mutual TLS on
     every port of its own, quick notice of loss.
 
@@ -142,8 +142,8 @@ def ray_environment(part: Membership, files: MembershipFiles) -> Mapping[str, st
     client's is signed by the authority.
     """
     return {
-        **_NOTICE,
-        **(_LOOPBACK if part.is_loopback else {}),
+        **_FAILURE_DETECTION,
+        **(_LOOPBACK if membership.is_loopback else {}),
         "RAY_AUTH_TOKEN_PATH": str(files.token),
         "RAY_USE_TLS": "1",
         "RAY_TLS_SERVER_CERT": str(files.certificate),

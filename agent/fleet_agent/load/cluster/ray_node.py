@@ -24,9 +24,9 @@ class RayNode:
     with it.
     """
 
-    def __init__(self, part: Membership, files: MembershipFiles, temporary: str = "") -> None:
+    def __init__(self, membership: Membership, files: MembershipFiles, temporary: str = "") -> None:
         """`temporary`: an empty folder for Ray with a short path; one is made when none is given."""
-        self.part = part
+        self.membership = membership
         self.temporary = temporary
         self.started_s = 0.0
         self._files = files
@@ -36,7 +36,7 @@ class RayNode:
     @property
     def is_lead(self) -> bool:
         """The others join it."""
-        return bool(self.part.hosts)
+        return bool(self.membership.hosts)
 
     def start(self) -> Any:
         """Start Ray and return its module, connected on the lead alone; takes seconds. Raises
@@ -48,16 +48,16 @@ class RayNode:
         os.environ.update(
             {name: value for name, value in SETTINGS.items() if name not in loopback_only}
         )
-        os.environ.update(ray_environment(self.part, self._files))
+        os.environ.update(ray_environment(self.membership, self._files))
         self.temporary = self.temporary or temporary_folder()
         import ray  # here, because it reads its settings from the environment when imported
 
         try:
             self._node = start_node(self._parameters(), head=self.is_lead, reaper=False)
             if self.is_lead:
-                address = self.part.address
+                address = self.membership.address
                 ray.init(
-                    self.part.lead_address,
+                    self.membership.lead_address,
                     _node_ip_address=address,
                     log_to_driver=False,
                     logging_level=logging.WARNING,
@@ -84,16 +84,16 @@ class RayNode:
             shutil.rmtree(self.temporary, ignore_errors=True)
 
     def _parameters(self) -> dict[str, Any]:
-        _, _, port = self.part.lead_address.rpartition(":")
-        where: dict[str, Any] = (
+        _, _, port = self.membership.lead_address.rpartition(":")
+        address: dict[str, Any] = (
             {"gcs_server_port": int(port)}
             if self.is_lead
-            else {"gcs_address": self.part.lead_address}
+            else {"gcs_address": self.membership.lead_address}
         )
         return {
-            **where,
-            "node_ip_address": self.part.address,
-            "node_name": self.part.host,
-            "num_cpus": self.part.cores,
+            **address,
+            "node_ip_address": self.membership.address,
+            "node_name": self.membership.host,
+            "num_cpus": self.membership.cores,
             "temp_dir": os.path.join(self.temporary, "r"),
         }

@@ -65,7 +65,7 @@ class _Side(asyncio.Protocol):
         if self.other is not None and self.other.transport is not None:
             self.other.transport.resume_reading()
 
-    def early(self) -> Iterator[bytes]:
+    def take_early(self) -> Iterator[bytes]:
         """What was read before, once."""
         early, self._early = self._early, []
         yield from early
@@ -96,7 +96,7 @@ class _Outer(_Side):
         if self.transport is None:
             cast(asyncio.Transport, inner.transport).abort()
             return
-        for data in self.early():
+        for data in self.take_early():
             cast(asyncio.Transport, inner.transport).write(data)
         self.other = inner
 

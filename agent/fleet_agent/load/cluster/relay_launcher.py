@@ -61,7 +61,7 @@ class RelayLauncher:
             return ()
         assert self._relay.process.stdin is not None
         self._relay.process.stdin.write(b"\n")
-        return tuple(json.loads(await _line(self._relay.process, _ANSWER_LIMIT_S)))
+        return tuple(json.loads(await _read_line(self._relay.process, _ANSWER_LIMIT_S)))
 
     async def _ensure_relay(self, server_port: int) -> _Relay:
         if (
@@ -77,7 +77,7 @@ class RelayLauncher:
             "--certificate", str(files.certificate), "--key", str(files.key), "--authority", str(files.authority),
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=_LINE_LIMIT,
         )  # fmt: skip
-        self._relay = _Relay(process, server_port, int(await _line(process, _START_LIMIT_S)))
+        self._relay = _Relay(process, server_port, int(await _read_line(process, _START_LIMIT_S)))
         return self._relay
 
     async def end(self) -> None:
@@ -88,7 +88,7 @@ class RelayLauncher:
             await relay.process.wait()
 
 
-async def _line(process: asyncio.subprocess.Process, limit_s: float) -> bytes:
+async def _read_line(process: asyncio.subprocess.Process, limit_s: float) -> bytes:
     assert process.stdout is not None
     try:
         async with asyncio.timeout(limit_s):

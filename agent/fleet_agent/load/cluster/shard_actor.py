@@ -28,10 +28,10 @@ class ShardActor:
         start = self._start_gate(number)
         try:
             return shard.run_shard(
-                plan, start, _as_host_of_the_cluster() if plan.target.in_cluster else None
+                plan, start, _cluster_tls_context() if plan.target.in_cluster else None
             )
         finally:
-            start.give_up()
+            start.mark_ended()
             self._starts.pop(number, None)
 
     def await_prepared(self, number: int) -> None:
@@ -55,7 +55,7 @@ class ShardActor:
         return self._starts.setdefault(number, StartGate())
 
 
-def _as_host_of_the_cluster() -> ssl.SSLContext:
+def _cluster_tls_context() -> ssl.SSLContext:
     """This host's certificate and the cluster's authority, where Ray has them from, too."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3

@@ -18,14 +18,14 @@ from fleet_agent.load.results.request_columns import DIGEST_CHARACTERS, SCALARS,
 _TYPES: Final = {"q": pa.int64(), "i": pa.int32(), "B": pa.uint8()}
 
 
-def scalars(columns: Columns) -> Any:
+def build_scalar_batch(columns: Columns) -> Any:
     """A batch with a column for each of `SCALARS`, as they are: 0 and -1 are not null."""
     return pa.RecordBatch.from_pydict(
-        {name: _array(_TYPES[code], columns.scalars[name]) for name, code in SCALARS.items()}
+        {name: _wrap_array(_TYPES[code], columns.scalars[name]) for name, code in SCALARS.items()}
     )
 
 
-def digests(columns: Columns) -> Any:
+def build_digest_array(columns: Columns) -> Any:
     """The prompts' digests, as an array of strings."""
     ends = array("i", range(0, DIGEST_CHARACTERS * (columns.rows + 1), DIGEST_CHARACTERS))
     return pa.StringArray.from_buffers(
@@ -33,7 +33,7 @@ def digests(columns: Columns) -> Any:
     )
 
 
-def texts(columns: Columns, name: str, codes: Any) -> Any:
+def decode_texts(columns: Columns, name: str, codes: Any) -> Any:
     """What the codes of the column of that name mean; null for those that mean nothing."""
     return pa.array([None, *columns.names[name]], pa.string()).take(codes)
 
@@ -64,7 +64,7 @@ def _within_good_rows(counts: array[int], failed: array[int], chunks: int) -> An
         kept[end - 1] = 0  # what follows is another row's
         if code:
             kept[begin:end] = array("B", bytes(count))
-    return _array(pa.uint8(), kept)[: chunks - 1].cast(pa.bool_())
+    return _wrap_array(pa.uint8(), kept)[: chunks - 1].cast(pa.bool_())
 
 
 def chunk_lists(columns: Columns, row: int, piece: ChunkPiece) -> tuple[Any, Any]:
@@ -75,28 +75,28 @@ def chunk_lists(columns: Columns, row: int, piece: ChunkPiece) -> tuple[Any, Any
     """
     chunks = piece.read()
     counts = columns.scalars["chunks"][row : row + piece.rows]
-    reported = columns.scalars["tokens_told"][row : row + piece.rows]
+    reported = columns.scalars["tokens_reported"][row : row + piece.rows]
     times = _times(chunks)
     times = pc.add(times, piece.shift_ns) if piece.shift_ns else times
     reported_counts = (count * known for count, known in zip(counts, reported, strict=True))
-    unknown = pc.equal(_array(pa.uint8(), reported), 0)
+    unknown = pc.equal(_wrap_array(pa.uint8(), reported), 0)
     return (
-        pa.ListArray.from_arrays(_ends(counts), times),
+        pa.ListArray.from_arrays(_list_offsets(counts), times),
         pa.ListArray.from_arrays(
-            _ends(reported_counts), _array(pa.int32(), chunks.tokens), mask=unknown
+            _list_offsets(reported_counts), _wrap_array(pa.int32(), chunks.tokens), mask=unknown
         ),
     )
 
 
 def _times(chunks: Chunks) -> Any:
-    values = _array(pa.int64(), chunks.times_ns)
-    return pc.cumulative_sum(values) if chunks.in_steps else values
+    values = _wrap_array(pa.int64(), chunks.times_ns)
+    return pc.cumulative_sum(values) if chunks.are_deltas else values
 
 
-def _ends(counts: Any) -> Any:
-    return _array(pa.int32(), array("i", accumulate(counts, initial=0)))
+def _list_offsets(counts: Any) -> Any:
+    return _wrap_array(pa.int32(), array("i", accumulate(counts, initial=0)))
 
 
-def _array(kind: Any, values: array[int]) -> Any:
+def _wrap_array(kind: Any, values: array[int]) -> Any:
     """The array's own memory."""
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])

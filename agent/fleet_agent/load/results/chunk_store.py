@@ -22,7 +22,7 @@ HELD_CHUNKS: Final = (
     # held in memory as they are until the first piece goes into the file: small runs never touch the
     # disk
 )
-_QUICK: Final = 1  # zlib's level: a piece is packed while the run goes on, in some 7 ms
+_ZLIB_LEVEL: Final = 1  # zlib's level: a piece is packed while the run goes on, in some 7 ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +35,13 @@ class Chunks:
 
     times_ns: array[int] = field(default_factory=lambda: array("q"))
     tokens: array[int] = field(default_factory=lambda: array("i"))
-    in_steps: bool = False
+    are_deltas: bool = False
 
     def with_absolute_times(self) -> Chunks:
         """With the times themselves."""
-        return Chunks(array("q", accumulate(self.times_ns)), self.tokens) if self.in_steps else self
+        return (
+            Chunks(array("q", accumulate(self.times_ns)), self.tokens) if self.are_deltas else self
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,7 @@ class ChunkPiece:
         if self.held is not None:
             return self.held
         if self.packed:
-            return _unpacked(self.packed, self.chunks)
+            return _unpack(self.packed, self.chunks)
         found = Chunks()
         times_bytes, tokens_bytes = (
             self.chunks * found.times_ns.itemsize,
@@ -98,8 +100,8 @@ class ChunkStore:
         self._path = path
         self._held_chunks = held_chunks
         self._piece_chunks = piece_chunks
-        self._done: list[ChunkPiece] = []
-        self._put_away = (
+        self._pieces: list[ChunkPiece] = []
+        self._spilled = (
             0  # of the pieces that are done, those in the file or packed: they are the first
         )
         self._held = 0  # chunks of the others
@@ -120,27 +122,29 @@ class ChunkStore:
         """
         if self._rows:
             self._close()
-        while 0 < self._put_away < len(self._done):
+        while 0 < self._spilled < len(self._pieces):
             self._spill_oldest()
-        return tuple(self._done)
+        return tuple(self._pieces)
 
     def _close(self) -> None:
         chunks = self._open
-        self._done.append(ChunkPiece(self._rows, len(chunks.times_ns), len(chunks.tokens), chunks))
+        self._pieces.append(
+            ChunkPiece(self._rows, len(chunks.times_ns), len(chunks.tokens), chunks)
+        )
         self._held += len(chunks.times_ns)
         self._open, self._rows = Chunks(), 0
         while self._held > self._held_chunks:
             self._spill_oldest()
 
     def _spill_oldest(self) -> None:
-        piece = self._done[self._put_away]
-        self._done[self._put_away] = self._in_file(piece) or replace(
-            piece, held=None, packed=_packed(piece.read())
+        piece = self._pieces[self._spilled]
+        self._pieces[self._spilled] = self._write_to_file(piece) or replace(
+            piece, held=None, packed=_pack(piece.read())
         )
-        self._put_away += 1
+        self._spilled += 1
         self._held -= piece.chunks
 
-    def _in_file(self, piece: ChunkPiece) -> ChunkPiece | None:
+    def _write_to_file(self, piece: ChunkPiece) -> ChunkPiece | None:
         if not self._path:
             return None
         try:
@@ -152,28 +156,28 @@ class ChunkStore:
             return None
 
 
-def _packed(chunks: Chunks) -> bytes:
+def _pack(chunks: Chunks) -> bytes:
     """Times as steps from one to the next, then tokens; of each the first bytes of all, then the
     second ones, and so on: most are zeros.
     """
     steps = array("q", map(sub, chunks.times_ns, chain((0,), chunks.times_ns)))
-    return zlib.compress(_by_place(steps) + _by_place(chunks.tokens), _QUICK)
+    return zlib.compress(_shuffle_bytes(steps) + _shuffle_bytes(chunks.tokens), _ZLIB_LEVEL)
 
 
-def _unpacked(packed: bytes, chunks: int) -> Chunks:
+def _unpack(packed: bytes, chunks: int) -> Chunks:
     content, times_bytes = zlib.decompress(packed), 8 * chunks
     steps, tokens = array("q"), array("i")
-    steps.frombytes(_by_number(content[:times_bytes], steps.itemsize))
-    tokens.frombytes(_by_number(content[times_bytes:], tokens.itemsize))
-    return Chunks(steps, tokens, in_steps=True)
+    steps.frombytes(_unshuffle_bytes(content[:times_bytes], steps.itemsize))
+    tokens.frombytes(_unshuffle_bytes(content[times_bytes:], tokens.itemsize))
+    return Chunks(steps, tokens, are_deltas=True)
 
 
-def _by_place(values: array[int]) -> bytes:
+def _shuffle_bytes(values: array[int]) -> bytes:
     content = values.tobytes()
     return b"".join(content[place :: values.itemsize] for place in range(values.itemsize))
 
 
-def _by_number(content: bytes, size: int) -> bytearray:
+def _unshuffle_bytes(content: bytes, size: int) -> bytearray:
     values, count = bytearray(len(content)), len(content) // size
     for place in range(size):
         values[place::size] = content[place * count : (place + 1) * count]

@@ -44,7 +44,7 @@ SORTED_CHUNKS: Final = (
 )
 GROUP_CHUNKS: Final = 1 << 20  # of a row group, about
 GROUP_ROWS: Final = 1 << 18
-_NULLS: Final = {  # what stands for something that never came
+_NULL_VALUES: Final = {  # what stands for something that never came
     "sent_ns": 0, "first_output_ns": 0, "last_ns": 0, "status": 0,
     "prompt_tokens": NOT_REPORTED, "completion_tokens": NOT_REPORTED, "cached_tokens": NOT_REPORTED, "verify_ct": NOT_REPORTED,
 }  # fmt: skip
@@ -98,11 +98,11 @@ def _encode(sink: Any, columns: Columns, keys: Mapping[str, str]) -> None:
     with pq.ParquetWriter(
         sink, SCHEMA.with_metadata(keys), compression="zstd", use_dictionary=list(_TEXTS)
     ) as writer:
-        for group in _groups(columns):
+        for group in _row_groups(columns):
             writer.write_table(group)
 
 
-def _groups(columns: Columns) -> Iterator[Any]:
+def _row_groups(columns: Columns) -> Iterator[Any]:
     """Tables of the size of a row group, in the order of the requests where all fit in memory."""
     if columns.chunks > SORTED_CHUNKS:
         yield from _merge_batches(_batches(columns))
@@ -114,32 +114,41 @@ def _groups(columns: Columns) -> Iterator[Any]:
 
 def _merge_batches(batches: Iterator[Any]) -> Iterator[Any]:
     """Several batches together, as long as they are no row group yet."""
-    some: list[Any] = []
+    pending: list[Any] = []
     for batch in batches:
-        some.append(batch)
-        if sum(len(one.column("chunk_ns").values) for one in some) >= GROUP_CHUNKS:
-            yield pa.Table.from_batches(some)
-            some = []
-    if some:
-        yield pa.Table.from_batches(some)
+        pending.append(batch)
+        if sum(len(one.column("chunk_ns").values) for one in pending) >= GROUP_CHUNKS:
+            yield pa.Table.from_batches(pending)
+            pending = []
+    if pending:
+        yield pa.Table.from_batches(pending)
 
 
 def _batches(columns: Columns) -> Iterator[Any]:
     """A batch a piece, in the schema of the file. Raises OSError when a piece cannot be read."""
-    scalars, digests, row = arrow_tables.scalars(columns), arrow_tables.digests(columns), 0
+    scalars, digests, row = (
+        arrow_tables.build_scalar_batch(columns),
+        arrow_tables.build_digest_array(columns),
+        0,
+    )
     for piece in columns.pieces:
         part = scalars.slice(row, piece.rows)
         chunk_ns, chunk_tokens = arrow_tables.chunk_lists(columns, row, piece)
-        made = {
+        arrays = {
             "request": part.column("number"),
             "chunk_ns": chunk_ns,
             "chunk_tokens": chunk_tokens,
             "prompt_digest": digests.slice(row, piece.rows),
-            **{name: arrow_tables.texts(columns, name, part.column(name)) for name in _TEXTS},
-            **{name: _null_where(part.column(name), nothing) for name, nothing in _NULLS.items()},
+            **{
+                name: arrow_tables.decode_texts(columns, name, part.column(name)) for name in _TEXTS
+            },
+            **{
+                name: _null_where(part.column(name), nothing)
+                for name, nothing in _NULL_VALUES.items()
+            },
         }
         yield pa.RecordBatch.from_arrays(
-            [made[name] if name in made else part.column(name) for name in SCHEMA.names],
+            [arrays[name] if name in arrays else part.column(name) for name in SCHEMA.names],
             schema=SCHEMA,
         )
         row += piece.rows

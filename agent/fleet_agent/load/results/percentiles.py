@@ -37,9 +37,10 @@ def percentiles(values: Sequence[float] | Any, *shares: float) -> list[float]:
     if not len(values):
         return [0.0 for _ in shares]
     ordered = values.sort() if isinstance(values, pa.Array) else sorted(values)
-    places = [_place(share, len(ordered)) for share in shares]
+    ranks = [_ranks(share, len(ordered)) for share in shares]
     return [
-        _between(_number(ordered[low]), _number(ordered[high]), part) for low, high, part in places
+        _interpolate(_number(ordered[low]), _number(ordered[high]), part)
+        for low, high, part in ranks
     ]
 
 
@@ -55,17 +56,17 @@ def stream_percentiles(stream: Stream, *shares: float) -> list[float]:
     total = sum(counts.values())
     if not total:
         return []
-    places = [_place(share, total) for share in shares]
+    ranks = [_ranks(share, total) for share in shares]
     found = {
-        rank: _at(counts, rank) for low, high, _ in places for rank in (low, high)
+        rank: _locate_rank(counts, rank) for low, high, _ in ranks for rank in (low, high)
     }  # rank → its group, and its rank within that
     for before, shift in pairwise(_SHIFTS):
         counts = _count_values(stream, shift, {group for group, _ in found.values()}, before)
         found = {
-            rank: _at(_within(counts, group, before - shift), left)
+            rank: _locate_rank(_counts_of_group(counts, group, before - shift), left)
             for rank, (group, left) in found.items()
         }
-    return [_between(found[low][0], found[high][0], part) for low, high, part in places]
+    return [_interpolate(found[low][0], found[high][0], part) for low, high, part in ranks]
 
 
 def _count_values(
@@ -90,11 +91,11 @@ def _count_values(
     return counts
 
 
-def _within(counts: Mapping[int, int], group: int, bits: int) -> dict[int, int]:
+def _counts_of_group(counts: Mapping[int, int], group: int, bits: int) -> dict[int, int]:
     return {key: count for key, count in counts.items() if key >> bits == group}
 
 
-def _at(counts: Mapping[int, int], rank: int) -> tuple[int, int]:
+def _locate_rank(counts: Mapping[int, int], rank: int) -> tuple[int, int]:
     """The key that has the rank when all are laid out in order, and the rank within the key."""
     for key in sorted(counts):
         if rank < counts[key]:
@@ -103,14 +104,14 @@ def _at(counts: Mapping[int, int], rank: int) -> tuple[int, int]:
     raise ValueError(f"the stream has changed: it is {rank + 1} values shorter than before")
 
 
-def _place(share: float, count: int) -> tuple[int, int, float]:
+def _ranks(share: float, count: int) -> tuple[int, int, float]:
     """The ranks between which the percentile lies, and how far it is from the lower one."""
     position = share * (count - 1)
     low = floor(position)
     return low, min(low + 1, count - 1), position - low
 
 
-def _between(low: float, high: float, part: float) -> float:
+def _interpolate(low: float, high: float, part: float) -> float:
     return low + (high - low) * part
 
 

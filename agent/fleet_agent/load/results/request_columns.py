@@ -17,11 +17,11 @@ from fleet_agent.load.client.request_record import RequestRecord, Response
 from fleet_agent.load.results.chunk_store import HELD_CHUNKS, PIECE_CHUNKS, ChunkPiece, ChunkStore
 
 NOT_REPORTED: Final = -1  # a count that the server did not tell
-MOST_COUNT: Final = 2**31 - 1
+MAX_COUNT: Final = 2**31 - 1
 DIGEST_CHARACTERS: Final = 16
 # different finish reasons that are kept; a server that makes up more of them gets OTHER_NAME
-MOST_NAMES: Final = 200
-MOST_CHARACTERS: Final = 100  # of each
+MAX_NAMES: Final = 200
+MAX_NAME_CHARACTERS: Final = 100  # of each
 OTHER_NAME: Final = "(other)"
 # Name → type of the array. Times are perf_counter_ns and 0 where something never came; counts are
 # NOT_TOLD where they were not told.
@@ -40,7 +40,7 @@ SCALARS: Final[Mapping[str, str]] = {
     "own_is_exact": "B",
     "status": "i",
     "chunks": "i",
-    "tokens_told": "B",  # 1: the piece has the tokens of each of the row's chunks
+    "tokens_reported": "B",  # 1: the piece has the tokens of each of the row's chunks
     "finish_reason": "B",  # codes: see Columns
     "error_kind": "B",
 }
@@ -88,7 +88,7 @@ class Columns:
         for part in parts:
             for name, column in part.scalars.items():
                 scalars[name].extend(
-                    tables[name].recoded(column, part.names[name]) if name in _CODES else column
+                    tables[name].recode(column, part.names[name]) if name in _CODES else column
                 )
             digests += part.digests
             examples = dict(part.error_examples) | examples
@@ -141,14 +141,14 @@ class Columns:
             rows = range(row, row := row + piece.rows)
             ends = accumulate(self.scalars["chunks"][at] for at in rows)
             token_ends = accumulate(
-                self.scalars["chunks"][at] * self.scalars["tokens_told"][at] for at in rows
+                self.scalars["chunks"][at] * self.scalars["tokens_reported"][at] for at in rows
             )
-            for at, end, end_told in zip(rows, ends, token_ends, strict=True):
+            for at, end, token_end in zip(rows, ends, token_ends, strict=True):
                 count = self.scalars["chunks"][at]
                 times = tuple(ns + piece.shift_ns for ns in chunks.times_ns[end - count : end])
                 tokens = (
-                    tuple(chunks.tokens[end_told - count : end_told])
-                    if self.scalars["tokens_told"][at]
+                    tuple(chunks.tokens[token_end - count : token_end])
+                    if self.scalars["tokens_reported"][at]
                     else None
                 )
                 yield self._row(at, times, tokens)
@@ -186,7 +186,7 @@ class ColumnsBuilder:
     ) -> None:
         self._columns = Columns()
         self._appends = tuple(column.append for column in self._columns.scalars.values())
-        self._pieces = ChunkStore(path, held_chunks, piece_chunks)
+        self._chunks = ChunkStore(path, held_chunks, piece_chunks)
         self._finish_reasons = _Names()
         self._error_kinds = _Names()
         self._examples: dict[str, str] = {}
@@ -207,7 +207,7 @@ class ColumnsBuilder:
         for append, value in zip(self._appends, row, strict=True):
             append(value)
         self._columns.digests.extend(request.prompt_digest.encode("ascii"))
-        self._pieces.add(response.chunk_ns, response.chunk_tokens or ())
+        self._chunks.add(response.chunk_ns, response.chunk_tokens or ())
         if response.error_kind:
             self._examples.setdefault(response.error_kind, response.error_detail)
 
@@ -215,7 +215,7 @@ class ColumnsBuilder:
         """All rows; nothing may be added any more."""
         names = {"finish_reason": self._finish_reasons.names, "error_kind": self._error_kinds.names}
         return replace(
-            self._columns, names=names, error_examples=self._examples, pieces=self._pieces.finish()
+            self._columns, names=names, error_examples=self._examples, pieces=self._chunks.finish()
         )
 
 
@@ -234,23 +234,23 @@ class _Names:
             return 0
         known = self._codes.get(name)
         if known is None:
-            is_full = len(self._codes) >= MOST_NAMES
+            is_full = len(self._codes) >= MAX_NAMES
             kept = (
                 OTHER_NAME
                 if is_full
-                else name[:MOST_CHARACTERS].encode("utf-8", "replace").decode()
+                else name[:MAX_NAME_CHARACTERS].encode("utf-8", "replace").decode()
             )  # JSON can say half characters
             known = self._codes.setdefault(kept, len(self._codes) + 1)
         return known
 
-    def recoded(self, codes: array[int], names: Sequence[str]) -> array[int]:
+    def recode(self, codes: array[int], names: Sequence[str]) -> array[int]:
         """Another table's codes as codes of this one."""
         ours = bytes([0, *(self.code(name) for name in names)])
         return array("B", codes.tobytes().translate(ours.ljust(256, b"\0")))
 
 
 def _or_not_reported(count: int | None) -> int:
-    return NOT_REPORTED if count is None else min(count, MOST_COUNT)
+    return NOT_REPORTED if count is None else min(count, MAX_COUNT)
 
 
 def _or_none(count: int) -> int | None:

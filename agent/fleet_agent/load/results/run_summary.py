@@ -24,7 +24,7 @@ from fleet_protos.trial_types import Workload
 
 # the first tokens of two salts may be equal by chance: as many cached tokens are no cache hit
 SALT_TOKENS: Final = 4
-SHARE_LEAST_REQUESTS: Final = 20
+MIN_SHARE_REQUESTS: Final = 20
 _FAILED: Final = "error_kind"
 
 
@@ -75,7 +75,7 @@ class _Rows:
 
     @staticmethod
     def from_columns(columns: Columns, *, is_open: bool) -> _Rows:
-        table = arrow_tables.scalars(columns)
+        table = arrow_tables.build_scalar_batch(columns)
         last, sent, due = (table.column(name) for name in ("last_ns", "sent_ns", "intended_ns"))
         return _Rows(
             table,
@@ -132,7 +132,7 @@ def summarise(columns: Columns, conditions: RunConditions) -> RunSummary:
     rows = _Rows.from_columns(columns, is_open=conditions.workload.is_open)
     good = rows.where(pc.equal(rows[_FAILED], 0))
     tokens = _sum(good.reported("completion_tokens"))
-    wall_s = (_most(rows.end_ns) - _least(rows["intended_ns"])) / 1e9
+    wall_s = (_max(rows.end_ns) - _min(rows["intended_ns"])) / 1e9
     metrics = _metrics(columns, good, tokens, wall_s, conditions) if tokens and wall_s > 0 else {}
     facts = _facts(columns, rows, good, conditions)
     examples = dict(columns.error_examples)
@@ -217,8 +217,8 @@ def _facts(columns: Columns, rows: _Rows, good: _Rows, conditions: RunConditions
         "requests_failed": len(rows) - len(good),
         "error_kinds": _count_texts(columns, failed, "error_kind"),
         "finish_reasons": _count_texts(columns, good, "finish_reason"),
-        "completion_tokens_min": _least(counts),
-        "completion_tokens_max": _most(counts),
+        "completion_tokens_min": _min(counts),
+        "completion_tokens_max": _max(counts),
         "zero_token_requests": _sum(pc.or_(pc.equal(counts, 0), pc.invert(good.has_output))),
         "cached_token_ratio": _cached_ratio(good, conditions.template_tokens),
         "planned_cached_ratio": conditions.planned_cached_ratio,
@@ -293,13 +293,13 @@ def _steady_concurrency(rows: _Rows, users: int) -> float:
     sent = rows.where(pc.not_equal(rows["sent_ns"], 0))
     if not len(sent):
         return 0.0
-    last_sent = _most(sent["sent_ns"])
-    start = min(_least(sent["intended_ns"]) + all_due_ns(users), last_sent)
-    end = _least(sent.end_ns.filter(pc.greater(sent.end_ns, last_sent))) or last_sent
-    flown = pc.subtract(
+    last_sent = _max(sent["sent_ns"])
+    start = min(_min(sent["intended_ns"]) + all_due_ns(users), last_sent)
+    end = _min(sent.end_ns.filter(pc.greater(sent.end_ns, last_sent))) or last_sent
+    in_flight_ns = pc.subtract(
         pc.min_element_wise(sent.end_ns, end), pc.max_element_wise(sent["sent_ns"], start)
     )
-    return _sum(pc.max_element_wise(flown, 0)) / (end - start) if end > start else 0.0
+    return _sum(pc.max_element_wise(in_flight_ns, 0)) / (end - start) if end > start else 0.0
 
 
 def _answered_share(good: _Rows) -> float | None:
@@ -307,12 +307,12 @@ def _answered_share(good: _Rows) -> float | None:
     fewer than 20 of these.
     """
     due = good["intended_ns"]
-    first, last = _least(due), _most(due)
+    first, last = _min(due), _max(due)
     half = (first + last) // 2
     asked, answered = (
         _sum(pc.and_(pc.greater(at, half), pc.less_equal(at, last))) for at in (due, good.end_ns)
     )
-    return answered / asked if asked >= SHARE_LEAST_REQUESTS else None
+    return answered / asked if asked >= MIN_SHARE_REQUESTS else None
 
 
 def _count_mismatch(good: _Rows) -> float | None:
@@ -350,7 +350,7 @@ def _goodput(good: _Rows, conditions: RunConditions) -> float | None:
 
 def _count_texts(columns: Columns, rows: _Rows, name: str) -> Mapping[str, int]:
     """How many rows have each of the texts."""
-    found = arrow_tables.texts(columns, name, rows[name]).fill_null("").value_counts()
+    found = arrow_tables.decode_texts(columns, name, rows[name]).fill_null("").value_counts()
     return {entry["values"]: entry["counts"] for entry in found.to_pylist()}
 
 
@@ -358,11 +358,11 @@ def _sum(values: Any) -> int:
     return pc.sum(values).as_py() or 0
 
 
-def _least(values: Any) -> int:
+def _min(values: Any) -> int:
     """0 for none."""
     return pc.min(values).as_py() or 0
 
 
-def _most(values: Any) -> int:
+def _max(values: Any) -> int:
     """0 for none."""
     return pc.max(values).as_py() or 0

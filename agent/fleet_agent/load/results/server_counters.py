@@ -26,12 +26,12 @@ from fleet_protos import metric_names as names
 if TYPE_CHECKING:
     from fleet_agent.load.results.run_summary import RunSummary  # which loads pyarrow
 
-_LOOK_LIMIT_S: Final = 5.0
-_SETTLE_LOOKS: Final = 5
+_FETCH_TIMEOUT_S: Final = 5.0
+_SETTLE_POLLS: Final = 5
 _SETTLE_PAUSE_S: Final = (
     0.1  # a request is counted when it finishes, which is not always before its last byte is sent
 )
-_TOKENS_APART_MAX: Final = 0.02  # more: somebody else's requests are in the window too
+_MAX_TOKEN_MISMATCH: Final = 0.02  # more: somebody else's requests are in the window too
 _RATES: Final = {
     AcceptRateDefinition.OF_STEPS: names.ACCEPT_RATE_OF_STEPS,
     AcceptRateDefinition.OF_TOKENS: names.ACCEPT_RATE_OF_TOKENS,
@@ -50,7 +50,7 @@ class CounterSnapshots:
 async def fetch_metrics(url: str) -> str:
     """/metrics as it is now; empty when it cannot be had whole."""
     try:
-        async with asyncio.timeout(_LOOK_LIMIT_S):
+        async with asyncio.timeout(_FETCH_TIMEOUT_S):
             status, content = await fetch(url, "/metrics")
     except (OSError, EOFError, ValueError, TimeoutError):
         return ""
@@ -61,7 +61,7 @@ async def fetch_metrics(url: str) -> str:
 async def fetch_metrics_after(url: str, before: str, tokens: int) -> str:
     """/metrics once the server has counted `tokens` more than `before`, or after half a second."""
     text = ""
-    for _ in range(_SETTLE_LOOKS if before else 0):
+    for _ in range(_SETTLE_POLLS if before else 0):
         text = await fetch_metrics(url)
         grown = _counter_growth(before, text)
         if not text or grown is None or grown >= tokens:
@@ -80,7 +80,7 @@ def add_speculation(
     """
     if not summary.metrics:
         return summary
-    accepted = _window(snapshots, summary.output_tokens)
+    accepted = _window_accept_length(snapshots, summary.output_tokens)
     own = summary.metrics.get(names.ACCEPT_LENGTH)
     length = own if own is not None else accepted.length
     metrics = {
@@ -88,7 +88,7 @@ def add_speculation(
         names.ACCEPT_LENGTH_WINDOW: accepted.length,
         names.VERIFY_STEPS: summary.metrics.get(names.VERIFY_STEPS, accepted.verify_count),
         **{_RATES[definition]: rate for definition, rate in accept_rates(length, shape).items()},
-        **_cycle(snapshots, time_scale),
+        **_cycle_metrics(snapshots, time_scale),
     }
     found = {name: float(value) for name, value in metrics.items() if value is not None}
     return replace(
@@ -98,9 +98,9 @@ def add_speculation(
     )
 
 
-def _window(snapshots: CounterSnapshots, tokens: int) -> AcceptLength:
+def _window_accept_length(snapshots: CounterSnapshots, tokens: int) -> AcceptLength:
     grown = _counter_growth(snapshots.before, snapshots.after)
-    if grown is None or not tokens or abs(grown - tokens) > _TOKENS_APART_MAX * tokens:
+    if grown is None or not tokens or abs(grown - tokens) > _MAX_TOKEN_MISMATCH * tokens:
         return AcceptLength(why="the window holds other requests, or has no counters")
     return accept_length_from_counters(
         SpeculationCounters.from_metrics(snapshots.before),
@@ -116,7 +116,7 @@ def _counter_growth(before: str, after: str) -> float | None:
     return None if last is None else last - (first or 0.0)
 
 
-def _cycle(snapshots: CounterSnapshots, time_scale: float) -> dict[str, float]:
+def _cycle_metrics(snapshots: CounterSnapshots, time_scale: float) -> dict[str, float]:
     found = mean_cycle(
         DeviceTimes.from_metrics(snapshots.before), DeviceTimes.from_metrics(snapshots.after)
     )

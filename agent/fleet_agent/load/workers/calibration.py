@@ -110,10 +110,12 @@ async def _measure_capacity(users: _Users) -> ShardCapacity | None:
         serving = group.create_task(users.server.serve())
         await users.endpoint.connect(STREAMS)
         await users.drive(short, STREAMS)  # so that what is measured is no first time
-        request_s = await users.best(
+        request_s = await users.measure_best(
             short, SHORT_REQUESTS, lambda cost: cost.cpu_s / SHORT_REQUESTS
         )
-        read_s = await users.best(long, STREAMS, lambda cost: cost.cpu_s / max(1, cost.reads))
+        read_s = await users.measure_best(
+            long, STREAMS, lambda cost: cost.cpu_s / max(1, cost.reads)
+        )
         serving.cancel()
     is_known = (
         not users.failed and request_s > 0 and read_s > 0
@@ -139,7 +141,9 @@ class _Users:
     failed: bool = False  # one had no answer: nothing more is sent
     reads: int = 0
 
-    async def best(self, request: bytes, count: int, unit_s: Callable[[_Cost], float]) -> float:
+    async def measure_best(
+        self, request: bytes, count: int, unit_s: Callable[[_Cost], float]
+    ) -> float:
         """The least that some rounds took, by `unit_s`."""
         until_s = time.monotonic() + ROUNDS_LIMIT_S
         best_s = unit_s(await self.drive(request, count))
@@ -151,13 +155,13 @@ class _Users:
     async def drive(self, request: bytes, count: int) -> _Cost:
         """A round of `count` requests."""
         numbers = iter(range(count))
-        before_s, reads = self._used_s(), self.reads
+        before_s, reads = self._client_cpu_s(), self.reads
         async with asyncio.TaskGroup() as group:
             for _ in range(min(STREAMS, count)):
                 group.create_task(self._send(request, numbers))
-        return _Cost(self._used_s() - before_s, self.reads - reads)
+        return _Cost(self._client_cpu_s() - before_s, self.reads - reads)
 
-    def _used_s(self) -> float:
+    def _client_cpu_s(self) -> float:
         return time.thread_time() + self.endpoint.reader.cpu_s - self.server.cpu_s
 
     async def _send(self, request: bytes, numbers: Iterator[int]) -> None:
@@ -187,7 +191,7 @@ class Calibration:
 
 
 def add_client_use(
-    summary: RunSummary, capacity: ShardCapacity | None, load: ClientWork
+    summary: RunSummary, capacity: ShardCapacity | None, work: ClientWork
 ) -> RunSummary:
     """The summary with what its run took of what its shards can drive, as facts for the gates and
     as metrics. All of it is wall time.
@@ -196,17 +200,17 @@ def add_client_use(
     the shards used counts where it is more, and alone where there is no capacity. Without either
     there is nothing to say.
     """
-    wall_s = summary.duration_s / load.time_scale
-    if not wall_s > 0 or (capacity is None and not load.cpu_s):
+    wall_s = summary.duration_s / work.time_scale
+    if not wall_s > 0 or (capacity is None and not work.cpu_s):
         return summary
-    uses, found = [load.cpu_s / (wall_s * load.shards)], {}
+    uses, found = [work.cpu_s / (wall_s * work.shards)], {}
     if capacity is not None:
         uses.append(
             capacity.used_share(
-                load.reads, summary.requests_ok + summary.requests_failed, wall_s, load.shards
+                work.reads, summary.requests_ok + summary.requests_failed, wall_s, work.shards
             )
         )
-        found[names.CLIENT_CAPACITY] = capacity.tok_s * load.shards
+        found[names.CLIENT_CAPACITY] = capacity.tok_s * work.shards
     facts = {
         **summary.facts,
         "client_capacity_tok_s": found.get(names.CLIENT_CAPACITY),

@@ -18,7 +18,7 @@ from fleet_agent.load.workers.shard_plan import ShardPlan, ShardResult, with_can
 from fleet_protos.errors import LoadError
 
 _CANCEL: Final = "cancel-"
-SHARE_FROM: Final = (
+SPLIT_FROM_USERS: Final = (
     16  # concurrent requests from which two workers share the load; below, one loop is mostly idle
 )
 
@@ -75,7 +75,7 @@ class LocalWorkers:
 
     def shard_count(self, users: int) -> int:
         """See `Crew`."""
-        return CORES if users >= SHARE_FROM and len(os.sched_getaffinity(0)) >= CORES else 1
+        return CORES if users >= SPLIT_FROM_USERS and len(os.sched_getaffinity(0)) >= CORES else 1
 
     async def make_reachable(self, target: LoadTarget) -> LoadTarget:
         """See `Crew`."""

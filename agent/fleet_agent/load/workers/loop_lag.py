@@ -19,7 +19,7 @@ class LoopLag:
     def __init__(self) -> None:
         self._samples_ns: list[int] = []
 
-    async def sample(self, each: Callable[[], None] = lambda: None) -> None:
+    async def sample(self, on_sample: Callable[[], None] = lambda: None) -> None:
         """Take samples for ever; `each` is called after every one."""
         while True:
             before = perf_counter_ns()
@@ -27,7 +27,7 @@ class LoopLag:
             self._samples_ns.append(
                 max(0, perf_counter_ns() - before - round(PROBE_S * 1e9) - TIMER_NS)
             )
-            each()
+            on_sample()
 
     def drain_samples(self) -> list[int]:
         """The samples since the last time."""

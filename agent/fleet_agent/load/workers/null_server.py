@@ -33,9 +33,9 @@ class NullServer:
 
     def __init__(self, events: int) -> None:
         self.cpu_s = 0.0  # that it took so far itself
-        self._pieces = _long(events)
+        self._pieces = _long_pieces(events)
         self._short = _HEAD + _chunk(_delta("a")) + b"".join(_tail(1))
-        self._links: dict[int, socket.socket] = {}
+        self._connections: dict[int, socket.socket] = {}
         self._streams: dict[int, int] = {}  # of each stream: how many of its pieces are written
         self._poll = select.epoll()
         try:
@@ -60,8 +60,8 @@ class NullServer:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        for link in (self._listener, *self._links.values()):
-            link.close()
+        for connection in (self._listener, *self._connections.values()):
+            connection.close()
         self._poll.close()
 
     async def serve(self) -> None:
@@ -87,18 +87,18 @@ class NullServer:
             OSError
         ):  # no more that wait, or no more descriptors: then the client waits in vain, and says so
             while True:
-                link, _ = self._listener.accept()
-                link.setblocking(False)
-                link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                self._links[link.fileno()] = link
-                self._poll.register(link.fileno(), select.EPOLLIN)
+                connection, _ = self._listener.accept()
+                connection.setblocking(False)
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                self._connections[connection.fileno()] = connection
+                self._poll.register(connection.fileno(), select.EPOLLIN)
 
     def _read(self, number: int) -> None:
-        link = self._links.get(number)
-        if link is None:  # dropped earlier in the same look
+        connection = self._connections.get(number)
+        if connection is None:  # dropped earlier in the same look
             return
         try:
-            request = link.recv(_READ_BYTES)
+            request = connection.recv(_READ_BYTES)
         except BlockingIOError:
             return
         except OSError:
@@ -122,21 +122,21 @@ class NullServer:
         client that is gone.
         """
         try:
-            whole = self._links[number].send(data) == len(data)
+            is_sent = self._connections[number].send(data) == len(data)
         except OSError:
-            whole = False
-        if not whole:
+            is_sent = False
+        if not is_sent:
             self._drop(number)
 
     def _drop(self, number: int) -> None:
         self._streams.pop(number, None)
-        link = self._links.pop(number, None)
-        if link is not None:
+        connection = self._connections.pop(number, None)
+        if connection is not None:
             self._poll.unregister(number)
-            link.close()
+            connection.close()
 
 
-def _long(events: int) -> Sequence[bytes]:
+def _long_pieces(events: int) -> Sequence[bytes]:
     """What each turn writes: the head with the first event, an event each, and with the last one
     the end.
     """

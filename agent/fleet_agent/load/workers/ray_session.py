@@ -22,7 +22,7 @@ from fleet_agent.load.workers.ray_temporary import temporary_folder
 CORES: Final = 2  # workers for shards
 LOOPBACK: Final = "127.0.0.1"
 # Ray gives a start 30 s, which may be too short on a busy host; the agent waits for all of them
-TRIES: Final = 3
+START_ATTEMPTS: Final = 3
 OBJECT_STORE_BYTES: Final = 80 * 1024 * 1024  # Ray's least is 75 MB
 
 # All are set before `import ray`, which reads them. RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 is Ray's
@@ -96,7 +96,7 @@ class RaySession:
         )  # ours alone; Ray opens the folder in it to everybody
         import ray  # here, because it reads its settings from the environment when imported
 
-        for left in reversed(range(TRIES)):
+        for left in reversed(range(START_ATTEMPTS)):
             try:
                 self._init(ray)
                 break
@@ -110,13 +110,13 @@ class RaySession:
         return ray
 
     def _init(self, ray: Any) -> None:
-        where = {
+        parameters = {
             "node_ip_address": LOOPBACK,
             "num_cpus": CORES,
             "temp_dir": os.path.join(self.temporary, "r"),
         }
         try:
-            self._node = start_node(where, head=True, reaper=True)
+            self._node = start_node(parameters, head=True, reaper=True)
             ray.init(
                 self._node.gcs_address,
                 _node_ip_address=LOOPBACK,
@@ -158,20 +158,20 @@ def end_own_session() -> None:
                 os.kill(process.pid, signal.SIGKILL)
 
 
-async def wait_for_end_of_ray(of_ray: tuple[str, ...] = ("raylet", "gcs_server")) -> str:
+async def wait_for_end_of_ray(process_names: tuple[str, ...] = ("raylet", "gcs_server")) -> str:
     """Return the name of the first of Ray's own processes that ends; they never should. A load host
     has no gcs_server.
     """
-    names = {pid: name for pid, name in _children().items() if name in of_ray}
-    if len(names) < len(of_ray):
-        return " or ".join(of_ray)
+    names = {pid: name for pid, name in _children().items() if name in process_names}
+    if len(names) < len(process_names):
+        return " or ".join(process_names)
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[str] = loop.create_future()
     descriptors = []
     for pid, name in names.items():
         descriptor = os.pidfd_open(pid)
         descriptors.append(descriptor)
-        loop.add_reader(descriptor, _note_end, ended, name)
+        loop.add_reader(descriptor, _set_ended, ended, name)
     try:
         return await ended
     finally:
@@ -180,7 +180,7 @@ async def wait_for_end_of_ray(of_ray: tuple[str, ...] = ("raylet", "gcs_server")
             os.close(descriptor)
 
 
-def _note_end(ended: asyncio.Future[str], name: str) -> None:
+def _set_ended(ended: asyncio.Future[str], name: str) -> None:
     if not ended.done():
         ended.set_result(name)
 

@@ -34,10 +34,10 @@ from fleet_agent.load.workload.request_plan import build_request_plan
 from fleet_agent.load.workload.slot_schedule import first_due_ns
 from fleet_protos.trial_types import Workload
 
-GIVE_UP_AFTER: Final = (
+MAX_FAILURES_IN_A_ROW: Final = (
     2  # failures in a row after which a slot sends no more: the run is void anyway
 )
-MOST_IN_FLIGHT: Final = (
+MAX_IN_FLIGHT: Final = (
     16_384  # of an open loop's shard; what is due beyond waits, and its delay is recorded
 )
 SPARE_FILES: Final = 64  # descriptors that are left for everything but the requests in flight
@@ -121,12 +121,12 @@ class _Shard:
         """
         mine: list[LoadConnection] = []
 
-        def took_off(connection: LoadConnection) -> None:
+        def track(connection: LoadConnection) -> None:
             mine.append(connection)
             self.in_flight.add(connection)
 
         send = self.sends.pop_or_make(number, history)
-        exchange = await self.endpoint.exchange(send.content, self.plan.timeout_s, took_off)
+        exchange = await self.endpoint.exchange(send.content, self.plan.timeout_s, track)
         self.in_flight.difference_update(mine)
         self.reads += exchange.deferred_reads.count
         raw = _RawExchange(number, intended_ns, send.digest, send.output_tokens, exchange)
@@ -245,7 +245,7 @@ async def _drive(shard: _Shard) -> None:
 
 async def _carry_out(shard: _Shard) -> None:
     async with asyncio.TaskGroup() as group:
-        looking = group.create_task(shard.lag.sample(_every_other(shard.check_stop)))
+        lag_task = group.create_task(shard.lag.sample(_every_other(shard.check_stop)))
         if shard.plan.concurrency:
             await shard.endpoint.connect(min(shard.plan.concurrency, len(shard.plan.numbers)))
         begin_ns = await shard.start.wait_to_begin()
@@ -256,12 +256,12 @@ async def _carry_out(shard: _Shard) -> None:
         pattern: Callable[[_Shard, int], Awaitable[None]] = (
             _closed_loop if shard.plan.concurrency else _open_loop
         )
-        wire = shard.endpoint.reader
-        used_s = time.thread_time() + wire.cpu_s
+        reader = shard.endpoint.reader
+        used_s = time.thread_time() + reader.cpu_s
         if not shard.cancelled:
             await pattern(shard, shard.start_ns)
-        shard.cpu_s = time.thread_time() + wire.cpu_s - used_s
-        looking.cancel()
+        shard.cpu_s = time.thread_time() + reader.cpu_s - used_s
+        lag_task.cancel()
 
 
 async def _closed_loop(shard: _Shard, start_ns: int) -> None:
@@ -283,14 +283,14 @@ async def _slot(shard: _Shard, numbers: Iterator[int], intended_ns: int) -> None
     come.
     """
     failures = 0
-    one: Callable[[_Shard, int, int], Awaitable[Exchange]] = (
+    send_one: Callable[[_Shard, int, int], Awaitable[Exchange]] = (
         _session if shard.plan.turns > 1 else _Shard.send
     )
     for number in numbers:
-        exchange = await one(shard, number, intended_ns)
+        exchange = await send_one(shard, number, intended_ns)
         intended_ns = _ended_ns(exchange)
         failures = failures + 1 if exchange.failure else 0
-        if shard.cancelled or failures >= GIVE_UP_AFTER:
+        if shard.cancelled or failures >= MAX_FAILURES_IN_A_ROW:
             return
 
 
@@ -325,19 +325,19 @@ async def _think_until(due_ns: int, shard: _Shard) -> None:
 
 
 async def _open_loop(shard: _Shard, start_ns: int) -> None:
-    room = asyncio.Semaphore(_most_in_flight())
+    slots = asyncio.Semaphore(_max_in_flight())
 
     async def send(number: int, due_ns: int) -> None:
         try:
             await shard.send(number, due_ns)
         finally:
-            room.release()
+            slots.release()
 
     async with asyncio.TaskGroup() as group:
         for number in shard.plan.numbers:
             due_ns = start_ns + round(shard.plan.offsets_s[number] * 1e9)
             await _sleep_until(due_ns, shard)
-            await room.acquire()
+            await slots.acquire()
             if shard.cancelled:
                 return
             group.create_task(send(number, due_ns))
@@ -356,10 +356,10 @@ async def _sleep_until(due_ns: int, shard: _Shard) -> None:
             await asyncio.sleep(0)
 
 
-def _every_other(look: Callable[[], None]) -> Callable[[], None]:
+def _every_other(check: Callable[[], None]) -> Callable[[], None]:
     """A look at the disk with each sample of the lag would be too often."""
-    turns = count(1)
-    return lambda: look() if next(turns) % 2 == 0 else None
+    calls = count(1)
+    return lambda: check() if next(calls) % 2 == 0 else None
 
 
 def _exists(path: str) -> bool:
@@ -367,8 +367,8 @@ def _exists(path: str) -> bool:
     return path != "" and os.path.exists(path)
 
 
-def _most_in_flight() -> int:
-    return max(1, min(MOST_IN_FLIGHT, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - SPARE_FILES))
+def _max_in_flight() -> int:
+    return max(1, min(MAX_IN_FLIGHT, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - SPARE_FILES))
 
 
 def _raise_file_limit() -> None:

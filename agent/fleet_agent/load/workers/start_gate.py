@@ -10,7 +10,9 @@ from concurrent.futures import Future
 from time import perf_counter_ns
 from typing import Final
 
-WAIT_LIMIT_S: Final = 60.0  # for the word to begin, once all is prepared: who gives it may be gone
+BEGIN_TIMEOUT_S: Final = (
+    60.0  # for the word to begin, once all is prepared: who gives it may be gone
+)
 
 
 class StartGate:
@@ -37,7 +39,7 @@ class StartGate:
         """Block until the shard has all it needs to begin, or will never begin."""
         self._prepared.wait()
 
-    def give_up(self) -> None:
+    def mark_ended(self) -> None:
         """The shard has ended: whoever waits for it to be prepared waits in vain."""
         self._prepared.set()
 
@@ -56,5 +58,5 @@ class StartGate:
         nobody gives it.
         """
         self._prepared.set()
-        async with asyncio.timeout(WAIT_LIMIT_S):
+        async with asyncio.timeout(BEGIN_TIMEOUT_S):
             return await asyncio.wrap_future(self._begin) or perf_counter_ns()

@@ -78,16 +78,23 @@ def _draw_places(rng: random.Random, shape: float, total: float) -> Iterator[flo
 def _place_along_stages(stages: Sequence[Stage], places: Sequence[float]) -> tuple[float, ...]:
     """For each place, a number of requests, the time by which so many are due. `places` ascend."""
     offsets: list[float] = []
-    ahead = iter(stages)
-    stage, begun_s, passed = next(ahead), 0.0, 0.0
+    remaining = iter(stages)
+    stage, stage_start_s, requests_before = next(remaining), 0.0, 0.0
     for place in places:
-        while place - passed >= stage.requests and (following := next(ahead, None)) is not None:
-            begun_s, passed, stage = begun_s + stage.duration_s, passed + stage.requests, following
-        offsets.append(begun_s + _reached_s(stage, place - passed))
+        while (
+            place - requests_before >= stage.requests
+            and (following := next(remaining, None)) is not None
+        ):
+            stage_start_s, requests_before, stage = (
+                stage_start_s + stage.duration_s,
+                requests_before + stage.requests,
+                following,
+            )
+        offsets.append(stage_start_s + _time_in_stage_s(stage, place - requests_before))
     return tuple(offsets)
 
 
-def _reached_s(stage: Stage, requests: float) -> float:
+def _time_in_stage_s(stage: Stage, requests: float) -> float:
     """Seconds into the stage by which so many requests are due: the positive root of start·t +
     slope·t²/2 = requests.
     """

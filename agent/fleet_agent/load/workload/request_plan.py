@@ -32,7 +32,7 @@ SALT: Final = "salt"
 FLUSH: Final = "flush"
 SHARED: Final = "shared"
 PLAN_SAMPLE: Final = 1000
-MOST_MEANS: Final = 10.0  # of the mean think time, that one may last
+MAX_THINK_MEANS: Final = 10.0  # of the mean think time, that one may last
 _NO_FILES: Final[Mapping[str, Trace | Prompts]] = {}
 
 
@@ -128,7 +128,7 @@ class RequestPlan:
         mean, the same in every run.
         """
         return (
-            mean_s * min(MOST_MEANS, -log(1 - uniform_share(self.draw.seed, "think", number)))
+            mean_s * min(MAX_THINK_MEANS, -log(1 - uniform_share(self.draw.seed, "think", number)))
             if mean_s
             else 0.0
         )
@@ -138,13 +138,13 @@ class RequestPlan:
         kind as often as its weight says.
         """
         drawn = (
-            uniform_share(self.draw.seed, "kind", self._first(number))
+            uniform_share(self.draw.seed, "kind", self._first_of_session(number))
             if len(self.kinds) > 1
             else 0.0
         )
         return self.kinds[bisect(self.cumulative_weights, drawn)]
 
-    def _first(self, number: int) -> int:
+    def _first_of_session(self, number: int) -> int:
         return number - number % self.turns
 
     def _unsalted(self, number: int, history: Messages) -> Content:
@@ -153,9 +153,7 @@ class RequestPlan:
         if history:
             return (*history, messages_of(prompt)[-1])
         if kind.prefix.groups:  # the salt keeps apart what follows the shared beginning
-            group = (
-                f"group/{self.draw.seed}/{self._first(number) // self.turns % kind.prefix.groups}"
-            )
+            group = f"group/{self.draw.seed}/{self._first_of_session(number) // self.turns % kind.prefix.groups}"
             return with_shared_beginning(
                 with_leading_text(prompt, salt(self.draw, number), self.end_id),
                 group,
@@ -171,7 +169,7 @@ class RequestPlan:
         if self.cache == SALT:
             return salt(self.draw, number)
         apart = self.turns > 1 and not self.kind(number).prefix.groups
-        return salt(self.draw, self._first(number)) if apart else run_salt(self.draw)
+        return salt(self.draw, self._first_of_session(number)) if apart else run_salt(self.draw)
 
     def output_length(self, number: int) -> int:
         """Output tokens that request `number` asks for: the same in each run."""
@@ -197,23 +195,23 @@ class RequestPlan:
         return self._share_of_groups(sample)
 
     def _share_of_groups(self, sample: int) -> float | None:
-        whole = shared = 0
+        total = shared = 0
         seen: set[tuple[SharedPrefix, int]] = set()
         for number in range(sample):
-            prefix, all_of_it = (
+            prefix, size = (
                 self.kind(number).prefix,
                 content_size(self.planned_request(number).prompt),
             )
-            whole += all_of_it
+            total += size
             if prefix.groups:
                 group = (prefix, number % prefix.groups)
                 shared += (
-                    all_of_it - content_size(self.kind(number).source.prompt(number))
+                    size - content_size(self.kind(number).source.prompt(number))
                     if group in seen
                     else 0
                 )
                 seen.add(group)
-        return shared / whole if seen else None
+        return shared / total if seen else None
 
 
 def build_request_plan(
@@ -228,14 +226,14 @@ def build_request_plan(
         if workload.trace
         else tuple(_kind(part, draw, files, end_id) for part in parts)
     )
-    whole = sum(part.weight for part in parts)
-    ends = tuple(accumulate(part.weight / whole for part in parts))
-    asks = RequestPlan(
+    total_weight = sum(part.weight for part in parts)
+    ends = tuple(accumulate(part.weight / total_weight for part in parts))
+    plan = RequestPlan(
         draw, workload.cache or SALT, kinds, (*ends[:-1], 1.0), end_id, max(1, workload.turns)
     )
     for kind in kinds:  # the first request of each may show that it cannot be asked
-        replace(asks, kinds=(kind,)).planned_request(0)
-    return asks
+        replace(plan, kinds=(kind,)).planned_request(0)
+    return plan
 
 
 def _replay_kind(workload: Workload, files: Mapping[str, Trace | Prompts]) -> RequestKind:

@@ -69,10 +69,10 @@ def make_text(key: str, tokens: int) -> str:
     give equal beginnings.
     """
     left = max(1, round(tokens * WORDS_PER_TOKEN))
-    drawn = Random(key).random
+    rng = Random(key).random
     sentences: list[str] = []
     while left > 0:
-        sentences.append(sentence := _sentence(drawn))
+        sentences.append(sentence := _sentence(rng))
         left -= sentence.count(" ") + 1
     return " ".join(sentences) if not left else " ".join(sentences).rsplit(" ", -left)[0]
 
@@ -87,8 +87,8 @@ def make_question(number: int) -> str:
     return _QUESTIONS[number % len(_QUESTIONS)]
 
 
-def _sentence(drawn: Callable[[], float]) -> str:
+def _sentence(rng: Callable[[], float]) -> str:
     when, who, did, what, so = (
-        phrases[int(drawn() * len(phrases))] for phrases in (_WHEN, _WHO, _DID, _WHAT, _SO)
+        phrases[int(rng() * len(phrases))] for phrases in (_WHEN, _WHO, _DID, _WHAT, _SO)
     )
-    return f"{when}, {who} {did} {what}, {so.replace('{n}', str(2 + int(drawn() * 978)))}."
+    return f"{when}, {who} {did} {what}, {so.replace('{n}', str(2 + int(rng() * 978)))}."

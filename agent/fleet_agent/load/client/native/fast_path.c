@@ -102,7 +102,7 @@ static size_t chunk(const char *data, size_t size, size_t at, size_t *begins) {
 }
 
 /* From byte `at` on, where a chunk begins: the times of such events go to `into_ns`, their texts to `into`, as many as there are. */
-run bf_alike(const char *data, size_t size, size_t at, const char *before, size_t before_size, const char *behind, size_t behind_size,
+run bf_read_events(const char *data, size_t size, size_t at, const char *before, size_t before_size, const char *behind, size_t behind_size,
              const int64_t *times_ns, const uint64_t *ends, size_t read, int64_t *into_ns, char *into) {
     run found = {.at = at};
     for (;;) {

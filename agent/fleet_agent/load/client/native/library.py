@@ -73,7 +73,7 @@ _P, _I, _L, _N = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_size_t
 _FUNCTIONS: Final[
     Mapping[str, tuple[Any, tuple[Any, ...]]]
 ] = {  # name → what it returns, what it takes
-    "bf_alike": (
+    "bf_read_events": (
         NativeRun,
         (ctypes.c_char_p, _N, _N, ctypes.c_char_p, _N, ctypes.c_char_p, _N, _P, _P, _N, _P, _P),
     ),

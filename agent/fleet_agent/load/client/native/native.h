@@ -27,7 +27,7 @@ typedef struct run {
     uint64_t at, events, text_size; /* the byte behind the last event, how many there are, bytes of their texts */
 } run;
 
-run bf_alike(const char *data, size_t size, size_t at, const char *before, size_t before_size, const char *behind, size_t behind_size,
+run bf_read_events(const char *data, size_t size, size_t at, const char *before, size_t before_size, const char *behind, size_t behind_size,
              const int64_t *times_ns, const uint64_t *ends, size_t read, int64_t *into_ns, char *into);
 int64_t bf_arrival_ns(int64_t stamp_ns, int64_t apart_ns, int64_t after_ns, int64_t at_ns);
 int64_t bf_gather_ns(int64_t elapsed_ns, uint64_t chunks, int64_t gap_ns);
