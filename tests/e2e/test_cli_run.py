@@ -148,7 +148,7 @@ def test_run_tells_each_phase_and_run_on_lines_of_their_own(finished: Finished) 
         "run 2 finished, single ",
         "tok/s (simulated ×50)\n",
         ": ok\n",
-        "its data: ",
+        ": its data is in ",
     ):
         assert text in err
     assert "\033[" not in err

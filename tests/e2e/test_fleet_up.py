@@ -89,7 +89,7 @@ class Bench:
         assert process.stderr is not None
         try:
             lines = [process.stderr.readline()]
-            while lines[-1] and "hands it a job" not in lines[-1]:
+            while lines[-1] and "fleetctl submit FILE" not in lines[-1]:
                 lines.append(process.stderr.readline())
             yield process, lines
         finally:
@@ -241,7 +241,7 @@ def test_a_job_whose_controller_was_killed_is_ended_on_the_hosts_of_the_fleet_fi
             assert next(line for line in lines if ": measuring" in line or ": run " in line)
         controller.kill()
     refused = bench.fleetctl("resume", job)
-    assert (refused.returncode, "`fleetctl up` goes on with it" in refused.stderr) == (2, True)
+    assert (refused.returncode, "`fleetctl up` continues it" in refused.stderr) == (2, True)
     ended = bench.fleetctl("cancel", job)
     assert (ended.returncode, "on the hosts of fleet.yaml" in ended.stderr) == (0, True), (
         ended.stderr

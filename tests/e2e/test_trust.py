@@ -270,7 +270,7 @@ def test_show_tells_what_there_is_and_what_was_revoked(net: TrustedFleet) -> Non
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["trust", "issue"], "needs the name of a user and a folder"),
+        (["trust", "issue"], "needs the name of one user and a folder"),
         (["trust", "issue", "a/b", "-o", "new"], "is no name for a certificate"),
         (["trust", "issue", "ann", "-o", "."], "exists already"),
         (["trust", "show", "ann"], "takes no names"),

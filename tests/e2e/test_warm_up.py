@@ -69,7 +69,7 @@ def test_the_first_runs_of_a_server_that_is_still_cold_are_kept_and_do_not_count
         ("single", 1, ["warming_up"]), ("single", 2, ["warming_up"]),
     ]  # fmt: skip
     table = fleetctl(tmp_path, "show", shown["job"])
-    assert "kept, and part of no number:" in table
+    assert "runs that are stored but not used in any number:" in table
     assert "warming_up" in table
 
 

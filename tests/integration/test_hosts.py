@@ -16,8 +16,7 @@ import pytest
 
 from fleet_controller.app.bootstrap import start_controller
 from fleet_controller.app.controller import FleetController
-from fleet_controller.cli.commands.hosts import Action
-from fleet_controller.cli.commands.hosts_drain import check, drain, undrain
+from fleet_controller.cli.commands.hosts import Action, check, drain, undrain
 from fleet_controller.cli.controller_client import ControllerClient
 from fleet_controller.cli.terminal.console import Console
 from fleet_controller.core.controller_api import JobDetail
@@ -359,7 +358,7 @@ async def test_a_check_ends_with_what_it_found_as_exit_code(
         async def code(action: Action, *hosts: str, reason: str = "") -> int:
             return await action(
                 remote,
-                Namespace(hosts=list(hosts), json=True, reason=reason),
+                Namespace(action=action.__name__, hosts=list(hosts), json=True, reason=reason),
                 Console(False, False, None),
             )
 

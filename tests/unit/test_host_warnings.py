@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fleet_controller.cli.host_warnings import report_host_problems
+from fleet_controller.cli.local_run import report_host_problems
 from fleet_controller.core.controller_api import HostStatus
 
 FULL = "the store cannot be used: database or disk is full"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from fleet_controller.app.socket_probe import is_listening
 from fleet_controller.cli.state_folder import StateFolder, resolve_state_folder
-from fleet_controller.core.controller_api import Controller
+from fleet_controller.core.controller_api import Controller, TrialDetail
 from fleet_protos.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -83,3 +83,9 @@ def controller_address(named: str, state_folder: StateFolder) -> str:
     named = named or os.environ.get("FLEET_CONTROLLER", "")
     here = listen_address(state_folder.controller, "controller")
     return named or (here if is_listening(here) else "")
+
+
+async def fetch_trial(arguments: argparse.Namespace, *, with_log: bool) -> TrialDetail:
+    """Fetch the attempt of a trial that `arguments` name."""
+    async with open_controller(arguments) as controller:
+        return await controller.trial(arguments.trial, arguments.attempt, with_log)

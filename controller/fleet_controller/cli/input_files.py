@@ -1,22 +1,19 @@
-"""Owns the reading of files that a user names. Judges no content."""
+"""Reads the files that a user names on the command line."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fleet_protos.errors import ConfigError
-
-if TYPE_CHECKING:
-    from fleet_controller.job_file.job_loader import LoadedJob
 
 LARGEST_BYTES = 64 << 20
 
 
 def read_text(name: str) -> str:
-    """The text of a file, or of standard input for `-`. Raises ConfigError for anything that is not
-    readable UTF-8 text.
+    """Read the text of a file, or of standard input for `-`.
+
+    Raises ConfigError for anything that is not readable UTF-8 text.
     """
     try:
         return read_bytes(name).decode("utf-8")
@@ -26,23 +23,17 @@ def read_text(name: str) -> str:
         ) from error
 
 
-def read_job_file(name: str) -> LoadedJob:
-    """A checked job from a file or standard input. Raises JobRejected with all findings,
-    ConfigError when it cannot be read.
-    """
-    from fleet_controller.job_file.job_loader import load_job
-
-    return load_job(read_bytes(name), name, base_folder(name))
-
-
 def base_folder(name: str) -> Path:
-    """From where the paths in a file are taken: its own folder, this one for standard input."""
+    """Return the folder that relative paths in a file start from: the file's own, or for standard
+    input the current one.
+    """
     return Path() if name == "-" else Path(name).parent
 
 
 def read_bytes(name: str) -> bytes:
-    """The content of a file, or of standard input for `-`. Raises ConfigError when it cannot be
-    read or is too large.
+    """Read the content of a file, or of standard input for `-`.
+
+    Raises ConfigError when it cannot be read or is larger than LARGEST_BYTES.
     """
     try:
         if name == "-":
@@ -55,6 +46,7 @@ def read_bytes(name: str) -> bytes:
         ) from error
     if len(content) > LARGEST_BYTES:
         raise ConfigError(
-            f"{name} is larger than {LARGEST_BYTES >> 20} MiB", "is it the file that you meant?"
+            f"{name} is larger than {LARGEST_BYTES >> 20} MiB",
+            "check that this is the file that you meant",
         )
     return content

@@ -13,10 +13,13 @@ from fleet_controller.analysis.compare_runs import compare, compare_jobs
 from fleet_controller.analysis.comparison_values import Comparison, ComparisonConditions
 from fleet_controller.analysis.job_differences import job_differences
 from fleet_controller.cli.controller_connection import open_controller
+from fleet_controller.cli.terminal.console import Console
 from fleet_controller.core.controller_api import Controller, JobDetail, JobResults, TrialStatus
 from fleet_controller.core.job import Job
 from fleet_controller.job_file.job_loader import load_job
 from fleet_controller.planning.job_plan import make_variants
+from fleet_controller.report.comparison_output import comparison_json
+from fleet_controller.report.terminal_layout import comparison_text
 from fleet_protos.errors import ConfigError
 from fleet_protos.trial_types import Outcome
 
@@ -30,8 +33,8 @@ class VerdictOptions:
     margin: float | None = None
 
 
-def verdict_options(arguments: argparse.Namespace) -> VerdictOptions:
-    """The options of `compare` and `report`."""
+def read_verdict_options(arguments: argparse.Namespace) -> VerdictOptions:
+    """Read the options of `compare` and `report`."""
     return VerdictOptions(arguments.baseline, arguments.confidence, arguments.margin)
 
 
@@ -48,11 +51,11 @@ async def _compare_stored(arguments: argparse.Namespace) -> Comparison:
         )
     async with open_controller(arguments) as controller:
         if not arguments.b:
-            return await compare_job(controller, arguments.a, verdict_options(arguments))
+            return await compare_job(controller, arguments.a, read_verdict_options(arguments))
         before, after = await controller.results(arguments.a), await controller.results(arguments.b)
         detail = await controller.job(arguments.b)
     job = _parse_job(after)
-    confidence, margin = _confidence_and_margin(job, verdict_options(arguments))
+    confidence, margin = _confidence_and_margin(job, read_verdict_options(arguments))
     conditions = _planned_conditions(after, job, detail)
     compared = compare_jobs(
         (_conditions(before), before.runs), (conditions, after.runs), confidence, margin
@@ -72,6 +75,14 @@ async def compare_job(controller: Controller, job_id: str, options: VerdictOptio
     confidence, margin = _confidence_and_margin(job, options)
     conditions = _planned_conditions(results, job, detail)
     return compare(results.runs, baseline, confidence, margin, conditions)
+
+
+def print_comparison(comparison: Comparison, as_json: bool, console: Console) -> None:
+    """Print the verdict table, or the `compare` contract of docs/json.md."""
+    if as_json:
+        console.print_json(comparison_json(comparison))
+    else:
+        console.print_text(comparison_text(comparison, console.width, console.colour))
 
 
 def _pool_hosts(results: JobResults, detail: JobDetail) -> tuple[JobResults, JobDetail]:

@@ -30,7 +30,7 @@ class LocalMachine:
     metrics_port: int = 0
 
     @property
-    def doors(self) -> ControllerEndpoints:
+    def endpoints(self) -> ControllerEndpoints:
         """Its own socket, and the Prometheus endpoint if one was asked for."""
         return ControllerEndpoints(
             metrics=("127.0.0.1", self.metrics_port) if self.metrics_port else None
@@ -78,7 +78,7 @@ async def run_local_controller(
         async with start_controller(
             this_machine.state_folder.controller,
             [agent.config.address],
-            endpoints=this_machine.doors,
+            endpoints=this_machine.endpoints,
         ) as at_work:
             await agent.start()
             await at_work.fleet.wait_for_agents()

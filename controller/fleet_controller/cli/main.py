@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Only the module of the command asked for is imported: `fleetctl --help` must not wait for
         # SciPy.
         return int(
-            import_module(f"fleet_controller.cli.commands.{arguments.module}").run(arguments, out)
+            import_module(f"fleet_controller.cli.commands.{arguments.command}").run(arguments, out)
         )
     except BrokenPipeError:  # `fleetctl ls | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -9,9 +9,8 @@ from fleet_controller.analysis.comparison_values import Comparison
 from fleet_controller.analysis.csv_runs import parse_csv_runs
 from fleet_controller.analysis.verdict import Question, Verdict
 from fleet_controller.cli.input_files import read_text
+from fleet_controller.cli.job_comparison import compare_stored, print_comparison
 from fleet_controller.cli.terminal.console import Console
-from fleet_controller.report.comparison_output import comparison_json
-from fleet_controller.report.terminal_layout import comparison_text
 from fleet_controller.yaml.findings import ERROR, Finding, JobRejected
 from fleet_protos.errors import ConfigError, ExitCode
 
@@ -27,20 +26,10 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     if arguments.csv:
         comparison = compare_csv(arguments.csv, arguments)
     else:
-        from fleet_controller.cli.job_comparison import compare_stored
-
         comparison = compare_stored(arguments)
     print_comparison(comparison, arguments.json, console)
     slower = any(row.verdict == Verdict.SLOWER for row in comparison.rows)
     return ExitCode.FAILED if arguments.fail_on and slower else ExitCode.DONE
-
-
-def print_comparison(comparison: Comparison, as_json: bool, console: Console) -> None:
-    """The verdict table, or the `compare` contract."""
-    if as_json:
-        console.print_json(comparison_json(comparison))
-    else:
-        console.print_text(comparison_text(comparison, console.width, console.colour))
 
 
 def compare_csv(file: str, arguments: argparse.Namespace) -> Comparison:

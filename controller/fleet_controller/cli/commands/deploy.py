@@ -1,6 +1,4 @@
-"""Owns `fleetctl deploy` and `undeploy`: options in, progress and results out. What is done stands
-in `fleet_controller.deploy`.
-"""
+"""Implements `fleetctl deploy`: installs or updates agents on the hosts of the fleet file."""
 
 from __future__ import annotations
 
@@ -18,9 +16,14 @@ from fleet_controller.cli.terminal.host_progress import host_progress_display
 from fleet_controller.core.inventory import FleetHost
 from fleet_controller.deploy.deploy_context import DeployContext, HostResult
 from fleet_controller.deploy.deploy_host import deploy_host
-from fleet_controller.deploy.fan_out import deploy_threads, exit_code, run_on_hosts, select_hosts
+from fleet_controller.deploy.fan_out import (
+    HostWork,
+    deploy_threads,
+    exit_code,
+    run_on_hosts,
+    select_hosts,
+)
 from fleet_controller.deploy.host_commands import command_json
-from fleet_controller.deploy.undeploy_host import undeploy_host
 from fleet_controller.deploy.wheel_bundle import Bundler, user_cache
 from fleet_controller.pki.authority import Authority
 from fleet_controller.pki.trust_path import trust_folder_path
@@ -28,55 +31,55 @@ from fleet_protos.errors import ConfigError
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
-    """Carry out one of the two commands. Raises ConfigError for what stands in the way of all
-    hosts.
+    """Deploy and return the exit code. Raises ConfigError for what prevents all of it."""
+    return run_on_fleet(deploy_host, arguments, console)
+
+
+def run_on_fleet(work: HostWork, arguments: argparse.Namespace, console: Console) -> int:
+    """Run `work` on the selected hosts, print progress and results, and return the exit code.
+
+    Raises ConfigError for what prevents the work on all hosts.
     """
     inventory = load_required_fleet(arguments)
     hosts = select_hosts(inventory, arguments.hosts)
     at_once = arguments.at_once or inventory.deploys_at_once
     if at_once < 1:
         raise ConfigError(
-            f"--at-once {at_once}: at least one host at a time", "leave it out for the fleet file's"
+            f"--at-once {at_once}: must be at least 1",
+            "leave the option out for the value in the fleet file",
         )
-    logging.getLogger("paramiko").setLevel(
-        logging.CRITICAL
-    )  # its errors come as exceptions, which are told in words
+    # paramiko's errors reach us as exceptions, which become messages.
+    logging.getLogger("paramiko").setLevel(logging.CRITICAL)
     authority = Authority.open(
         trust_folder_path(arguments.trust, resolve_state_folder(arguments.state).path)
     )
     with host_progress_display([host.name for host in hosts], quiet=arguments.json) as progress:
         context = DeployContext(
-            authority, _bundler(arguments), progress.update, deploy_threads(len(hosts), at_once), force=arguments.force, dry_run=arguments.dry_run
-        )  # fmt: skip
-        results = _run_until_done(arguments, hosts, context, at_once, console)
+            authority,
+            _bundler(arguments),
+            progress.update,
+            deploy_threads(len(hosts), at_once),
+            force=arguments.force,
+            dry_run=arguments.dry_run,
+        )
+        try:
+            results = asyncio.run(_run_on_hosts_and_close(work, hosts, context, at_once))
+        except KeyboardInterrupt:
+            if not arguments.dry_run:
+                console.print_stderr(
+                    f"some hosts are unfinished: run the same `fleetctl {arguments.command}` again"
+                    " to finish them"
+                )
+            raise
     _print_results(arguments, console, results)
     return exit_code(results)
 
 
-def _run_until_done(
-    arguments: argparse.Namespace,
-    hosts: tuple[FleetHost, ...],
-    context: DeployContext,
-    at_once: int,
-    console: Console,
-) -> tuple[HostResult, ...]:
-    try:
-        return asyncio.run(_run_on_hosts_and_close(arguments.command, hosts, context, at_once))
-    except KeyboardInterrupt:
-        if not arguments.dry_run:
-            console.print_stderr(
-                f"hosts are left as far as they came: the same `fleetctl {arguments.command}` again finishes them"
-            )
-        raise
-
-
 async def _run_on_hosts_and_close(
-    command: str, hosts: tuple[FleetHost, ...], context: DeployContext, at_once: int
+    work: HostWork, hosts: tuple[FleetHost, ...], context: DeployContext, at_once: int
 ) -> tuple[HostResult, ...]:
     try:
-        return await run_on_hosts(
-            hosts, deploy_host if command == "deploy" else undeploy_host, context, at_once
-        )
+        return await run_on_hosts(hosts, work, context, at_once)
     finally:
         context.keyring.close()
         context.threads.shutdown(wait=False, cancel_futures=True)
@@ -97,12 +100,8 @@ def _print_results(
         return
     for result in results:
         if arguments.dry_run and result.state in ("planned", "unchanged"):
-            console.print_lines(
-                [
-                    f"{result.host}:",
-                    *(f"  {command}" for command in result.commands or ("nothing to do",)),
-                ]
-            )
+            commands = result.commands or ("nothing to do",)
+            console.print_lines([f"{result.host}:", *(f"  {command}" for command in commands)])
         _print_problem(console, result)
 
 
@@ -119,9 +118,15 @@ def _print_problem(console: Console, result: HostResult) -> None:
 
 def _result_json(result: HostResult, *, with_commands: bool) -> dict[str, Any]:
     fields: dict[str, Any] = {
-        "host": result.host, "state": result.state, "version": result.version, "seconds": result.seconds, "message": result.message,
-        "hint": result.hint, "notes": list(result.notes), "changes": len(result.commands),
-    }  # fmt: skip
+        "host": result.host,
+        "state": result.state,
+        "version": result.version,
+        "seconds": result.seconds,
+        "message": result.message,
+        "hint": result.hint,
+        "notes": list(result.notes),
+        "changes": len(result.commands),
+    }
     if with_commands:
         fields["commands"] = [dict(command_json(command)) for command in result.commands]
     return fields

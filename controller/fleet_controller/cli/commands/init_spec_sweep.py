@@ -1,13 +1,11 @@
-"""Owns `fleetctl init --spec-sweep`: print or write the job of a sweep, and tell what each entry
-becomes. Judges nothing itself.
-"""
+"""Implements `fleetctl init --spec-sweep`: makes a job file from a sweep over speculative decoding."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
+from fleet_controller.cli.output_files import write_output_file
 from fleet_controller.cli.terminal.console import Console
 from fleet_controller.importers.sweep_job import sweep_job
 from fleet_knowledge.sglang.speculation.sweep_notation import (
@@ -16,18 +14,19 @@ from fleet_knowledge.sglang.speculation.sweep_notation import (
     expand_sweep,
     split_entries,
 )
-from fleet_protos.errors import ConfigError, ExitCode
+from fleet_protos.errors import ExitCode
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
-    """The job file to standard output or to `-o`, what was found to standard error; 2 when an entry
-    is wrong.
+    """Print the job file or write it to `-o`, and print remarks on entries to standard error.
+
+    Return USAGE_ERROR when there is no entry or one is wrong.
     """
     points = expand_sweep(split_entries(arguments.spec_sweep))
     wrong = not points or any(point.is_invalid for point in points)
     text = "" if wrong else sweep_job(points)
     if text and arguments.output:
-        _write(text, arguments)
+        write_output_file(arguments.output, text, overwrite=arguments.force)
     if arguments.json:
         console.print_json(
             {
@@ -51,26 +50,17 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
 
 def _point_lines(points: Sequence[SweepPoint]) -> Iterator[str]:
     if not points:
-        yield "the sweep has no entries: write them as 1,0,0,0 1,3,1,4 (batch size, steps, topk, draft tokens)"
+        yield (
+            "the sweep has no entries: write them as 1,0,0,0 1,3,1,4"
+            " (batch size, steps, topk, draft tokens)"
+        )
     for point in points:
         if point.adjusted_from is not None:
-            yield f"{point.text}: SGLang runs {point.draft_tokens} draft tokens, not {point.adjusted_from} (topk 1 makes them steps + 1)"
+            yield (
+                f"{point.text}: SGLang runs {point.draft_tokens} draft tokens,"
+                f" not {point.adjusted_from} (with topk 1 they are steps + 1)"
+            )
         if point.duplicate_of is not None:
             yield f"{point.text}: the same as {points[point.duplicate_of].text}, launched once"
         if point.verdict:
             yield f"{point.text}: {point.verdict}"
-
-
-def _write(text: str, arguments: argparse.Namespace) -> None:
-    path = Path(arguments.output)
-    if path.exists() and not arguments.force:
-        raise ConfigError(
-            f"{path} exists already; nothing was written",
-            "--force overwrites, or name another file",
-        )
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(
-            f"cannot write {path}: {error.strerror}", "name a file that you may write"
-        ) from error

@@ -1,5 +1,5 @@
-"""Owns `fleetctl lint`: check a job or fleet file, or a pasted launch by the job that it would
-make, and print what was found.
+"""Implements `fleetctl lint`: checks a job file, a fleet file, or the job that an existing launch
+command would make.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from collections.abc import Sequence
 
 from fleet_controller.cli.input_files import base_folder, read_bytes
 from fleet_controller.cli.terminal.console import Console
-from fleet_controller.yaml.findings import ERROR, Finding, FleetRejected, JobRejected, has_errors
+from fleet_controller.cli.terminal.finding_lines import finding_lines, findings_summary
+from fleet_controller.yaml.findings import Finding, FleetRejected, JobRejected, has_errors
 from fleet_protos.errors import ExitCode
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
-    """Print every finding; 2 when one is an error."""
+    """Print every finding, and return USAGE_ERROR when one is an error."""
     findings = _findings(arguments.file)
     if arguments.json:
         console.print_json({"findings": [finding.to_json() for finding in findings]})
@@ -43,8 +44,8 @@ def _findings(name: str) -> Sequence[Finding]:
 
 
 def is_fleet(text: str) -> bool:
-    """True for a file that says it is a fleet, or says nothing and has hosts where a job has its
-    engine.
+    """Return True for a file of `kind: fleet`, or one without a kind that has a top-level key of a
+    fleet file and none of a job file.
     """
     kind = re.search(r"^[\"']?kind[\"']?\s*:\s*[\"']?(\w*)", text, re.MULTILINE)
     if kind and kind[1]:
@@ -64,29 +65,3 @@ def _fleet_findings(content: bytes, name: str) -> Sequence[Finding]:
         return check_fleet(content, name).findings
     except FleetRejected as rejected:
         return rejected.findings
-
-
-def finding_lines(findings: Sequence[Finding], console: Console) -> list[str]:
-    """One finding a line, the hint on a line below, severities coloured on a terminal."""
-    lines = []
-    for finding in findings:
-        severity = console.styled(finding.severity)
-        lines.append(
-            f"{finding.file}:{finding.line}:{finding.column}: {severity} {finding.code}: {finding.message}"
-        )
-        if finding.hint:
-            lines.append(f"    {finding.hint}")
-    return lines
-
-
-def findings_summary(file: str, findings: Sequence[Finding]) -> str:
-    """How many errors and other findings, in one line."""
-    if not findings:
-        return f"{file}: nothing to tell"
-    errors = sum(finding.severity == ERROR for finding in findings)
-    others = len(findings) - errors
-    return f"{file}: {_count_text(errors, 'error')}, {_count_text(others, 'other finding')}"
-
-
-def _count_text(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

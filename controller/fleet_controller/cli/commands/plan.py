@@ -6,11 +6,11 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fleet_controller.cli.commands.lint import finding_lines
 from fleet_controller.cli.fleet_file_option import read_fleet
 from fleet_controller.cli.job_loading import load_and_prune
 from fleet_controller.cli.state_folder import local_host_name
 from fleet_controller.cli.terminal.console import Console
+from fleet_controller.cli.terminal.finding_lines import finding_lines
 from fleet_controller.core.inventory import Inventory
 from fleet_controller.core.job import Job
 from fleet_controller.fleet_file.find_fleet_file import find_fleet_file

@@ -1,4 +1,4 @@
-"""Owns `fleetctl report`: the verdict table in a form that other programs take. Computes nothing."""
+"""Implements `fleetctl report`: writes the verdict table as CSV, JSON or Markdown."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import argparse
 import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 from fleet_controller.analysis.comparison_values import Comparison
 from fleet_controller.cli.controller_connection import open_controller
-from fleet_controller.cli.job_comparison import compare_job, verdict_options
+from fleet_controller.cli.job_comparison import compare_job, read_verdict_options
+from fleet_controller.cli.output_files import write_output_file
 from fleet_controller.cli.terminal.console import Console
 from fleet_controller.core.controller_api import StoredRun
 from fleet_controller.report.comparison_output import (
@@ -19,28 +19,23 @@ from fleet_controller.report.comparison_output import (
     comparison_markdown,
 )
 from fleet_controller.report.search_output import searches_markdown
-from fleet_protos.errors import ConfigError, ExitCode
+from fleet_protos.errors import ExitCode
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
-    """Write the report to a file or to standard output."""
+    """Write the report to `-o` or to standard output."""
     text = _FORMATS[arguments.format](*asyncio.run(_fetch(arguments)))
     if not arguments.output:
         console.print_text(text)
         return ExitCode.DONE
-    try:
-        Path(arguments.output).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(
-            f"cannot write {arguments.output}: {error.strerror}", "name a file that you may write"
-        ) from error
+    write_output_file(arguments.output, text, overwrite=True)
     console.print_stderr(f"wrote {arguments.output}")
     return ExitCode.DONE
 
 
 async def _fetch(arguments: argparse.Namespace) -> tuple[Comparison, Sequence[StoredRun]]:
     async with open_controller(arguments) as controller:
-        return await compare_job(controller, arguments.job, verdict_options(arguments)), (
+        return await compare_job(controller, arguments.job, read_verdict_options(arguments)), (
             await controller.results(arguments.job)
         ).runs
 

@@ -1,0 +1,109 @@
+"""Runs one job to its verdicts with a controller and an agent on this machine, for `run` and
+`resume`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+
+from fleet_controller.app.local_agent import LocalAgent
+from fleet_controller.cli.follow_job import JobOutcome, fetch_outcome, follow_job, print_outcome
+from fleet_controller.cli.local_controller import LocalMachine, run_local_controller
+from fleet_controller.cli.terminal.console import Console
+from fleet_controller.cli.terminal.interrupts import Interrupts
+from fleet_controller.cli.terminal.live_display import ProgressDisplay, progress_display
+from fleet_controller.core.controller_api import Controller
+from fleet_protos.errors import ExitCode
+
+_POLL_S = 1.0
+StartJob = Callable[[Controller], Awaitable[str]]
+
+
+async def run_to_verdict(
+    start_job: StartJob,
+    agent: LocalAgent,
+    this_machine: LocalMachine,
+    as_json: bool,
+    console: Console,
+) -> int:
+    """Start a job on this machine, follow it, print its verdicts and return the exit code.
+
+    `start_job` gets the controller and returns the job id. The first Ctrl-C cancels the job.
+    """
+    with progress_display() as display:
+        interrupts = Interrupts(lambda: exit_at_once(agent, display))
+        with interrupts.handle_signals():
+            async with run_local_controller(agent, this_machine, display.print_line) as at_work:
+                outcome = await _follow_until_over(start_job, at_work.fleet, interrupts, display)
+    code = print_outcome(outcome, as_json, console)
+    console.print_stderr(
+        f"job {outcome.detail.job.job_id}: its data is in {this_machine.state_folder.path}"
+    )
+    return code
+
+
+async def _follow_until_over(
+    start_job: StartJob, controller: Controller, interrupts: Interrupts, display: ProgressDisplay
+) -> JobOutcome:
+    job_id = await start_job(controller)
+    job = (await controller.job(job_id)).job
+    display.print_line(f"job {job_id}: {job.trials} trials, {job.trials_over} over")
+    for other in await controller.jobs():
+        if not other.is_over and other.job_id != job_id:
+            display.print_line(
+                f"job {other.job_id} is unfinished too and also continues;"
+                f" `fleetctl cancel {other.job_id}` cancels it"
+            )
+    async with asyncio.TaskGroup() as tasks:
+        background = [
+            tasks.create_task(_cancel_on_interrupt(controller, job_id, interrupts, display)),
+            tasks.create_task(report_host_problems(controller, display.print_line)),
+        ]
+        await follow_job(controller, job_id, display)
+        for task in background:
+            task.cancel()
+    return await fetch_outcome(controller, job_id)
+
+
+async def report_host_problems(
+    controller: Controller, print_line: Callable[[str], None], poll_s: float = _POLL_S
+) -> None:
+    """Print each problem of a host once, until cancelled.
+
+    Hosts are polled every `poll_s` seconds. A problem is printed when two polls in a row see it:
+    one that passes sooner, such as an agent's restart, needs no user.
+    """
+    before: dict[str, str] = {}
+    reported: dict[str, str] = {}
+    while True:
+        now = {host.host: host.message for host in await controller.hosts() if host.message}
+        for host, message in now.items():
+            if before.get(host) == message and reported.get(host) != message:
+                reported[host] = message
+                print_line(f"host {host}: {message}; the job waits for it")
+        before = now
+        await asyncio.sleep(poll_s)
+
+
+async def _cancel_on_interrupt(
+    controller: Controller, job_id: str, interrupts: Interrupts, display: ProgressDisplay
+) -> None:
+    await interrupts.stop_requested.wait()
+    display.print_line(
+        "interrupted: cancelling the job and stopping its servers; press Ctrl-C again to leave at"
+        " once"
+    )
+    await controller.cancel(job_id)
+
+
+def exit_at_once(agent: LocalAgent, display: ProgressDisplay) -> None:
+    """Handle the second Ctrl-C: ask the agent to stop and end this process without waiting."""
+    agent.request_stop()
+    display.close()
+    display.print_line(
+        f"leaving at once: the local agent (pid {agent.pid}) is still stopping its servers;"
+        f" its log is {agent.config.log}"
+    )
+    os._exit(ExitCode.FAILED)
