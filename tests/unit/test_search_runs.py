@@ -329,5 +329,5 @@ def test_a_search_that_no_agent_carries_out_is_refused(search: Search, fault: st
 @pytest.mark.parametrize("old", [RATES, USERS])
 def test_an_agent_from_before_searches_refuses_the_load(old: Workload) -> None:
     """What it reads has no search in it: neither users nor a rate."""
-    with pytest.raises(ValueError, match="it is no open loop"):
+    with pytest.raises(ValueError, match="is not an open loop"):
         send_offsets_s(replace(old, search=Search()), 1, 1)

@@ -1,4 +1,4 @@
-"""Owns when the requests of an open loop are meant to be sent; pure, the seed decides everything."""
+"""Computes when the requests of an open loop are due. The seed decides everything."""
 
 from __future__ import annotations
 
@@ -16,24 +16,25 @@ ARRIVALS = (CONSTANT, POISSON, GAMMA)
 
 
 def send_offsets_s(workload: Workload, seed: int, run_index: int) -> tuple[float, ...]:
-    """Seconds after the start at which each request is due, ascending, none beyond the end of the
-    last stage.
+    """Return the seconds after the start at which each request is due, ascending, none after the
+    end of the last stage.
 
-    Gaps are drawn at a mean of one request and then laid along the rate (the inverse of its
-    integral over time), so that a changing rate keeps the kind of its arrivals. constant: even
-    gaps, the first request at 0. poisson: exponential gaps (a Poisson process). gamma: gaps of a
-    gamma distribution whose shape is `burstiness`; 1 is poisson, below 1 requests come in bursts.
-    At least one request is due, so that no run is empty. Of a search, `run_index` counts the runs
-    of the same load. Raises ValueError when the workload is no open loop.
+    Gaps are drawn with a mean of one request and then laid along the rate (the inverse of its
+    integral over time), so that a changing rate keeps the distribution of its arrivals. constant:
+    even gaps, the first request at 0. poisson: exponential gaps (a Poisson process). gamma: gaps
+    from a gamma distribution with the shape `burstiness`; 1 equals poisson, below 1 requests come
+    in bursts. At least one request is due, so that no run is empty. In a search, `run_index` counts
+    the runs at the same load. Raises ValueError if the workload is not an open loop.
     """
     stages = _stages(workload)
     arrivals = workload.arrivals or CONSTANT
     if arrivals not in ARRIVALS:
         raise ValueError(
-            f"workload {workload.name!r}: arrivals {arrivals!r} is unknown; one of {', '.join(ARRIVALS)}"
+            f"workload {workload.name!r}: unknown arrivals {arrivals!r}, "
+            f"expected one of {', '.join(ARRIVALS)}"
         )
     if arrivals == GAMMA and not workload.burstiness > 0:
-        raise ValueError(f"workload {workload.name!r}: arrivals gamma need a burstiness above 0")
+        raise ValueError(f"workload {workload.name!r}: arrivals gamma needs a burstiness above 0")
     total = sum(stage.requests for stage in stages)
     if arrivals == CONSTANT:
         return _place_along_stages(stages, range(max(1, round(total))))
@@ -45,16 +46,16 @@ def send_offsets_s(workload: Workload, seed: int, run_index: int) -> tuple[float
 
 
 def replay_offsets_s(trace: Trace, workload: Workload) -> tuple[float, ...]:
-    """Seconds after the start at which the requests of a trace are due again, so many times faster
-    as the workload's speed says.
+    """Return the seconds after the start at which the requests of a trace are due. The workload's
+    speed divides the recorded times.
     """
     count = workload.requests or len(trace.at_ms)
     return tuple(at_ms / 1000 / (workload.speed or 1.0) for at_ms in trace.at_ms[:count])
 
 
 def _stages(workload: Workload) -> Sequence[Stage]:
-    """The rate over time; one even stage for a single rate. Raises ValueError when nothing is ever
-    due.
+    """Return the rate over time; a single rate is one even stage. Raises ValueError if no request
+    is ever due.
     """
     stages = workload.stages or (
         Stage(workload.rate_per_s, workload.rate_per_s, workload.duration_s),
@@ -63,12 +64,14 @@ def _stages(workload: Workload) -> Sequence[Stage]:
         stage.start_per_s >= 0 and stage.end_per_s >= 0 and stage.duration_s > 0 for stage in stages
     )
     if not sound or not sum(stage.requests for stage in stages) > 0:
-        raise ValueError(f"workload {workload.name!r} has no rate and duration: it is no open loop")
+        raise ValueError(
+            f"workload {workload.name!r} is not an open loop: it has no rate and duration"
+        )
     return stages
 
 
 def _draw_places(rng: random.Random, shape: float, total: float) -> Iterator[float]:
-    """Ascending places in 0..total at a mean distance of 1; the first is cut to `total`."""
+    """Yield ascending places in 0..total with a mean distance of 1. The first is capped at `total`."""
     at = rng.gammavariate(shape, 1 / shape)
     yield min(at, total)
     while (at := at + rng.gammavariate(shape, 1 / shape)) < total:
@@ -76,7 +79,9 @@ def _draw_places(rng: random.Random, shape: float, total: float) -> Iterator[flo
 
 
 def _place_along_stages(stages: Sequence[Stage], places: Sequence[float]) -> tuple[float, ...]:
-    """For each place, a number of requests, the time by which so many are due. `places` ascend."""
+    """Return, for each place (a number of requests), the seconds by which that many requests are
+    due. `places` must ascend.
+    """
     offsets: list[float] = []
     remaining = iter(stages)
     stage, stage_start_s, requests_before = next(remaining), 0.0, 0.0
@@ -95,7 +100,7 @@ def _place_along_stages(stages: Sequence[Stage], places: Sequence[float]) -> tup
 
 
 def _time_in_stage_s(stage: Stage, requests: float) -> float:
-    """Seconds into the stage by which so many requests are due: the positive root of start·t +
+    """Return the seconds into the stage by which `requests` are due: the positive root of start·t +
     slope·t²/2 = requests.
     """
     slope = (stage.end_per_s - stage.start_per_s) / stage.duration_s

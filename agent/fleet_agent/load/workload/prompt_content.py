@@ -1,5 +1,5 @@
-"""Owns the three forms of a prompt, text, messages and token ids: how each is salted, digested, and
-read as another. Pure.
+"""Handles the three forms of a prompt (text, messages, token ids): how each is salted, digested and
+converted.
 """
 
 from __future__ import annotations
@@ -17,24 +17,26 @@ Messages = tuple[Message, ...]
 Ids = tuple[int, ...]
 Content = str | Messages | Ids
 
-FIRST_ID: Final = 1000  # below it are the special ids of most models
-END_ID: Final = 30_000  # every current model knows the ids below it
-SALT_IDS: Final = 8  # the first ids of a prompt that its salt takes the place of
+FIRST_ID: Final = 1000  # most models have their special ids below this
+END_ID: Final = 30_000  # every current model knows the ids below this
+SALT_IDS: Final = 8  # number of leading ids that a salt replaces
 
 
 def is_ids(content: Content) -> TypeGuard[Ids]:
-    """It is token ids."""
+    """Whether the content is token ids."""
     return not isinstance(content, str) and (not content or isinstance(content[0], int))
 
 
 def as_messages(content: Content) -> list[dict[str, str]]:
-    """As a chat endpoint takes it; a text is the user's. Raises ValueError for token ids."""
+    """Return the content as the messages of a chat endpoint; a text becomes one user message.
+    Raises ValueError for token ids.
+    """
     return [{"role": role, "content": text} for role, text in messages_of(content)]
 
 
 def as_text(content: Content) -> str:
-    """As an endpoint without roles takes it: the messages one after the other. Raises ValueError
-    for token ids.
+    """Return the content as text for an endpoint without roles, messages joined by empty lines.
+    Raises ValueError for token ids.
     """
     return (
         content if isinstance(content, str) else "\n\n".join(text for _, text in _messages(content))
@@ -42,13 +44,15 @@ def as_text(content: Content) -> str:
 
 
 def messages_of(content: Content) -> Messages:
-    """The same as messages; a text is the user's. Raises ValueError for token ids."""
+    """Return the content as (role, text) pairs; a text becomes one user message. Raises ValueError
+    for token ids.
+    """
     return (("user", content),) if isinstance(content, str) else _messages(content)
 
 
 def with_leading_text(content: Content, text: str, end_id: int = END_ID) -> Content:
-    """The content with a text before it: in the first of its messages. Ids have none: theirs begin
-    with the ids of that text.
+    """Return the content with a text before it, in the first of its messages. For token ids,
+    replace the first SALT_IDS ids by ids that the text seeds.
     """
     if isinstance(content, str):
         return f"{text}\n\n{content}"
@@ -59,8 +63,8 @@ def with_leading_text(content: Content, text: str, end_id: int = END_ID) -> Cont
 
 
 def with_shared_beginning(content: Content, key: str, tokens: int, end_id: int = END_ID) -> Content:
-    """The content with a beginning of about so many tokens, exactly so many before ids; equal for
-    equal keys.
+    """Return the content with a beginning of about `tokens` tokens before it (exactly that many for
+    token ids). Equal keys give equal beginnings.
     """
     return (
         random_ids(key, tokens, end_id) + content
@@ -70,12 +74,14 @@ def with_shared_beginning(content: Content, key: str, tokens: int, end_id: int =
 
 
 def content_size(content: Content) -> int:
-    """Of ids their number, of text its characters: to compare contents of one kind."""
+    """Return the number of token ids, or of characters of text: comparable only between contents of
+    one kind.
+    """
     return len(content) if is_ids(content) else len(as_text(content))
 
 
 def content_digest(content: Content) -> str:
-    """16 hex digits that tell contents apart."""
+    """Return 16 hex digits that identify the content."""
     if is_ids(content):
         return sha256(array("I", content)).hexdigest()[:16]
     plain = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
@@ -83,7 +89,9 @@ def content_digest(content: Content) -> str:
 
 
 def random_ids(key: str, count: int, end_id: int = END_ID) -> Ids:
-    """So many token ids below `end_id`, each as likely, the same for the same key."""
+    """Return `count` token ids below `end_id`, uniformly distributed and the same for the
+    same key.
+    """
     first = min(FIRST_ID, end_id // 2)
     drawn, ids = memoryview(Random(key).randbytes(4 * count)).cast("I"), end_id - first
     return tuple([first + number % ids for number in drawn])
@@ -91,5 +99,5 @@ def random_ids(key: str, count: int, end_id: int = END_ID) -> Ids:
 
 def _messages(content: Messages | Ids) -> Messages:
     if is_ids(content):
-        raise ValueError("token ids are for api generate alone")
+        raise ValueError("token ids can be sent with api: generate only")
     return cast(Messages, content)

@@ -1,5 +1,5 @@
-"""Owns which prompt each request of a run gets, and the salt that keeps runs out of each other's
-prefix cache; pure.
+"""Selects the prompt of each request of a run, and the salt that keeps a run out of another run's
+prefix cache.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ RANDOM = "random:ids"
 LONG_CONTEXT = "long_context"
 BUILTIN = (*SETS, LONG_CONTEXT)
 LONG_PROMPTS, LONG_TOKENS = 40, 8000
-WARM_UP = -1  # run index of a warm-up: its salts are those of no run
+WARM_UP = -1  # run index of a warm-up: no run has the same salts
 
 
 @dataclass(frozen=True, slots=True)
 class PromptDraw:
-    """What decides the prompts of a run: equal draws give equal prompts, whatever the variant.
+    """The values that decide the prompts of a run. Equal draws give equal prompts, whatever the
+    variant.
 
-    `scope` keeps campaigns apart on a server that outlives them (an external one): its job id.
-    Empty elsewhere.
+    `scope` is the job's id on a server that outlives jobs (an external one), so that jobs do not
+    share cached prefixes. It is empty elsewhere.
     """
 
     prompts: str  # builtin:NAME | file:REF | random:ids
@@ -40,13 +41,14 @@ class PromptDraw:
 
 @lru_cache(maxsize=4)
 def prompt_set(name: str) -> tuple[str, ...]:
-    """The texts of `builtin:NAME`. Raises ValueError when there is none of that name."""
+    """Return the texts of `builtin:NAME`. Raises ValueError if the name is unknown."""
     known = name.removeprefix(PREFIX)
     if name.startswith(PREFIX) and known == LONG_CONTEXT:
         return tuple(long_prompt(number, LONG_TOKENS) for number in range(LONG_PROMPTS))
     if not name.startswith(PREFIX) or known not in SETS:
         raise ValueError(
-            f"prompts {name!r} are unknown; one of {', '.join(PREFIX + known for known in BUILTIN)}"
+            f"unknown prompts {name!r}, "
+            f"expected one of {', '.join(PREFIX + known for known in BUILTIN)}"
         )
     return SETS[known]
 
@@ -54,8 +56,8 @@ def prompt_set(name: str) -> tuple[str, ...]:
 def prompts_in_order(
     prompts: str, seed: int, files: Mapping[str, Trace | Prompts]
 ) -> tuple[Content, ...]:
-    """The prompts of a builtin set or of a file in the order of the seed. Raises ValueError when
-    they are not known or not there.
+    """Return the prompts of a builtin set or of a file, shuffled by the seed. Raises ValueError if
+    the set is unknown or the file did not come with the trial.
     """
     listed: tuple[Content, ...] = ()
     if prompts.startswith(FILE):
@@ -69,21 +71,21 @@ def prompts_in_order(
 
 
 def salt(draw: PromptDraw, number: int) -> str:
-    """Twelve hex digits in front of the user message: a prefix cache can match the chat template
-    and no more (but for chance).
+    """Return the salt of one request: twelve hex digits in front of the user message. A prefix
+    cache can then match only the chat template, apart from chance.
     """
     return sha256(f"{draw.scope}/{draw.seed}/{draw.run_index}/{number}".encode()).hexdigest()[:12]
 
 
 def run_salt(draw: PromptDraw) -> str:
-    """The same for all requests of a run and another in each run: what they have in common is
-    found, what other runs had is not.
+    """Return the salt of a run, the same for all of its requests. A prefix cache then matches what
+    the requests of this run share, and nothing from other runs.
     """
     return sha256(f"{draw.scope}/{draw.seed}/{draw.run_index}".encode()).hexdigest()[:12]
 
 
 def prompt_order(seed: int, count: int) -> list[int]:
-    """The order in which so many prompts are asked."""
+    """Return the numbers 0..count-1 in the order in which the prompts are sent."""
     places = list(range(count))
     random.Random(f"prompts/{seed}").shuffle(places)
     return places

@@ -1,5 +1,5 @@
-"""Owns what each request of a run asks: its prompt and how many tokens its answer has. Pure; the
-same for every variant, sends nothing.
+"""Plans what each request of a run contains: its prompt and the number of output tokens. The plan
+is the same for every variant.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ SALT: Final = "salt"
 FLUSH: Final = "flush"
 SHARED: Final = "shared"
 PLAN_SAMPLE: Final = 1000
-MAX_THINK_MEANS: Final = 10.0  # of the mean think time, that one may last
+MAX_THINK_MEANS: Final = 10.0  # longest think time, in multiples of the mean
 _NO_FILES: Final[Mapping[str, Trace | Prompts]] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedRequest:
-    """One request. `digest`: 16 hex digits of its prompt; `output_tokens`: exactly so many are
-    asked for.
+    """One request. `digest` is 16 hex digits of its prompt; exactly `output_tokens` are
+    requested.
     """
 
     prompt: Content
@@ -48,37 +48,37 @@ class PlannedRequest:
 
 
 class PromptSource(Protocol):
-    """Where prompts come from: a value, so that it goes to shards."""
+    """A source of prompts. It is a value, so that it can be sent to shards."""
 
     def prompt(self, number: int) -> Content:
-        """What request `number` asks, before its salt."""
+        """Return the prompt of request `number`, before its salt."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ListedPrompts:
-    """Prompts of a set or a file, in the order in which they are asked."""
+    """The prompts of a set or a file, in the order in which they are sent; after the last one they
+    start over.
+    """
 
     prompts: tuple[Content, ...]
 
     def prompt(self, number: int) -> Content:
-        """See `Source`; from the beginning again after the last."""
         return self.prompts[number % len(self.prompts)]
 
 
 @dataclass(frozen=True, slots=True)
 class RandomPrompts:
-    """Random token ids, as many as the lengths say. Text that means nothing: a server may answer it
-    in loops.
+    """Random token ids, as many as the lengths say. The text means nothing, so a server may answer
+    with repetitions.
     """
 
     seed: int
-    tokens: int  # of every prompt; 0: `lengths` says
+    tokens: int  # of every prompt; 0: drawn from `lengths`
     lengths: Lengths
     end_id: int
 
     def prompt(self, number: int) -> Content:
-        """See `Source`."""
         count = self.tokens or length_at_share(
             self.lengths, uniform_share(self.seed, "input", number)
         )
@@ -87,32 +87,33 @@ class RandomPrompts:
 
 @dataclass(frozen=True, slots=True)
 class RequestKind:
-    """One kind of requests of a run."""
+    """One kind of request of a run: where its prompts come from and how long its answers are."""
 
     source: PromptSource
-    output_tokens: int  # of every answer; 0: `output` says, or else `outputs`
+    output_tokens: int  # of every answer; 0: drawn from `output`, or else taken from `outputs`
     output: Lengths
     prefix: SharedPrefix
-    outputs: tuple[int, ...] = ()  # of a trace: of each answer
+    outputs: tuple[int, ...] = ()  # output tokens of each answer of a trace
 
 
 @dataclass(frozen=True, slots=True)
 class RequestPlan:
-    """All requests of a run, by number from 0. A value: it goes to each shard, and whoever has it
-    can ask again what was asked.
+    """All requests of a run, by number from 0. It is a value: it is sent to each shard, and any
+    reader of the results can compute the requests again.
     """
 
     draw: PromptDraw
     cache: str
     kinds: tuple[RequestKind, ...]
-    cumulative_weights: tuple[float, ...]  # of each kind's share of 0..1, ascending
-    end_id: int = END_ID  # random token ids are below it
-    turns: int = 1  # of a session: requests `n * turns` to `(n + 1) * turns - 1` follow one another
+    cumulative_weights: tuple[float, ...]  # the upper end of each kind's share of 0..1, ascending
+    end_id: int = END_ID  # random token ids are below this
+    turns: int = 1  # session n is the requests `n * turns` to `(n + 1) * turns - 1`
 
     def planned_request(self, number: int, history: Messages = ()) -> PlannedRequest:
-        """Request `number`, after what was `said` in its session, the answers included.
+        """Return request `number`. `history` is what its session contains so far, the answers
+        included.
 
-        Takes some 5 µs for a prompt that lies ready, and some 0.1 µs a token for one that is made.
+        Takes about 5 µs for a prompt from a list, and about 0.1 µs per token for a generated one.
         """
         prompt = self._unsalted(number, history)
         if self.cache != SHARED:
@@ -120,12 +121,12 @@ class RequestPlan:
         return PlannedRequest(prompt, content_digest(prompt), self.output_length(number))
 
     def extend_history(self, number: int, history: Messages, answer: str) -> Messages:
-        """What was said in a session once request `number` has its answer."""
+        """Return the history of a session after request `number` got its answer."""
         return (*messages_of(self._unsalted(number, history)), ("assistant", answer))
 
     def think_s(self, number: int, mean_s: float) -> float:
-        """What passes before request `number` of a session: exponential, at most ten times the
-        mean, the same in every run.
+        """Return the pause in seconds before request `number` of a session: exponential, at most
+        MAX_THINK_MEANS times the mean, the same in every run.
         """
         return (
             mean_s * min(MAX_THINK_MEANS, -log(1 - uniform_share(self.draw.seed, "think", number)))
@@ -134,8 +135,8 @@ class RequestPlan:
         )
 
     def kind(self, number: int) -> RequestKind:
-        """Which kind request `number` is: the same in every run and all through a session, each
-        kind as often as its weight says.
+        """Return the kind of request `number`: the same in every run and throughout a session. Each
+        kind is as frequent as its weight says.
         """
         drawn = (
             uniform_share(self.draw.seed, "kind", self._first_of_session(number))
@@ -152,8 +153,11 @@ class RequestPlan:
         prompt = kind.source.prompt(number)
         if history:
             return (*history, messages_of(prompt)[-1])
-        if kind.prefix.groups:  # the salt keeps apart what follows the shared beginning
-            group = f"group/{self.draw.seed}/{self._first_of_session(number) // self.turns % kind.prefix.groups}"
+        if kind.prefix.groups:  # the salt makes what follows the shared beginning unique
+            group = (
+                f"group/{self.draw.seed}/"
+                f"{self._first_of_session(number) // self.turns % kind.prefix.groups}"
+            )
             return with_shared_beginning(
                 with_leading_text(prompt, salt(self.draw, number), self.end_id),
                 group,
@@ -163,8 +167,8 @@ class RequestPlan:
         return prompt
 
     def _salt(self, number: int) -> str:
-        """Of the run where requests share beginnings, of the session where only its own turns do,
-        else of the request.
+        """Return the salt of the request (cache: salt), of its session if only its own turns share
+        a beginning, or of the run.
         """
         if self.cache == SALT:
             return salt(self.draw, number)
@@ -172,7 +176,7 @@ class RequestPlan:
         return salt(self.draw, self._first_of_session(number)) if apart else run_salt(self.draw)
 
     def output_length(self, number: int) -> int:
-        """Output tokens that request `number` asks for: the same in each run."""
+        """Return the number of output tokens of request `number`: the same in each run."""
         kind = self.kind(number)
         if kind.output_tokens or not kind.outputs or kind.output.distribution:
             return kind.output_tokens or length_at_share(
@@ -181,11 +185,12 @@ class RequestPlan:
         return kind.outputs[number % len(kind.outputs)]
 
     def planned_cached_share(self, requests: int) -> float | None:
-        """Of all prompt tokens of so many requests, those that begin as an earlier request of the
-        run did; None when none is to be found.
+        """Return the share of the prompt tokens of `requests` requests that the prefix cache can
+        serve, because an earlier request of the run begins the same way. Return None if no share
+        can be computed.
 
-        By the sizes of texts, since nobody here knows the server's tokens; over the first
-        PLAN_SAMPLE requests.
+        The share is measured in characters of text, because the server's tokens are not known here,
+        over the first PLAN_SAMPLE requests.
         """
         sample = min(requests, PLAN_SAMPLE)
         if self.cache not in (FLUSH, SHARED) or not sample or self.turns > 1:
@@ -217,8 +222,8 @@ class RequestPlan:
 def build_request_plan(
     workload: Workload, draw: PromptDraw, files: Mapping[str, Trace | Prompts] = _NO_FILES
 ) -> RequestPlan:
-    """What a run of the workload asks; `files` are those that it names, by ref. Raises ValueError
-    for what is not known or not there.
+    """Plan the requests of a run of the workload. `files` are the traces and prompts that it names,
+    by ref. Raises ValueError for an unknown name or a file that did not come with the trial.
     """
     parts, end_id = workload.parts, workload.vocabulary or END_ID
     kinds = (
@@ -231,7 +236,7 @@ def build_request_plan(
     plan = RequestPlan(
         draw, workload.cache or SALT, kinds, (*ends[:-1], 1.0), end_id, max(1, workload.turns)
     )
-    for kind in kinds:  # the first request of each may show that it cannot be asked
+    for kind in kinds:  # build one request of each kind, to find errors before the run
         replace(plan, kinds=(kind,)).planned_request(0)
     return plan
 

@@ -1,5 +1,5 @@
-"""Owns the prompts of a replayed trace: text of the length and with the shared beginnings that it
-recorded, in place of its words. Pure.
+"""Makes the prompts of a replayed trace: text of the recorded lengths, with the shared beginnings
+that the trace recorded.
 """
 
 from __future__ import annotations
@@ -12,32 +12,32 @@ from fleet_agent.load.workload.prompt_content import Content, random_ids
 from fleet_agent.load.workload.synthetic_text import make_question, make_text
 from fleet_protos.attachment import Trace
 
-BLOCK_TOKENS: Final = 512  # of a block of a Mooncake trace
-_QUESTION_TOKENS: Final = 40  # what a question takes, with some to spare
+BLOCK_TOKENS: Final = 512  # tokens per block of a Mooncake trace
+_QUESTION_TOKENS: Final = 40  # upper limit for the tokens of a question
 
 
 @dataclass(frozen=True, slots=True)
 class TracePrompts:
-    """One prompt for each request of the trace. Equal blocks are equal text; what no block covers
-    is of that request alone.
+    """One prompt for each request of the trace. Equal blocks become equal text; tokens that no
+    block covers get text of that request alone.
     """
 
     trace: Trace
-    end_id: int = (
-        0  # above 0: random token ids below it in place of text, and the lengths are exact
-    )
+    # above 0: prompts are random token ids below this, and their lengths are exact; 0: text
+    end_id: int = 0
 
     def prompt(self, number: int) -> Content:
-        """Of text about as many tokens as recorded, a question last; only text where there is no
-        room for one.
+        """Return a prompt of about the recorded number of tokens. It ends with a question if it is
+        long enough for one.
         """
         place = number % len(self.trace.at_ms)
         tokens = self.trace.prompt_tokens[place]
         return self._ids(place, tokens) if self.end_id else self._text(place, tokens)
 
     def shared_beginning_share(self, requests: int) -> float | None:
-        """Of all prompt tokens of the first requests, those in blocks that begin as an earlier one
-        did; None for a trace without blocks.
+        """Return the share of the prompt tokens of the first `requests` requests that belong to
+        leading blocks which an earlier request also began with. Return None for a trace without
+        blocks.
         """
         if not self.trace.blocks:
             return None
@@ -49,9 +49,8 @@ class TracePrompts:
             begun = list(
                 accumulate(blocks, lambda before, block: hash((before, block)), initial=0)
             )[1:]
-            known = sum(
-                beginning in seen for beginning in begun
-            )  # a beginning is known when all shorter ones are
+            # a beginning can only be known if all shorter ones are
+            known = sum(beginning in seen for beginning in begun)
             found += min(tokens, known * BLOCK_TOKENS)
             seen.update(begun)
         return found / max(1, sum(self.trace.prompt_tokens[:requests]))
