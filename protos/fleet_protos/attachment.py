@@ -1,5 +1,5 @@
-"""Owns the form in which a trace or a file of prompts travels with a job: compact, bounded, equal
-text for equal content. Reads no file.
+"""The packed form in which a trace or a file of prompts travels with a job: compact and bounded,
+with equal text for equal content.
 """
 
 from __future__ import annotations
@@ -13,22 +13,20 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any, Final
 
-MAX_PACKED_CHARS: Final = (
-    384 << 10
-)  # characters of all files of a job together: they are part of each of its trials
-MAX_UNPACKED_BYTES: Final = 16 << 20  # bytes of one, unpacked
-MAX_FILES: Final = 16  # of a job
+MAX_PACKED_CHARS: Final = 384 << 10  # all files of a job together; each of its trials carries them
+MAX_UNPACKED_BYTES: Final = 16 << 20  # one file
+MAX_FILES: Final = 16  # per job
 
 Message = tuple[str, str]  # role, content
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Requests as they once came, by arrival. `blocks`: of each prompt, ids of its pieces of
-    BLOCK_TOKENS; equal ids are equal pieces.
+    """Recorded requests, in the order of their arrival.
 
-    `at_ms` counts from the first. `blocks` is empty when the trace has none, else as long as the
-    others.
+    `at_ms` counts from the first arrival. `blocks` holds, for each prompt, the ids of its pieces of
+    BLOCK_TOKENS tokens; equal ids are equal pieces. It is empty for a trace without ids, otherwise
+    as long as the other columns.
     """
 
     at_ms: tuple[int, ...]
@@ -49,13 +47,17 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """What may be asked: each the messages of one request, the last one the user's."""
+    """Prompts to draw from: each conversation holds the messages of one request, ending with the
+    user's.
+    """
 
     conversations: tuple[tuple[Message, ...], ...]
 
 
 def pack(content: Trace | Prompts) -> str:
-    """The content as one word of ASCII. Raises ValueError for more than can be unpacked again."""
+    """Return the content as one ASCII word. Raises ValueError if it is too large to be unpacked
+    again.
+    """
     plain = (
         _trace_json(content) if isinstance(content, Trace) else {"prompts": content.conversations}
     )
@@ -68,14 +70,14 @@ def pack(content: Trace | Prompts) -> str:
 
 
 def unpack(packed: str) -> Trace | Prompts:
-    """The content of a word that `pack` made. Raises ValueError for any other, and for one that
-    would be too large.
+    """Return the content of a word made by `pack`. Raises ValueError for any other text and for
+    content that would be too large.
     """
     try:
         unpacking = zlib.decompressobj()
         data = unpacking.decompress(base64.b64decode(packed, validate=True), MAX_UNPACKED_BYTES)
         if not unpacking.eof:
-            raise ValueError(f"cut off, or more than {MAX_UNPACKED_BYTES >> 20} MiB")
+            raise ValueError(f"it is truncated, or holds more than {MAX_UNPACKED_BYTES >> 20} MiB")
         plain = json.loads(data)
         return (
             _trace_from_json(plain)
@@ -83,18 +85,18 @@ def unpack(packed: str) -> Trace | Prompts:
             else Prompts(tuple(tuple(map(_message_from_json, one)) for one in plain["prompts"]))
         )
     except (binascii.Error, zlib.error, ValueError, TypeError, KeyError) as error:
-        raise ValueError(f"the file that came with the job cannot be read: {error}") from error
+        raise ValueError(f"the attached file cannot be read: {error}") from error
 
 
 def _message_from_json(plain: Any) -> Message:
     role, content = plain
     if not isinstance(role, str) or not isinstance(content, str):
-        raise TypeError("a message is a role and a text")
+        raise TypeError("a message must be a role and a text")
     return role, content
 
 
 def _trace_json(trace: Trace) -> Mapping[str, Any]:
-    """Times and the ids of one prompt as differences, which are small and pack well."""
+    """Return the trace with times and block ids as differences: small numbers compress well."""
     plain = {"at": _differences(trace.at_ms), "in": trace.prompt_tokens, "out": trace.output_tokens}
     return (
         {**plain, "blocks": [_differences(ids) for ids in trace.blocks]} if trace.blocks else plain
@@ -109,7 +111,7 @@ def _trace_from_json(plain: Mapping[str, Any]) -> Trace:
     if any(len(column) != len(trace.at_ms) for column in columns) or not all(
         isinstance(number, int) for number in numbers
     ):
-        raise ValueError("its columns disagree")
+        raise ValueError("its columns differ in length, or hold something other than integers")
     return trace
 
 

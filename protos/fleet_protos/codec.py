@@ -1,6 +1,4 @@
-"""Owns the way between our frozen values and proto messages; the only code that knows both, driven
-by field names.
-"""
+"""Converts between our frozen values and proto messages, driven by field names."""
 
 from __future__ import annotations
 
@@ -32,8 +30,8 @@ _BODY_FIELDS: dict[type, str] = {
 _BODY_TYPES = {text: body for body, text in _BODY_FIELDS.items()}
 _TYPE_HINTS: dict[Any, dict[str, Any]] = {}
 
-# What a number of a newer peer is read as when "unspecified" could do harm: a check that tripped
-# must not let a run count.
+# How an unknown enum number from a newer peer is read where "unspecified" could do harm: a run
+# whose check tripped must not count.
 _SAFE_DEFAULTS: dict[type[IntEnum], IntEnum] = {GateEffect: GateEffect.VOID_RUN}
 
 
@@ -48,9 +46,7 @@ def to_proto(value: Any, message: M) -> M:
     for item in fields(value):
         content = getattr(value, item.name)
         if item.name == "body":
-            if (
-                content is None
-            ):  # of a kind that this version does not know: there is nothing to say of it
+            if content is None:  # an event kind that this version does not know
                 continue
             target = getattr(message, _BODY_FIELDS[type(content)])
             target.SetInParent()
@@ -80,8 +76,8 @@ def _write(message: Message, name: str, content: Any) -> None:
 
 
 def from_proto(kind: type[V], message: Message) -> V:
-    """The frozen value of `kind` that `message` holds; absent sub-messages become that value's
-    defaults.
+    """Return the frozen value of type `kind` that `message` holds; absent sub-messages become that
+    value's defaults.
     """
     values: dict[str, Any] = {}
     for name, hint in _type_hints(kind).items():
@@ -113,15 +109,15 @@ def _read(hint: Any, content: Any) -> Any:
 
 
 def _enum_member(kind: type[IntEnum], number: int) -> IntEnum:
-    """The member of that number. One of a newer peer is told in the log and read as what errs on
-    the safe side, else as unspecified.
+    """Return the member with that number. A number from a newer peer is logged and read as the safe
+    default, or as unspecified where there is none.
     """
     try:
         return kind(number)
     except ValueError:
         safe = _SAFE_DEFAULTS.get(kind, kind(0))
         log.warning(
-            "a newer peer tells %s %d, unknown to this version: read as %s",
+            "a newer peer sent %s %d, which this version does not know; it is read as %s",
             kind.__name__,
             number,
             safe.name,
@@ -130,7 +126,7 @@ def _enum_member(kind: type[IntEnum], number: int) -> IntEnum:
 
 
 def _restore_integers(entry: Any) -> Any:
-    """A Struct holds numbers as doubles: a whole one was written as an integer."""
+    """Turn whole numbers back into integers: a Struct holds every number as a double."""
     if isinstance(entry, float) and entry.is_integer():
         return int(entry)
     if isinstance(entry, list):
@@ -141,8 +137,8 @@ def _restore_integers(entry: Any) -> Any:
 
 
 def to_json(value: Any, message: Message) -> str:
-    """One line of JSON, as journal and store keep it; `message` is an empty one of the value's
-    kind.
+    """Return the value as one line of JSON, the form kept by journal and store. `message` is an
+    empty message of the value's type.
     """
     return json_format.MessageToJson(
         to_proto(value, message), preserving_proto_field_name=True, indent=None, ensure_ascii=False
@@ -150,30 +146,26 @@ def to_json(value: Any, message: Message) -> str:
 
 
 def from_json(kind: type[V], text: str, message: Message) -> V:
-    """The value of a line written by `to_json`. Raises json_format.ParseError on anything else;
-    unknown fields pass.
+    """Return the value from a line written by `to_json`; unknown fields are ignored. Raises
+    json_format.ParseError for anything else.
     """
     try:
         return read_json_line(kind, text, _BODY_TYPES, _empty_value)
-    except (
-        ValueError,
-        TypeError,
-        KeyError,
-        AttributeError,
-    ):  # of another version, or nothing of ours: protobuf's own parser tells
+    except (ValueError, TypeError, KeyError, AttributeError):
+        # written by another version, or not by us: protobuf's own parser decides
         return from_proto(kind, json_format.Parse(text, message, ignore_unknown_fields=True))
 
 
 def _empty_value(kind: type[V]) -> V:
-    """The value of a message of `trial.proto` that holds nothing."""
+    """Return the value of an empty message of `trial.proto`."""
     return from_proto(kind, getattr(trial_pb2, kind.__name__)())
 
 
 def event_to_json(event: events.Event) -> str:
-    """An event as `to_json` writes it."""
+    """Return an event as one line of JSON; see `to_json`."""
     return to_json(event, trial_pb2.Event())
 
 
 def event_from_json(text: str) -> events.Event:
-    """The event of a line written by `event_to_json`; its errors are those of `from_json`."""
+    """Return the event from a line written by `event_to_json`. Raises what `from_json` raises."""
     return from_json(events.Event, text, trial_pb2.Event())

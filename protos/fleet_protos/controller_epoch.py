@@ -1,6 +1,4 @@
-"""Owns who may order an agent about, as a value: which controller, and which of its starts. Decides
-and keeps nothing.
-"""
+"""Which controller gives an order to an agent, and which of that controller's starts."""
 
 from __future__ import annotations
 
@@ -9,8 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ControllerEpoch:
-    """What a controller shows with each order. `controller_id` is of its store, `epoch` grows by
-    one at each start on it.
+    """What a controller presents with each order.
+
+    `controller_id` belongs to its store and survives restarts; `epoch` grows by one at each start;
+    `protocol` is the contract's minor number.
     """
 
     controller_id: str = ""
@@ -19,5 +19,7 @@ class ControllerEpoch:
 
     @property
     def names_controller(self) -> bool:
-        """False for a peer from before leases, and for somebody who only looks on."""
+        """Whether it names a controller. A peer from before epochs existed and a read-only observer
+        name none.
+        """
         return bool(self.controller_id)

@@ -1,16 +1,16 @@
-"""Owns the error tree, cut by what to do next. An error is caught where something can be done about
-it, nowhere else.
+"""The error tree, divided by what to do next. Catch an error only where something can be done about
+it.
 
 FleetError
-├── ConfigError       the user must edit          no retry                exit 2
-│   └── NotFound      nothing goes by that name
-├── HostUnreachable   network or socket           back off, then give up  exit 3
-├── ServerFailed      launch, oom, unhealthy, exited: retried by table, carried in events
-├── LoadFailed        our measuring broke         trial void, retried once; never a slow server
-├── Conflict          wrong state or busy         read the state again    exit 2
-│   ├── Superseded    a newer attempt is there    never, it is too late
-│   └── StoreUnusable the database is full, gone  tried again, until it can be used
-└── Bug               broken promise of ours      stop loudly             exit 4
+├── ConfigError       the user must edit            no retry                exit 2
+│   └── NotFound      nothing has that name
+├── HostUnreachable   network or socket             back off, then give up  exit 3
+├── ServerError       launch, oom, unhealthy, exited: retried by table, carried in events
+├── LoadError         our measuring broke           trial void, retried once
+├── Conflict          wrong state or busy           read the state again    exit 2
+│   ├── Superseded    a newer attempt is known      never retry
+│   └── StoreUnusable the database is full or gone  retry until it is usable
+└── Bug               a promise of ours is broken   stop loudly             exit 4
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ExitCode(IntEnum):
 
 
 class FleetError(Exception):
-    """Something that its reader can act on: `message` says what happened and where, `hint` what to
+    """An error that its reader can act on: `message` says what happened and where, `hint` what to
     do next.
     """
 
@@ -66,7 +66,7 @@ class ConfigError(FleetError):
 
 
 class NotFound(ConfigError):
-    """Nothing goes by the name that the user gave."""
+    """Nothing has the name that the user gave."""
 
 
 class HostUnreachable(FleetError):
@@ -95,22 +95,24 @@ class ServerError(FleetError):
 
 
 class LoadError(FleetError):
-    """Our own measuring broke; says nothing about the server."""
+    """Our own measuring broke. This is never reported as a slow server."""
 
 
 class Conflict(FleetError):
-    """The state does not allow it: busy, taken or already over. Read the state again."""
+    """The current state does not allow the operation: busy, taken or already over. Read the state
+    again.
+    """
 
-    exit_code = ExitCode.USAGE_ERROR  # not an answer: nothing was measured
+    exit_code = ExitCode.USAGE_ERROR  # not FAILED: nothing was measured
 
 
 class Superseded(Conflict):
-    """A newer attempt of the trial is known where the order went. Giving it again changes nothing."""
+    """The recipient knows a newer attempt of the trial. Sending the order again changes nothing."""
 
 
 class StoreUnusable(Conflict):
-    """The controller's store can be neither read nor written now. What was to be stored is not
-    lost: agents keep it.
+    """The controller's store can be neither read nor written now. No events are lost: agents keep
+    them.
     """
 
 

@@ -1,8 +1,8 @@
-"""Owns how text that others wrote is shown: nothing in it moves a cursor, hides a word or begins a
-line of its own. Prints nothing.
+"""Escapes untrusted text for output, so that it cannot move the cursor, hide a word or start a
+line.
 
-Others are servers, agents, job files: their words stand in logs, failure messages, labels. Escapes
-are those of JSON, so JSON stays JSON.
+Untrusted text comes from servers, agents and job files and appears in logs, failure messages and
+labels. Escapes are those of JSON, so escaped JSON stays JSON.
 """
 
 from __future__ import annotations
@@ -12,19 +12,23 @@ import re
 import sys
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-# C0 but tab and newline, DEL and C1, marks of direction, invisible and tag characters, line
+# C0 except tab and newline, DEL and C1, marks of direction, invisible and tag characters, line
 # separators, surrogates
-_UNPRINTABLE_RANGES = "\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f"
+_UNPRINTABLE_RANGES = (
+    "\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff"
+    "\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f"
+)
 _UNPRINTABLE = re.compile(f"[{_UNPRINTABLE_RANGES}]")
-# Colours as we write them ourselves: set or end one, bold, dim, underlined; never a background,
-# blinking or hidden text
-_COLOUR = r"\x1b\[(?:(?:0|1|2|3|4|22|23|24|39|3[0-7]|9[0-7])(?:;(?:0|1|2|3|4|22|23|24|39|3[0-7]|9[0-7]))*)?m"
+# The SGR sequences that we write: set or end a foreground colour, bold, dim, italic, underlined;
+# never a background, blinking or hidden text
+_SGR = r"(?:0|1|2|3|4|22|23|24|39|3[0-7]|9[0-7])"
+_COLOUR = rf"\x1b\[(?:{_SGR}(?:;{_SGR})*)?m"
 _COLOUR_OR_UNPRINTABLE = re.compile(f"{_COLOUR}|[{_UNPRINTABLE_RANGES}]")
 
 
 def escape_unprintable(text: str) -> str:
-    """The text as it may be printed: line ends and tabs stay, a carriage return ends a line, what
-    nobody sees is escaped.
+    """Return the text as it may be printed: line ends and tabs stay, a carriage return ends a line,
+    and invisible characters are escaped.
     """
     return (
         _UNPRINTABLE.sub(_escape_match, _normalise_line_ends(text))
@@ -34,7 +38,7 @@ def escape_unprintable(text: str) -> str:
 
 
 def escape_all_but_colours(text: str) -> str:
-    """The same for text in which colours were set."""
+    """Escape like `escape_unprintable`, but keep our own colour sequences."""
     return _COLOUR_OR_UNPRINTABLE.sub(
         lambda match: match[0] if len(match[0]) > 1 else _escape_match(match),
         _normalise_line_ends(text),
@@ -42,7 +46,7 @@ def escape_all_but_colours(text: str) -> str:
 
 
 def escape_to_one_line(text: str) -> str:
-    """The same as one line."""
+    """Escape like `escape_unprintable`, and escape line ends too."""
     return escape_unprintable(text).replace("\n", "\\n")
 
 
@@ -56,21 +60,23 @@ def _escape_match(match: re.Match[str]) -> str:
 
 
 class EscapingFormatter(logging.Formatter):
-    """One record is one line, whatever is in its message; a traceback keeps its lines, indented."""
+    """Formats each record as one line, whatever its message holds; the lines of a traceback follow,
+    indented.
+    """
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        """The line of a record."""
+        """Return the line of a record."""
         record.message = escape_to_one_line(record.message)
         return super().formatMessage(record)
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record with its traceback."""
+        """Return the record with its traceback."""
         first, *rest = escape_unprintable(super().format(record)).split("\n")
         return "\n".join([first, *(f"    {line}" for line in rest)])
 
 
 def log_to_stderr() -> None:
-    """Logging of a daemon: to standard error, from INFO on."""
+    """Send a daemon's log to standard error, from level INFO."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(EscapingFormatter(LOG_FORMAT))
     logging.basicConfig(level=logging.INFO, handlers=[handler])

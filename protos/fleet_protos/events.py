@@ -1,5 +1,5 @@
-"""Owns the events of a trial as frozen values, field for field as in `v1/trial.proto`; past tense,
-one noun each.
+"""The events of a trial as frozen values, field for field as in `v1/trial.proto`, which documents
+each field.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from fleet_protos.trial_types import Artifact, Gate, Outcome, Phase, RunResult, 
 
 @dataclass(frozen=True, slots=True)
 class TrialAccepted:
-    """The agent has taken the trial and will end it."""
+    """The agent has accepted the trial and is responsible for ending it."""
 
     spec: TrialSpec = field(default_factory=TrialSpec)
 
@@ -31,7 +31,9 @@ class ServerLaunching:
 
 @dataclass(frozen=True, slots=True)
 class ServerLaunched:
-    """The process exists. `start_ticks` is field 22 of /proc/PID/stat and tells a reused pid."""
+    """The server process exists. `start_ticks` is field 22 of /proc/PID/stat and reveals a reused
+    pid.
+    """
 
     pid: int = 0
     session_id: int = 0
@@ -45,8 +47,8 @@ class ServerLaunched:
 
 @dataclass(frozen=True, slots=True)
 class ServerProgressed:
-    """The launch came on: `done` of `total` weight shards or graphs in this phase, 0 of 0 where it
-    has no count.
+    """The launch advanced: `done` of `total` weight shards or graphs in this phase, 0 of 0 for a
+    phase that has no count.
     """
 
     phase: str = ""
@@ -56,7 +58,7 @@ class ServerProgressed:
 
 @dataclass(frozen=True, slots=True)
 class ServerReady:
-    """It answers, it is the one that was launched, and it completed a request. `load_s`: wall
+    """The server answers, is the one that was launched, and completed a request. `load_s` is wall
     seconds since launch.
     """
 
@@ -66,7 +68,9 @@ class ServerReady:
 
 @dataclass(frozen=True, slots=True)
 class ConfigurationProved:
-    """What really took effect, as the server itself shows it, and the gates that this tripped."""
+    """The configuration that took effect, as the server itself reports it, and the gates that
+    tripped on it.
+    """
 
     effective_args: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -79,7 +83,7 @@ class ConfigurationProved:
 
 @dataclass(frozen=True, slots=True)
 class WarmedUp:
-    """Requests sent before measuring; their rate is kept for the record only."""
+    """Warm-up requests were sent. Their rate is recorded but never counts in a result."""
 
     workload: str = ""
     requests: int = 0
@@ -95,7 +99,7 @@ class RunFinished:
 
 @dataclass(frozen=True, slots=True)
 class LoadFailed:
-    """Our own load broke in the workload named."""
+    """Our load generator failed in the named workload."""
 
     workload: str = ""
     message: str = ""
@@ -103,7 +107,9 @@ class LoadFailed:
 
 @dataclass(frozen=True, slots=True)
 class ServerFailed:
-    """The server did not start, became unhealthy or exited. `exit_code` is negative for a signal."""
+    """The server did not start, became unhealthy or exited. `exit_code` is negative for
+    a signal.
+    """
 
     kind: ErrorKind = ErrorKind.NONE
     failure_class: str = ""
@@ -131,8 +137,8 @@ class EvidenceCollected:
 
 @dataclass(frozen=True, slots=True)
 class ServerStopped:
-    """No process of the server is left, unless `left_over` names it. `ended_by`: none, term or
-    kill.
+    """The server was stopped. `left_over` names processes that survived; `ended_by` is none, term
+    or kill.
     """
 
     ended_by: str = "none"
@@ -142,14 +148,14 @@ class ServerStopped:
 
 @dataclass(frozen=True, slots=True)
 class AgentRestarted:
-    """The agent came back and found this trial unfinished in its journal."""
+    """The agent restarted and found this trial unfinished in its journal."""
 
     message: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class TrialOver:
-    """The end; nothing follows."""
+    """The trial is over; its last event."""
 
     outcome: Outcome = Outcome.UNSPECIFIED
     kind: ErrorKind = ErrorKind.NONE
@@ -158,15 +164,18 @@ class TrialOver:
 
 
 Body = (
-    TrialAccepted | ServerLaunching | ServerLaunched | ServerReady | ConfigurationProved | WarmedUp | RunFinished
-    | LoadFailed | ServerFailed | CancelRequested | EvidenceCollected | ServerStopped | AgentRestarted | TrialOver | ServerProgressed
+    TrialAccepted | ServerLaunching | ServerLaunched | ServerReady | ConfigurationProved
+    | WarmedUp | RunFinished | LoadFailed | ServerFailed | CancelRequested | EvidenceCollected
+    | ServerStopped | AgentRestarted | TrialOver | ServerProgressed
 )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One entry of an agent's journal. `cause` is the sequence that led to it, 0 from outside;
-    `phase` the one after it.
+    """One entry of an agent's journal.
+
+    `cause` is the sequence number of the event that led to it, 0 for one from outside. `phase` is
+    the trial's phase after the event.
     """
 
     sequence: int = 0
@@ -175,4 +184,4 @@ class Event:
     attempt: int = 0
     cause: int = 0
     phase: Phase = Phase.UNSPECIFIED
-    body: Body | None = None  # None: a kind that this version does not know
+    body: Body | None = None  # None: an event kind that this version does not know

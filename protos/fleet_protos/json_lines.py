@@ -1,8 +1,8 @@
-"""Owns the quick way from a line of JSON to a value of `trial.proto`: 10,000 trials are read when a
-controller starts. Writes nothing.
+"""A fast reader from a line of JSON to a value of `trial.proto`: a controller reads 10,000 trials
+when it starts.
 
-It reads what `codec.to_json` writes, as protobuf's own parser would: numbers of 64 bits as text,
-enums by name, absent fields as zero.
+It reads what `codec.to_json` writes, with the same result as protobuf's own parser: 64-bit numbers
+are text, enums are names, absent fields are zero.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from fleet_protos.v1 import trial_pb2
 
 V = TypeVar("V")
 Reader = Callable[[Any], Any]
-EmptyValueOf = Callable[[type], Any]  # the value of a kind in which every field is absent
+EmptyValueOf = Callable[[type], Any]  # the value of a type with every field absent
 
 _FIELDS_BY_KIND: dict[type, tuple[dict[str, Reader], dict[str, Any], tuple[str, ...]]] = {}
 _ENUMS: dict[type[IntEnum], dict[str, IntEnum]] = {}
 
 
 def read_json_line(kind: type[V], text: str, bodies: Mapping[str, type], zero: EmptyValueOf) -> V:
-    """The value that the line holds. Raises ValueError, TypeError or another plain error on what
-    was not written by `to_json`.
+    """Return the value that the line holds. Raises ValueError, TypeError, KeyError or
+    AttributeError for a line that was not written by `to_json`.
     """
     return _read_value(kind, json.loads(text), bodies, zero)
 
@@ -48,8 +48,8 @@ def _read_value(
 def _learn_fields(
     kind: type, bodies: Mapping[str, type], zero: EmptyValueOf
 ) -> tuple[dict[str, Reader], dict[str, Any], tuple[str, ...]]:
-    """How each field of a kind is read, its zero, and which fields are mappings, of which each
-    value has its own.
+    """Return how each field of a type is read, the value of an absent field, and which fields are
+    mappings, since each value needs mappings of its own.
     """
     hints, empty = get_type_hints(kind), zero(kind)
     zeros = {name: getattr(empty, name) for name in hints}
@@ -78,7 +78,8 @@ def _reader_for(hint: Any, bodies: Mapping[str, type], zero: EmptyValueOf) -> Re
             else _mapping(_reader_for(get_args(hint)[1], bodies, zero))
         )
     if is_dataclass(hint):
-        return lambda content: _read_value(hint, content, bodies, zero)  # type: ignore[arg-type] # a type, as is_dataclass cannot say
+        # is_dataclass does not narrow to a type
+        return lambda content: _read_value(hint, content, bodies, zero)  # type: ignore[arg-type]
     if issubclass(hint, IntEnum):
         members = _members(hint)
         return lambda content: members[content]
@@ -87,7 +88,7 @@ def _reader_for(hint: Any, bodies: Mapping[str, type], zero: EmptyValueOf) -> Re
 
 
 def _members(kind: type[IntEnum]) -> dict[str, IntEnum]:
-    """Each member by its name in the contract."""
+    """Return the members of an enum by their names in the contract."""
     if kind not in _ENUMS:
         values = trial_pb2.DESCRIPTOR.enum_types_by_name[kind.__name__].values
         _ENUMS[kind] = {value.name: kind(value.number) for value in values}
@@ -100,7 +101,7 @@ def _mapping(entry: Reader) -> Reader:
 
 def _string(content: Any) -> str:
     if not isinstance(content, str):
-        raise TypeError(f"{content!r} is no text")
+        raise TypeError(f"{content!r} is not text")
     return content
 
 
@@ -111,11 +112,11 @@ def _boolean(content: Any) -> bool:
 
 
 def _unreadable(content: Any) -> Any:
-    raise TypeError("a field of this name is only the place of one of several")
+    raise TypeError("`body` is the name of the oneof, not of a field")
 
 
 def _struct(content: Mapping[str, Any]) -> dict[str, Any]:
-    """A Struct holds numbers as doubles: a whole one was written as an integer."""
+    """Turn whole numbers back into integers: a Struct holds every number as a double."""
     return {key: _restore_integers(entry) for key, entry in content.items()}
 
 

@@ -1,5 +1,5 @@
-"""Owns the Prometheus series of trials and runs that agent and controller both show; labels are
-bounded, the store keeps the truth.
+"""The Prometheus series of trials and runs that agent and controller both export. Labels are
+bounded; the exact results are in the store.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _GAUGES = {
 
 
 class RunSeries:
-    """Series in a registry of their own, so that two of them can live in one process."""
+    """The series, in a registry of their own, so that two instances can live in one process."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -49,7 +49,9 @@ class RunSeries:
         self._tally: Tally[tuple[str, str]] = Tally()
 
     def record_trial(self, key: str, phase: Phase, outcome: Outcome | None = None) -> None:
-        """A trial (`key` is TRIAL/ATTEMPT) is now in `phase`; its outcome once it is over."""
+        """Record that a trial (`key` is TRIAL/ATTEMPT) is now in `phase`, with its outcome once it
+        is over.
+        """
         state = (phase.name.lower(), outcome.name.lower() if outcome else "none")
         before = self._states.get(key)
         if before == state:
@@ -61,13 +63,11 @@ class RunSeries:
                 self._trials.labels(*changed).set(self._tally[changed])
 
     def forget_trial(self, key: str) -> None:
-        """Nothing more comes of this trial: it stays counted where it is, and nothing of its own is
-        kept.
-        """
+        """Drop the state of a finished trial. It stays counted in its last phase and outcome."""
         self._states.pop(key, None)
 
     def record_run(self, spec: TrialSpec, run: RunResult, host: str) -> None:
-        """A run has finished. A void one is counted and never shown as a number."""
+        """Record a finished run. A void run is counted, but its metrics are not shown."""
         labels = (host, spec.job_name, spec.variant, run.workload, spec.engine.kind.name.lower())
         self._runs.labels(*labels, "true" if run.void else "false").inc()
         if run.void:
@@ -77,14 +77,14 @@ class RunSeries:
                 gauge.labels(*labels).set(run.metrics[metric])
 
     def serve(self, port: int, address: str = "127.0.0.1") -> Callable[[], None]:
-        """Answer `GET /metrics` on a thread of its own; the result ends it. Raises Conflict when
-        the port is taken.
+        """Answer `GET /metrics` on a separate thread and return a function that stops it. Raises
+        Conflict if the port is taken.
         """
         try:
             server, thread = start_http_server(port, addr=address, registry=self.registry)
         except OSError as error:
             raise Conflict(
-                f"metrics port {port} on {address}: {error.strerror}",
+                f"cannot serve metrics on {address}:{port}: {error.strerror}",
                 "choose another --metrics-port",
             ) from error
 

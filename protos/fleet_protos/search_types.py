@@ -1,5 +1,5 @@
-"""Owns the values of a search for the highest load that meets an SLO, field for field as in
-`v1/trial.proto`; chooses no load.
+"""Frozen values of a search for the highest load that meets an SLO, field for field as in
+`v1/trial.proto`.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from typing import Final
 
 RATE: Final = "rate"
 CONCURRENCY: Final = "concurrency"
-MAX_RUNS_PER_LOAD: Final = 3  # of one load: two equal ones decide
+MAX_RUNS_PER_LOAD: Final = 3  # two runs with the same answer decide
 _MIN_WITHIN: Final = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """Which load is looked for, in requests a second or in flight; `of` empty: none. See
+    """A search over the request rate or the concurrency; an empty `of` means no search. See
     `trial.proto`.
     """
 
@@ -28,25 +28,26 @@ class Search:
 
     @property
     def max_loads(self) -> int:
-        """How many loads it takes at most while no answer is taken back: doublings, then halvings
+        """The most loads that the search visits if no result is revised: doublings, then halvings
         of the bracket.
         """
         doublings = math.ceil(math.log2(self.most / self.least))
         halvings = math.ceil(math.log2(math.log(2) / math.log1p(max(self.within, _MIN_WITHIN))))
-        return (
-            2 + max(doublings, 0) + max(halvings, 0)
-        )  # the first load, and one for the rounding of loads
+        # 2: the first load, and one more because loads are rounded
+        return 2 + max(doublings, 0) + max(halvings, 0)
 
     @property
     def max_runs(self) -> int:
-        """A search of more runs, void ones counted, ends with what it knows."""
+        """The number of runs, void ones included, after which the search ends with what it has
+        found.
+        """
         return MAX_RUNS_PER_LOAD * self.max_loads
 
 
 @dataclass(frozen=True, slots=True)
 class Searched:
-    """What a run of a search tells of its `load` (0: a run of no search), and what is known after
-    it; the newest run's word counts.
+    """What a search knows after one of its runs. `load` is 0 for a run outside a search. The newest
+    run's values supersede earlier ones.
     """
 
     load: float = 0.0

@@ -1,30 +1,28 @@
-"""Owns the frozen values that describe one trial, field for field as in `v1/trial.proto`; decides
-nothing.
+"""Frozen values that describe one trial, field for field as in `v1/trial.proto`, which documents
+each field.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import IntEnum
 from hashlib import sha256
 from typing import Any
 
 from fleet_protos.errors import ErrorKind
-from fleet_protos.search_types import CONCURRENCY, RATE, Search, Searched
+from fleet_protos.search_types import Search, Searched
+from fleet_protos.workload_types import Lengths, Part, SharedPrefix, Slo, Stage, Workload
 
 __all__ = [
-    "Artifact", "AttachedFile", "Container", "EngineKind", "EngineSpec", "ErrorKind", "Gang", "Gate", "GateEffect", "Lengths",
-    "LoadPlan", "Measure", "Outcome", "Part", "Phase", "RunResult", "Search", "Searched", "SharedPrefix", "Simulation", "Slo", "Stage",
-    "TrialSpec", "Workload",
+    "Artifact", "AttachedFile", "Container", "EngineKind", "EngineSpec", "ErrorKind", "Gang",
+    "Gate", "GateEffect", "Lengths", "LoadPlan", "Measure", "Outcome", "Part", "Phase", "RunResult",
+    "Search", "Searched", "SharedPrefix", "Simulation", "Slo", "Stage", "TrialSpec", "Workload",
 ]  # fmt: skip
-
-SEARCH_MIN_REQUESTS = 10  # requests of a run at the low loads of a search
 
 
 class EngineKind(IntEnum):
-    """What the agent launches, or `EXTERNAL`: only measures."""
+    """What the agent launches. An `EXTERNAL` server already runs and is only measured."""
 
     UNSPECIFIED = 0
     SGLANG = 1
@@ -33,7 +31,7 @@ class EngineKind(IntEnum):
 
 
 class Phase(IntEnum):
-    """Where a trial is."""
+    """Where a trial is; see `trial.proto`."""
 
     UNSPECIFIED = 0
     QUEUED = 1
@@ -65,7 +63,7 @@ class GateEffect(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """Knobs of the simulated engine; see `trial.proto` for each unit."""
+    """Knobs of the simulated engine; `trial.proto` gives the unit of each."""
 
     time_scale: float = 1.0
     seed: int = 0
@@ -83,7 +81,7 @@ class Simulation:
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """How a server runs in a container; an empty image means that it does not. See `trial.proto`."""
+    """How a server runs in a container. An empty `image` means that it runs without one."""
 
     image: str = ""
     runtime: str = ""
@@ -94,7 +92,7 @@ class Container:
 
 @dataclass(frozen=True, slots=True)
 class Gang:
-    """The place of this host in a server over several; 0 or 1 nodes: the server is on one host."""
+    """This host's place in a server that spans several hosts; 0 or 1 `nodes` means one host."""
 
     nodes: int = 0
     rank: int = 0
@@ -103,14 +101,14 @@ class Gang:
 
     @property
     def is_member(self) -> bool:
-        """It holds a part of a server that another host serves."""
+        """Whether this host holds a part of a server that another host serves."""
         return self.rank > 0
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
-    """What to launch. `args` holds SGLang's own names with underscores; a flag is True, an absent
-    one is not in it.
+    """What to launch. `args` uses SGLang's own names with underscores; a flag that is set is True,
+    and a flag that is not set is absent.
     """
 
     kind: EngineKind = EngineKind.UNSPECIFIED
@@ -132,175 +130,8 @@ class EngineSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Slo:
-    """Limits on 99th percentiles in seconds; 0 = not asked."""
-
-    ttft_p99_s: float = 0.0
-    tpot_p99_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """A part of an open loop in which the rate goes in a straight line from one value to another."""
-
-    start_per_s: float = 0.0
-    end_per_s: float = 0.0
-    duration_s: float = 0.0
-
-    @property
-    def requests(self) -> float:
-        """How many are due in it."""
-        return (self.start_per_s + self.end_per_s) / 2 * self.duration_s
-
-
-@dataclass(frozen=True, slots=True)
-class Lengths:
-    """How many tokens each of many texts has, drawn from the seed; an empty distribution does not
-    say. See `trial.proto`.
-    """
-
-    distribution: str = ""
-    least: int = 0
-    most: int = 0
-    median: float = 0.0
-    sigma: float = 0.0
-
-    @property
-    def mean(self) -> float:
-        """Of the distribution, before what is above `most` is cut to it; 0 when it does not say."""
-        if self.distribution == "lognormal":
-            return self.median * math.exp(self.sigma**2 / 2)
-        return (self.least + self.most) / 2
-
-
-@dataclass(frozen=True, slots=True)
-class SharedPrefix:
-    """Requests of one group begin with the same text of about so many tokens; no groups: none does."""
-
-    groups: int = 0
-    tokens: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A kind of requests in a mixture, `weight` by the sum of all weights of them; the other fields
-    are those of a workload.
-    """
-
-    weight: float = 1.0
-    prompts: str = ""
-    output_tokens: int = 0
-    output: Lengths = field(default_factory=Lengths)
-    input_tokens: int = 0
-    input: Lengths = field(default_factory=Lengths)
-    prefix: SharedPrefix = field(default_factory=SharedPrefix)
-
-
-@dataclass(frozen=True, slots=True)
-class Workload:
-    """One load pattern: closed loop when `concurrency` > 0, else an open one, by `rate_per_s`,
-    `stages` or `trace`; never two of these.
-
-    With a `search` it is none of them: `at` gives the workload of one load.
-    """
-
-    name: str = ""
-    concurrency: int = 0
-    requests: int = 0
-    rate_per_s: float = 0.0
-    arrivals: str = ""
-    duration_s: float = 0.0
-    prompts: str = ""
-    output_tokens: int = 0
-    api: str = ""
-    slo: Slo = field(default_factory=Slo)
-    request_timeout_s: float = 600.0
-    burstiness: float = 0.0
-    stages: tuple[Stage, ...] = ()
-    output: Lengths = field(default_factory=Lengths)
-    trace: str = ""
-    speed: float = 0.0
-    input_tokens: int = 0
-    input: Lengths = field(default_factory=Lengths)
-    cache: str = ""
-    prefix: SharedPrefix = field(default_factory=SharedPrefix)
-    mix: tuple[Part, ...] = ()
-    turns: int = 0
-    think_s: float = 0.0
-    vocabulary: int = 0
-    search: Search = field(default_factory=Search)
-
-    def at_load(self, load: float) -> Workload:
-        """Itself at one load of its search. Requests of a closed loop, where the job does not say:
-        four waves, two sessions a user.
-        """
-        if self.search.of != CONCURRENCY:
-            return replace(self, rate_per_s=load)
-        users = round(load)
-        requests = 2 * users * self.turns if self.turns > 1 else max(SEARCH_MIN_REQUESTS, 4 * users)
-        return replace(self, concurrency=users, requests=self.requests or requests)
-
-    @property
-    def load(self) -> float:
-        """Requests in flight of a closed loop, else a second of an open one at a single rate."""
-        return float(self.concurrency) or self.rate_per_s
-
-    @property
-    def parts(self) -> tuple[Part, ...]:
-        """Its kinds of requests: those of the mixture, else the one that it is itself."""
-        own = Part(
-            1.0,
-            self.prompts,
-            self.output_tokens,
-            self.output,
-            self.input_tokens,
-            self.input,
-            self.prefix,
-        )
-        return self.mix or (own,)
-
-    @property
-    def shares_cache(self) -> bool:
-        """The prefix cache may find what requests have in common: a hit is what was asked for."""
-        return self.cache in ("flush", "shared")
-
-    @property
-    def file_refs(self) -> frozenset[str]:
-        """Of the files of its trial that it names."""
-        named = {
-            part.prompts.removeprefix("file:")
-            for part in self.parts
-            if part.prompts.startswith("file:")
-        }
-        return frozenset({self.trace, *named} - {""})
-
-    @property
-    def is_open(self) -> bool:
-        """Its requests come when they are due, whatever the server does."""
-        return (
-            self.rate_per_s > 0 or bool(self.stages) or bool(self.trace) or self.search.of == RATE
-        )
-
-    @property
-    def fixes_lengths(self) -> bool:
-        """Each answer is asked to be exactly as long as one number, or as one of its own."""
-        return (
-            self.output_tokens > 0 or self.output.distribution != "" or bool(self.trace or self.mix)
-        )
-
-    @property
-    def mean_output_tokens(self) -> float:
-        """Of an answer, over all kinds."""
-        weights = sum(part.weight for part in self.parts)
-        return (
-            sum(part.weight * (part.output_tokens or part.output.mean) for part in self.parts)
-            / weights
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class Measure:
-    """How often to measure inside one launch, and when a workload is precise enough."""
+    """How often to measure within one launch, and when a workload is precise enough."""
 
     runs_min: int = 5
     runs_max: int = 20
@@ -312,8 +143,8 @@ class Measure:
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """Which other hosts the load comes from; none: from the server's own. `shards`: processes that
-    send, 0 = one a host.
+    """Which other hosts send the load; without `hosts`, the server's own host sends it. `shards` is
+    the number of sending processes over all hosts; 0 means one per host.
     """
 
     hosts: tuple[str, ...] = ()
@@ -322,8 +153,9 @@ class LoadPlan:
 
 @dataclass(frozen=True, slots=True)
 class AttachedFile:
-    """A file that a workload names, packed by `attachment.py`. `name`: KIND:PATH as the job has it;
-    `sha256`: of the file itself.
+    """A file that a workload names, packed by `attachment.py`.
+
+    `name` is KIND:PATH as the job file has it; `sha256` is of the original file, not of `content`.
     """
 
     name: str = ""
@@ -332,7 +164,7 @@ class AttachedFile:
 
     @property
     def ref(self) -> str:
-        """What workloads name it by: equal for equal contents."""
+        """The name by which workloads refer to it: equal for equal contents."""
         return sha256(self.content.encode()).hexdigest()[:16]
 
 
@@ -359,8 +191,8 @@ class TrialSpec:
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """A named check that tripped; `reasons` are codes of the ways in which it did, where it has
-    several.
+    """A named check that tripped. `reasons` are codes that say how it tripped, for a gate that can
+    trip in several ways.
     """
 
     code: str = ""
@@ -371,7 +203,7 @@ class Gate:
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """A file kept by the agent: `name` is TRIAL/ATTEMPT/FILE below its artifact folder."""
+    """A file that the agent keeps. `name` is TRIAL/ATTEMPT/FILE below its artifact folder."""
 
     name: str = ""
     sha256: str = ""
@@ -380,10 +212,10 @@ class Artifact:
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """One measured repeat of a workload. Times are wall time times `time_scale`.
+    """One measured repeat of a workload. Times are wall time multiplied by `time_scale`.
 
-    `warm_up_runs`: of the valid runs up to this one, so many of the first were not steady yet. The
-    newest run's word counts.
+    `warm_up_runs` counts the first runs, among the valid ones up to this run, that were not steady
+    yet. The newest run's count supersedes earlier ones.
     """
 
     workload: str = ""
@@ -402,5 +234,5 @@ class RunResult:
 
     @property
     def void(self) -> bool:
-        """True when a gate voided the run: it is kept, and never becomes a number."""
+        """Whether a gate voided the run: it is kept but never counts in a result."""
         return any(gate.effect >= GateEffect.VOID_RUN for gate in self.gates)

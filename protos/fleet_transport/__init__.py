@@ -1,1 +1,3 @@
-"""Secures connections: mutual TLS, identities, revocation, request limits."""
+"""Secures the connections between users, controller and agents: mutual TLS, identities, limits,
+sockets.
+"""

@@ -1,9 +1,9 @@
-"""Owns how the door tells the server behind it who calls: by the name of its own end of the line
-between them. Proves nobody.
+"""Passes the caller's identity from the TLS gateway to the gRPC server behind it, in the name of
+the gateway's end of the Unix socket between them.
 
-That end is a Unix socket, so it may have a name of the kernel's abstract kind, and gRPC shows it as
-the peer. Only a process of the same user reaches the server's socket at all, so no peer from the
-network names itself so.
+The name is one of the kernel's abstract socket names, which gRPC shows as the peer. Only a process
+of the same user reaches the server's socket, so a peer from the network cannot forge the name. The
+name identifies the caller in messages; it authenticates nobody.
 """
 
 from __future__ import annotations
@@ -15,28 +15,29 @@ import socket
 from urllib.parse import unquote
 
 _NAME_PREFIX = "benchfleet-door-"
-_MAX_NAME_BYTES = 107  # of a name, its leading NUL among them (unix(7))
+_MAX_NAME_BYTES = 107  # of an abstract socket name, with its leading NUL (unix(7))
 _GRPC_PREFIX = "unix-abstract:"
 _calls = itertools.count(1)
 
 
 def named_socket(peer: str, owner: str) -> socket.socket:
-    """An unconnected Unix socket that carries who calls: the address, and whose certificate it
-    showed.
+    """Return an unconnected Unix socket whose name carries the caller: its address, and the owner
+    of its certificate.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     connection.setblocking(False)
     name = f"\0{_NAME_PREFIX}{os.getpid()}-{next(_calls)}/{peer} ({owner})".encode()[
         :_MAX_NAME_BYTES
     ]
-    with contextlib.suppress(OSError):  # taken, or no such names here: then the peer is not told
+    # the name is taken, or the system has no abstract names: then messages lack the caller
+    with contextlib.suppress(OSError):
         connection.bind(name)
     return connection
 
 
 def describe_peer(peer: str) -> str:
-    """`10.0.0.5:41234 (user ann)` of a peer as gRPC shows it; that itself when it did not come
-    through a door.
+    """Return `10.0.0.5:41234 (user ann)` for a peer as gRPC shows it, or `peer` itself if the call
+    did not come through a gateway.
     """
     mark, slash, called = unquote(peer.removeprefix(_GRPC_PREFIX)).partition("/")
     return (

@@ -1,5 +1,5 @@
-"""Owns what a certificate says: fingerprint, names, role, validity, read from its DER. Verifies no
-signature: that is OpenSSL's part.
+"""Reads fingerprint, names, role and validity from a certificate's DER. OpenSSL verifies
+signatures.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ _VERSION, _EXTENSIONS, _DNS, _URI = 0xA0, 0xA3, 0x82, 0x86
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """One certificate. `fingerprint`: SHA-256 of its DER in hex. `role` None: it names not exactly
-    one; then `name` is empty.
+    """One certificate. `fingerprint` is the SHA-256 of its DER in hex.
+
+    `role` is None and `name` empty unless the certificate names exactly one valid role.
     """
 
     fingerprint: str
@@ -37,33 +38,35 @@ class Certificate:
 
     @property
     def owner(self) -> str:
-        """For messages: `user bob`, `the controller`, `an authority`, `nobody of a fleet`."""
+        """The owner for messages: `user bob`, `agent gpu01`, `the controller`, `an authority`, or
+        `nobody of a fleet`.
+        """
         if self.role is None:
             return "an authority" if self.is_authority else "nobody of a fleet"
         return "the controller" if self.role is Role.CONTROLLER else f"{self.role} {self.name}"
 
 
 def parse_certificates(pem: bytes) -> tuple[Certificate, ...]:
-    """Every certificate of a PEM text, in its order. Raises ValueError for what is not one, or for
-    a text without any.
+    """Return every certificate of a PEM text, in order. Raises ValueError for a damaged one, or if
+    the text holds none.
     """
     found = tuple(parse_certificate(der) for der in der_blocks(pem))
     if not found:
-        raise ValueError("it holds no certificate")
+        raise ValueError("no certificate in this file")
     return found
 
 
 def der_blocks(pem: bytes) -> Iterator[bytes]:
-    """The DER of each certificate of a PEM text. Raises ValueError for a damaged one."""
+    """Yield the DER of each certificate of a PEM text. Raises ValueError for a damaged one."""
     for body in _PEM.findall(pem):
         try:
             yield base64.b64decode(b"".join(body.split()), validate=True)
         except binascii.Error as error:
-            raise ValueError(f"a certificate in it is damaged: {error}") from error
+            raise ValueError(f"a certificate in this file is damaged: {error}") from error
 
 
 def parse_certificate(der: bytes) -> Certificate:
-    """What one certificate says (RFC 5280 4.1). Raises ValueError for one that is damaged."""
+    """Return what a DER certificate says (RFC 5280 4.1). Raises ValueError if it is damaged."""
     try:
         fields = list(_children(_first_child(_first_child(der))))
         at = 1 if fields[0][0] == _VERSION else 0
@@ -71,7 +74,7 @@ def parse_certificate(der: bytes) -> Certificate:
         extensions = next((value for tag, value in fields if tag == _EXTENSIONS), b"")
         names = list(_alternative_names(extensions)) if extensions else []
     except (IndexError, UnicodeDecodeError) as error:
-        raise ValueError("a certificate in it is cut short or damaged") from error
+        raise ValueError("the certificate is truncated or damaged") from error
     of_a_fleet = [
         text for tag, text in names if tag == _URI and text.lower().startswith(ROLE_URI_SCHEME)
     ]
@@ -89,7 +92,7 @@ def parse_certificate(der: bytes) -> Certificate:
 
 
 def _read_tlv(data: bytes, at: int) -> tuple[int, int, int]:
-    """Tag, and where the value begins and ends."""
+    """Return the tag at `at`, and where its value begins and ends."""
     tag, length, at = data[at], data[at + 1], at + 2
     if length & 0x80:
         count = length & 0x7F
@@ -121,7 +124,7 @@ def _parse_time(tag: int, value: bytes) -> int:
 
 
 def _extension(extensions: bytes, oid: bytes) -> bytes:
-    """The value of one extension, empty when it is absent."""
+    """Return the value of one extension, empty if it is absent."""
     for _, extension in _children(_first_child(extensions)) if extensions else ():
         if extension.startswith(oid):
             return next((value for tag, value in _children(extension) if tag == _OCTETS), b"")

@@ -1,8 +1,7 @@
-"""Owns the gate before the verbs of a gRPC server: a message that is too large or is none is
-refused and told in the log. Knows no verb.
+"""Rejects requests to a gRPC server that are too large or cannot be parsed, and logs them.
 
-gRPC refuses such a message too, and says nothing about it where the server's owner would see it:
-what it takes at all is therefore more.
+gRPC rejects such messages too, but without a line in the server's log. Its own limit is therefore
+higher than ours.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from fleet_transport.caller import describe_peer
 
 log = logging.getLogger(__name__)
 
-GRPC_MAX_BYTES = 64 << 20  # what gRPC takes in: above it the caller is told, and nobody else
+GRPC_MAX_BYTES = 64 << 20  # gRPC's own limit; above it only the caller learns of the rejection
 if TYPE_CHECKING:  # at run time these have no arguments
     Handler = grpc.RpcMethodHandler[Any, Any]
     Interceptor = aio.ServerInterceptor[Any, Any]
@@ -31,13 +30,13 @@ else:
 
 @dataclass(frozen=True, slots=True)
 class _InvalidRequest:
-    """In place of a request."""
+    """Takes the place of a request that was rejected."""
 
     reason: str
 
 
 class RequestLimit(Interceptor):
-    """Looks at each request before a verb does."""
+    """Checks each request before its RPC method runs."""
 
     def __init__(self, largest_bytes: int) -> None:
         self._largest_bytes = largest_bytes
@@ -47,7 +46,7 @@ class RequestLimit(Interceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler:
-        """The verb's handler with the gate before it."""
+        """Return the method's handler with the check in front of it."""
         handler = await continuation(handler_call_details)
         if handler is None or handler.request_deserializer is None or handler.request_streaming:
             return handler
@@ -64,21 +63,23 @@ class RequestLimit(Interceptor):
 
 
 def _limited_reader(read: Callable[[bytes], Any], largest_bytes: int) -> Callable[[bytes], Any]:
-    def gated(content: bytes) -> Any:
+    def read_checked(content: bytes) -> Any:
         if len(content) > largest_bytes:
-            return _InvalidRequest(f"a message of {len(content)} bytes, more than {largest_bytes}")
+            return _InvalidRequest(
+                f"a message of {len(content)} bytes is larger than {largest_bytes} bytes"
+            )
         try:
             return read(content)
         except (DecodeError, ValueError, RecursionError) as error:
-            return _InvalidRequest(f"a message of {len(content)} bytes that is none: {error}")
+            return _InvalidRequest(f"a message of {len(content)} bytes cannot be parsed: {error}")
 
-    return gated
+    return read_checked
 
 
 async def _refuse(
     method: str, request: _InvalidRequest, context: aio.ServicerContext[Any, Any]
 ) -> None:
-    log.warning("%s of %s refused: %s", method, describe_peer(context.peer()), request.reason)
+    log.warning("refused %s from %s: %s", method, describe_peer(context.peer()), request.reason)
     await context.abort(grpc.StatusCode.INVALID_ARGUMENT, request.reason[:500])
 
 
@@ -87,23 +88,23 @@ def _checked_unary(handler: Handler, method: str) -> Any:
 
 
 def _checked(verb: Any, method: str) -> Any:
-    async def gated(request: Any, context: aio.ServicerContext[Any, Any]) -> Any:
+    async def checked(request: Any, context: aio.ServicerContext[Any, Any]) -> Any:
         if isinstance(request, _InvalidRequest):
             await _refuse(method, request, context)
         return await verb(request, context)
 
-    return gated
+    return checked
 
 
 def _checked_stream(handler: Handler, method: str) -> Any:
     verb: Any = handler.unary_stream
-    if not inspect.isasyncgenfunction(verb):  # it writes its answers itself
+    if not inspect.isasyncgenfunction(verb):  # the method writes its responses itself
         return _checked(verb, method)
 
-    async def gated(request: Any, context: aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
+    async def checked(request: Any, context: aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
         if isinstance(request, _InvalidRequest):
             await _refuse(method, request, context)
         async for answer in verb(request, context):
             yield answer
 
-    return gated
+    return checked

@@ -1,6 +1,4 @@
-"""Owns the list of revoked certificates as a file that is read again whenever it changes. Revokes
-nothing itself.
-"""
+"""The list of revoked certificates as a file, read again whenever it changes."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ FileStamp = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Revocation:
-    """One certificate that is trusted no more. `fingerprint`: SHA-256 of its DER in hex."""
+    """One certificate whose trust was withdrawn. `fingerprint` is the SHA-256 of its DER in hex."""
 
     fingerprint: str
     role: str
@@ -32,7 +30,9 @@ class Revocation:
 
 
 def file_stamp(path: Path) -> FileStamp | None:
-    """What changes when a file is written or replaced; None while there is none."""
+    """Return modification time in nanoseconds, size in bytes and inode, which change when the file
+    is written or replaced; None without a file.
+    """
     try:
         status = os.stat(path)
     except FileNotFoundError:
@@ -41,7 +41,7 @@ def file_stamp(path: Path) -> FileStamp | None:
 
 
 def read_revocations(path: Path) -> tuple[Revocation, ...]:
-    """The list; empty when there is no file. Raises ConfigError, which names the file, for one that
+    """Return the list in the file, empty without a file. Raises ConfigError, naming the file, if it
     cannot be read.
     """
     try:
@@ -51,21 +51,23 @@ def read_revocations(path: Path) -> tuple[Revocation, ...]:
     except OSError as error:
         raise ConfigError(
             f"cannot read {path}: {error.strerror}",
-            "it must be readable by the user that runs this program",
+            "make it readable for the user that runs this program",
         ) from error
     except ValueError as error:
-        message = f"{path}: it is not a list of revoked certificates ({error})"
+        message = f"{path} is not a list of revoked certificates: {error}"
         raise ConfigError(
-            message, "restore it from a backup; on a host: deploy it again"
+            message, "restore it from a backup; on a host, deploy the host again"
         ) from error
 
 
 def parse_revocations(content: bytes) -> tuple[Revocation, ...]:
-    """The list that a file's content is. Raises ValueError that says what is wrong."""
+    """Return the list that the content of a file holds. Raises ValueError that says
+    what is wrong.
+    """
     try:
         value = json.loads(content)
         if value["version"] != VERSION:
-            raise ValueError(f"version {value['version']!r}, known is {VERSION}")
+            raise ValueError(f"version {value['version']!r}, only version {VERSION} is supported")
         return tuple(_parse_revocation(entry) for entry in value["revoked"])
     except KeyError as error:
         raise ValueError(f"{error} is missing") from error
@@ -74,7 +76,7 @@ def parse_revocations(content: bytes) -> tuple[Revocation, ...]:
 
 
 def revocations_json(entries: Iterable[Revocation]) -> str:
-    """The file's content."""
+    """Return the file's content for these entries."""
     return (
         json.dumps({"version": VERSION, "revoked": [asdict(entry) for entry in entries]}, indent=2)
         + "\n"
@@ -89,25 +91,24 @@ def _parse_revocation(entry: Mapping[str, Any]) -> Revocation:
         or len(bytes.fromhex(found.fingerprint)) != 32
         or not isinstance(found.revoked_unix_s, int)
     ):
-        raise ValueError(f"not a fingerprint: {found.fingerprint!r}")
+        raise ValueError(f"no valid fingerprint and date: {found.fingerprint!r}")
     return found
 
 
 class RevocationList:
-    """The list as of the last change of its file; `path` None: nothing is revoked, ever.
+    """The list as of the last change of its file. With `path` None, nothing is ever revoked.
 
-    A file that has become unreadable leaves the last good list in force and is told once in the
-    log.
+    If the file becomes unreadable, the last good list stays in force and one error is logged.
     """
 
     def __init__(self, path: Path | None) -> None:
-        """Raises ConfigError when the file is there and cannot be read."""
+        """Raises ConfigError if the file exists and cannot be read."""
         self._path = path
         self._stamp = file_stamp(path) if path else None
         self._entries = _by_fingerprint(read_revocations(path) if path else ())
 
     def find(self, fingerprint: str) -> Revocation | None:
-        """Why this certificate is trusted no more; None while it is."""
+        """Return the revocation of this certificate; None if it was not revoked."""
         self._refresh()
         return self._entries.get(fingerprint)
 
@@ -115,16 +116,16 @@ class RevocationList:
         if self._path is None or (stamp := file_stamp(self._path)) == self._stamp:
             return
         self._stamp = stamp
-        if stamp is None:  # a list only ever grows, so one that has gone was taken away
+        if stamp is None:  # a list only grows, so a missing file was removed by mistake
             log.error(
-                "%s has gone: what it had revoked stays revoked until a new one is there",
+                "%s is missing: what it revoked stays revoked until a new file appears",
                 self._path,
             )
             return
         try:
             self._entries = _by_fingerprint(read_revocations(self._path))
         except ConfigError as error:
-            log.error("%s; what was revoked before stays revoked", error.message)
+            log.error("%s; the previous list stays in force", error.message)
 
 
 def _by_fingerprint(entries: Iterable[Revocation]) -> dict[str, Revocation]:

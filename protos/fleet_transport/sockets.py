@@ -1,5 +1,5 @@
-"""Owns the addresses that gRPC servers of one user listen on: a private Unix socket, or loopback
-TCP when asked. Networks: the door.
+"""The addresses that gRPC servers of one user listen on: a private Unix socket, or loopback TCP on
+request. `tls_gateway` serves networks.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _PATH_LIMIT = 100  # bytes; the kernel takes 107
 
 
 def listen_address(folder: Path, name: str) -> str:
-    """`unix:PATH` for the server `name` whose state is in `folder`: the same for server and client,
-    short enough for the kernel.
+    """Return `unix:PATH` for the server `name` whose state is in `folder`: the same for server and
+    client, and short enough for the kernel.
     """
     path = folder.absolute() / f"{name}.sock"
     if len(os.fsencode(path)) > _PATH_LIMIT:
@@ -39,7 +39,9 @@ def _runtime_folder() -> Path:
 
 
 def parse_endpoint(text: str) -> tuple[str, int]:
-    """(address, port) of ADDRESS:PORT; an IPv6 address stands in brackets. Raises ConfigError."""
+    """Return (address, port) of ADDRESS:PORT; an IPv6 address must be in brackets. Raises
+    ConfigError.
+    """
     host, _, port = text.rpartition(":")
     bare = host.removeprefix("[").removesuffix("]")
     if (
@@ -55,20 +57,21 @@ def parse_endpoint(text: str) -> tuple[str, int]:
 
 
 def bind_server(server: aio.Server, address: str, tls: TlsFiles | None = None) -> str:
-    """Let `server` listen on `address` and return it. Raises ConfigError for one that is not local,
-    Conflict for one in use.
+    """Make `server` listen on `address` and return the address with its real port. Raises
+    ConfigError if it is not local, Conflict if it is in use.
     """
     if tls is not None:
         raise ConfigError(
-            "this version serves no TLS", "use a Unix socket, or an ssh tunnel from another host"
+            "this version cannot serve TLS", "use a Unix socket, or an ssh tunnel from another host"
         )
     if address.startswith("unix:"):
         return _bind_unix(server, address)
     host, _, port = address.rpartition(":")
     if not _is_loopback(host) or not port.isdigit():
         raise ConfigError(
-            f"cannot listen on {address!r}: only unix:PATH and 127.0.0.1:PORT are served without TLS",
-            "`fleetctl init` and `fleetctl deploy` make the certificates that a network address needs",
+            f"cannot listen on {address!r} without TLS; only unix:PATH and 127.0.0.1:PORT work",
+            "create the certificates for a network address with `fleetctl init` or "
+            "`fleetctl deploy`",
         )
     try:
         bound = server.add_insecure_port(address)
@@ -89,7 +92,7 @@ def _bind_unix(server: aio.Server, address: str) -> str:
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     owner = path.parent.stat()
     if owner.st_uid != os.getuid() or stat.S_IMODE(owner.st_mode) & 0o022:
-        message = f"{path.parent} can be written by others, so a socket in it is not safe"
+        message = f"other users can write to {path.parent}, so a socket in it is not safe"
         raise ConfigError(message, "choose another folder, or chmod 700 it")
     _remove_stale(path)
     mask = os.umask(0o177)
@@ -97,7 +100,8 @@ def _bind_unix(server: aio.Server, address: str) -> str:
         server.add_insecure_port(address)
     except RuntimeError as error:
         raise Conflict(
-            f"cannot listen on {path}: {error}", "is the path too long, or the folder read-only?"
+            f"cannot listen on {path}: {error}",
+            "check that the path is short and the folder writable",
         ) from error
     finally:
         os.umask(mask)
@@ -105,7 +109,9 @@ def _bind_unix(server: aio.Server, address: str) -> str:
 
 
 def _remove_stale(path: Path) -> None:
-    """Remove the socket of a server that is gone. Raises Conflict when somebody answers on it."""
+    """Remove the socket of a server that no longer runs. Raises Conflict if a server
+    answers on it.
+    """
     if not path.is_socket():
         return
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
@@ -117,5 +123,5 @@ def _remove_stale(path: Path) -> None:
         except FileNotFoundError:
             return
     raise Conflict(
-        f"a server already listens on {path}", "end it first, or use another state folder"
+        f"a server already listens on {path}", "stop it first, or use another state folder"
     )

@@ -1,5 +1,5 @@
-"""Owns the client's side of TLS: channels that know whom they must meet, and why one could not.
-Serves nothing: that is the door.
+"""The client's side of TLS: channels that accept only the named party, and explanations of failed
+connections.
 """
 
 from __future__ import annotations
@@ -27,27 +27,28 @@ from fleet_transport.tls_errors import (
 from fleet_transport.tls_identity import TlsFiles
 
 PROBE_S = 3.0
-_FIX_HINT = "deploy the host again; a user's files: `fleetctl trust issue`"
+_FIX_HINT = "deploy the host again; issue a user's files again with `fleetctl trust issue`"
 Options = Sequence[tuple[str, Any]]
 
 
 def open_channel(
     address: str, tls: TlsFiles | None = None, name: str = "", options: Options = ()
 ) -> aio.Channel:
-    """A channel to `address`; with `tls` only to the party whose certificate carries the DNS name
-    `name`, whatever its address.
+    """Open a channel to `address`. With `tls`, it accepts only the party whose certificate carries
+    the DNS name `name`, whatever its address.
 
-    Without `tls` only unix: and loopback. Raises ConfigError, which names the file, for TLS files
-    that cannot be used.
+    Without `tls`, only unix: and loopback addresses are allowed. Raises ConfigError, naming the
+    file, for unusable TLS files.
     """
     if tls is None:
         if not is_local(address):
-            message = f"{address} is not on this machine, so it is reached by TLS only"
+            message = f"{address} is not on this machine, so the connection needs TLS"
             raise ConfigError(
-                message, "`fleetctl init` makes the certificates; --trust DIR names them"
+                message,
+                "create certificates with `fleetctl init`, and name their folder with --trust DIR",
             )
         return aio.insecure_channel(address, options=list(options))
-    client_context(tls)  # says which file is of no use, and why; gRPC would only never connect
+    client_context(tls)  # names an unusable file; with gRPC alone the channel never connects
     credentials = grpc.ssl_channel_credentials(
         _read_pem(tls.authorities), _read_file(tls.key), _read_pem(tls.certificate)
     )
@@ -57,8 +58,8 @@ def open_channel(
 
 
 class ReloadingChannel:
-    """A channel that is made at its first use, and anew when its TLS files have changed: gRPC reads
-    them once.
+    """A channel that is created at its first use and re-created after its TLS files have changed,
+    since gRPC reads them only once.
     """
 
     def __init__(
@@ -72,21 +73,23 @@ class ReloadingChannel:
         self._stamps: tuple[FileStamp | None, ...] = ()
 
     def channel(self) -> aio.Channel:
-        """The one in use. Raises ConfigError, which names the file, for files that cannot be used."""
+        """Return the channel in use. Raises ConfigError, naming the file, for unusable
+        TLS files.
+        """
         if self._channel is None:
             self._stamps = self._read_stamps()
             self._channel = open_channel(self.address, self._tls, self._name, self._options)
         return self._channel
 
     async def refresh(self) -> None:
-        """Hang up when the files have changed since the channel was made; before a first call of a
-        new contact.
+        """Close the channel if its files have changed since it was created. Call this before the
+        first call to a peer that was lost.
         """
         if self._channel is not None and self._read_stamps() != self._stamps:
             await self.close()
 
     async def explain_failure(self) -> str:
-        """As `why_not`; empty without TLS."""
+        """Return what `explain_connection_failure` finds; empty without TLS."""
         return (
             await explain_connection_failure(self.address, self._tls, self._name)
             if self._tls
@@ -94,7 +97,7 @@ class ReloadingChannel:
         )
 
     async def close(self) -> None:
-        """Hang up."""
+        """Close the channel; the next use opens another one."""
         if self._channel is not None:
             channel, self._channel = self._channel, None
             await channel.close(None)
@@ -109,7 +112,7 @@ class ReloadingChannel:
 
 
 def is_local(address: str) -> bool:
-    """True for a Unix socket and for a loopback address, which no other machine can reach."""
+    """Return whether the address is a Unix socket or loopback, which no other machine can reach."""
     if address.startswith(("unix:", "unix-abstract:")):
         return True
     host = address.rpartition(":")[0].strip("[]")
@@ -122,10 +125,10 @@ def is_local(address: str) -> bool:
 async def explain_connection_failure(
     address: str, tls: TlsFiles, name: str, timeout_s: float = PROBE_S
 ) -> str:
-    """Why a channel to `address` does not come about, found by a handshake of its own; empty when
-    nothing stands in the way.
+    """Return why a channel to `address` cannot connect, found by a handshake of its own; empty if
+    the handshake works.
 
-    gRPC tells a client no more than "Socket closed". Takes up to `timeout_s`; raises nothing.
+    gRPC reports no more than "Socket closed" to a client. Takes up to `timeout_s`; never raises.
     """
     return await asyncio.to_thread(_probe, address, tls, name, timeout_s)
 
@@ -141,20 +144,19 @@ def _probe(address: str, tls: TlsFiles, name: str, timeout_s: float) -> str:
         return _describe_connect_error(error)
     with closing(connection):
         try:
-            with context.wrap_socket(connection, server_hostname=name) as line:
-                return _read_refusal(
-                    line
-                )  # with TLS 1.3 a server's refusal comes after the client's handshake is over
+            with context.wrap_socket(connection, server_hostname=name) as secured:
+                # with TLS 1.3 a server refuses after the client's handshake is over
+                return _read_refusal(secured)
         except ssl.SSLError as error:
             return describe_rejected_server(error, name) or describe_rejected_client(error)
         except TimeoutError:
-            return "something listens there that does not answer"
+            return "something listens there but does not answer"
         except OSError:
-            return "it hung up in the middle of the handshake"
+            return "it closed the connection during the handshake"
 
 
 def _connect(address: str, timeout_s: float) -> socket.socket:
-    """Of a unix: address too: the end of a tunnel on this machine."""
+    """Connect to a TCP or unix: address; the latter can be the end of a tunnel on this machine."""
     if not address.startswith("unix:"):
         host, _, port = address.rpartition(":")
         return socket.create_connection((host.strip("[]"), int(port)), timeout_s)
@@ -169,8 +171,8 @@ def _connect(address: str, timeout_s: float) -> socket.socket:
 
 
 def _read_refusal(connection: ssl.SSLSocket) -> str:
-    """What the server says first, and it does so at once: an alert, the door's reason in words, or
-    HTTP/2, which is no reason.
+    """Return why the server refuses, from what it sends first: an alert, the gateway's reason in
+    words, or HTTP/2, which means that it does not refuse.
     """
     try:
         first_bytes = connection.recv(512)
@@ -181,15 +183,15 @@ def _read_refusal(connection: ssl.SSLSocket) -> str:
             "it refused: "
             + first_bytes.removeprefix(REFUSAL_PREFIX).decode("utf-8", errors="replace").strip()
         )
-    return "" if first_bytes else "it hung up after the handshake"
+    return "" if first_bytes else "it closed the connection after the handshake"
 
 
 def _describe_connect_error(error: Exception) -> str:
     kinds: tuple[tuple[type[Exception] | tuple[type[Exception], ...], str], ...] = (
         ((ConnectionRefusedError, FileNotFoundError), "nothing listens there"),
-        (TimeoutError, "no answer at all: is the host up, and is the port open in its firewall?"),
-        (socket.gaierror, "no such host name"),
-        (ValueError, "it is not HOST:PORT"),
+        (TimeoutError, "no answer: check that the host is up and its firewall opens the port"),
+        (socket.gaierror, "unknown host name"),
+        (ValueError, "the address is not HOST:PORT"),
     )
     return next(
         (text for kind, text in kinds if isinstance(error, kind)),
@@ -198,23 +200,23 @@ def _describe_connect_error(error: Exception) -> str:
 
 
 def client_context(tls: TlsFiles) -> ssl.SSLContext:
-    """The context of Python's ssl that does what `channel` does. Raises ConfigError, which names
-    the file.
+    """Return an ssl context that verifies as `open_channel` does. Raises ConfigError, naming the
+    file.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.verify_flags |= (
-        ssl.VERIFY_X509_PARTIAL_CHAIN
-    )  # an agent's own certificate may be all that is trusted
+    # an agent's own certificate may be the only trusted one
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     context.set_alpn_protocols(["h2"])
     load_tls_files(context, tls)
     return context
 
 
 def load_tls_files(context: ssl.SSLContext, tls: TlsFiles, now_unix_s: float | None = None) -> None:
-    """Take the three files into a context; with `now_unix_s` only authorities that have not ended.
+    """Load authorities, certificate and key into a context; with `now_unix_s`, skip authorities
+    that have expired by then.
 
-    Raises ConfigError, which names the file that is absent or damaged.
+    Raises ConfigError, naming the file, if one is missing or damaged.
     """
     authorities = _read_pem(tls.authorities)
     _read_pem(tls.certificate)
@@ -225,32 +227,32 @@ def load_tls_files(context: ssl.SSLContext, tls: TlsFiles, now_unix_s: float | N
         if now_unix_s is None or parse_certificate(der).not_after_unix_s >= now_unix_s
     ]
     if not trusted:
-        raise ConfigError(f"{tls.authorities}: every authority in it has expired", _FIX_HINT)
+        raise ConfigError(f"{tls.authorities}: all authorities have expired", _FIX_HINT)
     try:
         context.load_verify_locations(cadata=b"".join(trusted))
     except (ssl.SSLError, ValueError) as error:
-        message = f"{tls.authorities}: it holds no usable certificate ({_short_reason(error)})"
+        message = f"{tls.authorities} holds no usable certificate: {_short_reason(error)}"
         raise ConfigError(message, _FIX_HINT) from error
     try:
         context.load_cert_chain(tls.certificate, tls.key, password=_no_password)
     except (ssl.SSLError, ValueError) as error:
-        message = f"{tls.key}: it is not the key of {tls.certificate.name} ({_short_reason(error)})"
+        message = f"{tls.key} is not the key of {tls.certificate.name}: {_short_reason(error)}"
         raise ConfigError(message, _FIX_HINT) from error
 
 
 def _no_password() -> str:
-    raise ValueError("it is encrypted, which is not supported")
+    raise ValueError("encrypted keys are not supported")
 
 
 def _short_reason(error: Exception) -> str:
     if isinstance(error, ssl.SSLError):
-        return (error.reason or "it is damaged").lower().replace("_", " ")
+        return (error.reason or "damaged").lower().replace("_", " ")
     return str(error)
 
 
 def _read_pem(path: Path) -> bytes:
-    """The text of a PEM file with at least one readable certificate. Raises ConfigError, which
-    names it.
+    """Return a PEM file with at least one readable certificate. Raises ConfigError, naming the
+    file.
     """
     text = _read_file(path)
     try:
@@ -266,5 +268,6 @@ def _read_file(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise ConfigError(
-            f"cannot read {path}: {error.strerror}", "`fleetctl init` and `fleetctl deploy` make it"
+            f"cannot read {path}: {error.strerror}",
+            "create it with `fleetctl init` or `fleetctl deploy`",
         ) from error

@@ -1,5 +1,5 @@
-"""Owns who is who in a fleet: the roles that certificates carry, the names they stand under, the
-files that prove them. Opens no file.
+"""The roles that certificates carry, the names under which they are issued, and the files of one
+party.
 """
 
 from __future__ import annotations
@@ -9,17 +9,16 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-# a DNS name in the controller's certificate: addresses change, this does not
+# the DNS name in the controller's certificate: addresses change, this name does not
 CONTROLLER_NAME = "controller.benchfleet"
 ROLE_URI_SCHEME = "benchfleet://"
-PARTY_NAME_PATTERN = re.compile(
-    r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
-)  # of a party; also a file's name
+# the name of a party, which is also used as a file name
+PARTY_NAME_PATTERN = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 _THE_CONTROLLER = "controller"
 
 
 class Role(StrEnum):
-    """What a certificate's owner is; a URI in its subject alternative names says so."""
+    """What a certificate's owner is, given by a URI among its subject alternative names."""
 
     CONTROLLER = "controller"
     AGENT = "agent"
@@ -28,8 +27,8 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """PEM files of one party: the authorities it trusts, its certificate and key, and the list of
-    what was revoked (None: nothing was).
+    """The PEM files of one party: the authorities it trusts, its certificate and key, and the
+    revocation list (None if it has none).
     """
 
     authorities: Path
@@ -39,18 +38,21 @@ class TlsFiles:
 
 
 def agent_name(host: str) -> str:
-    """The DNS name in the certificate of a host's agent, whatever its address is."""
+    """Return the DNS name in the certificate of a host's agent; it does not depend on
+    the address.
+    """
     return f"{host}.agent.benchfleet"
 
 
 def role_uri(role: Role, name: str) -> str:
-    """`benchfleet://agent/gpu01`: the subject alternative name that carries the role."""
+    """Return the subject alternative name that carries the role: `benchfleet://agent/gpu01`."""
     return f"{ROLE_URI_SCHEME}{role}/{name}"
 
 
 def parse_role_uri(uri: str) -> tuple[Role, str] | None:
-    """The reverse of `role_uri`; None for a URI that is not exactly of this kind. Every controller
-    of a fleet has the one name.
+    """Return the role and name of a URI made by `role_uri`; None for any other.
+
+    All controllers of a fleet share one name; a controller URI with another name is invalid.
     """
     kind, _, name = uri.removeprefix(ROLE_URI_SCHEME).partition("/")
     if (

@@ -1,6 +1,4 @@
-"""Owns a server's TLS files as they are now: reads them again when one changes. Judges no peer:
-that is the door's part.
-"""
+"""A server's TLS files, read again whenever one of them changes."""
 
 from __future__ import annotations
 
@@ -18,44 +16,40 @@ from fleet_transport.tls_identity import TlsFiles
 
 log = logging.getLogger(__name__)
 
-_X509_V_FLAG_NO_CHECK_TIME = (
-    0x200000  # the door looks at the time itself, because only then can it name certificate and day
-)
+# the gateway checks the validity period itself, so that its message can name certificate and day
+_X509_V_FLAG_NO_CHECK_TIME = 0x200000
 
 
 class ReloadingTlsFiles:
-    """The server's TLS files, read again when one of them changes. A pair that does not fit leaves
-    the last good one in force.
+    """The server's TLS files, read again when one of them changes. If the new files do not fit
+    together, the last good ones stay in force.
     """
 
     def __init__(
         self, tls: TlsFiles, on_change: Callable[[Certificate], None] = lambda _: None
     ) -> None:
-        """`taken` is told of the certificate in use, now and after each change. Raises ConfigError,
-        which names the file.
+        """`on_change` is called with the certificate in use, now and after each change. Raises
+        ConfigError, naming the file.
         """
         self._tls = tls
         self._on_change = on_change
-        self._good_until_s = math.inf  # an authority ends then
+        self._good_until_s = math.inf  # when the next authority expires, in Unix seconds
         self._stamp = self._read_stamps()
         self._context = self._load()
 
     def context(self) -> ssl.SSLContext:
-        """For the next connection."""
+        """Return the context for the next connection."""
         stamp = self._read_stamps()
         if stamp != self._stamp or _now_s() > self._good_until_s:
             self._stamp = stamp
             try:
                 self._context = self._load()
-                log.info("took the new certificate of %s", self._tls.certificate)
-            except (
-                ConfigError,
-                OSError,
-                # two files cannot be replaced in one moment: the next change is looked at again
-            ) as error:
+                log.info("loaded the new certificate from %s", self._tls.certificate)
+            except (ConfigError, OSError) as error:
+                # two files cannot be replaced at once: the next change triggers another attempt
                 self._good_until_s = math.inf
                 log.warning(
-                    "%s; the certificate before stays in use", getattr(error, "message", error)
+                    "%s; the previous certificate stays in use", getattr(error, "message", error)
                 )
         return self._context
 
@@ -78,14 +72,14 @@ class ReloadingTlsFiles:
 
 
 def server_context(tls: TlsFiles, now_unix_s: float) -> ssl.SSLContext:
-    """TLS 1.3, a certificate of the fleet required. Raises ConfigError, which names the file that
-    cannot be used.
+    """Return a context that requires TLS 1.3 and a certificate of the fleet. Raises ConfigError,
+    naming the unusable file.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.verify_mode = ssl.CERT_REQUIRED
     context.verify_flags |= _X509_V_FLAG_NO_CHECK_TIME
-    context.num_tickets = 0  # a resumed session would skip the look at the certificate
+    context.num_tickets = 0  # a resumed session would skip the certificate check
     context.set_alpn_protocols(["h2"])
     load_tls_files(context, tls, now_unix_s)
     return context

@@ -201,12 +201,12 @@ async def test_an_expired_certificate_is_refused_with_its_day(door: Door) -> Non
 
 async def test_a_certificate_that_is_not_yet_valid_is_refused(door: Door) -> None:
     files = shown(door, door.maker.issue(door.client, "controller", days=10), "future")
-    await refused(door, files, "is valid only from", "is valid only from")
+    await refused(door, files, "is not valid before", "is not valid before")
 
 
 async def test_a_certificate_of_another_authority_is_refused(door: Door, tmp_path: Path) -> None:
     files = shown(door, Maker.new(tmp_path).issue(door.client, "controller"), "foreign")
-    await refused(door, files, "not issued by this fleet's authority", "refused our certificate")
+    await refused(door, files, "not issued by this fleet's authority", "rejects our certificate")
 
 
 async def test_a_certificate_of_the_wrong_role_is_refused_by_name(door: Door) -> None:
@@ -216,7 +216,7 @@ async def test_a_certificate_of_the_wrong_role_is_refused_by_name(door: Door) ->
         await refused(
             door,
             files,
-            "its certificate is that of user eve; served are only the controller",
+            "its certificate is that of user eve; only the controller may connect",
             "that of user eve",
         )
     else:  # an agent's certificate is for serving alone, so TLS itself refuses it
@@ -255,7 +255,7 @@ def test_no_certificate_is_refused(door: Door) -> None:
         door.address, credentials, options=[("grpc.ssl_target_name_override", door.name)]
     ) as channel:
         assert is_refused(channel)
-    door.logged("it shows no certificate")
+    door.logged("it presents no certificate")
 
 
 def test_who_speaks_no_tls_is_refused(door: Door) -> None:
@@ -280,7 +280,7 @@ def test_an_older_tls_is_refused(door: Door) -> None:
         pytest.raises(ssl.SSLError),
     ):
         context.wrap_socket(connection)
-    door.logged("it speaks only a TLS older than 1.3")
+    door.logged("it only speaks a TLS version older than 1.3")
 
 
 async def test_who_passes_for_the_server_is_refused_by_the_client(
@@ -300,7 +300,7 @@ async def test_who_passes_for_the_server_is_refused_by_the_client(
             Maker.new(tmp_path).authority.certificate_pem,
         )
     assert "its certificate is not issued by this fleet's authority" in await door.ask(other)
-    door.logged("it does not accept the certificate here")
+    door.logged("it rejects this server's certificate")
 
 
 async def test_an_agent_of_another_name_is_refused_by_the_client(tmp_path: Path) -> None:
@@ -308,7 +308,7 @@ async def test_an_agent_of_another_name_is_refused_by_the_client(tmp_path: Path)
         files = door.maker.files(
             "any", door.maker.issue(Role.CONTROLLER, "controller")
         )  # trusts the whole authority
-        assert "that of another party (expected is gpu02.agent.benchfleet)" in await door.ask(
+        assert "that of another party (expected gpu02.agent.benchfleet)" in await door.ask(
             files, agent_name("gpu02")
         )
 
@@ -320,7 +320,7 @@ async def test_nothing_that_listens_and_nothing_that_answers_are_told_apart(tmp_
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         assert (
             await explain_connection_failure(address, files, "any", 0.2)
-            == "something listens there that does not answer"
+            == "something listens there but does not answer"
         )
     agent = AgentClient(address, files, "any")
     with pytest.raises(HostUnreachable, match="nothing listens there"):

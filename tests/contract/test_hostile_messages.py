@@ -403,7 +403,7 @@ def test_a_trial_full_of_shell_is_launched_and_executes_nothing(line: ExposedAge
 def test_a_message_that_is_none_is_refused_and_told(line: ExposedAgent, method: str) -> None:
     assert _call(line, method, b"\xff" * 40) in REFUSED
     assert _call(line, method, b"\x0a\xff\xff\xff\x7f") in REFUSED
-    assert f"{SERVICE}{method} of unix" in line.log
+    assert f"{SERVICE}{method} from unix" in line.log
     assert line.answers()
 
 
@@ -411,7 +411,7 @@ def test_a_message_that_is_none_is_refused_and_told(line: ExposedAgent, method: 
 def test_a_message_that_is_too_large_is_refused(line: ExposedAgent, size_mib: int) -> None:
     code = _call(line, "StartTrial", b"\x0a" + bytes(size_mib << 20))
     assert code in {*REFUSED, grpc.StatusCode.RESOURCE_EXHAUSTED}
-    assert size_mib > 64 or f"a message of {(size_mib << 20) + 1} bytes, more than" in line.log
+    assert size_mib > 64 or f"a message of {(size_mib << 20) + 1} bytes is larger than" in line.log
     assert line.answers()
 
 

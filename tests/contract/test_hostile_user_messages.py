@@ -85,7 +85,7 @@ async def test_a_message_that_is_none_or_too_large_is_refused_and_told(
             for method in NAMES:
                 for content in (b"\xff" * 40, b"\x0a\xff\xff\xff\x7f", b"\x0a" + bytes(5 << 20)):
                     assert await call(channel, method, content) is grpc.StatusCode.INVALID_ARGUMENT
-        assert all(f"{SERVICE}{method} of" in caplog.text for method in NAMES)
+        assert all(f"{SERVICE}{method} from" in caplog.text for method in NAMES)
         assert (
             await call(channel, "SubmitJob", b"\x0a" + bytes(80 << 20))
             is grpc.StatusCode.RESOURCE_EXHAUSTED

@@ -205,7 +205,7 @@ def test_a_controller_takes_its_new_certificate_and_goes_on(net: TrustedFleet) -
     assert net.ctl("trust", "rotate").returncode == 0
     assert net.host_when("state", "connected")["host"] == HOST
     time_s = time.monotonic() + LIMIT_S
-    while "took the new certificate" not in (net.folder / "controller.log").read_text():
+    while "loaded the new certificate" not in (net.folder / "controller.log").read_text():
         assert time.monotonic() < time_s
         time.sleep(0.05)
 
@@ -234,7 +234,7 @@ def test_a_renewed_host_goes_on_and_a_revoked_one_is_cut_off_at_once(net: Truste
     install(net.authority, net.folder / "etc")
     renewed = parse_certificates((net.folder / "etc" / "agent.crt").read_bytes())[0]
     deadline_s = time.monotonic() + LIMIT_S
-    while "took the new certificate" not in (net.folder / "agent.log").read_text():
+    while "loaded the new certificate" not in (net.folder / "agent.log").read_text():
         assert time.monotonic() < deadline_s
         time.sleep(0.05)
     net.authority.mark_installed(HOST, renewed.fingerprint)

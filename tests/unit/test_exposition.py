@@ -85,7 +85,7 @@ def test_it_answers_on_loopback_and_tells_a_port_that_is_taken() -> None:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
         probe.listen()
-        with pytest.raises(Conflict, match=f"metrics port {port}"):
+        with pytest.raises(Conflict, match=f"cannot serve metrics on 127.0.0.1:{port}"):
             series.serve(port)
     stop = series.serve(port)
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:

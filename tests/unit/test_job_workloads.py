@@ -358,7 +358,7 @@ def test_what_was_packed_to_burst_is_refused() -> None:
         zlib.compress(b'{"prompts":[[["user","' + b"x" * (17 << 20) + b'"]]]}', 9)
     ).decode()
     assert len(bomb) < 50_000
-    with pytest.raises(ValueError, match="cut off, or more than 16 MiB"):
+    with pytest.raises(ValueError, match="it is truncated, or holds more than 16 MiB"):
         unpack(bomb)
 
 

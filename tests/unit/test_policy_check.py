@@ -61,11 +61,11 @@ def test_a_good_one_is_welcome_to_its_last_second() -> None:
         (certificate(ends_s=-1), f"{OWN} expired on 2026-09-21"),
         (
             certificate(begins_s=60),
-            f"{OWN} is valid only from 2026-09-21 14:14 UTC on; here it is 2026-09-21 14:13 UTC",
+            f"{OWN} is not valid before 2026-09-21 14:14 UTC; here it is 2026-09-21 14:13 UTC",
         ),
         (
             certificate(Role.USER),
-            "its certificate is that of user ann; served are only the controller",
+            "its certificate is that of user ann; only the controller may connect",
         ),
         (certificate(None), "its certificate names no role of a fleet"),
     ],
@@ -84,7 +84,7 @@ def test_both_roles_of_a_controllers_door_are_named() -> None:
     told = certificate_refusal_reason(
         certificate(Role.AGENT), frozenset({Role.USER, Role.CONTROLLER}), None, NOW_S
     )
-    assert told == "its certificate is that of agent ann; served are only the controller and users"
+    assert told == "its certificate is that of agent ann; only the controller and users may connect"
 
 
 @pytest.mark.parametrize("reason", ["", "SOMETHING_NEW", "TLSV1_ALERT_INTERNAL_ERROR"])

@@ -41,7 +41,7 @@ async def test_only_its_owner_may_connect(tmp_path: Path) -> None:
 
 async def test_a_folder_that_others_may_write_is_refused(tmp_path: Path) -> None:
     os.chmod(tmp_path, 0o777)
-    with pytest.raises(ConfigError, match="can be written by others"):
+    with pytest.raises(ConfigError, match="other users can write to"):
         bind_server(aio.server(), listen_address(tmp_path, "agent"))
 
 
