@@ -10,7 +10,8 @@ from sqlalchemy import insert
 
 from fleet_controller.core.trial_state import Attempt
 from fleet_controller.store import tables as t
-from fleet_controller.store.store import JobRow, Store
+from fleet_controller.store.rows import JobRow
+from fleet_controller.store.store import Store
 from fleet_protos import events as ev
 from fleet_protos.codec import event_to_json, to_json
 from fleet_protos.trial_types import (

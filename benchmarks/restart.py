@@ -21,7 +21,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.full_store import add_finished, spec_of
-from fleet_controller.store.store import JobRow, Store
+from fleet_controller.store.rows import JobRow
+from fleet_controller.store.store import Store
 
 TRIALS = 10_000
 LIMIT_S = 5.0

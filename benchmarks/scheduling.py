@@ -17,7 +17,7 @@ from fleet_controller.core.schedule_inputs import SchedulableHost
 from fleet_controller.core.scheduler import TrialStart, next_starts
 from fleet_controller.core.trial_state import Attempt, Trial
 from fleet_controller.jobs.job_index import JobIndex
-from fleet_controller.store.store import JobRow
+from fleet_controller.store.rows import JobRow
 from fleet_protos.trial_types import EngineKind, EngineSpec, Outcome, Phase, TrialSpec
 
 HOSTS = 200

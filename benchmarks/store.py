@@ -15,10 +15,11 @@ from benchmarks.full_store import HOSTS, events_of, spec_of
 from fleet_controller.core.schedule_inputs import SchedulableHost
 from fleet_controller.core.scheduler import next_starts
 from fleet_controller.core.trial_state import Attempt
-from fleet_controller.jobs.job_index import SeenTrials, job_change
+from fleet_controller.jobs.indexed_job import SeenTrials, job_change
 from fleet_controller.jobs.queries import ReadOnlyController
 from fleet_controller.jobs.state_writer import StateWriter
-from fleet_controller.store.store import JobRow, Store
+from fleet_controller.store.rows import JobRow
+from fleet_controller.store.store import Store
 from fleet_protos.prometheus_series import RunSeries
 from fleet_protos.trial_types import TrialSpec
 

@@ -14,7 +14,8 @@ from sqlalchemy import event
 from benchmarks.full_store import add_finished, spec_of
 from fleet_controller.jobs.queries import ReadOnlyController
 from fleet_controller.jobs.state_writer import StateWriter
-from fleet_controller.store.store import JobRow, Store
+from fleet_controller.store.rows import JobRow
+from fleet_controller.store.store import Store
 from fleet_protos.prometheus_series import RunSeries
 from fleet_protos.trial_types import Outcome
 

@@ -23,7 +23,8 @@ from fleet_controller.core.quarantine import HostFailure, HostRecord
 from fleet_controller.core.schedule_inputs import waiting_job_of
 from fleet_controller.core.trial_state import HOST_GIVEN_UP, Attempt
 from fleet_controller.store import database
-from fleet_controller.store.store import JobRow, Store
+from fleet_controller.store.rows import JobRow
+from fleet_controller.store.store import Store
 from fleet_controller.store.tables import metadata
 from fleet_controller.store.writer_lock import hold_writer_lock
 from fleet_protos import events as ev

@@ -18,7 +18,7 @@ from fleet_controller.core.schedule_inputs import SchedulableHost, waiting_reaso
 from fleet_controller.core.scheduler import TrialStart, next_starts
 from fleet_controller.core.trial_state import Attempt, Trial
 from fleet_controller.jobs.job_index import JobIndex
-from fleet_controller.store.store import JobRow
+from fleet_controller.store.rows import JobRow
 from fleet_protos.trial_types import EngineKind, EngineSpec, Gang, Outcome, Phase, TrialSpec
 
 NAMES = ("a", "b", "c", "d")

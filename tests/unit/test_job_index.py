@@ -10,14 +10,10 @@ from hypothesis import strategies as st
 from fleet_controller.core.schedule_inputs import waiting_job_of
 from fleet_controller.core.scheduler import remaining_s
 from fleet_controller.core.trial_state import Attempt, Trial
-from fleet_controller.jobs.job_index import (
-    IndexedJob,
-    JobIndex,
-    SeenTrials,
-    job_change,
-    job_summary,
-)
-from fleet_controller.store.store import JobRow
+from fleet_controller.jobs.indexed_job import IndexedJob, SeenTrials, job_change
+from fleet_controller.jobs.job_index import JobIndex
+from fleet_controller.jobs.job_views import job_summary
+from fleet_controller.store.rows import JobRow
 from fleet_protos.errors import ErrorKind
 from fleet_protos.trial_types import Outcome, Phase, TrialSpec
 

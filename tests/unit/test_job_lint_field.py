@@ -13,7 +13,7 @@ import pytest
 from fleet_controller.importers.sweep_job import sweep_job
 from fleet_controller.job_file.job_loader import load_job
 from fleet_controller.planning.equivalence import equivalent_variants
-from fleet_controller.planning.job_plan import make_variants
+from fleet_controller.planning.variants import make_variants
 from fleet_controller.yaml.findings import Finding, JobRejected
 from fleet_knowledge.sglang.speculation.sweep_notation import distinct_servers, expand_sweep
 

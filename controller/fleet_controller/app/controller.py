@@ -27,7 +27,7 @@ from fleet_controller.core.host_view import GPUS_UNKNOWN
 from fleet_controller.core.inventory import Inventory
 from fleet_controller.core.job import HostChoice, Job
 from fleet_controller.core.scheduler import TrialStart, next_starts
-from fleet_controller.core.trial_state import Attempt, Trial
+from fleet_controller.core.trial_state import Attempt, Trial, ended_by_controller
 from fleet_controller.hosts.connections import HostConnections
 from fleet_controller.hosts.host_checks import check_connections
 from fleet_controller.hosts.host_connection import HostConnection
@@ -36,13 +36,9 @@ from fleet_controller.hosts.host_timeouts import HostTimeouts
 from fleet_controller.hosts.targets import FleetTargets, targets_of
 from fleet_controller.hosts.wait_connected import planning_candidates, wait_until_connected
 from fleet_controller.job_file.job_loader import LoadedJob, load_job
-from fleet_controller.jobs.job_index import (
-    SeenTrials,
-    ended_by_controller,
-    job_change,
-    job_detail,
-    wait_until_set,
-)
+from fleet_controller.jobs.indexed_job import SeenTrials, job_change
+from fleet_controller.jobs.job_index import wait_until_set
+from fleet_controller.jobs.job_views import job_detail
 from fleet_controller.jobs.queries import ReadOnlyController
 from fleet_controller.jobs.state_writer import StateWriter
 from fleet_controller.planning.admission_preview import predicted_refusal
@@ -54,7 +50,8 @@ from fleet_controller.planning.load_host_assignment import (
     load_hosts_of,
     load_plan,
 )
-from fleet_controller.store.store import JobRow, Store
+from fleet_controller.store.rows import JobRow
+from fleet_controller.store.store import Store
 from fleet_controller.yaml.findings import ERROR, JobRejected, has_errors
 from fleet_protos.errors import ConfigError, ErrorKind, FleetError, NotFound
 from fleet_protos.prometheus_series import RunSeries

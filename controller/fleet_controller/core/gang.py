@@ -9,9 +9,16 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from fleet_controller.core.job import Job
 from fleet_controller.core.trial_state import Attempt, Trial
 from fleet_protos.errors import ErrorKind
-from fleet_protos.trial_types import LoadPlan, Outcome, Phase, TrialSpec, Workload
+from fleet_protos.trial_types import (
+    LoadPlan,
+    Outcome,
+    Phase,
+    TrialSpec,
+    Workload,
+)
 
 _MARK = "_n"  # job names and hosts in a trial id have no underscore
 _FIRST_PORT, _PORTS = (
@@ -213,3 +220,13 @@ def nodes_to_end(trial: Trial) -> Mapping[str, str]:
         return {}
     reason = f"{_node_label(ended[0])} of this server has ended"
     return {node.spec.trial_id: reason for node, attempt in now if attempt.phase < Phase.COLLECTING}
+
+
+def gangs_of(job: Job, hosts: Sequence[str]) -> list[tuple[str, ...]]:
+    """The hosts in their order, as many together as one server takes: one each, or `engine.nodes`.
+    What is left over is in none.
+    """
+    nodes = max(job.engine.gang.nodes, 1)
+    return [
+        tuple(hosts[first : first + nodes]) for first in range(0, len(hosts) - nodes + 1, nodes)
+    ]

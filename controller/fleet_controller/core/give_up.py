@@ -7,9 +7,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from fleet_controller.core.trial_state import HOST_GIVEN_UP, Attempt, Trial
+from fleet_controller.core.trial_state import (
+    HOST_GIVEN_UP,
+    Attempt,
+    Trial,
+    ended_by_controller,
+)
 from fleet_protos.errors import ErrorKind
-from fleet_protos.trial_types import Outcome, Phase
+from fleet_protos.trial_types import Outcome
 
 GIVE_UP_AFTER_S = 3600.0
 # of a cancelled job: long enough for a line that broke, so that the host itself tells the end
@@ -77,17 +82,8 @@ def _given_up_attempt(
 ) -> Attempt:
     who = f"host {host} has" if host else "every host that the job may go to has"
     message = f"{who} been away for {_span(away_s)}; it is waited for {_span(limit_s)}"
-    return Attempt(
-        attempt.number,
-        attempt.agent_id,
-        Phase.OVER,
-        Outcome.FAILED,
-        ErrorKind.HOST_UNREACHABLE,
-        HOST_GIVEN_UP,
-        message,
-        attempt.runs,
-        attempt.started_unix_ns,
-        now_unix_ns,
+    return ended_by_controller(
+        attempt, ErrorKind.HOST_UNREACHABLE, HOST_GIVEN_UP, message, now_unix_ns
     )
 
 

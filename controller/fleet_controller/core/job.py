@@ -10,7 +10,13 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from fleet_controller.yaml.findings import Finding
-from fleet_protos.trial_types import AttachedFile, EngineSpec, Measure, Workload
+from fleet_protos.trial_types import (
+    AttachedFile,
+    EngineKind,
+    EngineSpec,
+    Measure,
+    Workload,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,3 +108,8 @@ class Job:
             above = above.rpartition("[" if above.endswith("]") else ".")[0]
         line, column = self.places.get(above, (1, 1) if self.file else (0, 0))
         return Finding(code, severity, self.file, line, column, key, message, hint)
+
+
+def blocks_of(job: Job) -> int:
+    """Rounds of launches; an external server is not launched, so it gets one."""
+    return 1 if job.engine.kind == EngineKind.EXTERNAL else job.launches

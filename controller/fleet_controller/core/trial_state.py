@@ -203,3 +203,18 @@ def job_state(trials: Iterable[Trial], cancelled: bool) -> str:
     if all(trial.newest is not None and trial.newest.outcome is Outcome.OK for trial in trials):
         return "done"
     return "cancelled" if cancelled else "failed"
+
+
+def ended_by_controller(
+    attempt: Attempt, kind: ErrorKind, failure_class: str, message: str, now_unix_ns: int
+) -> Attempt:
+    """An attempt that the controller itself ends, because no agent will tell its end."""
+    return replace(
+        attempt,
+        phase=Phase.OVER,
+        outcome=Outcome.FAILED,
+        kind=kind,
+        failure_class=failure_class,
+        message=message,
+        ended_unix_ns=now_unix_ns,
+    )

@@ -21,13 +21,13 @@ from fleet_controller.core.host_view import (
     merge_labels,
 )
 from fleet_controller.core.inventory import FleetHost
-from fleet_controller.core.trial_state import Attempt, Trial
+from fleet_controller.core.trial_state import Attempt, Trial, ended_by_controller
 from fleet_controller.hosts.agent_client import AgentClient, AgentInfo
 from fleet_controller.hosts.artifact_downloads import ArtifactDownloads
 from fleet_controller.hosts.load_cluster import LoadClusters
 from fleet_controller.hosts.reconcile import AttemptReconciler
 from fleet_controller.hosts.targets import LOCAL_ACCESS, AgentTarget, HostAccess, direct_address
-from fleet_controller.jobs.job_index import ended_by_controller, wait_until_set
+from fleet_controller.jobs.job_index import wait_until_set
 from fleet_controller.jobs.state_writer import StateWriter
 from fleet_controller.planning.admission_preview import AdvertisedPolicy
 from fleet_protos import events as ev

@@ -18,7 +18,7 @@ from fleet_controller.core.give_up import (
 )
 from fleet_controller.core.trial_state import Trial
 from fleet_controller.hosts.host_connection import HostConnection
-from fleet_controller.jobs.job_index import IndexedJob
+from fleet_controller.jobs.indexed_job import IndexedJob
 from fleet_controller.jobs.state_writer import StateWriter
 
 log = logging.getLogger(__name__)

@@ -30,7 +30,7 @@ from fleet_controller.job_file.variant_checks import (
     check_speculation,
 )
 from fleet_controller.job_file.workload_checks import check_workloads
-from fleet_controller.planning.job_plan import Variant
+from fleet_controller.planning.variants import Variant
 from fleet_controller.yaml.findings import INFO, WARNING, Finding
 from fleet_controller.yaml.key_path import KeyPath
 

@@ -22,7 +22,8 @@ from fleet_controller.job_file.job_checks import check_job, check_variants
 from fleet_controller.job_file.job_format import JOB_FORMAT
 from fleet_controller.job_file.job_models import JobFile
 from fleet_controller.job_file.parsed_job import ParsedJob
-from fleet_controller.planning.job_plan import make_variants, variant_findings
+from fleet_controller.planning.plan_findings import variant_findings
+from fleet_controller.planning.variants import make_variants
 from fleet_controller.yaml.document import LARGEST_BYTES, Document, read_document
 from fleet_controller.yaml.findings import (
     ERROR,

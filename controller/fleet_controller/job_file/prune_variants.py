@@ -20,7 +20,7 @@ from fleet_controller.planning.equivalence import (
     exclusions,
     prune_job,
 )
-from fleet_controller.planning.job_plan import make_variants
+from fleet_controller.planning.variants import make_variants
 from fleet_protos.errors import ConfigError
 
 _WIDEST_LINE = 4096

@@ -18,7 +18,7 @@ from fleet_controller.planning.equivalence import (
     configuration,
     equivalent_variants,
 )
-from fleet_controller.planning.job_plan import Variant
+from fleet_controller.planning.variants import Variant
 from fleet_controller.yaml.findings import INFO, WARNING, Finding
 from fleet_controller.yaml.key_path import KeyPath
 from fleet_knowledge.nccl import variable_rules

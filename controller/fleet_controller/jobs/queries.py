@@ -17,7 +17,7 @@ from fleet_controller.core.controller_api import (
     JobSummary,
     TrialDetail,
 )
-from fleet_controller.jobs.job_index import job_detail, job_summary, trial_status
+from fleet_controller.jobs.job_views import job_detail, job_summary, trial_status
 from fleet_controller.store.store import Store
 from fleet_protos.errors import HostUnreachable, NotFound
 

@@ -17,8 +17,10 @@ from fleet_controller.core.gang import fold_gangs, lead_and_rank
 from fleet_controller.core.quarantine import HostRecord
 from fleet_controller.core.trial_state import NO_SKEW, Attempt, HostClock, Trial
 from fleet_controller.jobs.host_metrics import HostSeries
-from fleet_controller.jobs.job_index import IndexedJob, JobIndex
-from fleet_controller.store.store import JobRow, Store
+from fleet_controller.jobs.indexed_job import IndexedJob
+from fleet_controller.jobs.job_index import JobIndex
+from fleet_controller.store.rows import JobRow
+from fleet_controller.store.store import Store
 from fleet_protos.errors import StoreUnusable
 from fleet_protos.events import Event, ServerProgressed
 from fleet_protos.prometheus_series import RunSeries

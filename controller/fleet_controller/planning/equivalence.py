@@ -10,7 +10,7 @@ from itertools import chain
 from typing import Any
 
 from fleet_controller.core.job import Job
-from fleet_controller.planning.job_plan import Variant
+from fleet_controller.planning.variants import Variant
 from fleet_knowledge.release import Release
 from fleet_knowledge.server_configuration import ServerConfiguration
 from fleet_knowledge.sglang.effective_configuration import (

@@ -6,37 +6,23 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
-import math
 import re
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fleet_controller.core.gang import hold_limit_s, member_specs
-from fleet_controller.core.job import Job, Level
+from fleet_controller.core.gang import gangs_of, hold_limit_s, member_specs
+from fleet_controller.core.job import Job, blocks_of
+from fleet_controller.planning.plan_findings import size_findings, variant_findings
+from fleet_controller.planning.variants import (
+    Variant,
+    make_variants,
+)
 from fleet_controller.planning.witness_policy import needs_witness
-from fleet_controller.yaml.findings import ERROR, INFO, WARNING, Finding, has_errors
-from fleet_knowledge.sglang.parallelism import count_needed_gpus
-from fleet_protos.trial_types import EngineKind, EngineSpec, LoadPlan, TrialSpec
+from fleet_controller.yaml.findings import Finding, has_errors
+from fleet_protos.trial_types import LoadPlan, TrialSpec
 
-MOST_TRIALS = 10_000
-MOST_FILE_BYTES = 256 << 20  # of all trials of a job together, in the store
-DEFAULT_VARIANT = "default"
 _OWN_LOAD = LoadPlan()
-
-
-@dataclass(frozen=True, slots=True)
-class Variant:
-    """One combination of levels and the engine it makes. `index` counts from 1 in the order of the
-    file.
-    """
-
-    index: int
-    name: str
-    levels: Mapping[str, str]
-    engine: EngineSpec
-    is_baseline: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +111,7 @@ def make_plan(job: Job, hosts: Sequence[str], load: LoadPlan = _OWN_LOAD) -> Pla
     """
     hosts = tuple(dict.fromkeys(hosts))
     variants = make_variants(job)
-    findings = [*variant_findings(job, variants), *_size_findings(job, variants, hosts)]
+    findings = [*variant_findings(job, variants), *size_findings(job, variants, hosts)]
     sound = not has_errors(findings)
     return Plan(
         job=job.name,
@@ -140,11 +126,6 @@ def make_plan(job: Job, hosts: Sequence[str], load: LoadPlan = _OWN_LOAD) -> Pla
     )
 
 
-def blocks_of(job: Job) -> int:
-    """Rounds of launches; an external server is not launched, so it gets one."""
-    return 1 if job.engine.kind == EngineKind.EXTERNAL else job.launches
-
-
 def _trials(job: Job, variants: Sequence[Variant], hosts: Sequence[str]) -> Iterator[PlannedTrial]:
     gangs = gangs_of(job, hosts)
     for position, (host, *members) in enumerate(gangs):
@@ -157,16 +138,6 @@ def _trials(job: Job, variants: Sequence[Variant], hosts: Sequence[str]) -> Iter
                     yield PlannedTrial(host, block, next(order), variant, tuple(members))
 
 
-def gangs_of(job: Job, hosts: Sequence[str]) -> list[tuple[str, ...]]:
-    """The hosts in their order, as many together as one server takes: one each, or `engine.nodes`.
-    What is left over is in none.
-    """
-    nodes = max(job.engine.gang.nodes, 1)
-    return [
-        tuple(hosts[first : first + nodes]) for first in range(0, len(hosts) - nodes + 1, nodes)
-    ]
-
-
 def _block_order(seed: int, host: str, block: int, variants: Sequence[Variant]) -> list[Variant]:
     return sorted(
         variants,
@@ -174,189 +145,6 @@ def _block_order(seed: int, host: str, block: int, variants: Sequence[Variant]) 
             f"{seed}/{host}/{block}/{variant.name}".encode()
         ).digest(),
     )
-
-
-def make_variants(job: Job) -> tuple[Variant, ...]:
-    """Every combination of levels that is not excluded, the last factor turning fastest; none when
-    there would be too many.
-    """
-    if combinations(job) > MOST_TRIALS:
-        return ()
-    kept = [
-        levels
-        for levels in _level_combinations(job)
-        if not any(part.items() <= levels.items() for part in job.exclude)
-    ]
-    return tuple(_variant(job, index, levels) for index, levels in enumerate(kept, start=1))
-
-
-def combinations(job: Job) -> int:
-    """How many variants the factors would make before any is excluded."""
-    return math.prod(len(levels) for levels in job.factors.values())
-
-
-def _level_combinations(job: Job) -> Iterator[dict[str, str]]:
-    for chosen in itertools.product(*job.factors.values()):
-        yield dict(zip(job.factors, chosen, strict=True))
-
-
-def _variant(job: Job, index: int, levels: Mapping[str, str]) -> Variant:
-    return Variant(
-        index=index,
-        name=",".join(f"{factor}={level}" for factor, level in levels.items()) or DEFAULT_VARIANT,
-        levels=levels,
-        engine=_resolved_engine(
-            job, [job.factors[factor][level] for factor, level in levels.items()]
-        ),
-        is_baseline=levels == job.baseline,
-    )
-
-
-def _resolved_engine(job: Job, levels: Sequence[Level]) -> EngineSpec:
-    """The engine with its levels laid over it, in the order of the file; a later one wins."""
-    args, env = dict(job.engine.args), dict[str, str | None](job.engine.env)
-    simulation = job.engine.simulation
-    for level in levels:
-        args.update(level.args)
-        env.update(level.env)
-        simulation = replace(simulation, **level.simulation)
-    args = {name: value for name, value in args.items() if value is not None}
-    kept_env = {name: value for name, value in env.items() if value is not None}
-    needed = _gpus_of_a_host(job, args)
-    gpus = needed if job.gpus is None and job.engine.kind != EngineKind.EXTERNAL else job.gpus or 0
-    return replace(job.engine, args=args, env=kept_env, simulation=simulation, gpus=gpus)
-
-
-def _gpus_of_a_host(job: Job, args: Mapping[str, Any]) -> int:
-    return -(-count_needed_gpus(args) // max(job.engine.gang.nodes, 1))
-
-
-def variant_findings(job: Job, variants: Sequence[Variant]) -> Iterator[Finding]:
-    """What is wrong with the variants themselves, on whatever host."""
-    if combinations(job) > MOST_TRIALS:
-        message = f"the factors make {combinations(job)} variants, more than {MOST_TRIALS}"
-        yield job.finding(
-            "too_many_variants",
-            ERROR,
-            "factors",
-            message,
-            "take factors or levels away, or split the job",
-        )
-        return
-    if not variants:
-        yield job.finding(
-            "no_trials",
-            ERROR,
-            "exclude",
-            "every variant is excluded: nothing would run",
-            "keep at least two variants",
-        )
-        return
-    if not any(variant.is_baseline for variant in variants):
-        message = "the baseline is excluded: nothing could be compared with it"
-        yield job.finding(
-            "baseline_excluded",
-            ERROR,
-            "exclude",
-            message,
-            "exclude another, or choose another baseline",
-        )
-    elif len(variants) == 1 and job.factors:
-        yield job.finding(
-            "one_variant",
-            INFO,
-            "factors",
-            "there is one variant: its speed is measured, nothing is compared",
-            "add a level",
-        )
-    yield from _equal_variants(job, variants)
-    yield from _gpu_findings(job, variants)
-
-
-def _equal_variants(job: Job, variants: Sequence[Variant]) -> Iterator[Finding]:
-    first: dict[str, Variant] = {}
-    for variant in variants:
-        engine = variant.engine
-        same = first.setdefault(
-            json.dumps([engine.args, engine.env, repr(engine.simulation)], sort_keys=True), variant
-        )
-        if same is not variant:
-            message = f"`{same.name}` and `{variant.name}` launch the same server: they differ in no argument and no variable"
-            yield job.finding(
-                "equal_variants",
-                WARNING,
-                "factors",
-                message,
-                "exclude one, unless you want to see two equal arms (A/A)",
-            )
-
-
-def _gpu_findings(job: Job, variants: Sequence[Variant]) -> Iterator[Finding]:
-    """Of the simulated engine alone: what a real one takes is among the rules about SGLang."""
-    if job.gpus is None or job.engine.kind != EngineKind.SIMULATED:
-        return
-    for variant in variants:
-        needed = _gpus_of_a_host(job, variant.engine.args)
-        if needed != job.gpus:
-            message = f"engine.gpus is {job.gpus}, but the arguments of `{variant.name}` take {needed} (tp_size × pp_size × dp_size)"
-            yield job.finding(
-                "gpus_mismatch",
-                WARNING,
-                "engine.gpus",
-                message,
-                f"write gpus: {needed}, or leave it out",
-            )
-            return
-
-
-def _size_findings(
-    job: Job, variants: Sequence[Variant], hosts: Sequence[str]
-) -> Iterator[Finding]:
-    if not hosts:
-        yield job.finding(
-            "no_hosts",
-            ERROR,
-            "hosts",
-            "no host matches: nothing would run",
-            "`fleetctl hosts ls` shows names and labels",
-        )
-    gangs = gangs_of(job, hosts)
-    if hosts and job.engine.gang.nodes > 1:
-        yield from _gang_findings(job, hosts, gangs)
-    count = len(variants) * blocks_of(job) * (len(gangs) if job.hosts.every_host else 1)
-    if count > MOST_TRIALS:
-        message = f"the plan has {count} trials, more than {MOST_TRIALS}"
-        hint = "ask for fewer launches, levels or hosts, or for `placement: any_host`"
-        yield job.finding("too_many_trials", ERROR, "measure.launches", message, hint)
-    if count * (size := sum(len(file.content) for file in job.files)) > MOST_FILE_BYTES:
-        message = f"the files of this job, {size >> 10} KiB packed, would be kept with each of {count} trials"
-        yield job.finding(
-            "files_too_large",
-            ERROR,
-            "workloads",
-            message,
-            "take shorter files, or ask for fewer trials",
-        )
-
-
-def _gang_findings(
-    job: Job, hosts: Sequence[str], gangs: Sequence[tuple[str, ...]]
-) -> Iterator[Finding]:
-    nodes = job.engine.gang.nodes
-    if not gangs:
-        message = f"one server takes {nodes} hosts, and there {'is' if len(hosts) == 1 else 'are'} {len(hosts)}: {', '.join(hosts)}"
-        yield job.finding(
-            "too_few_hosts", ERROR, "engine.nodes", message, "choose more hosts, or lower nodes"
-        )
-    elif left := hosts[len(gangs) * nodes :]:
-        message = f"{', '.join(left)} is left over: each server takes {nodes} hosts"
-        yield job.finding(
-            "hosts_left_over",
-            WARNING,
-            "engine.nodes",
-            message,
-            f"choose a multiple of {nodes} hosts",
-        )
 
 
 def trial_id(job_id: str, plan: Plan, planned: PlannedTrial, is_movable: bool = False) -> str:

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from sqlalchemy import URL, Engine, create_engine, event, inspect, make_url, text
-from sqlalchemy.exc import DatabaseError, SQLAlchemyError
+from sqlalchemy import (
+    URL,
+    Engine,
+    create_engine,
+    event,
+    inspect,
+    make_url,
+    text,
+)
+from sqlalchemy.exc import DatabaseError, DataError, DBAPIError, OperationalError, SQLAlchemyError
 
-from fleet_protos.errors import ConfigError, Conflict
+from fleet_protos.errors import ConfigError, Conflict, StoreUnusable
 
 HEAD = "0003"  # the newest revision in migrations/versions; a test compares
 
@@ -134,4 +144,22 @@ def _upgrade(engine: Engine, address: str, found: str) -> None:
         raise ConfigError(
             f"the tables of {redact_password(address)} cannot be made: {error.orig}",
             "use an empty database",
+        ) from error
+
+
+@contextmanager
+def translate_errors() -> Iterator[None]:
+    try:
+        yield
+    except DataError as error:  # of PostgreSQL: a NUL, or a text that is too long for its column
+        raise ConfigError(
+            f"the store cannot hold that: {str(error.orig)[:200]!a}",
+            "look for odd characters in it",
+        ) from error
+    except DBAPIError as error:
+        if not isinstance(error, OperationalError) and not error.connection_invalidated:
+            raise
+        raise StoreUnusable(
+            f"the store cannot be used: {error.orig}",
+            "no event is lost: agents keep what is not stored",
         ) from error

@@ -5,12 +5,30 @@ itself.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from sqlalchemy import RowMapping
+from sqlalchemy import (
+    Connection,
+    RowMapping,
+    Table,
+    insert,
+    literal,
+    select,
+    update,
+)
 
 from fleet_controller.core.quarantine import HostFailure, HostRecord
+from fleet_controller.core.trial_state import Attempt, Trial
+from fleet_controller.store import tables as t
+from fleet_protos import events as ev
+from fleet_protos.codec import from_json, to_json
+from fleet_protos.trial_types import Artifact, ErrorKind, Outcome, Phase, TrialSpec
+from fleet_protos.v1 import trial_pb2
+
+log = logging.getLogger(__name__)
 
 
 def host_columns(record: HostRecord) -> dict[str, Any]:
@@ -33,3 +51,153 @@ def host_record_of(row: RowMapping) -> HostRecord:
             "failures": tuple(HostFailure(**failed) for failed in json.loads(row["failures"])),
         }
     )
+
+
+@dataclass(frozen=True, slots=True)
+class JobRow:
+    """A job as submitted. `planned_s`: the plan's guess of its wall seconds.
+
+    `placement`: JSON of its HostChoice, empty where each trial stays on the host of its plan;
+    `joined_s`: see `core.fairness`.
+    """
+
+    job_id: str
+    name: str
+    yaml: str
+    file_name: str
+    submitted_unix_ns: int
+    engine: str
+    time_scale: float
+    planned_s: float
+    cancelled: bool = False
+    priority: int = 0
+    placement: str = ""
+    joined_s: float = 0.0
+
+
+def _is_first_copy(connection: Connection, table: Table, key: Mapping[str, Any]) -> bool:
+    """False, and told in the log, for a row that is there already: an agent's journal that was put
+    back tells it under another number.
+    """
+    row_filter = [table.c[name] == value for name, value in key.items()]
+    if connection.execute(select(literal(1)).select_from(table).where(*row_filter)).first() is None:
+        return True
+    log.warning(
+        "%s of %s are told a second time: the first count",
+        table.name,
+        ", ".join(map(str, key.values())),
+    )
+    return False
+
+
+def spec_from_json(text: str) -> TrialSpec:
+    return from_json(TrialSpec, text, trial_pb2.TrialSpec())
+
+
+def attempt_from_row(row: RowMapping) -> Attempt:
+    values: dict[str, Any] = {
+        name: value for name, value in row.items() if name not in ("trial_id", "attempt")
+    }
+    enums = {
+        "phase": Phase(row["phase"]),
+        "outcome": Outcome(row["outcome"]),
+        "kind": ErrorKind(row["kind"]),
+    }
+    return Attempt(row["attempt"], **(values | enums))
+
+
+def _attempt_columns(attempt: Attempt) -> Mapping[str, Any]:
+    columns = {
+        name: getattr(attempt, name) for name in Attempt.__dataclass_fields__ if name != "number"
+    }
+    columns["message"] = attempt.message.replace(
+        "\0", "\N{REPLACEMENT CHARACTER}"
+    )  # PostgreSQL holds no NUL
+    return {
+        name: int(value) if name in ("phase", "outcome", "kind") else value
+        for name, value in columns.items()
+    }
+
+
+def with_attempts(connection: Connection, job_id: str, specs: Iterable[TrialSpec]) -> list[Trial]:
+    found = {spec.trial_id: Trial(spec) for spec in specs}
+    query = (
+        select(t.attempts)
+        .join(t.trials, t.trials.c.trial_id == t.attempts.c.trial_id)
+        .where(t.trials.c.job_id == job_id)
+    )
+    for row in connection.execute(query.order_by(t.attempts.c.attempt)).mappings():
+        found[row["trial_id"]] = found[row["trial_id"]].with_attempt(attempt_from_row(row))
+    return list(found.values())
+
+
+def read_attempt(connection: Connection, trial_id: str, number: int) -> Attempt:
+    query = select(t.attempts).where(
+        t.attempts.c.trial_id == trial_id, t.attempts.c.attempt == number
+    )
+    row = connection.execute(query).mappings().first()
+    return attempt_from_row(row) if row else Attempt(number)
+
+
+def write_attempt(connection: Connection, trial_id: str, attempt: Attempt) -> None:
+    row_filter = (t.attempts.c.trial_id == trial_id) & (t.attempts.c.attempt == attempt.number)
+    columns = _attempt_columns(attempt)
+    if not connection.execute(update(t.attempts).where(row_filter).values(columns)).rowcount:
+        connection.execute(
+            insert(t.attempts).values(trial_id=trial_id, attempt=attempt.number, **columns)
+        )
+
+
+def advance_sequence(connection: Connection, agent_id: str, host: str, sequence: int) -> bool:
+    """Note the sequence number; False when that event, or a later one, was stored before."""
+    last = connection.execute(
+        select(t.agents.c.last_sequence).where(t.agents.c.agent_id == agent_id)
+    ).scalar()
+    if last is None:
+        connection.execute(
+            insert(t.agents).values(agent_id=agent_id, host=host, last_sequence=sequence)
+        )
+        return True
+    if sequence <= last:
+        return False
+    connection.execute(
+        update(t.agents).where(t.agents.c.agent_id == agent_id).values(last_sequence=sequence)
+    )
+    return True
+
+
+def write_results(connection: Connection, agent_id: str, event: ev.Event) -> None:
+    artifacts: Iterable[Artifact] = ()
+    if isinstance(event.body, ev.RunFinished):
+        run = event.body.run
+        key = {
+            "trial_id": event.trial_id,
+            "attempt": event.attempt,
+            "workload": run.workload,
+            "run_index": run.index,
+        }
+        if not _is_first_copy(connection, t.runs, key):
+            return
+        connection.execute(insert(t.runs).values(**key, run=to_json(run, trial_pb2.RunResult())))
+        artifacts = [run.artifact] if run.artifact.name else []
+    if isinstance(event.body, ev.EvidenceCollected):
+        artifacts = event.body.artifacts
+    for artifact in artifacts:
+        if not _is_first_copy(connection, t.artifacts, {"name": artifact.name}):
+            continue
+        connection.execute(
+            insert(t.artifacts).values(
+                name=artifact.name,
+                trial_id=event.trial_id,
+                attempt=event.attempt,
+                agent_id=agent_id,
+                sha256=artifact.sha256,
+                size_bytes=artifact.size_bytes,
+                fetched=False,
+            )
+        )
+
+
+def read_job_of_request(connection: Connection, request_key: str) -> str:
+    query = select(t.submissions.c.job_id).where(t.submissions.c.request_key == request_key)
+    return str(connection.execute(query).scalar() or "") if request_key else ""

@@ -5,24 +5,18 @@ that follows from it, or nothing.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
 
 from sqlalchemy import (
     Connection,
     Engine,
-    RowMapping,
-    Table,
     delete,
     func,
     insert,
-    literal,
     select,
     update,
 )
-from sqlalchemy.exc import DataError, DBAPIError, OperationalError
 
 from fleet_controller.core.controller_api import StoredRun
 from fleet_controller.core.event_rules import may_report
@@ -31,38 +25,28 @@ from fleet_controller.core.quarantine import HostRecord
 from fleet_controller.core.trial_state import NO_SKEW, Attempt, HostClock, Trial, apply_event
 from fleet_controller.store import epoch
 from fleet_controller.store import tables as t
-from fleet_controller.store.database import connect
-from fleet_controller.store.rows import host_columns, host_record_of
+from fleet_controller.store.database import connect, translate_errors
+from fleet_controller.store.rows import (
+    JobRow,
+    advance_sequence,
+    attempt_from_row,
+    host_columns,
+    host_record_of,
+    read_attempt,
+    read_job_of_request,
+    spec_from_json,
+    with_attempts,
+    write_attempt,
+    write_results,
+)
 from fleet_protos import events as ev
 from fleet_protos.codec import event_from_json, event_to_json, from_json, to_json
 from fleet_protos.controller_epoch import ControllerEpoch
-from fleet_protos.errors import ConfigError, NotFound, StoreUnusable
-from fleet_protos.trial_types import Artifact, ErrorKind, Outcome, Phase, RunResult, TrialSpec
+from fleet_protos.errors import ConfigError, NotFound
+from fleet_protos.trial_types import Artifact, Outcome, RunResult, TrialSpec
 from fleet_protos.v1 import trial_pb2
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class JobRow:
-    """A job as submitted. `planned_s`: the plan's guess of its wall seconds.
-
-    `placement`: JSON of its HostChoice, empty where each trial stays on the host of its plan;
-    `joined_s`: see `core.fairness`.
-    """
-
-    job_id: str
-    name: str
-    yaml: str
-    file_name: str
-    submitted_unix_ns: int
-    engine: str
-    time_scale: float
-    planned_s: float
-    cancelled: bool = False
-    priority: int = 0
-    placement: str = ""
-    joined_s: float = 0.0
 
 
 class Store:
@@ -87,7 +71,7 @@ class Store:
         """Begin to work with it: from here on no earlier controller can write to it. Raises
         Conflict.
         """
-        with _translate_errors(), self.engine.begin() as connection:
+        with translate_errors(), self.engine.begin() as connection:
             self.controller_epoch = epoch.begin_epoch(connection)
         return self.controller_epoch
 
@@ -96,14 +80,14 @@ class Store:
         """One transaction. Raises Conflict when the database cannot take it: a full disk, a server
         that is gone, another controller.
         """
-        with _translate_errors(), self.engine.begin() as connection:
+        with translate_errors(), self.engine.begin() as connection:
             if self.controller_epoch.names_controller:
                 epoch.require_epoch(connection, self.controller_epoch)
             yield connection
 
     @contextmanager
     def _reading(self) -> Iterator[Connection]:
-        with _translate_errors(), self.engine.connect() as connection:
+        with translate_errors(), self.engine.connect() as connection:
             yield connection
 
     # Jobs
@@ -126,7 +110,7 @@ class Store:
             for position, spec in enumerate(specs, start=1)
         ]
         with self._writing() as connection:
-            if existing_id := _job_of_request(connection, request_key):
+            if existing_id := read_job_of_request(connection, request_key):
                 return existing_id
             connection.execute(insert(t.jobs).values(columns))
             connection.execute(insert(t.trials), rows)
@@ -139,7 +123,7 @@ class Store:
     def job_of_request(self, request_key: str) -> str:
         """The job that a submit with this key made; empty when there is none."""
         with self._reading() as connection:
-            return _job_of_request(connection, request_key)
+            return read_job_of_request(connection, request_key)
 
     def cancel_job(self, job_id: str) -> None:
         """Nothing of it starts any more."""
@@ -187,8 +171,8 @@ class Store:
                 .where(t.trials.c.job_id == job_id)
                 .order_by(t.trials.c.position)
             )
-            return _with_attempts(
-                connection, job_id, map(_spec_from_json, connection.execute(query).scalars())
+            return with_attempts(
+                connection, job_id, map(spec_from_json, connection.execute(query).scalars())
             )
 
     def trial_outlines(self, job_id: str) -> list[Trial]:
@@ -207,7 +191,7 @@ class Store:
                 select(*columns).where(t.trials.c.job_id == job_id).order_by(t.trials.c.position)
             )
             names = tuple(rows.keys())
-            return _with_attempts(
+            return with_attempts(
                 connection,
                 job_id,
                 (TrialSpec(**dict(zip(names, row, strict=True))) for row in rows),
@@ -232,8 +216,8 @@ class Store:
                 .order_by(t.attempts.c.attempt)
             )
             found = Trial(
-                _spec_from_json(spec),
-                tuple(_attempt_from_row(row) for row in connection.execute(query).mappings()),
+                spec_from_json(spec),
+                tuple(attempt_from_row(row) for row in connection.execute(query).mappings()),
             )
         nodes = 0 if found.spec.engine.gang.is_member else found.spec.engine.gang.nodes
         return fold_gang(
@@ -257,7 +241,7 @@ class Store:
                     update(t.trials).where(t.trials.c.trial_id == spec.trial_id).values(columns)
                 )
             for trial_id in trial_ids:
-                _write_attempt(connection, trial_id, attempt)
+                write_attempt(connection, trial_id, attempt)
 
     # Hosts
 
@@ -293,14 +277,14 @@ class Store:
         number is noted), and when its attempt was never begun here (then the event alone is kept).
         """
         with self._writing() as connection:
-            if not _advance_sequence(connection, agent_id, host, event.sequence):
+            if not advance_sequence(connection, agent_id, host, event.sequence):
                 return None
             known = connection.execute(
                 select(t.trials.c.host).where(t.trials.c.trial_id == event.trial_id)
             ).scalar()
             if known is None:
                 return None
-            before = _read_attempt(connection, event.trial_id, event.attempt)
+            before = read_attempt(connection, event.trial_id, event.attempt)
             newest = (
                 connection.execute(
                     select(func.max(t.attempts.c.attempt)).where(
@@ -337,8 +321,8 @@ class Store:
                 )
                 return None
             attempt = apply_event(before, event, agent_id, clock, is_newest=event.attempt >= newest)
-            _write_attempt(connection, event.trial_id, attempt)
-            _write_results(connection, agent_id, event)
+            write_attempt(connection, event.trial_id, attempt)
+            write_results(connection, agent_id, event)
             return attempt
 
     def attempt(self, trial_id: str, number: int) -> Attempt | None:
@@ -348,7 +332,7 @@ class Store:
                 t.attempts.c.trial_id == trial_id, t.attempts.c.attempt == number
             )
             row = connection.execute(query).mappings().first()
-            return _attempt_from_row(row) if row else None
+            return attempt_from_row(row) if row else None
 
     def events(self, trial_id: str, attempt: int) -> list[ev.Event]:
         """All stored events of one attempt, in order."""
@@ -408,149 +392,3 @@ class Store:
             connection.execute(
                 update(t.artifacts).where(t.artifacts.c.name == name).values(fetched=True)
             )
-
-
-def _is_first_copy(connection: Connection, table: Table, key: Mapping[str, Any]) -> bool:
-    """False, and told in the log, for a row that is there already: an agent's journal that was put
-    back tells it under another number.
-    """
-    row_filter = [table.c[name] == value for name, value in key.items()]
-    if connection.execute(select(literal(1)).select_from(table).where(*row_filter)).first() is None:
-        return True
-    log.warning(
-        "%s of %s are told a second time: the first count",
-        table.name,
-        ", ".join(map(str, key.values())),
-    )
-    return False
-
-
-def _job_of_request(connection: Connection, request_key: str) -> str:
-    query = select(t.submissions.c.job_id).where(t.submissions.c.request_key == request_key)
-    return str(connection.execute(query).scalar() or "") if request_key else ""
-
-
-@contextmanager
-def _translate_errors() -> Iterator[None]:
-    try:
-        yield
-    except DataError as error:  # of PostgreSQL: a NUL, or a text that is too long for its column
-        raise ConfigError(
-            f"the store cannot hold that: {str(error.orig)[:200]!a}",
-            "look for odd characters in it",
-        ) from error
-    except DBAPIError as error:
-        if not isinstance(error, OperationalError) and not error.connection_invalidated:
-            raise
-        raise StoreUnusable(
-            f"the store cannot be used: {error.orig}",
-            "no event is lost: agents keep what is not stored",
-        ) from error
-
-
-def _spec_from_json(text: str) -> TrialSpec:
-    return from_json(TrialSpec, text, trial_pb2.TrialSpec())
-
-
-def _attempt_from_row(row: RowMapping) -> Attempt:
-    values: dict[str, Any] = {
-        name: value for name, value in row.items() if name not in ("trial_id", "attempt")
-    }
-    enums = {
-        "phase": Phase(row["phase"]),
-        "outcome": Outcome(row["outcome"]),
-        "kind": ErrorKind(row["kind"]),
-    }
-    return Attempt(row["attempt"], **(values | enums))
-
-
-def _attempt_columns(attempt: Attempt) -> Mapping[str, Any]:
-    columns = {
-        name: getattr(attempt, name) for name in Attempt.__dataclass_fields__ if name != "number"
-    }
-    columns["message"] = attempt.message.replace(
-        "\0", "\N{REPLACEMENT CHARACTER}"
-    )  # PostgreSQL holds no NUL
-    return {
-        name: int(value) if name in ("phase", "outcome", "kind") else value
-        for name, value in columns.items()
-    }
-
-
-def _with_attempts(connection: Connection, job_id: str, specs: Iterable[TrialSpec]) -> list[Trial]:
-    found = {spec.trial_id: Trial(spec) for spec in specs}
-    query = (
-        select(t.attempts)
-        .join(t.trials, t.trials.c.trial_id == t.attempts.c.trial_id)
-        .where(t.trials.c.job_id == job_id)
-    )
-    for row in connection.execute(query.order_by(t.attempts.c.attempt)).mappings():
-        found[row["trial_id"]] = found[row["trial_id"]].with_attempt(_attempt_from_row(row))
-    return list(found.values())
-
-
-def _read_attempt(connection: Connection, trial_id: str, number: int) -> Attempt:
-    query = select(t.attempts).where(
-        t.attempts.c.trial_id == trial_id, t.attempts.c.attempt == number
-    )
-    row = connection.execute(query).mappings().first()
-    return _attempt_from_row(row) if row else Attempt(number)
-
-
-def _write_attempt(connection: Connection, trial_id: str, attempt: Attempt) -> None:
-    row_filter = (t.attempts.c.trial_id == trial_id) & (t.attempts.c.attempt == attempt.number)
-    columns = _attempt_columns(attempt)
-    if not connection.execute(update(t.attempts).where(row_filter).values(columns)).rowcount:
-        connection.execute(
-            insert(t.attempts).values(trial_id=trial_id, attempt=attempt.number, **columns)
-        )
-
-
-def _advance_sequence(connection: Connection, agent_id: str, host: str, sequence: int) -> bool:
-    """Note the sequence number; False when that event, or a later one, was stored before."""
-    last = connection.execute(
-        select(t.agents.c.last_sequence).where(t.agents.c.agent_id == agent_id)
-    ).scalar()
-    if last is None:
-        connection.execute(
-            insert(t.agents).values(agent_id=agent_id, host=host, last_sequence=sequence)
-        )
-        return True
-    if sequence <= last:
-        return False
-    connection.execute(
-        update(t.agents).where(t.agents.c.agent_id == agent_id).values(last_sequence=sequence)
-    )
-    return True
-
-
-def _write_results(connection: Connection, agent_id: str, event: ev.Event) -> None:
-    artifacts: Iterable[Artifact] = ()
-    if isinstance(event.body, ev.RunFinished):
-        run = event.body.run
-        key = {
-            "trial_id": event.trial_id,
-            "attempt": event.attempt,
-            "workload": run.workload,
-            "run_index": run.index,
-        }
-        if not _is_first_copy(connection, t.runs, key):
-            return
-        connection.execute(insert(t.runs).values(**key, run=to_json(run, trial_pb2.RunResult())))
-        artifacts = [run.artifact] if run.artifact.name else []
-    if isinstance(event.body, ev.EvidenceCollected):
-        artifacts = event.body.artifacts
-    for artifact in artifacts:
-        if not _is_first_copy(connection, t.artifacts, {"name": artifact.name}):
-            continue
-        connection.execute(
-            insert(t.artifacts).values(
-                name=artifact.name,
-                trial_id=event.trial_id,
-                attempt=event.attempt,
-                agent_id=agent_id,
-                sha256=artifact.sha256,
-                size_bytes=artifact.size_bytes,
-                fetched=False,
-            )
-        )

@@ -11,6 +11,7 @@ from fleet_controller.cli.job_loading import load_and_prune
 from fleet_controller.cli.state_folder import local_host_name
 from fleet_controller.cli.terminal.console import Console
 from fleet_controller.cli.terminal.finding_lines import finding_lines
+from fleet_controller.core.gang import gangs_of
 from fleet_controller.core.inventory import Inventory
 from fleet_controller.core.job import Job
 from fleet_controller.fleet_file.find_fleet_file import find_fleet_file
@@ -22,12 +23,13 @@ from fleet_controller.planning.host_selection import (
     choose_hosts,
     host_choice_findings,
 )
-from fleet_controller.planning.job_plan import Plan, Variant, gangs_of, make_plan
+from fleet_controller.planning.job_plan import Plan, make_plan
 from fleet_controller.planning.load_host_assignment import (
     load_host_findings,
     load_hosts_of,
     load_plan,
 )
+from fleet_controller.planning.variants import Variant
 from fleet_controller.report.comparison_output import duration_text
 from fleet_controller.report.table import Table
 from fleet_controller.report.terminal_layout import table_text

@@ -1,0 +1,68 @@
+"""Builds what commands see of a job: its line in a list, its detail and the status of its trials."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from fleet_controller.core.controller_api import JobDetail, JobSummary, TrialStatus
+from fleet_controller.core.gang import fold_gangs
+from fleet_controller.core.trial_state import Trial, is_over, job_state
+from fleet_controller.store.rows import JobRow
+from fleet_protos.trial_types import Outcome, Phase
+
+
+def job_summary(row: JobRow, trials: Iterable[Trial]) -> JobSummary:
+    """A job as it is listed."""
+    trials = fold_gangs(trials)
+    return summarize_trials(row, trials, sum(is_over(trial, row.cancelled) for trial in trials))
+
+
+def summarize_trials(row: JobRow, trials: list[Trial], trials_over: int) -> JobSummary:
+    """Return the same for trials that are folded and counted already."""
+    return JobSummary(
+        job_id=row.job_id,
+        name=row.name,
+        state=job_state(trials, row.cancelled),
+        submitted_unix_ns=row.submitted_unix_ns,
+        trials=len(trials),
+        trials_over=trials_over,
+        engine=row.engine,
+        time_scale=row.time_scale,
+        priority=row.priority,
+    )
+
+
+def job_detail(row: JobRow, trials: Iterable[Trial], trouble: str = "") -> JobDetail:
+    """A job with all its trials."""
+    trials = fold_gangs(trials)
+    job = replace(job_summary(row, trials), trouble=trouble)
+    return JobDetail(
+        job, tuple(trial_status(trial, is_cancelled=row.cancelled) for trial in trials), row.yaml
+    )
+
+
+def trial_status(trial: Trial, number: int = 0, *, is_cancelled: bool = False) -> TrialStatus:
+    """One attempt of a trial, the newest unless `number` says which; `is_cancelled`: its job is, so
+    nothing of it begins any more.
+    """
+    spec = trial.spec
+    attempt = next((known for known in trial.attempts if known.number == number), trial.newest)
+    base = TrialStatus(
+        spec.trial_id, spec.variant, spec.host, spec.block, nodes=trial.hosts if trial.nodes else ()
+    )
+    if attempt is None:
+        end = replace(
+            base, phase=Phase.OVER, outcome=Outcome.CANCELLED, message="cancelled before it began"
+        )
+        return end if is_cancelled else base
+    return replace(
+        base,
+        attempt=attempt.number,
+        phase=attempt.phase,
+        outcome=attempt.outcome,
+        kind=attempt.kind,
+        failure_class=attempt.failure_class,
+        message=attempt.message,
+        runs=attempt.runs,
+    )

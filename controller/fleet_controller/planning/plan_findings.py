@@ -1,0 +1,145 @@
+"""Checks the variants and the size of a plan."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+
+from fleet_controller.core.gang import gangs_of
+from fleet_controller.core.job import Job, blocks_of
+from fleet_controller.planning.variants import (
+    MOST_TRIALS,
+    Variant,
+    combinations,
+    gpus_per_host,
+)
+from fleet_controller.yaml.findings import ERROR, INFO, WARNING, Finding
+from fleet_protos.trial_types import EngineKind
+
+MOST_FILE_BYTES = 256 << 20  # of all trials of a job together, in the store
+
+
+def variant_findings(job: Job, variants: Sequence[Variant]) -> Iterator[Finding]:
+    """What is wrong with the variants themselves, on whatever host."""
+    if combinations(job) > MOST_TRIALS:
+        message = f"the factors make {combinations(job)} variants, more than {MOST_TRIALS}"
+        yield job.finding(
+            "too_many_variants",
+            ERROR,
+            "factors",
+            message,
+            "take factors or levels away, or split the job",
+        )
+        return
+    if not variants:
+        yield job.finding(
+            "no_trials",
+            ERROR,
+            "exclude",
+            "every variant is excluded: nothing would run",
+            "keep at least two variants",
+        )
+        return
+    if not any(variant.is_baseline for variant in variants):
+        message = "the baseline is excluded: nothing could be compared with it"
+        yield job.finding(
+            "baseline_excluded",
+            ERROR,
+            "exclude",
+            message,
+            "exclude another, or choose another baseline",
+        )
+    elif len(variants) == 1 and job.factors:
+        yield job.finding(
+            "one_variant",
+            INFO,
+            "factors",
+            "there is one variant: its speed is measured, nothing is compared",
+            "add a level",
+        )
+    yield from _equal_variants(job, variants)
+    yield from _gpu_findings(job, variants)
+
+
+def _equal_variants(job: Job, variants: Sequence[Variant]) -> Iterator[Finding]:
+    first: dict[str, Variant] = {}
+    for variant in variants:
+        engine = variant.engine
+        same = first.setdefault(
+            json.dumps([engine.args, engine.env, repr(engine.simulation)], sort_keys=True), variant
+        )
+        if same is not variant:
+            message = f"`{same.name}` and `{variant.name}` launch the same server: they differ in no argument and no variable"
+            yield job.finding(
+                "equal_variants",
+                WARNING,
+                "factors",
+                message,
+                "exclude one, unless you want to see two equal arms (A/A)",
+            )
+
+
+def _gpu_findings(job: Job, variants: Sequence[Variant]) -> Iterator[Finding]:
+    """Of the simulated engine alone: what a real one takes is among the rules about SGLang."""
+    if job.gpus is None or job.engine.kind != EngineKind.SIMULATED:
+        return
+    for variant in variants:
+        needed = gpus_per_host(job, variant.engine.args)
+        if needed != job.gpus:
+            message = f"engine.gpus is {job.gpus}, but the arguments of `{variant.name}` take {needed} (tp_size × pp_size × dp_size)"
+            yield job.finding(
+                "gpus_mismatch",
+                WARNING,
+                "engine.gpus",
+                message,
+                f"write gpus: {needed}, or leave it out",
+            )
+            return
+
+
+def size_findings(job: Job, variants: Sequence[Variant], hosts: Sequence[str]) -> Iterator[Finding]:
+    if not hosts:
+        yield job.finding(
+            "no_hosts",
+            ERROR,
+            "hosts",
+            "no host matches: nothing would run",
+            "`fleetctl hosts ls` shows names and labels",
+        )
+    gangs = gangs_of(job, hosts)
+    if hosts and job.engine.gang.nodes > 1:
+        yield from _gang_findings(job, hosts, gangs)
+    count = len(variants) * blocks_of(job) * (len(gangs) if job.hosts.every_host else 1)
+    if count > MOST_TRIALS:
+        message = f"the plan has {count} trials, more than {MOST_TRIALS}"
+        hint = "ask for fewer launches, levels or hosts, or for `placement: any_host`"
+        yield job.finding("too_many_trials", ERROR, "measure.launches", message, hint)
+    if count * (size := sum(len(file.content) for file in job.files)) > MOST_FILE_BYTES:
+        message = f"the files of this job, {size >> 10} KiB packed, would be kept with each of {count} trials"
+        yield job.finding(
+            "files_too_large",
+            ERROR,
+            "workloads",
+            message,
+            "take shorter files, or ask for fewer trials",
+        )
+
+
+def _gang_findings(
+    job: Job, hosts: Sequence[str], gangs: Sequence[tuple[str, ...]]
+) -> Iterator[Finding]:
+    nodes = job.engine.gang.nodes
+    if not gangs:
+        message = f"one server takes {nodes} hosts, and there {'is' if len(hosts) == 1 else 'are'} {len(hosts)}: {', '.join(hosts)}"
+        yield job.finding(
+            "too_few_hosts", ERROR, "engine.nodes", message, "choose more hosts, or lower nodes"
+        )
+    elif left := hosts[len(gangs) * nodes :]:
+        message = f"{', '.join(left)} is left over: each server takes {nodes} hosts"
+        yield job.finding(
+            "hosts_left_over",
+            WARNING,
+            "engine.nodes",
+            message,
+            f"choose a multiple of {nodes} hosts",
+        )

@@ -1,0 +1,86 @@
+"""Makes the variants of a job: every combination of levels that it does not exclude."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fleet_controller.core.job import Job, Level
+from fleet_knowledge.sglang.parallelism import count_needed_gpus
+from fleet_protos.trial_types import EngineKind, EngineSpec
+
+MOST_TRIALS = 10_000
+
+
+DEFAULT_VARIANT = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One combination of levels and the engine it makes. `index` counts from 1 in the order of the
+    file.
+    """
+
+    index: int
+    name: str
+    levels: Mapping[str, str]
+    engine: EngineSpec
+    is_baseline: bool
+
+
+def make_variants(job: Job) -> tuple[Variant, ...]:
+    """Every combination of levels that is not excluded, the last factor turning fastest; none when
+    there would be too many.
+    """
+    if combinations(job) > MOST_TRIALS:
+        return ()
+    kept = [
+        levels
+        for levels in _level_combinations(job)
+        if not any(part.items() <= levels.items() for part in job.exclude)
+    ]
+    return tuple(_variant(job, index, levels) for index, levels in enumerate(kept, start=1))
+
+
+def combinations(job: Job) -> int:
+    """How many variants the factors would make before any is excluded."""
+    return math.prod(len(levels) for levels in job.factors.values())
+
+
+def _level_combinations(job: Job) -> Iterator[dict[str, str]]:
+    for chosen in itertools.product(*job.factors.values()):
+        yield dict(zip(job.factors, chosen, strict=True))
+
+
+def _variant(job: Job, index: int, levels: Mapping[str, str]) -> Variant:
+    return Variant(
+        index=index,
+        name=",".join(f"{factor}={level}" for factor, level in levels.items()) or DEFAULT_VARIANT,
+        levels=levels,
+        engine=_resolved_engine(
+            job, [job.factors[factor][level] for factor, level in levels.items()]
+        ),
+        is_baseline=levels == job.baseline,
+    )
+
+
+def _resolved_engine(job: Job, levels: Sequence[Level]) -> EngineSpec:
+    """The engine with its levels laid over it, in the order of the file; a later one wins."""
+    args, env = dict(job.engine.args), dict[str, str | None](job.engine.env)
+    simulation = job.engine.simulation
+    for level in levels:
+        args.update(level.args)
+        env.update(level.env)
+        simulation = replace(simulation, **level.simulation)
+    args = {name: value for name, value in args.items() if value is not None}
+    kept_env = {name: value for name, value in env.items() if value is not None}
+    needed = gpus_per_host(job, args)
+    gpus = needed if job.gpus is None and job.engine.kind != EngineKind.EXTERNAL else job.gpus or 0
+    return replace(job.engine, args=args, env=kept_env, simulation=simulation, gpus=gpus)
+
+
+def gpus_per_host(job: Job, args: Mapping[str, Any]) -> int:
+    return -(-count_needed_gpus(args) // max(job.engine.gang.nodes, 1))
