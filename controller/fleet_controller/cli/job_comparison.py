@@ -17,9 +17,9 @@ from fleet_controller.cli.terminal.console import Console
 from fleet_controller.core.controller_api import Controller, JobDetail, JobResults, TrialStatus
 from fleet_controller.core.job import Job
 from fleet_controller.job_file.job_loader import load_job
+from fleet_controller.planning.variants import make_variants
 from fleet_controller.report.comparison_output import comparison_json
 from fleet_controller.report.terminal_layout import comparison_text
-from fleet_controller.planning.variants import make_variants
 from fleet_protos.errors import ConfigError
 from fleet_protos.trial_types import Outcome
 
