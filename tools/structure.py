@@ -26,7 +26,7 @@ SOURCES = ("protos", "knowledge", "agent", "controller", "simulator")
 # Words that stopped readers, with what to write instead: report, log, say, return; "is not a";
 # again; next to; whoever does.
 FLAGGED = re.compile(
-    r"\b(told|tells?|telling|anew|whoever|for ever|hang(?:s|ing)? up|stands? in the way|come(?:s)? to be|is no (?:[a-z]+)|beside|lies? in"
+    r"\b(told|tells?|telling|anew|whoever|for ever|hang(?:s|ing)? up|stands? in the way|come(?:s)? to be|(?<!there )is no (?!longer)(?:[a-z]+)|beside|lies? in"
     r"|mend(?:s|ed|ing)?|knows? not|none of an? )\b",
     re.IGNORECASE,
 )

@@ -284,7 +284,7 @@ def test_output_that_is_closed_or_full_is_no_bug_of_ours(numbers: Path, tmp_path
         check=False,
     )
     assert full.returncode == 2
-    assert full.stderr.startswith("error: the result cannot be written: No space left on device\n")
+    assert full.stderr.startswith("error: cannot write the result: No space left on device\n")
     assert not (tmp_path / "state" / "bugs").exists()
 
 
@@ -316,5 +316,8 @@ def test_an_installation_without_an_extra_says_which_one_to_install(
         check=False,
     )
     assert told.returncode == 2
-    assert f"error: this installation lacks {lacks}\n  install benchfleet[{extra}]" in told.stderr
+    assert (
+        f"error: the Python module {lacks} is not installed\n  install benchfleet[{extra}]"
+        in told.stderr
+    )
     assert not (tmp_path / "state" / "agent").exists()

@@ -53,7 +53,10 @@ def test_a_plan_says_in_words_what_prune_does(tmp_path: Path) -> None:
         "v2 runs the same server as v1" in shown.stdout
         and "--prune leaves them out" in shown.stdout
     )
-    assert "left out connections=many" in pruned.stderr and "connections=many" not in pruned.stdout
+    assert (
+        "left out variant connections=many" in pruned.stderr
+        and "connections=many" not in pruned.stdout
+    )
     assert (tmp_path / "job.yaml").read_text() == JOB
 
 

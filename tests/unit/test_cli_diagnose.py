@@ -210,4 +210,4 @@ def test_what_is_no_log_is_told_as_that(tmp_path: Path, capsys: pytest.CaptureFi
     assert (
         main(["diagnose", *written(tmp_path, empty="", poem="the sea is blue\n")]) == ExitCode.DONE
     )
-    assert capsys.readouterr().err.count("nothing in it reads like a log") == 2
+    assert capsys.readouterr().err.count("not recognised as a server log") == 2

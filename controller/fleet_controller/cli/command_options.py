@@ -9,7 +9,7 @@ AddOptions = Callable[[argparse.ArgumentParser], None]
 
 
 def percentage(text: str) -> float:
-    """Convert `95%`, `95 %` or `0.95` to a share. Raises ArgumentTypeError, which argparse prints."""
+    """Convert `95%`, `95 %` or `0.95` to a share of 1. Raises ArgumentTypeError for argparse."""
     try:
         value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:
@@ -95,7 +95,7 @@ def trust_option(command: argparse.ArgumentParser) -> None:
 
 
 def fleet_option(command: argparse.ArgumentParser) -> None:
-    """Add `--fleet`; its value is None without the option (`find_fleet_file` knows the defaults)."""
+    """Add `--fleet`, None by default: `find_fleet_file` then applies the documented defaults."""
     command.add_argument(
         "--fleet",
         default=None,

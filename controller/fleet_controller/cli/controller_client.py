@@ -1,6 +1,4 @@
-"""Owns the gRPC door from `fleetctl` to a controller: calls out, values in, status codes to errors.
-Decides nothing.
-"""
+"""Calls a controller over gRPC and turns status codes into our errors."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ from fleet_transport.tls_identity import CONTROLLER_NAME, TlsFiles
 
 _TIMEOUT_S = 30.0
 _SUBMIT_RETRY_PAUSES_S = (0.3, 1.0)
-_CHECK_TIMEOUT_S = 300.0  # of many hosts, each within its own limit
+_CHECK_TIMEOUT_S = 300.0  # for many hosts, each of which has a limit of its own
 _LARGEST_MESSAGE_BYTES = 256 << 20
 _ERRORS: dict[grpc.StatusCode, type[FleetError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: ConfigError,
@@ -47,10 +45,10 @@ T = TypeVar("T")
 
 
 class ControllerClient:
-    """A controller behind a gRPC address, with `tls` where that is on a network. Use it as an async
-    context manager.
+    """Implements `Controller` for one behind a gRPC address; an async context manager.
 
-    Raises ConfigError, which names the file, for TLS files that cannot be used.
+    A network address needs `tls`. Raises ConfigError, which names the file, for TLS files that
+    cannot be used.
     """
 
     def __init__(self, address: str, tls: TlsFiles | None = None) -> None:
@@ -74,8 +72,10 @@ class ControllerClient:
     async def submit(
         self, yaml: str, file_name: str, only_connected: bool = False, request_key: str = ""
     ) -> str:
-        """See `Controller`. A line that breaks before the answer is tried again, which makes no
-        second job.
+        """Submit a job and return its id, see `Controller.submit`.
+
+        A connection that breaks before the response is retried with the same request key, so that
+        no second job is created.
         """
         key = request_key or uuid.uuid4().hex
         request = pb.SubmitJobRequest(
@@ -89,12 +89,12 @@ class ControllerClient:
         return (await self._call(self._stub.SubmitJob(request, timeout=_TIMEOUT_S))).job_id
 
     async def jobs(self) -> tuple[JobSummary, ...]:
-        """See `Controller`."""
-        answer = await self._call(self._stub.ListJobs(pb.ListJobsRequest(), timeout=_TIMEOUT_S))
-        return tuple(from_proto(JobSummary, job) for job in answer.jobs)
+        """List all jobs, newest first."""
+        response = await self._call(self._stub.ListJobs(pb.ListJobsRequest(), timeout=_TIMEOUT_S))
+        return tuple(from_proto(JobSummary, job) for job in response.jobs)
 
     async def job(self, job_id: str) -> JobDetail:
-        """See `Controller`."""
+        """Fetch a job with its trials."""
         return from_proto(
             JobDetail,
             await self._call(
@@ -103,7 +103,7 @@ class ControllerClient:
         )
 
     async def watch(self, job_id: str) -> AsyncIterator[JobChange]:
-        """See `Controller`."""
+        """Yield changes of a job until it is over."""
         try:
             async for change in self._stub.WatchJob(pb.WatchJobRequest(job_id=job_id)):
                 yield from_proto(JobChange, change)
@@ -111,31 +111,31 @@ class ControllerClient:
             raise await self._translate_error(error) from error
 
     async def cancel(self, job_id: str) -> int:
-        """See `Controller`."""
-        answer = await self._call(
+        """Cancel a job and return how many trials this ended."""
+        response = await self._call(
             self._stub.CancelJob(pb.CancelJobRequest(job_id=job_id), timeout=_TIMEOUT_S)
         )
-        return answer.trials_cancelled
+        return response.trials_cancelled
 
     async def hosts(self) -> tuple[HostStatus, ...]:
-        """See `Controller`."""
-        answer = await self._call(self._stub.ListHosts(pb.ListHostsRequest(), timeout=_TIMEOUT_S))
-        return tuple(from_proto(HostStatus, host) for host in answer.hosts)
+        """List all hosts."""
+        response = await self._call(self._stub.ListHosts(pb.ListHostsRequest(), timeout=_TIMEOUT_S))
+        return tuple(from_proto(HostStatus, host) for host in response.hosts)
 
     async def drain(self, host: str, reason: str) -> None:
-        """See `Controller`."""
+        """Start no new trials on a host."""
         await self._call(
             self._stub.DrainHost(pb.DrainHostRequest(host=host, reason=reason), timeout=_TIMEOUT_S)
         )
 
     async def undrain(self, host: str) -> None:
-        """See `Controller`."""
+        """Start trials on a host again."""
         await self._call(
             self._stub.UndrainHost(pb.UndrainHostRequest(host=host), timeout=_TIMEOUT_S)
         )
 
     async def check_hosts(self, hosts: Sequence[str]) -> AsyncIterator[HostCheck]:
-        """See `Controller`."""
+        """Check hosts and yield each result as it arrives."""
         try:
             async for check in self._stub.CheckHosts(
                 pb.CheckHostsRequest(hosts=hosts), timeout=_CHECK_TIMEOUT_S
@@ -145,7 +145,7 @@ class ControllerClient:
             raise await self._translate_error(error) from error
 
     async def results(self, job_id: str) -> JobResults:
-        """See `Controller`."""
+        """Fetch all stored runs of a job."""
         return from_proto(
             JobResults,
             await self._call(
@@ -154,7 +154,7 @@ class ControllerClient:
         )
 
     async def trial(self, trial_id: str, attempt: int, with_log: bool) -> TrialDetail:
-        """See `Controller`."""
+        """Fetch one attempt of a trial."""
         request = pb.GetTrialRequest(trial_id=trial_id, attempt=attempt, with_log=with_log)
         return from_proto(
             TrialDetail, await self._call(self._stub.GetTrial(request, timeout=_TIMEOUT_S))
@@ -178,5 +178,8 @@ class ControllerClient:
 
 def _unreachable_hint(reason: str) -> str:
     if "certificate" in reason:
-        return "`fleetctl trust show` tells of those here; `fleetctl trust issue NAME` on the controller's machine makes new ones"
-    return "is `fleetctl up` running there?"
+        return (
+            "`fleetctl trust show` lists the certificates of this machine; `fleetctl trust issue"
+            " NAME` on the controller's machine creates new ones"
+        )
+    return "check that `fleetctl up` is running there"

@@ -1,5 +1,5 @@
-"""Owns the choice of whom a command asks: the controller named, the one that runs here, or the
-store itself. Starts none.
+"""Connects a command to a controller: a named one, the running one of the state folder, or its
+store.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 @asynccontextmanager
 async def open_controller(arguments: argparse.Namespace) -> AsyncIterator[Controller]:
-    """--controller, else $FLEET_CONTROLLER, else the state folder's controller if it is live, else
-    its store, read only.
+    """Connect to --controller, else $FLEET_CONTROLLER, else the running controller of the state
+    folder, else open its store read-only.
     """
     state_folder = resolve_state_folder(arguments.state)
     address = controller_address(arguments.controller, state_folder)
@@ -40,8 +40,10 @@ async def open_controller(arguments: argparse.Namespace) -> AsyncIterator[Contro
 
 
 def user_tls_files(address: str, trust: str, state_folder: StateFolder) -> TlsFiles | None:
-    """What `fleetctl` shows at a network address: the user's certificate of the trust folder. None
-    for one of this machine without TLS.
+    """Return the user's certificate files in the trust folder, which a network address needs.
+
+    Return None for a Unix socket, and for a loopback address when there is no trust folder. Raises
+    ConfigError for a network address without a trust folder.
     """
     if address.startswith("unix:"):
         return None
@@ -53,17 +55,18 @@ def user_tls_files(address: str, trust: str, state_folder: StateFolder) -> TlsFi
     if not folder.is_dir() and not trust:
         if is_local(address):
             return None
-        message = f"{address} is on a network, where a certificate is needed, and there is none in {folder}"
         raise ConfigError(
-            message,
-            "`fleetctl trust issue NAME` on the controller's machine makes one; --trust DIR names its folder",
+            f"{address} is a network address and needs a certificate, but there is no trust folder"
+            f" {folder}",
+            "create a certificate with `fleetctl trust issue NAME` on the controller's machine, and"
+            " name its folder with --trust DIR",
         )
     return TlsFiles(folder / "ca.crt", folder / "user.crt", folder / "user.key")
 
 
 @contextmanager
 def open_stored_jobs(state_folder: StateFolder) -> Iterator[ReadOnlyController]:
-    """The store of a state folder, read only. Raises ConfigError when nothing was ever run there."""
+    """Open the store of a state folder read-only. Raises ConfigError when there is no store."""
     from fleet_controller.jobs.queries import ReadOnlyController
     from fleet_controller.store.store import Store
 
@@ -75,8 +78,8 @@ def open_stored_jobs(state_folder: StateFolder) -> Iterator[ReadOnlyController]:
 
 
 def controller_address(named: str, state_folder: StateFolder) -> str:
-    """Where a controller is to be asked; empty when none was named and none is live in the state
-    folder.
+    """Return the address of the named controller, else of the one that runs in the state folder,
+    else an empty string.
     """
     from fleet_transport.sockets import listen_address
 

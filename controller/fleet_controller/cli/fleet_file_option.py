@@ -1,6 +1,4 @@
-"""Owns which fleet file a command means, and its reading for the commands that need one. Judges no
-content.
-"""
+"""Finds and loads the fleet file that a command means."""
 
 from __future__ import annotations
 
@@ -17,8 +15,9 @@ if TYPE_CHECKING:
 
 
 def read_fleet(path: Path) -> Inventory:
-    """The fleet of a file, ssh settings resolved with the user's ~/.ssh/config. Raises
-    FleetRejected with all findings, ConfigError.
+    """Load the fleet of a file; its SSH settings are resolved with the user's ~/.ssh/config.
+
+    Raises FleetRejected with all findings, ConfigError for a file that cannot be read.
     """
     from fleet_controller.fleet_file.fleet_loader import load_fleet_file
 
@@ -26,9 +25,7 @@ def read_fleet(path: Path) -> Inventory:
 
 
 def find_fleet_of_job(detail: JobDetail, named: str | None) -> Inventory | None:
-    """The fleet file's hosts when a job has trials on any of them; None when it is a job of this
-    machine.
-    """
+    """Return the fleet of the fleet file when the job has trials on any of its hosts, else None."""
     path = find_fleet_file(named)
     if path is None:
         return None
@@ -38,13 +35,14 @@ def find_fleet_of_job(detail: JobDetail, named: str | None) -> Inventory | None:
 
 
 def load_required_fleet(arguments: argparse.Namespace) -> Inventory:
-    """The fleet that a command needs. Raises ConfigError when there is no fleet file, and as
-    `read_fleet`.
+    """Load the fleet of a command that cannot do without one.
+
+    Raises ConfigError when there is no fleet file, and what `read_fleet` raises.
     """
     path = find_fleet_file(arguments.fleet)
     if path is None:
         raise ConfigError(
             "there is no fleet file here",
-            "fleetctl init writes one; --fleet FILE or $BENCHFLEET_FLEET names another",
+            "`fleetctl init` writes one; --fleet FILE or $BENCHFLEET_FLEET names another",
         )
     return read_fleet(path)

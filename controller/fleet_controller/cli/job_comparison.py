@@ -26,7 +26,7 @@ from fleet_protos.trial_types import Outcome
 
 @dataclass(frozen=True, slots=True)
 class VerdictOptions:
-    """What the user asked for; None and empty: as the job says."""
+    """What the user asked for; None or an empty string stands for the value of the job."""
 
     baseline: str = ""
     confidence: float | None = None
@@ -39,14 +39,14 @@ def read_verdict_options(arguments: argparse.Namespace) -> VerdictOptions:
 
 
 def compare_stored(arguments: argparse.Namespace) -> Comparison:
-    """One job against its baseline, or the second of two jobs against the first."""
+    """Compare one job with its baseline, or the second of two jobs with the first."""
     return asyncio.run(_compare_stored(arguments))
 
 
 async def _compare_stored(arguments: argparse.Namespace) -> Comparison:
     if arguments.b and arguments.baseline:
         raise ConfigError(
-            "--baseline has no meaning between two jobs",
+            "--baseline has no effect between two jobs",
             "each variant of B is compared with the same variant of A",
         )
     async with open_controller(arguments) as controller:
@@ -64,7 +64,7 @@ async def _compare_stored(arguments: argparse.Namespace) -> Comparison:
 
 
 async def compare_job(controller: Controller, job_id: str, options: VerdictOptions) -> Comparison:
-    """All variants of a job against its baseline, or against the one that the user names."""
+    """Compare all variants of a job with its baseline, or with the one that the user names."""
     results, detail = await controller.results(job_id), await controller.job(job_id)
     job = _parse_job(results)
     if not job.hosts.every_host:
@@ -86,8 +86,10 @@ def print_comparison(comparison: Comparison, as_json: bool, console: Console) ->
 
 
 def _pool_hosts(results: JobResults, detail: JobDetail) -> tuple[JobResults, JobDetail]:
-    """The blocks of `any_host` together: each was done whole on one host, and is paired in itself.
-    Host: the only one, else empty.
+    """Give all runs of an `any_host` job the same host: the only one, or an empty name.
+
+    All launches of a block run on one host and are compared within the block, so blocks of
+    different hosts can be pooled.
     """
     hosts = {trial.host for trial in detail.trials if trial.host}
     host = hosts.pop() if len(hosts) == 1 else ""
@@ -98,7 +100,7 @@ def _pool_hosts(results: JobResults, detail: JobDetail) -> tuple[JobResults, Job
 
 
 def _planned_pairs(job: Job, detail: JobDetail) -> tuple[tuple[str, str], ...]:
-    """(variant, host) of every trial, in the order of the job file."""
+    """Return (variant, host) of every trial, by host, then in the order of the job file."""
     trials = {(trial.variant, trial.host) for trial in detail.trials}
     hosts = sorted({host for _, host in trials})
     return tuple(
@@ -110,9 +112,7 @@ def _planned_pairs(job: Job, detail: JobDetail) -> tuple[tuple[str, str], ...]:
 
 
 def _failures(detail: JobDetail) -> dict[tuple[str, str], str]:
-    """Why each (variant, host) whose trials all failed did so; one that may still start is not
-    among them.
-    """
+    """Return why the trials failed, for each (variant, host) whose trials all failed."""
     ends: dict[tuple[str, str], list[TrialStatus]] = {}
     for trial in detail.trials:
         ends.setdefault((trial.variant, trial.host), []).append(trial)

@@ -1,6 +1,4 @@
-"""Owns a controller with a local agent on this machine, for as long as a command needs them. Knows
-no job.
-"""
+"""Runs a controller with a local agent on this machine for as long as a command needs them."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ from fleet_transport.sockets import listen_address
 
 @dataclass(frozen=True, slots=True)
 class LocalMachine:
-    """This machine as a command uses it. `metrics_port` 0: no Prometheus endpoint."""
+    """This machine as a host of a command. `metrics_port` 0 means no Prometheus endpoint."""
 
     state_folder: StateFolder
     host_name: str
@@ -31,14 +29,14 @@ class LocalMachine:
 
     @property
     def endpoints(self) -> ControllerEndpoints:
-        """Its own socket, and the Prometheus endpoint if one was asked for."""
+        """The controller's Unix socket, and the Prometheus endpoint if one was asked for."""
         return ControllerEndpoints(
             metrics=("127.0.0.1", self.metrics_port) if self.metrics_port else None
         )
 
 
 def local_machine(arguments: argparse.Namespace) -> LocalMachine:
-    """From the options of `run`, `resume` and `up`."""
+    """Read the options of `run`, `resume` and `up`."""
     return LocalMachine(
         resolve_state_folder(arguments.state),
         arguments.host_name or local_host_name(),
@@ -48,15 +46,19 @@ def local_machine(arguments: argparse.Namespace) -> LocalMachine:
 
 
 def require_no_other_controller(state_folder: StateFolder) -> None:
-    """Raises Conflict when a controller is at work in the state folder."""
+    """Raises Conflict when a controller is running in the state folder."""
     if is_listening(listen_address(state_folder.controller, "controller")):
-        hint = "fleetctl submit FILE --watch hands it a job; --state DIR keeps two apart"
-        raise Conflict(f"a controller is at work in {state_folder.controller}", hint)
+        raise Conflict(
+            f"a controller is already running in {state_folder.controller}",
+            "submit the job to it with `fleetctl submit FILE --watch`, or use another state folder"
+            " with --state DIR",
+        )
 
 
 def local_agent(this_machine: LocalMachine) -> LocalAgent:
-    """The agent of this machine, not yet started. Raises Conflict when a controller is at work in
-    the state folder.
+    """Return the agent of this machine, not yet started.
+
+    Raises Conflict when a controller is running in the state folder.
     """
     require_no_other_controller(this_machine.state_folder)
     return LocalAgent(
@@ -70,8 +72,10 @@ def local_agent(this_machine: LocalMachine) -> LocalAgent:
 async def run_local_controller(
     agent: LocalAgent, this_machine: LocalMachine, print_line: Callable[[str], None]
 ) -> AsyncIterator[RunningController]:
-    """Controller and agent at work while inside. The agent outlives the controller's last fetch of
-    files and is ended last.
+    """Run the controller and the agent while inside.
+
+    The agent stops after the controller, so that the controller can still fetch its files. Errors
+    of an exception group are raised singly.
     """
     log_to_file(this_machine.state_folder)
     try:
@@ -95,24 +99,25 @@ async def run_local_controller(
 
 
 def log_to_file(state_folder: StateFolder) -> None:
-    """What the controller's parts log is for later: on the terminal it would break the display."""
+    """Send the controller's log to a file; on the terminal it would break the display.
+
+    Raises ConfigError when the state folder cannot be written.
+    """
     try:
         state_folder.controller.mkdir(parents=True, exist_ok=True, mode=0o700)
         file = logging.FileHandler(state_folder.controller_log, encoding="utf-8")
     except OSError as error:
         raise ConfigError(
             f"cannot use the state folder {state_folder.path}: {error.strerror}",
-            "choose another by --state DIR",
+            "choose another one with --state DIR",
         ) from error
-    logging.raiseExceptions = (
-        False  # a log that cannot be written, on a full disk, must not fill the terminal instead
-    )
+    logging.raiseExceptions = False  # on a full disk, failed writes must not fill the terminal
     file.setFormatter(EscapingFormatter(LOG_FORMAT))
     logging.basicConfig(level=logging.INFO, handlers=[file], force=True)
 
 
 def _first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """What the user is to see of a group: its first FleetError, else its first error."""
+    """Return the error to show for a group: its first FleetError, else its first error."""
     errors = _leaf_errors(group)
     return next((error for error in errors if isinstance(error, FleetError)), errors[0])
 

@@ -1,5 +1,5 @@
-"""Owns the entry of `fleetctl`: parse, call one command, turn its error into a message and an exit
-code. Does no work itself.
+"""Runs `fleetctl`: parses the command line, calls the command, and turns an error into a message
+and an exit code.
 """
 
 from __future__ import annotations
@@ -18,18 +18,17 @@ from fleet_protos.errors import Bug, ExitCode, FleetError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line; the result is the exit code. Raises SystemExit only for --help and
-    wrong options (2).
+    """Run one command line and return the exit code.
+
+    Raises SystemExit for --help (0) and wrong options (2), both from argparse.
     """
     arguments = build_parser().parse_args(argv)
     _reopen_closed_streams()
-    os.environ.setdefault(
-        "GRPC_VERBOSITY", "NONE"
-    )  # what it says of a broken line, the error says in words
+    # The errors that we raise describe a lost connection; gRPC's own log lines would repeat it.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     out = process_console(arguments.debug)
     try:
-        # Only the module of the command asked for is imported: `fleetctl --help` must not wait for
-        # SciPy.
+        # Only the module of this command is imported: `fleetctl --help` must not wait for SciPy.
         return int(
             import_module(f"fleet_controller.cli.commands.{arguments.command}").run(arguments, out)
         )
@@ -39,13 +38,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         out.print_stderr("interrupted")
         return ExitCode.FAILED
-    except Exception as error:  # noqa: BLE001 -- the top: whatever arrives here and is no FleetError is a bug, told as one
+    except Exception as error:  # noqa: BLE001 -- the top: anything but a FleetError is a bug
         return _report_exception(error, arguments, out)
 
 
 def _reopen_closed_streams() -> None:
-    """A parent may have closed our output (`>&-`): then it goes nowhere."""
-    sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 -- for as long as the process lives
+    """Open streams that the parent closed (`>&-`), so that output to them is dropped."""
+    sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 -- open until the process ends
     sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
 
 
@@ -62,7 +61,7 @@ def _report_exception(error: Exception, arguments: argparse.Namespace, out: Cons
 
 
 def _print_error(error: FleetError, out: Console) -> int:
-    findings = getattr(error, "findings", ())  # of a JobRejected: all of them, not the first
+    findings = getattr(error, "findings", ())  # FileRejected has all findings of the file
     hint = [f"  {error.hint}"] if error.hint else []
     out.print_stderr(
         *(map(str, findings) if findings else [f"{out.styled('error')}: {error.message}", *hint])
@@ -91,7 +90,9 @@ def _write_bug_log(report: str, arguments: argparse.Namespace) -> str:
         file = folder / f"{os.getpid()}-{arguments.command}.log"
         file.write_text(f"fleetctl {' '.join(sys.argv[1:])}\n\n{report}")
     except OSError as error:
-        return f"its log could not be written ({error}); run it again with --debug to see it"
+        return (
+            f"the log could not be written ({error}); run again with --debug to see the traceback"
+        )
     return f"please report it with this log: {file}"
 
 

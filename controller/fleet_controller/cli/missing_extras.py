@@ -1,6 +1,4 @@
-"""Owns what is said of an installation that lacks one of benchfleet's extras. Imports nothing of
-theirs.
-"""
+"""Reports modules that are missing because an extra of benchfleet is not installed."""
 
 from __future__ import annotations
 
@@ -12,14 +10,17 @@ _AGENT_MODULES = ("ray", "pyarrow", "uvloop")
 
 
 def missing_extra_error(module: str, extra: str) -> ConfigError:
-    """The error for a module that is not installed."""
-    hint = f"install benchfleet[{extra}]; `fleetctl run` needs benchfleet[agent,controller]"
-    return ConfigError(f"this installation lacks {module}", hint)
+    """Return the error for a module that is not installed and belongs to `extra`."""
+    return ConfigError(
+        f"the Python module {module} is not installed",
+        f"install benchfleet[{extra}]; `fleetctl run` needs benchfleet[agent,controller]",
+    )
 
 
 def require_agent_extra() -> None:
-    """Before a server is launched that nothing could load. Raises ConfigError when a module of the
-    agent's extra is missing.
+    """Raises ConfigError when a module of the agent's extra is missing.
+
+    Called before a server is launched that could not be put under load.
     """
     missing = next((module for module in _AGENT_MODULES if find_spec(module) is None), None)
     if missing:

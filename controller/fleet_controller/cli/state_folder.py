@@ -1,4 +1,4 @@
-"""Owns where things lie on this machine: the state folder and what is in it. Creates nothing."""
+"""Names the state folder of this machine and the files in it."""
 
 from __future__ import annotations
 
@@ -10,49 +10,49 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class StateFolder:
-    """The folders below one state folder."""
+    """A state folder and the paths in it; nothing is created."""
 
     path: Path
 
     @property
     def controller(self) -> Path:
-        """Store, artifacts, lock and socket of the controller."""
+        """The folder with the store, artifacts, lock and socket of the controller."""
         return self.path / "controller"
 
     @property
     def store(self) -> Path:
-        """The controller's SQLite file."""
+        """The controller's SQLite database."""
         return self.controller / "store.sqlite3"
 
     @property
     def lock(self) -> Path:
-        """Held by the one controller that works in this state folder."""
+        """The lock file that the running controller of this state folder holds."""
         return self.controller / "controller.lock"
 
     @property
     def controller_log(self) -> Path:
-        """What the parts of an embedded controller log."""
+        """The log of a controller that runs inside a command."""
         return self.controller / "controller.log"
 
     @property
     def artifacts(self) -> Path:
-        """Logs and raw requests that the controller has fetched."""
+        """The logs and raw requests that the controller has fetched."""
         return self.controller / "artifacts"
 
     @property
     def agent(self) -> Path:
-        """Journal and trials of the local agent."""
+        """The journal and trials of the local agent."""
         return self.path / "agent"
 
     @property
     def bugs(self) -> Path:
-        """Tracebacks of what should not have happened."""
+        """The tracebacks of bugs in fleetctl."""
         return self.path / "bugs"
 
 
 def resolve_state_folder(state: str = "") -> StateFolder:
-    """The state folder: `state`, else $BENCHFLEET_STATE, else benchfleet below $XDG_STATE_HOME or
-    ~/.local/state.
+    """Return the state folder: `state`, else $BENCHFLEET_STATE, else `benchfleet` in
+    $XDG_STATE_HOME or ~/.local/state.
     """
     named = state or os.environ.get("BENCHFLEET_STATE", "")
     if named:
@@ -62,5 +62,5 @@ def resolve_state_folder(state: str = "") -> StateFolder:
 
 
 def local_host_name() -> str:
-    """What this machine calls itself: the host of its trials unless --host-name says otherwise."""
+    """Return this machine's own name, the default of --host-name."""
     return socket.gethostname() or "localhost"

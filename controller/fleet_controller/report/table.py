@@ -1,6 +1,4 @@
-"""Owns how rows of text become lines: aligned columns, or one field a line where columns do not
-fit. Never cuts a cell.
-"""
+"""Formats tables of text: aligned columns, one field a line, CSV or Markdown. Cells are never cut."""
 
 from __future__ import annotations
 
@@ -10,17 +8,35 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+# word in a cell or message → its colour on a terminal, as Rich names it
+WORD_STYLES = {
+    "FASTER": "bold green",
+    "SLOWER": "bold red",
+    "EQUIVALENT": "cyan",
+    "INCONCLUSIVE": "yellow",
+    "ok": "green",
+    "done": "green",
+    "failed": "bold red",
+    "cancelled": "yellow",
+    "running": "cyan",
+    "connected": "green",
+    "unreachable": "bold red",
+    "error": "bold red",
+    "warning": "yellow",
+    "info": "cyan",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Columns and their cells as text. `numbers` names the columns aligned to the right."""
+    """Columns and rows of text. `numbers` names the columns that are aligned to the right."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     numbers: frozenset[str] = frozenset()
 
     def without_empty(self, *names: str) -> Table:
-        """The same table less those of the columns named that hold nothing."""
+        """Return the table without those of the named columns that are empty in every row."""
         drop = {
             index
             for index, name in enumerate(self.columns)
@@ -31,18 +47,18 @@ class Table:
         return Table(tuple(self.columns[index] for index in kept), rows, self.numbers)
 
     def widths(self) -> list[int]:
-        """Terminal cells that each column takes."""
+        """Return the width of each column in terminal cells."""
         return [
             max(map(cell_width, column)) for column in zip(self.columns, *self.rows, strict=True)
         ]
 
     def fits(self, width: int, gap: int = 2) -> bool:
-        """True when the aligned layout is at most `width` cells wide, with `gap` between columns."""
+        """Return True when aligned columns, `gap` cells apart, fit into `width` cells."""
         return sum(self.widths()) + gap * (len(self.columns) - 1) <= width
 
 
 def cell_width(text: str) -> int:
-    """Terminal cells that a text takes."""
+    """Return the width of a text in terminal cells."""
     return sum(
         0 if unicodedata.combining(mark) else 2 if unicodedata.east_asian_width(mark) in "WF" else 1
         for mark in text
@@ -50,7 +66,7 @@ def cell_width(text: str) -> int:
 
 
 def aligned_lines(table: Table) -> list[str]:
-    """One line a row, columns two blanks apart, as wide as it must be."""
+    """Return a header line and one line a row, columns two blanks apart, of any width."""
     widths = table.widths()
     lines = []
     for row in (table.columns, *table.rows):
@@ -63,7 +79,7 @@ def aligned_lines(table: Table) -> list[str]:
 
 
 def stacked_lines(table: Table) -> list[str]:
-    """One field a line and an empty line between rows: for terminals narrower than the table."""
+    """Return one field a line and an empty line between rows, for narrow terminals."""
     label = max(map(cell_width, table.columns))
     blocks = [
         [
@@ -77,7 +93,7 @@ def stacked_lines(table: Table) -> list[str]:
 
 
 def as_csv(table: Table) -> str:
-    """Comma-separated values with a header, lines ended by a newline."""
+    """Return comma-separated values with a header; each line ends with a newline."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(table.columns)
@@ -86,7 +102,7 @@ def as_csv(table: Table) -> str:
 
 
 def as_markdown(table: Table) -> str:
-    """A pipe table; a pipe inside a cell is escaped."""
+    """Return a Markdown table; a pipe inside a cell is escaped."""
 
     def line(cells: Sequence[str]) -> str:
         return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

@@ -1,5 +1,5 @@
-"""Owns how tables and comparisons reach a screen: the widest layout that fits, coloured or plain.
-Cuts nothing, prints nothing.
+"""Lays out tables and comparisons for a terminal: the widest layout that fits, with or without
+colours.
 """
 
 from __future__ import annotations
@@ -15,19 +15,14 @@ from fleet_controller.report.comparison_output import (
     comparison_sections,
     comparison_table,
 )
-from fleet_controller.report.table import Table, aligned_lines, stacked_lines
+from fleet_controller.report.table import WORD_STYLES, Table, aligned_lines, stacked_lines
 from fleet_protos.escape import escape_to_one_line
 
-STYLES = {
-    "FASTER": "bold green", "SLOWER": "bold red", "EQUIVALENT": "cyan", "INCONCLUSIVE": "yellow",
-    "ok": "green", "done": "green", "failed": "bold red", "cancelled": "yellow", "running": "cyan",
-    "connected": "green", "unreachable": "bold red", "error": "bold red", "warning": "yellow", "info": "cyan",
-}  # fmt: skip
 _RICH_GAP = 2
 
 
 def table_text(table: Table, width: int | None, colour: bool) -> str:
-    """The table for a terminal of `width` cells, or for a pipe (None). Ends with a newline."""
+    """Format a table for a terminal of `width` cells, or for a pipe (None). It ends with a newline."""
     if not table.rows:
         return ""
     table = replace(table, rows=tuple(tuple(map(escape_to_one_line, row)) for row in table.rows))
@@ -41,8 +36,10 @@ def table_text(table: Table, width: int | None, colour: bool) -> str:
 
 
 def comparison_text(comparison: Comparison, width: int | None, colour: bool) -> str:
-    """Heading, verdicts and remarks: one table, else one for each workload and metric, else short
-    lines.
+    """Format heading, verdicts and remarks.
+
+    The verdicts are one table, else a table for each host, workload and metric, else short lines:
+    the first of these that fits `width`.
     """
     remarks = comparison_remarks(comparison)
     body = _verdicts_text(comparison, width, colour) if comparison.rows else ""
@@ -83,9 +80,9 @@ def _rich_table_text(table: Table, colour: bool) -> str:
             Text(name), justify="right" if name in table.numbers else "left", no_wrap=True
         )
     for row in table.rows:
-        grid.add_row(*(Text(cell, style=STYLES.get(cell, "")) for cell in row))
+        grid.add_row(*(Text(cell, style=WORD_STYLES.get(cell, "")) for cell in row))
     out = io.StringIO()
-    # As wide as the table: whether it fits the terminal has been decided, and Rich must not cut it.
+    # Wide enough for the whole table: the caller checked that it fits, and Rich must not cut it.
     wide = sum(table.widths()) + 4 * len(table.columns)
     Console(
         file=out, width=wide, force_terminal=colour, color_system="standard" if colour else None

@@ -1,5 +1,5 @@
-"""Owns `fleetctl cancel`: by the controller that runs the job, or with one for as long as it takes.
-Kills nothing itself.
+"""Implements `fleetctl cancel`: asks the running controller, or runs one until the job's servers
+have stopped.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ from fleet_protos.errors import ExitCode
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
-    """Cancel a job; 0 too when it was over already."""
+    """Cancel a job; return DONE also when it was already over."""
     job_id, trials_cancelled = asyncio.run(_cancel(arguments, console))
     if arguments.json:
         console.print_json({"version": 1, "job": job_id, "trials_cancelled": trials_cancelled})
     else:
+        plural = "" if trials_cancelled == 1 else "s"
         console.print_lines(
             [
-                f"job {job_id}: {trials_cancelled} trial{'' if trials_cancelled == 1 else 's'} cancelled"
+                f"job {job_id}: {trials_cancelled} trial{plural} cancelled"
                 if trials_cancelled
-                else f"job {job_id} is over already"
+                else f"job {job_id} is already over"
             ]
         )
     return ExitCode.DONE
@@ -51,7 +52,7 @@ async def _cancel(arguments: argparse.Namespace, console: Console) -> tuple[str,
 
 
 def _mark_cancelled(state_folder: StateFolder, job: JobSummary) -> None:
-    """In the store first, so that no controller starts any more of it."""
+    """Cancel the job in the store first, so that a controller starts no more of its trials."""
     from fleet_controller.store.file_lock import hold_lock
     from fleet_controller.store.store import Store
 
@@ -66,8 +67,8 @@ def _mark_cancelled(state_folder: StateFolder, job: JobSummary) -> None:
 async def _stop_running_trials(
     state_folder: StateFolder, job: JobSummary, arguments: argparse.Namespace, console: Console
 ) -> None:
-    """A trial that was running when its controller was killed is known to its agent only: ask it,
-    and see it end.
+    """Run a controller until the job is over: trials that ran when their controller was killed are
+    known to their agents only.
     """
     with open_stored_jobs(state_folder) as jobs:
         detail = await jobs.job(job.job_id)
@@ -76,7 +77,8 @@ async def _stop_running_trials(
     fleet = find_fleet_of_job(detail, arguments.fleet)
     if fleet is not None:
         console.print_stderr(
-            f"no controller runs: one here sees the servers on the hosts of {fleet.file} end"
+            "no controller is running: starting one here to stop the job's servers on the hosts of"
+            f" {fleet.file}"
         )
         await _stop_trials_on_hosts(state_folder, job, fleet, arguments)
         return

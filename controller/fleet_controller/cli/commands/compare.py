@@ -1,4 +1,4 @@
-"""Owns `fleetctl compare`: fetch runs, ask the analysis, print. Computes nothing."""
+"""Implements `fleetctl compare`: prints verdicts on a job, two jobs or a CSV file."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from fleet_protos.errors import ConfigError, ExitCode
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
-    """Print the verdict table; 1 under --fail-on slower when a row is SLOWER, 2 for bad rows of a
-    CSV file.
+    """Print the verdict table; return FAILED when a row is SLOWER under `--fail-on slower`.
+
+    Raises ConfigError for wrong options, JobRejected with all bad rows of a CSV file.
     """
     if bool(arguments.csv) == bool(arguments.a):
         raise ConfigError(
-            "compare what?", "fleetctl compare JOB [OTHER_JOB], or fleetctl compare --csv FILE"
+            "compare needs either a job or --csv",
+            "fleetctl compare JOB [OTHER_JOB], or fleetctl compare --csv FILE",
         )
     if arguments.csv:
         comparison = compare_csv(arguments.csv, arguments)
@@ -33,8 +35,9 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
 
 
 def compare_csv(file: str, arguments: argparse.Namespace) -> Comparison:
-    """Anybody's own numbers, the first variant of the file as baseline unless one is named. Raises
-    JobRejected with all bad rows.
+    """Compare the numbers of a CSV file; without `--baseline` its first variant is the baseline.
+
+    Raises JobRejected with all bad rows.
     """
     numbers = parse_csv_runs(read_text(file))
     if numbers.findings:

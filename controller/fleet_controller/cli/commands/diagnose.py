@@ -1,6 +1,4 @@
-"""Owns `fleetctl diagnose`: reads files in chunks, hands them to the parsers, prints. Understands
-no line itself.
-"""
+"""Implements `fleetctl diagnose`: reads server logs and tool output, and prints what they show."""
 
 from __future__ import annotations
 
@@ -23,9 +21,8 @@ from fleet_knowledge.server_log.log_reader import LogReader
 from fleet_protos.errors import ConfigError, ExitCode
 
 _CHUNK_BYTES = 1 << 20
-_SHORT_BYTES = 8 << 20  # what is longer is a log and nothing else
-# First bytes of what holds text that cannot be read as it is, and the program that makes it
-# readable.
+_SHORT_BYTES = 8 << 20  # a longer file is a log; it is not kept in memory for other parsers
+# First bytes of a compressed file → (what it is, the command that decompresses it)
 _COMPRESSED = {
     b"\x1f\x8b": ("compressed with gzip", "gunzip -c"),
     b"\xfd7zXZ\x00": ("compressed with xz", "xz -dc"),
@@ -37,26 +34,28 @@ _UTF16 = ("UTF-16 text", "iconv -f UTF-16 -t UTF-8")
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
-    """Print what the files come to; 1 when they show a failure."""
-    diagnoses = [told for name in arguments.files for told in _diagnose_file(name)]
+    """Print a diagnosis of the files; return FAILED when one shows a failure."""
+    diagnoses = [diagnosis for name in arguments.files for diagnosis in _diagnose_file(name)]
     if arguments.json:
         console.print_json(merge_diagnoses(diagnoses))
     else:
         console.print_lines(diagnosis_lines(diagnoses))
     unrecognised = [
-        told.file for told in diagnoses if told.kind == TEXT and told.facts.get("state") == UNKNOWN
+        diagnosis.file
+        for diagnosis in diagnoses
+        if diagnosis.kind == TEXT and diagnosis.facts.get("state") == UNKNOWN
     ]
     console.print_stderr(
         *(
-            f"{name}: nothing in it reads like a log or an output that is known"
+            f"{name}: not recognised as a server log or as the output of a known tool"
             for name in unrecognised
         )
     )
-    return ExitCode.FAILED if any(told.failed for told in diagnoses) else ExitCode.DONE
+    return ExitCode.FAILED if any(diagnosis.failed for diagnosis in diagnoses) else ExitCode.DONE
 
 
 def _diagnose_file(name: str) -> list[FileDiagnosis]:
-    """One file as one telling, or as several when it is a JSON document that gathers texts."""
+    """Diagnose one file; a JSON document with several texts gives one diagnosis for each text."""
     reader, size = LogReader(), 0
     kept: list[bytes] = []
     for chunk in _file_chunks(name):
@@ -80,10 +79,10 @@ def _diagnose_part(name: str, text: str) -> FileDiagnosis:
 
 
 def _reject_compressed(name: str, first: bytes) -> None:
-    """Raises ConfigError for a file whose text has to be unpacked: read as it is, a log of a
-    failure would look like none.
+    """Raises ConfigError for a compressed or UTF-16 file, which would otherwise look like a log
+    without a failure.
     """
-    found = next((told for magic, told in _COMPRESSED.items() if first.startswith(magic)), None)
+    found = next((known for magic, known in _COMPRESSED.items() if first.startswith(magic)), None)
     start = first[:256]
     if (
         start[:2] in (b"\xff\xfe", b"\xfe\xff") and start.count(0) > len(start) // 4
@@ -97,7 +96,7 @@ def _reject_compressed(name: str, first: bytes) -> None:
 
 
 def _file_chunks(name: str) -> Iterator[bytes]:
-    """The bytes of a file or of standard input. Raises ConfigError for one that cannot be read."""
+    """Yield the bytes of a file or of standard input. Raises ConfigError if it cannot be read."""
     try:
         if name == "-":
             yield from _stream_chunks(sys.stdin.buffer)

@@ -1,4 +1,4 @@
-"""Implements `fleetctl init --spec-sweep`: makes a job file from a sweep over speculative decoding."""
+"""Implements `fleetctl init --spec-sweep`: makes a job file that sweeps speculative decoding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Owns `fleetctl plan`: show what a job would do. Starts nothing, decides nothing."""
+"""Implements `fleetctl plan`: shows what a job would do, and starts nothing."""
 
 from __future__ import annotations
 
@@ -39,20 +39,23 @@ from fleet_protos.trial_types import Workload
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
-    """Print variants, blocks in their order and the estimated time; 2 when the plan is refused."""
+    """Print variants, the order of launches and the estimated time and cost.
+
+    Return USAGE_ERROR when the plan is refused.
+    """
     loaded, left_out = load_and_prune(arguments, console)
     fleet = _find_fleet(arguments, console)
     plan = plan_for_fleet(loaded.job, fleet) if fleet else _plan_without_fleet(loaded.job)
     seconds, hours = estimate_seconds(plan, loaded.job), gpu_hours(plan, loaded.job)
-    price = estimate_cost(plan, loaded.job, fleet) if fleet else None
+    cost = estimate_cost(plan, loaded.job, fleet) if fleet else None
     if arguments.json:
         variants_json = {
             "prunable": [twin.to_json() for twin in equivalent_variants(loaded.job, plan.variants)],
             "pruned": [twin.to_json() for twin in left_out],
         }
         cost_json = {
-            "cost": price.amount if price else None,
-            "currency": price.currency if price else None,
+            "cost": cost.amount if cost else None,
+            "currency": cost.currency if cost else None,
         }
         console.print_json(
             {
@@ -65,16 +68,20 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     else:
         _print_plan(plan, loaded.job, console)
         console.print_lines(_prunable_lines(equivalent_variants(loaded.job, plan.variants)))
-        paid_text = f", {cost_text(price)}" if price else ""
-        estimate_line = f"estimated: {duration_text(seconds / 60)}, {hours:.2g} GPU hours{paid_text} (a guess, within a factor of two or three)"
-        console.print_lines([estimate_line])
+        paid_text = f", {cost_text(cost)}" if cost else ""
+        console.print_lines(
+            [
+                f"estimated: {duration_text(seconds / 60)}, {hours:.2g} GPU hours{paid_text}"
+                " (a guess, within a factor of two or three)"
+            ]
+        )
     findings = in_order((*loaded.findings, *plan.findings))
     console.print_stderr(*finding_lines(findings, console))
     return ExitCode.USAGE_ERROR if plan.is_refused else ExitCode.DONE
 
 
 def _find_fleet(arguments: argparse.Namespace, console: Console) -> Inventory | None:
-    """The fleet file's hosts, where there is one: then the plan is for them."""
+    """Load the fleet file if there is one; the plan is then for its hosts."""
     path = find_fleet_file(arguments.fleet)
     if path is None:
         return None
@@ -83,9 +90,7 @@ def _find_fleet(arguments: argparse.Namespace, console: Console) -> Inventory | 
 
 
 def _plan_without_fleet(job: Job) -> Plan:
-    """The plan without a fleet file: hosts that the job does not name are looked up when it is
-    submitted.
-    """
+    """Plan a job without a fleet file; placeholders stand for hosts that the job does not name."""
     return make_plan(
         job,
         job.hosts.names or _placeholder_hosts(job),
@@ -94,8 +99,10 @@ def _plan_without_fleet(job: Job) -> Plan:
 
 
 def plan_for_fleet(job: Job, fleet: Inventory) -> Plan:
-    """The plan for the hosts of a fleet file. Hosts and labels that do not exist take the place of
-    its own word that none matches.
+    """Plan a job for the hosts of a fleet file.
+
+    When the job names hosts or labels that do not exist, the plan has no trials, and findings about
+    those names replace its general finding `no_hosts`.
     """
     known = [
         HostCandidate(host.name, host.labels, in_file=True, load_only=host.load_only)
@@ -115,17 +122,15 @@ def plan_for_fleet(job: Job, fleet: Inventory) -> Plan:
     )
 
 
-def cost_text(price: PlanCost) -> str:
-    """`about 98 USD`, and of how many hosts that leaves out the cost."""
-    untold = price.untold[0] if len(price.untold) == 1 else f"{len(price.untold)} hosts"
-    left_out = f" without {untold}, whose cost is not told" if price.untold else ""
-    return f"about {price.amount:.3g} {price.currency}{left_out}"
+def cost_text(cost: PlanCost) -> str:
+    """Format a cost as `about 98 USD`, and name the hosts whose price is unknown."""
+    unpriced = cost.untold[0] if len(cost.untold) == 1 else f"{len(cost.untold)} hosts"
+    left_out = f" without {unpriced}, whose cost is not known" if cost.untold else ""
+    return f"about {cost.amount:.3g} {cost.currency}{left_out}"
 
 
 def _placeholder_hosts(job: Job) -> tuple[str, ...]:
-    """This host, and as many nameless ones as one server takes besides, for a job that leaves its
-    hosts to the controller.
-    """
+    """Return this host and `host-2`, …: as many hosts as one server of the job needs."""
     return (
         local_host_name(),
         *(f"host-{number}" for number in range(2, job.engine.gang.nodes + 1)),
@@ -146,9 +151,11 @@ def _print_plan(plan: Plan, job: Job, console: Console) -> None:
     )
     console.print_lines(
         [
-            f"job {plan.job} · {simulated} · {len(plan.variants)} variants × {plan.blocks} launches × {places}"
+            f"job {plan.job} · {simulated}"
+            f" · {len(plan.variants)} variants × {plan.blocks} launches × {places}"
             f" = {len(plan.trials)} trials · seed {plan.seed}",
-            f"workloads: {', '.join(map(_workload_text, job.workloads))}{_load_source_text(plan, job)}",
+            f"workloads: {', '.join(map(_workload_text, job.workloads))}"
+            f"{_load_source_text(plan, job)}",
             "",
         ]
     )
@@ -165,7 +172,7 @@ def _print_plan(plan: Plan, job: Job, console: Console) -> None:
 
 
 def _workload_text(workload: Workload) -> str:
-    """`busy`, or of a search also how many runs a launch may take."""
+    """Return the workload's name, and for a search how many runs a launch may take."""
     search = workload.search
     return (
         f"{workload.name} (at most {search.max_runs} runs a launch)" if search.of else workload.name
@@ -173,7 +180,7 @@ def _workload_text(workload: Workload) -> str:
 
 
 def _load_source_text(plan: Plan, job: Job) -> str:
-    """Where the load comes from, when not from the server's own host."""
+    """Return where the load comes from, or an empty text if from the server's own host."""
     if job.load is None:
         return ""
     labels = " ".join(f"{name}={value}" for name, value in job.load.hosts.labels.items())
@@ -181,7 +188,7 @@ def _load_source_text(plan: Plan, job: Job) -> str:
 
 
 def _prunable_lines(found: Sequence[EquivalentVariant]) -> list[str]:
-    """Variants that --prune would leave out, and why."""
+    """Return a line for each variant that `--prune` would leave out."""
     lines = [
         f"v{twin.variant.index} runs the same server as v{twin.same_as.index}: {twin.why}"
         for twin in found
@@ -190,7 +197,7 @@ def _prunable_lines(found: Sequence[EquivalentVariant]) -> list[str]:
 
 
 def _variants_table(plan: Plan) -> Table:
-    """Each variant with the settings that not all variants share."""
+    """Build a table of variants with the settings that not all variants share."""
     settings = [_variant_settings(variant) for variant in plan.variants]
     shared = set.intersection(*map(set, settings)) if len(settings) > 1 else set[str]()
     rows = tuple(
@@ -204,7 +211,7 @@ def _variants_table(plan: Plan) -> Table:
         for variant, all_own in zip(plan.variants, settings, strict=True)
         for own in [[setting for setting in all_own if setting not in shared]]
     )
-    return Table(("", "variant", "role", "GPUs", "what is its own"), rows, frozenset({"GPUs"}))
+    return Table(("", "variant", "role", "GPUs", "own settings"), rows, frozenset({"GPUs"}))
 
 
 def _variant_settings(variant: Variant) -> list[str]:

@@ -1,6 +1,4 @@
-"""Owns what is written to the user's terminal or pipe: width, colour, text and JSON. Knows nothing
-of jobs.
-"""
+"""Writes results to standard output and messages to standard error, on a terminal or a pipe."""
 
 from __future__ import annotations
 
@@ -12,20 +10,22 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from fleet_controller.report.table import WORD_STYLES
 from fleet_protos.errors import ConfigError
 from fleet_protos.escape import escape_all_but_colours
 
-_STYLES = {
-    "FASTER": "1;32", "SLOWER": "1;31", "EQUIVALENT": "36", "INCONCLUSIVE": "33", "error": "1;31", "warning": "33", "info": "36",
-    "done": "32", "failed": "31", "cancelled": "33", "running": "36", "ok": "32",
-}  # fmt: skip
+_ANSI_CODES = {
+    "bold green": "1;32",
+    "bold red": "1;31",
+    "green": "32",
+    "yellow": "33",
+    "cyan": "36",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Console:
-    """Standard output and error. `width` is None where lines may be as long as they need to be, as
-    in a pipe.
-    """
+    """Standard output and error. `width` is in cells; None means that lines may have any length."""
 
     tty: bool
     colour: bool
@@ -33,53 +33,50 @@ class Console:
     debug: bool = False
 
     def print_lines(self, lines: Iterable[str]) -> None:
-        """Results, one line each, to standard output."""
+        """Print results to standard output, one a line."""
         self.print_text("".join(f"{line}\n" for line in lines))
 
     def print_text(self, text: str) -> None:
-        """A result that brings its own line ends."""
+        """Print a result that has its own line ends; a terminal gets control characters escaped.
+
+        Raises ConfigError when standard output cannot be written, such as on a full disk.
+        """
         try:
-            sys.stdout.write(
-                escape_all_but_colours(text) if self.tty else text
-            )  # a pipe gets it as it is
+            sys.stdout.write(escape_all_but_colours(text) if self.tty else text)
             sys.stdout.flush()
         except BrokenPipeError:
             raise
         except OSError as error:
-            os.dup2(
-                os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-            )  # else Python tries again, and complains, as it ends
+            # Otherwise Python retries the write at exit, and prints another error.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise ConfigError(
-                f"the result cannot be written: {error.strerror}",
-                "write it to a place that has room",
+                f"cannot write the result: {error.strerror}",
+                "write it to a place with enough free space",
             ) from error
 
     def print_json(self, value: Any) -> None:
-        """A result as JSON; numbers that JSON cannot hold raise ValueError."""
+        """Print a result as JSON. Raises ValueError for numbers that JSON cannot represent."""
         self.print_text(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
     def print_stderr(self, *lines: str) -> None:
-        """Progress, hints and errors, to standard error."""
+        """Print progress, hints and errors to standard error."""
         sys.stderr.write(escape_all_but_colours("".join(f"{line}\n" for line in lines)))
         sys.stderr.flush()
 
     def styled(self, word: str, text: str = "") -> str:
-        """`text` (or the word itself) in the colour that the word stands for, where colours are
-        wanted.
-        """
-        style = _STYLES.get(word)
-        return f"\033[{style}m{text or word}\033[0m" if self.colour and style else text or word
+        """Return `text`, or `word` without a text, in the colour of the word if colours are on."""
+        code = _ANSI_CODES.get(WORD_STYLES.get(word, ""))
+        return f"\033[{code}m{text or word}\033[0m" if self.colour and code else text or word
 
 
 def process_console(debug: bool = False) -> Console:
-    """The console of this process; NO_COLOR and TERM=dumb are respected, COLUMNS sets the width of
-    a terminal.
+    """Return the console of this process.
+
+    NO_COLOR and TERM=dumb turn colours off; COLUMNS sets the width of a terminal.
     """
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(
-                errors="replace"
-            )  # a terminal without UTF-8 shows ? and keeps the numbers
+            stream.reconfigure(errors="replace")  # without UTF-8, print ? for what it cannot show
     tty = sys.stdout.isatty()
     colour = tty and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
     return Console(tty, colour, shutil.get_terminal_size((80, 24)).columns if tty else None, debug)

@@ -1,5 +1,5 @@
-"""Owns one line a host while a command works on many: redrawn on a terminal, one line for each
-change in a pipe. Knows not what is done.
+"""Shows what happens at each host while a command works on many: a live list on a terminal, a line
+for each change in a pipe.
 """
 
 from __future__ import annotations
@@ -17,35 +17,35 @@ if TYPE_CHECKING:
 
 
 class HostProgress:
-    """What happens at each host now. May be told from any thread."""
+    """The current step of each host. Thread-safe."""
 
     def __init__(self, hosts: Sequence[str], *, quiet: bool = False) -> None:
         self._quiet = quiet
         self._lock = threading.Lock()
-        self._now = dict.fromkeys(hosts, "waiting")
-        self._began = time.monotonic()
+        self._steps = dict.fromkeys(hosts, "waiting")
+        self._started = time.monotonic()
         self.live: Live | None = None
 
-    def update(self, host: str, what: str) -> None:
-        """The newest of one host."""
+    def update(self, host: str, step: str) -> None:
+        """Set the current step of a host."""
         with self._lock:
-            changed, self._now[host] = self._now.get(host) != what, what
+            changed, self._steps[host] = self._steps.get(host) != step, step
             if changed and self.live is None and not self._quiet:
-                sys.stderr.write(f"{time.monotonic() - self._began:6.1f} s  {host}: {what}\n")
+                sys.stderr.write(f"{time.monotonic() - self._started:6.1f} s  {host}: {step}\n")
                 sys.stderr.flush()
 
     def render(self) -> Text:
-        """All hosts, for a terminal."""
+        """Return one line for each host, for a terminal."""
         from rich.text import Text
 
         with self._lock:
-            width = max(map(len, self._now), default=0)
-            return Text("\n".join(f"{host:<{width}}  {what}" for host, what in self._now.items()))
+            width = max(map(len, self._steps), default=0)
+            return Text("\n".join(f"{host:<{width}}  {step}" for host, step in self._steps.items()))
 
 
 @contextmanager
 def host_progress_display(hosts: Sequence[str], *, quiet: bool) -> Iterator[HostProgress]:
-    """The display that fits standard error. `quiet`: none at all."""
+    """Show progress in the form that fits standard error while inside; `quiet` shows nothing."""
     progress = HostProgress(hosts, quiet=quiet)
     if quiet or not sys.stderr.isatty():
         yield progress

@@ -1,5 +1,5 @@
-"""Owns what Ctrl-C and SIGTERM mean to a command that has servers running: once asks to stop, twice
-leaves. Stops nothing itself.
+"""Handles Ctrl-C and SIGTERM for a command with running servers: the first asks it to stop, the
+second to leave at once.
 """
 
 from __future__ import annotations
@@ -11,22 +11,20 @@ from contextlib import contextmanager
 
 
 class Interrupts:
-    """Counts the signals; `asked` is set by the first, `on_second` is called by the second."""
+    """The first signal sets `stop_requested`, every further one calls `on_second`."""
 
     def __init__(self, on_second: Callable[[], None]) -> None:
         self.stop_requested = asyncio.Event()
-        self.leaving = False
         self._on_second = on_second
 
     def _on_signal(self) -> None:
         if self.stop_requested.is_set():
-            self.leaving = True
             self._on_second()
         self.stop_requested.set()
 
     @contextmanager
     def handle_signals(self) -> Iterator[None]:
-        """While inside, SIGINT and SIGTERM come here instead of ending the process."""
+        """Receive SIGINT and SIGTERM while inside, so that they do not end the process."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal)

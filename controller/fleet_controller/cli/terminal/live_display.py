@@ -1,5 +1,5 @@
-"""Owns progress on the terminal: a live display on one, plain lines with the time of day in a pipe.
-Results never pass here.
+"""Shows the progress of a job on standard error: a live display on a terminal, plain lines with the
+time of day in a pipe.
 """
 
 from __future__ import annotations
@@ -19,40 +19,40 @@ if TYPE_CHECKING:
 
 
 class ProgressDisplay(Protocol):
-    """Where progress goes."""
+    """Shows the progress of a job."""
 
     def update(self, progress: JobProgress, lines: Sequence[str]) -> None:
-        """Show the new state; `lines` say what changed."""
+        """Show the new state; `lines` describe what changed."""
         ...
 
     def print_line(self, text: str) -> None:
-        """A line that stays."""
+        """Print a line that stays on the terminal."""
         ...
 
     def close(self) -> None:
-        """Give the terminal back; may be repeated."""
+        """Stop drawing on the terminal; may be called again."""
         ...
 
 
 class PlainDisplay:
-    """One line for each change, to standard error."""
+    """Prints one line for each change."""
 
     def update(self, progress: JobProgress, lines: Sequence[str]) -> None:
-        """See `Display`."""
+        """Print each of `lines`; the state is not shown."""
         for line in lines:
             self.print_line(line)
 
     def print_line(self, text: str) -> None:
-        """See `Display`."""
+        """Print a line with the time of day."""
         sys.stderr.write(f"{datetime.now().astimezone():%H:%M:%S} {escape_unprintable(text)}\n")
         sys.stderr.flush()
 
     def close(self) -> None:
-        """See `Display`."""
+        """Do nothing: there is nothing to stop."""
 
 
 class LiveDisplay:
-    """A few lines in place, drawn anew twice a second; endings stay above them."""
+    """Redraws a few lines twice a second; lines about trials that ended stay above them."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -68,26 +68,26 @@ class LiveDisplay:
         )
 
     def update(self, progress: JobProgress, lines: Sequence[str]) -> None:
-        """See `Display`."""
+        """Show the new state; of `lines`, print those about trials that ended."""
         self._progress, self._at = progress, time.monotonic()
         for line in lines:
             if line.endswith((": ok", ": cancelled")) or ": failed (" in line:
                 self.print_line(line)
 
     def print_line(self, text: str) -> None:
-        """See `Display`."""
+        """Print a line above the display."""
         from rich.text import Text
 
         self.live.console.print(Text(escape_unprintable(text)), soft_wrap=True)
 
     def close(self) -> None:
-        """See `Display`."""
+        """Stop the display."""
         self.live.stop()
 
     def _render(self) -> Text:
         from rich.text import Text
 
-        # Called by Rich's thread: reads one reference to a frozen value.
+        # Rich calls this in its own thread; it only reads references to frozen values.
         return Text(
             escape_unprintable(
                 "\n".join(progress_lines(self._progress, time.monotonic() - self._at))
@@ -98,7 +98,7 @@ class LiveDisplay:
 
 @contextmanager
 def progress_display() -> Iterator[ProgressDisplay]:
-    """The display that fits standard error."""
+    """Yield the display that fits standard error."""
     if not sys.stderr.isatty():
         yield PlainDisplay()
         return
