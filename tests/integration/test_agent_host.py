@@ -103,7 +103,7 @@ def test_memory_that_a_server_leaves_fails_its_trial_and_sets_the_gpu_aside_unti
         with pytest.raises(grpc.RpcError) as refused:
             line.start(trial())
         assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert "set aside: GPU5" in str(refused.value.details())
+        assert "quarantined: GPU5" in str(refused.value.details())
         hold(recording, 5, 640)
         assert over(see_once_accepted(line)).outcome is Outcome.OK
 

@@ -33,13 +33,15 @@ def test_asking_again_gives_the_same_gpus() -> None:
 
 def test_asking_for_another_number_is_refused() -> None:
     pool, _ = claim_gpus(EIGHT, "a/1", 2)
-    with pytest.raises(Conflict, match="holds 2 GPUs and asked for 4"):
+    with pytest.raises(Conflict, match="asks for 4 GPUs but already holds 2"):
         claim_gpus(pool, "a/1", 4)
 
 
 def test_a_refusal_names_who_holds_the_gpus() -> None:
     pool, _ = claim_gpus(EIGHT, "a/1", 6)
-    with pytest.raises(Conflict, match=r"needs 4 GPUs, 2 are free; a/1 has \[0, 1, 2, 3, 4, 5\]"):
+    with pytest.raises(
+        Conflict, match=r"needs 4 GPUs, but 2 are free; a/1 has \[0, 1, 2, 3, 4, 5\]"
+    ):
         claim_gpus(pool, "b/1", 4)
 
 
@@ -61,13 +63,13 @@ def test_a_port_is_promised_once() -> None:
     pool, _ = claim_gpus(pool, "b/1", 1)
     pool = promise_port(pool, "a/1", 4000)
     assert promise_port(pool, "a/1", 4000) == pool
-    with pytest.raises(Conflict, match="port 4000 is promised to trial a/1"):
+    with pytest.raises(Conflict, match="port 4000 is assigned to trial a/1"):
         promise_port(pool, "b/1", 4000)
     assert promise_port(release(pool, "a/1"), "b/1", 4000)
 
 
 def test_a_trial_that_holds_nothing_gets_no_port() -> None:
-    with pytest.raises(Conflict, match="holds nothing"):
+    with pytest.raises(Conflict, match="has no allocation"):
         promise_port(EIGHT, "a/1", 4000)
 
 

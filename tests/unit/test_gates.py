@@ -72,13 +72,13 @@ TRIPS: list[tuple[dict[str, Any], str, str]] = [
     ({"zero_token_requests": 2}, "zero_tokens", "2 of 32 answers had no token"),
     (
         {"finish_reasons": {"length": 31, "stop": 1}}, "short_output",
-        "asked for 500 tokens, got 500 to 500; finish reasons beside length: 1 × stop",
+        "500 tokens requested, 500 to 500 received; finish reasons other than length: 1 × stop",
     ),
-    ({"completion_tokens_min": 250}, "short_output", "asked for 500 tokens, got 250 to 500"),
-    ({"completion_tokens_max": 501}, "short_output", "asked for 500 tokens, got 500 to 501"),
-    ({"client_count_mismatch": 0.021}, "token_count_mismatch", "client and server count tokens 2.1 % apart"),
-    ({"cached_token_ratio": 0.5}, "prefix_cache_hit", "50.0 % of the prompt tokens came from the prefix cache, unplanned"),
-    ({"achieved_concurrency": 7.5}, "client_limited", "the client was the limit: 7.50 requests in flight, 8 asked for"),
+    ({"completion_tokens_min": 250}, "short_output", "500 tokens requested, 250 to 500 received"),
+    ({"completion_tokens_max": 501}, "short_output", "500 tokens requested, 500 to 501 received"),
+    ({"client_count_mismatch": 0.021}, "token_count_mismatch", "the token counts of client and server differ by 2.1 %"),
+    ({"cached_token_ratio": 0.5}, "prefix_cache_hit", "50.0 % of the prompt tokens came from the prefix cache, which the workload does not plan"),
+    ({"achieved_concurrency": 7.5}, "client_limited", "the client was the limit: 7.50 requests in flight, 8 requested"),
 ]  # fmt: skip
 
 
@@ -97,7 +97,7 @@ def test_a_run_that_shows_a_known_fault_is_void(
 
 
 def test_speculation_without_effect_voids_the_trial_not_only_the_run() -> None:
-    told = "accept length 1.040: speculation was asked for and has no effect"
+    told = "accept length 1.040: speculation was requested but has no effect"
     assert gates(accept_length=1.04) == (Gate("spec_ineffective", GateEffect.VOID_TRIAL, told),)
     assert RunResult(gates=gates(accept_length=1.04)).void
 
@@ -143,7 +143,7 @@ def test_a_client_that_is_the_limit_in_two_ways_trips_one_gate_with_both_reasons
     assert gate.effect is GateEffect.VOID_RUN
     assert (
         gate.message
-        == "the client was the limit: 4.00 requests in flight, 8 asked for; its loop woke 250.0 ms late (p99)"
+        == "the client was the limit: 4.00 requests in flight, 8 requested; its event loop woke 250.0 ms late (p99)"
     )
 
 
@@ -288,10 +288,10 @@ def test_answers_whose_lengths_were_drawn_are_each_as_long_as_asked() -> None:
     (gate,) = gates(drawn, off_length=2)
     assert (gate.code, gate.message) == (
         "short_output",
-        "2 of 32 answers are not as long as asked for",
+        "2 of 32 answers do not have the requested length",
     )
     (gate,) = gates(drawn, finish_reasons={"length": 31, "stop": 1})
-    assert gate.message.endswith("finish reasons beside length: 1 × stop")
+    assert gate.message.endswith("finish reasons other than length: 1 × stop")
 
 
 def test_a_ramp_is_an_open_loop_of_no_one_rate() -> None:

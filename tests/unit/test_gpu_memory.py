@@ -91,7 +91,7 @@ async def test_no_trial_gets_a_gpu_that_is_set_aside_and_the_reason_is_told(box:
     baseline = await view.memory_baseline(EngineKind.SGLANG, (0, 1))
     box.hold(400, 65936, pid=4194002)
     await view.wait_memory_released(baseline)
-    with pytest.raises(Conflict, match="set aside: GPU1 still holds"):
+    with pytest.raises(Conflict, match="quarantined: GPU1 still holds"):
         claim_gpus(GpuPool((0, 1), quarantined=view.quarantined), "t/1", 2)
     assert claim_gpus(GpuPool((0, 1), quarantined=view.quarantined), "t/1", 1)[1] == (0,)
 

@@ -78,9 +78,9 @@ def test_a_server_that_says_nothing_stands_still_in_its_start() -> None:
 def test_a_standstill_is_told_with_phase_count_time_and_last_line() -> None:
     course, _ = follow(LogSample("load_weight", 61, 163))
     assert stall_message(course, 7.0, "shard 61") == (
-        "the launch has stood still in load_weight at 61/163 for 6 s; the last line of its log: shard 61"
+        "the launch made no progress in load_weight at 61/163 for 6 s; the last line of its log: shard 61"
     )
     assert (
         stall_message(start_tracking(0.0), 9.0, "")
-        == "the launch has stood still in start for 9 s; its log is empty"
+        == "the launch made no progress in start for 9 s; its log is empty"
     )

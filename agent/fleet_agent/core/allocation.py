@@ -1,6 +1,4 @@
-"""Owns which trial has which GPUs and which port; a value that is replaced, never a lock. Binds no
-port itself.
-"""
+"""Assigns GPUs and ports to trials. A pool is a value that is replaced, so it needs no lock."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from fleet_protos.errors import Conflict
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """What one trial holds. `trial` is TRIAL/ATTEMPT; `port` 0 until one is promised."""
+    """What one trial holds. `trial` is TRIAL/ATTEMPT; `port` is 0 until one is assigned."""
 
     trial: str
     gpus: tuple[int, ...]
@@ -21,54 +19,51 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True)
 class GpuPool:
-    """The GPU indices of a host and what is taken of them. No GPU and no port is in two
-    allocations.
-    """
+    """The GPU indices of a host and their allocations; no GPU or port is in two allocations."""
 
     gpus: tuple[int, ...] = ()
     allocations: tuple[Allocation, ...] = ()
-    quarantined: Mapping[int, str] = field(
-        default_factory=dict
-    )  # GPU → why it gets no trial until that is over
+    quarantined: Mapping[int, str] = field(default_factory=dict)  # GPU → why it gets no trial
 
     @property
     def free(self) -> tuple[int, ...]:
-        """GPU indices that no trial holds and that are not set aside, ascending."""
+        """GPU indices that no trial holds and that are not quarantined, ascending."""
         taken = {gpu for allocation in self.allocations for gpu in allocation.gpus}
         return tuple(
             gpu for gpu in sorted(self.gpus) if gpu not in taken and gpu not in self.quarantined
         )
 
     def allocation_of(self, trial: str) -> Allocation | None:
-        """What the trial holds, if anything."""
+        """Return the allocation of the trial, None if it holds nothing."""
         return next(
             (allocation for allocation in self.allocations if allocation.trial == trial), None
         )
 
 
 def claim_gpus(pool: GpuPool, trial: str, gpus: int) -> tuple[GpuPool, tuple[int, ...]]:
-    """Give the trial `gpus` GPUs, the same again when it asks again. Raises Conflict when too few
-    are free.
+    """Give the trial `gpus` GPUs; a repeated call returns the same ones.
 
-    An aligned neighbourhood (0-3 or 4-7 for four) comes first: neighbours share switches and NUMA
-    nodes, so launches stay comparable.
+    Prefers an aligned block (0-3 or 4-7 for four GPUs): its GPUs share switches and a NUMA node, so
+    launches stay comparable. Raises Conflict if too few are free, or if the trial holds another
+    number of GPUs.
     """
     held = pool.allocation_of(trial)
     if held and len(held.gpus) == gpus:
         return pool, held.gpus
     if held:
         raise Conflict(
-            f"trial {trial} holds {len(held.gpus)} GPUs and asked for {gpus}",
-            "end it before it is started differently",
+            f"trial {trial} asks for {gpus} GPUs but already holds {len(held.gpus)}",
+            "end the trial before you start it with another number of GPUs",
         )
     if gpus > len(pool.gpus):
         raise Conflict(
-            f"trial {trial} needs {gpus} GPUs, this host has {len(pool.gpus)}",
+            f"trial {trial} needs {gpus} GPUs, but this host has {len(pool.gpus)}",
             "lower engine.gpus or choose another host",
         )
     if gpus > len(pool.free):
         raise Conflict(
-            f"trial {trial} needs {gpus} GPUs, {len(pool.free)} are free; {_explain_shortage(pool)}",
+            f"trial {trial} needs {gpus} GPUs, but {len(pool.free)} are free; "
+            f"{_explain_shortage(pool)}",
             "wait until a trial is over",
         )
     chosen = _choose(pool.free, gpus)
@@ -76,14 +71,14 @@ def claim_gpus(pool: GpuPool, trial: str, gpus: int) -> tuple[GpuPool, tuple[int
 
 
 def promise_port(pool: GpuPool, trial: str, port: int) -> GpuPool:
-    """Note that the trial's server will listen on `port`, replacing one promised before.
+    """Assign `port` to the trial's server, in place of an earlier one.
 
-    Raises Conflict when another trial has it, or when this one holds nothing (`take` with 0 GPUs is
-    enough).
+    Raises Conflict if another trial has the port, or if this trial has no allocation (`claim_gpus`
+    with 0 GPUs is enough).
     """
     held = pool.allocation_of(trial)
     if held is None:
-        raise Conflict(f"trial {trial} holds nothing on this host, so it cannot have port {port}")
+        raise Conflict(f"trial {trial} has no allocation here, so it cannot get port {port}")
     other = next(
         (
             allocation
@@ -94,7 +89,7 @@ def promise_port(pool: GpuPool, trial: str, port: int) -> GpuPool:
     )
     if other:
         raise Conflict(
-            f"port {port} is promised to trial {other.trial}", "choose another free port"
+            f"port {port} is assigned to trial {other.trial}", "choose another free port"
         )
     rest = tuple(
         replace(allocation, port=port) if allocation is held else allocation
@@ -104,7 +99,7 @@ def promise_port(pool: GpuPool, trial: str, port: int) -> GpuPool:
 
 
 def release(pool: GpuPool, trial: str) -> GpuPool:
-    """Take back what the trial holds; harmless when it holds nothing."""
+    """Release what the trial holds; does nothing if it holds nothing."""
     return replace(
         pool,
         allocations=tuple(
@@ -114,7 +109,7 @@ def release(pool: GpuPool, trial: str) -> GpuPool:
 
 
 def _explain_shortage(pool: GpuPool) -> str:
-    """Who has the others, and which are set aside for what."""
+    """List which trials hold GPUs, and why GPUs are quarantined."""
     holders = [
         f"{allocation.trial} has {list(allocation.gpus)}"
         for allocation in pool.allocations
@@ -123,7 +118,7 @@ def _explain_shortage(pool: GpuPool) -> str:
     reasons = dict.fromkeys(
         reason for gpu, reason in sorted(pool.quarantined.items()) if gpu in pool.gpus
     )
-    return ", ".join((*holders, *(f"set aside: {reason}" for reason in reasons)))
+    return ", ".join((*holders, *(f"quarantined: {reason}" for reason in reasons)))
 
 
 def _choose(free: tuple[int, ...], count: int) -> tuple[int, ...]:

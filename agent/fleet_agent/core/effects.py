@@ -1,6 +1,4 @@
-"""Owns the orders that the trial machine gives; carries none out. Each ends in exactly one event,
-named in its docstring.
-"""
+"""The effects that the trial's state machine orders; each ends in one event, named in its docstring."""
 
 from __future__ import annotations
 
@@ -13,11 +11,10 @@ from fleet_protos.trial_types import Outcome, Workload
 
 @dataclass(frozen=True, slots=True)
 class LaunchServer:
-    """Journal ServerLaunching, then start the server. Ends in ServerLaunched, or ServerFailed when
-    no process came to be.
+    """Journal ServerLaunching, then start the server.
 
-    `witness`: a launch that logs all that NCCL does, to be proved and stopped; nothing is measured
-    on it.
+    Ends in ServerLaunched, or in ServerFailed if no process was started. A `witness` logs all that
+    NCCL does; it is proved and stopped without being measured.
     """
 
     witness: bool = False
@@ -25,8 +22,9 @@ class LaunchServer:
 
 @dataclass(frozen=True, slots=True)
 class AwaitReady:
-    """Ask until the server is ready, at most until `deadline_s` on the clock of `step`. Ends in
-    ServerReady or ServerFailed.
+    """Wait until the server is ready, at most until `deadline_s` on the clock of `step`.
+
+    Ends in ServerReady or ServerFailed.
     """
 
     deadline_s: float
@@ -34,13 +32,14 @@ class AwaitReady:
 
 @dataclass(frozen=True, slots=True)
 class ProveConfiguration:
-    """Read back what took effect. Ends in ConfigurationProved or ServerFailed."""
+    """Read back the configuration that took effect. Ends in ConfigurationProved or ServerFailed."""
 
 
 @dataclass(frozen=True, slots=True)
 class HoldServer:
-    """Keep a part of a server that another host serves, until a cancel. At `deadline_s` on the
-    clock of `step` it ends in ServerFailed.
+    """Keep a gang member, whose lead on another host serves the requests, until it is cancelled.
+
+    Ends in CancelRequested, or in ServerFailed at `deadline_s` on the clock of `step`.
     """
 
     deadline_s: float
@@ -55,10 +54,10 @@ class WarmUp:
 
 @dataclass(frozen=True, slots=True)
 class MeasureRun:
-    """Measure run `index` (from 1, void runs counted) of `workload`. Ends in RunFinished or
-    LoadFailed.
+    """Measure run `index` of `workload`; the index starts at 1 and counts void runs.
 
-    Of a search: the workload is that of the run's load, `told` what the runs before it said.
+    Ends in RunFinished or LoadFailed. In a search, `workload` is set to the load of this run and
+    `search_runs` holds the earlier runs.
     """
 
     workload: Workload
@@ -68,24 +67,28 @@ class MeasureRun:
 
 @dataclass(frozen=True, slots=True)
 class AbortLoad:
-    """Cancel the load in flight; no event of its own, and that of the load is late from now on."""
+    """Cancel the running load. Has no event; the event of that load counts as late from now on."""
 
 
 @dataclass(frozen=True, slots=True)
 class CollectEvidence:
-    """Keep logs and metrics of the server. Ends in EvidenceCollected, with fewer artifacts when
-    some could not be had.
+    """Keep the server's logs and metrics.
+
+    Ends in EvidenceCollected, without the artifacts that could not be read.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class StopServer:
-    """End every process of the server, found by record or by token. Ends in ServerStopped."""
+    """End every process of the server, found by its journalled session or by its launch token.
+
+    Ends in ServerStopped.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class CloseTrial:
-    """Give GPUs and port back and write the end. Ends in TrialOver with the same content."""
+    """Release the GPUs and the port and journal the end. Ends in TrialOver with the same content."""
 
     outcome: Outcome
     kind: ErrorKind = ErrorKind.NONE
@@ -94,6 +97,14 @@ class CloseTrial:
 
 
 Effect = (
-    LaunchServer | AwaitReady | ProveConfiguration | HoldServer | WarmUp | MeasureRun | AbortLoad | CollectEvidence | StopServer
+    LaunchServer
+    | AwaitReady
+    | ProveConfiguration
+    | HoldServer
+    | WarmUp
+    | MeasureRun
+    | AbortLoad
+    | CollectEvidence
+    | StopServer
     | CloseTrial
-)  # fmt: skip
+)

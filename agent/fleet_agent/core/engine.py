@@ -1,4 +1,4 @@
-"""Owns the interface of an engine: how one is started and what it shows of itself. Starts nothing."""
+"""The interface of an engine: how to launch a server, check it and read its configuration back."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from fleet_protos.trial_types import TrialSpec
 
 @dataclass(frozen=True, slots=True)
 class LaunchCommand:
-    """One server to start: its argument list, its whole environment and its working folder, as they
-    are recorded.
+    """The command that starts one server, as it is recorded: arguments, whole environment, folder.
 
-    Secrets stand in `env` as `secret://NAME`. In a container the environment travels in `env_file`
-    (it is written for the launch, and removed after it), and the process itself, the runtime's
-    client, has `client_env`.
+    `env` holds secrets as `secret://NAME`. For a container, the environment is passed in `env_file`
+    (written for the launch, removed after it), and `client_env` is the environment of the started
+    process, which is the container runtime's client.
     """
 
     argv: tuple[str, ...]
@@ -30,8 +29,10 @@ class LaunchCommand:
 
 @dataclass(frozen=True, slots=True)
 class LaunchPlace:
-    """What the agent gives one launch: a free port on 127.0.0.1, GPU indices, an empty folder of
-    its own.
+    """What one launch gets from the agent.
+
+    A free port on 127.0.0.1, GPU indices, its own empty folder, and the launch token by which its
+    processes are found again.
     """
 
     port: int
@@ -41,31 +42,31 @@ class LaunchPlace:
 
 
 class EngineAdapter(Protocol):
-    """A kind of server. All methods take the trial, keep no state, and may be called from any task."""
+    """A kind of server. The methods keep no state and may be called from any task."""
 
-    launches: bool  # False: the server is somebody else's and is only measured
+    launches: bool  # False: the server already runs and is only measured
 
     def launch_command(self, spec: TrialSpec, place: LaunchPlace) -> LaunchCommand:
-        """The process for this trial. Raises ConfigError when it cannot be expressed."""
+        """Return the command for this trial. Raises ConfigError if the trial cannot be expressed."""
         ...
 
     def url(self, spec: TrialSpec, place: LaunchPlace) -> str:
-        """Where the server will answer, without a trailing slash."""
+        """Return the URL at which the server will answer, without a trailing slash."""
         ...
 
     async def check_ready(self, spec: TrialSpec, url: str) -> str:
-        """One look: an empty text when it is ready, healthy and the one that was asked for, else
-        what is missing.
+        """Check once whether the server is ready, healthy and the requested one.
 
-        Raises ServerFailed when waiting longer cannot help, such as another server answering at
-        `url`.
+        Returns what is missing, or an empty text if it is ready. Raises ServerError if waiting
+        longer cannot help, for example because another server answers at `url`.
         """
         ...
 
     async def prove_configuration(
         self, spec: TrialSpec, url: str, log: Path
     ) -> ConfigurationProved:
-        """What took effect, read from the server itself (fingerprint left empty). Raises
-        ServerFailed when it stopped answering.
+        """Read the configuration that took effect from the server, without the host's fingerprint.
+
+        Raises ServerError if the server does not answer any more.
         """
         ...

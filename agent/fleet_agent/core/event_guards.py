@@ -1,6 +1,4 @@
-"""Owns whether an event of a trial fits the order that is awaited, is late, or cannot be; moves
-nothing.
-"""
+"""Decides whether an event fits the trial's awaited effect, is late, or is impossible."""
 
 from __future__ import annotations
 
@@ -37,11 +35,11 @@ from fleet_protos.trial_types import Outcome, Phase
 
 EventGuard = Callable[[AgentTrial, Body], "bool | None"]
 
-# True: it fits. False: it is late. None: it cannot be.
+# A guard returns True if the event fits, False if it is late, None if it is impossible.
 
 
 def accept_always(trial: AgentTrial, body: Body) -> bool | None:
-    """Of a kind that asks for nothing but its phase."""
+    """Accept an event that fits whenever its phase allows it."""
     return True
 
 
@@ -77,7 +75,7 @@ def _fits_proved(trial: AgentTrial, body: Body) -> bool | None:
 
 
 def _fits_load(trial: AgentTrial, body: Body) -> bool | None:
-    """Compare (workload, run) of the load in flight with those of the event; run 0 is the warm-up."""
+    """Compare workload and run of the event with those of the running load; run 0 is the warm-up."""
     assert isinstance(body, WarmedUp | RunFinished | LoadFailed)
     expected = (
         trial.position.workload,
@@ -95,20 +93,24 @@ def _fits_load(trial: AgentTrial, body: Body) -> bool | None:
 
 
 def _load_of(body: WarmedUp | RunFinished | LoadFailed, current: int) -> tuple[str, int]:
-    """Workload name and run; a failure names no run and so is that of the run in flight."""
+    """Return workload name and run; a failure names no run, so it belongs to the `current` run."""
     if isinstance(body, RunFinished):
         return body.run.workload, max(body.run.index, 1)
     return body.workload, 0 if isinstance(body, WarmedUp) else current
 
 
 def _fits_server_failed(trial: AgentTrial, body: Body) -> bool | None:
-    """A member that was let go is no failure when its server goes the way of the lead's."""
-    let_go = (
+    """Accept the first failure, unless the server was to end anyway.
+
+    The server of a released gang member often ends on its own when its lead's server stops, which
+    is not a failure.
+    """
+    released = (
         trial.wanted is WantedState.STOP
         and trial.ending is not None
         and trial.ending.outcome is Outcome.OK
     )
-    return not trial.server_failed and trial.server is not ServerState.STOPPING and not let_go
+    return not trial.server_failed and trial.server is not ServerState.STOPPING and not released
 
 
 def _fits_cancel(trial: AgentTrial, body: Body) -> bool | None:
@@ -125,8 +127,8 @@ def _fits_over(trial: AgentTrial, body: Body) -> bool | None:
     return True if isinstance(trial.awaited, CloseTrial) else None
 
 
-# What may still arrive from an order that was overtaken, or a second time. A second launch is never
-# harmless, so it is not here.
+# Events that may arrive twice, or from an effect that was overtaken. ServerLaunching and
+# ServerLaunched are missing: a second launch is never harmless.
 _REPEATED: frozenset[type] = frozenset({TrialAccepted})
 _FROM_LAUNCH: frozenset[type] = _REPEATED | {ServerProgressed, ServerReady, ConfigurationProved}
 _FROM_WORK: frozenset[type] = _FROM_LAUNCH | {WarmedUp, RunFinished, LoadFailed}

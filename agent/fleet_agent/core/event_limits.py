@@ -1,5 +1,5 @@
-"""Owns how much an event may hold: what a server shows of itself must neither fill the journal nor
-break the line. Pure.
+"""Limits the size of events, so that a server's output can neither fill the journal nor exceed the
+message limit of gRPC.
 """
 
 from __future__ import annotations
@@ -29,17 +29,14 @@ _STEPS = (
 )
 
 
-_EXEMPT = (
-    ev.TrialAccepted,
-    ev.ServerLaunching,
-    ev.ServerLaunched,
-    ev.RunFinished,
-)  # bounded where they come from, and needed whole
+# Limited where they are made, and needed complete
+_EXEMPT = (ev.TrialAccepted, ev.ServerLaunching, ev.ServerLaunched, ev.RunFinished)
 
 
 def limit_event_size(body: ev.Body) -> ev.Body:
-    """The body of an event, cut as little as it takes to be at most about `LARGEST_BYTES`; numbers
-    that JSON cannot hold become text.
+    """Return the event's body, cut only as far as needed to fit about `LARGEST_EVENT_BYTES`.
+
+    In a proof, numbers that JSON cannot hold (infinite, not a number) become text.
     """
     if isinstance(body, _EXEMPT):
         return body
@@ -96,7 +93,7 @@ def _replace_non_finite(value: Any) -> Any:
 
 
 def _size(value: Any) -> int:
-    """About as many bytes as it takes as JSON."""
+    """Estimate the size of the value as JSON, in bytes."""
     if isinstance(value, str):
         return 3 + len(value.encode(errors="surrogatepass"))
     if is_dataclass(value) and not isinstance(value, type):

@@ -1,8 +1,6 @@
-"""Owns the checks that a measured run must pass before its numbers count; reads only the facts of
-that run.
+"""The gates: checks that a measured run must pass before its numbers count.
 
-`docs/gates.md` gives for each code its reason and its source, and is tested to name every code of
-`GATES`.
+docs/gates.md gives the reason and the source of each code; a test compares it with `GATES`.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ from fleet_protos.trial_types import Gate, GateEffect, Measure, TrialSpec, Workl
 
 TOKEN_MISMATCH_MAX = 0.02
 CACHED_RATIO_MAX = 0.01
-CACHED_SHARE_MIN = 0.5  # of what was planned to be found in the cache
+CACHED_SHARE_MIN = 0.5  # of the prompt tokens that the workload planned to find in the cache
 ACCEPT_LENGTH_MIN = 1.05
 CONCURRENCY_SHORTFALL_MAX = 0.05
 DISPATCH_DELAY_FLAG_S, DISPATCH_DELAY_VOID_S = 0.010, 0.050
@@ -23,7 +21,7 @@ CLIENT_USE_MAX = 0.70
 ANSWERED_SHARE_MIN = 0.8
 START_SKEW_FLAG_S = 0.020
 
-# Code → the worst effect it can have.
+# Code → the worst effect that it can have
 GATES: Mapping[str, GateEffect] = {
     "requests_failed": GateEffect.VOID_RUN,
     "zero_tokens": GateEffect.VOID_RUN,
@@ -42,7 +40,7 @@ GATES: Mapping[str, GateEffect] = {
     "not_steady": GateEffect.FLAG,
 }
 
-# Codes of the ways in which a client can be the limit: the `reasons` of `client_limited`.
+# The `reasons` of `client_limited`: how a client can be the limit
 CONCURRENCY, DISPATCH_DELAY, LOOP_LAG, CAPACITY = (
     "concurrency",
     "dispatch_delay",
@@ -53,76 +51,73 @@ CONCURRENCY, DISPATCH_DELAY, LOOP_LAG, CAPACITY = (
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """What a run's raw data says about itself; plain JSON values, so that
-    `RunFacts(**json.loads(line))` reads it.
+    """What a run's raw data shows, as plain JSON values: `RunFacts(**json.loads(line))` reads it.
 
-    Seconds are wall seconds of the client, never scaled: they judge the client. None: it could not
-    be known.
+    Seconds are wall seconds of the client and never scaled, since they judge the client. None means
+    that the value is not known.
     """
 
     requests_ok: int
     requests_failed: int
     error_kinds: Mapping[str, int]  # of the failed requests
-    finish_reasons: Mapping[str, int]  # of the requests that succeeded, as the server named them
-    completion_tokens_min: int  # over the requests that succeeded, as the server counted them
+    finish_reasons: Mapping[str, int]  # of the successful requests, as the server named them
+    completion_tokens_min: int  # over the successful requests, as the server counted them
     completion_tokens_max: int
     zero_token_requests: int
-    client_count_mismatch: float | None  # |client's own count - server's| / server's, over the run
-    cached_token_ratio: (
-        float | None
-    )  # cached prompt tokens beyond the chat template's / prompt tokens
-    achieved_concurrency: (
-        float  # mean requests in flight over the steady part; closed loop only, else 0
-    )
+    # |the client's count - the server's| / the server's, over the run
+    client_count_mismatch: float | None
+    # cached prompt tokens beyond those of the chat template / prompt tokens
+    cached_token_ratio: float | None
+    # mean requests in flight over the steady part; 0 unless the loop is closed
+    achieved_concurrency: float
     dispatch_delay_p99_s: float  # real send - intended send
-    loop_lag_p99_s: float  # how late the client's loop woke up
-    speculation: bool  # asked for by the variant
-    accept_length: float | None  # output tokens of a verify step, bonus token counted
-    answered_share: (
-        float | None
-        # open loop, second half of the arrivals: answers that ended / requests that were due; None: too
-        # few
-    )
-    planned_cached_ratio: float | None = (
-        # prompt tokens that begin as an earlier request's by plan / prompt tokens; None: no plan
-        None
-    )
-    off_length: int = (
-        0  # answers that succeeded and are not exactly as long as theirs was asked to be
-    )
-    client_capacity_tok_s: float | None = (
-        # what the shards of this run can drive at most, at a token a read; None: not calibrated
-        None
-    )
-    client_use: float | None = (
-        None  # share of it, or of its cores, that this run took; None: not known
-    )
-    # load from other hosts: how far apart its processes may have begun, by what is known of their
-    # clocks
+    loop_lag_p99_s: float  # how late the client's event loop woke up
+    speculation: bool  # whether the variant requests it
+    accept_length: float | None  # output tokens per verify step, bonus token included
+    # open loop, second half of the arrivals: answers that ended / requests that were due; None also
+    # if there were too few
+    answered_share: float | None
+    # prompt tokens that the plan shares with an earlier request / prompt tokens; None: no plan
+    planned_cached_ratio: float | None = None
+    off_length: int = 0  # successful answers that do not have exactly the requested length
+    # the most that the shards of this run can drive, at one token per read; None: not calibrated
+    client_capacity_tok_s: float | None = None
+    # share of that capacity, or else of the client's cores, that this run took
+    client_use: float | None = None
+    # load from several hosts: how far apart its processes may have started, by the known accuracy
+    # of their clocks
     start_skew_s: float = 0.0
-    client_cpu_s: float = 0.0  # that the client's processes used from the start to the last answer
-    client_decode_s: float = 0.0  # that they took afterwards to decode what was left
+    client_cpu_s: float = 0.0  # CPU time of the client's processes, from start to last answer
+    client_decode_s: float = 0.0  # time that they then took to decode what was left
 
 
 def run_gates(facts: RunFacts, workload: Workload, measure: Measure) -> tuple[Gate, ...]:
-    """The gates that this run trips, the worst first; empty for a run that counts without reserve.
+    """Return the gates that this run trips, worst first; empty if the run counts without reserve.
 
-    A fact that is not a number trips its gate. `measure.precision` coarser than 5 % tolerates as
-    much missing load.
+    A fact that is not a number trips its gate. A `measure.precision` coarser than 5 % tolerates
+    that share of missing concurrency.
     """
     found = [
-        *_requests(facts), *_output(facts, workload), *_counts(facts), *_cache(facts, workload), *_speculation(facts),
-        *_client(facts, workload, measure), *_rate(facts, workload), *_start(facts),
-    ]  # fmt: skip
+        *_requests(facts),
+        *_output(facts, workload),
+        *_counts(facts),
+        *_cache(facts, workload),
+        *_speculation(facts),
+        *_client(facts, workload, measure),
+        *_rate(facts, workload),
+        *_start(facts),
+    ]
     return tuple(sorted(found, key=lambda gate: -gate.effect))
 
 
 def sharing_gates(spec: TrialSpec) -> tuple[Gate, ...]:
-    """The flag of each run of a trial that lets others in beside it, whether or not one came: it
-    may not pass for one that was alone.
+    """Return the flag of every run of a trial that may share its host.
+
+    The flag is set whether or not another trial ran: such a run must not pass for an undisturbed
+    one.
     """
     return (
-        (_flag("shared_host", "the job lets other trials run on the host meanwhile (hosts.share)"),)
+        (_flag("shared_host", "the job lets other trials run on its hosts (hosts.share)"),)
         if spec.shared
         else ()
     )
@@ -156,37 +151,34 @@ def _output(facts: RunFacts, workload: Workload) -> Iterator[Gate]:
         for reason, count in sorted(facts.finish_reasons.items())
         if reason != "length"
     )
-    ended = f"; finish reasons beside length: {other}" if other else ""
+    reasons = f"; finish reasons other than length: {other}" if other else ""
     least, most = facts.completion_tokens_min, facts.completion_tokens_max
-    if not workload.output_tokens:  # each answer has a length of its own
+    if not workload.output_tokens:  # each answer has its own length
         if other or facts.off_length:
-            yield _void(
-                "short_output",
-                f"{facts.off_length} of {facts.requests_ok} answers are not as long as asked for{ended}",
-            )
+            message = f"{facts.off_length} of {facts.requests_ok} answers do not have the requested length"
+            yield _void("short_output", message + reasons)
     elif other or not least == most == workload.output_tokens:
-        yield _void(
-            "short_output",
-            f"asked for {workload.output_tokens} tokens, got {least} to {most}{ended}",
-        )
+        message = f"{workload.output_tokens} tokens requested, {least} to {most} received"
+        yield _void("short_output", message + reasons)
 
 
 def _counts(facts: RunFacts) -> Iterator[Gate]:
     if facts.client_count_mismatch is None:
         yield _flag(
             "token_count_unchecked",
-            "the client could not count the tokens, so the server's count stands alone",
+            "the client could not count the tokens, so the server's count is not checked",
         )
     elif not facts.client_count_mismatch <= TOKEN_MISMATCH_MAX:
         yield _void(
             "token_count_mismatch",
-            f"client and server count tokens {_percent(facts.client_count_mismatch)} apart",
+            f"the token counts of client and server differ by "
+            f"{_percent(facts.client_count_mismatch)}",
         )
 
 
 def _cache(facts: RunFacts, workload: Workload) -> Iterator[Gate]:
     if facts.cached_token_ratio is None:
-        yield _flag("prefix_cache_unknown", "the server does not tell cached prompt tokens")
+        yield _flag("prefix_cache_unknown", "the server does not report cached prompt tokens")
     elif workload.shares_cache:
         planned = facts.planned_cached_ratio
         if (
@@ -194,16 +186,18 @@ def _cache(facts: RunFacts, workload: Workload) -> Iterator[Gate]:
             and planned > CACHED_RATIO_MAX
             and not facts.cached_token_ratio >= planned * CACHED_SHARE_MIN
         ):
-            message = f"{_percent(facts.cached_token_ratio)} of the prompt tokens came from the prefix cache, {_percent(planned)} could have"
-            yield _flag(
-                "prefix_cache_missed",
-                f"{message}: it is off, or too small for the beginnings that requests share",
+            message = (
+                f"{_percent(facts.cached_token_ratio)} of the prompt tokens came from the prefix "
+                f"cache, {_percent(planned)} could have: the cache is off, or too small for the "
+                "prefixes that requests share"
             )
+            yield _flag("prefix_cache_missed", message)
     elif not facts.cached_token_ratio <= CACHED_RATIO_MAX:
-        yield _void(
-            "prefix_cache_hit",
-            f"{_percent(facts.cached_token_ratio)} of the prompt tokens came from the prefix cache, unplanned",
+        message = (
+            f"{_percent(facts.cached_token_ratio)} of the prompt tokens came from the prefix cache, "
+            "which the workload does not plan"
         )
+        yield _void("prefix_cache_hit", message)
 
 
 def _speculation(facts: RunFacts) -> Iterator[Gate]:
@@ -211,29 +205,31 @@ def _speculation(facts: RunFacts) -> Iterator[Gate]:
         return
     if facts.accept_length is None:
         yield _flag(
-            "spec_unproved", "speculation was asked for and the server shows no accept length"
+            "spec_unproved", "speculation was requested, but the server reports no accept length"
         )
     elif not facts.accept_length >= ACCEPT_LENGTH_MIN:
         message = (
-            f"accept length {facts.accept_length:.3f}: speculation was asked for and has no effect"
+            f"accept length {facts.accept_length:.3f}: speculation was requested but has no effect"
         )
-        yield Gate(
-            "spec_ineffective", GateEffect.VOID_TRIAL, message
-        )  # another run of this launch would show the same
+        # the whole trial, since another run of this launch would show the same
+        yield Gate("spec_ineffective", GateEffect.VOID_TRIAL, message)
 
 
 def _client(facts: RunFacts, workload: Workload, measure: Measure) -> Iterator[Gate]:
-    """One gate, however many ways the client was the limit: the worst effect, all reasons."""
-    all_answered = (
-        facts.requests_ok and not facts.requests_failed
-    )  # one that failed, which voids the run, leaves its slot early
+    """Yield at most one gate, with all reasons why the client was the limit and the worst effect."""
+    # a failed request, which voids the run anyway, leaves its slot early
+    all_answered = facts.requests_ok and not facts.requests_failed
     limits = [
         *(_concurrency_limit(facts, workload, measure) if all_answered else ()),
         *_dispatch_limit(facts, workload),
     ]
     if not facts.loop_lag_p99_s <= LOOP_LAG_FLAG_S:
         limits.append(
-            (LOOP_LAG, GateEffect.FLAG, f"its loop woke {_ms(facts.loop_lag_p99_s)} late (p99)")
+            (
+                LOOP_LAG,
+                GateEffect.FLAG,
+                f"its event loop woke {_ms(facts.loop_lag_p99_s)} late (p99)",
+            )
         )
     limits += _capacity_limit(facts)
     if limits:
@@ -248,29 +244,31 @@ def _client(facts: RunFacts, workload: Workload, measure: Measure) -> Iterator[G
 
 
 def _rate(facts: RunFacts, workload: Workload) -> Iterator[Gate]:
-    """A queue that grows all the while: latencies then say how long the run was, and the rate is
-    the server's most.
+    """Flag an open loop in which requests queue up without end.
+
+    The latencies then show how long the run was, and the rate is the most that the server can do.
     """
     if (
         workload.rate_per_s
         and facts.answered_share is not None
         and not facts.answered_share >= ANSWERED_SHARE_MIN
     ):
-        message = f"{_percent(facts.answered_share)} as many answers as requests in the second half of the arrivals"
-        yield _flag(
-            "rate_not_sustained",
-            f"{message}: the server does not keep up with {workload.rate_per_s:g}/s, or the run is too short",
+        message = (
+            f"{_percent(facts.answered_share)} as many answers as requests in the second half of "
+            f"the arrivals: the server does not keep up with {workload.rate_per_s:g}/s, or the run "
+            "is too short"
         )
+        yield _flag("rate_not_sustained", message)
 
 
 def _start(facts: RunFacts) -> Iterator[Gate]:
     if not facts.start_skew_s <= START_SKEW_FLAG_S:
         yield _flag(
-            "load_start_skew", f"the load hosts may have begun {_ms(facts.start_skew_s)} apart"
+            "load_start_skew", f"the load hosts may have started {_ms(facts.start_skew_s)} apart"
         )
 
 
-_Limit = tuple[str, GateEffect, str]  # reason, effect, what was seen
+_Limit = tuple[str, GateEffect, str]  # reason, effect, what was observed
 
 
 def _concurrency_limit(facts: RunFacts, workload: Workload, measure: Measure) -> Iterator[_Limit]:
@@ -280,7 +278,7 @@ def _concurrency_limit(facts: RunFacts, workload: Workload, measure: Measure) ->
         yield (
             CONCURRENCY,
             GateEffect.VOID_RUN,
-            f"{facts.achieved_concurrency:.2f} requests in flight, {asked} asked for",
+            f"{facts.achieved_concurrency:.2f} requests in flight, {asked} requested",
         )
 
 
@@ -288,12 +286,17 @@ def _dispatch_limit(facts: RunFacts, workload: Workload) -> Iterator[_Limit]:
     if workload.is_open and not facts.dispatch_delay_p99_s <= DISPATCH_DELAY_FLAG_S:
         late = not facts.dispatch_delay_p99_s <= DISPATCH_DELAY_VOID_S
         effect = GateEffect.VOID_RUN if late else GateEffect.FLAG
-        yield DISPATCH_DELAY, effect, f"requests left {_ms(facts.dispatch_delay_p99_s)} late (p99)"
+        yield (
+            DISPATCH_DELAY,
+            effect,
+            f"requests were sent {_ms(facts.dispatch_delay_p99_s)} late (p99)",
+        )
 
 
 def _capacity_limit(facts: RunFacts) -> Iterator[_Limit]:
-    """By what the client did against a null server: near its own end it is slow before its loop
-    shows it.
+    """Compare the run with what the client could drive against a null server.
+
+    Close to its capacity a client is slow before its loop lag shows it.
     """
     if facts.client_use is not None and not facts.client_use <= CLIENT_USE_MAX:
         most = facts.client_capacity_tok_s

@@ -1,10 +1,9 @@
-"""Owns the search for the highest load that meets an SLO: which load is next by the runs so far,
-and what a run says of its load. Pure.
+"""Searches for the highest load that meets an SLO: judges each run and chooses the next load.
 
-Doubling from the lowest load until one is not met, then halving the bracket on a logarithmic scale,
-so that all variants of a job visit the same loads. A run that misses is measured again at once and
-one that meets only where it becomes the result, because what goes wrong by chance makes runs worse,
-hardly ever better. The reasons: docs/decisions/0017, docs/statistics.md.
+The search doubles the lowest load until the SLO is not met, then halves the bracket on a
+logarithmic scale, so that all variants of a job visit the same loads. A run that misses the SLO is
+repeated at once. A run that meets it is repeated only if its load becomes the result, because
+chance makes runs worse and hardly ever better. See docs/decisions/0017 and docs/statistics.md.
 """
 
 from __future__ import annotations
@@ -23,35 +22,34 @@ from fleet_protos.search_types import CONCURRENCY, Search, Searched
 from fleet_protos.trial_types import Gate, GateEffect, RunResult, Workload
 
 FOUND: Final = "found"
-ABOVE: Final = "above"  # the highest load was met
-BELOW: Final = "below"  # the lowest load was not
+ABOVE: Final = "above"  # the highest load meets the SLO
+BELOW: Final = "below"  # the lowest load does not meet the SLO
 CLIENT: Final = "client_limited"  # the client could not drive a load
-UNSETTLED: Final = "unsettled"  # so many runs that it ended with what it knew
-VOID_RUNS: Final = "void_runs"  # runs that tell nothing, one after the other: the trial fails
+UNSETTLED: Final = "unsettled"  # the search reached its maximum number of runs
+VOID_RUNS: Final = "void_runs"  # too many void runs in a row: the trial fails
 
-_DECIDED = 2  # equal answers
-_DIGITS = 4  # of a load
-_EXACT = 1e-9
-_LATE_SHARE = (
-    0.1  # of the limit on the time to first token: sends that are later may be why it was not kept
-)
-# Ways in which a request fails that a server under too much load shows. The others may be ours, or
-# have nothing to do with load.
+_DECIDED = 2  # equal answers that decide a load
+_DIGITS = 4  # significant digits of a load
+_EXACT = 1e-9  # relative tolerance for rounding
+# Share of the limit on the time to first token: sends later than this may be why it was missed
+_LATE_SHARE = 0.1
+# Error kinds that an overloaded server shows. The others may be the client's fault, or have nothing
+# to do with load.
 _OVERLOADED = frozenset({"http_status", "server_error", "reset", "truncated", "timeout", "stalled"})
 
 
 class LoadAnswer(Enum):
-    """What a run says of its load."""
+    """Whether a run met the SLO at its load."""
 
     MET = "met"
     NOT_MET = "not_met"
     VOID = "void"
-    CLIENT_LIMITED = "client_limited"  # void, by what the client could do
+    CLIENT_LIMITED = "client_limited"  # void because the client was the limit
 
 
 @dataclass(frozen=True, slots=True)
 class SearchRun:
-    """One run of a search, as the next load depends on it."""
+    """What the choice of the next load uses of a run."""
 
     load: float
     answer: LoadAnswer
@@ -59,8 +57,10 @@ class SearchRun:
 
 @dataclass(frozen=True, slots=True)
 class NextLoad:
-    """`load` is to be measured next, 0 when the search has `ended`. `highest_met` and
-    `lowest_not_met`: loads, 0 where there is none.
+    """The next step of a search.
+
+    `load` is to be measured next; it is 0 once the search has `ended`, which then says how.
+    `highest_met` and `lowest_not_met` are loads, 0 if there is none.
     """
 
     load: float = 0.0
@@ -70,7 +70,7 @@ class NextLoad:
 
 
 def to_search_run(run: RunResult) -> SearchRun:
-    """What the next load depends on of a run that `judged` has seen."""
+    """Reduce a run that `judge_search_run` returned to what the next load depends on."""
     if not run.void:
         return SearchRun(
             run.searched.load, LoadAnswer.MET if run.searched.met else LoadAnswer.NOT_MET
@@ -82,8 +82,9 @@ def to_search_run(run: RunResult) -> SearchRun:
 
 
 def next_repeat(load: float, runs: Sequence[SearchRun]) -> int:
-    """How many runs of this load there will have been with the next one: what decides its arrivals,
-    whatever came between.
+    """Return the number, from 1, of the next run at this load.
+
+    It seeds the arrivals, so that the n-th run at a load is the same whatever ran in between.
     """
     return 1 + sum(one.load == load for one in runs)
 
@@ -91,10 +92,10 @@ def next_repeat(load: float, runs: Sequence[SearchRun]) -> int:
 def judge_search_run(
     run: RunResult, workload: Workload, error_kinds: Mapping[str, int], before: Sequence[SearchRun]
 ) -> RunResult:
-    """The run with its answer, its gates as they hold in a search, and what is known after it.
+    """Return the run with its answer, its gates as they apply in a search, and the bracket so far.
 
-    `workload`: at the load of the run. `error_kinds`: of the requests that failed. `before`: the
-    runs of the search until then.
+    `workload` is set to the load of the run, `error_kinds` counts the failed requests by kind, and
+    `before` holds the earlier runs of the search.
     """
     search, load = workload.search, workload.load
     met = share_met(run) >= search.goodput - _EXACT and not any(
@@ -115,13 +116,13 @@ def judge_search_run(
 
 
 def share_met(run: RunResult) -> float:
-    """Of all its requests, those that met the SLO; one that failed did not."""
+    """Return the share of the run's requests that met the SLO; a failed request did not meet it."""
     requests = run.requests_ok + run.requests_failed
     return run.metrics.get(GOODPUT_RATIO, 0.0) * run.requests_ok / requests if requests else 0.0
 
 
 def _gate_in_search(gate: Gate, run: RunResult, error_kinds: Mapping[str, int]) -> Gate:
-    """Requests that failed under load are an answer."""
+    """Turn failed requests into a flag if the server was overloaded: that is an answer."""
     if gate.code == "requests_failed" and run.requests_ok and error_kinds.keys() <= _OVERLOADED:
         return replace(
             gate,
@@ -132,8 +133,10 @@ def _gate_in_search(gate: Gate, run: RunResult, error_kinds: Mapping[str, int]) 
 
 
 def _gate_of_missed_run(gate: Gate, run: RunResult, workload: Workload) -> Gate:
-    """What the client may have caused is no answer. Where half of the requests missed by more than
-    it was late, it did not.
+    """Void a missed run that the client may have caused.
+
+    The client is not the cause if half of the requests missed the SLO by more than the client was
+    late; then the gate stays a flag.
     """
     if gate.code != "client_limited":
         return gate
@@ -145,19 +148,17 @@ def _gate_of_missed_run(gate: Gate, run: RunResult, workload: Workload) -> Gate:
     matters = late_s > _LATE_SHARE * (slo.ttft_p99_s or math.inf)
     if not set(gate.reasons) - {LOOP_LAG} - (set() if matters else {DISPATCH_DELAY}):
         return gate
-    message = f"{gate.message}; the SLO was not met, which may be the client's doing"
+    message = f"{gate.message}; the SLO was not met, possibly because of the client"
     return replace(gate, effect=max(gate.effect, GateEffect.VOID_RUN), message=message)
 
 
 @dataclass(frozen=True, slots=True)
 class _Tally:
-    """The answers so far, load by load."""
+    """The answers so far by load. `last` holds the newest `VOID_IN_ROW_MAX` answers of each load."""
 
     counts: Mapping[tuple[float, LoadAnswer], int]
     loads: tuple[float, ...]
-    last: Mapping[
-        float, Sequence[LoadAnswer]
-    ]  # of each load, as many as void runs in a row end something
+    last: Mapping[float, Sequence[LoadAnswer]]
 
     @classmethod
     def from_runs(cls, runs: Sequence[SearchRun]) -> _Tally:
@@ -172,14 +173,14 @@ class _Tally:
         return self.counts.get((load, answer), 0)
 
     def is_client_limited(self, load: float) -> bool:
-        """The client cannot drive it."""
+        """Whether the client cannot drive the load."""
         return self.last[load] == [LoadAnswer.CLIENT_LIMITED] * VOID_IN_ROW_MAX
 
     def is_missed(self, load: float) -> bool:
         return self.count(load, LoadAnswer.NOT_MET) >= _DECIDED
 
     def is_met(self, load: float) -> bool:
-        """By what is known: nothing speaks against it, or two of three."""
+        """Whether more runs met the SLO at this load than missed it."""
         return self.count(load, LoadAnswer.MET) > self.count(load, LoadAnswer.NOT_MET)
 
     def is_confirmed(self, load: float) -> bool:
@@ -190,8 +191,10 @@ class _Tally:
 
 
 def next_load(search: Search, runs: Sequence[SearchRun]) -> NextLoad:
-    """What follows on these runs. Ends after `search.most_runs` at the latest, and never leaves
-    `search.least` to `search.most`.
+    """Choose the next load after these runs, or end the search.
+
+    All loads are between `search.least` and `search.most`. The search ends after
+    `search.max_runs` runs at the latest.
     """
     tally = _Tally.from_runs(runs)
     lowest = min((load for load in tally.loads if tally.is_missed(load)), default=0.0)
@@ -199,9 +202,8 @@ def next_load(search: Search, runs: Sequence[SearchRun]) -> NextLoad:
     highest = max(met, default=0.0)
     confirmed = max(filter(tally.is_confirmed, met), default=0.0)
     client_limited = min(filter(tally.is_client_limited, tally.loads), default=0.0)
-    blocked = (
-        bool(client_limited) and not 0 < lowest < client_limited
-    )  # above a load that is not met it decides nothing
+    # the client's limit does not matter above a load that misses the SLO
+    blocked = bool(client_limited) and not 0 < lowest < client_limited
     if _is_given_up(runs) or (blocked and not highest):
         return NextLoad(0.0, confirmed, lowest, VOID_RUNS)
     undecided = next(filter(tally.is_undecided, tally.loads), 0.0)
@@ -230,7 +232,7 @@ def _is_given_up(runs: Sequence[SearchRun]) -> bool:
 def _choose_next(
     search: Search, highest: float, lowest: float, *, blocked: bool, any_run: bool
 ) -> tuple[float, str]:
-    """(next load, how the search has ended) when every load that was measured is decided."""
+    """Return (next load, how the search ended), given that every measured load is decided."""
     if not any_run:
         return search.least, ""
     if not highest:
@@ -244,8 +246,9 @@ def _choose_next(
 
 
 def _middle(search: Search, low: float, high: float) -> float:
-    """The load half-way on a logarithmic scale, in whole requests or to four digits; 0 when the
-    bracket is narrow enough.
+    """Return the middle of the bracket on a logarithmic scale; 0 if the bracket is narrow enough.
+
+    It is a whole number of requests in flight, or a rate with four significant digits.
     """
     if high <= low * (1 + search.within) * (1 + _EXACT):
         return 0.0

@@ -1,7 +1,6 @@
-"""Owns whether the runs of a launch are steady: how many of the first ones were still warm-up, and
-when there is no saying. Pure.
+"""Decides how many of a launch's first runs were still warm-up, and whether the rest is steady.
 
-The method, its reasons and its error rates: docs/statistics.md, "Warm-up".
+docs/statistics.md, "Warm-up", explains the method, its reasons and its error rates.
 """
 
 from __future__ import annotations
@@ -17,19 +16,15 @@ from fleet_protos.metric_names import E2E_P50, OUTPUT_TOK_S
 from fleet_protos.trial_types import Gate, GateEffect, Measure, RunResult, Workload
 
 NOT_STEADY: Final = "not_steady"
-SIGNIFICANCE: Final = 0.05  # of a flat series: how often at most a change is seen in it
-LEAST_VALUES: Final = 3  # below, nothing tells a change from noise
-NEGLIGIBLE_SHARE: Final = (
-    0.5  # of the precision asked for: a change that is smaller does not matter
-)
-_ROUNDING: Final = 1e-9  # relative: what rounding alone makes
+SIGNIFICANCE: Final = 0.05  # at most this share of flat series shows a change
+LEAST_VALUES: Final = 3  # with fewer, a change cannot be distinguished from noise
+NEGLIGIBLE_SHARE: Final = 0.5  # of the requested precision: smaller changes do not matter
+_ROUNDING: Final = 1e-9  # relative size of rounding errors
 
 
 @dataclass(frozen=True, slots=True)
 class LevelChange:
-    """A change of level: `at` values are before it; `ratio` is the level from it on by the level
-    before.
-    """
+    """A change of level after the first `at` values; `ratio` is the new level by the old one."""
 
     at: int
     ratio: float
@@ -37,8 +32,9 @@ class LevelChange:
 
 @dataclass(frozen=True, slots=True)
 class Steadiness:
-    """`warm_up` of the first values are not steady, by the `change` that ends them. `is_steady`:
-    what follows is enough of a state.
+    """How many of the first values are warm-up, and the last change of level, None if there is none.
+
+    `is_steady` is whether the values after the warm-up are enough to count as a steady state.
     """
 
     warm_up: int = 0
@@ -47,10 +43,10 @@ class Steadiness:
 
 
 def judge_steadiness(values: Sequence[float], measure: Measure) -> Steadiness:
-    """How the levels of a launch's valid runs, in their order, fall into warm-up and steady state.
+    """Split the levels of a launch's valid runs, in order, into warm-up and steady state.
 
-    What follows the last change is steady when it is as long as `measure.runs_min` and as what is
-    before it.
+    The runs after the last change are steady if there are at least `measure.runs_min` of them and
+    at least as many as before it.
     """
     begin, last = 0, None
     while (
@@ -64,47 +60,42 @@ def judge_steadiness(values: Sequence[float], measure: Measure) -> Steadiness:
 
 
 def conclude_warm_up(values: Sequence[float], measure: Measure) -> tuple[int, tuple[Gate, ...]]:
-    """What the newest of these runs tells: how many of the first are warm-up, and the flag of a
-    last one that leaves the launch unsteady.
+    """Return how many of the first runs are warm-up, and the flag if the launch was never steady.
 
-    A launch that never became steady keeps all its runs: to pick some of them would be to choose
-    the result. Where the job fixes the warm-up nothing is judged.
+    The flag is set at the last run. A launch that never became steady keeps all its runs, since
+    picking some of them would mean choosing the result. Nothing is judged if the job fixes the
+    warm-up.
     """
     found = Steadiness() if measure.warmup_requests else judge_steadiness(values, measure)
     if found.change is None or found.is_steady or len(values) < measure.runs_max:
         return found.warm_up, ()
-    change = f"the level still changed by {(found.change.ratio - 1) * 100:+.1f} % after {found.change.at} of them"
-    return 0, (
-        Gate(
-            NOT_STEADY,
-            GateEffect.FLAG,
-            f"never steady in {len(values)} valid runs: {change}; all of them count",
-        ),
+    message = (
+        f"never steady in {len(values)} valid runs: the level still changed by "
+        f"{(found.change.ratio - 1) * 100:+.1f} % after {found.change.at} of them; all runs count"
     )
+    return 0, (Gate(NOT_STEADY, GateEffect.FLAG, message),)
 
 
 def rate_of(run: RunResult) -> float | None:
-    """Output tokens/s of a run that counts; None for a void one, or one without a usable rate:
-    neither ever becomes a number.
-    """
+    """Return the output tokens/s of a run that counts, None if it is void or has no usable rate."""
     rate = run.metrics.get(OUTPUT_TOK_S, 0.0)
     return rate if not run.void and isfinite(rate) and rate > 0 else None
 
 
 def level_of(metrics: Mapping[str, float], workload: Workload) -> float:
-    """What is looked at: the rate, or the median latency where the job gives the rate and the
-    server has no part in it.
+    """Return what is tested for changes: output tokens/s, or seconds of median latency in an open
+    loop, where the job sets the rate.
     """
     latency_s = 0.0 if workload.concurrency else metrics.get(E2E_P50, 0.0)
     return latency_s if latency_s > 0 else metrics.get(OUTPUT_TOK_S, 0.0)
 
 
 def _find_change(values: Sequence[float], negligible: float) -> LevelChange | None:
-    """The change of level that parts the values best, when noise alone would show one as good in
-    fewer than `SURE` of all series.
+    """Find the change of level that splits the values best, None if noise could explain it.
 
-    Each way to cut them in two is a two-sample t-test with pooled variance; as the best of them is
-    taken, its p is multiplied by their number (Bonferroni).
+    Each split into two parts is a two-sample t-test with pooled variance. Since the best split is
+    taken, its p is multiplied by the number of splits (Bonferroni) and compared with
+    `SIGNIFICANCE`. A step smaller than `negligible` times the mean is ignored.
     """
     count = len(values)
     mean = fsum(values) / count if count else 0.0
@@ -112,11 +103,8 @@ def _find_change(values: Sequence[float], negligible: float) -> LevelChange | No
         return None
     from_mean = [value - mean for value in values]
     total = fsum(distance * distance for distance in from_mean)
-    best: tuple[float, int, float] = (
-        0.0,
-        0,
-        0.0,
-    )  # sum of squares between both parts, values before the cut, later mean - earlier mean
+    # sum of squares between both parts, values before the split, later mean - earlier mean
+    best: tuple[float, int, float] = (0.0, 0, 0.0)
     for at, before in enumerate(accumulate(from_mean[:-1]), start=1):
         weight = count / (at * (count - at))
         if abs(before * weight) > max(negligible, _ROUNDING) * mean:
@@ -124,7 +112,7 @@ def _find_change(values: Sequence[float], negligible: float) -> LevelChange | No
     between, at, step = best
     if not at:
         return None
-    within = max(0.0, 1 - between / total)  # df / (df + t²) of that cut
+    within = max(0.0, 1 - between / total)  # df / (df + t²) of that split
     if regularised_beta(within, (count - 2) / 2, 0.5) * (count - 1) > SIGNIFICANCE:
         return None
     earlier = mean - step * (count - at) / count

@@ -1,8 +1,7 @@
-"""Owns when a workload of a launch has been measured often enough; a plain function of its valid
-runs, never of the clock.
+"""Decides when a workload has been measured often enough, from its valid runs alone.
 
-The precision that this reaches is that of one launch. Verdicts rest on launches, so stopping early
-cannot make them look surer.
+The precision here is that of one launch. Verdicts are computed over launches, so an early stop
+cannot make them look more certain.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ VOID_IN_ROW_MAX = 3
 
 
 class Decision(Enum):
-    """What follows after a run."""
+    """What to do after a run."""
 
     MORE = "more"
     ENOUGH = "enough"
@@ -27,11 +26,11 @@ class Decision(Enum):
 def decide(
     values: Sequence[float], void_in_row: int, measure: Measure, warm_up: int = 0
 ) -> Decision:
-    """`values`: output tokens/s of the valid runs so far; `void_in_row`: void runs since the last
-    valid one.
+    """Decide whether to measure the workload again.
 
-    `warm_up`: so many of the first values were not steady. What follows them has to be as long as
-    they are, and as the least runs.
+    `values` holds the output tokens/s of the valid runs so far, `void_in_row` counts the void runs
+    since the last valid one. The first `warm_up` values were not steady: at least as many runs, and
+    at least `measure.runs_min`, have to follow them.
     """
     if void_in_row >= VOID_IN_ROW_MAX:
         return Decision.GIVE_UP
@@ -45,8 +44,9 @@ def decide(
 
 
 def relative_half_width(values: Sequence[float], confidence: float) -> float:
-    """Half of the two-sided t-interval of the mean, divided by the mean; infinite below two values
-    or for a mean that is not positive.
+    """Return half the width of the two-sided t-interval of the mean, divided by the mean.
+
+    Infinite for fewer than two values or a mean that is not positive.
     """
     count = len(values)
     mean = fsum(values) / count if count else 0.0
@@ -57,12 +57,12 @@ def relative_half_width(values: Sequence[float], confidence: float) -> float:
 
 
 def t_quantile(p: float, df: float) -> float:
-    """Quantile of Student's t: the t with P(T ≤ t) = p. Raises ValueError unless 0 < p < 1 and df >
-    0.
+    """Return the quantile of Student's t distribution: the t with P(T ≤ t) = p.
 
-    Solves the distribution function, written with the regularised incomplete beta function (DLMF
-    8.17, NIST), by bisection; tail and centre are solved apart, so that neither loses digits. One
-    and two degrees of freedom have closed forms.
+    Raises ValueError unless 0 < p < 1 and df > 0. Solves the distribution function, written with
+    the regularised incomplete beta function (DLMF 8.17, NIST), by bisection. Tail and centre are
+    solved separately, so that neither loses digits. One and two degrees of freedom have closed
+    forms.
     """
     if not (0 < p < 1 and df > 0):
         raise ValueError(f"t_quantile needs 0 < p < 1 and df > 0, got p={p}, df={df}")
@@ -88,7 +88,7 @@ def _bisect(p: float, df: float) -> float:
 
 
 def _is_below(t: float, p: float, df: float) -> bool:
-    """True when P(T ≤ t) < p, for t ≥ 0 and p ≥ 0.5."""
+    """Whether P(T ≤ t) < p, for t ≥ 0 and p ≥ 0.5."""
     share = t * t / (df + t * t)
     if p < 0.75:
         return regularised_beta(share, 0.5, df / 2) < 2 * p - 1
@@ -96,8 +96,9 @@ def _is_below(t: float, p: float, df: float) -> bool:
 
 
 def regularised_beta(x: float, a: float, b: float) -> float:
-    """I_x(a, b) for 0 ≤ x ≤ 1, by the continued fraction DLMF 8.17.22, with its symmetry 8.17.4
-    where that converges faster.
+    """Return I_x(a, b) for 0 ≤ x ≤ 1, by the continued fraction DLMF 8.17.22.
+
+    Uses the symmetry DLMF 8.17.4 where that converges faster.
     """
     if x <= 0 or x >= 1:
         return float(x >= 1)
@@ -108,9 +109,7 @@ def regularised_beta(x: float, a: float, b: float) -> float:
 
 
 def _beta_fraction(x: float, a: float, b: float) -> float:
-    """The fraction of DLMF 8.17.22, evaluated forwards by Lentz's method (Applied Optics 15, 668,
-    1976).
-    """
+    """Evaluate the fraction of DLMF 8.17.22 by Lentz's method (Applied Optics 15, 668, 1976)."""
     tiny = 1e-300
     c, d = 1.0, 1 - (a + b) * x / (a + 1)
     d = 1 / (d if abs(d) > tiny else tiny)

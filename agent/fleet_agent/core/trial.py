@@ -1,7 +1,7 @@
-"""Owns the value that is one trial; changed only by `machine.step`.
+"""The value of one trial, which only `trial_machine.step` changes.
 
-A trial has three things that never share a field: what is wanted (run or stop), where it is
-(phase), how it ends (ending).
+Three things have a field each: what is wanted (run or stop), where the trial is (phase) and how it
+ends (ending).
 """
 
 from __future__ import annotations
@@ -20,19 +20,21 @@ RECENT_KEPT = 16
 
 
 class WantedState(Enum):
-    """What the outside wants of the trial."""
+    """What the controller wants from the trial."""
 
     RUN = "run"
     STOP = "stop"
 
 
 class ServerState(Enum):
-    """Our own server of the trial: absent → launching → starting → ready → stopping → gone. Always
-    absent for an external one.
+    """State of the server that the agent launches for the trial.
+
+    It goes from absent over launching, starting, ready and stopping to gone. It stays absent when
+    the trial measures an external server.
     """
 
     ABSENT = "absent"
-    LAUNCHING = "launching"  # ordered; whether a process exists is not known
+    LAUNCHING = "launching"  # the launch was ordered; a process may or may not exist
     STARTING = "starting"
     READY = "ready"
     STOPPING = "stopping"
@@ -41,11 +43,11 @@ class ServerState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class MeasurePosition:
-    """Where in the workloads: `values` are the output tokens/s of the valid runs of this workload,
-    `runs` counts void ones too.
+    """How far the measuring has got.
 
-    `warm_up`: of the first of these values, those that were not steady, as the newest run showed.
-    `told`: of a search, all its runs.
+    `workload` is the index of the current workload. `runs` counts its runs, void ones included, and
+    `values` holds the output tokens/s of its valid runs. `warm_up` is how many of the first values
+    were not steady, as of the newest run. `search_runs` holds all runs of a search.
     """
 
     workload: int = 0
@@ -58,8 +60,9 @@ class MeasurePosition:
 
 @dataclass(frozen=True, slots=True)
 class RecentEvent:
-    """An event as a bug report needs it: seconds on the clock of `step`, its kind, the phase after
-    it.
+    """One past event for a bug report.
+
+    `at_s` is in seconds on the clock of `step`, `phase` is the trial's phase after the event.
     """
 
     at_s: float
@@ -69,8 +72,9 @@ class RecentEvent:
 
 @dataclass(frozen=True, slots=True)
 class LaunchProgress:
-    """How far a launch has come: its phase as the log tells it, and `done` of `total` where the
-    phase has a count.
+    """How far a launch has got: its phase from the server's log, and `done` of `total` steps.
+
+    `total` is 0 where the phase has no count.
     """
 
     phase: str = ""
@@ -80,10 +84,11 @@ class LaunchProgress:
 
 @dataclass(frozen=True, slots=True)
 class AgentTrial:
-    """One trial as its events made it. `awaited` is the order whose event is missing; `ending` is
-    decided before it is reached.
+    """One trial as the result of its events.
 
-    `witnessing`: the server of now is the witness, and the measured one follows it.
+    `awaited` is the effect whose event has not arrived yet. `ending` is set when the end is
+    decided, which is before the trial is over. `witnessing` means that the current server is the
+    witness; the measured server is launched after it.
     """
 
     spec: TrialSpec
@@ -100,26 +105,27 @@ class AgentTrial:
 
     @property
     def outcome(self) -> Outcome:
-        """How it ended; `UNSPECIFIED` until it is over."""
+        """How the trial ended; `UNSPECIFIED` until it is over."""
         return (
             self.ending.outcome if self.ending and self.phase in TERMINAL else Outcome.UNSPECIFIED
         )
 
     @property
     def key(self) -> tuple[str, int]:
-        """Trial id and attempt: what makes it one and not another."""
+        """Trial id and attempt, which together identify the trial."""
         return self.spec.trial_id, self.spec.attempt
 
 
 class InvalidTransition(Bug):
-    """An event that cannot come where the trial is; `recent` holds the last events, oldest first."""
+    """An event is impossible in the trial's state; `recent` holds the last events, oldest first."""
 
     def __init__(self, trial: AgentTrial, body: Body) -> None:
         self.recent = trial.recent
         past = ", ".join(f"{entry.kind}→{entry.phase.name}" for entry in trial.recent) or "none"
         awaited = type(trial.awaited).__name__ if trial.awaited else "nothing"
         super().__init__(
-            f"trial {trial.spec.trial_id} attempt {trial.spec.attempt}: {type(body).__name__} in {trial.phase.name}, "
-            f"server {trial.server.value}, awaiting {awaited}; last events: {past}",
-            "this is a bug of benchfleet: please report it with the agent's journal",
+            f"trial {trial.spec.trial_id} attempt {trial.spec.attempt}: impossible event "
+            f"{type(body).__name__} in {trial.phase.name}, server {trial.server.value}, "
+            f"awaiting {awaited}; last events: {past}",
+            "this is a bug in benchfleet: please report it with the agent's journal",
         )

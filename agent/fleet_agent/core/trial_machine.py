@@ -1,6 +1,4 @@
-"""Owns how a trial moves: events in at one door, orders out; knows no clock, no process and no
-file.
-"""
+"""The state machine of a trial: `step` takes an event and returns the new trial and its effects."""
 
 from __future__ import annotations
 
@@ -21,9 +19,8 @@ from fleet_agent.core.effects import (
     WarmUp,
 )
 from fleet_agent.core.event_guards import EVENT_GUARDS, LATE_EVENTS, accept_always
-from fleet_agent.core.load_search import VOID_RUNS, next_load, to_search_run
-from fleet_agent.core.steady_state import rate_of
-from fleet_agent.core.stop_rule import VOID_IN_ROW_MAX, Decision, decide
+from fleet_agent.core.run_sequence import count_run, decide_after_run, next_run, warm_up_workload
+from fleet_agent.core.stop_rule import VOID_IN_ROW_MAX, Decision
 from fleet_agent.core.trial import (
     RECENT_KEPT,
     TERMINAL,
@@ -59,21 +56,21 @@ from fleet_protos.trial_types import EngineKind, GateEffect, Outcome, Phase, Tri
 
 __all__ = ["TERMINAL", "AgentTrial", "InvalidTransition", "accepts", "new_trial", "replay", "step"]
 
-HOLD_LIMIT_S = 86_400.0  # of a member whose controller named no limit
+HOLD_LIMIT_S = 86_400.0  # how long a gang member is held when the controller sets no limit
 
 Step = tuple[AgentTrial, tuple[Effect, ...]]
 
 
 def new_trial(spec: TrialSpec) -> AgentTrial:
-    """A trial that nobody has accepted yet."""
+    """Return a queued trial that has not been accepted yet."""
     return AgentTrial(spec, witnessing=spec.witness and spec.engine.kind is not EngineKind.EXTERNAL)
 
 
 def step(trial: AgentTrial, body: Body, at_s: float) -> Step:
-    """The trial after `body`, and the orders to carry out once it is journalled. `at_s`: seconds on
-    any one clock of the caller.
+    """Return the trial after the event and the effects to carry out once the event is journalled.
 
-    A late event changes nothing. Raises InvalidTransition on an impossible one.
+    `at_s` is in seconds; all calls for one trial must use the same clock. A late event changes
+    nothing. Raises InvalidTransition if the event is impossible in the trial's current state.
     """
     if not accepts(trial, body):
         return trial, ()
@@ -88,8 +85,9 @@ def step(trial: AgentTrial, body: Body, at_s: float) -> Step:
 
 
 def accepts(trial: AgentTrial, body: Body) -> bool:
-    """False for a late or repeated event, which is to be dropped and not journalled. Raises
-    InvalidTransition on an impossible one.
+    """Return False for a late or repeated event, which the caller drops without journalling it.
+
+    Raises InvalidTransition if the event is impossible in the trial's current state.
     """
     if type(body) in LATE_EVENTS[trial.phase]:
         return False
@@ -102,10 +100,10 @@ def accepts(trial: AgentTrial, body: Body) -> bool:
 
 
 def replay(events: Iterable[Event]) -> AgentTrial:
-    """The trial that its journalled events made, oldest first; kinds that this version does not
-    know are passed over.
+    """Rebuild a trial from its journalled events, oldest first.
 
-    Raises Bug when they do not begin with TrialAccepted.
+    Skips events of kinds that this version does not know. Raises Bug if the first event is not
+    TrialAccepted.
     """
     trial: AgentTrial | None = None
     for event in events:
@@ -113,7 +111,8 @@ def replay(events: Iterable[Event]) -> AgentTrial:
             trial = new_trial(event.body.spec)
         if trial is None:
             raise Bug(
-                f"the journal of trial {event.trial_id} attempt {event.attempt} begins with {type(event.body).__name__}"
+                f"the journal of trial {event.trial_id} attempt {event.attempt} begins with "
+                f"{type(event.body).__name__}, not with TrialAccepted"
             )
         if event.body is not None:
             trial, _ = step(trial, event.body, event.time_unix_ns / 1e9)
@@ -122,7 +121,7 @@ def replay(events: Iterable[Event]) -> AgentTrial:
     return trial
 
 
-# The moves: each is called only with an event that fits.
+# The transitions. Each is called only with an event that `accepts` has let through.
 
 
 def _on_accepted(trial: AgentTrial, body: Body, at_s: float) -> Step:
@@ -138,7 +137,7 @@ def _on_launching(trial: AgentTrial, body: Body, at_s: float) -> Step:
 
 def _on_launched(trial: AgentTrial, body: Body, at_s: float) -> Step:
     started = replace(trial, server=ServerState.STARTING)
-    if trial.wanted is WantedState.STOP:  # cancelled while the process came to be
+    if trial.wanted is WantedState.STOP:  # cancelled while the process was being started
         return _stop(started)
     return started, (AwaitReady(at_s + trial.spec.engine.ready_timeout_s),)
 
@@ -176,9 +175,7 @@ def _on_proved(trial: AgentTrial, body: Body, at_s: float) -> Step:
 
 
 def _on_witness_stopped(trial: AgentTrial, body: Body, at_s: float) -> Step:
-    """The witness has done its part: the measured server is launched, unless something of the
-    witness would disturb it.
-    """
+    """Launch the measured server, unless processes of the witness are left that would disturb it."""
     assert isinstance(body, ServerStopped)
     if body.left_over:
         return _on_server_stopped(trial, body, at_s)
@@ -186,23 +183,23 @@ def _on_witness_stopped(trial: AgentTrial, body: Body, at_s: float) -> Step:
 
 
 def _on_warmed_up(trial: AgentTrial, body: Body, at_s: float) -> Step:
-    return replace(trial, phase=Phase.MEASURING), (_next_run(trial),)
+    return replace(trial, phase=Phase.MEASURING), (next_run(trial),)
 
 
 def _on_run_finished(trial: AgentTrial, body: Body, at_s: float) -> Step:
     assert isinstance(body, RunFinished)
-    position = _count_run(trial.position, body)
+    position = count_run(trial.position, body)
     after = replace(trial, position=position)
     if gate := next(
         (gate for gate in body.run.gates if gate.effect is GateEffect.VOID_TRIAL), None
     ):
         return _collect(_fail(after, ErrorKind.GATE_VOIDED, gate.code, gate.message))
-    decision = _decide(after)
+    decision = decide_after_run(after)
     if decision is Decision.MORE:
-        return after, (_next_run(after),)
+        return after, (next_run(after),)
     if decision is Decision.ENOUGH:
         return _next_workload(after, MeasurePosition(position.workload + 1))
-    code, why = next(
+    code, reason = next(
         (
             (gate.code, gate.message)
             for gate in body.run.gates
@@ -210,7 +207,7 @@ def _on_run_finished(trial: AgentTrial, body: Body, at_s: float) -> Step:
         ),
         ("no_rate", ""),
     )
-    message = f"{VOID_IN_ROW_MAX} void runs in a row, the last by {code}: {why}"
+    message = f"{VOID_IN_ROW_MAX} void runs in a row, the last by {code}: {reason}"
     return _collect(_fail(after, ErrorKind.GATE_VOIDED, code, message))
 
 
@@ -220,8 +217,9 @@ def _on_load_failed(trial: AgentTrial, body: Body, at_s: float) -> Step:
 
 
 def _on_server_failed(trial: AgentTrial, body: Body, at_s: float) -> Step:
-    """The death of the server explains more than what followed from it, so it replaces an ending
-    decided before.
+    """End the trial by the server's failure, also when another ending was decided before.
+
+    The server's failure is the cause, and what was seen first may only be its consequence.
     """
     assert isinstance(body, ServerFailed)
     server = (
@@ -235,14 +233,14 @@ def _on_server_failed(trial: AgentTrial, body: Body, at_s: float) -> Step:
     failed = replace(failed, server=server, server_failed=True)
     if trial.phase is Phase.COLLECTING:
         return failed, ()
-    if trial.wanted is WantedState.STOP:  # cancelled while it was launched, and it never came to be
+    if trial.wanted is WantedState.STOP:  # cancelled during a launch that then failed
         return _stop(replace(failed, ending=trial.ending))
     return _collect(failed, _abort(trial))
 
 
 def _on_cancel_requested(trial: AgentTrial, body: Body, at_s: float) -> Step:
     assert isinstance(body, CancelRequested)
-    if isinstance(trial.awaited, HoldServer):  # all that was asked of it is done
+    if isinstance(trial.awaited, HoldServer):  # the gang's lead has finished
         return _collect(replace(trial, wanted=WantedState.STOP, ending=CloseTrial(Outcome.OK)))
     message = _with_place(trial, body.reason or "cancelled")
     ending = CloseTrial(Outcome.CANCELLED, message=message)
@@ -251,16 +249,17 @@ def _on_cancel_requested(trial: AgentTrial, body: Body, at_s: float) -> Step:
     stopped = replace(trial, wanted=WantedState.STOP, ending=ending)
     if isinstance(
         trial.awaited, LaunchServer | CollectEvidence
-    ):  # both end soon, and a half-launched server could be lost
+    ):  # both end soon, and stopping in the middle of a launch could miss the new process
         return stopped, ()
-    if isinstance(trial.awaited, StopServer):  # of the witness: it is under way
+    if isinstance(trial.awaited, StopServer):  # the witness is already being stopped
         return replace(stopped, phase=Phase.STOPPING), ()
     return _stop(stopped, _abort(trial))
 
 
 def _on_agent_restarted(trial: AgentTrial, body: Body, at_s: float) -> Step:
-    """The loads and waits of the agent before are gone. What was decided stays; what was not has
-    failed.
+    """Stop the trial, since the previous agent process took its load and its waits with it.
+
+    An ending that was decided before the restart stays. Without one, the trial has failed.
     """
     assert isinstance(body, AgentRestarted)
     ended = (
@@ -289,7 +288,7 @@ def _on_server_stopped(trial: AgentTrial, body: Body, at_s: float) -> Step:
             if trial.ending and trial.ending.message
             else ""
         )
-        message = f"the server left behind: {', '.join(body.left_over)}{before}"
+        message = f"still there after the stop: {', '.join(body.left_over)}{before}"
         gone = _fail(gone, ErrorKind.SERVER_UNHEALTHY, "left_over_processes", message)
     return _close(gone)
 
@@ -300,7 +299,7 @@ def _on_trial_over(trial: AgentTrial, body: Body, at_s: float) -> Step:
     return replace(trial, phase=Phase.OVER, ending=ending), ()
 
 
-# Parts of moves.
+# What the transitions share.
 
 
 def _has_server(trial: AgentTrial) -> bool:
@@ -311,50 +310,10 @@ def _abort(trial: AgentTrial) -> tuple[Effect, ...]:
     return (AbortLoad(),) if isinstance(trial.awaited, WarmUp | MeasureRun) else ()
 
 
-def _next_run(trial: AgentTrial) -> MeasureRun:
-    """The next run of the workload at hand; of a search the one of the next load."""
-    position, workload = trial.position, trial.spec.workloads[trial.position.workload]
-    if workload.search.of:
-        workload = workload.at_load(next_load(workload.search, position.search_runs).load)
-    return MeasureRun(workload, position.runs + 1, position.search_runs)
-
-
-def _decide(trial: AgentTrial) -> Decision:
-    """What follows on the runs of the workload at hand."""
-    position, search = trial.position, trial.spec.workloads[trial.position.workload].search
-    if not search.of:
-        return decide(position.values, position.void_in_row, trial.spec.measure, position.warm_up)
-    ended = next_load(search, position.search_runs).ended
-    return Decision.GIVE_UP if ended == VOID_RUNS else Decision.ENOUGH if ended else Decision.MORE
-
-
-def _count_run(position: MeasurePosition, body: RunFinished) -> MeasurePosition:
-    """A run without a usable rate counts as void: it never becomes a number."""
-    if body.run.searched.load:
-        return replace(
-            position,
-            runs=position.runs + 1,
-            search_runs=(*position.search_runs, to_search_run(body.run)),
-        )
-    rate = rate_of(body.run)
-    if rate is None:
-        return replace(position, runs=position.runs + 1, void_in_row=position.void_in_row + 1)
-    return replace(
-        position,
-        runs=position.runs + 1,
-        values=(*position.values, rate),
-        void_in_row=0,
-        warm_up=body.run.warm_up_runs,
-    )
-
-
 def _next_workload(trial: AgentTrial, position: MeasurePosition) -> Step:
     after = replace(trial, position=position)
     if position.workload < len(trial.spec.workloads):
-        workload = trial.spec.workloads[position.workload]
-        return after, (
-            WarmUp(workload.at_load(workload.search.least) if workload.search.of else workload),
-        )
+        return after, (WarmUp(warm_up_workload(trial.spec.workloads[position.workload])),)
     return _collect(replace(after, ending=CloseTrial(Outcome.OK)))
 
 
@@ -383,8 +342,10 @@ def _fail(trial: AgentTrial, kind: ErrorKind, failure_class: str, message: str) 
 
 
 def _with_place(trial: AgentTrial, message: str) -> str:
-    """The message with its place in front: phase, workload, run."""
-    place = f"{trial.phase.name.lower()}{' the witness' if trial.witnessing and trial.phase is Phase.LAUNCHING else ''}"
+    """Put the place in front of the message: phase, then workload and run where there are any."""
+    place = trial.phase.name.lower()
+    if trial.witnessing and trial.phase is Phase.LAUNCHING:
+        place += " the witness"
     if isinstance(trial.awaited, WarmUp):
         place += f", warm-up of workload {trial.awaited.workload.name}"
     if isinstance(trial.awaited, MeasureRun):
@@ -401,14 +362,32 @@ _ANY_TIME: Mapping[type, Move] = {
 }
 
 _MOVES: Mapping[Phase, Mapping[type, Move]] = {
-    Phase.QUEUED: {TrialAccepted: _on_accepted, CancelRequested: _on_cancel_requested, AgentRestarted: _on_agent_restarted},
+    Phase.QUEUED: {
+        TrialAccepted: _on_accepted,
+        CancelRequested: _on_cancel_requested,
+        AgentRestarted: _on_agent_restarted,
+    },
     Phase.LAUNCHING: {
-        ServerLaunching: _on_launching, ServerLaunched: _on_launched, ServerProgressed: _on_progressed, ServerReady: _on_ready,
-        ConfigurationProved: _on_proved, ServerStopped: _on_witness_stopped, **_ANY_TIME,
+        ServerLaunching: _on_launching,
+        ServerLaunched: _on_launched,
+        ServerProgressed: _on_progressed,
+        ServerReady: _on_ready,
+        ConfigurationProved: _on_proved,
+        ServerStopped: _on_witness_stopped,
+        **_ANY_TIME,
     },
     Phase.WARMING: {WarmedUp: _on_warmed_up, LoadFailed: _on_load_failed, **_ANY_TIME},
-    Phase.MEASURING: {WarmedUp: _on_warmed_up, RunFinished: _on_run_finished, LoadFailed: _on_load_failed, **_ANY_TIME},
+    Phase.MEASURING: {
+        WarmedUp: _on_warmed_up,
+        RunFinished: _on_run_finished,
+        LoadFailed: _on_load_failed,
+        **_ANY_TIME,
+    },
     Phase.COLLECTING: {EvidenceCollected: _on_evidence_collected, **_ANY_TIME},
-    Phase.STOPPING: {ServerStopped: _on_server_stopped, TrialOver: _on_trial_over, AgentRestarted: _on_agent_restarted},
+    Phase.STOPPING: {
+        ServerStopped: _on_server_stopped,
+        TrialOver: _on_trial_over,
+        AgentRestarted: _on_agent_restarted,
+    },
     Phase.OVER: {},
-}  # fmt: skip
+}
