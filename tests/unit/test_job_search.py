@@ -73,19 +73,19 @@ def test_a_search_of_concurrencies_has_as_many_requests_as_each_load_takes() -> 
             "search: {of: rate, from: 8, to: 8}, duration: 1m",
             "bad_search",
             "8}",
-            "from 8 to 8: there is nothing to look for",
+            "from 8 to 8: there is nothing to search",
         ),
         (
             "search: {of: rate, from: 9, to: 8}, duration: 1m",
             "bad_search",
             "8}",
-            "from 9 to 8: there is nothing to look for",
+            "from 9 to 8: there is nothing to search",
         ),
         (
             "search: {of: rate, from: 1, to: 8}",
             "missing_key",
             "a:",
-            "a search of rates needs `duration`",
+            "a search over rates needs `duration`",
         ),
         (
             "concurrency: [1, 2], search: {of: concurrency, from: 1, to: 8}",
@@ -109,31 +109,31 @@ def test_a_search_of_concurrencies_has_as_many_requests_as_each_load_takes() -> 
             "search: {of: concurrency, from: 1, to: 8}, duration: 1m",
             "wrong_loop",
             "duration:",
-            "`duration` belongs to",
+            "`duration` applies only to",
         ),
         (
             "search: {of: rate, from: 1, to: 8}, requests: 9, duration: 1m",
             "wrong_loop",
             "requests:",
-            "`requests` belongs to",
+            "`requests` applies only to",
         ),
         (
             "search: {of: concurrency, from: 1, to: 8}, arrivals: constant",
             "wrong_loop",
             "arrivals:",
-            "`arrivals` belongs to",
+            "`arrivals` applies only to",
         ),
         (
             "search: {of: rate, from: 1, to: 8}, duration: 1m, sessions: {turns: 2}",
             "wrong_loop",
             "sessions:",
-            "`sessions` belongs",
+            "`sessions` applies only",
         ),
         (
             "search: {of: concurrency, from: 1.5, to: 8}",
             "bad_search",
             "1.5",
-            "1.5 requests in flight at once cannot be",
+            "`from` is 1.5, not a whole number of requests in flight",
         ),
         (
             "search: {of: concurrency, from: 1, to: 64}, requests: 32",
@@ -198,7 +198,7 @@ def test_what_cannot_be_searched_is_refused_where_it_stands(
 def test_a_search_without_a_limit_to_meet_is_refused(slo: str, place: str) -> None:
     workload = f"a: {{search: {{of: rate, from: 1, to: 8}}, duration: 1m, output_tokens: 5{slo}}}"
     [(code, line, column, message)] = refused(workload)
-    assert (code, line, "there is no limit in it to meet" in message) == ("bad_search", 7, True)
+    assert (code, line, "no limit is set there" in message) == ("bad_search", 7, True)
     assert f"  {workload}"[column - 1 :].startswith(place)
 
 

@@ -253,7 +253,7 @@ def test_the_text_of_a_job_carries_its_files_and_reads_back_as_the_same_job_anyw
 def test_without_its_files_a_job_is_refused_and_nothing_is_opened() -> None:
     [(code, line, message)] = refused("a: {trace: /etc/passwd}")
     assert (code, line) == ("file_not_attached", 7)
-    assert message == "the file `/etc/passwd` did not come with the job"
+    assert message == "the file `/etc/passwd` is not attached to the job"
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def test_without_its_files_a_job_is_refused_and_nothing_is_opened() -> None:
         (
             "a.csv",
             "time_s,prompt_tokens\n1,2\n",
-            "line 1: its first line names no column `output_tokens`",
+            "line 1: the first line has no column `output_tokens`",
         ),
         (
             "a.csv",
@@ -273,9 +273,9 @@ def test_without_its_files_a_job_is_refused_and_nothing_is_opened() -> None:
         (
             "a.csv",
             "time_s,prompt_tokens,output_tokens\n1,2.5,3\n",
-            "line 2: a length is no whole number of tokens",
+            "line 2: a length is not a whole number of tokens",
         ),
-        ("a.csv", "time_s,prompt_tokens,output_tokens\n", "it holds no request"),
+        ("a.csv", "time_s,prompt_tokens,output_tokens\n", "the file holds no requests"),
         ("a.jsonl", '{"timestamp": 1, "input_length": 2}\n', "line 1: `output_length` is missing"),
         (
             "a.jsonl",
@@ -289,7 +289,7 @@ def test_without_its_files_a_job_is_refused_and_nothing_is_opened() -> None:
         ),
         ("a.jsonl", "{\n", "line 1: not JSON"),
         ("a.jsonl", "[1]\n", "line 1: not a JSON object"),
-        ("a.txt", "1 2 3\n", "a trace is a .jsonl with timestamp"),
+        ("a.txt", "1 2 3\n", "a trace must be a .jsonl with timestamp"),
     ],
 )
 def test_a_file_that_is_no_trace_is_told_with_its_line(
@@ -304,7 +304,7 @@ def test_a_file_that_is_no_trace_is_told_with_its_line(
 def test_a_trace_that_is_not_text_is_told_with_its_line(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(b"time_s\n\xff\n")
     assert refused("a: {trace: a.csv}", tmp_path) == [
-        ("bad_file", 7, "`a.csv`: line 2: it is not UTF-8 text")
+        ("bad_file", 7, "`a.csv`: line 2: the file is not UTF-8 text")
     ]
 
 
@@ -325,7 +325,7 @@ def test_files_that_are_too_large_to_travel_are_refused_with_their_size(tmp_path
     (tmp_path / "a.csv").write_text("time_s,prompt_tokens,output_tokens\n" + rows)
     [(code, _, message)] = refused("a: {trace: a.csv}", tmp_path)
     assert code == "files_too_large"
-    assert "more than the 384 KiB that travel with it" in message
+    assert "more than the limit of 384 KiB" in message
     assert load("a: {trace: a.csv, duration: 1h}", tmp_path).job.workloads[0].requests == 3600
 
 
@@ -448,31 +448,31 @@ def test_prompts_of_a_file_are_those_that_a_user_asked(
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.txt", " \n", "it holds no prompt of a user"),
-        ("a.md", "hi", "a file of prompts is a .jsonl of {messages: …} objects"),
-        ("a.jsonl", '{"prompt": "x"}', "line 1: `messages` is missing, or no list"),
+        ("a.txt", " \n", "the file holds no prompt of a user"),
+        ("a.md", "hi", "a file of prompts must be a .jsonl of {messages: …} objects"),
+        ("a.jsonl", '{"prompt": "x"}', "line 1: `messages` is missing or not a list"),
         (
             "a.jsonl",
             '{"messages": [{"role": "user"}]}',
-            "line 1: a message has no `content` that is a text",
+            "line 1: a message has no text in `content`",
         ),
         (
             "a.jsonl",
             '{"messages": [{"role": "pirate", "content": "x"}]}',
-            "line 1: the role 'pirate' is none of system",
+            "line 1: the role 'pirate' is not one of system",
         ),
         (
             "a.jsonl",
             '{"messages": [{"role": "system", "content": "x"}]}',
-            "line 1: no message of the user",
+            "line 1: there is no message of the user",
         ),
-        ("a.json", '{"a": 1}', "line 1: ShareGPT is a list of conversations"),
+        ("a.json", '{"a": 1}', "line 1: a ShareGPT file must be a list of conversations"),
         ("a.json", '[{"conversations": 1}]', "conversation 1 has no list `conversations`"),
         ("a.json", "[\n{", "line 2: not JSON"),
         (
             "a.json",
             '[{"conversations": [{"from": "gpt", "value": "x"}]}]',
-            "it holds no prompt of a user",
+            "the file holds no prompt of a user",
         ),
     ],
 )

@@ -1,5 +1,5 @@
-"""Owns the rules on each argument and variable as it is written: spelling, kind of value, what a
-job may set, what SGLang renamed.
+"""Rules on single arguments and variables: spelling, kind of value, what a job may set, what SGLang
+renamed, and shell variables that nothing expands.
 """
 
 from __future__ import annotations
@@ -33,33 +33,38 @@ from fleet_knowledge.sglang_releases import Certainty, release_of_image
 
 _ARGUMENT = re.compile(r"[a-z][a-z0-9_]*")
 VARIABLE_NAME_PATTERN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_ON_LOOPBACK = "the server listens on loopback, on a port of its own, for this machine's load alone"
-_GANG = "the agents give each host of a server its place"
+_ON_LOOPBACK = "remove it: the server listens on a loopback port of its own"
+_GANG = "the agents set the rank and the addresses of each host of a server"
 _RESERVED_ARGUMENTS = {
-    "model_path": "write it as model.path",
-    "host": "the agent gives each launch its own address",
-    "port": "the agent gives each launch its own port, so that another server cannot answer in its place",
-    "api_key": f"{_ON_LOOPBACK}, so it needs no key, and a key would only be written to logs; remove it",
-    "admin_api_key": f"{_ON_LOOPBACK}, so it needs no key, and a key would only be written to logs; remove it",
-    "ssl_keyfile": f"{_ON_LOOPBACK}, and is asked over plain HTTP; remove it",
-    "ssl_certfile": f"{_ON_LOOPBACK}, and is asked over plain HTTP; remove it",
-    "dist_init_addr": _GANG,
-    "nnodes": f"write engine.nodes; {_GANG}",
-    "node_rank": _GANG,
+    "model_path": "write `model.path` instead",
+    "host": "remove it: the agent sets the address of each launch",
+    "port": (
+        "remove it: the agent gives each launch its own port, so that another server cannot answer "
+        "in its place"
+    ),
+    "api_key": f"{_ON_LOOPBACK}, so it needs no key, and a key would be written to logs",
+    "admin_api_key": f"{_ON_LOOPBACK}, so it needs no key, and a key would be written to logs",
+    "ssl_keyfile": f"{_ON_LOOPBACK} and gets plain HTTP requests",
+    "ssl_certfile": f"{_ON_LOOPBACK} and gets plain HTTP requests",
+    "dist_init_addr": f"remove it: {_GANG}",
+    "nnodes": f"write `engine.nodes` instead: {_GANG}",
+    "node_rank": f"remove it: {_GANG}",
 }
 RESERVED_VARIABLES = {
-    "CUDA_VISIBLE_DEVICES": "the agent gives each launch its GPUs: write engine.gpus",
-    "BENCHFLEET_LAUNCH": "the agent finds its servers by it",
+    "CUDA_VISIBLE_DEVICES": (
+        "the agent sets it for each launch; a job asks for GPUs with `engine.gpus`"
+    ),
+    "BENCHFLEET_LAUNCH": "the agent sets it to recognise its own servers",
 }
 _KIND_HINTS = {
-    "f": "write true, or leave it out",
+    "f": "write true, or remove it",
     "n": "write true or false",
-    "v": "write its value",
+    "v": "write a value",
     "m": "write a list of values",
 }
 
 _NUMBERS = {
-    WHOLE: ("a whole number", "write it in digits, without a unit or a point"),
+    WHOLE: ("a whole number", "write it in digits, without a unit or a decimal point"),
     COUNTED: ("a whole number", "write it in digits; newer versions take 32k or 1Ki too"),
     NUMBER: ("a number", "write it in digits, without a unit"),
 }
@@ -68,7 +73,9 @@ _UNEXPANDED = re.compile(r"\$\{[A-Za-z_]\w*\}|\$[A-Z_][A-Z0-9_]*(?![A-Za-z0-9_])
 
 
 def release_of(parsed: ParsedJob) -> Release | None:
-    """The SGLang version that the container's tag names; None when none does."""
+    """Return the SGLang version that the tag of the container image names, or None if there is
+    none.
+    """
     container = parsed.job.engine.container
     return (
         release_of_image(container.image)
@@ -78,7 +85,9 @@ def release_of(parsed: ParsedJob) -> Release | None:
 
 
 def setting_layers(parsed: ParsedJob, key: str) -> Iterator[tuple[KeyPath, Mapping[str, Any]]]:
-    """Every `args` or `env` of the file with its path, the engine's first."""
+    """Yield every readable `args` or `env` mapping of the file with its path, the engine's
+    first.
+    """
     if parsed.is_readable(("engine", key)):
         yield ("engine", key), getattr(parsed.job.engine, key)
     for factor, levels in parsed.job.factors.items():
@@ -89,8 +98,8 @@ def setting_layers(parsed: ParsedJob, key: str) -> Iterator[tuple[KeyPath, Mappi
 
 
 def check_arguments(parsed: ParsedJob) -> Iterator[Finding]:
-    """Spelling and kind of arguments: unknown ones are warnings, for a newer SGLang or a plug-in
-    may know them.
+    """Check the spelling and the kind of value of each argument. Unknown arguments are only
+    warnings, because a newer SGLang or a plug-in may know them.
     """
     release = release_of(parsed)
     for path, args in setting_layers(parsed, "args"):
@@ -115,17 +124,17 @@ def _argument(
         yield parsed.finding(
             "reserved_argument",
             path,
-            f"`{written}` is not for a job to set",
+            f"a job cannot set `{written}`",
             _RESERVED_ARGUMENTS[spelling.name],
             at_key=True,
         )
     elif not _ARGUMENT.fullmatch(spelling.name):
-        message = f"`{written[:60]}` cannot be an argument"
+        message = f"`{written[:60]}` is not a valid name of an argument"
         yield parsed.finding(
             "bad_argument",
             path,
             message,
-            "one argument a key, by its name: tp_size: 8",
+            "write one argument per key, by its name, such as `tp_size: 8`",
             at_key=True,
         )
     elif spelling.others:
@@ -137,13 +146,16 @@ def _argument(
             if near
             else "check it against `sglang serve --help` of your version"
         )
-        message = f"`{written}` is not an argument of SGLang {NEWEST_SGLANG_READ} or an older one; it is passed on as it is"
+        message = (
+            f"`{written}` is not an argument of SGLang {NEWEST_SGLANG_READ} or an older version; "
+            "it is passed on unchanged"
+        )
         yield parsed.finding("unknown_argument", path, message, hint, severity=WARNING, at_key=True)
     else:
         if spelling.shortened:
             message, hint = (
                 f"`{written}` is read as `{spelling.name}`",
-                "write the full name: another version may read it otherwise",
+                "write the full name: another version may read it differently",
             )
             yield parsed.finding(
                 "argument_shortened", path, message, hint, severity=INFO, at_key=True
@@ -154,13 +166,24 @@ def _argument(
 def _ambiguous(parsed: ParsedJob, path: KeyPath, written: str, spelling: ResolvedName) -> Finding:
     others = ", ".join(spelling.others[:3]) + (" …" if len(spelling.others) > 3 else "")
     if not spelling.known:
-        message = f"`{written}` begins {len(spelling.others)} arguments ({others}): SGLang refuses it as ambiguous"
+        message = (
+            f"`{written}` is a prefix of {len(spelling.others)} arguments ({others}): SGLang "
+            "refuses it as ambiguous"
+        )
         return parsed.finding(
             "argument_ambiguous", path, message, "write the full name", at_key=True
         )
-    message = f"`{written}` is read as `{spelling.name}`, but it begins {others} too: newer versions of SGLang refuse it as ambiguous"
+    message = (
+        f"`{written}` is read as `{spelling.name}`, but it is also a prefix of {others}: newer "
+        "versions of SGLang refuse it as ambiguous"
+    )
     return parsed.finding(
-        "argument_ambiguous", path, message, f"write {spelling.name}", severity=WARNING, at_key=True
+        "argument_ambiguous",
+        path,
+        message,
+        f"write `{spelling.name}`",
+        severity=WARNING,
+        at_key=True,
     )
 
 
@@ -172,28 +195,36 @@ def _in_this_version(
     if release and argument.certainty_in(release) == Certainty.NO:
         gone = argument.last and release > (Release.read(argument.last) or release)
         span = (
-            f"the last to have it is {argument.last}" if gone else f"it came with {argument.first}"
+            f"the last version with it is {argument.last}"
+            if gone
+            else f"it was added in {argument.first}"
         )
         message = f"SGLang {release} has no argument `{argument.name}`: {span}"
-        hint = instead if gone and instead else "leave it out, or use another version"
+        hint = instead if gone and instead else "remove it, or use another version"
         yield parsed.finding(
             "argument_not_in_version", path, message, hint, severity=ERROR, at_key=True
         )
     elif release is None and argument.certainty_in(newest_release()) == Certainty.NO:
-        message = f"`{argument.name}` is refused by newer versions: SGLang {argument.last} is the last of those read that has it"
-        hint = instead or "leave it out unless your version has it"
+        message = (
+            f"newer versions of SGLang refuse `{argument.name}`: {argument.last} is the last known "
+            "version with it"
+        )
+        hint = instead or "remove it unless your version has it"
         yield parsed.finding(
             "argument_not_in_version", path, message, hint, severity=WARNING, at_key=True
         )
     elif retired and (
         retired.versions.holds(release) if release else retired.versions.holds(newest_release())
     ):
-        message = f"`{argument.name}` is deprecated (SGLang {retired.versions}): it still works, with a warning"
+        message = (
+            f"`{argument.name}` is deprecated (SGLang {retired.versions}): it still works, with a "
+            "warning"
+        )
         yield parsed.finding(
             "argument_deprecated",
             path,
             message,
-            instead or "leave it out",
+            instead or "remove it",
             severity=INFO,
             at_key=True,
         )
@@ -202,8 +233,8 @@ def _in_this_version(
 def _kind(
     parsed: ParsedJob, path: KeyPath, argument: ServerArgument | None, value: Any
 ) -> Iterator[Finding]:
-    """A flag with a value, a value that is missing, a text for a number: argparse refuses them in
-    every version.
+    """Report a flag with a value, an argument without one, or text in place of a number: argparse
+    refuses these in every version.
     """
     if (
         argument is None
@@ -214,11 +245,17 @@ def _kind(
         return
     is_flag = argument.kind in ("f", "n")
     if is_flag and not isinstance(value, bool):
-        message = f"`{argument.name}` is a flag and takes no value, it has {str(value)[:40]!r}: SGLang refuses that"
+        message = (
+            f"`{argument.name}` is a flag and takes no value, but it is {str(value)[:40]!r}: "
+            "SGLang refuses that"
+        )
     elif not is_flag and value is True:
-        message = f"`{argument.name}` needs a value, `true` gives it none: SGLang refuses that"
+        message = f"`{argument.name}` needs a value, and `true` gives it none: SGLang refuses that"
     elif argument.kind == "v" and isinstance(value, list | tuple):
-        message = f"`{argument.name}` takes one value, it has a list of {len(value)}: SGLang refuses more than one"
+        message = (
+            f"`{argument.name}` takes one value, but it has a list of {len(value)}: SGLang refuses "
+            "more than one"
+        )
     elif (
         not is_flag
         and value is not False
@@ -227,7 +264,7 @@ def _kind(
     ):
         wanted, hint = _NUMBERS[numeric_arguments()[argument.name]]
         message = (
-            f"`{argument.name}` takes {wanted}, it has {str(value)[:40]!r}: SGLang refuses that"
+            f"`{argument.name}` takes {wanted}, but it is {str(value)[:40]!r}: SGLang refuses that"
         )
         yield parsed.finding("argument_value", path, message, hint)
         return
@@ -237,11 +274,11 @@ def _kind(
 
 
 def check_variables(parsed: ParsedJob) -> Iterator[Finding]:
-    """Names of variables that cannot be one, or that the agent sets."""
+    """Report names that cannot be environment variables, and variables that only the agent sets."""
     for path, env in setting_layers(parsed, "env"):
         for name in env:
             if name in RESERVED_VARIABLES:
-                message = f"`{name}` is not for a job to set"
+                message = f"a job cannot set `{name}`"
                 yield parsed.finding(
                     "reserved_variable",
                     (*path, name),
@@ -255,29 +292,33 @@ def check_variables(parsed: ParsedJob) -> Iterator[Finding]:
                     "bad_variable",
                     (*path, name),
                     message,
-                    "letters, digits and `_`, no digit first",
+                    "use letters, digits and `_`, and no digit first",
                     at_key=True,
                 )
 
 
 def has_unexpanded_variable(value: Any) -> bool:
-    """A text with a shell variable in it: that is its fault, whatever else it would be."""
+    """Return True if `value` is text that contains a shell variable. Other rules skip such values,
+    so that each gets one finding.
+    """
     return isinstance(value, str) and bool(_UNEXPANDED.search(value))
 
 
 def check_unexpanded_variables(parsed: ParsedJob) -> Iterator[Finding]:
-    """Values with a shell variable in them, as a job that was made of a pasted command has where a
-    value was missing.
+    """Report values that contain a shell variable. A job made from a pasted command has them where
+    a value was missing.
     """
     for path, value in _texts(parsed):
         found = _UNEXPANDED.search(value)
         if found:
-            message = f"nothing expands `{found[0][:60]}`: the server would get these very letters"
-            yield parsed.finding("unexpanded_variable", path, message, "write the value")
+            message = (
+                f"`{found[0][:60]}` is not expanded: the server would get this text as it stands"
+            )
+            yield parsed.finding("unexpanded_variable", path, message, "write the value itself")
 
 
 def _texts(parsed: ParsedJob) -> Iterator[tuple[KeyPath, str]]:
-    """Every text that reaches a server's command line, its variables or its container."""
+    """Yield every text that reaches a server's command line, its variables or its container."""
     document = parsed.document
     for path in (
         ("model",),

@@ -1,5 +1,5 @@
-"""Owns the files that the workloads of a job name: finds them, behind the job's text or on disk,
-and tells what is wrong with them.
+"""Finds the files that a job's workloads name, attached to its text or on disk, and reports what is
+wrong with them.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _LINE: Final = re.compile(r'^# file ("(?:[^"\\]|\\.)*") ([0-9a-f]{64}) ([A-Za-z0
 
 @dataclass(frozen=True, slots=True)
 class FileSources:
-    """Where files may come from: `attached` to the job's text, else below `folder`; None: from
-    nowhere else.
+    """Where files may come from: `attached` to the job's text, else relative to `folder`. If
+    `folder` is None, no other files are read.
     """
 
     attached: Mapping[AttachedName, AttachedFile] = field(default_factory=dict)
@@ -42,13 +42,13 @@ class FileSources:
 
     @staticmethod
     def from_attached(attached: Iterable[AttachedFile], folder: FilePath | None) -> FileSources:
-        """Both."""
+        """Return sources with the attached files by name, and `folder`."""
         return FileSources({file.name: file for file in attached}, folder)
 
 
 @dataclass(frozen=True, slots=True)
 class NamedFiles:
-    """The files of a job that could be read, by name, and what there is to tell about all of them."""
+    """The files of a job that could be read, by name, and the findings about all of them."""
 
     files: Mapping[AttachedName, AttachedFile]
     contents: Mapping[AttachedName, Trace | Prompts]
@@ -66,11 +66,11 @@ class _NamedFileUse:
 
 
 class _FileUnavailable(Exception):
-    """A file that cannot be had: code, message, hint."""
+    """A file that cannot be used; the arguments are code, message and hint."""
 
 
 def find_files(parsed: ParsedJob, sources: FileSources) -> NamedFiles:
-    """Every file that a sound part of the job names, read once."""
+    """Read each file that a sound part of the job names, once."""
     by_name: dict[AttachedName, list[_NamedFileUse]] = {}
     for wanted in _all_wanted(parsed):
         by_name.setdefault(wanted.name, []).append(wanted)
@@ -87,16 +87,20 @@ def find_files(parsed: ParsedJob, sources: FileSources) -> NamedFiles:
     size = sum(len(file.content) for file in files.values())
     if size > MAX_PACKED_CHARS:
         first = max(by_name, key=lambda name: len(files[name].content) if name in files else 0)
-        message = f"packed, the files of this job are {size >> 10} KiB, more than the {MAX_PACKED_CHARS >> 10} KiB that travel with it"
+        message = (
+            f"the files of this job are {size >> 10} KiB when packed, more than the limit of "
+            f"{MAX_PACKED_CHARS >> 10} KiB"
+        )
         hint = (
-            "take a shorter part of the largest: `duration` or `requests` of a trace, fewer prompts"
+            "use less of the largest file: set `duration` or `requests` of a trace, or use fewer "
+            "prompts"
         )
         findings.append(parsed.finding("files_too_large", by_name[first][0].path, message, hint))
     return NamedFiles(files, contents, tuple(findings))
 
 
 def _check_file_count(count: int) -> None:
-    """Raises _Missing beyond as many files as a job may have."""
+    """Raise _FileUnavailable if `count` files already reach the limit for one job."""
     if count >= MAX_FILES:
         raise _FileUnavailable(
             "files_too_large",
@@ -106,7 +110,7 @@ def _check_file_count(count: int) -> None:
 
 
 def attached_name(kind: str, written: str) -> AttachedName:
-    """How a file is called among those of its job."""
+    """Return the name of a file among the files of its job: `KIND:PATH`."""
     return f"{kind}:{written}"
 
 
@@ -132,8 +136,8 @@ def _all_wanted(parsed: ParsedJob) -> Iterator[_NamedFileUse]:
 
 
 def request_kinds(path: KeyPath, workload: Workload) -> Iterator[tuple[KeyPath, Requests]]:
-    """The kinds of requests of the workload at `path`, each with its place: the parts of its
-    mixture, else itself.
+    """Yield the kinds of requests of the workload at `path`, each with its path: the parts of its
+    mixture, or else the workload itself.
     """
     parts = workload.mix or ()
     yield from (
@@ -144,14 +148,16 @@ def request_kinds(path: KeyPath, workload: Workload) -> Iterator[tuple[KeyPath, 
 
 
 def trace_extent(workload: Workload) -> tuple[int, float]:
-    """(requests, end in ms of its own time): how much of its trace the workload replays."""
+    """Return how much of its trace the workload replays: (requests, end in ms of the trace's own
+    time).
+    """
     return workload.requests or 1 << 30, (workload.duration or inf) * 1000 * (workload.speed or 1.0)
 
 
 def _load_file(
     name: AttachedName, sources: FileSources, wants: list[_NamedFileUse]
 ) -> tuple[AttachedFile, Trace | Prompts]:
-    """Raises _Missing."""
+    """Return the file and its parsed content. Raises _FileUnavailable."""
     if name in sources.attached:
         try:
             return sources.attached[name], unpack(sources.attached[name].content)
@@ -159,22 +165,22 @@ def _load_file(
             raise _FileUnavailable(
                 "bad_file",
                 str(error),
-                "submit the job file itself: `fleetctl submit` packs its files anew",
+                "submit the job file itself: `fleetctl submit` packs its files again",
             ) from error
     kind, _, written = name.partition(":")
     if sources.folder is None:
-        message = f"the file `{written}` did not come with the job"
+        message = f"the file `{written}` is not attached to the job"
         raise _FileUnavailable(
             "file_not_attached",
             message,
-            "submit with fleetctl, which reads and attaches it; the controller opens no files",
+            "submit the job with fleetctl, which attaches its files; the controller opens none",
         )
     content = _read(sources.folder, written)
     try:
         read = read_trace(content, written) if kind == TRACE else read_prompts(content, written)
     except BadWorkloadFile as error:
         raise _FileUnavailable(
-            "bad_file", f"`{written}`: {error}", "mend the file, or name another"
+            "bad_file", f"`{written}`: {error}", "fix the file, or name another one"
         ) from error
     if isinstance(read, Trace):
         read = read.until(
@@ -184,7 +190,7 @@ def _load_file(
         return AttachedFile(name, sha256(content).hexdigest(), pack(read)), read
     except ValueError as error:
         raise _FileUnavailable(
-            "files_too_large", f"`{written}` is too large: {error}", "take a part of it"
+            "files_too_large", f"`{written}` is too large: {error}", "use a part of it"
         ) from error
 
 
@@ -196,19 +202,21 @@ def _read(folder: FilePath, written: str) -> bytes:
         why = getattr(error, "strerror", None) or str(error)
         message = f"cannot read `{written}`: {why}"
         raise _FileUnavailable(
-            "file_unreadable", message, "a path is taken from the folder of the job file"
+            "file_unreadable", message, "paths are relative to the folder of the job file"
         ) from error
     if len(content) > LARGEST_FILE_BYTES:
         raise _FileUnavailable(
             "files_too_large",
             f"`{written}` is larger than {LARGEST_FILE_BYTES >> 20} MiB",
-            "take a part of it",
+            "use a part of it",
         )
     return content
 
 
 def split_attached_files(text: str) -> tuple[str, tuple[AttachedFile, ...]]:
-    """The job's own text, and the files behind it; lines there that are none are left out."""
+    """Split a job's text into its own part and the files attached at its end. Lines there that are
+    not files are dropped.
+    """
     own, mark, behind = text.rpartition(f"\n{_BEGIN}\n")
     if not mark:
         return text, ()
@@ -219,6 +227,8 @@ def split_attached_files(text: str) -> tuple[str, tuple[AttachedFile, ...]]:
 
 
 def join_attached_files(text: str, files: Iterable[AttachedFile]) -> str:
-    """The text of a job with its files behind it; the text alone when there are none."""
+    """Return the text of a job with its files attached at the end, or the text alone if there are
+    none.
+    """
     lines = [f"# file {json.dumps(file.name)} {file.sha256} {file.content}" for file in files]
     return "\n".join((text.rstrip("\n"), _BEGIN, *lines, "")) if lines else text

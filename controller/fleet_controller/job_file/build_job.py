@@ -1,5 +1,5 @@
-"""Owns the way from the models of a job file to the planner's job: defaults, lists of workloads,
-names of arguments. Finds no fault.
+"""Builds the planner's job from the models of a job file: fills in defaults, expands lists of
+workloads and resolves argument names.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ _DEFAULT_RUNS_MAX = 20
 
 
 def build_job(file: job_models.JobFile, document: Document, named: NamedFiles) -> Job:
-    """The job that `file` means; a workload whose file could not be had is left out."""
+    """Return the job that `file` describes. A workload whose trace file could not be read is left
+    out.
+    """
     runs = file.measure.runs
     return Job(
         name=file.name,
@@ -99,7 +101,7 @@ def build_job(file: job_models.JobFile, document: Document, named: NamedFiles) -
 
 
 def _listed(document: Document) -> Iterator[KeyPath]:
-    """Places in lists, which have no key."""
+    """Yield the paths of list items, which have no key."""
     return (path for path in document.values if path and isinstance(path[-1], int))
 
 
@@ -156,7 +158,7 @@ def _level(level: job_models.Level) -> Level:
 
 
 def _knobs(simulation: job_models.Simulation | None) -> Mapping[str, Any]:
-    """The knobs that were written, by the names of `Simulation`."""
+    """Return the simulation settings that were written, by the field names of `Simulation`."""
     written = simulation.model_fields_set if simulation else set()
     return {
         _SIMULATION_FIELD.get(name, name): getattr(simulation, name)
@@ -166,8 +168,8 @@ def _knobs(simulation: job_models.Simulation | None) -> Mapping[str, Any]:
 
 
 def _cells(name: str, workload: workload_models.Workload, named: NamedFiles) -> Iterator[Workload]:
-    """One workload for each value of a list, named `busy@8` or `open@4/s`; the plain name when no
-    list was written.
+    """Yield one workload for each value of a list, named `busy@8` or `open@4/s`, or one under its
+    plain name if no list was written.
     """
     if workload.trace is not None:
         yield from _replayed(name, workload, named)
@@ -215,8 +217,8 @@ def _cells(name: str, workload: workload_models.Workload, named: NamedFiles) -> 
 def _searched(
     cell: Workload, workload: workload_models.Workload, written: workload_models.Search
 ) -> Workload:
-    """Neither a concurrency nor a rate, which each run has: an agent from before searches refuses
-    such a load.
+    """Return the workload of a search. It has neither a concurrency nor a rate, so an agent that
+    does not know searches refuses it.
     """
     search = Search(
         written.of, float(written.from_), float(written.to), written.within, written.goodput
@@ -255,8 +257,8 @@ def _arrivals(workload: workload_models.Workload) -> Mapping[str, Any]:
 
 
 def default_requests(concurrency: int) -> int:
-    """Requests of one run when the file does not say: single generations one by one, else two waves
-    and at least four requests.
+    """Return the requests of one run if the file does not say: one at concurrency 1, else two waves
+    but at least four requests.
     """
     return 1 if concurrency == 1 else max(4, 2 * concurrency)
 
@@ -271,7 +273,7 @@ def _cell(name: str, workload: workload_models.Workload, named: NamedFiles) -> W
     ):
         mix = (
             Part(**_request_fields(workload, named)),
-        )  # an agent from before these keys refuses a mixture, and would not see the keys
+        )  # an agent that does not know these keys would ignore them, but it refuses a mixture
     return Workload(
         name=name,
         vocabulary=workload.vocabulary or 0,
@@ -292,7 +294,7 @@ def _cell(name: str, workload: workload_models.Workload, named: NamedFiles) -> W
 
 
 def _request_fields(requests: workload_models.Requests, named: NamedFiles) -> dict[str, Any]:
-    """What a workload and a part of a mixture have in common."""
+    """Return the fields that a workload and a part of a mixture have in common."""
     shared = requests.shared_prefix
     return {
         "prompts": _prompts(requests.prompts or DEFAULT_PROMPTS, named),
@@ -305,7 +307,7 @@ def _request_fields(requests: workload_models.Requests, named: NamedFiles) -> di
 
 
 def _prompts(written: str, named: NamedFiles) -> str:
-    """As agents know them: a file by its ref."""
+    """Return the prompts as agents know them: a file by its ref."""
     if written.startswith(FILE_PREFIX):
         file = named.files.get(attached_name(PROMPTS, written.removeprefix(FILE_PREFIX)))
         return f"{FILE_PREFIX}{file.ref}" if file else DEFAULT_PROMPTS

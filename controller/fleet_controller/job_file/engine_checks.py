@@ -1,4 +1,6 @@
-"""Owns the rules about the engine and the levels laid over it: keys that fit its kind."""
+"""Rules on the engine section and the levels laid over it: keys that fit its kind, the container,
+and secrets.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from fleet_controller.yaml.findings import INFO, WARNING, Finding
 from fleet_controller.yaml.key_path import KeyPath
 
 _LAUNCH_KEYS = (
-    "python", "container", "entry", "cpu_binding", "nodes", "phase_timeouts", "proof", "gpus", "args", "env", "stop_timeout", "simulation",
+    "python", "container", "entry", "cpu_binding", "nodes", "phase_timeouts", "proof",
+    "gpus", "args", "env", "stop_timeout", "simulation",
 )  # fmt: skip
 
 _SGLANG_ONLY_KEYS = ("container", "entry")
@@ -22,12 +25,12 @@ _NAMED_SECRET = re.compile(
 )
 _PLAIN = re.compile(
     r"|true|false|[0-9.]+|[/~.].*|secret://.*", re.IGNORECASE
-)  # numbers, switches and paths are no secrets
+)  # numbers, switches and paths are not secrets
 _RESERVED_INSIDE = ("/", "/dev", "/proc", "/sys")
 
 
 def check_kind(parsed: ParsedJob) -> Iterator[Finding]:
-    """Keys that do not fit the engine's kind, or that it lacks."""
+    """Check that the keys of the engine fit its kind, and that the kind's own keys are there."""
     if not parsed.is_sound(("engine", "kind")):
         return
     kind = parsed.job.engine.kind
@@ -43,40 +46,44 @@ def _external(parsed: ParsedJob) -> Iterator[Finding]:
             "url_missing",
             ("engine", "kind"),
             "an external engine needs `url`",
-            "write url: http://HOST:PORT",
+            "write `url: http://HOST:PORT`",
         )
     elif engine.url is not None and not re.fullmatch(r"https?://[^\s/?#]+(/[^\s?#]*)?", engine.url):
         yield parsed.finding(
             "bad_url",
             ("engine", "url"),
-            f"`{engine.url[:80]}` is no address of a server",
+            f"`{engine.url[:80]}` is not the address of a server",
             "write http://HOST:PORT",
         )
     for key in _LAUNCH_KEYS:
         if parsed.is_written(("engine", key)):
-            message = f"`{key}` belongs to a server that is launched; this one already runs"
+            message = (
+                f"`{key}` applies to a server that is launched, and an external server already runs"
+            )
             yield parsed.finding(
                 "external_key",
                 ("engine", key),
                 message,
-                "remove it, or choose kind: sglang",
+                "remove it, or write `kind: sglang`",
                 at_key=True,
             )
     if parsed.factor_levels():
-        message = "factors are set at a launch, and an external server is not launched"
-        hint = "remove them: measure each setting as a job of its own"
+        message = "factors are set at launch, and an external server is not launched"
+        hint = "remove them, and measure each setting in a job of its own"
         yield parsed.finding("external_factors", ("factors",), message, hint, at_key=True)
 
 
 def _launched(parsed: ParsedJob) -> Iterator[Finding]:
     engine = parsed.job.engine
     if parsed.is_written(("engine", "url")):
-        message = f"`url` belongs to an external engine; this one is {engine.kind} and is launched"
+        message = (
+            f"`url` applies to an external engine; this one is `{engine.kind}` and is launched"
+        )
         yield parsed.finding(
             "url_not_external",
             ("engine", "url"),
             message,
-            "remove it, or write kind: external",
+            "remove it, or write `kind: external`",
             at_key=True,
         )
     if engine.kind == "sglang" and parsed.is_written(("engine", "simulation")):
@@ -87,20 +94,21 @@ def _python(parsed: ParsedJob) -> Iterator[Finding]:
     engine = parsed.job.engine
     if engine.python is None and engine.container is None:
         message = (
-            "`python` is not given: that of the host in the fleet file is taken, else its `python3`"
+            "`python` is not given: the host's `python` or `image` in the fleet file is used, else "
+            "its `python3`"
         )
         yield parsed.finding(
             "python_default",
             ("engine",),
             message,
-            "write python: ~/ENV/bin/python3",
+            "write `python: ~/ENV/bin/python3`",
             severity=INFO,
             at_key=True,
         )
 
 
 def check_levels(parsed: ParsedJob) -> Iterator[Finding]:
-    """Levels with knobs of the simulated engine on another one."""
+    """Report levels that set `simulation` on an engine that is not simulated."""
     if not parsed.is_sound(("engine", "kind")) or parsed.job.engine.kind != "sglang":
         return
     for factor, levels in parsed.job.factors.items():
@@ -114,31 +122,33 @@ def _not_simulated(parsed: ParsedJob, path: KeyPath) -> Finding:
     return parsed.finding(
         "not_simulated",
         path,
-        "`simulation` has knobs of the simulated engine only",
+        "`simulation` applies to the simulated engine only",
         "remove it",
         at_key=True,
     )
 
 
 def check_container(parsed: ParsedJob) -> Iterator[Finding]:
-    """Keys that exclude each other, and mounts that cannot be."""
+    """Report keys that exclude each other, and mounts that are impossible."""
     engine = parsed.job.engine
     if engine.kind == "external" or not parsed.is_sound(("engine", "kind")):
         return
     if engine.kind != "sglang":
         for key in _SGLANG_ONLY_KEYS:
             if parsed.is_written(("engine", key)):
-                message = f"`{key}` belongs to SGLang; the simulated engine comes with the agent"
+                message = (
+                    f"`{key}` applies to SGLang only; the simulated engine comes with the agent"
+                )
                 yield parsed.finding(
                     "not_sglang",
                     ("engine", key),
                     message,
-                    "remove it, or write kind: sglang",
+                    "remove it, or write `kind: sglang`",
                     at_key=True,
                 )
     elif engine.container is not None and parsed.is_written(("engine", "python")):
-        message = "`python` is on the host, and the server runs in a container"
-        hint = "remove it; the Python of the image is `container: {python: …}`"
+        message = "`python` is a path on the host, but the server runs in a container"
+        hint = "remove it; for the Python inside the image, write `container: {python: …}`"
         yield parsed.finding("container_python", ("engine", "python"), message, hint, at_key=True)
     yield from _mounts(parsed)
 
@@ -160,49 +170,64 @@ def _mounts(parsed: ParsedJob) -> Iterator[Finding]:
                 "bad_mount",
                 (*path, inside),
                 message,
-                "path inside: path on the host, both from `/` on",
+                "write `PATH_INSIDE: PATH_ON_HOST`; the path inside starts with `/`",
                 at_key=True,
             )
         elif not bare.startswith(("/", "~/")) or any(mark in f"{inside}{bare}" for mark in ',:"\n'):
-            message = f"`{outside[:80]}` is no path of the host that can be mounted"
+            message = f"`{outside[:80]}` is not a path on the host that can be mounted"
             yield parsed.finding(
                 "bad_mount",
                 (*path, inside),
                 message,
-                "write it from `/` or `~/` on, with `:ro` to protect it",
+                (
+                    "start it with `/` or `~/`, without commas, colons and quotes; end it with "
+                    "`:ro` for read-only"
+                ),
             )
 
 
 def check_secrets(parsed: ParsedJob) -> Iterator[Finding]:
-    """References to secrets that cannot be resolved, and secrets that stand in the file."""
+    """Report references to secrets that cannot be resolved, and secrets in plain text."""
     for path, env in setting_layers(parsed, "env"):
         for name, value in env.items():
             yield from _variable(parsed, (*path, name), name, value)
     for path, args in setting_layers(parsed, "args"):
         for name, value in args.items():
             if _SCHEME in str(value):
-                message = f"`{name}` would put a secret on the command line, which every user of the host can read"
-                hint = "give it in `env`, or a file that only the server's user can read"
+                message = (
+                    f"`{name}` would put a secret on the command line, which every user of the "
+                    "host can read"
+                )
+                hint = "pass it in `env`, or in a file that only the server's user can read"
                 yield parsed.finding("secret_in_args", (*path, name), message, hint)
 
 
 def is_malformed_secret_reference(value: str | None) -> bool:
-    """True for a variable that speaks of a secret and names none."""
+    """Return True if the value contains `secret://` but is not a valid reference."""
     return value is not None and _SCHEME in value and not _REFERENCE.fullmatch(value)
 
 
 def looks_like_plain_secret(name: str, value: str | None) -> bool:
-    """True for a variable whose name says that it holds a secret, and that does not refer to one."""
+    """Return True if the variable's name suggests a secret and its value is not a reference."""
     return value is not None and bool(_NAMED_SECRET.search(name)) and not _PLAIN.fullmatch(value)
 
 
 def _variable(parsed: ParsedJob, path: KeyPath, name: str, value: str | None) -> Iterator[Finding]:
     if is_malformed_secret_reference(value):
-        message = f"`{name}` is no reference to a secret: the whole value is secret:// and a name of letters, digits and `_`"
-        yield parsed.finding("bad_secret", path, message, f"write {name}: secret://{name.lower()}")
+        message = (
+            f"`{name}` is not a reference to a secret: the whole value must be `secret://` and a "
+            "name of letters, digits and `_`"
+        )
+        yield parsed.finding(
+            "bad_secret", path, message, f"write `{name}: secret://{name.lower()}`"
+        )
     elif looks_like_plain_secret(name, value):
         message = (
-            f"`{name}` looks like a secret, and stands in the job, in its records and in its report"
+            f"`{name}` looks like a secret, and would be readable in the job, its records and its "
+            "report"
         )
-        hint = f"write secret://{name.lower()}, and the value into the secrets file of each host (docs/user/job-file.md)"
+        hint = (
+            f"write `secret://{name.lower()}`, and put the value into the secrets file of each "
+            "host (docs/user/job-file.md)"
+        )
         yield parsed.finding("plain_secret", path, message, hint, severity=WARNING)

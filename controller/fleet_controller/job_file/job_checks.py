@@ -1,5 +1,5 @@
-"""Owns the rules that span keys: engine, factors and measure of one job file, and the list of all
-rules; each yields findings.
+"""Rules that span several keys of a job file, and the list of all rules. Each rule yields
+findings.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _SHARE_PATH = ("hosts", "share")
 
 
 def check_job(parsed: ParsedJob) -> Iterator[Finding]:
-    """All findings of all rules that can be judged on what was read."""
+    """Yield the findings of every rule that the parsed part of the job file allows to check."""
     for rule in _RULES:
         yield from rule(parsed)
 
 
 def check_variants(parsed: ParsedJob, job: Job, variants: Sequence[Variant]) -> Iterator[Finding]:
-    """All findings about whole variants, levels laid over the engine; only SGLang's arguments are
-    known.
+    """Yield the findings about whole variants (levels laid over the engine). Only SGLang has such
+    rules, because only its arguments are known.
     """
     if parsed.job.engine.kind == "sglang":
         for rule in _VARIANT_RULES:
@@ -67,7 +67,7 @@ def _baseline_names(parsed: ParsedJob) -> Iterator[Finding]:
         yield parsed.finding(
             "baseline_incomplete",
             ("baseline",),
-            f"the baseline names no level of `{'`, `'.join(missing)}`",
+            f"the baseline has no level for `{'`, `'.join(missing)}`",
             hint,
         )
 
@@ -81,12 +81,12 @@ def _baseline_default(parsed: ParsedJob) -> Iterator[Finding]:
         first = ", ".join(
             f"{factor}: {next(iter(levels))}" for factor, levels in parsed.job.factors.items()
         )
-        message = "no baseline is named: the first level of each factor is taken"
+        message = "no baseline is given: the first level of each factor is used"
         yield parsed.finding(
             "baseline_chosen",
             ("factors",),
             message,
-            f"write baseline: {{{first}}}",
+            f"write `baseline: {{{first}}}`",
             severity=INFO,
             at_key=True,
         )
@@ -132,9 +132,9 @@ def _suggest_name(word: str, known: Mapping[str, object]) -> str:
     return (
         f"did you mean `{found[0]}`?"
         if found
-        else f"there are: {', '.join(known)}"
+        else f"use one of: {', '.join(known)}"
         if known
-        else "there are none: `factors` is empty"
+        else "`factors` is empty: define the factor there first"
     )
 
 
@@ -143,7 +143,7 @@ def _runs_order(parsed: ParsedJob) -> Iterator[Finding]:
     path = ("measure", "runs")
     if runs.max is not None and runs.min > runs.max and parsed.is_sound(path):
         at = (*path, "min") if parsed.is_written((*path, "min")) else (*path, "max")
-        message = f"at least {runs.min} runs are asked for, but at most {runs.max}"
+        message = f"`min` asks for at least {runs.min} runs, but `max` allows at most {runs.max}"
         yield parsed.finding(
             "runs_order", at, message, f"raise max to {runs.min} or more, or lower min"
         )
@@ -154,7 +154,10 @@ def _launches(parsed: ParsedJob) -> Iterator[Finding]:
     if not parsed.is_sound(path, ("engine", "kind")):
         return
     if job.engine.kind == "external":
-        message = "an external server is measured as it runs: there are no launches, so no verdict about launches"
+        message = (
+            "an external server is not launched by the job: without launches, every verdict is "
+            "INCONCLUSIVE"
+        )
         yield parsed.finding(
             "no_launches",
             path if parsed.is_written(path) else ("engine", "kind"),
@@ -162,38 +165,49 @@ def _launches(parsed: ParsedJob) -> Iterator[Finding]:
             severity=INFO,
         )
     elif job.measure.launches == 1:
-        message = "one launch of each variant gives no interval: launches differ, so every verdict will be INCONCLUSIVE"
+        message = (
+            "one launch of each variant gives no interval over launches: every verdict will be "
+            "INCONCLUSIVE"
+        )
         yield parsed.finding(
             "no_interval",
             path,
             message,
-            "three launches are the least that tells something",
+            "write `launches: 3` or more",
             severity=WARNING,
         )
 
 
 def check_host_sharing(parsed: ParsedJob) -> Iterator[Finding]:
-    """A server over several hosts shares none of them; one that takes no GPU has nothing by which
-    it is kept apart.
+    """Check `hosts.share`: a server over several hosts cannot share them, and without GPUs nothing
+    keeps trials apart.
     """
     job = parsed.job
     if not job.hosts.share or not parsed.is_sound(_SHARE_PATH, ("engine",)):
         return
     if job.engine.nodes > 1:
-        message = f"a server over {job.engine.nodes} hosts cannot share them: each rank waits for the slowest"
-        yield parsed.finding("shared_gang", _SHARE_PATH, message, "leave `share` out")
+        message = (
+            f"a server over {job.engine.nodes} hosts cannot share them: every rank waits for the "
+            "slowest one"
+        )
+        yield parsed.finding("shared_gang", _SHARE_PATH, message, "remove `share`")
     elif job.engine.kind == "external" or job.engine.gpus == 0:
-        message = "`share` has no effect on trials that take no GPU: nothing would keep them apart"
+        message = (
+            "`share` has no effect on trials without GPUs: nothing would keep them apart on a host"
+        )
         yield parsed.finding(
             "share_without_gpus", _SHARE_PATH, message, "leave `share` out", severity=WARNING
         )
     else:
-        message = "trials share their hosts: each run is flagged `shared_host`, and its numbers also say what the neighbours did"
+        message = (
+            "trials share their hosts: each run is flagged `shared_host`, and other trials on the "
+            "host affect its numbers"
+        )
         yield parsed.finding(
             "shared_host",
             _SHARE_PATH,
             message,
-            "leave `share` out where numbers matter",
+            "remove `share` if you need undisturbed numbers",
             severity=WARNING,
         )
 

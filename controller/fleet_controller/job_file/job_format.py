@@ -44,19 +44,19 @@ JOB_FORMAT = FileFormat(
         "engine": "write `engine: {kind: sglang, …}`",
         "workloads": "write `workloads: {single: {concurrency: 1, output_tokens: 500}}`",
         "output_tokens": "write how many tokens each answer has, such as `output_tokens: 500`",
-        "of": "write which load: `of: rate`, or `of: concurrency`",
-        "from": "write the first load, one that is surely met, such as `from: 1`",
+        "of": "write which load to search: `of: rate` or `of: concurrency`",
+        "from": "write the first load, one that surely meets the slo, such as `from: 1`",
         "to": "write the highest load to try, such as `to: 64`",
         "turns": "write how many requests a session has, such as `turns: 4`",
-        "groups": "write how many beginnings there are, such as `groups: 4`",
-        "tokens": "write how long each beginning is, such as `tokens: 1000`",
+        "groups": "write the number of different beginnings, such as `groups: 4`",
+        "tokens": "write the length of each beginning in tokens, such as `tokens: 1000`",
         "start": "write the rate at which the stage begins, such as `start: 0`",
         "end": "write the rate at which the stage ends, such as `end: 8`",
         "duration": "write how long it lasts, such as `duration: 60s`",
-        "min": "write the least tokens, such as `min: 100`",
-        "max": "write the most tokens, such as `max: 2000`",
-        "median": "write the tokens that half of the lengths are below, such as `median: 200`",
-        "sigma": "write how wide the lengths spread, such as `sigma: 0.8`",
+        "min": "write the smallest number of tokens, such as `min: 100`",
+        "max": "write the largest number of tokens, such as `max: 2000`",
+        "median": "write the median number of tokens, such as `median: 200`",
+        "sigma": "write how widely the lengths vary, such as `sigma: 0.8`",
     },
     empty={
         "workloads": "write at least one, such as `single: {concurrency: 1, output_tokens: 500}`",
@@ -64,8 +64,9 @@ JOB_FORMAT = FileFormat(
     },
     common=frozenset({"of", "from", "to"}),
     names={
-        (
-            "name",
-        ): "small letters, digits and dashes, at most 48, with a letter or digit first and last"
+        ("name",): (
+            "use at most 48 lower-case letters, digits and dashes, with a letter or digit at both "
+            "ends"
+        )
     },
 )

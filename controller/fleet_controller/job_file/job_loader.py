@@ -1,5 +1,5 @@
-"""Owns the one way in for a job file: text in, a checked job with its findings out, or all that is
-wrong with it at once.
+"""Loads a job file: returns a checked job with its findings, or raises everything that is wrong
+with it at once.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from fleet_controller.yaml.pydantic_errors import pydantic_findings
 from fleet_protos.attachment import MAX_PACKED_CHARS
 from fleet_protos.errors import ConfigError
 
-# Stand-ins for what must be there and is not, so that the rest of a broken file can still be
-# judged; `*` is any one name.
+# Stand-ins for required values that are missing, so that the rest of a broken file can still be
+# checked; `*` matches any one name.
 _STAND_INS: tuple[tuple[KeyPath, Any], ...] = (
     (("apiVersion",), "benchfleet/v1"),
     (("kind",), "Job"),
@@ -73,19 +73,17 @@ _VARIANT_SECTIONS = ("engine", "factors", "exclude", "baseline")
 
 @dataclass(frozen=True, slots=True)
 class LoadedJob:
-    """A job that may run, the text it was read from, and what is worth telling about it (no
-    errors).
-    """
+    """A job that may run, its text, and the findings about it that are not errors."""
 
     job: Job
-    text: str  # with the files that it names, packed behind it
+    text: str  # with the files that it names packed at its end
     file_name: str
     findings: tuple[Finding, ...]
 
 
 def load_job_file(path: FilePath) -> LoadedJob:
-    """Read and check the file. Raises JobRejected for its content and ConfigError when it cannot be
-    read.
+    """Read and check the file at `path`. Raises JobRejected for its content, and ConfigError if it
+    cannot be read.
     """
     try:
         with path.open("rb") as stream:
@@ -99,11 +97,10 @@ def load_job_file(path: FilePath) -> LoadedJob:
 
 
 def load_job(text: str | bytes, file_name: str, folder: FilePath | None = None) -> LoadedJob:
-    """Check the whole of a job file. Raises JobRejected with every finding when at least one is an
-    error.
+    """Check a whole job file. Raises JobRejected with every finding if at least one is an error.
 
-    Files that it names are those behind its text, else they are read below `folder`; without one no
-    file is opened.
+    The files that the job names are taken from the end of its text, or else read relative to
+    `folder`. Without a folder, no file is opened.
     """
     own, attached = split_attached_files(
         decode_text(text, file_name, most_bytes=LARGEST_BYTES + 2 * MAX_PACKED_CHARS)
@@ -145,8 +142,8 @@ def load_job(text: str | bytes, file_name: str, folder: FilePath | None = None) 
 
 
 def _hides_variants(finding: Finding) -> bool:
-    """True when variants cannot be judged beside it; what is wrong with one argument alone leaves
-    the others to judge.
+    """Return True if the error makes it impossible to judge whole variants. An error in a single
+    argument does not: the other arguments can still be judged.
     """
     return finding.key.startswith(_VARIANT_SECTIONS) and not finding.code.startswith(
         _SINGLE_ARGUMENT_CODES
@@ -159,7 +156,9 @@ def decode_text(
     rejected: type[FileRejected] = JobRejected,
     most_bytes: int = LARGEST_BYTES,
 ) -> str:
-    """The text of a file that a user wrote. Raises `rejected` for what is too large or no text."""
+    """Return the text of a file that a user wrote. Raises `rejected` if it is too large or not
+    text.
+    """
 
     def refuse(code: str, message: str, hint: str) -> FileRejected:
         return rejected([Finding(code, ERROR, file, 1, 1, "", message, hint)])
@@ -168,7 +167,7 @@ def decode_text(
         raise refuse(
             "too_large",
             f"the file is larger than {LARGEST_BYTES >> 20} MiB",
-            "is this the file that you meant?",
+            "check that this is the right file",
         )
     try:
         content = text.decode("utf-8-sig") if isinstance(text, bytes) else text
@@ -180,14 +179,14 @@ def decode_text(
         raise refuse(
             "not_text",
             "the file holds NUL bytes: it is not text",
-            "is this the file that you meant?",
+            "check that this is the right file",
         )
     return content
 
 
 def _is_verbatim(path: KeyPath) -> bool:
-    """Variables and labels are text however they look: `NCCL_NTHREADS: 512` is the text that was
-    written.
+    """Return True for variables, labels and a few other values that stay text however they look:
+    `NCCL_NTHREADS: 512` is the text `512`.
     """
     match path:
         case (
@@ -203,10 +202,10 @@ def _is_verbatim(path: KeyPath) -> bool:
 
 
 def _read_models(document: Document) -> tuple[ParsedJob, list[Finding]]:
-    """The models, with stand-ins in place of what is broken, and the findings about that."""
+    """Return the models, with stand-ins in place of broken values, and the findings about those."""
     value, broken = document.value, set(document.broken)
     found: list[Finding] = []
-    for _ in range(6):  # mending one part can empty another
+    for _ in range(6):  # removing one broken part can empty another
         try:
             return ParsedJob(document, JobFile.model_validate(value), frozenset(broken)), found
         except ValidationError as error:
@@ -220,8 +219,8 @@ def _read_models(document: Document) -> tuple[ParsedJob, list[Finding]]:
 
 
 def _without(value: Any, rest: KeyPath, path: KeyPath) -> Any:
-    """A copy without the entry `rest` leads to; a list goes as a whole, and a stand-in takes the
-    place of what must be there.
+    """Return a copy of `value` without the entry at `rest`. A list is removed as a whole, and a
+    stand-in replaces what is required.
     """
     if not rest or not isinstance(value, dict):
         return value

@@ -1,5 +1,5 @@
-"""Owns the shape of a job file as frozen pydantic models: types, ranges and defaults of each key;
-nothing that spans two keys.
+"""The job file as frozen pydantic models: types, ranges and defaults of each key. The `workloads`
+section is in workload_models.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ WarmUp = Annotated[int, BeforeValidator(_warmup_requests), _WARMUP_SCHEMA]  # re
 class Model(Section):
     """Which model is served."""
 
-    path: Text = Field(description="Folder on the host, or a name that the engine can resolve.")
+    path: Text = Field(description="A folder on the host, or a name that the engine can resolve.")
 
 
 def _matching(code: str, pattern: str, problem: str, hint: str) -> BeforeValidator:
@@ -86,9 +86,9 @@ _CPUS_SCHEMA = WithJsonSchema(
     {"anyOf": [{"type": "string", "pattern": CPUS_PATTERN}, {"type": "integer", "minimum": 0}]}
 )
 ShmSize = Annotated[
-    str, _matching("bad_size", SHM_PATTERN, "is no size", "write it like `32g`"), _SHM_SCHEMA
+    str, _matching("bad_size", SHM_PATTERN, "is not a size", "write it like `32g`"), _SHM_SCHEMA
 ]
-_NO_CPUS = "is neither `none` nor `auto` nor a list of CPUs"
+_NO_CPUS = "is neither `none`, nor `auto`, nor a list of CPUs"
 CpuBinding = Annotated[
     str,
     _matching("bad_cpus", CPUS_PATTERN, _NO_CPUS, "write a list like `0-31,64-95`"),
@@ -101,14 +101,18 @@ class Container(Section):
 
     image: Text = Field(description="Image with its tag or digest.")
     runtime: Literal["docker", "podman"] | None = Field(
-        default=None, description="Default: the one that the host has."
+        default=None, description="Default: the one that is installed on the host."
     )
     shm_size: ShmSize | None = Field(
-        default=None, description="Shared memory of its own, as 32g; default: that of the host."
+        default=None,
+        description="Size of a private shared memory, such as 32g; default: the host's.",
     )
     mounts: Annotated[dict[str, Text], none_as_empty(dict[str, str])] = Field(
         default={},
-        description="path inside: path on the host; `:ro` at the end mounts it read-only. The model's path is mounted anyway.",
+        description=(
+            "PATH_INSIDE: PATH_ON_HOST; `:ro` at the end mounts it read-only. The model's path is "
+            "always mounted."
+        ),
     )
     python: Text | None = Field(
         default=None, description="Python inside the image; default python3."
@@ -116,19 +120,19 @@ class Container(Section):
 
 
 class PhaseTimeouts(Section):
-    """How long each phase of a launch may stand still, without a line or a count that comes on; 0 =
-    as long as the whole launch.
+    """How long each phase of a launch may make no progress: no new log line and no count that
+    rises. 0 = as long as the whole launch may take.
     """
 
     start: Duration | None = Field(default=None, description="Until the server begins; default 5m.")
     init_dist: Duration | None = Field(
-        default=None, description="The processes find each other; default 10m."
+        default=None, description="The processes connect to each other; default 10m."
     )
     load_weight: Duration | None = Field(
         default=None, description="Weights are loaded; default 15m."
     )
     kv_alloc: Duration | None = Field(
-        default=None, description="Memory for the cache is taken; default 5m."
+        default=None, description="Memory for the KV cache is allocated; default 5m."
     )
     capture_graph: Duration | None = Field(
         default=None, description="Graphs are captured; default 15m."
@@ -137,15 +141,19 @@ class PhaseTimeouts(Section):
         default=None, description="Kernels are compiled and tuned; default 30m."
     )
     http_bind: Duration | None = Field(
-        default=None, description="The port is bound and the server asks itself; default 10m."
+        default=None,
+        description="The port is bound and the server sends itself a request; default 10m.",
     )
 
 
 class Simulation(Section):
-    """Knobs of the simulated engine; every one is off unless written."""
+    """Settings of the simulated engine. Every one is off unless written."""
 
     time_scale: float = Field(
-        default=1.0, gt=0, le=1000, description="Seconds of the model that pass in one real second."
+        default=1.0,
+        gt=0,
+        le=1000,
+        description="Seconds of model time that pass in one real second.",
     )
     seed: Seed = Field(default=0, description="Seed of all simulated noise.")
     launch_noise: Noise = Field(
@@ -155,19 +163,18 @@ class Simulation(Section):
         default=0.0, description="Relative standard deviation between runs of one launch."
     )
     drift_per_hour: Drift = Field(
-        default=0.0, description="Relative slow drift in an hour of the model's time."
+        default=0.0, description="Relative slow drift in an hour of model time."
     )
     ready_after: Duration = Field(
         default=0.0, description="Real time before the server answers healthy."
     )
     crash_after: Duration = Field(
-        default=0.0, description="Real time after readiness until it kills itself; 0 = never."
+        default=0.0,
+        description="Real time after readiness until the server kills itself; 0 = never.",
     )
     hang: bool = Field(default=False, description="Accept requests and never answer them.")
     ignore_term: bool = Field(default=False, description="Ignore SIGTERM.")
-    short_outputs: bool = Field(
-        default=False, description="Stop at half of the tokens that were asked for."
-    )
+    short_outputs: bool = Field(default=False, description="Stop at half of the requested tokens.")
     wrong_identity: bool = Field(default=False, description="Answer with another model's name.")
     lost_env: tuple[Text, ...] = Field(
         default=(), description="Variables that the server does not see."
@@ -181,10 +188,10 @@ class Engine(Section):
         description="sglang, simulated, or external: a server that already runs."
     )
     python: Text | None = Field(
-        default=None, description="Python on the host whose environment holds SGLang."
+        default=None, description="Python on the host whose environment has SGLang."
     )
     container: Container | None = Field(
-        default=None, description="An image that holds SGLang, in place of `python`."
+        default=None, description="An image with SGLang, in place of `python`."
     )
     entry: Literal["launch_server", "serve"] | None = Field(
         default=None,
@@ -194,13 +201,13 @@ class Engine(Section):
         default=None, description="none (default), auto: the CPUs nearest to the GPUs, or a list."
     )
     nodes: Annotated[int, Field(gt=0, le=1024)] = Field(
-        default=1, description="Hosts of one server."
+        default=1, description="Number of hosts of one server."
     )
     phase_timeouts: PhaseTimeouts | None = Field(
-        default=None, description="How long a phase of a launch may stand still."
+        default=None, description="How long a phase of a launch may make no progress."
     )
     proof: Literal["auto", "witness", "timed", "off"] = Field(
-        default="auto", description="Where NCCL's own log of the proof comes from."
+        default="auto", description="Which launch gives the NCCL log that proves the configuration."
     )
     url: Text | None = Field(default=None, description="Address of an external server.")
     gpus: Gpus | None = Field(
@@ -210,27 +217,28 @@ class Engine(Section):
         default={}, description="Server arguments by SGLang's own names, underscores for dashes."
     )
     env: Variables = Field(
-        default={}, description="The server's variables. Nothing is inherited from a shell."
+        default={},
+        description="The server's environment variables. Nothing is inherited from a shell.",
     )
     ready_timeout: Deadline = Field(
         default=1800.0, description="How long a launch may take until the server is ready."
     )
     stop_timeout: Deadline = Field(
         default=30.0,
-        description="How long the server may take to end after SIGTERM, before SIGKILL.",
+        description="How long the server may take to exit after SIGTERM, before SIGKILL.",
     )
     simulation: Simulation | None = Field(
-        default=None, description="Knobs of the simulated engine."
+        default=None, description="Settings of the simulated engine."
     )
 
 
 class Level(Section):
-    """One setting of a factor, laid over the engine; null takes an argument or a variable away."""
+    """One setting of a factor, laid over the engine. null removes an argument or a variable."""
 
     args: Arguments = Field(default={}, description="Arguments to set; null removes one.")
     env: Variables = Field(default={}, description="Variables to set; null removes one.")
     simulation: Simulation | None = Field(
-        default=None, description="Knobs of the simulated engine to set."
+        default=None, description="Settings of the simulated engine to change."
     )
 
 
@@ -241,10 +249,10 @@ class Runs(Section):
     """How many measured runs a workload gets inside one launch."""
 
     min: Annotated[int, Field(gt=0, le=10_000)] = Field(
-        default=5, description="At least so many valid runs."
+        default=5, description="Minimum of valid runs."
     )
     max: Annotated[int, Field(gt=0, le=10_000)] | None = Field(
-        default=None, description="At most so many; default 20, or min if more."
+        default=None, description="Maximum of valid runs; default 20, or min if that is more."
     )
 
 
@@ -257,15 +265,20 @@ class Measure(Section):
     runs: Runs = Field(default=Runs(), description="Runs inside one launch.")
     precision: Precision = Field(
         default=0.02,
-        description="Relative half-width of the interval over runs at which a workload ends.",
+        description=(
+            "Relative half-width of the interval over runs at which measuring a workload ends."
+        ),
     )
     confidence: Confidence = Field(default=0.95, description="Confidence of every interval.")
     margin: Precision = Field(
-        default=0.02, description="Differences below this do not matter: EQUIVALENT."
+        default=0.02, description="Differences below this do not matter: the verdict is EQUIVALENT."
     )
     warmup: WarmUp = Field(
         default=0,
-        description="auto: until the runs are steady; or a number of requests, and every run counts.",
+        description=(
+            "auto: warm up until the runs are steady; or a number of requests, after which every "
+            "run counts."
+        ),
     )
     seed: Seed = Field(default=1, description="Seed of the order of launches and of prompts.")
 
@@ -274,15 +287,18 @@ class Hosts(Section):
     """Where trials run."""
 
     names: tuple[Text, ...] = Field(
-        default=(), description="Hosts by name; empty = all that match the labels."
+        default=(), description="Hosts by name; empty = all hosts that match the labels."
     )
-    labels: Labels = Field(default={}, description="Labels that a host must carry.")
+    labels: Labels = Field(default={}, description="Labels that a host must have.")
     placement: Literal["every_host", "any_host"] = Field(
-        default="every_host", description="Every block on every host, or each on one."
+        default="every_host",
+        description="Run every block on every host, or each block on one host.",
     )
     share: bool = Field(
         default=False,
-        description="Let trials of sharing jobs run side by side on a host, each on GPUs of its own.",
+        description=(
+            "Let trials of jobs that share run side by side on a host, each on its own GPUs."
+        ),
     )
 
 
@@ -290,23 +306,28 @@ class LoadHosts(Section):
     """Where the load comes from."""
 
     names: tuple[Text, ...] = Field(
-        default=(), description="Hosts by name; empty = all that match the labels."
+        default=(), description="Hosts by name; empty = all hosts that match the labels."
     )
     labels: Labels = Field(
         default={},
-        description="Labels that a host must carry; without names and labels: hosts that are load_only.",
+        description=(
+            "Labels that a host must have; without names and labels: the hosts that are load_only."
+        ),
     )
 
 
 class Load(Section):
-    """Load from other hosts than the server's, through a Ray cluster of each attempt's own."""
+    """Load from other hosts than the server's, through a Ray cluster that each attempt has for
+    itself.
+    """
 
     hosts: LoadHosts = Field(
         default=LoadHosts(),
-        description="Which hosts send; those that get trials of the job never do.",
+        description="Hosts that send load; hosts that get trials of the job never do.",
     )
     shards: Annotated[int, Field(gt=0, le=1024)] | None = Field(
-        default=None, description="Processes that send, over all load hosts; default: one a host."
+        default=None,
+        description="Number of sending processes over all load hosts; default: one per host.",
     )
 
 
@@ -319,7 +340,7 @@ class JobFile(Section):
 
     apiVersion: Literal["benchfleet/v1"] = Field(description="Version of this format.")
     kind: Literal["Job"] = Field(description="Job.")
-    name: JobName = Field(description="A label of small letters, digits and dashes.")
+    name: JobName = Field(description="A label of lower-case letters, digits and dashes.")
     model: Model = Field(description="Which model is served.")
     engine: Engine = Field(description="What is launched, or measured as it runs.")
     factors: dict[Name, Levels] = Field(
@@ -327,27 +348,30 @@ class JobFile(Section):
         description="factor: {level: {args, env, simulation}}; every combination is a variant.",
     )
     exclude: tuple[Mapping[str, str], ...] = Field(
-        default=(), description="Combinations, in part or in full, that are left out."
+        default=(), description="Combinations of levels, partial or full, that are left out."
     )
     baseline: dict[str, str] | None = Field(
-        default=None, description="factor: level to compare with; default: the first of each."
+        default=None,
+        description="factor: level to compare with; default: the first level of each factor.",
     )
     workloads: Annotated[dict[Name, Workload], Field(min_length=1)] = Field(
         description="Load patterns, all measured in every launch."
     )
-    measure: Measure = Field(default=Measure(), description="How often, and how sure.")
-    hosts: Hosts = Field(default=Hosts(), description="Where.")
+    measure: Measure = Field(
+        default=Measure(), description="How often to measure, and how sure the verdict must be."
+    )
+    hosts: Hosts = Field(default=Hosts(), description="Where trials run.")
     load: Load | None = Field(
-        default=None, description="Load from other hosts; default: from the server's own."
+        default=None, description="Load from other hosts; default: from the server's own host."
     )
     priority: Priority = Field(
         default=0,
-        description="Higher goes first, -100 to 100; nothing that runs is cut short for it.",
+        description="-100 to 100, higher goes first; running trials are not interrupted.",
     )
 
 
 def job_schema() -> dict[str, Any]:
-    """Return the JSON Schema of the file. It accepts all that the loader accepts; rules that span
-    keys belong to `lint`.
+    """Return the JSON Schema of a job file. It accepts all that the loader accepts; `lint` checks
+    the rules that span keys.
     """
     return json_schema_of(JobFile, "benchfleet job")

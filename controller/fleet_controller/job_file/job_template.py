@@ -1,32 +1,31 @@
-"""Owns the commented files that `fleetctl init` writes; they lint without errors and warnings.
-Writes nothing itself.
-"""
+"""The commented job file that `fleetctl init` writes. It lints without errors and warnings."""
 
 from __future__ import annotations
 
 _JOB_TEMPLATE = """\
-# A job of benchfleet: what to launch, what to vary, what to measure. The reference is docs/user/job-file.md.
-#   fleetctl lint job.yaml     what is wrong with it, before any GPU time
-#   fleetctl plan job.yaml     what would run, in which order, and how long it may take
-#   fleetctl run job.yaml      run it on this machine, to the verdict
+# A job of benchfleet: what to launch, what to vary, what to measure.
+# The reference is docs/user/job-file.md.
+#   fleetctl lint job.yaml     check it before it takes any GPU time
+#   fleetctl plan job.yaml     show what would run, in which order, and how long it may take
+#   fleetctl run job.yaml      run it on this machine, up to the verdict
 apiVersion: benchfleet/v1
 kind: Job
-name: nccl-test # small letters, digits and dashes
+name: nccl-test # lower-case letters, digits and dashes
 
 model:
   path: moonshotai/Kimi-K2.5 # a folder on the host, or a name that SGLang can resolve
 
 engine:
-  kind: sglang # or simulated: no GPU, a model of time; or external: a server that already runs, with `url:`
-  python: ~/ml-env/bin/python3 # a virtual environment on the host that holds SGLang
+  kind: sglang # or simulated: no GPU, a model of time; or external: a running server, with `url:`
+  python: ~/ml-env/bin/python3 # a virtual environment on the host that has SGLang
   gpus: 8
   args: # SGLang's own names, underscores for dashes; a flag is true
     tp_size: 8
     trust_remote_code: true
-  env: {} # all that the server gets beyond a small base: nothing is inherited from your shell
+  env: {} # variables beyond a small base: nothing is inherited from your shell
   ready_timeout: 30m
 
-# Every combination of levels is a variant. A level sets arguments and variables; null takes one away.
+# Every combination of levels is a variant. A level sets arguments and variables; null removes one.
 factors:
   nccl:
     default: {}
@@ -44,11 +43,11 @@ factors:
   #       speculative_eagle_topk: 1
   #       speculative_num_draft_tokens: 4
 
-# Combinations to leave out, in part or in full.
+# Combinations of levels to leave out, partial or full.
 # exclude:
 #   - {nccl: tuned, speculation: eagle3}
 
-# What all others are compared with.
+# The variant that all others are compared with.
 baseline:
   nccl: default
 """
@@ -60,26 +59,36 @@ workloads:
     concurrency: 1
     prompts: builtin:chat
     output_tokens: 500
-  # busy: # a list makes one workload each: busy@8, busy@32
+  # busy: # a list makes one workload for each value: busy@8, busy@32
   #   concurrency: [8, 32]
   #   output_tokens: 500
-  # open: # requests arrive at a rate, whatever the server does
+  # open: # requests arrive at a fixed rate, however fast the server answers
   #   rate: 4
   #   duration: 60s
   #   output_tokens: 500
   #   slo: {ttft_p99: 2s, tpot_p99: 50ms}
-  # bursts: {rate: 4, arrivals: gamma, burstiness: 0.25, duration: 60s, output_tokens: {lognormal: {median: 150, sigma: 0.8, max: 2000}}}
-  # limit: {search: {of: rate, from: 1, to: 64}, duration: 60s, output_tokens: 500, slo: {ttft_p99: 2s}} # the highest rate that meets it
-  # Ramps, traces, prompts of a file, shared beginnings, sessions and mixtures: docs/user/job-file.md
+  # bursts:
+  #   rate: 4
+  #   arrivals: gamma
+  #   burstiness: 0.25
+  #   duration: 60s
+  #   output_tokens: {lognormal: {median: 150, sigma: 0.8, max: 2000}}
+  # limit: # the highest rate that meets the slo
+  #   search: {of: rate, from: 1, to: 64}
+  #   duration: 60s
+  #   output_tokens: 500
+  #   slo: {ttft_p99: 2s}
+  # Ramps, traces, prompts from a file, shared beginnings, sessions and mixtures:
+  # docs/user/job-file.md
 
 measure:
-  launches: 3 # of each variant: launches differ, so they are what the interval is over
-  runs: {min: 5, max: 20} # inside one launch, until the precision is reached
+  launches: 3 # of each variant; intervals are over launches, because launches differ
+  runs: {min: 5, max: 20} # in each launch, until the precision is reached
   precision: 2%
   confidence: 95%
   margin: 2% # a difference below this does not matter
   warmup: auto
-  seed: 1 # of the order of launches: the same seed gives the same plan
+  seed: 1 # for the order of launches: the same seed gives the same plan
 
 hosts:
   # names: [gpu-01, gpu-02]
@@ -89,5 +98,5 @@ hosts:
 
 
 def job_template() -> str:
-    """A commented job file."""
+    """Return a commented job file."""
     return _JOB_TEMPLATE + WORKLOADS_AND_MEASURE

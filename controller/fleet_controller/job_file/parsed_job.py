@@ -1,6 +1,4 @@
-"""Owns one reading of a job file while it is checked: the document, its models, and which parts are
-sound; judges nothing.
-"""
+"""A job file while it is checked: the document, its models, and which parts are sound."""
 
 from __future__ import annotations
 
@@ -16,8 +14,8 @@ from fleet_controller.yaml.key_path import KeyPath, dotted
 
 @dataclass(frozen=True, slots=True)
 class ParsedJob:
-    """`job` holds what could be read; values at or below a path in `broken` are defaults or
-    stand-ins, not the user's.
+    """The readable part of a job file. Values of `job` at or below a path in `broken` are defaults
+    or stand-ins, not the user's.
     """
 
     document: Document
@@ -25,12 +23,12 @@ class ParsedJob:
     broken: frozenset[KeyPath] = field(default=frozenset())
 
     def is_sound(self, *paths: KeyPath) -> bool:
-        """True when nothing at, above or below any of `paths` is broken."""
+        """Return True if nothing at, above or below any of `paths` is broken."""
         return not any(_paths_overlap(path, bad) for path in paths for bad in self.broken)
 
     def is_readable(self, path: KeyPath) -> bool:
-        """True when what `job` holds at `path` is the user's, though parts of it may have been left
-        out as broken.
+        """Return True if the value of `job` at `path` is the user's. Broken parts below it may have
+        been left out.
         """
         return not any(path[: len(bad)] == bad for bad in self.broken)
 
@@ -44,19 +42,19 @@ class ParsedJob:
         severity: str = ERROR,
         at_key: bool = False,
     ) -> Finding:
-        """A finding at the value of `path`, or at its key."""
+        """Return a finding at the value of `path`, or at its key."""
         line, column = self.document.place(path, at_key=at_key)
         return Finding(
             code, severity, self.document.file, line, column, dotted(path), message, hint
         )
 
     def is_written(self, path: KeyPath) -> bool:
-        """True when the file itself holds `path`, be it as null."""
+        """Return True if the file contains `path`, even if its value is null."""
         return path in self.document.keys
 
     def factor_levels(self) -> Mapping[str, Mapping[str, Any]]:
-        """factor → level → what was written, as far as the file has that shape, whether or not the
-        levels are sound.
+        """Return factor → level → content as written, as far as the file has that shape, whether or
+        not the levels are sound.
         """
         factors = (
             self.document.value.get("factors") if isinstance(self.document.value, dict) else None

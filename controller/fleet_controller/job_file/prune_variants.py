@@ -1,5 +1,5 @@
-"""Owns the leaving out of variants without an effect: a job's text with the `exclude` entries that
-do it. Asks nobody, writes no file.
+"""Removes variants without an effect from a job: adds the `exclude` entries that do so to the text
+of its file.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _WIDEST_LINE = 4096
 
 @dataclass(frozen=True, slots=True)
 class PrunedJob:
-    """A job without the variants that have no effect, and those variants; both as they were when
-    there are none.
+    """A job without the variants that have no effect, and those variants. If there are none, the
+    job is unchanged.
     """
 
     loaded: LoadedJob
@@ -37,7 +37,7 @@ class PrunedJob:
 
 
 def prune_loaded_job(loaded: LoadedJob) -> PrunedJob:
-    """Leave out every variant whose server runs like another's. Raises ConfigError when the text
+    """Leave out every variant that runs the same server as another. Raises ConfigError if the text
     cannot be changed safely.
     """
     found = equivalent_variants(loaded.job, make_variants(loaded.job))
@@ -49,15 +49,15 @@ def prune_loaded_job(loaded: LoadedJob) -> PrunedJob:
     if replace(changed.job, file=loaded.job.file) != prune_job(loaded.job, found):
         written = "; ".join(f"- {dict(entry)}" for entry in entries)
         raise ConfigError(
-            "the entries of `exclude` could not be added to this file by themselves",
-            f"write them there: {written}",
+            "the entries of `exclude` could not be added to this file automatically",
+            f"add them to the file by hand: {written}",
         )
     return PrunedJob(changed, found)
 
 
 def with_exclusions(text: str, entries: Sequence[Mapping[str, str]]) -> str:
-    """The job file with `entries` at the end of `exclude`; comments and the order of keys stay.
-    Raises ConfigError.
+    """Return the job file's text with `entries` added to `exclude`; comments and the order of keys
+    stay. Raises ConfigError.
     """
     yaml = YAML(typ="rt")
     yaml.preserve_quotes = True

@@ -1,5 +1,5 @@
-"""Owns how the arguments of a job file become SGLang's own: names by the table of SGLang's options,
-values as the engine takes them.
+"""Turns the arguments of a job file into SGLang's own: its names, and values as the engine takes
+them.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from fleet_knowledge.sglang.server_arguments import is_negatable, resolve_name
 
 
 def normalise_arguments(written: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments by SGLang's names, values as the engine takes them: a mapping as JSON text, a flag
-    that is off as None (absent).
+    """Return the arguments by SGLang's names, with values as the engine takes them: a mapping
+    becomes JSON text, and a flag that is off becomes None (absent).
     """
     return {(name := resolve_name(key).name): _value(name, value) for key, value in written.items()}
 

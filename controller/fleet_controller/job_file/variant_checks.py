@@ -1,5 +1,5 @@
-"""Owns where in a job file each setting of a variant stands, and how rules about a whole variant
-become findings there. Judges nothing.
+"""Rules on whole variants: speculation, parallel sizes, server limits, NCCL variables, and variants
+that run the same server. Each finding is placed at the setting that causes it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _LARGEST_CONFIG_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class VariantSet:
-    """The variants of one reading, each with its configuration."""
+    """The variants of one parsed job, in the planner's form."""
 
     parsed: ParsedJob
     job: Job
@@ -49,8 +49,8 @@ class VariantSet:
 
 
 def remark_findings(variant_set: VariantSet, rules: Sequence[RemarkRule]) -> Iterator[Finding]:
-    """The remarks on all variants, each once, at the setting that causes it; one that only some
-    variants have names them.
+    """Yield the remarks of `rules` on all variants, each once, at the setting that causes it. If
+    only some of the variants with that setting have a remark, its message names them.
     """
     places = _SettingPaths(variant_set.parsed)
     found: dict[_Key, list[Variant]] = {}
@@ -87,12 +87,14 @@ def _and_more(count: int) -> str:
 
 
 def _covers(path: KeyPath, variant: Variant) -> bool:
-    """True when the variant has the level that `path` lies in."""
+    """Return True if the variant includes the level that holds `path`, or if `path` belongs to the
+    engine.
+    """
     return path[0] != "factors" or variant.levels.get(str(path[1])) == path[2]
 
 
 class _SettingPaths:
-    """Paths of settings by the names that the server knows them under."""
+    """Finds where a setting is written, by the name that the server knows it under."""
 
     def __init__(self, parsed: ParsedJob) -> None:
         self._parsed = parsed
@@ -107,8 +109,8 @@ class _SettingPaths:
                     )
 
     def path_of(self, subject: str, variant: Variant) -> KeyPath:
-        """Where the last layer of the variant that sets `subject` does so; the engine when none
-        does.
+        """Return the path where the last layer of the variant that sets `subject` does so, or the
+        engine's path if no layer sets it.
         """
         if subject == "concurrency":
             return self._busiest()
@@ -134,7 +136,7 @@ class _SettingPaths:
 
 
 def level_path(parsed: ParsedJob, levels: Mapping[str, str]) -> KeyPath:
-    """The level that stands last in the file among those named."""
+    """Return the path of the level that comes last in the file among those named."""
     paths: list[KeyPath] = [("factors", factor, level) for factor, level in levels.items()]
     return max(
         paths, key=lambda path: parsed.document.place(path, at_key=True), default=("factors",)
@@ -142,8 +144,9 @@ def level_path(parsed: ParsedJob, levels: Mapping[str, str]) -> KeyPath:
 
 
 def check_ineffective_settings(variant_set: VariantSet) -> Iterator[Finding]:
-    """What to tell about variables, and each group of variants that one entry of `exclude` leaves
-    out.
+    """Check environment variables that SGLang overwrites or that contradict arguments, and report
+    variants that run the same server as another. Variants that one `exclude` entry would remove
+    share a finding.
     """
     yield from remark_findings(variant_set, (environment_rules.apply_environment_rules,))
     groups: dict[tuple[tuple[str, str], ...], list[EquivalentVariant]] = {}
@@ -163,7 +166,7 @@ def _ineffective_finding(
     )
     written = ", ".join(f"{factor}: {level}" for factor, level in entry.items())
     hint = (
-        f"leave it out with `exclude: [{{{written}}}]`, or with --prune; keep it only as an A/A arm"
+        f"leave it out with `exclude: [{{{written}}}]` or `--prune`; keep it only as an A/A variant"
     )
     return variant_set.parsed.finding(
         "arm_without_effect",
@@ -184,24 +187,26 @@ def _differing_levels(twin: EquivalentVariant) -> Mapping[str, str]:
 
 
 def check_server_limits(variant_set: VariantSet) -> Iterator[Finding]:
-    """What to tell about the limits of all variants."""
+    """Check the limits of each variant's server against the load of the workloads."""
     yield from remark_findings(variant_set, (capacity_rules.apply_capacity_rules,))
 
 
 def check_parallel_sizes(variant_set: VariantSet) -> Iterator[Finding]:
-    """What to tell about the parallel sizes of all variants."""
+    """Check the parallel sizes of each variant against its GPUs and hosts."""
     yield from remark_findings(variant_set, (parallelism.apply_parallelism_rules,))
 
 
 def check_speculation(variant_set: VariantSet) -> Iterator[Finding]:
-    """What to tell about the speculation of all variants."""
+    """Check the speculation settings of each variant, and the draft's config.json if it is on this
+    machine.
+    """
     yield from remark_findings(
         variant_set, (speculation_rules.apply_speculation_rules, draft_config)
     )
 
 
 def draft_config(asked: ServerConfiguration) -> Iterator[RuleFinding]:
-    """EAGLE for a draft whose config.json says EAGLE-3, where the draft's folder is on this
+    """Report EAGLE for a draft whose config.json says EAGLE-3, if the draft's folder is on this
     machine.
     """
     draft = asked.text(DRAFT)
@@ -212,7 +217,8 @@ def draft_config(asked: ServerConfiguration) -> Iterator[RuleFinding]:
         and is_eagle3_config(_read_draft_config(draft))
     ):
         message = (
-            f"{asked.text(ALGORITHM)} is given for a draft whose config.json says EAGLE-3 (`{draft[-80:]}`): the server starts healthy"
+            f"{asked.text(ALGORITHM)} is given for a draft whose config.json says EAGLE-3 "
+            f"(`{draft[-80:]}`): the server starts healthy"
             " and accepts exactly 1.00 tokens, so nothing is gained and the measurement is invalid"
         )
         yield RuleFinding(
@@ -225,7 +231,7 @@ def draft_config(asked: ServerConfiguration) -> Iterator[RuleFinding]:
 
 
 def _read_draft_config(draft: str) -> dict[str, object]:
-    """The draft's config.json; empty when it is not here or no JSON mapping."""
+    """Return the draft's config.json, or {} if it is not here or not a JSON mapping."""
     try:
         with (FilePath(draft).expanduser() / "config.json").open("rb") as stream:
             content = json.loads(stream.read(_LARGEST_CONFIG_BYTES))
@@ -235,7 +241,7 @@ def _read_draft_config(draft: str) -> dict[str, object]:
 
 
 def check_nccl_variables(parsed: ParsedJob) -> Iterator[Finding]:
-    """Names and values as they are written: illegal, outdated, without effect, costly."""
+    """Check each NCCL variable as it is written: invalid, outdated, without effect, costly."""
     if parsed.job.engine.kind != "sglang":
         return
     for path, env in setting_layers(parsed, "env"):
@@ -254,13 +260,17 @@ def check_nccl_variables(parsed: ParsedJob) -> Iterator[Finding]:
 
 
 def check_nccl_variants(variant_set: VariantSet) -> Iterator[Finding]:
-    """What the variables of one variant do beside each other, and levels that cannot matter."""
+    """Check the combined NCCL variables of each variant, and report levels that cannot change
+    anything.
+    """
     yield from remark_findings(variant_set, (variable_rules.apply_nccl_server_rules,))
     yield from _check_bypassed_settings(variant_set)
 
 
 def _check_bypassed_settings(variant_set: VariantSet) -> Iterator[Finding]:
-    """One finding for each place that sets variables which decode's all-reduce never meets."""
+    """Yield one finding for each level that sets variables which the all-reduce of decoding never
+    uses.
+    """
     found: dict[KeyPath, tuple[variable_rules.BypassedVariables, Variant]] = {}
     others: set[KeyPath] = set()
     topology = interconnect_of_labels(variant_set.job.hosts.labels)
@@ -278,8 +288,8 @@ def _check_bypassed_settings(variant_set: VariantSet) -> Iterator[Finding]:
 
 
 def _nccl_level_paths(parsed: ParsedJob, variant: Variant) -> Iterator[KeyPath]:
-    """Levels of the variant that set a variable which could change NCCL's speed; what all variants
-    share compares nothing.
+    """Yield the paths of the variant's levels that set a variable which could change NCCL's speed.
+    Settings that all variants share are left out: they are not compared.
     """
     for path, env in setting_layers(parsed, "env"):
         mine = path[0] == "factors" and variant.levels.get(str(path[1])) == path[2]
@@ -304,24 +314,29 @@ def _bypassed_finding(
         if name in passed.variables
     ]
     sure = passed.path.answer is NcclUse.BYPASSED
-    effect = "cannot matter to decoding" if sure else "may not matter to decoding"
+    effect = "cannot affect decoding" if sure else "may not affect decoding"
     message = f"`{'`, `'.join(set_here[:6])}` {effect}: {passed.path.reason}" + (
         f" (variant {only.name})" if only else ""
     )
     levels = only.levels if only else {str(path[1]): str(path[2])}
     entry = ", ".join(f"{factor}: {level}" for factor, level in levels.items())
-    instead = f"leave the arm out with `exclude: [{{{entry}}}]`"
-    hint = f"{instead}, or give the all-reduce to NCCL with disable_custom_all_reduce: true in args"
+    instead = f"leave the variant out with `exclude: [{{{entry}}}]`"
+    hint = (
+        f"{instead}, or make NCCL do the all-reduce with `disable_custom_all_reduce: true` in args"
+    )
     if not sure:
-        hint = f"where that is so, {hint}; `interconnect: nvlink` or `pcie` in hosts.labels tells lint which it is"
+        hint = (
+            f"if so, {hint}; with `interconnect: nvlink` or `interconnect: pcie` in hosts.labels, "
+            "lint knows which applies"
+        )
     return variant_set.parsed.finding(
         "nccl_bypassed", path[:3], message, hint, severity=WARNING if sure else INFO, at_key=True
     )
 
 
 def interconnect_of_labels(labels: Mapping[str, str]) -> str:
-    """How the GPUs of hosts with these labels are joined, as far as the labels say: nvlink, pcie or
-    unknown.
+    """Return how the GPUs of hosts with these labels are connected, as far as the labels say:
+    `nvlink`, `pcie` or `unknown`.
     """
     words = " ".join((*labels, *labels.values())).lower()
     if "nvlink" in words or "sxm" in words:

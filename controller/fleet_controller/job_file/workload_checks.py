@@ -1,5 +1,5 @@
-"""Owns the rules that span the keys of one workload: which load it is, how it arrives, how long its
-answers are.
+"""Rules that span the keys of one workload: which load it is, how requests arrive, prompts, lengths
+and the search.
 """
 
 from __future__ import annotations
@@ -39,14 +39,21 @@ _LOADS_OF_KEY: Final[Mapping[str, tuple[str, ...]]] = {
 }
 WorkloadRule = Callable[[ParsedJob, KeyPath, Workload], Iterator[Finding]]
 
-_DEGENERATE_TEXT = "random prompts make degenerate text: its output loops, and a draft guesses loops well, so acceptance looks better than it is"
-_FORCE_RANDOM_HINT = "write prompts of people, or `force_random: true` if the speed of random ones is what you want to know"
+_DEGENERATE_TEXT = (
+    "random prompts lead to degenerate text: the output loops, and a draft predicts loops well, so "
+    "acceptance looks better than it is"
+)
+_FORCE_RANDOM_HINT = (
+    "use real prompts, or write `force_random: true` if you want the speed with random ones"
+)
 
 _BAD_SEARCH = "bad_search"
 
 
 def check_workloads(parsed: ParsedJob) -> Iterator[Finding]:
-    """What is wrong with each workload whose shape is sound."""
+    """Yield what is wrong with each workload; rules that span keys run only on a workload without
+    broken values.
+    """
     for name, workload in parsed.job.workloads.items():
         path: KeyPath = ("workloads", name)
         for place, requests in request_kinds(path, workload):
@@ -59,10 +66,12 @@ def check_workloads(parsed: ParsedJob) -> Iterator[Finding]:
 def _loop(parsed: ParsedJob, path: KeyPath, workload: Workload) -> Iterator[Finding]:
     written = [key for key in _LOADS if getattr(workload, key) is not None]
     if len(written) > 1:
-        message = f"a workload has one of {_join_or(_LOADS)}, this one has {_join_and(written)}"
-        yield parsed.finding("two_loads", path, message, "make a workload of each", at_key=True)
+        message = (
+            f"a workload takes one of {_join_or(_LOADS)}, but this one has {_join_and(written)}"
+        )
+        yield parsed.finding("two_loads", path, message, "write a workload for each", at_key=True)
     elif not written:
-        message = f"the workload has none of {_join_or(_LOADS)}: it sends nothing"
+        message = f"the workload has none of {_join_or(_LOADS)}: it sends no requests"
         yield parsed.finding(
             "no_load",
             path,
@@ -72,7 +81,10 @@ def _loop(parsed: ParsedJob, path: KeyPath, workload: Workload) -> Iterator[Find
         )
     kind = workload.search.of if written == ["search"] and workload.search else "".join(written[:1])
     if kind == "rate" and len(written) == 1 and workload.duration is None:
-        message = f"{'a search of rates' if workload.search else '`rate`'} needs `duration`: how long requests arrive"
+        message = (
+            f"{'a search over rates' if workload.search else '`rate`'} needs `duration`, the time "
+            "in which requests arrive"
+        )
         yield parsed.finding("missing_key", (*path, "duration"), message, "write `duration: 60s`")
     if (
         written
@@ -86,7 +98,7 @@ def _loop(parsed: ParsedJob, path: KeyPath, workload: Workload) -> Iterator[Find
     for key, loads in _LOADS_OF_KEY.items():
         if len(written) == 1 and kind not in loads and getattr(workload, key) is not None:
             message, hint = (
-                f"`{key}` belongs to {_join_or(loads)}",
+                f"`{key}` applies only to {_join_or(loads)}",
                 f"remove it, or use {_join_or(loads)}",
             )
             yield parsed.finding("wrong_loop", (*path, key), message, hint, at_key=True)
@@ -104,7 +116,10 @@ def _repeated(parsed: ParsedJob, path: KeyPath, workload: Workload) -> Iterator[
 def _burstiness(parsed: ParsedJob, path: KeyPath, workload: Workload) -> Iterator[Finding]:
     arrivals = workload.arrivals or "poisson"
     if arrivals == "gamma" and workload.burstiness is None:
-        message = "`arrivals: gamma` needs `burstiness`: the shape of the gaps, 1 is poisson, below 1 requests come in bursts"
+        message = (
+            "`arrivals: gamma` needs `burstiness`, the shape of the gaps: 1 is Poisson, below 1 "
+            "requests come in bursts"
+        )
         yield parsed.finding(
             "missing_key", (*path, "burstiness"), message, "write `burstiness: 0.5`"
         )
@@ -113,7 +128,9 @@ def _burstiness(parsed: ParsedJob, path: KeyPath, workload: Workload) -> Iterato
         and workload.burstiness is not None
         and (workload.rate or workload.ramp or workload.search)
     ):
-        message = f"`burstiness` shapes `arrivals: gamma`, and these arrivals are {arrivals}"
+        message = (
+            f"`burstiness` applies only to `arrivals: gamma`, and these arrivals are {arrivals}"
+        )
         yield parsed.finding(
             "wrong_arrivals",
             (*path, "burstiness"),
@@ -125,7 +142,7 @@ def _burstiness(parsed: ParsedJob, path: KeyPath, workload: Workload) -> Iterato
 
 def _ramp(parsed: ParsedJob, path: KeyPath, workload: Workload) -> Iterator[Finding]:
     if workload.ramp is not None and not any(stage.start or stage.end for stage in workload.ramp):
-        message = "every rate of the ramp is 0: it sends nothing"
+        message = "every rate of the ramp is 0: it sends no requests"
         yield parsed.finding(
             "no_load",
             (*path, "ramp"),
@@ -143,7 +160,10 @@ def _too_many(parsed: ParsedJob, path: KeyPath, workload: Workload) -> Iterator[
     due += sum((stage.start + stage.end) / 2 * stage.duration for stage in workload.ramp or ())
     if due > MOST_REQUESTS:
         key = next(key for key in ("rate", "search", "ramp") if getattr(workload, key) is not None)
-        message = f"one run would send some {due:,.0f} requests, more than {MOST_REQUESTS:,}"
+        message = (
+            f"one run would send about {due:,.0f} requests, more than the limit of "
+            f"{MOST_REQUESTS:,}"
+        )
         yield parsed.finding(
             "too_many_requests",
             (*path, key),
@@ -165,13 +185,14 @@ def _sessions(parsed: ParsedJob, path: KeyPath, workload: Workload) -> Iterator[
     if workload.sessions is None:
         return
     if workload.api != "chat":
-        message = f"a session carries messages, which `api: {workload.api}` does not take"
+        message = f"a session sends chat messages, which `api: {workload.api}` does not accept"
         yield parsed.finding(
             "bad_sessions", (*path, "sessions"), message, "write `api: chat`", at_key=True
         )
     if workload.requests and workload.requests % workload.sessions.turns:
         message = (
-            f"{workload.requests} requests are no whole sessions of {workload.sessions.turns} turns"
+            f"{workload.requests} requests do not make whole sessions of {workload.sessions.turns} "
+            "turns"
         )
         whole = -(-workload.requests // workload.sessions.turns) * workload.sessions.turns
         yield parsed.finding(
@@ -182,12 +203,12 @@ def _sessions(parsed: ParsedJob, path: KeyPath, workload: Workload) -> Iterator[
 def _mix(parsed: ParsedJob, path: KeyPath, workload: Workload) -> Iterator[Finding]:
     for key in Requests.model_fields if workload.mix else ():
         if getattr(workload, key) is not None:
-            message = f"beside `mix`, `{key}` is of no request: each part has its own"
+            message = f"`{key}` has no effect together with `mix`: each part has its own"
             yield parsed.finding(
                 "wrong_mix",
                 (*path, key),
                 message,
-                "write it in the parts that it is for",
+                "write it in the parts that need it",
                 at_key=True,
             )
 
@@ -196,7 +217,7 @@ def _check_drawn_lengths(parsed: ParsedJob, path: KeyPath, lengths: Lengths) -> 
     key = path[-1]
     if (lengths.uniform is None) == (lengths.lognormal is None):
         how_many = "none" if lengths.uniform is None else "both"
-        message = f"`{key}` is drawn from one of `uniform` and `lognormal`, this one has {how_many}"
+        message = f"`{key}` takes one of `uniform` and `lognormal`, but it has {how_many}"
         yield parsed.finding(
             "bad_lengths",
             path,
@@ -205,17 +226,20 @@ def _check_drawn_lengths(parsed: ParsedJob, path: KeyPath, lengths: Lengths) -> 
             at_key=True,
         )
     elif lengths.uniform is not None and lengths.uniform.min > lengths.uniform.max:
-        message = f"the least is {lengths.uniform.min} tokens and the most {lengths.uniform.max}"
+        message = f"`min` is {lengths.uniform.min} tokens, above the `max` of {lengths.uniform.max}"
         yield parsed.finding(
             "bad_lengths", (*path, "uniform", "min"), message, "write the smaller one as `min`"
         )
     elif lengths.lognormal is not None and lengths.lognormal.max < lengths.lognormal.median:
-        message = f"`max` is {lengths.lognormal.max}, below the median of {lengths.lognormal.median:g}: more than half would be cut to it"
+        message = (
+            f"`max` is {lengths.lognormal.max}, below the median of {lengths.lognormal.median:g}: "
+            "more than half of the lengths would be cut to it"
+        )
         yield parsed.finding(
             "bad_lengths",
             (*path, "lognormal", "max"),
             message,
-            "raise `max`: ten times the median cuts off few",
+            "raise `max`: ten times the median cuts few lengths",
         )
 
 
@@ -231,9 +255,7 @@ def _join_and(keys: list[str]) -> str:
 def check_prompts(
     parsed: ParsedJob, path: KeyPath, requests: Requests, workload: Workload
 ) -> Iterator[Finding]:
-    """What is wrong with the prompts of one kind of requests of a workload, as far as they could be
-    read.
-    """
+    """Check the prompts of one kind of requests of a workload, if they could be read."""
     place = (*path, "prompts")
     if not parsed.is_sound(place):
         return
@@ -242,12 +264,12 @@ def check_prompts(
     elif requests.prompts is not None:
         yield from _check_known_prompts(parsed, place, requests.prompts)
     if workload.trace is not None and requests.prompts not in (None, RANDOM_PROMPTS):
-        message = "a trace has prompts of its own, made to its lengths"
+        message = "a trace has its own prompts, generated to its lengths"
         yield parsed.finding(
             "wrong_prompts",
             place,
             message,
-            "remove `prompts`; `random` alone may stand beside a trace",
+            "remove `prompts`; with a trace, only `prompts: random` is possible",
             at_key=True,
         )
     for key in ("input_tokens", "vocabulary", "force_random"):
@@ -256,7 +278,7 @@ def check_prompts(
             and parsed.is_sound((*path, key))
             and parsed.is_written((*path, key))
         ):
-            message = f"`{key}` is about `prompts: random`"
+            message = f"`{key}` applies only to `prompts: random`"
             yield parsed.finding(
                 "wrong_prompts",
                 (*path, key),
@@ -274,9 +296,11 @@ def _check_known_prompts(parsed: ParsedJob, place: KeyPath, written: str) -> Ite
     hint = (
         f"did you mean `{near[0]}`?"
         if near
-        else f"there are: {', '.join(known)}, {FILE_PREFIX}PATH and {RANDOM_PROMPTS}"
+        else f"use one of: {', '.join(known)}, {FILE_PREFIX}PATH or {RANDOM_PROMPTS}"
     )
-    yield parsed.finding("unknown_prompts", place, f"there are no prompts `{written[:64]}`", hint)
+    yield parsed.finding(
+        "unknown_prompts", place, f"there are no prompts called `{written[:64]}`", hint
+    )
 
 
 def _check_random_prompts(
@@ -284,14 +308,14 @@ def _check_random_prompts(
 ) -> Iterator[Finding]:
     place = (*path, "prompts")
     if workload.api != "generate" and parsed.is_sound((*path[:2], "api")):
-        message = f"random prompts are token ids, which `api: {workload.api}` does not take"
+        message = f"random prompts are token ids, which `api: {workload.api}` does not accept"
         yield parsed.finding("wrong_prompts", place, message, "write `api: generate`")
     if (
         workload.trace is None
         and requests.input_tokens is None
         and parsed.is_sound((*path, "input_tokens"))
     ):
-        message = "`prompts: random` needs `input_tokens`: how long each prompt is"
+        message = "`prompts: random` needs `input_tokens`, the length of each prompt"
         yield parsed.finding(
             "missing_key", (*path, "input_tokens"), message, "write `input_tokens: 1000`"
         )
@@ -304,14 +328,14 @@ def _check_random_prompts(
                 _FORCE_RANDOM_HINT,
             )
         elif parsed.job.engine.kind == "external":
-            message = f"should this server speculate: {_DEGENERATE_TEXT}"
+            message = f"if this server speculates: {_DEGENERATE_TEXT}"
             yield parsed.finding(
                 "random_prompts", place, message, _FORCE_RANDOM_HINT, severity=WARNING
             )
 
 
 def _speculates(parsed: ParsedJob) -> bool:
-    """Whether any variant asks for speculation."""
+    """Return True if any variant asks for speculation."""
     settings = [
         parsed.job.engine.args,
         *(level.args for levels in parsed.job.factors.values() for level in levels.values()),
@@ -320,7 +344,7 @@ def _speculates(parsed: ParsedJob) -> bool:
 
 
 def check_search(parsed: ParsedJob, path: KeyPath, workload: Workload) -> Iterator[Finding]:
-    """What is wrong with the search of a workload whose shape is sound."""
+    """Check the search of a workload that has no broken values."""
     if workload.search is None:
         return
     place = (*path, "search")
@@ -332,7 +356,9 @@ def check_search(parsed: ParsedJob, path: KeyPath, workload: Workload) -> Iterat
 
 def _check_search_slo(parsed: ParsedJob, path: KeyPath, workload: Workload) -> Iterator[Finding]:
     if workload.slo is None or (workload.slo.ttft_p99 is None and workload.slo.tpot_p99 is None):
-        message = "a search looks for the highest load that meets the `slo`, and there is no limit in it to meet"
+        message = (
+            "a search looks for the highest load that meets the `slo`, but no limit is set there"
+        )
         at = (*path, "search" if workload.slo is None else "slo")
         yield parsed.finding(
             _BAD_SEARCH,
@@ -346,9 +372,11 @@ def _check_search_slo(parsed: ParsedJob, path: KeyPath, workload: Workload) -> I
 def _check_search_bounds(parsed: ParsedJob, place: KeyPath, search: Search) -> Iterator[Finding]:
     if search.from_ >= search.to:
         message = (
-            f"the search goes from {search.from_:g} to {search.to:g}: there is nothing to look for"
+            f"the search goes from {search.from_:g} to {search.to:g}: there is nothing to search"
         )
-        hint = "write as `from` a load that is surely met, and as `to` one that surely is not"
+        hint = (
+            "write a load that surely meets the slo as `from`, and one that surely does not as `to`"
+        )
         yield parsed.finding(_BAD_SEARCH, (*place, "to"), message, hint)
 
 
@@ -357,15 +385,21 @@ def _check_search_in_flight(
 ) -> Iterator[Finding]:
     for key, value in (("from", search.from_), ("to", search.to)):
         if not value.is_integer():
-            message = f"{value:g} requests in flight at once cannot be"
+            message = f"`{key}` is {value:g}, not a whole number of requests in flight"
             yield parsed.finding(
                 _BAD_SEARCH, (*path, "search", key), message, "write a whole number, or `of: rate`"
             )
     turns = workload.sessions.turns if workload.sessions else 1
     if workload.requests is not None and workload.requests < search.to * turns:
         users = workload.requests // turns
-        message = f"a run of {workload.requests} requests has at most {users} in flight, and the search goes up to {search.to:g}"
-        hint = f"write `requests: {round(search.to) * turns}` or more, or leave it out: then each load has as many as it takes"
+        message = (
+            f"a run of {workload.requests} requests has at most {users} in flight, but the search "
+            f"goes up to {search.to:g}"
+        )
+        hint = (
+            f"write `requests: {round(search.to) * turns}` or more, or remove it: each load then "
+            "gets as many as it needs"
+        )
         yield parsed.finding(_BAD_SEARCH, (*path, "requests"), message, hint)
 
 

@@ -1,6 +1,4 @@
-"""Owns the formats of files that a workload may name, traces and prompts: bytes in, what travels
-with the job out. Opens no file.
-"""
+"""Parses the files that a workload may name, traces and prompts, from their bytes."""
 
 from __future__ import annotations
 
@@ -12,8 +10,14 @@ from typing import Any, Final
 
 from fleet_protos.attachment import Message, Prompts, Trace
 
-TRACE_FORMS: Final = "a .jsonl with timestamp (ms), input_length, output_length and hash_ids, or a .csv with time_s, prompt_tokens, output_tokens"
-PROMPT_FORMS: Final = "a .jsonl of {messages: …} objects, a .json of ShareGPT conversations, or a .txt with a prompt a line"
+TRACE_FORMS: Final = (
+    "a .jsonl with timestamp (ms), input_length, output_length and hash_ids, or a .csv with "
+    "time_s, prompt_tokens, output_tokens"
+)
+PROMPT_FORMS: Final = (
+    "a .jsonl of {messages: …} objects, a .json of ShareGPT conversations, or a .txt with a prompt "
+    "a line"
+)
 MOST_TOKENS: Final = 10_000_000
 
 _MOONCAKE: Final = ("timestamp", "input_length", "output_length")
@@ -29,7 +33,7 @@ _TraceRow = tuple[float, int, int, tuple[int, ...]]  # time in ms, tokens in and
 
 
 class BadWorkloadFile(Exception):
-    """What is wrong with a file, and in which line (from 1; 0: nowhere in particular)."""
+    """Says what is wrong with a file and in which line (from 1; 0 = no particular line)."""
 
     def __init__(self, line: int, message: str) -> None:
         self.line = line
@@ -37,8 +41,8 @@ class BadWorkloadFile(Exception):
 
 
 def read_trace(content: bytes, name: str) -> Trace:
-    """The requests of a trace, by time, which then counts from the first. Lengths of 0 become 1.
-    Raises BadSource.
+    """Return the requests of a trace, sorted by time; times count from the first request, and
+    lengths of 0 become 1. Raises BadWorkloadFile.
     """
     text = _text(content)
     if name.lower().endswith(".csv"):
@@ -46,9 +50,9 @@ def read_trace(content: bytes, name: str) -> Trace:
     elif name.lower().endswith(".jsonl"):
         rows = list(_mooncake_rows(text))
     else:
-        raise BadWorkloadFile(0, f"a trace is {TRACE_FORMS}")
+        raise BadWorkloadFile(0, f"a trace must be {TRACE_FORMS}")
     if not rows:
-        raise BadWorkloadFile(0, "it holds no request")
+        raise BadWorkloadFile(0, "the file holds no requests")
     rows.sort(key=lambda row: row[0])
     first = rows[0][0]
     blocks = tuple(row[3] for row in rows) if any(row[3] for row in rows) else ()
@@ -61,14 +65,14 @@ def read_trace(content: bytes, name: str) -> Trace:
 
 
 def read_prompts(content: bytes, name: str) -> Prompts:
-    """The prompts of a file, in its order. Raises BadSource."""
+    """Return the prompts of a file, in its order. Raises BadWorkloadFile."""
     readers = {".jsonl": _openai, ".json": _sharegpt, ".txt": _plain_text_prompts}
     ending = next((ending for ending in readers if name.lower().endswith(ending)), "")
     if not ending:
-        raise BadWorkloadFile(0, f"a file of prompts is {PROMPT_FORMS}")
+        raise BadWorkloadFile(0, f"a file of prompts must be {PROMPT_FORMS}")
     found = tuple(readers[ending](_text(content)))
     if not found:
-        raise BadWorkloadFile(0, "it holds no prompt of a user")
+        raise BadWorkloadFile(0, "the file holds no prompt of a user")
     return Prompts(found)
 
 
@@ -77,12 +81,12 @@ def _text(content: bytes) -> str:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise BadWorkloadFile(
-            content.count(b"\n", 0, error.start) + 1, "it is not UTF-8 text"
+            content.count(b"\n", 0, error.start) + 1, "the file is not UTF-8 text"
         ) from error
 
 
 def _objects(text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Each line of JSON with its number."""
+    """Yield each line of JSON as (line number, object). Raises BadWorkloadFile."""
     for line, written in enumerate(text.split("\n"), start=1):
         if not written.strip():
             continue
@@ -118,7 +122,7 @@ def _csv_rows(text: str) -> Iterator[_TraceRow]:
         missing = [key for key in _CSV if key not in (reader.fieldnames or ())]
         if missing:
             raise BadWorkloadFile(
-                1, f"its first line names no column `{missing[0]}`: it wants {', '.join(_CSV)}"
+                1, f"the first line has no column `{missing[0]}`; it needs {', '.join(_CSV)}"
             )
         for row in reader:
             at_s, *tokens = (_number(reader.line_num, key, row[key]) for key in _CSV)
@@ -143,7 +147,9 @@ def _number(line: int, key: str, written: object) -> float:
 
 def _tokens(line: int, numbers: Sequence[float]) -> tuple[int, int]:
     if any(number != int(number) or number > MOST_TOKENS for number in numbers):
-        raise BadWorkloadFile(line, f"a length is no whole number of tokens up to {MOST_TOKENS:,}")
+        raise BadWorkloadFile(
+            line, f"a length is not a whole number of tokens up to {MOST_TOKENS:,}"
+        )
     prompt, output = (max(1, int(number)) for number in numbers)
     return prompt, output
 
@@ -152,41 +158,41 @@ def _tokens(line: int, numbers: Sequence[float]) -> tuple[int, int]:
 
 
 def _openai(text: str) -> Iterator[tuple[Message, ...]]:
-    """What a chat endpoint is sent, one request a line; messages after the last one of the user are
-    left out.
+    """Yield the messages of requests to a chat endpoint, one request a line. Messages after the
+    user's last one are left out.
     """
     for line, found in _objects(text):
         messages = found.get("messages")
         if not isinstance(messages, list):
-            raise BadWorkloadFile(line, "`messages` is missing, or no list")
+            raise BadWorkloadFile(line, "`messages` is missing or not a list")
         read = [_message(line, message) for message in messages]
         last = max((place for place, (role, _) in enumerate(read) if role == "user"), default=-1)
         if last < 0:
-            raise BadWorkloadFile(line, "no message of the user")
+            raise BadWorkloadFile(line, "there is no message of the user")
         yield tuple(read[: last + 1])
 
 
 def _message(line: int, written: object) -> Message:
     if not isinstance(written, dict) or not isinstance(written.get("content"), str):
-        raise BadWorkloadFile(line, "a message has no `content` that is a text")
+        raise BadWorkloadFile(line, "a message has no text in `content`")
     role = str(written.get("role"))
     if role not in ("system", "developer", "user", "assistant"):
         raise BadWorkloadFile(
-            line, f"the role {role[:40]!r} is none of system, developer, user and assistant"
+            line, f"the role {role[:40]!r} is not one of system, developer, user and assistant"
         )
     return role, written["content"]
 
 
 def _sharegpt(text: str) -> Iterator[tuple[Message, ...]]:
-    """The first question of each conversation; one that a machine begins, or without text, is left
-    out, as in other benchmarks.
+    """Yield the first question of each conversation. A conversation without text, or that the
+    assistant begins, is left out, as in other benchmarks.
     """
     try:
         conversations = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise BadWorkloadFile(getattr(error, "lineno", 0), f"not JSON: {error}") from error
     if not isinstance(conversations, list):
-        raise BadWorkloadFile(1, "ShareGPT is a list of conversations")
+        raise BadWorkloadFile(1, "a ShareGPT file must be a list of conversations")
     for number, found in enumerate(conversations, start=1):
         turns = (
             found.get("conversations", found.get("conversation"))

@@ -1,4 +1,6 @@
-"""The `workloads` section of a job file as frozen pydantic models: types, ranges and defaults of each key."""
+"""The `workloads` section of a job file as frozen pydantic models: types, ranges and defaults of
+each key.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,7 @@ Rates = Annotated[
 
 
 class Slo(Section):
-    """Limits that a request must keep to count as good."""
+    """Limits that a request must meet to count as good."""
 
     ttft_p99: Deadline | None = Field(
         default=None, description="Limit on the time to the first token."
@@ -60,7 +62,7 @@ class Slo(Section):
 
 
 class Stage(Section):
-    """A part of a ramp: the rate goes in a straight line from `start` to `end`."""
+    """A part of a ramp: the rate changes linearly from `start` to `end`."""
 
     start: AnyRate = Field(description="Requests a second when the stage begins; 0 = none.")
     end: AnyRate = Field(
@@ -70,26 +72,26 @@ class Stage(Section):
 
 
 class Uniform(Section):
-    """Every length from the least to the most is as likely."""
+    """Every length from `min` to `max` is equally likely."""
 
-    min: Tokens = Field(description="Least tokens.")
-    max: Tokens = Field(description="Most tokens.")
+    min: Tokens = Field(description="Smallest number of tokens.")
+    max: Tokens = Field(description="Largest number of tokens.")
 
 
 class Lognormal(Section):
     """Most lengths are near the median, a few are many times longer."""
 
     median: Annotated[float, Field(ge=1, le=1_000_000)] = Field(
-        description="Tokens that half of the lengths are below."
+        description="Number of tokens that half of the lengths are below."
     )
     sigma: Annotated[float, Field(gt=0, le=5)] = Field(
         description="Standard deviation of the natural logarithm."
     )
-    max: Tokens = Field(description="Most tokens; what is drawn above it becomes this.")
+    max: Tokens = Field(description="Largest number of tokens; longer draws are cut to it.")
 
 
 class Lengths(Section):
-    """Lengths that are drawn from the seed, the same for every variant and every run."""
+    """Lengths drawn from the seed; they are the same for every variant and every run."""
 
     model_config = ConfigDict(
         json_schema_extra={"oneOf": [{"required": ["uniform"]}, {"required": ["lognormal"]}]}
@@ -121,65 +123,78 @@ _LOADS: list[JsonValue] = [
 
 
 class SharedPrefix(Section):
-    """Requests that begin alike, as those of one application do."""
+    """Requests that begin with the same text, as those of one application do."""
 
     groups: Count = Field(
-        description="How many beginnings there are; request n has number n modulo groups."
+        description="Number of different beginnings; request n has beginning n modulo groups."
     )
-    tokens: Tokens = Field(description="About how many tokens each beginning has.")
+    tokens: Tokens = Field(description="Approximate number of tokens of each beginning.")
 
 
 class Sessions(Section):
-    """Requests that follow one another in a conversation, each with all that was said before."""
+    """Requests that follow one another in a conversation, each with the whole conversation
+    so far.
+    """
 
-    turns: Annotated[int, Field(ge=2, le=1000)] = Field(description="Requests of a session.")
+    turns: Annotated[int, Field(ge=2, le=1000)] = Field(
+        description="Number of requests in a session."
+    )
     think_time: Duration = Field(
         default=0.0,
-        description="Mean of what passes between an answer and the next request; exponential.",
+        description="Mean time between an answer and the next request; exponentially distributed.",
     )
 
 
 class Search(Section):
-    """The highest load at which the workload's `slo` is met, looked for run by run in every launch."""
+    """A search for the highest load that meets the workload's `slo`, run by run in every launch."""
 
     of: Literal["rate", "concurrency"] = Field(
-        description="Which load: requests a second, or requests in flight at once."
+        description="Which load to search: requests a second, or requests in flight at once."
     )
-    from_: Rate = Field(alias="from", description="The first load; should be met surely.")
-    to: Rate = Field(description="No load is higher.")
+    from_: Rate = Field(alias="from", description="The first load; it should surely meet the slo.")
+    to: Rate = Field(description="The highest load to try.")
     within: Within = Field(
         default=0.05,
-        description="Ends when the lowest load not met is at most so much above the highest met.",
+        description=(
+            "The search ends when the lowest load that fails the slo is at most this much above "
+            "the highest that meets it."
+        ),
     )
     goodput: Share = Field(
         default=0.99,
-        description="Share of a run's requests that must meet the slo; failed ones do not.",
+        description=(
+            "Share of a run's requests that must meet the slo; failed requests do not meet it."
+        ),
     )
 
 
 class Requests(Section):
-    """What one kind of requests asks."""
+    """One kind of requests: prompts and lengths."""
 
     prompts: Text | None = Field(
         default=None, description="builtin:NAME, file:PATH, or random; default builtin:chat."
     )
-    input_tokens: TokenCounts | None = Field(
-        default=None, description="Of random prompts: their length."
-    )
+    input_tokens: TokenCounts | None = Field(default=None, description="Length of random prompts.")
     output_tokens: TokenCounts | None = Field(
         default=None,
-        description="Exact length of each answer: a number, or a distribution; default of a trace: as it says.",
+        description=(
+            "Exact length of each answer: a number, or a distribution; default with a trace: the "
+            "trace's lengths."
+        ),
     )
     shared_prefix: SharedPrefix | None = Field(
-        default=None, description="Requests that begin alike: {groups, tokens}."
+        default=None, description="Requests that begin with the same text: {groups, tokens}."
     )
 
 
 class Part(Requests):
-    """A kind of requests in a mixture."""
+    """One kind of requests in a mixture."""
 
     weight: Annotated[float, Field(gt=0, le=1_000_000)] = Field(
-        default=1.0, description="Its share is this by the sum of all weights."
+        default=1.0,
+        description=(
+            "This part's share of the requests is its weight divided by the sum of all weights."
+        ),
     )
     output_tokens: TokenCounts = Field(
         description="Exact length of each answer: a number, or a distribution."
@@ -187,8 +202,8 @@ class Part(Requests):
 
 
 class Workload(Requests):
-    """A load pattern: a closed loop by `concurrency`, an open one by `rate`, `ramp` or `trace`, or
-    a search for the highest of either.
+    """A load pattern: a closed loop by `concurrency`, an open loop by `rate`, `ramp` or `trace`, or
+    a search for the highest rate or concurrency.
     """
 
     model_config = ConfigDict(json_schema_extra={"oneOf": _LOADS})
@@ -201,45 +216,58 @@ class Workload(Requests):
         description="Requests a second, whatever the server does; a list makes one workload each.",
     )
     ramp: Annotated[tuple[Stage, ...], Field(min_length=1, max_length=1000)] | None = Field(
-        default=None, description="A rate that changes: stages, one after the other."
+        default=None, description="A rate that changes, as a list of stages."
     )
     search: Search | None = Field(
         default=None,
-        description="The highest rate or concurrency that meets the slo: {of, from, to, within, goodput}.",
+        description=(
+            "Find the highest rate or concurrency that meets the slo: {of, from, to, within, "
+            "goodput}."
+        ),
     )
     arrivals: Literal["constant", "poisson", "gamma"] | None = Field(
         default=None, description="How requests arrive; default poisson."
     )
     burstiness: Annotated[float, Field(ge=0.01, le=100)] | None = Field(
         default=None,
-        description="Of gamma arrivals: the shape of their gaps; 1 = poisson, below 1 = in bursts, above 1 = more even.",
+        description=(
+            "With gamma arrivals, the shape of the gaps; 1 = Poisson, below 1 = bursts, above 1 = "
+            "more even."
+        ),
     )
     trace: Text | None = Field(
-        default=None, description="File of requests that are replayed: Mooncake JSONL, or CSV."
+        default=None, description="File of requests to replay: Mooncake JSONL, or CSV."
     )
     speed: Annotated[float, Field(gt=0, le=10_000)] | None = Field(
-        default=None, description="Of a trace: 2 = twice as fast; default 1."
+        default=None, description="Speed of a trace: 2 = twice as fast; default 1."
     )
     duration: Deadline | None = Field(
         default=None,
-        description="How long requests of a rate arrive, in each run; or how much of a trace is replayed.",
+        description="How long requests arrive in each run; or how much of a trace is replayed.",
     )
     requests: Count | None = Field(
         default=None,
-        description="Of one run; default 1 at concurrency 1, else max(4, 2 x concurrency); of a trace: the first; all.",
+        description=(
+            "Requests of one run; default 1 at concurrency 1, else max(4, 2 x concurrency); of a "
+            "trace: that many from its start, default all."
+        ),
     )
     mix: Annotated[tuple[Part, ...], Field(min_length=1, max_length=100)] | None = Field(
         default=None,
-        description="Several kinds of requests, in place of prompts, input_tokens, output_tokens and shared_prefix.",
+        description=(
+            "Several kinds of requests, in place of prompts, input_tokens, output_tokens and "
+            "shared_prefix."
+        ),
     )
     vocabulary: Annotated[int, Field(ge=16, le=10_000_000)] | None = Field(
-        default=None, description="Of the model: random token ids are below it; default 30000."
+        default=None,
+        description="Size of the model's vocabulary: random token ids are below it; default 30000.",
     )
     force_random: bool = Field(
-        default=False, description="Random prompts though a variant speculates."
+        default=False, description="Allow random prompts although a variant speculates."
     )
     api: Literal["chat", "completions", "generate"] = Field(
-        default="chat", description="Endpoint that is measured."
+        default="chat", description="API that is measured."
     )
     sessions: Sessions | None = Field(
         default=None,
@@ -247,7 +275,10 @@ class Workload(Requests):
     )
     cache: Literal["salt", "flush", "shared"] | None = Field(
         default=None,
-        description="What the prefix cache may find: nothing; what this run sent; what was ever sent. Default salt or flush.",
+        description=(
+            "What the prefix cache may contain: salt = nothing, flush = prompts of this run, "
+            "shared = all earlier prompts. Default salt or flush."
+        ),
     )
     slo: Slo | None = Field(default=None, description="Limits for goodput.")
     request_timeout: Deadline = Field(

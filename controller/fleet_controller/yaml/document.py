@@ -1,8 +1,7 @@
-"""Owns the way from YAML 1.2 text to plain values with the place of each; knows nothing of what is
-in it.
+"""Reads YAML 1.2 text into plain values, with the position of each key and value.
 
-Nodes are read rather than ready-made values, because a finding needs the place of every key, and
-because a variable must keep the spelling that its writer chose (`0x10`, `1e3`, `true`).
+It works on nodes instead of ready-made values, because a finding needs the position of every key,
+and because a variable must keep the spelling in the file (`0x10`, `1e3`, `true`).
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from fleet_controller.yaml.node_reader import NodeReader
 LARGEST_BYTES = 1 << 20
 _MOST_OPEN_BRACKETS = 200
 _MOST_MARKS = 20_000
-# What the YAML library raises on text that is not YAML; found by fuzzing it.
+# What the YAML library raises on text that is not YAML, as found by fuzzing.
 _NOT_YAML = (
     YAMLError,
     RecursionError,
@@ -37,8 +36,8 @@ _NOT_YAML = (
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A file as plain values (dict, tuple, str, int, float, bool, None), the places in it (from 1),
-    and what was wrong with its YAML.
+    """A file as plain values (dict, tuple, str, int, float, bool, None), their positions in it
+    (from 1), and what is wrong with its YAML.
     """
 
     value: Any
@@ -49,8 +48,8 @@ class Document:
     broken: frozenset[KeyPath] = frozenset()  # paths that `findings` are about
 
     def place(self, path: KeyPath, *, at_key: bool = False) -> LineColumn:
-        """Where `path` stands: its value when that is on the line of its key, else its key; the
-        nearest parent if it is not there.
+        """Return the position of `path`: its value if that is on the line of its key, else its key.
+        If the path is not in the file, return the position of the nearest parent.
         """
         for length in range(len(path), 0, -1):
             here = path[:length]
@@ -62,7 +61,7 @@ class Document:
         return (1, 1)
 
     def value_at(self, path: KeyPath, otherwise: Any) -> Any:
-        """The value at `path`."""
+        """Return the value at `path`, or `otherwise` if there is none."""
         value = self.value
         for part in path:
             try:
@@ -73,17 +72,20 @@ class Document:
 
 
 def read_document(text: str, file: str, is_verbatim: Callable[[KeyPath], bool]) -> Document:
-    """Read one YAML document. Where `is_verbatim(path)` says so, a scalar stays the text that was
-    written.
+    """Read one YAML document. A scalar stays the text that was written where `is_verbatim(path)` is
+    true.
 
-    Never raises: what is wrong is in `findings`, and `value` is None when nothing could be read.
+    Never raises: what is wrong is in `findings`, and `value` is None if nothing could be read.
     """
     if _is_too_nested(text):
         return Document(None, file, findings=(_nesting_finding(file),))
     if (
         sum(map(text.count, (":", ",", "- "))) > _MOST_MARKS
     ):  # the YAML library reads a few thousand a second
-        many = f"the file has more than {_MOST_MARKS} colons, commas and dashes, and is not read"
+        many = (
+            f"the file has more than {_MOST_MARKS} colons, commas and dashes, which is too many to "
+            "read"
+        )
         return Document(
             None,
             file,
@@ -117,7 +119,9 @@ def read_document(text: str, file: str, is_verbatim: Callable[[KeyPath], bool]) 
 
 
 def _is_too_nested(text: str) -> bool:
-    """More open brackets than any job has: the YAML library takes quadratic time over them."""
+    """Return True if more brackets are open at once than any job needs: the YAML library takes
+    quadratic time over them.
+    """
     depth = 0
     for match in re.finditer(r"[\[\]{}]", text):
         depth += 1 if match[0] in "[{" else -1
@@ -135,7 +139,7 @@ def _nesting_finding(file: str) -> Finding:
         1,
         "",
         "the file is nested too deeply to read",
-        "such a file needs seven levels",
+        "flatten it: a job or fleet file needs at most seven levels",
     )
 
 
@@ -157,7 +161,7 @@ def _syntax_finding(error: Exception, file: str) -> Finding:
             line,
             column,
             "",
-            "a tab stands where YAML wants spaces",
+            "there is a tab where YAML needs spaces",
             "indent with spaces",
         )
     context = getattr(error, "context", None)
@@ -179,13 +183,17 @@ def _syntax_finding(error: Exception, file: str) -> Finding:
 
 def _syntax_hint(problem: str) -> str:
     hints = {
-        "mapping values are not allowed here": "check the indentation, and quote a value that holds `: `",
-        "cannot start any token": "quote the value: some characters mean something to YAML at its start",
-        "second document": "a file holds one: remove the `---` between them",
-        "undefined alias": "define it with `&name` before `*name`, or quote a value that starts with `*`",
-        "end of stream": "a quote is not closed",
-        "<stream end>": "a bracket or a brace is not closed",
-        "expected ','": "a bracket or a brace is not closed, or a comma is missing",
+        "mapping values are not allowed here": (
+            "check the indentation, and quote a value that holds `: `"
+        ),
+        "cannot start any token": "quote the value: its first character has a meaning in YAML",
+        "second document": "a file holds one document: remove the `---` between them",
+        "undefined alias": (
+            "define it with `&name` before `*name`, or quote a value that starts with `*`"
+        ),
+        "end of stream": "close the quote",
+        "<stream end>": "close the bracket or brace",
+        "expected ','": "close the bracket or brace, or add the missing comma",
         "<block end>": "check the indentation of this line against the one above",
     }
     return next(

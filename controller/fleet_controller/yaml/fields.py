@@ -1,4 +1,6 @@
-"""The field types and the base model that the job file and the fleet file share: durations, ratios, names, labels and variables."""
+"""Field types and the base model that the job file and the fleet file share: durations, ratios,
+names, labels and variables.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,7 @@ Gpus = Annotated[int, Field(ge=0, le=1024)]
 
 
 def none_as_empty(shape: Any) -> BeforeValidator:
-    """`env:` with nothing below it means no variables."""
+    """Return a validator that reads an empty `env:` as no variables."""
     return BeforeValidator(
         lambda written: {} if written is None else written, json_schema_input_type=shape | None
     )
@@ -80,8 +82,8 @@ Labels = Annotated[_Texts, none_as_empty(_Texts)]
 
 
 class Section(BaseModel):
-    """A mapping of the job file: unknown keys are errors, values keep the type they were written
-    with.
+    """A mapping of a job or fleet file. Unknown keys are errors, and values keep the type in which
+    they were written.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)

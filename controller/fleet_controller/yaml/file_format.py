@@ -1,5 +1,5 @@
-"""Owns what the translation of faults must know of a kind of file: its models by path, its words
-for what is missing. Checks nothing.
+"""Describes a kind of file for the translation of errors: its models by path, and what to write
+where something is missing.
 """
 
 from __future__ import annotations
@@ -15,22 +15,25 @@ FindingText = tuple[str, str, str]  # code, message, hint
 
 
 def no_text_for_unknown_key(path: KeyPath) -> FindingText | None:
-    """For a kind of file in which no unknown key has a meaning of its own."""
+    """Return None: in this kind of file, no unknown key has a text of its own."""
     return None
 
 
 def keys_of(model: type[BaseModel]) -> list[str]:
-    """The keys of a mapping as they are written: `from`, which no field can be called."""
+    """Return the keys of a mapping as they are written in the file: by alias, such as `from`, which
+    cannot be a field's name.
+    """
     return [field.alias or name for name, field in model.model_fields.items()]
 
 
 @dataclass(frozen=True, slots=True)
 class FileFormat:
-    """One kind of file. `models`: which model describes the mapping at a path, `*` stands for any
-    one name or place in a list.
+    """One kind of file. `models` maps a path to the model of the mapping there; `*` matches any one
+    name or list index.
 
-    `missing` and `empty`: what to write, by the last key; `names`: what a name may be, by path;
-    `unknown`: of keys that say something; `common`: keys that say nothing of where they belong.
+    `missing` and `empty` say what to write, by the last key; `names` says what a name may be, by
+    path; `describe_unknown_key` gives the text for unknown keys that need one of their own;
+    `common` lists keys that do not show where they belong.
     """
 
     noun: str
@@ -42,7 +45,7 @@ class FileFormat:
     common: frozenset[str] = frozenset()
 
     def model_at(self, path: KeyPath) -> type[BaseModel] | None:
-        """The model of the mapping at `path`."""
+        """Return the model of the mapping at `path`, or None."""
         for pattern, model in self.models.items():
             if len(pattern) == len(path) and all(
                 want in ("*", part) for want, part in zip(pattern, path, strict=True)
@@ -51,8 +54,8 @@ class FileFormat:
         return None
 
     def section_of(self, key: str) -> str | None:
-        """Where `key` belongs, `workloads.NAME`; empty for the top of the file, None when it
-        belongs nowhere.
+        """Return the section where `key` belongs, such as `workloads.NAME`: empty for the top of
+        the file, None if it belongs nowhere.
         """
         if key in self.common:
             return None

@@ -1,5 +1,5 @@
-"""Owns a finding, the one form in which `lint` and `plan` tell what is wrong with a file; never
-prints one.
+"""A finding: the one form in which `lint`, `plan` and the importers report what is wrong with a
+file.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _QUOTE = re.compile(r"`([^`]*)`")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing to tell about a file. `line` and `column` count from 1, 0 = nowhere in particular;
-    `key` is dotted.
+    """One remark about a file. `line` and `column` count from 1, 0 = no particular place; `key` is
+    dotted.
     """
 
     code: str
@@ -32,14 +32,14 @@ class Finding:
     hint: str = ""
 
     def __post_init__(self) -> None:
-        """Whatever the file holds, a finding about it can be read: long values are quoted by their
-        beginning.
+        """Shorten long quoted values and texts, so that a finding stays readable whatever the file
+        contains.
         """
         for name in ("key", "message", "hint"):
             object.__setattr__(self, name, _bounded(getattr(self, name)))
 
     def to_json(self) -> dict[str, str | int]:
-        """The finding as the `lint` contract writes it, keys in its order."""
+        """Return the finding in the JSON form of `lint`, keys in its order."""
         return {
             "code": self.code,
             "severity": self.severity,
@@ -52,11 +52,14 @@ class Finding:
         }
 
     def __str__(self) -> str:
-        """`file:line:column: severity code: message (hint)`, which editors and terminals can jump
-        to.
+        """Return `file:line:column: severity code: message (hint)`, which editors and terminals can
+        open.
         """
         hint = f" ({self.hint})" if self.hint else ""
-        return f"{self.file}:{self.line}:{self.column}: {self.severity} {self.code}: {self.message}{hint}"
+        return (
+            f"{self.file}:{self.line}:{self.column}: {self.severity} {self.code}: "
+            f"{self.message}{hint}"
+        )
 
 
 def _bounded(text: str) -> str:
@@ -68,7 +71,7 @@ def _bounded(text: str) -> str:
         ),
         text,
     )
-    ends = LONGEST_TEXT // 4  # what is said of a value stands after it
+    ends = LONGEST_TEXT // 4  # the remark on a value comes after it
     return (
         short
         if len(short) <= LONGEST_TEXT
@@ -77,7 +80,7 @@ def _bounded(text: str) -> str:
 
 
 class FileRejected(ConfigError):
-    """A file has errors; `findings` holds all of them and the warnings beside them, in file order."""
+    """A file has errors. `findings` holds all of them and the warnings, in file order."""
 
     def __init__(self, findings: Iterable[Finding]) -> None:
         self.findings = in_order(findings)
@@ -87,7 +90,7 @@ class FileRejected(ConfigError):
         message = (
             f"{first.file}:{first.line}:{first.column}: {first.message}{more}"
             if first
-            else "the file was refused"
+            else "the file was rejected"
         )
         super().__init__(message, first.hint if first else "")
 
@@ -101,12 +104,12 @@ class FleetRejected(FileRejected):
 
 
 def has_errors(findings: Iterable[Finding]) -> bool:
-    """True when at least one finding is an error."""
+    """Return True if at least one finding is an error."""
     return any(finding.severity == ERROR for finding in findings)
 
 
 def in_order(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Each finding once, by its place in the file."""
+    """Return each finding once, by its place in the file."""
     return tuple(
         sorted(
             dict.fromkeys(findings),

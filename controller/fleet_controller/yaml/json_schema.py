@@ -9,15 +9,15 @@ from pydantic import BaseModel
 
 def json_schema_of(model: type[BaseModel], title: str) -> dict[str, Any]:
     """Return the JSON Schema (draft 2020-12) of a file, for editors. Rules that span keys are not
-    in it.
+    part of it.
     """
     schema: dict[str, Any] = _untitled(model.model_json_schema(mode="validation"))
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title} | schema
 
 
 def _untitled(part: Any) -> Any:
-    """Without the titles that pydantic makes of the names of keys: an editor shows the descriptions
-    instead.
+    """Return `part` without the titles that pydantic makes from names, so that editors show the
+    descriptions.
     """
     if isinstance(part, list):
         return [_untitled(entry) for entry in part]

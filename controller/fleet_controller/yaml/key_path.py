@@ -7,7 +7,7 @@ LineColumn = tuple[int, int]
 
 
 def dotted(path: KeyPath) -> str:
-    """`workloads.busy.concurrency[1]`."""
+    """Return the path as text, such as `workloads.busy.concurrency[1]`."""
     text = ""
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part

@@ -14,14 +14,16 @@ from fleet_controller.yaml.key_path import KeyPath, LineColumn, dotted
 
 _MOST_NODES = 50_000
 _DEEPEST = 50
-_WHOLE_LIMIT = 1 << 53  # a number travels as a double: beyond this it would change on the way
+_WHOLE_LIMIT = 1 << 53  # numbers are sent as doubles, which are exact up to here
 _STANDARD = "tag:yaml.org,2002:"
 _MERGE = f"{_STANDARD}merge"
 _SCALARS = ("null", "bool", "int", "float", "timestamp", "str")
 
 
 class NodeReader:
-    """Walks the nodes once, keeps places, and collects findings instead of stopping at the first."""
+    """Walks the nodes once, keeps positions, and collects findings instead of stopping at the
+    first.
+    """
 
     def __init__(self, file: str, is_verbatim: Callable[[KeyPath], bool]) -> None:
         self.keys: dict[KeyPath, LineColumn] = {}
@@ -31,14 +33,14 @@ class NodeReader:
         self._file = file
         self._is_verbatim = is_verbatim
         self._open: list[int] = []
-        self._nodes = 0  # read so far, those that merges brought in too
+        self._nodes = 0  # read so far, including those that merges brought in
 
     def read(self, node: Node, path: KeyPath) -> Any:
-        """The plain value of `node`, which stands at `path`."""
+        """Return the plain value of `node` at `path`."""
         self.values[path] = _position_of(node)
         if id(node) in self._open:
             return self._report(
-                "endless_alias", node, path, "this alias contains itself", "write the value out"
+                "endless_alias", node, path, "this alias contains itself", "write the value itself"
             )
         if not self._has_room(node, path):
             return None
@@ -54,8 +56,8 @@ class NodeReader:
         return value
 
     def _has_room(self, node: Node, path: KeyPath) -> bool:
-        """Count one more value, of the file or of what a `<<` brings in; False, told once, from the
-        first too many or too deep on.
+        """Count one more value, of the file or brought in by `<<`. Return False beyond the limit on
+        values or depth, and report that once.
         """
         self._nodes += 1
         if self._nodes <= _MOST_NODES and len(path) <= _DEEPEST:
@@ -65,8 +67,8 @@ class NodeReader:
                 "too_large",
                 node,
                 path,
-                "the file holds too many values or levels",
-                "look for aliases that multiply",
+                "the file has too many values or too many levels",
+                "check for aliases that multiply",
             )
             self._nodes = _MOST_NODES + 2
         return False
@@ -113,7 +115,9 @@ class NodeReader:
         return self.read(value, path)
 
     def _merged(self, value: Node, path: KeyPath) -> Iterator[tuple[ScalarNode, Node]]:
-        """Entries that `<<` brings in; earlier mappings of a list win, as the merge rule has it."""
+        """Yield the entries that `<<` brings in. Earlier mappings of a list win, as in YAML's merge
+        rule.
+        """
         sources = value.value if isinstance(value, SequenceNode) else [value]
         for source in sources:
             if not isinstance(source, MappingNode) or id(source) in self._open:
@@ -121,7 +125,7 @@ class NodeReader:
                     "bad_merge",
                     value,
                     path,
-                    "`<<` can only take in a mapping, by its alias",
+                    "`<<` can only merge a mapping, given by its alias",
                     "write `<<: *name`",
                 )
                 continue
@@ -141,7 +145,7 @@ class NodeReader:
             hint = (
                 f'quote it: "{_short(text)}"'
                 if text and not _tag(key).startswith("!")
-                else "every key is a name"
+                else "write a name as the key"
             )
             self._report(
                 "key_not_text",
@@ -156,11 +160,11 @@ class NodeReader:
     def _scalar(self, node: ScalarNode, path: KeyPath) -> Any:
         text = str(node.value)
         if node.style == ">":
-            text = text.replace("\a", "")  # where the library marks that a line was folded
+            text = text.replace("\a", "")  # the library's mark for a folded line
         tag = _tag(node)
         if tag.removeprefix(_STANDARD) not in _SCALARS:
             return self._report(
-                "yaml_tag", node, path, f"the tag `{_short(tag)}` means nothing here", "remove it"
+                "yaml_tag", node, path, f"the tag `{_short(tag)}` has no meaning here", "remove it"
             )
         if not self._is_sound_text(text, node, path):
             return None
@@ -176,7 +180,7 @@ class NodeReader:
                 "bad_number",
                 node,
                 path,
-                f"`{_short(text)}` is no number that can be kept exactly",
+                f"`{_short(text)}` is too large to be kept exactly",
                 "quote it if it is text",
             )
 
@@ -186,7 +190,7 @@ class NodeReader:
                 "not_text",
                 node,
                 path,
-                "this text holds a NUL or half a character",
+                "this text contains a NUL or half a character",
                 "remove the escape",
             )
             return False
@@ -198,13 +202,13 @@ class NodeReader:
                 "yaml_tag",
                 node,
                 path,
-                f"the tag `{_short(_tag(node))}` means nothing here",
+                f"the tag `{_short(_tag(node))}` has no meaning here",
                 "remove it",
             )
 
 
 def _plain_value(kind: str, text: str) -> Any:
-    """The value of an unquoted scalar; text that only looks like one stays text. Raises
+    """Return the value of an unquoted scalar; text that only looks like a number stays text. Raises
     OverflowError for a number out of range.
     """
     if kind == "bool":

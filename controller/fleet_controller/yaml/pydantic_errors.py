@@ -1,6 +1,4 @@
-"""Owns the translation of what pydantic reports into findings in the user's words; checks nothing
-itself.
-"""
+"""Translates validation errors of pydantic into findings."""
 
 from __future__ import annotations
 
@@ -30,16 +28,16 @@ _TYPE_NAMES = {
     "tuple_type": "a list",
 }
 _BOUNDS = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
-_NAME_HINT = "letters, digits, `-`, `_` and `.`, at most 63, with a letter or digit first and last"
+_NAME_HINT = "use at most 63 letters, digits, `-`, `_` and `.`, with a letter or digit at both ends"
 
 
 def pydantic_findings(
     error: ValidationError, document: Document, file_format: FileFormat
 ) -> Iterator[tuple[KeyPath, Finding | None]]:
-    """Each fault with the path that it is about; after MOST_TOLD of them one finding that counts
-    the rest.
+    """Yield each error as a finding, with the path that it is about. After MOST_REPORTED of them,
+    one finding counts the rest.
 
-    None for the finding of a fault that only follows from what the document already tells.
+    The finding is None for an error that only follows from what the document already reports.
     """
     details = error.errors(include_url=False)
     paths = [_path_in_file(detail, document.value) for detail in details]
@@ -59,8 +57,8 @@ def pydantic_findings(
                 1,
                 1,
                 "",
-                f"{left} more faults are not shown",
-                "mend these first",
+                f"{left} more errors are not shown",
+                "fix these first",
             ),
         )
 
@@ -73,14 +71,14 @@ def _follows_from_broken(detail: ErrorDetails, path: KeyPath, document: Document
 
 
 def _is_emptied(detail: ErrorDetails, path: KeyPath, paths: Sequence[KeyPath]) -> bool:
-    """A list is empty only because what it holds is faulty."""
+    """Return True if a list is empty only because its entries are faulty."""
     return detail["type"] == "too_short" and any(
         len(other) > len(path) and other[: len(path)] == path for other in paths
     )
 
 
 def _path_in_file(detail: ErrorDetails, value: Any) -> KeyPath:
-    """pydantic's location without the parts that are its own (union tags, `[key]`)."""
+    """Return pydantic's location without the parts that are its own (union tags, `[key]`)."""
     path: KeyPath = ()
     for part in detail["loc"]:
         inside = isinstance(value, dict) and part in value
@@ -97,9 +95,7 @@ def _path_in_file(detail: ErrorDetails, value: Any) -> KeyPath:
 def _finding(
     detail: ErrorDetails, path: KeyPath, document: Document, file_format: FileFormat
 ) -> Finding:
-    if (
-        detail["loc"][-1] != "[key]"
-    ):  # a value that a validator has read already is told as it was written
+    if detail["loc"][-1] != "[key]":  # show the value as it was written, not as a validator read it
         detail = detail | {"input": document.value_at(path, detail["input"])}
     code, message, hint = _describe(detail, path, file_format)
     at_key = (
@@ -128,7 +124,10 @@ def _describe(detail: ErrorDetails, path: KeyPath, file_format: FileFormat) -> F
     if kind == "literal_error":
         choices = re.findall(r"'([^']*)'", context["expected"])
         near = _nearest(str(detail["input"]), choices)
-        message = f"`{name}` is {_shown(detail['input'])}, not {' or '.join(f'`{choice}`' for choice in choices)}"
+        message = (
+            f"`{name}` is {_shown(detail['input'])}, not "
+            f"{' or '.join(f'`{choice}`' for choice in choices)}"
+        )
         return (
             "bad_choice",
             message,
@@ -137,7 +136,7 @@ def _describe(detail: ErrorDetails, path: KeyPath, file_format: FileFormat) -> F
     if kind == "string_pattern_mismatch":
         return (
             "bad_name",
-            f"{_shown(detail['input'])} cannot be a name",
+            f"{_shown(detail['input'])} is not a valid name",
             file_format.names.get(path, _NAME_HINT),
         )
     if kind in ("too_short", "string_too_short"):
@@ -159,7 +158,7 @@ def _describe_value(detail: ErrorDetails, name: str) -> FindingText:
             )
             return (
                 "out_of_range",
-                f"`{name}` is {_shown(written)}, it must be {word} {context[bound]:g}",
+                f"`{name}` is {_shown(written)}, but it must be {word} {context[bound]:g}",
                 hint,
             )
     wanted = _TYPE_NAMES.get(kind)

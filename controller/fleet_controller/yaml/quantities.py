@@ -1,4 +1,4 @@
-"""Owns how people write durations and ratios, and reads both; knows nothing of job files."""
+"""Reads and writes durations and ratios as people write them."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _LONGEST_TEXT = 64
 
 
 def read_duration(written: object) -> float:
-    """Seconds of `250ms`, `60s`, `30m`, `1h30m` or a plain number of seconds.
+    """Return the seconds of `250ms`, `60s`, `30m`, `1h30m` or a plain number of seconds.
 
-    Raises ValueError, its text fit for the user, for anything else, for more than a year and for a
-    negative one.
+    Raises ValueError for anything else, for a negative duration and for more than a year; its text
+    can be shown to the user.
     """
     if isinstance(written, bool) or not isinstance(written, int | float | str):
         raise ValueError("is not a duration")
@@ -51,8 +51,8 @@ def _duration_of_text(text: str) -> float:
 
 
 def read_ratio(written: object) -> float:
-    """The share that `2%` or `0.02` means, here 0.02. Raises ValueError, its text fit for the user,
-    for anything else.
+    """Return the share that `2%` or `0.02` means, here 0.02. Raises ValueError for anything else;
+    its text can be shown to the user.
     """
     if isinstance(written, bool) or not isinstance(written, int | float | str):
         raise ValueError("is not a percentage")
@@ -65,7 +65,9 @@ def read_ratio(written: object) -> float:
 
 
 def write_duration(seconds: float) -> str:
-    """The duration as a person would write it, to whole milliseconds: `1h30m`, `250ms`, `0s`."""
+    """Return the duration as a person would write it, to whole milliseconds: `1h30m`, `250ms`,
+    `0s`.
+    """
     left_ms = round(seconds * 1000)
     parts = []
     for unit in ("d", "h", "m", "s", "ms"):
@@ -77,6 +79,6 @@ def write_duration(seconds: float) -> str:
 
 
 def write_ratio(share: float) -> str:
-    """The share in percent, without needless digits: `2%`, `0.5%`."""
+    """Return the share in percent, without needless digits: `2%`, `0.5%`."""
     percent = share * 100
     return f"{percent:.6g}%" if math.isfinite(percent) else f"{share}"
