@@ -66,7 +66,7 @@ def test_a_search_finds_what_each_server_can_do_and_says_which_can_do_more(tmp_p
     runs_of_each_load_are_kept_and_ask_every_variant_the_same(state, shown)
     table = fleetctl(state, "show", compared["job"]).stdout
     assert "the highest load that meets the SLO, by launch:" in table
-    assert "what the runs of each load said:" in table
+    assert "results of each load, over all launches:" in table
     report = fleetctl(state, "report", compared["job"], "--format", "md").stdout
     assert "| slots=many" in report and "highest concurrency" in report
 

@@ -53,7 +53,7 @@ def test_a_failure_ends_with_1_and_says_what_to_do_and_what_not(
 ) -> None:
     assert main(["diagnose", *written(tmp_path, log=OOM)]) == ExitCode.FAILED
     shown = capsys.readouterr().out
-    assert "failed: oom_cuda_graph (TP1, capture_graph), trying again does not help" in shown
+    assert "failed: oom_cuda_graph (TP1, capture_graph), a retry does not help" in shown
     assert "  torch.OutOfMemoryError: CUDA out of memory" in shown
     assert "what to do: " in shown and "what not to do: --disable-cuda-graph" in shown
     assert len(shown.splitlines()) < 10

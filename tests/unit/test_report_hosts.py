@@ -25,7 +25,7 @@ def test_a_host_that_never_answered_shows_what_the_file_says_and_why() -> None:
 def test_all_that_is_known_is_shown_with_its_unit() -> None:
     text = "\n".join(host_lines(FULL))
     for told in (
-        "connected, drained, set aside", "3 launches failed (since 2026-09-21", "new cable", "job-b1-v2/1", "a=b gpu=h200",
+        "connected, drained, quarantined", "3 launches failed (since 2026-09-21", "new cable", "job-b1-v2/1", "a=b gpu=h200",
         "2.5 s behind the controller's", "expires 2027-09-21", "cost per hour   40",
     ):  # fmt: skip
         assert told in text

@@ -228,7 +228,7 @@ HOSTILE_NAMES = [
 def test_a_host_that_lies_about_its_variables_gets_no_line_into_the_script(
     name: str, value: str, argv: tuple[str, ...]
 ) -> None:
-    with pytest.raises(ConfigError, match="which is no name"):
+    with pytest.raises(ConfigError, match="not a valid name"):
         script(argv, {name: value})
 
 

@@ -24,12 +24,8 @@ from fleet_controller.analysis.slo_limits import all_limits
 from fleet_controller.analysis.verdict import Verdict
 from fleet_controller.core.controller_api import JobDetail, JobSummary, StoredRun
 from fleet_controller.core.event_rules import sanitize_event
-from fleet_controller.report.comparison_output import (
-    comparison_csv,
-    comparison_json,
-    comparison_remarks,
-    comparison_table,
-)
+from fleet_controller.report.comparison_export import comparison_csv, comparison_json
+from fleet_controller.report.comparison_output import comparison_remarks, comparison_table
 from fleet_controller.report.job_output import show_json
 from fleet_controller.report.job_progress import run_text
 from fleet_controller.report.search_output import limits_table, loads_table, searches_markdown

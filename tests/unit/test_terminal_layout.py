@@ -14,13 +14,12 @@ from hypothesis import strategies as st
 from fleet_controller.analysis.compare_runs import compare
 from fleet_controller.analysis.comparison_values import Comparison, ComparisonConditions
 from fleet_controller.core.controller_api import StoredRun
-from fleet_controller.report.comparison_output import (
-    change_text,
+from fleet_controller.report.comparison_export import (
     comparison_csv,
     comparison_json,
     comparison_markdown,
-    signed_percent,
 )
+from fleet_controller.report.comparison_output import change_text, signed_percent
 from fleet_controller.report.table import (
     Table,
     aligned_lines,

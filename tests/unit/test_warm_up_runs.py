@@ -24,7 +24,8 @@ from fleet_agent.trials.effect_handlers import EffectHandlers
 from fleet_controller.analysis.compare_runs import compare
 from fleet_controller.analysis.launches import launches_of, without_warm_up
 from fleet_controller.core.controller_api import JobDetail, JobSummary, StoredRun
-from fleet_controller.report.comparison_output import comparison_json, comparison_remarks
+from fleet_controller.report.comparison_export import comparison_json
+from fleet_controller.report.comparison_output import comparison_remarks
 from fleet_controller.report.job_output import kept_out_table, show_json
 from fleet_controller.report.job_progress import run_text
 from fleet_protos import events as ev

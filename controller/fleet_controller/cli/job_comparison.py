@@ -18,7 +18,7 @@ from fleet_controller.core.controller_api import Controller, JobDetail, JobResul
 from fleet_controller.core.job import Job
 from fleet_controller.job_file.job_loader import load_job
 from fleet_controller.planning.variants import make_variants
-from fleet_controller.report.comparison_output import comparison_json
+from fleet_controller.report.comparison_export import comparison_json
 from fleet_controller.report.terminal_layout import comparison_text
 from fleet_protos.errors import ConfigError
 from fleet_protos.trial_types import Outcome

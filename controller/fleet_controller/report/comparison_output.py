@@ -1,18 +1,14 @@
-"""Owns what a comparison looks like: the verdict table, its JSON, CSV and Markdown. Decides
-nothing.
-"""
+"""Formats a comparison for people: the verdict table, its heading and its remarks."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from fleet_controller.analysis import statistics
 from fleet_controller.analysis.comparison_values import SIMULATED, Comparison, ComparisonRow
-from fleet_controller.analysis.slo_limits import SloLimit
 from fleet_controller.analysis.statistics import Interval
 from fleet_controller.analysis.verdict import Needs, Verdict
-from fleet_controller.report.table import Table, as_csv, as_markdown
+from fleet_controller.report.table import Table
 from fleet_protos.metric_names import (
     HIGHER_IS_BETTER,
     HIGHEST_CONCURRENCY,
@@ -26,9 +22,7 @@ from fleet_protos.metric_names import (
     TTFT_P99,
 )
 
-JSON_VERSION = 1
-
-# metric → what a percentage of it is a percentage of, the unit printed, and the factor to that unit
+# metric → (what a percentage refers to, the printed unit, the factor from the base unit)
 _WORDS = {
     OUTPUT_TOK_S: ("throughput", "tok/s", 1.0),
     TOK_S_PER_USER: ("throughput per user", "tok/s", 1.0),
@@ -43,32 +37,32 @@ _WORDS = {
 
 
 def metric_words(metric: str) -> tuple[str, str, float]:
-    """(what a percentage is of, unit, factor from base unit) of a metric."""
+    """Return (what a percentage refers to, unit, factor from the base unit) of a metric."""
     if HIGHER_IS_BETTER.get(metric, True):
         return _WORDS.get(metric, (metric.replace("_", " "), "", 1.0))
     return _WORDS.get(metric, (metric.replace("_s_", " time ").replace("_", " "), "ms", 1e3))
 
 
 def signed_percent(ratio: float) -> str:
-    """`+41.2 %` or `−29.2 %`."""
+    """Format a ratio as a change: `+41.2 %` or `−29.2 %`."""
     percent = (ratio - 1) * 100
     return f"{'−' if percent < 0 else '+'}{abs(percent):.1f} %"
 
 
 def change_text(metric: str, ratio: float | None) -> str:
-    """`+41.2 % throughput` or `−29.2 % time per token`: a percentage always says what it is of."""
+    """Format a ratio with what it refers to: `+41.2 % throughput` or `−29.2 % time per token`."""
     return "" if ratio is None else f"{signed_percent(ratio)} {metric_words(metric)[0]}"
 
 
 def duration_text(minutes: float) -> str:
-    """`40 s`, `12 min` or `3.5 h`."""
+    """Format minutes as `40 s`, `12 min` or `3.5 h`."""
     if minutes < 1:
         return f"{minutes * 60:.0f} s"
     return f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"
 
 
 def _number(value: float) -> str:
-    if value < 0:  # the low end of an interval over few noisy launches
+    if value < 0:  # the low end of a wide interval can be negative
         return f"−{_number(-value)}"
     return (
         f"{value:.1f}"
@@ -118,15 +112,23 @@ def _cells(row: ComparisonRow) -> tuple[str, ...]:
     change = "" if row.verdict is None else change_text(row.metric, row.ratio)
     accept = "" if row.accept_length is None else f"{row.accept_length:.2f}"
     return (
-        row.host, row.workload, row.variant, str(row.launches), str(row.runs), mean, _interval_text(row.interval, factor),
-        change, _change_interval_text(row.ratio_interval), verdict, _needs_text(row.needs), accept,
-    )  # fmt: skip
+        row.host,
+        row.workload,
+        row.variant,
+        str(row.launches),
+        str(row.runs),
+        mean,
+        _interval_text(row.interval, factor),
+        change,
+        _change_interval_text(row.ratio_interval),
+        verdict,
+        _needs_text(row.needs),
+        accept,
+    )
 
 
 def _bound_text(row: ComparisonRow) -> str:
-    """The bound that the launches of a search give where their limits lie beyond the loads
-    searched.
-    """
+    """Format the bound of a search whose limits are outside the loads searched."""
     unit = metric_words(row.metric)[1]
     if row.limits and all(limit.met for limit in row.limits):
         return f"≥ {_number(statistics.mean([limit.met for limit in row.limits]))} {unit}"
@@ -136,14 +138,22 @@ def _bound_text(row: ComparisonRow) -> str:
 
 
 def comparison_table(comparison: Comparison) -> Table:
-    """The verdict table; columns that hold nothing in any row are left out, and the host when there
-    is only one.
-    """
+    """Return the verdict table without empty columns, and without the host if there is only one."""
     confidence_text = f"{comparison.question.confidence * 100:g} %"
     columns = (
-        "host", "workload", "variant", "launches", "runs", "mean", f"{confidence_text} interval",
-        "against baseline", f"{confidence_text} interval of it", "verdict", "needs", "accept length",
-    )  # fmt: skip
+        "host",
+        "workload",
+        "variant",
+        "launches",
+        "runs",
+        "mean",
+        f"{confidence_text} interval",
+        "against baseline",
+        f"{confidence_text} interval of it",
+        "verdict",
+        "needs",
+        "accept length",
+    )
     rows = tuple(_cells(row) for row in comparison.rows)
     if len({row.host for row in comparison.rows}) < 2:
         rows = tuple(("", *row[1:]) for row in rows)
@@ -156,7 +166,7 @@ def comparison_table(comparison: Comparison) -> Table:
 
 
 def comparison_heading(comparison: Comparison) -> str:
-    """One line: job, engine with its time scale, baseline, confidence and margin."""
+    """Return one line with job, engine and time scale, baseline, confidence and margin."""
     engine = (
         f"simulated ×{comparison.time_scale:g}"
         if comparison.engine == SIMULATED
@@ -167,32 +177,27 @@ def comparison_heading(comparison: Comparison) -> str:
         engine,
         f"baseline {comparison.baseline}",
     ]
-    named.append(
-        f"confidence {comparison.question.confidence * 100:g} %, margin ±{comparison.question.margin * 100:g} %"
-    )
+    confidence, margin = comparison.question.confidence, comparison.question.margin
+    named.append(f"confidence {confidence * 100:g} %, margin ±{margin * 100:g} %")
     return " · ".join(part for part in named if part)
 
 
 def comparison_remarks(comparison: Comparison) -> list[str]:
-    """What the table cannot hold: notes, why a row is INCONCLUSIVE, and each gate with its count."""
+    """Return the notes, the reasons of INCONCLUSIVE rows, and each gate with its count."""
     reasons: dict[str, dict[str, int]] = {}
     several = {(_place(row), _reason(row)) for row in comparison.rows}
     gates: dict[str, dict[str, int]] = {}
-    messages: dict[str, str] = {}  # the first of each gate: they differ in their figures
+    messages: dict[str, str] = {}  # the first message of each gate; others differ in numbers only
     for row in comparison.rows:
         place = _place(row)
         if row.verdict == Verdict.INCONCLUSIVE or (row.mean is None and row.reason):
-            differs = (
-                len([reason for at, reason in several if at == place]) > 1
-            )  # the metrics of one place have reasons of their own
-            reasons.setdefault(_reason(row), {})[
-                f"{place}, {metric_words(row.metric)[0]}" if differs else place
-            ] = 0
+            differs = len([reason for at, reason in several if at == place]) > 1
+            name = f"{place}, {metric_words(row.metric)[0]}" if differs else place
+            reasons.setdefault(_reason(row), {})[name] = 0
         for gate in row.gates:
             message = messages.setdefault(gate.code, f"gate {gate.code}: {gate.message}")
-            gates.setdefault(message, {})[place] = (
-                gate.count
-            )  # once: a row's metrics share its runs
+            # Set, not added: the metrics of one place share their runs.
+            gates.setdefault(message, {})[place] = gate.count
     everywhere = len({_place(row) for row in comparison.rows})
     grouped_lines = [
         f"{text} ({_places(places, everywhere)})" for text, places in (reasons | gates).items()
@@ -238,8 +243,9 @@ def _places(places: dict[str, int], everywhere: int) -> str:
 
 
 def comparison_sections(comparison: Comparison) -> list[tuple[str, Table]]:
-    """The verdict table cut by host, workload and metric, each with its heading; what a row needs
-    is left to the remarks.
+    """Return a heading and a table for each host, workload and metric.
+
+    These tables have no column for what a row needs; the remarks contain it.
     """
     confidence_text = f"{comparison.question.confidence * 100:g} %"
     columns = (
@@ -269,9 +275,7 @@ def comparison_sections(comparison: Comparison) -> list[tuple[str, Table]]:
 
 
 def comparison_narrow_lines(comparison: Comparison) -> list[str]:
-    """The same in short lines for a narrow terminal: a variant and workload, then two lines for
-    each metric.
-    """
+    """Return short lines for a narrow terminal: a variant and workload, then two lines a metric."""
     grouped: dict[str, list[str]] = {}
     for row in comparison.rows:
         title = " · ".join(part for part in (row.variant, row.workload, row.host) if part)
@@ -283,107 +287,13 @@ def _narrow_row(row: ComparisonRow) -> list[str]:
     _, _, _, launches, runs, mean, interval, change, change_interval, verdict, needs, accept = (
         _cells(row)
     )
-    counts = f"{launches} launch{'' if launches == '1' else 'es'}, {runs} run{'' if runs == '1' else 's'}"
+    counts = (
+        f"{launches} launch{'' if launches == '1' else 'es'},"
+        f" {runs} run{'' if runs == '1' else 's'}"
+    )
     span, change_span = (f" ({text})" if text else "" for text in (interval, change_interval))
     first = f"  {mean or 'no mean'}{span} · {counts}" + (
         f" · accept length {accept}" if accept else ""
     )
     judged = "  ".join(part for part in (f"{change}{change_span}", verdict) if part)
     return [first, f"    {judged}", *([f"    needs {needs}"] if needs else [])]
-
-
-def comparison_json(comparison: Comparison) -> dict[str, Any]:
-    """The `compare` contract of docs/json.md."""
-    return {
-        "version": JSON_VERSION,
-        "job": comparison.job,
-        "engine": comparison.engine,
-        "time_scale": comparison.time_scale,
-        "baseline": comparison.baseline,
-        "confidence": comparison.question.confidence,
-        "margin": comparison.question.margin,
-        "notes": list(comparison.notes),
-        "rows": [_row_json(row) for row in comparison.rows],
-    }
-
-
-def _row_json(row: ComparisonRow) -> dict[str, Any]:
-    return {
-        "variant": row.variant,
-        "host": row.host,
-        "workload": row.workload,
-        "metric": row.metric,
-        "launches": row.launches,
-        "runs": row.runs,
-        "mean": row.mean,
-        "interval": _ends(row.interval),
-        "ratio": row.ratio,
-        "ratio_interval": _ends(row.ratio_interval),
-        "verdict": None if row.verdict is None else str(row.verdict),
-        "needs": None
-        if row.needs is None
-        else {"launches": row.needs.launches, "minutes": row.needs.minutes},
-        "gates": [
-            {
-                "code": gate.code,
-                "count": gate.count,
-                "message": gate.message,
-                "reasons": list(gate.reasons),
-            }
-            for gate in row.gates
-        ],
-        "reason": row.reason,
-        "accept_length": row.accept_length,
-        "limits": [limit_json(limit) for limit in row.limits],
-    }
-
-
-def limit_json(limit: SloLimit) -> dict[str, Any]:
-    """What the search of one launch found; null for a load that is not known."""
-    return {
-        "trial": limit.trial_id,
-        "met": limit.met or None,
-        "not_met": _end(limit.not_met),
-        "ended": limit.ended,
-    }
-
-
-def _ends(interval: Interval | None) -> list[float | None] | None:
-    return None if interval is None else [interval.low, _end(interval.high)]
-
-
-def _end(value: float) -> float | None:
-    """None: open to that side."""
-    return None if math.isinf(value) else value
-
-
-def comparison_csv(comparison: Comparison) -> str:
-    """One row per row, numbers unrounded in base units; engine and time scale on every line, so
-    that no line travels without them.
-    """
-    ends = ("interval", "ratio_interval")
-    columns = (
-        "job", "engine", "time_scale", "baseline", "variant", "host", "workload", "metric", "launches", "runs", "mean", "interval_low",
-        "interval_high", "ratio", "ratio_low", "ratio_high", "verdict", "needs_launches", "needs_minutes", "accept_length",
-    )  # fmt: skip
-    rows = []
-    for row in comparison.rows:
-        values = _row_json(row)
-        low_high = [end for name in ends for end in (values[name] or [None, None])]
-        needs = values["needs"] or {"launches": None, "minutes": None}
-        shared = (comparison.job, comparison.engine, comparison.time_scale, comparison.baseline)
-        cells = (
-            *shared, row.variant, row.host, row.workload, row.metric, row.launches, row.runs, row.mean, *low_high[:2],
-            row.ratio, *low_high[2:], values["verdict"], *needs.values(), row.accept_length,
-        )  # fmt: skip
-        rows.append(tuple("" if cell is None else str(cell) for cell in cells))
-    return as_csv(Table(columns, tuple(rows)))
-
-
-def comparison_markdown(comparison: Comparison) -> str:
-    """Heading, pipe table and remarks, to paste into a pull request."""
-    remarks = "".join(f"- {line}\n" for line in comparison_remarks(comparison))
-    return (
-        f"**{comparison_heading(comparison)}**\n\n{as_markdown(comparison_table(comparison))}"
-        + (f"\n{remarks}" if remarks else "")
-    )

@@ -1,6 +1,4 @@
-"""Owns how a diagnosis of one file or of several is joined and shown: JSON and short text. Opens no
-file.
-"""
+"""Merges the diagnoses of several files, and formats them as JSON or short text."""
 
 from __future__ import annotations
 
@@ -23,8 +21,10 @@ _OK_STATES = ("ok", "host")
 
 @dataclass(frozen=True, slots=True)
 class FileDiagnosis:
-    """What one file came to: `facts` is its part of the JSON, `distance` how near to a root its
-    failure is (0 is nearest).
+    """The diagnosis of one file.
+
+    `facts` is its part of the JSON; `distance` is how far its failure is from a root cause (0 is
+    nearest).
     """
 
     file: str
@@ -34,15 +34,16 @@ class FileDiagnosis:
 
     @property
     def failed(self) -> bool:
-        """Whether it shows something that must be acted on."""
+        """Whether the file shows a failure, or a benchmark that did not succeed."""
         state = self.facts.get("state")
-        of_bench = self.kind.startswith("bench") and state not in (None, *_OK_STATES)
-        return bool(self.facts.get("failure_class")) or state == "failed" or of_bench
+        bench_failed = self.kind.startswith("bench") and state not in (None, *_OK_STATES)
+        return bool(self.facts.get("failure_class")) or state == "failed" or bench_failed
 
 
 def diagnose_file(file: str, diagnosis: Diagnosis, text: str) -> FileDiagnosis:
-    """The reading of one file; `text` is its content where it is short enough to be something else
-    than a log, else empty.
+    """Combine the log diagnosis of a file with what its text shows as the output of a tool.
+
+    `text` is the content of the file, or empty when it is too long to be anything but a log.
     """
     kind = _log_kind(diagnosis)
     is_document = text[:64].lstrip()[:1] in ("{", "[") and not text.lstrip().startswith("[20")
@@ -68,9 +69,7 @@ def diagnose_file(file: str, diagnosis: Diagnosis, text: str) -> FileDiagnosis:
         "failure_class": other.get("failure_class"),
         "hint": other.get("hint") or None,
     }
-    if (
-        named["failure_class"] != diagnosis.failure_class
-    ):  # what not to do belongs to the class, as the hint does
+    if named["failure_class"] != diagnosis.failure_class:  # `avoid` belongs to the class
         failure = FAILURES.get(str(named["failure_class"]))
         named["avoid"] = failure.avoid if failure else None
     facts |= named | {
@@ -83,8 +82,9 @@ def diagnose_file(file: str, diagnosis: Diagnosis, text: str) -> FileDiagnosis:
 
 
 def embedded_texts(text: str) -> Mapping[str, str]:
-    """The texts that a JSON document gathers: a list of texts, or an object of which every value is
-    one. Empty for anything else.
+    """Return the texts of a JSON document that is a list of texts, or an object with only texts.
+
+    The keys are those of the object, or the positions in the list. Empty for anything else.
     """
     if not text.lstrip().startswith(("[", "{")):
         return {}
@@ -105,14 +105,12 @@ def embedded_texts(text: str) -> Mapping[str, str]:
 
 
 def merge_diagnoses(diagnoses: Sequence[FileDiagnosis]) -> dict[str, Any]:
-    """All files as one JSON document: the root of all in front, each file's own facts under
-    `files`.
-    """
+    """Merge all files into one JSON document: the root cause on top, each file under `files`."""
     root = _root_diagnosis(diagnoses)
     front = dict(root.facts)
     for diagnosis in diagnoses if root.kind in _LOGS else ():
         front |= _facts_from_host(front, diagnosis.facts) if diagnosis.kind not in _LOGS else {}
-    bus_ids = [bus_id for told in diagnoses for bus_id in told.facts.get("bus_ids") or ()]
+    bus_ids = [bus_id for known in diagnoses for bus_id in known.facts.get("bus_ids") or ()]
     front |= {"bus_ids": list(dict.fromkeys(bus_ids))} if bus_ids else {}
     details = dict(front.get("details") or {})
     for other in diagnoses:
@@ -135,7 +133,7 @@ def merge_diagnoses(diagnoses: Sequence[FileDiagnosis]) -> dict[str, Any]:
         details["unfinished_files"] = unfinished
     front |= {"details": details, "kind": root.kind, "file": root.file}
     files = (
-        [{"file": told.file, "kind": told.kind, **told.facts} for told in diagnoses]
+        [{"file": known.file, "kind": known.kind, **known.facts} for known in diagnoses]
         if len(diagnoses) > 1
         else []
     )
@@ -143,7 +141,7 @@ def merge_diagnoses(diagnoses: Sequence[FileDiagnosis]) -> dict[str, Any]:
 
 
 def diagnosis_lines(diagnoses: Sequence[FileDiagnosis]) -> list[str]:
-    """A few lines for a person."""
+    """Return the diagnosis as a few lines of text."""
     document = merge_diagnoses(diagnoses)
     lines = [_headline(document, several=len(diagnoses) > 1)]
     if document.get("cause_line"):
@@ -186,32 +184,33 @@ def _log_kind(diagnosis: Diagnosis) -> str:
 
 
 def _root_diagnosis(diagnoses: Sequence[FileDiagnosis]) -> FileDiagnosis:
-    """The failure nearest to a root, the earliest of equals; without one the file that tells most
-    of a server.
+    """Return the failure nearest to a root cause, the earliest of equals.
+
+    Without a failure, return the first server log, preferably one with decode lines.
     """
     failed = [diagnosis for diagnosis in diagnoses if diagnosis.failed]
     if failed:
         return min(
             failed,
-            key=lambda told: (
-                told.distance,
-                str(told.facts.get("at") or "~"),
-                diagnoses.index(told),
+            key=lambda known: (
+                known.distance,
+                str(known.facts.get("at") or "~"),
+                diagnoses.index(known),
             ),
         )
     return max(
         diagnoses,
-        key=lambda told: (
-            told.kind == SERVER_LOG,
-            bool(told.facts.get("decode")),
-            -diagnoses.index(told),
+        key=lambda known: (
+            known.kind == SERVER_LOG,
+            bool(known.facts.get("decode")),
+            -diagnoses.index(known),
         ),
     )
 
 
 def _facts_from_host(front: Mapping[str, Any], host_facts: Mapping[str, Any]) -> dict[str, Any]:
-    """What a file of the host adds to a server's failure: who holds the memory, how the fabric
-    stands, which GPU is gone.
+    """Return what the output of a host tool adds to a server's failure: which processes hold GPU
+    memory, the state of the fabric, or that a GPU is degraded.
     """
     failure = front.get("failure_class")
     warned = not failure and any(
@@ -235,7 +234,7 @@ def _facts_from_host(front: Mapping[str, Any], host_facts: Mapping[str, Any]) ->
 
 
 def _kind_specific_facts(diagnosis: FileDiagnosis) -> dict[str, Any]:
-    """What a file's kind tells beyond the keys that every kind has."""
+    """Return the facts of a file whose keys are specific to its kind."""
     common = Diagnosis().to_json()
     return {
         key: value
@@ -251,7 +250,7 @@ def _headline(document: Mapping[str, Any], several: bool) -> str:
             f" ({document['kind']})" if document["kind"] != SERVER_LOG else ""
         )
     place = [str(document[key]) for key in ("rank", "phase") if document.get(key)]
-    retry = {True: ", may be tried again", False: ", trying again does not help", None: ""}[
+    retry = {True: ", a retry may help", False: ", a retry does not help", None: ""}[
         document.get("retryable")
     ]
     return (
@@ -325,7 +324,7 @@ def _nccl_line(nccl: Mapping[str, Any]) -> list[str]:
 
 
 def _other_kind_lines(document: Mapping[str, Any]) -> list[str]:
-    """Files that are no logs: the plain values of their kind."""
+    """Return the plain values of a file that is not a log, one a line."""
     if document["kind"] in _LOGS:
         return []
     common = Diagnosis().to_json()

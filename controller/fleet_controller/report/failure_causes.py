@@ -1,6 +1,4 @@
-"""Owns the words about why a server failed: the line of its log that tells, whose it is, and what
-to do. Fetches nothing.
-"""
+"""Formats why a server failed: the log line that shows the cause, its rank, and what to do."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ _CLASSES_SHOWN = 8
 
 
 def first_of_each_class(trials: Iterable[TrialStatus]) -> tuple[TrialStatus, ...]:
-    """The first trial that failed in each way, at most eight."""
+    """Return the first failed trial of each failure class, at most eight."""
     first: dict[str, TrialStatus] = {}
     for trial in trials:
         if trial.outcome is Outcome.FAILED and trial.attempt and trial.failure_class:
@@ -24,8 +22,9 @@ def first_of_each_class(trials: Iterable[TrialStatus]) -> tuple[TrialStatus, ...
 
 
 def cause_lines(events: Sequence[Event]) -> list[str]:
-    """`cause (TP1): …`, `hint: …`, `do not: …`, as far as the last failure of the trial's server
-    tells them.
+    """Return `cause (TP1): …`, `hint: …` and `do not: …` of the last server failure in `events`.
+
+    A line is left out when its text is unknown.
     """
     failed = next(
         (event.body for event in reversed(events) if isinstance(event.body, ServerFailed)), None

@@ -1,6 +1,4 @@
-"""Owns what a look at hosts looks like: a line as each answers, the table of findings, their JSON.
-Asks no host.
-"""
+"""Formats the results of `fleetctl hosts check`: a line a host, the table of findings, and JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ JSON_VERSION = 1
 
 
 def check_line(check: HostCheck) -> str:
-    """`gpu01: 1 error, 2 warnings (0.4 s)`."""
+    """Format the result of one host: `gpu01: 1 error, 2 warnings (0.4 s)`."""
     counts = [
         (sum(finding.severity == word for finding in check.findings), word)
         for word in ("error", "warning")
@@ -27,7 +25,7 @@ def check_line(check: HostCheck) -> str:
 
 
 def checks_table(checks: Sequence[HostCheck]) -> Table:
-    """One row a finding; a host without any has one row too."""
+    """Return one row for each finding, and one for a host without findings."""
     rows = tuple(
         row
         for check in checks
@@ -45,7 +43,7 @@ def checks_table(checks: Sequence[HostCheck]) -> Table:
 
 
 def check_hint_lines(checks: Sequence[HostCheck]) -> list[str]:
-    """What to do about each kind of error and warning, once."""
+    """Return the hint of each error and warning code once, after an empty line."""
     hints: dict[str, str] = {}
     for check in checks:
         for finding in check.findings:
@@ -55,7 +53,7 @@ def check_hint_lines(checks: Sequence[HostCheck]) -> list[str]:
 
 
 def checks_json(checks: Sequence[HostCheck]) -> dict[str, Any]:
-    """The `hosts check` contract of docs/json.md."""
+    """Return the `hosts check` contract of docs/json.md."""
     return {"version": JSON_VERSION, "hosts": [_check_json(check) for check in checks]}
 
 

@@ -1,4 +1,4 @@
-"""Owns what hosts look like: the table, one host in full, and their JSON. Fetches nothing."""
+"""Formats hosts: the table, the details of one host, and JSON."""
 
 from __future__ import annotations
 
@@ -11,19 +11,32 @@ from fleet_controller.pki.expiry import ExpiringCertificate, expiry_warning
 from fleet_controller.report.table import Table
 
 JSON_VERSION = 1
-_CLOCK_TOLERANCE_S = 1.0  # below it the difference may be the way there and back
+_CLOCK_TOLERANCE_S = 1.0  # a smaller difference may be the round trip of the request
 
 
 def hosts_table(hosts: Sequence[HostStatus], now_unix_s: float = 0.0) -> Table:
-    """One row a host; after `now_unix_s` its certificate's end is told 30 days before."""
+    """Return one row for each host; 30 days before its certificate expires, a message says so.
+
+    `now_unix_s` is the time to compare with; 0 turns the message off.
+    """
     rows = tuple(
         (
-            host.host, host_state_text(host), str(host.gpus), str(host.simulated_gpus), host.active_trial, host.version, host.address,
+            host.host,
+            host_state_text(host),
+            str(host.gpus),
+            str(host.simulated_gpus),
+            host.active_trial,
+            host.version,
+            host.address,
             labels_text(host.labels),
-            "; ".join(part for part in (unavailable_reason(host), certificate_text(host, now_unix_s)) if part),
+            "; ".join(
+                part
+                for part in (unavailable_reason(host), certificate_text(host, now_unix_s))
+                if part
+            ),
         )
         for host in hosts
-    )  # fmt: skip
+    )
     columns = (
         "host",
         "state",
@@ -41,12 +54,12 @@ def hosts_table(hosts: Sequence[HostStatus], now_unix_s: float = 0.0) -> Table:
 
 
 def host_state_text(host: HostStatus) -> str:
-    """`connected`, and what keeps trials from it: `drained`, `set aside`, `load only`."""
+    """Return the connection state, with `drained`, `quarantined` or `load only` if it applies."""
     also = [
         word
         for word, holds in (
             ("drained", host.drained),
-            ("set aside", bool(host.aside)),
+            ("quarantined", bool(host.aside)),
             ("load only", host.load_only),
         )
         if holds
@@ -55,14 +68,12 @@ def host_state_text(host: HostStatus) -> str:
 
 
 def unavailable_reason(host: HostStatus) -> str:
-    """Why it is not connected, or why it gets no trials."""
+    """Return why the host is not connected or gets no trials."""
     return "; ".join(part for part in (host.message, host.aside, host.drain_reason) if part)
 
 
 def certificate_text(host: HostStatus, now_unix_s: float) -> str:
-    """What is said of a certificate that ends within 30 days; empty for another, and for a host
-    without.
-    """
+    """Return a warning when the host's certificate expires within 30 days, else an empty text."""
     ends = ExpiringCertificate("agent", host.host, host.certificate_expires_unix_s)
     return (
         expiry_warning(ends, now_unix_s)
@@ -72,16 +83,16 @@ def certificate_text(host: HostStatus, now_unix_s: float) -> str:
 
 
 def labels_text(labels: Mapping[str, str]) -> str:
-    """`gpu=h200 rack=3`, by name."""
+    """Format labels, sorted by name: `gpu=h200 rack=3`."""
     return " ".join(f"{name}={value}" for name, value in sorted(labels.items()))
 
 
 def host_lines(host: HostStatus) -> list[str]:
-    """One host in full: a line for each thing that is known."""
+    """Return the details of one host, a line for each that is known."""
     fields = {
         "state": host_state_text(host),
         "why": host.message,
-        "set aside": f"{host.aside} (since {_when(host.aside_since_unix_ns // 1_000_000_000)})"
+        "quarantined": f"{host.aside} (since {_when(host.aside_since_unix_ns // 1_000_000_000)})"
         if host.aside
         else "",
         "drained": (host.drain_reason or "no reason was given") if host.drained else "",
@@ -111,18 +122,28 @@ def _when(unix_s: int) -> str:
 
 
 def hosts_json(hosts: Sequence[HostStatus]) -> dict[str, Any]:
-    """The `hosts` contract of docs/json.md."""
+    """Return the `hosts` contract of docs/json.md."""
     return {"version": JSON_VERSION, "hosts": [host_json(host) for host in hosts]}
 
 
 def host_json(host: HostStatus) -> dict[str, Any]:
-    """One host as `hosts ls` and `hosts show` write it; null for what is not known or does not
-    apply.
-    """
+    """Return one host of the `hosts` contract; None stands for unknown or not applicable."""
     return {
-        "host": host.host, "address": host.address, "state": host.state, "gpus": host.gpus, "simulated_gpus": host.simulated_gpus,
-        "version": host.version, "labels": dict(host.labels), "message": host.message, "drained": host.drained,
-        "drain_reason": host.drain_reason, "aside": host.aside, "aside_since_unix_ns": host.aside_since_unix_ns or None,
-        "clock_ahead_s": host.clock_ahead_s, "certificate_expires_unix_s": host.certificate_expires_unix_s or None,
-        "active_trial": host.active_trial, "load_only": host.load_only, "cost_per_hour": host.cost_per_hour or None,
-    }  # fmt: skip
+        "host": host.host,
+        "address": host.address,
+        "state": host.state,
+        "gpus": host.gpus,
+        "simulated_gpus": host.simulated_gpus,
+        "version": host.version,
+        "labels": dict(host.labels),
+        "message": host.message,
+        "drained": host.drained,
+        "drain_reason": host.drain_reason,
+        "aside": host.aside,
+        "aside_since_unix_ns": host.aside_since_unix_ns or None,
+        "clock_ahead_s": host.clock_ahead_s,
+        "certificate_expires_unix_s": host.certificate_expires_unix_s or None,
+        "active_trial": host.active_trial,
+        "load_only": host.load_only,
+        "cost_per_hour": host.cost_per_hour or None,
+    }

@@ -1,4 +1,4 @@
-"""Owns what jobs and trials look like: tables and their JSON. Fetches nothing."""
+"""Formats jobs and trials as tables and JSON."""
 
 from __future__ import annotations
 
@@ -18,14 +18,19 @@ JSON_VERSION = 1
 
 
 def jobs_table(jobs: Sequence[JobSummary]) -> Table:
-    """One row a job."""
+    """Return one row for each job."""
     rows = tuple(
         (
-            job.job_id, job.state, f"{job.trials_over}/{job.trials}", engine_mark(job).strip(" ()") or job.engine,
-            str(job.priority) if job.priority else "", _when(job), job.trouble,
+            job.job_id,
+            job.state,
+            f"{job.trials_over}/{job.trials}",
+            engine_mark(job).strip(" ()") or job.engine,
+            str(job.priority) if job.priority else "",
+            _when(job),
+            job.trouble,
         )
         for job in jobs
-    )  # fmt: skip
+    )
     columns = ("job", "state", "trials", "engine", "priority", "submitted (UTC)", "trouble")
     return Table(columns, rows, frozenset({"trials", "priority"})).without_empty(
         "priority", "trouble"
@@ -33,35 +38,54 @@ def jobs_table(jobs: Sequence[JobSummary]) -> Table:
 
 
 def jobs_json(jobs: Sequence[JobSummary]) -> dict[str, Any]:
-    """The `ls` contract of docs/json.md."""
+    """Return the `ls` contract of docs/json.md."""
     return {"version": JSON_VERSION, "jobs": [job_json(job) for job in jobs]}
 
 
 def job_json(job: JobSummary) -> dict[str, Any]:
-    """One job as `ls`, `watch` and `submit` write it."""
+    """Return one job of the `ls` contract."""
     return {
-        "id": job.job_id, "name": job.name, "state": job.state, "trials": job.trials, "trials_over": job.trials_over, "engine": job.engine,
-        "time_scale": job.time_scale, "submitted_unix_ns": job.submitted_unix_ns, "priority": job.priority, "trouble": job.trouble,
-    }  # fmt: skip
+        "id": job.job_id,
+        "name": job.name,
+        "state": job.state,
+        "trials": job.trials,
+        "trials_over": job.trials_over,
+        "engine": job.engine,
+        "time_scale": job.time_scale,
+        "submitted_unix_ns": job.submitted_unix_ns,
+        "priority": job.priority,
+        "trouble": job.trouble,
+    }
 
 
 def job_heading(job: JobSummary) -> str:
-    """One line about a job."""
+    """Return one line about a job."""
     engine = engine_mark(job).strip(" ()") or job.engine
     priority = f" · priority {job.priority}" if job.priority else ""
     trouble = f" · {job.trouble}" if job.trouble else ""
-    return f"job {job.job_id} · {job.state} · {job.trials_over}/{job.trials} trials over · {engine}{priority}{trouble}"
+    return (
+        f"job {job.job_id} · {job.state} · {job.trials_over}/{job.trials} trials over"
+        f" · {engine}{priority}{trouble}"
+    )
 
 
 def trials_table(trials: Sequence[TrialStatus]) -> Table:
-    """One row a trial."""
+    """Return one row for each trial."""
     rows = tuple(
         (
-            trial.trial_id, trial.variant, "+".join(trial.nodes) or trial.host, str(trial.block), str(trial.attempt), _phase(trial),
-            _outcome(trial) or "", str(trial.runs), trial.failure_class, trial.message,
+            trial.trial_id,
+            trial.variant,
+            "+".join(trial.nodes) or trial.host,
+            str(trial.block),
+            str(trial.attempt),
+            _phase(trial),
+            _outcome(trial) or "",
+            str(trial.runs),
+            trial.failure_class,
+            trial.message,
         )
         for trial in trials
-    )  # fmt: skip
+    )
     columns = (
         "trial",
         "variant",
@@ -80,8 +104,9 @@ def trials_table(trials: Sequence[TrialStatus]) -> Table:
 
 
 def kept_out_table(runs: Sequence[StoredRun]) -> Table:
-    """The runs that are kept and are part of no number, voided or still warm-up: one row a launch,
-    workload and gate.
+    """Return the runs that are stored but not used in any number, voided or warm-up.
+
+    One row for each launch, workload and gate.
     """
     found: defaultdict[tuple[str, str, str, str], list[str]] = defaultdict(list)
     for stored in without_warm_up(runs):
@@ -101,7 +126,7 @@ def _voiding_gates(stored: StoredRun) -> list[str]:
 
 
 def show_json(detail: JobDetail, runs: Sequence[StoredRun] = ()) -> dict[str, Any]:
-    """The `show` contract of docs/json.md."""
+    """Return the `show` contract of docs/json.md."""
     return {
         "version": JSON_VERSION,
         "job": detail.job.job_id,
@@ -127,16 +152,23 @@ def show_json(detail: JobDetail, runs: Sequence[StoredRun] = ()) -> dict[str, An
 
 
 def trial_json(trial: TrialStatus) -> dict[str, Any]:
-    """One trial as `show` and `watch` write it."""
+    """Return one trial of the `show` contract."""
     return {
-        "id": trial.trial_id, "variant": trial.variant, "host": trial.host, "block": trial.block, "attempt": trial.attempt,
-        "phase": _phase(trial), "outcome": _outcome(trial), "failure_class": trial.failure_class, "message": trial.message,
+        "id": trial.trial_id,
+        "variant": trial.variant,
+        "host": trial.host,
+        "block": trial.block,
+        "attempt": trial.attempt,
+        "phase": _phase(trial),
+        "outcome": _outcome(trial),
+        "failure_class": trial.failure_class,
+        "message": trial.message,
         "nodes": list(trial.nodes),
-    }  # fmt: skip
+    }
 
 
 def _phase(trial: TrialStatus) -> str:
-    return (trial.phase or Phase.QUEUED).name.lower()  # unspecified: no attempt yet
+    return (trial.phase or Phase.QUEUED).name.lower()  # unspecified means no attempt yet
 
 
 def _outcome(trial: TrialStatus) -> str | None:

@@ -1,5 +1,5 @@
-"""Owns the words of progress: what changed between two looks at a job, and the lines of a live
-display. Prints nothing.
+"""Describes the progress of a job: what changed since the last update, and the lines of a live
+display.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from fleet_protos.metric_names import GOODPUT_RATIO, OUTPUT_TOK_S
 from fleet_protos.trial_types import Outcome, Phase, RunResult
 
 _BAR_CELLS = 24
-_FIRST_WARM_UP = "an agent's first starts Ray too, some ten seconds"
+_FIRST_WARM_UP = "the first on this host also starts Ray, about ten seconds"
 
 
 @dataclass(frozen=True, slots=True)
 class JobProgress:
-    """What was last seen of a job. `left_s` is wall seconds, 0 = unknown; `last` is the run that
-    finished last.
+    """The last known state of a job.
+
+    `left_s` is wall seconds, 0 if unknown; `last` is the run that finished last.
     """
 
     job: JobSummary = field(default_factory=JobSummary)
@@ -30,27 +31,29 @@ class JobProgress:
 
 
 def finished_since(before: JobProgress, change: JobChange) -> list[TrialStatus]:
-    """The trials of `change` that have finished a run which `seen` does not know."""
-    first_look = not before.job.job_id
+    """Return the trials of `change` with a finished run that `before` does not have.
+
+    In the first update of a job, trials that are over do not count.
+    """
+    is_first = not before.job.job_id
     return [
         trial
         for trial in change.trials
-        if trial.runs > _runs_before(before, trial)
-        and not (first_look and trial.phase == Phase.OVER)
+        if trial.runs > _runs_before(before, trial) and not (is_first and trial.phase == Phase.OVER)
     ]
 
 
 def advance_progress(
     before: JobProgress, change: JobChange, finished: Mapping[str, RunResult]
 ) -> tuple[JobProgress, list[str]]:
-    """The new progress, and one line for each phase entered and each run finished. `finished`:
-    trial id → its newest run.
+    """Return the new progress, and a line for each phase entered and each run finished.
 
-    The first look tells only what is going on now: what was over before is not news.
+    `finished` maps a trial id to its newest run. In the first update of a job, trials that are over
+    get no line.
     """
     trials = dict(before.trials)
     is_news = change.job.trouble != before.job.trouble and not change.job.is_over
-    lines = [f"{change.job.job_id}: {change.job.trouble or 'goes on'}"] if is_news else []
+    lines = [f"{change.job.job_id}: {change.job.trouble or 'continues'}"] if is_news else []
     for trial in change.trials:
         if before.job.job_id or trial.phase != Phase.OVER:
             lines += _change_lines(before, trial, finished.get(trial.trial_id), change.job)
@@ -81,15 +84,15 @@ def _change_lines(
 
 
 def run_text(run: RunResult, job: JobSummary) -> str:
-    """`single 88.8 tok/s (simulated ×100)`; a voided run says which gate voided it instead of a
-    number.
+    """Format a run: `single 88.8 tok/s (simulated ×100)`.
 
-    A run that showed those before it to be warm-up says so; one of a search says its load and
-    whether that was met.
+    A voided run has the codes of its gates instead of a number. A run of a search has its load and
+    whether it met the SLO. A run after which earlier ones count as warm-up says how many.
     """
     load = f" at {load_text(run.searched.load, run.searched.of)}" if run.searched.load else ""
     if run.void:
-        return f"{run.workload}{load} voided by {', '.join(gate.code for gate in run.gates)}{_search_result_text(run)}"
+        codes = ", ".join(gate.code for gate in run.gates)
+        return f"{run.workload}{load} voided by {codes}{_search_result_text(run)}"
     if load:
         answer = "met" if run.searched.met else "not met"
         goodput = f"goodput {run.metrics.get(GOODPUT_RATIO, 0.0) * 100:.1f} %"
@@ -105,15 +108,18 @@ def run_text(run: RunResult, job: JobSummary) -> str:
 
 
 def _search_result_text(run: RunResult) -> str:
-    """What the search has found, once it has ended."""
+    """Return what a search found, or an empty text while it continues."""
     searched = run.searched
     if not searched.ended:
         return ""
-    return f"; highest met {load_text(searched.highest_met, searched.of)}, lowest not met {load_text(searched.lowest_not_met, searched.of)}"
+    return (
+        f"; highest met {load_text(searched.highest_met, searched.of)},"
+        f" lowest not met {load_text(searched.lowest_not_met, searched.of)}"
+    )
 
 
 def trial_outcome_text(trial: TrialStatus) -> str:
-    """`ok`, `cancelled` or `failed (class): message`."""
+    """Format how a trial ended: `ok`, `cancelled` or `failed (class): message`."""
     if trial.outcome != Outcome.FAILED:
         return trial.outcome.name.lower()
     named = trial.failure_class or trial.kind.name.lower()
@@ -121,14 +127,16 @@ def trial_outcome_text(trial: TrialStatus) -> str:
 
 
 def progress_lines(progress: JobProgress, since_s: float = 0.0) -> list[str]:
-    """The live display `since_s` after the last change: counts and time left, each trial that runs,
-    the last run's rate.
+    """Return the lines of the live display, `since_s` seconds after the last change.
+
+    They show counts and time left, each running trial, and the last run.
     """
     job = progress.job
     if not job.job_id:
         return ["starting the local agent"]
     full = round(_BAR_CELLS * job.trials_over / job.trials) if job.trials else 0
-    head = f"{job.name} [{'█' * full}{'·' * (_BAR_CELLS - full)}] {job.trials_over}/{job.trials} trials"
+    bar = "█" * full + "·" * (_BAR_CELLS - full)
+    head = f"{job.name} [{bar}] {job.trials_over}/{job.trials} trials"
     left_s = progress.left_s - since_s
     if left_s > 0 and not job.is_over:
         head += f" · about {duration_text(left_s / 60)} left"
@@ -146,19 +154,23 @@ def progress_lines(progress: JobProgress, since_s: float = 0.0) -> list[str]:
 
 
 def engine_mark(job: JobSummary) -> str:
-    """` (simulated ×N)`, or nothing for a real engine."""
+    """Return ` (simulated ×N)`, or an empty text for a real engine."""
     return f" (simulated ×{job.time_scale:g})" if job.engine == "simulated" else ""
 
 
 def _running_line(trial: TrialStatus, trials: Collection[TrialStatus]) -> str:
     runs = f", {trial.runs} run{'' if trial.runs == 1 else 's'}" if trial.runs else ""
     attempt = f", attempt {trial.attempt}" if trial.attempt > 1 else ""
-    return f"  {trial.host or '-'}  {_phase_text(trial, trials):<10}  {trial.variant}  block {trial.block}{attempt}{runs}"
+    return (
+        f"  {trial.host or '-'}  {_phase_text(trial, trials):<10}  {trial.variant}"
+        f"  block {trial.block}{attempt}{runs}"
+    )
 
 
 def _phase_text(trial: TrialStatus, trials: Collection[TrialStatus]) -> str:
-    """`measuring`, or `launching: load_weight 61/163`; of a host without a run among these
-    `trials`, what its first warm-up waits for.
+    """Format a phase with its detail: `measuring`, or `launching: load_weight 61/163`.
+
+    The first warm-up on a host, before any run of `trials` there, explains why it takes longer.
     """
     detail = trial.progress
     if trial.phase == Phase.WARMING and not any(

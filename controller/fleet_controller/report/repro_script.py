@@ -1,4 +1,4 @@
-"""Owns the shell script that starts a recorded server by hand. Runs nothing and prints no secret."""
+"""Writes a shell script that starts a recorded server by hand; it contains no secrets."""
 
 from __future__ import annotations
 
@@ -19,14 +19,10 @@ _SECRET = re.compile(
 _SECRET_OPTIONS = {"--api-key", "--admin-api-key", "--ssl-keyfile-password"}
 _SHELL_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _REFERENCE = re.compile(r"secret://([A-Za-z_][A-Za-z0-9_]*)", re.ASCII)
-_LAUNCH_VARIABLE = (
-    "BENCHFLEET_LAUNCH"  # an agent ends servers that carry it: a server started by hand must not
-)
-_AGENT_ONLY_OPTIONS = (
-    "--name",
-    "--label",
-    "--cidfile",
-)  # of a container: by these the agent finds and ends it
+# An agent stops servers with this variable, so a server started by hand must not have it.
+_LAUNCH_VARIABLE = "BENCHFLEET_LAUNCH"
+# The agent finds and stops a container by these options.
+_AGENT_ONLY_OPTIONS = ("--name", "--label", "--cidfile")
 _SECRETS_FILE = (
     'secrets="${BENCHFLEET_SECRETS:-${XDG_CONFIG_HOME:-${HOME:?}/.config}/benchfleet/secrets}"'
 )
@@ -35,10 +31,10 @@ _HERE_DOCUMENT_END = "END_OF_VARIABLES"
 
 
 def repro_script(events: Sequence[Event], about: str) -> str:
-    """A POSIX sh script that starts the server of the last ServerLaunched in `events`; `about` is
-    told in its head.
+    """Return a POSIX sh script that starts the server of the last ServerLaunched in `events`.
 
-    Raises ConfigError when no server was launched.
+    `about` names the trial in the script's first comment. Raises ConfigError when no server was
+    launched.
     """
     for event in reversed(events):
         if isinstance(event.body, ServerLaunched):
@@ -47,14 +43,16 @@ def repro_script(events: Sequence[Event], about: str) -> str:
             )
     raise ConfigError(
         f"{about} launched no server",
-        "an external server is not started by us; a trial that is still queued has none yet",
+        "benchfleet does not start an external server, and a queued trial has no server yet",
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _Variables:
-    """The server's environment by where a value comes from. `secrets`: variable → name in the
-    secrets file; `hidden`: the shell knows.
+    """The server's environment, by the source of each value.
+
+    `plain` maps variables to values, `secrets` to names in the secrets file; the values of `hidden`
+    variables come from the user's shell.
     """
 
     plain: Mapping[str, str]
@@ -64,16 +62,26 @@ class _Variables:
 
 def _script_text(launched: ServerLaunched, at: datetime, about: str) -> str:
     variables = _classify_variables(launched.env)
-    return "\n".join([
-        "#!/bin/sh",
-        f"# Starts by hand the server of {_one_line(about)},",
-        f"# launched at {at:%Y-%m-%d %H:%M:%S} UTC and answering at {_one_line(launched.url)}. PORT=… chooses another port.",
-        *_gang_note(launched.argv),
-        *_secret_notes(variables),
-        "set -eu",
-        *_settings(launched, variables),
-        *(_container_lines(launched, variables) if _runs_in_container(launched.argv) else _host_lines(launched, variables)),
-    ]) + "\n"  # fmt: skip
+    return (
+        "\n".join(
+            [
+                "#!/bin/sh",
+                f"# Starts the server of {_one_line(about)} by hand.",
+                f"# It was launched at {at:%Y-%m-%d %H:%M:%S} UTC and served"
+                f" {_one_line(launched.url)}. PORT=… chooses another port.",
+                *_gang_note(launched.argv),
+                *_secret_notes(variables),
+                "set -eu",
+                *_settings(launched, variables),
+                *(
+                    _container_lines(launched, variables)
+                    if _runs_in_container(launched.argv)
+                    else _host_lines(launched, variables)
+                ),
+            ]
+        )
+        + "\n"
+    )
 
 
 def _one_line(text: str) -> str:
@@ -81,12 +89,17 @@ def _one_line(text: str) -> str:
 
 
 def _classify_variables(env: Mapping[str, str]) -> _Variables:
-    """Raises ConfigError for a name that would be more than a name in a script: what agents tell is
-    not believed there.
+    """Sort variables by the source of their value.
+
+    Raises ConfigError for a name that is not a shell name: agents are not trusted to send only
+    names, and the script would run whatever else a name contains.
     """
     if odd := [name for name in env if not _SHELL_NAME.fullmatch(name)]:
-        message = f"the launch was told with a variable {odd[0][:60]!a}, which is no name: no script is made of that"
-        raise ConfigError(message, "look at the host that told it")
+        raise ConfigError(
+            f"the recorded launch has the variable {odd[0][:60]!a}, which is not a valid name;"
+            " no script was made",
+            "check the host that reported this launch",
+        )
     secrets = {
         name: found[1]
         for name, value in sorted(env.items())
@@ -100,16 +113,25 @@ def _classify_variables(env: Mapping[str, str]) -> _Variables:
 def _gang_note(argv: Sequence[str]) -> Iterator[str]:
     nodes, rank = (_value_of(argv, option) for option in ("--nnodes", "--node-rank"))
     if nodes and rank:
-        yield f"# It is one of the {_one_line(nodes)} hosts of that server, rank {_one_line(rank)}: start the script of each on its host,"
-        yield "# within minutes of each other. DIST_INIT_ADDR=HOST:PORT chooses another place to meet."
+        yield (
+            f"# This is rank {_one_line(rank)} of a server over {_one_line(nodes)} hosts: run the"
+            " script of each rank on its host,"
+        )
+        yield (
+            "# within minutes of each other. DIST_INIT_ADDR=HOST:PORT chooses another rendezvous"
+            " address."
+        )
 
 
 def _secret_notes(variables: _Variables) -> Iterator[str]:
-    yield "# It gets exactly the recorded environment; nothing is inherited from this shell."
+    yield "# The server gets exactly the recorded environment; it inherits nothing from this shell."
     for name in dict.fromkeys(variables.secrets.values()):
-        yield f"# The secret {name} is read from the secrets file of this host, or taken from the variable of that name of this shell."
+        yield (
+            f"# The secret {name} is read from this host's secrets file, unless this shell sets a"
+            " variable of that name."
+        )
     for name in variables.hidden:
-        yield f"# {name} looks like a secret and is not printed: set it in this shell before."
+        yield f"# {name} looks like a secret and is not printed: set it in this shell first."
 
 
 def _settings(launched: ServerLaunched, variables: _Variables) -> Iterator[str]:
@@ -128,7 +150,7 @@ def _value_of(argv: Sequence[str], option: str) -> str:
 
 
 def _shell_references(variables: _Variables) -> Iterator[tuple[str, str]]:
-    """(variable, expression of the shell) of those whose value the script does not hold."""
+    """Yield (variable, shell expression) for the variables whose value is not in the script."""
     for name, secret in variables.secrets.items():
         yield name, f"${{{secret}:?no line {secret}=… in $secrets}}"
     for name in variables.hidden:
@@ -155,15 +177,18 @@ def _runs_in_container(argv: Sequence[str]) -> bool:
 
 
 def _container_lines(launched: ServerLaunched, variables: _Variables) -> Iterator[str]:
-    """The variables go through standard input: neither the command line nor a file on disk holds
-    them. Raises ConfigError.
+    """Yield the lines for a container; its variables are read from standard input, so that they
+    are neither on a command line nor in a file.
+
+    Raises ConfigError for a value with a line end, which an environment file cannot hold.
     """
     if odd := [name for name, value in variables.plain.items() if "\n" in value]:
         raise ConfigError(
-            f"the variable {odd[0]} has a line end, which no variable of a container has",
-            "look at the host that told it",
+            f"the variable {odd[0]} has a line end, which a container's variable cannot have",
+            "check the host that reported this launch",
         )
-    yield f"exec {' '.join(_quoted_words(_docker_run_by_hand(launched.argv)))} <<{_HERE_DOCUMENT_END}"
+    command = " ".join(_quoted_words(_docker_run_by_hand(launched.argv)))
+    yield f"exec {command} <<{_HERE_DOCUMENT_END}"
     for name, value in variables.plain.items():
         yield f"{name}={_escape_here_document(value)}"
     for name, expression in _shell_references(variables):
@@ -172,8 +197,8 @@ def _container_lines(launched: ServerLaunched, variables: _Variables) -> Iterato
 
 
 def _docker_run_by_hand(argv: Sequence[str]) -> list[str]:
-    """`docker run` without what belongs to the agent's own launch; its variables from standard
-    input.
+    """Return the `docker run` command without the agent's own options, and with the variables from
+    standard input.
     """
     image = argv.index("--env-file")
     kept, skip = [], False
@@ -186,9 +211,7 @@ def _docker_run_by_hand(argv: Sequence[str]) -> list[str]:
 
 
 def _escape_here_document(value: str) -> str:
-    """A value inside a here-document, where `$`, a backslash and a backquote would be read by the
-    shell.
-    """
+    """Escape `$`, backslashes and backquotes, which the shell expands in a here-document."""
     return re.sub(r"([\\$`])", r"\\\1", value)
 
 

@@ -1,6 +1,4 @@
-"""Owns what the searches of a job look like: what each launch found, and what the runs of each load
-said. Decides nothing.
-"""
+"""Formats the searches of a job: what each launch found, and the results of each load."""
 
 from __future__ import annotations
 
@@ -12,18 +10,23 @@ from typing import Any
 from fleet_controller.analysis.slo_limits import SloLimit, all_limits, is_searched, load_text
 from fleet_controller.analysis.statistics import mean
 from fleet_controller.core.controller_api import StoredRun
-from fleet_controller.report.comparison_output import limit_json
+from fleet_controller.report.comparison_export import limit_json
 from fleet_controller.report.table import Table, as_markdown
 from fleet_protos.metric_names import GOODPUT_RATIO, TPOT_P99, TTFT_P99
 
 BY_LAUNCH, BY_LOAD = (
     "the highest load that meets the SLO, by launch",
-    "what the runs of each load said",
+    "results of each load, over all launches",
 )
 _END_REASONS = {
-    "": "goes on", "found": "found", "above": "met at the highest load: open above", "below": "not met at the lowest load: open below",
-    "client_limited": "ended by what the client could drive", "unsettled": "not settled", "void_runs": "void runs",
-}  # fmt: skip
+    "": "continues",
+    "found": "found",
+    "above": "met at the highest load: open above",
+    "below": "not met at the lowest load: open below",
+    "client_limited": "ended: the client cannot drive a higher load",
+    "unsettled": "ended: runs of one load disagree",
+    "void_runs": "ended: void runs",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +42,16 @@ class LoadRuns:
 
     @property
     def valid(self) -> list[StoredRun]:
-        """Those that say something of the load."""
+        """The runs that are not void."""
         return [stored for stored in self.runs if not stored.run.void]
 
     @property
     def met(self) -> int:
-        """Runs that met the SLO."""
+        """How many valid runs met the SLO."""
         return sum(stored.run.searched.met for stored in self.valid)
 
     def mean(self, metric: str) -> float | None:
-        """Of its valid runs; None where none has it."""
+        """Return the mean of a metric over the valid runs, or None if none of them has it."""
         values = [
             stored.run.metrics[metric] for stored in self.valid if metric in stored.run.metrics
         ]
@@ -56,7 +59,7 @@ class LoadRuns:
 
 
 def group_by_load(runs: Sequence[StoredRun]) -> list[LoadRuns]:
-    """By workload, variant and host as they come, the loads ascending."""
+    """Group runs by workload, variant and host in their order, then by load, ascending."""
     grouped: defaultdict[tuple[str, str, str], defaultdict[float, list[StoredRun]]] = defaultdict(
         lambda: defaultdict(list)
     )
@@ -75,11 +78,17 @@ def limits_table(runs: Sequence[StoredRun]) -> Table:
     """One row a launch: between which loads its limit lies."""
     rows = tuple(
         (
-            limit.trial_id, str(limit.attempt), limit.variant, limit.workload, load_text(limit.met, limit.of),
-            load_text(limit.not_met, limit.of), str(limit.runs), _END_REASONS.get(limit.ended, limit.ended),
+            limit.trial_id,
+            str(limit.attempt),
+            limit.variant,
+            limit.workload,
+            load_text(limit.met, limit.of),
+            load_text(limit.not_met, limit.of),
+            str(limit.runs),
+            _END_REASONS.get(limit.ended, limit.ended),
         )
         for limit in all_limits(runs)
-    )  # fmt: skip
+    )
     columns = (
         "trial",
         "attempt",
@@ -94,16 +103,23 @@ def limits_table(runs: Sequence[StoredRun]) -> Table:
 
 
 def loads_table(runs: Sequence[StoredRun]) -> Table:
-    """One row a load of a variant: how many runs met the SLO, and their means."""
+    """Return one row for each load of a variant: how many runs met the SLO, and their means."""
     rows = tuple(
         (
-            load.workload, load.variant, load.host, load_text(load.load, load.of), _slo_answer(load), str(load.met),
-            str(len(load.valid) - load.met), str(len(load.runs) - len(load.valid)),
+            load.workload,
+            load.variant,
+            load.host,
+            load_text(load.load, load.of),
+            _slo_answer(load),
+            str(load.met),
+            str(len(load.valid) - load.met),
+            str(len(load.runs) - len(load.valid)),
             _cell(load.mean(GOODPUT_RATIO), lambda share: f"{share * 100:.1f} %"),
-            _cell(load.mean(TTFT_P99), _ms), _cell(load.mean(TPOT_P99), _ms),
+            _cell(load.mean(TTFT_P99), _ms),
+            _cell(load.mean(TPOT_P99), _ms),
         )
         for load in group_by_load(runs)
-    )  # fmt: skip
+    )
     if len({load[2] for load in rows}) < 2:
         rows = tuple((*row[:2], "", *row[3:]) for row in rows)
     columns = (
@@ -125,7 +141,7 @@ def loads_table(runs: Sequence[StoredRun]) -> Table:
 
 
 def searches_markdown(runs: Sequence[StoredRun]) -> str:
-    """Both tables under headings; empty for a job without a search."""
+    """Return both tables under headings, or an empty text for a job without a search."""
     limits, loads = limits_table(runs), loads_table(runs)
     if not limits.rows:
         return ""
@@ -133,10 +149,10 @@ def searches_markdown(runs: Sequence[StoredRun]) -> str:
 
 
 def _slo_answer(load: LoadRuns) -> str:
-    """By all launches together: only a load that each of them answers alike is called so."""
+    """Return `met` or `not met` when all valid runs agree, else `mixed`; `–` without any."""
     if not load.valid:
         return "–"
-    return "met" if load.met == len(load.valid) else "not met" if not load.met else "now and then"
+    return "met" if load.met == len(load.valid) else "not met" if not load.met else "mixed"
 
 
 def _ms(seconds: float) -> str:
@@ -148,9 +164,7 @@ def _cell(value: float | None, text: Callable[[float], str]) -> str:
 
 
 def searches_json(runs: Sequence[StoredRun]) -> list[dict[str, Any]]:
-    """`searches` of the `show` contract of docs/json.md: one for each launch and search, with its
-    runs in their order.
-    """
+    """Return `searches` of the `show` contract of docs/json.md: one for each launch and search."""
     return [_search_json(limit, runs) for limit in all_limits(runs)]
 
 

@@ -1,4 +1,4 @@
-"""Formats tables of text: aligned columns, one field a line, CSV or Markdown. Cells are never cut."""
+"""Formats tables of text as aligned columns, one field a line, CSV or Markdown, without cutting."""
 
 from __future__ import annotations
 

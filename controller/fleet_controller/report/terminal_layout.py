@@ -22,7 +22,7 @@ _RICH_GAP = 2
 
 
 def table_text(table: Table, width: int | None, colour: bool) -> str:
-    """Format a table for a terminal of `width` cells, or for a pipe (None). It ends with a newline."""
+    """Format a table for a terminal of `width` cells, or for a pipe (None); ends with a newline."""
     if not table.rows:
         return ""
     table = replace(table, rows=tuple(tuple(map(escape_to_one_line, row)) for row in table.rows))

@@ -13,7 +13,7 @@ from fleet_controller.cli.job_comparison import compare_job, read_verdict_option
 from fleet_controller.cli.output_files import write_output_file
 from fleet_controller.cli.terminal.console import Console
 from fleet_controller.core.controller_api import StoredRun
-from fleet_controller.report.comparison_output import (
+from fleet_controller.report.comparison_export import (
     comparison_csv,
     comparison_json,
     comparison_markdown,

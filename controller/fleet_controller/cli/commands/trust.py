@@ -29,13 +29,9 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
 
 
 def _show(arguments: argparse.Namespace, console: Console) -> None:
+    from fleet_controller.pki.trust_status import read_trust_status
     from fleet_controller.report.terminal_layout import table_text
-    from fleet_controller.report.trust_output import (
-        read_trust_status,
-        trust_json,
-        trust_notes,
-        trust_table,
-    )
+    from fleet_controller.report.trust_output import trust_json, trust_notes, trust_table
 
     trust = read_trust_status(trust_path(arguments), time.time_ns() // 1_000_000_000)
     if arguments.json:
