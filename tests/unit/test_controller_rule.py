@@ -38,13 +38,13 @@ def refused(now: CurrentController, shown: ControllerEpoch) -> str:
         (
             CurrentController(OURS),
             replace(OURS, epoch=4),
-            "this controller was replaced: start 5 of it came after this one, which is 4",
+            "this controller was replaced: it has epoch 4, and epoch 5 has been started on the same store",
         ),
         (CurrentController(OURS), OTHER, ""),
         (
             CurrentController(OURS, is_connected=True),
             OTHER,
-            "this host belongs to controller ours, which follows it now",
+            "this host belongs to controller ours, which is connected",
         ),
         (
             CurrentController(OURS, unstored="3 events", away_s=59),
@@ -99,7 +99,7 @@ def test_a_second_controller_comes_in_when_the_first_has_hung_up_and_stored_ever
     journal.acknowledge(2)
     told.append(_why(allegiance, OTHER))
     assert [line.rpartition("which ")[2] for line in told] == [
-        "follows it now", "has not stored 1 trial and 1 event yet", "has not stored 2 events yet", "",
+        "is connected", "has not stored 1 trial and 1 event yet", "has not stored 2 events yet", "",
     ]  # fmt: skip
     assert allegiance.is_replaced(OURS)
     assert not allegiance.is_replaced(ControllerEpoch()), (

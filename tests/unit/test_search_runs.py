@@ -294,19 +294,19 @@ def test_a_search_crosses_to_the_load_process_as_it_is() -> None:
         ),
         (
             Search(RATE, 64.0, 1.0, 0.05, 0.99),
-            "workloads[0].search: from 64 to 1 there is nothing to look for",
+            "workloads[0].search: 64 to 1 is not a range to search",
         ),
         (
             Search(RATE, 1e-300, 1.0, 0.05, 0.99),
-            "workloads[0].search: from 1e-300 to 1 there is nothing to look for",
+            "workloads[0].search: 1e-300 to 1 is not a range to search",
         ),
         (
             Search(CONCURRENCY, 1.0, 8.5, 0.05, 0.99),
-            "workloads[0].search: from 1 to 8.5 are no whole requests in flight",
+            "workloads[0].search: 1 to 8.5 are not whole numbers of requests",
         ),
         (
             Search(RATE, 1.0, 64.0, 0.0, 0.99),
-            "workloads[0].search: within 0 and a goodput of 0.99 are no shares",
+            "workloads[0].search: within 0 and goodput 0.99 are not between 0 and 1",
         ),
         (
             Search(CONCURRENCY, 1.0, 200_000.0, 0.05, 0.99),

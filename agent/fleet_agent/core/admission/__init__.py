@@ -1,1 +1,1 @@
-"""Decides which orders the agent accepts, from which controller and within which limits (pure)."""
+"""Decides which orders the agent accepts: from which controller, and within which limits."""

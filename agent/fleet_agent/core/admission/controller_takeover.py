@@ -1,9 +1,9 @@
-"""Owns the rule whose orders an agent obeys, from what it knows of controllers; remembers nothing
-itself.
+"""Decides which controller's orders an agent obeys.
 
-One controller at a time: its acknowledgements let the agent forget events, so a second one with
-another store would lose what the first had not stored yet. And of one store only its newest start:
-one that was replaced while it slept neither starts nor cancels anything.
+An agent obeys one controller at a time. The controller's acknowledgements let the agent delete
+events, so a second controller with another store would lose what the first has not stored yet. Of
+the controllers on one store, the agent obeys only the newest start: one that was replaced while it
+was suspended can neither start nor cancel anything.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ from dataclasses import dataclass
 from fleet_protos.controller_epoch import ControllerEpoch
 from fleet_protos.protocol_version import incompatibility, is_compatible
 
-TAKE_OVER_AFTER_S = 3600.0  # a controller that nobody heard of for so long has no claim any more
+TAKE_OVER_AFTER_S = 3600.0  # after so long without a connection, another controller may take over
 
 
 @dataclass(frozen=True, slots=True)
 class CurrentController:
-    """What ties an agent to its controller of now. `owed`: in words, what it would lose; empty =
-    nothing. `away_s`: since it hung up.
+    """What ties an agent to its current controller.
+
+    `epoch` is the newest that the agent obeyed, `unstored` says in words what the controller has
+    not stored yet (empty if nothing), and `away_s` is in seconds since it disconnected.
     """
 
     epoch: ControllerEpoch
@@ -30,7 +32,7 @@ class CurrentController:
 
 @dataclass(frozen=True, slots=True)
 class OrderRefused:
-    """Why an order is not obeyed, and what to do."""
+    """Why an order is refused, and what to do."""
 
     message: str
     hint: str
@@ -41,8 +43,9 @@ def check_order(
     presented: ControllerEpoch,
     take_over_after_s: float = TAKE_OVER_AFTER_S,
 ) -> OrderRefused | None:
-    """None when orders under this lease are to be obeyed. A lease that is not told is from before
-    leases, and obeyed.
+    """Return why orders of the presented epoch are refused, None if they are obeyed.
+
+    Orders without an epoch come from a version that did not send one, and are obeyed.
     """
     if not presented.names_controller:
         return None
@@ -66,15 +69,19 @@ def _refuse_other_controller(
 ) -> OrderRefused | None:
     belongs = f"this host belongs to controller {current.epoch.controller_id[:8]}"
     if current.is_connected:
-        return OrderRefused(f"{belongs}, which follows it now", "end that one first")
+        return OrderRefused(f"{belongs}, which is connected", "stop that controller first")
     if current.unstored and current.away_s < take_over_after_s:
-        hint = f"let it come back and finish, or wait until it has been away for {take_over_after_s / 60:.0f} min"
+        hint = (
+            "start that controller again and let it finish, or wait until it has been away for "
+            f"{take_over_after_s / 60:.0f} min"
+        )
         return OrderRefused(f"{belongs}, which has not stored {current.unstored} yet", hint)
     return None
 
 
 def _refuse_replaced(current: ControllerEpoch, presented: ControllerEpoch) -> OrderRefused:
-    message = f"this controller was replaced: start {current.epoch} of it came after this one, which is {presented.epoch}"
-    return OrderRefused(
-        message, "end this one: it works on a store that another one has taken over"
+    message = (
+        f"this controller was replaced: it has epoch {presented.epoch}, and epoch {current.epoch} "
+        "has been started on the same store"
     )
+    return OrderRefused(message, "stop this controller: another one has taken over its store")

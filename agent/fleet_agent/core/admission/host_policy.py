@@ -1,6 +1,4 @@
-"""Owns what a job may ask of this host, as values, and the defaults that servers have here. Pure;
-looks nothing up.
-"""
+"""What jobs may use on a host, and the defaults that the host gives to its servers."""
 
 from __future__ import annotations
 
@@ -9,17 +7,16 @@ from dataclasses import dataclass, field, replace
 
 from fleet_protos.trial_types import EngineKind, EngineSpec
 
-PATH_PYTHON = "python3"  # of the agent's own PATH, where neither job nor host names one
+PATH_PYTHON = "python3"  # on the agent's PATH, if neither the job nor the host names one
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Glob patterns of what jobs may name. `is_open`: nothing is refused, as for a user's own local
-    agent.
+    """Glob patterns of what jobs may use. An open policy refuses nothing (a user's local agent).
 
-    `models`: names and folders of models; empty: any, but none that brings code of its own.
-    `mounts`: folders of the host that containers mount and that arguments and variables may name.
-    `env`, `args`: variables and arguments beyond those that are harmless.
+    `models` are names and folders of models; empty allows every model that brings no code of its
+    own. `mounts` are folders of the host that containers may mount and that arguments and variables
+    may name. `env` and `args` are variables and arguments allowed in addition to the harmless ones.
     """
 
     is_open: bool = True
@@ -29,12 +26,12 @@ class Policy:
     mounts: tuple[str, ...] = ()
     env: tuple[str, ...] = ()
     args: tuple[str, ...] = ()
-    load_only: bool = False  # no server is launched here
+    load_only: bool = False  # the host sends load but launches no server
 
 
 @dataclass(frozen=True, slots=True)
 class ServerDefaults:
-    """What servers on this host have unless the job says otherwise: base < these < the job's."""
+    """What servers on this host get unless the job says otherwise."""
 
     python: str = ""
     image: str = ""
@@ -42,8 +39,9 @@ class ServerDefaults:
 
 
 def with_defaults(engine: EngineSpec, defaults: ServerDefaults) -> EngineSpec:
-    """The engine as it is launched here. The host's Python or image stands in only where the job
-    names neither.
+    """Return the engine with the host's defaults filled in.
+
+    The job's own variables win. The host's Python or image is used only if the job names neither.
     """
     if engine.kind is EngineKind.EXTERNAL:
         return engine
@@ -56,7 +54,7 @@ def with_defaults(engine: EngineSpec, defaults: ServerDefaults) -> EngineSpec:
 
 
 def allow_defaults(policy: Policy, defaults: ServerDefaults) -> Policy:
-    """What the host gives by itself it allows too."""
+    """Return the policy with the host's own default Python and image allowed."""
     python = (*policy.python, *((defaults.python,) if defaults.python else ()))
     return replace(
         policy,

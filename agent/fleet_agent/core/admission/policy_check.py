@@ -1,5 +1,6 @@
-"""Owns what of a trial a strict host refuses, and how its owner would allow it. Pure: how paths lie
-on the disk is asked of a `Look`.
+"""Checks a trial against the host's policy, and names the entry that would allow what is refused.
+
+Questions about the host's disk go to a `PathLookup`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from fleet_knowledge.sglang.server_arguments import resolve_name
 from fleet_protos.trial_types import EngineKind, EngineSpec
 
 _ALWAYS = ("/dev/null", "/dev/stdout", "/dev/stderr")
-# Nobody's to give away: what the whole host is ruled by
+# Never allowed, since these folders control the whole host
 _NEVER = (
     *(
         "/etc",
@@ -51,8 +52,10 @@ _METADATA = ("metadata.google.internal", "metadata", "instance-data")
 
 @dataclass(frozen=True, slots=True)
 class PathLookup:
-    """What the decision asks of the host: `real` follows links, `which` finds a program; `private`:
-    folders of the agent itself.
+    """What the check needs to know of the host.
+
+    `real` resolves symbolic links, `which` finds a program on PATH, `private` are the agent's own
+    folders.
     """
 
     home: str
@@ -63,8 +66,10 @@ class PathLookup:
 
 @dataclass(frozen=True, slots=True)
 class PolicyViolation:
-    """One thing that is not allowed here. `allow`: the list that would have to name it, empty when
-    none can; `entry`: as what.
+    """One thing that the host refuses.
+
+    An `entry` in the list `allow` of the host's policy would permit it; `allow` is empty if nothing
+    can permit it.
     """
 
     key: str
@@ -79,8 +84,9 @@ class PolicyViolation:
 def policy_violations(
     engine: EngineSpec, host_variables: tuple[str, ...], policy: Policy, lookup: PathLookup
 ) -> tuple[PolicyViolation, ...]:
-    """All that this host refuses of a trial; nothing under an open policy. `given`: variables that
-    are the host's own defaults.
+    """Return everything that the host refuses in a trial; nothing under an open policy.
+
+    `host_variables` names the variables that come from the host's own defaults.
     """
     if policy.is_open:
         return ()
@@ -89,7 +95,7 @@ def policy_violations(
     if policy.load_only:
         return (
             PolicyViolation(
-                "engine", "asks for a server, and this host only drives load for others"
+                "engine", "needs a server, but this host only sends load for other hosts"
             ),
         )
     found = [*_check_variables(engine, host_variables, policy, lookup)]
@@ -124,14 +130,13 @@ def _check_program(
         return
     written = _expand_home(engine.python, lookup)
     found = lookup.which(written) or written
-    real = posixpath.join(
-        lookup.real(posixpath.dirname(found)), posixpath.basename(found)
-    )  # its link says which environment it is of
+    # the program's own link is not followed: it says which virtual environment the program is in
+    real = posixpath.join(lookup.real(posixpath.dirname(found)), posixpath.basename(found))
     if path_patterns.has_parent_reference(written) or not (
         _is_allowed(found, policy.python, lookup)
         and _is_allowed(real, policy.python, lookup, links=True)
     ):
-        shown = engine.python if real == found else f"{engine.python} (which is {real})"
+        shown = engine.python if real == found else f"{engine.python} (resolves to {real})"
         yield PolicyViolation(
             "engine.python",
             f"{shown} is not allowed ({_list_patterns(policy.python)})",
@@ -150,9 +155,7 @@ def _is_allowed(
 
 
 def _expand_patterns(patterns: tuple[str, ...], lookup: PathLookup, links: bool) -> Iterator[str]:
-    """The patterns under the home folder, and, with `links`, as they read once the links of their
-    own folders are followed.
-    """
+    """Yield the patterns with `~` replaced; with `links`, also with their folders' links resolved."""
     for pattern in patterns:
         at_home = _expand_home(pattern, lookup)
         yield at_home
@@ -162,9 +165,7 @@ def _expand_patterns(patterns: tuple[str, ...], lookup: PathLookup, links: bool)
 
 
 def _expand_home(path: str, lookup: PathLookup) -> str:
-    """With its `~` replaced, and one slash where it begins with several, which are another way to
-    write one.
-    """
+    """Replace a leading `~` by the home folder, and several leading slashes by one."""
     path = lookup.home.rstrip("/") + path[1:] if path == "~" or path.startswith("~/") else path
     return f"/{path.lstrip('/')}" if path.startswith("//") else path
 
@@ -178,16 +179,16 @@ def _check_variables(
     patterns = tuple(pattern for pattern in policy.env if "*" in pattern or "?" in pattern)
     for name, value in engine.env.items():
         key = f"engine.env.{name}"
-        if (
-            name in host_variables or name in policy.env
-        ):  # by name: whoever wrote it there knows what it does
+        if name in host_variables or name in policy.env:  # allowed by name, so deliberately
             continue
-        if what := risky_variables.variable_risk(name, value):
-            yield PolicyViolation(key, what, "env", name)
+        if risk := risky_variables.variable_risk(name, value):
+            yield PolicyViolation(key, risk, "env", name)
         elif not risky_variables.is_tuning_variable(name) and not any(
             fnmatchcase(name, pattern) for pattern in patterns
         ):
-            yield PolicyViolation(key, "is no variable that tunes a server", "env", name)
+            yield PolicyViolation(
+                key, "is not known as a variable that tunes a server", "env", name
+            )
         elif not value.startswith("secret://"):
             yield from _check_paths(key, value, engine, policy, lookup)
 
@@ -200,16 +201,13 @@ def _check_arguments(
         if name in policy.args:
             continue
         if name != written:
-            yield PolicyViolation(key, f"is another spelling of {name}: write that")
+            yield PolicyViolation(key, f"is another spelling of {name}: write {name}")
             continue
-        if what := risky_arguments.argument_risk(name, value):
-            yield PolicyViolation(key, what, "args", name)
+        if risk := risky_arguments.argument_risk(name, value):
+            yield PolicyViolation(key, risk, "args", name)
         elif name not in known_arguments():
             yield PolicyViolation(
-                key,
-                "is no argument of SGLang that is known here, so nobody can say what it does",
-                "args",
-                name,
+                key, "is not a known argument of SGLang, so its effect is not known", "args", name
             )
         elif name not in (*risky_arguments.MODEL_ARGUMENTS, *risky_arguments.NOT_PATHS):
             yield from _check_paths(key, value, engine, policy, lookup)
@@ -219,19 +217,20 @@ def _check_paths(
     key: str, value: object, engine: EngineSpec, policy: Policy, lookup: PathLookup
 ) -> Iterator[PolicyViolation]:
     if path_patterns.has_parent_reference(value):
-        yield PolicyViolation(key, "climbs out of its folder by `..`")
+        yield PolicyViolation(key, "leaves its folder by `..`")
     for path in path_patterns.paths_in(value):
         if (
             path not in _ALWAYS
             and not _is_mounted(path, engine)
             and not _is_confined(path, (*policy.mounts, *policy.models), lookup)
         ):
-            where = f"names {path}, outside of what jobs may use ({_list_patterns((*policy.mounts, *policy.models))})"
-            yield PolicyViolation(key, where, "mounts", posixpath.dirname(path) or path)
+            allowed = _list_patterns((*policy.mounts, *policy.models))
+            message = f"names {path}, which jobs may not use ({allowed})"
+            yield PolicyViolation(key, message, "mounts", posixpath.dirname(path) or path)
 
 
 def _is_mounted(path: str, engine: EngineSpec) -> bool:
-    """It means a place inside the container that the job has mounted: the mount itself is judged."""
+    """Whether the path is inside a mount of the job's container; the mount is checked itself."""
     return bool(engine.container.image) and any(
         path_patterns.is_inside_pattern(path, target)
         for target in engine.container.mounts
@@ -240,9 +239,7 @@ def _is_mounted(path: str, engine: EngineSpec) -> bool:
 
 
 def _is_confined(path: str, patterns: tuple[str, ...], lookup: PathLookup) -> bool:
-    """Below an allowed folder, as it is written and where its links lead, and none of what is never
-    given away.
-    """
+    """Whether a path is in an allowed folder, as written and with links resolved, and not private."""
     written = _expand_home(path, lookup)
     real = lookup.real(written)
     if (
@@ -265,7 +262,7 @@ def _is_below(path: str, patterns: tuple[str, ...], lookup: PathLookup, *, links
 
 
 def _is_private(path: str, lookup: PathLookup) -> bool:
-    """It rules the host or the agent, lies in such a folder, or holds one."""
+    """Whether a path is in, or contains, a folder that controls the host or belongs to the agent."""
     path = posixpath.normpath(path)
     if path_patterns.is_inside_pattern(path, _SHARED_MEMORY):
         return False
@@ -297,20 +294,23 @@ def _check_models(
             path_patterns.has_parent_reference(name) or path_patterns.addresses_in(name)
         ):
             yield PolicyViolation(
-                key, f"{name} is neither a plain path nor a name of the hub", "models", name
+                key, f"{name} is neither a plain path nor a model name of the hub", "models", name
             )
         elif place.startswith(("/", "~")) and _is_private(
             lookup.real(_expand_home(place, lookup)), lookup
         ):
-            yield PolicyViolation(key, f"{name} lies in a folder of the system or of the agent")
+            yield PolicyViolation(key, f"{name} is in a folder of the system or of the agent")
     is_on = engine.args.get("trust_remote_code") not in (None, False)
     if is_on and not policy.models and "trust_remote_code" not in policy.args:
-        message = f"runs code that {engine.model_path} brings, and no model is named whose code may run here"
+        message = (
+            f"runs code that {engine.model_path} brings, and this host names no model whose code "
+            "may run"
+        )
         yield PolicyViolation("engine.args.trust_remote_code", message, "models", engine.model_path)
 
 
 def _path_on_host(name: str, engine: EngineSpec) -> str:
-    """The place on the host that a path means to a server in a container."""
+    """Return the path on the host that a path inside the container refers to."""
     for inside, outside in sorted(
         engine.container.mounts.items(), key=lambda mount: -len(mount[0])
     ):
@@ -356,9 +356,7 @@ def _check_mounts(
 
 
 def _check_url(url: str) -> Iterator[PolicyViolation]:
-    """Any server may be measured but those that only a host itself can ask, such as a cloud's
-    metadata.
-    """
+    """Refuse addresses that only the host itself can reach, such as a cloud's metadata service."""
     host = urlsplit(url).hostname or ""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
@@ -373,7 +371,7 @@ def _check_url(url: str) -> Iterator[PolicyViolation]:
             or address == _METADATA_6
         )
     if is_odd:
-        yield PolicyViolation("engine.url", f"{url} is no address of a server to measure")
+        yield PolicyViolation("engine.url", f"{url} is not the address of a server to measure")
 
 
 def _list_patterns(patterns: tuple[str, ...]) -> str:

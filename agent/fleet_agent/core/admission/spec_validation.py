@@ -1,7 +1,6 @@
-"""Owns what a trial must look like before anything is made of it: names, lengths, counts, numbers.
-Pure; whose host it is does not matter.
+"""Validates a TrialSpec received over the network: names, lengths, counts and numbers.
 
-Every field is walked by its type, so that one added later is covered without a word here.
+Every field is checked by its type, so that a field added later is covered without a change here.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from fleet_protos.trial_types import EngineKind, EngineSpec, TrialSpec, Workload
 
 LARGEST_SPEC_BYTES = 1 << 20
 _LONGEST = 4096  # characters of a name, path or address
-_LONGEST_VALUE = 32 << 10  # of one argument or variable: a process takes 128 KiB a word
+_LONGEST_VALUE = 32 << 10  # of one argument or variable; Linux takes at most 128 KiB
 _MOST_ENTRIES = 1000
 _MOST_WORKLOADS = 200
 _DEEPEST = 12
@@ -34,14 +33,14 @@ _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,511}")
 _MEETING = re.compile(r"[A-Za-z0-9.:\[\]_%-]{1,255}:\d{1,5}")
 _SHM_SIZE = re.compile(r"[0-9]{1,15}[A-Za-z]{0,2}")
 _CPUS = re.compile(r"[a-z]{0,8}|[0-9,-]{1,4096}")
-_VALUES = ("engine.args.", "engine.env.")  # texts that a server reads, and nobody else
+_VALUES = ("engine.args.", "engine.env.")  # texts that only the server reads
 _PROMPTS = re.compile(r"[a-z]+:[A-Za-z0-9._-]{1,100}")
 _CONTENT = re.compile(r"files\[\d+\]\.content")
 _LAYOUT = str.maketrans("", "", "\n\t")
 
 
 def find_spec_faults(spec: TrialSpec) -> tuple[str, ...]:
-    """All that no trial may have, one line each; never more than twenty."""
+    """Return what is wrong with a spec, one line each, at most twenty."""
     found = []
     for fault in _iter_faults(spec):
         found.append(fault)
@@ -51,7 +50,7 @@ def find_spec_faults(spec: TrialSpec) -> tuple[str, ...]:
 
 
 def find_value_faults(value: Any) -> tuple[str, ...]:
-    """The same of any other value: its texts and numbers alone; never more than three."""
+    """Return what is wrong with the texts and numbers of any other value, at most three lines."""
     return tuple(fault for fault, _ in zip(_walk("", value, 0), range(3), strict=False))
 
 
@@ -63,7 +62,7 @@ def _iter_faults(spec: TrialSpec) -> Iterator[str]:
 
 
 def shorten_untrusted(text: str, limit: int = 60) -> str:
-    """A text of somebody else's in a message: short, and nothing in it moves a cursor."""
+    """Return a received text for use in a message: quoted, shortened, without control characters."""
     return ascii(text if len(text) <= limit else f"{text[:limit]}…")
 
 
@@ -84,8 +83,8 @@ def _walk(key: str, value: Any, depth: int) -> Iterator[str]:
 
 
 def _parts(key: str, value: Any) -> Iterator[tuple[str, str, Any]]:
-    """(name, dotted place, content) of what a value holds; the name is empty where it is none of
-    the sender's.
+    """Yield (name, dotted place, content) of each entry; the name is empty unless the sender chose
+    it.
     """
     if isinstance(value, Mapping):
         yield from (
@@ -104,7 +103,7 @@ def _parts(key: str, value: Any) -> Iterator[tuple[str, str, Any]]:
 def _check_number(key: str, number: float) -> Iterator[str]:
     is_seed = key.rpartition(".")[2] == "seed"  # any 64 bits
     if not math.isfinite(number) or (abs(number) > _LARGEST_NUMBER and not is_seed):
-        yield f"{key}: {number} is no number to work with"
+        yield f"{key}: {number} is not finite or too large"
 
 
 def _check_count(key: str, count: int) -> Iterator[str]:
@@ -123,7 +122,7 @@ def _check_text(key: str, text: str) -> Iterator[str]:
         mark = next(
             mark for mark in text if not mark.isprintable() and not (is_value and mark in "\n\t")
         )
-        yield f"{key}: holds the character {mark!a}, which nobody sees"
+        yield f"{key}: contains the invisible character {mark!a}"
 
 
 # Particular fields
@@ -131,16 +130,19 @@ def _check_text(key: str, text: str) -> Iterator[str]:
 
 def _check_trial(spec: TrialSpec) -> Iterator[str]:
     if not _TRIAL_ID.fullmatch(spec.trial_id):
-        yield f"trial_id: {shorten_untrusted(spec.trial_id)} is no name of a folder: letters, digits, `.`, `-` and `_`, at most 200"
+        yield (
+            f"trial_id: {shorten_untrusted(spec.trial_id)} is not valid: it has 1 to 200 letters, "
+            "digits, `.`, `-` and `_`, and begins with a letter or digit"
+        )
     if not 0 < spec.attempt < 1_000_000:
-        yield f"attempt: {spec.attempt} is no number of an attempt"
+        yield f"attempt: {spec.attempt} is not between 1 and 999999"
     if len(spec.workloads) > _MOST_WORKLOADS:
         yield f"workloads: {len(spec.workloads)}, more than {_MOST_WORKLOADS}"
     yield from _check_files(spec)
 
 
 def _check_files(spec: TrialSpec) -> Iterator[str]:
-    """Each file can be read, and each that a workload names is there."""
+    """Check that every file can be unpacked, and that every file a workload names is attached."""
     if len(spec.files) > MAX_FILES:
         yield f"files: {len(spec.files)}, more than {MAX_FILES}"
         return
@@ -152,17 +154,17 @@ def _check_files(spec: TrialSpec) -> Iterator[str]:
     refs = {file.ref for file in spec.files}
     for index, load in enumerate(spec.workloads):
         if missing := sorted(load.file_refs - refs):
-            yield f"workloads[{index}]: no file of the trial is {shorten_untrusted(missing[0])}"
+            yield (f"workloads[{index}]: the trial has no file {shorten_untrusted(missing[0])}")
 
 
 def _check_engine(engine: EngineSpec) -> Iterator[str]:
     yield from (
-        f"engine.env: {shorten_untrusted(name)} is no name of a variable"
+        f"engine.env: {shorten_untrusted(name)} is not a valid variable name"
         for name in engine.env
         if not _VARIABLE.fullmatch(name)
     )
     yield from (
-        f"engine.args: {shorten_untrusted(name)} is no name of an argument"
+        f"engine.args: {shorten_untrusted(name)} is not a valid argument name"
         for name in engine.args
         if not _ARGUMENT.fullmatch(name)
     )
@@ -172,7 +174,10 @@ def _check_engine(engine: EngineSpec) -> Iterator[str]:
         ("container.python", engine.container.python),
     ):
         if text.startswith("-"):
-            yield f"{key}: {shorten_untrusted(text)} begins with a dash, so it would be read as an option"
+            yield (
+                f"{key}: {shorten_untrusted(text)} begins with a dash, so it would be read as an "
+                "option"
+            )
     patterns = (
         ("engine.container.image", engine.container.image, _IMAGE),
         ("engine.container.shm_size", engine.container.shm_size, _SHM_SIZE),
@@ -180,12 +185,15 @@ def _check_engine(engine: EngineSpec) -> Iterator[str]:
         ("engine.cpu_binding", engine.cpu_binding, _CPUS),
     )
     yield from (
-        f"{key}: {shorten_untrusted(text)} cannot be one"
+        f"{key}: {shorten_untrusted(text)} is not a valid value"
         for key, text, pattern in patterns
         if text and not pattern.fullmatch(text)
     )
     if engine.container.runtime not in ("", "docker", "podman"):
-        yield f"engine.container.runtime: {shorten_untrusted(engine.container.runtime)} is neither docker nor podman"
+        yield (
+            f"engine.container.runtime: {shorten_untrusted(engine.container.runtime)} is neither "
+            "docker nor podman"
+        )
     if engine.kind is EngineKind.EXTERNAL:
         yield from _check_url(engine.url)
     for key, wait_s in (
@@ -193,7 +201,7 @@ def _check_engine(engine: EngineSpec) -> Iterator[str]:
         ("stop_timeout_s", engine.stop_timeout_s),
     ):
         if not 0 <= wait_s <= _LONGEST_WAIT_S:
-            yield f"engine.{key}: {wait_s:g} is not 0 to {_LONGEST_WAIT_S:g} seconds"
+            yield f"engine.{key}: {wait_s:g} is not between 0 and {_LONGEST_WAIT_S:g} seconds"
 
 
 def _check_url(url: str) -> Iterator[str]:
@@ -223,31 +231,36 @@ def _check_measure(spec: TrialSpec) -> Iterator[str]:
 
 
 def _check_search(search: Search) -> Iterator[str]:
-    """Each fault begins with what it is about inside the workload."""
+    """Yield what is wrong; each text begins with the key inside the workload."""
     if search.of not in (RATE, CONCURRENCY):
         yield f".search.of: {shorten_untrusted(search.of)} is neither {RATE} nor {CONCURRENCY}"
     elif (
         not 0 < search.least < search.most < _LARGEST_NUMBER
         or search.most / search.least > _LARGEST_NUMBER
     ):
-        yield f".search: from {search.least:g} to {search.most:g} there is nothing to look for"
+        yield f".search: {search.least:g} to {search.most:g} is not a range to search"
     elif search.of == CONCURRENCY and not (search.least.is_integer() and search.most.is_integer()):
-        yield f".search: from {search.least:g} to {search.most:g} are no whole requests in flight"
+        yield f".search: {search.least:g} to {search.most:g} are not whole numbers of requests"
     elif not (0 < search.within < 1 and 0 < search.goodput <= 1):
-        yield f".search: within {search.within:g} and a goodput of {search.goodput:g} are no shares"
+        yield (
+            f".search: within {search.within:g} and goodput {search.goodput:g} are not between 0 "
+            "and 1"
+        )
 
 
 def _check_workload(load: Workload) -> Iterator[str]:
-    """Each fault begins with what it is about inside the workload."""
+    """Yield what is wrong; each text begins with the key inside the workload."""
     for key, count, most in _counts(load):
         if count > most:
             yield f".{key}: {count}, more than {most}"
     if load.cache not in ("", "salt", "flush", "shared"):
-        yield f".cache: {shorten_untrusted(load.cache)} is none of salt, flush and shared"
+        yield f".cache: {shorten_untrusted(load.cache)} is not salt, flush or shared"
     for prompts in (
         part.prompts for part in load.parts if part.prompts and not _PROMPTS.fullmatch(part.prompts)
     ):
-        yield f".prompts: {shorten_untrusted(prompts)} is neither builtin:NAME, file:REF nor random:ids"
+        yield (
+            f".prompts: {shorten_untrusted(prompts)} is not builtin:NAME, file:REF or random:ids"
+        )
     yield from (f": {fault}" for fault in _check_arrivals(load))
     for key, wait_s in (
         ("duration_s", load.duration_s),
@@ -255,7 +268,7 @@ def _check_workload(load: Workload) -> Iterator[str]:
         ("think_s", load.think_s),
     ):
         if not 0 <= wait_s <= _LONGEST_WAIT_S:
-            yield f".{key}: {wait_s:g} is not 0 to {_LONGEST_WAIT_S:g} seconds"
+            yield f".{key}: {wait_s:g} is not between 0 and {_LONGEST_WAIT_S:g} seconds"
 
 
 def _counts(load: Workload) -> tuple[tuple[str, int, int], ...]:
@@ -267,7 +280,7 @@ def _counts(load: Workload) -> tuple[tuple[str, int, int], ...]:
 
 
 def _check_arrivals(load: Workload) -> Iterator[str]:
-    """An open loop: all requests of a run are made before it begins."""
+    """Check an open loop, whose requests are all created before the run starts."""
     numbers = (
         load.rate_per_s,
         load.burstiness,
@@ -275,7 +288,7 @@ def _check_arrivals(load: Workload) -> Iterator[str]:
         *(number for stage in load.stages for number in astuple(stage)),
     )
     if min(numbers) < 0 or not all(part.weight > 0 for part in load.parts):
-        yield "its rate, burstiness, speed, a stage or a weight is below 0"
+        yield "the rate, the burstiness, the speed or a stage is below 0, or a weight is not above 0"
     requests = load.rate_per_s * load.duration_s + sum(stage.requests for stage in load.stages)
     if not requests <= _MOST_REQUESTS:
         yield f"{requests:g} requests in a run, more than {_MOST_REQUESTS}"
