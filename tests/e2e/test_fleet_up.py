@@ -187,7 +187,7 @@ def test_up_follows_the_hosts_of_the_file_and_a_job_runs_on_one_to_its_verdict(
     with bench.up() as (_, told):
         assert told[1:3] == [
             "fleet.yaml: 2 of 3 hosts connected\n",
-            "  gamma: no certificate was ever issued to host gamma: fleetctl deploy gamma gives it a new one\n",
+            "  gamma: no certificate was ever issued to host gamma: `fleetctl deploy gamma` issues a new one\n",
         ]
         hosts = {
             host["host"]: host

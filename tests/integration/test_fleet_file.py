@@ -173,7 +173,7 @@ async def test_the_file_wins_over_the_agents_labels_and_the_difference_is_told_o
                 await until(fleet, connected())
     assert host.labels == {"gpu": "h200", "own": "x"}
     assert [message for message in caplog.messages if "label" in message] == [
-        "a: label gpu is a100 for the agent and h200 in the fleet file; the file's holds"
+        "a: label gpu is a100 for the agent and h200 in the fleet file; the value of the fleet file is used"
     ]
 
 

@@ -245,7 +245,9 @@ async def test_hosts_that_cannot_meet_are_refused_before_anything_starts(
     lead, far = pair
     far.labels = {"address": "10.0.0.2"}
     async with start_controller(tmp_path / "controller", [lead.address, far.address]) as here:
-        with pytest.raises(ConfigError, match="nothing says where host there reaches host here"):
+        with pytest.raises(
+            ConfigError, match="no address is known at which host there reaches host here"
+        ):
             await here.fleet.submit(JOB.format(tokens=40, engine=""), "job.yaml")
     assert lead.started == far.started == []
 

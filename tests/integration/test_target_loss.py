@@ -156,7 +156,7 @@ async def test_a_revoked_host_is_told_to_be_that_and_not_what_followed_from_it(
         if revoked:
             raise ConfigError(
                 f"the certificate of host {host} was revoked",
-                f"fleetctl deploy {host} gives it a new one",
+                f"`fleetctl deploy {host}` issues a new one",
             )
 
     follow = FleetTargets(
@@ -166,7 +166,7 @@ async def test_a_revoked_host_is_told_to_be_that_and_not_what_followed_from_it(
         await listed(here.fleet, "connected")
         revoked.append("here")
         await agent.down()
-        told = "the certificate of host here was revoked: fleetctl deploy here gives it a new one"
+        told = "the certificate of host here was revoked: `fleetctl deploy here` issues a new one"
         assert (await listed(here.fleet, "unreachable")).message == told
         (found,) = [found async for found in here.fleet.check_hosts(["here"])]
         (wrong,) = found.findings

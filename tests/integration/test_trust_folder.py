@@ -220,7 +220,7 @@ def test_a_missing_file_is_named(authority: Authority, name: str) -> None:
 
 def test_an_authoritys_key_that_others_may_read_is_refused(authority: Authority) -> None:
     (authority.folder / "ca.key").chmod(0o640)
-    with pytest.raises(ConfigError, match="others may read it") as raised:
+    with pytest.raises(ConfigError, match="other users may read it") as raised:
         authority.issue_agent("gpu01")
     assert raised.value.hint == f"chmod 600 {authority.folder}/ca.key"
 
@@ -326,7 +326,7 @@ def test_what_is_installed_is_kept_until_there_is_a_reason_to_replace_it(
         == "it expires within 30 days"
     )
     authority.request_renewal("gpu01")
-    assert authority.renewal_reason("gpu01", mark, now_s) == "a new one was asked for"
+    assert authority.renewal_reason("gpu01", mark, now_s) == "a new one was requested"
     newer = fingerprint(authority.issue_agent("gpu01").certificate_pem)
     assert authority.renewal_reason("gpu01", newer, now_s) == ""
     authority.revoke("gpu01")

@@ -127,7 +127,7 @@ class TrialRunner:
             fx.ProveConfiguration: lambda _: handlers.prove(),
             fx.HoldServer: lambda hold: handlers.hold(hold.deadline_s),
             fx.WarmUp: lambda warm_up: handlers.warm_up(warm_up.workload),
-            fx.MeasureRun: lambda run: handlers.measure(run.workload, run.index, run.told),
+            fx.MeasureRun: lambda run: handlers.measure(run.workload, run.index, run.search_runs),
             fx.CollectEvidence: lambda _: handlers.collect(),
             fx.StopServer: lambda _: handlers.server.stop(),
             fx.CloseTrial: handlers.close,

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import time
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from fleet_controller.app.submission import JobSubmission
 from fleet_controller.core.controller_api import (
     HostCheck,
     HostStatus,
@@ -21,41 +21,23 @@ from fleet_controller.core.controller_api import (
     JobSummary,
     TrialDetail,
 )
-from fleet_controller.core.fairness import initial_host_time
-from fleet_controller.core.gang import LOOPBACK
-from fleet_controller.core.host_view import GPUS_UNKNOWN
 from fleet_controller.core.inventory import Inventory
-from fleet_controller.core.job import HostChoice, Job
 from fleet_controller.core.scheduler import TrialStart, next_starts
-from fleet_controller.core.trial_state import Attempt, Trial, ended_by_controller
+from fleet_controller.core.trial_state import Attempt, ended_by_controller
 from fleet_controller.hosts.connections import HostConnections
 from fleet_controller.hosts.host_checks import check_connections
 from fleet_controller.hosts.host_connection import HostConnection
 from fleet_controller.hosts.host_health import HostHealth
 from fleet_controller.hosts.host_timeouts import HostTimeouts
 from fleet_controller.hosts.targets import FleetTargets, targets_of
-from fleet_controller.hosts.wait_connected import planning_candidates, wait_until_connected
-from fleet_controller.job_file.job_loader import LoadedJob, load_job
 from fleet_controller.jobs.indexed_job import SeenTrials, job_change
 from fleet_controller.jobs.job_index import wait_until_set
 from fleet_controller.jobs.job_views import job_detail
 from fleet_controller.jobs.queries import ReadOnlyController
 from fleet_controller.jobs.state_writer import StateWriter
-from fleet_controller.planning.admission_preview import predicted_refusal
-from fleet_controller.planning.estimate import estimate_seconds
-from fleet_controller.planning.host_selection import choose_hosts, host_choice_findings
-from fleet_controller.planning.job_plan import Plan, make_plan, trial_specs
-from fleet_controller.planning.load_host_assignment import (
-    load_host_findings,
-    load_hosts_of,
-    load_plan,
-)
-from fleet_controller.store.rows import JobRow
 from fleet_controller.store.store import Store
-from fleet_controller.yaml.findings import ERROR, JobRejected, has_errors
-from fleet_protos.errors import ConfigError, ErrorKind, FleetError, NotFound
+from fleet_protos.errors import ErrorKind, FleetError, NotFound
 from fleet_protos.prometheus_series import RunSeries
-from fleet_protos.trial_types import TrialSpec
 
 log = logging.getLogger(__name__)
 
@@ -87,6 +69,7 @@ class FleetController:
         self._timeouts = HostTimeouts(
             self._writer, lambda: self._host_connections, targets.give_up_after_s
         )
+        self._submission = JobSubmission(self._writer, self._connections, first_contact_s)
         self._blocked_reason = ""  # why nothing is begun now
 
     # Work
@@ -235,52 +218,13 @@ class FleetController:
     async def submit(
         self, yaml: str, file_name: str, only_connected: bool = False, request_key: str = ""
     ) -> str:
-        """Take a job; its id, that of the job made before when the request is repeated.
+        """Plan, check and store a job; return its id. A repeated `request_key` returns the job
+        stored with it before.
 
-        Raises JobRejected, HostUnreachable when no agent is connected, ConfigError when none fits.
+        Raises JobRejected, HostUnreachable if no agent is connected, ConfigError if no host can run
+        the job.
         """
-        if existing_id := await self._writer.job_of_request(request_key):
-            return existing_id
-        loaded = await asyncio.to_thread(load_job, yaml, file_name)  # a large file takes seconds
-        plan = await self._plan(loaded.job, only_connected)
-        job_id = f"{loaded.job.name}-{secrets.token_hex(3)}"
-        specs = [
-            spec
-            for planned in plan.trials
-            for spec in trial_specs(loaded.job, plan, planned, job_id)
-        ]
-        self._check_runnable(specs, plan.hosts)
-        self._check_gang_addresses(_gangs(loaded.job, plan))
-        row = replace(
-            _job_row(job_id, loaded, estimate_seconds(plan, loaded.job)),
-            placement=self._placement(loaded.job.hosts, specs, plan.hosts).to_json(),
-            joined_s=initial_host_time(self._writer.job_index.host_times(loaded.job.priority)),
-        )
-        return await self._writer.add_job(row, [Trial(spec) for spec in specs], request_key)
-
-    async def _plan(self, job: Job, only_connected: bool) -> Plan:
-        """Its trials on the hosts that match; those of the fleet file too that do not answer now,
-        unless `only_connected`.
-        """
-        await wait_until_connected(
-            self._host_connections, job.hosts.names, self._writer.job_index, self._first_contact_s
-        )
-        known = planning_candidates(self._host_connections)
-        findings = (
-            list(host_choice_findings(job, known, only_connected))
-            if any(host.in_file for host in known)
-            else []
-        )
-        if has_errors(findings):
-            raise JobRejected(findings)
-        hosts = choose_hosts(job, known, only_connected)
-        findings = list(load_host_findings(job, known, hosts))
-        if has_errors(findings):
-            raise JobRejected(findings)
-        plan = make_plan(job, hosts, load_plan(job, load_hosts_of(job, known, hosts)))
-        if plan.is_refused:
-            raise JobRejected([finding for finding in plan.findings if finding.severity == ERROR])
-        return plan
+        return await self._submission.submit(yaml, file_name, only_connected, request_key)
 
     async def jobs(self) -> tuple[JobSummary, ...]:
         """All jobs, the newest first."""
@@ -376,82 +320,3 @@ class FleetController:
     async def trial(self, trial_id: str, attempt: int, with_log: bool) -> TrialDetail:
         """One attempt of a trial, 0 = the newest."""
         return await self._queries.trial(trial_id, attempt, with_log)
-
-    def _check_runnable(self, specs: Sequence[TrialSpec], hosts: Sequence[str]) -> None:
-        for spec in specs:
-            rooms = {
-                host: self._by_host[host].usable_gpus(spec.engine.kind)
-                for host in ([spec.host] if spec.host else hosts)
-            }
-            if spec.engine.gpus > max(rooms.values()):
-                there = ", ".join(f"host {host} has {room}" for host, room in rooms.items())
-                raise ConfigError(
-                    f"variant {spec.variant} needs {spec.engine.gpus} GPUs, {there}",
-                    "lower engine.gpus and the parallel sizes, or choose other hosts",
-                )
-            self._check_allowed(spec, [*rooms])
-
-    def _check_allowed(self, spec: TrialSpec, hosts: Sequence[str]) -> None:
-        """What the agents would refuse anyway, as far as they have told it: before anything is
-        planned on them.
-        """
-        for host in hosts:
-            what, entry = predicted_refusal(spec.engine, self._by_host[host].advertised_policy)
-            if what:
-                hint = f"choose another, or have the owner of the fleet write for {host}: allow: {{{entry}}}, then run `fleetctl deploy`"
-                raise ConfigError(
-                    f"variant {spec.variant}: host {host} does not allow {what}", hint
-                )
-
-    def _placement(
-        self, choice: HostChoice, specs: Sequence[TrialSpec], hosts: Sequence[str]
-    ) -> HostChoice:
-        """The choice, with the part of a host that a trial takes where others are let in."""
-        largest = max(specs, key=lambda spec: spec.engine.gpus)
-        rooms = (self._by_host[host].usable_gpus(largest.engine.kind) for host in hosts)
-        room = max((room for room in rooms if room != GPUS_UNKNOWN), default=0)
-        return (
-            replace(choice, part=min(1.0, largest.engine.gpus / room))
-            if largest.shared and room
-            else choice
-        )
-
-    def _check_gang_addresses(self, gangs: Iterable[Sequence[str]]) -> None:
-        """The members of a gang connect to its lead, so what is known of it must lead there."""
-        for lead, *members in gangs:
-            far = [host for host in members if self._by_host[host].meeting_host != LOOPBACK]
-            if far and self._by_host[lead].meeting_host == LOOPBACK:
-                raise ConfigError(
-                    f"nothing says where host {', '.join(far)} reaches host {lead}: its agent is at {self._by_host[lead].agent.address}",
-                    "the hosts of one server meet at the first: start its agent with --label address=HOST, as the others reach it",
-                )
-
-
-def _gangs(job: Job, plan: Plan) -> set[tuple[str, ...]]:
-    """Hosts of one server, the one where they meet first: as planned, or any of them first where a
-    block may go to any.
-    """
-    if job.hosts.every_host:
-        return {(planned.host, *planned.members) for planned in plan.trials}
-    nodes = max(job.engine.gang.nodes, 1)
-    return {
-        (lead, *(host for host in plan.hosts if host != lead)) if nodes > 1 else (lead,)
-        for lead in plan.hosts
-    }
-
-
-def _job_row(job_id: str, loaded: LoadedJob, planned_s: float) -> JobRow:
-    engine = loaded.job.engine
-    kind = engine.kind.name.lower()
-    time_scale = engine.simulation.time_scale if kind == "simulated" else 1.0
-    row = JobRow(
-        job_id,
-        loaded.job.name,
-        loaded.text,
-        loaded.file_name,
-        time.time_ns(),
-        kind,
-        time_scale,
-        planned_s,
-    )
-    return replace(row, priority=loaded.job.priority)

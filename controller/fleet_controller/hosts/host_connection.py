@@ -8,23 +8,22 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
-from fleet_controller.core.compatibility import agent_incompatibility, clock_warning
+from fleet_controller.core.compatibility import clock_warning
 from fleet_controller.core.controller_api import HostStatus
-from fleet_controller.core.gang import lead_and_rank, meeting_host, spec_for_agent
+from fleet_controller.core.gang import meeting_host
 from fleet_controller.core.host_view import (
     GPUS_UNKNOWN,
-    label_differences,
     merge_gpus,
     merge_labels,
 )
 from fleet_controller.core.inventory import FleetHost
-from fleet_controller.core.trial_state import Attempt, Trial, ended_by_controller
+from fleet_controller.core.trial_state import Trial, ended_by_controller
+from fleet_controller.hosts.agent_checks import AgentChecks
 from fleet_controller.hosts.agent_client import AgentClient, AgentInfo
 from fleet_controller.hosts.artifact_downloads import ArtifactDownloads
-from fleet_controller.hosts.load_cluster import LoadClusters
+from fleet_controller.hosts.order_sender import OrderSender
 from fleet_controller.hosts.reconcile import AttemptReconciler
 from fleet_controller.hosts.targets import LOCAL_ACCESS, AgentTarget, HostAccess, direct_address
 from fleet_controller.jobs.job_index import wait_until_set
@@ -36,12 +35,9 @@ from fleet_protos.errors import (
     Conflict,
     ErrorKind,
     FleetError,
-    HostUnreachable,
-    LoadError,
     StoreUnusable,
-    Superseded,
 )
-from fleet_protos.trial_types import EngineKind, Outcome, Phase, TrialSpec
+from fleet_protos.trial_types import EngineKind
 from fleet_transport.tls_identity import agent_name
 
 log = logging.getLogger(__name__)
@@ -49,7 +45,6 @@ log = logging.getLogger(__name__)
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.1, 5.0
 _ACKNOWLEDGE_PAUSE_S = 0.2
 _POLL_INTERVAL_S = 3.0
-_ORDER_RETRY_S = 2.0  # until an order that the host could not take is given again
 
 
 class HostConnection:
@@ -71,7 +66,7 @@ class HostConnection:
             by_host.setdefault(target.fleet_host.name, self)
         self.trouble = ""
         self.connected = False
-        self.is_compatible = True  # its agent speaks a contract near enough to ours
+        self._checks = AgentChecks(self.agent)
         self._disconnected_at_s = time.monotonic()  # when it was last there; see `away_s`
         self.is_removed = False  # it was taken out of the fleet file
         self.downloads = ArtifactDownloads(self.agent, writer, artifacts)
@@ -79,16 +74,10 @@ class HostConnection:
         self.agent.controller_epoch = writer.store.controller_epoch
         self._info = AgentInfo()
         self._writer = writer
-        self._orders_pending = asyncio.Event()
-        self._load_clusters = LoadClusters(by_host)  # for trials that are led from here
+        self._orders = OrderSender(self, writer, by_host)
         self._stored_sequence = 0
         self._stored_changed = asyncio.Event()
         self._reconnect = asyncio.Event()
-        self._cancel_sent: set[tuple[str, int]] = (
-            set()
-        )  # over this connection: asking once is enough
-        self._logged_differences: tuple[str, ...] = ()
-        self._clock_logged = False
         self._last_logged_trouble = (
             ""  # kept while connected, so that what comes again at once is told once
         )
@@ -166,7 +155,7 @@ class HostConnection:
             state="connected"
             if self.connected
             else "unreachable"
-            if self.is_compatible
+            if self._checks.is_compatible
             else "incompatible",
             gpus=self._listed_gpus(EngineKind.SGLANG),
             simulated_gpus=self._listed_gpus(EngineKind.SIMULATED),
@@ -209,7 +198,7 @@ class HostConnection:
         async with asyncio.TaskGroup() as tasks:
             for work in (
                 self._stay_connected(),
-                self._send_orders(),
+                self._orders.run(),
                 self._acknowledge_loop(),
                 self._poll_agent(),
                 self.downloads.run(),
@@ -320,14 +309,12 @@ class HostConnection:
                 display_name,
             )
         info = await self.agent.describe()
-        self._check_compatibility(info)
-        self._check_against_fleet_file(info)
+        self._checks.check(info, self.fleet_host)
         other = self._by_host.setdefault(info.host, self)
         if other is not self:
             message = f"the agent at {self.agent.address} calls itself {info.host} too, as the one at {other.agent.address} does"
             raise Conflict(message, "give one another --host-name")
         self._info = info
-        self._cancel_sent.clear()
         await self._close_lost_attempts()
         await self._reconciler.cancel_ended_attempts(info)
         self.downloads.reset(await self._writer.missing_artifacts(info.agent_id))
@@ -335,34 +322,8 @@ class HostConnection:
         await self.agent.present_epoch(info.agent_id)
         self.connected, self.trouble = True, ""
         self._stored_changed.set()
-        self._orders_pending.set()
+        self._orders.notify_connected()
         self._writer.job_index.notify()
-
-    def _check_compatibility(self, info: AgentInfo) -> None:
-        """Raises Conflict for an agent that is too old or too new."""
-        message, hint = agent_incompatibility(info.host, info.version, info.protocol)
-        self.is_compatible = not message
-        if message:
-            raise Conflict(f"{message}: {hint}", hint)
-        remark = clock_warning(self.agent.clock.ahead_ns / 1e9)
-        if remark and not self._clock_logged:
-            log.warning("%s: %s", info.host, remark)
-        self._clock_logged = bool(remark)
-
-    def _check_against_fleet_file(self, info: AgentInfo) -> None:
-        """What the agent says of itself with what the fleet file says. Raises Conflict for another
-        host's agent.
-        """
-        if self.fleet_host is not None and info.host != self.fleet_host.name:
-            message = f"the agent at {self.agent.address} calls itself {info.host or 'nothing'}, the fleet file has {self.fleet_host.name} there"
-            raise Conflict(
-                message,
-                f"fleetctl deploy {self.fleet_host.name} makes it that host, or correct its address in the fleet file",
-            )
-        differing = label_differences(self.fleet_host, info.labels)
-        if differing and differing != self._logged_differences:
-            log.warning("%s: label %s; the file's holds", self.host, ", ".join(differing))
-        self._logged_differences = differing
 
     async def _close_lost_attempts(self) -> None:
         """Attempts that an earlier journal of this host held are gone with it: the new one will
@@ -403,8 +364,8 @@ class HostConnection:
                 self.downloads.add([event.body.run.artifact])
         if isinstance(event.body, ev.EvidenceCollected):
             self.downloads.add(event.body.artifacts)
-        if isinstance(event.body, ev.TrialOver) and self._load_clusters.active_keys():
-            self._orders_pending.set()
+        if isinstance(event.body, ev.TrialOver):
+            self._orders.notify_trial_over()
 
     async def _acknowledge_loop(self) -> None:
         """Tell the agent how far its events are stored: once for all that came since it was last
@@ -430,118 +391,8 @@ class HostConnection:
                 error.message,
             )
 
-    # Orders
-
     def notify_orders(self) -> None:
-        """Something is to be begun or cancelled here. Returns at once: a host that hangs holds up
-        no other.
+        """Look for attempts to start or cancel here. Returns at once: a host that hangs delays no
+        other.
         """
-        self._orders_pending.set()
-
-    async def _send_orders(self) -> None:
-        """One task does both, so that a cancel never overtakes the start that it is about."""
-        while True:
-            await self._orders_pending.wait()
-            self._orders_pending.clear()
-            if not self.connected:
-                continue  # connecting gives them again
-            await self._release_load_hosts()
-            for job, trial in self._writer.job_index.active_on(self.host):
-                attempt = trial.newest
-                try:
-                    reason = (
-                        "the job was cancelled"
-                        if job.row.cancelled
-                        else self._writer.job_index.end_reason(trial.spec.trial_id)
-                    )
-                    if reason and attempt is not None:
-                        await self._cancel_attempt(trial, attempt, reason)
-                    elif attempt is not None and attempt.phase is Phase.QUEUED:
-                        lead = job.nodes[lead_and_rank(trial.spec.trial_id)[0]].spec.host
-                        await self._start_attempt(
-                            spec_for_agent(
-                                trial.spec, attempt.number, self._by_host[lead].meeting_host
-                            ),
-                            attempt,
-                        )
-                except (HostUnreachable, Conflict) as error:
-                    log.info("%s: %s", trial.spec.trial_id, error.message)
-                    asyncio.get_running_loop().call_later(_ORDER_RETRY_S, self._orders_pending.set)
-
-    async def _release_load_hosts(self) -> None:
-        """The load hosts of attempts that are over."""
-        active = {
-            (trial.spec.trial_id, trial.newest.number)
-            for _, trial in self._writer.job_index.active_on(self.host)
-            if trial.newest
-        }
-        for key in self._load_clusters.active_keys():
-            if key not in active:
-                await self._load_clusters.tear_down(key)
-
-    async def _start_attempt(self, spec: TrialSpec, attempt: Attempt) -> None:
-        """Hand over an attempt that no event confirms yet; doing so twice is harmless."""
-        room = self.usable_gpus(spec.engine.kind)
-        if spec.engine.gpus > room:
-            message = f"it needs {spec.engine.gpus} GPUs, host {self.host} has {room} now"
-            await self._writer.save_attempt(
-                spec.trial_id,
-                ended_by_controller(
-                    attempt, ErrorKind.CONFIG, "too_few_gpus", message, time.time_ns()
-                ),
-            )
-            return
-        try:
-            if spec.load.hosts:
-                await self._load_clusters.set_up(spec)
-            await self.agent.start(spec)
-        except LoadError as error:
-            end = ended_by_controller(
-                attempt, ErrorKind.HOST_UNREACHABLE, "load_host_away", error.message, time.time_ns()
-            )
-            await self._writer.save_attempt(spec.trial_id, end)
-        except Superseded as error:
-            await self._writer.save_attempt(
-                spec.trial_id,
-                ended_by_controller(
-                    attempt, ErrorKind.CONFLICT, "superseded", error.message, time.time_ns()
-                ),
-            )
-        except (HostUnreachable, Conflict):
-            raise
-        except FleetError as error:
-            kind = ErrorKind.BUG if error.exit_code == error.exit_code.BUG else ErrorKind.CONFIG
-            await self._writer.save_attempt(
-                spec.trial_id,
-                ended_by_controller(
-                    attempt, kind, "refused_by_agent", error.message, time.time_ns()
-                ),
-            )
-
-    async def _cancel_attempt(self, trial: Trial, attempt: Attempt, reason: str) -> None:
-        """Ask the agent to end it. One that it does not know and of which no event came never
-        began: it ends here.
-        """
-        key = trial.spec.trial_id, attempt.number
-        if key in self._cancel_sent:
-            return
-        if await self.agent.cancel(*key, reason):
-            self._cancel_sent.add(key)
-            return
-        if attempt.phase is not Phase.QUEUED:
-            return
-        current = next(
-            (
-                now
-                for _, now in self._writer.job_index.active_on(self.host)
-                if now.spec.trial_id == trial.spec.trial_id
-            ),
-            None,
-        )
-        if current is not None and current.newest == attempt:
-            end = ended_by_controller(
-                attempt, ErrorKind.NONE, "", "cancelled before it began", time.time_ns()
-            )
-            await self._writer.save_attempt(
-                trial.spec.trial_id, replace(end, outcome=Outcome.CANCELLED)
-            )
+        self._orders.notify()

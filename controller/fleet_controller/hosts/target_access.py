@@ -40,9 +40,12 @@ def fleet_targets(
         if host.through_ssh or not is_local(direct_address(host))
     ]
     if far and not (trust / "ca.crt").exists():
-        more = f" and {len(far) - 1} more are" if len(far) > 1 else " is"
-        message = f"{inventory.file}: {far[0]}{more} reached by TLS, and {trust} holds no authority"
-        raise ConfigError(message, "`fleetctl init` makes it; --trust DIR names another folder")
+        who = f"hosts {far[0]} and {len(far) - 1} more are" if far[1:] else f"host {far[0]} is"
+        raise ConfigError(
+            f"{inventory.file}: {who} not on this machine, so the connection needs TLS, "
+            f"but there is no authority in {trust}",
+            "`fleetctl init` creates one; --trust DIR names another folder",
+        )
 
     def tls_files(host: str) -> TlsFiles | None:
         return Authority.open(trust).agent_files(host) if (trust / "ca.crt").exists() else None

@@ -1,109 +1,96 @@
-"""Owns the trust folder: the fleet's authority, whom it has issued certificates to, and whose are
-revoked. Speaks to no host.
+"""Issues, renews and revokes the certificates of a fleet.
 
-    ca.crt          the authorities that are trusted, the issuing one first (two while the authority
-    is being replaced) ca.key          the key of the issuing one controller.*, user.*
-    certificate and key of the controller and of the user of this machine; *.next: a pair not yet in
-    place agents/HOST.crt the certificates by which the controller knows a host's agent: those
-    issued to it and not revoked issued.json, revoked.json
+The files of a trust folder:
 
-Everything is read anew for each call, so that any number of commands and threads may use one
-folder.
+    ca.crt              the trusted authorities, the issuing one first (two while the authority is
+                        being replaced)
+    ca.key              the key of the issuing authority
+    controller.*        certificate and key of the controller
+    user.*              certificate and key of the user of this machine
+    *.next              a key and certificate that are not in place yet
+    agents/HOST.crt     the certificates by which the controller knows a host's agent: issued to it
+                        and not revoked
+    issued.json         all issued certificates
+    revoked.json        all revoked certificates
+
+Every call reads the files again, so any number of commands and threads may use one folder.
 """
 
 from __future__ import annotations
 
-import stat
 from collections.abc import Iterable
-from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fleet_controller.pki import trust_folder as files
+from fleet_controller.pki.authority_files import AuthorityFiles, check_name, split_pem
 from fleet_controller.pki.expiry import RENEW_BEFORE_S, ExpiringCertificate
-from fleet_controller.pki.issued_certificates import (
-    IssuedCertificate,
-    IssuedCertificates,
-    issued_json,
-    read_issued,
-)
+from fleet_controller.pki.issued_certificates import IssuedCertificate, IssuedCertificates
 from fleet_protos.errors import ConfigError, Conflict, NotFound
 from fleet_transport.certificate import Certificate, parse_certificates
-from fleet_transport.revocation_list import Revocation, read_revocations, revocations_json
-from fleet_transport.tls_identity import (
-    CONTROLLER_NAME,
-    PARTY_NAME_PATTERN,
-    Role,
-    TlsFiles,
-    agent_name,
-)
+from fleet_transport.revocation_list import Revocation, revocations_json
+from fleet_transport.tls_identity import CONTROLLER_NAME, Role, TlsFiles, agent_name
 
 if TYPE_CHECKING:
     from fleet_controller.pki.certificate_builder import CertificateAndKey
 
-# of one host: its newest, and those that a deploy which did not come to its end may have left there
+# Certificates trusted for one host: the newest, and those that a deploy that did not finish may
+# have left on the host.
 _PINS = 4
-_BEGIN, _END = b"-----BEGIN CERTIFICATE-----", b"-----END CERTIFICATE-----"
 
 
 class Authority:
-    """A trust folder that exists. Raises ConfigError, which names the file, for one that is damaged
-    or that others may read.
+    """The authority of an existing trust folder.
+
+    All calls raise ConfigError, which names the file, if a file is damaged or readable by others.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._files = AuthorityFiles(folder)
 
     @classmethod
     def open(cls, folder: Path) -> Authority:
-        """Raises ConfigError when there is none, or when it is damaged."""
+        """Open a trust folder and check it. Raises ConfigError if it is missing or damaged."""
         authority = cls(folder)
         if not (folder / "ca.crt").exists():
             raise ConfigError(
                 f"there is no authority in {folder}",
-                "`fleetctl init` makes it; --trust DIR names another folder",
+                "`fleetctl init` creates one; --trust DIR names another folder",
             )
-        if any(folder.glob("*.next")):
-            with authority._exclusive():
-                authority._finish_replacement()
+        if authority._files.has_unfinished_replacement():
+            with authority._files.lock():
+                authority._files.finish_replacement()
         authority.trusted_authorities()
         authority.ledger()
         authority.revoked()
         return authority
 
-    # What there is
+    # Queries
 
     def trusted_authorities(self) -> tuple[Certificate, ...]:
-        """The authorities that are trusted now, the newest first."""
-        return _certificates(self.folder / "ca.crt")
+        """Return the trusted authorities, the newest first."""
+        return self._files.trusted_authorities()
 
     def authorities_pem(self) -> bytes:
-        """What a host or a user needs to know the others of the fleet by."""
-        return _read(self.folder / "ca.crt")
+        """Return the trusted authorities as PEM, for a host or a user."""
+        return self._files.authorities_pem()
 
     def ledger(self) -> IssuedCertificates:
-        """Every certificate issued that has not expired long ago."""
-        path = self.folder / "issued.json"
-        try:
-            return read_issued(_read(path)) if path.exists() else IssuedCertificates()
-        except ValueError as error:
-            raise ConfigError(
-                f"{path}: it is not a list of issued certificates ({error})",
-                "restore it from a backup",
-            ) from error
+        """Return every issued certificate that has not expired long ago."""
+        return self._files.ledger()
 
     def revoked(self) -> tuple[Revocation, ...]:
-        """Every certificate that is trusted no more."""
-        return read_revocations(self.folder / "revoked.json")
+        """Return every revoked certificate."""
+        return self._files.revoked()
 
     def revoked_text(self) -> str:
-        """The list as a file for a host."""
+        """Return the revocation list as the text of a file for a host."""
         return revocations_json(self.revoked())
 
     def expiring(self, now_unix_s: float) -> tuple[ExpiringCertificate, ...]:
-        """The newest certificate of each party with its end, the next to end first; a revoked one
-        is not in use.
+        """Return the newest certificate of each party that is not revoked, the next to expire
+        first.
         """
         gone = {entry.fingerprint for entry in self.revoked()}
         parties = [
@@ -120,21 +107,20 @@ class Authority:
         )
 
     def controller_files(self) -> TlsFiles:
-        """The controller's own: for its door, and for its lines where no host is named."""
-        return self._files("controller")
+        """Return the controller's TLS files for its gateway and for connections without a host."""
+        return self._files.pair_files("controller")
 
     def user_files(self) -> TlsFiles:
-        """Those of the user of this machine."""
-        return self._files("user")
+        """Return the TLS files of the user of this machine."""
+        return self._files.pair_files("user")
 
     def agent_files(self, host: str) -> TlsFiles:
-        """The controller's for its line to one host: trusted is nothing but the certificates issued
-        to that host and not revoked.
+        """Return the controller's TLS files for its connection to one host.
 
-        Whoever holds another key, be it one of the fleet, cannot pass for it. Raises ConfigError
-        when none was issued or all are revoked.
+        They trust only the certificates issued to that host and not revoked, so another key of the
+        fleet cannot pass for it. Raises ConfigError if none was issued or all are revoked.
         """
-        pins = self._pinned_path(host)
+        pins = self._files.pinned_path(host)
         if not pins.exists():
             known = self.ledger().issued_to(Role.AGENT, host)
             message = (
@@ -142,7 +128,7 @@ class Authority:
                 if known
                 else f"no certificate was ever issued to host {host}"
             )
-            raise ConfigError(message, f"fleetctl deploy {host} gives it a new one")
+            raise ConfigError(message, f"`fleetctl deploy {host}` issues a new one")
         return TlsFiles(
             pins,
             self.folder / "controller.crt",
@@ -150,47 +136,29 @@ class Authority:
             self.folder / "revoked.json",
         )
 
-    def _files(self, name: str) -> TlsFiles:
-        return TlsFiles(
-            self.folder / "ca.crt",
-            self.folder / f"{name}.crt",
-            self.folder / f"{name}.key",
-            self.folder / "revoked.json",
-        )
-
-    def _pinned_path(self, host: str) -> Path:
-        _check_name(host)
-        return self.folder / "agents" / f"{host}.crt"
-
     def renewal_reason(self, host: str, fingerprint: str, now_unix_s: float) -> str:
-        """Why the certificate that a host has (SHA-256 of its DER in hex; empty = none) is to be
-        replaced; empty when it is good.
+        """Return why the certificate on a host must be replaced; empty if it is good.
+
+        `fingerprint`: SHA-256 of its DER in hex; empty if the host has no certificate.
         """
         if not fingerprint:
             return "it has none"
-        entry = next(
-            (
-                entry
-                for entry in self.ledger().issued_to(Role.AGENT, host)
-                if entry.fingerprint == fingerprint
-            ),
-            None,
-        )
+        entry = self._entry(host, fingerprint)
         if entry is None:
             return "it is not one that this authority issued to the host"
+        issuing = self._files.issuing_certificate().fingerprint
         reasons = (
             (any(gone.fingerprint == fingerprint for gone in self.revoked()), "it is revoked"),
-            (entry.renew, "a new one was asked for"),
-            (entry.authority != self._issuing().fingerprint, "the authority is being replaced"),
+            (entry.renew, "a new one was requested"),
+            (entry.authority != issuing, "the authority is being replaced"),
             (entry.expires_unix_s - now_unix_s < RENEW_BEFORE_S, "it expires within 30 days"),
         )
         return next((reason for holds, reason in reasons if holds), "")
 
     def hosts_to_redeploy(self) -> tuple[str, ...]:
-        """While the authority is being replaced: hosts that were not seen yet with a certificate of
-        the new one.
-        """
-        issuing, gone = self._issuing().fingerprint, {entry.fingerprint for entry in self.revoked()}
+        """Return the hosts that were not yet seen with a certificate of the issuing authority."""
+        issuing = self._files.issuing_certificate().fingerprint
+        gone = {entry.fingerprint for entry in self.revoked()}
         agents = [
             entry for entry in self.ledger().issued_to(Role.AGENT) if entry.fingerprint not in gone
         ]
@@ -199,209 +167,151 @@ class Authority:
 
     @property
     def is_being_replaced(self) -> bool:
-        """Two authorities are trusted."""
+        """Whether two authorities are trusted."""
         return len(self.trusted_authorities()) > 1
 
-    # What changes it
+    # Changes
 
     def issue_agent(self, host: str, addresses: Iterable[str] = ()) -> CertificateAndKey:
-        """A certificate for a host's agent. The key is in the result alone. Raises ConfigError for
-        a name of no use.
+        """Issue a certificate for a host's agent. The key is not stored here.
+
+        Raises ConfigError for a name that cannot be in a certificate.
         """
-        pins = self._pinned_path(host)
-        with self._exclusive():
+        check_name(host)
+        with self._files.lock():
             issued = self._issue(Role.AGENT, host, agent_name(host), tuple(addresses))
-            earlier = (
-                [pem for pem in _pems(_read(pins)) if not self._is_revoked(pem)]
-                if pins.exists()
-                else []
-            )
-            seen = {
+            earlier = [pem for pem in self._files.pinned(host) if not self._is_revoked(pem)]
+            installed = {
                 entry.fingerprint
                 for entry in self.ledger().issued_to(Role.AGENT, host)
                 if entry.installed
             }
-            earlier.sort(
-                key=lambda pem: parse_certificates(pem)[0].fingerprint not in seen
-            )  # what the host has stays trusted
-            pins.parent.mkdir(exist_ok=True, mode=0o700)
-            files.write_file(
-                pins, b"".join([issued.certificate_pem, *earlier][:_PINS]), private=False
-            )
+            # The certificate that is installed on the host must be among those that are kept.
+            earlier.sort(key=lambda pem: parse_certificates(pem)[0].fingerprint not in installed)
+            self._files.write_pinned(host, [issued.certificate_pem, *earlier][:_PINS])
         return issued
 
     def mark_installed(self, host: str, fingerprint: str) -> None:
-        """The host's agent answered with this certificate: the ones before are trusted no more for
-        it. Raises NotFound.
+        """Record that the host's agent uses this certificate; earlier ones are no longer trusted.
+
+        Raises NotFound if it was not issued to that host.
         """
-        with self._exclusive():
-            entry = next(
-                (
-                    entry
-                    for entry in self._issued_to(Role.AGENT, host)
-                    if entry.fingerprint == fingerprint
-                ),
-                None,
-            )
+        with self._files.lock():
+            self._require_issued(Role.AGENT, host)
+            entry = self._entry(host, fingerprint)
             if entry is None:
                 raise NotFound(
                     f"the certificate {fingerprint[:12]} was not issued to host {host}",
-                    f"fleetctl deploy {host}",
+                    f"`fleetctl deploy {host}` issues a new one",
                 )
             if not entry.installed:
-                self._write_ledger(self.ledger().with_installed(fingerprint))
-            pins = self._pinned_path(host)
-            pinned = _pems(_read(pins)) if pins.exists() else []
+                self._files.write_ledger(self.ledger().with_installed(fingerprint))
+            pinned = self._files.pinned(host)
             kept = [pem for pem in pinned if parse_certificates(pem)[0].fingerprint == fingerprint]
             if kept and kept != pinned:
-                files.write_file(pins, kept[0], private=False)
+                self._files.write_pinned(host, kept[:1])
 
     def issue_user(self, name: str) -> CertificateAndKey:
-        """A certificate for a user on another machine. The key is in the result alone."""
-        _check_name(name)
-        with self._exclusive():
+        """Issue a certificate for a user on another machine. The key is not stored here."""
+        check_name(name)
+        with self._files.lock():
             return self._issue(Role.USER, name, f"{name}.user.benchfleet")
 
     def renew_controller(self) -> None:
-        """A new key and certificate for the controller; a running one takes it at its next
-        connection.
+        """Replace the controller's key and certificate. A running controller uses them from its
+        next connection on.
 
-        Raises Conflict while the authority is being replaced: hosts that know only the one before
-        would refuse it.
+        Raises Conflict while the authority is being replaced: hosts that know only the old
+        authority would refuse the new certificate.
         """
-        with self._exclusive():
+        with self._files.lock():
             self._refuse_while_replacing()
-            self._replace_pair(
-                "controller", self._issue(Role.CONTROLLER, "controller", CONTROLLER_NAME)
-            )
+            self._replace_controller()
 
     def renew_user(self, name: str) -> None:
-        """A new key and certificate for the user of this machine."""
-        with self._exclusive():
-            self._replace_pair("user", self._issue(Role.USER, name, f"{name}.user.benchfleet"))
+        """Replace the key and certificate of the user of this machine."""
+        with self._files.lock():
+            self._replace_user(name)
 
     def request_renewal(self, host: str) -> None:
-        """The next deploy of the host brings a new certificate. Raises NotFound."""
-        with self._exclusive():
-            self._issued_to(Role.AGENT, host)
-            self._write_ledger(self.ledger().with_renewal_requested(Role.AGENT, host))
+        """Make the next deploy of the host bring a new certificate. Raises NotFound."""
+        with self._files.lock():
+            self._require_issued(Role.AGENT, host)
+            self._files.write_ledger(self.ledger().with_renewal_requested(Role.AGENT, host))
 
     def revoke(self, host: str, reason: str = "") -> int:
-        """Trust no certificate of a host any more; how many are newly revoked. Raises NotFound for
-        a host that has none.
+        """Revoke all certificates of a host; return how many were not revoked before.
+
+        Raises NotFound if none was issued to it.
         """
-        with self._exclusive():
-            known = self._issued_to(Role.AGENT, host)
-            self._pinned_path(host).unlink(
-                missing_ok=True
-            )  # first: cut off after this, the host is trusted no more already
+        with self._files.lock():
+            known = self._require_issued(Role.AGENT, host)
+            # Remove the pins first: if the command is killed after this, the host is already
+            # untrusted.
+            self._files.pinned_path(host).unlink(missing_ok=True)
             return self._revoke(known, reason)
 
     def revoke_user(self, name: str, reason: str = "") -> int:
-        """Trust no certificate of a user any more. Raises NotFound."""
-        with self._exclusive():
-            return self._revoke(self._issued_to(Role.USER, name), reason)
+        """Revoke all certificates of a user; return how many were not revoked before.
+
+        Raises NotFound if none was issued to that user.
+        """
+        with self._files.lock():
+            return self._revoke(self._require_issued(Role.USER, name), reason)
 
     def revoke_controller(self, reason: str = "") -> int:
-        """Trust no certificate of the controller made so far, and give it a new one. Hosts learn of
-        it when they are deployed.
+        """Revoke all certificates of the controller and issue a new one; return how many were not
+        revoked before. A host learns of it at its next deploy.
         """
-        with self._exclusive():
+        with self._files.lock():
             self._refuse_while_replacing()
-            before = self._issued_to(Role.CONTROLLER, "controller")
-            self._replace_pair(
-                "controller", self._issue(Role.CONTROLLER, "controller", CONTROLLER_NAME)
-            )
+            before = self._require_issued(Role.CONTROLLER, "controller")
+            self._replace_controller()
             return self._revoke(before, reason)
 
     def begin_replacing(self) -> None:
-        """A new authority beside the one in use: it issues from now on, both are trusted. Raises
-        Conflict when that was begun before.
+        """Create a new authority, which issues from now on; the old one stays trusted.
+
+        Raises Conflict if a replacement has begun already.
         """
         from fleet_controller.pki.certificate_builder import make_authority
 
-        with self._exclusive():
-            self._drop_unfinished_authority()
+        with self._files.lock():
+            self._files.drop_unfinished_authority()
             if self.is_being_replaced:
                 raise Conflict(
                     "the authority is being replaced already",
-                    "`fleetctl trust show` tells which hosts wait to be deployed",
+                    "`fleetctl trust show` lists the hosts that still have to be deployed",
                 )
             new = make_authority(_now())
-            # In this order: cut off between the two, an authority is trusted that has no key, and
-            # the next call drops it.
-            files.write_file(
-                self.folder / "ca.crt", new.certificate_pem + self.authorities_pem(), private=False
-            )
-            files.write_file(self.folder / "ca.key", new.key_pem, private=True)
+            # In this order: if the command is killed between the two, an authority without a key is
+            # trusted, and the next call drops it.
+            self._files.write_authorities([new.certificate_pem, self.authorities_pem()])
+            self._files.write_authority_key(new.key_pem)
 
     def finish_replacing(self, user: str) -> None:
-        """Drop the authority before. Raises Conflict while hosts wait to be deployed, or when
-        nothing was begun.
+        """Drop the old authority and renew the certificates of the controller and of `user`.
+
+        Raises Conflict if hosts still have to be deployed, or if no replacement has begun.
         """
-        with self._exclusive():
-            self._drop_unfinished_authority()
+        with self._files.lock():
+            self._files.drop_unfinished_authority()
             if not self.is_being_replaced:
                 raise Conflict(
                     "the authority is not being replaced",
-                    "`fleetctl trust rotate --authority` begins it",
+                    "`fleetctl trust rotate --authority` begins a replacement",
                 )
             if waiting := self.hosts_to_redeploy():
-                message = f"hosts with a certificate of the authority before: {', '.join(waiting)}"
                 raise Conflict(
-                    message,
-                    f"fleetctl deploy {' '.join(waiting)}; or `fleetctl hosts revoke` for one that is gone",
+                    f"hosts with a certificate of the old authority: {', '.join(waiting)}",
+                    f"run `fleetctl deploy {' '.join(waiting)}`, "
+                    "or `fleetctl hosts revoke` for one that is gone",
                 )
-            self._replace_pair(
-                "controller", self._issue(Role.CONTROLLER, "controller", CONTROLLER_NAME)
-            )
-            self._replace_pair("user", self._issue(Role.USER, user, f"{user}.user.benchfleet"))
-            files.write_file(
-                self.folder / "ca.crt", _pems(self.authorities_pem())[0], private=False
-            )
+            self._replace_controller()
+            self._replace_user(user)
+            self._files.write_authorities(split_pem(self.authorities_pem())[:1])
 
-    # Inside, with the lock held
-
-    def _exclusive(self) -> AbstractContextManager[None]:
-        return files.exclusive_lock(lock_path(self.folder))
-
-    def _issuing_pem(self) -> bytes:
-        """The certificate whose key is ca.key."""
-        from fleet_controller.pki.certificate_builder import key_matches
-
-        key = self._key()
-        try:
-            return next(pem for pem in _pems(self.authorities_pem()) if key_matches(pem, key))
-        except ValueError as error:
-            raise ConfigError(
-                f"{self.folder / 'ca.key'}: {error}", "restore it from a backup"
-            ) from error
-        except StopIteration:
-            raise ConfigError(
-                f"{self.folder / 'ca.key'}: it is not the key of ca.crt",
-                "restore both from one backup",
-            ) from None
-
-    def _issuing(self) -> Certificate:
-        return parse_certificates(self._issuing_pem())[0]
-
-    def _key(self) -> bytes:
-        path = self.folder / "ca.key"
-        content = _read(path)
-        if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-            raise ConfigError(
-                f"{path}: others may read it, and whoever has it commands the fleet",
-                f"chmod 600 {path}",
-            )
-        return content
-
-    def _drop_unfinished_authority(self) -> None:
-        """An authority that stands before the issuing one never got its key: a command was killed."""
-        pems, issuing = _pems(self.authorities_pem()), self._issuing_pem()
-        if pems[0] != issuing:
-            files.write_file(
-                self.folder / "ca.crt", b"".join(pems[pems.index(issuing) :]), private=False
-            )
+    # Steps of changes, with the lock held
 
     def _issue(
         self, role: Role, name: str, dns_name: str, addresses: tuple[str, ...] = ()
@@ -412,69 +322,60 @@ class Authority:
             make_certificate,
         )
 
-        authority, now = self._issuing_pem(), _now()
+        authority, now = self._files.issuing_pem(), _now()
         try:
             issued = make_certificate(
-                CertificateAndKey(authority, self._key()),
+                CertificateAndKey(authority, self._files.authority_key()),
                 Subject(role, name, dns_name, addresses),
                 now,
             )
         except ValueError as error:
             raise ConfigError(
-                f"no certificate can be made for {role} {name}: {error}",
-                "give it another name or address",
+                f"cannot issue a certificate for {role} {name}: {error}",
+                "use another name or address",
             ) from error
         certificate = parse_certificates(issued.certificate_pem)[0]
-        signer = parse_certificates(authority)[0].fingerprint
-        self._write_ledger(
-            self.ledger().with_entry(
-                IssuedCertificate(
-                    certificate.fingerprint,
-                    role,
-                    name,
-                    int(now.timestamp()),
-                    certificate.not_after_unix_s,
-                    signer,
-                )
-            )
+        entry = IssuedCertificate(
+            fingerprint=certificate.fingerprint,
+            role=role,
+            name=name,
+            issued_unix_s=int(now.timestamp()),
+            expires_unix_s=certificate.not_after_unix_s,
+            authority=parse_certificates(authority)[0].fingerprint,
         )
+        self._files.write_ledger(self.ledger().with_entry(entry))
         return issued
+
+    def _replace_controller(self) -> None:
+        issued = self._issue(Role.CONTROLLER, "controller", CONTROLLER_NAME)
+        self._files.replace_pair("controller", issued)
+
+    def _replace_user(self, name: str) -> None:
+        issued = self._issue(Role.USER, name, f"{name}.user.benchfleet")
+        self._files.replace_pair("user", issued)
 
     def _refuse_while_replacing(self) -> None:
         if self.is_being_replaced:
-            hint = (
-                "deploy the hosts that wait for it, then `fleetctl trust rotate --authority` again"
-            )
             raise Conflict(
-                "the authority is being replaced, and the controller's certificate is replaced at the end of that",
-                hint,
+                "the authority is being replaced; "
+                "the controller's certificate is renewed at the end of that",
+                "deploy the hosts that still have an old certificate, "
+                "then run `fleetctl trust rotate --authority` again",
             )
 
-    def _replace_pair(self, name: str, issued: CertificateAndKey) -> None:
-        """Replace a pair. Whoever reads it in between keeps the one before and looks again; cut
-        off, `_mend` goes on.
-        """
-        files.write_file(
-            self.folder / f"{name}.next", issued.key_pem + issued.certificate_pem, private=True
-        )
-        self._finish_replacement()
+    def _entry(self, host: str, fingerprint: str) -> IssuedCertificate | None:
+        issued = self.ledger().issued_to(Role.AGENT, host)
+        return next((entry for entry in issued if entry.fingerprint == fingerprint), None)
 
-    def _finish_replacement(self) -> None:
-        """Finish what a killed command began: pairs that were to be replaced."""
-        for half in self.folder.glob("*.next"):
-            key, certificate = _split(_read(half))
-            files.write_file(half.with_suffix(".key"), key, private=True)
-            files.write_file(half.with_suffix(".crt"), certificate, private=False)
-            half.unlink()
-
-    def _issued_to(self, role: Role, name: str) -> tuple[IssuedCertificate, ...]:
+    def _require_issued(self, role: Role, name: str) -> tuple[IssuedCertificate, ...]:
+        """Return the certificates issued to a party. Raises NotFound if there is none."""
         found = self.ledger().issued_to(role, name)
         if not name or not found:
             names = ", ".join(sorted({entry.name for entry in self.ledger().issued_to(role)}))
             kind = "host" if role is Role.AGENT else role
             raise NotFound(
                 f"no certificate was issued to {kind} {name}",
-                f"known are: {names}" if names else "none was issued yet",
+                f"certificates were issued to: {names}" if names else "none was issued yet",
             )
         return found
 
@@ -486,59 +387,13 @@ class Authority:
             for entry in entries
             if entry.fingerprint not in have
         ]
-        files.write_file(
-            self.folder / "revoked.json", revocations_json((*known, *new)).encode(), private=False
-        )
+        self._files.write_revoked((*known, *new))
         return len(new)
 
     def _is_revoked(self, pem: bytes) -> bool:
-        return parse_certificates(pem)[0].fingerprint in {
-            entry.fingerprint for entry in self.revoked()
-        }
-
-    def _write_ledger(self, ledger: IssuedCertificates) -> None:
-        files.write_file(self.folder / "issued.json", issued_json(ledger).encode(), private=False)
-
-
-def lock_path(folder: Path) -> Path:
-    """Held by whoever changes a trust folder, or makes it."""
-    return folder.parent / f".{folder.name}.lock"
-
-
-def _check_name(name: str) -> None:
-    """Raises ConfigError for one that cannot stand in a certificate, or is no name of a file."""
-    if not PARTY_NAME_PATTERN.fullmatch(name):
-        raise ConfigError(
-            f"{name!r} is no name for a certificate",
-            "use letters, digits, `.`, `-` and `_`, at most 63",
-        )
+        fingerprint = parse_certificates(pem)[0].fingerprint
+        return any(entry.fingerprint == fingerprint for entry in self.revoked())
 
 
 def _now() -> datetime:
     return datetime.now(UTC)
-
-
-def _pems(text: bytes) -> list[bytes]:
-    """Each certificate of a PEM text, as PEM."""
-    return [_BEGIN + part.partition(_END)[0] + _END + b"\n" for part in text.split(_BEGIN)[1:]]
-
-
-def _split(pair: bytes) -> tuple[bytes, bytes]:
-    key, begin, certificate = pair.partition(_BEGIN)
-    return key, begin + certificate
-
-
-def _certificates(path: Path) -> tuple[Certificate, ...]:
-    try:
-        return parse_certificates(_read(path))
-    except ValueError as error:
-        raise ConfigError(f"{path}: {error}", "restore it from a backup") from error
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ConfigError(
-            f"cannot read {path}: {error.strerror}", "`fleetctl init` makes it"
-        ) from error

@@ -8,7 +8,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from fleet_controller.pki import trust_folder as files
-from fleet_controller.pki.authority import Authority, lock_path
+from fleet_controller.pki.authority import Authority
+from fleet_controller.pki.authority_files import lock_path
 from fleet_controller.pki.certificate_builder import (
     CertificateAndKey,
     Subject,
