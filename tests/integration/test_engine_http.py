@@ -68,9 +68,9 @@ async def test_an_answer_that_does_not_say_where_it_ends_ends_with_the_connectio
     ("answer", "error", "told"),
     [
         (b"", EOFError, "without an answer"),
-        (OK, EOFError, "inside an answer"),
-        (OK + b"content-length: 3\r\n\r\n{}", EOFError, "inside an answer"),
-        (OK + b"transfer-encoding: chunked\r\n\r\n5\r\nab", EOFError, "inside an answer"),
+        (OK, EOFError, "in the middle of an answer"),
+        (OK + b"content-length: 3\r\n\r\n{}", EOFError, "in the middle of an answer"),
+        (OK + b"transfer-encoding: chunked\r\n\r\n5\r\nab", EOFError, "in the middle of an answer"),
         (b"SSH-2.0-OpenSSH\r\n\r\n", ValueError, "not an HTTP/1.1 answer"),
         (OK + b"content-length: many\r\n\r\n", ValueError, "not a number"),
     ],
@@ -83,6 +83,6 @@ async def test_what_is_no_whole_answer_is_told(
 
 
 async def test_an_answer_without_end_is_not_read_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_fetch, "LARGEST_ANSWER_BYTES", 1000)
+    monkeypatch.setattr(http_fetch, "LARGEST_HTTP_ANSWER_BYTES", 1000)
     with pytest.raises(EOFError, match="larger than 1000 bytes"):
         await answered(OK + b"\r\n" + 2000 * b"x", closes=False)

@@ -220,7 +220,9 @@ async def test_other_users_of_the_machine_cannot_reach_rays_sockets(load: LoadPr
 async def test_a_load_that_cannot_be_built_is_told_and_the_next_run_works(
     load: LoadProcess, simulated: Running
 ) -> None:
-    with pytest.raises(LoadError, match="prompts 'builtin:cat' are unknown; one of builtin:chat"):
+    with pytest.raises(
+        LoadError, match="unknown prompts 'builtin:cat', expected one of builtin:chat"
+    ):
         await load.run(asked(simulated, workload=replace(SINGLE, prompts="builtin:cat")))
     assert (await load.run(asked(simulated))).requests_ok == 4
 

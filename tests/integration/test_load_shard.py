@@ -54,7 +54,7 @@ def test_a_shard_without_room_measures_the_same_and_leaves_chunks_in_its_file(
                 server.url,
                 requests=20,
                 spill_folder=str(tmp_path / "chunks"),
-                room=NO_ROOM,
+                limits=NO_ROOM,
                 **pattern,
             )
         )

@@ -187,7 +187,7 @@ async def test_a_server_under_another_name_is_not_met(tmp_path: Path) -> None:
 async def test_a_stream_without_an_end_ends_at_its_limit_of_bytes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(http_client, "MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(http_client, "MAX_ANSWER_BYTES", 1 << 20)
     endless = [streams.HEAD, *[streams.chunk(streams.delta(content="x" * 60_000))] * 400]
     with served(tuple(endless)) as server:
         endpoint = Endpoint(server.url)
@@ -196,7 +196,10 @@ async def test_a_stream_without_an_end_ends_at_its_limit_of_bytes(
     response = decode_response(
         exchange.reads, closed=exchange.closed, failure=exchange.failure, detail=exchange.detail
     )
-    assert (response.error_kind, response.error_detail) == ("malformed", "no end after 1 MiB")
+    assert (response.error_kind, response.error_detail) == (
+        "malformed",
+        "the answer did not end within 1 MiB",
+    )
     assert len(exchange.reads.data) < 2 << 20
 
 
@@ -301,7 +304,7 @@ def test_it_runs_on_the_loop_that_shards_use() -> None:
 @pytest.mark.parametrize("odd", [ValueError("no such prompt"), MemoryError()])
 def test_a_run_that_ends_in_an_error_leaves_no_thread_behind(odd: Exception) -> None:
     class Broken:
-        def ask(self, number: int, said: object = ()) -> PlannedRequest:
+        def planned_request(self, number: int, history: object = ()) -> PlannedRequest:
             if number > 0:
                 raise odd
             return PlannedRequest("a prompt", "0" * 16, 9)
@@ -322,7 +325,7 @@ def test_an_error_of_our_own_in_a_read_ends_the_run_with_it(
     def broken(_: LoadConnection) -> None:
         raise ValueError("nobody looks")
 
-    monkeypatch.setattr(LoadConnection, "look", broken)
+    monkeypatch.setattr(LoadConnection, "on_data", broken)
     with served((CHAT,)) as server:
         plan = ShardPlan(
             LoadTarget(server.url, "m"),

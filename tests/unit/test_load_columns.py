@@ -157,7 +157,7 @@ def test_a_file_that_was_cut_is_told_and_not_read_as_fewer_chunks(tmp_path: Path
     builder.add(answered(0, 10))
     columns = builder.build()
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(OSError, match="is shorter than what was written into it"):
+    with pytest.raises(OSError, match="is shorter than the data written to it"):
         columns.requests()
 
 
@@ -192,5 +192,7 @@ def test_nonsense_of_a_server_fits_into_a_row() -> None:
 
 
 def test_a_digest_that_is_none_is_refused_with_the_requests_number() -> None:
-    with pytest.raises(ValueError, match="prompt digest 'abc' of request 7 has not 16 characters"):
+    with pytest.raises(
+        ValueError, match="prompt digest 'abc' of request 7 must have 16 characters"
+    ):
         ColumnsBuilder().add(replace(answered(7, 1), prompt_digest="abc"))

@@ -114,7 +114,7 @@ def test_a_host_without_a_compiler_reads_in_python(
     monkeypatch.setenv("PATH", str(tmp_path))
     with caplog.at_level(logging.WARNING):
         assert loaded() is None
-    assert "there is no C compiler (cc, gcc or clang) on PATH" in caplog.text
+    assert "no C compiler (cc, gcc or clang) was found on PATH" in caplog.text
 
 
 def test_nothing_is_built_where_no_folder_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -335,7 +335,9 @@ def test_without_a_thread_to_read_in_no_wire_is_made_and_nothing_is_left_open(
 
     async def make() -> int:
         before = len(os.listdir("/proc/self/fd"))
-        with pytest.raises(OSError, match="no more threads for reading: can't start new thread"):
+        with pytest.raises(
+            OSError, match="the thread that reads sockets cannot be started: can't start new thread"
+        ):
             NativeSocketReader(in_c())
         return len(os.listdir("/proc/self/fd")) - before
 

@@ -1,10 +1,10 @@
-"""Owns the shortcut of the decoder: events of a stream that differ from an earlier one in nothing
-but their text. Pure; guesses nothing.
+"""Decodes events of a stream that differ from an earlier event only in their text, without parsing
+JSON.
 
-A server writes thousands of events that are the same bytes around another text. Once one of them
-was read as JSON, what is before and behind its text is known; another read that is one chunk, with
-one event, with the same bytes around, and with a text between them that needs no unescaping, says
-the same thing with that text. Whatever else comes is read as JSON.
+A server writes thousands of events that are the same bytes around another text. After one of them
+was parsed as JSON, the bytes before and after its text are known. A later chunk with exactly one
+event and the same bytes around its text has the same meaning with that text. Anything else is
+parsed as JSON, and so is a text with escapes where this runs in Python.
 """
 
 from __future__ import annotations
@@ -19,14 +19,11 @@ from fleet_agent.load.client.native.library import Library, load_library
 from fleet_agent.load.client.received import RecordedReads
 from fleet_agent.load.client.single_line_event import parse_chunk_size
 
-MAX_RUN_BYTES: Final = (
-    1 << 17
-    # of one run in C: where runs are short, room for all the rest each time would make a long answer
-    # slow
-)
-_MARK: Final = (
-    "\\u0001mark"  # as JSON escapes it: no server's text can contain it by chance and be mistaken
-)
+# Limit for one run in C. Where runs are short, a buffer for the whole rest of a long answer in each
+# call would be slow.
+MAX_RUN_BYTES: Final = 1 << 17
+# A probe text, as JSON escapes it: the text of a server cannot contain it by chance.
+_MARK: Final = "\\u0001mark"
 _TEXT_FIELDS: Final = (
     b'"content":"',
     b'"content": "',
@@ -39,8 +36,8 @@ _TEXT_FIELDS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class EventRun:
-    """Events that are alike: the byte behind the last one, when each came, and their texts
-    together.
+    """Consecutive events that match a template: the byte offset after the last one, when each
+    arrived (perf_counter_ns), and their texts joined.
     """
 
     end: int
@@ -50,15 +47,15 @@ class EventRun:
 
 @dataclass(frozen=True, slots=True)
 class EventTemplate:
-    """What is around the text of an event, from `data: ` to the end of its chunk."""
+    """The bytes around the text of an event, from `data: ` to the end of its chunk."""
 
     before: bytes
     after: bytes
 
     @classmethod
     def from_event(cls, data: bytes) -> EventTemplate | None:
-        """From an event's data that was read well; None when its text is not the only thing that it
-        says.
+        """Make the template from the data of an event that was parsed. Return None if the event
+        says anything besides its text.
         """
         for place in _TEXT_FIELDS:
             start = data.find(place) + len(place)
@@ -70,11 +67,12 @@ class EventTemplate:
         return None
 
     def read_run(self, reads: RecordedReads, read: int, at: int) -> EventRun:
-        """Such events from byte `at` on, where a chunk begins, within that read.
+        """Read the events that match the template from byte `at`, where a chunk begins, within read
+        number `read`.
 
-        They end with the answer, before their room is used up, or before the first chunk that is
-        cut, has another event, an empty text, or one that would need unescaping. The hot path of
-        decoding.
+        The run ends with the answer, before its buffer is full, or before the first chunk that is
+        incomplete, holds another event, an empty text or (in Python) a text with escapes. This is
+        the hot path of decoding.
         """
         found = load_library()
         return (
@@ -84,30 +82,36 @@ class EventTemplate:
         )
 
     def read_run_in_c(self, library: Library, reads: RecordedReads, read: int, at: int) -> EventRun:
-        """As `take`; 0.1 µs an event."""
-        data, before, behind = reads.data, self.before, self.after
+        """Implement `read_run` in C: 0.1 µs per event."""
+        data, before, after = reads.data, self.before, self.after
         size = min(len(data), at + MAX_RUN_BYTES)
         line = data.find(b"\r\n", at, at + 10)
-        if line <= at or not data.startswith(
-            before, line + 2
-        ):  # most that are not alike: no room is needed for what is none
+        # rejects most chunks that do not match, before a buffer is allocated
+        if line <= at or not data.startswith(before, line + 2):
             return EventRun(at, array("q"), "")
-        times_ns = array("q", bytes(8 * ((size - at) // (len(before) + len(behind)) + 1)))
-        text = bytearray(
-            size - at + 1
-            # no array of ctypes: that is a class for each size, which only the garbage collector takes
-            # away
-        )
+        times_ns = array("q", bytes(8 * ((size - at) // (len(before) + len(after)) + 1)))
+        # not a ctypes array: each size would be a new class, which only the garbage collector frees
+        text = bytearray(size - at + 1)
         run = library.call.bf_read_events(
-            data, size, at, before, len(before), behind, len(behind), reads.times_ns.buffer_info()[0], reads.ends.buffer_info()[0],
-            read, times_ns.buffer_info()[0], ctypes.byref(ctypes.c_char.from_buffer(text)),
-        )  # fmt: skip
+            data,
+            size,
+            at,
+            before,
+            len(before),
+            after,
+            len(after),
+            reads.times_ns.buffer_info()[0],
+            reads.ends.buffer_info()[0],
+            read,
+            times_ns.buffer_info()[0],
+            ctypes.byref(ctypes.c_char.from_buffer(text)),
+        )
         return EventRun(run.at, times_ns[: run.events], text[: run.text_size].decode())
 
     def read_run_in_python(self, reads: RecordedReads, read: int, at: int) -> EventRun:
-        """As `take`; a microsecond an event."""
-        data, ends, before, behind = reads.data, reads.ends, self.before, self.after
-        size, length, rest = len(data), len(before), len(behind)
+        """Implement `read_run` in Python: 1 µs per event."""
+        data, ends, before, after = reads.data, reads.ends, self.before, self.after
+        size, length, rest = len(data), len(before), len(after)
         times_ns, texts = array("q"), []
         while at < size:
             line = data.find(b"\r\n", at, at + 10)
@@ -117,7 +121,7 @@ class EventTemplate:
             end = data.find(b'"', begin)
             if (
                 end <= begin
-                or not data.startswith(behind, end)
+                or not data.startswith(after, end)
                 or parse_chunk_size(data[at:line]) != end + rest - line - 4
             ):
                 break
@@ -128,19 +132,20 @@ class EventTemplate:
             if "\\" in text or not text.isprintable():
                 break
             at = end + rest
-            while (
-                ends[read] < at - 2
-            ):  # the read that completed the event; the chunk's own end may come later
+            # find the read that completed the event; the end of the chunk may arrive later
+            while ends[read] < at - 2:
                 read += 1
             times_ns.append(reads.times_ns[read])
             texts.append(text)
         return EventRun(at, times_ns, "".join(texts))
 
 
-def _is_only_text(before: bytes, behind: bytes) -> bool:
-    """Whether what is between them is the whole text of an event that says nothing else."""
+def _is_only_text(before: bytes, after: bytes) -> bool:
+    """Whether the string between the two parts is the whole text of an event that says nothing
+    else.
+    """
     try:
-        content = json.loads((before + _MARK.encode() + behind).decode())
+        content = json.loads((before + _MARK.encode() + after).decode())
         [choice] = content["choices"]
         delta: Any = choice.get("delta", choice)
         texts = [delta.get(name) for name in ("text", "content", "reasoning_content", "reasoning")]

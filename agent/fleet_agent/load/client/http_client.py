@@ -1,5 +1,5 @@
-"""Owns the connections of the load: sends prepared bytes, keeps what its line read; parses no
-content while it measures.
+"""Manages the connections of the load: sends prepared requests and keeps what arrives, without
+parsing content during a run.
 """
 
 from __future__ import annotations
@@ -21,18 +21,19 @@ from fleet_agent.load.client.request_record import ErrorName
 from fleet_agent.load.client.socket_reader import SocketReader
 from fleet_agent.load.client.tls_stream import TlsStream
 
-# servers close idle connections (uvicorn after 5 s): one that idled longer than this is not used
-# again
+# Servers close idle connections (uvicorn after 5 s): a connection idle for longer than this is not
+# reused.
 KEEP_IDLE_S: Final = 2.0
 CONNECT_TIMEOUT_S: Final = 10.0
-MAX_ANSWER_BYTES: Final = (
-    512 << 20
-)  # of one answer: a million tokens with all that SGLang writes around them
+# enough for a million tokens with all that SGLang writes around them
+MAX_ANSWER_BYTES: Final = 512 << 20
 
 
 @dataclass(slots=True)
 class Exchange:
-    """One request on the wire, raw. Times are perf_counter_ns; `failure` is an ErrorName or empty."""
+    """One request and its raw answer. Times are perf_counter_ns; `failure` is an ErrorName or
+    empty.
+    """
 
     sent_ns: int
     deferred_reads: DeferredReads = NO_READS
@@ -42,12 +43,14 @@ class Exchange:
 
     @property
     def reads(self) -> RecordedReads:
-        """What came, put together now."""
+        """The recorded reads, copied into Python objects by this call."""
         return self.deferred_reads.reads()
 
 
 class LoadConnection:
-    """One connection, one request at a time. Its line tells it when there is something to decide."""
+    """One connection that carries one request at a time. It implements StreamListener: its stream
+    calls it when a decision is needed.
+    """
 
     __slots__ = (
         "_can_watch",
@@ -71,14 +74,14 @@ class LoadConnection:
         self._done: asyncio.Future[None] | None = None  # of the request in flight
         self._exchange = Exchange(0)
         self._framing = http_framing.HttpFraming()
-        self._can_watch = True  # whether the line may be told to watch for the end
-        self._is_watching = False  # whether it was
+        self._can_watch = True  # the stream may be asked to watch for the end
+        self._is_watching = False  # it was asked
         self._unsent: asyncio.Task[None] | None = None
         self._stream = reader.attach(sock, self, tls)
 
     async def exchange(self, request: bytes, timeout_s: float) -> Exchange:
-        """Send `request` and wait for the end of its answer, at most `timeout_s`. Raises nothing
-        but CancelledError.
+        """Send `request` and wait for the end of its answer, at most `timeout_s`. Failures are
+        recorded in the result; only CancelledError is raised.
         """
         loop = asyncio.get_running_loop()
         self._framing, self._can_watch, self._is_watching = http_framing.HttpFraming(), True, False
@@ -100,18 +103,18 @@ class LoadConnection:
             raise
         finally:
             self._done = None
-            self._exchange = Exchange(0)  # it is the caller's now
+            self._exchange = Exchange(0)  # the caller owns the finished one
             timer.cancel()
         self.idle_since_ns = perf_counter_ns()
         return exchange
 
     def cancel(self) -> None:
-        """End the request in flight as cancelled by us."""
+        """End the request in flight and record it as cancelled."""
         self._fail(ErrorName.CANCELLED, "cancelled")
         self._give_up()
 
     def abort(self) -> None:
-        """Drop the connection now."""
+        """Close the connection now."""
         if self._unsent is not None:
             self._unsent.cancel()
             self._unsent = None
@@ -119,14 +122,16 @@ class LoadConnection:
         self._stream.drop()
 
     def on_data(self) -> None:
-        """See `Owner`: at the head of an answer, at each read of one that cannot be watched, and
-        where only the whole tells its end.
+        """Handle new data: the head of an answer, each read of an answer that cannot be watched,
+        and an answer whose end only full parsing can find.
         """
         if self._done is None or self._done.done():
-            self.abort()  # nobody asked for it
+            self.abort()  # no request is in flight
             return
         if self._stream.size > MAX_ANSWER_BYTES:
-            self._fail(ErrorName.MALFORMED, f"no end after {MAX_ANSWER_BYTES >> 20} MiB")
+            self._fail(
+                ErrorName.MALFORMED, f"the answer did not end within {MAX_ANSWER_BYTES >> 20} MiB"
+            )
             self._give_up()
             return
         if self._is_watching:
@@ -142,8 +147,8 @@ class LoadConnection:
             self.on_complete()
 
     def _watch(self, data: bytes) -> bool:
-        """Take what came. True when the line watches for the end from here on: what is behind the
-        head is then left to it.
+        """Parse new data. Return True if the stream watches for the end from now on; what follows
+        the head is then left to the stream.
         """
         framing = self._framing
         if framing.state == http_framing.HEAD and (end := data.find(b"\r\n\r\n")) >= 0:
@@ -159,8 +164,8 @@ class LoadConnection:
         return ahead is not None
 
     def on_complete(self) -> None:
-        """See `Owner`: the answer is complete, or will never be. A server may have answered before
-        it read all of the request.
+        """Finish the request: its answer is complete, or can never be. The connection is kept only
+        if the server keeps it alive and has read the whole request.
         """
         keeps = self._framing.keep_alive and self._unsent is None
         self._finish()
@@ -168,7 +173,7 @@ class LoadConnection:
             self.abort()
 
     def on_closed(self, error: OSError | None) -> None:
-        """See `Owner`."""
+        """Finish the request: the peer closed the connection, or it broke."""
         if self._done is not None and not self._done.done():
             self._exchange.closed = True
             if error is not None:
@@ -189,8 +194,8 @@ class LoadConnection:
             self._unsent = asyncio.get_running_loop().create_task(self._send_rest(data[sent:]))
 
     async def _send_rest(self, data: bytes) -> None:
-        """What did not fit into the socket's buffer: a very long prompt, or a server that does not
-        read.
+        """Send what did not fit into the socket's buffer: the prompt is very long, or the server
+        does not read.
         """
         try:
             await asyncio.get_running_loop().sock_sendall(self._socket, data)
@@ -205,10 +210,11 @@ class LoadConnection:
         if silent_s >= timeout_s / 2:
             self._fail(
                 ErrorName.STALLED,
-                f"begun, then silent for {silent_s:.1f} s; the request's limit is {timeout_s:g} s",
+                f"the answer began, then stalled for {silent_s:.1f} s; "
+                f"the request's timeout is {timeout_s:g} s",
             )
         else:
-            self._fail(ErrorName.TIMEOUT, f"not complete after {timeout_s:g} s")
+            self._fail(ErrorName.TIMEOUT, f"the answer was not complete after {timeout_s:g} s")
         self._give_up()
 
     def _fail(self, kind: str, detail: str) -> None:
@@ -220,7 +226,7 @@ class LoadConnection:
         self.abort()
 
     def _finish(self) -> None:
-        """The request in flight is over; what came stays with it."""
+        """End the request in flight. What arrived stays in its Exchange."""
         if self._done is not None and not self._done.done():
             self._store_reads()
             self._done.set_result(None)
@@ -232,7 +238,7 @@ class LoadConnection:
 
 
 class Endpoint:
-    """One server's address and the connections to it that are free. Use it on one event loop."""
+    """The address of one server and the idle connections to it. Use it on one event loop."""
 
     def __init__(
         self,
@@ -240,8 +246,8 @@ class Endpoint:
         tls: ssl.SSLContext | None = None,
         new_reader: Callable[[], SocketReader] = new_socket_reader,
     ) -> None:
-        """`tls`: how to meet an https server, default as this host trusts; `wire` makes what
-        listens to its sockets.
+        """Prepare for `url`, without connecting. `tls` is the context for an https server (default:
+        this host's trust store); `new_reader` makes the reader of its sockets.
 
         Raises ValueError unless `url` is http(s)://host[:port][/path].
         """
@@ -254,23 +260,25 @@ class Endpoint:
         self._idle: list[LoadConnection] = []
         self._new_reader = new_reader
         self._reader: SocketReader | None = None
-        self._addresses: list[tuple[int, Any]] = []  # family and address, once looked up
+        self._addresses: list[tuple[int, Any]] = []  # family and address, after the first lookup
 
     @property
     def idle(self) -> int:
-        """Connections that are free and not lost."""
+        """The number of idle connections that are not lost."""
         return sum(not connection.lost for connection in self._idle)
 
     @property
     def reader(self) -> SocketReader:
-        """Its sockets. Raises RuntimeError outside of a running loop."""
+        """The reader of its sockets, made at the first use. Raises RuntimeError outside of a
+        running loop.
+        """
         if self._reader is None:
             self._reader = self._new_reader()
         return self._reader
 
     async def connect(self, count: int) -> None:
-        """Have up to `count` free connections before the first request; a server that refuses is
-        met again when sending.
+        """Open connections until `count` are idle. A server that refuses is not an error here; the
+        requests record it.
         """
         with suppress(OSError, TimeoutError):
             while self.idle < count:
@@ -282,8 +290,8 @@ class Endpoint:
         timeout_s: float,
         on_connection: Callable[[LoadConnection], None] | None = None,
     ) -> Exchange:
-        """Send on a free connection, or on a new one. A failure is in the result, never raised.
-        `flying` is told the connection.
+        """Send on an idle connection, or on a new one. A failure is in the result, never raised.
+        `on_connection` is called with the connection before the request is sent.
         """
         try:
             connection = self._reuse_connection() or await self._open()
@@ -291,7 +299,7 @@ class Endpoint:
             return Exchange(
                 perf_counter_ns(),
                 failure=ErrorName.CONNECT,
-                detail=str(error) or "no connection in time",
+                detail=str(error) or f"no connection within {CONNECT_TIMEOUT_S:g} s",
             )
         if on_connection is not None:
             on_connection(connection)
@@ -301,7 +309,7 @@ class Endpoint:
         return exchange
 
     def close(self) -> None:
-        """Drop the connections."""
+        """Close all idle connections and the reader."""
         for connection in self._idle:
             connection.abort()
         self._idle.clear()
@@ -333,7 +341,9 @@ class Endpoint:
             return connection
 
     async def _connect(self) -> socket.socket:
-        """A connected socket, to the first of the host's addresses that takes it. Raises OSError."""
+        """Return a socket connected to the first of the host's addresses that accepts. Raises
+        OSError.
+        """
         loop = asyncio.get_running_loop()
         if not self._addresses:
             found = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)

@@ -1,6 +1,4 @@
-"""Owns one HTTP exchange with a server that is being looked at: no retry, no connection kept, no
-judgement.
-"""
+"""Makes single HTTP requests to a server, without retries and without keeping the connection."""
 
 from __future__ import annotations
 
@@ -17,8 +15,8 @@ _PIECE_BYTES = 256 << 10
 
 
 async def fetch(url: str, path: str, body: dict[str, Any] | None = None) -> HttpAnswer:
-    """(status, content) of a GET, or of a POST of `body` as JSON. Raises OSError, EOFError or
-    ValueError when there is no whole answer.
+    """Send a GET, or a POST of `body` as JSON, and return (status, content). Raises OSError,
+    EOFError or ValueError if no complete answer arrives.
     """
     parts = urlsplit(url)
     tls = parts.scheme == "https"
@@ -27,8 +25,11 @@ async def fetch(url: str, path: str, body: dict[str, Any] | None = None) -> Http
     )
     try:
         content = json.dumps(body).encode() if body is not None else b""
-        head = f"{'GET' if body is None else 'POST'} {parts.path.rstrip('/')}{path} HTTP/1.1\r\nhost: {parts.netloc}\r\n"
-        head += f"connection: close\r\ncontent-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
+        head = (
+            f"{'GET' if body is None else 'POST'} {parts.path.rstrip('/')}{path} HTTP/1.1\r\n"
+            f"host: {parts.netloc}\r\nconnection: close\r\n"
+            f"content-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
+        )
         writer.write(head.encode() + content)
         return await _read_answer(reader)
     finally:
@@ -36,8 +37,8 @@ async def fetch(url: str, path: str, body: dict[str, Any] | None = None) -> Http
 
 
 async def _read_answer(reader: asyncio.StreamReader) -> HttpAnswer:
-    """Up to where it says that it ends, since not every server closes when it is asked to; to the
-    connection's end where it does not.
+    """Read up to the end that the answer itself gives, since not every server closes the connection
+    when asked to; otherwise to the end of the connection.
     """
     framing, content, size = HttpFraming(), bytearray(), 0
     while framing.state not in (ENDED, BROKEN):
@@ -45,13 +46,11 @@ async def _read_answer(reader: asyncio.StreamReader) -> HttpAnswer:
         size += len(piece)
         if not piece and not framing.close():
             raise EOFError(
-                "the connection was closed inside an answer"
+                "the server closed the connection in the middle of an answer"
                 if size
-                else "the connection was closed without an answer"
+                else "the server closed the connection without an answer"
             )
-        if (
-            size > LARGEST_HTTP_ANSWER_BYTES
-        ):  # a server that is looked at is somebody else's program
+        if size > LARGEST_HTTP_ANSWER_BYTES:  # the server is not our program
             raise EOFError(f"the answer is larger than {LARGEST_HTTP_ANSWER_BYTES} bytes")
         for content_part in framing.feed(piece):
             content += content_part
@@ -61,11 +60,11 @@ async def _read_answer(reader: asyncio.StreamReader) -> HttpAnswer:
 
 
 def parse_json_object(content: bytes) -> dict[str, Any]:
-    """The JSON object in `content`. Raises ValueError when it is anything else."""
+    """Return the JSON object in `content`. Raises ValueError for anything else."""
     try:
         value = json.loads(content)
     except RecursionError:
-        raise ValueError("JSON that is nested without end") from None
+        raise ValueError("the JSON is nested too deeply") from None
     if not isinstance(value, dict):
-        raise ValueError(f"a JSON object was expected, not {type(value).__name__}")
+        raise ValueError(f"expected a JSON object, got {type(value).__name__}")
     return value

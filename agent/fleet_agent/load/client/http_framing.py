@@ -1,5 +1,5 @@
-"""Owns the framing of one HTTP/1.1 answer, fed piece by piece; never raises and never looks at the
-content.
+"""Parses the framing of one HTTP/1.1 answer, fed piece by piece. It never raises and never
+interprets the content.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ANSWER_NEEDS_PARSING: Final = 2
 
 
 class HttpFraming:
-    """An incremental reader of one answer. `state` tells where it is; `feed` returns the content
+    """An incremental parser of one answer. `state` says where it is; `feed` returns the content
     bytes of each piece.
     """
 
@@ -36,20 +36,20 @@ class HttpFraming:
         self.keep_alive = True
         self.problem = ""
         self._rest = b""
-        self._left = 0  # content bytes still to come of this chunk or of the body
-        self._skip = 0  # bytes of the line end after a chunk still to come
+        self._left = 0  # content bytes left of this chunk or of the body
+        self._skip = 0  # bytes left of the line end after a chunk
         self._trailer = False
 
     @property
     def is_between(self) -> bool:
-        """True when the next byte begins a chunk."""
+        """True if the next byte begins a chunk."""
         return self.state == CHUNKED and not (
             self._left or self._skip or self._trailer or self._rest
         )
 
     def end_of_chunk(self, data: bytes, start: int) -> int:
-        """Where in `data` the chunk ends that its byte `start` is the next one of; its length when
-        it does not end there.
+        """Return the offset in `data` at which the current chunk ends, if byte `start` is the next
+        one to parse; len(data) if it does not end there.
         """
         if self.state != CHUNKED or self._rest or self._trailer:
             return len(data)
@@ -63,8 +63,8 @@ class HttpFraming:
         return min(len(data), start + left)
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Take the next bytes of the connection; return the content they hold, in order. Bytes past
-        the end break it.
+        """Parse the next bytes of the connection and return the content in them, in order. Bytes
+        after the end of the answer make it BROKEN.
         """
         if self.state == HEAD:
             data = self._read_head(data)
@@ -79,18 +79,18 @@ class HttpFraming:
         return []
 
     def next_chunk(self) -> tuple[int, bytes] | None:
-        """How many bytes are left to the line with the next chunk's size, and what has come of it:
-        an `Ending` needs no more.
+        """Return the number of bytes left to the line with the next chunk's size, and what has
+        arrived of that line: what a `ChunkedEnd` needs to continue.
 
-        None when only this can find the end of the answer: it is not chunked, or is within the end
-        of a line.
+        Return None if only this parser can find the end of the answer: it is not chunked, or the
+        position is inside a line end.
         """
         if self.state != CHUNKED or self._trailer or (self._skip and self._rest):
             return None
         return self._left + self._skip, self._rest
 
     def close(self) -> bool:
-        """The connection has ended: True when that is where the answer ends, too."""
+        """Handle the end of the connection. Return True if the answer is complete."""
         if self.state == UNTIL_CLOSE:
             self.state = ENDED
         return self.state == ENDED
@@ -105,7 +105,7 @@ class HttpFraming:
             if end < 0:
                 self._rest = rest
                 if len(rest) > _HEAD_LIMIT:
-                    self._break("no end of the HTTP headers in 64 KiB")
+                    self._break("the HTTP headers do not end within 64 KiB")
                 return b""
             head, rest = _head(rest[:end]), rest[end + 4 :]
             self._rest = b""
@@ -119,7 +119,7 @@ class HttpFraming:
                 self._break(head.problem)
             if head.problem or self.status == SWITCHED:
                 return b""
-        return rest  # after interim answers, of which each has a head of its own
+        return rest  # each interim answer (1xx) has a head of its own
 
     def _read_length(self, data: bytes) -> list[bytes]:
         content = data[: self._left]
@@ -127,7 +127,7 @@ class HttpFraming:
         if not self._left:
             self.state = ENDED
             if len(data) > len(content):
-                self._break("more content than content-length says")
+                self._break("more content than the content-length")
         return [content] if content else []
 
     def _read_chunks(self, data: bytes) -> list[bytes]:
@@ -154,20 +154,20 @@ class HttpFraming:
         return content
 
     def _read_chunk_line(self, data: bytes, at: int) -> int:
-        """The bytes between two chunks from `at`: how many were taken, -1 when their end has not
-        come yet.
+        """Parse the line at `at`, between two chunks. Return the number of bytes parsed, or -1 if
+        the end of the line has not arrived.
         """
         end = data.find(b"\r\n", at)
         if end < 0:
             if len(data) - at > _LINE_LIMIT:
-                self._break("no end of a chunk's size line")
+                self._break("the size line of a chunk does not end")
                 return 0
             return -1
         line = data[at:end]
         if self._skip:
             self._skip = 0
             if line:
-                self._break("a chunk is longer than its size says")
+                self._break("a chunk is longer than its size")
         elif self._trailer:
             if not line:
                 self.state = ENDED
@@ -186,20 +186,21 @@ class HttpFraming:
 
 
 class ChunkedEnd:
-    """Where a chunked answer ends, seen from its chunks' sizes alone.
+    """Finds the end of a chunked answer from the sizes of its chunks alone.
 
-    What it does not know (chunk extensions, trailers) it says, and `Framing` has to look.
+    It does not understand chunk extensions and trailers; for these it returns ANSWER_NEEDS_PARSING,
+    and HttpFraming takes over.
     """
 
     __slots__ = ("_left", "_rest")
 
     def __init__(self, left: int, rest: bytes) -> None:
         self._left = left  # bytes to the end of the chunk, its line end included
-        self._rest = rest  # a size line that is cut
+        self._rest = rest  # the beginning of an incomplete size line
 
     def feed(self, data: bytes) -> int:
-        """Take what came next, from the end of the head on: GOES_ON, AT_END, or LOOK_CLOSER when
-        only the whole tells.
+        """Parse the next bytes, beginning after the head. Return ANSWER_GOES_ON, ANSWER_AT_END, or
+        ANSWER_NEEDS_PARSING if only a full parse can find the end.
         """
         at = self._left
         if self._rest:
@@ -224,16 +225,18 @@ class ChunkedEnd:
 
 
 class _Head(NamedTuple):
-    """What a head says: how its answer ends (HEAD: another head follows), or what is wrong with it."""
+    """What a head says: how its answer ends (HEAD: another head follows), or what is
+    wrong with it.
+    """
 
     status: int = 0
     state: str = HEAD
     keep_alive: bool = True
-    left: int = 0  # bytes of content, where it says how many
+    left: int = 0  # bytes of content, if the head gives a content-length
     problem: str = ""
 
 
-@lru_cache(32)  # a server's heads are alike, but for the second they name
+@lru_cache(32)  # the heads of one server differ only in their date
 def _head(head: bytes) -> _Head:
     lines = head.split(b"\r\n")
     parts = lines[0].split(b" ", 2)

@@ -1,5 +1,5 @@
-"""Owns the wire that reads in C: a thread without Python's lock puts aside what arrives, and the
-loop hears of what is to be decided.
+"""Reads sockets in C: a thread without Python's lock stores what arrives, and the loop is notified
+when there is something to decide.
 """
 
 from __future__ import annotations
@@ -37,31 +37,32 @@ from fleet_agent.load.client.tls_stream import TlsStream
 _NEWS_AT_ONCE: Final = 64
 _PEEK_BYTES: Final = 1 << 16
 _COPY_DELAY_S: Final = 0.1
-# in one turn of the loop, at least: copying them takes half a millisecond where memory is new
+# Answers copied in one turn of the loop, at least; half a millisecond where memory is new.
 _COPIES_AT_ONCE: Final = 8
-# and at least one of so many that wait, so that under a flood of answers no more wait than eight
-# turns bring
+# Under a flood of answers, this fraction (1/8) of those that wait is copied in one turn.
 _COPIES_DIVISOR: Final = 8
 
 
 def new_socket_reader() -> SocketReader:
-    """The one that costs least here. Raises RuntimeError outside of a running loop."""
+    """Return the reader that costs the least CPU here. Raises RuntimeError outside of a running
+    loop.
+    """
     library = load_library()
     return LoopSocketReader() if library is None else NativeSocketReader(library)
 
 
 class NativeSocketReader:
-    """See `Wire`. What comes under TLS is read by the loop, since Python has the keys."""
+    """Implements SocketReader. The loop reads TLS connections, since Python holds their keys."""
 
     def __init__(self, library: Library) -> None:
-        """Raises RuntimeError outside of a running loop, OSError when the system has no more
-        descriptors, or threads.
+        """Start the reading thread. Raises RuntimeError outside of a running loop, OSError if the
+        system has no more file descriptors or threads.
         """
         self._loop = asyncio.get_running_loop()
         self.library = library
         self.reader = library.call.bf_reader_new()
         if not self.reader:
-            raise OSError("no more file descriptors for reading")
+            raise OSError("the system has no more file descriptors for reading sockets")
         self.scratch = ctypes.create_string_buffer(_PEEK_BYTES)
         self._streams: dict[int, NativeSocketStream] = {}
         self._keys = count(1)
@@ -77,18 +78,17 @@ class NativeSocketReader:
             self._thread.start()
         except RuntimeError as error:
             library.call.bf_reader_free(self.reader)
-            raise OSError(f"no more threads for reading: {error}") from error
+            raise OSError(f"the thread that reads sockets cannot be started: {error}") from error
         self._loop.add_reader(self._descriptor, self._on_news)
 
     @property
     def cpu_s(self) -> float:
-        """See `Wire`."""
         return float(self.library.call.bf_reader_cpu_ns(self.reader)) / 1e9 if self.reader else 0.0
 
     def attach(
         self, sock: socket.socket, listener: StreamListener, tls: TlsStream | None
     ) -> SocketStream:
-        """See `Wire`. Raises OSError."""
+        """Implement SocketReader. Raises OSError."""
         if tls is not None:
             self._tls_reader = self._tls_reader or LoopSocketReader()
             return self._tls_reader.attach(sock, listener, tls)
@@ -97,17 +97,17 @@ class NativeSocketReader:
         return stream
 
     def remove_stream(self, key: int) -> None:
-        """That line is dropped."""
+        """Forget a dropped stream."""
         self._streams.pop(key, None)
 
     @property
     def uncopied(self) -> int:
-        """Answers whose memory is still C's."""
+        """The number of answers whose memory C still owns."""
         return len(self._uncopied)
 
     def copy_later(self, taken: NativeReads) -> NativeReads:
-        """It is settled a little later: where many answers end together, the next requests are sent
-        first.
+        """Copy the answer a little later: where many answers end together, the next requests are
+        sent first.
         """
         if not self._uncopied:
             self._loop.call_later(_COPY_DELAY_S, self._copy_some)
@@ -123,7 +123,7 @@ class NativeSocketReader:
             self._loop.call_soon(self._copy_some)
 
     def close(self) -> None:
-        """See `Wire`; the thread has ended afterwards."""
+        """Drop all streams, copy what is left and end the thread."""
         if self._tls_reader is not None:
             self._tls_reader.close()
         for stream in tuple(self._streams.values()):
@@ -138,7 +138,7 @@ class NativeSocketReader:
             self.library.call.bf_reader_free(reader)
 
     def _on_news(self) -> None:
-        """There is something to decide."""
+        """Fetch the news of the streams from C and dispatch it."""
         many = _NEWS_AT_ONCE
         while many == _NEWS_AT_ONCE and self.reader:
             many = self.library.call.bf_reader_news(self.reader, self._news, _NEWS_AT_ONCE)
@@ -146,7 +146,9 @@ class NativeSocketReader:
             self._dispatch_news()
 
     def _dispatch_news(self) -> None:
-        """To the lines, which C tells once: an error in one keeps nothing from the others."""
+        """Pass news to the streams. C reports each only once, so an error in one stream must not
+        lose the news of others.
+        """
         try:
             while self._pending:
                 key, what, error = self._pending.popleft()
@@ -159,7 +161,7 @@ class NativeSocketReader:
 
 
 class NativeSocketStream:
-    """See `Line`."""
+    """Implements SocketStream."""
 
     __slots__ = (
         "_call",
@@ -175,25 +177,24 @@ class NativeSocketStream:
     def __init__(
         self, reader: NativeSocketReader, sock: socket.socket, listener: StreamListener, key: int
     ) -> None:
-        """Raises OSError."""
+        """Raises OSError if the system cannot watch another connection."""
         self.key = key
         self._reader = reader
         self._socket = sock
         self._listener: StreamListener = listener
         self._call = reader.library.call
         self._scratch = reader.scratch
-        self._offset = 0  # bytes
+        self._offset = 0  # bytes that the listener has read
         self._stream = self._call.bf_stream_add(reader.reader, sock.fileno(), key)
         if not self._stream:
-            raise OSError("the system listens to no more connections")
+            raise OSError("the system cannot watch another connection (epoll)")
 
     @property
     def size(self) -> int:
-        """See `Line`."""
         return int(self._call.bf_stream_size(self._stream)) if self._stream else 0
 
     def on_news(self, what: int, error: int) -> None:
-        """What its wire was told of it."""
+        """Call the listener for the bits in `what`; `error` is the errno of BROKEN."""
         if what & END:
             self._listener.on_complete()
         elif what & LOOK:
@@ -202,14 +203,12 @@ class NativeSocketStream:
             self._listener.on_closed(OSError(error, os.strerror(error)) if what & BROKEN else None)
 
     def expect_answer(self, sent_ns: int, max_bytes: int) -> bool:
-        """See `Line`."""
         self._offset = 0
         return self._stream is not None and not self._call.bf_stream_expect(
             self._stream, sent_ns, max_bytes
         )
 
     def read_new(self) -> bytes:
-        """See `Line`."""
         parts, many = [], _PEEK_BYTES
         while self._stream and many == _PEEK_BYTES:
             many = self._call.bf_stream_peek(self._stream, self._offset, self._scratch, _PEEK_BYTES)
@@ -218,12 +217,10 @@ class NativeSocketStream:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def read_all(self) -> bytes:
-        """See `Line`."""
         self._offset = 0
         return self.read_new()
 
     def watch_for_end(self, left: int, rest: bytes) -> None:
-        """See `Line`."""
         found = (
             self._call.bf_stream_watch(self._stream, self._offset + left - len(rest))
             if self._stream
@@ -235,7 +232,6 @@ class NativeSocketStream:
             self._listener.on_data()
 
     def detach_reads(self) -> DeferredReads:
-        """See `Line`."""
         if not self._stream:
             return NO_READS
         answer = NativeAnswer()
@@ -244,7 +240,6 @@ class NativeSocketStream:
         return self._reader.copy_later(NativeReads(answer, self._reader))
 
     def drop(self) -> None:
-        """See `Line`."""
         stream, self._stream = self._stream, None
         if stream:
             self._listener = NO_LISTENER
@@ -254,8 +249,8 @@ class NativeSocketStream:
 
 
 class NativeReads:
-    """See `Taken`. The memory is C's until it is settled, which copies it into Python's and gives C
-    its own for the next answer.
+    """Implements DeferredReads. C owns the memory until `copy` copies it into Python objects and
+    returns it to C for the next answer.
     """
 
     __slots__ = ("_answer", "_reader", "_reads", "count", "last_ns", "size")
@@ -263,7 +258,7 @@ class NativeReads:
     def __init__(self, answer: NativeAnswer, reader: NativeSocketReader) -> None:
         self._answer = answer
         self._reader = reader
-        self._reads: RecordedReads | None = None  # none: not settled
+        self._reads: RecordedReads | None = None  # None: not copied yet
         self.count = int(answer.reads)
         self.size = int(answer.size)
         self.last_ns = (
@@ -273,12 +268,11 @@ class NativeReads:
         )
 
     def reads(self) -> RecordedReads:
-        """See `Taken`."""
         return self.copy()
 
     def copy(self) -> RecordedReads:
-        """Harmless when it is settled; its wire, which does it before it closes, is needed no more
-        then.
+        """Copy the answer once; later calls return the copy. The reader copies everything before it
+        closes and is not needed afterwards.
         """
         if self._reads is None:
             self._reads = _copy_reads(self._answer)

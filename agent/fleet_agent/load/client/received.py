@@ -1,5 +1,5 @@
-"""Owns one answer as it came: its bytes, and for each read when it arrived and where its bytes end.
-Interprets none of them.
+"""Holds one answer as it arrived: its bytes, and for each read its arrival time and the end of its
+bytes.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Final, Protocol
 
 @dataclass(frozen=True, slots=True)
 class RecordedReads:
-    """`times_ns` are perf_counter_ns, one for each read; `ends` the number of bytes up to the end
-    of each read. `len` counts reads.
+    """The reads of an answer. `times_ns` has the perf_counter_ns of each read, `ends` the number of
+    bytes up to the end of each read. `len` counts reads.
     """
 
     data: bytes = b""
@@ -23,7 +23,7 @@ class RecordedReads:
 
     @staticmethod
     def from_pairs(pairs: Iterable[tuple[int, bytes]]) -> RecordedReads:
-        """From the time and the bytes of each read, none of which is empty."""
+        """Make it from the time and the bytes of each read; no read may be empty."""
         reads = list(pairs)
         ends = array("Q", accumulate(len(data) for _, data in reads))
         return RecordedReads(
@@ -35,11 +35,11 @@ class RecordedReads:
 
     @property
     def last_ns(self) -> int:
-        """Of the last read; 0: nothing came."""
+        """The time of the last read; 0 if nothing arrived."""
         return self.times_ns[-1] if self.times_ns else 0
 
     def pairs(self) -> list[tuple[int, bytes]]:
-        """The time and the bytes of each read: for people and tests."""
+        """Return the time and the bytes of each read, for people and tests."""
         return [
             (ns, self.data[start:end])
             for ns, (start, end) in zip(self.times_ns, pairwise([0, *self.ends]), strict=True)
@@ -47,33 +47,33 @@ class RecordedReads:
 
 
 class DeferredReads(Protocol):
-    """An answer as its line put it aside: nothing of it is copied while a run goes on, when the
-    next request of its slot is due.
+    """An answer as its stream stored it. Nothing is copied while a run goes on, when the slot's
+    next request is due.
     """
 
     @property
     def count(self) -> int:
-        """How many reads."""
+        """The number of reads."""
         ...
 
     @property
     def size(self) -> int:
-        """Bytes of all of them."""
+        """The number of bytes."""
         ...
 
     @property
     def last_ns(self) -> int:
-        """Of the last read; 0: nothing came."""
+        """The time of the last read; 0 if nothing arrived."""
         ...
 
     def reads(self) -> RecordedReads:
-        """The answer itself, put together now."""
+        """Return the answer, copied by this call."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class BufferedReads:
-    """See `Taken`: the reads as Python objects."""
+    """Implements DeferredReads with Python objects."""
 
     times_ns: Sequence[int] = ()
     parts: Sequence[bytes] = ()
@@ -81,16 +81,13 @@ class BufferedReads:
 
     @property
     def count(self) -> int:
-        """See `Taken`."""
         return len(self.parts)
 
     @property
     def last_ns(self) -> int:
-        """See `Taken`."""
         return self.times_ns[-1] if self.times_ns else 0
 
     def reads(self) -> RecordedReads:
-        """See `Taken`."""
         return RecordedReads.from_pairs(zip(self.times_ns, self.parts, strict=True))
 
 

@@ -1,6 +1,4 @@
-"""Owns what is sent: the path, JSON body and HTTP request of one streamed completion; sends
-nothing.
-"""
+"""Builds the path, the JSON body and the HTTP request of one streamed completion."""
 
 from __future__ import annotations
 
@@ -19,30 +17,31 @@ PATHS: Final = {CHAT: "/v1/chat/completions", COMPLETIONS: "/v1/completions", GE
 
 @dataclass(frozen=True, slots=True)
 class LoadTarget:
-    """A server: where it is, what its model is called and whether it understands SGLang's own
-    fields.
+    """A server: its address, the name of its model, and whether it understands SGLang's
+    own fields.
     """
 
     url: str  # http(s)://host[:port][/base], without a trailing slash
     model: str = ""
     sglang: bool = True
-    token: str = ""  # bearer token; empty: none is sent
-    # met with the certificates of the cluster that sends: a relay of ours stands before it
+    token: str = ""  # bearer token; empty: no Authorization header
+    # reached through our relay, with the TLS certificates of the load cluster
     in_cluster: bool = False
 
 
 def completion_body(
     target: LoadTarget, api: str, prompt: Content, output_tokens: int
 ) -> dict[str, Any]:
-    """The JSON body of one streamed greedy completion of exactly `output_tokens` tokens (where the
-    server can be held to that).
+    """Return the JSON body of one streamed greedy completion of exactly `output_tokens` tokens
+    (where the server supports that).
 
-    An engine that is not SGLang gets standard fields only, so it may stop early: the finish_reason
-    then tells. SGLang 0.5.23 refuses `return_meta_info` in a stream, so counts come from `usage`
-    and `sglext`. Raises ValueError for an unknown api, and for token ids anywhere but at /generate.
+    An engine that is not SGLang gets standard fields only, so it may stop early, which the
+    finish_reason then shows. SGLang 0.5.23 rejects `return_meta_info` in a stream, so counts come
+    from `usage` and `sglext`. Raises ValueError for an unknown api, and for token ids with any api
+    but generate.
     """
     if api not in PATHS:
-        raise ValueError(f"api {api!r} is unknown; one of {', '.join(PATHS)}")
+        raise ValueError(f"unknown api {api!r}, expected one of {', '.join(PATHS)}")
     if api == GENERATE:
         sampling = {"max_new_tokens": output_tokens, "temperature": 0, "ignore_eos": True}
         asked = {"input_ids": prompt} if is_ids(prompt) else {"text": as_text(prompt)}
@@ -59,22 +58,24 @@ def completion_body(
             "return_cached_tokens_details": True,
         }
         if api == CHAT:
-            content["return_output_ids_in_sglext"] = (
-                True  # once, at the end: the token ids let us count for ourselves
-            )
+            # the token ids, sent once at the end, allow the client to count for itself
+            content["return_output_ids_in_sglext"] = True
     return content
 
 
 def http_request(target: LoadTarget, path: str, content: dict[str, Any] | None) -> bytes:
-    """The bytes of a POST of `content` to `path` below the target's base path, on a connection that
-    is kept.
+    """Return the bytes of a POST of `content` to `path` below the target's base path, on a
+    connection that stays open.
     """
     parts = urlsplit(target.url)
     data = b"" if content is None else json.dumps(content, ensure_ascii=False).encode()
     lines = [
-        f"POST {parts.path.rstrip('/')}{path} HTTP/1.1", f"Host: {parts.netloc.rpartition('@')[2]}",
-        "Content-Type: application/json", f"Content-Length: {len(data)}", "Accept: text/event-stream, application/json",
-    ]  # fmt: skip
+        f"POST {parts.path.rstrip('/')}{path} HTTP/1.1",
+        f"Host: {parts.netloc.rpartition('@')[2]}",
+        "Content-Type: application/json",
+        f"Content-Length: {len(data)}",
+        "Accept: text/event-stream, application/json",
+    ]
     if target.token:
         lines.append(f"Authorization: Bearer {target.token}")
     return "\r\n".join([*lines, "", ""]).encode() + data

@@ -1,8 +1,7 @@
-"""Owns the way from recorded reads of one answer to what it said; pure, never raises, never guesses
-a count.
+"""Decodes the recorded reads of one answer. It never raises and never guesses a count.
 
-Shapes read: OpenAI chat and completions streams, and SGLang's /generate stream, as SGLang 0.5.23
-writes them.
+It reads OpenAI chat and completions streams and SGLang's /generate stream, as SGLang 0.5.23 writes
+them.
 """
 
 from __future__ import annotations
@@ -21,24 +20,20 @@ from fleet_agent.load.client.request_record import ErrorName, Response
 from fleet_agent.load.client.single_line_event import read_single_line_event
 from fleet_agent.load.client.sse import SseEvent, SseParser
 
-_MAX_COUNT = 2**31 - 1  # a count above this is nonsense
-_DETAIL_CHARACTERS = 300  # characters of a server's own beginning that are kept
+_MAX_COUNT = 2**31 - 1  # a larger count is not believed
+_DETAIL_CHARACTERS = 300  # characters of a server's own text that are kept
 
 
 @dataclass(slots=True)
 class _DecodeState:
-    """What has been read of the events so far."""
+    """What was decoded of the events so far."""
 
     times: list[int] = field(default_factory=list)  # of each event that has a text field
-    has_text: bytearray = field(
-        default_factory=bytearray
-    )  # 1 for each of the same events that has a text
-    texts: list[str] = field(
-        default_factory=list
-    )  # of each of them (/generate), or in other pieces
-    counts: dict[int, int] = field(
-        default_factory=dict
-    )  # tokens so far, as said in the event of that place in `times`
+    has_text: bytearray = field(default_factory=bytearray)  # 1 for each of these that has a text
+    # one for each of these events (/generate), or one for a run of events
+    texts: list[str] = field(default_factory=list)
+    # cumulative tokens by the event's index in `times`, where the event reports them
+    counts: dict[int, int] = field(default_factory=dict)
     ids: list[int] = field(default_factory=list)  # token ids in that event (/generate)
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
@@ -53,12 +48,12 @@ class _DecodeState:
 
     @property
     def is_plain_text(self) -> bool:
-        """True when the last text field said something and no count, and more may come."""
+        """True if the last text field had text but no count, and more may follow."""
         is_over = self.finish_reason or self.done or self.error[0]
         return bool(self.texts and self.texts[-1]) and not (self.counts or self.generate or is_over)
 
     def add_event(self, ns: int, text: str, count: int | None) -> None:
-        """An event with a text field."""
+        """Record an event with a text field."""
         if count is not None:
             self.counts[len(self.times)] = count
         self.times.append(ns)
@@ -66,7 +61,7 @@ class _DecodeState:
         self.has_text.append(text != "")
 
     def add_run(self, run: EventRun) -> None:
-        """Events with a text and nothing else."""
+        """Record events that have a text and nothing else."""
         self.times.extend(run.times_ns)
         self.texts.append(run.text)
         self.has_text += b"\1" * len(run.times_ns)
@@ -75,12 +70,12 @@ class _DecodeState:
 def decode_response(
     reads: RecordedReads, *, closed: bool, failure: str = "", detail: str = ""
 ) -> Response:
-    """Read a recorded answer. `closed`: the peer ended the connection; `failure`: what the client
-    saw go wrong.
+    """Decode a recorded answer. `closed`: the peer ended the connection; `failure` and `detail`:
+    the error that the client saw.
 
-    The client's failure stands only while the answer is incomplete: a connection reset after the
-    last byte is no failure. Costs about a microsecond for each read that is like the one before it,
-    which most are, and ten for any other.
+    The client's error counts only while the answer is incomplete: a connection reset after the last
+    byte does not make the request fail. Takes about 1 µs for each read that resembles the one
+    before it, as most do, and 10 µs for any other.
     """
     framing, state = http_framing.HttpFraming(), _DecodeState()
     beginning = _read_all(reads, framing, state)
@@ -104,7 +99,7 @@ def decode_response(
             error_detail=error_detail,
         )
     if is_complete and beginning and not state.events:
-        state.error = (ErrorName.MALFORMED, "the answer is no event stream")
+        state.error = (ErrorName.MALFORMED, "the answer is not an event stream")
     kind, error_detail = _find_error(state, is_complete, failure, detail)
     if not kind and not len(reads):
         kind = ErrorName.RESET
@@ -114,10 +109,10 @@ def decode_response(
 def _read_all(
     reads: RecordedReads, framing: http_framing.HttpFraming, state: _DecodeState
 ) -> bytes:
-    """Take every read; the first bytes of the content, for people."""
+    """Decode every read into `state`. Return the first bytes of the content, for error details."""
     events, beginning, data = SseParser(), b"", reads.data
     template: EventTemplate | None = None
-    number = at = 0  # the read, and the byte of the answer, that come next
+    number = at = 0  # the next read, and the next byte of the answer
     while number < len(reads):
         if template is not None and framing.is_between and events.is_between:
             run = template.read_run(reads, number, at)
@@ -133,9 +128,8 @@ def _read_all(
             and (event := read_single_line_event(data, at)) is not None
         ):
             event_data, at = event
-            completed = bisect_left(
-                reads.ends, at - 2, number
-            )  # the chunk's own end may come later
+            # the read that completed the event; the end of the chunk may arrive later
+            completed = bisect_left(reads.ends, at - 2, number)
             _read_events(state, [SseEvent(reads.times_ns[completed], event_data)])
             template = EventTemplate.from_event(event_data) if state.is_plain_text else None
             number = bisect_right(reads.ends, at, completed)
@@ -153,7 +147,7 @@ def _read_all(
 
 
 def _read_events(state: _DecodeState, found: Sequence[SseEvent]) -> None:
-    """Take events as they come; what follows the end, or an error, says nothing any more."""
+    """Decode events in order; ignore all that follow the end or an error."""
     for event in found:
         state.events += 1
         if state.done or state.error[0]:
@@ -196,7 +190,7 @@ def _read_one(state: _DecodeState, ns: int, content: Mapping[str, Any]) -> None:
 
 
 def _read_generated(state: _DecodeState, ns: int, content: Mapping[str, Any]) -> None:
-    """An event of /generate."""
+    """Decode an event of /generate."""
     ids = content.get("output_ids")
     state.generate = True
     state.ids.append(len(ids) if isinstance(ids, list) else 0)
@@ -210,7 +204,7 @@ def _read_generated(state: _DecodeState, ns: int, content: Mapping[str, Any]) ->
 def _read_choice(
     state: _DecodeState, ns: int, choice: Mapping[str, Any], content: Mapping[str, Any]
 ) -> None:
-    """An event of an OpenAI stream that has a choice."""
+    """Decode an event of an OpenAI stream that has a choice."""
     if choice.get("meta_info"):
         _read_meta(state, _mapping(choice["meta_info"]))
     if choice.get("finish_reason"):
@@ -265,7 +259,7 @@ def _read_speculation(state: _DecodeState, source: Mapping[str, Any]) -> None:
 
 
 def _read_finish(state: _DecodeState, reason: Any) -> None:
-    """A text in the OpenAI APIs, {"type": text} in /generate."""
+    """Read the finish reason: a text in the OpenAI APIs, {"type": text} in /generate."""
     if isinstance(reason, dict):
         reason = reason.get("type")
     if isinstance(reason, str) and reason:
@@ -273,7 +267,7 @@ def _read_finish(state: _DecodeState, reason: Any) -> None:
 
 
 def _choice_text(choice: Mapping[str, Any]) -> str:
-    """Content, reasoning and tool calls are all output."""
+    """Return the output text of a choice: content, reasoning and tool calls."""
     delta = _mapping(choice.get("delta"))
     texts = [
         choice.get("text"),
@@ -302,11 +296,11 @@ def _find_error(
         return state.error
     ended = state.done or (is_complete and state.finish_reason != "")
     if not ended or not is_complete:
-        return failure or ErrorName.TRUNCATED, detail or "the answer ended before its end"
+        return failure or ErrorName.TRUNCATED, detail or "the answer was cut off"
     if state.finish_reason == "abort":
         return ErrorName.SERVER_ERROR, "the server aborted the request"
     if state.completion_tokens is None:
-        return ErrorName.NO_USAGE, "the server did not say how many tokens it wrote"
+        return ErrorName.NO_USAGE, "the server did not report how many tokens it wrote"
     return "", ""
 
 
@@ -326,24 +320,33 @@ def _response(state: _DecodeState, status: int, last_ns: int, kind: str, detail:
     )
     own = max(state.ids, default=0) if cumulative else sum(state.ids)
     return Response(
-        status=status, chunk_ns=tuple(times), chunk_tokens=_differences(counts, state.completion_tokens), last_ns=last_ns,
-        prompt_tokens=state.prompt_tokens, completion_tokens=state.completion_tokens, cached_tokens=state.cached_tokens,
-        verify_ct=_verify_ct(state), own_tokens=own or len(times), own_is_exact=own > 0,
+        status=status,
+        chunk_ns=tuple(times),
+        chunk_tokens=_differences(counts, state.completion_tokens),
+        last_ns=last_ns,
+        prompt_tokens=state.prompt_tokens,
+        completion_tokens=state.completion_tokens,
+        cached_tokens=state.cached_tokens,
+        verify_ct=_verify_ct(state),
+        own_tokens=own or len(times),
+        own_is_exact=own > 0,
         finish_reason=state.finish_reason,
-        text=(texts[-1] if texts else "") if cumulative else "".join(texts), error_kind=kind, error_detail=detail[:_DETAIL_CHARACTERS],
-    )  # fmt: skip
+        text=(texts[-1] if texts else "") if cumulative else "".join(texts),
+        error_kind=kind,
+        error_detail=detail[:_DETAIL_CHARACTERS],
+    )
 
 
 def _is_cumulative(texts: Sequence[str]) -> bool:
-    """/generate repeats all text in each event, unless the server streams increments; a half
-    character at the end may change.
+    """Whether each text repeats the one before: /generate does so unless the server streams
+    increments. An incomplete character at the end may change.
     """
     return all(later.startswith(text.rstrip("\ufffd")) for text, later in pairwise(texts))
 
 
 def _differences(counts: Sequence[int | None], total: int | None) -> tuple[int, ...] | None:
-    """Tokens of each chunk from the counts so far; tokens without text of their own go to the next
-    chunk, the last ones to the last.
+    """Return the tokens of each chunk from the cumulative counts, or None. Tokens without text
+    count for the next chunk, those after the last chunk for the last one.
     """
     known = [count for count in counts if count is not None]
     if not known or len(known) < len(counts):
@@ -355,7 +358,9 @@ def _differences(counts: Sequence[int | None], total: int | None) -> tuple[int, 
 
 
 def _verify_ct(state: _DecodeState) -> int | None:
-    """Old servers give only the accept length, which is completion tokens / verify steps."""
+    """Return the verify steps. Old servers report only the accept length, which is completion
+    tokens / verify steps.
+    """
     if state.verify_ct is None and state.accept_length and state.completion_tokens:
         return max(1, round(state.completion_tokens / state.accept_length))
     return state.verify_ct or None

@@ -1,5 +1,5 @@
-"""Owns the prefix cache of a server under test: flushes it before a run, and learns what the chat
-template keeps in it.
+"""Flushes the prefix cache of a server before a run, and probes which part of the chat template it
+caches.
 """
 
 from __future__ import annotations
@@ -12,16 +12,15 @@ from fleet_agent.load.client.http_client import Endpoint
 from fleet_agent.load.client.request_body import PATHS, LoadTarget, completion_body, http_request
 from fleet_agent.load.client.response_decoder import decode_response
 
-_TRIES: Final = (
-    300  # half a minute: what a run left in the queue of an overloaded server is worked off first
-)
+# for half a minute: an overloaded server first finishes what a run left in its queue
+_TRIES: Final = 300
 _PAUSE_S: Final = 0.1
 _TIMEOUT_S: Final = 10.0
 
 
 async def flush_prefix_cache(target: LoadTarget, tries: int = _TRIES) -> bool:
-    """Empty the prefix cache of an SGLang server. False: it would not (it refuses while a request
-    runs; asked again for half a minute).
+    """Empty the prefix cache of an SGLang server. Return False if it does not: it refuses while a
+    request runs, so `tries` attempts are made, 0.1 s apart.
     """
     endpoint = Endpoint(target.url)
     try:
@@ -40,10 +39,10 @@ async def flush_prefix_cache(target: LoadTarget, tries: int = _TRIES) -> bool:
 
 
 async def probe_template_tokens(target: LoadTarget, api: str, timeout_s: float) -> int | None:
-    """Prompt tokens that any two requests share: those of the chat template, as the second of two
-    probes finds them cached.
+    """Return the number of prompt tokens that any two requests share, those of the chat template:
+    what the second of two probes finds cached.
 
-    None when the server does not report cached tokens or a probe failed.
+    Return None if the server does not report cached tokens or a probe failed.
     """
     endpoint = Endpoint(target.url)
     found = None

@@ -1,5 +1,5 @@
-"""Owns the shortcut past HTTP's chunks and the lines of events: an event of one line that is a
-chunk by itself. Pure; all else is left.
+"""Reads a one-line event that fills one HTTP chunk, without the general parsers of chunks and
+events.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ _BEGIN: Final = b"data: "
 
 
 def read_single_line_event(data: bytes, at: int) -> tuple[bytes, int] | None:
-    """From byte `at`, where a chunk and an event begin: what the event says, and where its chunk
-    ends. None for anything else.
+    """Read an event from byte `at`, where a chunk and an event begin. Return the event's data and
+    the offset after its chunk, or None if it has any other shape.
     """
     line = data.find(b"\r\n", at, at + 10)
     if line <= at:
@@ -27,5 +27,7 @@ def read_single_line_event(data: bytes, at: int) -> tuple[bytes, int] | None:
 
 @lru_cache(4096)
 def parse_chunk_size(digits: bytes) -> int:
-    """A chunk's size; -1 for what is none, such as 0x1 and 1_0, which int() would take."""
+    """Return the size of a chunk, or -1 for anything but hexadecimal digits, such as 0x1 and 1_0,
+    which int() would accept.
+    """
     return int(digits, 16) if not digits.strip(b"0123456789abcdefABCDEF") else -1

@@ -1,13 +1,13 @@
-"""Owns how a shard listens to its sockets: the kernel's time of arrival with each read, moved to
-the monotonic clock.
+"""Reads the sockets of a shard and records the kernel's arrival time of each read, converted to the
+monotonic clock.
 
-The time of a read is the one that the kernel gave the bytes as they arrived (SO_TIMESTAMPNS), not
-the one at which this process was woken. Whatever the loop does in between, another stream's read or
-a request that is sent, does not make an answer look late (decision 0014).
+The time of a read is when the kernel received the bytes (SO_TIMESTAMPNS), not when this process
+woke up. So whatever the loop does in between (another stream's read, a request that is sent) does
+not make an answer look late (decision 0014).
 
-There are two wires. The one here reads in callbacks of the loop and runs everywhere; `native.wire`
-reads in C where the library could be built (decision 0018). A wire makes a line of each socket,
-which tells its owner when there is something to decide.
+There are two readers. LoopSocketReader, here, reads in callbacks of the loop and runs everywhere;
+`native_reader` reads in C where the library could be built (decision 0018). A reader makes a stream
+of each socket. The stream calls its listener when there is something to decide.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fleet_agent.load.client.tls_stream import TlsStream
 
 READ_BYTES: Final = 1 << 16
 CHECK_BYTES: Final = 1 << 13
-OFFSET_VALID_NS: Final = 1_000_000  # so long an offset of the clocks stands
+OFFSET_VALID_NS: Final = 1_000_000  # the offset between the clocks is measured this often
 SO_TIMESTAMPNS: Final = 35  # asm-generic/socket.h; Python's socket module does not name it
 STAMP: Final = struct.Struct("@ll")  # struct timespec
 ROOM: Final = socket.CMSG_SPACE(STAMP.size)
@@ -35,114 +35,115 @@ _unpack: Final = STAMP.unpack
 
 
 class StreamListener(Protocol):
-    """Who decides about a line: told on the loop, and of each thing once."""
+    """Decides about a stream. Its methods are called on the loop, once for each event."""
 
     def on_data(self) -> None:
-        """Something came, and the line was not told to watch, or can no longer (then `whole` is
-        due).
+        """Handle new data while the stream does not watch for the end, or can no longer do so (then
+        read everything with `read_all`).
         """
         ...
 
     def on_complete(self) -> None:
-        """The answer that was watched is complete with the last byte that came."""
+        """Handle the end of the watched answer: the last byte that arrived completes it."""
         ...
 
     def on_closed(self, error: OSError | None) -> None:
-        """The peer has ended the connection, or it broke."""
+        """Handle the end of the connection: the peer closed it (None), or it broke."""
         ...
 
 
 class SocketStream(Protocol):
-    """The incoming side of one connected socket."""
+    """The receiving side of one connected socket."""
 
     @property
     def size(self) -> int:
-        """Bytes that came since the last `expect`."""
+        """The number of bytes since the last `expect_answer`."""
         ...
 
     def expect_answer(self, sent_ns: int, max_bytes: int) -> bool:
-        """An answer of at most so many bytes is due from now on: beyond, `Owner.look` is called,
-        watched or not.
+        """Begin an answer of at most `max_bytes`. Beyond that, `StreamListener.on_data` is called
+        even while the stream watches for the end.
 
-        False when the connection has ended or said something that nobody asked for.
+        Return False if the connection has ended or has sent something unexpected.
         """
         ...
 
     def read_new(self) -> bytes:
-        """What came since the last call, or since `expect`."""
+        """Return what arrived since the last call, or since `expect_answer`."""
         ...
 
     def read_all(self) -> bytes:
-        """All that came since `expect`."""
+        """Return all that arrived since `expect_answer`."""
         ...
 
     def watch_for_end(self, left: int, rest: bytes) -> None:
-        """Tell of no read any more but of the end of a chunked answer, of which everything so far
-        was `fresh`; at once where it has come.
+        """Report no more reads, only the end of a chunked answer that was read up to here with
+        `read_new`; at once if the end is already there.
 
-        `left`: bytes to the next line with a chunk's size, `rest`: what has come from there on.
+        `left` is the number of bytes to the next line with a chunk's size, `rest` what has arrived
+        of that line.
         """
         ...
 
     def detach_reads(self) -> DeferredReads:
-        """The answer that was expected, as far as it came; it is not kept."""
+        """Return what arrived of the answer and forget it."""
         ...
 
     def drop(self) -> None:
-        """Close the socket. Harmless when it is closed."""
+        """Close the socket. Does nothing if it is closed."""
         ...
 
 
 class SocketReader(Protocol):
-    """The sockets of one event loop. Use it on that loop only."""
+    """The reader of the sockets of one event loop. Use it on that loop only."""
 
     @property
     def cpu_s(self) -> float:
-        """Seconds of a core that it has spent beside the loop's thread."""
+        """The CPU seconds spent outside of the loop's thread."""
         ...
 
     def attach(
         self, sock: socket.socket, listener: StreamListener, tls: TlsStream | None
     ) -> SocketStream:
-        """Listen to a connected, non-blocking socket, which is the line's to close."""
+        """Read from a connected, non-blocking socket. The stream owns the socket and closes it."""
         ...
 
     def close(self) -> None:
-        """Drop all lines."""
+        """Drop all streams."""
         ...
 
 
 def arrival_ns(stamp_ns: int, offset_ns: int, after_ns: int, now_ns: int) -> int:
-    """The perf_counter_ns of a kernel's stamp that came with a read just now. It cannot be before
-    `after_ns`, nor later than now.
+    """Return the perf_counter_ns that belongs to a kernel timestamp of a read that just happened.
+    It is not before `after_ns` and not after `now_ns`.
 
-    While the wall clock is being set nobody knows by which one a read was stamped: what cannot be
-    is now.
+    While the wall clock is being set, it is unknown which clock stamped a read; a time that is
+    impossible is replaced by now.
     """
     arrived_ns = stamp_ns - offset_ns
     return arrived_ns if after_ns <= arrived_ns <= now_ns else now_ns
 
 
 class _NoListener:
-    """Owns a line that was dropped: without a cycle through its connection, since nothing is
-    collected while a run goes on.
+    """Replaces the listener of a dropped stream. This avoids a reference cycle through its
+    connection, since the garbage collector is off during a run.
     """
 
     def on_data(self) -> None:
-        """See `Owner`."""
+        """Do nothing."""
 
     def on_complete(self) -> None:
-        """See `Owner`."""
+        """Do nothing."""
 
     def on_closed(self, error: OSError | None) -> None:
-        """See `Owner`."""
+        """Do nothing."""
 
 
 NO_LISTENER: Final = _NoListener()
 
 
 class LoopSocketReader:
-    """Reads in callbacks of the loop."""
+    """Implements SocketReader with callbacks of the loop."""
 
     def __init__(self) -> None:
         """Raises RuntimeError outside of a running loop."""
@@ -153,13 +154,11 @@ class LoopSocketReader:
 
     @property
     def cpu_s(self) -> float:
-        """See `Wire`."""
         return 0.0
 
     def attach(
         self, sock: socket.socket, listener: StreamListener, tls: TlsStream | None
     ) -> SocketStream:
-        """See `Wire`."""
         sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
         stream = LoopSocketStream(sock, listener, tls, self.arrived_ns)
         number = sock.fileno()
@@ -175,12 +174,11 @@ class LoopSocketReader:
         return stream
 
     def close(self) -> None:
-        """See `Wire`."""
         for stream in tuple(self._streams):
             stream.drop()
 
     def arrived_ns(self, stamp: bytes, after_ns: int) -> int:
-        """When the bytes arrived that were read just now."""
+        """Convert the kernel timestamp of a read that just happened."""
         now_ns = perf_counter_ns()
         if now_ns - self._offset_taken_ns > OFFSET_VALID_NS:
             self._offset_taken_ns, self._clock_offset_ns = now_ns, time_ns() - now_ns
@@ -191,7 +189,9 @@ class LoopSocketReader:
 
 
 class LoopSocketStream:
-    """See `Line`. `read` is the hot path: a read, two appends and one comparison."""
+    """Implements SocketStream. `_read_once` is the hot path: a read, two appends and one
+    comparison.
+    """
 
     __slots__ = (
         "_arrived_ns",
@@ -218,22 +218,22 @@ class LoopSocketStream:
         arrived_ns: Callable[[bytes, int], int],
     ) -> None:
         self.size = 0
-        self.remove: Callable[[], None] | None = None  # none: closed
+        self.remove: Callable[[], None] | None = None  # None: closed
         self._listener: StreamListener = listener
         self._socket = sock
         self._receive = sock.recvmsg
         self._tls = tls
         self._arrived_ns = arrived_ns
-        self._at_ns = 0  # of the newest read, or of the sending
+        self._at_ns = 0  # of the newest read, or of sending the request
         self._times: list[int] = []
         self._parts: list[bytes] = []
-        self._parts_read = 0  # parts that were looked at
+        self._parts_read = 0  # number of parts that were read by the listener
         self._chunked_end: http_framing.ChunkedEnd | None = None
         self._next_check = self._max_bytes = 0
 
     def on_readable(self) -> None:
-        """There is news. uvloop tells of a broken socket once, also where bytes came before it
-        broke.
+        """Read once. uvloop reports a broken socket only once, even if bytes arrived before it
+        broke, so the rest is read here too.
         """
         if (
             self._read_once()
@@ -245,7 +245,9 @@ class LoopSocketStream:
             self._listener.on_closed(OSError(broke, os.strerror(broke)))
 
     def _read_once(self, *, is_last: bool = False) -> bool:
-        """True when bytes came. `is_last`: the end is told by somebody else."""
+        """Return True if bytes arrived and the socket is still open. `is_last`: the caller reports
+        the end.
+        """
         try:
             data, control_data, _, _ = self._receive(READ_BYTES, ROOM)
         except (BlockingIOError, InterruptedError):
@@ -266,7 +268,7 @@ class LoopSocketStream:
         return bool(data) and self.remove is not None
 
     def _read_tls(self, at_ns: int, data: bytes, tls: TlsStream) -> None:
-        """A piece of a TLS record, or whole ones."""
+        """Decrypt a part of a TLS record, or several records."""
         try:
             plain, is_over = tls.decrypt(data)
         except ssl.SSLError as error:
@@ -287,10 +289,11 @@ class LoopSocketStream:
             self._find_end(self._chunked_end)
 
     def _find_end(self, ending: http_framing.ChunkedEnd) -> None:
-        """Where a chunked answer may have ended (a read that ends in an empty line, or is tiny),
-        and now and then.
+        """Check whether a chunked answer has ended: after a read that ends in an empty line or is
+        tiny, and after every CHECK_BYTES.
 
-        What was looked at needs no look at the end, when the next request of the slot is due.
+        What was checked early need not be checked at the end, when the next request of the slot is
+        due.
         """
         found = (
             http_framing.ANSWER_NEEDS_PARSING
@@ -307,27 +310,22 @@ class LoopSocketStream:
             )()
 
     def expect_answer(self, sent_ns: int, max_bytes: int) -> bool:
-        """See `Line`."""
         self._at_ns, self._max_bytes = sent_ns, max_bytes
         return not self._parts
 
     def read_new(self) -> bytes:
-        """See `Line`."""
         new, self._parts_read = self._parts[self._parts_read :], len(self._parts)
         return b"".join(new)
 
     def read_all(self) -> bytes:
-        """See `Line`."""
         self._parts_read = len(self._parts)
         return b"".join(self._parts)
 
     def watch_for_end(self, left: int, rest: bytes) -> None:
-        """See `Line`."""
         self._chunked_end = http_framing.ChunkedEnd(left, rest)
         self._find_end(self._chunked_end)
 
     def detach_reads(self) -> DeferredReads:
-        """See `Line`."""
         taken = BufferedReads(self._times, self._parts, self.size)
         self._times, self._parts, self._parts_read, self.size, self._chunked_end = (
             [],
@@ -339,7 +337,6 @@ class LoopSocketStream:
         return taken
 
     def drop(self) -> None:
-        """See `Line`."""
         remove, self.remove = self.remove, None
         if remove is not None:
             self._listener = NO_LISTENER

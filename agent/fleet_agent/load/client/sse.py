@@ -1,5 +1,5 @@
-"""Owns the cutting of a body into server-sent events, piece by piece (WHATWG: any line ends,
-comments, several lines); reads no data.
+"""Splits a body into server-sent events, piece by piece (WHATWG: any line ends, comments, several
+data lines).
 """
 
 from __future__ import annotations
@@ -16,24 +16,22 @@ class SseEvent:
 
 
 class SseParser:
-    """A reader of one body. A last event that is cut is never given."""
+    """A parser of one body. An incomplete last event is never returned."""
 
     __slots__ = ("_after_cr", "_rest")
 
     def __init__(self) -> None:
-        self._rest = (
-            bytearray()
-        )  # of an event that is cut; no end of it is in all but its last byte
+        self._rest = bytearray()  # an incomplete event; its end can only involve the last byte
         self._after_cr = False
 
     @property
     def is_between(self) -> bool:
-        """True when the next byte begins an event."""
+        """True if the next byte begins an event."""
         return not self._rest and not self._after_cr
 
     def feed(self, ns: int, piece: bytes) -> list[SseEvent]:
-        """The events with data that this piece of the body completes. Takes a time for each byte
-        once, however long an event is.
+        """Return the events with data that this piece completes. Each byte is scanned once, however
+        long an event is.
         """
         if self._after_cr or b"\r" in piece:
             piece = self._plain(piece)
@@ -57,7 +55,7 @@ class SseParser:
         return found
 
     def _plain(self, piece: bytes) -> bytes:
-        """Each CRLF or CR becomes LF, in the piece in which its first byte came."""
+        """Replace each CRLF or CR by LF; a CRLF split over two pieces counts in the first."""
         if not piece:
             return piece
         text = piece[1:] if self._after_cr and piece.startswith(b"\n") else piece

@@ -1,6 +1,4 @@
-"""Owns TLS on one connection of the load, over sockets that somebody else reads: bytes in, bytes
-out. Verifies as its context says.
-"""
+"""Encrypts and decrypts one TLS connection of the load, over a socket that other code reads."""
 
 from __future__ import annotations
 
@@ -13,15 +11,15 @@ _READ_BYTES: Final = 1 << 16
 
 
 class TlsStream:
-    """The client's side of one TLS connection."""
+    """The client side of one TLS connection. The context decides how the server is verified."""
 
     def __init__(self, context: ssl.SSLContext, host: str) -> None:
         self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._in, self._out, server_hostname=host)
 
     async def handshake(self, link: socket.socket) -> None:
-        """The handshake. Raises OSError (ssl.SSLError among them) when there is none, or the server
-        is not who it should be.
+        """Perform the handshake. Raises OSError (including ssl.SSLError) if it fails or the server
+        cannot be verified.
         """
         loop = asyncio.get_running_loop()
         while True:
@@ -33,17 +31,19 @@ class TlsStream:
                 await self._flush(link)
             data = await loop.sock_recv(link, _READ_BYTES)
             if not data:
-                raise ConnectionResetError("the server closed the connection in its TLS handshake")
+                raise ConnectionResetError(
+                    "the server closed the connection during the TLS handshake"
+                )
             self._in.write(data)
 
     def encrypt(self, data: bytes) -> bytes:
-        """What is to be sent for `data`."""
+        """Return the bytes to send for `data`."""
         self._tls.write(data)
         return self._out.read()
 
     def decrypt(self, data: bytes) -> tuple[bytes, bool]:
-        """What the bytes that came say, and whether the peer has ended with them. Raises
-        ssl.SSLError for what is not its TLS.
+        """Return the decrypted bytes, and whether the peer has closed TLS with them. Raises
+        ssl.SSLError for bytes that are not valid TLS.
         """
         self._in.write(data)
         plain = bytearray()

@@ -1,5 +1,5 @@
-"""Owns a run's columns as Arrow's: the rows as one table, the chunks piece by piece, without
-needless copies. Load process only.
+"""Converts the columns of a run to Arrow without needless copies: the rows as one table, the chunks
+piece by piece. Only the load process imports it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,16 @@ _TYPES: Final = {"q": pa.int64(), "i": pa.int32(), "B": pa.uint8()}
 
 
 def build_scalar_batch(columns: Columns) -> Any:
-    """A batch with a column for each of `SCALARS`, as they are: 0 and -1 are not null."""
+    """Return a batch with a column for each of `SCALARS`, with their values as they are: 0 and -1
+    are not null.
+    """
     return pa.RecordBatch.from_pydict(
         {name: _wrap_array(_TYPES[code], columns.scalars[name]) for name, code in SCALARS.items()}
     )
 
 
 def build_digest_array(columns: Columns) -> Any:
-    """The prompts' digests, as an array of strings."""
+    """Return the prompts' digests as an array of strings."""
     ends = array("i", range(0, DIGEST_CHARACTERS * (columns.rows + 1), DIGEST_CHARACTERS))
     return pa.StringArray.from_buffers(
         columns.rows, pa.py_buffer(ends), pa.py_buffer(columns.digests)
@@ -34,13 +36,13 @@ def build_digest_array(columns: Columns) -> Any:
 
 
 def decode_texts(columns: Columns, name: str, codes: Any) -> Any:
-    """What the codes of the column of that name mean; null for those that mean nothing."""
+    """Return the texts for the codes of the column `name`; null for code 0."""
     return pa.array([None, *columns.names[name]], pa.string()).take(codes)
 
 
 def good_gaps_ns(columns: Columns) -> Iterator[Any]:
-    """The time between each two neighbouring chunks of a request that succeeded, piece by piece.
-    Raises OSError when one cannot be read.
+    """Yield, piece by piece, the time between neighbouring chunks of each successful request.
+    Raises OSError if a piece cannot be read.
     """
     row = 0
     for piece in columns.pieces:
@@ -54,24 +56,26 @@ def good_gaps_ns(columns: Columns) -> Iterator[Any]:
 
 
 def _within_good_rows(counts: array[int], failed: array[int], chunks: int) -> Any:
-    """For each two neighbouring chunks: True when both are of the same row, and that succeeded."""
+    """Return a mask with one entry for each pair of neighbouring chunks: True if both belong to the
+    same successful row.
+    """
     kept = array("B", b"\1" * chunks)
     end = 0
     for count, code in zip(counts, failed, strict=True):
         if not count:
             continue
         begin, end = end, end + count
-        kept[end - 1] = 0  # what follows is another row's
+        kept[end - 1] = 0  # the next chunk belongs to another row
         if code:
             kept[begin:end] = array("B", bytes(count))
     return _wrap_array(pa.uint8(), kept)[: chunks - 1].cast(pa.bool_())
 
 
 def chunk_lists(columns: Columns, row: int, piece: ChunkPiece) -> tuple[Any, Any]:
-    """The times and the tokens of the chunks of each row of the piece, which begins at `row`, as
-    arrays of lists.
+    """Return the times and the tokens of the chunks of each row of the piece, which begins at
+    `row`, as arrays of lists.
 
-    Raises OSError when the piece cannot be read.
+    Raises OSError if the piece cannot be read.
     """
     chunks = piece.read()
     counts = columns.scalars["chunks"][row : row + piece.rows]
@@ -98,5 +102,5 @@ def _list_offsets(counts: Any) -> Any:
 
 
 def _wrap_array(kind: Any, values: array[int]) -> Any:
-    """The array's own memory."""
+    """Return an Arrow array that uses the array's own memory."""
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])

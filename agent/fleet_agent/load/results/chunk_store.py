@@ -1,5 +1,5 @@
-"""Owns the chunks of requests, flattened: pieces of neighbouring rows, held in memory or, beyond a
-limit, in a file or packed.
+"""Stores the chunks of requests, flattened into pieces of neighbouring rows: in memory or, beyond a
+limit, in a file or compressed.
 """
 
 from __future__ import annotations
@@ -13,24 +13,20 @@ from itertools import accumulate, chain
 from operator import sub
 from typing import Final
 
-PIECE_CHUNKS: Final = (
-    1 << 15
-)  # of a piece, about: small enough that putting it away does not hold up the loop for long
+# about the size of a piece: small enough that storing it does not block the loop for long
+PIECE_CHUNKS: Final = 1 << 15
 PIECE_ROWS: Final = 1 << 17
-HELD_CHUNKS: Final = (
-    1 << 21
-    # held in memory as they are until the first piece goes into the file: small runs never touch the
-    # disk
-)
-_ZLIB_LEVEL: Final = 1  # zlib's level: a piece is packed while the run goes on, in some 7 ms
+# chunks held in memory before the first piece goes into the file: small runs never touch the disk
+HELD_CHUNKS: Final = 1 << 21
+_ZLIB_LEVEL: Final = 1  # a piece is compressed during the run, in about 7 ms
 
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """The chunks of some rows, one row after the other. Times are nanoseconds; `tokens` has those
-    of rows where they are known, only.
+    """The chunks of some rows, one row after another. Times are nanoseconds; `tokens` covers only
+    rows whose tokens are known.
 
-    `in_steps`: each time but the first is told as the distance to the one before it.
+    `are_deltas`: each time but the first is the difference to the one before it.
     """
 
     times_ns: array[int] = field(default_factory=lambda: array("q"))
@@ -38,7 +34,7 @@ class Chunks:
     are_deltas: bool = False
 
     def with_absolute_times(self) -> Chunks:
-        """With the times themselves."""
+        """Return the chunks with `times_ns` as times, not differences."""
         return (
             Chunks(array("q", accumulate(self.times_ns)), self.tokens) if self.are_deltas else self
         )
@@ -46,13 +42,13 @@ class Chunks:
 
 @dataclass(frozen=True, slots=True)
 class ChunkPiece:
-    """The chunks of the next `rows` rows: `held`, `packed`, or at `offset` of the file `path`.
-    `shift_ns` is to be added to each time.
+    """The chunks of `rows` consecutive rows: `held` in memory, `packed`, or at `offset` of the file
+    `path`. `shift_ns` is to be added to each time.
     """
 
     rows: int
     chunks: int
-    tokens: int  # how many of them are told
+    tokens: int  # number of chunks whose tokens are known
     held: Chunks | None = None
     packed: bytes = b""
     path: str = ""
@@ -60,8 +56,8 @@ class ChunkPiece:
     shift_ns: int = 0
 
     def read(self) -> Chunks:
-        """The chunks, their times before the shift, perhaps in steps. Raises OSError when the file
-        is gone or cut.
+        """Return the chunks, with times before the shift and possibly as differences. Raises
+        OSError if the file is missing or too short.
         """
         if self.held is not None:
             return self.held
@@ -76,13 +72,13 @@ class ChunkPiece:
             file.seek(self.offset)
             content = memoryview(file.read(times_bytes + tokens_bytes))
         if len(content) < times_bytes + tokens_bytes:
-            raise OSError(f"{self.path} is shorter than what was written into it")
+            raise OSError(f"{self.path} is shorter than the data written to it")
         found.times_ns.frombytes(content[:times_bytes])
         found.tokens.frombytes(content[times_bytes:])
         return found
 
     def shifted(self, by_ns: int) -> ChunkPiece:
-        """The same chunks, so much later; nothing is read for it."""
+        """Return the same chunks, `by_ns` later; reads nothing."""
         return replace(self, shift_ns=self.shift_ns + by_ns)
 
 
@@ -90,8 +86,7 @@ class ChunkStore:
     """Collects chunks row by row.
 
     Beyond `held_chunks` the oldest pieces are appended to the file `path`. With an empty path, or
-    on a disk that takes no more, they stay in memory, packed: a chunk takes 3 to 4 bytes there, and
-    12 as it is.
+    on a full disk, they stay in memory, compressed: a chunk then takes 3 to 4 bytes instead of 12.
     """
 
     def __init__(
@@ -101,15 +96,13 @@ class ChunkStore:
         self._held_chunks = held_chunks
         self._piece_chunks = piece_chunks
         self._pieces: list[ChunkPiece] = []
-        self._spilled = (
-            0  # of the pieces that are done, those in the file or packed: they are the first
-        )
-        self._held = 0  # chunks of the others
+        self._spilled = 0  # the first pieces, which are in the file or packed
+        self._held = 0  # chunks of the other pieces
         self._open = Chunks()
-        self._rows = 0  # of the open piece
+        self._rows = 0  # of the piece that is being filled
 
     def add(self, times_ns: Sequence[int], tokens: Sequence[int]) -> None:
-        """One row's chunks. Takes 0.1 µs for each."""
+        """Add the chunks of one row. Takes 0.1 µs per chunk."""
         self._open.times_ns.extend(array("q", times_ns))
         self._open.tokens.extend(array("i", tokens))
         self._rows += 1
@@ -117,8 +110,8 @@ class ChunkStore:
             self._close()
 
     def finish(self) -> tuple[ChunkPiece, ...]:
-        """All pieces, in the order of their rows; nothing may be added any more. Where some are put
-        away, all are.
+        """Return all pieces in the order of their rows; add nothing afterwards. If some pieces were
+        put into the file or compressed, all are.
         """
         if self._rows:
             self._close()
@@ -151,14 +144,14 @@ class ChunkStore:
             return replace(
                 piece, held=None, path=self._path, offset=_append(self._path, piece.read())
             )
-        except OSError:  # the disk is full: a run that is under way is worth more than the memory
+        except OSError:  # the disk is full: keep the run and use more memory
             self._path = ""
             return None
 
 
 def _pack(chunks: Chunks) -> bytes:
-    """Times as steps from one to the next, then tokens; of each the first bytes of all, then the
-    second ones, and so on: most are zeros.
+    """Compress the differences between times, then the tokens. Of each array the first bytes of all
+    values come first, then the second ones, and so on: most of them are zeros.
     """
     steps = array("q", map(sub, chunks.times_ns, chain((0,), chunks.times_ns)))
     return zlib.compress(_shuffle_bytes(steps) + _shuffle_bytes(chunks.tokens), _ZLIB_LEVEL)
@@ -185,12 +178,12 @@ def _unshuffle_bytes(content: bytes, size: int) -> bytearray:
 
 
 def _append(path: str, chunks: Chunks) -> int:
-    """Write the chunks at the end of the file, which may have to be made with its folder; where
-    they begin. Raises OSError.
+    """Append the chunks to the file, creating it and its folder if necessary. Return their offset.
+    Raises OSError.
     """
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with open(path, "ab") as file:
-        offset = file.tell()
+        offset = file.seek(0, os.SEEK_END)
         file.write(memoryview(chunks.times_ns))
         file.write(memoryview(chunks.tokens))
     return offset

@@ -1,5 +1,5 @@
-"""Owns the raw file of a run: one Parquet row a request, wall time, written whole or not at all.
-Schema: docs/metrics.md.
+"""Writes the raw file of a run: one Parquet row per request, in wall time, written completely or
+not at all. The schema is described in docs/metrics.md.
 """
 
 from __future__ import annotations
@@ -38,16 +38,20 @@ SCHEMA: Final = pa.schema(
         pa.field("prompt_digest", pa.string(), nullable=False),
     ]
 )
-SORTED_CHUNKS: Final = (
-    1 << 22
-    # a run of as many at most is in the order of its requests; a longer one in that in which they ended
-)
-GROUP_CHUNKS: Final = 1 << 20  # of a row group, about
+# up to this size a run is sorted by request; a longer one is in the order in which requests ended
+SORTED_CHUNKS: Final = 1 << 22
+GROUP_CHUNKS: Final = 1 << 20  # of a row group, approximately
 GROUP_ROWS: Final = 1 << 18
-_NULL_VALUES: Final = {  # what stands for something that never came
-    "sent_ns": 0, "first_output_ns": 0, "last_ns": 0, "status": 0,
-    "prompt_tokens": NOT_REPORTED, "completion_tokens": NOT_REPORTED, "cached_tokens": NOT_REPORTED, "verify_ct": NOT_REPORTED,
-}  # fmt: skip
+_NULL_VALUES: Final = {  # the value of each column that means null
+    "sent_ns": 0,
+    "first_output_ns": 0,
+    "last_ns": 0,
+    "status": 0,
+    "prompt_tokens": NOT_REPORTED,
+    "completion_tokens": NOT_REPORTED,
+    "cached_tokens": NOT_REPORTED,
+    "verify_ct": NOT_REPORTED,
+}
 _TEXTS: Final = ("finish_reason", "error_kind")
 
 
@@ -61,11 +65,11 @@ class RawFile:
 
 
 def write_parquet(path: Path, columns: Columns, metadata: Mapping[str, object]) -> RawFile:
-    """Write the requests to `path` through a temporary file, flushed to disk and renamed. Raises
-    OSError.
+    """Write the requests to `path` through a temporary file that is flushed to disk and renamed.
+    Raises OSError.
 
-    `metadata` goes into the file's key-value metadata, beside benchfleet.schema_version. At most a
-    row group is in memory.
+    `metadata` goes into the key-value metadata of the file, next to benchfleet.schema_version. At
+    most one row group is held in memory.
     """
     keys = {f"benchfleet.{name}": str(value) for name, value in metadata.items()} | {
         "benchfleet.schema_version": SCHEMA_VERSION
@@ -77,7 +81,7 @@ def write_parquet(path: Path, columns: Columns, metadata: Mapping[str, object]) 
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-            size_bytes = file.tell()
+            size_bytes = os.fstat(file.fileno()).st_size
         temporary.rename(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
@@ -87,8 +91,8 @@ def write_parquet(path: Path, columns: Columns, metadata: Mapping[str, object]) 
 
 
 def preload_parquet() -> None:
-    """Encode an empty run, so that the first one does not pay for what pyarrow imports at its first
-    use (pandas, where it is).
+    """Encode an empty run, so that the first run does not pay for what pyarrow imports at its first
+    use (pandas, if installed).
     """
     _encode(pa.BufferOutputStream(), Columns(), {})
 
@@ -103,7 +107,7 @@ def _encode(sink: Any, columns: Columns, keys: Mapping[str, str]) -> None:
 
 
 def _row_groups(columns: Columns) -> Iterator[Any]:
-    """Tables of the size of a row group, in the order of the requests where all fit in memory."""
+    """Yield tables of the size of a row group. Rows are sorted by request if all fit in memory."""
     if columns.chunks > SORTED_CHUNKS:
         yield from _merge_batches(_batches(columns))
         return
@@ -113,7 +117,7 @@ def _row_groups(columns: Columns) -> Iterator[Any]:
 
 
 def _merge_batches(batches: Iterator[Any]) -> Iterator[Any]:
-    """Several batches together, as long as they are no row group yet."""
+    """Join batches until they have the size of a row group."""
     pending: list[Any] = []
     for batch in batches:
         pending.append(batch)
@@ -125,7 +129,9 @@ def _merge_batches(batches: Iterator[Any]) -> Iterator[Any]:
 
 
 def _batches(columns: Columns) -> Iterator[Any]:
-    """A batch a piece, in the schema of the file. Raises OSError when a piece cannot be read."""
+    """Yield a batch for each piece, in the schema of the file. Raises OSError if a piece cannot be
+    read.
+    """
     scalars, digests, row = (
         arrow_tables.build_scalar_batch(columns),
         arrow_tables.build_digest_array(columns),
@@ -155,12 +161,12 @@ def _batches(columns: Columns) -> Iterator[Any]:
 
 
 def _null_where(values: Any, nothing: int) -> Any:
-    """Null where the value stands for nothing."""
+    """Replace the value `nothing` by null."""
     return pc.if_else(pc.equal(values, nothing), pa.scalar(None, values.type), values)
 
 
 def _sync_folder(folder: Path) -> None:
-    """The rename itself must survive a power cut, too."""
+    """Flush the folder, so that the rename survives a power cut."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,8 +1,8 @@
-"""Owns exact percentiles: of values at hand, and of a stream too long for memory that can be run
-through again. Pure.
+"""Computes exact percentiles, of values in memory and of a stream that is too long for memory but
+can be iterated again.
 
-A percentile here is the sample's own, with linear interpolation between the closest ranks (NumPy's
-default, Hyndman and Fan's type 7): never one of buckets.
+A percentile is that of the sample itself, with linear interpolation between the closest ranks
+(NumPy's default, Hyndman and Fan's type 7). It is never estimated from histogram buckets.
 """
 
 from __future__ import annotations
@@ -16,24 +16,21 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-_SHIFTS: Final = (
-    20,
-    10,
-    0,
-)  # nanoseconds are counted by milliseconds, then by microseconds where it matters, then each
+# bits dropped in each pass: nanoseconds are counted by about 1 ms, then by about 1 µs, then exactly
+_SHIFTS: Final = (20, 10, 0)
 
-Stream = Callable[[], Iterable[Any]]  # each call gives the same Arrow arrays of int64 anew
+Stream = Callable[[], Iterable[Any]]  # each call iterates over the same Arrow arrays of int64
 
 
 def percentile(values: Sequence[float] | Any, share: float) -> float:
-    """Of a sequence of numbers, or an Arrow array without nulls. `share` is in 0..1; 0.0 for no
-    values.
+    """Return one percentile of a sequence of numbers or an Arrow array without nulls. `share` is in
+    0..1. Return 0.0 for no values.
     """
     return percentiles(values, share)[0]
 
 
 def percentiles(values: Sequence[float] | Any, *shares: float) -> list[float]:
-    """Several of the same values, which are sorted once. 0.0 for no values."""
+    """Return several percentiles of the same values, which are sorted once; 0.0 for no values."""
     if not len(values):
         return [0.0 for _ in shares]
     ordered = values.sort() if isinstance(values, pa.Array) else sorted(values)
@@ -45,21 +42,20 @@ def percentiles(values: Sequence[float] | Any, *shares: float) -> list[float]:
 
 
 def stream_percentiles(stream: Stream, *shares: float) -> list[float]:
-    """Percentiles of all integers that the stream gives, exact in three runs through it, in the
-    memory of one array and some counts.
+    """Return percentiles of all integers of the stream. They are exact and take three passes, in
+    the memory of one array and some counts.
 
-    Each run counts values by their leading bits, and tells in which of these groups the wanted
-    ranks lie; the next one counts those groups alone, by more bits; the last one by all of them.
-    Empty for no values.
+    The first pass counts values by their leading bits, which gives the groups that contain the
+    wanted ranks. The second counts only those groups, by more bits; the third by all bits. Return
+    an empty list for no values.
     """
     counts = _count_values(stream, _SHIFTS[0])
     total = sum(counts.values())
     if not total:
         return []
     ranks = [_ranks(share, total) for share in shares]
-    found = {
-        rank: _locate_rank(counts, rank) for low, high, _ in ranks for rank in (low, high)
-    }  # rank → its group, and its rank within that
+    # rank → its group, and its rank within the group
+    found = {rank: _locate_rank(counts, rank) for low, high, _ in ranks for rank in (low, high)}
     for before, shift in pairwise(_SHIFTS):
         counts = _count_values(stream, shift, {group for group, _ in found.values()}, before)
         found = {
@@ -72,7 +68,7 @@ def stream_percentiles(stream: Stream, *shares: float) -> list[float]:
 def _count_values(
     stream: Stream, shift: int, groups: Collection[int] = (), groups_shift: int = 0
 ) -> Counter[int]:
-    """How many values there are by what is left of them after the shift: of all, or of those in the
+    """Count values by what is left of them after the shift: all values, or only those in the
     groups.
     """
     counts: Counter[int] = Counter()
@@ -96,16 +92,18 @@ def _counts_of_group(counts: Mapping[int, int], group: int, bits: int) -> dict[i
 
 
 def _locate_rank(counts: Mapping[int, int], rank: int) -> tuple[int, int]:
-    """The key that has the rank when all are laid out in order, and the rank within the key."""
+    """Return the key at the rank when all keys are laid out in order, and the rank within
+    that key.
+    """
     for key in sorted(counts):
         if rank < counts[key]:
             return key, rank
         rank -= counts[key]
-    raise ValueError(f"the stream has changed: it is {rank + 1} values shorter than before")
+    raise ValueError(f"the stream has changed between passes: {rank + 1} values are missing")
 
 
 def _ranks(share: float, count: int) -> tuple[int, int, float]:
-    """The ranks between which the percentile lies, and how far it is from the lower one."""
+    """Return the two ranks around the percentile, and its distance from the lower one."""
     position = share * (count - 1)
     low = floor(position)
     return low, min(low + 1, count - 1), position - low

@@ -1,8 +1,8 @@
-"""Owns the measured requests of a run as columns, one row a request; interprets none of them. Needs
-nothing but the standard library.
+"""Holds the measured requests of a run as columns, one row per request, using the standard library
+only.
 
-A row takes about 80 bytes, whatever was asked and answered; the chunks of all rows lie flattened in
-pieces (`pieces.py`).
+A row takes about 80 bytes, however long its prompt and answer are. The chunks of all rows are
+stored flattened, in pieces (`chunk_store.py`).
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Final
 from fleet_agent.load.client.request_record import RequestRecord, Response
 from fleet_agent.load.results.chunk_store import HELD_CHUNKS, PIECE_CHUNKS, ChunkPiece, ChunkStore
 
-NOT_REPORTED: Final = -1  # a count that the server did not tell
+NOT_REPORTED: Final = -1  # a count that the server did not report
 MAX_COUNT: Final = 2**31 - 1
 DIGEST_CHARACTERS: Final = 16
-# different finish reasons that are kept; a server that makes up more of them gets OTHER_NAME
+# limit for different finish reasons; further ones become OTHER_NAME
 MAX_NAMES: Final = 200
-MAX_NAME_CHARACTERS: Final = 100  # of each
+MAX_NAME_CHARACTERS: Final = 100
 OTHER_NAME: Final = "(other)"
-# Name → type of the array. Times are perf_counter_ns and 0 where something never came; counts are
-# NOT_TOLD where they were not told.
+# Name → type code of the array. Times are perf_counter_ns, or 0 for something that never happened;
+# counts are NOT_REPORTED if the server did not report them.
 SCALARS: Final[Mapping[str, str]] = {
     "number": "i",
     "asked_tokens": "i",
@@ -40,8 +40,8 @@ SCALARS: Final[Mapping[str, str]] = {
     "own_is_exact": "B",
     "status": "i",
     "chunks": "i",
-    "tokens_reported": "B",  # 1: the piece has the tokens of each of the row's chunks
-    "finish_reason": "B",  # codes: see Columns
+    "tokens_reported": "B",  # 1: the tokens of each chunk of the row are stored
+    "finish_reason": "B",  # a code, see Columns.names
     "error_kind": "B",
 }
 _TIMES: Final = ("intended_ns", "sent_ns", "first_output_ns", "last_ns")
@@ -52,8 +52,8 @@ _CODES: Final = ("finish_reason", "error_kind")
 class Columns:
     """Rows in the order in which their requests ended, shard by shard.
 
-    `digests` has 16 ASCII characters a row. `names` has for each column of codes what its codes
-    from 1 on mean; 0 means nothing was told.
+    `digests` has 16 ASCII characters per row. `names` lists, for each column of codes, the texts of
+    the codes from 1 on; code 0 means that nothing was reported.
     """
 
     scalars: Mapping[str, array[int]] = field(
@@ -63,14 +63,13 @@ class Columns:
     names: Mapping[str, tuple[str, ...]] = field(
         default_factory=lambda: {name: () for name in _CODES}
     )
-    error_examples: Mapping[str, str] = field(
-        default_factory=dict
-    )  # one server's or system's own words for each error kind
+    # one original error text of a server or the system for each error kind
+    error_examples: Mapping[str, str] = field(default_factory=dict)
     pieces: tuple[ChunkPiece, ...] = ()
 
     @staticmethod
     def from_requests(requests: Iterable[RequestRecord]) -> Columns:
-        """Columns of rows that somebody has."""
+        """Make columns from records."""
         builder = ColumnsBuilder()
         for request in requests:
             builder.add(request)
@@ -78,7 +77,7 @@ class Columns:
 
     @staticmethod
     def concatenate(parts: Sequence[Columns]) -> Columns:
-        """The rows of all parts, one part after the other; their pieces are neither read nor
+        """Return the rows of all parts, one part after another. Their pieces are neither read nor
         copied.
         """
         tables = {name: _Names() for name in _CODES}
@@ -103,12 +102,12 @@ class Columns:
 
     @property
     def rows(self) -> int:
-        """How many requests."""
+        """The number of requests."""
         return len(self.scalars["number"])
 
     @property
     def chunks(self) -> int:
-        """How many events with output, over all of them."""
+        """The number of events with output, over all requests."""
         return sum(piece.chunks for piece in self.pieces)
 
     @property
@@ -117,7 +116,7 @@ class Columns:
         return any(piece.path for piece in self.pieces)
 
     def shifted(self, by_ns: int) -> Columns:
-        """All times so much later; one that never was stays so."""
+        """Return the columns with all times `by_ns` later; a time of 0 (never) stays 0."""
         moved = {
             name: array("q", (ns + by_ns if ns else 0 for ns in self.scalars[name]))
             for name in _TIMES
@@ -129,7 +128,7 @@ class Columns:
         )
 
     def requests(self) -> list[RequestRecord]:
-        """The rows as such, by number, an object each: for small runs. Raises OSError when chunks
+        """Return the rows as records, sorted by number: for small runs. Raises OSError if chunks
         cannot be read from their file.
         """
         return sorted(self._rows(), key=lambda request: request.number)
@@ -159,12 +158,19 @@ class Columns:
         value = {name: column[at] for name, column in self.scalars.items()}
         texts = {name: self.names[name][value[name] - 1] if value[name] else "" for name in _CODES}
         response = Response(
-            status=value["status"], chunk_ns=chunk_ns, chunk_tokens=chunk_tokens, last_ns=value["last_ns"],
-            prompt_tokens=_or_none(value["prompt_tokens"]), completion_tokens=_or_none(value["completion_tokens"]),
-            cached_tokens=_or_none(value["cached_tokens"]), verify_ct=_or_none(value["verify_ct"]),
-            own_tokens=value["own_tokens"], own_is_exact=bool(value["own_is_exact"]),
-            finish_reason=texts["finish_reason"], error_kind=texts["error_kind"],
-        )  # fmt: skip
+            status=value["status"],
+            chunk_ns=chunk_ns,
+            chunk_tokens=chunk_tokens,
+            last_ns=value["last_ns"],
+            prompt_tokens=_or_none(value["prompt_tokens"]),
+            completion_tokens=_or_none(value["completion_tokens"]),
+            cached_tokens=_or_none(value["cached_tokens"]),
+            verify_ct=_or_none(value["verify_ct"]),
+            own_tokens=value["own_tokens"],
+            own_is_exact=bool(value["own_is_exact"]),
+            finish_reason=texts["finish_reason"],
+            error_kind=texts["error_kind"],
+        )
         digest = self.digests[at * DIGEST_CHARACTERS : (at + 1) * DIGEST_CHARACTERS].decode("ascii")
         return RequestRecord(
             value["number"],
@@ -177,7 +183,7 @@ class Columns:
 
 
 class ColumnsBuilder:
-    """Takes rows as they come and keeps their chunks in bounded memory: see `Pieces` for the
+    """Collects rows and keeps their chunks in bounded memory; see `ChunkStore` for the
     arguments.
     """
 
@@ -192,18 +198,34 @@ class ColumnsBuilder:
         self._examples: dict[str, str] = {}
 
     def add(self, request: RequestRecord) -> None:
-        """One more row; the answer's text is not kept. Raises ValueError for a digest that is none."""
+        """Add one row; the answer's text is not kept. Raises ValueError for a digest of another
+        length.
+        """
         response = request.response
         if len(request.prompt_digest) != DIGEST_CHARACTERS:
             raise ValueError(
-                f"prompt digest {request.prompt_digest!r} of request {request.number} has not {DIGEST_CHARACTERS} characters"
+                f"prompt digest {request.prompt_digest!r} of request {request.number} "
+                f"must have {DIGEST_CHARACTERS} characters"
             )
         row = (
-            request.number, request.asked_tokens, request.intended_ns, request.sent_ns, response.first_output_ns, response.last_ns,
-            _or_not_reported(response.prompt_tokens), _or_not_reported(response.completion_tokens), _or_not_reported(response.cached_tokens), _or_not_reported(response.verify_ct),
-            response.own_tokens, response.own_is_exact, response.status, len(response.chunk_ns), response.chunk_tokens is not None,
-            self._finish_reasons.code(response.finish_reason), self._error_kinds.code(response.error_kind),
-        )  # fmt: skip
+            request.number,
+            request.asked_tokens,
+            request.intended_ns,
+            request.sent_ns,
+            response.first_output_ns,
+            response.last_ns,
+            _or_not_reported(response.prompt_tokens),
+            _or_not_reported(response.completion_tokens),
+            _or_not_reported(response.cached_tokens),
+            _or_not_reported(response.verify_ct),
+            response.own_tokens,
+            response.own_is_exact,
+            response.status,
+            len(response.chunk_ns),
+            response.chunk_tokens is not None,
+            self._finish_reasons.code(response.finish_reason),
+            self._error_kinds.code(response.error_kind),
+        )
         for append, value in zip(self._appends, row, strict=True):
             append(value)
         self._columns.digests.extend(request.prompt_digest.encode("ascii"))
@@ -212,7 +234,7 @@ class ColumnsBuilder:
             self._examples.setdefault(response.error_kind, response.error_detail)
 
     def build(self) -> Columns:
-        """All rows; nothing may be added any more."""
+        """Return all rows; add nothing afterwards."""
         names = {"finish_reason": self._finish_reasons.names, "error_kind": self._error_kinds.names}
         return replace(
             self._columns, names=names, error_examples=self._examples, pieces=self._chunks.finish()
@@ -220,7 +242,7 @@ class ColumnsBuilder:
 
 
 class _Names:
-    """Codes from 1 on for texts of which there are few; 0 for none."""
+    """Codes from 1 on for a small number of different texts; 0 for an empty text."""
 
     def __init__(self) -> None:
         self._codes: dict[str, int] = {}
@@ -235,16 +257,17 @@ class _Names:
         known = self._codes.get(name)
         if known is None:
             is_full = len(self._codes) >= MAX_NAMES
+            # JSON can contain lone surrogates, which UTF-8 cannot encode
             kept = (
                 OTHER_NAME
                 if is_full
                 else name[:MAX_NAME_CHARACTERS].encode("utf-8", "replace").decode()
-            )  # JSON can say half characters
+            )
             known = self._codes.setdefault(kept, len(self._codes) + 1)
         return known
 
     def recode(self, codes: array[int], names: Sequence[str]) -> array[int]:
-        """Another table's codes as codes of this one."""
+        """Translate another table's codes into codes of this one."""
         ours = bytes([0, *(self.code(name) for name in names)])
         return array("B", codes.tobytes().translate(ours.ljust(256, b"\0")))
 

@@ -1,8 +1,8 @@
-"""Owns the way from the columns of one run to its metrics and the facts that gates judge.
-Definitions: docs/metrics.md. Load process only.
+"""Computes the metrics of one run and the facts that gates judge from its columns. The definitions
+are in docs/metrics.md. Only the load process imports it.
 
-Wall time becomes model time here and nowhere else: metrics and `duration_s` are model time, the
-facts stay wall time.
+Wall time becomes model time only here: metrics and `duration_s` are model time, the facts stay wall
+time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fleet_agent.load.workload.slot_schedule import all_due_ns
 from fleet_protos import metric_names as names
 from fleet_protos.trial_types import Workload
 
-# the first tokens of two salts may be equal by chance: as many cached tokens are no cache hit
+# the first tokens of two salts may be equal by chance: so many cached tokens do not count as a hit
 SALT_TOKENS: Final = 4
 MIN_SHARE_REQUESTS: Final = 20
 _FAILED: Final = "error_kind"
@@ -30,18 +30,17 @@ _FAILED: Final = "error_kind"
 
 @dataclass(frozen=True, slots=True)
 class RunConditions:
-    """What a run was asked to be. `template_tokens`: prompt tokens of the chat template, cached by
-    plan; None: the probes saw none told.
+    """The conditions of a run. `template_tokens` are the prompt tokens of the chat template, which
+    are cached by plan; None: the probes reported none.
     """
 
     workload: Workload
     time_scale: float = 1.0
     template_tokens: int | None = None
     lags_ns: tuple[int, ...] = ()
-    speculation: bool = False  # asked for by the variant
-    planned_cached_ratio: float | None = (
-        None  # of the prompt tokens, what begins as in an earlier request by plan; None: no plan
-    )
+    speculation: bool = False  # the variant requests it
+    # share of the prompt tokens that repeat an earlier request's beginning by plan; None: no plan
+    planned_cached_ratio: float | None = None
     cpu_s: float = 0.0  # of the shards, while they ran
     decode_s: float = 0.0  # of the shards, afterwards
 
@@ -52,7 +51,7 @@ class RunSummary:
 
     metrics: dict[str, float]
     facts: dict[str, Any]
-    error_examples: dict[str, str]  # one server's or system's own words for each error kind
+    error_examples: dict[str, str]  # one original error text for each error kind
     requests_ok: int
     requests_failed: int
     output_tokens: int
@@ -61,17 +60,17 @@ class RunSummary:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Requests as Arrow's batch of `columns.SCALARS`, and when each of them began and ended for its
-    latency.
+    """Requests as an Arrow batch of `request_columns.SCALARS`, and when the latency of each begins
+    and ends.
 
-    At an open loop it begins when it was due. At a closed loop nobody has set a time: it begins
-    when it was sent, and what passed between the answer before it and its sending is the client's
-    dispatch delay and no latency of the server's.
+    In an open loop it begins when the request was due. In a closed loop requests have no due time:
+    it begins when the request was sent. The time between the previous answer and the sending is the
+    client's dispatch delay, not latency of the server.
     """
 
     table: Any
     begin_ns: Any
-    end_ns: Any  # its last byte, or its sending when nothing came back
+    end_ns: Any  # of the last byte, or when it was sent if there was no answer
 
     @staticmethod
     def from_columns(columns: Columns, *, is_open: bool) -> _Rows:
@@ -90,14 +89,14 @@ class _Rows:
         return self.table.column(name)
 
     def where(self, mask: Any) -> _Rows:
-        """Those for which it is true; no copy is made when that is all."""
+        """Return the rows for which the mask is true; copies nothing if that is all of them."""
         return self if pc.all(mask, min_count=0).as_py() else self._filtered(mask)
 
     def _filtered(self, mask: Any) -> _Rows:
         return _Rows(self.table.filter(mask), self.begin_ns.filter(mask), self.end_ns.filter(mask))
 
     def reported(self, name: str) -> Any:
-        """Counts, 0 where the server told none."""
+        """Return counts, 0 where the server reported none."""
         return pc.max_element_wise(self[name], 0)
 
     @property
@@ -106,7 +105,7 @@ class _Rows:
 
     @property
     def ttft_ns(self) -> Any:
-        """Of rows with output; others have a negative one."""
+        """Of rows with output; it is negative for others."""
         return pc.subtract(self["first_output_ns"], self.begin_ns)
 
     @property
@@ -119,15 +118,16 @@ class _Rows:
 
     @property
     def tpot_ns(self) -> Any:
-        """Of rows that have one."""
+        """Of rows for which `has_tpot` is true."""
         rest_ns = pc.subtract(self.end_ns, self["first_output_ns"]).cast(pa.float64())
         return pc.divide(rest_ns, pc.subtract(self["completion_tokens"], 1).cast(pa.float64()))
 
 
 def summarise(columns: Columns, conditions: RunConditions) -> RunSummary:
-    """Metrics over the requests that succeeded (no metric without one), facts over all of them.
+    """Compute metrics over the requests that succeeded (none if no request did) and facts over all
+    requests.
 
-    Raises OSError when chunks that are in files cannot be read.
+    Raises OSError if chunks that are in files cannot be read.
     """
     rows = _Rows.from_columns(columns, is_open=conditions.workload.is_open)
     good = rows.where(pc.equal(rows[_FAILED], 0))
@@ -148,8 +148,8 @@ def summarise(columns: Columns, conditions: RunConditions) -> RunSummary:
 
 
 def preload_arrow() -> None:
-    """Compute on a request that never was, so that the first run does not pay for what Arrow loads
-    at its first use.
+    """Summarise an invented request, so that the first run does not pay for what Arrow loads at its
+    first use.
     """
     answered = Response(200, (2, 3), last_ns=3, prompt_tokens=1, completion_tokens=2)
     summarise(
@@ -179,7 +179,7 @@ def _metrics(
 
 
 def _latencies_ns(columns: Columns, good: _Rows) -> dict[str, float]:
-    """Wall nanoseconds; what no request has is left out."""
+    """Return percentiles in wall nanoseconds; leave out those that no request has."""
     first, timed = good.where(good.has_output), good.where(good.has_tpot)
     e2e = percentiles(good.e2e_ns, 0.5, 0.99)
     found = {
@@ -209,7 +209,9 @@ def _latencies_ns(columns: Columns, good: _Rows) -> dict[str, float]:
 
 
 def _facts(columns: Columns, rows: _Rows, good: _Rows, conditions: RunConditions) -> dict[str, Any]:
-    """The fields of core.gates.RunFacts. They judge the client, so their seconds are wall seconds."""
+    """Return the fields of core.gates.RunFacts. They judge the client, so their seconds are wall
+    seconds.
+    """
     counts, workload = good.reported("completion_tokens"), conditions.workload
     failed = rows.where(pc.not_equal(rows[_FAILED], 0))
     return {
@@ -255,7 +257,9 @@ def _dispatch_p99_s(rows: _Rows) -> float:
 
 
 def _accept_length(good: _Rows) -> float | None:
-    """Tokens per verify step over the requests that report steps; None: no speculation."""
+    """Return the tokens per verify step over the requests that report steps; None without
+    speculation.
+    """
     reporting = good.where(pc.greater(good["verify_ct"], 0))
     return (
         _sum(reporting.reported("completion_tokens")) / _sum(reporting["verify_ct"])
@@ -265,11 +269,11 @@ def _accept_length(good: _Rows) -> float | None:
 
 
 def _cached_ratio(good: _Rows, template_tokens: int | None) -> float | None:
-    """Cached prompt tokens beyond the template's and a salt's chance, by prompt tokens; None: the
-    server does not report them.
+    """Return the cached prompt tokens, without those of the template and of equal salts by chance,
+    divided by the prompt tokens. Return None if the server does not report them.
 
-    SGLang's chat answers leave the count out when it is 0, so a server that told it to the probes
-    means 0 by silence.
+    SGLang's chat answers leave out a count of 0, so for a server that reported a count to the
+    probes a missing count means 0.
     """
     reporting = (
         good
@@ -287,8 +291,8 @@ def _cached_ratio(good: _Rows, template_tokens: int | None) -> float | None:
 
 
 def _steady_concurrency(rows: _Rows, users: int) -> float:
-    """Mean requests in flight while all slots have work: from the last slot's first request to the
-    first end after the last sending.
+    """Return the mean number of requests in flight while all slots have work: from the last slot's
+    first request to the first end after the last request was sent.
     """
     sent = rows.where(pc.not_equal(rows["sent_ns"], 0))
     if not len(sent):
@@ -303,8 +307,8 @@ def _steady_concurrency(rows: _Rows, users: int) -> float:
 
 
 def _answered_share(good: _Rows) -> float | None:
-    """Answers that ended in the second half of the arrivals, by the requests due in it; None for
-    fewer than 20 of these.
+    """Return the answers that ended in the second half of the arrivals, divided by the requests due
+    in it. Return None for fewer than MIN_SHARE_REQUESTS of these.
     """
     due = good["intended_ns"]
     first, last = _min(due), _max(due)
@@ -316,10 +320,11 @@ def _answered_share(good: _Rows) -> float | None:
 
 
 def _count_mismatch(good: _Rows) -> float | None:
-    """How far the client's own count of tokens is from the server's; None: it could not count.
+    """Return how far the client's own token count is from the server's, as a share; None if the
+    client could not count.
 
-    Without token ids it has only chunks, each of at least one token: more chunks than tokens are a
-    mismatch, fewer tell nothing.
+    Without token ids the client has only chunks, each of at least one token: more chunks than
+    tokens are a mismatch, fewer prove nothing.
     """
     counts = good.reported("completion_tokens")
     counted_tokens = _sum(counts)
@@ -330,7 +335,9 @@ def _count_mismatch(good: _Rows) -> float | None:
 
 
 def _goodput(good: _Rows, conditions: RunConditions) -> float | None:
-    """Share of the requests that met every limit asked for; None when none was."""
+    """Return the share of the requests that met every limit of the SLO; None if the SLO limits
+    neither TTFT nor TPOT.
+    """
     slo, to_s = conditions.workload.slo, conditions.time_scale / 1e9
     if not (slo.ttft_p99_s or slo.tpot_p99_s):
         return None
@@ -349,7 +356,7 @@ def _goodput(good: _Rows, conditions: RunConditions) -> float | None:
 
 
 def _count_texts(columns: Columns, rows: _Rows, name: str) -> Mapping[str, int]:
-    """How many rows have each of the texts."""
+    """Count the rows by their text."""
     found = arrow_tables.decode_texts(columns, name, rows[name]).fill_null("").value_counts()
     return {entry["values"]: entry["counts"] for entry in found.to_pylist()}
 
@@ -359,10 +366,10 @@ def _sum(values: Any) -> int:
 
 
 def _min(values: Any) -> int:
-    """0 for none."""
+    """Return 0 for no values."""
     return pc.min(values).as_py() or 0
 
 
 def _max(values: Any) -> int:
-    """0 for none."""
+    """Return 0 for no values."""
     return pc.max(values).as_py() or 0

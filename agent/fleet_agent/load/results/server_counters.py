@@ -1,5 +1,5 @@
-"""Owns the looks at a server's /metrics around a run, and what its counters say of speculation in
-between; never looks inside a run.
+"""Reads a server's /metrics before and after a run, and derives speculation metrics from the growth
+of its counters.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 _FETCH_TIMEOUT_S: Final = 5.0
 _SETTLE_POLLS: Final = 5
-_SETTLE_PAUSE_S: Final = (
-    0.1  # a request is counted when it finishes, which is not always before its last byte is sent
-)
-_MAX_TOKEN_MISMATCH: Final = 0.02  # more: somebody else's requests are in the window too
+# the server counts a request when it finishes, which may be after its last byte was sent
+_SETTLE_PAUSE_S: Final = 0.1
+# a larger share of difference means that the window includes requests of other clients
+_MAX_TOKEN_MISMATCH: Final = 0.02
 _RATES: Final = {
     AcceptRateDefinition.OF_STEPS: names.ACCEPT_RATE_OF_STEPS,
     AcceptRateDefinition.OF_TOKENS: names.ACCEPT_RATE_OF_TOKENS,
@@ -41,14 +41,14 @@ _RATES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class CounterSnapshots:
-    """/metrics before and after a run; empty texts: the server shows none."""
+    """The texts of /metrics before and after a run; empty if the server has none."""
 
     before: str = ""
     after: str = ""
 
 
 async def fetch_metrics(url: str) -> str:
-    """/metrics as it is now; empty when it cannot be had whole."""
+    """Return the text of /metrics, or an empty text if it cannot be read completely."""
     try:
         async with asyncio.timeout(_FETCH_TIMEOUT_S):
             status, content = await fetch(url, "/metrics")
@@ -59,7 +59,9 @@ async def fetch_metrics(url: str) -> str:
 
 
 async def fetch_metrics_after(url: str, before: str, tokens: int) -> str:
-    """/metrics once the server has counted `tokens` more than `before`, or after half a second."""
+    """Return /metrics once the server has counted `tokens` more than in `before`, or as it is after
+    half a second.
+    """
     text = ""
     for _ in range(_SETTLE_POLLS if before else 0):
         text = await fetch_metrics(url)
@@ -73,10 +75,10 @@ async def fetch_metrics_after(url: str, before: str, tokens: int) -> str:
 def add_speculation(
     summary: RunSummary, snapshots: CounterSnapshots, shape: DraftShape, time_scale: float = 1.0
 ) -> RunSummary:
-    """The summary with what the counters and the draft's shape add: the window's accept length,
-    rates by definition, seconds of a cycle.
+    """Add to the summary what the counters and the shape of the draft give: accept length of the
+    window, accept rates by definition, seconds of a cycle.
 
-    Where no request told its verify steps the window's accept length stands in for theirs.
+    If no request reported its verify steps, the accept length of the window replaces theirs.
     """
     if not summary.metrics:
         return summary
@@ -101,7 +103,7 @@ def add_speculation(
 def _window_accept_length(snapshots: CounterSnapshots, tokens: int) -> AcceptLength:
     grown = _counter_growth(snapshots.before, snapshots.after)
     if grown is None or not tokens or abs(grown - tokens) > _MAX_TOKEN_MISMATCH * tokens:
-        return AcceptLength(why="the window holds other requests, or has no counters")
+        return AcceptLength(why="the window includes other requests, or the server has no counters")
     return accept_length_from_counters(
         SpeculationCounters.from_metrics(snapshots.before),
         SpeculationCounters.from_metrics(snapshots.after),

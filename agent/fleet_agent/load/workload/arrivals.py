@@ -71,7 +71,7 @@ def _stages(workload: Workload) -> Sequence[Stage]:
 
 
 def _draw_places(rng: random.Random, shape: float, total: float) -> Iterator[float]:
-    """Yield ascending places in 0..total with a mean distance of 1. The first is capped at `total`."""
+    """Yield ascending places in 0..total, on average 1 apart. The first is capped at `total`."""
     at = rng.gammavariate(shape, 1 / shape)
     yield min(at, total)
     while (at := at + rng.gammavariate(shape, 1 / shape)) < total:

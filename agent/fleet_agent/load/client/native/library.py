@@ -1,9 +1,9 @@
-"""Owns the C parts of the load client: builds them where they run, loads them, names their
-functions. Whoever finds none does without.
+"""Builds the C parts of the load client on the host that uses them, loads them and declares their
+functions. Without them the client reads in Python.
 
-The agent's wheel is one for all hosts, and a host that serves models has a C compiler, since its
-server compiles kernels. So the source travels and is compiled once, in a quarter of a second; the
-result is kept in the load process's folder under its digest (decision 0018).
+One wheel of the agent serves all hosts, and a host that serves models has a C compiler, since its
+server compiles kernels. So the wheel carries the source, which is compiled once, in a quarter of a
+second; the result is kept in the load process's folder under its digest (decision 0018).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any, Final
 
 log = logging.getLogger(__name__)
 
-# the folder to keep it in; empty or unset: nothing is built, all is read in Python
+# the folder that keeps the library; empty or unset: it is not built, and Python reads
 FOLDER_VARIABLE: Final = "BENCHFLEET_NATIVE"
 COMPILE_LIMIT_S: Final = 60.0
 LOOK, END, CLOSED, BROKEN = 1, 2, 4, 8
@@ -46,9 +46,14 @@ class NativeAnswer(ctypes.Structure):
     """struct answer of native.h."""
 
     _fields_ = (
-        ("data", ctypes.c_void_p), ("times", ctypes.c_void_p), ("ends", ctypes.c_void_p),
-        ("size", ctypes.c_uint64), ("reads", ctypes.c_uint64), ("room", ctypes.c_uint64), ("reads_room", ctypes.c_uint64),
-    )  # fmt: skip
+        ("data", ctypes.c_void_p),
+        ("times", ctypes.c_void_p),
+        ("ends", ctypes.c_void_p),
+        ("size", ctypes.c_uint64),
+        ("reads", ctypes.c_uint64),
+        ("room", ctypes.c_uint64),
+        ("reads_room", ctypes.c_uint64),
+    )
     data: int | None
     times: int | None
     ends: int | None
@@ -70,9 +75,8 @@ class NativeRun(ctypes.Structure):
 
 
 _P, _I, _L, _N = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_size_t
-_FUNCTIONS: Final[
-    Mapping[str, tuple[Any, tuple[Any, ...]]]
-] = {  # name → what it returns, what it takes
+# name → type of the result, types of the arguments
+_FUNCTIONS: Final[Mapping[str, tuple[Any, tuple[Any, ...]]]] = {
     "bf_read_events": (
         NativeRun,
         (ctypes.c_char_p, _N, _N, ctypes.c_char_p, _N, ctypes.c_char_p, _N, _P, _P, _N, _P, _P),
@@ -98,12 +102,14 @@ _FUNCTIONS: Final[
 
 
 class Library:
-    """The functions, by their names. All but `run`, which does not return, are called with Python's
-    lock held: they take microseconds.
+    """The functions, by their names. All but `run`, which blocks, are called with Python's lock
+    held: they take microseconds.
     """
 
     def __init__(self, path: Path) -> None:
-        """Raises OSError for what is no such library, AttributeError for another version of it."""
+        """Load the library. Raises OSError if it is not a shared library, AttributeError if a
+        function is missing.
+        """
         short = ctypes.PyDLL(str(path))
         for name, (result, arguments) in _FUNCTIONS.items():
             function = getattr(short, name)
@@ -115,8 +121,8 @@ class Library:
 
 @lru_cache(1)
 def load_library() -> Library | None:
-    """The library of this process, built when it has to be; None where it cannot be had, which is
-    said in the log once.
+    """Return the library of this process, built if necessary, or None if it cannot be built. A
+    failure is logged once.
     """
     folder = os.environ.get(FOLDER_VARIABLE, "")
     return _loaded(Path(folder)) if folder else None
@@ -127,15 +133,15 @@ def _loaded(folder: Path) -> Library | None:
         return Library(build_library(folder))
     except (OSError, AttributeError, subprocess.SubprocessError) as error:
         log.warning(
-            "answers are read in Python, which takes more of the processor: %s",
+            "answers are read in Python, which takes more CPU time: %s",
             _describe_error(error),
         )
         return None
 
 
 def find_compiler() -> Sequence[str]:
-    """The words that call this host's C compiler; none: it has none. CC may be several, such as
-    `ccache gcc`.
+    """Return the command of this host's C compiler, empty if there is none. CC may be several
+    words, such as `ccache gcc`.
     """
     named = shlex.split(os.environ.get("CC", ""))
     if named and shutil.which(named[0]):
@@ -145,19 +151,20 @@ def find_compiler() -> Sequence[str]:
 
 
 def build_library(folder: Path) -> Path:
-    """The compiled library in that folder, compiled now unless it is there. Raises OSError,
-    CalledProcessError, TimeoutExpired.
+    """Return the path of the compiled library in `folder`, and compile it unless it exists. Raises
+    OSError, CalledProcessError, TimeoutExpired.
     """
     target = folder / f"load-{_digest()}.so"
     if _is_ours(target):
         return target
     program = find_compiler()
     if not program:
-        raise FileNotFoundError("there is no C compiler (cc, gcc or clang) on PATH")
+        raise FileNotFoundError("no C compiler (cc, gcc or clang) was found on PATH")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not _only_we_write(folder.lstat()):
         raise PermissionError(
-            f"{folder} belongs to somebody else, or others may write to it: chmod 700 {folder}"
+            f"{folder} belongs to another user, or others may write to it: "
+            f"make it your own, then chmod 700 {folder}"
         )
     here = Path(__file__).parent
     descriptor, fresh = tempfile.mkstemp(suffix=".so", dir=folder)
@@ -171,14 +178,16 @@ def build_library(folder: Path) -> Path:
             timeout=COMPILE_LIMIT_S,
             text=True,
         )
-        os.replace(fresh, target)  # whole, whoever else builds it at the same time
+        os.replace(fresh, target)  # atomic, even if another process builds it at the same time
     finally:
         Path(fresh).unlink(missing_ok=True)
     return target
 
 
 def _digest() -> str:
-    """Of all that the result depends on but the compiler, which any host has only one of."""
+    """Return the digest of everything that the result depends on, except the compiler: a host has
+    only one.
+    """
     here = Path(__file__).parent
     content = b"".join((here / name).read_bytes() for name in (*_SOURCES, *_HEADERS))
     return hashlib.sha256(content + " ".join((*_FLAGS, os.uname().machine)).encode()).hexdigest()[
@@ -187,7 +196,7 @@ def _digest() -> str:
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether it is there, and nobody else could have written it."""
+    """Whether the file exists and no other user could have written it."""
     try:
         found, folder = path.lstat(), path.parent.lstat()
     except OSError:
@@ -202,5 +211,6 @@ def _only_we_write(found: os.stat_result) -> bool:
 def _describe_error(error: Exception) -> str:
     if isinstance(error, subprocess.CalledProcessError):
         error_lines = [line for line in str(error.stderr).splitlines() if line.strip()]
-        return f"{error.cmd[0]} failed: {error_lines[0] if error_lines else f'exit code {error.returncode}'}"
+        reason = error_lines[0] if error_lines else f"exit code {error.returncode}"
+        return f"{error.cmd[0]} failed: {reason}"
     return str(error)
