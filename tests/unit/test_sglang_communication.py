@@ -136,7 +136,7 @@ def test_another_library_than_the_installed_one_is_told() -> None:
     assert (gate.code, gate.effect) == ("nccl_other_library", FLAG)
     assert (
         gate.message
-        == "NCCL 2.27.3 is loaded from /opt/nccl/libnccl.so.2, and the package installed beside the server is 2.26.2"
+        == "NCCL 2.27.3 is loaded from /opt/nccl/libnccl.so.2, but the package in the server's Python environment is 2.26.2"
     )
     assert gates({}, shown(*DONE, installed="2.27.3", libraries=library)) == ()
     assert short(gates({}, shown(*DONE, libraries=(*library, "/env/libnccl.so.2")))) == [
@@ -153,7 +153,7 @@ def test_a_witness_in_which_no_all_reduce_reached_nccl_tells_that_its_settings_c
     (gate,) = gates(env, shown(*SET, *DONE, gathers, witness=True))
     assert (gate.code, gate.effect) == ("nccl_bypassed", FLAG)
     assert gate.message.startswith(
-        "no all-reduce reached NCCL, only AllGather: NCCL_PROTO cannot matter"
+        "no all-reduce went through NCCL, only AllGather: NCCL_PROTO cannot affect"
     )
     assert gates(env, shown(*SET, *DONE, gathers, reduces, witness=True)) == ()
     assert gates(env, shown(*SET, *DONE, gathers)) == (), (

@@ -45,7 +45,7 @@ def test_the_launched_server_is_known(info: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("info", "told"),
     [
-        ({"port": 30000}, "it says that it listens at port 30000"),
+        ({"port": 30000}, "it reports that it listens at port 30000"),
         (
             {"port": 31007, "launch_command": COMMAND.replace("--tp-size 2", "--tp-size 4")},
             "it was launched without 2",

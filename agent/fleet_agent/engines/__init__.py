@@ -1,1 +1,1 @@
-"""Adapts each kind of server: SGLang, simulated, external."""
+"""Adapters for each kind of server: SGLang, simulated, external."""

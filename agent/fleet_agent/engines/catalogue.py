@@ -1,4 +1,4 @@
-"""Owns which engine serves which kind; a plain table."""
+"""The engine adapter for each kind of engine."""
 
 from __future__ import annotations
 

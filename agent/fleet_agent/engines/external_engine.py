@@ -1,5 +1,5 @@
-"""Owns the adapter of a server that somebody else runs: it is looked at and measured, never
-launched, changed or stopped.
+"""Adapter for a server that somebody else runs: it is probed and measured, never launched, changed
+or stopped.
 """
 
 from __future__ import annotations
@@ -18,24 +18,27 @@ _RETRY_STATUSES = (502, 503, 504, 429)
 
 
 class ExternalEngine:
-    """An Engine for any server with the OpenAI API."""
+    """Engine adapter for any server with the OpenAI API."""
 
     launches = False
 
     def launch_command(self, spec: TrialSpec, place: LaunchPlace) -> LaunchCommand:
-        """Nothing is launched. Raises ConfigError."""
+        """Raise ConfigError: an external server is never launched."""
         raise ConfigError(
-            f"variant {spec.variant}: an external server is not launched",
-            "write kind: sglang to have one launched",
+            f"variant {spec.variant}: the agent does not launch an external server",
+            "set engine.kind: sglang to have the agent launch one",
         )
 
     def url(self, spec: TrialSpec, place: LaunchPlace) -> str:
-        """Where the job says it is."""
+        """Return the URL that the job names, without a trailing slash."""
         return spec.engine.url.rstrip("/")
 
     async def check_ready(self, spec: TrialSpec, url: str) -> str:
-        """Empty when it answers a chat of 2 tokens. Raises ServerFailed when it refuses the request
-        itself, as for a model it has not.
+        """Ask for a chat completion of 2 tokens. Return an empty text if it succeeds, else what is
+        missing.
+
+        Raises ServerError when the server rejects the request itself with 4xx, for example because
+        it does not have the model. 429 counts as "not ready yet".
         """
         body = {
             "model": spec.engine.model_path,
@@ -46,13 +49,10 @@ class ExternalEngine:
         try:
             status, content = await fetch(url, "/v1/chat/completions", body)
             if status == 200:
-                return (
-                    ""
-                    if parse_json_object(content).get("choices")
-                    else "a completion of 2 tokens has no choice in it"
-                )
+                has_choices = bool(parse_json_object(content).get("choices"))
+                return "" if has_choices else "the reply to a completion of 2 tokens has no choices"
         except ValueError:
-            return f"what answers at {url} is not the API of a server: its answer cannot be read"
+            return f"{url} does not serve the OpenAI API: its reply is not valid HTTP with JSON"
         except (OSError, EOFError) as error:
             return f"nothing answers at {url} yet ({type(error).__name__})"
         if 400 <= status < 500 and status not in _RETRY_STATUSES:
@@ -60,15 +60,17 @@ class ExternalEngine:
             raise ServerError(
                 ErrorKind.CONFIG,
                 "request_refused",
-                f"{url} refuses a completion with {status}: {excerpt}",
+                f"{url} rejects a completion with status {status}: {excerpt}",
             )
-        return f"a completion of 2 tokens answers {status}"
+        return f"a completion of 2 tokens returns status {status}"
 
     async def prove_configuration(
         self, spec: TrialSpec, url: str, log_path: Path
     ) -> ConfigurationProved:
-        """/server_info when it is an SGLang, else its model list. Raises ServerFailed when it shows
-        neither, or serves another model.
+        """Read the configuration from /server_info if the server is an SGLang, else from its model
+        list.
+
+        Raises ServerError if the server shows neither, or serves another model.
         """
         for path in ("/server_info", "/get_server_info", "/v1/models"):
             try:
@@ -86,25 +88,32 @@ class ExternalEngine:
         raise ServerError(
             ErrorKind.SERVER_UNHEALTHY,
             "unhealthy",
-            f"{url} shows neither /server_info nor /v1/models",
+            f"{url} serves neither /server_info nor /v1/models",
         )
 
 
 def _check_identity(spec: TrialSpec, url: str, shown: dict[str, object]) -> None:
-    """An SGLang answers for whatever model a request names; other servers refuse a name that is not
-    theirs.
+    """Raise ServerError if the server shows another model than the job names.
+
+    SGLang accepts any model name in a request; other servers reject a name that is not theirs.
     """
     names = [str(shown[key]) for key in ("served_model_name", "model_path") if shown.get(key)]
     if names and spec.engine.model_path not in names:
-        message = f"{url} serves {names[0]}, and the job names {spec.engine.model_path}: write the former as model.path, or another url"
+        message = (
+            f"{url} serves {names[0]}, but the job names {spec.engine.model_path}:"
+            f" set model.path to {names[0]}, or change engine.url"
+        )
         raise ServerError(ErrorKind.CONFIG, "wrong_identity", message)
 
 
 def _gates(shown: dict[str, object]) -> tuple[Gate, ...]:
-    """A model of time must never pass for a measurement, whoever started it."""
+    """Flag a simulated server, so that its modelled times never pass for a measurement."""
     if not shown.get("simulated"):
         return ()
-    message = f"the server says that it is simulated, ×{shown.get('time_scale', 1)}: its numbers are a model of time at that speed"
+    message = (
+        f"the server reports that it is simulated with time scale ×{shown.get('time_scale', 1)}:"
+        " its numbers come from a model of time, not from a GPU"
+    )
     return (Gate("simulated_server", GateEffect.FLAG, message),)
 
 

@@ -1,6 +1,4 @@
-"""Owns what the exit code of a dead server says where its log does not, and where a container
-runtime's log is read otherwise. Pure.
-"""
+"""Explains how a server ended by its exit code, where its log names no cause."""
 
 from __future__ import annotations
 
@@ -12,38 +10,40 @@ from fleet_knowledge.server_log.diagnosis.log_diagnosis import Diagnosis
 
 _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 _USAGE = 2  # argparse's
-_NO_CONTAINER = (
-    125,
-    126,
-    127,
-    # docker-run(1): of the runtime itself, of a program in the image that cannot be run or is not there
-)
+# docker-run(1): the runtime failed; the program in the image cannot be run; it does not exist
+_NO_CONTAINER = (125, 126, 127)
 _UNCLASSIFIED = ("", "unknown", "launch_crashed")
 _CRASHED = (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS, -signal.SIGILL)
 
 
 def explain_silent_exit(exit_code: int) -> tuple[str, str]:
-    """(failure class, cause) of a server whose log names no cause. `exit_code` is negative for a
-    signal.
+    """Return (failure class, cause) for a server whose log names no cause.
+
+    `exit_code` is negative for a signal.
     """
     if exit_code in _KILLED:
         return (
             "killed",
-            "it got SIGKILL, and not from its agent: the host's out-of-memory killer does that, see dmesg",
+            "it got SIGKILL, but not from its agent: the kernel's out-of-memory killer does that,"
+            " see dmesg",
         )
     if exit_code == _USAGE:
-        return "argument_error", "that is how a wrong argument ends, and its log does not say which"
+        return (
+            "argument_error",
+            "this exit code means a wrong argument, but its log does not say which",
+        )
     if exit_code in _CRASHED:
         return (
             "scheduler_crashed",
-            f"it got {signal.Signals(-exit_code).name}, and its log names no cause",
+            f"it got {signal.Signals(-exit_code).name}, but its log names no cause",
         )
     return "unknown", "its log names no cause"
 
 
 def explain_runtime_exit(diagnosis: Diagnosis, exit_code: int) -> Diagnosis:
-    """What a log tells when it is that of a container runtime which started no container: its exit
-    code says so, its words vary.
+    """Return the diagnosis of a container runtime's log, corrected where no container was started.
+
+    The wording of such a log varies between runtimes; the exit code does not.
     """
     if exit_code not in _NO_CONTAINER or diagnosis.failure_class not in _UNCLASSIFIED:
         return diagnosis

@@ -1,6 +1,4 @@
-"""Owns the comparison of what a server says of its own launch with the launch that we made. Pure; a
-server that says nothing agrees.
-"""
+"""Compares what a server reports about its own launch with the launch that the agent made."""
 
 from __future__ import annotations
 
@@ -11,10 +9,9 @@ from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
-_TAKEN_OUT = (
-    "--config",
-    "--model-type",
-)  # replaced by what the file holds; read by `sglang serve` itself
+# Not shown: `--config` is replaced by the content of the file, and only `sglang serve` reads
+# `--model-type`.
+_TAKEN_OUT = ("--config", "--model-type")
 _HIDDEN = (
     "--api-key",
     "--admin-api-key",
@@ -26,16 +23,16 @@ _HIDDEN = (
 
 
 def launch_difference(info: Mapping[str, Any], url: str, words: Sequence[str]) -> str:
-    """How the server behind /server_info differs from the one launched with `words`; empty when it
-    may be that one.
+    """Return how the server behind /server_info differs from the one launched with `words`.
 
-    Its port, and its `launch_command` (0.5.10 - 0.5.23, joined by blanks, so that words are
-    compared blank by blank). A word it has more is no difference: 0.5.10 - 0.5.18 show the program
-    too.
+    An empty text means that it may be the same server; a server that reports nothing counts as the
+    same. The port is compared, and `launch_command` (0.5.10 - 0.5.23). That text is joined by
+    blanks, so it is compared blank by blank. Additional words do not count as a difference: 0.5.10
+    - 0.5.18 show the program too.
     """
     port, reported_port = urlsplit(url).port, info.get("port")
     if isinstance(reported_port, int) and port is not None and reported_port != port:
-        return f"it says that it listens at port {reported_port}"
+        return f"it reports that it listens at port {reported_port}"
     command = info.get("launch_command")
     if not isinstance(command, str) or not command or not words:
         return ""
@@ -47,8 +44,8 @@ def launch_difference(info: Mapping[str, Any], url: str, words: Sequence[str]) -
 
 
 def _split_command(command: str) -> Iterator[list[str]]:
-    """The words of a joined command: as they stand, and, where they are quoted as for a shell,
-    without the quotes.
+    """Yield the words of a joined command as they are and, if they can be read as quoted for a
+    shell, without the quotes.
     """
     yield command.split()
     with suppress(ValueError):
@@ -56,7 +53,7 @@ def _split_command(command: str) -> Iterator[list[str]]:
 
 
 def _parts(words: Sequence[str]) -> list[str]:
-    """The words as a joined command shows them, without the values of those that are not shown."""
+    """Return the words as a joined command shows them, without the values that it does not show."""
     shown: list[str] = []
     for at, word in enumerate(words):
         before = words[at - 1] if at else ""

@@ -1,6 +1,4 @@
-"""Owns the looks at a running SGLang: is it healthy, is it the one that was launched, does it
-complete a request, what does it show.
-"""
+"""Probes a running SGLang: its health, its identity, a completion, and its configuration."""
 
 from __future__ import annotations
 
@@ -23,16 +21,16 @@ _COMPLETION = {
 
 
 async def check_server(url: str, *, model_path: str, argv: Sequence[str] = ()) -> str:
-    """Empty when ready, else what is missing. Raises ServerFailed when another model, or another
-    launch, answers at `url`.
+    """Return an empty text if the server is ready, else what is missing.
 
-    `words`: what followed the program when it was launched here. /health alone proves nothing: up
-    to 0.4.9 it answered 200 at once, and on a busy port it is another server's.
+    `argv`: the words that followed the program in the launch. Raises ServerError if another model,
+    or another launch, answers at `url`. /health alone proves nothing: up to 0.4.9 it returned 200
+    at once, and on a busy port another server may answer.
     """
     try:
         status, _ = await fetch(url, "/health_generate")
         if status != 200:
-            return f"/health_generate answers {status}"
+            return f"/health_generate returns status {status}"
         _, identity = await _fetch_either(url, *MODEL_INFO_PATHS)
         _check_identity(url, model_path, parse_json_object(identity))
         status, info = await _fetch_either(url, *SERVER_INFO_PATHS)
@@ -40,25 +38,30 @@ async def check_server(url: str, *, model_path: str, argv: Sequence[str] = ()) -
             _check_launch(url, parse_json_object(info), argv)
         status, answer = await fetch(url, "/generate", _COMPLETION)
         if status != 200 or not parse_json_object(answer).get("output_ids"):
-            return f"a completion of 2 tokens answers {status}"
+            return f"a completion of 2 tokens returns status {status}"
     except (OSError, EOFError, ValueError) as error:
         return f"nothing answers at {url} yet ({type(error).__name__})"
     return ""
 
 
 async def check_member(url: str) -> str:
-    """Empty when a node of rank 1 and above has its part of the model: it serves nothing, and
-    answers /health only then.
+    """Return an empty text if a node of rank 1 or above has loaded its part of the model, else what
+    is missing.
+
+    Such a node serves no requests; its /health returns 200 only once it is loaded.
     """
     try:
         status, _ = await fetch(url, "/health")
     except (OSError, EOFError, ValueError) as error:
         return f"nothing answers at {url} yet ({type(error).__name__})"
-    return "" if status == 200 else f"/health answers {status}"
+    return "" if status == 200 else f"/health returns status {status}"
 
 
 async def fetch_server_info(url: str) -> dict[str, Any]:
-    """/server_info. Raises ServerFailed when it cannot be had."""
+    """Return the arguments and version in /server_info.
+
+    Raises ServerError if they cannot be fetched.
+    """
     try:
         status, content = await _fetch_either(url, *SERVER_INFO_PATHS)
         if status == 200:
@@ -69,9 +72,8 @@ async def fetch_server_info(url: str) -> dict[str, Any]:
             "unhealthy",
             f"{url}/server_info: {type(error).__name__} {error}",
         ) from error
-    raise ServerError(
-        ErrorKind.SERVER_UNHEALTHY, "unhealthy", f"{url}/server_info answers {status}"
-    )
+    message = f"{url}/server_info returns status {status}"
+    raise ServerError(ErrorKind.SERVER_UNHEALTHY, "unhealthy", message)
 
 
 def _check_launch(url: str, info: dict[str, Any], argv: Sequence[str]) -> None:
@@ -82,7 +84,7 @@ def _check_launch(url: str, info: dict[str, Any], argv: Sequence[str]) -> None:
 
 
 async def _fetch_either(url: str, path: str, older: str) -> HttpAnswer:
-    """The endpoint under its name from 0.5.6 on, or the older one."""
+    """Fetch the endpoint by its name from 0.5.6 on, or by its older name."""
     status, content = await fetch(url, path)
     return await fetch(url, older) if status == 404 else (status, content)
 
@@ -91,6 +93,6 @@ def _check_identity(url: str, model_path: str, info: dict[str, Any]) -> None:
     found = info.get("model_path")
     if found != model_path:
         message = (
-            f"another server answers at {url}: it serves {found}, and {model_path} was launched"
+            f"another server answers at {url}: it serves {found}, but {model_path} was launched"
         )
         raise ServerError(ErrorKind.SERVER_UNHEALTHY, "wrong_identity", message)

@@ -1,6 +1,4 @@
-"""Owns the adapter of SGLang: its command line, and how a trial's server is looked at. Launches
-nothing itself.
-"""
+"""Adapter for SGLang: builds its launch command, probes it and proves its configuration."""
 
 from __future__ import annotations
 
@@ -30,25 +28,29 @@ from fleet_protos.trial_types import TrialSpec
 
 
 class SglangEngine:
-    """An Engine whose servers are `python -m sglang.launch_server` or `sglang serve`, on the host
-    or in a container.
+    """Engine adapter for `python -m sglang.launch_server` and `sglang serve`, on the host or in a
+    container.
     """
 
     launches = True
 
     def launch_command(self, spec: TrialSpec, place: LaunchPlace) -> LaunchCommand:
-        """The process for this trial. Raises ConfigError when the job sets what only the agent may
-        set, or what this host has not.
+        """Return the command for this trial.
+
+        Raises ConfigError if the job sets what only the agent may set, or needs something that this
+        host does not have.
         """
         return server_command(spec, place, _read_host_facts(spec))
 
     def url(self, spec: TrialSpec, place: LaunchPlace) -> str:
-        """Where it will answer."""
+        """Return the URL at which the server will answer."""
         return f"http://{HOST}:{place.port}"
 
     async def check_ready(self, spec: TrialSpec, url: str) -> str:
-        """Empty when it is healthy, the model asked for, and completed a request. Raises
-        ServerFailed for another server.
+        """Return an empty text if the server is healthy, serves the requested model and completed a
+        request.
+
+        Otherwise return what is missing. Raises ServerError if another server answers at `url`.
         """
         if spec.engine.gang.is_member:
             return await readiness.check_member(url)
@@ -65,14 +67,14 @@ class SglangEngine:
     async def prove_configuration(
         self, spec: TrialSpec, url: str, log_path: Path
     ) -> ConfigurationProved:
-        """What took effect, from /server_info, NCCL's own words and what is installed. Raises
-        ServerFailed when it stopped answering.
+        """Return what took effect, from /server_info, NCCL's own output and the installed packages.
+
+        Raises ServerError if the server stopped answering.
         """
         home = str(Path.home())
         installed = await _read_installed_versions(spec, home)
-        if (
-            spec.engine.gang.is_member
-        ):  # it has no /server_info: only the variables and what is installed can be proved
+        if spec.engine.gang.is_member:
+            # It has no /server_info, so only its variables and installed versions can be proved.
             return await configuration_proof.prove_launch(
                 LaunchToProve(spec, log_path, {}, installed),
                 {"version": installed.get("sglang", "")},
@@ -85,8 +87,9 @@ class SglangEngine:
 
 
 def _read_host_facts(spec: TrialSpec) -> HostFacts:
-    """What this launch needs to know of the host; nothing is read that it does not need. Raises
-    ConfigError without a runtime.
+    """Read the facts about this host that the launch needs, and no others.
+
+    Raises ConfigError if a container runtime is needed and not installed.
     """
     engine, home = spec.engine, str(Path.home())
     cpus = read_host_cpus() if engine.cpu_binding not in ("", "none") else HostCpus()
@@ -116,7 +119,7 @@ def _read_host_facts(spec: TrialSpec) -> HostFacts:
 
 
 async def _read_installed_versions(spec: TrialSpec, home: str) -> dict[str, str]:
-    """What is beside the server's Python; of a container, which image it is."""
+    """Return the versions installed for the server's Python; for a container, the image's id."""
     if image := spec.engine.container.image:
         found = await find_image_id(spec.engine.container.runtime, image, os.environ)
         return {"image": found} if found else {}

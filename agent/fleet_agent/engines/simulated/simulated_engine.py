@@ -1,5 +1,5 @@
-"""Owns the adapter of the simulated engine: its command line, and how a trial's server is looked
-at. Launches nothing itself.
+"""Adapter for the simulated server: builds its launch command, probes it and proves its
+configuration.
 """
 
 from __future__ import annotations
@@ -24,39 +24,34 @@ from fleet_protos.trial_types import TrialSpec
 
 _HOST = "127.0.0.1"
 _AGENT_ONLY_ARGS = (
-    "model_path",
-    "host",
-    "port",
-    "simulation",
-    "nnodes",
-    "node_rank",
-    "dist_init_addr",
+    *("model_path", "host", "port", "simulation"),
+    *("nnodes", "node_rank", "dist_init_addr"),
 )
 
 
 class SimulatedEngine:
-    """An Engine whose servers are processes of ours with a model of time."""
+    """Engine adapter whose servers are processes of `fleet_simulator` with a model of time."""
 
     launches = True
 
     def launch_command(self, spec: TrialSpec, place: LaunchPlace) -> LaunchCommand:
-        """The process for this trial. Raises ConfigError when the job sets what only the agent may
-        set.
+        """Return the command for this trial.
+
+        Raises ConfigError if the job sets what only the agent may set.
         """
         taken = [name for name in _AGENT_ONLY_ARGS if name in spec.engine.args]
         if taken:
             raise ConfigError(
-                f"engine.args of {spec.variant}: {', '.join(taken)} cannot be set there",
-                "the agent sets it; remove it",
+                f"engine.args of {spec.variant}: a job cannot set {', '.join(taken)}",
+                "remove it: the agent sets it",
             )
         if not spec.engine.model_path:
-            raise ConfigError(f"variant {spec.variant} names no model", "set model.path in the job")
+            raise ConfigError(f"variant {spec.variant} has no model", "set model.path in the job")
         knobs = {**asdict(spec.engine.simulation), "launch": place.token}
         asked = spec.engine.cpu_binding
         host = read_host_cpus() if asked not in ("", "none") else HostCpus()
-        bound = bind_cpus(
-            choose_cpus(asked, (), host), host, None
-        )  # its GPUs are none of this host's: only a list binds
+        # Simulated GPUs have no NUMA node, so `auto` binds nothing; only a list of CPUs does.
+        bound = bind_cpus(choose_cpus(asked, (), host), host, None)
         argv = (
             *(*bound.prefix, sys.executable, "-m", "fleet_simulator.server"),
             *("--model-path", spec.engine.model_path, "--host", _HOST, "--port", str(place.port)),
@@ -70,12 +65,14 @@ class SimulatedEngine:
         )
 
     def url(self, spec: TrialSpec, place: LaunchPlace) -> str:
-        """Where it will answer."""
+        """Return the URL at which the server will answer."""
         return f"http://{_HOST}:{place.port}"
 
     async def check_ready(self, spec: TrialSpec, url: str) -> str:
-        """Empty when it is healthy, the model asked for, and completed a request. Raises
-        ServerFailed for another server.
+        """Return an empty text if the server is healthy, serves the requested model and completed a
+        request.
+
+        Otherwise return what is missing. Raises ServerError if another server answers at `url`.
         """
         if spec.engine.gang.is_member:
             return await readiness.check_member(url)
@@ -85,8 +82,9 @@ class SimulatedEngine:
     async def prove_configuration(
         self, spec: TrialSpec, url: str, log_path: Path
     ) -> ConfigurationProved:
-        """What took effect, from /server_info and the log. Raises ServerFailed when it stopped
-        answering.
+        """Return what took effect, from /server_info and the log.
+
+        Raises ServerError if the server stopped answering.
         """
         if spec.engine.gang.is_member:
             return await configuration_proof.prove_launch(

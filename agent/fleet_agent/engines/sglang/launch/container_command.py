@@ -1,9 +1,8 @@
-"""Owns the command line of a server in a container: facts in, words for docker or podman out. Pure;
-starts nothing, reads no file.
+"""Builds the docker or podman command line of a server in a container.
 
 Sources: docker-run(1) 20.10 - 28, podman-run(1) 4.3 - 5; GPUs by NVIDIA's Container Toolkit:
-`--gpus` for docker, CDI names for podman. The variables of the server stand in a file of its own,
-never in these words: a command line is readable by every user of the host.
+`--gpus` for docker, CDI names for podman. The server's environment variables are passed in a file
+and never on the command line, because every user of the host can read a command line.
 """
 
 from __future__ import annotations
@@ -22,15 +21,17 @@ from fleet_protos.trial_types import Container, EngineSpec
 
 LABEL = "benchfleet.launch"
 UNLIMITED = -1
-_STACK_BYTES = 67108864  # what SGLang's and NVIDIA's own images ask for
+_STACK_BYTES = 67108864  # recommended for SGLang's and NVIDIA's images
 _HUB_CACHE = ".cache/huggingface"
 _HUB_VARIABLES = ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME")
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerRuntime:
-    """The container runtime of a host. `hard_limits`: what podman may not go above there; empty: it
-    may set any, as docker's daemon may.
+    """The container runtime of a host.
+
+    `hard_limits`: resource limits that podman cannot exceed on this host; empty if it can set any,
+    as docker's daemon can.
     """
 
     kind: str  # docker | podman
@@ -42,7 +43,7 @@ class ContainerRuntime:
 
 @dataclass(frozen=True, slots=True)
 class ContainerProgram:
-    """What runs in the container: its program and words, and what of the host it needs."""
+    """What runs in the container: its program, its arguments and its CPUs."""
 
     entrypoint: str
     words: tuple[str, ...]
@@ -56,71 +57,57 @@ def run_argv(
     home: str,
     inside: ContainerProgram,
 ) -> tuple[str, ...]:
-    """`docker run …` of one launch. Raises ConfigError for a mount that cannot be written."""
+    """Return the `docker run …` or `podman run …` of one launch.
+
+    Raises ConfigError for a mount whose path the runtime's syntax cannot express.
+    """
+    shm_size = engine.container.shm_size
     return (
         *(runtime.program, "run", "--rm"),
         *(("--init",) if runtime.has_init else ()),
-        *(
-            "--name",
-            container_name(place.token),
-            "--label",
-            f"{LABEL}={place.token}",
-            "--cidfile",
-            str(id_file(runtime.kind, place)),
-        ),
-        *(
-            "--log-driver",
-            "none",
-            "--network",
-            "host",
-        ),  # what it prints comes to us, and is kept once
-        *(
-            ("--shm-size", engine.container.shm_size)
-            if engine.container.shm_size
-            else ("--ipc", "host")
-        ),
+        *("--name", container_name(place.token), "--label", f"{LABEL}={place.token}"),
+        *("--cidfile", str(id_file(runtime.kind, place))),
+        *("--log-driver", "none"),  # the agent stores the output; the runtime need not
+        *("--network", "host"),
+        *(("--shm-size", shm_size) if shm_size else ("--ipc", "host")),
         *_limits(runtime),
         *_devices(runtime, engine, place.gpus),
-        *_rights(runtime, engine, place.gpus, inside.choice),
+        *_rights(runtime, place.gpus, inside.choice),
         *(word for mount in mounts(engine, home) for word in ("--mount", mount)),
-        *(
-            "--env-file",
-            str(env_file(place)),
-            "--entrypoint",
-            inside.entrypoint,
-            engine.container.image,
-            *inside.words,
-        ),
+        *("--env-file", str(env_file(place)), "--entrypoint", inside.entrypoint),
+        *(engine.container.image, *inside.words),
     )
 
 
 def container_name(token: str) -> str:
-    """A name for `docker ps`, with a digest so that two tokens never share one."""
+    """Return a readable name for `docker ps` that ends in a digest, so that two tokens never share
+    one.
+    """
     readable = re.sub(r"[^A-Za-z0-9_.-]+", "-", token).strip("-.")
     return f"benchfleet-{readable[:80]}-{hashlib.sha256(token.encode()).hexdigest()[:8]}"
 
 
 def id_file(kind: str, place: LaunchPlace) -> PurePosixPath:
-    """Where the runtime writes the container's id; its name tells which runtime it was."""
+    """Return the file to which the runtime writes the container's id; its name starts with
+    `kind`.
+    """
     return PurePosixPath(place.folder) / f"{kind}.{_digest(place)}.cid"
 
 
 def env_file(place: LaunchPlace) -> PurePosixPath:
-    """Where the server's variables stand for the runtime while it runs."""
+    """Return the file from which the runtime reads the server's environment."""
     return PurePosixPath(place.folder) / f"container.{_digest(place)}.env"
 
 
 def _digest(place: LaunchPlace) -> str:
-    return hashlib.sha256(f"{place.token} {place.port}".encode()).hexdigest()[
-        :8
-    ]  # the runtime refuses an id file that is there
+    # The port makes the name new at each launch: the runtime rejects an id file that exists.
+    return hashlib.sha256(f"{place.token} {place.port}".encode()).hexdigest()[:8]
 
 
 def _limits(runtime: ContainerRuntime) -> Iterator[str]:
     wanted = {"memlock": UNLIMITED, "stack": _STACK_BYTES}
-    wanted |= {
-        name: UNLIMITED for name in ("nofile", "nproc") if name in runtime.hard_limits
-    }  # podman's own defaults would be refused
+    # podman's own defaults may exceed the hard limits, which the kernel refuses
+    wanted |= {name: UNLIMITED for name in ("nofile", "nproc") if name in runtime.hard_limits}
     for name, limit in wanted.items():
         hard = runtime.hard_limits.get(name, UNLIMITED)
         least = min((value for value in (limit, hard) if value != UNLIMITED), default=UNLIMITED)
@@ -129,10 +116,8 @@ def _limits(runtime: ContainerRuntime) -> Iterator[str]:
 
 def _devices(runtime: ContainerRuntime, engine: EngineSpec, gpus: tuple[int, ...]) -> Iterator[str]:
     if gpus and runtime.kind == "docker":
-        yield from (
-            "--gpus",
-            f'"device={",".join(map(str, gpus))}"',
-        )  # docker reads the value as CSV: the quotes are its own
+        # docker parses the value as CSV and needs the quotes
+        yield from ("--gpus", f'"device={",".join(map(str, gpus))}"')
     elif gpus:
         for gpu in gpus:
             yield from ("--device", f"nvidia.com/gpu={gpu}")
@@ -140,11 +125,9 @@ def _devices(runtime: ContainerRuntime, engine: EngineSpec, gpus: tuple[int, ...
         yield from ("--device", "/dev/infiniband", "--cap-add", "IPC_LOCK")
 
 
-def _rights(
-    runtime: ContainerRuntime, engine: EngineSpec, gpus: tuple[int, ...], choice: CpuChoice
-) -> Iterator[str]:
+def _rights(runtime: ContainerRuntime, gpus: tuple[int, ...], choice: CpuChoice) -> Iterator[str]:
     if gpus or choice.nodes:
-        yield from ("--cap-add", "SYS_NICE")  # without it SGLang binds CPUs only and no memory
+        yield from ("--cap-add", "SYS_NICE")  # without it SGLang binds CPUs but not memory
     if runtime.kind == "podman":
         yield from ("--security-opt", "label=disable")  # SELinux would hide the mounts and the GPUs
     if choice.cpus:
@@ -154,8 +137,10 @@ def _rights(
 
 
 def mounts(engine: EngineSpec, home: str) -> tuple[str, ...]:
-    """The job's mounts by their place, then each path of the host that an argument names, at the
-    same place, and the hub's cache.
+    """Return the `--mount` values of a server.
+
+    These are the job's mounts, sorted by their path in the container; then each host path that an
+    argument names, at the same path unless another mount holds it; then the Hugging Face cache.
     """
     written = {
         inside: _source(outside, home)
@@ -174,13 +159,15 @@ def mounts(engine: EngineSpec, home: str) -> tuple[str, ...]:
 
 
 def is_in_mount(engine: EngineSpec, path: str) -> bool:
-    """True when a mount of the job holds this path of the container."""
+    """Return whether a mount of the job holds this path of the container."""
     return any(PurePosixPath(path).is_relative_to(inside) for inside in engine.container.mounts)
 
 
 def host_paths(engine: EngineSpec, home: str) -> dict[str, bool]:
-    """The model's path and every argument that is a path of the host, and whether it is only read:
-    folders to write to end in `_dir`.
+    """Return each host path that the model or an argument names, and whether it is mounted
+    read-only.
+
+    Arguments whose name ends in `_dir` name folders to write to.
     """
     named = {"model_path": engine.model_path, **engine.args}
     at_home = {
@@ -197,7 +184,7 @@ def host_paths(engine: EngineSpec, home: str) -> dict[str, bool]:
 
 
 def needs_hub(engine: EngineSpec) -> bool:
-    """True when the model, or its draft, goes by a name of the hub and not by a path."""
+    """Return whether the model, or its draft, is a Hugging Face name and not a path."""
     names = (engine.model_path, engine.args.get("speculative_draft_model_path"))
     return any(
         isinstance(name, str) and name and not name.startswith(("/", "~/", "./", "../"))
@@ -206,8 +193,9 @@ def needs_hub(engine: EngineSpec) -> bool:
 
 
 def hub_folder(engine: EngineSpec, home: str) -> str:
-    """The hub's cache as the server sees it: where the job's variables say, else where it is on the
-    host.
+    """Return the Hugging Face cache as the server sees it.
+
+    This is the folder in the job's variables, else the default one below `home`.
     """
     configured = next(
         (engine.env[name] for name in _HUB_VARIABLES if engine.env.get(name, "").startswith("/")),
@@ -217,26 +205,28 @@ def hub_folder(engine: EngineSpec, home: str) -> str:
 
 
 def server_variables(engine: EngineSpec, place: LaunchPlace, home: str) -> dict[str, str]:
-    """The whole environment of a server in a container, over what its image has: nothing of the
-    host's is in it.
+    """Return the whole environment that a server in a container gets on top of its image's.
+
+    It holds nothing of the host's environment. Raises ConfigError for a value with a line end.
     """
     env: dict[str, str] = {}
     if needs_hub(engine) and not any(name in engine.env for name in _HUB_VARIABLES):
         env["HF_HOME"] = hub_folder(engine, home)
     if not place.gpus:
-        env |= {
-            "CUDA_VISIBLE_DEVICES": "",
-            "NVIDIA_VISIBLE_DEVICES": "void",
-        }  # an image may ask the runtime for all GPUs
+        # an image may ask the runtime for all GPUs
+        env |= {"CUDA_VISIBLE_DEVICES": "", "NVIDIA_VISIBLE_DEVICES": "void"}
     env |= engine.env
     if broken := [name for name, value in env.items() if "\n" in value or "\r" in value]:
-        message = f"engine.env.{broken[0]} holds a line end, which no variable of a container can"
-        raise ConfigError(message, "write it without, or mount a file and name that")
+        message = (
+            f"engine.env.{broken[0]} contains a line end, which the environment file of a container"
+            " cannot express"
+        )
+        raise ConfigError(message, "remove the line end, or mount a file and pass its path")
     return env
 
 
 def python_argv(container: Container, entry: str) -> tuple[str, tuple[str, ...]]:
-    """(program, first words) of an entry point inside the image."""
+    """Return (program, first words) of an entry point inside the image."""
     python = container.python or "python3"
     if entry != "serve":
         return python, ("-m", "sglang.launch_server")
@@ -245,24 +235,25 @@ def python_argv(container: Container, entry: str) -> tuple[str, tuple[str, ...]]
 
 
 def _source(outside: str, home: str) -> tuple[str, bool]:
-    path, read_only = (
-        (outside.removesuffix(":ro"), True)
-        if outside.endswith(":ro")
-        else (outside.removesuffix(":rw"), False)
-    )
+    read_only = outside.endswith(":ro")
+    path = outside.removesuffix(":ro" if read_only else ":rw")
     return str(expand_home(path, home)), read_only
 
 
 def _mount(inside: str, outside: str, read_only: bool) -> str:
     if any(mark in f"{inside}{outside}" for mark in ',"\n'):
-        message = f"the path {outside} cannot be mounted at {inside}: it has a comma, a quote or a line end"
-        raise ConfigError(message, "give it another name")
+        message = (
+            f"cannot mount {outside} at {inside}: a path contains a comma, a quote or a line end"
+        )
+        raise ConfigError(message, "rename the folder, or mount it at another path")
     return f"type=bind,source={outside},target={inside}{',readonly' if read_only else ''}"
 
 
 def _mount_root(path: str) -> str:
-    """The folder to mount for a path: a snapshot of the hub's cache is links to files beside it, so
-    the whole model's folder.
+    """Return the folder to mount for a path.
+
+    A snapshot in the Hugging Face cache holds links to files outside its folder, so the whole
+    folder of the model is mounted.
     """
     parts = PurePosixPath(path).parts
     at = next(

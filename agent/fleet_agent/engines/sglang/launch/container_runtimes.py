@@ -1,4 +1,4 @@
-"""Owns the finding of a host's container runtime and of what limits it; starts no container.
+"""Finds the container runtime of this host and the resource limits that it can set.
 
 Sources: capabilities(7), CAP_SYS_RESOURCE is bit 24; getrlimit(2).
 """
@@ -23,17 +23,18 @@ _INITS = tuple(
 )
 _INFINIBAND = Path("/dev/infiniband")
 
-# What a runtime's client needs to find its daemon, its storage and its settings; of the server's
-# environment it is no part.
+# What a runtime's client needs to find its daemon, its storage and its settings. The server does
+# not get these.
 _CLIENT_VARIABLES = (
-    "PATH", "HOME", "TMPDIR", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "DBUS_SESSION_BUS_ADDRESS",
-    "DOCKER_HOST", "DOCKER_CONTEXT", "DOCKER_CONFIG", "DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH",
-    "CONTAINERS_CONF", "CONTAINERS_STORAGE_CONF", "CONTAINERS_REGISTRIES_CONF", "REGISTRY_AUTH_FILE",
+    "PATH", "HOME", "TMPDIR", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME", "XDG_DATA_HOME",
+    "DBUS_SESSION_BUS_ADDRESS", "DOCKER_HOST", "DOCKER_CONTEXT", "DOCKER_CONFIG",
+    "DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH", "CONTAINERS_CONF", "CONTAINERS_STORAGE_CONF",
+    "CONTAINERS_REGISTRIES_CONF", "REGISTRY_AUTH_FILE",
 )  # fmt: skip
 
 
 def client_environment(env: Mapping[str, str]) -> dict[str, str]:
-    """The environment of `docker` or `podman` itself."""
+    """Return the environment of the `docker` or `podman` process itself."""
     return {
         "PATH": os.defpath,
         "LANG": "C.UTF-8",
@@ -42,8 +43,10 @@ def client_environment(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def find_runtime(asked: str, env: Mapping[str, str]) -> ContainerRuntime:
-    """The runtime that the job names, else the one that can run here: docker with a daemon, podman,
-    docker. Raises ConfigError.
+    """Return the runtime that the job names, else the first available of: docker with a daemon,
+    podman, docker.
+
+    Raises ConfigError if it is not installed.
     """
     docker, podman = shutil.which("docker"), shutil.which("podman")
     has_daemon = _DOCKER_SOCKET.exists() or bool(
@@ -53,16 +56,18 @@ def find_runtime(asked: str, env: Mapping[str, str]) -> ContainerRuntime:
     for kind, program in (("docker", docker), ("podman", podman)):
         if kind in kinds and program:
             return _runtime(kind, program)
-    named = f"`{asked}`" if asked else "neither docker nor podman"
+    missing = f"`{asked}` is not" if asked else "neither docker nor podman is"
     raise ConfigError(
-        f"engine.container: {named} is {'not ' if asked else ''}on this host",
-        "install it, or write engine.python instead",
+        f"engine.container: {missing} installed on this host",
+        f"install {asked or 'one of them'}, or replace engine.container by engine.python",
     )
 
 
 async def find_image_id(asked: str, image: str, env: Mapping[str, str]) -> str:
-    """The id of the image that a name stands for now on this host: a tag is moved, an id is not.
-    Empty when it cannot be had.
+    """Return the id of the image that a name stands for on this host now; empty if the runtime does
+    not return one.
+
+    A tag can move to another image; an id cannot.
     """
     words = (find_runtime(asked, env).program, "image", "inspect", "--format", "{{.Id}}", image)
     pipe, nothing = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
@@ -71,7 +76,7 @@ async def find_image_id(asked: str, image: str, env: Mapping[str, str]) -> str:
     )
     try:
         output, _ = await process.communicate()
-    except asyncio.CancelledError:  # it took longer than a proof may
+    except asyncio.CancelledError:  # the time limit of the proof has passed
         process.kill()
         await process.wait()
         raise
@@ -109,7 +114,7 @@ def _hard_limits() -> dict[str, int]:
     limits = {name: resource.getrlimit(number)[1] for name, number in numbers.items()}
     most = int(_text("/proc/sys/kernel/pid_max").strip() or 0)
     if most and (limits["nproc"] == UNLIMITED or limits["nproc"] > most):
-        limits["nproc"] = most  # podman lowers its own to it
+        limits["nproc"] = most  # podman lowers its own limit to this
     return limits
 
 

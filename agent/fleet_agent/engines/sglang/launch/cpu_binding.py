@@ -1,8 +1,7 @@
-"""Owns which CPUs a server may run on: from what a job asks and where its GPUs are to words of a
-command line. Pure; binds nothing.
+"""Chooses the CPUs of a server and writes them as words of a command line.
 
-Sources: taskset(1) and numactl(8); `--numa-node` of SGLang is one node for each GPU that the server
-sees (server_args.py, numa_utils.py).
+Sources: taskset(1) and numactl(8). SGLang's `--numa-node` takes one node for each GPU that the
+server sees (server_args.py, numa_utils.py).
 """
 
 from __future__ import annotations
@@ -14,29 +13,30 @@ from dataclasses import dataclass, field
 from fleet_knowledge.release import Between, Release
 from fleet_protos.errors import ConfigError
 
-NUMA_NODE_OPTION = Between("0.5.2")  # not in 0.5.1, in 0.5.2 - 0.5.23, by their wheels
+NUMA_NODE_OPTION = Between("0.5.2")  # by the wheels: absent in 0.5.1, present in 0.5.2 - 0.5.23
 _RANGE = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?")
 _MOST_CPUS = 65536
 
 
 @dataclass(frozen=True, slots=True)
 class HostCpus:
-    """CPUs of a host as the kernel shows them. `programs`: the full path of taskset and numactl, as
-    far as they are there.
+    """The CPUs of a host as the kernel reports them.
+
+    `node_of_gpu` leaves out a GPU whose node is unknown. `programs`: the full path of taskset and
+    numactl, as far as they are installed.
     """
 
     nodes: Mapping[int, frozenset[int]] = field(default_factory=dict)
     allowed: frozenset[int] = frozenset()
-    node_of_gpu: Mapping[int, int] = field(
-        default_factory=dict
-    )  # a GPU whose node is not known is not in it
+    node_of_gpu: Mapping[int, int] = field(default_factory=dict)
     programs: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class CpuChoice:
-    """CPUs chosen for one server; none: it is left as it is. `nodes`: of its GPUs. `per_gpu`: the
-    node of each, in their order.
+    """The CPUs chosen for one server; empty if it is not bound.
+
+    `nodes`: the NUMA nodes of its GPUs. `per_gpu`: the node of each GPU, in the order of the GPUs.
     """
 
     cpus: frozenset[int] = frozenset()
@@ -46,15 +46,17 @@ class CpuChoice:
 
 @dataclass(frozen=True, slots=True)
 class CpuBinding:
-    """What a binding adds to a command: words before it, and words of SGLang's own behind it."""
+    """What a binding adds to a command: words before it, and SGLang arguments after it."""
 
     prefix: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
 
 
 def choose_cpus(asked: str, gpus: tuple[int, ...], host: HostCpus) -> CpuChoice:
-    """The CPUs that `none`, `auto` or a list like `0-31,64-95` means here. Raises ConfigError for a
-    list that this host cannot give.
+    """Return the CPUs that `none`, `auto` or a list like `0-31,64-95` means on this host.
+
+    Raises ConfigError for a list that cannot be read, or that holds CPUs which the agent may not
+    use.
     """
     if asked in ("", "none"):
         return CpuChoice()
@@ -69,21 +71,23 @@ def _parse_requested_cpus(asked: str, host: HostCpus) -> frozenset[int]:
     cpus = parse_cpu_list(asked)
     if not cpus:
         raise ConfigError(
-            f"engine.cpu_binding is `{asked}`: no list of CPUs",
-            "write none, auto, or a list like 0-31,64-95",
+            f"engine.cpu_binding: `{asked}` is not a list of CPUs",
+            "set it to none, auto, or a list like 0-31,64-95",
         )
     if missing := cpus - host.allowed:
-        message = f"engine.cpu_binding asks for CPU {format_cpu_list(missing)}, which this agent may not use: it has {format_cpu_list(host.allowed)}"
         raise ConfigError(
-            message,
-            "choose among those, or give the agent more (its cgroup or systemd unit limits it)",
+            f"engine.cpu_binding asks for CPU {format_cpu_list(missing)}, but the agent on this"
+            f" host may use only {format_cpu_list(host.allowed)}",
+            "choose among those, or allow the agent more (its cgroup or systemd unit limits it)",
         )
     return cpus
 
 
 def _cpus_near_gpus(gpus: tuple[int, ...], host: HostCpus) -> CpuChoice:
-    """CPUs of the nodes of these GPUs. Nothing where that is not known, where there are no GPUs, or
-    where it would be all that there is.
+    """Return the CPUs of the nodes of these GPUs.
+
+    Returns no CPUs if a node is unknown, if there are no GPUs, or if these would be all allowed
+    CPUs of one node.
     """
     if not gpus or any(gpu not in host.node_of_gpu for gpu in gpus):
         return CpuChoice()
@@ -101,11 +105,11 @@ def _cpus_near_gpus(gpus: tuple[int, ...], host: HostCpus) -> CpuChoice:
 def bind_cpus(
     choice: CpuChoice, host: HostCpus, version: Release | None, *, own_nodes: bool = False
 ) -> CpuBinding:
-    """How a command of this host is bound to the choice. `version`: of its SGLang, None when not
-    known; `own_nodes`: the job says them.
+    """Return how a command on this host is bound to the chosen CPUs.
 
-    GPUs of several nodes: SGLang binds each of its processes to the node of its GPU, where its
-    version can. Raises ConfigError when the host has no program for it.
+    `version`: of the SGLang that is launched, None if unknown. `own_nodes`: the job sets
+    `numa_node` itself. For GPUs of several nodes SGLang binds each of its processes to the node of
+    its GPU, if its version can. Raises ConfigError if the host has no program to bind with.
     """
     if not choice.cpus or own_nodes:
         return CpuBinding()
@@ -122,14 +126,16 @@ def bind_cpus(
         return CpuBinding((host.programs["numactl"], f"--cpunodebind={node}", f"--membind={node}"))
     if "taskset" not in host.programs:
         raise ConfigError(
-            "engine.cpu_binding needs taskset or numactl, and neither is on this host",
-            "install util-linux, or write none",
+            "engine.cpu_binding needs taskset or numactl, and neither is installed on this host",
+            "install util-linux, or set engine.cpu_binding: none",
         )
     return CpuBinding((host.programs["taskset"], "--cpu-list", format_cpu_list(choice.cpus)))
 
 
 def parse_cpu_list(text: str) -> frozenset[int]:
-    """The CPUs of a list as the kernel and taskset write it; empty when it is none."""
+    """Return the CPUs of a list in the format of the kernel and taskset; empty if the text is not
+    one.
+    """
     cpus: set[int] = set()
     for part in text.strip().split(","):
         found = _RANGE.fullmatch(part.strip())
@@ -143,7 +149,7 @@ def parse_cpu_list(text: str) -> frozenset[int]:
 
 
 def format_cpu_list(cpus: Iterable[int]) -> str:
-    """`0-3,8` of a set of CPUs."""
+    """Return a set of CPUs as a list like `0-3,8`."""
     parts: list[list[int]] = []
     for cpu in sorted(cpus):
         if parts and parts[-1][1] == cpu - 1:

@@ -1,8 +1,7 @@
-"""Owns the reading of a host's CPUs and of its GPUs' NUMA nodes from sysfs; binds nothing and asks
-no driver.
+"""Reads a host's CPUs and its GPUs' NUMA nodes from sysfs.
 
 Sources: Linux's Documentation/ABI/stable/sysfs-devices-node and testing/sysfs-bus-pci. GPUs are
-counted in the order of their PCI addresses, as nvidia-smi and NVML count them.
+numbered in the order of their PCI addresses, as nvidia-smi and NVML do.
 """
 
 from __future__ import annotations
@@ -15,15 +14,13 @@ from pathlib import Path
 from fleet_agent.engines.sglang.launch.cpu_binding import HostCpus, parse_cpu_list
 
 _NVIDIA = "0x10de"
-_GPU_CLASSES = (
-    "0x0300",
-    "0x0302",
-)  # display and 3D controllers; NVIDIA's bridges and audio have others
+# Display and 3D controllers; NVIDIA's bridges and audio devices have other classes.
+_GPU_CLASSES = ("0x0300", "0x0302")
 _ADDRESS = re.compile(r"[0-9a-f]+:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 
 def read_host_cpus(sysfs: Path = Path("/sys")) -> HostCpus:
-    """What the kernel shows now; a file that is not there leaves its part empty."""
+    """Return what the kernel reports now; a missing file leaves its part empty."""
     programs = {name: path for name in ("taskset", "numactl") if (path := shutil.which(name))}
     return HostCpus(_nodes(sysfs), frozenset(os.sched_getaffinity(0)), _gpus(sysfs), programs)
 
@@ -43,9 +40,8 @@ def _gpus(sysfs: Path) -> dict[int, int]:
         if _ADDRESS.fullmatch(folder.name) and _is_gpu(folder)
     ]
     nodes = [_text(folder / "numa_node") for folder in sorted(found, key=_pci_sort_key)]
-    return {
-        index: int(node) for index, node in enumerate(nodes) if node.isdecimal()
-    }  # -1: the firmware does not say
+    # -1 means that the firmware does not report the node
+    return {index: int(node) for index, node in enumerate(nodes) if node.isdecimal()}
 
 
 def _pci_sort_key(folder: Path) -> list[int]:

@@ -1,12 +1,11 @@
-"""Owns the whole environment of a launched server: what is not named here does not reach it. Pure."""
+"""Builds the whole environment of a launched server."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-LAUNCH_TOKEN_VARIABLE = (
-    "BENCHFLEET_LAUNCH"  # by this an agent that lost its journal finds its server
-)
+# An agent that lost its journal finds its server by this variable.
+LAUNCH_TOKEN_VARIABLE = "BENCHFLEET_LAUNCH"
 GPUS_VARIABLE = "CUDA_VISIBLE_DEVICES"
 _KEPT = ("PATH", "HOME", "LANG", "TMPDIR")
 
@@ -14,8 +13,11 @@ _KEPT = ("PATH", "HOME", "LANG", "TMPDIR")
 def server_environment(
     host: Mapping[str, str], job: Mapping[str, str], gpus: tuple[int, ...], token: str
 ) -> dict[str, str]:
-    """Four variables of the host, then the job's, then the launch token and the GPUs it was given;
-    none given: it sees none at all.
+    """Return PATH, HOME, LANG and TMPDIR of the host, then the job's variables, the launch token
+    and the GPUs.
+
+    Nothing else of the host's environment reaches the server. A server without GPUs gets an empty
+    CUDA_VISIBLE_DEVICES, so it sees none.
     """
     env = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"}
     env |= {name: host[name] for name in _KEPT if name in host}

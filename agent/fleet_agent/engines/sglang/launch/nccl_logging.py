@@ -1,6 +1,4 @@
-"""Owns what a server is given, beyond its job's variables, so that NCCL's own log shows what it
-does. Pure.
-"""
+"""Sets NCCL's logging variables of a launch, so that NCCL's own log shows what it does."""
 
 from __future__ import annotations
 
@@ -8,20 +6,19 @@ from dataclasses import replace
 
 from fleet_protos.trial_types import EngineKind, EngineSpec, TrialSpec
 
-# INIT and ENV are written while communicators are made and never after, so a measured launch pays
-# nothing for them. TUNING is written at
-# each enqueue (with CUDA graphs at their capture), GRAPH while rings are searched: those are the
-# witness's, and of `proof: timed`.
+# NCCL writes INIT and ENV only while it creates communicators, so they cost a measured launch
+# nothing. It writes TUNING at each enqueue (with CUDA graphs at their capture) and GRAPH while it
+# searches rings: only a witness and `proof: timed` get those.
 _AT_START, _OF_EACH_CHOICE = "INIT,ENV", "INIT,ENV,GRAPH,TUNING"
 _DEBUG = "NCCL_DEBUG"
 
 
 def with_nccl_log(spec: TrialSpec, *, witness: bool, folder: str = "") -> TrialSpec:
-    """The trial as its server is launched. NCCL writes to `nccl-HOST-PID.log` in `folder`; in a
-    container, to the server's log.
+    """Return the trial with the NCCL_DEBUG… variables that its server is launched with.
 
-    A job's own NCCL_DEBUG… stand, but not for a witness, which is launched for its log alone.
-    `proof: off` asks for no line.
+    NCCL writes to `nccl-HOST-PID.log` in `folder`; in a container, to the server's log. NCCL_DEBUG…
+    variables of the job itself win, except for a witness, which is launched for its log alone. With
+    `proof: off` no variable is added.
     """
     engine = spec.engine
     full_log = witness or engine.proof == "timed"
@@ -41,5 +38,5 @@ def with_nccl_log(spec: TrialSpec, *, witness: bool, folder: str = "") -> TrialS
 
 
 def uses_nccl(engine: EngineSpec) -> bool:
-    """True for a server of two GPUs or more, on all its hosts together."""
+    """Return whether the server has two GPUs or more, counted over all its hosts."""
     return engine.gpus * max(1, engine.gang.nodes) > 1

@@ -1,6 +1,4 @@
-"""Owns the whole command of an SGLang server, on the host or in a container: job and facts of the
-host in, command out. Pure.
-"""
+"""Builds the whole command of an SGLang server, on the host or in a container."""
 
 from __future__ import annotations
 
@@ -26,22 +24,22 @@ from fleet_knowledge.release import Between, Release
 from fleet_protos.errors import ConfigError
 from fleet_protos.trial_types import EngineSpec, TrialSpec
 
-HOST = "127.0.0.1"  # what is measured here is driven from here
+HOST = "127.0.0.1"  # the load comes from this host too
 _AGENT_ONLY_ARGS = ("model_path", "host", "port")
 _GANG = ("nnodes", "node_rank", "dist_init_addr")
-_UNLESS_SET = {
-    "enable_metrics": True
-}  # without it /metrics is 404, and nothing tells verify steps or the window's tokens
-_SERVE = Between("0.5.5")  # `sglang serve`: not in 0.5.4.post3, in 0.5.5 - 0.5.23, by their wheels
+# Without it /metrics returns 404, and the verify steps and tokens of a run cannot be counted.
+_UNLESS_SET = {"enable_metrics": True}
+# `sglang serve`, by the wheels: absent in 0.5.4.post3, present in 0.5.5 - 0.5.23
+_SERVE = Between("0.5.5")
 
 
 @dataclass(frozen=True, slots=True)
 class HostFacts:
-    """What a launch must know of its host. `sglang`: the version beside the server's Python, None
-    when it was not read.
+    """What a launch needs to know about its host.
 
-    `serve_program`: the `sglang` beside it, empty when there is none. `has_hub`: the hub's cache is
-    a folder of this host.
+    `serve_program`: path of the program `sglang` in the folder of the server's Python, empty if it
+    is missing. `sglang`: the version installed for that Python, None if it was not read. `has_hub`:
+    the Hugging Face cache exists on this host.
     """
 
     home: str
@@ -55,8 +53,10 @@ class HostFacts:
 
 
 def server_command(spec: TrialSpec, place: LaunchPlace, facts: HostFacts) -> LaunchCommand:
-    """The command of one launch. Raises ConfigError when the job sets what only the agent may set,
-    or what this host has not.
+    """Return the command of one launch.
+
+    Raises ConfigError if the job sets what only the agent may set, or needs something that this
+    host does not have.
     """
     _check(spec)
     return (
@@ -71,19 +71,19 @@ def _check(spec: TrialSpec) -> None:
     ours = (*_AGENT_ONLY_ARGS, *(_GANG if engine.gang.nodes > 1 else ()))
     if taken := [name for name in ours if name in engine.args]:
         raise ConfigError(
-            f"engine.args of {spec.variant}: {', '.join(taken)} cannot be set there",
-            "the agent sets it; remove it",
+            f"engine.args of {spec.variant}: a job cannot set {', '.join(taken)}",
+            "remove it: the agent sets it",
         )
     if GPUS_VARIABLE in engine.env:
         raise ConfigError(
-            f"engine.env of {spec.variant}: {GPUS_VARIABLE} cannot be set there",
-            "engine.gpus says how many; remove it",
+            f"engine.env of {spec.variant}: a job cannot set {GPUS_VARIABLE}",
+            "remove it: engine.gpus sets how many GPUs the server gets, and the agent chooses them",
         )
     if not engine.model_path:
-        raise ConfigError(f"variant {spec.variant} names no model", "set model.path in the job")
+        raise ConfigError(f"variant {spec.variant} has no model", "set model.path in the job")
     if not engine.python and not engine.container.image:
         raise ConfigError(
-            f"variant {spec.variant} names no Python with SGLang", "set engine.python in the job"
+            f"variant {spec.variant} has no Python with SGLang", "set engine.python in the job"
         )
 
 
@@ -105,21 +105,23 @@ def _host_command(engine: EngineSpec, place: LaunchPlace, facts: HostFacts) -> L
 
 
 def _serve_argv(python: str, facts: HostFacts) -> tuple[str, ...]:
-    """`sglang serve` of the environment of that Python."""
+    """Return `sglang serve` of the environment of that Python."""
     if not _SERVE.holds(facts.sglang):
-        message = f"SGLang {facts.sglang} beside {python} has no `sglang serve`: it came with {_SERVE.first}"
-        raise ConfigError(message, "write entry: launch_server")
+        message = (
+            f"SGLang {facts.sglang} of {python} has no `sglang serve`: {_SERVE.first} added it"
+        )
+        raise ConfigError(message, "set engine.entry: launch_server")
     if not facts.serve_program:
-        message = f"there is no program `sglang` beside {python}, which `sglang serve` needs"
-        raise ConfigError(message, "write entry: launch_server, or install SGLang there")
+        message = f"the folder of {python} has no program `sglang`, which `sglang serve` needs"
+        raise ConfigError(message, "set engine.entry: launch_server, or install SGLang there")
     return (facts.serve_program, "serve")
 
 
 def _container_command(engine: EngineSpec, place: LaunchPlace, facts: HostFacts) -> LaunchCommand:
     if facts.runtime is None:
         raise ConfigError(
-            "engine.container: no container runtime is on this host",
-            "install docker or podman, or write engine.python",
+            "engine.container: no container runtime is installed on this host",
+            "install docker or podman, or replace engine.container by engine.python",
         )
     hub = container_command.hub_folder(engine, facts.home)
     if (
@@ -128,8 +130,8 @@ def _container_command(engine: EngineSpec, place: LaunchPlace, facts: HostFacts)
         and not facts.has_hub
     ):
         raise ConfigError(
-            f"{engine.model_path} is a name of the hub, and this host has no cache for it at {hub}",
-            f"mkdir -p {hub}",
+            f"{engine.model_path} is a Hugging Face name, but this host has no cache folder {hub}",
+            f"create it: mkdir -p {hub}",
         )
     program, first = container_command.python_argv(engine.container, engine.entry)
     chosen = choose_cpus(engine.cpu_binding, place.gpus, facts.cpus)
@@ -149,14 +151,8 @@ def _container_command(engine: EngineSpec, place: LaunchPlace, facts: HostFacts)
 
 def _server_argv(engine: EngineSpec, place: LaunchPlace, home: str) -> tuple[str, ...]:
     return (
-        *(
-            "--model-path",
-            expand_home(engine.model_path, home),
-            "--host",
-            HOST,
-            "--port",
-            str(place.port),
-        ),
+        *("--model-path", expand_home(engine.model_path, home)),
+        *("--host", HOST, "--port", str(place.port)),
         *gang_argv(engine.gang),
         *to_argv({**_UNLESS_SET, **expand_home_paths(engine.args, home)}),
     )

@@ -1,5 +1,5 @@
-"""Owns the gathering of a launch's proof on this host: NCCL's words and files, the loaded library,
-what is installed. Judges nothing.
+"""Collects the proof of a launch on this host: NCCL's log and files, the loaded library, installed
+versions.
 """
 
 from __future__ import annotations
@@ -14,31 +14,34 @@ from fleet_agent.engines.sglang.proof import effective_args, installed_versions,
 from fleet_agent.engines.sglang.proof.nccl_gates import NcclEvidence
 from fleet_knowledge.nccl.inspector_output import read_inspector
 from fleet_knowledge.nccl.log.nccl_reader import NcclReader
+from fleet_knowledge.nccl.nccl_conf import NcclConfFile
 from fleet_knowledge.release import Release
 from fleet_protos.events import ConfigurationProved
 from fleet_protos.trial_types import TrialSpec
 
-WITNESS_LOG = "witness.log"  # of the launch that only shows what NCCL does
+WITNESS_LOG = "witness.log"  # server log of the witness launch
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchToProve:
-    """The launch to prove. `args` are those asked for, as they were passed; `installed` as
-    `versions.installed` tells it.
+    """The launch to prove.
+
+    `args`: the requested arguments as they were passed. `installed`: versions as
+    `read_installed_versions` returns them. `names_all`: the server's log names every NCCL variable
+    that it sees, as the simulated engine's does.
     """
 
     spec: TrialSpec
     log: Path
     args: Mapping[str, Any]
     installed: Mapping[str, str]
-    names_all: bool = (
-        False  # its log names every variable that it sees: the simulated engine's does
-    )
+    names_all: bool = False
 
 
 async def prove_launch(launched: LaunchToProve, info: Mapping[str, Any]) -> ConfigurationProved:
-    """What took effect, from /server_info and this host's files; the host's fingerprint is left
-    empty.
+    """Return what took effect, from /server_info and this host's files.
+
+    The host's fingerprint is left empty.
     """
     shown = await asyncio.to_thread(_gather_nccl_evidence, launched)
     proved = effective_args.build_proof(launched.args, launched.spec.engine.env, info, shown)
@@ -50,24 +53,23 @@ def _gather_nccl_evidence(launched: LaunchToProve) -> NcclEvidence:
     reader = NcclReader()
     for line in nccl_files.read_nccl_lines(launched.log, witness=witness):
         reader.feed(line)
-    facts, installed, ranks = (
-        reader.facts(),
-        installed_versions.nccl_package_version(launched.installed),
-        engine.gpus * max(1, engine.gang.nodes),
-    )
-    in_container = bool(engine.container.image)  # its files are not this host's
-    release = Release.read(facts.version or installed)
+    facts = reader.facts()
+    installed = installed_versions.nccl_package_version(launched.installed)
+    ranks = engine.gpus * max(1, engine.gang.nodes)
+    configurations: tuple[NcclConfFile, ...] = ()
+    if ranks > 1 and not engine.container.image:  # a container does not see this host's files
+        release = Release.read(facts.version or installed)
+        home = str(Path.home())
+        configurations = nccl_files.read_nccl_configurations(engine.env, release, home)
+    libraries: tuple[str, ...] = ()
+    if ranks > 1:
+        token = f"{launched.spec.trial_id}/{launched.spec.attempt}"
+        libraries = nccl_files.find_loaded_libraries(token)
     dumps = nccl_files.read_inspector_dumps(engine.env, launched.log.parent)
     return NcclEvidence(
         facts=facts,
-        configurations=()
-        if in_container or ranks < 2
-        else nccl_files.read_nccl_configurations(engine.env, release, str(Path.home())),
-        libraries=nccl_files.find_loaded_libraries(
-            f"{launched.spec.trial_id}/{launched.spec.attempt}"
-        )
-        if ranks > 1
-        else (),
+        configurations=configurations,
+        libraries=libraries,
         installed=installed,
         ranks=ranks,
         proof=engine.proof,
@@ -78,8 +80,8 @@ def _gather_nccl_evidence(launched: LaunchToProve) -> NcclEvidence:
 
 
 def _versions(launched: LaunchToProve, shown: NcclEvidence) -> dict[str, str]:
-    """What is installed, and what can be told apart from it: CUDA, the driver, the path of the
-    loaded NCCL.
+    """Return the installed versions, with CUDA, the driver and the path of the loaded NCCL where
+    they are known.
     """
     found = {
         "cuda": installed_versions.cuda_version(launched.installed),

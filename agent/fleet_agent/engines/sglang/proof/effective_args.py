@@ -1,6 +1,4 @@
-"""Owns the comparison of what a job asked for with what the server shows: arguments, versions and
-gates. Pure.
-"""
+"""Compares the arguments that a job requested with those that the server reports."""
 
 from __future__ import annotations
 
@@ -27,8 +25,9 @@ def build_proof(
     info: Mapping[str, Any],
     evidence: NcclEvidence,
 ) -> ConfigurationProved:
-    """What took effect, from /server_info and from what NCCL shows; the host's fingerprint is left
-    empty.
+    """Return what took effect, from /server_info and the NCCL evidence.
+
+    The host's fingerprint is left empty.
     """
     gates = (*compare_arguments(asked, info), *nccl_gates.check_nccl(env, evidence, info))
     versions = {"sglang": str(info.get("version", "")), **nccl_log_version(evidence)}
@@ -44,12 +43,16 @@ def build_proof(
 
 
 def add_versions(proved: ConfigurationProved, installed: Mapping[str, str]) -> ConfigurationProved:
-    """The proof with what is installed; what the server itself says of a version counts more."""
+    """Return the proof with the installed versions added; a version that the server itself reports
+    wins.
+    """
     return replace(proved, versions={**installed, **proved.versions})
 
 
 def visible_args(info: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments that /server_info shows, without the server's state and without secrets."""
+    """Return the arguments in /server_info, without the server's state; secrets are replaced by
+    `…`.
+    """
     return {
         name: "…" if name in _SECRET and value else value
         for name, value in info.items()
@@ -58,8 +61,9 @@ def visible_args(info: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def compare_arguments(asked: Mapping[str, Any], shown: Mapping[str, Any]) -> tuple[Gate, ...]:
-    """One gate for each argument that the server shows otherwise: a flag for changes SGLang is
-    known to make, else the trial is void.
+    """Return one gate for each argument that the server reports with another value, or not at all.
+
+    A change that SGLang is known to make is flagged; any other change voids the trial.
     """
     gates = []
     for name, value in asked.items():
@@ -70,25 +74,24 @@ def compare_arguments(asked: Mapping[str, Any], shown: Mapping[str, Any]) -> tup
                 Gate(
                     ARGS_NOT_SHOWN,
                     GateEffect.FLAG,
-                    f"{name}={value} was passed; /server_info does not show it",
+                    f"{name}={value} was passed, but /server_info does not show it",
                 )
             )
         elif not _is_same(value, shown[name]):
             known = find_known_change(
                 name, ArgumentChange(value, shown[name], shown), str(shown.get("version", ""))
             )
-            effect, why = (
-                (GateEffect.FLAG, f" ({known.why})") if known else (GateEffect.VOID_TRIAL, "")
-            )
-            gates.append(
-                Gate(ARGS_CHANGED, effect, f"asked {name}={value}, in effect {shown[name]}{why}")
-            )
+            effect = GateEffect.FLAG if known else GateEffect.VOID_TRIAL
+            why = f" ({known.why})" if known else ""
+            message = f"requested {name}={value}, in effect {shown[name]}{why}"
+            gates.append(Gate(ARGS_CHANGED, effect, message))
     return tuple(gates)
 
 
 def _is_same(asked: Any, shown: Any) -> bool:
-    """Equal once both are read alike: 0.9 and "0.90", one entry and a list of it, a map and its
-    JSON.
+    """Return whether two values are equal once both are read alike.
+
+    0.9 equals "0.90", one entry equals a list of it, and a map equals its JSON.
     """
     if isinstance(asked, list | tuple):
         return (
@@ -114,5 +117,5 @@ def _json(value: Any) -> Any:
 
 
 def nccl_log_version(evidence: NcclEvidence) -> dict[str, str]:
-    """{"nccl": version} as the loaded library printed it; empty when it printed none."""
+    """Return {"nccl": version} as the loaded library printed it; empty if it printed none."""
     return {"nccl": evidence.facts.versions[-1]} if evidence.facts.versions else {}

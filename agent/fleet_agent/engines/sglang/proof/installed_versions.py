@@ -1,7 +1,6 @@
-"""Owns the versions of what is installed beside a Python, read from the names of its metadata
-folders; runs nothing.
+"""Reads the versions of packages installed for a Python from the names of their metadata folders.
 
-Starting that Python to ask would cost seconds on a host that is about to measure. Source:
+Starting that Python to ask it would cost seconds on a host that is about to measure. Source:
 `NAME-VERSION.dist-info` (PEP 376, 427).
 """
 
@@ -11,10 +10,11 @@ import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-# What can change a number: the engine, its kernels, what computes and what communicates.
+# Packages that can change a result: the engine, its kernels, computation and communication.
 RECORDED_PACKAGES = (
-    "flashinfer-python", "nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12", "nvidia-cuda-runtime-cu13",
-    "nvidia-nccl-cu12", "nvidia-nccl-cu13", "sgl-kernel", "sglang", "sglang-kernel", "torch", "transformers", "triton",
+    "flashinfer-python", "nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12",
+    "nvidia-cuda-runtime-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "sgl-kernel", "sglang",
+    "sglang-kernel", "torch", "transformers", "triton",
 )  # fmt: skip
 _FOLDERS = (
     "lib/python3.*/site-packages",
@@ -28,11 +28,10 @@ _METADATA = re.compile(r"(.+)-([^-]+)\.(?:dist|egg)-info")
 def read_installed_versions(
     python: Path, names: Collection[str] = RECORDED_PACKAGES
 ) -> dict[str, str]:
-    """Versions of the packages named and of Python itself, as far as they can be read; empty for a
-    program that is no installed Python.
+    """Return the versions of the named packages and of Python itself, as far as they can be read.
 
-    A virtual environment is read as it is: what it takes from the system's packages is not among
-    them.
+    The result is empty if `python` is not an installed Python. In a virtual environment, packages
+    that it takes from the system are left out.
     """
     root = python.parent.parent
     found = {}
@@ -51,8 +50,10 @@ def read_installed_versions(
 
 
 def cuda_version(found: Mapping[str, str]) -> str:
-    """The CUDA that torch was built for (`2.9.1+cu129`), else the runtime installed beside it;
-    empty for a build without.
+    """Return the CUDA version that torch was built for (`2.9.1+cu129`), else that of the installed
+    runtime.
+
+    The result is empty for a build without CUDA.
     """
     built = re.search(r"\+cu(\d+)(\d)\b", found.get("torch", ""))
     runtime = next(
@@ -62,13 +63,14 @@ def cuda_version(found: Mapping[str, str]) -> str:
 
 
 def nccl_package_version(found: Mapping[str, str]) -> str:
-    """The NCCL that is installed as a package; empty when none is."""
+    """Return the version of the NCCL package; empty if none is installed."""
     return next((version for name, version in found.items() if name.startswith("nvidia-nccl")), "")
 
 
 def driver_version(version_file: Path = Path("/proc/driver/nvidia/version")) -> str:
-    """The kernel driver that is loaded, `NVRM version: … Kernel Module  580.65.06 …`; empty without
-    one.
+    """Return the version of the loaded kernel driver; empty if none is loaded.
+
+    The file's line reads `NVRM version: … Kernel Module 580.65.06 …`.
     """
     try:
         match = re.search(
@@ -81,7 +83,7 @@ def driver_version(version_file: Path = Path("/proc/driver/nvidia/version")) -> 
 
 
 def _python(root: Path, python: Path) -> str:
-    """The full version from pyvenv.cfg, else what the name of the program itself says."""
+    """Return the full version from pyvenv.cfg, else the one in the name of the program itself."""
     try:
         lines = (root / "pyvenv.cfg").read_text(encoding="utf-8").splitlines()
     except OSError:

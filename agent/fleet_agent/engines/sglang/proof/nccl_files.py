@@ -1,5 +1,5 @@
-"""Owns where NCCL tells what it did on this host: log lines, configuration files, the loaded
-library. Reads them; judges nothing.
+"""Reads what NCCL leaves on this host: log lines, configuration files, the mapped library,
+Inspector dumps.
 
 Source of the mapped libraries: proc_pid_maps(5).
 """
@@ -16,7 +16,8 @@ from fleet_agent.host.processes import find_session_by_token, members_of
 from fleet_knowledge.nccl.nccl_conf import SYSTEM_FILE, NcclConfFile, user_file
 from fleet_knowledge.release import Release
 
-LOGS = "nccl-*.log"  # beside the server's log: NCCL_DEBUG_FILE of a launch on two or more GPUs
+# NCCL_DEBUG_FILE of a launch on two or more GPUs, in the folder of the server's log
+LOGS = "nccl-*.log"
 WITNESS_LOGS = "nccl-witness-*.log"
 _MENTIONED = re.compile(r"\b(?:NCCL|RCCL)\b|\bnccl")
 _LIBRARY = re.compile(r"(/\S*/lib(?:nccl|rccl)\.so[\w.]*)")
@@ -26,8 +27,10 @@ _INSPECTOR_ON, _INSPECTOR_FOLDER = "NCCL_INSPECTOR_ENABLE", "NCCL_INSPECTOR_DUMP
 
 
 def read_nccl_lines(log: Path, *, witness: bool = False) -> Iterator[str]:
-    """Every line of the launch that may be NCCL's: of its own files, else of the server's log,
-    where a job keeps them there.
+    """Yield every line of the launch that may be NCCL's: first from NCCL's own files, then from the
+    server's log.
+
+    Lines of 4096 characters or more are skipped.
     """
     for path in (*nccl_log_files(log, witness=witness), log):
         try:
@@ -42,7 +45,7 @@ def read_nccl_lines(log: Path, *, witness: bool = False) -> Iterator[str]:
 
 
 def nccl_log_files(log: Path, *, witness: bool = False) -> tuple[Path, ...]:
-    """NCCL's own files of the launch whose log this is."""
+    """Return NCCL's own log files of the launch with this server log."""
     of_witness = set(log.parent.glob(WITNESS_LOGS))
     return tuple(sorted(of_witness if witness else set(log.parent.glob(LOGS)) - of_witness))
 
@@ -50,8 +53,9 @@ def nccl_log_files(log: Path, *, witness: bool = False) -> tuple[Path, ...]:
 def read_nccl_configurations(
     env: Mapping[str, str], release: Release | None, home: str
 ) -> tuple[NcclConfFile, ...]:
-    """NCCL's configuration files that the server finds, the user's before the system's. One that
-    cannot be read is not there.
+    """Return NCCL's configuration files that the server finds, the user's before the system's.
+
+    A file that cannot be read counts as missing.
     """
     found = ((path, _text(path)) for path in (user_file(env, release, home), SYSTEM_FILE))
     return tuple(NcclConfFile(path, text) for path, text in found if text)
@@ -66,8 +70,9 @@ def _text(path: str) -> str:
 
 
 def find_loaded_libraries(token: str) -> tuple[str, ...]:
-    """The NCCL libraries that processes of the launch with this token have mapped; none that cannot
-    be seen.
+    """Return the NCCL libraries that processes of the launch with this token have mapped.
+
+    The result is empty if the processes cannot be inspected.
     """
     session = find_session_by_token(token)
     members = members_of(session) if session else ()
@@ -83,7 +88,7 @@ def find_loaded_libraries(token: str) -> tuple[str, ...]:
 
 
 def find_mapped_libraries(maps: Iterable[str]) -> set[str]:
-    """The NCCL libraries in lines of /proc/PID/maps."""
+    """Return the NCCL libraries in lines of /proc/PID/maps."""
     return {found[1] for line in maps if (found := _LIBRARY.search(line))}
 
 
@@ -95,8 +100,9 @@ def _maps(pid: int) -> list[str]:
 
 
 def read_inspector_dumps(env: Mapping[str, str], folder: Path) -> Iterator[str]:
-    """The texts that NCCL Inspector wrote, where the job enables it: to the folder that the job
-    names, else below the server's own.
+    """Yield the texts that NCCL Inspector wrote, if the job enables it.
+
+    They are in the folder that the job names, else below the server's own.
     """
     if env.get(_INSPECTOR_ON, "0") in ("", "0"):
         return

@@ -1,5 +1,5 @@
-"""Owns the gates about NCCL: a job's variables against what NCCL itself shows of a launch, its
-files, its library, its choices. Pure.
+"""Checks a job's NCCL variables against what NCCL shows of the launch: its log, files, library and
+choices.
 """
 
 from __future__ import annotations
@@ -28,15 +28,18 @@ NCCL_CONF_OVERRIDES = "nccl_conf_overrides"
 NCCL_OTHER_LIBRARY = "nccl_other_library"
 _ABOUT_LOGGING = "NCCL_DEBUG"
 _CHOOSE_COLLECTIVES = (
-    "NCCL_ALGO", "NCCL_PROTO", "NCCL_NTHREADS", "NCCL_BUFFSIZE", "NCCL_LL_BUFFSIZE", "NCCL_LL128_BUFFSIZE", "NCCL_MIN_NCHANNELS",
-    "NCCL_MAX_NCHANNELS", "NCCL_MIN_CTAS", "NCCL_MAX_CTAS",
+    "NCCL_ALGO", "NCCL_PROTO", "NCCL_NTHREADS", "NCCL_BUFFSIZE", "NCCL_LL_BUFFSIZE",
+    "NCCL_LL128_BUFFSIZE", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS", "NCCL_MIN_CTAS",
+    "NCCL_MAX_CTAS",
 )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class NcclEvidence:
-    """What a launch shows of NCCL. `installed`: version of the package beside the server's Python;
-    `libraries`: those that it mapped.
+    """What a launch shows about NCCL.
+
+    `installed`: version of the NCCL package installed for the server's Python. `libraries`: paths
+    of the libraries that the server mapped.
     """
 
     facts: NcclFacts = field(default_factory=NcclFacts)
@@ -51,22 +54,22 @@ class NcclEvidence:
 
     @property
     def has_output(self) -> bool:
-        """NCCL wrote anything at all."""
+        """Whether NCCL wrote anything at all."""
         return bool(self.facts.info_lines or self.facts.warn_lines or self.facts.versions)
 
     @property
     def logs_choices(self) -> bool:
-        """The log was asked for each choice of algorithm and protocol."""
+        """Whether the log records each choice of algorithm and protocol."""
         return self.witness or self.proof == "timed"
 
 
 def check_nccl(
     env: Mapping[str, str], evidence: NcclEvidence, info: Mapping[str, Any]
 ) -> tuple[Gate, ...]:
-    """What the job's variables and NCCL's own words do not agree in; none for a job without NCCL
-    variables on a host without NCCL.
+    """Return the gates where the job's variables and what NCCL shows disagree.
 
-    `info`: the server's resolved arguments and version.
+    `info`: the server's resolved arguments and version. The result is empty for a job without NCCL
+    variables on a host without NCCL.
     """
     return (
         *_check_environment(env, evidence, info),
@@ -77,12 +80,12 @@ def check_nccl(
 
 
 def values_seen(facts: NcclFacts) -> dict[str, str]:
-    """Each variable that NCCL named, with its value; several where its ranks differ."""
+    """Return each variable that NCCL named, with its value; `a | b` if its ranks differ."""
     return {name: " | ".join(values) for name, values in facts.settings.items()}
 
 
 def nccl_to_json(evidence: NcclEvidence) -> dict[str, Any]:
-    """What NCCL showed, for the record: empty when it showed nothing at all."""
+    """Return what NCCL showed, for the record; empty if it showed nothing."""
     found: dict[str, Any] = evidence.facts.to_json() if evidence.has_output else {}
     if evidence.libraries:
         found["libraries"] = list(evidence.libraries)
@@ -111,7 +114,8 @@ def _check_environment(
         )
         if lost or proved.state in (VariableState.OTHER_VALUE, VariableState.MISSING):
             reason = "NCCL's log does not name it" if lost else proved.detail
-            message = f"{name}={env[name]} did not reach NCCL: {reason}{_by_sglang(name, env[name], info)}"
+            by_sglang = _by_sglang(name, env[name], info)
+            message = f"{name}={env[name]} did not reach NCCL: {reason}{by_sglang}"
             yield Gate(ENV_NOT_EFFECTIVE, GateEffect.VOID_TRIAL, message)
         else:
             unproved.append(f"{name}={env[name]} ({_why(proved, evidence)})")
@@ -132,7 +136,7 @@ def _why(proved: VariableEvidence, evidence: NcclEvidence) -> str:
 
 
 def _by_sglang(name: str, value: str, info: Mapping[str, Any]) -> str:
-    """That SGLang itself writes the variable, where it does."""
+    """Return a remark if SGLang itself writes the variable, else an empty text."""
     asked = ServerConfiguration(
         args=info, env={name: value}, release=Release.read(str(info.get("version", "")))
     )
@@ -145,8 +149,9 @@ def _by_sglang(name: str, value: str, info: Mapping[str, Any]) -> str:
 
 
 def _check_configurations(env: Mapping[str, str], evidence: NcclEvidence) -> Iterator[Gate]:
-    """A file of the host that decides what the job does not, or that the job contradicts; the
-    environment is stronger than either file.
+    """Yield a gate if a file of the host sets what the job does not set, or contradicts the job.
+
+    The environment takes precedence over either file.
     """
     conflicts = []
     for name, setting in resolve_settings(env, *evidence.configurations).items():
@@ -154,7 +159,8 @@ def _check_configurations(env: Mapping[str, str], evidence: NcclEvidence) -> Ite
             conflicts.append(f"{setting.source} sets {name}={setting.value}")
         against = [(source, value) for source, value in setting.hidden if value != setting.value]
         conflicts += [
-            f"{source} says {name}={value}, {setting.value} counts" for source, value in against
+            f"{source} sets {name}={value}, but {setting.value} takes effect"
+            for source, value in against
         ]
     if conflicts:
         message = f"NCCL reads files of this host at each launch: {'; '.join(conflicts)}"
@@ -166,18 +172,22 @@ def _check_library(evidence: NcclEvidence) -> Iterator[Gate]:
         yield Gate(
             NCCL_OTHER_LIBRARY,
             GateEffect.FLAG,
-            f"the server has several NCCL libraries loaded: {', '.join(evidence.libraries)}",
+            f"the server loaded several NCCL libraries: {', '.join(evidence.libraries)}",
         )
     loaded, installed = Release.read(evidence.facts.version), Release.read(evidence.installed)
     if loaded and installed and loaded != installed:
         where = f" from {evidence.libraries[0]}" if evidence.libraries else ""
-        message = f"NCCL {loaded} is loaded{where}, and the package installed beside the server is {installed}"
+        message = (
+            f"NCCL {loaded} is loaded{where}, but the package in the server's Python environment"
+            f" is {installed}"
+        )
         yield Gate(NCCL_OTHER_LIBRARY, GateEffect.FLAG, message)
 
 
 def _check_bypass(env: Mapping[str, str], evidence: NcclEvidence) -> Iterator[Gate]:
-    """A whole log with choices for other collectives and none for an all-reduce: something else
-    carried those.
+    """Yield a gate if the log has choices for other collectives but none for an all-reduce.
+
+    Something else than NCCL carried the all-reduces then.
     """
     varied = [name for name in _CHOOSE_COLLECTIVES if name in env]
     named = {choice.func for choice in evidence.facts.tuning}
@@ -189,5 +199,8 @@ def _check_bypass(env: Mapping[str, str], evidence: NcclEvidence) -> Iterator[Ga
         and "AllReduce" not in named
     ):
         functions = ", ".join(sorted(name for name in named if name))
-        message = f"no all-reduce reached NCCL, only {functions}: {', '.join(varied)} cannot matter to it (custom all-reduce carries it)"
+        message = (
+            f"no all-reduce went through NCCL, only {functions}: {', '.join(varied)} cannot affect"
+            " all-reduces (custom all-reduce carries them)"
+        )
         yield Gate(NCCL_BYPASSED, GateEffect.FLAG, message)
