@@ -23,7 +23,7 @@ from fleet_simulator.responses import (
     ResponseFormat,
     dump_json,
 )
-from fleet_simulator.server_args import PLAIN_RUNNING_CAP
+from fleet_simulator.server_args import DEFAULT_RUNNING_CAP
 from fleet_simulator.token_text import TokenRing, ring_position
 
 VERSION = "0.5.23-simulated"
@@ -71,7 +71,7 @@ class ServerSetup:
     @property
     def cap(self) -> int:
         """Requests that run at once; more only queue."""
-        return int(self.args["max_running_requests"] or PLAIN_RUNNING_CAP)
+        return int(self.args["max_running_requests"] or DEFAULT_RUNNING_CAP)
 
     @property
     def draft_tokens(self) -> int:
@@ -86,9 +86,9 @@ class ServerSetup:
 class GenerationResponder:
     """The Sink of one generation: shapes its tokens and sends them."""
 
-    def __init__(self, exchange: HttpExchange, shape: ResponseFormat, *, stream: bool) -> None:
+    def __init__(self, exchange: HttpExchange, response_format: ResponseFormat, *, stream: bool) -> None:
         self._exchange = exchange
-        self._shape = shape
+        self._shape = response_format
         self._stream = stream
         self._frames: list[bytes] = []
 
@@ -122,14 +122,14 @@ class Api:
         setup: ServerSetup,
         batching: Batching,
         submit: Callable[[Generation], None],
-        later: CallLater,
+        call_later: CallLater,
     ) -> None:
         self.ready = False
         self.rates = DecodeRates()
         self._setup = setup
         self._batching = batching
         self._submit = submit
-        self._later = later
+        self._later = call_later
         self._words = TokenRing()
         self._cache = PrefixCache(enabled=not setup.args["disable_radix_cache"])
         self._clock_offset_s = time.time_ns() / 1e9 - time.monotonic()
@@ -266,12 +266,12 @@ class Api:
     def _generate(
         self,
         exchange: HttpExchange,
-        read: Callable[[dict[str, Any]], request_parsing.GenerationRequest],
-        shape: Callable[[ResponseContext], ResponseFormat],
+        parse: Callable[[dict[str, Any]], request_parsing.GenerationRequest],
+        make_format: Callable[[ResponseContext], ResponseFormat],
     ) -> None:
         try:
-            ask = read(request_parsing.parse_json_body(exchange.request.body))
-        except request_parsing.RequestRefused as refused:
+            request = parse(request_parsing.parse_json_body(exchange.request.body))
+        except request_parsing.RequestRejected as refused:
             error = {
                 "object": "error",
                 "message": str(refused),
@@ -284,33 +284,33 @@ class Api:
         if not self.ready:
             exchange.send(503)
         elif not self._setup.simulation.hang:
-            self._start(exchange, ask, shape)
+            self._start(exchange, request, make_format)
 
     def _start(
         self,
         exchange: HttpExchange,
-        ask: request_parsing.GenerationRequest,
-        shape: Callable[[ResponseContext], ResponseFormat],
+        request: request_parsing.GenerationRequest,
+        make_format: Callable[[ResponseContext], ResponseFormat],
     ) -> None:
         context = ResponseContext(
             id=os.urandom(16).hex(),
-            model=ask.model,
+            model=request.model,
             created=time.time_ns() // 10**9,
-            wanted=ask.wanted,
-            words=self._words,
+            options=request.options,
+            ring=self._words,
             draft_tokens=self._setup.draft_tokens,
             cache_report=bool(self._setup.args["enable_cache_report"]),
             clock_offset_s=self._clock_offset_s,
         )
-        place = ring_position(ask.prompt)
-        want, stops = request_parsing.choose_output_tokens(
-            ask, place, short=self._setup.simulation.short_outputs
+        start = ring_position(request.prompt)
+        token_limit, stops_itself = request_parsing.choose_output_tokens(
+            request, start, short=self._setup.simulation.short_outputs
         )
-        answer = GenerationResponder(exchange, shape(context), stream=ask.wanted.stream)
+        responder = GenerationResponder(exchange, make_format(context), stream=request.options.stream)
         generation = Generation(
-            len(ask.prompt), self._cache.match_and_insert(ask.prompt), want, place, stops, answer
+            len(request.prompt), self._cache.match_and_insert(request.prompt), token_limit, start, stops_itself, responder
         )
-        if ask.wanted.stream:
+        if request.options.stream:
             exchange.start_stream()
         exchange.on_lost = lambda: self._batching.cancel(generation)
         self._submit(generation)

@@ -16,7 +16,7 @@ from typing import Protocol
 from fleet_simulator.noise import draw_accept_lengths
 from fleet_simulator.time_model import TimingConfiguration, accept_shares, decode_s, prefill_s
 
-MOST_STEPS_A_WAKE = 64
+MAX_STEPS_PER_WAKE = 64
 
 
 class TokenSink(Protocol):
@@ -38,7 +38,7 @@ class Generation:
     prompt_tokens: int
     cached_tokens: int
     token_limit: int
-    entry: int
+    ring_start: int
     stops_itself: bool
     sink: TokenSink
     number: int = 0
@@ -82,29 +82,29 @@ class Batching:
         configuration: TimingConfiguration,
         cap: int,
         scale: float,
-        slow: Callable[[float], float],
+        noise_factor: Callable[[float], float],
         seed: str,
     ) -> None:
         self.totals = Totals()
         self.running: list[Generation] = []
         self.waiting: deque[Generation] = deque()
-        self.prefilled: Callable[[list[Generation]], None] = lambda admitted: None
-        self.decoded: Callable[[float], None] = lambda at_s: None
+        self.on_prefill: Callable[[list[Generation]], None] = lambda admitted: None
+        self.on_decode: Callable[[float], None] = lambda at_s: None
         self._configuration = configuration
         self._cap = cap
         self._scale = scale
-        self._slow = slow
+        self._noise_factor = noise_factor
         self._seed = seed
         spec = configuration.speculation
         self._shares = accept_shares(spec) if spec else ()
         self._decode_s: dict[int, float] = {}
         self._admitted: list[Generation] = []
-        self._ends_s: float | None = None
+        self._step_ends_s: float | None = None
 
     @property
     def busy(self) -> bool:
         """True while a request runs or waits."""
-        return self._ends_s is not None
+        return self._step_ends_s is not None
 
     def submit(self, generation: Generation, now_s: float) -> float:
         """Take a request; the answer is when the engine has to be woken."""
@@ -117,9 +117,9 @@ class Batching:
             )
             generation.correct_drafts = [0] * len(self._shares)
         self.waiting.append(generation)
-        if self._ends_s is None:
+        if self._step_ends_s is None:
             self._start_step(now_s)
-        return self._ends_s or now_s
+        return self._step_ends_s or now_s
 
     def cancel(self, generation: Generation) -> None:
         """Its client went away; it leaves at the next step."""
@@ -133,14 +133,14 @@ class Batching:
         """
         notified: dict[Generation, None] = {}
         steps = 0
-        while self._ends_s is not None and self._ends_s <= now_s and steps < MOST_STEPS_A_WAKE:
-            ended_s = self._ends_s
+        while self._step_ends_s is not None and self._step_ends_s <= now_s and steps < MAX_STEPS_PER_WAKE:
+            ended_s = self._step_ends_s
             notified.update(dict.fromkeys(self._end_step(ended_s)))
             self._start_step(ended_s)
             steps += 1
         for generation in notified:
             generation.sink.flush(generation)
-        return self._ends_s
+        return self._step_ends_s
 
     def _start_step(self, at_s: float) -> None:
         self.running = [
@@ -155,11 +155,11 @@ class Batching:
                 self._configuration,
             )
         elif self.running:
-            model_s = self._decode_of(len(self.running))
+            model_s = self._cached_decode_s(len(self.running))
         else:
-            self._ends_s = self.waiting[0].arrived_s if self.waiting else None
+            self._step_ends_s = self.waiting[0].arrived_s if self.waiting else None
             return
-        self._ends_s = at_s + model_s * self._slow(at_s) / self._scale
+        self._step_ends_s = at_s + model_s * self._noise_factor(at_s) / self._scale
 
     def _admit(self, at_s: float) -> None:
         self._admitted = []
@@ -172,7 +172,7 @@ class Batching:
             if not generation.cancelled:
                 self._admitted.append(generation)
 
-    def _decode_of(self, batch: int) -> float:
+    def _cached_decode_s(self, batch: int) -> float:
         if batch not in self._decode_s:
             self._decode_s[batch] = decode_s(batch, self._configuration)
         return self._decode_s[batch]
@@ -184,7 +184,7 @@ class Batching:
             self._advance(generation, at_s)
         if self.running:
             self.totals.decode_steps += 1
-            self.decoded(at_s)
+            self.on_decode(at_s)
         return self.running
 
     def _end_prefill(self, at_s: float) -> list[Generation]:
@@ -193,9 +193,9 @@ class Batching:
             generation.first_token_s = at_s
             self.totals.prompt_tokens += generation.prompt_tokens
             self.totals.cached_tokens += generation.cached_tokens
-            self._give(generation, 1, at_s)
+            self._add_tokens(generation, 1, at_s)
         self.running.extend(admitted)
-        self.prefilled(admitted)
+        self.on_prefill(admitted)
         return admitted
 
     def _advance(self, generation: Generation, at_s: float) -> None:
@@ -206,9 +206,9 @@ class Batching:
             generation.verify_steps += 1
             generation.correct_drafts[count - 1] += 1
             self.totals.verify_steps += 1
-        self._give(generation, min(count, generation.token_limit - generation.done), at_s)
+        self._add_tokens(generation, min(count, generation.token_limit - generation.done), at_s)
 
-    def _give(self, generation: Generation, count: int, at_s: float) -> None:
+    def _add_tokens(self, generation: Generation, count: int, at_s: float) -> None:
         generation.done += count
         self.totals.generated_tokens += count
         if generation.finished:

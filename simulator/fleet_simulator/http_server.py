@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
-MOST_HEADER_BYTES = 65536
-MOST_BODY_BYTES = 64 * 1024 * 1024
+MAX_HEADER_BYTES = 65536
+MAX_BODY_BYTES = 64 * 1024 * 1024
 REASONS = {
     200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 413: "Content Too Large",
     431: "Request Header Fields Too Large", 500: "Internal Server Error", 503: "Service Unavailable",
@@ -167,7 +167,7 @@ class HttpConnection(asyncio.Protocol):
     def _parse(self) -> HttpRequest | None:
         end = self._received.find(b"\r\n\r\n")
         if end < 0:
-            if len(self._received) > MOST_HEADER_BYTES:
+            if len(self._received) > MAX_HEADER_BYTES:
                 raise BadRequest(431, "header too large")
             return None
         method, target, headers = parse_head(bytes(self._received[:end]))
@@ -208,7 +208,7 @@ def read_body(received: bytearray, start: int, headers: dict[str, str]) -> tuple
         length = int(headers.get("content-length", "0"))
     except ValueError:
         raise BadRequest(400, "Invalid HTTP request received.") from None
-    if not 0 <= length <= MOST_BODY_BYTES:
+    if not 0 <= length <= MAX_BODY_BYTES:
         raise BadRequest(413, "body too large")
     if len(received) < start + length:
         return None
@@ -225,7 +225,7 @@ def _read_chunks(received: bytearray, start: int) -> tuple[bytes, int] | None:
             size = int(received[start:line_end].split(b";")[0], 16)
         except ValueError:
             raise BadRequest(400, "Invalid HTTP request received.") from None
-        if len(body) + size > MOST_BODY_BYTES:
+        if len(body) + size > MAX_BODY_BYTES:
             raise BadRequest(413, "body too large")
         start = line_end + 2
         if len(received) < start + size + 2:

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-_AGAIN_S = 0.05
+_RETRY_S = 0.05
 _GO = b"all are here\n"
 
 
@@ -21,7 +21,7 @@ class Rendezvous:
         self._nodes, self._rank = int(args["nnodes"]), int(args["node_rank"])
         host, _, port = str(args["dist_init_addr"] or "127.0.0.1:0").rpartition(":")
         self._host, self._port = host.strip("[]"), int(port)
-        self._lines: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+        self._connections: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
         self._joined = asyncio.Event()
 
     async def wait_complete(self) -> None:
@@ -30,21 +30,21 @@ class Rendezvous:
         """
         if self._rank:
             reader, writer = await self._connect()
-            self._lines.append((reader, writer))
+            self._connections.append((reader, writer))
             if await reader.readline() != _GO:
                 raise EOFError("rank 0 went away")
             return
         listener = await asyncio.start_server(self._join, self._host, self._port)
-        while len(self._lines) < self._nodes - 1:
+        while len(self._connections) < self._nodes - 1:
             await self._joined.wait()
             self._joined.clear()
         listener.close()
-        for _, writer in self._lines:
+        for _, writer in self._connections:
             writer.write(_GO)
 
     async def wait_lost(self) -> str:
         """Returns, with the peer, when a node has gone."""
-        waiting = {asyncio.ensure_future(reader.read(1)): writer for reader, writer in self._lines}
+        waiting = {asyncio.ensure_future(reader.read(1)): writer for reader, writer in self._connections}
         try:
             done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -54,7 +54,7 @@ class Rendezvous:
         return f"{host}<{port}>"
 
     async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._lines.append((reader, writer))
+        self._connections.append((reader, writer))
         self._joined.set()
 
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -62,4 +62,4 @@ class Rendezvous:
             try:
                 return await asyncio.open_connection(self._host, self._port)
             except OSError:
-                await asyncio.sleep(_AGAIN_S)
+                await asyncio.sleep(_RETRY_S)

@@ -16,7 +16,7 @@ _NATURAL_TOKENS_MIN = 200
 _NATURAL_TOKENS_SPREAD = 600
 
 
-class RequestRefused(Exception):
+class RequestRejected(Exception):
     """The request is answered with 400 and this text; `kind` is SGLang's word for what was wrong."""
 
     def __init__(self, message: str, kind: str = "BadRequestError") -> None:
@@ -32,7 +32,7 @@ class GenerationRequest:
     limit: int | None
     ignore_eos: bool
     model: str
-    wanted: ResponseOptions
+    options: ResponseOptions
 
 
 def parse_json_body(body: bytes) -> dict[str, Any]:
@@ -42,10 +42,10 @@ def parse_json_body(body: bytes) -> dict[str, Any]:
     except ValueError as error:
         where = getattr(error, "pos", 0)
         message = f"1 validation error:\n  {{'type': 'json_invalid', 'loc': ('body', {where}), 'msg': 'JSON decode error'}}"
-        raise RequestRefused(message, "Bad Request") from None
+        raise RequestRejected(message, "Bad Request") from None
     if not isinstance(value, dict):
         message = "1 validation error:\n  {'type': 'dict_type', 'loc': ('body',), 'msg': 'Input should be a valid dictionary'}"
-        raise RequestRefused(message, "Bad Request")
+        raise RequestRejected(message, "Bad Request")
     return value
 
 
@@ -53,10 +53,10 @@ def parse_generate(body: dict[str, Any]) -> GenerationRequest:
     """An Ask of /generate. Raises Refused."""
     text, ids = body.get("text"), body.get("input_ids")
     if (text is None) == (ids is None):
-        raise RequestRefused("Either text, input_ids or input_embeds should be provided.")
+        raise RequestRejected("Either text, input_ids or input_embeds should be provided.")
     sampling = body.get("sampling_params") or {}
     if not isinstance(sampling, dict):
-        raise RequestRefused(
+        raise RequestRejected(
             "the simulated engine takes one request a call: sampling_params must be an object"
         )
     limit = _limit(sampling.get("max_new_tokens", _GENERATE_DEFAULT_TOKENS), "max_new_tokens")
@@ -70,11 +70,11 @@ def parse_chat(body: dict[str, Any]) -> GenerationRequest:
     """An Ask of /v1/chat/completions. Raises Refused."""
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
-        raise RequestRefused("Messages cannot be empty.")
+        raise RequestRejected("Messages cannot be empty.")
     tokens: list[str | int] = list(TEMPLATE)
     for message in messages:
         if not isinstance(message, dict) or "role" not in message:
-            raise RequestRefused(
+            raise RequestRejected(
                 "1 validation error:\n  {'type': 'missing', 'loc': ('body', 'messages'), 'msg': 'Field required'}"
             )
         tokens += [*_content(message.get("content")), f"<|{message['role']}|>"]
@@ -90,15 +90,15 @@ def parse_completion(body: dict[str, Any]) -> GenerationRequest:
     )
 
 
-def choose_output_tokens(ask: GenerationRequest, entry: int, *, short: bool) -> tuple[int, bool]:
+def choose_output_tokens(request: GenerationRequest, ring_start: int, *, short: bool) -> tuple[int, bool]:
     """(tokens, True when it ends by itself): the limit under ignore_eos, else a natural length that
     the prompt decides.
     """
-    natural = _NATURAL_TOKENS_MIN + entry % _NATURAL_TOKENS_SPREAD
-    limit = natural if ask.limit is None else ask.limit
+    natural = _NATURAL_TOKENS_MIN + ring_start % _NATURAL_TOKENS_SPREAD
+    limit = natural if request.limit is None else request.limit
     if short:
         return max(limit // 2, 1), True
-    if ask.ignore_eos and ask.limit is not None:
+    if request.ignore_eos and request.limit is not None:
         return limit, False
     return (natural, True) if natural <= limit else (limit, False)
 
@@ -109,11 +109,11 @@ def _openai(
     options = body.get("stream_options") or {}
     stream = bool(body.get("stream"))
     if stream and body.get("return_meta_info"):
-        raise RequestRefused(
+        raise RequestRejected(
             "return_meta_info is not supported with streaming. Please set stream=false when using return_meta_info=true."
         )
     if body.get("n", 1) != 1:
-        raise RequestRefused("the simulated engine gives one choice a request: n must be 1")
+        raise RequestRejected("the simulated engine gives one choice a request: n must be 1")
     wanted = ResponseOptions(
         stream=stream,
         usage=bool(options.get("include_usage")),
@@ -130,7 +130,7 @@ def _openai(
 
 def _limit(value: Any, name: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise RequestRefused(f"{name} must be at least 1, got {value!r}.")
+        raise RequestRejected(f"{name} must be at least 1, got {value!r}.")
     return value
 
 
@@ -141,7 +141,7 @@ def _prompt(prompt: Any) -> tuple[str | int, ...]:
         return tuple(prompt.split()) or ("",)
     if isinstance(prompt, list) and prompt and all(isinstance(token, int) for token in prompt):
         return tuple(prompt)
-    raise RequestRefused(
+    raise RequestRejected(
         "the simulated engine takes one prompt a call: a text or a list of token ids"
     )
 

@@ -38,8 +38,8 @@ class ResponseContext:
     id: str
     model: str
     created: int
-    wanted: ResponseOptions
-    words: TokenRing
+    options: ResponseOptions
+    ring: TokenRing
     draft_tokens: int = 0
     cache_report: bool = False
     clock_offset_s: float = 0.0
@@ -154,14 +154,14 @@ def final_meta(generation: Generation, context: ResponseContext) -> dict[str, An
     }
 
 
-def sglext(generation: Generation, context: ResponseContext) -> dict[str, Any] | None:
+def sglang_extension(generation: Generation, context: ResponseContext) -> dict[str, Any] | None:
     """SGLang's extension of OpenAI answers, None when nothing was asked for or nothing is there to
     tell.
     """
     extension: dict[str, Any] = {}
-    if context.wanted.cached_details and generation.cached_tokens:
+    if context.options.cached_details and generation.cached_tokens:
         extension["cached_tokens_details"] = cached_details(generation)
-    if context.wanted.spec_details and context.draft_tokens:
+    if context.options.spec_details and context.draft_tokens:
         blank = {
             "spec_cap_length": 0.0,
             "spec_block_accept_length": 0.0,
@@ -171,11 +171,11 @@ def sglext(generation: Generation, context: ResponseContext) -> dict[str, Any] |
             **spec_counts(generation, context.draft_tokens),
             **blank,
         }
-    if context.wanted.output_ids:
+    if context.options.output_ids:
         extension["output_ids"] = [
             [
                 int(token)
-                for token in context.words.ids(generation.entry, generation.done).split(b",")
+                for token in context.ring.ids(generation.ring_start, generation.done).split(b",")
             ]
         ]
     return extension or None
@@ -195,20 +195,20 @@ class GenerateFormat:
     def delta(self, generation: Generation, count: int) -> bytes:
         meta = final_meta if generation.finished else running_meta
         return http_chunk(
-            b"data: " + self._answer(generation, meta(generation, self._telling)) + b"\n\n"
+            b"data: " + self._body(generation, meta(generation, self._telling)) + b"\n\n"
         )
 
     def last_frames(self, generation: Generation) -> bytes:
         return DONE
 
     def full_body(self, generation: Generation) -> bytes:
-        return self._answer(generation, final_meta(generation, self._telling))
+        return self._body(generation, final_meta(generation, self._telling))
 
-    def _answer(self, generation: Generation, meta: Mapping[str, Any]) -> bytes:
-        words = self._telling.words
+    def _body(self, generation: Generation, meta: Mapping[str, Any]) -> bytes:
+        words = self._telling.ring
         text, ids = (
-            words.text(generation.entry, generation.done),
-            words.ids(generation.entry, generation.done),
+            words.text(generation.ring_start, generation.done),
+            words.ids(generation.ring_start, generation.done),
         )
         return b'{"text":"%b","output_ids":[%b],"meta_info":%b}' % (text, ids, dump_json(meta))
 
@@ -235,13 +235,13 @@ class OpenAiFormat:
         return self._event([self._choice({"delta": delta}, None)])
 
     def delta(self, generation: Generation, count: int) -> bytes:
-        text = self._telling.words.text(generation.entry + generation.done - count, count)
-        if self._telling.wanted.usage_always or (generation.finished and not self._chat):
-            return self._slow_delta(generation, text.decode())
+        text = self._telling.ring.text(generation.ring_start + generation.done - count, count)
+        if self._telling.options.usage_always or (generation.finished and not self._chat):
+            return self._general_delta(generation, text.decode())
         before, after = self._before, self._after
         return b"%x\r\n%b%b%b\r\n" % (len(before) + len(text) + len(after), before, text, after)
 
-    def _slow_delta(self, generation: Generation, text: str) -> bytes:
+    def _general_delta(self, generation: Generation, text: str) -> bytes:
         content = (
             {"delta": {"reasoning_content": None, "content": text}}
             if self._chat
@@ -249,7 +249,7 @@ class OpenAiFormat:
         )
         ends = generation.finished and not self._chat
         extra = (
-            {"usage": usage(generation, self._telling)} if self._telling.wanted.usage_always else {}
+            {"usage": usage(generation, self._telling)} if self._telling.options.usage_always else {}
         )
         return self._event([self._choice(content, generation if ends else None)], **extra)
 
@@ -259,10 +259,10 @@ class OpenAiFormat:
             frames += self._event(
                 [self._choice({"delta": {"reasoning_content": None}}, generation)]
             )
-        extension = sglext(generation, self._telling)
+        extension = sglang_extension(generation, self._telling)
         if extension:
             frames += self._event([], usage=None, sglext=extension)
-        if self._telling.wanted.usage:
+        if self._telling.options.usage:
             counts = usage(generation, self._telling)
             frames += self._event(
                 [],
@@ -273,16 +273,16 @@ class OpenAiFormat:
         return frames + DONE
 
     def full_body(self, generation: Generation) -> bytes:
-        text = self._telling.words.text(generation.entry, generation.done).decode()
+        text = self._telling.ring.text(generation.ring_start, generation.done).decode()
         content = (
             {"message": {"role": "assistant", "content": text, "reasoning_content": None}}
             if self._chat
             else {"text": text}
         )
         choice = self._choice(content, generation)
-        if self._telling.wanted.meta_info and self._chat:
+        if self._telling.options.meta_info and self._chat:
             choice["meta_info"] = final_meta(generation, self._telling)
-        extension = sglext(generation, self._telling)
+        extension = sglang_extension(generation, self._telling)
         versions = [{"version": "default", "start": 0, "end": generation.done}]
         answer = {
             "id": self._telling.id,

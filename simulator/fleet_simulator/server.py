@@ -78,8 +78,8 @@ class SimulatedServer:
         self._start = start
         self._loop = loop
         self._log = ServerLog()
-        self._born_s = time.monotonic()
-        self._born_unix_s = time.time_ns() / 1e9
+        self._started_s = time.monotonic()
+        self._started_unix_s = time.time_ns() / 1e9
         knobs = start.simulation
         self._launch_factor = launch_factor(knobs.seed, start.launch, knobs.launch_noise)
         configuration = TimingConfiguration(
@@ -94,24 +94,24 @@ class SimulatedServer:
             self._noise_factor,
             f"{knobs.seed}:{start.launch}",
         )
-        self._batching.prefilled = self._log_prefill
-        self._batching.decoded = self._log_decode
-        self._alarm = TimerFd(loop, self._wake)
+        self._batching.on_prefill = self._log_prefill
+        self._batching.on_decode = self._log_decode
+        self._timer = TimerFd(loop, self._wake)
         self._api = Api(setup, self._batching, self._submit, loop.call_later)
-        self._last_line = (self._born_s, 0, 0)
+        self._last_decode_line = (self._started_s, 0, 0)
         self.stopped: asyncio.Future[int] = loop.create_future()
 
     async def serve(self) -> int:
         """Listen until stopped; the exit code: 0 when it was asked to end. Raises OSError when a
         port is taken.
         """
-        self._log.start(self._start.args, self._start.warnings, self._start.simulation.time_scale)
+        self._log.log_start(self._start.args, self._start.warnings, self._start.simulation.time_scale)
         self._on_signals()
         host, port = str(self._start.args["host"]), int(self._start.args["port"])
         listener = await self._loop.create_server(
             lambda: HttpConnection(self._api.serve, self._access), host, port, backlog=2048
         )
-        self._log.line(
+        self._log.write(
             f"INFO:     Uvicorn running on http://{host}:{port} (Press CTRL+C to quit) (simulated)"
         )
         async with asyncio.TaskGroup() as tasks:
@@ -126,19 +126,19 @@ class SimulatedServer:
         another.
         """
         nodes = int(self._start.args["nnodes"])
-        meeting = Rendezvous(self._start.args) if nodes > 1 else None
-        if meeting:
-            self._log.line(
+        rendezvous = Rendezvous(self._start.args) if nodes > 1 else None
+        if rendezvous:
+            self._log.write(
                 f"Init torch distributed begin. (simulated: {nodes} nodes meet at {self._start.args['dist_init_addr']})"
             )
-            await meeting.wait_complete()
+            await rendezvous.wait_complete()
         self._loop.call_later(self._start.simulation.ready_after_s, self._become_ready)
-        if meeting:
-            self._on_peer_lost(await meeting.wait_lost())
+        if rendezvous:
+            self._on_peer_lost(await rendezvous.wait_lost())
 
     def _on_peer_lost(self, peer: str) -> None:
         if not self.stopped.done():
-            self._log.peer_lost(peer)
+            self._log.log_peer_lost(peer)
             self.stopped.set_result(1)
 
     def _on_signals(self) -> None:
@@ -147,38 +147,38 @@ class SimulatedServer:
 
     def _terminate(self, number: int) -> None:
         if self._start.simulation.ignore_term:
-            self._log.line(
+            self._log.write(
                 f"{signal.Signals(number).name} received and ignored (simulation: ignore_term)."
             )
             return
-        self._log.line(
+        self._log.write(
             f"{signal.Signals(number).name} received. Draining requests and shutting down..."
         )
         if not self.stopped.done():
             self.stopped.set_result(0)
 
     def _become_ready(self) -> None:
-        self._log.load(self._start.args, self._start.simulation.ready_after_s)
-        self._log.nccl(self._start.nccl)
+        self._log.log_load(self._start.args, self._start.simulation.ready_after_s)
+        self._log.log_nccl(self._start.nccl)
         self._api.ready = True
-        self._log.line("The server is fired up and ready to roll!")
+        self._log.write("The server is fired up and ready to roll!")
         if self._start.simulation.crash_after_s > 0:
             self._loop.call_later(
                 self._start.simulation.crash_after_s, os.kill, os.getpid(), signal.SIGKILL
             )
 
     def _submit(self, generation: Generation) -> None:
-        self._alarm.set(self._batching.submit(generation, time.monotonic()))
+        self._timer.set(self._batching.submit(generation, time.monotonic()))
 
     def _wake(self) -> None:
         next_s = self._batching.wake(time.monotonic())
         if next_s is not None:
-            self._alarm.set(next_s)
+            self._timer.set(next_s)
 
     def _noise_factor(self, at_s: float) -> float:
         knobs = self._start.simulation
-        model_s = (at_s - self._born_s) * knobs.time_scale
-        unix_s = self._born_unix_s + at_s - self._born_s
+        model_s = (at_s - self._started_s) * knobs.time_scale
+        unix_s = self._started_unix_s + at_s - self._started_s
         drift = drift_factor(knobs.seed, knobs.drift_per_hour, unix_s * knobs.time_scale / 3600)
         return (
             self._launch_factor
@@ -187,7 +187,7 @@ class SimulatedServer:
         )
 
     def _access(self, request: HttpRequest, status: int) -> None:
-        self._log.access(
+        self._log.log_access(
             request.peer,
             f"{request.method} {request.target}",
             f"{status} {REASONS.get(status, '')}",
@@ -197,7 +197,7 @@ class SimulatedServer:
         cached = sum(generation.cached_tokens for generation in admitted)
         new = sum(generation.prompt_tokens for generation in admitted) - cached
         running, queued = len(self._batching.running) - len(admitted), len(self._batching.waiting)
-        self._log.prefill(
+        self._log.log_prefill(
             sequences=len(admitted), new=new, cached=cached, running=running, queued=queued
         )
 
@@ -205,8 +205,8 @@ class SimulatedServer:
         totals = self._batching.totals
         if totals.decode_steps % int(self._start.args["decode_log_interval"]):
             return
-        then_s, tokens_then, verified_then = self._last_line
-        self._last_line = (at_s, totals.generated_tokens, totals.verify_steps)
+        then_s, tokens_then, verified_then = self._last_decode_line
+        self._last_decode_line = (at_s, totals.generated_tokens, totals.verify_steps)
         tokens, verified = (
             totals.generated_tokens - tokens_then,
             totals.verify_steps - verified_then,
@@ -218,7 +218,7 @@ class SimulatedServer:
             tokens / elapsed_model_s, length, max(length - 1, 0.0) / most if most > 0 else 0.0
         )
         running = self._batching.running
-        self._log.decode(
+        self._log.log_decode(
             running=len(running),
             queued=len(self._batching.waiting),
             tokens=sum(generation.prompt_tokens + generation.done for generation in running),

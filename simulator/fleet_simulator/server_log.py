@@ -23,72 +23,72 @@ class ServerLog:
         self._second = 0
         self._stamp = ""
 
-    def line(self, text: str) -> None:
+    def write(self, text: str) -> None:
         """`[date time] text`."""
         second = time.time_ns() // 1_000_000_000
         if second != self._second:
             self._second = second
             self._stamp = time.strftime("[%Y-%m-%d %H:%M:%S] ", time.localtime(second))
-        self.raw(self._stamp + text)
+        self.write_unstamped(self._stamp + text)
 
-    def raw(self, text: str) -> None:
+    def write_unstamped(self, text: str) -> None:
         """A line without a stamp; one that finds no room on the disk is lost, as a logger of Python
         loses it, and nothing else is.
         """
         with contextlib.suppress(OSError):
             sys.stderr.write(text + "\n")
 
-    def start(self, args: Mapping[str, Any], warnings: list[str], time_scale: float) -> None:
+    def log_start(self, args: Mapping[str, Any], warnings: list[str], time_scale: float) -> None:
         """All that a server says before it loads weights."""
-        self.line(
+        self.write(
             f"SIMULATED ENGINE: not SGLang; a model of time at time scale x{time_scale:g}. Nothing below was computed by a model."
         )
         for warning in warnings:
-            self.line(warning)
-        self.line(f"server_args={dict(args)!r}")
+            self.write(warning)
+        self.write(f"server_args={dict(args)!r}")
 
-    def load(self, args: Mapping[str, Any], took_s: float) -> None:
+    def log_load(self, args: Mapping[str, Any], took_s: float) -> None:
         """Weights and graphs."""
-        self.line("Load weight begin. avail mem=138.50 GB")
-        self.line(
+        self.write("Load weight begin. avail mem=138.50 GB")
+        self.write(
             f"Load weight end. elapsed={took_s:.2f} s, type=SimulatedForCausalLM, avail mem=61.20 GB, mem usage=77.30 GB."
         )
         if args["tp_size"] > 2 and not args["disable_custom_all_reduce"]:
-            self.line(
+            self.write(
                 "Custom allreduce is disabled because it's not supported on more than two PCIe-only GPUs."
                 " To silence this warning, specify disable_custom_all_reduce=True explicitly."
             )
         if not args["disable_cuda_graph"]:
-            self.line(
+            self.write(
                 "Capture cuda graph begin. This can take up to several minutes. avail mem=10.20 GB"
             )
-            self.line(
+            self.write(
                 "Capture cuda graph end. Time elapsed: 0.00 s. mem usage=1.10 GB. avail mem=9.10 GB."
             )
 
-    def nccl(self, seen: Mapping[str, str]) -> None:
+    def log_nccl(self, seen: Mapping[str, str]) -> None:
         """What NCCL says at INFO about the variables that this process really sees."""
-        self.raw(f"NCCL version {NCCL_VERSION}")
+        self.write_unstamped(f"NCCL version {NCCL_VERSION}")
         place = f"{socket.gethostname()}:{os.getpid()}:{os.getpid()} [0] NCCL INFO "
         for name, value in sorted(seen.items()):
             if name not in _QUIET_NCCL:
                 stop = (
                     "." if value.lstrip("-").isdigit() else ""
                 )  # NCCL ends a number's line with a full stop, a text's without
-                self.raw(f"{place}{name} set by environment to {value}{stop}")
-        self.raw(f"{place}ncclCommInitRank comm 0x1 rank 0 nranks 8 - Init COMPLETE (simulated)")
+                self.write_unstamped(f"{place}{name} set by environment to {value}{stop}")
+        self.write_unstamped(f"{place}ncclCommInitRank comm 0x1 rank 0 nranks 8 - Init COMPLETE (simulated)")
 
-    def peer_lost(self, peer: str) -> None:
+    def log_peer_lost(self, peer: str) -> None:
         """What the ranks of a node say when another node has gone."""
         place = f"{socket.gethostname()}:{os.getpid()}:{os.getpid()} [0]"
-        self.raw(
+        self.write_unstamped(
             f"{place} misc/socket.cc:58 NCCL WARN socketProgress: Connection closed by remote peer {peer}"
         )
-        self.line(
+        self.write(
             "Scheduler hit an exception: RuntimeError: NCCL error: remote process exited or there was a network error (simulated)"
         )
 
-    def decode(
+    def log_decode(
         self,
         *,
         running: int,
@@ -99,18 +99,18 @@ class ServerLog:
     ) -> None:
         """One line about the latest decode steps; `accept` is (length, rate)."""
         spec = f"accept len: {accept[0]:.2f}, accept rate: {accept[1]:.2f}, " if accept else ""
-        self.line(
+        self.write(
             f"Decode batch, #running-req: {running}, #token: {tokens}, token usage: 0.00, {spec}"
             f"cuda graph: True, gen throughput (token/s): {tok_s:.2f}, #queue-req: {queued}"
         )
 
-    def prefill(self, *, sequences: int, new: int, cached: int, running: int, queued: int) -> None:
+    def log_prefill(self, *, sequences: int, new: int, cached: int, running: int, queued: int) -> None:
         """One line about a prefill step."""
-        self.line(
+        self.write(
             f"Prefill batch, #new-seq: {sequences}, #new-token: {new}, #cached-token: {cached}, token usage: 0.00, "
             f"#running-req: {running}, #queue-req: {queued}, #pending-token: 0, cuda graph: False"
         )
 
-    def access(self, peer: str, request: str, status: str) -> None:
+    def log_access(self, peer: str, request: str, status: str) -> None:
         """One answered request, as uvicorn writes it."""
-        self.line(f'INFO:     {peer} - "{request} HTTP/1.1" {status}')
+        self.write(f'INFO:     {peer} - "{request} HTTP/1.1" {status}')

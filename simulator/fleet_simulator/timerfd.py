@@ -26,13 +26,13 @@ class TimerFd:
     OSError where there is no timerfd.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, on_time: Callable[[], None]) -> None:
         self._fd: int = _LIBC.timerfd_create(_CLOCK_MONOTONIC, _TFD_FLAGS)
         if self._fd < 0:
             raise OSError(ctypes.get_errno(), "timerfd_create")
-        self._ring = ring
+        self._on_time = on_time
         self._spec = _Spec(0, 0, 0, 0)
-        loop.add_reader(self._fd, self._woken)
+        loop.add_reader(self._fd, self._on_readable)
 
     def set(self, at_s: float) -> None:
         """Ring at `at_s` of the monotonic clock; a time in the past rings at once."""
@@ -41,9 +41,9 @@ class TimerFd:
         self._spec.value_ns = max(int((at_s - whole) * 1e9), 1)
         _LIBC.timerfd_settime(self._fd, _TFD_TIMER_ABSTIME, ctypes.byref(self._spec), None)
 
-    def _woken(self) -> None:
+    def _on_readable(self) -> None:
         try:
             os.read(self._fd, 8)
         except BlockingIOError:
             return
-        self._ring()
+        self._on_time()

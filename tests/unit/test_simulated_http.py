@@ -166,7 +166,7 @@ def test_a_command_line_that_means_nothing_is_a_value_error(argv: list[str]) -> 
     ],
 )
 def test_a_request_that_means_nothing_is_refused(read: Any, body: dict[str, Any]) -> None:
-    with pytest.raises(request_parsing.RequestRefused):
+    with pytest.raises(request_parsing.RequestRejected):
         read(body)
 
 
