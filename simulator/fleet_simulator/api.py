@@ -1,6 +1,4 @@
-"""Owns the endpoints of the simulated engine: which request gets which answer. Opens no socket and
-keeps no time.
-"""
+"""The HTTP endpoints of the simulated server: maps each request to its response."""
 
 from __future__ import annotations
 
@@ -41,7 +39,7 @@ _OTHER_MODEL = "somebody/else"
 
 @dataclass(slots=True)
 class DecodeRates:
-    """What the latest decode log line said; SGLang's gauges are as stale."""
+    """Rates of the latest decode log line; SGLang's gauges are updated no more often."""
 
     gen_throughput: float = 0.0
     accept_length: float = 0.0
@@ -50,7 +48,9 @@ class DecodeRates:
 
 @dataclass(frozen=True, slots=True)
 class ServerSetup:
-    """What one server is: its resolved arguments, how it was started, its knobs."""
+    """The setup of one server: its resolved arguments, its command line and its simulation
+    knobs.
+    """
 
     args: Mapping[str, Any]
     launch_command: str
@@ -58,37 +58,39 @@ class ServerSetup:
 
     @property
     def is_member(self) -> bool:
-        """Another node of the server serves; this one only says that it is there."""
+        """Whether another node of the server serves the requests, and this one only answers health
+        checks.
+        """
         return int(self.args["node_rank"]) > 0
 
     @property
     def model(self) -> str:
-        """The model that it says it serves."""
-        return (
-            _OTHER_MODEL if self.simulation.wrong_identity else str(self.args["served_model_name"])
-        )
+        """The model name that the server reports."""
+        if self.simulation.wrong_identity:
+            return _OTHER_MODEL
+        return str(self.args["served_model_name"])
 
     @property
     def cap(self) -> int:
-        """Requests that run at once; more only queue."""
+        """How many requests run at once; further ones wait in the queue."""
         return int(self.args["max_running_requests"] or DEFAULT_RUNNING_CAP)
 
     @property
     def draft_tokens(self) -> int:
-        """Tokens verified in a step; 0 without speculation."""
-        return (
-            int(self.args["speculative_num_draft_tokens"] or 0)
-            if self.args["speculative_algorithm"]
-            else 0
-        )
+        """How many tokens are verified in a step; 0 without speculation."""
+        if not self.args["speculative_algorithm"]:
+            return 0
+        return int(self.args["speculative_num_draft_tokens"] or 0)
 
 
 class GenerationResponder:
-    """The Sink of one generation: shapes its tokens and sends them."""
+    """Token sink of one generation: formats its tokens and sends them to the client."""
 
-    def __init__(self, exchange: HttpExchange, response_format: ResponseFormat, *, stream: bool) -> None:
+    def __init__(
+        self, exchange: HttpExchange, response_format: ResponseFormat, *, stream: bool
+    ) -> None:
         self._exchange = exchange
-        self._shape = response_format
+        self._format = response_format
         self._stream = stream
         self._frames: list[bytes] = []
 
@@ -96,15 +98,15 @@ class GenerationResponder:
         if not self._stream:
             return
         if generation.done == count:
-            self._frames.append(self._shape.first_frames(generation))
-        self._frames.append(self._shape.delta(generation, count))
+            self._frames.append(self._format.first_frames(generation))
+        self._frames.append(self._format.delta(generation, count))
 
     def flush(self, generation: Generation) -> None:
         if generation.finished and not self._stream:
-            self._exchange.send(200, self._shape.full_body(generation))
+            self._exchange.send(200, self._format.full_body(generation))
             return
         if generation.finished:
-            self._frames.append(self._shape.last_frames(generation))
+            self._frames.append(self._format.last_frames(generation))
         if self._frames:
             frames, self._frames = b"".join(self._frames), []
             self._exchange.write_frames(frames)
@@ -113,8 +115,10 @@ class GenerationResponder:
 
 
 class Api:
-    """Routes requests. `submit` hands a generation to the engine; `later(seconds, call)` is the
-    only way it waits.
+    """Routes requests to endpoints.
+
+    `submit` hands a generation to the batching loop; `call_later(seconds, call)` is the only way in
+    which an endpoint waits.
     """
 
     def __init__(
@@ -158,7 +162,7 @@ class Api:
         }
 
     def serve(self, exchange: HttpExchange) -> None:
-        """Answer one request, now or when its tokens are there."""
+        """Answer one request, either now or once its tokens exist."""
         method, path = exchange.request.method, exchange.request.path
         if self._setup.is_member:
             known = path in ("/ping", "/health", "/health_generate")
@@ -209,11 +213,9 @@ class Api:
         exchange.send(200, dump_json(info))
 
     def _identity(self) -> str:
-        return (
-            _OTHER_MODEL
-            if self._setup.simulation.wrong_identity
-            else str(self._setup.args["model_path"])
-        )
+        if self._setup.simulation.wrong_identity:
+            return _OTHER_MODEL
+        return str(self._setup.args["model_path"])
 
     def _server_info(self, exchange: HttpExchange) -> None:
         state = {
@@ -306,9 +308,16 @@ class Api:
         token_limit, stops_itself = request_parsing.choose_output_tokens(
             request, start, short=self._setup.simulation.short_outputs
         )
-        responder = GenerationResponder(exchange, make_format(context), stream=request.options.stream)
+        responder = GenerationResponder(
+            exchange, make_format(context), stream=request.options.stream
+        )
         generation = Generation(
-            len(request.prompt), self._cache.match_and_insert(request.prompt), token_limit, start, stops_itself, responder
+            len(request.prompt),
+            self._cache.match_and_insert(request.prompt),
+            token_limit,
+            start,
+            stops_itself,
+            responder,
         )
         if request.options.stream:
             exchange.start_stream()

@@ -1,9 +1,9 @@
-"""Owns the simulated engine's one loop of steps: who runs, who waits, and what each step gives.
-Times come in; it never reads a clock.
+"""Continuous batching of the simulated server: which requests run or wait, and which tokens each
+step yields.
 
 All running requests advance together at each step. A step's end is counted from the end of the step
-before, never from when somebody woke up, so that no lateness adds up. Times `*_s` without another
-word are wall seconds of the monotonic clock.
+before, never from the moment of waking up, so that lateness does not add up. The caller passes the
+time in. Times named `*_s` without a further word are wall seconds of the monotonic clock.
 """
 
 from __future__ import annotations
@@ -20,19 +20,21 @@ MAX_STEPS_PER_WAKE = 64
 
 
 class TokenSink(Protocol):
-    """Who receives the tokens of one generation."""
+    """Receives the tokens of one generation."""
 
     def on_tokens(self, generation: Generation, count: int) -> None:
-        """`count` more tokens exist; `generation.done` already counts them."""
+        """Take note of `count` more tokens; `generation.done` already includes them."""
 
     def flush(self, generation: Generation) -> None:
-        """All steps that were due have been told."""
+        """Send what has been collected: all steps that were due have been reported."""
 
 
 @dataclass(slots=True, eq=False)
 class Generation:
-    """One request inside the engine. `want`: tokens at which it ends; `stops`: it ends by itself
-    there, not by length.
+    """One request inside the engine.
+
+    It ends at `token_limit` tokens. `stops_itself`: it then ends with a stop token, and not because
+    of its length limit. `correct_drafts[n]` counts the cycles in which n drafts were right.
     """
 
     prompt_tokens: int
@@ -47,15 +49,13 @@ class Generation:
     finished_s: float = 0.0
     done: int = 0
     verify_steps: int = 0
-    correct_drafts: list[int] = field(
-        default_factory=list
-    )  # [n] = cycles in which n drafts were right
+    correct_drafts: list[int] = field(default_factory=list)
     cancelled: bool = False
     accept_lengths: tuple[int, ...] = (1,)
 
     @property
     def finished(self) -> bool:
-        """True when all its tokens were given."""
+        """Whether all its tokens have been yielded."""
         return self.done >= self.token_limit
 
 
@@ -73,8 +73,10 @@ class Totals:
 
 
 class Batching:
-    """Continuous batching. `slow(at_s)` is the noise factor of a step that starts then; `scale`
-    model seconds pass in one wall second.
+    """Continuous batching of one server.
+
+    `noise_factor(at_s)` multiplies the duration of a step that starts at `at_s`; `scale` model
+    seconds pass in one wall second.
     """
 
     def __init__(
@@ -103,11 +105,11 @@ class Batching:
 
     @property
     def busy(self) -> bool:
-        """True while a request runs or waits."""
+        """Whether a request runs or waits."""
         return self._step_ends_s is not None
 
     def submit(self, generation: Generation, now_s: float) -> float:
-        """Take a request; the answer is when the engine has to be woken."""
+        """Accept a request; return the time at which to call `wake`."""
         self.totals.requests += 1
         generation.number = self.totals.requests
         generation.arrived_s = now_s
@@ -122,18 +124,23 @@ class Batching:
         return self._step_ends_s or now_s
 
     def cancel(self, generation: Generation) -> None:
-        """Its client went away; it leaves at the next step."""
+        """Mark a request whose client has disconnected; it leaves at the next step."""
         if not generation.finished and not generation.cancelled:
             generation.cancelled = True
             self.totals.aborted += 1
 
     def wake(self, now_s: float) -> float | None:
-        """End every step that is due and start the next ones; the answer is when to wake again,
-        None when idle.
+        """End every step that is due and start the next ones.
+
+        Return the time at which to call `wake` again, or None if no request is left.
         """
         notified: dict[Generation, None] = {}
         steps = 0
-        while self._step_ends_s is not None and self._step_ends_s <= now_s and steps < MAX_STEPS_PER_WAKE:
+        while (
+            self._step_ends_s is not None
+            and self._step_ends_s <= now_s
+            and steps < MAX_STEPS_PER_WAKE
+        ):
             ended_s = self._step_ends_s
             notified.update(dict.fromkeys(self._end_step(ended_s)))
             self._start_step(ended_s)

@@ -1,4 +1,4 @@
-"""Owns HTTP/1.1 on a raw connection: requests in, whole or chunked replies out. Knows no endpoint."""
+"""HTTP/1.1 on a raw connection: parses requests and writes whole or chunked responses."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from typing import cast
 MAX_HEADER_BYTES = 65536
 MAX_BODY_BYTES = 64 * 1024 * 1024
 REASONS = {
-    200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 413: "Content Too Large",
-    431: "Request Header Fields Too Large", 500: "Internal Server Error", 503: "Service Unavailable",
+    200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed",
+    413: "Content Too Large", 431: "Request Header Fields Too Large",
+    500: "Internal Server Error", 503: "Service Unavailable",
 }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """One request, its body whole. `target` is the path with its query, `path` without."""
+    """One request with its whole body; `target` is the path with its query."""
 
     method: str
     target: str
@@ -27,12 +28,14 @@ class HttpRequest:
 
     @property
     def path(self) -> str:
-        """The path alone."""
+        """The path without the query."""
         return self.target.partition("?")[0]
 
 
 class BadRequest(Exception):
-    """What came is not HTTP that we read: its status and text."""
+    """The received bytes are not a valid HTTP request; holds the status and text to respond
+    with.
+    """
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -40,7 +43,7 @@ class BadRequest(Exception):
 
 
 class HttpExchange:
-    """The reply to one request; every method is harmless once the client has gone."""
+    """The response to one request; every method does nothing once the client has disconnected."""
 
     def __init__(self, connection: HttpConnection, request: HttpRequest, *, keep: bool) -> None:
         self.request = request
@@ -49,38 +52,32 @@ class HttpExchange:
         self._keep = keep
 
     def send(self, status: int, body: bytes = b"", content_type: str = "application/json") -> None:
-        """The whole reply."""
-        head = f"content-length: {len(body)}\r\n" + (
-            f"content-type: {content_type}\r\n" if body else ""
-        )
-        self._connection.write(
-            self._head(status, head) + (b"" if self.request.method == "HEAD" else body)
-        )
+        """Send a whole response."""
+        fields = f"content-length: {len(body)}\r\n"
+        if body:
+            fields += f"content-type: {content_type}\r\n"
+        content = b"" if self.request.method == "HEAD" else body
+        self._connection.write(self._head(status, fields) + content)
         self._end(status)
 
     def start_stream(self) -> None:
-        """The head of an event stream; frames follow."""
-        self._connection.write(
-            self._head(
-                200,
-                "content-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n",
-            )
-        )
+        """Send the header of an event stream; frames follow."""
+        fields = "content-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n"
+        self._connection.write(self._head(200, fields))
 
     def write_frames(self, frames: bytes) -> None:
-        """One or several frames made by `frame`, in one write."""
+        """Send one or several chunks made by `http_chunk` in one write."""
         self._connection.write(frames)
 
     def end_stream(self) -> None:
-        """The end of the event stream."""
+        """End the event stream."""
         self._connection.write(b"0\r\n\r\n")
         self._end(200)
 
     def _head(self, status: int, fields: str) -> bytes:
         close = "" if self._keep else "connection: close\r\n"
-        return f"HTTP/1.1 {status} {REASONS.get(status, '')}\r\nserver: benchfleet-simulated\r\n{close}{fields}\r\n".encode(
-            "latin-1"
-        )
+        status_line = f"HTTP/1.1 {status} {REASONS.get(status, '')}\r\n"
+        return f"{status_line}server: benchfleet-simulated\r\n{close}{fields}\r\n".encode("latin-1")
 
     def _end(self, status: int) -> None:
         self.on_lost = None
@@ -88,13 +85,14 @@ class HttpExchange:
 
 
 def http_chunk(content: bytes) -> bytes:
-    """One HTTP chunk."""
+    """Return `content` as one HTTP chunk."""
     return b"%x\r\n%b\r\n" % (len(content), content)
 
 
 class HttpConnection(asyncio.Protocol):
-    """One client. Requests are answered in order, one at a time; `serve` gets each, `log` every
-    status line.
+    """The connection of one client; its requests are answered in order, one at a time.
+
+    `serve` gets each request, `log` each request with the status of its response.
     """
 
     def __init__(
@@ -125,12 +123,12 @@ class HttpConnection(asyncio.Protocol):
         self._serve_next()
 
     def write(self, data: bytes) -> None:
-        """Send unless the client has gone."""
+        """Send bytes, unless the client has disconnected."""
         if self._transport is not None:
             self._transport.write(data)
 
     def on_replied(self, request: HttpRequest, status: int, *, keep: bool) -> None:
-        """The exchange is complete: log it, then serve what has come meanwhile."""
+        """Log a completed exchange, then serve the requests that arrived in the meantime."""
         self._log(request, status)
         self._exchange = None
         if not keep and self._transport is not None:
@@ -139,7 +137,7 @@ class HttpConnection(asyncio.Protocol):
         self._serve_next()
 
     def _serve_next(self) -> None:
-        if self._serving:  # a reply sent from inside `serve`: the loop below goes on
+        if self._serving:  # the response was sent from inside `serve`: the loop below continues
             return
         self._serving = True
         try:
@@ -184,7 +182,7 @@ class HttpConnection(asyncio.Protocol):
 
 
 def parse_head(head: bytes) -> tuple[str, str, dict[str, str]]:
-    """(method, target, headers by lower-case name). Raises BadRequest."""
+    """Return (method, target, headers by lower-case name). Raises BadRequest."""
     first, *lines = head.decode("latin-1").split("\r\n")
     words = first.split(" ")
     if len(words) != 3 or not words[2].startswith("HTTP/1."):
@@ -201,7 +199,7 @@ def parse_head(head: bytes) -> tuple[str, str, dict[str, str]]:
 
 
 def read_body(received: bytearray, start: int, headers: dict[str, str]) -> tuple[bytes, int] | None:
-    """(body, bytes used up to its end) or None while it is incomplete. Raises BadRequest."""
+    """Return (body, position after its end), or None while it is incomplete. Raises BadRequest."""
     if headers.get("transfer-encoding", "").lower() == "chunked":
         return _read_chunks(received, start)
     try:

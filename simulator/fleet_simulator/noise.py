@@ -1,6 +1,4 @@
-"""Owns the three kinds of noise of the simulated engine, each seeded and switched off on its own.
-Pure; never reads a clock.
-"""
+"""The three kinds of noise of the simulated server, each seeded and switched off on its own."""
 
 from __future__ import annotations
 
@@ -13,18 +11,19 @@ DRIFT_TURN_HOURS = 2.0
 
 
 def launch_factor(seed: int, launch: str, deviation: float) -> float:
-    """What one launch multiplies every step time with: log-normal with median 1, relative standard
-    deviation `deviation`.
+    """Return the factor of all step times of one launch.
+
+    It is log-normal with median 1 and relative standard deviation `deviation`.
     """
     return math.exp(deviation * _normal(seed, launch, "launch")) if deviation else 1.0
 
 
 def run_factor(seed: int, launch: str, deviation: float, at_s: float) -> float:
-    """Slow variation inside a launch at `at_s` seconds of model time after its start; relative
-    standard deviation `deviation`.
+    """Return the factor of step times at `at_s` seconds of model time after the launch's start.
 
-    Normal values every RUN_KNOT_S with a constant-variance blend between: runs of that length
-    differ, longer ones average it out.
+    It varies slowly, with relative standard deviation `deviation`: a normal value every RUN_KNOT_S,
+    blended between with constant variance. So runs of that length differ, and longer runs average
+    the noise out.
     """
     if not deviation:
         return 1.0
@@ -35,9 +34,9 @@ def run_factor(seed: int, launch: str, deviation: float, at_s: float) -> float:
 
 
 def drift_factor(seed: int, per_hour: float, model_hours: float) -> float:
-    """Drift that all launches of a seed share: a triangle wave of slope ±`per_hour`, turning every
-    DRIFT_TURN_HOURS.
+    """Return the drift that all launches of a seed share.
 
+    It is a triangle wave around 1 with slope ±`per_hour` that turns every DRIFT_TURN_HOURS.
     `model_hours` counts from the Unix epoch in model time, so that a launch continues where the one
     before it stopped.
     """
@@ -49,8 +48,9 @@ def drift_factor(seed: int, per_hour: float, model_hours: float) -> float:
 
 
 def draw_accept_lengths(shares: tuple[float, ...], seed: str, size: int = 128) -> tuple[int, ...]:
-    """`size` accept lengths in random order whose counts follow `shares`, so that their mean is
-    exact to about 1 / size.
+    """Return `size` accept lengths in random order.
+
+    Their counts follow `shares`, so that their mean is exact to about 1 / size.
     """
     quotas = [share * size for share in shares]
     counts = [int(quota) for quota in quotas]

@@ -1,6 +1,4 @@
-"""Owns which prompts have been seen since the last flush, token by token. Pure values; never knows
-what a token means.
-"""
+"""Records which prompts have been seen since the last flush, token by token."""
 
 from __future__ import annotations
 
@@ -8,8 +6,9 @@ from collections.abc import Hashable, Sequence
 
 
 class PrefixCache:
-    """The longest common prefix with any prompt kept, in tokens; never the whole prompt, as its
-    last token is always computed.
+    """Finds the longest common prefix of a prompt with any earlier prompt, in tokens.
+
+    It is never the whole prompt, because a prompt's last token is always computed.
     """
 
     def __init__(self, enabled: bool = True) -> None:
@@ -17,7 +16,7 @@ class PrefixCache:
         self._prefixes: set[int] = set()
 
     def match_and_insert(self, prompt: Sequence[Hashable]) -> int:
-        """Cached tokens of `prompt`, which is kept from now on."""
+        """Return how many tokens of `prompt` are cached, and add the prompt to the cache."""
         if not self._enabled:
             return 0
         cached, chain, known = 0, 0, True

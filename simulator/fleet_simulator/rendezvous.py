@@ -1,5 +1,5 @@
-"""Owns how the nodes of one simulated server meet, and that each notices the end of another. Knows
-no model and serves no request.
+"""Connects the nodes of one simulated server, so that all start together and each notices the end
+of another.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from collections.abc import Mapping
 from typing import Any
 
 _RETRY_S = 0.05
-_GO = b"all are here\n"
+_GO = b"all nodes are connected\n"
 
 
 class Rendezvous:
-    """One node's lines to the others: rank 0 listens at the address that all were given, the others
-    connect to it.
+    """One node's connections to the others.
+
+    Rank 0 listens at the rendezvous address; the other ranks connect to it.
     """
 
     def __init__(self, args: Mapping[str, Any]) -> None:
@@ -25,14 +26,15 @@ class Rendezvous:
         self._joined = asyncio.Event()
 
     async def wait_complete(self) -> None:
-        """Returns when all nodes are there. Raises OSError when rank 0 cannot listen, EOFError when
-        it went away meanwhile.
+        """Return once all nodes are connected.
+
+        Raises OSError if rank 0 cannot listen, EOFError if rank 0 ended before all were connected.
         """
         if self._rank:
             reader, writer = await self._connect()
             self._connections.append((reader, writer))
             if await reader.readline() != _GO:
-                raise EOFError("rank 0 went away")
+                raise EOFError("rank 0 closed the connection before all nodes were connected")
             return
         listener = await asyncio.start_server(self._join, self._host, self._port)
         while len(self._connections) < self._nodes - 1:
@@ -43,8 +45,10 @@ class Rendezvous:
             writer.write(_GO)
 
     async def wait_lost(self) -> str:
-        """Returns, with the peer, when a node has gone."""
-        waiting = {asyncio.ensure_future(reader.read(1)): writer for reader, writer in self._connections}
+        """Wait until a connected node ends; return its address as `HOST<PORT>`."""
+        waiting = {
+            asyncio.ensure_future(reader.read(1)): writer for reader, writer in self._connections
+        }
         try:
             done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         finally:

@@ -1,6 +1,4 @@
-"""Owns what a client asks of the simulated engine: JSON bodies to validated values. Pure; refusals
-read as SGLang's do.
-"""
+"""Parses and validates the requests of a client; error texts read like SGLang's."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ _NATURAL_TOKENS_SPREAD = 600
 
 
 class RequestRejected(Exception):
-    """The request is answered with 400 and this text; `kind` is SGLang's word for what was wrong."""
+    """The request gets status 400 with this text; `kind` is SGLang's name for the type of error."""
 
     def __init__(self, message: str, kind: str = "BadRequestError") -> None:
         super().__init__(message)
@@ -26,7 +24,7 @@ class RequestRejected(Exception):
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One generation as asked. `limit` None: until it ends by itself."""
+    """One requested generation. `limit` None: it runs until it ends by itself."""
 
     prompt: tuple[str | int, ...]
     limit: int | None
@@ -36,28 +34,34 @@ class GenerationRequest:
 
 
 def parse_json_body(body: bytes) -> dict[str, Any]:
-    """The JSON object of a body. Raises Refused."""
+    """Return the JSON object of a body. Raises RequestRejected."""
     try:
         value = json.loads(body)
     except ValueError as error:
         where = getattr(error, "pos", 0)
-        message = f"1 validation error:\n  {{'type': 'json_invalid', 'loc': ('body', {where}), 'msg': 'JSON decode error'}}"
+        message = (
+            f"1 validation error:\n  {{'type': 'json_invalid', 'loc': ('body', {where}),"
+            " 'msg': 'JSON decode error'}"
+        )
         raise RequestRejected(message, "Bad Request") from None
     if not isinstance(value, dict):
-        message = "1 validation error:\n  {'type': 'dict_type', 'loc': ('body',), 'msg': 'Input should be a valid dictionary'}"
+        message = (
+            "1 validation error:\n  {'type': 'dict_type', 'loc': ('body',),"
+            " 'msg': 'Input should be a valid dictionary'}"
+        )
         raise RequestRejected(message, "Bad Request")
     return value
 
 
 def parse_generate(body: dict[str, Any]) -> GenerationRequest:
-    """An Ask of /generate. Raises Refused."""
+    """Parse the body of /generate. Raises RequestRejected."""
     text, ids = body.get("text"), body.get("input_ids")
     if (text is None) == (ids is None):
         raise RequestRejected("Either text, input_ids or input_embeds should be provided.")
     sampling = body.get("sampling_params") or {}
     if not isinstance(sampling, dict):
         raise RequestRejected(
-            "the simulated engine takes one request a call: sampling_params must be an object"
+            "the simulated server accepts one request per call: sampling_params must be an object"
         )
     limit = _limit(sampling.get("max_new_tokens", _GENERATE_DEFAULT_TOKENS), "max_new_tokens")
     wanted = ResponseOptions(stream=bool(body.get("stream")))
@@ -67,7 +71,7 @@ def parse_generate(body: dict[str, Any]) -> GenerationRequest:
 
 
 def parse_chat(body: dict[str, Any]) -> GenerationRequest:
-    """An Ask of /v1/chat/completions. Raises Refused."""
+    """Parse the body of /v1/chat/completions. Raises RequestRejected."""
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise RequestRejected("Messages cannot be empty.")
@@ -75,7 +79,8 @@ def parse_chat(body: dict[str, Any]) -> GenerationRequest:
     for message in messages:
         if not isinstance(message, dict) or "role" not in message:
             raise RequestRejected(
-                "1 validation error:\n  {'type': 'missing', 'loc': ('body', 'messages'), 'msg': 'Field required'}"
+                "1 validation error:\n  {'type': 'missing', 'loc': ('body', 'messages'),"
+                " 'msg': 'Field required'}"
             )
         tokens += [*_content(message.get("content")), f"<|{message['role']}|>"]
     limit = body.get("max_completion_tokens", body.get("max_tokens"))
@@ -83,16 +88,20 @@ def parse_chat(body: dict[str, Any]) -> GenerationRequest:
 
 
 def parse_completion(body: dict[str, Any]) -> GenerationRequest:
-    """An Ask of /v1/completions. Raises Refused."""
+    """Parse the body of /v1/completions. Raises RequestRejected."""
     limit = body.get("max_tokens")
     return _openai(
         body, _prompt(body.get("prompt")), 16 if limit is None else _limit(limit, "max_tokens")
     )
 
 
-def choose_output_tokens(request: GenerationRequest, ring_start: int, *, short: bool) -> tuple[int, bool]:
-    """(tokens, True when it ends by itself): the limit under ignore_eos, else a natural length that
-    the prompt decides.
+def choose_output_tokens(
+    request: GenerationRequest, ring_start: int, *, short: bool
+) -> tuple[int, bool]:
+    """Return (how many tokens the response gets, whether it ends with a stop token).
+
+    With ignore_eos that is the limit, else a length that the prompt decides, at most the limit.
+    `short` halves the limit.
     """
     natural = _NATURAL_TOKENS_MIN + ring_start % _NATURAL_TOKENS_SPREAD
     limit = natural if request.limit is None else request.limit
@@ -110,10 +119,11 @@ def _openai(
     stream = bool(body.get("stream"))
     if stream and body.get("return_meta_info"):
         raise RequestRejected(
-            "return_meta_info is not supported with streaming. Please set stream=false when using return_meta_info=true."
+            "return_meta_info is not supported with streaming."
+            " Please set stream=false when using return_meta_info=true."
         )
     if body.get("n", 1) != 1:
-        raise RequestRejected("the simulated engine gives one choice a request: n must be 1")
+        raise RequestRejected("the simulated server returns one choice per request: n must be 1")
     wanted = ResponseOptions(
         stream=stream,
         usage=bool(options.get("include_usage")),
@@ -142,7 +152,7 @@ def _prompt(prompt: Any) -> tuple[str | int, ...]:
     if isinstance(prompt, list) and prompt and all(isinstance(token, int) for token in prompt):
         return tuple(prompt)
     raise RequestRejected(
-        "the simulated engine takes one prompt a call: a text or a list of token ids"
+        "the simulated server accepts one prompt per call: a text or a list of token ids"
     )
 
 

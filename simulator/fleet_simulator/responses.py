@@ -1,5 +1,5 @@
-"""Owns the bytes of answers in the shapes of SGLang 0.5.23: /generate, chat and text completions,
-whole and streamed. Sends nothing.
+"""Formats responses like SGLang 0.5.23: /generate, chat and text completions, whole and
+streamed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ DONE = http_chunk(b"data: [DONE]\n\n")
 
 @dataclass(frozen=True, slots=True)
 class ResponseOptions:
-    """What a client asked to see of its answer."""
+    """What the client wants its response to contain."""
 
     stream: bool = False
     usage: bool = False
@@ -31,7 +31,7 @@ class ResponseOptions:
 
 @dataclass(frozen=True, slots=True)
 class ResponseContext:
-    """What every answer of one request carries. `clock_offset_s`: Unix time minus the monotonic
+    """What every response to one request contains. `clock_offset_s`: Unix time minus the monotonic
     clock.
     """
 
@@ -46,33 +46,36 @@ class ResponseContext:
 
 
 class ResponseFormat(Protocol):
-    """One API's answer. `delta` may be called before the end only, `last` once after it."""
+    """The response format of one API.
+
+    `delta` is called only before the end, `last_frames` once after it.
+    """
 
     def first_frames(self, generation: Generation) -> bytes:
-        """Frames before the first token."""
+        """Return the frames before the first token."""
 
     def delta(self, generation: Generation, count: int) -> bytes:
-        """The frame of the newest `count` tokens."""
+        """Return the frame of the newest `count` tokens."""
 
     def last_frames(self, generation: Generation) -> bytes:
-        """Every frame after the tokens, the end mark included."""
+        """Return every frame after the tokens, the end mark included."""
 
     def full_body(self, generation: Generation) -> bytes:
-        """The answer that is not streamed."""
+        """Return the body of a response that is not streamed."""
 
 
 def dump_json(value: Any) -> bytes:
-    """Compact JSON."""
+    """Return compact JSON."""
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def sse_chunk(value: Any) -> bytes:
-    """One server-sent event as an HTTP chunk."""
+    """Return one server-sent event as an HTTP chunk."""
     return http_chunk(b"data: " + dump_json(value) + b"\n\n")
 
 
 def finish_reason(generation: Generation) -> dict[str, Any]:
-    """SGLang's own form of why it ended."""
+    """Return why the generation ended, in SGLang's format."""
     return (
         {"type": "stop", "matched": 1}
         if generation.stops_itself
@@ -81,7 +84,7 @@ def finish_reason(generation: Generation) -> dict[str, Any]:
 
 
 def usage(generation: Generation, context: ResponseContext) -> dict[str, Any]:
-    """OpenAI's token counts; cached tokens only when the server was started with
+    """Return OpenAI's token counts; cached tokens only if the server runs with
     --enable-cache-report.
     """
     reported = context.cache_report and generation.cached_tokens > 0
@@ -96,8 +99,9 @@ def usage(generation: Generation, context: ResponseContext) -> dict[str, Any]:
 
 
 def spec_counts(generation: Generation, draft_tokens: int) -> dict[str, Any]:
-    """Acceptance of one request; the accept rate is (accepted drafts) / (proposed drafts), as in
-    0.5.12 and later.
+    """Return the acceptance counts of one request.
+
+    The accept rate is (accepted drafts) / (proposed drafts), as in 0.5.12 and later.
     """
     correct = sum(drafts * cycles for drafts, cycles in enumerate(generation.correct_drafts))
     proposed = generation.verify_steps * (draft_tokens - 1)
@@ -117,12 +121,12 @@ def spec_counts(generation: Generation, draft_tokens: int) -> dict[str, Any]:
 
 
 def cached_details(generation: Generation) -> dict[str, int] | None:
-    """Where the cached prefix came from; null when there was none."""
+    """Return how many cached tokens came from where; None if there were none."""
     return {"device": generation.cached_tokens, "host": 0} if generation.cached_tokens else None
 
 
 def running_meta(generation: Generation, context: ResponseContext) -> dict[str, Any]:
-    """`meta_info` while tokens come."""
+    """Return `meta_info` of a request that still runs."""
     return {
         "id": context.id,
         "finish_reason": None,
@@ -139,7 +143,7 @@ def running_meta(generation: Generation, context: ResponseContext) -> dict[str, 
 
 
 def final_meta(generation: Generation, context: ResponseContext) -> dict[str, Any]:
-    """`meta_info` of a finished request. Latencies are wall seconds."""
+    """Return `meta_info` of a finished request. Latencies are wall seconds."""
     decode_s = generation.finished_s - generation.first_token_s
     return {
         **running_meta(generation, context),
@@ -155,8 +159,8 @@ def final_meta(generation: Generation, context: ResponseContext) -> dict[str, An
 
 
 def sglang_extension(generation: Generation, context: ResponseContext) -> dict[str, Any] | None:
-    """SGLang's extension of OpenAI answers, None when nothing was asked for or nothing is there to
-    tell.
+    """Return SGLang's extension of OpenAI responses; None if the client wants none or it would be
+    empty.
     """
     extension: dict[str, Any] = {}
     if context.options.cached_details and generation.cached_tokens:
@@ -182,12 +186,13 @@ def sglang_extension(generation: Generation, context: ResponseContext) -> dict[s
 
 
 class GenerateFormat:
-    """/generate: each event holds all the text so far, as SGLang does without
-    --incremental-streaming-output.
+    """The format of /generate: each event holds all the text so far.
+
+    SGLang does this without --incremental-streaming-output.
     """
 
     def __init__(self, context: ResponseContext) -> None:
-        self._telling = context
+        self._context = context
 
     def first_frames(self, generation: Generation) -> bytes:
         return b""
@@ -195,29 +200,29 @@ class GenerateFormat:
     def delta(self, generation: Generation, count: int) -> bytes:
         meta = final_meta if generation.finished else running_meta
         return http_chunk(
-            b"data: " + self._body(generation, meta(generation, self._telling)) + b"\n\n"
+            b"data: " + self._body(generation, meta(generation, self._context)) + b"\n\n"
         )
 
     def last_frames(self, generation: Generation) -> bytes:
         return DONE
 
     def full_body(self, generation: Generation) -> bytes:
-        return self._body(generation, final_meta(generation, self._telling))
+        return self._body(generation, final_meta(generation, self._context))
 
     def _body(self, generation: Generation, meta: Mapping[str, Any]) -> bytes:
-        words = self._telling.ring
-        text, ids = (
-            words.text(generation.ring_start, generation.done),
-            words.ids(generation.ring_start, generation.done),
-        )
+        words = self._context.ring
+        text = words.text(generation.ring_start, generation.done)
+        ids = words.ids(generation.ring_start, generation.done)
         return b'{"text":"%b","output_ids":[%b],"meta_info":%b}' % (text, ids, dump_json(meta))
 
 
 class OpenAiFormat:
-    """/v1/chat/completions and /v1/completions: each event holds the new text only."""
+    """The format of /v1/chat/completions and /v1/completions: each event holds only the new
+    text.
+    """
 
     def __init__(self, context: ResponseContext, *, chat: bool) -> None:
-        self._telling = context
+        self._context = context
         self._chat = chat
         kind = "chat.completion.chunk" if chat else "text_completion"
         self._head = dump_json(
@@ -235,8 +240,8 @@ class OpenAiFormat:
         return self._event([self._choice({"delta": delta}, None)])
 
     def delta(self, generation: Generation, count: int) -> bytes:
-        text = self._telling.ring.text(generation.ring_start + generation.done - count, count)
-        if self._telling.options.usage_always or (generation.finished and not self._chat):
+        text = self._context.ring.text(generation.ring_start + generation.done - count, count)
+        if self._context.options.usage_always or (generation.finished and not self._chat):
             return self._general_delta(generation, text.decode())
         before, after = self._before, self._after
         return b"%x\r\n%b%b%b\r\n" % (len(before) + len(text) + len(after), before, text, after)
@@ -249,7 +254,9 @@ class OpenAiFormat:
         )
         ends = generation.finished and not self._chat
         extra = (
-            {"usage": usage(generation, self._telling)} if self._telling.options.usage_always else {}
+            {"usage": usage(generation, self._context)}
+            if self._context.options.usage_always
+            else {}
         )
         return self._event([self._choice(content, generation if ends else None)], **extra)
 
@@ -259,11 +266,11 @@ class OpenAiFormat:
             frames += self._event(
                 [self._choice({"delta": {"reasoning_content": None}}, generation)]
             )
-        extension = sglang_extension(generation, self._telling)
+        extension = sglang_extension(generation, self._context)
         if extension:
             frames += self._event([], usage=None, sglext=extension)
-        if self._telling.options.usage:
-            counts = usage(generation, self._telling)
+        if self._context.options.usage:
+            counts = usage(generation, self._context)
             frames += self._event(
                 [],
                 usage=counts
@@ -273,24 +280,24 @@ class OpenAiFormat:
         return frames + DONE
 
     def full_body(self, generation: Generation) -> bytes:
-        text = self._telling.ring.text(generation.ring_start, generation.done).decode()
+        text = self._context.ring.text(generation.ring_start, generation.done).decode()
         content = (
             {"message": {"role": "assistant", "content": text, "reasoning_content": None}}
             if self._chat
             else {"text": text}
         )
         choice = self._choice(content, generation)
-        if self._telling.options.meta_info and self._chat:
-            choice["meta_info"] = final_meta(generation, self._telling)
-        extension = sglang_extension(generation, self._telling)
+        if self._context.options.meta_info and self._chat:
+            choice["meta_info"] = final_meta(generation, self._context)
+        extension = sglang_extension(generation, self._context)
         versions = [{"version": "default", "start": 0, "end": generation.done}]
         answer = {
-            "id": self._telling.id,
+            "id": self._context.id,
             "object": "chat.completion" if self._chat else "text_completion",
-            "created": self._telling.created,
-            "model": self._telling.model,
+            "created": self._context.created,
+            "model": self._context.model,
             "choices": [choice],
-            "usage": usage(generation, self._telling),
+            "usage": usage(generation, self._context),
             "metadata": {"weight_version": "default", "weight_versions": versions},
         }
         return dump_json({**answer, "sglext": extension} if extension else answer)

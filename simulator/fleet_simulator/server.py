@@ -1,5 +1,4 @@
-r"""Owns the process of the simulated engine: command line, socket, signals and the faults it was
-told to show. Starts in well under 0.3 s.
+r"""The process of the simulated server: command line, socket, signals and simulated faults.
 
     python -m fleet_simulator.server --model-path M --port P [any SGLang argument] \
         --simulation '{"time_scale": 20, "launch": "TRIAL/ATTEMPT"}'
@@ -33,7 +32,7 @@ from fleet_simulator.timerfd import TimerFd
 
 @dataclass(frozen=True, slots=True)
 class ServerStart:
-    """One start of the server, read from its command line and environment."""
+    """How the server was started, read from its command line and environment."""
 
     args: Mapping[str, Any]
     warnings: list[str]
@@ -44,7 +43,9 @@ class ServerStart:
 
 
 def parse_start(argv: Sequence[str], env: Mapping[str, str]) -> ServerStart:
-    """Raises ValueError with what is wrong with the command line."""
+    """Parse the command line and the environment. Raises ValueError if the command line is
+    invalid.
+    """
     given = server_args.parse(argv)
     raw = given.pop("simulation", "{}")
     knobs = json.loads(raw) if isinstance(raw, str) else {}
@@ -63,16 +64,13 @@ def parse_start(argv: Sequence[str], env: Mapping[str, str]) -> ServerStart:
         for name, value in env.items()
         if name.startswith("NCCL_") and name not in simulation.lost_env
     }
-    nccl = {
-        "NCCL_CUMEM_ENABLE": "0",
-        "NCCL_NVLS_ENABLE": "0",
-        **nccl,
-    }  # SGLang 0.5.4 and later set both when unset
+    # SGLang 0.5.4 and later set both where they are unset.
+    nccl = {"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0", **nccl}
     return ServerStart(args, warnings, simulation, launch, nccl, shlex.join(argv))
 
 
 class SimulatedServer:
-    """One engine behind one socket."""
+    """One simulated server behind one socket."""
 
     def __init__(self, start: ServerStart, loop: asyncio.AbstractEventLoop) -> None:
         self._start = start
@@ -102,10 +100,13 @@ class SimulatedServer:
         self.stopped: asyncio.Future[int] = loop.create_future()
 
     async def serve(self) -> int:
-        """Listen until stopped; the exit code: 0 when it was asked to end. Raises OSError when a
-        port is taken.
+        """Listen until stopped; return the exit code, which is 0 after SIGTERM or SIGINT.
+
+        Raises OSError if the port is taken.
         """
-        self._log.log_start(self._start.args, self._start.warnings, self._start.simulation.time_scale)
+        self._log.log_start(
+            self._start.args, self._start.warnings, self._start.simulation.time_scale
+        )
         self._on_signals()
         host, port = str(self._start.args["host"]), int(self._start.args["port"])
         listener = await self._loop.create_server(
@@ -122,14 +123,15 @@ class SimulatedServer:
         return code
 
     async def _load(self) -> None:
-        """Become ready; the nodes of a server over several hosts load together, and none outlives
-        another.
+        """Become ready after the load time; with several nodes, load together and stop when one of
+        them ends.
         """
         nodes = int(self._start.args["nnodes"])
         rendezvous = Rendezvous(self._start.args) if nodes > 1 else None
         if rendezvous:
+            address = self._start.args["dist_init_addr"]
             self._log.write(
-                f"Init torch distributed begin. (simulated: {nodes} nodes meet at {self._start.args['dist_init_addr']})"
+                f"Init torch distributed begin. (simulated: {nodes} nodes connect at {address})"
             )
             await rendezvous.wait_complete()
         self._loop.call_later(self._start.simulation.ready_after_s, self._become_ready)
@@ -207,10 +209,8 @@ class SimulatedServer:
             return
         then_s, tokens_then, verified_then = self._last_decode_line
         self._last_decode_line = (at_s, totals.generated_tokens, totals.verify_steps)
-        tokens, verified = (
-            totals.generated_tokens - tokens_then,
-            totals.verify_steps - verified_then,
-        )
+        tokens = totals.generated_tokens - tokens_then
+        verified = totals.verify_steps - verified_then
         length = tokens / verified if verified else 0.0
         most = self._setup.draft_tokens - 1
         elapsed_model_s = (at_s - then_s) * self._start.simulation.time_scale
@@ -228,7 +228,7 @@ class SimulatedServer:
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
-    """uvloop's where it is installed."""
+    """Return a new event loop: uvloop's if it is installed, else asyncio's."""
     try:
         import uvloop
     except ImportError:
@@ -238,7 +238,9 @@ def new_loop() -> asyncio.AbstractEventLoop:
 
 
 def main() -> int:
-    """The server's exit code: 0 after SIGTERM, 1 when the port is taken, 2 for a bad command line."""
+    """Run the server; return 0 after SIGTERM, 1 if the port is taken, 2 for an invalid command
+    line.
+    """
     try:
         start = parse_start(sys.argv[1:], os.environ)
     except ValueError as error:

@@ -1,6 +1,4 @@
-"""Owns the server arguments of the simulated engine: SGLang's dashed command line in, what SGLang
-0.5.23 would resolve out. Pure.
-"""
+"""Parses SGLang's command line and resolves its arguments as SGLang 0.5.23 does."""
 
 from __future__ import annotations
 
@@ -82,10 +80,10 @@ DEFAULTS: dict[str, Any] = {
 
 
 def parse(argv: Sequence[str]) -> dict[str, Any]:
-    """Options by SGLang's underscored names, each as it was written; a flag alone is True, several
-    values make a list.
+    """Return the options by SGLang's names with underscores.
 
-    Raises ValueError for a word that belongs to no option.
+    A flag alone is True; several values make a list. Raises ValueError for a word that belongs to
+    no option.
     """
     found: dict[str, list[str]] = {}
     values: list[str] | None = None
@@ -117,8 +115,8 @@ def _scalar(text: str) -> Any:
 
 
 def resolve(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """All server arguments as SGLang would show them, and the warnings that it would log about its
-    own changes.
+    """Return all server arguments as SGLang would report them, and the warnings that it
+    would log.
     """
     args = {**DEFAULTS, **given}
     args["tokenizer_path"] = args["tokenizer_path"] or args["model_path"]
@@ -164,13 +162,14 @@ def _resolve_eagle(args: dict[str, Any]) -> list[str]:
     if args["speculative_eagle_topk"] == 1 and args["speculative_num_draft_tokens"] != wanted:
         args["speculative_num_draft_tokens"] = wanted
         return [
-            "speculative_num_draft_tokens is adjusted to speculative_num_steps + 1 when speculative_eagle_topk == 1"
+            "speculative_num_draft_tokens is adjusted to speculative_num_steps + 1"
+            " when speculative_eagle_topk == 1"
         ]
     return []
 
 
 def speculation(args: Mapping[str, Any]) -> Speculation | None:
-    """What the resolved arguments mean for the model of time; None without speculation."""
+    """Return what the resolved arguments mean for the model of time; None without speculation."""
     algorithm = args["speculative_algorithm"]
     if not algorithm:
         return None

@@ -1,5 +1,5 @@
-"""Owns the log of the simulated engine: lines shaped as SGLang 0.5.23 and NCCL write theirs, on
-standard error. Decides nothing.
+"""Writes the log of the simulated server to standard error, in the format of SGLang 0.5.23 and
+NCCL.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _QUIET_NCCL = ("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE")
 
 
 class ServerLog:
-    """One line at a time, stamped with local wall time to the second."""
+    """Writes one line at a time, stamped with local wall time to the second."""
 
     def __init__(self) -> None:
         self._second = 0
         self._stamp = ""
 
     def write(self, text: str) -> None:
-        """`[date time] text`."""
+        """Write `[date time] text`."""
         second = time.time_ns() // 1_000_000_000
         if second != self._second:
             self._second = second
@@ -32,30 +32,33 @@ class ServerLog:
         self.write_unstamped(self._stamp + text)
 
     def write_unstamped(self, text: str) -> None:
-        """A line without a stamp; one that finds no room on the disk is lost, as a logger of Python
-        loses it, and nothing else is.
+        """Write a line without a stamp; drop it if standard error cannot be written, for example on
+        a full disk.
         """
         with contextlib.suppress(OSError):
             sys.stderr.write(text + "\n")
 
     def log_start(self, args: Mapping[str, Any], warnings: list[str], time_scale: float) -> None:
-        """All that a server says before it loads weights."""
+        """Log what a server writes before it loads weights."""
         self.write(
-            f"SIMULATED ENGINE: not SGLang; a model of time at time scale x{time_scale:g}. Nothing below was computed by a model."
+            f"SIMULATED ENGINE: not SGLang; a model of time at time scale x{time_scale:g}."
+            " Nothing below was computed by a model."
         )
         for warning in warnings:
             self.write(warning)
         self.write(f"server_args={dict(args)!r}")
 
     def log_load(self, args: Mapping[str, Any], took_s: float) -> None:
-        """Weights and graphs."""
+        """Log the loading of weights and the capture of CUDA graphs."""
         self.write("Load weight begin. avail mem=138.50 GB")
         self.write(
-            f"Load weight end. elapsed={took_s:.2f} s, type=SimulatedForCausalLM, avail mem=61.20 GB, mem usage=77.30 GB."
+            f"Load weight end. elapsed={took_s:.2f} s, type=SimulatedForCausalLM,"
+            " avail mem=61.20 GB, mem usage=77.30 GB."
         )
         if args["tp_size"] > 2 and not args["disable_custom_all_reduce"]:
             self.write(
-                "Custom allreduce is disabled because it's not supported on more than two PCIe-only GPUs."
+                "Custom allreduce is disabled because it's not supported on more than two"
+                " PCIe-only GPUs."
                 " To silence this warning, specify disable_custom_all_reduce=True explicitly."
             )
         if not args["disable_cuda_graph"]:
@@ -67,25 +70,28 @@ class ServerLog:
             )
 
     def log_nccl(self, seen: Mapping[str, str]) -> None:
-        """What NCCL says at INFO about the variables that this process really sees."""
+        """Log what NCCL writes at level INFO about the variables that this process has."""
         self.write_unstamped(f"NCCL version {NCCL_VERSION}")
         place = f"{socket.gethostname()}:{os.getpid()}:{os.getpid()} [0] NCCL INFO "
         for name, value in sorted(seen.items()):
             if name not in _QUIET_NCCL:
-                stop = (
-                    "." if value.lstrip("-").isdigit() else ""
-                )  # NCCL ends a number's line with a full stop, a text's without
+                # NCCL ends the line with a full stop if the value is a number
+                stop = "." if value.lstrip("-").isdigit() else ""
                 self.write_unstamped(f"{place}{name} set by environment to {value}{stop}")
-        self.write_unstamped(f"{place}ncclCommInitRank comm 0x1 rank 0 nranks 8 - Init COMPLETE (simulated)")
+        self.write_unstamped(
+            f"{place}ncclCommInitRank comm 0x1 rank 0 nranks 8 - Init COMPLETE (simulated)"
+        )
 
     def log_peer_lost(self, peer: str) -> None:
-        """What the ranks of a node say when another node has gone."""
+        """Log what the ranks of a node write when another node has ended."""
         place = f"{socket.gethostname()}:{os.getpid()}:{os.getpid()} [0]"
         self.write_unstamped(
-            f"{place} misc/socket.cc:58 NCCL WARN socketProgress: Connection closed by remote peer {peer}"
+            f"{place} misc/socket.cc:58 NCCL WARN socketProgress:"
+            f" Connection closed by remote peer {peer}"
         )
         self.write(
-            "Scheduler hit an exception: RuntimeError: NCCL error: remote process exited or there was a network error (simulated)"
+            "Scheduler hit an exception: RuntimeError: NCCL error: remote process exited"
+            " or there was a network error (simulated)"
         )
 
     def log_decode(
@@ -97,20 +103,23 @@ class ServerLog:
         accept: tuple[float, float] | None,
         tok_s: float,
     ) -> None:
-        """One line about the latest decode steps; `accept` is (length, rate)."""
+        """Log one line about the latest decode steps; `accept` is (length, rate)."""
         spec = f"accept len: {accept[0]:.2f}, accept rate: {accept[1]:.2f}, " if accept else ""
         self.write(
             f"Decode batch, #running-req: {running}, #token: {tokens}, token usage: 0.00, {spec}"
             f"cuda graph: True, gen throughput (token/s): {tok_s:.2f}, #queue-req: {queued}"
         )
 
-    def log_prefill(self, *, sequences: int, new: int, cached: int, running: int, queued: int) -> None:
-        """One line about a prefill step."""
+    def log_prefill(
+        self, *, sequences: int, new: int, cached: int, running: int, queued: int
+    ) -> None:
+        """Log one line about a prefill step."""
         self.write(
-            f"Prefill batch, #new-seq: {sequences}, #new-token: {new}, #cached-token: {cached}, token usage: 0.00, "
-            f"#running-req: {running}, #queue-req: {queued}, #pending-token: 0, cuda graph: False"
+            f"Prefill batch, #new-seq: {sequences}, #new-token: {new}, #cached-token: {cached},"
+            f" token usage: 0.00, #running-req: {running}, #queue-req: {queued},"
+            " #pending-token: 0, cuda graph: False"
         )
 
     def log_access(self, peer: str, request: str, status: str) -> None:
-        """One answered request, as uvicorn writes it."""
+        """Log one answered request in uvicorn's format."""
         self.write(f'INFO:     {peer} - "{request} HTTP/1.1" {status}')

@@ -1,5 +1,4 @@
-"""Owns the simulated engine's model of time: how long a step takes and how many tokens it gives.
-Pure; never reads a clock.
+"""The model of time of the simulated server: how long a step takes and how many tokens it yields.
 
 A step is one forward of a 61-layer mixture-of-experts model on 8 GPUs: compute, which grows with
 the tokens in it, and 122 all-reduces, whose latency and bandwidth depend on the NCCL variables. The
@@ -24,7 +23,7 @@ REFERENCE_PROMPT_TOKENS = 40
 _FIXED_S = 7.45e-3
 _EXPERTS_S = 0.45e-3
 _PER_TOKEN_S = 0.15e-3
-_EXPERTS_SHARE = 8 / 384  # experts that one token reads; their union saturates with many tokens
+_EXPERTS_SHARE = 8 / 384  # experts that one token reads; many tokens together read all of them
 _VERIFY_S = 6.69e-3  # a verify runs without the decode graph
 _DRAFT_PASS_S = 0.1e-3
 _PREFILL_S = 13e-3  # scheduling, tokenising and sampling around a prefill
@@ -49,8 +48,8 @@ _LATENCY_CHANGES_S: dict[tuple[str, str], float] = {
     ("NCCL_NTHREADS", "256"): 2.0e-6,
     ("NCCL_NTHREADS", "128"): 5.0e-6,
     ("NCCL_NTHREADS", "64"): 9.0e-6,
-    # what is not here, such as NTHREADS=512 (NCCL's default), MAX_NCHANNELS or BUFFSIZE, changes
-    # nothing
+    # anything else, such as NTHREADS=512 (NCCL's default), MAX_NCHANNELS or BUFFSIZE, has no
+    # effect
 }
 
 _ACCEPTANCE = {"EAGLE3": 0.49, "EAGLE": 0.49, "NEXTN": 0.49, "STANDALONE": 0.6, "NGRAM": 0.4}
@@ -60,20 +59,25 @@ _STANDALONE_PASS_S = 1.2e-3
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """What SGLang resolved: `depth` drafts in a row can be accepted, `draft_tokens` are verified in
-    one forward.
+    """Speculation as SGLang resolved it.
+
+    `depth`: how many drafts in a row can be accepted. `draft_tokens`: how many tokens one forward
+    verifies. `matches_draft` False: EAGLE was requested for an EAGLE-3 draft, which accepts
+    nothing.
     """
 
     algorithm: str
     depth: int
     topk: int
     draft_tokens: int
-    matches_draft: bool = True  # False: EAGLE was asked for an EAGLE-3 draft, which accepts nothing
+    matches_draft: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class TimingConfiguration:
-    """All that decides a step's time. `nccl` holds the variables that the server really sees."""
+    """Everything that decides the time of a step. `nccl`: the variables that the server process
+    has.
+    """
 
     tp_size: int = REFERENCE_TP
     nccl: Mapping[str, str] = field(default_factory=dict)
@@ -81,7 +85,7 @@ class TimingConfiguration:
 
 
 def all_reduce_s(tokens: int, configuration: TimingConfiguration) -> float:
-    """Seconds of one all-reduce over `tokens` activations; 0 on one GPU."""
+    """Return the seconds of one all-reduce over `tokens` activations; 0 on one GPU."""
     if configuration.tp_size <= 1:
         return 0.0
     nccl = configuration.nccl
@@ -96,24 +100,24 @@ def all_reduce_s(tokens: int, configuration: TimingConfiguration) -> float:
 
 
 def compute_s(tokens: int) -> float:
-    """Seconds that one GPU computes in a forward over `tokens`."""
+    """Return the seconds that one GPU computes in a forward over `tokens`."""
     experts_read = (1 - (1 - _EXPERTS_SHARE) ** tokens) / _EXPERTS_SHARE
     return _FIXED_S + _EXPERTS_S * experts_read + _PER_TOKEN_S * tokens
 
 
 def forward_s(tokens: int, configuration: TimingConfiguration) -> float:
-    """Seconds of one forward over `tokens`, all-reduces included."""
+    """Return the seconds of one forward over `tokens`, all-reduces included."""
     return compute_s(tokens) + ALL_REDUCES * all_reduce_s(tokens, configuration)
 
 
 def verify_s(batch: int, configuration: TimingConfiguration) -> float:
-    """Seconds in which the target model verifies the drafts of `batch` requests."""
+    """Return the seconds in which the target model verifies the drafts of `batch` requests."""
     spec = configuration.speculation
     return _VERIFY_S + forward_s(batch * (spec.draft_tokens if spec else 1), configuration)
 
 
 def draft_s(batch: int, configuration: TimingConfiguration) -> float:
-    """Seconds of the draft model in one cycle; an n-gram table costs nothing."""
+    """Return the seconds of the draft model in one cycle; 0 for an n-gram table."""
     spec = configuration.speculation
     if spec is None or spec.algorithm == "NGRAM":
         return 0.0
@@ -126,8 +130,9 @@ def draft_s(batch: int, configuration: TimingConfiguration) -> float:
 
 
 def decode_s(batch: int, configuration: TimingConfiguration) -> float:
-    """Seconds of one decode step of `batch` running requests; under speculation one draft and
-    verify cycle.
+    """Return the seconds of one decode step of `batch` running requests.
+
+    Under speculation that is one cycle of draft and verify.
     """
     if configuration.speculation is None:
         return forward_s(batch, configuration)
@@ -135,28 +140,28 @@ def decode_s(batch: int, configuration: TimingConfiguration) -> float:
 
 
 def prefill_s(new_tokens: int, configuration: TimingConfiguration) -> float:
-    """Seconds until the first token of prompts with `new_tokens` outside the prefix cache."""
+    """Return the seconds until the first token of prompts with `new_tokens` outside the prefix
+    cache.
+    """
     return _PREFILL_S + forward_s(max(new_tokens, 1), configuration)
 
 
 def accept_shares(speculation: Speculation) -> tuple[float, ...]:
-    """Share of cycles that give 1, 2, … tokens, the bonus token counted; geometric, as each draft
-    needs those before it.
+    """Return the share of cycles that yield 1, 2, … tokens, the bonus token included.
+
+    The shares are geometric, because a draft is accepted only after all drafts before it.
     """
-    rate = (
-        _ACCEPTANCE.get(speculation.algorithm, _OTHER_ACCEPTANCE)
-        if speculation.matches_draft
-        else 0.0
-    )
-    rate = 1 - (1 - rate) * 0.9 ** (
-        max(speculation.topk, 1) - 1 if speculation.algorithm != "NGRAM" else 0
-    )
+    rate = 0.0
+    if speculation.matches_draft:
+        rate = _ACCEPTANCE.get(speculation.algorithm, _OTHER_ACCEPTANCE)
+    more_branches = max(speculation.topk, 1) - 1 if speculation.algorithm != "NGRAM" else 0
+    rate = 1 - (1 - rate) * 0.9**more_branches
     stops = tuple(rate**drafts * (1 - rate) for drafts in range(speculation.depth))
     return (*stops, rate**speculation.depth)
 
 
 def accept_length(configuration: TimingConfiguration) -> float:
-    """Mean tokens a decode step gives to each request; 1 without speculation."""
+    """Return the mean tokens that a decode step yields for each request; 1 without speculation."""
     if configuration.speculation is None:
         return 1.0
     return sum(
@@ -170,6 +175,9 @@ def stream_tok_s(
     tokens: int = REFERENCE_OUTPUT_TOKENS,
     prompt_tokens: int = REFERENCE_PROMPT_TOKENS,
 ) -> float:
-    """Output tokens per second of a single request, its time to first token counted, without noise."""
+    """Return the output tokens per second of a single request without noise.
+
+    The time to first token counts too.
+    """
     steps = (tokens - 1) / accept_length(configuration)
     return tokens / (prefill_s(prompt_tokens, configuration) + steps * decode_s(1, configuration))

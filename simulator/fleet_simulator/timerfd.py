@@ -1,5 +1,6 @@
-"""Owns one Linux timer that wakes an event loop at an absolute time with microsecond accuracy;
-loops themselves round to milliseconds.
+"""A Linux timer that wakes an event loop at an absolute time, accurate to microseconds.
+
+The timers of event loops themselves round to milliseconds.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ class _Spec(ctypes.Structure):
 
 
 class TimerFd:
-    """Calls `ring` once for each time set; setting it again replaces the time before. Raises
-    OSError where there is no timerfd.
+    """Calls `on_time` once for each time that is set; a new time replaces the one before.
+
+    Raises OSError if the system does not support timerfd.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, on_time: Callable[[], None]) -> None:
@@ -35,7 +37,7 @@ class TimerFd:
         loop.add_reader(self._fd, self._on_readable)
 
     def set(self, at_s: float) -> None:
-        """Ring at `at_s` of the monotonic clock; a time in the past rings at once."""
+        """Call `on_time` at `at_s` of the monotonic clock, or at once if that time has passed."""
         whole = int(at_s)
         self._spec.value_s = whole
         self._spec.value_ns = max(int((at_s - whole) * 1e9), 1)

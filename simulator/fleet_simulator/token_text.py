@@ -1,5 +1,6 @@
-"""Owns what the simulated engine says: one fixed ring of made-up words, entered at a place that the
-prompt decides.
+"""The text that the simulated server generates: a fixed ring of made-up words.
+
+The prompt decides at which word a response starts.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ _SYLLABLES = tuple(onset + vowel for onset in "bdfgklmnprstvzjw" for vowel in "a
 
 
 class TokenRing:
-    """The ring, encoded once: any run of tokens is a slice. A token is one word with a space before
-    it.
+    """The ring of words, encoded once, so that any run of tokens is a slice.
+
+    A token is one word with a space before it.
     """
 
     def __init__(self) -> None:
@@ -29,11 +31,11 @@ class TokenRing:
         self._ids_at = _offsets(len(str(token)) + 1 for token in order * 2)
 
     def text(self, first: int, count: int) -> bytes:
-        """The words of `count` tokens, JSON-safe."""
+        """Return the words of `count` tokens; they need no escaping in JSON."""
         return self._slice(self._text, self._text_at, first, count)
 
     def ids(self, first: int, count: int) -> bytes:
-        """Their token ids, comma separated."""
+        """Return the ids of `count` tokens, separated by commas."""
         return self._slice(self._ids, self._ids_at, first, count)[:-1]
 
     @staticmethod
@@ -52,7 +54,8 @@ def _offsets(lengths: Iterable[int]) -> list[int]:
 
 
 def ring_position(prompt: tuple[str | int, ...]) -> int:
-    """Where the answer to `prompt` starts in the ring; the same in every process and under every
-    configuration.
+    """Return where the response to `prompt` starts in the ring.
+
+    The position is the same in every process and under every configuration.
     """
     return crc32("\x00".join(map(str, prompt)).encode()) % RING_TOKENS

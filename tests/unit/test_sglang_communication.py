@@ -111,7 +111,7 @@ def test_a_log_that_names_all_that_it_sees_proves_that_a_variable_is_lost() -> N
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        ("NCCL_ALGO=Tree", "/etc/nccl.conf sets NCCL_ALGO=Tree"), ("NCCL_PROTO=Simple", "/etc/nccl.conf says NCCL_PROTO=Simple, LL counts"),
+        ("NCCL_ALGO=Tree", "/etc/nccl.conf sets NCCL_ALGO=Tree"), ("NCCL_PROTO=Simple", "/etc/nccl.conf sets NCCL_PROTO=Simple, but LL takes effect"),
     ],
 )  # fmt: skip
 def test_a_configuration_file_of_the_host_is_told(line: str, told: str) -> None:
