@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from fleet_simulator.batching import Totals
 
-
 _HELP = {
     "simulated_engine_time_scale": "Model seconds per wall second of the simulated server.",
     "sglang:num_running_reqs": "The number of running requests.",

@@ -66,7 +66,8 @@ class ServerLog:
                 "Capture cuda graph begin. This can take up to several minutes. avail mem=10.20 GB"
             )
             self.write(
-                "Capture cuda graph end. Time elapsed: 0.00 s. mem usage=1.10 GB. avail mem=9.10 GB."
+                "Capture cuda graph end. Time elapsed: 0.00 s. mem usage=1.10 GB."
+                " avail mem=9.10 GB."
             )
 
     def log_nccl(self, seen: Mapping[str, str]) -> None:
