@@ -272,7 +272,7 @@ def test_show_tells_all_that_is_known_of_a_host(bench: Bench) -> None:
         ),
         (
             lambda text: text.replace("beta", "alpha"),
-            "error duplicate_host: `alpha` is listed twice: already in line 6",
+            "error duplicate_host: `alpha` is listed twice: first in line 6",
         ),
     ],
 )

@@ -1,5 +1,5 @@
-"""Owns the way from a checked fleet file to the values of its hosts: layers laid over each other,
-ranges written out. Finds no fault.
+"""Builds the inventory of a fleet from its checked file: lays the layers of each host over each
+other and expands ranges.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _ALLOW = ("python", "images", "models", "mounts", "env", "args")
 
 
 def file_ssh_settings(layers: Layers) -> FileSshSettings:
-    """What the file says about reaching the hosts of an entry."""
+    """Return what the file says about reaching the hosts of an entry."""
     return FileSshSettings(
         user=layers.value("user"),
         port=layers.value("port"),
@@ -27,7 +27,7 @@ def file_ssh_settings(layers: Layers) -> FileSshSettings:
 
 
 def build_inventory(parsed: ParsedFleet, ssh_by_host: dict[str, Ssh]) -> Inventory:
-    """The fleet. `ways`: host name → how it is reached."""
+    """Return the fleet's inventory. `ssh_by_host` maps a host's name to how it is reached."""
     fleet = parsed.fleet
     places = {dotted(path): place for path, place in parsed.document.keys.items()}
     hosts: list[FleetHost] = []
@@ -75,8 +75,8 @@ def _hosts(layers: Layers, ssh_by_host: dict[str, Ssh]) -> Iterator[FleetHost]:
 
 
 def server_default(layers: Layers) -> tuple[str, str]:
-    """(Python, image) of servers: those of the nearest layer that names either, so that one takes
-    the place of the other.
+    """Return (Python, image) of servers from the nearest layer that sets either, so that one
+    replaces the other.
     """
     found = (
         (layer.python or "", layer.image or "")
@@ -87,7 +87,9 @@ def server_default(layers: Layers) -> tuple[str, str]:
 
 
 def _joined(layers: Layers, key: str) -> tuple[str, ...]:
-    """What any layer allows, the widest layer first, each pattern once."""
+    """Return the patterns that any layer allows, each once, beginning with the layer that applies
+    to the most hosts.
+    """
     patterns = (
         pattern
         for _, layer in reversed(list(layers.each()))

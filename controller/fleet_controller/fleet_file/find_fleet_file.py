@@ -1,4 +1,4 @@
-"""Owns where a fleet file is looked for. Opens none."""
+"""Finds the fleet file to use."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ _HERE = Path("fleet.yaml")
 
 
 def find_fleet_file(named: str | None) -> Path | None:
-    """The file of `--fleet`, else $BENCHFLEET_FLEET, else ./fleet.yaml where there is one; None
-    when there is none.
+    """Return the file of `--fleet`, else of $BENCHFLEET_FLEET, else ./fleet.yaml if it exists, else
+    None.
     """
     text = named or os.environ.get("BENCHFLEET_FLEET", "")
     if text:

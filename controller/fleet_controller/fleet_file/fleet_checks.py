@@ -1,5 +1,5 @@
-"""Owns the rules that look at one mapping of a fleet file: labels, variables, patterns, keys that
-contradict. Each yields findings.
+"""Rules on single mappings of a fleet file: labels, variables, patterns, and keys that contradict
+each other. Each rule yields findings.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ _LABEL = re.compile(r"[A-Za-z_]([A-Za-z0-9_./-]{0,61}[A-Za-z0-9_])?")
 _LONGEST_LABEL = 128
 _VARIABLE_PATTERN = re.compile(r"[A-Za-z_*?][A-Za-z0-9_*?]*")
 _SSH_PORT = 22
-_FIRST_FREE_PORT = 1024  # net.ipv4.ip_unprivileged_port_start, as Linux has it
+_FIRST_FREE_PORT = 1024  # Linux's default of net.ipv4.ip_unprivileged_port_start
 _SUGGESTED_PORTS = {"agent_port": f"{AGENT_PORT}", "metrics": "9464"}
 FleetRule = Callable[[ParsedFleet], Iterator[Finding]]
 
 
 def check_blocks(parsed: ParsedFleet) -> Iterator[Finding]:
-    """All findings that need no more than one mapping, or one entry with what stands behind it."""
+    """Yield all findings that concern one mapping, or one host entry together with its group and
+    the defaults.
+    """
     for path, block in parsed.blocks():
         for rule in (_labels, _variables, _allowed, _one_server):
             yield from rule(parsed, path, block)
@@ -41,9 +43,13 @@ def _labels(parsed: ParsedFleet, block: KeyPath, keys: HostKeys) -> Iterator[Fin
     for name, value in keys.labels.items():
         path = (*block, "labels", name)
         if not _LABEL.fullmatch(name):
-            hint = "letters, digits, `_`, `.`, `/` and `-`, a letter first"
+            hint = "use letters, digits, `_`, `.`, `/` and `-`, with a letter first"
             yield parsed.finding(
-                "bad_label", path, f"`{name[:60]}` cannot be the name of a label", hint, at_key=True
+                "bad_label",
+                path,
+                f"`{name[:60]}` is not a valid name of a label",
+                hint,
+                at_key=True,
             )
         elif (
             not value.strip()
@@ -54,7 +60,7 @@ def _labels(parsed: ParsedFleet, block: KeyPath, keys: HostKeys) -> Iterator[Fin
             problem = (
                 "empty"
                 if not value.strip()
-                else "no printable text without spaces around it, of at most 128 letters"
+                else "longer than 128 characters, not printable, or has spaces around it"
             )
             yield parsed.finding(
                 "bad_label",
@@ -68,29 +74,37 @@ def _variables(parsed: ParsedFleet, block: KeyPath, keys: HostKeys) -> Iterator[
     for name, value in keys.env.items():
         path = (*block, "env", name)
         if name in RESERVED_VARIABLES or name.startswith("BENCHFLEET_"):
-            message = f"`{name}` is not for a fleet file to set"
-            hint = RESERVED_VARIABLES.get(name, "the agent sets those of this name")
+            message = f"a fleet file cannot set `{name}`"
+            hint = RESERVED_VARIABLES.get(
+                name, "only the agent sets variables that begin with `BENCHFLEET_`"
+            )
             yield parsed.finding("reserved_variable", path, message, hint, at_key=True)
         elif not VARIABLE_NAME_PATTERN.fullmatch(name):
-            message = f"`{name[:60]}` cannot be the name of a variable"
+            message = f"`{name[:60]}` is not a valid name of a variable"
             yield parsed.finding(
                 "bad_variable",
                 path,
                 message,
-                "letters, digits and `_`, no digit first",
+                "use letters, digits and `_`, and no digit first",
                 at_key=True,
             )
         elif is_malformed_secret_reference(value):
-            message = f"`{name}` is no reference to a secret: the whole value is secret:// and a name of letters, digits and `_`"
+            message = (
+                f"`{name}` is not a reference to a secret: the whole value must be `secret://` and "
+                "a name of letters, digits and `_`"
+            )
             yield parsed.finding(
-                "bad_secret", path, message, f"write {name}: secret://{name.lower()}"
+                "bad_secret", path, message, f"write `{name}: secret://{name.lower()}`"
             )
         elif looks_like_plain_secret(name, value):
-            hint = f"write secret://{name.lower()}, and the value into the secrets file of each host (docs/user/job-file.md)"
+            hint = (
+                f"write `secret://{name.lower()}`, and put the value into the secrets file of each "
+                "host (docs/user/job-file.md)"
+            )
             yield parsed.finding(
                 "plain_secret",
                 path,
-                f"`{name}` looks like a secret, and a fleet file is shared",
+                f"`{name}` looks like a secret, but a fleet file is shared",
                 hint,
                 severity=WARNING,
             )
@@ -108,32 +122,37 @@ def _allowed(parsed: ParsedFleet, block: KeyPath, keys: HostKeys) -> Iterator[Fi
             yield parsed.finding(
                 "bad_pattern",
                 path,
-                f"`{pattern[:60]}` matches no variable",
+                f"`{pattern[:60]}` cannot match a variable",
                 "write a name, or a pattern such as `MY_*`",
             )
 
 
 def _one_server(parsed: ParsedFleet, block: KeyPath, keys: HostKeys) -> Iterator[Finding]:
     if keys.python is not None and keys.image is not None:
-        message = "servers run with `python` or in `image`, not both"
+        message = "servers run with `python` or in `image`, not with both"
         yield parsed.finding(
             "python_and_image",
             (*block, "image"),
             message,
-            "remove one; a job may choose the other",
+            "remove one of them; a job may still choose the other",
             at_key=True,
         )
 
 
 def _contradicting_labels(parsed: ParsedFleet, layers: Layers) -> Iterator[Finding]:
-    """A host that says otherwise than its group; what all hosts share is there to be overridden."""
+    """Report labels of a host that contradict its group. Labels in `defaults` are meant to be
+    overridden.
+    """
     for path, group in layers.behind:
         for name, value in group.labels.items() if path != ("defaults",) else ():
             own = layers.entry.labels.get(name, value)
             if own != value:
                 line = parsed.line((*path, "labels", name))
-                message = f"label {name} is `{own}`, and its group `{path[1]}` says `{value}` in line {line}"
-                hint = "the host's own holds; does it belong into that group?"
+                message = (
+                    f"label `{name}` is `{own}` here, but `{value}` in its group `{path[1]}` (line "
+                    f"{line})"
+                )
+                hint = "the host's own label applies; check that the host belongs to that group"
                 yield parsed.finding(
                     "label_contradicts",
                     (*layers.path, "labels", name),
@@ -148,8 +167,10 @@ def _load_only(parsed: ParsedFleet, layers: Layers) -> Iterator[Finding]:
         return
     for key in ("gpus", "simulated_gpus"):
         if layers.value(key):
-            message = f"a host that only drives load gets no trials, so nothing uses its {layers.value(key)} GPUs"
-            hint = f"write {key}: 0, or take load_only away"
+            message = (
+                f"a load-only host gets no trials, so nothing uses its {layers.value(key)} GPUs"
+            )
+            hint = f"write `{key}: 0`, or remove `load_only`"
             path = (
                 layers.where(key)
                 if layers.where(key)[: len(layers.path)] == layers.path
@@ -177,11 +198,14 @@ def _ports(parsed: ParsedFleet, layers: Layers) -> Iterator[Finding]:
                 f"choose another port for {who}, such as {_SUGGESTED_PORTS[key]}",
             )
         elif 0 < port < _FIRST_FREE_PORT:
-            message = f"{who} would listen on port {port}: those below {_FIRST_FREE_PORT} are for root, and the agent is a user of its own"
+            message = (
+                f"{who} would listen on port {port}: ports below {_FIRST_FREE_PORT} need root, and "
+                "the agent usually runs as another user"
+            )
             yield parsed.finding(
                 "low_port",
                 path,
                 message,
-                f"choose a higher one, such as {_SUGGESTED_PORTS[key]}",
+                f"choose a higher port, such as {_SUGGESTED_PORTS[key]}",
                 severity=WARNING,
             )

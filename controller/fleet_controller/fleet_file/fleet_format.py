@@ -1,5 +1,5 @@
-"""Owns the words about faults of a fleet file: which model is where, what to write for what is
-missing, no passwords. Checks nothing.
+"""The keys of the fleet file: the model at each path, what to write where one is missing, and texts
+about passwords.
 """
 
 from __future__ import annotations
@@ -26,15 +26,21 @@ def _describe_secret_key(path: KeyPath) -> FindingText | None:
     if not _SECRET_KEY.search(key):
         return None
     message = (
-        f"`{key[:60]}`: no password and no key stands in a fleet file, which is shared and kept"
+        f"`{key[:60]}`: a fleet file is shared and kept, so it must not contain passwords or keys"
     )
     if re.search("sudo|become|root", key, re.IGNORECASE):
-        hint = "let that user run sudo without one (NOPASSWD), or write `install: {mode: user}`, which needs no sudo"
+        hint = (
+            "let the user run sudo without a password (NOPASSWD), or write `install: {mode: "
+            "user}`, which needs no sudo"
+        )
         return "password_key", message, hint
     return (
         "password_key",
         message,
-        "log in by a key (`ssh-copy-id HOST`); load one with a passphrase into the agent (`ssh-add`)",
+        (
+            "log in with a key (`ssh-copy-id HOST`); add a key with a passphrase to ssh-agent "
+            "(`ssh-add`)"
+        ),
     )
 
 
@@ -49,14 +55,15 @@ FLEET_FORMAT = FileFormat(
     missing={
         "apiVersion": "write `apiVersion: benchfleet/v1`",
         "kind": "write `kind: Fleet`",
-        "name": "write `name: gpu01`, or `name: gpu[01-16]` for many",
+        "name": "write `name: gpu01`, or `name: gpu[01-16]` for several hosts",
         "hosts": "write `hosts: [gpu01, gpu02]`",
     },
     empty={"groups.*": "write `hosts: [gpu01, gpu02]`, or remove it"},
     names={
-        (
-            "name",
-        ): "small letters, digits and dashes, at most 48, with a letter or digit first and last"
+        ("name",): (
+            "use at most 48 lower-case letters, digits and dashes, with a letter or digit at both "
+            "ends"
+        )
     },
     describe_unknown_key=_describe_secret_key,
 )

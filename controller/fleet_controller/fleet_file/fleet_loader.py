@@ -1,5 +1,5 @@
-"""Owns the one way in for a fleet file: text in, a checked fleet with its findings out, or all that
-is wrong with it at once.
+"""Loads a fleet file: returns a checked fleet with its findings, or raises everything that is wrong
+with it at once.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from fleet_controller.yaml.key_path import KeyPath
 from fleet_controller.yaml.pydantic_errors import pydantic_findings
 from fleet_protos.errors import ConfigError
 
-_MOST_REPAIRS = 8  # mending one part can empty another
+_MOST_REPAIRS = 8  # removing one broken part can empty another
 _STAND_INS: dict[str, Any] = {"apiVersion": "benchfleet/v1", "kind": "Fleet"}
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedFleet:
-    """A fleet that may be used, and what is worth telling about its file (no errors)."""
+    """A fleet that may be used, and the findings about its file that are not errors."""
 
     inventory: Inventory
     findings: tuple[Finding, ...]
 
 
 def load_fleet_file(path: FilePath) -> LoadedFleet:
-    """Read and check the file. Raises FleetRejected for its content and ConfigError when it cannot
-    be read.
+    """Read and check the file at `path`. Raises FleetRejected for its content, and ConfigError if
+    it cannot be read.
     """
     try:
         with path.open("rb") as stream:
@@ -54,8 +54,8 @@ def load_fleet_file(path: FilePath) -> LoadedFleet:
 
 
 def load_fleet(text: str | bytes, file: str) -> Inventory:
-    """The fleet of the text of a file. Raises FleetRejected with every finding when at least one is
-    an error.
+    """Return the fleet that the text of a file describes. Raises FleetRejected with every finding
+    if at least one is an error.
     """
     return check_fleet(text, file).inventory
 
@@ -63,10 +63,10 @@ def load_fleet(text: str | bytes, file: str) -> Inventory:
 def check_fleet(
     text: str | bytes, file: str, config: SshConfig | None = None, home: FilePath | None = None
 ) -> LoadedFleet:
-    """Check the whole of a fleet file. `config`: whose ssh settings fill what the file leaves open,
-    by default the user's.
+    """Check a whole fleet file. `config` holds the ssh settings that fill what the file leaves
+    open, by default the user's; `home` is the user's home folder.
 
-    Relative paths in it are relative to its folder. Raises FleetRejected with every finding when at
+    Paths in the file are relative to its folder. Raises FleetRejected with every finding if at
     least one is an error.
     """
     document = _document(text, file)
@@ -101,8 +101,8 @@ def _document(text: str | bytes, file: str) -> Document:
 
 
 def _is_verbatim(path: KeyPath) -> bool:
-    """Variables, labels and names are text however they look: `rack: 07` keeps its zero, and a host
-    may be called `12`.
+    """Return True for variables, labels and names, which stay text however they look: `rack: 07`
+    keeps its zero, and a host may be called `12`.
     """
     return len(path) > 1 and (
         path[-2] in ("env", "labels") or path[-1] == "name" or path[-2] == "hosts"
@@ -110,7 +110,7 @@ def _is_verbatim(path: KeyPath) -> bool:
 
 
 def _read_models(document: Document) -> tuple[ParsedFleet, list[Finding]]:
-    """The models, with stand-ins in place of what is broken, and the findings about that."""
+    """Return the models, with stand-ins in place of broken values, and the findings about those."""
     value, broken = document.value, set(document.broken)
     found: list[Finding] = []
     for _ in range(_MOST_REPAIRS):
@@ -126,8 +126,8 @@ def _read_models(document: Document) -> tuple[ParsedFleet, list[Finding]]:
 
 
 def _without(value: Any, path: KeyPath) -> Any:
-    """A copy without the entry that `path` leads to; places in a list stay, and a stand-in is where
-    something must be.
+    """Return a copy of `value` without the entry at `path`. List items keep their index, and a
+    stand-in replaces what is required.
     """
     if not path:
         return value

@@ -1,6 +1,4 @@
-"""Owns the shape of a fleet file as frozen pydantic models: types, bounds and descriptions of each
-key; nothing that spans two keys.
-"""
+"""The fleet file as frozen pydantic models: types, bounds and descriptions of each key."""
 
 from __future__ import annotations
 
@@ -43,15 +41,17 @@ def _user(written: object) -> object:
     if isinstance(written, str) and not re.fullmatch(USER_PATTERN, written):
         raise _refuse(
             "bad_user",
-            "cannot be the name of a user",
-            "letters, digits, `-`, `_` and `.`, as in /etc/passwd",
+            "is not a valid user name",
+            "use letters, digits, `-`, `_` and `.`, as in /etc/passwd",
         )
     return written
 
 
 def _currency(written: object) -> object:
     if isinstance(written, str) and not re.fullmatch(CURRENCY_PATTERN, written):
-        raise _refuse("bad_currency", "is no currency", "three capital letters, such as USD or EUR")
+        raise _refuse(
+            "bad_currency", "is not a currency", "write three capital letters, such as USD or EUR"
+        )
     return written
 
 
@@ -59,7 +59,7 @@ def _endpoint(written: object) -> object:
     match = _ENDPOINT.fullmatch(written) if isinstance(written, str) else None
     if not match or not 0 < int(match[2]) < 65536:
         hint = 'write it like "127.0.0.1:9400", or "0.0.0.0:9400" for all networks of the host'
-        raise _refuse("bad_endpoint", "is no ADDRESS:PORT", hint)
+        raise _refuse("bad_endpoint", "is not ADDRESS:PORT", hint)
     return written
 
 
@@ -72,7 +72,7 @@ def _remote_path(written: object) -> object:
         )
     ):
         raise _refuse(
-            "bad_path", "is no path of a host", "write it from `/` or `~/` on, without `..`"
+            "bad_path", "is not a path on a host", "start it with `/` or `~/`, and do not use `..`"
         )
     return written
 
@@ -84,7 +84,9 @@ def _agent_python(written: object) -> object:
 def _pattern(written: object) -> object:
     if isinstance(written, str) and not written.isprintable():
         raise _refuse(
-            "bad_pattern", "holds what no pattern can", "write a name, or one with `*` and `?`"
+            "bad_pattern",
+            "contains characters that are not printable",
+            "write a name, or a pattern with `*` and `?`",
         )
     return written
 
@@ -112,106 +114,128 @@ Patterns = Annotated[
 
 
 class Allow(Section):
-    """What jobs may ask of a host, beyond what its agent allows anyway; patterns with `*` and `?`."""
+    """What jobs may use on a host beyond the agent's defaults; patterns with `*` and `?`."""
 
     python: Patterns = Field(
         default=(),
-        description="Python interpreters that servers may be started with, as paths on the host.",
+        description="Python interpreters that servers may run with, as paths on the host.",
     )
     images: Patterns = Field(default=(), description="Container images.")
-    models: Patterns = Field(default=(), description="Folders and names of models.")
+    models: Patterns = Field(default=(), description="Model folders and names.")
     mounts: Patterns = Field(
-        default=(), description="Folders of the host that a container may mount."
+        default=(), description="Folders on the host that a container may mount."
     )
     env: Patterns = Field(
         default=(),
-        description="Variables of servers, beside the built-in list (NCCL_*, SGLANG_*, CUDA_*, …).",
+        description=(
+            "Environment variables of servers, in addition to the built-in list (NCCL_*, SGLANG_*, "
+            "CUDA_*, …)."
+        ),
     )
     args: Patterns = Field(
         default=(),
-        description="Arguments of servers that are refused otherwise, as they load code, write or listen.",
+        description=(
+            "Server arguments that are otherwise refused because they load code, write files or "
+            "open ports."
+        ),
     )
 
 
 class Install(Section):
-    """Where and how `fleetctl deploy` puts the agent."""
+    """Where and how `fleetctl deploy` installs the agent."""
 
     mode: Literal["auto", "system", "user", "daemon"] | None = Field(
         default=None,
-        description="system or user: a systemd unit; daemon: without systemd; auto (default): the first of them that goes.",
+        description=(
+            "system or user: a systemd unit; daemon: without systemd; auto (default): the first of "
+            "these that works."
+        ),
     )
     path: RemotePath | None = Field(
-        default=None, description="Folder of the program; default: that of the mode."
+        default=None, description="Folder of the program; default: depends on the mode."
     )
     state: RemotePath | None = Field(
-        default=None, description="Folder of journal and artifacts; default: that of the mode."
+        default=None,
+        description="Folder of the journal and the artifacts; default: depends on the mode.",
     )
     run_as: User | None = Field(
         default=None,
-        description="User that the agent and its servers run as; default: who logs in.",
+        description="User that the agent and its servers run as; default: the ssh user.",
     )
     python: AgentPython | None = Field(
         default=None,
-        description="Interpreter of the agent: auto (default), bundled, or a path there.",
+        description="Python of the agent: auto (default), bundled, or a path on the host.",
     )
 
 
 class HostKeys(Section):
-    """What may be said of one host, a group, or all hosts (`defaults`); the nearest wins, labels
-    and env are laid over each other.
+    """Settings of one host, of a group, or of all hosts (`defaults`). The nearest setting wins;
+    labels and env are merged.
     """
 
     address: Text | None = Field(
         default=None,
-        description="What ssh and the controller connect to; default: the name. May hold `{name}`.",
+        description=(
+            "Address that ssh and the controller connect to; default: the name. May contain "
+            "`{name}`."
+        ),
     )
-    user: User | None = Field(default=None, description="Who logs in by ssh.")
+    user: User | None = Field(default=None, description="User for ssh.")
     port: Port | None = Field(default=None, description="Port of ssh.")
     identity: Texts | None = Field(
         default=None, description="Private key of ssh, or a list of them."
     )
     proxy_jump: Text | None = Field(
         default=None,
-        description="Hosts to go through, `user@host:port,second`; none: reach it directly.",
+        description="Jump hosts, such as `user@host:port,second`; none: connect directly.",
     )
     known_hosts: Texts | None = Field(
         default=None, description="File of known host keys, or a list of them."
     )
     reach: Literal["direct", "ssh"] | None = Field(
         default=None,
-        description="How the controller reaches the agent: direct, or ssh (a tunnel; default behind proxy_jump).",
+        description=(
+            "How the controller reaches the agent: direct, or ssh (a tunnel; the default with "
+            "proxy_jump)."
+        ),
     )
     agent_port: Port | None = Field(default=None, description="Port of the agent; default 7433.")
-    labels: Labels = Field(default={}, description="What the `hosts.labels` of a job match.")
+    labels: Labels = Field(default={}, description="Labels that a job's `hosts.labels` can match.")
     gpus: Gpus | None = Field(
-        default=None, description="GPUs that jobs may use; default: all that are there."
+        default=None, description="Number of GPUs that jobs may use; default: all."
     )
     simulated_gpus: Gpus | None = Field(
-        default=None, description="GPUs that the simulated engine may pretend to use."
+        default=None, description="Number of GPUs that the simulated engine may pretend to use."
     )
     python: RemotePath | None = Field(
-        default=None, description="Python with SGLang, for jobs that name neither Python nor image."
+        default=None,
+        description="Python with SGLang, for jobs that name neither a Python nor an image.",
     )
     image: Text | None = Field(
         default=None,
-        description="Container image with SGLang, for jobs that name neither Python nor image.",
+        description=(
+            "Container image with SGLang, for jobs that name neither a Python nor an image."
+        ),
     )
     env: Variables = Field(
         default={},
-        description="Variables of every server there; a job's own win, null takes one away.",
+        description=(
+            "Environment variables of every server on the host; a job's own variables win, null "
+            "removes one."
+        ),
     )
     cost_per_hour: Cost | None = Field(
-        default=None, description="What the whole host costs in an hour, in the fleet's currency."
+        default=None, description="Cost of the whole host per hour, in the fleet's currency."
     )
     load_only: bool | None = Field(
-        default=None, description="It drives load for other hosts and gets no trials."
+        default=None, description="The host sends load to other hosts and gets no trials."
     )
     metrics: Endpoint | None = Field(
         default=None,
         description="ADDRESS:PORT on the host for its Prometheus endpoint; default: none.",
     )
     allow: Annotated[Allow, none_as_empty(Allow)] = Field(
-        default=Allow(), description="What jobs may ask of it."
+        default=Allow(), description="What jobs may use on the host."
     )
     install: Annotated[Install, none_as_empty(Install)] = Field(
         default=Install(), description="Where and how the agent is installed."
@@ -224,10 +248,13 @@ HostName = Annotated[
 
 
 class Host(HostKeys):
-    """One host, or as many as its name is a range of."""
+    """One host, or several if its name is a range."""
 
     name: HostName = Field(
-        description="How findings, results and metrics call it; a range, gpu[01-16], stands for many."
+        description=(
+            "Name in findings, results and metrics; a range such as gpu[01-16] stands for several "
+            "hosts."
+        )
     )
 
 
@@ -249,7 +276,7 @@ Hosts = Annotated[
 
 
 class Group(HostKeys):
-    """Hosts that share what the group says."""
+    """Hosts that share the settings of the group."""
 
     hosts: Annotated[tuple[HostEntry, ...], Field(min_length=1)] = Field(
         description="Names, ranges, or mappings with `name` and more."
@@ -265,25 +292,28 @@ class FleetFile(Section):
 
     apiVersion: Literal["benchfleet/v1"] = Field(description="Version of this format.")
     kind: Literal["Fleet"] = Field(description="Fleet.")
-    name: JobName | None = Field(default=None, description="What the fleet is called.")
-    currency: Currency = Field(default="USD", description="Of cost_per_hour, as USD or EUR.")
+    name: JobName | None = Field(default=None, description="Name of the fleet.")
+    currency: Currency = Field(
+        default="USD", description="Currency of cost_per_hour, such as USD or EUR."
+    )
     deploys_at_once: Annotated[int, Field(ge=1, le=256)] = Field(
-        default=16, description="Hosts that deploy works on at once."
+        default=16, description="Number of hosts that deploy works on at once."
     )
     give_up_after: Deadline = Field(
         default=3600.0, description="How long a host may be away before its trials are given up."
     )
     defaults: Annotated[HostKeys, none_as_empty(HostKeys)] = Field(
-        default=HostKeys(), description="What holds where nothing else is said."
+        default=HostKeys(),
+        description="Settings of all hosts, unless a group or a host sets its own.",
     )
     groups: Annotated[dict[Name, Group], none_as_empty(dict[str, Group])] = Field(
         default={}, description="group: {hosts: […], and any key of a host}."
     )
-    hosts: Hosts = Field(default=(), description="Hosts of no group.")
+    hosts: Hosts = Field(default=(), description="Hosts without a group.")
 
 
 def fleet_schema() -> dict[str, Any]:
-    """Return the JSON Schema of the file. It accepts all that the loader accepts; rules that span
-    keys belong to `lint`.
+    """Return the JSON Schema of a fleet file. It accepts all that the loader accepts; `lint` checks
+    the rules that span keys.
     """
     return json_schema_of(FleetFile, "benchfleet fleet")

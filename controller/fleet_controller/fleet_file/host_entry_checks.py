@@ -1,5 +1,5 @@
-"""Owns the rules that look at all hosts of a fleet file: names, addresses, how each is reached.
-Each yields findings.
+"""Rules on all hosts of a fleet file: names, addresses, and how each host is reached. Each rule
+yields findings.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _OTHER_PLACEHOLDER = re.compile(r"\{(?!name\})[^}]*\}|[{}]")
 
 @dataclass(slots=True)
 class HostsSeen:
-    """What was found while the hosts were walked through: where each name stands, how each host is
-    reached, who is at each place.
+    """What was found while checking the hosts: the path of each name, how each host is reached, and
+    the host at each address.
 
-    `same`: entries of which it was told that they share an address; `notes`: by place and code, the
-    first note and its hosts.
+    `same` holds pairs of entries already reported for sharing an address; `notes` holds, by path
+    and code, the first note and the hosts that it applies to.
     """
 
     names: dict[str, KeyPath] = field(default_factory=dict)
@@ -43,8 +43,8 @@ class HostsSeen:
 def check_hosts(
     parsed: ParsedFleet, config: SshConfig, paths: PathRoots, seen: HostsSeen
 ) -> Iterator[Finding]:
-    """All findings about names, addresses and ways; `known.ways` then holds every host whose entry
-    is right.
+    """Yield all findings about names, addresses and ssh settings. Afterwards `seen.ssh_by_host`
+    holds every host whose entry is valid.
     """
     yield from _check_not_empty(parsed)
     yield from _check_shared_addresses(parsed)
@@ -59,7 +59,10 @@ def check_hosts(
         if len(seen.names) > MOST_HOSTS:
             message = f"the fleet has more than {MOST_HOSTS} hosts"
             yield parsed.finding(
-                "too_many_hosts", (*layers.path, "name"), message, "is a digit too many in a range?"
+                "too_many_hosts",
+                (*layers.path, "name"),
+                message,
+                "check the ranges for a digit too many",
             )
             return
         yield from _check_reach(parsed, layers, names, config, paths, seen)
@@ -84,8 +87,8 @@ def _check_not_empty(parsed: ParsedFleet) -> Iterator[Finding]:
 
 
 def _check_shared_addresses(parsed: ParsedFleet) -> Iterator[Finding]:
-    """A range in an address goes with the range of one name; further out only the name can tell
-    hosts apart.
+    """Check addresses. A range in an address must match the range of one entry's name; in a group
+    or in `defaults`, only `{name}` can make the addresses differ.
     """
     for path, block in parsed.blocks():
         written, at = block.address, (*path, "address")
@@ -93,20 +96,23 @@ def _check_shared_addresses(parsed: ParsedFleet) -> Iterator[Finding]:
             continue
         entry = "name" in type(block).model_fields
         if _OTHER_PLACEHOLDER.search(written.replace(PLACEHOLDER, "")):
-            message = f"`{written[:60]}` holds a placeholder that nothing fills"
+            message = f"`{written[:60]}` contains an unknown placeholder"
             yield parsed.finding(
                 "bad_address",
                 at,
                 message,
-                f"`{PLACEHOLDER}` stands for the name of the host; there is no other",
+                f"the only placeholder is `{PLACEHOLDER}`, the name of the host",
             )
         elif not entry and PLACEHOLDER not in written:
-            message = f"`{written[:60]}` would be the address of all hosts there"
+            message = f"`{written[:60]}` would be the address of all hosts of this section"
             yield parsed.finding(
                 "bad_address",
                 at,
                 message,
-                f"write `{PLACEHOLDER}` where the name goes, or an address at each host",
+                (
+                    f"write `{PLACEHOLDER}` in place of the host's name, or give each host its own "
+                    "address"
+                ),
             )
 
 
@@ -117,16 +123,19 @@ def _bad_range(parsed: ParsedFleet, path: KeyPath, written: str, bad: BadRange) 
 def _bad_names(parsed: ParsedFleet, layers: Layers, names: Sequence[str]) -> Iterator[Finding]:
     bad = next((name for name in names if not re.fullmatch(NAME_PATTERN, name)), None)
     if bad is not None:
-        hint = "letters, digits, `-`, `_` and `.`, at most 63, with a letter or digit first and last; its address goes into `address`"
+        hint = (
+            "use at most 63 letters, digits, `-`, `_` and `.`, with a letter or digit at both "
+            "ends; write the address as `address`"
+        )
         yield parsed.finding(
-            "bad_name", (*layers.path, "name"), f"`{bad[:80]}` cannot be the name of a host", hint
+            "bad_name", (*layers.path, "name"), f"`{bad[:80]}` is not a valid host name", hint
         )
 
 
 def _duplicates(
     parsed: ParsedFleet, layers: Layers, names: Sequence[str], seen: HostsSeen
 ) -> Iterator[Finding]:
-    """Once for each earlier entry that holds some of the names."""
+    """Yield one finding for each earlier entry that contains some of the names."""
     path: KeyPath = (*layers.path, "name")
     twice: dict[KeyPath, list[str]] = {}
     for name in names:
@@ -140,7 +149,7 @@ def _duplicates(
 def _duplicate(parsed: ParsedFleet, path: KeyPath, first: KeyPath, again: Sequence[str]) -> Finding:
     hosts = f"`{again[0]}`" if len(again) == 1 else f"`{again[0]}` and {len(again) - 1} more"
     where = "in this entry" if first == path else f"in line {parsed.line(first)}"
-    message = f"{hosts} {'is' if len(again) == 1 else 'are'} listed twice: already {where}"
+    message = f"{hosts} {'is' if len(again) == 1 else 'are'} listed twice: first {where}"
     return parsed.finding("duplicate_host", path, message, "remove one, or narrow the range")
 
 
@@ -163,9 +172,9 @@ def _check_reach(
         if layers.value("address") is None or _OTHER_PLACEHOLDER.search(
             layers.value("address").replace(PLACEHOLDER, "")
         ):
-            return  # told of the name, or of the placeholder
-        hint = "a name or an IP address alone: user and ports are keys of their own"
-        yield parsed.finding("bad_address", at, f"`{bad_one[:60]}` is no address", hint)
+            return  # the name or the placeholder has a finding already
+        hint = "write only a host name or an IP address; user and ports have their own keys"
+        yield parsed.finding("bad_address", at, f"`{bad_one[:60]}` is not an address", hint)
         return
     shared = (
         at[:-1] != layers.path
@@ -183,7 +192,7 @@ def _check_reach(
                 else (*layers.path, "name")
             )
             seen.notes.setdefault((note_path, note.code), (note, []))[1].append(name)
-        if not shared:  # which is told where it stands
+        if not shared:  # a shared address has its finding already
             yield from _check_same_address(parsed, layers, name, way, seen)
 
 
@@ -194,7 +203,7 @@ def _address_place(layers: Layers) -> KeyPath:
 
 
 def _is_address(text: str) -> bool:
-    """A name, or an IP address with or without its brackets."""
+    """Return True for a host name, or an IP address with or without brackets."""
     if _ADDRESS.fullmatch(text):
         return True
     try:
@@ -206,7 +215,7 @@ def _is_address(text: str) -> bool:
 def _check_same_address(
     parsed: ParsedFleet, layers: Layers, name: str, way: Ssh, seen: HostsSeen
 ) -> Iterator[Finding]:
-    """Two agents cannot listen at one address and port; behind different jumps the same address is
+    """Report two agents at one address and port. Behind different jump hosts, the same address is
     another machine.
     """
     port = layers.value("agent_port") or AGENT_PORT
@@ -216,8 +225,14 @@ def _check_same_address(
     )
     if other != name and (layers.path, path) not in seen.same:
         seen.same.add((layers.path, path))
-        message = f"`{name}` and `{other}` (line {parsed.line(path)}) are both at {way.address}, port {port}"
-        hint = "give each its own address; two agents of one machine need an `agent_port` each"
+        message = (
+            f"`{name}` and `{other}` (line {parsed.line(path)}) are both at {way.address}, port "
+            f"{port}"
+        )
+        hint = (
+            "give each its own address; two agents on one machine need different values of "
+            "`agent_port`"
+        )
         yield parsed.finding("same_address", _address_place(layers), message, hint)
 
 
@@ -227,9 +242,9 @@ def _check_ssh_config(parsed: ParsedFleet, config: SshConfig) -> Iterator[Findin
             "ssh_config",
             (),
             f"{config.file}: {config.problem}",
-            "mend it: `ssh -G HOST` shows what is wrong",
+            "fix it; `ssh -G HOST` shows what is wrong",
         )
     if config.ignored:
-        message = f"{config.file} has {' and '.join(config.ignored)}, which {'is' if len(config.ignored) == 1 else 'are'} left out"
-        hint = "write what these hosts need into the fleet file"
+        message = f"{config.file} uses {' and '.join(config.ignored)}, which benchfleet ignores"
+        hint = "write the settings that these hosts need into the fleet file"
         yield parsed.finding("ssh_config_ignored", (), message, hint, severity=INFO)

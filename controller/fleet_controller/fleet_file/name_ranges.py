@@ -1,6 +1,4 @@
-"""Owns names that stand for many, `gpu[01-16]`: reads them, counts them, writes them out. Knows
-nothing of hosts.
-"""
+"""Expands name ranges such as `gpu[01-16]`."""
 
 from __future__ import annotations
 
@@ -17,7 +15,9 @@ _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 
 
 class BadRange(ValueError):
-    """The text is no range; `problem` says why and `hint` what to write, both fit for the user."""
+    """The text is not a valid range. `problem` says why and `hint` says what to write; both can be
+    shown to the user.
+    """
 
     def __init__(
         self, problem: str, hint: str = "write it like `gpu[01-16]` or `gpu[01-03,07]`"
@@ -44,18 +44,18 @@ class _NumberRange:
 
 
 def is_range(text: str) -> bool:
-    """True when `text` stands for several names. The brackets of an IPv6 address do not make it
-    one.
+    """Return True if `text` stands for several names. The brackets of an IPv6 address do
+    not count.
     """
     return any(":" not in inside for inside in _PARTS.findall(text)) or _has_loose_bracket(text)
 
 
 def expand(text: str) -> tuple[str, ...]:
-    """All names that `text` stands for, the last range turning fastest; itself when it holds no
-    range.
+    """Return all names that `text` stands for, the last range varying fastest, or `text` itself if
+    it contains no range.
 
     `gpu[08-10]` keeps its zeros: gpu08, gpu09, gpu10. Raises BadRange, also for more than
-    MOST_NAMES of them, before they are made.
+    MOST_NAMES names, before building them.
     """
     if not is_range(text):
         return (text,)
@@ -70,7 +70,7 @@ def expand(text: str) -> tuple[str, ...]:
     count = math.prod(sum(run.count for run in runs) for runs in ranges)
     if count > MOST_NAMES:
         raise BadRange(
-            f"stands for {count} names, more than {MOST_NAMES}", "is a digit too many in it?"
+            f"stands for {count} names, more than {MOST_NAMES}", "check it for a digit too many"
         )
     chosen = itertools.product(*(tuple(itertools.chain.from_iterable(runs)) for runs in ranges))
     return tuple(
@@ -91,8 +91,11 @@ def _runs(inside: str) -> list[_NumberRange]:
 def _run(part: str) -> _NumberRange:
     match = _RANGE.fullmatch(part)
     if not match:
-        problem = f"holds `{part[:20]}`, which is neither a number nor two with a dash between"
-        raise BadRange(problem if part else "has an empty place in its range")
+        problem = (
+            f"contains `{part[:20]}`, which is neither a number nor two numbers with a dash "
+            "between them"
+        )
+        raise BadRange(problem if part else "has an empty part in its range")
     first, last = match[1], match[2] or match[1]
     if int(first) > int(last):
         raise BadRange(f"runs backwards, from {first} to {last}", f"write [{last}-{first}]")

@@ -1,5 +1,5 @@
-"""Owns which layer of a fleet file speaks for a host: defaults, its group, its own entry; and where
-that stands. Judges nothing.
+"""A fleet file while it is checked: its sound parts, and which layer sets what for a host (its own
+entry, its group, the defaults).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ PLACEHOLDER = "{name}"
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """One entry of the file, a host or a range of them, with what stands behind it; the nearest
-    layer is the first.
+    """One host entry of the file with the sections behind it, nearest first: the entry itself, its
+    group, the defaults.
     """
 
     path: KeyPath
@@ -28,37 +28,39 @@ class Layers:
     behind: tuple[tuple[KeyPath, HostKeys], ...]
 
     def each(self) -> Iterator[tuple[KeyPath, HostKeys]]:
-        """Every layer with its path, the nearest first."""
+        """Yield every layer with its path, nearest first."""
         yield self.path, self.entry
         yield from self.behind
 
     def value(self, key: str) -> Any:
-        """What the nearest layer says that says anything; None when none does."""
+        """Return the value of `key` in the nearest layer that sets it, or None."""
         return next(
             (found for _, layer in self.each() if (found := getattr(layer, key)) is not None), None
         )
 
     def where(self, key: str) -> KeyPath:
-        """Where that stands, as the path of the key; the entry when no layer says it."""
+        """Return the path of `key` in the nearest layer that sets it, or the entry's path if none
+        does.
+        """
         return next(
             ((*path, key) for path, layer in self.each() if getattr(layer, key) is not None),
             self.path,
         )
 
     def merged(self, key: str) -> dict[str, Any]:
-        """A mapping, the layers laid over each other; null takes an entry away."""
+        """Return a mapping with the layers laid over each other; null removes an entry."""
         result: dict[str, Any] = {}
         for _, layer in reversed(list(self.each())):
             result.update(getattr(layer, key))
         return {name: value for name, value in result.items() if value is not None}
 
     def names(self) -> tuple[str, ...]:
-        """All hosts that the entry stands for. Raises BadRange."""
+        """Return the names of all hosts of the entry. Raises BadRange."""
         return expand(self.entry.name)
 
     def addresses(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        """One for each of `names`: in step with a range of the address, or with the name put in.
-        Raises BadRange.
+        """Return one address for each of `names`: the range of the address in step with them, or
+        with the name in place of `{name}`. Raises BadRange.
         """
         written = self.value("address")
         if written is None:
@@ -69,17 +71,21 @@ class Layers:
         if len(found) == 1:
             return found * len(names)
         if len(found) != len(names):
-            problem = f"stands for {len(found)} addresses, and `{self.entry.name}` for {len(names)} host{'s' if len(names) > 1 else ''}"
+            problem = (
+                f"stands for {len(found)} addresses, but `{self.entry.name}` for {len(names)} "
+                f"host{'s' if len(names) > 1 else ''}"
+            )
             raise BadRange(
-                problem, f"give both as many, or write `{PLACEHOLDER}` where the name goes"
+                problem,
+                f"make both ranges the same size, or write `{PLACEHOLDER}` in place of the name",
             )
         return found
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedFleet:
-    """`fleet` holds what could be read; values at or below a path in `broken` are defaults or
-    stand-ins, not the user's.
+    """The readable part of a fleet file. Values of `fleet` at or below a path in `broken` are
+    defaults or stand-ins, not the user's.
     """
 
     document: Document
@@ -87,7 +93,9 @@ class ParsedFleet:
     broken: frozenset[KeyPath] = frozenset()
 
     def layers(self) -> Iterator[Layers]:
-        """Every sound entry, in the order of the file: those of the groups, then those of none."""
+        """Yield every sound entry: those of groups first, then those without a group, each in file
+        order.
+        """
         defaults: tuple[KeyPath, HostKeys] = (("defaults",), self.fleet.defaults)
         for group, content in self.fleet.groups.items():
             for place, entry in enumerate(content.hosts):
@@ -99,7 +107,7 @@ class ParsedFleet:
                 yield Layers(("hosts", place), entry, (defaults,))
 
     def blocks(self) -> Iterator[tuple[KeyPath, HostKeys | Group | Host]]:
-        """Every mapping that holds keys of hosts, with its path."""
+        """Yield every mapping that contains host settings, with its path."""
         yield ("defaults",), self.fleet.defaults
         for group, content in self.fleet.groups.items():
             yield ("groups", group), content
@@ -110,7 +118,7 @@ class ParsedFleet:
         yield from ((("hosts", place), entry) for place, entry in enumerate(self.fleet.hosts))
 
     def is_sound(self, *paths: KeyPath) -> bool:
-        """True when nothing at or above any of `paths` is broken."""
+        """Return True if nothing at or above any of `paths` is broken."""
         return not any(path[: len(bad)] == bad for path in paths for bad in self.broken)
 
     def finding(
@@ -123,17 +131,17 @@ class ParsedFleet:
         severity: str = ERROR,
         at_key: bool = False,
     ) -> Finding:
-        """A finding at the value of `path`, or at its key."""
+        """Return a finding at the value of `path`, or at its key."""
         line, column = self.document.place(path, at_key=at_key)
         return Finding(
             code, severity, self.document.file, line, column, dotted(path), message, hint
         )
 
     def line(self, path: KeyPath) -> int:
-        """The line in which `path` stands."""
+        """Return the line of `path`."""
         return self.document.place(path)[0]
 
     def written(self, path: KeyPath) -> Mapping[str, Any]:
-        """The mapping at `path` as it was written; empty when there is none."""
+        """Return the mapping at `path` as it was written, or an empty one."""
         found = self.document.value_at(path, {})
         return found if isinstance(found, dict) else {}

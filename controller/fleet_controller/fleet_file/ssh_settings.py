@@ -1,5 +1,5 @@
-"""Owns how a host of a fleet file is reached over SSH: what the file says first, then the user's
-ssh configuration. Connects to nothing.
+"""Works out how a host of a fleet file is reached over SSH: from the file first, then from the
+user's ssh configuration.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _UNCHECKED = ("no", "off", "accept-new", "ask-new")
 
 @dataclass(frozen=True, slots=True)
 class FileSshSettings:
-    """What the fleet file says of one host; None and empty = it leaves that open. Paths as written,
-    `jump` `none` = directly.
+    """What the fleet file says about one host. None and empty values leave a setting open; paths
+    are as written; `jump` `none` means a direct connection.
     """
 
     user: str | None = None
@@ -39,8 +39,8 @@ class FileSshSettings:
 
 @dataclass(frozen=True, slots=True)
 class ReachNote:
-    """Something to tell about how a host is reached. `key`: which of its keys it is about, empty
-    for the host itself.
+    """A remark on how a host is reached. `key` is the host's key that it is about, empty for the
+    host itself.
     """
 
     code: str
@@ -51,7 +51,7 @@ class ReachNote:
 
 
 class _CannotReach(Exception):
-    """The host cannot be reached so; `note` says why."""
+    """The host cannot be reached with these settings; `note` says why."""
 
     def __init__(self, note: ReachNote) -> None:
         super().__init__(note.message)
@@ -60,15 +60,13 @@ class _CannotReach(Exception):
 
 @dataclass(frozen=True, slots=True)
 class PathRoots:
-    """What relative paths are relative to: those of the fleet file to its folder, `~` to the user's
-    home.
-    """
+    """Folders for relative paths: the fleet file's folder, and the user's home for `~`."""
 
     home: Path
     folder: Path
 
     def absolute(self, written: str) -> str:
-        """The path from `/` on."""
+        """Return the path as an absolute path."""
         if written == "~" or written.startswith("~/"):
             return str(self.home / written[2:])
         return str(self.folder / written)
@@ -77,8 +75,8 @@ class PathRoots:
 def resolve_ssh(
     alias: str, file_settings: FileSshSettings, config: SshConfig, paths: PathRoots
 ) -> tuple[Ssh, tuple[ReachNote, ...]]:
-    """How `ssh ALIAS` would get there, with what the file says in front; and what is to be told,
-    errors among it.
+    """Return how `ssh ALIAS` would connect, with the file's settings taking precedence, and the
+    remarks on it, including errors.
     """
     options = config.options_for(alias)
     notes = list(_unsupported_option_notes(options, config))
@@ -132,8 +130,8 @@ def _jump_text(
     options: Mapping[str, str | list[str]],
     config: SshConfig,
 ) -> str:
-    """What stands after ProxyJump, empty for none. Raises _Refused for a ProxyCommand that nothing
-    takes the place of.
+    """Return the value of ProxyJump, or empty text for none. Raises _CannotReach for a ProxyCommand
+    without a replacement.
     """
     if file_settings.jump is not None:
         return "" if file_settings.jump.strip().lower() == "none" else file_settings.jump
@@ -141,8 +139,14 @@ def _jump_text(
     if command and not jump:
         match = _FORWARDED.search(command)
         instead = (match["after"] or match["before"]) if match else "HOST"
-        message = f"{config.file} reaches {alias} by a ProxyCommand, and benchfleet runs no commands of a configuration"
-        hint = f"write `proxy_jump: {instead}` here or `ProxyJump {instead}` there; `proxy_jump: none` goes there directly"
+        message = (
+            f"{config.file} reaches {alias} through a ProxyCommand, but benchfleet does not run "
+            "commands from a configuration"
+        )
+        hint = (
+            f"write `proxy_jump: {instead}` here, or `ProxyJump {instead}` there; `proxy_jump: "
+            "none` connects directly"
+        )
         raise _CannotReach(ReachNote("proxy_command", ERROR, message, hint))
     return "" if jump.lower() == "none" else jump
 
@@ -154,20 +158,23 @@ def _jumps(
     paths: PathRoots,
     seen: tuple[str, ...],
 ) -> tuple[Ssh, ...]:
-    """The machines in the order in which they are gone through; before the first its own jumps, as
-    its configuration has them.
+    """Return the jump hosts in connection order. The first one's own jumps come before it, as its
+    configuration says.
     """
     chain: list[Ssh] = []
     for position, written in enumerate(part.strip() for part in text.split(",") if text):
         user, host, port = _read_jump(written, text)
         if host in seen:
             way = " → ".join((*seen, host))
-            hint = "write `proxy_jump: none` at the host that needs no jump, or take it out of the pattern in ~/.ssh/config"
+            hint = (
+                "write `proxy_jump: none` for the host that needs no jump, or change the pattern "
+                "in ~/.ssh/config"
+            )
             raise _CannotReach(
                 ReachNote(
                     "jump_loop",
                     ERROR,
-                    f"the way there goes round in a circle: {way}",
+                    f"the jump hosts form a loop: {way}",
                     hint,
                     "proxy_jump",
                 )
@@ -190,13 +197,16 @@ def _jumps(
         )
         chain.append(_settings(host, of_jump, options, paths))
     if len(chain) > _MOST_JUMPS or len({(jump.address, jump.port) for jump in chain}) < len(chain):
-        message = f"the way there goes through {', '.join(f'{jump.address}:{jump.port}' for jump in chain)}"
+        message = (
+            "the connection goes through "
+            f"{', '.join(f'{jump.address}:{jump.port}' for jump in chain)}"
+        )
         raise _CannotReach(
             ReachNote(
                 "jump_loop",
                 ERROR,
                 message,
-                f"each host once, and at most {_MOST_JUMPS} of them",
+                f"use each jump host only once, and at most {_MOST_JUMPS} of them",
                 "proxy_jump",
             )
         )
@@ -213,16 +223,16 @@ def _read_jump(written: str, text: str) -> tuple[str, str, int | None]:
     match = _JUMP.fullmatch(written)
     if not match or (match[3] and not 0 < int(match[3]) < 65536):
         message = (
-            f"`{written[:60]}` is no host to go through"
+            f"`{written[:60]}` is not a jump host"
             if written
-            else f"`{text[:60]}` has an empty place"
+            else f"`{text[:60]}` has an empty entry"
         )
         raise _CannotReach(
             ReachNote(
                 "bad_jump",
                 ERROR,
                 message,
-                "write it like `user@host:port`, several with commas between",
+                "write it like `user@host:port`, and separate several with commas",
                 "proxy_jump",
             )
         )
@@ -232,17 +242,20 @@ def _read_jump(written: str, text: str) -> tuple[str, str, int | None]:
 def _unsupported_option_notes(
     options: Mapping[str, str | list[str]], config: SshConfig
 ) -> list[ReachNote]:
-    """What the configuration asks for and does not get."""
+    """Return remarks on options of the configuration that are ignored."""
     value = _option_text(options, "stricthostkeychecking").lower()
     if value not in _UNCHECKED:
         return []
-    message = f"{config.file} has StrictHostKeyChecking {value}, which is not honoured: host keys are always checked"
+    message = (
+        f"{config.file} has StrictHostKeyChecking {value}, which benchfleet ignores: host keys are "
+        "always checked"
+    )
     return [
         ReachNote(
             "host_keys_checked",
             INFO,
             message,
-            "`fleetctl deploy` shows how to add the key of a host that is not known yet",
+            "`fleetctl deploy` shows how to add the key of an unknown host",
         )
     ]
 

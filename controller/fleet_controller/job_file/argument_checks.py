@@ -287,7 +287,7 @@ def check_variables(parsed: ParsedJob) -> Iterator[Finding]:
                     at_key=True,
                 )
             elif not VARIABLE_NAME_PATTERN.fullmatch(name):
-                message = f"`{name[:60]}` cannot be the name of a variable"
+                message = f"`{name[:60]}` is not a valid name of a variable"
                 yield parsed.finding(
                     "bad_variable",
                     (*path, name),
