@@ -90,67 +90,71 @@ class AgentServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Describe(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Report who this agent is and what it is doing.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def StartTrial(self, request, context):
-        """Idempotent by trial id and attempt. RESOURCE_EXHAUSTED when its GPUs are taken.
+        """Start a trial; idempotent by trial id and attempt. RESOURCE_EXHAUSTED while its GPUs are taken.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CancelTrial(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Ask a trial to end; harmless if it is over.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchEvents(self, request, context):
-        """Every event with a sequence number above after_sequence, then new ones as they happen.
+        """Stream every event with a sequence number above after_sequence, then new ones as they happen.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def AckEvents(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Confirm that the controller has stored all events up to a sequence number.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def FetchArtifact(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Stream the bytes of a kept file from `offset` on. NOT_FOUND for a file that is not kept.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReleaseAttempt(self, request, context):
-        """The controller has the attempt's end and all its files: the host may free them. Harmless for one that is not kept, or not over.
+        """The controller has the attempt's end and all its files, so the host may delete them. Harmless if they are not kept, or the attempt is not over.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CheckHost(self, request, context):
-        """What would stand in the way of a trial here, looked up now. Starts nothing.
+        """Check the host now and report what would prevent a trial. Starts nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def JoinLoad(self, request, context):
-        """Take part in the load of an attempt: its lead before StartTrial, load hosts likewise. Idempotent by trial id and attempt; a new
-        attempt or another trial replaces what was joined before. ABORTED for an older attempt.
+        """Join the load cluster of an attempt, as its lead or as a load host, before StartTrial. Idempotent by trial id and attempt; a newer
+        attempt or another trial replaces the one that was joined before. ABORTED for an older attempt.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def LeaveLoad(self, request, context):
-        """End that part; harmless when there is none.
+        """Leave the load cluster of an attempt; harmless if this host has not joined it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -95,7 +95,8 @@ class ControllerServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def SubmitJob(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Check a job file and queue its trials.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -113,14 +114,15 @@ class ControllerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WatchJob(self, request, context):
-        """The job's state whenever it changed, until the job is over.
+        """Stream the job's state whenever it changes, until the job is over.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CancelJob(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """End all trials of a job.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -132,7 +134,8 @@ class ControllerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetResults(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Return the stored runs of a job.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -144,21 +147,21 @@ class ControllerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DrainHost(self, request, context):
-        """No new trials there; what runs is measured to its end. Repeating it changes the reason.
+        """Give the host no new trials; what runs is measured to its end. A repeated call changes the reason.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UndrainHost(self, request, context):
-        """Trials again, also where repeated failures had set the host aside.
+        """Give the host trials again, also if it was quarantined after repeated failures.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CheckHosts(self, request, context):
-        """One answer a host, as each is ready.
+        """Check hosts now; stream one response per host as each is ready.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
