@@ -1,5 +1,5 @@
-"""Owns the start and the stop of `fleet-agent`: reads its flags, builds the parts in order, ends
-them in reverse.
+"""Starts and stops `fleet-agent`: reads its options, builds its parts in order, and stops them in
+reverse.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fleet_protos import __version__
 from fleet_protos.errors import ConfigError, ExitCode, FleetError
 from fleet_protos.escape import escape_unprintable, log_to_stderr
 
-if TYPE_CHECKING:  # it takes a while to import, and `check` and `pending` need none of it
+if TYPE_CHECKING:  # slow to import, and `check` and `pending` do not need it
     from fleet_agent.trials.agent import Agent
 
 log = logging.getLogger(__name__)
@@ -30,82 +30,86 @@ _LINGER_CHECK_S = 1.0
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The flags of `fleet-agent`."""
-    parse = argparse.ArgumentParser(
+    """Return the parser of `fleet-agent`'s options."""
+    parser = argparse.ArgumentParser(
         prog="fleet-agent",
-        description="The daemon of one host: launches servers, proves, measures, journals.",
+        description="The daemon of one host: launches servers, proves their configuration, "
+        "measures, and keeps a journal.",
     )
-    parse.add_argument("--version", action="version", version=f"fleet-agent {__version__}")
-    parse.add_argument(
+    option = parser.add_argument
+    option("--version", action="version", version=f"fleet-agent {__version__}")
+    option(
         "--config",
         type=Path,
-        default=None,
         metavar="FILE",
-        help="agent.toml; what it says, the options here override",
+        help="configuration file, agent.toml; the other options override it",
     )
-    parse.add_argument(
-        "--state", type=Path, default=None, help="folder of its journal and artifacts"
-    )
-    parse.add_argument(
+    option("--state", type=Path, help="folder for the journal and artifacts")
+    option(
         "--listen",
         default="",
         help="unix:PATH or ADDRESS:PORT (default: a socket in the state folder)",
     )
-    parse.add_argument(
-        "--host-name", default="", help="name of this host in jobs and results (default: its own)"
+    option(
+        "--host-name",
+        default="",
+        help="name of this host in jobs and results (default: its own name)",
     )
-    parse.add_argument(
-        "--gpus",
-        type=int,
-        default=None,
-        help="GPUs that trials may use (default: all that the driver shows)",
-    )
-    parse.add_argument(
-        "--simulated-gpus",
-        type=int,
-        default=None,
-        help="GPUs of simulated servers (default: 8; 0 with --config)",
-    )
-    parse.add_argument(
-        "--recorded-gpus",
-        type=Path,
-        default=None,
-        metavar="FILE",
-        help="take the GPUs from this JSON, not from the driver",
-    )
-    parse.add_argument(
-        "--memory-back",
-        type=float,
-        default=30.0,
-        metavar="SECONDS",
-        help="time for GPU memory to be free (default: 30)",
-    )
-    parse.add_argument(
+    _add_gpu_options(parser)
+    option(
         "--label",
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="a label that jobs select hosts by",
+        help="a label by which jobs select hosts; may be repeated",
     )
-    parse.add_argument(
+    option(
         "--linger",
         type=float,
         default=0.0,
         metavar="SECONDS",
-        help="end after so long without trial and controller",
+        help="stop after this long without a trial and a controller (default: never)",
     )
-    text = "files of ended trials that stay here though the controller has them (default: 1024)"
-    parse.add_argument("--keep-files", type=int, default=1024, metavar="MIB", help=text)
-    parse.add_argument(
+    option(
+        "--keep-files",
+        type=int,
+        default=1024,
+        metavar="MIB",
+        help="size limit on files of ended trials that the controller has too (default: 1024)",
+    )
+    option(
         "--metrics", default="", metavar="ADDRESS:PORT", help="Prometheus endpoint (default: none)"
     )
-    parse.add_argument("--metrics-port", type=int, default=0, help="as --metrics 127.0.0.1:PORT")
-    return parse
+    option("--metrics-port", type=int, default=0, help="same as --metrics 127.0.0.1:PORT")
+    return parser
+
+
+def _add_gpu_options(parser: argparse.ArgumentParser) -> None:
+    option = parser.add_argument
+    option("--gpus", type=int, help="GPUs that trials may use (default: all that the driver shows)")
+    option(
+        "--simulated-gpus",
+        type=int,
+        help="GPUs of simulated servers (default: 8; 0 with --config)",
+    )
+    option(
+        "--recorded-gpus",
+        type=Path,
+        metavar="FILE",
+        help="read the GPUs from this JSON file instead of the driver",
+    )
+    option(
+        "--memory-back",
+        type=float,
+        default=30.0,
+        metavar="SECONDS",
+        help="how long to wait for GPU memory to be free (default: 30)",
+    )
 
 
 def main() -> int:
-    """Run until SIGTERM or SIGINT, or `check` the host. Returns a process exit code; no traceback
-    for a user's mistake.
+    """Run the agent until SIGTERM or SIGINT, or run `check` or `pending`. Return the process's exit
+    code; a user's mistake prints no traceback.
     """
     if sys.argv[1:2] == ["check"]:
         return _run_check_command(sys.argv[2:])
@@ -114,9 +118,7 @@ def main() -> int:
     options = build_parser().parse_args()
     limit_malloc_arenas()
     log_to_stderr()
-    os.environ.setdefault(
-        "GRPC_VERBOSITY", "NONE"
-    )  # what it says of a broken line, the log says in words
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # our own log covers broken connections
     try:
         _require_agent_extra()
         asyncio.run(_serve(options))
@@ -134,16 +136,15 @@ def _run_check_command(words: list[str]) -> int:
         return code
     except FleetError as error:
         return _print_error(error)
-    except OSError as error:  # its reader has gone, or the disk is full
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # or Python tries again at its end
-        unwritable = ConfigError(f"the findings cannot be written: {error.strerror}")
+    except OSError as error:  # the reader closed the pipe, or the disk is full
+        # otherwise Python tries to write again when it exits
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        unwritable = ConfigError(f"cannot write the findings: {error.strerror}")
         return ExitCode.DONE if isinstance(error, BrokenPipeError) else _print_error(unwritable)
 
 
 def _run_pending_command(words: list[str]) -> int:
-    """For a deploy: what would be lost if the agent ended now, or its state went."""
+    """Print what would be lost if the agent's state were removed now; used by `fleetctl deploy`."""
     from fleet_agent.app.pending_command import read_pending
 
     parse = argparse.ArgumentParser(
@@ -152,7 +153,7 @@ def _run_pending_command(words: list[str]) -> int:
     )
     parse.add_argument("--state", type=Path, required=True, help="the agent's state folder")
     try:
-        print(json.dumps(read_pending(parse.parse_args(words).state)))  # noqa: T201 - its result
+        print(json.dumps(read_pending(parse.parse_args(words).state)))  # noqa: T201 - its output
     except FleetError as error:
         return _print_error(error)
     return ExitCode.DONE
@@ -160,13 +161,13 @@ def _run_pending_command(words: list[str]) -> int:
 
 def _print_error(error: FleetError) -> int:
     text = f"fleet-agent: {error.message}" + (f"\n  {error.hint}" if error.hint else "")
-    print(escape_unprintable(text), file=sys.stderr)  # noqa: T201 - its way to tell
+    print(escape_unprintable(text), file=sys.stderr)  # noqa: T201 - its output
     return error.exit_code
 
 
 def _require_agent_extra() -> None:
-    """Raises ConfigError for what only the load needs, before a server is launched that nothing
-    could load.
+    """Raise ConfigError if a package that only the load process needs is missing, before a server
+    is launched that could not be measured.
     """
     missing = next(
         (module for module in ("ray", "pyarrow", "uvloop") if find_spec(module) is None), None
@@ -178,7 +179,7 @@ def _require_agent_extra() -> None:
 async def _serve(options: argparse.Namespace) -> None:
     try:
         await _run_agent(options)
-    except* FleetError as failed:  # of the group or of the making of its parts
+    except* FleetError as failed:  # from the task group, or from building the parts
         raise failed.exceptions[0] from None
 
 
@@ -203,7 +204,7 @@ async def _run_agent(options: argparse.Namespace) -> None:
             if options.linger > 0:
                 tasks.create_task(_stop_when_idle(parts.agent, options.linger, stopping))
             await working
-            if serving is not None:  # till the end: the controller is to hear how the trials ended
+            if serving is not None:  # serve to the end: the controller must learn how trials ended
                 serving.cancel()
     finally:
         await parts.server.stop(grace=1.0)
@@ -212,14 +213,14 @@ async def _run_agent(options: argparse.Namespace) -> None:
 
 
 async def _stop_when_idle(agent: Agent, linger_s: float, stopping: asyncio.Event) -> None:
-    """A local agent whose controller was killed ends its trials, waits for another controller, then
-    goes.
+    """Stop an agent without controller and trials after `linger_s` seconds, such as a local agent
+    whose controller was killed.
     """
     while not stopping.is_set():
         await asyncio.sleep(_LINGER_CHECK_S)
-        lonely_s = time.monotonic() - agent.quiet_since_s
-        if not agent.watchers and not agent.active and lonely_s > linger_s:
-            log.info("no controller and no trial for %.0f s", lonely_s)
+        idle_s = time.monotonic() - agent.quiet_since_s
+        if not agent.watchers and not agent.active and idle_s > linger_s:
+            log.info("stopping: no controller and no trial for %.0f s", idle_s)
             stopping.set()
 
 

@@ -30,8 +30,8 @@ glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C libr
 # and another one taken.
 PIECES = """
 import ctypes, threading
-from fleet_agent.app.malloc_settings import settle_allocator
-assert settle_allocator()
+from fleet_agent.app.malloc_settings import limit_malloc_arenas
+assert limit_malloc_arenas()
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
 all_hold = threading.Barrier(8)

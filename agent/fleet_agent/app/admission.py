@@ -1,8 +1,7 @@
-"""Owns the admission of trials: sound, allowed on this host, with the host's defaults. Looks at
-links and programs; starts nothing.
+"""Decides whether a trial may run on this host: it must be valid and allowed, and gets the host's
+defaults.
 
-Refused is refused for good: the controller closes such a trial as a mistake of configuration, and
-does not try it again.
+A refusal is final: the controller closes the trial as a configuration error and does not retry it.
 """
 
 from __future__ import annotations
@@ -28,14 +27,12 @@ from fleet_protos.trial_types import TrialSpec
 
 log = logging.getLogger(__name__)
 
-_INVALID_TRIAL_HINT = (
-    "this is no trial that a controller of benchfleet sends: correct the job, or look who sent it"
-)
+_INVALID_TRIAL_HINT = "correct the job; if a controller did not send it, check which client did"
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """The rules of one host. `private`: folders of the agent that no job may name."""
+    """The rules of one host. `private` lists folders of the agent that no job may name."""
 
     host: str
     policy: Policy = field(default_factory=Policy)
@@ -44,7 +41,7 @@ class Admission:
 
     @classmethod
     def from_config(cls, host: str, config: AgentConfig, state: Path) -> Admission:
-        """As the agent is configured."""
+        """Return the rules of the agent's configuration."""
         named = [state, *((Path(config.file).parent,) if config.file else ())]
         named += (
             [
@@ -58,13 +55,13 @@ class Admission:
         return cls(host, allow_defaults(config.policy, config.server), config.server, private)
 
     def admit(self, spec: TrialSpec) -> TrialSpec:
-        """The trial as it is run here. Raises ConfigError, told in the log too. Follows links: call
-        it in a thread.
+        """Return the trial as it will run here. A refusal is logged and raises ConfigError. Follows
+        symbolic links on disk: call it in a thread.
         """
         if faults_found := find_spec_faults(spec):
             self._log_refusal(spec, faults_found)
             raise ConfigError(
-                f"host {self.host} takes no such trial: {'; '.join(faults_found)}",
+                f"host {self.host} rejects an invalid trial: {'; '.join(faults_found)}",
                 _INVALID_TRIAL_HINT,
             )
         engine = with_defaults(spec.engine, self.defaults)
@@ -100,14 +97,16 @@ class Admission:
         )
         hints = [f"remove {', '.join(never)} from the job"] if never else []
         if allow:
-            owner = f"have the owner of the fleet write in fleet.yaml, for {self.host}: allow: {{{allow}}}, then run `fleetctl deploy`"
-            hints.append(f"remove it from the job, or {owner}")
+            hints.append(
+                "remove it from the job, or have the owner of the fleet add to "
+                f"{self.host} in fleet.yaml: allow: {{{allow}}}, and run `fleetctl deploy`"
+            )
         return "; ".join(hints)
 
     def _log_refusal(self, spec: TrialSpec, reasons: Iterable[str]) -> None:
         for reason in reasons:
             log.warning(
-                "trial %s of job %s refused: %s",
+                "refused trial %s of job %s: %s",
                 shorten_untrusted(spec.trial_id),
                 shorten_untrusted(spec.job_id),
                 shorten_untrusted(reason, 500),

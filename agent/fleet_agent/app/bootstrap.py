@@ -1,4 +1,4 @@
-"""Owns the making of the agent's parts from its configuration; runs none of them."""
+"""Builds the parts of an agent from its configuration."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1.health import aio as health_aio  # type: ignore[attr-defined] # the stubs lack it
+from grpc_health.v1.health import aio as health_aio  # type: ignore[attr-defined] # not in the stubs
 
 from fleet_agent.app.admission import Admission
 from fleet_agent.app.config import AgentConfig, split_address
@@ -33,14 +33,12 @@ from fleet_transport.sockets import bind_server, listen_address
 from fleet_transport.tls_gateway import TlsGateway
 from fleet_transport.tls_identity import Role
 
-_MAX_REQUEST_BYTES = 2 << 20  # a trial
+_MAX_REQUEST_BYTES = 2 << 20  # the largest request is a trial
 _OPTIONS = [
     ("grpc.max_concurrent_streams", 512),
     ("grpc.max_receive_message_length", GRPC_MAX_BYTES),
-    (
-        "grpc.http2.min_recv_ping_interval_without_data_ms",
-        1_000,
-    ),  # a controller asks every 5 s whether the line still stands
+    # a controller pings every 5 s
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.keepalive_permit_without_calls", 1),
 ]
@@ -48,21 +46,21 @@ _OPTIONS = [
 
 @dataclass(frozen=True, slots=True)
 class AgentParts:
-    """A whole agent, not yet running."""
+    """All parts of an agent that does not run yet."""
 
     agent: Agent
     server: aio.Server
     journal: Journal
     address: str
     host: str
-    gateway: TlsGateway | None = None  # before the server on a network; it must be served too
+    gateway: TlsGateway | None = None  # in front of the server on a network; run its serve() too
 
 
 async def build_agent(
     config: AgentConfig, recorded_gpus: Path | None = None, memory_back_s: float = 30.0
 ) -> AgentParts:
-    """Build everything. Raises ConfigError for a bad configuration, Conflict when the state folder
-    or the address is in use.
+    """Build all parts. Raises ConfigError for an invalid configuration, Conflict if the state
+    folder or the address is in use.
     """
     state = (config.state or Path()).absolute()
     await asyncio.to_thread(state.mkdir, parents=True, exist_ok=True, mode=0o700)

@@ -1,5 +1,5 @@
-"""Owns `fleet-agent check`: what preflight finds on this host without a trial, and its fingerprint.
-Starts and changes nothing.
+"""`fleet-agent check`: prints what preflight finds on this host without a trial, and its
+fingerprint.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from fleet_protos.errors import ExitCode
 
 
 def run_check(words: Sequence[str]) -> int:
-    """Print the findings for this host; 1 when one is an error. Raises ConfigError for a recording
-    that is none.
+    """Print the findings for this host. Return 1 if one is an error. Raises ConfigError for an
+    invalid recording.
     """
     options = _parser().parse_args(words)
     gpus: Gpus = RecordedGpus(options.recorded_gpus) if options.recorded_gpus else NvmlGpus()
@@ -47,7 +47,7 @@ def run_check(words: Sequence[str]) -> int:
 
 
 def check_host(host: HostState) -> tuple[Finding, ...]:
-    """What concerns any trial here, on all GPUs at once. Blocking."""
+    """Return the findings that concern any trial here, on all GPUs at once. Blocking."""
     reading = host.gpus.read()
     indices = [gpu.index for gpu in reading.gpus]
     gpus = check_gpus(reading, indices) if indices or reading.fault else []
@@ -62,22 +62,22 @@ def check_host(host: HostState) -> tuple[Finding, ...]:
 
 def _parser() -> argparse.ArgumentParser:
     parse = argparse.ArgumentParser(
-        prog="fleet-agent check", description="Findings about this host, and its fingerprint."
+        prog="fleet-agent check", description="Print findings about this host and its fingerprint."
     )
     parse.add_argument(
         "--state",
         type=Path,
         default=Path("/tmp"),
-        help="folder whose room is looked at (default: /tmp)",
+        help="folder whose disk is checked for free space (default: /tmp)",
     )
     parse.add_argument(
         "--recorded-gpus",
         type=Path,
         default=None,
         metavar="FILE",
-        help="take the GPUs from this JSON, not from the driver",
+        help="read the GPUs from this JSON file instead of the driver",
     )
-    parse.add_argument("--json", action="store_true", help="as JSON")
+    parse.add_argument("--json", action="store_true", help="print JSON")
     return parse
 
 

@@ -1,5 +1,5 @@
-"""Owns the agent's configuration file, agent.toml: read whole, every mistake told at once. Starts
-nothing, and changes no file.
+"""The agent's configuration file, agent.toml. It is validated as a whole, and all mistakes are
+reported at once.
 
     host = "gpu01"                     # names on the command line win over the file
     listen = "0.0.0.0:7433"            # needs [tls]; unix:PATH and 127.0.0.1:PORT do not
@@ -7,21 +7,34 @@ nothing, and changes no file.
     gpus = 8                           # default: all that the driver shows
     simulated_gpus = 0
     metrics = "127.0.0.1:9464"         # default: none
-    load_only = false                  # true: drives load for other hosts, launches no server
-    [labels]      gpu = "h200"
-    [tls]         authorities = "/etc/benchfleet/ca.crt"  certificate = "…/agent.crt"  key =
-    "…/agent.key"  revoked = "…/revoked.json" [allow]       python = []  images = []  models = []
-    mounts = []  env = []  args = [] [server]      python = "/home/USER/ml-env/bin/python3"  image =
-    "" [server.env]  NCCL_SOCKET_IFNAME = "eth0"
+    load_only = false                  # true: sends load for other hosts, launches no server
+    [labels]
+    gpu = "h200"
+    [tls]
+    authorities = "/etc/benchfleet/ca.crt"
+    certificate = "/etc/benchfleet/agent.crt"
+    key = "/etc/benchfleet/agent.key"
+    revoked = "/etc/benchfleet/revoked.json"
+    [allow]                            # lists of patterns
+    python = []
+    images = []
+    models = []
+    mounts = []
+    env = []
+    args = []
+    [server]
+    python = "/home/USER/ml-env/bin/python3"
+    image = ""
+    [server.env]
+    NCCL_SOCKET_IFNAME = "eth0"
 
-A file makes the agent strict: jobs may only ask for what [allow] names and what [server] gives.
+With a file the agent is strict: jobs may only request what [allow] lists and what [server] sets.
 Without one the agent is open.
 """
 
 from __future__ import annotations
 
 import argparse
-import difflib
 import os
 import re
 import stat
@@ -31,6 +44,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from fleet_agent.app.config_tables import ConfigChecker
 from fleet_agent.core.admission.host_policy import Policy, ServerDefaults
 from fleet_agent.storage.artifact_retention import KEPT_BYTES
 from fleet_protos.errors import ConfigError
@@ -41,40 +55,11 @@ VARIABLE_PATTERN = r"[A-Za-z_][A-Za-z0-9_]*"
 _ENDPOINT = re.compile(r"(.+):(\d{1,5})")
 _MAX_FILE_BYTES = 1 << 20
 
-_TABLES: Mapping[str, Mapping[str, type]] = {
-    "": {
-        "host": str,
-        "listen": str,
-        "state": str,
-        "gpus": int,
-        "simulated_gpus": int,
-        "metrics": str,
-        "load_only": bool,
-    },
-    "tls": {"authorities": str, "certificate": str, "key": str, "revoked": str},
-    "allow": {
-        "python": list,
-        "images": list,
-        "models": list,
-        "mounts": list,
-        "env": list,
-        "args": list,
-    },
-    "server": {"python": str, "image": str},
-}
-_FREE_TABLES = ("labels", "server.env")  # tables whose keys are the user's own
-_TYPE_NAMES = {
-    str: "text in quotes",
-    int: "a whole number",
-    bool: "true or false",
-    list: "a list of texts",
-}
-
 
 @dataclass(frozen=True, slots=True)
 class AgentConfig:
-    """What the file says, or its defaults without one. Empty and None: not said. `metrics`:
-    ADDRESS:PORT.
+    """What the file says, or the defaults without a file. An empty string or None means that it was
+    not given. `metrics` is ADDRESS:PORT.
     """
 
     host: str = ""
@@ -88,43 +73,52 @@ class AgentConfig:
     policy: Policy = field(default_factory=Policy)
     server: ServerDefaults = field(default_factory=ServerDefaults)
     file: str = ""
-    kept_bytes: int = KEPT_BYTES  # of files of ended trials that the controller has too
+    kept_bytes: int = KEPT_BYTES  # limit on files of ended trials that the controller has too
 
 
 def read_config(path: Path) -> AgentConfig:
-    """The configuration in a file. Raises ConfigError with all its mistakes, one a line."""
+    """Return the configuration in a file. Raises ConfigError with all its mistakes, one
+    per line.
+    """
     try:
         with path.open("rb") as file:
             about = os.fstat(file.fileno())
             content = file.read(_MAX_FILE_BYTES + 1)
     except OSError as error:
         raise ConfigError(
-            f"{path}: {error.strerror}", "name the agent's configuration by --config FILE"
+            f"cannot read {path}: {error.strerror}",
+            "name the agent's configuration with --config FILE",
         ) from error
     if about.st_uid not in (0, os.geteuid()) or about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        message = f"{path}: others than root and this user (id {os.geteuid()}) may change it, and it says what jobs may do"
-        raise ConfigError(message, f"chmod 640 {path}, and chown it to the agent's user or root")
+        message = (
+            f"{path} says what jobs may do, but users other than root and this one "
+            f"(id {os.geteuid()}) can change it"
+        )
+        raise ConfigError(
+            message, f"run chmod 640 {path}, and chown it to the agent's user or to root"
+        )
     if len(content) > _MAX_FILE_BYTES:
         raise ConfigError(
-            f"{path}: larger than {_MAX_FILE_BYTES} bytes", "it is no agent configuration"
+            f"{path} is larger than {_MAX_FILE_BYTES} bytes",
+            "check that this is the agent's configuration file",
         )
     return parse_config(content, str(path))
 
 
 def parse_config(content: bytes, file: str) -> AgentConfig:
-    """The configuration that the content of `file` says. Raises ConfigError with all its mistakes,
-    one a line.
+    """Return the configuration in the content of `file`. Raises ConfigError with all its mistakes,
+    one per line.
     """
     try:
         text = content.decode()
         document = tomllib.loads(text)
     except UnicodeDecodeError as error:
         raise ConfigError(
-            f"{file}: byte {error.start} is not UTF-8", "write it as UTF-8 text"
+            f"{file}: byte {error.start} is not UTF-8", "save the file as UTF-8 text"
         ) from None
     except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise ConfigError(f"{file}: no TOML: {error}", "correct that line") from None
-    checker = _ConfigChecker(file, text, [])
+        raise ConfigError(f"{file} is not valid TOML: {error}", "correct that line") from None
+    checker = ConfigChecker(file, text, [])
     tables = checker.read_tables(document)
     config = _build_config(tables, file)
     _check(config, checker)
@@ -134,92 +128,6 @@ def parse_config(content: bytes, file: str) -> AgentConfig:
             f"correct {file}; nothing was started",
         )
     return config
-
-
-@dataclass(frozen=True, slots=True)
-class _ConfigChecker:
-    """A file that is being checked; `faults` grows."""
-
-    file: str
-    text: str
-    faults: list[tuple[int, str]]
-
-    def fault(self, key: str, problem: str, fix: str) -> None:
-        """Note a mistake at a dotted key."""
-        line = _find_line(self.text, key)
-        self.faults.append(
-            (line, f"{self.file}{f':{line}' if line else ''}: {key}: {problem}: {fix}")
-        )
-
-    def read_tables(self, document: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-        """Table → its keys of the right kind; everything else is a fault."""
-        found: dict[str, dict[str, Any]] = {name: {} for name in (*_TABLES, *_FREE_TABLES)}
-        self._read_table("", document, found)
-        return found
-
-    def _read_table(
-        self, table: str, content: Mapping[str, Any], found: dict[str, dict[str, Any]]
-    ) -> None:
-        for key, value in content.items():
-            dotted = f"{table}.{key}" if table else key
-            if dotted in found:
-                if isinstance(value, Mapping):
-                    self._read_table(dotted, value, found)
-                else:
-                    self.fault(dotted, "must be a table", f"write [{dotted}] and its keys below it")
-            elif table in _FREE_TABLES:
-                self._read_free_entry(dotted, key, value, found[table])
-            elif key not in _TABLES[table]:
-                self.fault(
-                    dotted, "unknown key", _suggestion(key, [*_TABLES[table], *_subtables(table)])
-                )
-            elif not _has_type(value, _TABLES[table][key]):
-                seen = _TYPE_NAMES.get(type(value), f"a {type(value).__name__}")
-                self.fault(dotted, f"must be {_TYPE_NAMES[_TABLES[table][key]]}", f"it is {seen}")
-            else:
-                found[table][key] = value
-
-    def _read_free_entry(self, dotted: str, key: str, value: Any, into: dict[str, Any]) -> None:
-        if isinstance(value, str):
-            into[key] = value
-        else:
-            self.fault(dotted, "must be text in quotes", f'write {key} = "{value}"')
-
-
-def _has_type(value: Any, kind: type) -> bool:
-    if kind is list:
-        return isinstance(value, list) and all(isinstance(entry, str) for entry in value)
-    return type(value) is kind
-
-
-def _subtables(table: str) -> list[str]:
-    names = [
-        name for name in (*_TABLES, *_FREE_TABLES) if name and name.rpartition(".")[0] == table
-    ]
-    return [name.rpartition(".")[2] for name in names]
-
-
-def _suggestion(key: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(key, known, n=1)
-    return f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
-
-
-def _find_line(text: str, key: str) -> int:
-    """The line of a dotted key, 0 when it is written in a way that this does not read (tomllib
-    gives no lines).
-    """
-    *tables, name = key.split(".")
-    inside = ""
-    for number, line in enumerate(text.split("\n"), start=1):
-        if header := re.match(r"\s*\[([^\[\]]+)\]", line):
-            inside = re.sub(r"[\s\"']", "", header[1])
-            if inside == key:
-                return number
-        elif inside == ".".join(tables) and re.match(
-            rf"\s*[\"']?{re.escape(name)}[\"']?\s*[=.]", line
-        ):
-            return number
-    return 0
 
 
 def _build_config(tables: Mapping[str, Mapping[str, Any]], file: str) -> AgentConfig:
@@ -246,23 +154,23 @@ def _build_config(tables: Mapping[str, Mapping[str, Any]], file: str) -> AgentCo
     )
 
 
-def _check(config: AgentConfig, checker: _ConfigChecker) -> None:
-    """What each key must be beyond its kind."""
+def _check(config: AgentConfig, checker: ConfigChecker) -> None:
+    """Check what each key must be beyond its type."""
     if config.host and not re.fullmatch(HOST_PATTERN, config.host):
         checker.fault(
             "host",
-            f"{config.host!r} is no host name",
-            "use letters, digits, `.`, `-` and `_`, at most 63",
+            f"{config.host!r} is not a host name",
+            "use at most 63 letters, digits, `.`, `-` and `_`",
         )
     if config.state is not None and not config.state.is_absolute():
         checker.fault(
             "state",
             f"{config.state} is not absolute",
-            "write the whole path: the daemon has no working folder of its own",
+            "write the absolute path: the daemon has no working folder of its own",
         )
     for key, number in (("gpus", config.gpus), ("simulated_gpus", config.simulated_gpus)):
         if number is not None and not 0 <= number <= 1024:
-            checker.fault(key, f"{number} is no number of GPUs", "write 0 to 1024, or leave it out")
+            checker.fault(key, f"{number} is out of range", "write 0 to 1024, or leave it out")
     _check_endpoint(config, checker)
     _check_tls(config.tls, checker)
     _check_server(config, checker)
@@ -270,14 +178,16 @@ def _check(config: AgentConfig, checker: _ConfigChecker) -> None:
     _check_patterns(config, checker)
 
 
-def _check_endpoint(config: AgentConfig, checker: _ConfigChecker) -> None:
+def _check_endpoint(config: AgentConfig, checker: ConfigChecker) -> None:
     if (
         config.listen
         and not config.listen.startswith("unix:/")
         and not split_address(config.listen)
     ):
         checker.fault(
-            "listen", f"{config.listen!r} is no address", 'write "0.0.0.0:7433" or "unix:/PATH"'
+            "listen",
+            f"{config.listen!r} is not an address",
+            'write for example "0.0.0.0:7433" or "unix:/PATH"',
         )
     if config.metrics and not split_address(config.metrics):
         checker.fault(
@@ -287,7 +197,7 @@ def _check_endpoint(config: AgentConfig, checker: _ConfigChecker) -> None:
         )
 
 
-def _check_tls(tls: TlsFiles | None, checker: _ConfigChecker) -> None:
+def _check_tls(tls: TlsFiles | None, checker: ConfigChecker) -> None:
     if tls is None:
         return
     for key in ("authorities", "certificate", "key"):
@@ -300,49 +210,53 @@ def _check_tls(tls: TlsFiles | None, checker: _ConfigChecker) -> None:
     for key in ("authorities", "certificate", "key", "revoked"):
         path = getattr(tls, key)
         if path not in (None, Path()) and not path.is_absolute():
-            checker.fault(f"tls.{key}", f"{path} is not absolute", "write the whole path")
+            checker.fault(f"tls.{key}", f"{path} is not absolute", "write the absolute path")
 
 
-def _check_server(config: AgentConfig, checker: _ConfigChecker) -> None:
+def _check_server(config: AgentConfig, checker: ConfigChecker) -> None:
     if config.server.python and not config.server.python.startswith(("/", "~/")):
         checker.fault(
             "server.python",
             f"{config.server.python} is not absolute",
-            "write the whole path of the Python with SGLang",
+            "write the absolute path of the Python with SGLang",
         )
     if config.server.python and config.server.image:
         checker.fault(
-            "server.image", "stands beside a python", "remove one: a job may choose the other"
+            "server.image",
+            "cannot be set together with server.python",
+            "remove one of them: a job may still choose the other",
         )
 
 
-def _check_variables(env: Mapping[str, str], checker: _ConfigChecker) -> None:
+def _check_variables(env: Mapping[str, str], checker: ConfigChecker) -> None:
     for name, value in env.items():
         if name == "CUDA_VISIBLE_DEVICES" or name.startswith("BENCHFLEET_"):
-            checker.fault(f"server.env.{name}", "is the agent's to set", "remove it")
+            checker.fault(f"server.env.{name}", "is set by the agent itself", "remove it")
         if not re.fullmatch(VARIABLE_PATTERN, name, re.ASCII):
             checker.fault(
-                f"server.env.{name}", "is no name of a variable", "use letters, digits and `_`"
+                f"server.env.{name}", "is not a variable name", "use letters, digits and `_`"
             )
         if "\0" in value:
             checker.fault(
-                f"server.env.{name}", "has a NUL byte", "remove it: no variable can hold one"
+                f"server.env.{name}", "contains a NUL byte", "remove it: no variable can hold one"
             )
 
 
-def _check_patterns(config: AgentConfig, checker: _ConfigChecker) -> None:
+def _check_patterns(config: AgentConfig, checker: ConfigChecker) -> None:
     for key in ("python", "images", "models", "mounts", "env", "args"):
         for pattern in getattr(config.policy, key):
             if not pattern or any(ord(mark) < 32 for mark in pattern):
                 checker.fault(
                     f"allow.{key}",
-                    f"{pattern!r} is no pattern",
+                    f"{pattern!r} is not a pattern",
                     "write a name, or one with `*` and `?`",
                 )
 
 
 def split_address(text: str) -> tuple[str, int] | None:
-    """(address, port) of ADDRESS:PORT, None when it is none; an IPv6 address stands in brackets."""
+    """Return (address, port) of ADDRESS:PORT, None for any other text. An IPv6 address must be in
+    brackets.
+    """
     match = _ENDPOINT.fullmatch(text)
     if (
         match is None
@@ -354,7 +268,7 @@ def split_address(text: str) -> tuple[str, int] | None:
 
 
 def resolve_config(options: argparse.Namespace) -> AgentConfig:
-    """The configuration of this start: its file, if one is named, under the words of the command
+    """Return the configuration of this start: the file, if one is named, overridden by the command
     line. Raises ConfigError.
     """
     config = read_config(options.config) if options.config else AgentConfig(simulated_gpus=8)
@@ -373,7 +287,7 @@ def resolve_config(options: argparse.Namespace) -> AgentConfig:
     )
     if config.state is None:
         raise ConfigError(
-            "no state folder is named", "add --state FOLDER, or `state` to the file of --config"
+            "no state folder is given", "add --state FOLDER, or `state` to the file of --config"
         )
     if config.metrics and not split_address(config.metrics):
         raise ConfigError(

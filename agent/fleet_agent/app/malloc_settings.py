@@ -1,14 +1,14 @@
-"""Owns how the C library hands out memory in the agent's own process: few arenas, large pieces
-given back at once. Allocates nothing.
+"""Limits the memory that glibc's malloc keeps in the agent's own process.
 
-glibc makes an arena for each thread that allocates while others do, up to eight a core, and lets
-the size from which a piece is given back to the kernel on its own rise to that of the largest piece
-that was ever freed. The agent's work passes over a dozen threads (its own, gRPC's, one a child
-process) in pieces of up to a megabyte. With glibc's defaults it had 14 arenas after 25 short
-trials, and from the 100th trial to the 325th 11.6 MiB in use became 11.7, while what lay free in
-them grew from 25 to 31 MiB and was touched bit by bit: 41 MiB resident became 49 with nothing kept.
-Protobuf gives all that is free back from time to time (malloc_trim(3), each 10,000 of its arenas),
-so that it began anew. Threads of Python run one at a time: sharing two arenas costs them nothing.
+By default, glibc creates an arena for each thread that allocates at the same time as others, up to
+eight per core, and raises the size above which a block is returned to the kernel at once to that of
+the largest block ever freed. The agent's work passes over a dozen threads (its own, gRPC's, one per
+child process) in blocks of up to a megabyte. With the defaults it had 14 arenas after 25 short
+trials. From the 100th to the 325th trial, memory in use grew from 11.6 to 11.7 MiB, but free memory
+inside the arenas grew from 25 to 31 MiB and was touched bit by bit, so that 41 MiB resident became
+49. Protobuf returns all free memory from time to time (malloc_trim(3), once per 10,000 of its
+arenas), after which the growth began again. Python threads run one at a time, so sharing two arenas
+costs them nothing.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from __future__ import annotations
 import ctypes
 
 MAX_ARENAS = 2
-MMAP_THRESHOLD_BYTES = 128 << 10  # glibc's own first value, which stays where it is once it was set
+MMAP_THRESHOLD_BYTES = 128 << 10  # glibc's initial value; setting it keeps it fixed
 
-_MMAP_THRESHOLD, _ARENA_MAX = -3, -8  # M_… of malloc.h
+_MMAP_THRESHOLD, _ARENA_MAX = -3, -8  # M_MMAP_THRESHOLD and M_ARENA_MAX of malloc.h
 
 
 def limit_malloc_arenas() -> bool:
-    """Before the first thread is started; False with a C library that has no such setting (musl has
-    no arenas).
+    """Set the limits; call this before the first thread starts. Return False for a C library
+    without these settings (musl has no arenas).
 
-    By call and not by MALLOC_ARENA_MAX, which servers and the load process would inherit.
+    It calls mallopt instead of setting MALLOC_ARENA_MAX, which servers and the load process would
+    inherit.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

@@ -1,6 +1,4 @@
-"""Owns telling what a journal still holds for the controller, without its agent: for whoever wants
-to end or remove it. Changes nothing.
-"""
+"""Reads from a journal, without its agent, what it still holds for the controller."""
 
 from __future__ import annotations
 
@@ -18,14 +16,14 @@ AttemptKey = tuple[str, int]  # trial id and attempt
 
 @dataclass(slots=True)
 class UnacknowledgedState:
-    """What was read so far. `open`: trials that are not over."""
+    """What the journal's records show so far. `open_trials` are the trials that are not over."""
 
     last_sequence: int
     acknowledged: int
     open_trials: dict[AttemptKey, None] = field(default_factory=dict)
 
     def add_record(self, record: dict[str, Any]) -> None:
-        """Take in one record."""
+        """Add one record of the journal."""
         if "acknowledged" in record:
             self.acknowledged = max(int(record["acknowledged"]), self.acknowledged)
             return
@@ -38,10 +36,10 @@ class UnacknowledgedState:
 
 
 def read_pending(state: Path) -> dict[str, object]:
-    """`trials`: TRIAL/ATTEMPT that are not over; `unacknowledged`: events that no controller has;
-    `owed`: attempts whose files it lacks.
+    """Return `trials`, TRIAL/ATTEMPT that are not over; `unacknowledged`, the number of events that
+    no controller has; and `owed`, the attempts whose files no controller has released.
 
-    Works while the agent runs: a last record that is being written counts as not there. Raises
+    Works while the agent runs: a last record that is still being written is ignored. Raises
     JournalDamaged, ConfigError.
     """
     path = state / "journal" / "events.jsonl"

@@ -1,6 +1,4 @@
-"""Owns the agent's gRPC door: messages in, calls on `Agent`, messages out. The only file of the
-agent that knows messages.
-"""
+"""The agent's gRPC service: converts messages to calls on `Agent`, and results to messages."""
 
 from __future__ import annotations
 
@@ -32,6 +30,7 @@ from fleet_protos.v1 import agent_pb2, agent_pb2_grpc, trial_pb2
 
 _CHUNK_BYTES = 256 << 10
 _MAX_REASON_BYTES = 2000
+_CHECK_SENDER = "check which client sent it"
 _STATUS = {
     ConfigError: grpc.StatusCode.INVALID_ARGUMENT,
     Conflict: grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -43,14 +42,13 @@ Context = aio.ServicerContext[Any, Any]
 
 async def _refuse(context: Context, error: FleetError) -> NoReturn:
     text = f"{error.message} — {error.hint}" if error.hint else error.message
-    short = text.encode()[:_MAX_REASON_BYTES].decode(
-        errors="ignore"
-    )  # it travels in the trailer, which takes 8 KiB
+    # the text travels in the trailer, which is limited to 8 KiB
+    short = text.encode()[:_MAX_REASON_BYTES].decode(errors="ignore")
     await context.abort(_STATUS.get(type(error), grpc.StatusCode.INTERNAL), short)
 
 
 class AgentService(agent_pb2_grpc.AgentServiceServicer):
-    """Each verb returns at once; what happens comes through WatchEvents."""
+    """The RPCs of an agent. Each returns at once; what happens is reported through WatchEvents."""
 
     def __init__(
         self,
@@ -67,7 +65,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
     async def Describe(
         self, request: agent_pb2.DescribeRequest, context: Context
     ) -> agent_pb2.DescribeResponse:
-        """Who this agent is and what it is doing."""
+        """Return who this agent is and what it is doing."""
         answer = agent_pb2.DescribeResponse()
         answer.CopyFrom(self._description)
         answer.agent_id = self._journal.agent_id
@@ -85,7 +83,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
     async def StartTrial(
         self, request: agent_pb2.StartTrialRequest, context: Context
     ) -> agent_pb2.StartTrialResponse:
-        """Idempotent by trial id and attempt."""
+        """Start a trial; idempotent by trial id and attempt."""
         try:
             await self._agent.accept_epoch(_read_epoch(request))
             spec = _read_trial_spec(request)
@@ -98,7 +96,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
     async def CancelTrial(
         self, request: agent_pb2.CancelTrialRequest, context: Context
     ) -> agent_pb2.CancelTrialResponse:
-        """Harmless for a trial that is over."""
+        """Cancel a trial; harmless if it is over."""
         try:
             await self._agent.accept_epoch(_read_epoch(request))
         except FleetError as error:
@@ -109,7 +107,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
     async def WatchEvents(
         self, request: agent_pb2.WatchEventsRequest, context: Context
     ) -> AsyncIterator[agent_pb2.WatchEventsResponse]:
-        """From the sequence number asked for, then for ever."""
+        """Stream events from the requested sequence number on, until the caller cancels."""
         await self._refuse_other_agent(request.agent_id, context)
         try:
             epoch = _read_epoch(request)
@@ -122,7 +120,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
     async def AckEvents(
         self, request: agent_pb2.AckEventsRequest, context: Context
     ) -> agent_pb2.AckEventsResponse:
-        """Everything up to there is stored at the controller."""
+        """Record that the controller has stored all events up to a sequence number."""
         await self._refuse_other_agent(request.agent_id, context)
         try:
             await self._agent.accept_epoch(_read_epoch(request))
@@ -132,17 +130,18 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         return agent_pb2.AckEventsResponse()
 
     async def _refuse_other_agent(self, agent_id: str, context: Context) -> None:
-        """Numbers of events mean nothing to another journal."""
+        """Refuse a request meant for another journal: sequence numbers mean nothing to this one."""
         if agent_id and agent_id != self._journal.agent_id:
             message = (
-                f"this is agent {self._journal.agent_id}, not {agent_id}: its journal was made anew"
+                f"this is agent {self._journal.agent_id}, not {agent_id}: "
+                "its journal was re-created"
             )
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, message)
 
     async def ReleaseAttempt(
         self, request: agent_pb2.ReleaseAttemptRequest, context: Context
     ) -> agent_pb2.ReleaseAttemptResponse:
-        """The files of an attempt need not be kept any longer."""
+        """Mark the files of an attempt as deletable."""
         try:
             await self._agent.accept_epoch(_read_epoch(request))
         except FleetError as error:
@@ -153,7 +152,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
     async def FetchArtifact(
         self, request: agent_pb2.FetchArtifactRequest, context: Context
     ) -> AsyncIterator[agent_pb2.FetchArtifactResponse]:
-        """Chunks from `offset` on, each with its digest."""
+        """Stream chunks from `offset` on, each with its digest."""
         try:
             path = trial_artifacts.resolve_artifact(self._agent.artifact_root, request.name)
         except ConfigError as error:
@@ -168,7 +167,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
     async def CheckHost(
         self, request: agent_pb2.CheckHostRequest, context: Context
     ) -> agent_pb2.CheckHostResponse:
-        """What stands in the way of trials here, looked up now."""
+        """Check the host now for what would prevent trials."""
         found = await inspect_host(
             self._agent.host, self._agent.activity, self._admission.policy, self._admission.defaults
         )
@@ -178,7 +177,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
     async def JoinLoad(
         self, request: agent_pb2.JoinLoadRequest, context: Context
     ) -> agent_pb2.JoinLoadResponse:
-        """Idempotent by trial id and attempt."""
+        """Join the load cluster of an attempt; idempotent by trial id and attempt."""
         try:
             await self._agent.accept_epoch(_read_epoch(request))
             known, lead_address = await self._agent.load_parts.join(*_read_load_part(request))
@@ -189,7 +188,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
     async def LeaveLoad(
         self, request: agent_pb2.LeaveLoadRequest, context: Context
     ) -> agent_pb2.LeaveLoadResponse:
-        """Harmless where there is nothing to leave."""
+        """Leave the load cluster of an attempt; harmless if this host has not joined it."""
         try:
             await self._agent.accept_epoch(_read_epoch(request))
             return agent_pb2.LeaveLoadResponse(
@@ -200,8 +199,8 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
 
 
 def _read_epoch(request: Any) -> ControllerEpoch:
-    """Whose order it is; without a lease nobody's. Raises ConfigError for one that no controller
-    has.
+    """Return the controller epoch of a request; an empty one without a lease. Raises ConfigError if
+    it is invalid.
     """
     epoch = from_proto(ControllerEpoch, request.lease)
     _require_valid(epoch)
@@ -210,13 +209,11 @@ def _read_epoch(request: Any) -> ControllerEpoch:
 
 def _require_valid(value: Any) -> None:
     if found := find_value_faults(value):
-        raise ConfigError(
-            f"this message is none of a controller's: {'; '.join(found)}", "look who sent it"
-        )
+        raise ConfigError(f"invalid message: {'; '.join(found)}", _CHECK_SENDER)
 
 
 def _read_load_part(request: agent_pb2.JoinLoadRequest) -> tuple[Membership, ClusterSecrets]:
-    """Raises ConfigError for texts that are none."""
+    """Return a host's part in a load cluster. Raises ConfigError for invalid values."""
     part = Membership(
         trial_id=request.trial_id, attempt=request.attempt, host=request.host, address=request.address,
         lead_address=request.lead_address, cores=request.cores, hold_limit_s=request.hold_limit_s,
@@ -228,32 +225,30 @@ def _read_load_part(request: agent_pb2.JoinLoadRequest) -> tuple[Membership, Clu
         ]
     except UnicodeDecodeError as error:
         raise ConfigError(
-            f"the certificates for the load of trial {request.trial_id} are no PEM",
-            "look who sent it",
+            f"the certificates for the load of trial {request.trial_id} are not PEM text",
+            _CHECK_SENDER,
         ) from error
     return part, ClusterSecrets(request.token, *texts)
 
 
 def _read_trial_spec(request: agent_pb2.StartTrialRequest) -> TrialSpec:
-    """Raises ConfigError for what cannot be read as one."""
+    """Return the request's trial. Raises ConfigError if it is too large or cannot be read."""
     if (size := request.ByteSize()) > LARGEST_SPEC_BYTES:
         raise ConfigError(
-            f"a trial of {size} bytes is larger than {LARGEST_SPEC_BYTES}", "look who sent it"
+            f"a trial of {size} bytes is larger than {LARGEST_SPEC_BYTES} bytes", _CHECK_SENDER
         )
     try:
         return from_proto(TrialSpec, request.spec)
-    except (
-        ValueError,
-        json_format.Error,
-    ) as error:  # a number that JSON cannot hold, an enum that is none
+    except (ValueError, json_format.Error) as error:
+        # a number that JSON cannot hold, an invalid enum
         raise ConfigError(
-            f"no trial can be read from the message: {error}", "look who sent it"
+            f"cannot read a trial from the message: {error}", _CHECK_SENDER
         ) from error
 
 
 def _read_chunk(path: os.PathLike[str], offset: int) -> bytes:
     with open(path, "rb") as file:
-        if offset >= os.fstat(file.fileno()).st_size:  # also one that no file can have
+        if offset >= os.fstat(file.fileno()).st_size:  # seek() rejects an offset above 2**63
             return b""
         file.seek(offset)
         return file.read(_CHUNK_BYTES)

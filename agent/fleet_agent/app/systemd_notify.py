@@ -1,4 +1,4 @@
-"""Owns telling systemd that the agent listens (sd_notify(3)); silent where nobody asked for it."""
+"""Notifies systemd that the agent listens (sd_notify(3))."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from contextlib import suppress
 
 
 def notify_ready() -> None:
-    """Say READY=1 on $NOTIFY_SOCKET, once: what the agent starts must not speak for it."""
+    """Send READY=1 to $NOTIFY_SOCKET if it is set, and unset it: the agent's children must not
+    notify in its place.
+    """
     path = os.environ.pop("NOTIFY_SOCKET", "")
     if not path:
         return

@@ -1,5 +1,5 @@
-"""Owns the trials of one host: takes them, gives them GPUs, restores them after a restart, tells
-watchers. Speaks no gRPC.
+"""The trials of one host: accepts them, assigns GPUs, restores them after a restart, streams their
+events.
 """
 
 from __future__ import annotations
@@ -7,12 +7,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 from fleet_agent.core.admission.attempt_fencing import attempts_to_end
 from fleet_agent.core.allocation import GpuPool, claim_gpus, release
@@ -23,11 +21,11 @@ from fleet_agent.load.load_process import LoadProcess, end_earlier
 from fleet_agent.server.host_check import AgentActivity
 from fleet_agent.server.trial_server import TrialTools
 from fleet_agent.storage.artifact_retention import ArtifactRetention
-from fleet_agent.storage.disk_space import DiskSpace
 from fleet_agent.storage.journal import Journal, JournalFailed
 from fleet_agent.trials.controller_fencing import ControllerFencing
 from fleet_agent.trials.effect_handlers import EffectHandlers
 from fleet_agent.trials.runner import TrialRunner
+from fleet_agent.trials.state_watch import JournalThread, StateWatch
 from fleet_agent.trials.trial_metrics import AgentMetrics
 from fleet_protos import events as ev
 from fleet_protos.controller_epoch import ControllerEpoch
@@ -36,28 +34,25 @@ from fleet_protos.trial_types import EngineKind, Phase, TrialSpec
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
 AttemptKey = tuple[str, int]  # trial id, attempt
-_DISK_CHECK_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Pools:
-    """GPUs by kind of engine: real ones, and those that a simulated server claims."""
+    """GPUs by kind of engine: real ones, and those that simulated servers claim."""
 
     real: GpuPool
     simulated: GpuPool
 
 
 class Agent:
-    """All trials of this host. Touched only on its loop."""
+    """All trials of this host. Use it only on its event loop."""
 
     def __init__(
         self, folder: Path, journal: Journal, tools: TrialTools, pools: Pools, metrics: AgentMetrics
     ) -> None:
         self._artifact_root = folder / "artifacts"
         self._retention = ArtifactRetention(self._artifact_root, tools.kept_bytes)
-        self._disk_space = DiskSpace(folder)
         self._load_folder = folder / "load"
         self.load_parts = ClusterRoles(folder)
         self._journal = journal
@@ -67,18 +62,17 @@ class Agent:
         self._runners: dict[AttemptKey, TrialRunner] = {}
         self._fencing = ControllerFencing(journal, lambda: self.active)
         self._changed = asyncio.Event()
-        self._disk = ThreadPoolExecutor(max_workers=1, thread_name_prefix="journal")
+        self._journal_thread = JournalThread()
+        self._state = StateWatch(folder, journal, self._retention, self._journal_thread)
         self._tasks: asyncio.TaskGroup | None = None
-        self._journal_broken: asyncio.Event = asyncio.Event()  # the journal takes nothing more
-        self._state_loss = ""  # what is no longer there of its state
-        self._ending: asyncio.Event = asyncio.Event()  # it is to end what runs, and go
+        self._ending = asyncio.Event()  # end the trials, then stop
         self._is_ending = False
         self.watchers = 0
         self.quiet_since_s = time.monotonic()
 
     @property
     def artifact_root(self) -> Path:
-        """Where the files of all trials lie."""
+        """The folder that holds the files of all trials."""
         return self._artifact_root
 
     @property
@@ -88,13 +82,13 @@ class Agent:
 
     @property
     def host(self) -> HostState:
-        """What it knows of its host."""
+        """The state of the agent's host."""
         return self._tools.host
 
     @property
     def activity(self) -> AgentActivity:
-        """What a look at the host must leave alone: of the GPUs that are read here, those that
-        trials may use and those that they hold.
+        """What a host check must leave alone: the running trials, and, of the GPUs that the driver
+        shows, those that trials may use and those that they hold.
         """
         read = [pool for kind, pool in self._pools.items() if self._tools.host.uses_gpus(kind)]
         gpus = sorted({gpu for pool in read for gpu in pool.gpus})
@@ -105,31 +99,26 @@ class Agent:
 
     @property
     def unreleased_attempts(self) -> list[str]:
-        """TRIAL/ATTEMPT that are over and whose files the controller did not release yet."""
+        """TRIAL/ATTEMPT that are over and whose files the controller has not released yet."""
         return self._retention.unreleased(frozenset(self._runners))
 
     @property
     def free_bytes(self) -> int:
-        """Of the disk that holds its state."""
-        return self._disk_space.free_bytes()
+        """Free bytes on the disk that holds its state."""
+        return self._state.free_bytes
 
     @property
     def takes_no_trials(self) -> str:
-        """Why no new trial may begin here now; empty when one may."""
-        full = (
-            "the disk is full: the end of a trial might not be journalled"
-            if self._journal.lacks_reserve
-            else ""
-        )
-        return self._disk_space.shortage() or full
+        """Why no new trial may begin here now; empty if one may."""
+        return self._state.shortage
 
     async def run(self, stopping: asyncio.Event) -> None:
-        """Restore what the journal holds, then serve until `stopping`; then end what runs, which
-        has failed, and see it end.
+        """Restore what the journal holds, then serve until `stopping` is set; then end the running
+        trials, which count as failed, and wait until they have ended.
 
-        Raises JournalFailed when nothing can be journalled any more: only another process can open
-        the journal anew. When its files are gone, that one would not know of what runs here: it is
-        ended first.
+        Raises JournalFailed if nothing can be journalled any more, because only a new process can
+        reopen the journal. If the journal's files are gone, the running trials are ended first: the
+        new process would not know about them.
         """
         await end_earlier(self._load_folder)
         await self.load_parts.end_leftovers()
@@ -138,19 +127,17 @@ class Agent:
                 self._restore()
                 self._tasks.create_task(self._tools.host.watch_quarantined(self._ending))
                 works = (
-                    self._free_disk_space(),
-                    self._raise_when_journal_broken(),
+                    self._state.free_disk_space(),
+                    self._state.raise_when_journal_broken(),
                     self._wait_for_stop(stopping),
-                    self._watch_state_folder(),
+                    self._end_when_state_lost(),
                 )
                 background = [self._tasks.create_task(work) for work in works]
                 try:
                     await self._ending.wait()
                 finally:
-                    self._is_ending = (
-                        True  # whatever is begun from here on nobody would see through
-                    )
-                why = "the agent's state was lost" if self._state_loss else "the agent was stopped"
+                    self._is_ending = True  # nobody would end a trial that starts from here on
+                why = "the agent's state was lost" if self._state.loss else "the agent was stopped"
                 for runner in list(self._runners.values()):
                     await runner.interrupt(f"{why} while the trial ran")
                 for task in background:
@@ -160,79 +147,52 @@ class Agent:
         finally:
             await self.load_parts.stop()
             await self._tools.load.stop()
-        self._raise_if_state_lost()
-
-    def _raise_if_state_lost(self) -> None:
-        if self._state_loss:
-            hint = "keep others away from the agent's state folder; what the controller had not stored is lost, its trials are tried again"
-            raise JournalFailed(
-                f"{self._state_loss} while the agent ran: it ends, and the next one begins with what is there then",
-                hint,
-            )
+        self._state.raise_if_lost()
 
     async def _wait_for_stop(self, stopping: asyncio.Event) -> None:
         await stopping.wait()
         self._ending.set()
 
-    async def _watch_state_folder(self) -> None:
-        """End when the files of the journal are no longer there: whatever is written goes nowhere,
-        and nothing can be read again.
-        """
-        while not self._state_loss:
-            await asyncio.sleep(_DISK_CHECK_S)
-            self._state_loss = await self._in_journal_thread(self._journal.missing_files)
-        log.error("%s: this agent ends what runs, and goes", self._state_loss)
+    async def _end_when_state_lost(self) -> None:
+        await self._state.wait_until_lost()
         self._ending.set()
-        self._notify_watchers()  # streams end
-
-    async def _free_disk_space(self) -> None:
-        """While the disk is full: give up what the controller has too, and take back the journal's
-        reserve as soon as there is room.
-        """
-        while True:
-            if self.takes_no_trials:
-                self._retention.drop_released()
-                await self._in_journal_thread(self._journal.refill_reserve)
-            await asyncio.sleep(_DISK_CHECK_S)
-
-    async def _raise_when_journal_broken(self) -> None:
-        await self._journal_broken.wait()
-        raise JournalFailed(
-            "the journal takes nothing more: this agent ends, and the next one opens it anew",
-            "look at its disk",
-        )
+        self._notify_watchers()  # their streams end
 
     async def accept_epoch(self, epoch: ControllerEpoch) -> None:
-        """Let orders under this lease pass, and none under an older one from here on. Raises
-        Conflict, JournalFailed.
+        """Accept orders from this epoch, and from now on none from an older one. Raises Conflict,
+        JournalFailed.
         """
-        if await self._in_journal_thread(lambda: self._fencing.accept_epoch(epoch)):
-            self._notify_watchers()  # streams of who was replaced end
+        if await self._journal_thread.run(lambda: self._fencing.accept_epoch(epoch)):
+            self._notify_watchers()  # the replaced controller's streams end
 
     def release(self, trial_id: str, attempt: int) -> None:
-        """The controller has the attempt's end and all its files."""
+        """Mark the files of an attempt as deletable: the controller has its end and all
+        its files.
+        """
         if (trial_id, attempt) not in self._runners:
             self._retention.release(trial_id, attempt)
 
     def knows(self, trial_id: str, attempt: int) -> bool:
-        """It was taken before, and may be over."""
+        """Return whether this attempt was accepted before; it may be over."""
         return (trial_id, attempt) in self._runners or self._journal.knows(trial_id, attempt)
 
     def start(self, spec: TrialSpec) -> bool:
-        """Take a trial; True when this trial and attempt was known before.
+        """Accept a trial. Return True if this trial and attempt was accepted before.
 
-        Raises Superseded when a newer attempt is known, Conflict while an older one ends, GPUs are
-        taken or the disk is full, ConfigError.
+        Raises Superseded if a newer attempt is known; Conflict while an older one ends, its GPUs
+        are taken or the disk is full; ConfigError for an engine that this host lacks.
         """
         if self.knows(spec.trial_id, spec.attempt):
             return True
         self._fence_attempt(spec)
         if missing := self.takes_no_trials:
-            raise Conflict(f"host takes no new trials: {missing}", "make room; the trial waits")
+            raise Conflict(
+                f"this host takes no new trials: {missing}", "free disk space; the trial waits"
+            )
         if spec.engine.kind not in self._tools.engines:
             raise ConfigError(
                 f"trial {spec.trial_id}: no engine {spec.engine.kind.name.lower()} on this host",
-                "update the agent",
+                "update the agent on this host",
             )
         try:
             self._launch_runner(spec, self._take_gpus(spec), ev.TrialAccepted(spec))
@@ -242,30 +202,30 @@ class Agent:
         return False
 
     def cancel(self, trial_id: str, attempt: int, reason: str) -> bool:
-        """Ask a trial to end; False when it is not active."""
+        """Ask a trial to end. Return False if it is not active."""
         runner = self._runners.get((trial_id, attempt))
         if runner is not None:
             runner.cancel(reason or "cancelled")
         return runner is not None
 
     async def events(self, after_sequence: int, epoch: ControllerEpoch) -> AsyncIterator[ev.Event]:
-        """Each event after that sequence number, then new ones for ever. Raises Conflict once
-        another controller has taken over.
+        """Yield each event after that sequence number, then new ones until cancelled. Raises
+        Conflict once another controller has taken over, JournalFailed if the journal is lost.
         """
         self.watchers += 1
         try:
             with self._fencing.count_stream(epoch):
                 while True:
                     changed = self._changed
-                    self._raise_if_state_lost()
-                    for event in await self._in_journal_thread(
+                    self._state.raise_if_lost()
+                    for event in await self._journal_thread.run(
                         partial(self._read_events, after_sequence)
                     ):
                         yield event
                         after_sequence = event.sequence
                     if self._fencing.is_replaced(epoch):
                         raise Conflict(
-                            "another controller has taken this host over", "end this one"
+                            "another controller has taken this host over", "stop this controller"
                         )
                     await changed.wait()
         finally:
@@ -276,25 +236,25 @@ class Agent:
         return list(self._journal.events(after_sequence))
 
     async def acknowledge(self, up_to_sequence: int) -> None:
-        """The controller has stored everything up to there."""
-        await self._in_journal_thread(lambda: self._journal.acknowledge(up_to_sequence))
-
-    # Inside
+        """Record that the controller has stored all events up to that sequence number."""
+        await self._journal_thread.run(lambda: self._journal.acknowledge(up_to_sequence))
 
     def _fence_attempt(self, spec: TrialSpec) -> None:
-        """An attempt counts only while no newer one is known; a newer one begins when the older
-        ones have ended.
+        """Make sure that this attempt is the newest and that no older one runs.
+
+        Raises Superseded if a newer attempt is known. Older attempts are asked to end; raises
+        Conflict until they have ended.
         """
         active = [attempt for trial_id, attempt in self._runners if trial_id == spec.trial_id]
         older = attempts_to_end(
             spec.trial_id, spec.attempt, active, self._journal.newest_attempt(spec.trial_id)
         )
         for attempt in older:
-            self._runners[spec.trial_id, attempt].cancel(f"attempt {spec.attempt} takes its place")
+            self._runners[spec.trial_id, attempt].cancel(f"attempt {spec.attempt} replaces it")
         if older:
             raise Conflict(
-                f"trial {spec.trial_id}: attempt {older[0]} is still being ended here",
-                "it is asked again soon",
+                f"trial {spec.trial_id}: attempt {older[0]} is still ending on this host",
+                "the controller tries again soon",
             )
 
     def _take_gpus(self, spec: TrialSpec) -> tuple[int, ...]:
@@ -319,15 +279,16 @@ class Agent:
     ) -> EffectHandlers:
         if self._tasks is None or self._is_ending:
             raise Conflict(
-                f"the agent is {'being stopped' if self._is_ending else 'starting'}", "try again"
+                f"the agent is {'stopping' if self._is_ending else 'starting'}",
+                "the controller tries again soon",
             )
         key = (spec.trial_id, spec.attempt)
         try:
             folder = self._retention.create_folder(*key)
         except OSError as error:
             raise Conflict(
-                f"cannot make the trial's folder: {error.strerror}",
-                "look at the disk of the agent's state folder",
+                f"cannot create the folder of trial {spec.trial_id}: {error.strerror}",
+                "check the disk of the agent's state folder",
             ) from error
         tools = self._tools
         if spec.load.hosts and isinstance(first, ev.TrialAccepted):
@@ -348,7 +309,7 @@ class Agent:
                 )  # Ray starts while the server loads
             await runner.run(first)
         finally:
-            if is_lead:  # its cluster is of this attempt
+            if is_lead:  # the load cluster belongs to this attempt
                 await load.stop()
                 self.load_parts.release_lead(key)
             del self._runners[key]
@@ -363,7 +324,7 @@ class Agent:
     async def _record(self, body: ev.Body, trial: AgentTrial, cause: int) -> ev.Event:
         spec, now = trial.spec, time.time_ns()
         try:
-            event = await self._in_journal_thread(
+            event = await self._journal_thread.run(
                 lambda: self._journal.append(
                     body,
                     spec.trial_id,
@@ -374,8 +335,7 @@ class Agent:
                 )
             )
         except JournalFailed:
-            if self._journal.is_broken:
-                self._journal_broken.set()
+            self._state.report_journal_failure()
             raise
         self._metrics.record(event, spec)
         self._notify_watchers()
@@ -385,11 +345,8 @@ class Agent:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def _in_journal_thread(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._disk, work)
-
     def _restore(self) -> None:
-        """End what an earlier process of this agent left unfinished: its servers are found by their
+        """End what an earlier process of this agent left unfinished; its servers are found by their
         recorded sessions.
         """
         histories: dict[AttemptKey, list[ev.Event]] = {}
@@ -402,7 +359,9 @@ class Agent:
     def _end_unfinished(self, history: list[ev.Event]) -> None:
         trial = replay(history)
         spec = trial.spec
-        log.warning("trial %s attempt %s was unfinished: ending it", spec.trial_id, spec.attempt)
+        log.warning(
+            "trial %s attempt %s was left unfinished: ending it", spec.trial_id, spec.attempt
+        )
         message = "the agent was restarted while the trial ran"
         handlers = self._launch_runner(
             spec, self._take_gpus(spec), ev.AgentRestarted(message), trial
@@ -413,8 +372,8 @@ class Agent:
 
 
 def _recorded_launch(history: list[ev.Event]) -> ev.ServerLaunched | None:
-    """The newest launch of a trial, None when it was ordered and its process not recorded: then the
-    launch token finds it.
+    """Return the newest launch of a trial. None if it was ordered but its process was not recorded:
+    then the launch token finds it.
     """
     newest = next(
         (

@@ -1,5 +1,5 @@
-"""Owns which controller this agent follows: judges each lease that is shown, remembers the newest
-in the journal. Gives no orders.
+"""Which controller this agent follows: checks each epoch that a controller presents and records the
+newest in the journal.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class ControllerFencing:
-    """The controller of now. `active` tells TRIAL/ATTEMPT of what runs here."""
+    """The current controller. `active` returns TRIAL/ATTEMPT of the trials that run here."""
 
     def __init__(
         self,
@@ -37,10 +37,10 @@ class ControllerFencing:
         self._no_stream_since_s = time.monotonic()
 
     def accept_epoch(self, presented: ControllerEpoch) -> bool:
-        """Check a lease, and remember it when it is newer: True then. Writes to disk: call it where
-        the journal is written.
+        """Check an epoch; if it is newer, record it and return True. Writes to disk: call it on the
+        journal's thread.
 
-        Raises Conflict when orders under it are not to be obeyed, JournalFailed.
+        Raises Conflict if orders from it must not be obeyed, JournalFailed.
         """
         held = self._journal.epoch
         away_s = time.monotonic() - self._no_stream_since_s
@@ -58,15 +58,15 @@ class ControllerFencing:
             return False
         self._journal.record_epoch(presented)
         log.info(
-            "orders come from controller %s from here on, its start %d",
+            "this agent now follows controller %s, start %d",
             presented.controller_id[:8],
             presented.epoch,
         )
         return True
 
     def is_replaced(self, presented: ControllerEpoch) -> bool:
-        """Another controller, or a later start of this one, has taken over since `shown` was
-        accepted.
+        """Return whether another controller, or a later start of this one, has taken over since
+        `presented` was accepted.
         """
         held = self._journal.epoch
         return presented.names_controller and (presented.controller_id, presented.epoch) != (
@@ -76,8 +76,8 @@ class ControllerFencing:
 
     @contextmanager
     def count_stream(self, presented: ControllerEpoch) -> Iterator[None]:
-        """A stream of events goes to the holder of this lease while inside; somebody who only looks
-        on does not count.
+        """Count an event stream to the holder of this epoch within the context. A read-only
+        observer does not count.
         """
         if not presented.names_controller:
             yield

@@ -1,6 +1,4 @@
-"""Owns the doing of one trial's effects: its server's by `launching`, load, evidence, end. Each
-ends in exactly one event body.
-"""
+"""Carries out the effects of one trial; each ends in exactly one event body."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ from fleet_protos.trial_types import EngineKind, Gate, GateEffect, RunResult, Tr
 
 
 class EffectHandlers:
-    """Carries out effects for one trial; those about its server through `server`."""
+    """Carries out the effects of one trial, those on its server through `server`."""
 
     def __init__(
         self, spec: TrialSpec, tools: TrialTools, gpus: tuple[int, ...], folder: Path
@@ -33,21 +31,20 @@ class EffectHandlers:
         self._tools = tools
         self._folder = folder
         self.server = TrialServer(spec, tools, gpus, folder)
-        self._is_sglang = (
-            spec.engine.kind is not EngineKind.EXTERNAL
-        )  # of an external server its proof tells
-        self._flags: tuple[Gate, ...] = ()  # of the proof: each run of this launch carries them
-        self._shape = DraftShape.from_arguments(
-            spec.engine.args
-        )  # of the draft; the server may have resolved another
-        self._levels: dict[
-            str, tuple[float, ...]
-        ] = {}  # of the valid runs of each workload, for whether they are steady
+        # for an external server, its proof decides
+        self._is_sglang = spec.engine.kind is not EngineKind.EXTERNAL
+        self._flags: tuple[Gate, ...] = ()  # from the proof; each run of this launch carries them
+        # the draft model's shape as the job sets it; the proof may show another
+        self._shape = DraftShape.from_arguments(spec.engine.args)
+        # per workload, the level of each valid run, which shows whether the runs are steady
+        self._levels: dict[str, tuple[float, ...]] = {}
 
     # Server
 
     async def prove(self) -> ev.Body:
-        """What `TrialServer.prove` tells; its flags go with each run from here on."""
+        """Prove the configuration with `TrialServer.prove`; its flags are added to each
+        later run.
+        """
         proved = await self.server.prove()
         if isinstance(proved, ev.ConfigurationProved):
             self._flags = tuple(gate for gate in proved.gates if gate.effect is GateEffect.FLAG)
@@ -58,23 +55,26 @@ class EffectHandlers:
         return proved
 
     async def hold(self, deadline_s: float) -> ev.Body:
-        """ServerFailed when nobody said by `deadline_s` (monotonic seconds) that the gang is done;
-        its cancel comes first.
+        """Hold this host's part of a server until it is cancelled because the lead has finished;
+        return ServerFailed if that has not happened by `deadline_s` (monotonic seconds).
         """
         limit_s = max(0.0, deadline_s - time.monotonic())
         await asyncio.sleep(limit_s)
-        message = f"nobody ended this part of the server within {limit_s:.0f} s, in which its lead must have come to its end"
+        message = (
+            f"rank {self._spec.engine.gang.rank} was not released within its hold limit of "
+            f"{limit_s:.0f} s; the lead should have finished by then"
+        )
         return ev.ServerFailed(
             ErrorKind.SERVER_UNHEALTHY,
             "gang_hold_limit",
             message,
-            hint="look whether the controller still runs",
+            hint="check that the controller still runs",
         )
 
     # Load
 
     async def warm_up(self, workload: Workload) -> ev.Body:
-        """WarmedUp with the rate seen, which counts for nothing, or LoadFailed."""
+        """Return WarmedUp with the rate seen, which never counts in a result, or LoadFailed."""
         requests = self._spec.measure.warmup_requests or max(1, workload.concurrency)
         try:
             reply = await self._tools.load.warm(
@@ -87,11 +87,11 @@ class EffectHandlers:
     async def measure(
         self, workload: Workload, index: int, earlier_runs: Sequence[SearchRun] = ()
     ) -> ev.Body:
-        """RunFinished with metrics, gates and the raw data's digest, or LoadFailed when our own
-        measuring broke.
+        """Return RunFinished with metrics, gates and the digest of the raw data, or LoadFailed if
+        our own measuring broke.
 
-        Of a search: the workload is that of one load, and `told` what its runs before this one
-        said.
+        In a search, `workload` is the one for a single load, and `earlier_runs` are the search's
+        runs so far.
         """
         request = self._load_request(workload, index, earlier_runs)
         try:
@@ -101,7 +101,7 @@ class EffectHandlers:
         if workload.search.of and request.flush and self._is_sglang and not reply.cache_flushed:
             return ev.LoadFailed(
                 workload.name,
-                "the server was not done with the load before, or would not empty its cache",
+                "the server had not finished the previous load, or did not empty its cache",
             )
         gates = (
             *run_gates(RunFacts(**reply.facts), workload, self._spec.measure),
@@ -131,8 +131,8 @@ class EffectHandlers:
         return ev.RunFinished(self._with_warm_up_runs(run, workload))
 
     def _with_warm_up_runs(self, run: RunResult, workload: Workload) -> RunResult:
-        """The run with what it shows of those before it: how many were warm-up, and whether the
-        launch ever became steady.
+        """Return the run with what it shows about earlier ones: how many were warm-up, and a gate
+        if the launch never became steady.
         """
         if rate_of(run) is None:
             return run
@@ -155,8 +155,8 @@ class EffectHandlers:
         }
         scope = spec.job_id if spec.engine.kind is EngineKind.EXTERNAL else ""
         draw = index
-        # what is drawn is drawn by the load and its repeats: variants come to a load after
-        # different runs
+        # draws depend on the load and its repeat, not on the run's index: variants reach a load
+        # after different numbers of runs
         if workload.search.of:
             scope, draw = f"{scope}/{workload.load:g}", next_repeat(workload.load, earlier_runs)
             metadata |= {"run": str(index), "load": f"{workload.load:g}"}
@@ -184,7 +184,7 @@ class EffectHandlers:
     # End
 
     async def collect(self) -> ev.Body:
-        """EvidenceCollected with what could be read; a dead server has a log all the same."""
+        """Return EvidenceCollected with what could be read; a dead server still has a log."""
         await self.server.wait_death_reported()
         if self.server.is_observable:
             await trial_artifacts.save_metrics(self.server.url, self._folder / "metrics.txt")
@@ -197,7 +197,7 @@ class EffectHandlers:
         return ev.EvidenceCollected(artifacts)
 
     async def close(self, order: CloseTrial) -> ev.Body:
-        """TrialOver with the content of the order; the port is free again."""
+        """Release the server's port and return TrialOver with the content of the order."""
         self.server.release_port()
         return ev.TrialOver(order.outcome, order.kind, order.failure_class, order.message)
 

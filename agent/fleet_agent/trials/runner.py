@@ -1,5 +1,5 @@
-"""Owns the course of one trial: feeds events to the machine, journals them, then carries out its
-effects. Decides nothing.
+"""The course of one trial: passes events to the trial machine, journals them, then carries out the
+effects that it returns.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ log = logging.getLogger(__name__)
 
 _JOURNAL_RETRY_S = 0.5
 
-# Appends to the journal and tells the watchers; returns the event as recorded.
+# Appends to the journal and notifies the watchers; returns the event as recorded.
 RecordEvent = Callable[[ev.Body, AgentTrial, int], Awaitable[ev.Event]]
 
 
 @dataclass(slots=True)
 class _Inbox:
-    """What happened and was not yet stepped: (body, sequence of its cause)."""
+    """Events that happened and were not processed yet: (body, sequence of its cause)."""
 
     queue: asyncio.Queue[tuple[ev.Body, int]] = field(default_factory=asyncio.Queue)
 
@@ -40,7 +40,7 @@ class _Inbox:
 
 
 class TrialRunner:
-    """One trial from `TrialAccepted` to `TrialOver`; the only owner of its state."""
+    """Runs one trial from `TrialAccepted` to `TrialOver`; the only owner of its state."""
 
     def __init__(
         self,
@@ -57,19 +57,20 @@ class TrialRunner:
         self._in_flight: asyncio.Task[None] | None = None
 
     def cancel(self, reason: str) -> None:
-        """Ask the trial to end; harmless when it is over."""
+        """Ask the trial to end; harmless if it is over."""
         self._inbox.put(ev.CancelRequested(reason))
 
     async def interrupt(self, reason: str) -> None:
-        """End the trial because the agent ends: it has failed, and the controller tries it again."""
-        await (
-            self._handlers.server.wait_launch_settled()
-        )  # a process that is just coming to be must be on record first
+        """End the trial because the agent stops: the trial has failed, and the controller retries
+        it.
+        """
+        # a process that is being started must be recorded first
+        await self._handlers.server.wait_launch_settled()
         self._inbox.put(ev.AgentRestarted(reason))
 
     async def run(self, first: ev.Body) -> None:
-        """From `first` (TrialAccepted, or AgentRestarted for a trial found in the journal) to the
-        end; never raises.
+        """Run the trial from `first` (TrialAccepted, or AgentRestarted for a trial found in the
+        journal) to its end; never raises.
         """
         self._inbox.put(first)
         try:
@@ -77,20 +78,18 @@ class TrialRunner:
                 while self.trial.phase != Phase.OVER:
                     body, cause = await self._inbox.queue.get()
                     await self._advance(body, cause, tasks)
-        except* (
-            Exception
-        ) as broken:  # a top loop: whatever broke, the server must end and the trial must say so
+        except* Exception as broken:
+            # a top loop: whatever broke, the server must end and the trial must report it
             log.exception(
                 "trial %s attempt %s broke", self.spec.trial_id, self.spec.attempt, exc_info=broken
             )
             await self._close_after_bug(broken.exceptions[0])
 
     async def _advance(self, body: ev.Body, cause: int, tasks: asyncio.TaskGroup) -> None:
-        body = limit_event_size(
-            self._handlers.server.secrets.mask(body)
-        )  # before it is told to anyone
+        # mask and limit the event before it reaches journal or watchers
+        body = limit_event_size(self._handlers.server.secrets.mask(body))
         if not accepts(self.trial, body):
-            log.info("trial %s: %s came too late, dropped", self.spec.trial_id, type(body).__name__)
+            log.info("trial %s: dropped a late %s", self.spec.trial_id, type(body).__name__)
             return
         self.trial, orders = step(self.trial, body, time.monotonic())
         event = await self._record(body, self.trial, cause)
@@ -103,8 +102,8 @@ class TrialRunner:
                 self._in_flight = tasks.create_task(self._carry_out(order, event.sequence))
 
     async def _cancel_effect_in_flight(self) -> None:
-        """End the effect in flight, whose event no longer counts. A launch is never cut short: its
-        process must be known.
+        """Cancel the effect in flight, whose event no longer counts. A launch is never interrupted:
+        its process must be recorded.
         """
         task, self._in_flight = self._in_flight, None
         if task is None or task is asyncio.current_task() or task.done():
@@ -135,8 +134,8 @@ class TrialRunner:
         return table[type(order)](order)
 
     async def _close_after_bug(self, reason: Exception) -> None:
-        """Last resort: stop the server by its recorded session and close the trial as our own
-        fault.
+        """Stop the server by its recorded session and close the trial as a fault of our own: the
+        last resort after a broken effect.
         """
         with contextlib.suppress(FleetError, OSError):
             await self._handlers.server.stop()
@@ -149,11 +148,10 @@ class TrialRunner:
             )
 
     async def _journal_trial_over(self, over: ev.TrialOver) -> None:
-        """Write it as soon as it can be written: until then the controller does not know, and
-        nothing else may run here.
+        """Journal the end as soon as the journal accepts it. Until then the controller does not
+        learn of it, and nothing else may run on these GPUs.
 
-        An agent that stops meanwhile leaves it to the next one, which finds the trial unfinished
-        and ends it.
+        If the agent stops before, the next agent process finds the trial unfinished and ends it.
         """
         last_message = ""
         while not _is_cancelling():
@@ -176,8 +174,8 @@ class TrialRunner:
 
 
 def _is_cancelling() -> bool:
-    """The agent ends. A task group that was broken before may have swallowed the cancel itself
-    (Python 3.11 and 3.12).
+    """Return whether the agent is stopping. A task group that broke before may have swallowed the
+    cancel itself (Python 3.11 and 3.12).
     """
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

@@ -1,5 +1,5 @@
-"""Owns what the agent shows to Prometheus: its trials by phase and outcome, and the last run of
-each series. Labels are bounded.
+"""The agent's Prometheus metrics: its trials by phase and outcome, and the last run of
+each series.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from fleet_protos.trial_types import TrialSpec
 
 
 class AgentMetrics:
-    """Counts what the journal records; serves it where an (address, port) was given."""
+    """Counts what the journal records; serves it if an (address, port) is given."""
 
     def __init__(self, host: str, endpoint: tuple[str, int] | None = None) -> None:
         self._host = host
@@ -19,7 +19,7 @@ class AgentMetrics:
             self.series.serve(endpoint[1], endpoint[0])
 
     def record(self, event: ev.Event, spec: TrialSpec) -> None:
-        """Take one journalled event into the series."""
+        """Count one journalled event."""
         key, outcome = (
             f"{spec.trial_id}/{spec.attempt}",
             event.body.outcome if isinstance(event.body, ev.TrialOver) else None,
