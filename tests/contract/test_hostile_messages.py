@@ -310,7 +310,7 @@ def test_the_id_of_a_trial_is_the_name_of_a_folder_and_nothing_else(
     spec = proto()
     spec.trial_id = name
     assert line.start(spec) in REFUSED
-    assert f"trial {shorten_untrusted(name)} of job 'job' refused" in line.log
+    assert f"refused trial {shorten_untrusted(name)} of job 'job'" in line.log
 
 
 NUMBERS = [

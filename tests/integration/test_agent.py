@@ -428,7 +428,7 @@ def test_an_agent_that_is_being_stopped_leaves_the_next_attempt_to_the_agent_aft
         with pytest.raises(grpc.RpcError) as refused:
             line.start(replace(spec, attempt=2))
         assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert "the agent is being stopped" in (refused.value.details() or "")
+        assert "the agent is stopping" in (refused.value.details() or "")
         assert process.wait(timeout=60) == 0
 
 

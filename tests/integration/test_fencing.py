@@ -133,7 +133,7 @@ async def test_a_newer_attempt_ends_the_older_one_and_an_older_one_comes_too_lat
     assert await client.start(SPEC) is False
     told = await refused(client.start(newer))
     assert not isinstance(told, Superseded)
-    assert "attempt 1 is still being ended here" in told.message
+    assert "attempt 1 is still ending on this host" in told.message
     assert await ends(client, agent_id, 1) == [(1, Outcome.CANCELLED)]
     await eventually(client.describe, lambda info: not info.active_trials)
     assert await client.start(newer) is False
@@ -212,7 +212,7 @@ async def test_an_acknowledgement_meant_for_a_journal_that_is_gone_makes_the_new
         client.describe, lambda info: not info.active_trials and info.last_sequence
     )
     assert (
-        "its journal was made anew"
+        "its journal was re-created"
         in (await refused(client.acknowledge(info.last_sequence, "the one before"))).message
     )
     assert "has not stored" in (await refused(agent.client(1, "other").acknowledge(1))).message

@@ -90,15 +90,15 @@ def test_every_mistake_is_told_at_once_with_its_line_and_what_to_do() -> None:
     text = top + '[alow]\n[allow]\npython = "x"\n[server.env]\n"A-B" = ""\n'
     assert faults_of(text) == [
         "agent.toml:1: listn: unknown key: did you mean listen?",
-        "agent.toml:2: state: var is not absolute: write the whole path: the daemon has no working folder of its own",
+        "agent.toml:2: state: var is not absolute: write the absolute path: the daemon has no working folder of its own",
         "agent.toml:3: gpus: must be a whole number: it is text in quotes",
         'agent.toml:5: labels.gpu: must be text in quotes: write gpu = "200"',
         'agent.toml:6: tls: authorities is missing: add authorities = "/PATH": authorities, certificate and key belong together',
         'agent.toml:6: tls: certificate is missing: add certificate = "/PATH": authorities, certificate and key belong together',
-        "agent.toml:7: tls.key: k is not absolute: write the whole path",
+        "agent.toml:7: tls.key: k is not absolute: write the absolute path",
         "agent.toml:8: alow: unknown key: did you mean allow?",
         "agent.toml:10: allow.python: must be a list of texts: it is text in quotes",
-        "agent.toml:12: server.env.A-B: is no name of a variable: use letters, digits and `_`",
+        "agent.toml:12: server.env.A-B: is not a variable name: use letters, digits and `_`",
     ]
 
 
@@ -130,7 +130,7 @@ NO_TOML = [
 
 @pytest.mark.parametrize(("text", "line"), NO_TOML)
 def test_what_is_no_toml_is_told_with_its_line(text: str, line: str) -> None:
-    with pytest.raises(ConfigError, match="no TOML") as refused:
+    with pytest.raises(ConfigError, match="is not valid TOML") as refused:
         config_of(text)
     assert line in refused.value.message
 
@@ -171,7 +171,7 @@ def test_a_file_that_others_may_change_says_nothing(tmp_path: Path, mode: int) -
     file = tmp_path / "agent.toml"
     file.write_text(WHOLE)
     file.chmod(mode)
-    with pytest.raises(ConfigError, match="others than root"):
+    with pytest.raises(ConfigError, match="users other than root"):
         read_config(file)
 
 

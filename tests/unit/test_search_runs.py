@@ -275,7 +275,7 @@ async def test_a_server_that_is_not_done_with_the_load_before_is_not_measured(
     load = Capable(5, flushed=False)
     events, trial, _ = await searched(load, tmp_path, kind=EngineKind.SIMULATED)
     assert isinstance(events[-1].body, ev.LoadFailed)
-    assert "not done with the load before" in events[-1].body.message
+    assert "had not finished the previous load" in events[-1].body.message
     assert trial.ending is not None and trial.ending.failure_class == "load_failed"
 
 

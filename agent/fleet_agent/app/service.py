@@ -215,9 +215,14 @@ def _require_valid(value: Any) -> None:
 def _read_load_part(request: agent_pb2.JoinLoadRequest) -> tuple[Membership, ClusterSecrets]:
     """Return a host's part in a load cluster. Raises ConfigError for invalid values."""
     part = Membership(
-        trial_id=request.trial_id, attempt=request.attempt, host=request.host, address=request.address,
-        lead_address=request.lead_address, cores=request.cores, hold_limit_s=request.hold_limit_s,
-    )  # fmt: skip
+        trial_id=request.trial_id,
+        attempt=request.attempt,
+        host=request.host,
+        address=request.address,
+        lead_address=request.lead_address,
+        cores=request.cores,
+        hold_limit_s=request.hold_limit_s,
+    )
     _require_valid(part)
     try:
         texts = [
