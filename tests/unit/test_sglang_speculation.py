@@ -94,9 +94,9 @@ def test_the_tree_holds_topk_and_topk_squared_for_each_further_step(
 
 
 def test_one_verification_yields_the_steps_and_one_token_at_most() -> None:
-    assert resolve_speculation(asked()).most_accepted == 4
-    assert resolve_speculation(asked(sizes=(6, 2, 4))).most_accepted == 4
-    assert resolve_speculation(asked("NGRAM", (None, None, 12))).most_accepted == 12
+    assert resolve_speculation(asked()).max_accept_length == 4
+    assert resolve_speculation(asked(sizes=(6, 2, 4))).max_accept_length == 4
+    assert resolve_speculation(asked("NGRAM", (None, None, 12))).max_accept_length == 12
 
 
 @pytest.mark.parametrize(

@@ -26,11 +26,11 @@ def iter_texts(value: Any) -> Iterator[str]:
         for entry in value:
             yield from iter_texts(entry)
     elif isinstance(value, str):
-        opened = _opened(value)
-        yield from iter_texts(opened) if isinstance(opened, dict | list) else (value,)
+        parsed = _parse_json(value)
+        yield from iter_texts(parsed) if isinstance(parsed, dict | list) else (value,)
 
 
-def _opened(text: str) -> Any:
+def _parse_json(text: str) -> Any:
     if not text.lstrip().startswith(("{", "[")):
         return None
     try:

@@ -44,92 +44,92 @@ class KnownChange:
     holds: Callable[[ArgumentChange], bool]
 
 
-def find_known_change(name: str, asked: ArgumentChange, version: str) -> KnownChange | None:
+def find_known_change(name: str, change: ArgumentChange, version: str) -> KnownChange | None:
     """The row that explains the change in `version`; in every version where that cannot be read."""
     release = Release.read(version)
     rows = (row for row in KNOWN_CHANGES if row.argument == name and row.versions.holds(release))
-    return next((row for row in rows if _holds(row, asked)), None)
+    return next((row for row in rows if _holds(row, change)), None)
 
 
-def _holds(row: KnownChange, asked: ArgumentChange) -> bool:
+def _holds(row: KnownChange, change: ArgumentChange) -> bool:
     """What is not the number that a row reckons with is not explained by it."""
     try:
-        return row.holds(asked)
+        return row.holds(change)
     except (TypeError, ValueError, ZeroDivisionError):
         return False
 
 
-def _chain(asked: ArgumentChange) -> bool:
-    steps = asked.all_shown.get("speculative_num_steps")
+def _is_steps_plus_one(change: ArgumentChange) -> bool:
+    steps = change.all_shown.get("speculative_num_steps")
     return (
-        asked.all_shown.get("speculative_eagle_topk") == 1
+        change.all_shown.get("speculative_eagle_topk") == 1
         and isinstance(steps, int)
-        and asked.shown == steps + 1
+        and change.shown == steps + 1
     )
 
 
 def _becomes_with_algorithm(shown: int, *algorithms: str) -> Callable[[ArgumentChange], bool]:
-    return lambda asked: (
-        asked.shown == shown and asked.all_shown.get("speculative_algorithm") in algorithms
+    return lambda change: (
+        change.shown == shown and change.all_shown.get("speculative_algorithm") in algorithms
     )
 
 
 def _becomes(value: Any, shown: Any) -> Callable[[ArgumentChange], bool]:
-    return lambda asked: (asked.value, asked.shown) == (value, shown)
+    return lambda change: (change.value, change.shown) == (value, shown)
 
 
-def _uses(asked: ArgumentChange, *backends: str) -> bool:
-    return any(asked.all_shown.get(name) in backends for name in _BACKENDS)
+def _uses(change: ArgumentChange, *backends: str) -> bool:
+    return any(change.all_shown.get(name) in backends for name in _BACKENDS)
 
 
-def _page_of(*backends: str) -> Callable[[ArgumentChange], bool]:
-    return lambda asked: asked.shown in (32, 64, 128) and _uses(asked, *backends)
+def _page_size_of(*backends: str) -> Callable[[ArgumentChange], bool]:
+    return lambda change: change.shown in (32, 64, 128) and _uses(change, *backends)
 
 
-def _scaled(asked: ArgumentChange, factor: float) -> bool:
-    return abs(float(asked.shown) - float(asked.value) * factor) < 1e-9
+def _scaled(change: ArgumentChange, factor: float) -> bool:
+    return abs(float(change.shown) - float(change.value) * factor) < 1e-9
 
 
-def _relaxed_for_dp(asked: ArgumentChange) -> bool:
-    return bool(asked.all_shown.get("enable_dp_attention")) and _scaled(asked, 0.3)
+def _scaled_for_dp_attention(change: ArgumentChange) -> bool:
+    return bool(change.all_shown.get("enable_dp_attention")) and _scaled(change, 0.3)
 
 
-def _shared_over_dp(asked: ArgumentChange) -> bool:
-    ranks = asked.all_shown.get("attn_dp_size") or asked.all_shown.get("dp_size") or 1
-    return bool(asked.all_shown.get("enable_dp_attention")) and int(asked.shown) == int(
-        asked.value
+def _divided_by_dp_ranks(change: ArgumentChange) -> bool:
+    ranks = change.all_shown.get("attn_dp_size") or change.all_shown.get("dp_size") or 1
+    return bool(change.all_shown.get("enable_dp_attention")) and int(change.shown) == int(
+        change.value
     ) // int(ranks)
 
 
-def _experts_over_all(asked: ArgumentChange) -> bool:
-    switched = asked.all_shown.get("enable_ep_moe") or asked.all_shown.get("enable_deepep_moe")
+def _is_tp_size(change: ArgumentChange) -> bool:
+    switched = change.all_shown.get("enable_ep_moe") or change.all_shown.get("enable_deepep_moe")
     return bool(
-        asked.shown == asked.all_shown.get("tp_size")
-        and (switched or asked.all_shown.get("moe_a2a_backend") in _EXPERT_BACKENDS)
+        change.shown == change.all_shown.get("tp_size")
+        and (switched or change.all_shown.get("moe_a2a_backend") in _EXPERT_BACKENDS)
     )
 
 
-def _off_with_speculation(asked: ArgumentChange) -> bool:
-    return not asked.shown and bool(asked.all_shown.get("speculative_algorithm"))
+def _off_with_speculation(change: ArgumentChange) -> bool:
+    return not change.shown and bool(change.all_shown.get("speculative_algorithm"))
 
 
-def _overlap_off(asked: ArgumentChange) -> bool:
+def _on_without_overlap(change: ArgumentChange) -> bool:
     return bool(
-        asked.shown
+        change.shown
         and (
-            asked.all_shown.get("speculative_algorithm")
-            or (asked.all_shown.get("pp_size") or 1) > 1
+            change.all_shown.get("speculative_algorithm")
+            or (change.all_shown.get("pp_size") or 1) > 1
         )
     )
 
 
-def _one_rank(asked: ArgumentChange) -> bool:
-    return not asked.shown and asked.all_shown.get("dp_size") == 1
+def _off_with_one_rank(change: ArgumentChange) -> bool:
+    return not change.shown and change.all_shown.get("dp_size") == 1
 
 
-def _ngram_breadth(asked: ArgumentChange) -> bool:
-    shown = asked.all_shown
-    return shown.get("speculative_algorithm") == "NGRAM" and asked.shown == shown.get(
+def _is_ngram_breadth(change: ArgumentChange) -> bool:
+    shown = change.all_shown
+    return shown.get("speculative_algorithm") == "NGRAM" and change.shown == shown.get(
         "speculative_ngram_max_bfs_breadth"
     )
 
@@ -150,7 +150,7 @@ KNOWN_CHANGES = (
     ),
     KnownChange(
         "speculative_num_draft_tokens", Between("0.4.6"), f"{_ARGS} 0.4.6.post5 - 0.5.12; {_HOOKS}/speculative_hook.py 0.5.20, 0.5.23",
-        "with speculative_eagle_topk=1 SGLang always uses num_steps + 1", _chain,
+        "with speculative_eagle_topk=1 SGLang always uses num_steps + 1", _is_steps_plus_one,
     ),
     KnownChange(
         "speculative_num_steps", Between("0.5.12"), f"{_HOOKS}/speculative_hook.py 0.5.23",
@@ -166,7 +166,7 @@ KNOWN_CHANGES = (
     ),
     KnownChange(
         "speculative_eagle_topk", Between("0.5.3"), f"{_ARGS} 0.5.3 - 0.5.18",
-        "NGRAM takes its breadth from speculative_ngram_max_bfs_breadth", _ngram_breadth,
+        "NGRAM takes its breadth from speculative_ngram_max_bfs_breadth", _is_ngram_breadth,
     ),
     KnownChange(
         "enable_mixed_chunk", Between("0.4.9"), f"{_ARGS} 0.4.9 - 0.5.18; {_HOOKS}/speculative_hook.py 0.5.20, 0.5.23",
@@ -174,12 +174,12 @@ KNOWN_CHANGES = (
     ),
     KnownChange(
         "disable_overlap_schedule", Between("0.4.4"), f"{_ARGS} 0.4.4 - 0.5.12; {_HOOKS}/overrides.py 0.5.23",
-        "SGLang cannot overlap scheduling with this speculation or with pipeline stages", _overlap_off,
+        "SGLang cannot overlap scheduling with this speculation or with pipeline stages", _on_without_overlap,
     ),
     KnownChange(
         "page_size", Between("0.4.6"), f"{_ARGS} 0.4.6.post5 - 0.5.12; {_HOOKS}/overrides.py 0.5.23",
         "this attention backend has its own page sizes",
-        _page_of("flashmla", "cutlass_mla", "trtllm_mla", "trtllm_mha", "cutedsl_mla", "fa4", "hpc_ops", "intel_xpu", "ascend", "nsa"),
+        _page_size_of("flashmla", "cutlass_mla", "trtllm_mla", "trtllm_mha", "cutedsl_mla", "fa4", "hpc_ops", "intel_xpu", "ascend", "nsa"),
     ),
     KnownChange(
         "kv_cache_dtype", Between("0.5.1"), f"{_ARGS} 0.5.1 - 0.5.12; {_HOOKS}/overrides.py 0.5.23",
@@ -187,23 +187,23 @@ KNOWN_CHANGES = (
     ),
     KnownChange(
         "schedule_conservativeness", Between("0.4.1"), f"{_ARGS} 0.4.1 - 0.5.12; {_HOOKS}/parallel_hook.py 0.5.20, 0.5.23",
-        "DP attention multiplies it by 0.3", _relaxed_for_dp,
+        "DP attention multiplies it by 0.3", _scaled_for_dp_attention,
     ),
     KnownChange(
         "chunked_prefill_size", Between("0.4.1"), f"{_ARGS} 0.4.1 - 0.5.12; {_HOOKS}/parallel_hook.py 0.5.20, 0.5.23",
-        "DP attention divides it by its ranks", _shared_over_dp,
+        "DP attention divides it by its ranks", _divided_by_dp_ranks,
     ),
     KnownChange(
         "enable_dp_attention", Between("0.5.3"), f"{_ARGS} 0.5.3 - 0.5.12",
-        "with one data-parallel rank there is no DP attention", _one_rank,
+        "with one data-parallel rank there is no DP attention", _off_with_one_rank,
     ),
     KnownChange(
         "ep_size", Between("0.4.1"), f"{_ARGS} 0.4.1 - 0.5.12; {_HOOKS}/overrides.py 0.5.23",
-        "this expert backend always spreads the experts over all tensor-parallel ranks", _experts_over_all,
+        "this expert backend always spreads the experts over all tensor-parallel ranks", _is_tp_size,
     ),
     KnownChange(
         "mem_fraction_static", Between("0.5.9"), f"{_ARGS} 0.5.9 - 0.5.18; {_HOOKS}/attention_hook.py 0.5.20, 0.5.23",
         "with aiter and a long context SGLang keeps 15 % for its workspace",
-        lambda asked: _uses(asked, "aiter") and _scaled(asked, 0.85),
+        lambda change: _uses(change, "aiter") and _scaled(change, 0.85),
     ),
 )  # fmt: skip

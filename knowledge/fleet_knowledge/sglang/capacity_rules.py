@@ -14,33 +14,33 @@ _GRAPH_SIZES = ("cuda_graph_max_bs_decode", "cuda_graph_max_bs")
 _FRACTION = "mem_fraction_static"
 
 
-def apply_capacity_rules(asked: ServerConfiguration) -> Iterator[RuleFinding]:
+def apply_capacity_rules(config: ServerConfiguration) -> Iterator[RuleFinding]:
     """What to tell about the limits of one configuration."""
-    yield from _requests(asked)
-    yield from _graphs(asked)
-    yield from _fraction(asked)
+    yield from _requests(config)
+    yield from _graphs(config)
+    yield from _fraction(config)
 
 
-def _requests(asked: ServerConfiguration) -> Iterator[RuleFinding]:
-    limit = asked.number("max_running_requests")
-    if limit is not None and 0 < limit < asked.concurrency:
+def _requests(config: ServerConfiguration) -> Iterator[RuleFinding]:
+    limit = config.number("max_running_requests")
+    if limit is not None and 0 < limit < config.concurrency:
         message = (
-            f"{asked.concurrency} requests are kept in flight, but the server runs at most {limit} at once:"
+            f"{config.concurrency} requests are kept in flight, but the server runs at most {limit} at once:"
             " the others wait in its queue"
         )
-        hint = f"write max_running_requests: {asked.concurrency} or more, or measure at {limit} and below"
+        hint = f"write max_running_requests: {config.concurrency} or more, or measure at {limit} and below"
         yield RuleFinding("requests_capped", WARNING, "args.max_running_requests", message, hint)
 
 
-def _graphs(asked: ServerConfiguration) -> Iterator[RuleFinding]:
+def _graphs(config: ServerConfiguration) -> Iterator[RuleFinding]:
     """Each attention rank decodes its own share of the requests that run at once."""
     ranks, running = (
-        asked.size("dp_size"),
-        min(asked.concurrency, asked.number("max_running_requests") or asked.concurrency),
+        config.size("dp_size"),
+        min(config.concurrency, config.number("max_running_requests") or config.concurrency),
     )
     share = -(-running // ranks)
     for name in _GRAPH_SIZES:
-        largest = asked.number(name)
+        largest = config.number(name)
         if largest is not None and 0 < largest < share:
             each = f" of each of {ranks} data-parallel ranks" if ranks > 1 else ""
             message = (
@@ -56,13 +56,13 @@ def _graphs(asked: ServerConfiguration) -> Iterator[RuleFinding]:
             )
 
 
-def _fraction(asked: ServerConfiguration) -> Iterator[RuleFinding]:
+def _fraction(config: ServerConfiguration) -> Iterator[RuleFinding]:
     try:
-        fraction = float(asked.text(_FRACTION) or 0.5)
+        fraction = float(config.text(_FRACTION) or 0.5)
     except ValueError:
         fraction = 0.0
     if not 0 < fraction < 1:
-        message = f"`{_FRACTION}` is a share of GPU memory above 0 and below 1, not {asked.text(_FRACTION)[:20]}"
+        message = f"`{_FRACTION}` is a share of GPU memory above 0 and below 1, not {config.text(_FRACTION)[:20]}"
         hint = (
             f"write {_FRACTION}: {fraction / 100:g}"
             if 1 < fraction < 100

@@ -54,42 +54,42 @@ class EffectiveConfiguration:
         )
 
 
-def resolve_configuration(asked: ServerConfiguration) -> EffectiveConfiguration:
+def resolve_configuration(config: ServerConfiguration) -> EffectiveConfiguration:
     """The configuration after SGLang's own changes; only what surely changes nothing is taken away."""
-    vain = (*_ineffective_arguments(asked), *_ineffective_variables(asked))
-    gone = {each.subject for each in vain}
-    args = {name: value for name, value in asked.args.items() if f"args.{name}" not in gone}
-    env = {name: value for name, value in asked.env.items() if f"env.{name}" not in gone}
-    return EffectiveConfiguration(_with_resolved_arguments(asked, args), env, vain)
+    ineffective = (*_ineffective_arguments(config), *_ineffective_variables(config))
+    removed = {each.subject for each in ineffective}
+    args = {name: value for name, value in config.args.items() if f"args.{name}" not in removed}
+    env = {name: value for name, value in config.env.items() if f"env.{name}" not in removed}
+    return EffectiveConfiguration(_with_resolved_arguments(config, args), env, ineffective)
 
 
-def _with_resolved_arguments(asked: ServerConfiguration, args: dict[str, Any]) -> dict[str, Any]:
-    settled = resolve_speculation(asked)
-    if not settled.algorithm:
+def _with_resolved_arguments(config: ServerConfiguration, args: dict[str, Any]) -> dict[str, Any]:
+    speculation = resolve_speculation(config)
+    if not speculation.algorithm:
         return args
     chain = {
         change.argument: change.used
-        for change in settled.adjustments
+        for change in speculation.adjustments
         if args.get(change.argument) is not None
     }
     chain |= (
-        {DRAFT_TOKENS: settled.draft_tokens}
-        if settled.topk == 1 and settled.draft_tokens is not None
+        {DRAFT_TOKENS: speculation.draft_tokens}
+        if speculation.topk == 1 and speculation.draft_tokens is not None
         else {}
     )
-    return args | {ALGORITHM: settled.algorithm} | chain
+    return args | {ALGORITHM: speculation.algorithm} | chain
 
 
-def _ineffective_arguments(asked: ServerConfiguration) -> Iterator[IneffectiveSetting]:
-    speculates = bool(asked.text(ALGORITHM))
-    for name, value in asked.args.items():
+def _ineffective_arguments(config: ServerConfiguration) -> Iterator[IneffectiveSetting]:
+    speculates = bool(config.text(ALGORITHM))
+    for name, value in config.args.items():
         if name.startswith("speculative_") and name != ALGORITHM and not speculates:
             yield IneffectiveSetting(
                 f"args.{name}", f"no `{ALGORITHM}` is given, so nothing is speculated"
             )
         elif _is_default(name, value):
             yield IneffectiveSetting(f"args.{name}", f"{value} is SGLang's default")
-    if speculates and resolve_speculation(asked).algorithm == "NGRAM" and asked.text(DRAFT):
+    if speculates and resolve_speculation(config).algorithm == "NGRAM" and config.text(DRAFT):
         yield IneffectiveSetting(f"args.{DRAFT}", "NGRAM has no draft model")
 
 
@@ -110,10 +110,10 @@ def _is_default(name: str, value: Any) -> bool:
         return False
 
 
-def _ineffective_variables(asked: ServerConfiguration) -> Iterator[IneffectiveSetting]:
-    lost = {found.change.variable: found for found in find_overwrites(asked) if found.sure}
-    nccl = exchanges_over_nccl(asked.args)
-    for name in asked.env:
+def _ineffective_variables(config: ServerConfiguration) -> Iterator[IneffectiveSetting]:
+    lost = {found.change.variable: found for found in find_overwrites(config) if found.sure}
+    nccl = exchanges_over_nccl(config.args)
+    for name in config.env:
         if name in lost:
             change = lost[name].change
             yield IneffectiveSetting(
@@ -125,5 +125,5 @@ def _ineffective_variables(asked: ServerConfiguration) -> Iterator[IneffectiveSe
                 f"env.{name}",
                 "the server has no ranks that exchange through NCCL (one GPU, replicas only, or a CPU)",
             )
-        elif name == "SGLANG_SIMULATE_ACC_LEN" and not asked.text(ALGORITHM):
+        elif name == "SGLANG_SIMULATE_ACC_LEN" and not config.text(ALGORITHM):
             yield IneffectiveSetting(f"env.{name}", "nothing is speculated")

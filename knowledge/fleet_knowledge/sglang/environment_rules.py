@@ -19,7 +19,7 @@ from fleet_knowledge.sglang_releases import (
     certainty_of_presence,
 )
 
-_OWN = ("SGLANG_", "SGL_")
+_SGLANG_PREFIXES = ("SGLANG_", "SGL_")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,35 +36,35 @@ class VariableChange:
     why: str = ""
 
 
-def _always(asked: ServerConfiguration) -> bool:
+def _always(config: ServerConfiguration) -> bool:
     return True
 
 
-def _symmetric(asked: ServerConfiguration) -> bool:
-    return asked.is_on("enable_symm_mem")
+def _symmetric(config: ServerConfiguration) -> bool:
+    return config.is_on("enable_symm_mem")
 
 
-def _not_symmetric(asked: ServerConfiguration) -> bool:
-    return not _symmetric(asked)
+def _not_symmetric(config: ServerConfiguration) -> bool:
+    return not _symmetric(config)
 
 
-def _nvls(asked: ServerConfiguration) -> bool:
-    return asked.is_on("enable_nccl_nvls")
+def _nvls(config: ServerConfiguration) -> bool:
+    return config.is_on("enable_nccl_nvls")
 
 
-def _neither_nvls_nor_symmetric(asked: ServerConfiguration) -> bool:
-    return not _nvls(asked) and not _symmetric(asked)
+def _neither_nvls_nor_symmetric(config: ServerConfiguration) -> bool:
+    return not _nvls(config) and not _symmetric(config)
 
 
-def _nvls_or_symmetric(asked: ServerConfiguration) -> bool:
-    return not _neither_nvls_nor_symmetric(asked)
+def _nvls_or_symmetric(config: ServerConfiguration) -> bool:
+    return not _neither_nvls_nor_symmetric(config)
 
 
-def _deterministic(asked: ServerConfiguration) -> bool:
+def _deterministic(config: ServerConfiguration) -> bool:
     return (
-        asked.is_on("enable_deterministic_inference")
-        and asked.size("tp_size") > 1
-        and asked.text("device") != "cpu"
+        config.is_on("enable_deterministic_inference")
+        and config.size("tp_size") > 1
+        and config.text("device") != "cpu"
     )
 
 
@@ -125,11 +125,11 @@ class VariableOverwrite:
     sure: bool
 
 
-def find_overwrites(asked: ServerConfiguration) -> Iterator[VariableOverwrite]:
+def find_overwrites(config: ServerConfiguration) -> Iterator[VariableOverwrite]:
     """Each variable that SGLang would overwrite with another value; a sure one first."""
-    for variable, value in asked.env.items():
-        rows = [row for row in VARIABLE_CHANGES if row.variable == variable and row.when(asked)]
-        held = [(row, certainty_of(row.versions, asked.release)) for row in rows]
+    for variable, value in config.env.items():
+        rows = [row for row in VARIABLE_CHANGES if row.variable == variable and row.when(config)]
+        held = [(row, certainty_of(row.versions, config.release)) for row in rows]
         if all(row.value == value for row, how in held if how) and held:
             continue
         found = [
@@ -149,28 +149,28 @@ def _cover_every_version(rows: list[VariableChange]) -> bool:
     )
 
 
-def apply_environment_rules(asked: ServerConfiguration) -> Iterator[RuleFinding]:
+def apply_environment_rules(config: ServerConfiguration) -> Iterator[RuleFinding]:
     """What to tell about the variables of one configuration."""
-    for found in find_overwrites(asked):
-        yield _overwrite_finding(asked, found)
+    for found in find_overwrites(config):
+        yield _overwrite_finding(config, found)
     for rule in _RULES:
-        yield from rule(asked)
-    for name in asked.env:
-        if name.startswith(_OWN):
-            yield from _own_variable(asked, name)
+        yield from rule(config)
+    for name in config.env:
+        if name.startswith(_SGLANG_PREFIXES):
+            yield from _own_variable(config, name)
 
 
-def _overwrite_finding(asked: ServerConfiguration, found: VariableOverwrite) -> RuleFinding:
+def _overwrite_finding(config: ServerConfiguration, found: VariableOverwrite) -> RuleFinding:
     row = found.change
     values = [
         one
         for one in VARIABLE_CHANGES
         if one.variable == row.variable
-        and one.when(asked)
-        and certainty_of(one.versions, asked.release)
+        and one.when(config)
+        and certainty_of(one.versions, config.release)
     ]
     new_values = ", ".join(
-        (one.value or "a value of its own") + ("" if asked.release else _span(one.versions))
+        (one.value or "a value of its own") + ("" if config.release else _span(one.versions))
         for one in values
     )
     because = f" because of {row.why}" if row.why else ""
@@ -179,7 +179,7 @@ def _overwrite_finding(asked: ServerConfiguration, found: VariableOverwrite) -> 
     kept = "" if found.sure else "; other versions keep it"
     message = f"`{row.variable}` {effect}: SGLang sets it itself{because} ({new_values}){kept}"
     return RuleFinding(
-        "variable_overwritten", severity, f"env.{row.variable}", message, _instead(row)
+        "variable_overwritten", severity, f"env.{row.variable}", message, _overwrite_hint(row)
     )
 
 
@@ -193,7 +193,7 @@ def _span(versions: Between) -> str:
     )
 
 
-def _instead(row: VariableChange) -> str:
+def _overwrite_hint(row: VariableChange) -> str:
     if row.variable == "NCCL_NVLS_ENABLE":
         return "enable_nccl_nvls: true in args turns NVLS on in every version"
     if row.variable == "NCCL_CUMEM_ENABLE":
@@ -203,11 +203,11 @@ def _instead(row: VariableChange) -> str:
     return f"leave it out, or leave {row.why} out" if row.why else "leave it out"
 
 
-def _cpu_engine(asked: ServerConfiguration) -> Iterator[RuleFinding]:
+def _cpu_engine(config: ServerConfiguration) -> Iterator[RuleFinding]:
     """utils.is_cpu: the CPU engine is chosen by the variable alone from 0.4.7 on; `device` must
     agree (0.5.9, 0.5.23 utils/common.py).
     """
-    on, device = asked.env.get("SGLANG_USE_CPU_ENGINE") == "1", asked.text("device")
+    on, device = config.env.get("SGLANG_USE_CPU_ENGINE") == "1", config.text("device")
     if on and device != "cpu":
         device_text = f"device is {device}" if device else "device is not given"
         message = f"SGLANG_USE_CPU_ENGINE=1 asks for a CPU server, and {device_text}"
@@ -226,25 +226,25 @@ def _cpu_engine(asked: ServerConfiguration) -> Iterator[RuleFinding]:
         )
 
 
-def _both_names(asked: ServerConfiguration) -> Iterator[RuleFinding]:
+def _both_names(config: ServerConfiguration) -> Iterator[RuleFinding]:
     """environ.py copies an old SGL_ name to the SGLANG_ one, which wins where both are given (from
     0.5.4).
     """
-    for name in asked.env:
+    for name in config.env:
         twin = "SGLANG_" + name.removeprefix("SGL_")
-        if name.startswith("SGL_") and twin in asked.env and asked.env[twin] != asked.env[name]:
+        if name.startswith("SGL_") and twin in config.env and config.env[twin] != config.env[name]:
             message = f"`{name}` and `{twin}` are one setting with two values"
             yield RuleFinding(
                 "variable_contradicts_variable", WARNING, f"env.{name}", message, f"keep {twin}"
             )
 
 
-def _arguments_too(asked: ServerConfiguration) -> Iterator[RuleFinding]:
+def _variable_and_argument(config: ServerConfiguration) -> Iterator[RuleFinding]:
     for variable, argument in _TWINS.items():
-        if variable in asked.env and asked.is_variable_on(variable) != asked.is_on(argument):
-            given = "is given" if asked.is_on(argument) else "is not given"
-            message = f"`{variable}={asked.env[variable]}`, and `{argument}` {given}: up to SGLang 0.5.6 the argument wins, later neither"
-            hint = f"write {argument}: {'true' if asked.is_variable_on(variable) else 'false'} in args instead"
+        if variable in config.env and config.is_variable_on(variable) != config.is_on(argument):
+            given = "is given" if config.is_on(argument) else "is not given"
+            message = f"`{variable}={config.env[variable]}`, and `{argument}` {given}: up to SGLang 0.5.6 the argument wins, later neither"
+            hint = f"write {argument}: {'true' if config.is_variable_on(variable) else 'false'} in args instead"
             yield RuleFinding(
                 "variable_contradicts_argument", WARNING, f"env.{variable}", message, hint
             )
@@ -258,18 +258,18 @@ _TWINS: Mapping[str, str] = {
 _RULES: tuple[Callable[[ServerConfiguration], Iterator[RuleFinding]], ...] = (
     _cpu_engine,
     _both_names,
-    _arguments_too,
+    _variable_and_argument,
 )
 
 
 @dataclass(frozen=True, slots=True)
-class _Names:
+class _VariableTable:
     read: tuple[Release, ...]
     seen: Mapping[str, tuple[str, str]]
 
 
 @cache
-def _names() -> _Names:
+def _variable_table() -> _VariableTable:
     lines = (
         files(__package__).joinpath("sglang_variables.txt").read_text(encoding="utf-8").splitlines()
     )
@@ -278,11 +278,11 @@ def _names() -> _Names:
     ]
     rows = (line.split() for line in lines if line and not line.startswith("#"))
     seen = {name: (first, "" if last == "-" else last) for name, first, last in rows}
-    return _Names(tuple(release for text in read if (release := Release.read(text))), seen)
+    return _VariableTable(tuple(release for text in read if (release := Release.read(text))), seen)
 
 
-def _own_variable(asked: ServerConfiguration, name: str) -> Iterator[RuleFinding]:
-    names = _names()
+def _own_variable(config: ServerConfiguration, name: str) -> Iterator[RuleFinding]:
+    names = _variable_table()
     if name not in names.seen:
         near = get_close_matches(name[:80], list(names.seen), n=1, cutoff=0.8)
         message = f"`{name[:80]}` is not a variable of the SGLang releases read (up to {NEWEST_SGLANG_READ})"
@@ -293,12 +293,12 @@ def _own_variable(asked: ServerConfiguration, name: str) -> Iterator[RuleFinding
         return
     first, last = names.seen[name]
     if (
-        asked.release
-        and certainty_of_presence(first, last, names.read, asked.release) == Certainty.NO
+        config.release
+        and certainty_of_presence(first, last, names.read, config.release) == Certainty.NO
     ):
-        ended = asked.release > (Release.read(last) or asked.release) if last else False
+        ended = config.release > (Release.read(last) or config.release) if last else False
         span = f"the last to name it is {last}" if ended else f"it came with {first}"
-        message = f"SGLang {asked.release} does not read `{name}`: {span}"
+        message = f"SGLang {config.release} does not read `{name}`: {span}"
         yield RuleFinding(
             "unknown_variable",
             WARNING,

@@ -36,13 +36,13 @@ def accepts_value(name: str, value: object) -> bool:
     if kind is None:
         return True
     return (
-        _is(int, text)
+        _parses(int, text)
         or (kind == COUNTED and bool(_COUNTED.fullmatch(text)))
-        or (kind == NUMBER and _is(float, text))
+        or (kind == NUMBER and _parses(float, text))
     )
 
 
-def _is(read: type[int] | type[float], text: str) -> bool:
+def _parses(read: type[int] | type[float], text: str) -> bool:
     try:
         read(text)
     except ValueError:

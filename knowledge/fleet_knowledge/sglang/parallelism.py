@@ -35,13 +35,13 @@ def count_ranks(args: Mapping[str, Any]) -> int:
     """Processes with a GPU each: tensor × pipeline sizes, times the replicas of data parallelism;
     data-parallel attention adds none.
     """
-    asked = ServerConfiguration(args)
-    return asked.size("tp_size") * asked.size("pp_size") * count_replicas(asked)
+    config = ServerConfiguration(args)
+    return config.size("tp_size") * config.size("pp_size") * count_replicas(config)
 
 
-def count_replicas(asked: ServerConfiguration) -> int:
+def count_replicas(config: ServerConfiguration) -> int:
     """Copies of the whole model that data parallelism makes."""
-    return 1 if asked.is_on("enable_dp_attention") else asked.size("dp_size")
+    return 1 if config.is_on("enable_dp_attention") else config.size("dp_size")
 
 
 def is_on_cpu(args: Mapping[str, Any]) -> bool:
@@ -58,20 +58,20 @@ def exchanges_over_nccl(args: Mapping[str, Any]) -> bool:
     """True when ranks exchange tensors through NCCL: several GPU ranks in one copy of the model.
     Replicas exchange none.
     """
-    asked = ServerConfiguration(args)
-    return not is_on_cpu(args) and asked.size("tp_size") * asked.size("pp_size") > 1
+    config = ServerConfiguration(args)
+    return not is_on_cpu(args) and config.size("tp_size") * config.size("pp_size") > 1
 
 
-def apply_parallelism_rules(asked: ServerConfiguration) -> Iterator[RuleFinding]:
+def apply_parallelism_rules(config: ServerConfiguration) -> Iterator[RuleFinding]:
     """What to tell about the parallel sizes of one configuration."""
     for rule in _RULES:
-        yield from rule(asked)
+        yield from rule(config)
 
 
-def _sizes(asked: ServerConfiguration) -> Iterator[RuleFinding]:
+def _sizes(config: ServerConfiguration) -> Iterator[RuleFinding]:
     for name in _SIZES:
-        value = asked.args.get(name)
-        if value is not None and (asked.number(name) or 0) < 1:
+        value = config.args.get(name)
+        if value is not None and (config.number(name) or 0) < 1:
             yield RuleFinding(
                 "bad_parallel_size",
                 ERROR,
@@ -81,25 +81,25 @@ def _sizes(asked: ServerConfiguration) -> Iterator[RuleFinding]:
             )
 
 
-def _gpus(asked: ServerConfiguration) -> Iterator[RuleFinding]:
-    if asked.gpus is None:
+def _gpus(config: ServerConfiguration) -> Iterator[RuleFinding]:
+    if config.gpus is None:
         return
-    needed, here = count_needed_gpus(asked.args), asked.gpus * asked.nodes
+    needed, here = count_needed_gpus(config.args), config.gpus * config.nodes
     if needed > here:
-        given = f"gpus is {asked.gpus}" + (
-            f" on each of {asked.nodes} hosts" if asked.nodes > 1 else ""
+        given = f"gpus is {config.gpus}" + (
+            f" on each of {config.nodes} hosts" if config.nodes > 1 else ""
         )
-        message = f"{given}, but the arguments take {needed} ({_product(asked)}), a GPU for each rank: the launch fails"
+        message = f"{given}, but the arguments take {needed} ({_product(config)}), a GPU for each rank: the launch fails"
         hint = (
             "write gpus: 0 with device: cpu in args for a CPU server, or "
-            if asked.gpus == 0
+            if config.gpus == 0
             else ""
         )
-        hint += f"write gpus: {-(-needed // asked.nodes)}, or smaller sizes"
+        hint += f"write gpus: {-(-needed // config.nodes)}, or smaller sizes"
         shared = (
-            count_replicas(asked) > 1
-            and asked.size("tp_size") * asked.size("pp_size") <= here
-            and asked.gpus > 0
+            count_replicas(config) > 1
+            and config.size("tp_size") * config.size("pp_size") <= here
+            and config.gpus > 0
         )
         hint += (
             "; where data-parallel attention is meant, whose ranks share the GPUs: enable_dp_attention: true"
@@ -107,34 +107,34 @@ def _gpus(asked: ServerConfiguration) -> Iterator[RuleFinding]:
             else ""
         )
         yield RuleFinding("too_few_gpus", ERROR, "gpus", message, hint)
-    elif needed < here and is_on_cpu(asked.args):
+    elif needed < here and is_on_cpu(config.args):
         yield RuleFinding(
             "gpus_mismatch",
             WARNING,
             "gpus",
-            f"gpus is {asked.gpus}, but `device: cpu` takes none",
+            f"gpus is {config.gpus}, but `device: cpu` takes none",
             "write gpus: 0",
         )
     elif needed < here:
-        message = f"gpus is {asked.gpus}, but the arguments take {needed} ({_product(asked)}): the others stand idle"
+        message = f"gpus is {config.gpus}, but the arguments take {needed} ({_product(config)}): the others stand idle"
         yield RuleFinding(
             "gpus_mismatch", WARNING, "gpus", message, f"write gpus: {needed}, or leave it out"
         )
 
 
-def _product(asked: ServerConfiguration) -> str:
+def _product(config: ServerConfiguration) -> str:
     parts = [
-        f"tp_size {asked.size('tp_size')}",
-        f"pp_size {asked.size('pp_size')}",
-        f"dp_size {count_replicas(asked)}",
+        f"tp_size {config.size('tp_size')}",
+        f"pp_size {config.size('pp_size')}",
+        f"dp_size {count_replicas(config)}",
     ]
     return " × ".join(part for part in parts if not part.endswith(" 1")) or "tp_size 1"
 
 
-def _dp_attention(asked: ServerConfiguration) -> Iterator[RuleFinding]:
-    tp, dp, groups = asked.size("tp_size"), asked.size("dp_size"), asked.size("attn_dp_size")
+def _dp_attention(config: ServerConfiguration) -> Iterator[RuleFinding]:
+    tp, dp, groups = config.size("tp_size"), config.size("dp_size"), config.size("attn_dp_size")
     name = "attn_dp_size" if groups > 1 else "dp_size"
-    width = groups if groups > 1 else dp if asked.is_on("enable_dp_attention") else 1
+    width = groups if groups > 1 else dp if config.is_on("enable_dp_attention") else 1
     if tp % width:
         message = f"tp_size {tp} is not a multiple of `{name}` {width}: SGLang stops with an AssertionError"
         yield RuleFinding(
@@ -144,12 +144,12 @@ def _dp_attention(asked: ServerConfiguration) -> Iterator[RuleFinding]:
             message,
             f"choose a `{name}` that divides {tp}",
         )
-    if groups > 1 and dp > 1 and not asked.is_on("enable_dp_attention"):
+    if groups > 1 and dp > 1 and not config.is_on("enable_dp_attention"):
         message = f"dp_size {dp} replicas together with attn_dp_size {groups} are refused"
         yield RuleFinding(
             "parallel_sizes_disagree", ERROR, "args.attn_dp_size", message, "keep one of the two"
         )
-    if asked.is_on("enable_dp_attention") and max(dp, groups) == 1:
+    if config.is_on("enable_dp_attention") and max(dp, groups) == 1:
         message = "`enable_dp_attention` has no effect with dp_size 1: SGLang turns it off"
         yield RuleFinding(
             "argument_without_effect",
@@ -160,12 +160,12 @@ def _dp_attention(asked: ServerConfiguration) -> Iterator[RuleFinding]:
         )
 
 
-def _experts(asked: ServerConfiguration) -> Iterator[RuleFinding]:
-    tp, ep = asked.size("tp_size"), asked.size("ep_size")
+def _experts(config: ServerConfiguration) -> Iterator[RuleFinding]:
+    tp, ep = config.size("tp_size"), config.size("ep_size")
     forced = next(
-        (f"{name}: {value}" for name, value in _EP_IS_TP if asked.args.get(name) == value), None
+        (f"{name}: {value}" for name, value in _EP_IS_TP if config.args.get(name) == value), None
     )
-    if forced and asked.args.get("ep_size") is not None and ep != tp:
+    if forced and config.args.get("ep_size") is not None and ep != tp:
         message = f"SGLang runs ep_size {tp}, not {ep}: `{forced}` makes it the same as tp_size"
         yield RuleFinding(
             "argument_adjusted", WARNING, "args.ep_size", message, f"write {tp}, or leave it out"
@@ -181,20 +181,20 @@ def _experts(asked: ServerConfiguration) -> Iterator[RuleFinding]:
         )
 
 
-def _nodes(asked: ServerConfiguration) -> Iterator[RuleFinding]:
-    if asked.nodes <= 1:
+def _nodes(config: ServerConfiguration) -> Iterator[RuleFinding]:
+    if config.nodes <= 1:
         return
-    product = asked.size("tp_size") * asked.size("pp_size")
-    if product % asked.nodes:
-        message = f"tp_size × pp_size is {product}, not a multiple of {asked.nodes} hosts: SGLang stops with an AssertionError"
+    product = config.size("tp_size") * config.size("pp_size")
+    if product % config.nodes:
+        message = f"tp_size × pp_size is {product}, not a multiple of {config.nodes} hosts: SGLang stops with an AssertionError"
         yield RuleFinding(
             "parallel_sizes_disagree",
             ERROR,
             "args.tp_size",
             message,
-            f"choose sizes whose product divides by {asked.nodes}",
+            f"choose sizes whose product divides by {config.nodes}",
         )
-    if count_replicas(asked) > 1:
+    if count_replicas(config) > 1:
         message = (
             "replicas of data parallelism do not span hosts: SGLang stops with an AssertionError"
         )
@@ -207,14 +207,14 @@ def _nodes(asked: ServerConfiguration) -> Iterator[RuleFinding]:
         )
 
 
-def _placed(asked: ServerConfiguration) -> Iterator[RuleFinding]:
-    base, step = asked.number("base_gpu_id", 0) or 0, asked.number("gpu_id_step", 1) or 1
-    if is_on_cpu(asked.args) or (base == 0 and step == 1):
+def _gpu_ids(config: ServerConfiguration) -> Iterator[RuleFinding]:
+    base, step = config.number("base_gpu_id", 0) or 0, config.number("gpu_id_step", 1) or 1
+    if is_on_cpu(config.args) or (base == 0 and step == 1):
         return
-    local = max(count_needed_gpus(asked.args) // asked.nodes, 1)
+    local = max(count_needed_gpus(config.args) // config.nodes, 1)
     last, have = (
         base + (local - 1) * step,
-        count_needed_gpus(asked.args) if asked.gpus is None else asked.gpus,
+        count_needed_gpus(config.args) if config.gpus is None else config.gpus,
     )
     at = "args.base_gpu_id" if base else "args.gpu_id_step"
     if last >= have:
@@ -224,12 +224,12 @@ def _placed(asked: ServerConfiguration) -> Iterator[RuleFinding]:
         )
 
 
-def _pipeline(asked: ServerConfiguration) -> Iterator[RuleFinding]:
+def _pipeline(config: ServerConfiguration) -> Iterator[RuleFinding]:
     if (
-        asked.size("pp_size") > 1
-        and certainty_of(Between("", "0.4.5"), asked.release) == Certainty.YES
+        config.size("pp_size") > 1
+        and certainty_of(Between("", "0.4.5"), config.release) == Certainty.YES
     ):
-        message = f"SGLang {asked.release} has no pipeline parallelism: it came with 0.4.6"
+        message = f"SGLang {config.release} has no pipeline parallelism: it came with 0.4.6"
         yield RuleFinding(
             "parallel_sizes_disagree",
             ERROR,
@@ -237,12 +237,12 @@ def _pipeline(asked: ServerConfiguration) -> Iterator[RuleFinding]:
             message,
             "use tp_size, or a newer version",
         )
-    if asked.size("pp_size") > 1 and asked.is_on("enable_mixed_chunk"):
+    if config.size("pp_size") > 1 and config.is_on("enable_mixed_chunk"):
         severity = (
             WARNING
-            if asked.release is None
+            if config.release is None
             else ERROR
-            if certainty_of(Between("", "0.5.9"), asked.release)
+            if certainty_of(Between("", "0.5.9"), config.release)
             else INFO
         )
         message = "`enable_mixed_chunk` and pp_size above 1 exclude each other up to SGLang 0.5.9"
@@ -261,6 +261,6 @@ _RULES: tuple[Callable[[ServerConfiguration], Iterator[RuleFinding]], ...] = (
     _dp_attention,
     _experts,
     _nodes,
-    _placed,
+    _gpu_ids,
     _pipeline,
 )

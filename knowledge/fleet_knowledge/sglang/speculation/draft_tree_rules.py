@@ -36,17 +36,17 @@ _BACKENDS = ("attention_backend", "decode_attention_backend", "prefill_attention
 
 
 def apply_draft_tree_rules(
-    asked: ServerConfiguration, settled: ResolvedSpeculation
+    config: ServerConfiguration, speculation: ResolvedSpeculation
 ) -> Iterator[RuleFinding]:
     """What to tell about the sizes of an algorithm that drafts."""
     for rule in _RULES:
-        yield from rule(asked, settled)
+        yield from rule(config, speculation)
 
 
-def _positive(asked: ServerConfiguration, settled: ResolvedSpeculation) -> Iterator[RuleFinding]:
+def _sizes(config: ServerConfiguration, speculation: ResolvedSpeculation) -> Iterator[RuleFinding]:
     for name in (STEPS, TOPK, DRAFT_TOKENS):
-        value = asked.number(name)
-        if value is not None and value < 1 and settled.algorithm in EAGLE_LIKE:
+        value = config.number(name)
+        if value is not None and value < 1 and speculation.algorithm in EAGLE_LIKE:
             yield RuleFinding(
                 "spec_bad_size",
                 ERROR,
@@ -61,8 +61,10 @@ _NONE_HINT = (
 )
 
 
-def _adjusted(asked: ServerConfiguration, settled: ResolvedSpeculation) -> Iterator[RuleFinding]:
-    for change in settled.adjustments:
+def _adjusted(
+    config: ServerConfiguration, speculation: ResolvedSpeculation
+) -> Iterator[RuleFinding]:
+    for change in speculation.adjustments:
         if change.asked is not None and change.used > 0:
             message = (
                 f"SGLang runs `{change.argument}` {change.used}, not {change.asked}: {change.why}"
@@ -75,13 +77,15 @@ def _adjusted(asked: ServerConfiguration, settled: ResolvedSpeculation) -> Itera
             yield RuleFinding("spec_adjusted", WARNING, f"args.{change.argument}", message, hint)
 
 
-def _overflow(asked: ServerConfiguration, settled: ResolvedSpeculation) -> Iterator[RuleFinding]:
+def _overflow(
+    config: ServerConfiguration, speculation: ResolvedSpeculation
+) -> Iterator[RuleFinding]:
     """organize_draft_results takes the best draft_tokens - 1 of the tree by torch.topk, which fails
     when there are fewer.
     """
-    steps, topk, tokens = settled.steps, settled.topk, settled.draft_tokens
+    steps, topk, tokens = speculation.steps, speculation.topk, speculation.draft_tokens
     if (
-        settled.algorithm not in EAGLE_LIKE
+        speculation.algorithm not in EAGLE_LIKE
         or steps is None
         or topk is None
         or tokens is None
@@ -110,28 +114,28 @@ def _overflow(asked: ServerConfiguration, settled: ResolvedSpeculation) -> Itera
         )
 
 
-def _pages(asked: ServerConfiguration, settled: ResolvedSpeculation) -> Iterator[RuleFinding]:
-    page, backend = asked.size("page_size"), asked.text("attention_backend")
+def _pages(config: ServerConfiguration, speculation: ResolvedSpeculation) -> Iterator[RuleFinding]:
+    page, backend = config.size("page_size"), config.text("attention_backend")
     branches = (
-        settled.topk
-        if settled.algorithm in EAGLE_LIKE
-        else (asked.number("speculative_ngram_max_bfs_breadth", 10) or 10)
+        speculation.topk
+        if speculation.algorithm in EAGLE_LIKE
+        else (config.number("speculative_ngram_max_bfs_breadth", 10) or 10)
     )
     if (
         page == 1
         or branches is None
         or branches <= 1
-        or settled.algorithm not in (*EAGLE_LIKE, "NGRAM")
+        or speculation.algorithm not in (*EAGLE_LIKE, "NGRAM")
     ):
         return
-    able = _capable_backends(asked, settled.algorithm)
+    able = _capable_backends(config, speculation.algorithm)
     if backend in able[0]:
         return
     sure = bool(backend) and backend not in able[1]
     seen = f"attention_backend {backend}" if backend else "the backend that SGLang chooses"
     what = (
         f"{TOPK} {branches}"
-        if settled.algorithm in EAGLE_LIKE
+        if speculation.algorithm in EAGLE_LIKE
         else f"NGRAM's tree of {branches} branches"
     )
     message = f"{what} with page_size {page} runs only on {', '.join(able[1])}; {seen} may be refused at launch"
@@ -143,7 +147,7 @@ def _pages(asked: ServerConfiguration, settled: ResolvedSpeculation) -> Iterator
         first = next(versions.first for versions, backends in _PAGED_TREES if backend in backends)
         message = f"{what} with page_size {page} runs on {seen} only from SGLang {first} on: an older one refuses it at launch"
     hint = f"write page_size: 1, or attention_backend: {able[0][0]}" + (
-        f", or {TOPK}: 1" if settled.algorithm in EAGLE_LIKE else ""
+        f", or {TOPK}: 1" if speculation.algorithm in EAGLE_LIKE else ""
     )
     yield RuleFinding(
         "spec_paged_tree", ERROR if sure else WARNING, "args.page_size", message, hint
@@ -151,30 +155,28 @@ def _pages(asked: ServerConfiguration, settled: ResolvedSpeculation) -> Iterator
 
 
 def _capable_backends(
-    asked: ServerConfiguration, algorithm: str
+    config: ServerConfiguration, algorithm: str
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Backends that surely can, and those that can in some version that may be ours."""
     if algorithm == "NGRAM":
         return ("flashinfer",), ("flashinfer",)
-    rows = [backends for versions, backends in _PAGED_TREES if versions.holds(asked.release)] or [
+    rows = [backends for versions, backends in _PAGED_TREES if versions.holds(config.release)] or [
         _PAGED_TREES[-1][1]
     ]
     return rows[0], rows[-1]
 
 
-def _trtllm(asked: ServerConfiguration, settled: ResolvedSpeculation) -> Iterator[RuleFinding]:
+def _trtllm(config: ServerConfiguration, speculation: ResolvedSpeculation) -> Iterator[RuleFinding]:
     for name in _BACKENDS:
         versions = Between("0.5.0")
-        severity = refusal_severity(versions, asked.release)
+        severity = refusal_severity(versions, config.release)
         if (
-            asked.text(name) == "trtllm_mha"
-            and settled.algorithm in EAGLE_LIKE
-            and (settled.topk or 1) > 1
+            config.text(name) == "trtllm_mha"
+            and speculation.algorithm in EAGLE_LIKE
+            and (speculation.topk or 1) > 1
             and severity
         ):
-            message = (
-                f"`{name}: trtllm_mha` speculates with {TOPK} 1 only: SGLang refuses {settled.topk}"
-            )
+            message = f"`{name}: trtllm_mha` speculates with {TOPK} 1 only: SGLang refuses {speculation.topk}"
             yield RuleFinding(
                 "spec_trtllm_topk",
                 ERROR,
@@ -184,23 +186,21 @@ def _trtllm(asked: ServerConfiguration, settled: ResolvedSpeculation) -> Iterato
             )
 
 
-def _on_cpu(asked: ServerConfiguration, settled: ResolvedSpeculation) -> Iterator[RuleFinding]:
+def _on_cpu(config: ServerConfiguration, speculation: ResolvedSpeculation) -> Iterator[RuleFinding]:
     """NGRAM was for CUDA only up to 0.5.15; DFLASH, DSPARK and UNO still want an accelerator
     (speculative_hook.py).
     """
-    if asked.text("device") != "cpu" or settled.algorithm not in (
+    if config.text("device") != "cpu" or speculation.algorithm not in (
         "NGRAM",
         "DFLASH",
         "DSPARK",
         "UNO",
     ):
         return
-    versions = Between("0.5.3", "0.5.15") if settled.algorithm == "NGRAM" else Between()
-    severity = refusal_severity(versions, asked.release)
+    versions = Between("0.5.3", "0.5.15") if speculation.algorithm == "NGRAM" else Between()
+    severity = refusal_severity(versions, config.release)
     if severity:
-        message = (
-            f"SGLang refuses {settled.algorithm} on a CPU{versions_suffix(versions, asked.release)}"
-        )
+        message = f"SGLang refuses {speculation.algorithm} on a CPU{versions_suffix(versions, config.release)}"
         yield RuleFinding(
             "spec_excludes",
             severity,
@@ -211,7 +211,7 @@ def _on_cpu(asked: ServerConfiguration, settled: ResolvedSpeculation) -> Iterato
 
 
 _RULES: tuple[Callable[[ServerConfiguration, ResolvedSpeculation], Iterator[RuleFinding]], ...] = (
-    _positive,
+    _sizes,
     _adjusted,
     _overflow,
     _pages,

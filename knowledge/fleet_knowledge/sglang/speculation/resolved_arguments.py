@@ -57,7 +57,7 @@ class ResolvedSpeculation:
     adjustments: tuple[Adjustment, ...] = ()
 
     @property
-    def most_accepted(self) -> int | None:
+    def max_accept_length(self) -> int | None:
         """The most tokens one verification can yield, the bonus token with them; None when not
         known.
         """
@@ -83,14 +83,14 @@ def tree_capacity(steps: int, topk: int) -> int:
     return topk + (steps - 1) * topk * topk
 
 
-def resolve_speculation(asked: ServerConfiguration) -> ResolvedSpeculation:
+def resolve_speculation(config: ServerConfiguration) -> ResolvedSpeculation:
     """What the server runs."""
-    name = canonical_algorithm(asked.text(ALGORITHM))
+    name = canonical_algorithm(config.text(ALGORITHM))
     if not name:
         return ResolvedSpeculation()
-    steps, topk, tokens = (asked.number(argument) for argument in (STEPS, TOPK, DRAFT_TOKENS))
+    steps, topk, tokens = (config.number(argument) for argument in (STEPS, TOPK, DRAFT_TOKENS))
     if name in EAGLE_LIKE:
-        return _eagle(name, asked, (steps, topk, tokens))
+        return _eagle(name, config, (steps, topk, tokens))
     row = ALGORITHMS.get(name)
     if row and row.forces_one:
         changed = tuple(
@@ -103,12 +103,12 @@ def resolve_speculation(asked: ServerConfiguration) -> ResolvedSpeculation:
 
 
 def _eagle(
-    name: str, asked: ServerConfiguration, given: tuple[int | None, int | None, int | None]
+    name: str, config: ServerConfiguration, given: tuple[int | None, int | None, int | None]
 ) -> ResolvedSpeculation:
     if given == (None, None, None):
-        return ResolvedSpeculation(name, *automatic_sizes(name, asked))
+        return ResolvedSpeculation(name, *automatic_sizes(name, config))
     steps, topk, tokens = given
-    topk, changed = _paged(asked, topk)
+    topk, changed = _topk_with_pages(config, topk)
     if steps is None or topk is None:
         return ResolvedSpeculation(name, steps, topk, tokens, changed)
     if topk == 1 and tokens != steps + 1:
@@ -118,45 +118,45 @@ def _eagle(
     return ResolvedSpeculation(name, steps, topk, tokens, changed)
 
 
-def _paged(
-    asked: ServerConfiguration, topk: int | None
+def _topk_with_pages(
+    config: ServerConfiguration, topk: int | None
 ) -> tuple[int | None, tuple[Adjustment, ...]]:
     """Up to 0.4.6 a page above one token made topk 1 instead of a refusal (0.4.6.post5
     server_args.py).
     """
     if (
-        asked.release
+        config.release
         and topk
         and topk > 1
-        and asked.size("page_size") > 1
-        and Between("0.4.4", "0.4.8").holds(asked.release)
+        and config.size("page_size") > 1
+        and Between("0.4.4", "0.4.8").holds(config.release)
     ):
         return 1, (Adjustment(TOPK, topk, 1, "page_size is above 1"),)
     return topk, ()
 
 
-def automatic_sizes(name: str, asked: ServerConfiguration) -> tuple[int, int, int]:
+def automatic_sizes(name: str, config: ServerConfiguration) -> tuple[int, int, int]:
     """Steps, topk and draft tokens that SGLang chooses when none of the three is given
     (auto_choose_speculative_params).
     """
     if name == "STANDALONE":
         return _SMALL
-    every = asked.release is not None and _ALL_LARGE.holds(asked.release)
-    return _LARGE if every or model_family(asked.model_path) in _LARGE_FAMILIES else _SMALL
+    every = config.release is not None and _ALL_LARGE.holds(config.release)
+    return _LARGE if every or model_family(config.model_path) in _LARGE_FAMILIES else _SMALL
 
 
-def request_cap(asked: ServerConfiguration) -> int | None:
+def request_cap(config: ServerConfiguration) -> int | None:
     """Requests that run at once at most because of speculation; None when `max_running_requests` is
     given or nothing caps them.
     """
-    algorithm = ALGORITHMS.get(canonical_algorithm(asked.text(ALGORITHM)))
+    algorithm = ALGORITHMS.get(canonical_algorithm(config.text(ALGORITHM)))
     if (
         algorithm is None
         or algorithm.name == "UNO"
-        or asked.number("max_running_requests") is not None
+        or config.number("max_running_requests") is not None
     ):
         return None
-    if certainty_of(_CAPPED, asked.release) == Certainty.NO:
+    if certainty_of(_CAPPED, config.release) == Certainty.NO:
         return None
-    older = asked.release is not None and asked.release < Release((0, 4, 6))
+    older = config.release is not None and config.release < Release((0, 4, 6))
     return 32 if older else REQUEST_CAP

@@ -44,20 +44,20 @@ _AT = f"args.{ALGORITHM}"
 _SPECULATIVE = "speculative_"
 
 
-def apply_speculation_rules(asked: ServerConfiguration) -> Iterator[RuleFinding]:
+def apply_speculation_rules(config: ServerConfiguration) -> Iterator[RuleFinding]:
     """Everything to tell about the speculation of one configuration."""
-    settled = resolve_speculation(asked)
-    if not settled.algorithm:
-        yield from _without_algorithm(asked)
+    speculation = resolve_speculation(config)
+    if not speculation.algorithm:
+        yield from _without_algorithm(config)
         return
     for rule in _RULES:
-        yield from rule(asked, settled)
-    yield from apply_draft_tree_rules(asked, settled)
+        yield from rule(config, speculation)
+    yield from apply_draft_tree_rules(config, speculation)
 
 
-def _without_algorithm(asked: ServerConfiguration) -> Iterator[RuleFinding]:
+def _without_algorithm(config: ServerConfiguration) -> Iterator[RuleFinding]:
     given = [
-        name for name in (STEPS, TOPK, DRAFT_TOKENS, DRAFT) if asked.args.get(name) is not None
+        name for name in (STEPS, TOPK, DRAFT_TOKENS, DRAFT) if config.args.get(name) is not None
     ]
     if given:
         message = f"`{given[0]}` has no effect: no `{ALGORITHM}` is given, so nothing is speculated"
@@ -68,7 +68,7 @@ def _without_algorithm(asked: ServerConfiguration) -> Iterator[RuleFinding]:
             message,
             "name the algorithm, or leave the argument out",
         )
-    if asked.env.get("SGLANG_SIMULATE_ACC_LEN"):
+    if config.env.get("SGLANG_SIMULATE_ACC_LEN"):
         message = "SGLANG_SIMULATE_ACC_LEN has no effect: nothing is speculated"
         yield RuleFinding(
             "spec_without_algorithm",
@@ -79,10 +79,14 @@ def _without_algorithm(asked: ServerConfiguration) -> Iterator[RuleFinding]:
         )
 
 
-def _known(asked: ServerConfiguration, settled: ResolvedSpeculation) -> Iterator[RuleFinding]:
-    written, row = asked.text(ALGORITHM), ALGORITHMS.get(settled.algorithm)
+def _unknown_algorithm(
+    config: ServerConfiguration, speculation: ResolvedSpeculation
+) -> Iterator[RuleFinding]:
+    written, row = config.text(ALGORITHM), ALGORITHMS.get(speculation.algorithm)
     if row is None:
-        near = get_close_matches(settled.algorithm[:40], [*ALGORITHMS, *ALIASES], n=1, cutoff=0.6)
+        near = get_close_matches(
+            speculation.algorithm[:40], [*ALGORITHMS, *ALIASES], n=1, cutoff=0.6
+        )
         message = f"`{written[:40]}` is not an algorithm of the SGLang releases read (up to 0.5.23); a plug-in may register it"
         hint = (
             f"did you mean {near[0]}?"
@@ -90,8 +94,8 @@ def _known(asked: ServerConfiguration, settled: ResolvedSpeculation) -> Iterator
             else f"they have: {', '.join([*ALGORITHMS, *ALIASES])}"
         )
         yield RuleFinding("spec_unknown_algorithm", WARNING, _AT, message, hint)
-    elif certainty_of(row.versions, asked.release) == Certainty.NO:
-        message = f"SGLang {asked.release} has no {row.name}: it came with a later version, so this one refuses the choice"
+    elif certainty_of(row.versions, config.release) == Certainty.NO:
+        message = f"SGLang {config.release} has no {row.name}: it came with a later version, so this one refuses the choice"
         yield RuleFinding(
             "spec_unknown_algorithm",
             ERROR,
@@ -101,41 +105,45 @@ def _known(asked: ServerConfiguration, settled: ResolvedSpeculation) -> Iterator
         )
 
 
-def _deepseek_v4(asked: ServerConfiguration, settled: ResolvedSpeculation) -> Iterator[RuleFinding]:
+def _deepseek_v4(
+    config: ServerConfiguration, speculation: ResolvedSpeculation
+) -> Iterator[RuleFinding]:
     """deepseek_v4_hook.py compares the name as it was written, before NEXTN becomes EAGLE (0.5.12 -
     0.5.23).
     """
-    own = find_own_layers(asked.model_path)
+    own = find_own_layers(config.model_path)
     if own is None or own.architecture != "DeepseekV4ForCausalLM":
         return
-    written = asked.text(ALGORITHM)
+    written = config.text(ALGORITHM)
     allowed = (
         ("EAGLE",)
-        if asked.release and Between("0.5.12", "0.5.15").holds(asked.release)
+        if config.release and Between("0.5.12", "0.5.15").holds(config.release)
         else ("EAGLE", "DSPARK")
     )
     if written not in allowed:
         message = f"SGLang takes only {' and '.join(allowed)} for DeepSeek V4, written so, not `{written[:40]}`"
         hint = (
             "write EAGLE instead of the alias NEXTN"
-            if settled.algorithm == "EAGLE"
+            if speculation.algorithm == "EAGLE"
             else f"write {' or '.join(allowed)}"
         )
         yield RuleFinding("spec_model_refuses", ERROR, _AT, message, hint)
-    elif written == "EAGLE" and asked.number(TOPK) != 1:
+    elif written == "EAGLE" and config.number(TOPK) != 1:
         message = "SGLang takes EAGLE for DeepSeek V4 only with speculative_eagle_topk 1, and it must be given"
         yield RuleFinding("spec_model_refuses", ERROR, _AT, message, f"write {TOPK}: 1")
 
 
-def _draft(asked: ServerConfiguration, settled: ResolvedSpeculation) -> Iterator[RuleFinding]:
-    row, draft = ALGORITHMS.get(settled.algorithm), asked.text(DRAFT)
+def _draft(config: ServerConfiguration, speculation: ResolvedSpeculation) -> Iterator[RuleFinding]:
+    row, draft = ALGORITHMS.get(speculation.algorithm), config.text(DRAFT)
     if row is None:
         return
     if draft:
-        yield from _draft_that_fits(asked, settled, draft)
+        yield from _unfit_draft(config, speculation, draft)
     elif row.draft == "needed":
-        message = f"{row.name} needs `{DRAFT}`, and none is given" + _ALONE.get(row.name, "")
-        own = find_own_layers(asked.model_path) if row.name == "EAGLE3" else None
+        message = f"{row.name} needs `{DRAFT}`, and none is given" + _WITHOUT_DRAFT.get(
+            row.name, ""
+        )
+        own = find_own_layers(config.model_path) if row.name == "EAGLE3" else None
         hint = "give a draft that was trained for this model"
         hint += (
             "; this model has draft layers of its own: EAGLE runs them without a path"
@@ -144,7 +152,7 @@ def _draft(asked: ServerConfiguration, settled: ResolvedSpeculation) -> Iterator
         )
         yield RuleFinding("spec_draft_missing", ERROR, _AT, message, hint)
     elif row.draft == "own":
-        yield from _own_draft(asked)
+        yield from _draft_layers(config)
     elif row.draft == "bundled":
         message = f"{row.name} needs `{DRAFT}` unless the checkpoint holds a draft"
         yield RuleFinding(
@@ -156,35 +164,35 @@ def _draft(asked: ServerConfiguration, settled: ResolvedSpeculation) -> Iterator
         )
 
 
-_ALONE = {
+_WITHOUT_DRAFT = {
     "EAGLE3": ": SGLang loads the model a second time as its own draft and fails after that, or runs out of memory",
     "STANDALONE": ": SGLang loads the model a second time as its own draft, which is slower than none",
 }
 
 
-def _own_draft(asked: ServerConfiguration) -> Iterator[RuleFinding]:
-    own = find_own_layers(asked.model_path)
+def _draft_layers(config: ServerConfiguration) -> Iterator[RuleFinding]:
+    own = find_own_layers(config.model_path)
     if own is None:
-        message = f"EAGLE without `{DRAFT}` works only for models with draft layers of their own; `{asked.model_path}` is not known as one"
+        message = f"EAGLE without `{DRAFT}` works only for models with draft layers of their own; `{config.model_path}` is not known as one"
         hint = "give a draft; without one the model is loaded twice, and the launch fails unless it has such layers"
         yield RuleFinding("spec_draft_missing", WARNING, _AT, message, hint)
-    elif certainty_of(own.versions, asked.release) == Certainty.NO:
-        message = f"SGLang {asked.release} does not use the model's own draft layers without `{DRAFT}`: {own.versions.first} and newer do"
+    elif certainty_of(own.versions, config.release) == Certainty.NO:
+        message = f"SGLang {config.release} does not use the model's own draft layers without `{DRAFT}`: {own.versions.first} and newer do"
         yield RuleFinding(
-            "spec_draft_missing", WARNING, _AT, message, f"write {DRAFT}: {asked.model_path}"
+            "spec_draft_missing", WARNING, _AT, message, f"write {DRAFT}: {config.model_path}"
         )
 
 
-def _draft_that_fits(
-    asked: ServerConfiguration, settled: ResolvedSpeculation, draft: str
+def _unfit_draft(
+    config: ServerConfiguration, speculation: ResolvedSpeculation, draft: str
 ) -> Iterator[RuleFinding]:
-    if settled.algorithm == "EAGLE" and names_eagle3(draft):
+    if speculation.algorithm == "EAGLE" and names_eagle3(draft):
         message = (
-            f"{asked.text(ALGORITHM)} is given for an EAGLE-3 draft (`{draft[-80:]}`): the server starts healthy and"
+            f"{config.text(ALGORITHM)} is given for an EAGLE-3 draft (`{draft[-80:]}`): the server starts healthy and"
             " accepts exactly 1.00 tokens, so nothing is gained and the measurement is invalid"
         )
         yield RuleFinding("spec_eagle3_as_eagle", ERROR, _AT, message, f"write {ALGORITHM}: EAGLE3")
-    elif settled.algorithm == "EAGLE3" and names_older_eagle(draft):
+    elif speculation.algorithm == "EAGLE3" and names_older_eagle(draft):
         message = f"EAGLE3 is given for a draft whose name says EAGLE, not EAGLE-3 (`{draft[-80:]}`): such a draft cannot be loaded as one"
         yield RuleFinding(
             "spec_draft_not_eagle3",
@@ -193,7 +201,7 @@ def _draft_that_fits(
             message,
             "give an EAGLE-3 draft, or write EAGLE",
         )
-    elif settled.algorithm == "STANDALONE" and draft == asked.model_path:
+    elif speculation.algorithm == "STANDALONE" and draft == config.model_path:
         message = "the model is given as its own draft: each draft step costs as much as a step of the model, so this is slower than none"
         yield RuleFinding(
             "spec_draft_is_model",
@@ -202,9 +210,9 @@ def _draft_that_fits(
             message,
             "give a much smaller model of the same vocabulary",
         )
-    elif settled.algorithm in ("NGRAM", "UNO"):
-        refuses = settled.algorithm == "UNO"
-        message = f"{settled.algorithm} has no draft model: `{DRAFT}` is {'refused' if refuses else 'not used'}"
+    elif speculation.algorithm in ("NGRAM", "UNO"):
+        refuses = speculation.algorithm == "UNO"
+        message = f"{speculation.algorithm} has no draft model: `{DRAFT}` is {'refused' if refuses else 'not used'}"
         yield RuleFinding(
             "spec_draft_unused",
             ERROR if refuses else WARNING,
@@ -214,36 +222,40 @@ def _draft_that_fits(
         )
 
 
-def _excluded(asked: ServerConfiguration, settled: ResolvedSpeculation) -> Iterator[RuleFinding]:
-    row = ALGORITHMS.get(settled.algorithm)
+def _excluded_combinations(
+    config: ServerConfiguration, speculation: ResolvedSpeculation
+) -> Iterator[RuleFinding]:
+    row = ALGORITHMS.get(speculation.algorithm)
     if row is None:
         return
     pairs = (
-        ("data-parallel attention", _dp_attention(asked), row.refuses_dp_attention, _DP_SUBJECT),
-        ("pp_size above 1", asked.size("pp_size") > 1, row.refuses_pp, "leave pp_size out"),
+        ("data-parallel attention", _dp_attention(config), row.refuses_dp_attention, _DP_HINT),
+        ("pp_size above 1", config.size("pp_size") > 1, row.refuses_pp, "leave pp_size out"),
     )
     for what, present, versions, hint in pairs:
         severity = (
-            refusal_severity(versions, asked.release) if present and versions is not None else None
+            refusal_severity(versions, config.release) if present and versions is not None else None
         )
         if severity and versions is not None:
             message = (
-                f"SGLang refuses {row.name} with {what}{versions_suffix(versions, asked.release)}"
+                f"SGLang refuses {row.name} with {what}{versions_suffix(versions, config.release)}"
             )
             yield RuleFinding("spec_excludes", severity, _AT, message, hint)
 
 
-_DP_SUBJECT = "leave enable_dp_attention out, or speculate otherwise"
+_DP_HINT = "leave enable_dp_attention out, or speculate otherwise"
 
 
-def _dp_attention(asked: ServerConfiguration) -> bool:
-    return asked.is_on("enable_dp_attention") or asked.size("attn_dp_size") > 1
+def _dp_attention(config: ServerConfiguration) -> bool:
+    return config.is_on("enable_dp_attention") or config.size("attn_dp_size") > 1
 
 
-def _unset(asked: ServerConfiguration, settled: ResolvedSpeculation) -> Iterator[RuleFinding]:
-    if settled.algorithm not in EAGLE_LIKE or asked.is_on("speculative_adaptive"):
+def _incomplete_sizes(
+    config: ServerConfiguration, speculation: ResolvedSpeculation
+) -> Iterator[RuleFinding]:
+    if speculation.algorithm not in EAGLE_LIKE or config.is_on("speculative_adaptive"):
         return
-    steps, topk, tokens = (asked.number(name) for name in (STEPS, TOPK, DRAFT_TOKENS))
+    steps, topk, tokens = (config.number(name) for name in (STEPS, TOPK, DRAFT_TOKENS))
     if steps is None and (topk is not None or tokens is not None):
         given = TOPK if topk is not None else DRAFT_TOKENS
         message = f"`{given}` is given without `{STEPS}`: SGLang stops with an AssertionError unless all three are given, or none"
@@ -276,15 +288,17 @@ def _unset(asked: ServerConfiguration, settled: ResolvedSpeculation) -> Iterator
         )
 
 
-def _automatic(asked: ServerConfiguration, settled: ResolvedSpeculation) -> Iterator[RuleFinding]:
-    nothing_given = all(asked.number(name) is None for name in (STEPS, TOPK, DRAFT_TOKENS))
+def _automatic_sizes(
+    config: ServerConfiguration, speculation: ResolvedSpeculation
+) -> Iterator[RuleFinding]:
+    nothing_given = all(config.number(name) is None for name in (STEPS, TOPK, DRAFT_TOKENS))
     if (
-        settled.algorithm in EAGLE_LIKE
+        speculation.algorithm in EAGLE_LIKE
         and nothing_given
-        and not asked.is_on("speculative_adaptive")
+        and not config.is_on("speculative_adaptive")
     ):
         message = (
-            f"SGLang chooses steps, topk and draft tokens by itself, {settled.steps}/{settled.topk}/{settled.draft_tokens}"
+            f"SGLang chooses steps, topk and draft tokens by itself, {speculation.steps}/{speculation.topk}/{speculation.draft_tokens}"
             " for this model by its name; another version or model gets others"
         )
         hint = (
@@ -293,33 +307,41 @@ def _automatic(asked: ServerConfiguration, settled: ResolvedSpeculation) -> Iter
         yield RuleFinding("spec_automatic", INFO, _AT, message, hint)
 
 
-def _capped(asked: ServerConfiguration, settled: ResolvedSpeculation) -> Iterator[RuleFinding]:
-    cap = request_cap(asked)
-    if cap is not None and asked.concurrency > cap:
+def _request_cap(
+    config: ServerConfiguration, speculation: ResolvedSpeculation
+) -> Iterator[RuleFinding]:
+    cap = request_cap(config)
+    if cap is not None and config.concurrency > cap:
         message = (
-            f"{asked.concurrency} requests are kept in flight, but with speculation and without `max_running_requests` SGLang"
+            f"{config.concurrency} requests are kept in flight, but with speculation and without `max_running_requests` SGLang"
             f" runs at most {cap} at once: the others wait, and a variant without speculation has no such cap"
         )
-        hint = f"write max_running_requests: {asked.concurrency} or more in engine.args, for all variants alike"
+        hint = f"write max_running_requests: {config.concurrency} or more in engine.args, for all variants alike"
         yield RuleFinding("spec_requests_capped", WARNING, "concurrency", message, hint)
 
 
-def _overlap(asked: ServerConfiguration, settled: ResolvedSpeculation) -> Iterator[RuleFinding]:
-    if settled.algorithm not in EAGLE_LIKE or "SGLANG_ENABLE_SPEC_V2" not in asked.env:
+def _overlap_scheduler(
+    config: ServerConfiguration, speculation: ResolvedSpeculation
+) -> Iterator[RuleFinding]:
+    if speculation.algorithm not in EAGLE_LIKE or "SGLANG_ENABLE_SPEC_V2" not in config.env:
         return
     at = "env.SGLANG_ENABLE_SPEC_V2"
     refused, removed = (
         Between("0.5.7", "0.5.10"),
         Between("0.5.14"),
     )  # 0.5.9 server_args.py; 0.5.14 speculative_hook.py
-    severity = refusal_severity(refused, asked.release)
-    if asked.is_variable_on("SGLANG_ENABLE_SPEC_V2") and (asked.number(TOPK) or 1) > 1 and severity:
-        message = f"spec v2 takes only {TOPK} 1, and the launch fails with {asked.number(TOPK)}{versions_suffix(refused, asked.release)}"
+    severity = refusal_severity(refused, config.release)
+    if (
+        config.is_variable_on("SGLANG_ENABLE_SPEC_V2")
+        and (config.number(TOPK) or 1) > 1
+        and severity
+    ):
+        message = f"spec v2 takes only {TOPK} 1, and the launch fails with {config.number(TOPK)}{versions_suffix(refused, config.release)}"
         yield RuleFinding(
             "spec_v2_topk", severity, at, message, f"unset SGLANG_ENABLE_SPEC_V2, or set {TOPK} 1"
         )
-    elif asked.release and removed.holds(asked.release):
-        message = f"SGLANG_ENABLE_SPEC_V2 has no effect in SGLang {asked.release}: spec v2 always runs since 0.5.14"
+    elif config.release and removed.holds(config.release):
+        message = f"SGLANG_ENABLE_SPEC_V2 has no effect in SGLang {config.release}: spec v2 always runs since 0.5.14"
         yield RuleFinding(
             "variable_without_effect",
             WARNING,
@@ -329,8 +351,10 @@ def _overlap(asked: ServerConfiguration, settled: ResolvedSpeculation) -> Iterat
         )
 
 
-def _simulated(asked: ServerConfiguration, settled: ResolvedSpeculation) -> Iterator[RuleFinding]:
-    if asked.env.get("SGLANG_SIMULATE_ACC_LEN"):
+def _simulated_acceptance(
+    config: ServerConfiguration, speculation: ResolvedSpeculation
+) -> Iterator[RuleFinding]:
+    if config.env.get("SGLANG_SIMULATE_ACC_LEN"):
         message = "the accept length is simulated: rates tell about the system, not about the draft"
         yield RuleFinding(
             "spec_simulated",
@@ -342,7 +366,7 @@ def _simulated(asked: ServerConfiguration, settled: ResolvedSpeculation) -> Iter
 
 
 _RULES: tuple[Callable[[ServerConfiguration, ResolvedSpeculation], Iterator[RuleFinding]], ...] = (
-    _known, _deepseek_v4, _draft, _excluded, _unset, _automatic, _capped, _overlap, _simulated,
+    _unknown_algorithm, _deepseek_v4, _draft, _excluded_combinations, _incomplete_sizes, _automatic_sizes, _request_cap, _overlap_scheduler, _simulated_acceptance,
 )  # fmt: skip
 
 __all__ = ["apply_speculation_rules", "canonical_algorithm"]
