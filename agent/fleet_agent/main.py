@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from fleet_agent.app.malloc_settings import limit_malloc_arenas
 from fleet_protos import __version__
-from fleet_protos.errors import ConfigError, ExitCode, FleetError
+from fleet_protos.errors import ConfigError, ExitCode, FleetError, first_error
 from fleet_protos.escape import escape_unprintable, log_to_stderr
 
 if TYPE_CHECKING:  # slow to import, and `check` and `pending` do not need it
@@ -180,7 +180,7 @@ async def _serve(options: argparse.Namespace) -> None:
     try:
         await _run_agent(options)
     except* FleetError as failed:  # from the task group, or from building the parts
-        raise failed.exceptions[0] from None
+        raise first_error(failed) from None
 
 
 async def _run_agent(options: argparse.Namespace) -> None:

@@ -17,6 +17,7 @@ MAX_PACKED_CHARS: Final = 384 << 10  # all files of a job together; each of its 
 MAX_UNPACKED_BYTES: Final = 16 << 20  # one file
 MAX_FILES: Final = 16  # per job
 
+BUILTIN_PROMPTS: Final = ("chat", "code", "reasoning", "summarise", "long_context")
 Message = tuple[str, str]  # role, content
 
 

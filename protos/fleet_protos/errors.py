@@ -15,6 +15,7 @@ FleetError
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import IntEnum
 
 
@@ -120,3 +121,17 @@ class Bug(FleetError):
     """A promise of this program is broken; never the user's fault."""
 
     exit_code = ExitCode.BUG
+
+
+def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return the error of a group that the user should see: its first FleetError, else its first."""
+    errors = list(_leaf_errors(group))
+    return next((error for error in errors if isinstance(error, FleetError)), errors[0])
+
+
+def _leaf_errors(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for part in error.exceptions:
+            yield from _leaf_errors(part)
+    else:
+        yield error

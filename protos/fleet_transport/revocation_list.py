@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from fleet_protos.errors import ConfigError
+from fleet_transport.file_stamp import file_stamp
 
 log = logging.getLogger(__name__)
 
 VERSION = 1
-FileStamp = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,17 +26,6 @@ class Revocation:
     name: str
     revoked_unix_s: int
     reason: str = ""
-
-
-def file_stamp(path: Path) -> FileStamp | None:
-    """Return modification time in nanoseconds, size in bytes and inode, which change when the file
-    is written or replaced; None without a file.
-    """
-    try:
-        status = os.stat(path)
-    except FileNotFoundError:
-        return None
-    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 def read_revocations(path: Path) -> tuple[Revocation, ...]:

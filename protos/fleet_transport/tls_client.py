@@ -18,7 +18,7 @@ from grpc import aio
 
 from fleet_protos.errors import ConfigError
 from fleet_transport.certificate import der_blocks, parse_certificate, parse_certificates
-from fleet_transport.revocation_list import FileStamp, file_stamp
+from fleet_transport.file_stamp import FileStamp, file_stamp
 from fleet_transport.tls_errors import (
     REFUSAL_PREFIX,
     describe_rejected_client,

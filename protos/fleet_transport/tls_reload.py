@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from fleet_protos.errors import ConfigError
 from fleet_transport.certificate import Certificate, parse_certificates
-from fleet_transport.revocation_list import FileStamp, file_stamp
+from fleet_transport.file_stamp import FileStamp, file_stamp
 from fleet_transport.tls_client import load_tls_files
 from fleet_transport.tls_identity import TlsFiles
 

@@ -52,7 +52,7 @@ METHODS = [method.name for method in pb.DESCRIPTOR.services_by_name["AgentServic
 STREAMS = {"WatchEvents", "FetchArtifact"}
 REFUSED = {grpc.StatusCode.INVALID_ARGUMENT}
 NO_GPU = (
-    grpc.StatusCode.RESOURCE_EXHAUSTED
+    grpc.StatusCode.FAILED_PRECONDITION
 )  # it was admitted, and finds no room: nothing is started
 
 

@@ -198,7 +198,7 @@ def test_two_trials_never_share_a_gpu(line: DirectClient) -> None:
     line.start(first)
     with pytest.raises(grpc.RpcError) as refused:
         line.start(trial(gpus=1))
-    assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
     assert "0 are free" in refused.value.details()
     line.stub.CancelTrial(
         agent_pb2.CancelTrialRequest(trial_id=first.trial_id, attempt=1, reason="enough"),
@@ -427,7 +427,7 @@ def test_an_agent_that_is_being_stopped_leaves_the_next_attempt_to_the_agent_aft
         assert over(line.events(spec)).kind is ErrorKind.AGENT_RESTARTED
         with pytest.raises(grpc.RpcError) as refused:
             line.start(replace(spec, attempt=2))
-        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
         assert "the agent is stopping" in (refused.value.details() or "")
         assert process.wait(timeout=60) == 0
 

@@ -102,7 +102,7 @@ def test_memory_that_a_server_leaves_fails_its_trial_and_sets_the_gpu_aside_unti
         assert "GPU5 still holds 39.1 GiB" in ended.message and "pid 4194006" in ended.message
         with pytest.raises(grpc.RpcError) as refused:
             line.start(trial())
-        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
         assert "quarantined: GPU5" in str(refused.value.details())
         hold(recording, 5, 640)
         assert over(see_once_accepted(line)).outcome is Outcome.OK
@@ -115,7 +115,7 @@ def see_once_accepted(line: DirectClient) -> list[ev.Event]:
         try:
             return line.see(wanted)
         except grpc.RpcError as error:
-            if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
+            if error.code() is not grpc.StatusCode.FAILED_PRECONDITION:
                 raise
 
 

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet_agent.load.workload.prompts import BUILTIN
-from fleet_controller.job_file.workload_models import BUILTIN_PROMPTS
+from fleet_agent.load.workload.prompt_sets import SETS
+from fleet_agent.load.workload.prompts import LONG_CONTEXT, PREFIX, prompt_set
 from fleet_controller.yaml.quantities import read_duration, read_ratio, write_duration, write_ratio
+from fleet_protos.attachment import BUILTIN_PROMPTS
 
 
 @pytest.mark.parametrize(
@@ -94,4 +95,5 @@ def test_a_written_ratio_reads_back(thousandths_of_percent: int) -> None:
 
 
 def test_the_prompt_sets_are_those_that_the_load_side_has() -> None:
-    assert sorted(BUILTIN_PROMPTS) == sorted(BUILTIN)
+    assert {*SETS, LONG_CONTEXT} == set(BUILTIN_PROMPTS)
+    assert all(prompt_set(PREFIX + name) for name in BUILTIN_PROMPTS)

@@ -23,7 +23,8 @@ from fleet_agent.trials.agent import Agent
 from fleet_protos import __version__
 from fleet_protos.codec import from_proto, to_proto
 from fleet_protos.controller_epoch import ControllerEpoch
-from fleet_protos.errors import ConfigError, Conflict, FleetError, Superseded
+from fleet_protos.errors import ConfigError, Conflict, FleetError
+from fleet_protos.grpc_errors import status_code
 from fleet_protos.protocol_version import PROTOCOL
 from fleet_protos.trial_types import TrialSpec
 from fleet_protos.v1 import agent_pb2, agent_pb2_grpc, trial_pb2
@@ -31,12 +32,6 @@ from fleet_protos.v1 import agent_pb2, agent_pb2_grpc, trial_pb2
 _CHUNK_BYTES = 256 << 10
 _MAX_REASON_BYTES = 2000
 _CHECK_SENDER = "check which client sent it"
-_STATUS = {
-    ConfigError: grpc.StatusCode.INVALID_ARGUMENT,
-    Conflict: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    JournalFailed: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    Superseded: grpc.StatusCode.ABORTED,
-}
 Context = aio.ServicerContext[Any, Any]
 
 
@@ -44,7 +39,9 @@ async def _refuse(context: Context, error: FleetError) -> NoReturn:
     text = f"{error.message} — {error.hint}" if error.hint else error.message
     # the text travels in the trailer, which is limited to 8 KiB
     short = text.encode()[:_MAX_REASON_BYTES].decode(errors="ignore")
-    await context.abort(_STATUS.get(type(error), grpc.StatusCode.INTERNAL), short)
+    # A journal that cannot be written now (a full disk) is a state of the host, not a bug.
+    kind = Conflict if isinstance(error, JournalFailed) else type(error)
+    await context.abort(status_code(kind), short)
 
 
 class AgentService(agent_pb2_grpc.AgentServiceServicer):

@@ -29,7 +29,7 @@ from fleet_agent.trials.state_watch import JournalThread, StateWatch
 from fleet_agent.trials.trial_metrics import AgentMetrics
 from fleet_protos import events as ev
 from fleet_protos.controller_epoch import ControllerEpoch
-from fleet_protos.errors import ConfigError, Conflict
+from fleet_protos.errors import ConfigError, Conflict, first_error
 from fleet_protos.trial_types import EngineKind, Phase, TrialSpec
 
 log = logging.getLogger(__name__)
@@ -143,7 +143,7 @@ class Agent:
                 for task in background:
                     task.cancel()
         except* JournalFailed as failed:
-            raise failed.exceptions[0] from None
+            raise first_error(failed) from None
         finally:
             await self.load_parts.stop()
             await self._tools.load.stop()

@@ -18,7 +18,7 @@ from fleet_agent.core.trial_machine import AgentTrial, accepts, new_trial, step
 from fleet_agent.storage.journal import JournalFailed
 from fleet_agent.trials.effect_handlers import EffectHandlers
 from fleet_protos import events as ev
-from fleet_protos.errors import ErrorKind, FleetError
+from fleet_protos.errors import ErrorKind, FleetError, first_error
 from fleet_protos.trial_types import Outcome, Phase, TrialSpec
 
 log = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ class TrialRunner:
             log.exception(
                 "trial %s attempt %s broke", self.spec.trial_id, self.spec.attempt, exc_info=broken
             )
-            await self._close_after_bug(broken.exceptions[0])
+            await self._close_after_bug(first_error(broken))
 
     async def _advance(self, body: ev.Body, cause: int, tasks: asyncio.TaskGroup) -> None:
         # mask and limit the event before it reaches journal or watchers
@@ -133,7 +133,7 @@ class TrialRunner:
         }
         return table[type(order)](order)
 
-    async def _close_after_bug(self, reason: Exception) -> None:
+    async def _close_after_bug(self, reason: BaseException) -> None:
         """Stop the server by its recorded session and close the trial as a fault of our own: the
         last resort after a broken effect.
         """
@@ -181,7 +181,7 @@ def _is_cancelling() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-def _close_order(reason: Exception) -> fx.CloseTrial:
+def _close_order(reason: BaseException) -> fx.CloseTrial:
     if isinstance(reason, JournalFailed):
         return fx.CloseTrial(
             Outcome.FAILED, ErrorKind.CONFLICT, "journal_failed", f"{reason.message}: {reason.hint}"

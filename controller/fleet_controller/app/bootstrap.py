@@ -22,7 +22,7 @@ from fleet_controller.pki.trust_path import trust_folder_path
 from fleet_controller.store.file_lock import hold_lock
 from fleet_controller.store.store import Store
 from fleet_controller.store.writer_lock import hold_writer_lock
-from fleet_protos.errors import ConfigError
+from fleet_protos.errors import ConfigError, first_error
 from fleet_protos.prometheus_series import RunSeries
 from fleet_transport.sockets import listen_address, parse_endpoint
 from fleet_transport.tls_client import is_local
@@ -130,7 +130,7 @@ async def start_controller(
                             if background_task is not None:
                                 background_task.cancel()
         except BaseExceptionGroup as group:
-            raise _first_error(group) from group
+            raise first_error(group) from group
         finally:
             database.close()
 
@@ -144,13 +144,3 @@ def _start_service(
         if tls
         else serve_controller(fleet, endpoints.listen or local_address)
     )
-
-
-def _first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """What the user is to see of a group: the task group wraps even the one error that came from
-    inside.
-    """
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

@@ -8,14 +8,14 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, NoReturn
 
-import grpc
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio  # type: ignore[attr-defined] # the stubs lack it
 
 from fleet_controller.core.controller_api import Controller
 from fleet_protos.codec import to_proto
-from fleet_protos.errors import Bug, ConfigError, Conflict, FleetError, HostUnreachable, NotFound
+from fleet_protos.errors import FleetError
+from fleet_protos.grpc_errors import status_code
 from fleet_protos.v1 import controller_pb2 as pb
 from fleet_protos.v1 import controller_pb2_grpc
 from fleet_transport.request_limits import GRPC_MAX_BYTES, RequestLimit
@@ -23,13 +23,6 @@ from fleet_transport.sockets import bind_server
 from fleet_transport.tls_gateway import TlsGateway
 from fleet_transport.tls_identity import Role, TlsFiles
 
-_STATUS = {
-    NotFound: grpc.StatusCode.NOT_FOUND,  # before the kind that it is one of
-    ConfigError: grpc.StatusCode.INVALID_ARGUMENT,
-    Conflict: grpc.StatusCode.FAILED_PRECONDITION,
-    HostUnreachable: grpc.StatusCode.UNAVAILABLE,
-    Bug: grpc.StatusCode.INTERNAL,
-}
 _LARGEST_MESSAGE_BYTES = 4 << 20  # a job file, with some to spare
 _LONGEST_REASON_BYTES = (
     2400  # it travels in the trailer, which takes 8 KiB; up to three bytes for each of its own
@@ -45,11 +38,10 @@ async def _abort_with(context: Context, error: FleetError) -> NoReturn:
     """The status of the nearest kind in the tree; its text is message and hint, which `fleetctl`
     shows as they are.
     """
-    code = next(
-        (code for kind, code in _STATUS.items() if isinstance(error, kind)), grpc.StatusCode.UNKNOWN
-    )
     text = f"{error.message}\n{error.hint}" if error.hint else error.message
-    await context.abort(code, text.encode()[:_LONGEST_REASON_BYTES].decode(errors="ignore"))
+    await context.abort(
+        status_code(type(error)), text.encode()[:_LONGEST_REASON_BYTES].decode(errors="ignore")
+    )
 
 
 class ControllerService(controller_pb2_grpc.ControllerServiceServicer):

@@ -7,7 +7,6 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from typing import TypeVar
 
-import grpc
 from grpc import aio
 
 from fleet_controller.core.controller_api import (
@@ -20,7 +19,8 @@ from fleet_controller.core.controller_api import (
     TrialDetail,
 )
 from fleet_protos.codec import from_proto
-from fleet_protos.errors import Bug, ConfigError, Conflict, FleetError, HostUnreachable
+from fleet_protos.errors import FleetError, HostUnreachable
+from fleet_protos.grpc_errors import error_class
 from fleet_protos.v1 import controller_pb2 as pb
 from fleet_protos.v1 import controller_pb2_grpc
 from fleet_transport.tls_client import ReloadingChannel
@@ -30,17 +30,6 @@ _TIMEOUT_S = 30.0
 _SUBMIT_RETRY_PAUSES_S = (0.3, 1.0)
 _CHECK_TIMEOUT_S = 300.0  # for many hosts, each of which has a limit of its own
 _LARGEST_MESSAGE_BYTES = 256 << 20
-_ERRORS: dict[grpc.StatusCode, type[FleetError]] = {
-    grpc.StatusCode.INVALID_ARGUMENT: ConfigError,
-    grpc.StatusCode.NOT_FOUND: ConfigError,
-    grpc.StatusCode.FAILED_PRECONDITION: Conflict,
-    grpc.StatusCode.RESOURCE_EXHAUSTED: Conflict,
-    grpc.StatusCode.ALREADY_EXISTS: Conflict,
-    grpc.StatusCode.UNAVAILABLE: HostUnreachable,
-    grpc.StatusCode.DEADLINE_EXCEEDED: HostUnreachable,
-    grpc.StatusCode.INTERNAL: Bug,
-    grpc.StatusCode.UNKNOWN: Bug,
-}
 T = TypeVar("T")
 
 
@@ -167,7 +156,7 @@ class ControllerClient:
             raise await self._translate_error(error) from error
 
     async def _translate_error(self, error: aio.AioRpcError) -> FleetError:
-        kind = _ERRORS.get(error.code(), Bug)
+        kind = error_class(error.code())
         message, _, hint = (error.details() or error.code().name.lower()).partition("\n")
         if kind is HostUnreachable:
             reason = await self._channel.explain_failure() or message

@@ -13,7 +13,7 @@ from fleet_controller.app.bootstrap import ControllerEndpoints, RunningControlle
 from fleet_controller.app.local_agent import LocalAgent, LocalAgentConfig
 from fleet_controller.app.socket_probe import is_listening
 from fleet_controller.cli.state_folder import StateFolder, local_host_name, resolve_state_folder
-from fleet_protos.errors import ConfigError, Conflict, FleetError
+from fleet_protos.errors import ConfigError, Conflict, first_error
 from fleet_protos.escape import LOG_FORMAT, EscapingFormatter
 from fleet_transport.sockets import listen_address
 
@@ -91,7 +91,7 @@ async def run_local_controller(
                 yield at_work
                 restart_task.cancel()
     except BaseExceptionGroup as group:
-        raise _first_error(group) from group
+        raise first_error(group) from group
     finally:
         left = await agent.stop()
         if left:
@@ -114,15 +114,3 @@ def log_to_file(state_folder: StateFolder) -> None:
     logging.raiseExceptions = False  # on a full disk, failed writes must not fill the terminal
     file.setFormatter(EscapingFormatter(LOG_FORMAT))
     logging.basicConfig(level=logging.INFO, handlers=[file], force=True)
-
-
-def _first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the error to show for a group: its first FleetError, else its first error."""
-    errors = _leaf_errors(group)
-    return next((error for error in errors if isinstance(error, FleetError)), errors[0])
-
-
-def _leaf_errors(error: BaseException) -> list[BaseException]:
-    if isinstance(error, BaseExceptionGroup):
-        return [leaf for part in error.exceptions for leaf in _leaf_errors(part)]
-    return [error]

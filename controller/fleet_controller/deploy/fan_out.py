@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from fleet_controller.core.inventory import FleetHost, Inventory
 from fleet_controller.deploy.deploy_context import DeployContext, HostResult
-from fleet_protos.errors import ConfigError, ExitCode, NotFound
+from fleet_protos.errors import ConfigError, ExitCode, NotFound, first_error
 
 HostWork = Callable[[FleetHost, DeployContext], Awaitable[HostResult]]
 
@@ -53,7 +53,7 @@ async def run_on_hosts(
     # every trouble of a host is in its result: what arrives here is a bug, told as the one that it
     # is
     except BaseExceptionGroup as group:
-        raise group.exceptions[0] from None
+        raise first_error(group) from None
     return tuple(task.result() for task in running)
 
 

@@ -23,15 +23,11 @@ from fleet_controller.hosts.event_validation import EventValidator
 from fleet_protos.codec import from_proto, to_proto
 from fleet_protos.controller_epoch import ControllerEpoch
 from fleet_protos.errors import (
-    Bug,
-    ConfigError,
     Conflict,
-    FleetError,
     HostUnreachable,
-    NotFound,
-    Superseded,
 )
 from fleet_protos.events import Event
+from fleet_protos.grpc_errors import error_class
 from fleet_protos.trial_types import Artifact, TrialSpec
 from fleet_protos.v1 import agent_pb2 as pb
 from fleet_protos.v1 import agent_pb2_grpc, trial_pb2
@@ -60,16 +56,6 @@ _OPTIONS = [
     ("grpc.max_reconnect_backoff_ms", 2_000),
     ("grpc.max_receive_message_length", 16 << 20),
 ]
-_ERRORS: dict[grpc.StatusCode, type[FleetError]] = {
-    grpc.StatusCode.INVALID_ARGUMENT: ConfigError,
-    grpc.StatusCode.NOT_FOUND: NotFound,
-    grpc.StatusCode.FAILED_PRECONDITION: Conflict,
-    grpc.StatusCode.RESOURCE_EXHAUSTED: Conflict,
-    grpc.StatusCode.ABORTED: Superseded,
-    grpc.StatusCode.UNAVAILABLE: HostUnreachable,
-    grpc.StatusCode.DEADLINE_EXCEEDED: HostUnreachable,
-    grpc.StatusCode.CANCELLED: HostUnreachable,
-}
 T = TypeVar("T")
 
 
@@ -339,7 +325,7 @@ class AgentClient:
                 if task is None or task.cancelling()
                 else HostUnreachable(f"{self.display_name}: the line was made anew")
             )
-        kind = _ERRORS.get(error.code(), Bug)
+        kind = error_class(error.code())
         details = error.details() or error.code().name.lower()
         return kind(
             f"{self.display_name}: {details.rpartition('Failed to connect to remote host: ')[2]}"

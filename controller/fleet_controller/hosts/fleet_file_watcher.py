@@ -13,11 +13,11 @@ from fleet_controller.core.inventory import Inventory
 from fleet_controller.fleet_file.fleet_loader import load_fleet_file
 from fleet_controller.jobs.job_index import wait_until_set
 from fleet_protos.errors import ConfigError
+from fleet_transport.file_stamp import file_stamp
 
 log = logging.getLogger(__name__)
 
 _POLL_S = 2.0
-FleetFileStamp = tuple[int, int, int]
 
 
 class FleetFileWatcher:
@@ -32,7 +32,7 @@ class FleetFileWatcher:
         self._path = path
         self._apply = apply
         self.report = report
-        self._seen = read_stamp(path)
+        self._seen = file_stamp(path)
         self._requested = asyncio.Event()
 
     def read_now(self) -> None:
@@ -43,7 +43,7 @@ class FleetFileWatcher:
         """For ever."""
         while True:
             await wait_until_set(self._requested, _POLL_S)
-            stamp = await asyncio.to_thread(read_stamp, self._path)
+            stamp = await asyncio.to_thread(file_stamp, self._path)
             if stamp != self._seen or self._requested.is_set():
                 self._requested.clear()
                 self._seen = stamp
@@ -59,12 +59,3 @@ class FleetFileWatcher:
             return
         await self._apply(inventory)
         self.report(f"{self._path}: read again, {len(inventory.hosts)} hosts")
-
-
-def read_stamp(path: Path) -> FleetFileStamp | None:
-    """What tells one version of a file from the next; None when it is not there."""
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return (status.st_ino, status.st_mtime_ns, status.st_size)

@@ -13,7 +13,6 @@ from fleet_controller.job_file.parsed_job import ParsedJob
 from fleet_controller.job_file.sglang_arguments import normalise_arguments
 from fleet_controller.job_file.workload_models import (
     BUILTIN_PREFIX,
-    BUILTIN_PROMPTS,
     FILE_PREFIX,
     RANDOM_PROMPTS,
     Lengths,
@@ -23,6 +22,7 @@ from fleet_controller.job_file.workload_models import (
 )
 from fleet_controller.yaml.findings import WARNING, Finding
 from fleet_controller.yaml.key_path import KeyPath, dotted
+from fleet_protos.attachment import BUILTIN_PROMPTS
 
 MOST_REQUESTS: Final = 1_000_000  # of one run, as `requests` allows
 

@@ -29,7 +29,6 @@ AnyRate = Annotated[float, Field(ge=0, le=1_000_000)]
 Tokens = Annotated[int, Field(gt=0, le=1_000_000)]
 
 BUILTIN_PREFIX: Final = "builtin:"
-BUILTIN_PROMPTS: Final = ("chat", "code", "reasoning", "summarise", "long_context")
 FILE_PREFIX: Final = "file:"
 RANDOM_PROMPTS: Final = "random"
 RANDOM_ON_WIRE: Final = "random:ids"

@@ -24,7 +24,7 @@ from fleet_agent.load.cluster.relay_launcher import RelayLauncher
 from fleet_agent.load.cluster.shard_actor import ShardActor
 from fleet_agent.load.workers.local_workers import ShardResults, task_error_cause
 from fleet_agent.load.workers.shard_plan import ShardPlan, ShardResult
-from fleet_protos.errors import LoadError
+from fleet_protos.errors import LoadError, first_error
 
 log = logging.getLogger(__name__)
 
@@ -222,10 +222,7 @@ class ClusterWorkers:
 
 def _pick_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """What to tell of several failures: the first that is one of ours."""
-    ours, others = group.split(LoadError)
-    chosen: BaseException = ours or others or group
-    while isinstance(chosen, BaseExceptionGroup):
-        chosen = chosen.exceptions[0]
+    chosen = first_error(group)
     if isinstance(chosen, TimeoutError):
         return LoadError(f"the load hosts were not ready to begin within {_PREPARE_LIMIT_S:.0f} s")
     return chosen

@@ -13,13 +13,12 @@ from hashlib import sha256
 from fleet_agent.load.workload.prompt_content import Content
 from fleet_agent.load.workload.prompt_sets import SETS
 from fleet_agent.load.workload.synthetic_text import long_prompt
-from fleet_protos.attachment import Prompts, Trace
+from fleet_protos.attachment import BUILTIN_PROMPTS, Prompts, Trace
 
 PREFIX = "builtin:"
 FILE = "file:"
 RANDOM = "random:ids"
 LONG_CONTEXT = "long_context"
-BUILTIN = (*SETS, LONG_CONTEXT)
 LONG_PROMPTS, LONG_TOKENS = 40, 8000
 WARM_UP = -1  # run index of a warm-up: no run has the same salts
 
@@ -48,7 +47,7 @@ def prompt_set(name: str) -> tuple[str, ...]:
     if not name.startswith(PREFIX) or known not in SETS:
         raise ValueError(
             f"unknown prompts {name!r}, "
-            f"expected one of {', '.join(PREFIX + known for known in BUILTIN)}"
+            f"expected one of {', '.join(PREFIX + known for known in BUILTIN_PROMPTS)}"
         )
     return SETS[known]
 

@@ -1,0 +1,16 @@
+"""Tells whether a file was written or replaced since it was last read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+FileStamp = tuple[int, int, int]  # modification time in ns, size in bytes, inode
+
+
+def file_stamp(path: Path) -> FileStamp | None:
+    """Return what changes when a file is written or replaced; None if it cannot be read."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino
