@@ -20,7 +20,7 @@ class Release:
     post: int = 0
 
     @classmethod
-    def read(cls, text: str) -> Release | None:
+    def parse(cls, text: str) -> Release | None:
         """The version that `text` begins with; None when it begins with none."""
         found = _NUMBERS.match(text.strip())
         return cls(tuple(map(int, found[1].split("."))), int(found[2] or 0)) if found else None
@@ -47,15 +47,15 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
-class Between:
+class VersionRange:
     """Versions in which a fact was found to hold, both ends counted; an open end is an empty text."""
 
     first: str = ""
     last: str = ""
 
-    def holds(self, version: Release | None) -> bool:
+    def contains(self, version: Release | None) -> bool:
         """True for a version within, and for one that is not known."""
-        first, last = Release.read(self.first), Release.read(self.last)
+        first, last = Release.parse(self.first), Release.parse(self.last)
         return version is None or (
             (first is None or first <= version) and (last is None or version <= last)
         )

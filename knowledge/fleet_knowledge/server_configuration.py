@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fleet_knowledge.release import Between, Release
+from fleet_knowledge.release import Release, VersionRange
 from fleet_knowledge.sglang_releases import Certainty, certainty_of
 
 ERROR, WARNING, INFO = "error", "warning", "info"
@@ -73,7 +73,7 @@ class RuleFinding:
     hint: str = ""
 
 
-def refusal_severity(versions: Between, release: Release | None) -> str | None:
+def refusal_severity(versions: VersionRange, release: Release | None) -> str | None:
     """ERROR where SGLang surely refuses, WARNING where it does so in some versions and ours is not
     known, None where it does not.
     """
@@ -82,6 +82,6 @@ def refusal_severity(versions: Between, release: Release | None) -> str | None:
     ]
 
 
-def versions_suffix(versions: Between, release: Release | None) -> str:
+def versions_suffix(versions: VersionRange, release: Release | None) -> str:
     """` (SGLang 0.5.3 - 0.5.15)`, for messages when the version is not known and matters."""
-    return f" (SGLang {versions})" if release is None and versions != Between() else ""
+    return f" (SGLang {versions})" if release is None and versions != VersionRange() else ""

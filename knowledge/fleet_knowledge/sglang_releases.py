@@ -7,10 +7,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import IntEnum
 
-from fleet_knowledge.release import Between, Release
+from fleet_knowledge.release import Release, VersionRange
 
 NEWEST_SGLANG_READ = "0.5.23"
-_ANY = Between()
+_ANY = VersionRange()
 
 
 class Certainty(IntEnum):
@@ -21,7 +21,7 @@ class Certainty(IntEnum):
     YES = 2
 
 
-def certainty_of(versions: Between, release: Release | None) -> Certainty:
+def certainty_of(versions: VersionRange, release: Release | None) -> Certainty:
     """YES for a version within, or when the fact holds in any version; MAYBE when the version is
     not known.
     """
@@ -29,7 +29,7 @@ def certainty_of(versions: Between, release: Release | None) -> Certainty:
         return Certainty.YES
     if release is None:
         return Certainty.MAYBE
-    return Certainty.YES if versions.holds(release) else Certainty.NO
+    return Certainty.YES if versions.contains(release) else Certainty.NO
 
 
 def certainty_of_presence(
@@ -43,9 +43,9 @@ def certainty_of_presence(
     """
     if release is None:
         return Certainty.YES if first == str(read[0]) and not last else Certainty.MAYBE
-    if Between(first, last).holds(release):
+    if VersionRange(first, last).contains(release):
         return Certainty.YES
-    start, end = Release.read(first), Release.read(last)
+    start, end = Release.parse(first), Release.parse(last)
     below = max((known for known in read if start and known < start), default=None)
     above = min((known for known in read if end and end < known), default=None)
     before_it = below is not None and start is not None and below < release < start
@@ -60,5 +60,5 @@ def release_of_image(image: str) -> Release | None:
     name, _, tag = image.partition("@")[0].rpartition(":")
     if not name or "/" in tag or "sglang" not in name.rsplit("/", 1)[-1].lower():
         return None
-    found = Release.read(tag)
+    found = Release.parse(tag)
     return found if found and len(found.numbers) >= 3 else None

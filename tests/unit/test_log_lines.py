@@ -82,7 +82,7 @@ def test_messages_of_nccl_that_ran_together_are_two() -> None:
     ],
 )
 def test_a_rank_is_read_in_any_order_of_its_parts(label: str, rank: Rank | None) -> None:
-    assert Rank.read(label) == rank
+    assert Rank.parse(label) == rank
 
 
 def test_indentation_is_kept_for_it_tells_quoted_source() -> None:

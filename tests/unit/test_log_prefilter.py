@@ -22,9 +22,9 @@ from fleet_knowledge.server_log.symptoms.warning_patterns import WARNING_PATTERN
 
 FOLDER = Path(__file__).parent / "data" / "field"
 CASES = sorted(FOLDER.glob("[AB]*.json"))
-WORDS = [row.words for table in (LOG_SYMPTOMS, WARNING_PATTERNS) for row in table]
+WORDS = [row.pattern for table in (LOG_SYMPTOMS, WARNING_PATTERNS) for row in table]
 OTHERS = [
-    *(marker.words for marker in launch_phases._MARKERS),
+    *(marker.pattern for marker in launch_phases._MARKERS),
     batch_lines._HEAD,
     root_cause._CRASH,
     server_facts._KV_TOKENS,

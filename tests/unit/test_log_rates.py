@@ -190,7 +190,7 @@ def test_columns_read_a_line_as_words_do(before: str) -> None:
         layout = detect_layout(raw)
         assert layout is not None
         layout.raws.append(raw)
-        layout.at.append(0)
+        layout.line_indices.append(0)
         [message] = read_log_lines(raw)
         read = read_batch(message)
         assert read is not None

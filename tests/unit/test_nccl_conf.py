@@ -50,8 +50,8 @@ def test_the_process_wins_over_the_user_and_the_user_over_the_system() -> None:
 
 def test_the_users_file_is_named_by_a_variable_from_2_23() -> None:
     env = {"NCCL_CONF_FILE": "/opt/nccl.conf"}
-    assert user_file(env, Release.read("2.23.4"), "/home/USER") == "/opt/nccl.conf"
-    assert user_file(env, Release.read("2.22.3"), "/home/USER/") == "/home/USER/.nccl.conf"
+    assert user_file(env, Release.parse("2.23.4"), "/home/USER") == "/opt/nccl.conf"
+    assert user_file(env, Release.parse("2.22.3"), "/home/USER/") == "/home/USER/.nccl.conf"
     assert user_file({}, None, "/home/USER") == "/home/USER/.nccl.conf"
 
 

@@ -30,7 +30,7 @@ from fleet_knowledge.nccl.variables.known_variables import (
 )
 from fleet_knowledge.nccl.variables.value_types import InvalidValueEffect, read_number
 from fleet_knowledge.nccl.variables.variable import describe_versions
-from fleet_knowledge.release import Between, Release
+from fleet_knowledge.release import Release, VersionRange
 from fleet_knowledge.server_configuration import ServerConfiguration
 
 GUIDE = Path(__file__).parents[2] / "docs" / "nccl.md"
@@ -92,13 +92,13 @@ def test_an_illegal_value_is_told_with_what_nccl_does(
     name: str, value: str, version: str, outcome: InvalidValueEffect
 ) -> None:
     row = find_variable(name)
-    fault = row.fault(value, Release.read(version)) if row else None
+    fault = row.fault(value, Release.parse(version)) if row else None
     assert fault is not None and fault.outcome is outcome and fault.problem
 
 
 @pytest.mark.parametrize(("name", "value", "version"), LEGAL)
 def test_a_legal_value_is_left_alone(name: str, value: str, version: str) -> None:
-    assert is_legal(name, value, Release.read(version))
+    assert is_legal(name, value, Release.parse(version))
 
 
 def test_a_value_that_only_some_versions_take_names_them() -> None:
@@ -140,9 +140,9 @@ def test_a_value_is_compared_by_meaning(name: str, asked: str, logged: str, same
 def test_a_default_holds_in_its_versions_only() -> None:
     row = find_variable("NCCL_IB_TIMEOUT")
     assert row is not None
-    assert row.equals_default("20", Release.read("2.27.3")) == Between("2.23")
-    assert row.equals_default("20", Release.read("2.20.5")) is None
-    assert row.equals_default("18", Release.read("2.20.5")) is not None
+    assert row.equals_default("20", Release.parse("2.27.3")) == VersionRange("2.23")
+    assert row.equals_default("20", Release.parse("2.20.5")) is None
+    assert row.equals_default("18", Release.parse("2.20.5")) is not None
 
 
 def test_what_sglang_sets_itself_is_the_default_of_a_server() -> None:
@@ -152,13 +152,13 @@ def test_what_sglang_sets_itself_is_the_default_of_a_server() -> None:
 
 
 def test_an_override_of_sglang_needs_its_argument_and_version() -> None:
-    forced = list(find_sglang_overrides("NCCL_CUMEM_ENABLE", {}, Release.read("0.5.3")))
-    kept = list(find_sglang_overrides("NCCL_CUMEM_ENABLE", {}, Release.read("0.5.9")))
+    forced = list(find_sglang_overrides("NCCL_CUMEM_ENABLE", {}, Release.parse("0.5.3")))
+    kept = list(find_sglang_overrides("NCCL_CUMEM_ENABLE", {}, Release.parse("0.5.9")))
     asked = list(
         find_sglang_overrides(
             "NCCL_ALGO",
             {"enable_deterministic_inference": True, "tp_size": 2},
-            Release.read("0.5.9"),
+            Release.parse("0.5.9"),
         )
     )
     assert [row.always for row in forced] == [True, False]
@@ -279,7 +279,7 @@ def test_the_guide_shows_the_table() -> None:
     st.sampled_from(("", "2.18.6", "2.23.4", "2.30.7")),
 )
 def test_no_value_makes_a_row_raise(name: str, value: str, version: str) -> None:
-    row, release = VARIABLES[name], Release.read(version)
+    row, release = VARIABLES[name], Release.parse(version)
     row.fault(value, release)
     row.equals_default(value, release)
     assert row.values.means_same(value, value)

@@ -52,7 +52,7 @@ def facts_of(written: dict[str, Any]) -> HostFacts:
         client_environment={"PATH": "/usr/bin:/bin", "DOCKER_HOST": "unix:///run/x.sock"},
         has_hub=written.get("has_hub", False),
         serve_program=written.get("serve_program", ""),
-        sglang=Release.read(written.get("sglang", "")),
+        sglang=Release.parse(written.get("sglang", "")),
     )
 
 

@@ -110,7 +110,7 @@ def test_an_accept_length_that_was_not_measured_is_no_number() -> None:
         accept_length.accept_length_of_last_run(2.0, 100, 2.5, 0),
     ]
     assert [one.length for one in absent] == [None] * len(absent)
-    assert all(one.why and one.text == "not measured" for one in absent)
+    assert all(one.reason and one.text == "not measured" for one in absent)
 
 
 def test_requests_and_log_lines_stand_in_for_counters() -> None:
@@ -258,7 +258,7 @@ def test_every_shape_of_server_information_is_read(
     info: dict[str, Any], throughput: float | None, length: float | None
 ) -> None:
     found = server_info.parse_server_info(info)
-    assert (found.gen_throughput, found.accepted.length) == (throughput, length)
+    assert (found.gen_throughput, found.accept_length.length) == (throughput, length)
 
 
 def test_the_newer_endpoint_is_asked_first_and_a_router_is_recognised() -> None:

@@ -69,7 +69,7 @@ def test_d05_without_metrics_the_servers_own_information_tells() -> None:
     answers, expected = case("D05")
     found = server_info.first_answer(answers)
     assert found is not None
-    assert (found.gen_throughput, found.accepted.length) == (
+    assert (found.gen_throughput, found.accept_length.length) == (
         expected["gen_throughput"],
         expected["accept_len"],
     )
@@ -99,7 +99,7 @@ def test_e03_a_latency_that_nobody_saw_is_never_a_value() -> None:
 
 def test_e05_a_short_run_has_no_accept_length_and_the_second_run_has_its_own() -> None:
     told, expected = case("E05")
-    short = server_info.parse_server_info(told["short_run"]).accepted
+    short = server_info.parse_server_info(told["short_run"]).accept_length
     assert (short.length, short.text) == (expected["short_run"], "not measured")
     averages = told["averages"]
     alone = accept_length.accept_length_of_last_run(

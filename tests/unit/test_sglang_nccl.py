@@ -42,7 +42,7 @@ def test_the_configuration_file_that_the_job_names_stands_for_the_one_at_home(
     named = tmp_path / "named.conf"
     named.write_text("NCCL_PROTO=Simple\n")
     home = str(tmp_path)
-    newer, older = Release.read("2.27.3"), Release.read("2.22.3")
+    newer, older = Release.parse("2.27.3"), Release.parse("2.22.3")
     by_name = {"NCCL_CONF_FILE": str(named)}
     assert nccl_files.read_nccl_configurations({}, newer, home)[0] == NcclConfFile(
         f"{home}/.nccl.conf", "# fabric team\nNCCL_ALGO=Tree\n"

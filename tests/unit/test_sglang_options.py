@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet_agent.engines.sglang.launch.argv import NEGATABLE
-from fleet_knowledge.release import Between, Release
+from fleet_knowledge.release import Release, VersionRange
 from fleet_knowledge.server_configuration import ServerConfiguration
 from fleet_knowledge.sglang.environment_rules import (
     VARIABLE_CHANGES,
@@ -31,7 +31,7 @@ from fleet_knowledge.sglang_releases import Certainty, certainty_of, release_of_
 
 
 def release(text: str) -> Release:
-    found = Release.read(text)
+    found = Release.parse(text)
     assert found
     return found
 
@@ -108,7 +108,9 @@ def test_the_tables_were_read_up_to_one_newest_release() -> None:
 
 def test_every_retired_option_is_one_that_was_read_in_a_version_that_retires_it() -> None:
     for name, row in RETIRED_ARGUMENTS.items():
-        assert row.versions.holds(release(known_arguments()[name].last or NEWEST_SGLANG_READ)), name
+        assert row.versions.contains(release(known_arguments()[name].last or NEWEST_SGLANG_READ)), (
+            name
+        )
 
 
 def test_what_replaces_a_retired_option_is_an_option() -> None:
@@ -130,7 +132,7 @@ def test_the_tag_of_an_image_of_sglang_tells_its_version(image: str, version: st
 
 
 def test_a_bounded_fact_is_unsure_for_a_version_that_is_not_known() -> None:
-    assert [certainty_of(Between("0.5.3"), None), certainty_of(Between(), None), certainty_of(Between("0.5.3"), release("0.5.1"))] == [
+    assert [certainty_of(VersionRange("0.5.3"), None), certainty_of(VersionRange(), None), certainty_of(VersionRange("0.5.3"), release("0.5.1"))] == [
         Certainty.MAYBE, Certainty.YES, Certainty.NO,
     ]  # fmt: skip
 

@@ -50,7 +50,7 @@ def asked(
         {name: value for name, value in args.items() if value is not None},
         {},
         model,
-        release=Release.read(version),
+        release=Release.parse(version),
     )
 
 

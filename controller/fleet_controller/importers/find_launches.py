@@ -124,7 +124,7 @@ def _launch(start: StartedCommand, notes: FindingCollector) -> ServerLaunch | No
             "",
         )
         words = (SourceText("--model-path", words[0].line), *words)
-    release = Release.read(image_version(start.container.image.text)) if start.container else None
+    release = Release.parse(image_version(start.container.image.text)) if start.container else None
     options, loose = read_options(words, notes, release)
     removed = removed_by(entry.wrapped_by)
     env = {

@@ -193,7 +193,7 @@ def _in_this_version(
     retired = RETIRED_ARGUMENTS.get(argument.name)
     instead = f"write {retired.instead} instead" if retired and retired.instead else ""
     if release and argument.certainty_in(release) == Certainty.NO:
-        gone = argument.last and release > (Release.read(argument.last) or release)
+        gone = argument.last and release > (Release.parse(argument.last) or release)
         span = (
             f"the last version with it is {argument.last}"
             if gone
@@ -214,7 +214,9 @@ def _in_this_version(
             "argument_not_in_version", path, message, hint, severity=WARNING, at_key=True
         )
     elif retired and (
-        retired.versions.holds(release) if release else retired.versions.holds(newest_release())
+        retired.versions.contains(release)
+        if release
+        else retired.versions.contains(newest_release())
     ):
         message = (
             f"`{argument.name}` is deprecated (SGLang {retired.versions}): it still works, with a "

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from fleet_knowledge.release import Between, Release
+from fleet_knowledge.release import Release, VersionRange
 
 MIB = 1 << 20
-_READ = Between("0.4.6", "0.5.23")
+_READ = VersionRange("0.4.6", "0.5.23")
 CUSTOM_LIMIT_BYTES = 8 * MIB
 """Messages below are taken by custom all-reduce in every version (8 MiB up to 0.5.10; larger from 0.5.12, by GPU and number of ranks)."""
 LARGEST_HIDDEN_SIZE = 16_384
@@ -73,7 +73,7 @@ class AllReducePath:
     answer: NcclUse
     by: str
     reason: str
-    versions: Between = _READ
+    versions: VersionRange = _READ
 
 
 def find_all_reduce_path(server: AllReduceSetup) -> AllReducePath:
@@ -90,7 +90,7 @@ def _reaches_nccl(reason: str) -> AllReducePath:
     return AllReducePath(NcclUse.REACHES, "", reason)
 
 
-def _unknown(by: str, reason: str, versions: Between = _READ) -> AllReducePath:
+def _unknown(by: str, reason: str, versions: VersionRange = _READ) -> AllReducePath:
     return AllReducePath(NcclUse.UNKNOWN, by, reason, versions)
 
 
@@ -103,7 +103,7 @@ def _single_gpu(server: AllReduceSetup) -> Iterator[AllReducePath]:
             NcclUse.BYPASSED,
             "no all-reduce",
             "one GPU a replica (tp_size 1): there is nothing to reduce",
-            Between("0.4.1", "0.5.23"),
+            VersionRange("0.4.1", "0.5.23"),
         )
     elif world == 1:
         yield _unknown(
@@ -126,7 +126,7 @@ def _other_collectives(server: AllReduceSetup) -> Iterator[AllReducePath]:
 def _symmetric(server: AllReduceSetup) -> Iterator[AllReducePath]:
     if server.is_on("enable_symm_mem"):
         reason = "with --enable-symm-mem NCCL runs symmetric kernels on registered buffers, which take no algorithm or protocol"
-        yield _unknown("symmetric memory", reason, Between("0.5.1", "0.5.23"))
+        yield _unknown("symmetric memory", reason, VersionRange("0.5.1", "0.5.23"))
 
 
 def _deterministic(server: AllReduceSetup) -> Iterator[AllReducePath]:
@@ -185,14 +185,16 @@ def _custom_reason(server: AllReduceSetup, world: int) -> str:
 def _mscclpp(server: AllReduceSetup) -> Iterator[AllReducePath]:
     if server.is_on("enable_mscclpp") and server.size("tp_size") in (4, 8, 16):
         yield _unknown(
-            "mscclpp", "--enable-mscclpp takes messages of some sizes", Between("0.4.9", "0.5.23")
+            "mscclpp",
+            "--enable-mscclpp takes messages of some sizes",
+            VersionRange("0.4.9", "0.5.23"),
         )
 
 
 def _torch_symmetric(server: AllReduceSetup) -> Iterator[AllReducePath]:
     if server.is_on("enable_torch_symm_mem") and server.size("tp_size") in _CUSTOM_WORLDS:
         reason = "--enable-torch-symm-mem takes messages below 64 MiB (128 MiB on 6 and 8 GPUs) on Hopper and Blackwell"
-        yield _unknown("torch symmetric memory", reason, Between("0.5.3", "0.5.23"))
+        yield _unknown("torch symmetric memory", reason, VersionRange("0.5.3", "0.5.23"))
 
 
 def _pcie_ipc(server: AllReduceSetup) -> Iterator[AllReducePath]:
@@ -202,7 +204,7 @@ def _pcie_ipc(server: AllReduceSetup) -> Iterator[AllReducePath]:
         "yes",
     ):
         reason = "SGLANG_ENABLE_PCIE_IPC_ALLREDUCE gives decode's messages to FlashInfer's kernels"
-        yield _unknown("FlashInfer PCIe all-reduce", reason, Between("0.5.23", "0.5.23"))
+        yield _unknown("FlashInfer PCIe all-reduce", reason, VersionRange("0.5.23", "0.5.23"))
 
 
 def _fusion(server: AllReduceSetup) -> Iterator[AllReducePath]:
@@ -211,7 +213,7 @@ def _fusion(server: AllReduceSetup) -> Iterator[AllReducePath]:
         reason = (
             "FlashInfer fuses the all-reduce of a layer with its normalisation for small messages"
         )
-        yield _unknown("FlashInfer all-reduce fusion", reason, Between("0.4.9", "0.5.23"))
+        yield _unknown("FlashInfer all-reduce fusion", reason, VersionRange("0.4.9", "0.5.23"))
 
 
 def _settled(server: AllReduceSetup) -> Iterator[AllReducePath]:

@@ -7,14 +7,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fleet_knowledge.release import Between, Release
+from fleet_knowledge.release import Release, VersionRange
 
 SYSTEM_FILE = "/etc/nccl.conf"
 USER_FILE = ".nccl.conf"
 """In the home folder; read only when NCCL_CONF_FILE is not set."""
 USER_FILE_VARIABLE = "NCCL_CONF_FILE"
 RCCL_FILES = "/etc/rccl.conf", ".rccl.conf"
-COMMENTS = Between("2.26")
+COMMENTS = VersionRange("2.26")
 """Versions in which a line that starts with `#` is a comment; before, it sets a variable of that odd name, which nobody reads."""
 
 
@@ -52,7 +52,11 @@ def user_file(env: Mapping[str, str], release: Release | None, home: str) -> str
     not expanded), else HOME/.nccl.conf.
     """
     named = env.get(USER_FILE_VARIABLE, "")
-    return named if named and Between("2.23").holds(release) else f"{home.rstrip('/')}/{USER_FILE}"
+    return (
+        named
+        if named and VersionRange("2.23").contains(release)
+        else f"{home.rstrip('/')}/{USER_FILE}"
+    )
 
 
 def resolve_settings(

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fleet_knowledge.release import Between, Release
+from fleet_knowledge.release import Release, VersionRange
 from fleet_knowledge.server_configuration import ServerConfiguration
 from fleet_knowledge.sglang.environment_rules import DEFAULTS_WHEN_UNSET, VARIABLE_CHANGES
 
-_ANY = Between()
+_ANY = VersionRange()
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class SglangOverride:
 
     variable: str
     value: str
-    versions: Between
+    versions: VersionRange
     always: bool
     needs: str = ""
 
@@ -36,7 +36,7 @@ def find_sglang_overrides(
     """
     asked = ServerConfiguration(args=args, release=release)
     for row in VARIABLE_CHANGES:
-        if row.variable == variable and row.versions.holds(release) and row.when(asked):
+        if row.variable == variable and row.versions.contains(release) and row.when(asked):
             yield SglangOverride(variable, row.value, row.versions, True, row.why)
     if variable in DEFAULTS_WHEN_UNSET:
         yield SglangOverride(variable, DEFAULTS_WHEN_UNSET[variable], _ANY, False)

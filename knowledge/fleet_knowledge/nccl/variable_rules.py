@@ -28,7 +28,7 @@ from fleet_knowledge.nccl.variables.value_types import (
     read_number,
 )
 from fleet_knowledge.nccl.variables.variable import NcclVariable, describe_versions
-from fleet_knowledge.release import Between, Release
+from fleet_knowledge.release import Release, VersionRange
 from fleet_knowledge.server_configuration import (
     ERROR,
     INFO,
@@ -38,7 +38,7 @@ from fleet_knowledge.server_configuration import (
 )
 from fleet_knowledge.sglang.environment_rules import DEFAULTS_WHEN_UNSET
 
-_ANY = Between()
+_ANY = VersionRange()
 _OF_THE_NETWORK = ("NCCL_IB_", "NCCL_NET_", "NCCL_SOCKET_N", "NCCL_CROSS_NIC", "NCCL_PXN_")
 _CHOOSE_NETWORK = (
     "NCCL_IB_DISABLE",
@@ -170,7 +170,7 @@ def _fault(row: NcclVariable, value: str, release: Release | None) -> Iterator[R
     )
 
 
-def _severity(row: NcclVariable, outcome: InvalidValueEffect, versions: Between) -> str:
+def _severity(row: NcclVariable, outcome: InvalidValueEffect, versions: VersionRange) -> str:
     """An error for what every version refuses, ignores or misreads; lists of words grow, so an
     unknown word there is no error.
     """
@@ -218,7 +218,7 @@ def _default(row: NcclVariable, value: str, release: Release | None) -> Iterator
 
 def _outdated(row: NcclVariable, release: Release | None) -> Iterator[RuleFinding]:
     instead = f"use {row.replaced_by} instead" if row.replaced_by else "leave it out"
-    if row.deprecated is not None and row.deprecated.holds(release):
+    if row.deprecated is not None and row.deprecated.contains(release):
         message = f"`{row.name}` is deprecated {describe_versions(row.deprecated)}" + (
             f" in favour of `{row.replaced_by}`" if row.replaced_by else ""
         )
@@ -240,7 +240,7 @@ def _algorithm(value: str, release: Release | None) -> Iterator[RuleFinding]:
     """
     left_out = collectives_without_algorithm(value)
     serious = [function for function in left_out if function != "Reduce"]
-    if serious and FUNCTION_LISTS.holds(release):
+    if serious and FUNCTION_LISTS.contains(release):
         fails = f"their first call ends the server (NCCL {FUNCTION_LISTS})"
         message = f"`NCCL_ALGO={value}` leaves {', '.join(left_out)} without an algorithm: {fails}"
         second = "" if "ring" in value.lower() else ",ring"

@@ -163,8 +163,8 @@ def _is_logged(row: NcclVariable, facts: NcclFacts | None) -> bool:
     releases = [
         release
         for version in (facts.versions if facts else ())
-        if (release := Release.read(version))
+        if (release := Release.parse(version))
     ]
     return bool(releases) and all(
-        row.logged.holds(release) and row.exists.holds(release) for release in releases
+        row.logged.contains(release) and row.exists.contains(release) for release in releases
     )

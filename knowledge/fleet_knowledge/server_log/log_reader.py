@@ -65,7 +65,7 @@ class _ProgressBar:
     """Progress bars of one shape: only the last is of interest."""
 
     raw: bytes = b""
-    at: int = 0
+    order: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +84,14 @@ class _NcclLine:
     """Lines of this shape are for the reader of NCCL's."""
 
 
-class _ReadEach:
+class _ReadEachLine:
     """Lines of this shape are read word by word, each."""
 
 
 _SKIP: Final = _Skip()
 _NCCL_LINE: Final = _NcclLine()
-_READ_EACH: Final = _ReadEach()
-_Action = BatchLineLayout | _ProgressBar | _AnsweredRequest | _Skip | _NcclLine | _ReadEach
+_READ_EACH_LINE: Final = _ReadEachLine()
+_Action = BatchLineLayout | _ProgressBar | _AnsweredRequest | _Skip | _NcclLine | _ReadEachLine
 
 
 @dataclass(slots=True)
@@ -101,17 +101,17 @@ class LogReader:
     """
 
     _accumulator: LogAccumulator = field(default_factory=LogAccumulator)
-    _carry: list[bytes] = field(default_factory=list)
-    _carried: int = 0
+    _partial_line: list[bytes] = field(default_factory=list)
+    _partial_bytes: int = 0
     _actions: dict[bytes, _Action] = field(default_factory=dict)
     _relevant_counts: dict[bytes, int] = field(default_factory=dict)
     _layouts: list[BatchLineLayout] = field(default_factory=list)
     _irregular_columns: list[BatchColumns] = field(default_factory=list)
     _batches: int = 0
-    _read: int = 0  # batch lines read, of those numbered by _batches
+    _flushed_batches: int = 0  # batch lines read, of those numbered by _batches
     _bars: list[_ProgressBar] = field(default_factory=list)
-    _nccl: dict[bytes, int] = field(default_factory=dict)
-    _at: int = 0
+    _nccl_counts: dict[bytes, int] = field(default_factory=dict)
+    _bar_count: int = 0
     _generation: int = 0  # of the actions: how often they were forgotten
     _shape_count: int = 0  # shapes so far
     _seen_once: set[int] = field(
@@ -142,8 +142,8 @@ class LogReader:
         """What the log comes to so far; a last line without its end counts. More may be fed
         afterwards.
         """
-        self._process_lines(b"".join(self._carry))
-        self._carry, self._carried = [], 0
+        self._process_lines(b"".join(self._partial_line))
+        self._partial_line, self._partial_bytes = [], 0
         self._flush()
         self._flush_nccl()
         return self._accumulator.build_diagnosis()
@@ -155,15 +155,15 @@ class LogReader:
             return
         first = block.find(b"\n")
         self._keep(block[:first])
-        self._process_lines(b"".join(self._carry) + block[first:end])
-        self._carry, self._carried = [], 0
+        self._process_lines(b"".join(self._partial_line) + block[first:end])
+        self._partial_line, self._partial_bytes = [], 0
         self._keep(block[end + 1 :])
 
     def _keep(self, part: bytes) -> None:
-        part = part[: _LONGEST_LINE - self._carried]
+        part = part[: _LONGEST_LINE - self._partial_bytes]
         if part:
-            self._carry.append(part)
-            self._carried += len(part)
+            self._partial_line.append(part)
+            self._partial_bytes += len(part)
 
     def _process_lines(self, block: bytes) -> None:
         """Whole lines."""
@@ -176,16 +176,16 @@ class LogReader:
         """How many lines were taken: not all when the actions were forgotten on the way."""
         counted, limit, generation = (
             self._batches,
-            self._read + _MAX_BUFFERED_BATCHES,
+            self._flushed_batches + _MAX_BUFFERED_BATCHES,
             self._generation,
         )
         worth: list[set[int]] = []  # filled when first needed
         skip, again, layout, nccl_line, nccl = (
             _SKIP,
-            _READ_EACH,
+            _READ_EACH_LINE,
             BatchLineLayout,
             _NCCL_LINE,
-            self._nccl,
+            self._nccl_counts,
         )
         for index, action in enumerate(map(self._actions.get, shapes)):
             if action is skip or (
@@ -195,7 +195,7 @@ class LogReader:
             raw = lines[index]
             if action.__class__ is layout:
                 action.raws.append(raw)
-                action.at.append(counted)
+                action.line_indices.append(counted)
                 counted += 1
                 if counted < limit:
                     continue
@@ -212,7 +212,7 @@ class LogReader:
                 continue
             if generation != self._generation:
                 return index + 1
-            counted, limit = self._batches, self._read + _MAX_BUFFERED_BATCHES
+            counted, limit = self._batches, self._flushed_batches + _MAX_BUFFERED_BATCHES
         self._batches = counted
         return len(lines)
 
@@ -259,9 +259,9 @@ class LogReader:
     def _is_known_call(self, raw: bytes) -> bool:
         found = _CALL.fullmatch(raw)
         key = b"0".join((*found.groups(), b"")) if found else raw
-        if key not in self._nccl:
+        if key not in self._nccl_counts:
             return False
-        self._nccl[key] += 1
+        self._nccl_counts[key] += 1
         return True
 
     def _remember_skipped(self, dull: Sequence[bytes]) -> None:
@@ -279,14 +279,14 @@ class LogReader:
         if isinstance(action, _AnsweredRequest):
             self._accumulator.add_answered_request(action.healthy, action.failed)
         elif isinstance(action, _NcclLine):
-            self._nccl[raw] = self._nccl.get(raw, 0) + 1
-            if len(self._nccl) >= _MAX_BUFFERED_NCCL:
+            self._nccl_counts[raw] = self._nccl_counts.get(raw, 0) + 1
+            if len(self._nccl_counts) >= _MAX_BUFFERED_NCCL:
                 self._flush_nccl()
         elif isinstance(action, _ProgressBar):
             if not action.raw:
                 self._bars.append(action)
-            self._at += 1
-            action.raw, action.at = raw, self._at
+            self._bar_count += 1
+            action.raw, action.order = raw, self._bar_count
 
     def _read_new_shape(self, raw: bytes, shape: bytes) -> None:
         """Word by word, and whether lines of this shape must be read so again."""
@@ -297,11 +297,11 @@ class LogReader:
             action = self._action_for_shape(raw)
             if action is not None and len(shape) <= _LONGEST_SHAPE:
                 self._actions[shape] = action
-        if action is None or isinstance(action, _ReadEach):
+        if action is None or isinstance(action, _ReadEachLine):
             self._read_each_line(raw, shape)
         elif isinstance(action, BatchLineLayout):
             action.raws.append(raw)
-            action.at.append(self._batches)
+            action.line_indices.append(self._batches)
             self._batches += 1
         else:
             self._apply_action(action, raw)
@@ -311,7 +311,7 @@ class LogReader:
         if len(shape) > _LONGEST_SHAPE:
             return
         if shape not in self._actions:
-            self._actions[shape] = _SKIP if dull and not numbers_matter else _READ_EACH
+            self._actions[shape] = _SKIP if dull and not numbers_matter else _READ_EACH_LINE
         elif not dull:
             self._relevant_counts[shape] = looks = self._relevant_counts.get(shape, 0) + 1
             if (
@@ -369,7 +369,7 @@ class LogReader:
         self._apply_action(_NCCL_LINE, line.text.encode())
 
     def _flush_progress_bars(self) -> None:
-        bars, self._bars = sorted(self._bars, key=lambda bar: bar.at), []
+        bars, self._bars = sorted(self._bars, key=lambda bar: bar.order), []
         for bar in bars:
             raw, bar.raw = bar.raw, b""
             for line in read_log_lines(raw):
@@ -381,14 +381,14 @@ class LogReader:
         pieces, self._irregular_columns = self._irregular_columns, []
         for layout in self._layouts:
             if layout.raws:
-                self._accumulator.keep_raw_samples(layout.raws, layout.at)
+                self._accumulator.keep_raw_samples(layout.raws, layout.line_indices)
                 pieces += layout.drain_columns()
-        self._read = self._accumulator.batches = self._batches
+        self._flushed_batches = self._accumulator.batches = self._batches
         self._accumulator.add_batches(pieces)
 
     def _flush_nccl(self) -> None:
-        waiting = list(self._nccl.items())
-        self._nccl.clear()
+        waiting = list(self._nccl_counts.items())
+        self._nccl_counts.clear()
         for raw, times in waiting:
             for line in read_log_lines(raw):
                 self._accumulator.add_nccl_line(line, times)

@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
 
-from fleet_knowledge.release import Between, Release
+from fleet_knowledge.release import Release, VersionRange
 from fleet_knowledge.server_configuration import INFO, WARNING, RuleFinding, ServerConfiguration
 from fleet_knowledge.sglang_releases import (
     NEWEST_SGLANG_READ,
@@ -30,7 +30,7 @@ class VariableChange:
 
     variable: str
     value: str
-    versions: Between
+    versions: VersionRange
     source: str
     when: Callable[[ServerConfiguration], bool]
     why: str = ""
@@ -77,37 +77,57 @@ _DETERMINISTIC = "enable_deterministic_inference with tp_size above 1"
 # 0.5.4.post2 on only where they are unset,
 # or where an argument asks for them. 0.5.4.post2 is the first release that keeps NCCL_CUMEM_ENABLE.
 VARIABLE_CHANGES: tuple[VariableChange, ...] = (
-    VariableChange("CUDA_DEVICE_MAX_CONNECTIONS", "4", Between("", "0.5.4"), _ENGINE, _always),
-    VariableChange("CUDA_DEVICE_MAX_CONNECTIONS", "8", Between("0.5.4.post1"), _ENGINE, _always),
-    VariableChange("NCCL_CUMEM_ENABLE", "0", Between("", "0.5.4.post1"), _ENGINE, _not_symmetric),
+    VariableChange("CUDA_DEVICE_MAX_CONNECTIONS", "4", VersionRange("", "0.5.4"), _ENGINE, _always),
     VariableChange(
-        "NCCL_CUMEM_ENABLE", "1", Between("0.5.0"), _ENGINE, _symmetric, "enable_symm_mem"
+        "CUDA_DEVICE_MAX_CONNECTIONS", "8", VersionRange("0.5.4.post1"), _ENGINE, _always
     ),
     VariableChange(
-        "NCCL_NVLS_ENABLE", "0", Between("", "0.5.4.post1"), _ENGINE, _neither_nvls_nor_symmetric
+        "NCCL_CUMEM_ENABLE", "0", VersionRange("", "0.5.4.post1"), _ENGINE, _not_symmetric
+    ),
+    VariableChange(
+        "NCCL_CUMEM_ENABLE", "1", VersionRange("0.5.0"), _ENGINE, _symmetric, "enable_symm_mem"
+    ),
+    VariableChange(
+        "NCCL_NVLS_ENABLE",
+        "0",
+        VersionRange("", "0.5.4.post1"),
+        _ENGINE,
+        _neither_nvls_nor_symmetric,
     ),
     VariableChange(
         "NCCL_NVLS_ENABLE",
         "1",
-        Between("0.4.6"),
+        VersionRange("0.4.6"),
         _ENGINE,
         _nvls_or_symmetric,
         "enable_nccl_nvls or enable_symm_mem",
     ),
     VariableChange(
-        "TORCH_NCCL_AVOID_RECORD_STREAMS", "1", Between("", "0.4.9.post6"), _ENGINE, _always
-    ),
-    VariableChange("CUDA_MODULE_LOADING", "AUTO", Between("0.4.6", "0.5.15"), _ENGINE, _always),
-    VariableChange("TF_CPP_MIN_LOG_LEVEL", "3", Between("", "0.5.5"), _ENGINE, _always),
-    VariableChange("SGLANG_RUN_ID", "", Between("0.5.1"), _ENGINE, _always),
-    VariableChange(
-        "NCCL_ALGO", "allreduce:tree", Between(), _BY_ARGUMENT, _deterministic, _DETERMINISTIC
+        "TORCH_NCCL_AVOID_RECORD_STREAMS", "1", VersionRange("", "0.4.9.post6"), _ENGINE, _always
     ),
     VariableChange(
-        "NCCL_MIN_NCHANNELS", "8", Between("0.5.18"), _BY_ARGUMENT, _deterministic, _DETERMINISTIC
+        "CUDA_MODULE_LOADING", "AUTO", VersionRange("0.4.6", "0.5.15"), _ENGINE, _always
+    ),
+    VariableChange("TF_CPP_MIN_LOG_LEVEL", "3", VersionRange("", "0.5.5"), _ENGINE, _always),
+    VariableChange("SGLANG_RUN_ID", "", VersionRange("0.5.1"), _ENGINE, _always),
+    VariableChange(
+        "NCCL_ALGO", "allreduce:tree", VersionRange(), _BY_ARGUMENT, _deterministic, _DETERMINISTIC
     ),
     VariableChange(
-        "NCCL_MAX_NCHANNELS", "8", Between("0.5.18"), _BY_ARGUMENT, _deterministic, _DETERMINISTIC
+        "NCCL_MIN_NCHANNELS",
+        "8",
+        VersionRange("0.5.18"),
+        _BY_ARGUMENT,
+        _deterministic,
+        _DETERMINISTIC,
+    ),
+    VariableChange(
+        "NCCL_MAX_NCHANNELS",
+        "8",
+        VersionRange("0.5.18"),
+        _BY_ARGUMENT,
+        _deterministic,
+        _DETERMINISTIC,
     ),
 )
 
@@ -183,10 +203,10 @@ def _overwrite_finding(config: ServerConfiguration, found: VariableOverwrite) ->
     )
 
 
-def _span(versions: Between) -> str:
+def _span(versions: VersionRange) -> str:
     return (
         ""
-        if versions == Between()
+        if versions == VersionRange()
         else f" in {versions}"
         if versions.first and versions.last
         else f" {versions}"
@@ -278,7 +298,7 @@ def _variable_table() -> _VariableTable:
     ]
     rows = (line.split() for line in lines if line and not line.startswith("#"))
     seen = {name: (first, "" if last == "-" else last) for name, first, last in rows}
-    return _VariableTable(tuple(release for text in read if (release := Release.read(text))), seen)
+    return _VariableTable(tuple(release for text in read if (release := Release.parse(text))), seen)
 
 
 def _own_variable(config: ServerConfiguration, name: str) -> Iterator[RuleFinding]:
@@ -296,7 +316,7 @@ def _own_variable(config: ServerConfiguration, name: str) -> Iterator[RuleFindin
         config.release
         and certainty_of_presence(first, last, names.read, config.release) == Certainty.NO
     ):
-        ended = config.release > (Release.read(last) or config.release) if last else False
+        ended = config.release > (Release.parse(last) or config.release) if last else False
         span = f"the last to name it is {last}" if ended else f"it came with {first}"
         message = f"SGLang {config.release} does not read `{name}`: {span}"
         yield RuleFinding(

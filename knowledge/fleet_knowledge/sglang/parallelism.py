@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from fleet_knowledge.release import Between
+from fleet_knowledge.release import VersionRange
 from fleet_knowledge.server_configuration import (
     ERROR,
     INFO,
@@ -227,7 +227,7 @@ def _gpu_ids(config: ServerConfiguration) -> Iterator[RuleFinding]:
 def _pipeline(config: ServerConfiguration) -> Iterator[RuleFinding]:
     if (
         config.size("pp_size") > 1
-        and certainty_of(Between("", "0.4.5"), config.release) == Certainty.YES
+        and certainty_of(VersionRange("", "0.4.5"), config.release) == Certainty.YES
     ):
         message = f"SGLang {config.release} has no pipeline parallelism: it came with 0.4.6"
         yield RuleFinding(
@@ -242,7 +242,7 @@ def _pipeline(config: ServerConfiguration) -> Iterator[RuleFinding]:
             WARNING
             if config.release is None
             else ERROR
-            if certainty_of(Between("", "0.5.9"), config.release)
+            if certainty_of(VersionRange("", "0.5.9"), config.release)
             else INFO
         )
         message = "`enable_mixed_chunk` and pp_size above 1 exclude each other up to SGLang 0.5.9"

@@ -77,7 +77,7 @@ def _table() -> _Table:
         for spelling in (entry.name, *entry.spellings)
     }
     return _Table(
-        tuple(release for text in read if (release := Release.read(text))), arguments, spellings
+        tuple(release for text in read if (release := Release.parse(text))), arguments, spellings
     )
 
 

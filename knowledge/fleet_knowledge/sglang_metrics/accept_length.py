@@ -32,7 +32,7 @@ class AcceptLength:
     length: float | None = None
     verify_count: int | None = None
     source: str = ""
-    why: str = ""
+    reason: str = ""
 
     @property
     def text(self) -> str:
@@ -79,12 +79,12 @@ def accept_length_from_counters(
     """
     if before.verified is None or after.verified is None:
         return AcceptLength(
-            why="the server has no counter of verify steps (before 0.5.13, or without --enable-metrics)"
+            reason="the server has no counter of verify steps (before 0.5.13, or without --enable-metrics)"
         )
     if before.generated is None or after.generated is None:
-        return AcceptLength(why="the server has no counter of generated tokens")
+        return AcceptLength(reason="the server has no counter of generated tokens")
     if after.verified < before.verified or after.generated < before.generated:
-        return AcceptLength(why="a counter fell: the server restarted in the window")
+        return AcceptLength(reason="a counter fell: the server restarted in the window")
     return _ratio(after.generated - before.generated, after.verified - before.verified, "counters")
 
 
@@ -113,7 +113,7 @@ def accept_length_from_log(lines: Iterable[tuple[float | None, float | None]]) -
     ]
     weight = math.fsum(part for _, part in weighted)
     if not weight:
-        return AcceptLength(why="no decode line in the window: one appears every 40 steps")
+        return AcceptLength(reason="no decode line in the window: one appears every 40 steps")
     return AcceptLength(math.fsum(length * part for length, part in weighted) / weight, None, "log")
 
 
@@ -124,7 +124,7 @@ def accept_length_from_average(average: float | None) -> AcceptLength:
     value = finite_number(average)
     if value is None or value < MIN_ACCEPT_LENGTH - _ROUNDING:
         return AcceptLength(
-            why="the server has not averaged anything yet: it does every 40 decode steps"
+            reason="the server has not averaged anything yet: it does every 40 decode steps"
         )
     return AcceptLength(value, None, "server average")
 
@@ -140,7 +140,7 @@ def accept_length_of_last_run(
     """
     last, first = accept_length_from_average(after), accept_length_from_average(before)
     if last.length is None or verified_in_run <= 0:
-        return AcceptLength(why=last.why or "no verify step in the run")
+        return AcceptLength(reason=last.reason or "no verify step in the run")
     if first.length is None or verified_before <= 0:
         return AcceptLength(last.length, int(verified_in_run), "averages")
     alone = (
@@ -166,10 +166,10 @@ def first_measured(*found: AcceptLength) -> AcceptLength:
 def _ratio(tokens: float, steps: float, source: str) -> AcceptLength:
     if steps <= 0:
         return AcceptLength(
-            why="no verify step in the window: no speculation, or no request ended in it"
+            reason="no verify step in the window: no speculation, or no request ended in it"
         )
     if tokens < steps * _SURELY_WRONG:
         return AcceptLength(
-            why=f"{tokens:g} tokens of {steps:g} verify steps cannot be: the counts are of two windows"
+            reason=f"{tokens:g} tokens of {steps:g} verify steps cannot be: the counts are of two windows"
         )
     return AcceptLength(tokens / steps, round(steps), source)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from fleet_knowledge.release import Between, Release
+from fleet_knowledge.release import Release, VersionRange
 
 TOLERANCE = 0.02  # the log prints two digits, and a gauge may be of a slightly other window
 
@@ -31,7 +31,7 @@ class AcceptRateRow:
     is told for one request.
     """
 
-    versions: Between
+    versions: VersionRange
     place: str
     definition: AcceptRateDefinition
     source: str
@@ -39,25 +39,25 @@ class AcceptRateRow:
 
 ACCEPT_RATE_DEFINITIONS = (
     AcceptRateRow(
-        Between("0.5.3", "0.5.4.post3"),
+        VersionRange("0.5.3", "0.5.4.post3"),
         "log",
         AcceptRateDefinition.OF_STEPS,
         "sglang 0.5.4 srt/managers/scheduler_metrics_mixin.py",
     ),
     AcceptRateRow(
-        Between("0.5.5", "0.5.10.post1"),
+        VersionRange("0.5.5", "0.5.10.post1"),
         "log",
         AcceptRateDefinition.OF_TOKENS,
         "sglang 0.5.6, 0.5.9, 0.5.10.post1 scheduler_metrics_mixin.py",
     ),
     AcceptRateRow(
-        Between("0.5.11"),
+        VersionRange("0.5.11"),
         "log",
         AcceptRateDefinition.OF_DRAFTS,
         "sglang 0.5.11, 0.5.12 scheduler_metrics_mixin.py; 0.5.23 metrics_reporter.py",
     ),
     AcceptRateRow(
-        Between("0.5.5"),
+        VersionRange("0.5.5"),
         "meta_info",
         AcceptRateDefinition.OF_DRAFTS,
         "sglang 0.5.6 - 0.5.23 srt/managers/tokenizer_manager.py",
@@ -124,14 +124,14 @@ def definition_in_version(version: str, place: str = "log") -> AcceptRateDefinit
     """What a server of `version` means by "accept rate"; None for one that tells no rate, or whose
     version cannot be read.
     """
-    release = Release.read(version)
+    release = Release.parse(version)
     if release is None:
         return None
     return next(
         (
             row.definition
             for row in ACCEPT_RATE_DEFINITIONS
-            if row.place == place and row.versions.holds(release)
+            if row.place == place and row.versions.contains(release)
         ),
         None,
     )

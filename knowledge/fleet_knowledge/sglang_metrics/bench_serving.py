@@ -19,7 +19,7 @@ _LABELLED = re.compile(r"([A-Z#][^:|]{2,60}):\s+(\S.*)")
 _LATENCY = re.compile(r"(mean|median|std|max|p\d\d) (e2e latency|ttft|tpot|itl) \(ms\)")
 _REQUESTED = re.compile(r"\bnum_prompts=(\d{1,9})|(?<!\d)(\d{1,9})/(\d{1,9}) \[\d")
 _NOT_STREAMED = re.compile(r"\bdisable_stream=True\b")
-_COUNTED = {
+_LABELS = {
     "backend": "backend",
     "traffic request rate": "request_rate",
     "max request concurrency": "concurrency",
@@ -61,7 +61,7 @@ _JSON = {
     "accept_length": "accept_len",
 }
 # Words of these alone make no summary of this tool: other benchmarks print them too.
-_SURE = frozenset(
+_IDENTIFYING = frozenset(
     {"completed", "total_output_tokens", "retokenized", "output_tok_s", "peak_output_tok_s"}
 )
 _WHOLE = frozenset(
@@ -133,7 +133,7 @@ def read_serving_summaries(text: str, requested: int | None = None) -> tuple[Ser
     found, preceding = [], before
     for block in blocks:
         figures = _figures(block)
-        if _SURE & figures.keys() and len(figures) > 1:
+        if _IDENTIFYING & figures.keys() and len(figures) > 1:
             found.append(
                 judge_summary(
                     figures,
@@ -168,7 +168,7 @@ def judge_summary(
     valid = tuple(
         name
         for name in figures
-        if name != "retokenized" and not any(_is_of(name, kind) for kind in kinds)
+        if name != "retokenized" and not any(_is_kind(name, kind) for kind in kinds)
     )
     status, hint = "ok", ""
     if invalid or unseen:
@@ -212,12 +212,12 @@ def _warnings(figures: Mapping[str, Any], requested: int | None, *, unseen: bool
         yield "the median time per output token is 0: answers came in one piece, or several tokens in a chunk (speculation)"
 
 
-def _is_of(name: str, kind: str) -> bool:
+def _is_kind(name: str, kind: str) -> bool:
     return kind in name.split("_")
 
 
 def _has_kind(figures: Mapping[str, Any], kind: str) -> bool:
-    return any(_is_of(name, kind) for name in figures)
+    return any(_is_kind(name, kind) for name in figures)
 
 
 def _figures(block: str) -> dict[str, Any]:
@@ -235,7 +235,7 @@ def _name(label: str) -> str:
     latency = _LATENCY.fullmatch(label)
     if latency:
         return f"{latency[1]}_{latency[2].removesuffix(' latency')}_ms"
-    return _COUNTED.get(label, "")
+    return _LABELS.get(label, "")
 
 
 def _value(name: str, text: str) -> Any:

@@ -48,7 +48,7 @@ def accept_length_between(before: str, after: str) -> Mapping[str, Any]:
 def _accept_length_json(accepted: accept_length.AcceptLength) -> dict[str, Any]:
     return {
         "accept_len": accepted.length, "verify_count": accepted.verify_count, "accept_len_source": accepted.source,
-        "accept_len_note": accepted.why,
+        "accept_len_note": accepted.reason,
     }  # fmt: skip
 
 
@@ -99,7 +99,7 @@ def _server_info_json(found: server_info.ServerInfo) -> dict[str, Any]:
     shape = accept_rate.DraftShape.from_arguments(found.arguments or {})
     return {
         "kind": "server_info", "versions": {"sglang": found.version}, "gen_throughput": found.gen_throughput, "source": found.source,
-        "role": found.role, **_accept_length_json(found.accepted), "accept_rates": dict(accept_rate.accept_rates(found.accepted.length, shape)),
+        "role": found.role, **_accept_length_json(found.accept_length), "accept_rates": dict(accept_rate.accept_rates(found.accept_length.length, shape)),
         "accept_rate_of_this_version": accept_rate.definition_in_version(found.version),
         "tp_size": (found.arguments or {}).get("tp_size"),
     }  # fmt: skip

@@ -29,7 +29,7 @@ class ServerInfo:
 
     version: str = ""
     gen_throughput: float | None = None
-    accepted: AcceptLength = field(default_factory=AcceptLength)
+    accept_length: AcceptLength = field(default_factory=AcceptLength)
     source: str = ""
     role: str = ""  # `decode` behind a router that splits prefill and decode
     arguments: Mapping[str, Any] | None = None
@@ -52,7 +52,12 @@ def parse_server_info(info: Mapping[str, Any], source: str = "") -> ServerInfo:
     if behind is not None:
         found = parse_server_info(behind, source)
         return ServerInfo(
-            found.version, found.gen_throughput, found.accepted, source, "decode", found.arguments
+            found.version,
+            found.gen_throughput,
+            found.accept_length,
+            source,
+            "decode",
+            found.arguments,
         )
     states = tuple(_states(info))
     rates = [

@@ -103,7 +103,7 @@ def _read_host_facts(spec: TrialSpec) -> HostFacts:
     program = str(Path(python).with_name("sglang")) if python else ""
     asked = engine.entry == "serve" or bool(cpus.nodes)
     version = (
-        Release.read(
+        Release.parse(
             installed_versions.read_installed_versions(Path(python), ("sglang",)).get("sglang", "")
         )
         if python and asked

@@ -9,27 +9,27 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 from fleet_knowledge.nccl.variables.value_types import InvalidValueEffect, ValueFault
-from fleet_knowledge.release import Between, Release
+from fleet_knowledge.release import Release, VersionRange
 
 FUNCTIONS = ("AllReduce", "AllGather", "ReduceScatter", "Broadcast", "Reduce")
 """The collectives that a choice can be made for, in the order in which an inference server cares."""
 
-ALGORITHMS: Mapping[str, Between] = {
-    "Ring": Between("2.5"),
-    "Tree": Between("2.5"),
-    "Collnet": Between("2.5", "2.13.99"),
-    "CollnetChain": Between("2.14"),
-    "CollnetDirect": Between("2.14"),
-    "NVLS": Between("2.17"),
-    "NVLSTree": Between("2.18"),
-    "PAT": Between("2.23"),
+ALGORITHMS: Mapping[str, VersionRange] = {
+    "Ring": VersionRange("2.5"),
+    "Tree": VersionRange("2.5"),
+    "Collnet": VersionRange("2.5", "2.13.99"),
+    "CollnetChain": VersionRange("2.14"),
+    "CollnetDirect": VersionRange("2.14"),
+    "NVLS": VersionRange("2.17"),
+    "NVLSTree": VersionRange("2.18"),
+    "PAT": VersionRange("2.23"),
 }
-PROTOCOLS: Mapping[str, Between] = {
-    "LL": Between("2.5"),
-    "LL128": Between("2.5"),
-    "Simple": Between("2.5"),
+PROTOCOLS: Mapping[str, VersionRange] = {
+    "LL": VersionRange("2.5"),
+    "LL128": VersionRange("2.5"),
+    "Simple": VersionRange("2.5"),
 }
-FUNCTION_LISTS = Between("2.24")
+FUNCTION_LISTS = VersionRange("2.24")
 """Versions that read `function:list;…`, refuse unknown words and no longer fall back to Ring."""
 
 # Which algorithm has an implementation for which collective (src/graph/tuning.cc, 2.18 - 2.30): all
@@ -63,7 +63,7 @@ def parse_entries(value: str) -> Iterator[AlgoProtoEntry]:
 class AlgoProtoValue:
     """The legal texts of one of the two variables."""
 
-    words: Mapping[str, Between]
+    words: Mapping[str, VersionRange]
     # before 2.24 a list without a known word leaves no protocol at all, but for algorithms Ring and
     # Tree
     kills_when_empty: bool
@@ -103,7 +103,7 @@ class AlgoProtoValue:
         )
         spelled = {name.lower(): name for name in self.words}
         cure = f"did you mean {spelled[near[0]]}?" if near else f"there are {', '.join(self.words)}"
-        refused = release is None or FUNCTION_LISTS.holds(release) or self.kills_when_empty
+        refused = release is None or FUNCTION_LISTS.contains(release) or self.kills_when_empty
         return ValueFault(
             InvalidValueEffect.REFUSED if refused else InvalidValueEffect.IGNORED,
             f"`{word}` is none of {', '.join(self.words)}",
@@ -125,9 +125,9 @@ class AlgoProtoValue:
                 InvalidValueEffect.MISREAD,
                 "NCCL reads `collective:list` from 2.24 on",
                 "write a plain list",
-                Between("", "2.23.99"),
+                VersionRange("", "2.23.99"),
             )
-            if release is not None and not FUNCTION_LISTS.holds(release):
+            if release is not None and not FUNCTION_LISTS.contains(release):
                 yield fault
 
     def _too_new(
@@ -136,8 +136,8 @@ class AlgoProtoValue:
         spelled = {name.lower(): name for name in self.words}
         for word in (word for part in listed for word in part.words):
             versions = self.words[spelled[word.lower()]]
-            if release is not None and not versions.holds(release):
-                refused = FUNCTION_LISTS.holds(release)
+            if release is not None and not versions.contains(release):
+                refused = FUNCTION_LISTS.contains(release)
                 yield ValueFault(
                     InvalidValueEffect.REFUSED if refused else InvalidValueEffect.IGNORED,
                     f"{spelled[word.lower()]} exists {versions}, not in {release}",
@@ -151,7 +151,7 @@ class AlgoProtoValue:
         return f"{', '.join(self.words)}; lists, `^` excludes; from 2.24 `allreduce:…;…`"
 
 
-def allowed_words(value: str, function: str, words: Mapping[str, Between]) -> frozenset[str]:
+def allowed_words(value: str, function: str, words: Mapping[str, VersionRange]) -> frozenset[str]:
     """The words that `value` leaves for a collective, in small letters."""
     every = frozenset(word.lower() for word in words)
     left = every

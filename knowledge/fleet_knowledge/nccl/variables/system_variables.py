@@ -11,7 +11,7 @@ from fleet_knowledge.nccl.variables.value_types import (
     TextValue,
 )
 from fleet_knowledge.nccl.variables.variable import NEVER, NcclVariable
-from fleet_knowledge.release import Between
+from fleet_knowledge.release import VersionRange
 
 _FLAG = NumberValue(choices=(0, 1))
 SUBSYSTEMS = (
@@ -36,7 +36,7 @@ _LOG = (
         NamesValue(SUBSYSTEMS, many=",", excludes=True),
         "parts of the INFO log",
         default="INIT,BOOTSTRAP,ENV",
-        exists=Between("2.3.4"),
+        exists=VersionRange("2.3.4"),
         logged=NEVER,
         note="Algorithm and protocol are logged with TUNING, which must be added.",
     ),
@@ -44,7 +44,7 @@ _LOG = (
         "NCCL_DEBUG_FILE",
         FilePathValue(),
         "where the log goes; %h host, %p process",
-        exists=Between("2.2.12"),
+        exists=VersionRange("2.2.12"),
         logged=NEVER,
         note="Keeps NCCL's lines out of the server's log.",
     ),
@@ -52,7 +52,7 @@ _LOG = (
         "NCCL_DEBUG_TIMESTAMP_FORMAT",
         TextValue("a strftime format"),
         "stamp of log lines",
-        exists=Between("2.26"),
+        exists=VersionRange("2.26"),
         logged=NEVER,
     ),
     NcclVariable(
@@ -60,7 +60,7 @@ _LOG = (
         NamesValue((*_LOG_LEVELS, "ALL"), many=",", excludes=True),
         "which lines get a stamp",
         default="WARN",
-        exists=Between("2.26"),
+        exists=VersionRange("2.26"),
         logged=NEVER,
     ),
     NcclVariable(
@@ -76,7 +76,7 @@ _LOG = (
         _FLAG,
         "names of NCCL's threads",
         "0",
-        exists=Between("2.12"),
+        exists=VersionRange("2.12"),
         read_when="a helper thread starts",
     ),
 )
@@ -85,7 +85,7 @@ _FILES = (
         "NCCL_CONF_FILE",
         FilePathValue(),
         "the user's file of variables",
-        exists=Between("2.23"),
+        exists=VersionRange("2.23"),
         logged=NEVER,
         note="In place of ~/.nccl.conf. A variable of the process wins over it, it wins over /etc/nccl.conf.",
     ),
@@ -93,14 +93,14 @@ _FILES = (
         "NCCL_TOPO_FILE",
         FilePathValue(),
         "topology from a file",
-        exists=Between("2.6"),
+        exists=VersionRange("2.6"),
         always_read=True,
     ),
     NcclVariable(
         "NCCL_TOPO_DUMP_FILE",
         FilePathValue(),
         "where the topology is written",
-        exists=Between("2.6"),
+        exists=VersionRange("2.6"),
         read_when="on rank 0",
     ),
     NcclVariable(
@@ -115,7 +115,7 @@ _FILES = (
         _FLAG,
         "the GPU's CPUs instead of the job's",
         "0",
-        exists=Between("2.4.6"),
+        exists=VersionRange("2.4.6"),
         always_read=True,
     ),
 )
@@ -124,7 +124,7 @@ _PLUGINS = (
         "NCCL_TUNER_PLUGIN",
         FilePathValue(plugin=True),
         "library that chooses algorithm and protocol",
-        exists=Between("2.19"),
+        exists=VersionRange("2.19"),
         read_when="NCCL looks for a tuner",
         note="Can overrule NCCL_ALGO and NCCL_PROTO.",
     ),
@@ -132,7 +132,7 @@ _PLUGINS = (
         "NCCL_NET_PLUGIN",
         FilePathValue(plugin=True),
         "library of the network",
-        exists=Between("2.11"),
+        exists=VersionRange("2.11"),
         read_when="NCCL looks for a network",
         note="Some set NCCL_PROTO or NCCL_BUFFSIZE in the process.",
     ),
@@ -140,21 +140,21 @@ _PLUGINS = (
         "NCCL_PROFILER_PLUGIN",
         FilePathValue(plugin=True),
         "library that observes, as the inspector",
-        exists=Between("2.23"),
+        exists=VersionRange("2.23"),
         read_when="NCCL loads it",
     ),
     NcclVariable(
         "NCCL_ENV_PLUGIN",
         FilePathValue(plugin=True),
         "library that answers for variables",
-        exists=Between("2.28"),
+        exists=VersionRange("2.28"),
         read_when="NCCL loads it",
     ),
     NcclVariable(
         "NCCL_GIN_PLUGIN",
         FilePathValue(plugin=True),
         "library for GPU-initiated networking",
-        exists=Between("2.29.7"),
+        exists=VersionRange("2.29.7"),
         read_when="NCCL loads it",
         source="src/plugin/gin.cc",
     ),
@@ -165,8 +165,8 @@ _CHECKS = (
         _FLAG,
         "check pointers of each call",
         default="0",
-        exists=Between("2.2.12"),
-        deprecated=Between("2.29.7"),
+        exists=VersionRange("2.2.12"),
+        deprecated=VersionRange("2.29.7"),
         replaced_by="NCCL_CHECK_MODE",
         always_read=True,
     ),
@@ -175,7 +175,7 @@ _CHECKS = (
         NamesValue(("DEFAULT", "DEBUG_LOCAL", "DEBUG_GLOBAL")),
         "check arguments",
         "DEFAULT",
-        exists=Between("2.29.7"),
+        exists=VersionRange("2.29.7"),
         always_read=True,
     ),
     NcclVariable(
@@ -183,12 +183,16 @@ _CHECKS = (
         _FLAG,
         "no checks",
         "0",
-        deprecated=Between("2.2.12"),
+        deprecated=VersionRange("2.2.12"),
         replaced_by="NCCL_CHECK_POINTERS",
         read_when="before 2.2.12",
     ),
     NcclVariable(
-        "NCCL_COMM_BLOCKING", _FLAG, "calls may block", exists=Between("2.14"), always_read=True
+        "NCCL_COMM_BLOCKING",
+        _FLAG,
+        "calls may block",
+        exists=VersionRange("2.14"),
+        always_read=True,
     ),
     NcclVariable(
         "NCCL_COMM_ID",
@@ -202,7 +206,7 @@ _CHECKS = (
         _FLAG,
         "stack of kernels at its largest",
         "0",
-        exists=Between("2.9"),
+        exists=VersionRange("2.9"),
         read_when="a kernel needs a local stack",
     ),
     NcclVariable(
@@ -210,7 +214,7 @@ _CHECKS = (
         _FLAG,
         "order of calls between communicators",
         "0",
-        exists=Between("2.26"),
+        exists=VersionRange("2.26"),
         read_when="a collective is launched",
     ),
     NcclVariable(
@@ -218,7 +222,7 @@ _CHECKS = (
         _FLAG,
         "racing launches are an error",
         "1",
-        exists=Between("2.26"),
+        exists=VersionRange("2.26"),
         read_when="NCCL_LAUNCH_ORDER_IMPLICIT is 1",
     ),
     NcclVariable(
@@ -226,7 +230,7 @@ _CHECKS = (
         _FLAG,
         "several ranks on one GPU",
         "0",
-        exists=Between("2.30"),
+        exists=VersionRange("2.30"),
         read_when="two ranks share a GPU",
     ),
     NcclVariable(
@@ -234,7 +238,7 @@ _CHECKS = (
         _FLAG,
         "service that tells the state of jobs",
         "1",
-        exists=Between("2.24"),
+        exists=VersionRange("2.24"),
         always_read=True,
     ),
     NcclVariable(
@@ -242,7 +246,7 @@ _CHECKS = (
         TextValue("HOST:PORT"),
         "where that service listens",
         "localhost:28028",
-        exists=Between("2.24"),
+        exists=VersionRange("2.24"),
         read_when="NCCL_RAS_ENABLE is 1",
     ),
     NcclVariable(
@@ -250,7 +254,7 @@ _CHECKS = (
         NumberValue(low=1),
         "factor of its timeouts",
         "1",
-        exists=Between("2.24"),
+        exists=VersionRange("2.24"),
         read_when="NCCL_RAS_ENABLE is 1",
     ),
     NcclVariable(
@@ -258,7 +262,7 @@ _CHECKS = (
         _FLAG,
         "abstract sockets between processes",
         "1",
-        exists=Between("2.29"),
+        exists=VersionRange("2.29"),
         read_when="cuMem handles are exchanged",
     ),
 )
@@ -268,7 +272,7 @@ _DOMAIN = (
         NumberValue(choices=(0, 1, 2)),
         "NVLink over several hosts",
         default="2",
-        exists=Between("2.21"),
+        exists=VersionRange("2.21"),
         read_when=_MULTI,
         note="Needs NCCL_CUMEM_ENABLE=1. SGLang sets 1 itself over several hosts of such a domain from 0.5.18.",
     ),
@@ -276,14 +280,14 @@ _DOMAIN = (
         "NCCL_MNNVL_UUID",
         NumberValue(),
         "identity of the domain",
-        exists=Between("2.25"),
+        exists=VersionRange("2.25"),
         read_when=_MNNVL,
     ),
     NcclVariable(
         "NCCL_MNNVL_CLIQUE_ID",
         NumberValue(),
         "part of the domain",
-        exists=Between("2.25"),
+        exists=VersionRange("2.25"),
         read_when=_MNNVL,
     ),
     NcclVariable(
@@ -291,7 +295,7 @@ _DOMAIN = (
         _FLAG,
         "in-network reduction",
         "0",
-        exists=Between("2.6"),
+        exists=VersionRange("2.6"),
         always_read=True,
     ),
     NcclVariable(
@@ -299,7 +303,7 @@ _DOMAIN = (
         NumberValue(low=0),
         "least hosts for it",
         "2",
-        exists=Between("2.9.9"),
+        exists=VersionRange("2.9.9"),
         read_when="NCCL_COLLNET_ENABLE is 1",
     ),
     NcclVariable(
@@ -307,7 +311,7 @@ _DOMAIN = (
         _FLAG,
         "unequal devices for it",
         "0",
-        exists=Between("2.30"),
+        exists=VersionRange("2.30"),
         read_when="NCCL_COLLNET_ENABLE is 1",
     ),
 )
@@ -316,21 +320,21 @@ _GONE = (
         "NCCL_SINGLE_RING_THRESHOLD",
         NumberValue(low=0, unit="bytes"),
         "one ring below",
-        exists=Between("2.1", "2.2.99"),
+        exists=VersionRange("2.1", "2.2.99"),
         replaced_by="NCCL_ALGO",
     ),
     NcclVariable(
         "NCCL_LL_THRESHOLD",
         NumberValue(low=0, unit="bytes"),
         "LL below",
-        exists=Between("2.1", "2.4.99"),
+        exists=VersionRange("2.1", "2.4.99"),
         replaced_by="NCCL_PROTO",
     ),
     NcclVariable(
         "NCCL_TREE_THRESHOLD",
         NumberValue(low=0, unit="bytes"),
         "trees below",
-        exists=Between("2.4", "2.4.99"),
+        exists=VersionRange("2.4", "2.4.99"),
         replaced_by="NCCL_ALGO",
     ),
 )

@@ -13,11 +13,11 @@ from fleet_knowledge.nccl.variables.value_types import (
     TextValue,
 )
 from fleet_knowledge.nccl.variables.variable import NcclVariable
-from fleet_knowledge.release import Between
+from fleet_knowledge.release import VersionRange
 
 FLAG = NumberValue(choices=(0, 1))
 BYTES = NumberValue(low=1, unit="bytes")
-_CTAS = NumberValue(low=1, limits=((Between("", "2.24.99"), 32), (Between("2.25"), 64)))
+_CTAS = NumberValue(low=1, limits=((VersionRange("", "2.24.99"), 32), (VersionRange("2.25"), 64)))
 _P2P = LevelValue(("LOC", "NVL", "PIX", "PXB", "PHB", "SYS"))
 _GRAPHS = "a CUDA graph captures a collective"
 _NVLS = "NVLink SHARP is in use"
@@ -27,7 +27,7 @@ _CHOICE = (
         "NCCL_ALGO",
         AlgoProtoValue(ALGORITHMS, kills_when_empty=False),
         "algorithms that NCCL may choose from",
-        exists=Between("2.5"),
+        exists=VersionRange("2.5"),
         always_read=True,
         note="From 2.24 a collective that is left without an algorithm fails: Broadcast and Reduce have Ring only; AllGather and"
         " ReduceScatter have Ring, NVLS, CollnetDirect and PAT. Restrict it: `allreduce:tree`.",
@@ -36,7 +36,7 @@ _CHOICE = (
         "NCCL_PROTO",
         AlgoProtoValue(PROTOCOLS, kills_when_empty=True),
         "protocols that NCCL may choose from",
-        exists=Between("2.5"),
+        exists=VersionRange("2.5"),
         always_read=True,
         note="LL128 that is forced on hardware without its ordering corrupts data: such an arm needs the output check.",
     ),
@@ -44,22 +44,22 @@ _CHOICE = (
         "NCCL_MIN_CTAS",
         _CTAS,
         "least blocks (channels) of a collective",
-        exists=Between("2.17"),
+        exists=VersionRange("2.17"),
         always_read=True,
     ),
     NcclVariable(
         "NCCL_MAX_CTAS",
         _CTAS,
         "most blocks (channels) of a collective",
-        exists=Between("2.17"),
+        exists=VersionRange("2.17"),
         always_read=True,
     ),
     NcclVariable(
         "NCCL_MIN_NCHANNELS",
         _CTAS,
         "least channels",
-        exists=Between("2.5"),
-        deprecated=Between("2.17"),
+        exists=VersionRange("2.5"),
+        deprecated=VersionRange("2.17"),
         replaced_by="NCCL_MIN_CTAS",
         always_read=True,
         note="With NCCL_MIN_CTAS the higher value is used.",
@@ -68,8 +68,8 @@ _CHOICE = (
         "NCCL_MAX_NCHANNELS",
         _CTAS,
         "most channels",
-        exists=Between("2.5"),
-        deprecated=Between("2.17"),
+        exists=VersionRange("2.5"),
+        deprecated=VersionRange("2.17"),
         replaced_by="NCCL_MAX_CTAS",
         always_read=True,
         note="With NCCL_MAX_CTAS the lower value is used.",
@@ -78,7 +78,7 @@ _CHOICE = (
         "NCCL_MIN_NRINGS",
         _CTAS,
         "least channels",
-        deprecated=Between("2.5"),
+        deprecated=VersionRange("2.5"),
         replaced_by="NCCL_MIN_CTAS",
         always_read=True,
         note="Ignored beside NCCL_MIN_NCHANNELS.",
@@ -87,7 +87,7 @@ _CHOICE = (
         "NCCL_MAX_NRINGS",
         _CTAS,
         "most channels",
-        deprecated=Between("2.5"),
+        deprecated=VersionRange("2.5"),
         replaced_by="NCCL_MAX_CTAS",
         always_read=True,
         note="Ignored beside NCCL_MAX_NCHANNELS.",
@@ -112,7 +112,7 @@ _CHOICE = (
         "NCCL_CGA_CLUSTER_SIZE",
         NumberValue(low=0, high=8),
         "blocks of a cluster",
-        exists=Between("2.16"),
+        exists=VersionRange("2.16"),
         always_read=True,
     ),
     NcclVariable(
@@ -120,7 +120,7 @@ _CHOICE = (
         NamesValue(("DEFAULT", "EFFICIENCY", "ZERO"), many="|", numbers=(0, 1, 2)),
         "policy for the number of blocks",
         default="DEFAULT",
-        exists=Between("2.27"),
+        exists=VersionRange("2.27"),
         always_read=True,
         note="Names from 2.29, numbers 0 to 2 from 2.27.",
     ),
@@ -129,7 +129,7 @@ _CHOICE = (
         NamesValue(("PARALLEL", "GROUP")),
         "how kernels are launched",
         "PARALLEL",
-        deprecated=Between("2.9"),
+        deprecated=VersionRange("2.9"),
         always_read=True,
     ),
 )
@@ -138,7 +138,7 @@ _PEERS = (
         "NCCL_P2P_LEVEL",
         _P2P,
         "greatest distance over which GPUs reach each other's memory",
-        exists=Between("2.3.4"),
+        exists=VersionRange("2.3.4"),
         always_read=True,
         note="Numbers are from before 2.4.7 and discouraged. Not read when NCCL_P2P_DISABLE=1.",
     ),
@@ -148,7 +148,7 @@ _PEERS = (
         "no direct access between GPUs",
         default="0",
         always_read=True,
-        logged=Between("2.23"),
+        logged=VersionRange("2.23"),
         note="Logged only when it is 1; not logged at all before 2.23.",
     ),
     NcclVariable(
@@ -170,7 +170,7 @@ _PEERS = (
         FLAG,
         "no NVLink by way of a third GPU",
         default="0",
-        exists=Between("2.11"),
+        exists=VersionRange("2.11"),
         read_when="GPUs have NVLink",
     ),
     NcclVariable(
@@ -185,7 +185,7 @@ _PEERS = (
         FLAG,
         "connect at the first use",
         "1",
-        exists=Between("2.22"),
+        exists=VersionRange("2.22"),
         read_when="NCCL_CUMEM_ENABLE is 1",
     ),
     NcclVariable(
@@ -193,7 +193,7 @@ _PEERS = (
         NumberValue(choices=(0, 1, 2)),
         "NVLink SHARP",
         default="2",
-        exists=Between("2.17"),
+        exists=VersionRange("2.17"),
         always_read=True,
         note="SGLang sets 0 itself when it is unset.",
     ),
@@ -201,8 +201,8 @@ _PEERS = (
         "NCCL_CUMEM_ENABLE",
         FLAG,
         "memory by cuMem functions",
-        exists=Between("2.18"),
-        defaults=((Between("2.18", "2.18.99"), "0"),),
+        exists=VersionRange("2.18"),
+        defaults=((VersionRange("2.18", "2.18.99"), "0"),),
         always_read=True,
         note="Chosen by the system from 2.19; SGLang sets 0 itself when it is unset.",
     ),
@@ -210,8 +210,8 @@ _PEERS = (
         "NCCL_CUMEM_HOST_ENABLE",
         FLAG,
         "host memory by cuMem functions",
-        exists=Between("2.23"),
-        defaults=((Between("2.23", "2.23.99"), "0"),),
+        exists=VersionRange("2.23"),
+        defaults=((VersionRange("2.23", "2.23.99"), "0"),),
         read_when="the CUDA driver supports it",
     ),
     NcclVariable(
@@ -219,7 +219,7 @@ _PEERS = (
         FLAG,
         "register buffers when the user asks",
         "1",
-        exists=Between("2.19"),
+        exists=VersionRange("2.19"),
         read_when="buffers are registered",
     ),
     NcclVariable(
@@ -227,7 +227,7 @@ _PEERS = (
         FLAG,
         "register cudaMalloc buffers",
         "0",
-        exists=Between("2.24"),
+        exists=VersionRange("2.24"),
         read_when="buffers are registered",
     ),
     NcclVariable(
@@ -235,7 +235,7 @@ _PEERS = (
         FLAG,
         "windows of symmetric memory",
         "1",
-        exists=Between("2.27"),
+        exists=VersionRange("2.27"),
         read_when="all GPUs have peer access",
     ),
     NcclVariable(
@@ -243,7 +243,7 @@ _PEERS = (
         FLAG,
         "register buffers of captured graphs",
         default="1",
-        exists=Between("2.11"),
+        exists=VersionRange("2.11"),
         read_when=_GRAPHS,
     ),
     NcclVariable(
@@ -251,7 +251,7 @@ _PEERS = (
         FLAG,
         "calls from several graphs at once",
         "1",
-        exists=Between("2.13"),
+        exists=VersionRange("2.13"),
         read_when=_GRAPHS,
     ),
     NcclVariable(
@@ -259,7 +259,7 @@ _PEERS = (
         FLAG,
         "order kernels of captured graphs",
         "1",
-        exists=Between("2.30"),
+        exists=VersionRange("2.30"),
         read_when=_GRAPHS,
     ),
     NcclVariable(
@@ -267,7 +267,7 @@ _PEERS = (
         FLAG,
         "memory domain of NCCL's kernels",
         "1",
-        exists=Between("2.16"),
+        exists=VersionRange("2.16"),
         read_when="the GPU is sm90 or later",
     ),
     NcclVariable(
@@ -275,7 +275,7 @@ _PEERS = (
         NumberValue(low=0, unit="bytes"),
         "greatest send with LL",
         "16384",
-        exists=Between("2.14"),
+        exists=VersionRange("2.14"),
         read_when="something is sent",
     ),
     NcclVariable(
@@ -283,7 +283,7 @@ _PEERS = (
         FLAG,
         "LL buffers for sends over the network",
         "0",
-        exists=Between("2.14"),
+        exists=VersionRange("2.14"),
         always_read=True,
     ),
     NcclVariable(
@@ -291,7 +291,7 @@ _PEERS = (
         FLAG,
         "symmetric kernels over the network",
         "1",
-        exists=Between("2.29.3"),
+        exists=VersionRange("2.29.3"),
         read_when=_NVLS,
     ),
     NcclVariable(
@@ -306,7 +306,7 @@ _PEERS = (
         BYTES,
         "chunk of NVLink SHARP",
         "131072",
-        exists=Between("2.21"),
+        exists=VersionRange("2.21"),
         read_when=_NVLS,
         source="src/transport/nvls.cc",
     ),

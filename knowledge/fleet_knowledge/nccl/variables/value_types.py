@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-from fleet_knowledge.release import Between, Release
+from fleet_knowledge.release import Release, VersionRange
 
-_ANY = Between()
+_ANY = VersionRange()
 _NUMBER = re.compile(r"\s*([+-]?)(0[xX][0-9a-fA-F]+|0[0-7]*|[1-9]\d*)")
 _OLD_LEVELS = ("LOC", "PIX", "PXB", "PHB", "SYS")
 
@@ -33,7 +33,7 @@ class ValueFault:
     outcome: InvalidValueEffect
     problem: str
     cure: str = ""
-    versions: Between = _ANY
+    versions: VersionRange = _ANY
 
 
 class ValueType(Protocol):
@@ -78,7 +78,7 @@ class NumberValue:
     high: int | None = None
     multiple_of: int = 1
     unit: str = ""
-    limits: tuple[tuple[Between, int], ...] = ()
+    limits: tuple[tuple[VersionRange, int], ...] = ()
 
     def fault(self, value: str, release: Release | None) -> ValueFault | None:
         """Text is read as 0, a unit as nothing: `16M` is 16."""
@@ -117,7 +117,7 @@ class NumberValue:
         return self._too_high(number, release)
 
     def _too_high(self, number: int, release: Release | None) -> ValueFault | None:
-        known = [(versions, high) for versions, high in self.limits if versions.holds(release)]
+        known = [(versions, high) for versions, high in self.limits if versions.contains(release)]
         high = max((high for _, high in known), default=self.high)
         if high is not None and number > high:
             return ValueFault(

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fleet_knowledge.nccl.variables.value_types import ValueFault, ValueType
-from fleet_knowledge.release import Between, Release
+from fleet_knowledge.release import Release, VersionRange
 
-_ANY = Between()
-NEVER = Between("1", "1")
+_ANY = VersionRange()
+NEVER = VersionRange("1", "1")
 """No version: NCCL reads the variable without a word in its log."""
 
 
@@ -26,14 +26,14 @@ class NcclVariable:
     meaning: str
     default: str = ""  # as the job would write it; empty: none, or chosen by NCCL for the platform
     defaults: tuple[
-        tuple[Between, str], ...
+        tuple[VersionRange, str], ...
     ] = ()  # where it differs by version, instead of `default`
-    exists: Between = _ANY
-    deprecated: Between | None = None
+    exists: VersionRange = _ANY
+    deprecated: VersionRange | None = None
     replaced_by: str = ""
     always_read: bool = False  # NCCL reads and logs it in any launch on two GPUs of one host
     read_when: str = ""
-    logged: Between = _ANY
+    logged: VersionRange = _ANY
     note: str = ""
     source: str = "NCCL environment documentation; src/ 2.18 - 2.30"
 
@@ -43,14 +43,14 @@ class NcclVariable:
         """
         return None if value == "" else self.values.fault(value, release)
 
-    def default_in(self, release: Release | None) -> Iterator[tuple[Between, str]]:
+    def default_in(self, release: Release | None) -> Iterator[tuple[VersionRange, str]]:
         """The defaults that hold in `release`, each with its versions; all of them when the version
         is not known.
         """
         rows = self.defaults or (((_ANY, self.default),) if self.default else ())
-        return (row for row in rows if row[0].holds(release))
+        return (row for row in rows if row[0].contains(release))
 
-    def equals_default(self, value: str, release: Release | None = None) -> Between | None:
+    def equals_default(self, value: str, release: Release | None = None) -> VersionRange | None:
         """The versions in which `value` changes nothing; None when it is no default."""
         return next(
             (
@@ -67,9 +67,9 @@ class NcclVariable:
         return self.logged == NEVER
 
 
-def describe_versions(versions: Between) -> str:
+def describe_versions(versions: VersionRange) -> str:
     """The range in words; an end such as 2.24.99 is `before 2.25`."""
-    last = Release.read(versions.last)
+    last = Release.parse(versions.last)
     if last is None or last.numbers[-1] != 99:
         return str(versions)
     numbers = last.numbers[:-1]

@@ -128,10 +128,10 @@ class LogAccumulator:
     unhealthy: bool = False
     silent_s: float = 0.0  # how long no token had come at the last health check that failed
     silent_batches: int = 0  # batch lines before that check
-    earlier: list[dict[str, Any]] = field(default_factory=list)
+    earlier_failures: list[dict[str, Any]] = field(default_factory=list)
     _warnings: dict[tuple[str, str], list[Any]] = field(default_factory=dict)
-    _first: list[tuple[int, BatchLine]] = field(default_factory=list)
-    _last: tuple[int, bytes] = (-1, b"")
+    _first_samples: list[tuple[int, BatchLine]] = field(default_factory=list)
+    _last_sample: tuple[int, bytes] = (-1, b"")
     _nccl: NcclReader = field(default_factory=NcclReader)
     _source: str = ""
 
@@ -205,19 +205,19 @@ class LogAccumulator:
 
     def keep_sample(self, batch: BatchLine, place: int) -> None:
         """The first lines are shown as they were read."""
-        if len(self._first) < _SAMPLES:
-            self._first.append((place, batch))
+        if len(self._first_samples) < _SAMPLES:
+            self._first_samples.append((place, batch))
 
     def keep_raw_samples(self, raws: Sequence[bytes], places: Sequence[int]) -> None:
         """The same for lines of one shape."""
-        self._last = max(self._last, (places[-1], raws[-1]))
-        if len(self._first) == _SAMPLES and places[0] > self._first[-1][0]:
+        self._last_sample = max(self._last_sample, (places[-1], raws[-1]))
+        if len(self._first_samples) == _SAMPLES and places[0] > self._first_samples[-1][0]:
             return
         for raw, place in zip(raws[:_SAMPLES], places[:_SAMPLES], strict=True):
             for line in read_log_lines(raw):
                 if batch := read_batch(line):
-                    self._first.append((place, batch))
-        self._first = sorted(self._first, key=lambda pair: pair[0])[:_SAMPLES]
+                    self._first_samples.append((place, batch))
+        self._first_samples = sorted(self._first_samples, key=lambda pair: pair[0])[:_SAMPLES]
 
     def add_nccl_line(self, line: LogLine, times: int) -> None:
         """A line of NCCL's or RCCL's, and how often it came."""
@@ -229,7 +229,7 @@ class LogAccumulator:
         """The diagnosis of all that was taken."""
         self.rates.finish()
         for sighting in (
-            self.root_cause_finder.pop_outlived(self.batches)
+            self.root_cause_finder.drop_outlived(self.batches)
             if self.launch.phase == SERVING
             else ()
         ):
@@ -280,9 +280,9 @@ class LogAccumulator:
     def _reset_for_next_launch(self) -> None:
         """What follows is another launch in the same log."""
         if (root := self.root_cause_finder.root_cause(serving=bool(self.launch.ready_at))) and len(
-            self.earlier
+            self.earlier_failures
         ) < _MAX_EARLIER:
-            self.earlier.append(
+            self.earlier_failures.append(
                 {
                     "failure_class": root.failure_class,
                     "cause_line": root.cause_line,
@@ -296,13 +296,13 @@ class LogAccumulator:
         )
         self.server, self.architectures, self.excluded = {}, [], 0
         self.stopped = self.unhealthy = False
-        self._first, self._last = [], (-1, b"")
+        self._first_samples, self._last_sample = [], (-1, b"")
 
     def _mark_ready(self, line: LogLine, again: bool) -> None:
         """All before was the server's own warm-up; a failure that it survived is a warning."""
         if not again:
             self.excluded += self.rates.drop_source(line.source)
-            self._first, self._last = [], (-1, b"")
+            self._first_samples, self._last_sample = [], (-1, b"")
         for sighting in self.root_cause_finder.drop_survived() if not again else ():
             self._warn_survived(sighting)
         self.stopped = self.unhealthy = False
@@ -354,10 +354,10 @@ class LogAccumulator:
             self._warnings[code, reason] = [severity, message, hint, 1, dict(details)]
 
     def _samples(self) -> list[Mapping[str, Any]]:
-        shown_lines = {place: batch for place, batch in self._first}
-        for line in read_log_lines(self._last[1]):
+        shown_lines = {place: batch for place, batch in self._first_samples}
+        for line in read_log_lines(self._last_sample[1]):
             if batch := read_batch(line):
-                shown_lines[self._last[0]] = batch
+                shown_lines[self._last_sample[0]] = batch
         return [
             batch.to_json() for _, batch in sorted(shown_lines.items(), key=lambda pair: pair[0])
         ]

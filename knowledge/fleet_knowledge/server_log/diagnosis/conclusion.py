@@ -96,7 +96,9 @@ def conclude_diagnosis(
         state=state,
         phase=launch.phase,
         hint=_busy_hint(accumulator) if state == BUSY else "",
-        details={"earlier_failures": accumulator.earlier} if accumulator.earlier else {},
+        details={"earlier_failures": accumulator.earlier_failures}
+        if accumulator.earlier_failures
+        else {},
         phases_s=launch.phases_s(),
         ready_at=launch.ready_at,
         ready_s=elapsed_s(launch.began_s, launch.ready_at_s),

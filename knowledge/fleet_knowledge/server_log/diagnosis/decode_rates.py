@@ -37,7 +37,7 @@ class RunningSum:
 
     count: int = 0
     total: float = 0.0
-    most: float = float("-inf")
+    maximum: float = float("-inf")
     last: float = 0.0
 
     def add(self, values: Sequence[float]) -> None:
@@ -45,7 +45,7 @@ class RunningSum:
         if values:
             self.count += len(values)
             self.total += sum(values)
-            self.most, self.last = max(self.most, max(values)), values[-1]
+            self.maximum, self.last = max(self.maximum, max(values)), values[-1]
 
     @property
     def mean(self) -> float | None:
@@ -57,8 +57,8 @@ class RunningSum:
 class RankRates:
     """One rank of one source."""
 
-    decodes: int = 0
-    prefills: int = 0
+    decode_lines: int = 0
+    prefill_lines: int = 0
     throughput: RunningSum = field(default_factory=RunningSum)
     rate_sum: float = 0.0  # sums over all lines, idle ones too
     running_sum: float = 0.0
@@ -69,7 +69,7 @@ class RankRates:
     new_tokens: float = 0.0
     cached_tokens: float = 0.0
     idle: bool = False  # the next decode line ends an interval that began while idle
-    first: tuple[int, float, float] | None = (
+    undecided_first: tuple[int, float, float] | None = (
         None  # place, rate and running of a first line that has no neighbour yet
     )
     last_s: float | None = None
@@ -82,8 +82,8 @@ class LoggedRates:
     ranks: dict[tuple[str, Rank], RankRates] = field(default_factory=dict)
     acceptance: AcceptLengthStats = field(default_factory=AcceptLengthStats)
     graphs: dict[tuple[str, bool], int] = field(default_factory=dict)
-    eager_at: float | None = None  # the smallest batch that ran without a graph
-    graphed_at: float | None = None  # the largest that ran with one
+    smallest_without_graph: float | None = None  # the smallest batch that ran without a graph
+    largest_with_graph: float | None = None  # the largest that ran with one
     dropped: int = 0
     drops: list[dict[str, Any]] = field(default_factory=list)
     roles: set[str] = field(default_factory=set)
@@ -99,10 +99,12 @@ class LoggedRates:
                 continue
             rank = self.ranks.setdefault(key, RankRates())
             decodes = sorted(
-                (rows for rows in grouped[key] if rows.kind == DECODE), key=lambda rows: rows.at[0]
+                (rows for rows in grouped[key] if rows.kind == DECODE),
+                key=lambda rows: rows.line_indices[0],
             )
             prefills = sorted(
-                (rows for rows in grouped[key] if rows.kind != DECODE), key=lambda rows: rows.at[0]
+                (rows for rows in grouped[key] if rows.kind != DECODE),
+                key=lambda rows: rows.line_indices[0],
             )
             self._add_prefills(rank, prefills)
             starts = sorted(at for rows in prefills for at in _idle_starts(rows))
@@ -113,11 +115,11 @@ class LoggedRates:
         dropped.
         """
         gone = [key for key in self.ranks if key[0] == source]
-        lines = sum(self.ranks[key].decodes + self.ranks[key].prefills for key in gone)
+        lines = sum(self.ranks[key].decode_lines + self.ranks[key].prefill_lines for key in gone)
         for key in gone:
             del self.ranks[key]
         if not self.ranks:
-            self.acceptance, self.graphs, self.eager_at, self.graphed_at = (
+            self.acceptance, self.graphs, self.smallest_without_graph, self.largest_with_graph = (
                 AcceptLengthStats(),
                 {},
                 None,
@@ -129,19 +131,19 @@ class LoggedRates:
     def finish(self) -> None:
         """A first line that never got a neighbour is believed."""
         for rank in self.ranks.values():
-            if rank.first:
-                rank.throughput.add([rank.first[1]])
-                rank.first = None
+            if rank.undecided_first:
+                rank.throughput.add([rank.undecided_first[1]])
+                rank.undecided_first = None
 
     def _add_prefills(self, rank: RankRates, pieces: Sequence[BatchColumns]) -> None:
         for rows in pieces:
             columns = rows.columns
-            rank.prefills += len(rows.at)
+            rank.prefill_lines += len(rows.line_indices)
             rank.new_tokens += sum(columns.get("new_token", ()))
             rank.cached_tokens += sum(columns.get("cached_token", ()))
             rank.input_throughput.add(columns.get("input_throughput", ()))
-            rank.queue_max = _larger(rank.queue_max, columns.get("queue"))
-            rank.usage_max = _larger(rank.usage_max, columns.get("token_usage"))
+            rank.queue_max = _max_of(rank.queue_max, columns.get("queue"))
+            rank.usage_max = _max_of(rank.usage_max, columns.get("token_usage"))
             self.roles.add(rows.role)
             self.real_work = self.real_work or any(
                 max(columns.get(name, (0,))) > most for name, most in _HEALTH_CHECK_MAX
@@ -153,32 +155,36 @@ class LoggedRates:
         for rows in pieces:
             columns = rows.columns
             rank.running.add(columns.get("running", ()))
-            rank.queue_max = _larger(rank.queue_max, columns.get("queue"))
-            rank.usage_max = _larger(rank.usage_max, columns.get("token_usage"))
+            rank.queue_max = _max_of(rank.queue_max, columns.get("queue"))
+            rank.usage_max = _max_of(rank.usage_max, columns.get("token_usage"))
             self.roles.add(rows.role)
             self.acceptance.add(columns.get("accept_len", ()), columns.get("accept_rate", ()))
             self._add_graphs(rows)
             self.real_work = True
         timed = [rows for rows in pieces if "gen_throughput" in rows.columns]
-        if rank.prefills:
+        if rank.prefill_lines:
             self._add_after_prefills(rank, timed, starts)
         elif timed:
-            self._add_decodes_without_prefills(rank, _in_order(timed))
-        rank.decodes += sum(len(rows.at) for rows in pieces)
+            self._add_decodes_without_prefills(rank, _merge_in_log_order(timed))
+        rank.decode_lines += sum(len(rows.line_indices) for rows in pieces)
 
     def _add_graphs(self, rows: BatchColumns) -> None:
         if rows.graph is None:
             return
         key = (rows.graph_kind, rows.graph)
-        self.graphs[key] = self.graphs.get(key, 0) + len(rows.at)
+        self.graphs[key] = self.graphs.get(key, 0) + len(rows.line_indices)
         running = rows.columns.get("running", ())
         if running and rows.graph:
-            self.graphed_at = (
-                max(running) if self.graphed_at is None else max(self.graphed_at, max(running))
+            self.largest_with_graph = (
+                max(running)
+                if self.largest_with_graph is None
+                else max(self.largest_with_graph, max(running))
             )
         elif running:
-            self.eager_at = (
-                min(running) if self.eager_at is None else min(self.eager_at, min(running))
+            self.smallest_without_graph = (
+                min(running)
+                if self.smallest_without_graph is None
+                else min(self.smallest_without_graph, min(running))
             )
 
     def _add_after_prefills(
@@ -192,15 +198,19 @@ class LoggedRates:
         rank.idle = False
         for start in starts:
             after = [
-                rows.at[index]
+                rows.line_indices[index]
                 for rows in pieces
-                if (index := bisect_left(rows.at, start)) < len(rows.at)
+                if (index := bisect_left(rows.line_indices, start)) < len(rows.line_indices)
             ]
             idle |= {min(after)} if after else set()
             rank.idle = not after
         for rows in pieces:
             rates = rows.columns["gen_throughput"]
-            gone = {index for index, at in enumerate(rows.at) if at in idle} if idle else set()
+            gone = (
+                {index for index, at in enumerate(rows.line_indices) if at in idle}
+                if idle
+                else set()
+            )
             self._drop(gone, rows)
             rank.throughput.add(
                 [rate for index, rate in enumerate(rates) if index not in gone] if gone else rates
@@ -213,9 +223,9 @@ class LoggedRates:
         rates = rows.columns["gen_throughput"]
         running = rows.columns.get("running", [1.0] * len(rates))
         gone = _lines_after_idle(rank, rows, rates, running)
-        held = rank.first is None and not rank.decodes and len(rates) == 1
+        held = rank.undecided_first is None and not rank.decode_lines and len(rates) == 1
         if held:
-            rank.first, gone = (rows.at[0], rates[0], running[0]), set()
+            rank.undecided_first, gone = (rows.line_indices[0], rates[0], running[0]), set()
         else:
             gone |= self._judge_first(rank, rates, running)
         self._drop(gone, rows)
@@ -229,14 +239,14 @@ class LoggedRates:
         """The first line of a rank tells of time before the log: the line after it says whether it
         was idle time.
         """
-        if rank.first is None:
-            slower = not rank.decodes and _much_slower(
+        if rank.undecided_first is None:
+            slower = not rank.decode_lines and _much_slower(
                 (rates[0], running[0]), (rates[1], running[1])
             )
             return {0} if slower else set()
-        place, rate, had = rank.first
-        rank.first = None
-        if _much_slower((rate, had), (rates[0], running[0])):
+        place, rate, first_running = rank.undecided_first
+        rank.undecided_first = None
+        if _much_slower((rate, first_running), (rates[0], running[0])):
             self._record_drop(place, rate)
         else:
             rank.throughput.add([rate])
@@ -244,7 +254,7 @@ class LoggedRates:
 
     def _drop(self, gone: set[int], rows: BatchColumns) -> None:
         for index in sorted(gone):
-            self._record_drop(rows.at[index], rows.columns["gen_throughput"][index])
+            self._record_drop(rows.line_indices[index], rows.columns["gen_throughput"][index])
 
     def _record_drop(self, place: int, rate: float) -> None:
         self.dropped += 1
@@ -254,7 +264,7 @@ class LoggedRates:
             )
 
 
-def _larger(most: float | None, values: Sequence[float] | None) -> float | None:
+def _max_of(most: float | None, values: Sequence[float] | None) -> float | None:
     if not values:
         return most
     return max(values) if most is None else max(most, max(values))
@@ -265,10 +275,10 @@ def _idle_starts(rows: BatchColumns) -> list[int]:
     running = rows.columns.get("running")
     if running is None or 0.0 not in running:
         return []
-    return [at for at, count in zip(rows.at, running, strict=True) if count == 0]
+    return [at for at, count in zip(rows.line_indices, running, strict=True) if count == 0]
 
 
-def _in_order(pieces: Sequence[BatchColumns]) -> BatchColumns:
+def _merge_in_log_order(pieces: Sequence[BatchColumns]) -> BatchColumns:
     """Pieces of several shapes as one, in the order of the log; only what tells idle time is kept."""
     if len(pieces) == 1:
         return pieces[0]
@@ -279,7 +289,9 @@ def _in_order(pieces: Sequence[BatchColumns]) -> BatchColumns:
     ]
     timed = all(rows.clock for rows in pieces)
     order = sorted(
-        (at, piece, index) for piece, rows in enumerate(pieces) for index, at in enumerate(rows.at)
+        (at, piece, index)
+        for piece, rows in enumerate(pieces)
+        for index, at in enumerate(rows.line_indices)
     )
     columns: Mapping[str, Sequence[float]] = {
         name: [pieces[piece].columns[name][index] for _, piece, index in order] for name in names
@@ -289,7 +301,7 @@ def _in_order(pieces: Sequence[BatchColumns]) -> BatchColumns:
         if timed
         else []
     )
-    return replace(pieces[0], at=[at for at, _, _ in order], clock=clock, columns=columns)
+    return replace(pieces[0], line_indices=[at for at, _, _ in order], clock=clock, columns=columns)
 
 
 def _lines_after_idle(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fleet_knowledge.server_log.diagnosis.decode_rates import LoggedRates, RankRates
@@ -30,8 +30,8 @@ def build_decode_section(
     throughputs = [mean for rank in ranks if (mean := rank.throughput.mean) is not None]
     with_graph, without = _graph_counts(rates)
     return {
-        "lines": sum(rank.decodes for rank in rates.ranks.values()),
-        "prefill_lines": sum(rank.prefills for rank in rates.ranks.values()),
+        "lines": sum(rank.decode_lines for rank in rates.ranks.values()),
+        "prefill_lines": sum(rank.prefill_lines for rank in rates.ranks.values()),
         "excluded_before_ready": excluded,
         "dropped_lines": rates.dropped,
         "dropped": list(rates.drops),
@@ -40,14 +40,14 @@ def build_decode_section(
         "total_gen_throughput": sum(throughputs) if throughputs else None,
         "steady_gen_throughput_mean": sum(throughputs) / len(throughputs) if throughputs else None,
         "gen_throughput_max": _sum_over(
-            ranks, lambda rank: rank.throughput.most if rank.throughput.count else None
+            ranks, lambda rank: rank.throughput.maximum if rank.throughput.count else None
         ),
         "total_running": _sum_over(
             ranks, lambda rank: rank.running.last if rank.running.count else None
         ),
         "running_mean": _sum_over(ranks, lambda rank: rank.running.mean),
         "running_max": _sum_over(
-            ranks, lambda rank: rank.running.most if rank.running.count else None
+            ranks, lambda rank: rank.running.maximum if rank.running.count else None
         ),
         "queue_max": _sum_over(ranks, lambda rank: rank.queue_max),
         "token_usage_max": max(
@@ -56,8 +56,8 @@ def build_decode_section(
         **rates.acceptance.to_json(),
         "cuda_graph_share": with_graph / (with_graph + without) if with_graph + without else None,
         "graph_kinds": sorted({kind for kind, _ in rates.graphs}),
-        "first_bs_without_graph": _to_int(rates.eager_at),
-        "largest_bs_with_graph": _to_int(rates.graphed_at),
+        "first_bs_without_graph": _to_int(rates.smallest_without_graph),
+        "largest_bs_with_graph": _to_int(rates.largest_with_graph),
         "new_tokens": int(new),
         "cached_tokens": int(cached),
         "cache_hit_rate": cached / (new + cached) if new + cached else None,
@@ -138,7 +138,9 @@ def _graph_counts(rates: LoggedRates) -> tuple[int, int]:
     )  # type: ignore[return-value]
 
 
-def _sum_over(ranks: Sequence[RankRates], figure: Any) -> float | None:
+def _sum_over(
+    ranks: Sequence[RankRates], figure: Callable[[RankRates], float | None]
+) -> float | None:
     values = [value for rank in ranks if (value := figure(rank)) is not None]
     return sum(values) if values else None
 
@@ -149,6 +151,6 @@ def _to_int(value: float | None) -> int | None:
 
 def _rank_json(source: str, rank: Rank, figures: RankRates) -> dict[str, Any]:
     return {
-        "source": source or None, "rank": str(rank) or None, "lines": figures.decodes, "gen_throughput_mean": figures.throughput.mean,
-        "running_mean": figures.running.mean, "prefill_lines": figures.prefills,
+        "source": source or None, "rank": str(rank) or None, "lines": figures.decode_lines, "gen_throughput_mean": figures.throughput.mean,
+        "running_mean": figures.running.mean, "prefill_lines": figures.prefill_lines,
     }  # fmt: skip

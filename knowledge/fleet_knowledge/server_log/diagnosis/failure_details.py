@@ -83,7 +83,7 @@ def _watchdog_details(
     accumulator: LogAccumulator, root: Sighting, found: Mapping[str, Any]
 ) -> dict[str, Any]:
     silent = sorted(
-        {str(rank) for rank in accumulator.launch.seen} - set(found.get("ranks_reporting", ()))
+        {str(rank) for rank in accumulator.launch.ranks} - set(found.get("ranks_reporting", ()))
     )
     since = _stamp_before(root.stamp, found.get("timeout_s"))
     return {"ranks_silent": silent, **({"last_forward_stuck_since": since} if since else {})}
@@ -94,7 +94,7 @@ def _weight_load_details(
 ) -> dict[str, Any]:
     healthy = f"TP{found['healthy_rank']}" if "healthy_rank" in found else root.rank
     waiting = sorted(
-        {str(rank) for rank in accumulator.launch.seen - accumulator.launch.ended}
+        {str(rank) for rank in accumulator.launch.ranks - accumulator.launch.loaded_ranks}
         - {healthy, *found.get("ranks_reporting", ())}
     )
     return {

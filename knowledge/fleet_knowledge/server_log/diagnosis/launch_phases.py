@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from fleet_knowledge.release import Between
+from fleet_knowledge.release import VersionRange
 from fleet_knowledge.server_log.parsing.log_lines import LogLine, Rank, elapsed_s
 
 START, INIT_DIST, LOAD_WEIGHT, KV_ALLOC = "start", "init_dist", "load_weight", "kv_alloc"
@@ -50,16 +50,16 @@ _BEGIN, _END, _MARK = "begin", "end", "mark"
 @dataclass(frozen=True, slots=True)
 class _Marker:
     phase: str
-    what: str
-    words: re.Pattern[str]
+    position: str
+    pattern: re.Pattern[str]
     source: str
-    between: Between = field(default_factory=Between)
+    versions: VersionRange = field(default_factory=VersionRange)
 
 
 def _marker(
     phase: str, what: str, words: str, source: str, first: str = "", last: str = ""
 ) -> _Marker:
-    return _Marker(phase, what, re.compile(words), source, Between(first, last))
+    return _Marker(phase, what, re.compile(words), source, VersionRange(first, last))
 
 
 _MARKERS = (
@@ -121,7 +121,7 @@ _TIMINGS = re.compile(
     r"Engine startup timings \(s\): (.*)"
 )  # from 0.5.13: what the engine itself measured
 _TIMING = re.compile(r"(\w+)=(?:([\d.]{1,12})|\{([^}]*)\})")
-_OF_TIMING = {
+_PHASE_OF_TIMING = {
     "load_weight": LOAD_WEIGHT,
     "kv_cache_allocation": KV_ALLOC,
     "cuda_graph": CAPTURE_GRAPH,
@@ -156,25 +156,25 @@ class LoggedLaunch:
     begun: bool = False  # a line of the launch itself was seen: the log does not begin later
     shards: tuple[int, int] = (0, 0)
     graphs: tuple[int, int] = (0, 0)
-    ended: set[Rank] = field(default_factory=set)  # ranks that finished loading weights
-    seen: set[Rank] = field(default_factory=set)
-    _open: dict[tuple[Rank, str], float] = field(default_factory=dict)
-    _took_s: dict[tuple[Rank, str], float] = field(default_factory=dict)
-    _of_rank: dict[Rank, str] = field(default_factory=dict)
+    loaded_ranks: set[Rank] = field(default_factory=set)  # ranks that finished loading weights
+    ranks: set[Rank] = field(default_factory=set)
+    _begun_at_s: dict[tuple[Rank, str], float] = field(default_factory=dict)
+    _durations_s: dict[tuple[Rank, str], float] = field(default_factory=dict)
+    _phase_by_rank: dict[Rank, str] = field(default_factory=dict)
     _measured_s: dict[str, float] = field(default_factory=dict)
     _bound_s: float | None = None
 
     def update(self, line: LogLine) -> bool:
         """True when the message moved the launch or told of progress."""
-        if line.rank and len(self.seen) < _MAX_RANKS:
-            self.seen.add(line.rank)
+        if line.rank and len(self.ranks) < _MAX_RANKS:
+            self.ranks.add(line.rank)
         if "%|" in line.text or "% Completed" in line.text:
             return self._read_progress_bar(line.text)
         if line.text.startswith("Engine startup timings"):
             return self._read_startup_timings(line.text)
         if not any(map(line.text.__contains__, LAUNCH_KEYWORDS)):
             return False
-        marker = next((marker for marker in _MARKERS if marker.words.search(line.text)), None)
+        marker = next((marker for marker in _MARKERS if marker.pattern.search(line.text)), None)
         if marker:
             self._apply_marker(marker, line)
         return marker is not None
@@ -186,13 +186,13 @@ class LoggedLaunch:
 
     def phase_of(self, rank: Rank | None) -> str:
         """Where a rank stood last; where the launch stood when the rank told nothing of itself."""
-        own = self._of_rank.get(rank or _NO_RANK, "")
+        own = self._phase_by_rank.get(rank or _NO_RANK, "")
         return self.phase if not own or self.phase in (READY, SERVING) else own
 
     def phases_s(self) -> dict[str, float]:
         """Seconds of each phase that ended, of the slowest rank, in order."""
         took: dict[str, float] = {}
-        for (_, phase), seconds in self._took_s.items():
+        for (_, phase), seconds in self._durations_s.items():
             took[phase] = max(took.get(phase, 0.0), seconds)
         took |= self._measured_s
         return {phase: round(took[phase], 3) for phase in PHASES if phase in took}
@@ -204,7 +204,7 @@ class LoggedLaunch:
             self.began_s = line.at_s
         elif (
             self.began_s is not None
-            and (START not in {phase for _, phase in self._took_s})
+            and (START not in {phase for _, phase in self._durations_s})
             and marker.phase == INIT_DIST
         ):
             self._add_duration(_NO_RANK, START, elapsed_s(self.began_s, line.at_s))
@@ -212,44 +212,45 @@ class LoggedLaunch:
             self._mark_ready(line)
         elif marker.phase == HTTP_BIND:
             self._bound_s = line.at_s if self._bound_s is None else self._bound_s
-        elif marker.what == _BEGIN:
+        elif marker.position == _BEGIN:
             self._begin(rank, marker.phase, line)
-        elif marker.what == _END:
+        elif marker.position == _END:
             self._end(rank, marker.phase, line)
         self._set_phase(
-            rank, KV_ALLOC if (marker.phase, marker.what) == (LOAD_WEIGHT, _END) else marker.phase
+            rank,
+            KV_ALLOC if (marker.phase, marker.position) == (LOAD_WEIGHT, _END) else marker.phase,
         )
 
     def _set_phase(self, rank: Rank, phase: str) -> None:
         if phase != self.phase:
             self.progress = (0, 0)
         self.phase = phase if self.phase not in (READY, SERVING) else self.phase
-        if len(self._of_rank) < _MAX_RANKS:
-            self._of_rank[rank] = phase
+        if len(self._phase_by_rank) < _MAX_RANKS:
+            self._phase_by_rank[rank] = phase
 
     def _mark_ready(self, line: LogLine) -> None:
         self.ready_at, self.ready_at_s = line.stamp, line.at_s
         self._add_duration(_NO_RANK, HTTP_BIND, elapsed_s(self._bound_s, line.at_s))
 
     def _begin(self, rank: Rank, phase: str, line: LogLine) -> None:
-        if line.at_s is not None and len(self._open) < _MAX_RANKS:
-            self._open[rank, phase] = line.at_s
+        if line.at_s is not None and len(self._begun_at_s) < _MAX_RANKS:
+            self._begun_at_s[rank, phase] = line.at_s
 
     def _end(self, rank: Rank, phase: str, line: LogLine) -> None:
         if phase == CAPTURE_GRAPH and _DRAFT.search(line.text):
-            self._open.pop((rank, phase), None)
+            self._begun_at_s.pop((rank, phase), None)
             return  # the target's graphs are what the phase is told by; the draft's come after
         found = _ELAPSED.search(line.text)
-        took_s = elapsed_s(self._open.pop((rank, phase), None), line.at_s)
+        took_s = elapsed_s(self._begun_at_s.pop((rank, phase), None), line.at_s)
         self._add_duration(rank, phase, _decimal(found[1]) if found else took_s)
         if phase == LOAD_WEIGHT:
-            self.ended.add(rank) if len(self.ended) < _MAX_RANKS else None
+            self.loaded_ranks.add(rank) if len(self.loaded_ranks) < _MAX_RANKS else None
             if line.at_s is not None:
-                self._open[rank, KV_ALLOC] = line.at_s
+                self._begun_at_s[rank, KV_ALLOC] = line.at_s
 
     def _add_duration(self, rank: Rank, phase: str, took_s: float | None) -> None:
-        if took_s is not None and len(self._took_s) < _MAX_RANKS * len(PHASES):
-            self._took_s[rank, phase] = self._took_s.get((rank, phase), 0.0) + took_s
+        if took_s is not None and len(self._durations_s) < _MAX_RANKS * len(PHASES):
+            self._durations_s[rank, phase] = self._durations_s.get((rank, phase), 0.0) + took_s
 
     def _read_progress_bar(self, text: str) -> bool:
         bar = next((phase for phase, words in _BARS if words.search(text)), "")
@@ -267,7 +268,7 @@ class LoggedLaunch:
     def _read_startup_timings(self, text: str) -> bool:
         found = _TIMINGS.match(text)
         for name, value, group in _TIMING.findall(found[1] if found else ""):
-            phase = _OF_TIMING.get(name)
+            phase = _PHASE_OF_TIMING.get(name)
             seconds = (
                 _decimal(value)
                 if value

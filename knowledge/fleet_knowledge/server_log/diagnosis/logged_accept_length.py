@@ -27,8 +27,8 @@ class AcceptLengthStats:
 
     count: int = 0
     total: float = 0.0
-    least: float = float("inf")
-    most: float = 0.0
+    minimum: float = float("inf")
+    maximum: float = 0.0
     pairs: list[tuple[float, float]] = field(default_factory=list)
 
     def add(self, lengths: Sequence[float], rates: Sequence[float]) -> None:
@@ -37,7 +37,10 @@ class AcceptLengthStats:
             return
         self.count += len(lengths)
         self.total += sum(lengths)
-        self.least, self.most = min(self.least, min(lengths)), max(self.most, max(lengths))
+        self.minimum, self.maximum = (
+            min(self.minimum, min(lengths)),
+            max(self.maximum, max(lengths)),
+        )
         if rates and len(self.pairs) < _SAMPLES:
             self.pairs += [
                 (length, rate)
@@ -50,8 +53,8 @@ class AcceptLengthStats:
         tokens, definition = self._draft_tokens()
         return {
             "accept_len_mean": self.total / self.count if self.count else None,
-            "accept_len_min": self.least if self.count else None,
-            "accept_len_max": self.most if self.count else None,
+            "accept_len_min": self.minimum if self.count else None,
+            "accept_len_max": self.maximum if self.count else None,
             "accept_rate_definition": definition,
             "draft_tokens_inferred": tokens,
             "spec_num_steps_inferred": tokens - 1 if tokens else None,

@@ -18,19 +18,19 @@ from fleet_knowledge.server_log.diagnosis.launch_phases import (
 )
 from fleet_knowledge.server_log.parsing.log_lines import LogLine
 from fleet_knowledge.server_log.parsing.redaction import redact
-from fleet_knowledge.server_log.symptoms.symptom import ECHO, LAST, ROOT, Symptom, symptom_row
+from fleet_knowledge.server_log.symptoms.symptom import ECHO, LAST, ROOT, Symptom, symptom
 from fleet_knowledge.server_log.symptoms.symptom_matching import is_exception, match_symptom
 
 _MAX_SIGHTINGS = 256
 _CRASH = re.compile(
     r"hit an exception|Exception in (?:thread|callback)|^Traceback \(most recent call last\)"
 )
-_BARE = "AssertionError"
+_BARE_ASSERTION = "AssertionError"
 # The last frame of a traceback tells who refused; only the launcher's own check of its arguments
 # has these files
 _FRAME = re.compile(r'^\s+File "[^"]*"')
 _ARGUMENTS_FRAME = re.compile(r'^\s+File "[^"]*(?:/server_args\.py|/arg_groups/\w+\.py)"')
-_REFUSED = symptom_row(
+_REFUSED = symptom(
     "argument_error",
     r"^(?:ValueError|AssertionError|NotImplementedError)\b",
     "server_args.py, arg_groups/",
@@ -88,19 +88,21 @@ class RootCauseFinder:
     sightings: list[Sighting] = field(default_factory=list)
     _seen: set[tuple[str, str, tuple[str, ...]]] = field(default_factory=set)
     _order: int = 0
-    _crash: str | None = (
+    _crash_exception: str | None = (
         None  # the first exception after a crash was announced; empty until it comes
     )
-    _exception: str = ""  # the last exception of the launch
+    _last_exception: str = ""  # the last exception of the launch
     _exception_order: int = 0
-    _moved_order: int = 0
+    _progress_order: int = 0
     _stamp: str = ""
     _rank: str = ""  # of the scheduler whose traceback follows
-    _asserted: str = ""  # the source line of an assertion, for an error that says no more
+    _asserted_source: str = ""  # the source line of an assertion, for an error that says no more
     _checks_arguments: bool = (
         False  # the last frame of the traceback is in the check of the arguments
     )
-    _clue: Sighting | None = None  # explains why no GPU is seen, and ends nothing by itself
+    _no_gpu_reason: Sighting | None = (
+        None  # explains why no GPU is seen, and ends nothing by itself
+    )
 
     def add_line(self, line: LogLine, phase: str, batches: int) -> bool:
         """True when the message tells of a failure or belongs to a traceback. `batches`: batch
@@ -109,7 +111,7 @@ class RootCauseFinder:
         self._order += 1
         line = self._with_assertion(line)
         if _CUDA_WARNS in line.text:
-            self._record_clue(line, phase, batches)
+            self._record_no_gpu_reason(line, phase, batches)
         framed = self._is_argument_check_frame(line.text)
         found = match_symptom(line.text) or self._match_refused_argument(line.text)
         crash = ("xception" in line.text or "Traceback" in line.text) and bool(
@@ -117,31 +119,36 @@ class RootCauseFinder:
         )
         if line.stamp:
             self._stamp, self._rank = line.stamp, str(line.rank or "") if crash else ""
-        if crash and self._crash is None:
-            self._crash = ""
+        if crash and self._crash_exception is None:
+            self._crash_exception = ""
         if found:
             self._record_sighting(line, phase, batches, *found)
         if not is_exception(line.text):
             return crash or framed or found is not None
-        self._exception, self._exception_order = redact(line.text), self._order
-        if self._crash == "":
-            self._crash = self._exception
+        self._last_exception, self._exception_order = redact(line.text), self._order
+        if self._crash_exception == "":
+            self._crash_exception = self._last_exception
         return True
 
     def note_progress(self) -> None:
         """The launch came on: an exception before this did not end it."""
-        self._moved_order = self._order
-        self._crash = None if not self.sightings else self._crash
+        self._progress_order = self._order
+        self._crash_exception = None if not self.sightings else self._crash_exception
 
     def drop_survived(self) -> Sequence[Sighting]:
         """The server got ready all the same: what was seen so far ended nothing. They are forgotten
         and given back.
         """
         gone = self.sightings
-        self.sightings, self._seen, self._crash, self._exception = [], set(), None, ""
+        self.sightings, self._seen, self._crash_exception, self._last_exception = (
+            [],
+            set(),
+            None,
+            "",
+        )
         return gone
 
-    def pop_outlived(self, batches: int) -> Sequence[Sighting]:
+    def drop_outlived(self, batches: int) -> Sequence[Sighting]:
         """Those after which the server went on with its work; they are forgotten."""
         gone = [
             sighting
@@ -157,14 +164,14 @@ class RootCauseFinder:
             return None if serving else self._launcher_exception()
         first = min(self.sightings, key=lambda sighting: (sighting.distance, sighting.order))
         first = self._most_specific(first)
-        if self._clue and first.failure_class in ("no_gpu", "launch_crashed"):
+        if self._no_gpu_reason and first.failure_class in ("no_gpu", "launch_crashed"):
             return replace(
                 first,
-                failure_class=self._clue.failure_class,
-                cause_line=self._clue.cause_line,
-                distance=self._clue.distance,
+                failure_class=self._no_gpu_reason.failure_class,
+                cause_line=self._no_gpu_reason.cause_line,
+                distance=self._no_gpu_reason.distance,
             )
-        raised = self._crash or self._exception
+        raised = self._crash_exception or self._last_exception
         if (
             raised
             and first.failure_class
@@ -192,11 +199,13 @@ class RootCauseFinder:
         """A bare `AssertionError` with the source line that the traceback quoted before it."""
         if line.text[:1].isspace():
             quoted = line.text.strip()
-            self._asserted = quoted if quoted.startswith("assert ") else self._asserted
-        elif line.text == _BARE and self._asserted:
-            return replace(line, text=f"{_BARE}: {self._asserted}")
+            self._asserted_source = (
+                quoted if quoted.startswith("assert ") else self._asserted_source
+            )
+        elif line.text == _BARE_ASSERTION and self._asserted_source:
+            return replace(line, text=f"{_BARE_ASSERTION}: {self._asserted_source}")
         elif line.text.startswith("Traceback"):
-            self._asserted = ""
+            self._asserted_source = ""
         return line
 
     def _is_argument_check_frame(self, text: str) -> bool:
@@ -210,13 +219,13 @@ class RootCauseFinder:
         if not (self._checks_arguments and is_exception(text)):
             return None
         self._checks_arguments = False
-        return (_REFUSED, {}) if _REFUSED.words.match(text) else None
+        return (_REFUSED, {}) if _REFUSED.pattern.match(text) else None
 
-    def _record_clue(self, line: LogLine, phase: str, batches: int) -> None:
+    def _record_no_gpu_reason(self, line: LogLine, phase: str, batches: int) -> None:
         text = line.text[line.text.index(_CUDA_WARNS) :]
         if found := match_symptom(text):
             stamp = line.stamp or self._stamp
-            self._clue = Sighting(
+            self._no_gpu_reason = Sighting(
                 found[0].failure_class,
                 found[0].distance,
                 self._order,
@@ -273,8 +282,11 @@ class RootCauseFinder:
         return first
 
     def _launcher_exception(self) -> Sighting | None:
-        if not self._exception or self._exception_order <= self._moved_order:
+        if not self._last_exception or self._exception_order <= self._progress_order:
             return None
         return Sighting(
-            "launch_crashed", LAST, self._exception_order, self._crash or self._exception
+            "launch_crashed",
+            LAST,
+            self._exception_order,
+            self._crash_exception or self._last_exception,
         )

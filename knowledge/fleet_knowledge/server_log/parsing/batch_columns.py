@@ -15,9 +15,9 @@ from dataclasses import dataclass, field, replace
 from fleet_knowledge.server_log.parsing.batch_lines import (
     COUNTS,
     DECODE,
-    FIGURES,
     LARGEST,
     PREFILL,
+    RATES,
     SHARES,
     USAGES,
     BatchLine,
@@ -33,18 +33,18 @@ _RANK = {
     for name in ("DP", "PP", "TP")
 }
 _CLOCK = re.compile(rb"(?<!\d)(\d\d):(\d\d):(\d\d)(?=[\].,Z+ A-Z])")
-_WANTED = {
+_COLUMN_NAMES = {
     DECODE: ("running", "queue", "gen_throughput", "accept_len", "accept_rate", *USAGES),
     PREFILL: ("running", "queue", "new_token", "cached_token", "input_throughput", *USAGES),
 }
 _KEYS = {
     name: tuple(
         re.compile(rb"(?:, |,|\] |[.,:] )" + re.escape(key.encode()) + rb": (\d[\d.]*)")
-        for table in (COUNTS, SHARES, FIGURES)
+        for table in (COUNTS, SHARES, RATES)
         for key, own in table.items()
         if own == name
     )
-    for table in (COUNTS, SHARES, FIGURES)
+    for table in (COUNTS, SHARES, RATES)
     for name in table.values()
 }
 _UNCACHED_COLUMNS = frozenset(
@@ -79,7 +79,7 @@ class BatchColumns:
     graph: bool | None
     graph_kind: str
     role: str
-    at: Sequence[int]
+    line_indices: Sequence[int]
     clock: Sequence[Sequence[bytes]]
     columns: Mapping[str, Sequence[float]]
 
@@ -95,7 +95,11 @@ class BatchColumns:
         columns = {name: [column[i] for i in picks] for name, column in self.columns.items()}
         clock = [[part[i] for i in picks] for part in self.clock]
         return replace(
-            self, rank=rank, at=[self.at[i] for i in picks], clock=clock, columns=columns
+            self,
+            rank=rank,
+            line_indices=[self.line_indices[i] for i in picks],
+            clock=clock,
+            columns=columns,
         )
 
 
@@ -110,16 +114,16 @@ class BatchLineLayout:
     role: str
     dropped: bytes  # letters, where taking them out joins no numbers
     width: int
-    places: Mapping[str, int]
-    ranks: tuple[int, ...]  # places of dp, pp, tp; -1 without
-    clock: int  # place of the hours; -1 without
+    columns: Mapping[str, int]
+    rank_columns: tuple[int, ...]  # places of dp, pp, tp; -1 without
+    clock_column: int  # place of the hours; -1 without
     raws: list[bytes] = field(default_factory=list)
-    at: list[int] = field(default_factory=list)
+    line_indices: list[int] = field(default_factory=list)
 
     def drain_columns(self) -> list[BatchColumns]:
         """The lines that wait, by rank; they wait no longer."""
-        raws, at = self.raws, self.at
-        self.raws, self.at = [], []
+        raws, at = self.raws, self.line_indices
+        self.raws, self.line_indices = [], []
         tokens = b"\n".join(raws).translate(_NUMBERS, self.dropped).split()
         try:
             if len(tokens) != self.width * len(raws):
@@ -143,12 +147,18 @@ class BatchLineLayout:
                     tokens[place::width],
                 )
             )
-            for name, place in self.places.items()
+            for name, place in self.columns.items()
         }
         if any(max(columns[name]) >= LARGEST for name in _UNCACHED_COLUMNS if name in columns):
             raise ValueError
-        clock = [tokens[self.clock + part :: width] for part in range(3)] if self.clock >= 0 else []
-        labels = [tokens[place::width] if place >= 0 else [b"-1"] * len(at) for place in self.ranks]
+        clock = (
+            [tokens[self.clock_column + part :: width] for part in range(3)]
+            if self.clock_column >= 0
+            else []
+        )
+        labels = [
+            tokens[place::width] if place >= 0 else [b"-1"] * len(at) for place in self.rank_columns
+        ]
         rows = BatchColumns(
             self.kind,
             Rank(),
@@ -178,9 +188,9 @@ def detect_layout(raw: bytes) -> BatchLineLayout | None:
         return None
     tokens = raw.translate(_NUMBERS).split()
     dropped = _LETTERS if len(raw.translate(_NUMBERS, _LETTERS).split()) == len(tokens) else b""
-    places = _places(raw, batch, tokens)
+    places = _number_columns(raw, batch, tokens)
     ranks = tuple(
-        _numbers_before(raw, found.start(1)) if (found := _RANK[name].search(raw)) else -1
+        _count_numbers_before(raw, found.start(1)) if (found := _RANK[name].search(raw)) else -1
         for name in ("DP", "PP", "TP")
     )
     own = batch.rank or Rank()
@@ -191,7 +201,7 @@ def detect_layout(raw: bytes) -> BatchLineLayout | None:
     ):
         return None
     clock = _CLOCK.search(raw)
-    hours = _numbers_before(raw, clock.start(1)) if clock else -1
+    hours = _count_numbers_before(raw, clock.start(1)) if clock else -1
     return BatchLineLayout(
         batch.kind,
         lines[0].source,
@@ -216,7 +226,9 @@ def read_columns_slowly(raw: bytes, place: int) -> Iterator[BatchColumns]:
 def columns_from_batch(batch: BatchLine, line: LogLine, place: int) -> BatchColumns:
     """One batch as columns of one row."""
     columns = {
-        name: [float(batch.values[name])] for name in _WANTED[batch.kind] if name in batch.values
+        name: [float(batch.values[name])]
+        for name in _COLUMN_NAMES[batch.kind]
+        if name in batch.values
     }
     clock = re.fullmatch(r"(?:\S+ )?(\d\d):(\d\d):(\d\d(?:\.\d+)?)", line.stamp, re.ASCII)
     parts = [[part.encode()] for part in clock.groups()] if clock else []
@@ -244,13 +256,13 @@ def merge_usage_columns(columns: Mapping[str, Sequence[float]]) -> Mapping[str, 
     )
 
 
-def _places(raw: bytes, batch: BatchLine, tokens: list[bytes]) -> dict[str, int] | None:
+def _number_columns(raw: bytes, batch: BatchLine, tokens: list[bytes]) -> dict[str, int] | None:
     places: dict[str, int] = {}
-    for name in _WANTED[batch.kind]:
+    for name in _COLUMN_NAMES[batch.kind]:
         found = [match for key in _KEYS[name] for match in key.finditer(raw)]
         if not found and (name not in batch.values or name == "token_usage"):
             continue  # token_usage: the fullest of other pools
-        place = _numbers_before(raw, found[0].start(1)) if len(found) == 1 else len(tokens)
+        place = _count_numbers_before(raw, found[0].start(1)) if len(found) == 1 else len(tokens)
         if place >= len(tokens) or (
             name not in USAGES and _float(tokens[place]) != batch.values.get(name)
         ):
@@ -259,7 +271,7 @@ def _places(raw: bytes, batch: BatchLine, tokens: list[bytes]) -> dict[str, int]
     return places
 
 
-def _numbers_before(raw: bytes, offset: int) -> int:
+def _count_numbers_before(raw: bytes, offset: int) -> int:
     """How many numbers stand before this place."""
     return len(raw[:offset].translate(_NUMBERS).split())
 

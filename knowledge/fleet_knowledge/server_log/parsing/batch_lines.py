@@ -49,7 +49,7 @@ SHARES = {
     "mamba usage": "mamba_usage",
     "pre-allocated usage": "preallocated_usage",
 }
-FIGURES = {
+RATES = {
     "accept len": "accept_len",
     "accept rate": "accept_rate",
     "gen throughput (token/s)": "gen_throughput",
@@ -144,7 +144,7 @@ def _fields(tail: str, torn: bool) -> tuple[dict[str, float], bool | None, str]:
     parts = [part.strip() for part in tail.split(",")]
     for index, part in enumerate(parts):
         key, _, text = part.partition(": ")
-        name = COUNTS.get(key) or SHARES.get(key) or FIGURES.get(key)
+        name = COUNTS.get(key) or SHARES.get(key) or RATES.get(key)
         if name:
             if (
                 index == len(parts) - 1

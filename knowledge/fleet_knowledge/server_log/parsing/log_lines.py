@@ -56,7 +56,7 @@ class Rank:
     tp: int = -1
 
     @classmethod
-    def read(cls, label: str) -> Rank | None:
+    def parse(cls, label: str) -> Rank | None:
         """`DP0 TP0 EP0`, `PP1 TP3`, `TP0`; None without such a label."""
         found = {
             name[-2:]: int(number)
@@ -158,7 +158,7 @@ def _read(piece: str, source: str, time: str, torn: bool) -> LogLine:
             text.strip(),
             f"{day} {clock}".strip(),
             clock_seconds(day, clock),
-            Rank.read(found["rank"]),
+            Rank.parse(found["rank"]),
             source,
             torn,
         )

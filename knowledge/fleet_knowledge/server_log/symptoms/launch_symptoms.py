@@ -4,77 +4,77 @@ nothing.
 
 from __future__ import annotations
 
-from fleet_knowledge.release import Between
-from fleet_knowledge.server_log.symptoms.symptom import AFTER, symptom_row
+from fleet_knowledge.release import VersionRange
+from fleet_knowledge.server_log.symptoms.symptom import AFTER, symptom
 
 _SPEC = r"^(?:\w+\.)*(?:ValueError|AssertionError|NotImplementedError|RuntimeError): "
 _TOOLS = r"(?!(?:slurm|srun|sbatch|nvcc|ninja|gcc|g\+\+|cc|clang|ld|collect2|make|git|nvidia-|docker|podman)[\w.-]*: )"
 _ARGPARSE = rf"^{_TOOLS}[\w. -]{{1,60}}: error: "
 
 SPECULATION_SYMPTOMS = (
-    symptom_row(
+    symptom(
         "spec_args_invalid",
         _SPEC + r".*Spec v2 (?:currently )?only supports topk",
         "server_args.py",
         cure="Unset SGLANG_ENABLE_SPEC_V2 or set --speculative-eagle-topk 1.",
-        between=Between("0.5.5", "0.5.13"),
+        versions=VersionRange("0.5.5", "0.5.13"),
     ),
-    symptom_row(
+    symptom(
         "spec_args_invalid",
         _SPEC + r".*speculative_eagle_topk ?> ?1 with page_size ?> ?1",
         "server_args.py",
         cure="Set --page-size 1, or --attention-backend flashinfer or fa3.",
-        between=Between("0.5.3"),
+        versions=VersionRange("0.5.3"),
     ),
-    symptom_row(
+    symptom(
         "spec_args_invalid",
         _SPEC + r".*backend only supports topk ?= ?1",
         "server_args.py",
         cure="Set --speculative-eagle-topk 1 or take another attention backend.",
     ),
-    symptom_row(
+    symptom(
         "spec_args_invalid",
         _SPEC + r"Only EAGLE\b.*speculative algorithms? (?:is|are) supported",
         "server_args.py",
         cure="Use EAGLE instead of the alias NEXTN on this version.",
-        between=Between("0.5.9"),
+        versions=VersionRange("0.5.9"),
     ),
-    symptom_row(
+    symptom(
         "spec_args_invalid",
         _ARGPARSE + r".*--speculative-algo\w*: invalid choice",
         "argparse",
         cure="The installed SGLang is too old for this algorithm: update it or choose one that the line lists.",
     ),
-    symptom_row(
+    symptom(
         "spec_args_invalid",
         _ARGPARSE + r".*--speculative-",
         "argparse",
     ),
-    symptom_row(
+    symptom(
         "spec_args_invalid",
         r"(?:ValueError|AssertionError|NotImplementedError): .*(?:not supported in (?:decode|prefill|target_verify|"
         r"draft \w+) attention backend)",
         "speculative/draft_utils.py",
         cure="Choose an attention backend that can speculate, such as flashinfer, fa3 or triton (intel_amx on a CPU).",
-        between=Between("0.5.9"),
+        versions=VersionRange("0.5.9"),
     ),
-    symptom_row(
+    symptom(
         "spec_draft_mismatch",
         "(?:RuntimeError|ValueError|AssertionError|KeyError): .*(?:draft|eagle).*(?:size mismatch|does ?n[o']t match|vocab|hidden_size)",
         "speculative/",
     ),
-    symptom_row(
+    symptom(
         "spec_draft_missing",
         "AttributeError: .*(?:set_embed|hot_token_id|set_eagle3_layers_to_capture|get_embed_and_head|set_embed_and_head)",
         "sglang issue 36528",
     ),
-    symptom_row(
+    symptom(
         "spec_draft_missing",
         "(?:ValueError|AssertionError): .*(?:speculative[_-]draft[_-]model(?:[_-]path)?|draft model).*(?:required|must "
         "be|missing|not (?:set|specified|provided)|provide|need)",
         "server_args.py",
     ),
-    symptom_row(
+    symptom(
         "spec_args_invalid",
         _SPEC
         + (
@@ -86,7 +86,7 @@ SPECULATION_SYMPTOMS = (
 )
 
 MODEL_SYMPTOMS = (
-    symptom_row(
+    symptom(
         "hf_auth",
         r"GatedRepoError|Cannot access gated repo(?: for url https?://[^/\s]+/(?P<model>[^/\s]+/[^/\s]+)/)?|"
         r"Access to model (?P<repository>\S+) is restricted|gated repo|Invalid user token|(?:401|"
@@ -94,36 +94,36 @@ MODEL_SYMPTOMS = (
         r"Invalid credentials in Authorization header",
         "huggingface_hub",
     ),
-    symptom_row(
+    symptom(
         "hf_auth",
         "401 Client Error.*Repository ?Not ?Found|RepositoryNotFoundError: 401",
         "huggingface_hub: a private model without a token",
     ),
-    symptom_row(
+    symptom(
         "model_not_found",
         r"OfflineModeIsEnabled|offline mode is enabled|outgoing traffic has been disabled",
         "huggingface_hub",
         cure="HF_HUB_OFFLINE is set and the files are not in this host's cache: copy them there first, or unset HF_HUB_OFFLINE.",
     ),
-    symptom_row(
+    symptom(
         "hf_unreachable",
         r"We couldn't connect to '?https?:|error happened while trying to locate the files? on the Hub|"
         r"(?:Client error '429|Server error '5\d\d) .*(?:huggingface|hf\.co|modelscope)",
         "transformers; huggingface_hub 0.x by requests, 1.x by httpx",
     ),
-    symptom_row(
+    symptom(
         "weights_corrupt",
         r"config file at '\S+' is not a valid JSON file",
         "transformers",
         cure="config.json is cut or no JSON (a Git LFS pointer, a page of an error): copy it again.",
     ),
-    symptom_row(
+    symptom(
         "weights_corrupt",
         r"(?:FileNotFoundError|OSError): .*No such file or directory:? .*\.(?:safetensors|bin|pt|gguf)\b",
         "safetensors, torch",
         cure="A weight file that the model's index names is not there: copy what is missing and compare sizes with the repository.",
     ),
-    symptom_row(
+    symptom(
         "model_not_found",
         r"RepositoryNotFoundError|(?:Client error '404|404 Client Error: Not Found) .*(?:huggingface|hf\.co|modelscope)|"
         r"Repository Not Found|is not a valid model identifier|is not a local folder|"
@@ -132,72 +132,72 @@ MODEL_SYMPTOMS = (
         r"Cannot find any model weights with|EntryNotFoundError|HFValidationError",
         "transformers, huggingface_hub",
     ),
-    symptom_row(
+    symptom(
         "hf_unreachable",
         r"(?:ConnectionError|ReadTimeout|ConnectTimeout|MaxRetryError|ProxyError|SSLError|HfHubHTTPError|"
         r"HTTPError).*(?:huggingface|hf\.co|modelscope|hf-mirror)|(?:429|50[0-4]) (?:Client|Server) Error.*huggingface",
         "requests, huggingface_hub",
     ),
-    symptom_row(
+    symptom(
         "model_unsupported",
         r"Model architectures? .*(?:not supported|are not supported)|Unrecognized model in|"
         r"does not recognize this architecture|trust_remote_code ?= ?True|Unknown quantization method|"
         r"is not supported for the current GPU\. Minimum capability|[Uu]nsupported (?:model|architecture)",
         "models/registry.py, transformers",
     ),
-    symptom_row(
+    symptom(
         "model_unsupported",
         r"Tokenizer class \S+ does not exist or is not currently imported",
         "transformers",
         cure="Add --trust-remote-code when the model brings its own tokenizer, else update transformers and SGLang.",
     ),
-    symptom_row(
+    symptom(
         "model_unsupported",
         r"^KeyError: '(?:model|language_model|layers|transformer|lm_head|visual|vision)\b[\w.]*\.[\w.]*(?:weight|scale|bias|qzeros|proj)",
         "models/*.py load_weights; sglang issues 3604, 4598, 10175, 19644",
         cure="The files hold a weight that this version's model has no place for, most often of a quantisation that it does not know for"
         " this architecture: update SGLang, check --quantization, or take another quantised checkpoint.",
     ),
-    symptom_row(
+    symptom(
         "argument_error",
         r"does not match the quantization method specified|is not supported for quantization method|Cannot find the config file for \w",
         "configs/model_config.py, model_loader/loader.py",
         cure="--quantization and --dtype must fit what the checkpoint is: leave --quantization out, for config.json says it, or take the"
         " dtype that the line lists.",
     ),
-    symptom_row(
+    symptom(
         "weights_corrupt",
         r"SafetensorError|MetadataIncompleteBuffer|HeaderTooLarge|InvalidHeaderDeserialization|"
         r"Error while deserializing header|PytorchStreamReader failed|invalid load key|size mismatch for |unexpected EOF|"
         r"Missing key\(s\) in state_dict",
         "safetensors, torch",
     ),
-    symptom_row(
+    symptom(
         "weight_load_incomplete",
         r"TP rank (?P<healthy_rank>\d+) could finish the model loading, but|other ranks that didn't finish loading",
         "model_runner.py",
         AFTER,
     ),
-    symptom_row(
+    symptom(
         "parallel_size_invalid",
         r"(?:ValueError|AssertionError): .*(?:is not divisible by|not divisible by|must be divisible by|"
         r"should be (?:evenly )?divisible|(?:smaller|less|larger) than .*tp_size|block_[nk] ?= ?\d+|"
         r"assert (?=.*(?:tp|dp|pp|ep|world|parallel)_?\w*size).* % .*== 0)",
         "layers/, server_args.py",
     ),
-    symptom_row(
+    symptom(
         "argument_error",
         "AssertionError: SGLANG_CPU_OMP_THREADS_BIND is not set",
         "utils/numa_utils.py",
         cure="Set SGLANG_CPU_OMP_THREADS_BIND to the cores of each rank, as '0-15|16-31'.",
-        between=Between("0.5.3"),
+        versions=VersionRange("0.5.3"),
     ),
-    symptom_row(
+    symptom(
         "argument_error",
         _ARGPARSE,
         "argparse",
     ),
-    symptom_row(
+    symptom(
         "argument_error",
         "^ValueError: .*context_length .*is greater than the derived|"
         "is not a valid (?:ServerArgs|argument)|Unknown (?:argument|option)|No such option",
@@ -206,58 +206,58 @@ MODEL_SYMPTOMS = (
 )
 
 PORT_SYMPTOMS = (
-    symptom_row(
+    symptom(
         "dist_port_in_use",
         r"(?:dist_init_port|nccl_port|port) at (?P<port>\d+) is not available",
         "server_args.py",
-        between=Between("0.5.9"),
+        versions=VersionRange("0.5.9"),
     ),
-    symptom_row(
+    symptom(
         "dist_port_in_use",
         r"The port (?P<port>\d+) is in use, but we could not find",
         "server_args.py",
-        between=Between("0.5.9"),
+        versions=VersionRange("0.5.9"),
     ),
-    symptom_row(
+    symptom(
         "dist_port_in_use",
         r"(?:DistNetworkError|server socket has failed to (?:listen|bind)).*?port: (?P<port>\d+).*EADDRINUSE",
         "torch TCPStore",
     ),
-    symptom_row(
+    symptom(
         "dist_port_in_use",
         "(?:DistNetworkError|server socket has failed to (?:listen|bind)).*EADDRINUSE",
         "torch TCPStore",
     ),
-    symptom_row(
+    symptom(
         "dist_port_in_use",
         r"Port is already in use\. dist_init_port=(?P<port>\d+)",
         "server_args.py",
         AFTER,
-        between=Between("0.5.9"),
+        versions=VersionRange("0.5.9"),
     ),
-    symptom_row(
+    symptom(
         "port_in_use",
         r"error while attempting to bind on address \((?P<address>'[^']*'), (?P<port>\d+)[^)]*\)",
         "uvicorn, asyncio",
     ),
-    symptom_row(
+    symptom(
         "dist_port_in_use",
         r"zmq\.error\.ZMQError: Address already in use",
         "zmq endpoints of the launcher",
     ),
-    symptom_row(
+    symptom(
         "port_in_use",
         r"\[Errno 98\]|[Aa]ddress already in use",
         "errno 98",
         AFTER,
     ),
-    symptom_row(
+    symptom(
         "port_in_use",
         r"[Pp]ort (?P<port>\d+) is (?:already )?in use",
         "server_args.py",
         AFTER,
     ),
-    symptom_row(
+    symptom(
         "dist_init_timeout",
         r"DistStoreError: |Timed out after \d+ seconds waiting for clients|connectFullMesh failed|retrieving ncclUniqueId from|"
         r"Gloo .*timed out|"

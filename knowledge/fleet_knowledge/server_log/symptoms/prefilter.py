@@ -84,7 +84,7 @@ def required_texts() -> tuple[RequiredText, ...]:
     for words in _OTHER_PATTERNS:
         for text in required_literals(words):
             owners.setdefault(text, []).append((False, words))
-    for words in (row.words for table in (LOG_SYMPTOMS, WARNING_PATTERNS) for row in table):
+    for words in (row.pattern for table in (LOG_SYMPTOMS, WARNING_PATTERNS) for row in table):
         for text in required_literals(words):
             owners.setdefault(text, []).append((not is_unanchored(words), words))
     return tuple(

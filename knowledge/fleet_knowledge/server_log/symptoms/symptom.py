@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from fleet_knowledge.release import Between
+from fleet_knowledge.release import VersionRange
 
 ROOT, AFTER, ECHO, LAST = 0, 1, 2, 3
 """How near the root a wording is. ROOT explains itself, AFTER may follow from another, ECHO and LAST say only that something ended."""
@@ -18,22 +18,24 @@ class Symptom:
     """
 
     failure_class: str
-    words: re.Pattern[str]
+    pattern: re.Pattern[str]
     source: str
     distance: int = ROOT
     cure: str = ""
-    between: Between = field(default_factory=Between)
+    versions: VersionRange = field(default_factory=VersionRange)
 
 
-def symptom_row(
+def symptom(
     failure_class: str,
-    words: str,
+    pattern: str,
     source: str,
     distance: int = ROOT,
     cure: str = "",
-    between: Between | None = None,
+    versions: VersionRange | None = None,
 ) -> Symptom:
     """One line of a table; `between` are the versions of SGLang (of NCCL in its rows) that write
     so, as far as known.
     """
-    return Symptom(failure_class, re.compile(words), source, distance, cure, between or Between())
+    return Symptom(
+        failure_class, re.compile(pattern), source, distance, cure, versions or VersionRange()
+    )

@@ -65,7 +65,7 @@ def match_symptom(text: str) -> tuple[Symptom, Mapping[str, str]] | None:
     ):
         return None
     for symptom in LOG_SYMPTOMS:
-        if found := symptom.words.search(text):
+        if found := symptom.pattern.search(text):
             return symptom, {
                 name: value for name, value in found.groupdict().items() if value is not None
             }

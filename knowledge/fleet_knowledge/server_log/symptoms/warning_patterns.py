@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fleet_knowledge.release import Between
+from fleet_knowledge.release import VersionRange
 
 INFO, WARNING = "info", "warning"
 _JIT_HINT = (
@@ -27,19 +27,19 @@ class WarningPattern:
 
     code: str
     severity: str
-    words: re.Pattern[str]
+    pattern: re.Pattern[str]
     message: str
     hint: str
     source: str
     reason: str = ""
     serving_only: bool = False
-    between: Between = field(default_factory=Between)
+    versions: VersionRange = field(default_factory=VersionRange)
 
 
 def _warning_pattern(
-    code: str, severity: str, words: str, message: str, hint: str, source: str, **more: Any
+    code: str, severity: str, regex: str, message: str, hint: str, source: str, **more: Any
 ) -> WarningPattern:
-    return WarningPattern(code, severity, re.compile(words), message, hint, source, **more)
+    return WarningPattern(code, severity, re.compile(regex), message, hint, source, **more)
 
 
 WARNING_PATTERNS = (
@@ -186,7 +186,7 @@ WARNING_PATTERNS = (
         "a forward pass stood still longer than the soft watchdog allows; the server went on",
         "Look for compiles or a slow collective at that time.",
         "scheduler.py",
-        between=Between("0.5.9"),
+        versions=VersionRange("0.5.9"),
     ),
     _warning_pattern(
         "deprecated_argument",
@@ -236,6 +236,6 @@ def match_warning(text: str) -> tuple[WarningPattern, Mapping[str, str]] | None:
     ):
         return None
     for pattern in WARNING_PATTERNS:
-        if found := pattern.words.search(text):
+        if found := pattern.pattern.search(text):
             return pattern, {name: value for name, value in found.groupdict().items() if value}
     return None

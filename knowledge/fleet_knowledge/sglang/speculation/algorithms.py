@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fleet_knowledge.release import Between
+from fleet_knowledge.release import VersionRange
 
 ALIASES: Mapping[str, str] = {
     "NEXTN": "EAGLE"
@@ -28,33 +28,33 @@ class Algorithm:
     """
 
     name: str
-    versions: Between
+    versions: VersionRange
     draft: str
     source: str
-    refuses_dp_attention: Between | None = None
-    refuses_pp: Between | None = None
+    refuses_dp_attention: VersionRange | None = None
+    refuses_pp: VersionRange | None = None
     forces_one: bool = False
 
 
 # check_server_args up to 0.5.15 refuses any speculation with pp_size above 1; 0.5.23
 # validation_hook.py "currently only supports EAGLE".
-_NO_PP = Between()
+_NO_PP = VersionRange()
 
 ALGORITHMS: Mapping[str, Algorithm] = {
     row.name: row
     for row in (
-        Algorithm("EAGLE", Between("0.4.2"), "own", "0.4.3 - 0.5.23 server_args.py", refuses_pp=Between("0.4.6", "0.5.15")),
-        Algorithm("EAGLE3", Between("0.4.5"), "needed", "0.4.6.post5 - 0.5.23 server_args.py; issue 36528", refuses_pp=_NO_PP),
+        Algorithm("EAGLE", VersionRange("0.4.2"), "own", "0.4.3 - 0.5.23 server_args.py", refuses_pp=VersionRange("0.4.6", "0.5.15")),
+        Algorithm("EAGLE3", VersionRange("0.4.5"), "needed", "0.4.6.post5 - 0.5.23 server_args.py; issue 36528", refuses_pp=_NO_PP),
         Algorithm(
-            "STANDALONE", Between("0.5.2"), "needed", "0.5.3 - 0.5.23 server_args.py", refuses_dp_attention=Between(), refuses_pp=_NO_PP
+            "STANDALONE", VersionRange("0.5.2"), "needed", "0.5.3 - 0.5.23 server_args.py", refuses_dp_attention=VersionRange(), refuses_pp=_NO_PP
         ),
-        Algorithm("NGRAM", Between("0.5.2"), "none", "0.5.3 - 0.5.23 server_args.py", refuses_dp_attention=Between(), refuses_pp=_NO_PP),
+        Algorithm("NGRAM", VersionRange("0.5.2"), "none", "0.5.3 - 0.5.23 server_args.py", refuses_dp_attention=VersionRange(), refuses_pp=_NO_PP),
         Algorithm(
-            "DFLASH", Between("0.5.11"), "needed", "0.5.12 - 0.5.23 speculative_hook.py",
-            refuses_dp_attention=Between("0.5.12", "0.5.15"), refuses_pp=Between(), forces_one=True,
+            "DFLASH", VersionRange("0.5.11"), "needed", "0.5.12 - 0.5.23 speculative_hook.py",
+            refuses_dp_attention=VersionRange("0.5.12", "0.5.15"), refuses_pp=VersionRange(), forces_one=True,
         ),
-        Algorithm("DSPARK", Between("0.5.16"), "bundled", "0.5.18 - 0.5.23 speculative_hook.py", refuses_pp=Between(), forces_one=True),
-        Algorithm("UNO", Between("0.5.21"), "none", "0.5.23 speculative_hook.py", refuses_dp_attention=Between(), refuses_pp=Between()),
+        Algorithm("DSPARK", VersionRange("0.5.16"), "bundled", "0.5.18 - 0.5.23 speculative_hook.py", refuses_pp=VersionRange(), forces_one=True),
+        Algorithm("UNO", VersionRange("0.5.21"), "none", "0.5.23 speculative_hook.py", refuses_dp_attention=VersionRange(), refuses_pp=VersionRange()),
     )
 }  # fmt: skip
 
@@ -67,12 +67,12 @@ class OwnLayers:
 
     name: re.Pattern[str]
     architecture: str
-    versions: Between
+    versions: VersionRange
     source: str
 
 
 def _own_layers_row(pattern: str, architecture: str, first: str, source: str) -> OwnLayers:
-    return OwnLayers(re.compile(pattern, re.I), architecture, Between(first), source)
+    return OwnLayers(re.compile(pattern, re.I), architecture, VersionRange(first), source)
 
 
 _CONFIG = "0.5.23 configs/model_config.py: a draft architecture for the same checkpoint"

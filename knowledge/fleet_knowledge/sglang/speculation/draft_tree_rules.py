@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from fleet_knowledge.release import Between
+from fleet_knowledge.release import VersionRange
 from fleet_knowledge.server_configuration import (
     ERROR,
     WARNING,
@@ -27,10 +27,10 @@ from fleet_knowledge.sglang.speculation.resolved_arguments import (
 
 # Backends that draft a tree over pages of several tokens; any other is refused. Source:
 # server_args.py, speculative_hook.py from 0.5.13.
-_PAGED_TREES: tuple[tuple[Between, tuple[str, ...]], ...] = (
-    (Between("0.5.2", "0.5.5"), ("flashinfer",)),
-    (Between("0.5.6", "0.5.12"), ("flashinfer", "fa3")),
-    (Between("0.5.13"), ("flashinfer", "fa3", "triton")),
+_PAGED_TREES: tuple[tuple[VersionRange, tuple[str, ...]], ...] = (
+    (VersionRange("0.5.2", "0.5.5"), ("flashinfer",)),
+    (VersionRange("0.5.6", "0.5.12"), ("flashinfer", "fa3")),
+    (VersionRange("0.5.13"), ("flashinfer", "fa3", "triton")),
 )
 _BACKENDS = ("attention_backend", "decode_attention_backend", "prefill_attention_backend")
 
@@ -160,15 +160,15 @@ def _capable_backends(
     """Backends that surely can, and those that can in some version that may be ours."""
     if algorithm == "NGRAM":
         return ("flashinfer",), ("flashinfer",)
-    rows = [backends for versions, backends in _PAGED_TREES if versions.holds(config.release)] or [
-        _PAGED_TREES[-1][1]
-    ]
+    rows = [
+        backends for versions, backends in _PAGED_TREES if versions.contains(config.release)
+    ] or [_PAGED_TREES[-1][1]]
     return rows[0], rows[-1]
 
 
 def _trtllm(config: ServerConfiguration, speculation: ResolvedSpeculation) -> Iterator[RuleFinding]:
     for name in _BACKENDS:
-        versions = Between("0.5.0")
+        versions = VersionRange("0.5.0")
         severity = refusal_severity(versions, config.release)
         if (
             config.text(name) == "trtllm_mha"
@@ -197,7 +197,9 @@ def _on_cpu(config: ServerConfiguration, speculation: ResolvedSpeculation) -> It
         "UNO",
     ):
         return
-    versions = Between("0.5.3", "0.5.15") if speculation.algorithm == "NGRAM" else Between()
+    versions = (
+        VersionRange("0.5.3", "0.5.15") if speculation.algorithm == "NGRAM" else VersionRange()
+    )
     severity = refusal_severity(versions, config.release)
     if severity:
         message = f"SGLang refuses {speculation.algorithm} on a CPU{versions_suffix(versions, config.release)}"

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fleet_knowledge.release import Between, Release
+from fleet_knowledge.release import Release, VersionRange
 from fleet_knowledge.server_configuration import ServerConfiguration
 from fleet_knowledge.sglang.speculation.algorithms import (
     ALGORITHMS,
@@ -26,9 +26,9 @@ ADJUSTED_LINE = "speculative_num_draft_tokens is adjusted to speculative_num_ste
 # server_args.py: "Max running requests is reset to 48 for speculative decoding", 0.4.6 - 0.5.23 (32
 # in 0.4.4)
 REQUEST_CAP = 48
-_CAPPED = Between("0.4.4")
+_CAPPED = VersionRange("0.4.4")
 _LARGE, _SMALL = (5, 4, 8), (3, 1, 4)
-_ALL_LARGE = Between(
+_ALL_LARGE = VersionRange(
     "0.4.6", "0.4.6.post5"
 )  # auto_choose_speculative_params gives 5/4/8 to every model there
 _LARGE_FAMILIES = frozenset({"LlamaForCausalLM", "Grok1ForCausalLM"})
@@ -129,7 +129,7 @@ def _topk_with_pages(
         and topk
         and topk > 1
         and config.size("page_size") > 1
-        and Between("0.4.4", "0.4.8").holds(config.release)
+        and VersionRange("0.4.4", "0.4.8").contains(config.release)
     ):
         return 1, (Adjustment(TOPK, topk, 1, "page_size is above 1"),)
     return topk, ()
@@ -141,7 +141,7 @@ def automatic_sizes(name: str, config: ServerConfiguration) -> tuple[int, int, i
     """
     if name == "STANDALONE":
         return _SMALL
-    every = config.release is not None and _ALL_LARGE.holds(config.release)
+    every = config.release is not None and _ALL_LARGE.contains(config.release)
     return _LARGE if every or model_family(config.model_path) in _LARGE_FAMILIES else _SMALL
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from difflib import get_close_matches
 
-from fleet_knowledge.release import Between
+from fleet_knowledge.release import VersionRange
 from fleet_knowledge.server_configuration import (
     ERROR,
     INFO,
@@ -117,7 +117,7 @@ def _deepseek_v4(
     written = config.text(ALGORITHM)
     allowed = (
         ("EAGLE",)
-        if config.release and Between("0.5.12", "0.5.15").holds(config.release)
+        if config.release and VersionRange("0.5.12", "0.5.15").contains(config.release)
         else ("EAGLE", "DSPARK")
     )
     if written not in allowed:
@@ -327,8 +327,8 @@ def _overlap_scheduler(
         return
     at = "env.SGLANG_ENABLE_SPEC_V2"
     refused, removed = (
-        Between("0.5.7", "0.5.10"),
-        Between("0.5.14"),
+        VersionRange("0.5.7", "0.5.10"),
+        VersionRange("0.5.14"),
     )  # 0.5.9 server_args.py; 0.5.14 speculative_hook.py
     severity = refusal_severity(refused, config.release)
     if (
@@ -340,7 +340,7 @@ def _overlap_scheduler(
         yield RuleFinding(
             "spec_v2_topk", severity, at, message, f"unset SGLANG_ENABLE_SPEC_V2, or set {TOPK} 1"
         )
-    elif config.release and removed.holds(config.release):
+    elif config.release and removed.contains(config.release):
         message = f"SGLANG_ENABLE_SPEC_V2 has no effect in SGLang {config.release}: spec v2 always runs since 0.5.14"
         yield RuleFinding(
             "variable_without_effect",

@@ -10,10 +10,12 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from fleet_knowledge.release import Between, Release
+from fleet_knowledge.release import Release, VersionRange
 from fleet_protos.errors import ConfigError
 
-NUMA_NODE_OPTION = Between("0.5.2")  # by the wheels: absent in 0.5.1, present in 0.5.2 - 0.5.23
+NUMA_NODE_OPTION = VersionRange(
+    "0.5.2"
+)  # by the wheels: absent in 0.5.1, present in 0.5.2 - 0.5.23
 _RANGE = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?")
 _MOST_CPUS = 65536
 
@@ -113,7 +115,7 @@ def bind_cpus(
     """
     if not choice.cpus or own_nodes:
         return CpuBinding()
-    if len(choice.nodes) > 1 and version is not None and NUMA_NODE_OPTION.holds(version):
+    if len(choice.nodes) > 1 and version is not None and NUMA_NODE_OPTION.contains(version):
         return CpuBinding(words=("--numa-node", *map(str, choice.per_gpu)))
     if choice.nodes and choice.cpus == host.allowed:
         return CpuBinding()

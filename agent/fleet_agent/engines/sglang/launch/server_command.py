@@ -20,7 +20,7 @@ from fleet_agent.engines.sglang.launch.launch_environment import (
     LAUNCH_TOKEN_VARIABLE,
     server_environment,
 )
-from fleet_knowledge.release import Between, Release
+from fleet_knowledge.release import Release, VersionRange
 from fleet_protos.errors import ConfigError
 from fleet_protos.trial_types import EngineSpec, TrialSpec
 
@@ -30,7 +30,7 @@ _GANG = ("nnodes", "node_rank", "dist_init_addr")
 # Without it /metrics returns 404, and the verify steps and tokens of a run cannot be counted.
 _UNLESS_SET = {"enable_metrics": True}
 # `sglang serve`, by the wheels: absent in 0.5.4.post3, present in 0.5.5 - 0.5.23
-_SERVE = Between("0.5.5")
+_SERVE = VersionRange("0.5.5")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ def _host_command(engine: EngineSpec, place: LaunchPlace, facts: HostFacts) -> L
 
 def _serve_argv(python: str, facts: HostFacts) -> tuple[str, ...]:
     """Return `sglang serve` of the environment of that Python."""
-    if not _SERVE.holds(facts.sglang):
+    if not _SERVE.contains(facts.sglang):
         message = (
             f"SGLang {facts.sglang} of {python} has no `sglang serve`: {_SERVE.first} added it"
         )

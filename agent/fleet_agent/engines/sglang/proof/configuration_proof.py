@@ -58,7 +58,7 @@ def _gather_nccl_evidence(launched: LaunchToProve) -> NcclEvidence:
     ranks = engine.gpus * max(1, engine.gang.nodes)
     configurations: tuple[NcclConfFile, ...] = ()
     if ranks > 1 and not engine.container.image:  # a container does not see this host's files
-        release = Release.read(facts.version or installed)
+        release = Release.parse(facts.version or installed)
         home = str(Path.home())
         configurations = nccl_files.read_nccl_configurations(engine.env, release, home)
     libraries: tuple[str, ...] = ()

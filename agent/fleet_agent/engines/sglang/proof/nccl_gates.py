@@ -138,7 +138,7 @@ def _why(proved: VariableEvidence, evidence: NcclEvidence) -> str:
 def _by_sglang(name: str, value: str, info: Mapping[str, Any]) -> str:
     """Return a remark if SGLang itself writes the variable, else an empty text."""
     asked = ServerConfiguration(
-        args=info, env={name: value}, release=Release.read(str(info.get("version", "")))
+        args=info, env={name: value}, release=Release.parse(str(info.get("version", "")))
     )
     row = next((found.change for found in find_overwrites(asked) if found.sure), None)
     return (
@@ -174,7 +174,7 @@ def _check_library(evidence: NcclEvidence) -> Iterator[Gate]:
             GateEffect.FLAG,
             f"the server loaded several NCCL libraries: {', '.join(evidence.libraries)}",
         )
-    loaded, installed = Release.read(evidence.facts.version), Release.read(evidence.installed)
+    loaded, installed = Release.parse(evidence.facts.version), Release.parse(evidence.installed)
     if loaded and installed and loaded != installed:
         where = f" from {evidence.libraries[0]}" if evidence.libraries else ""
         message = (
