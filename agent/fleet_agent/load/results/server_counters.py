@@ -103,7 +103,9 @@ def add_speculation(
 def _window_accept_length(snapshots: CounterSnapshots, tokens: int) -> AcceptLength:
     grown = _counter_growth(snapshots.before, snapshots.after)
     if grown is None or not tokens or abs(grown - tokens) > _MAX_TOKEN_MISMATCH * tokens:
-        return AcceptLength(why="the window includes other requests, or the server has no counters")
+        return AcceptLength(
+            reason="the window includes other requests, or the server has no counters"
+        )
     return accept_length_from_counters(
         SpeculationCounters.from_metrics(snapshots.before),
         SpeculationCounters.from_metrics(snapshots.after),
