@@ -54,7 +54,7 @@ def find_known_change(name: str, change: ArgumentChange, version: str) -> KnownC
 def _holds(row: KnownChange, change: ArgumentChange) -> bool:
     """What is not the number that a row reckons with is not explained by it."""
     try:
-        return row.contains(change)
+        return row.holds(change)
     except (TypeError, ValueError, ZeroDivisionError):
         return False
 
