@@ -1,1 +1,1 @@
-"""Makes a job file from a launch command that somebody pasted (pure)."""
+"""Makes a job file from a pasted launch command."""

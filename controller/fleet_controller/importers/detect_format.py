@@ -1,5 +1,5 @@
-"""Owns how it is told what a pasted file is: shell text, compose file, manifest, Dockerfile,
-systemd unit, or a job; reads none.
+"""Detects what a pasted file is: shell text, a compose file, a manifest, a Dockerfile, a systemd
+unit, or a job.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ _JOB = re.compile(
 _KUBERNETES = re.compile(r"^apiVersion:\s*[\"']?(?!benchfleet)[\w./-]+", re.MULTILINE)
 _SERVICES = re.compile(r"^services:\s*(?:#.*)?$", re.MULTILINE)
 _PODS = re.compile(
-    r"^(?:kind:\s*(?:Pod|Deployment|StatefulSet|DaemonSet|LeaderWorkerSet|ReplicaSet)\b|[ \t]*(?:-[ \t]+)?containers:[ \t]*$)",
+    r"^(?:kind:\s*(?:Pod|Deployment|StatefulSet|DaemonSet|LeaderWorkerSet|ReplicaSet)\b"
+    r"|[ \t]*(?:-[ \t]+)?containers:[ \t]*$)",
     re.MULTILINE,
 )
 _FROM = re.compile(r"^[ \t]*FROM[ \t]+\S+", re.MULTILINE)
 _IMAGE_COMMAND = re.compile(r"^(?:CMD|ENTRYPOINT)\s+\S", re.MULTILINE)
 _UNIT = re.compile(r"^[ \t]*(?:\[Service\]|ExecStart[ \t]*=)", re.MULTILINE)
 _SHELL_LINE = re.compile(
-    r"^[ \t]*(?:\$ )?(?:export[ \t]+)?[A-Za-z_]\w*=|^#!.*\b(?:ba|z|da|k)?sh\b|^[ \t]*(?:sudo[ \t]+)?(?:docker|podman)[ \t]+run\b",
+    r"^[ \t]*(?:\$ )?(?:export[ \t]+)?[A-Za-z_]\w*=|^#!.*\b(?:ba|z|da|k)?sh\b"
+    r"|^[ \t]*(?:sudo[ \t]+)?(?:docker|podman)[ \t]+run\b",
     re.MULTILINE,
 )
 _FENCE = re.compile(r"\s*(?:```|~~~)")
@@ -33,8 +35,8 @@ _PROMPT = re.compile(
 
 
 def plain_text(content: str) -> str:
-    """The text with Unix line ends, without a byte-order mark, Markdown fences and prompts; lines
-    keep their numbers.
+    """Return the text with Unix line ends, without a byte-order mark, Markdown fences and prompts.
+    Line numbers stay the same.
     """
     text = (
         content.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n").replace("\0", "")
@@ -44,7 +46,9 @@ def plain_text(content: str) -> str:
 
 
 def _within_fences(text: str) -> str:
-    """Only the lines between Markdown's fences, where there are any; all others are left empty."""
+    """Return only the lines between Markdown fences, if there are any; all other lines become
+    empty.
+    """
     lines = text.split("\n")
     fences = sum(bool(_FENCE.match(line)) for line in lines)
     kept, inside = [], fences < 2
@@ -56,7 +60,7 @@ def _within_fences(text: str) -> str:
 
 
 def source_kind(text: str) -> str:
-    """What the text is; an empty text for what is none of these."""
+    """Return the kind of the text, or empty text if it is none of these."""
     if _SERVICES.search(text) and not _KUBERNETES.search(text):
         return COMPOSE
     if _PODS.search(text):
@@ -71,6 +75,6 @@ def source_kind(text: str) -> str:
 
 
 def is_importable(content: str) -> bool:
-    """True for a file that `lint` reads as a pasted launch and not as a job."""
+    """Return True for a file that `lint` reads as a pasted launch and not as a job."""
     text = plain_text(content)
     return not _JOB.search(text) and bool(source_kind(text))

@@ -1,5 +1,5 @@
-"""Owns how a server's entry point is found among words: `python -m sglang.launch_server`, `sglang
-serve`, paths, behind any wrapper.
+"""Finds the entry point of a server among the words of a command: `python -m sglang.launch_server`,
+`sglang serve` or a path, behind any wrapper.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ _OTHERS = {
 
 
 def names_a_launch(text: str) -> bool:
-    """True when somewhere in `text` SGLang's server is started, or the text looks like it."""
+    """Return True if `text` starts SGLang's server somewhere, or looks like it."""
     return bool(_LAUNCH.search(text))
 
 
 def other_program_kind(words: Sequence[SourceText]) -> str:
-    """router, bench, vllm, or an empty text: what else of a serving script the words start."""
+    """Return router, bench or vllm if the words start such a program, else empty text."""
     text = " ".join(word.text for word in words[:12])
     return next((kind for kind, pattern in _OTHERS.items() if pattern.search(text)), "")
 
 
 def find_entry(words: Sequence[SourceText]) -> EntryPoint | None:
-    """The first entry point among the words; None when they start no SGLang server."""
+    """Return the first entry point among the words, or None if they start no SGLang server."""
     for place, word in enumerate(words):
         found = _module(words, place) or _serve(words, place) or _file(words, place)
         if found:
             return found
         if re.search(r"\s", word.text) and names_a_launch(word.text):
-            return None  # a script within a word: it is read on its own
+            return None  # a script inside a word is read separately
     return None
 
 
@@ -70,7 +70,9 @@ def _module(words: Sequence[SourceText], place: int) -> EntryPoint | None:
 def _entry(
     kind: str, module: str, words: Sequence[SourceText], place: int, options_at: int
 ) -> EntryPoint:
-    """An entry by `-m`: the interpreter stands before it, with options of its own between."""
+    """Return an entry by `-m`. The interpreter comes before it, with its own options between the
+    two.
+    """
     before = place - 1
     while before >= 0 and not _is_interpreter(words[before]):
         if not _is_interpreter_option(words, before):

@@ -1,5 +1,5 @@
-"""Owns the way from what a file starts to server launches: containers and scripts within words are
-opened, other programs told.
+"""Finds the server launches among the commands of a file: looks into containers and scripts, and
+reports other programs.
 """
 
 from __future__ import annotations
@@ -26,18 +26,19 @@ from fleet_knowledge.release import Release
 
 _DEEPEST = 4
 _SILENT = frozenset({
-    "echo", "printf", "cd", "mkdir", "sleep", "wait", "true", "false", ":", "trap", "ulimit", "shopt", "kill", "pkill", "read", "exit",
-    "return", "shift", "test", "rm", "cp", "ls", "cat", "tail", "tee", "date", "let", "local", "break", "continue", "hostname", "pwd",
-    "chmod", "touch", "curl", "wget", "grep",
+    "echo", "printf", "cd", "mkdir", "sleep", "wait", "true", "false", ":", "trap", "ulimit",
+    "shopt", "kill", "pkill", "read", "exit", "return", "shift", "test", "rm", "cp", "ls", "cat",
+    "tail", "tee", "date", "let", "local", "break", "continue", "hostname", "pwd", "chmod",
+    "touch", "curl", "wget", "grep",
 })  # fmt: skip
 _MOST_REPORTED = 12
 _OTHER_PROGRAMS = {
     "router": (
         "a router is left out: a job measures one server",
-        "measure several behind a router as engine: {kind: external, url: …}",
+        "to measure several servers behind a router, write `engine: {kind: external, url: …}`",
     ),
     "bench": (
-        "a benchmark client is left out: the job's workloads say what is sent",
+        "a benchmark client is left out: the job's workloads define the requests",
         "write its load into `workloads`",
     ),
     "vllm": ("a server of another engine is left out: a job launches SGLang", ""),
@@ -45,7 +46,7 @@ _OTHER_PROGRAMS = {
 
 
 def find_launches(starts: Iterable[StartedCommand], notes: FindingCollector) -> list[ServerLaunch]:
-    """Every SGLang server that is launched; what else is started is told."""
+    """Return every SGLang server that is launched, and report what else is started."""
     found = []
     others: list[StartedCommand] = []
     for start in starts:
@@ -58,7 +59,9 @@ def find_launches(starts: Iterable[StartedCommand], notes: FindingCollector) -> 
 
 
 def _opened(start: StartedCommand, notes: FindingCollector, depth: int) -> Iterator[StartedCommand]:
-    """The start itself, or what runs in its container or in the script that one of its words holds."""
+    """Yield the command itself, or what runs in its container or in the script that one of its
+    words contains.
+    """
     if depth > _DEEPEST or not start.words:
         return
     if (
@@ -120,7 +123,7 @@ def _launch(start: StartedCommand, notes: FindingCollector) -> ServerLaunch | No
         notes.warn(
             "stray_word",
             words[0].line,
-            f"`{words[0].text[:60]}` stands before all options: it is read as --model-path",
+            f"`{words[0].text[:60]}` comes before all options: it is read as --model-path",
             "",
         )
         words = (SourceText("--model-path", words[0].line), *words)
@@ -136,13 +139,15 @@ def _launch(start: StartedCommand, notes: FindingCollector) -> ServerLaunch | No
 
 
 def image_version(image: str) -> str:
-    """The version of SGLang that an image's tag tells, or an empty text."""
+    """Return the version of SGLang in an image's tag, or empty text."""
     found = re.search(r":v?(\d+\.\d+\.\d+(?:[.-]?(?:post|rc|dev)\d+)?)", image)
     return found[1] if found else ""
 
 
 def _assumed(start: StartedCommand, notes: FindingCollector) -> EntryPoint | None:
-    """A container whose image starts the server itself, and gets only options."""
+    """Return the assumed entry point of a container that gets only options, because its image
+    starts the server.
+    """
     texts = [word.text for word in start.words]
     if (
         start.container is None
@@ -151,14 +156,14 @@ def _assumed(start: StartedCommand, notes: FindingCollector) -> EntryPoint | Non
     ):
         return None
     message = (
-        "no entry point is named: the image's own is taken to be `python3 -m sglang.launch_server`"
+        "no entry point is named: the image is assumed to start `python3 -m sglang.launch_server`"
     )
     notes.warn("entry_assumed", start.line, message, "check it with `docker inspect IMAGE`")
     return EntryPoint("launch_server", "python3 -m sglang.launch_server", None, (), 0, start.line)
 
 
 def _report_surroundings(start: StartedCommand, notes: FindingCollector) -> None:
-    """Redirections, `&`, pipes and blocks around a launch."""
+    """Report redirections, `&`, pipes and blocks around a launch."""
     for part in start.redirections:
         if part.sign not in ("<<", "<<-"):
             notes.info(
@@ -177,15 +182,13 @@ def _report_surroundings(start: StartedCommand, notes: FindingCollector) -> None
         notes.info(
             "dropped",
             start.line,
-            "the pipe behind the command is left out: the agent keeps the server's log",
+            "the pipe after the command is left out: the agent keeps the server's log",
             "",
             "pipe",
         )
     if start.within:
-        message = f"the command stands inside `{start.within[-1]}`: it is read as if it ran"
-        notes.warn(
-            "conditional", start.line, message, "check that this is the branch that you mean"
-        )
+        message = f"the command is inside a block (`{start.within[-1]}`): it is read as if it ran"
+        notes.warn("conditional", start.line, message, "check that this is the right branch")
 
 
 def _report_others(
@@ -214,7 +217,7 @@ def _report_sourced(start: StartedCommand, notes: FindingCollector) -> None:
     path = start.words[1].text if len(start.words) > 1 else ""
     if path.endswith("/bin/activate"):
         return
-    message = f"`{path[:80]}` is not read: variables that it sets are missing here"
+    message = f"`{path[:80]}` is not read, so the variables that it sets are missing"
     notes.warn(
         "not_supported",
         start.line,
@@ -225,7 +228,7 @@ def _report_sourced(start: StartedCommand, notes: FindingCollector) -> None:
 
 
 def activated_python(starts: Iterable[StartedCommand]) -> SourceText | None:
-    """The Python of the virtual environment that a script activates last."""
+    """Return the Python of the virtual environment that a script activates last, or None."""
     found = None
     for start in starts:
         texts = [word.text for word in start.words]

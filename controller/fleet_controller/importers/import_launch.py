@@ -1,5 +1,5 @@
-"""Owns the one way in for a pasted launch: text in, what it launches, the job made of it and all
-findings out. Never raises.
+"""Imports a pasted launch: returns what it launches, the job made from it, and all findings. Never
+raises.
 """
 
 from __future__ import annotations
@@ -70,11 +70,11 @@ _REPORTED_WITHOUT_LAUNCH = _ALREADY_REPORTED | {
 
 @dataclass(frozen=True, slots=True)
 class ImportedLaunch:
-    """What a pasted file came to. `job_file` is empty where no job may be made of it; no text in it
-    holds a secret.
+    """The result of importing a pasted file. `job_file` is empty if no job can be made; no text in
+    it contains a secret.
 
-    `verdict`: ok; edit (something must be filled in or changed); no_launch_command; error (it
-    cannot be told what would be launched).
+    `verdict`: ok; edit (something must be filled in or changed); no_launch_command; error (it is
+    not clear what would be launched).
     """
 
     verdict: str
@@ -83,7 +83,7 @@ class ImportedLaunch:
     findings: tuple[Finding, ...] = field(default_factory=tuple)
 
     def to_json(self) -> dict[str, Any]:
-        """The JSON of `fleetctl init --from-command --json`."""
+        """Return the JSON of `fleetctl init --from-command --json`."""
         return {
             "version": 1,
             "verdict": self.verdict,
@@ -94,14 +94,16 @@ class ImportedLaunch:
 
 
 def import_launch(content: str, file_name: str) -> ImportedLaunch:
-    """Read a shell script, a compose file, a manifest, a Dockerfile, a systemd unit or one command."""
+    """Import a shell script, a compose file, a manifest, a Dockerfile, a systemd unit or a single
+    command.
+    """
     notes = FindingCollector(file_name)
     if len(content) > LARGEST_CHARS:
         notes.error(
             "too_large",
             1,
             f"the file is larger than {LARGEST_CHARS >> 10} KiB",
-            "paste the launch alone",
+            "paste only the launch",
         )
         return ImportedLaunch(BROKEN, "", launch_json(JobDraft()), tuple(notes.found))
     text = plain_text(content)
@@ -122,14 +124,14 @@ def import_launch(content: str, file_name: str) -> ImportedLaunch:
 def _from_here_documents(
     script: Script, starts: list[StartedCommand], notes: FindingCollector
 ) -> tuple[Script, list[StartedCommand], list[ServerLaunch]]:
-    """A script that writes the launch script: the text that it writes is read instead."""
+    """Read the text that a script writes, for a script that writes the launch script."""
     for document in script.here_documents:
         inner = read_script(document.body, FindingCollector(""), document.body_line)
         if find_launches(starts_of_script(inner), FindingCollector("")):
             notes.info(
                 "here_document",
                 document.line,
-                "the launch stands in the text of a here-document: that is read",
+                "the launch is inside a here-document, whose text is read",
                 "",
             )
             inner = read_script(document.body, notes, document.body_line, script.env)
@@ -141,7 +143,7 @@ def _from_here_documents(
 def _choose_launch(
     launches: Sequence[ServerLaunch], notes: FindingCollector
 ) -> ServerLaunch | None:
-    """The one server that the job launches; the others are told."""
+    """Return the one server that the job launches, and report the others."""
     if not launches:
         return None
     first = min(launches, key=_rank)
@@ -158,14 +160,17 @@ def _choose_launch(
             )
             continue
         here = f" ({other.start.place})" if other.start.place else ""
-        message = f"a second server is launched in line {other.entry.line}{here}: a job launches one, that of line {first.entry.line}"
-        hint = "paste the one that you want to measure alone, or make the difference a factor"
+        message = (
+            f"a second server is launched in line {other.entry.line}{here}: a job launches one "
+            f"server, the one in line {first.entry.line}"
+        )
+        hint = "paste only the server that you want to measure, or make the difference a factor"
         notes.warn("several_servers", other.entry.line, message, hint)
     return first
 
 
 def _rank(launch: ServerLaunch) -> tuple[bool, int]:
-    """The first server, and of the hosts of one server the one that answers."""
+    """Sort key: the first server, and among the hosts of one server the one with rank 0."""
     rank = launch.options.get("node_rank")
     return bool(rank and rank.value not in (0, "0")), 0
 
@@ -202,12 +207,12 @@ def _not_given(unexported: Mapping[str, SourceText], launch: ServerLaunch) -> di
 def _warn_exported_late(script: Script, launch: ServerLaunch, notes: FindingCollector) -> None:
     for name, value in script.env.items() if launch.start.container is None else ():
         if name not in launch.env and value.line > _started_at(launch) and is_server_variable(name):
-            message = f"{name} is exported after the server was started: it never reaches it"
+            message = f"{name} is exported after the server starts, so the server does not get it"
             notes.warn("no_effect", value.line, message, "move it before the command", name)
 
 
 def _started_at(launch: ServerLaunch) -> int:
-    """The line of the command itself, whose first words may stand in an array further up."""
+    """Return the line of the command itself; its first words may come from an array further up."""
     return max(word.line for word in launch.start.words)
 
 
@@ -219,7 +224,7 @@ def _installed_version(text: str) -> str:
 def _block_of_variables(
     script: Script, starts: Sequence[StartedCommand], text: str, notes: FindingCollector
 ) -> JobDraft:
-    """No server is launched: the variables are what is left to carry over."""
+    """Return a draft of the variables only, because no server is launched."""
     draft = JobDraft(version=_installed_version(text))
     draft.needs["MODEL"] = None
     env = {
@@ -237,7 +242,10 @@ def _block_of_variables(
         "no launch command was found: neither `sglang serve` nor `python -m sglang.launch_server`"
     )
     if draft.env:
-        hint = "the variables are read: paste the command below them, or fill in model.path and engine.args in the job"
+        hint = (
+            "the variables are kept: paste the command below them, or fill in model.path and "
+            "engine.args in the job"
+        )
         notes.warn("no_launch_command", 1, message, hint)
     else:
         notes.error(
@@ -274,8 +282,8 @@ def _result(
 
 
 def _mask(draft: JobDraft, secrets: Iterable[str]) -> None:
-    """Secret texts that stand where no secret belongs (in a path, in a variable of another name)
-    are masked there too.
+    """Mask secret texts also where no secret belongs, such as in a path or in a variable of another
+    name.
     """
     draft.args = {name: masked(value, secrets) for name, value in draft.args.items()}
     draft.env = {
@@ -307,8 +315,8 @@ def _masked_finding(finding: Finding, secrets: Iterable[str]) -> Finding:
 def _job_findings(
     job: JobText, draft: JobDraft, file_name: str, launch: ServerLaunch | None
 ) -> Iterable[Finding]:
-    """What `lint` says of the job, at the lines of the pasted file; what must be filled in was told
-    already.
+    """Yield the findings of `lint` about the job, at the lines of the pasted file, without those
+    about values that already have a finding.
     """
     try:
         findings: Sequence[Finding] = load_job(job.text, file_name).findings
@@ -335,7 +343,7 @@ def _line_of(key: str, places: Mapping[str, int]) -> int:
 
 
 def _once(findings: Iterable[Finding]) -> list[Finding]:
-    """Findings without those that say of the same argument or variable what was said already."""
+    """Drop findings that repeat an earlier one about the same argument or variable."""
     kept: dict[tuple[str, str, int], Finding] = {}
     for finding in findings:
         kept.setdefault(
@@ -345,7 +353,7 @@ def _once(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def launch_json(draft: JobDraft) -> dict[str, Any]:
-    """What the pasted file launches, as far as it could be read; no secret is in it."""
+    """Return what the pasted file launches, as far as it could be read, without secrets."""
     model = draft.model_path.text if draft.model_path else None
     args = ({"model_path": model} if model is not None else {}) | {
         name: value for name, value in draft.args.items() if name not in draft.not_read

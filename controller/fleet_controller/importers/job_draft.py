@@ -1,4 +1,4 @@
-"""Owns what of one launch is carried into a job, and tells what is not: host, port, several hosts,
+"""Sorts one launch into what a job can express and what it cannot: host, port, several hosts,
 secrets, unknown values.
 """
 
@@ -30,24 +30,27 @@ from fleet_knowledge.sglang.parallelism import count_needed_gpus
 _DEFAULT_PORT = 30000
 _SEVERAL_HOSTS = ("nnodes", "node_rank", "dist_init_addr")
 _LEFT_OUT = {
-    "host": "the agent gives each launch its own address",
-    "port": "the agent gives each launch its own port, so that another server cannot answer in its place",
-    "nccl_port": "the agent leaves each launch its own ports",
-    "base_gpu_id": "the agent gives each launch its GPUs",
-    "gpu_id_step": "the agent gives each launch its GPUs",
-    "ssl_keyfile": "the server is reached on the host itself, without TLS",
-    "ssl_certfile": "the server is reached on the host itself, without TLS",
-    "ssl_ca_certs": "the server is reached on the host itself, without TLS",
-    "help": "it prints the options and starts nothing",
-    "numa_node": "the agent binds the server by the host's topology where engine.cpu_binding says so",
+    "host": "the agent sets the address of each launch",
+    "port": (
+        "the agent gives each launch its own port, so that another server cannot answer in its "
+        "place"
+    ),
+    "nccl_port": "each launch chooses its own ports",
+    "base_gpu_id": "the agent sets the GPUs of each launch",
+    "gpu_id_step": "the agent sets the GPUs of each launch",
+    "ssl_keyfile": "the server is used on its own host, without TLS",
+    "ssl_certfile": "the server is used on its own host, without TLS",
+    "ssl_ca_certs": "the server is used on its own host, without TLS",
+    "help": "it prints the options and does not start a server",
+    "numa_node": "with engine.cpu_binding, the agent binds the server by the host's topology",
 }
 _ARITHMETIC = "shell arithmetic"
 
 
 @dataclass(slots=True)
 class JobDraft:
-    """What the job is made of. `args` holds typed values by SGLang's names, unknown ones as the
-    text with `$NAME` in it.
+    """The content of the future job. `args` holds typed values by SGLang's names; an unknown value
+    is its text with `$NAME` in it.
     """
 
     entry: str = ""
@@ -72,7 +75,7 @@ class JobDraft:
     )  # key of the job that must be filled in → line
     not_read: set[str] = field(
         default_factory=set
-    )  # names in `args` that only hold a place in the job
+    )  # names in `args` that are placeholders in the job
     lines: dict[str, int] = field(default_factory=dict)  # args.NAME, env.NAME, model.path, … → line
 
 
@@ -82,7 +85,7 @@ def draft_job(
     python: SourceText | None,
     notes: FindingCollector,
 ) -> JobDraft:
-    """Sort one launch into what a job says and what is told instead."""
+    """Return the draft of the job, and report everything of the launch that is not carried over."""
     draft = JobDraft(
         launch.entry.kind,
         launch.entry.spelling,
@@ -108,7 +111,7 @@ def draft_job(
 
 
 def set_environment(draft: JobDraft, environment: ServerEnvironment) -> None:
-    """The variables of the server."""
+    """Set the variables of the server."""
     draft.env = dict(environment.kept)
     draft.lines.update({f"env.{name}": value.line for name, value in environment.kept.items()})
     draft.secret_names.update(environment.secret_names)
@@ -141,13 +144,13 @@ def _secret(draft: JobDraft, option: ServerOption, notes: FindingCollector) -> N
     text = str(option.value)
     draft.secret_names[option.spelling or option.name] = None
     draft.secret_texts |= {text} if is_maskable(text) else set()
-    hint = "nothing but the agent reaches the server on the host's loopback; /health is open without it"
-    message = f"{option.spelling} is a secret: it is left out of the job and written nowhere"
+    hint = "the server listens on loopback, where only its host reaches it; /health needs no key"
+    message = f"{option.spelling} is a secret: it is left out of the job and not stored"
     notes.info("secret", option.line, message, hint, f"args.{option.name}")
 
 
 def _drop_key(draft: JobDraft, launch: ServerLaunch) -> None:
-    """A variable that only holds the key of the API is of no use where the key is left out."""
+    """Drop a variable that only holds the API key, because the key itself is left out."""
     for option in launch.options.values():
         if not is_secret_option(option.name) or option.source is None:
             continue
@@ -162,12 +165,15 @@ def _drop_key(draft: JobDraft, launch: ServerLaunch) -> None:
 def _report_option(option: ServerOption, notes: FindingCollector) -> None:
     if option.name == "disaggregation_mode" and option.value in ("prefill", "decode"):
         message = (
-            f"this is the {option.value} half of a disaggregated pair: it answers no request alone"
+            f"this is the {option.value} half of a disaggregated pair: it cannot answer requests "
+            "alone"
         )
-        hint = "start the pair by hand, and measure it behind its router as engine: {kind: external, url: …}"
+        hint = (
+            "start the pair by hand, and measure its router with `engine: {kind: external, url: …}`"
+        )
         notes.error("not_supported", option.line, message, hint, f"args.{option.name}")
     elif option.name == "config":
-        message = f"options in `{str(option.value)[:80]}` are not in what was pasted"
+        message = f"the options in `{str(option.value)[:80]}` are not part of the pasted text"
         notes.warn(
             "not_supported",
             option.line,
@@ -195,11 +201,11 @@ def _several_hosts(
         option = options.get(name)
         if option is None or (name == "nnodes" and not option.is_known):
             continue
-        counted = "engine.nodes says it" if draft.hosts > 1 else "the server is on one host"
+        counted = "engine.nodes replaces it" if draft.hosts > 1 else "the server is on one host"
         why = (
             counted
             if name == "nnodes"
-            else "the agents of a server over several hosts agree on it themselves"
+            else "the agents of a server over several hosts set it themselves"
         )
         notes.info(
             "dropped",
@@ -213,7 +219,7 @@ def _several_hosts(
 def _needs(
     draft: JobDraft, launch: ServerLaunch, environment: ServerEnvironment, notes: FindingCollector
 ) -> None:
-    """Ask for every value that the file does not hold, in the order of the file."""
+    """Report every value that the file does not contain, in the order of the file."""
     for option in launch.options.values():
         if (
             option.source is None
@@ -242,7 +248,7 @@ def _ask_for_places(draft: JobDraft, notes: FindingCollector) -> None:
 
 
 def _ask_for_options(draft: JobDraft, word: SourceText, notes: FindingCollector) -> None:
-    """A variable that may hold whole options gets a place in the job that cannot be overlooked."""
+    """Add a placeholder to the job for a variable that may hold whole options."""
     name = (
         word.unknown[0].lower()
         if word.unknown and word.unknown[0].isidentifier()
@@ -252,7 +258,7 @@ def _ask_for_options(draft: JobDraft, word: SourceText, notes: FindingCollector)
     draft.unfilled[f"args.{name}"] = draft.lines[f"args.{name}"] = word.line
     draft.args[name] = _placeholder(word, name)
     draft.not_read.add(name)
-    message = f"`{word.text[:60]}` may hold more options, and the file does not say which"
+    message = f"`{word.text[:60]}` may contain more options, and the file does not show them"
     notes.error(
         "needs_value",
         word.line,
@@ -280,13 +286,16 @@ def _ask(
     elif value.unevaluated:
         kind = value.unevaluated[0]
         wanted = "the number" if kind == _ARITHMETIC else "its value"
-        message = f"{kind} in {spelling} is not worked out: `{value.text[:80]}`"
+        message = f"{kind} in {spelling} is not evaluated: `{value.text[:80]}`"
         notes.error("not_supported", value.line, message, f"write {wanted} instead", key)
     else:
         names = ", ".join(f"`${name}`" for name in value.unknown)
         settable = value.unknown[0].isidentifier()
         hint = (
-            f"set {value.unknown[0]} in the file before the command, or fill it in in the job"
+            (
+                f"set {value.unknown[0]} in the file before the command, or fill in the value in "
+                "the job"
+            )
             if settable
             else "write it into the job"
         )
@@ -302,8 +311,8 @@ def _ask(
 
 
 def _placeholder(value: SourceText, name: str) -> str:
-    """What stands in the job until it is filled in: `$NAME` as written, or a name made of the
-    option's.
+    """Return what the job contains until the value is filled in: `$NAME` as written, or a name made
+    from the option's.
     """
     return f"${{{name.upper()}}}" if value.unevaluated else value.text
 
@@ -327,7 +336,7 @@ def _gpus(
     draft.gpus = asked if is_sure else given
     if is_sure and given is not None and given < asked:
         line = environment.gpu_line or launch.start.line
-        message = f"the launch has {given} GPUs, but its parallel sizes take {asked}"
+        message = f"the launch has {given} GPUs, but its parallel sizes need {asked}"
         notes.warn(
             "gpus_mismatch", line, message, "lower tp_size, or give it more GPUs", "engine.gpus"
         )
@@ -363,7 +372,10 @@ def _model(draft: JobDraft, launch: ServerLaunch, notes: FindingCollector) -> No
         and not _is_mounted(path.text, draft.container.mounts)
     ):
         message = f"no mount brings the model `{path.text[:100]}` into the container"
-        hint = "the agent mounts the host's folder of that name; write the right one into engine.container.mounts if it lies elsewhere"
+        hint = (
+            "the agent mounts the host's folder of that name; if the model is elsewhere, write its "
+            "folder into engine.container.mounts"
+        )
         notes.warn("must_exist_on_host", path.line, message, hint, "model.path")
 
 

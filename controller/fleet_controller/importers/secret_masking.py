@@ -1,6 +1,4 @@
-"""Owns which values of a pasted file are secret, and keeps them out of everything that is written;
-stores none.
-"""
+"""Recognises secret values in a pasted file, and masks them in everything that is written."""
 
 from __future__ import annotations
 
@@ -10,7 +8,9 @@ from typing import Any
 
 MASK = "***"
 _NAME = re.compile(
-    r"(?:.*_)?(?:TOKEN|(?:API|ACCESS|SECRET|PRIVATE|SIGNING|ENCRYPTION|LICENSE|ACCOUNT|AUTH|MASTER|ADMIN)?_?KEY(?:_ID)?|APIKEY|SECRET(?:S)?|PASSWORD|PASSWD|PASS|PWD|PAT"
+    r"(?:.*_)?(?:TOKEN"
+    r"|(?:API|ACCESS|SECRET|PRIVATE|SIGNING|ENCRYPTION|LICENSE|ACCOUNT|AUTH|MASTER|ADMIN)?_?KEY"
+    r"(?:_ID)?|APIKEY|SECRET(?:S)?|PASSWORD|PASSWD|PASS|PWD|PAT"
     r"|CREDENTIALS?|AUTHORIZATION|BEARER)",
     re.IGNORECASE,
 )
@@ -21,53 +21,53 @@ _OPTION = re.compile(
 )
 _SHAPES = re.compile(
     r"\bhf_(?:(?=[A-Za-z0-9]*[A-Z0-9])[A-Za-z0-9]{8,}|[A-Za-z0-9]{20,})\b"  # Hugging Face
-    r"|\bsk-[A-Za-z0-9_-]{16,}|\bgh[pousr]_[A-Za-z0-9]{20,}|\bgithub_pat_\w{20,}|\bglpat-[\w-]{16,}|\bnvapi-[\w-]{16,}"
-    r"|\bAKIA[A-Z0-9]{16}\b|\bxox[abpr]-[\w-]{10,}|\beyJ[\w-]{10,2000}\.[\w-]{10,4000}\.[\w-]*|(?<=Bearer )[^\s'\"]{6,}"
+    r"|\bsk-[A-Za-z0-9_-]{16,}|\bgh[pousr]_[A-Za-z0-9]{20,}|\bgithub_pat_\w{20,}"
+    r"|\bglpat-[\w-]{16,}|\bnvapi-[\w-]{16,}|\bAKIA[A-Z0-9]{16}\b|\bxox[abpr]-[\w-]{10,}"
+    r"|\beyJ[\w-]{10,2000}\.[\w-]{10,4000}\.[\w-]*|(?<=Bearer )[^\s'\"]{6,}"
 )
 _LOGIN = re.compile(r"(?<=://)[^\s/:@]*:([^\s/@]+)(?=@)")
-_SHORTEST, _SURE = (
-    4,
-    8,
-    # characters: a shorter text, or a mere word (`test`, `EMPTY`), stands in too many other places to
-    # be masked there
-)
+# In characters. A shorter text, or a mere word (`test`, `EMPTY`), occurs in too many other places
+# to be masked everywhere.
+_SHORTEST, _SURE = 4, 8
 
 
 def is_secret_name(name: str) -> bool:
-    """True for a variable whose name says that its value is a secret."""
+    """Return True if the variable's name says that its value is a secret."""
     return bool(_NAME.fullmatch(name)) and name not in _NO_SECRETS
 
 
 def is_secret(name: str, value: str) -> bool:
-    """True for a variable that holds a secret: by its name, unless the value is a switch, a small
-    number or a path; or by the value.
+    """Return True if the variable holds a secret: by its name, unless the value is a switch, a
+    small number or a path; or by its value.
     """
     return (is_secret_name(name) and not _PLAIN.fullmatch(value)) or holds_secret(value)
 
 
 def is_secret_option(name: str) -> bool:
-    """True for a server option that takes a secret."""
+    """Return True if the server option takes a secret."""
     return bool(_OPTION.fullmatch(name))
 
 
 def holds_secret(text: str) -> bool:
-    """True for a text that holds something in the shape of a known kind of token, or a login in an
-    address.
+    """Return True if the text contains something in the shape of a known kind of token, or a login
+    in an address.
     """
     return bool(_SHAPES.search(text) or _LOGIN.search(text))
 
 
 def secret_texts(text: str) -> set[str]:
-    """All parts of a file that look like secrets wherever they stand: by their shape, or behind a
-    name or an option that tells.
+    """Return all parts of a file that look like secrets: by their shape, or after the name of a
+    secret variable or option.
     """
     found = set(_SHAPES.findall(text)) | set(_LOGIN.findall(text))
     for name, value in re.findall(
         r"(?<![\w-])([A-Za-z_][\w-]{0,80})[\"']?[ \t]*[=:]\s*[\"']?([^\s\"',;]+)", text
     ):
         name = name.replace("-", "_")
-        tells = is_secret_option(name) or (is_secret_name(name) and ("_" in name or name.isupper()))
-        found |= {value} if tells else set()
+        is_named = is_secret_option(name) or (
+            is_secret_name(name) and ("_" in name or name.isupper())
+        )
+        found |= {value} if is_named else set()
     for option, value in re.findall(
         r"--([\w-]+)[\"']?[=\s,]+(?:\\\s*\n\s*)?(?:-\s+)?[\"']?([^\s\"',]+)", text
     ):
@@ -80,14 +80,14 @@ def secret_texts(text: str) -> set[str]:
 
 
 def is_maskable(value: str) -> bool:
-    """True for a secret that cannot be mistaken for another word wherever it stands."""
+    """Return True if the secret cannot be mistaken for another word wherever it occurs."""
     if re.match(r"[$\\]|secret://", value):
         return False
     return len(value) >= _SURE or (len(value) >= _SHORTEST and not value.isalpha())
 
 
 def masked(value: Any, secrets: Iterable[str]) -> Any:
-    """`value` (text, list or mapping of such) with every secret text in it replaced."""
+    """Return `value` (text, list or mapping) with every secret text in it replaced."""
     longest_first = sorted(filter(is_maskable, secrets), key=len, reverse=True)
     return (
         _masked(value, re.compile("|".join(map(re.escape, longest_first))))

@@ -1,5 +1,5 @@
-"""Owns which variables of a pasted file reach the server and the job: secrets, GPUs, what the shell
-alone needs; tells the rest.
+"""Sorts the variables of a pasted file: those for the server, secrets, GPUs, and those that only
+the shell needs.
 """
 
 from __future__ import annotations
@@ -41,13 +41,16 @@ _OF_THE_SHELL = frozenset(
     }
 )
 _OF_THE_LAUNCHER = frozenset({
-    "NVIDIA_DRIVER_CAPABILITIES", "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "NODE_RANK", "NNODES", "PORT", "HOST",
+    "NVIDIA_DRIVER_CAPABILITIES", "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK",
+    "NODE_RANK", "NNODES", "PORT", "HOST",
 })  # fmt: skip
-# Names that are meant for the server even where a script forgot to export them.
+# Names that are meant for the server even if a script forgot to export them.
 _SERVER_VARIABLE = re.compile(
-    r"(?:NCCL|RCCL|SGLANG|SGL|CUDA|CUBLAS|TORCH|TORCHINDUCTOR|PYTORCH|HF|HUGGINGFACE|TRANSFORMERS|TRITON|VLLM|FLASHINFER|UCX|GLOO|OMP|MKL|KMP"
-    r"|HIP|HSA|ROCM|AITER|NVSHMEM|MC|MOONCAKE|DG|DEEPEP|TP|TOKENIZERS|XDG|PYTHON|MODELSCOPE|OPENBLAS|NVTE|IBV|FI|SAFETENSORS)_\w+"
-    r"|PYTHON\w+|LD_LIBRARY_PATH|LD_PRELOAD|http_proxy|https_proxy|HTTP_PROXY|HTTPS_PROXY|NO_PROXY|no_proxy"
+    r"(?:NCCL|RCCL|SGLANG|SGL|CUDA|CUBLAS|TORCH|TORCHINDUCTOR|PYTORCH|HF|HUGGINGFACE|TRANSFORMERS"
+    r"|TRITON|VLLM|FLASHINFER|UCX|GLOO|OMP|MKL|KMP|HIP|HSA|ROCM|AITER|NVSHMEM|MC|MOONCAKE|DG|DEEPEP"
+    r"|TP|TOKENIZERS|XDG|PYTHON|MODELSCOPE|OPENBLAS|NVTE|IBV|FI|SAFETENSORS)_\w+"
+    r"|PYTHON\w+|LD_LIBRARY_PATH|LD_PRELOAD|http_proxy|https_proxy|HTTP_PROXY|HTTPS_PROXY|NO_PROXY"
+    r"|no_proxy"
 )
 _NOT_SERVER_VARIABLES = frozenset(
     {
@@ -67,8 +70,8 @@ _OWN_CONNECTIONS = "SGLang always sets it itself (4 in 0.4.6, 8 in 0.5.9 and 0.5
 
 @dataclass(slots=True)
 class ServerEnvironment:
-    """What the server gets: `kept` name → value (`secret://NAME` for a secret); GPUs by their ids;
-    names and texts of the secrets.
+    """The variables of the server: `kept` maps a name to its value (`secret://NAME` for a secret).
+    Also the ids of its GPUs, and the names and texts of the secrets.
     """
 
     kept: dict[str, SourceText] = field(default_factory=dict)
@@ -91,13 +94,15 @@ def read_environment(
         elif is_secret(name, value.text) or value.text.startswith(SECRET):
             _secret(environment, name, value, notes)
         elif not in_container and not value.is_known and not _SERVER_VARIABLE.fullmatch(name):
-            message = f"{name} is left out: its value is not in the file, and SGLang reads nothing of that name"
+            message = (
+                f"{name} is left out: its value is not in the file, and SGLang does not read it"
+            )
             notes.info("dropped", value.line, message, "", name)
         elif name in _OF_THE_SHELL or name in _OF_THE_LAUNCHER:
             notes.info(
                 "dropped",
                 value.line,
-                f"{name} is left out: the agent gives the server its own",
+                f"{name} is left out: the agent sets it for the server",
                 "",
                 name,
             )
@@ -112,26 +117,29 @@ def unexported_server_variables(
     everything: bool = False,
     expanded: Collection[str] = (),
 ) -> dict[str, SourceText]:
-    """Variables that a script sets and does not export, but that only a server reads; all of them
-    in a file of variables.
+    """Return the variables that a script sets without exporting them although only a server reads
+    them; with `everything`, all variables (for a file that only sets variables).
 
-    One that the script itself expands is its own, unless NCCL knows the name.
+    A variable that the script itself expands belongs to the script, unless NCCL knows the name.
     """
     found = {}
     for name, value in unexported.items():
         if everything and name not in _OF_THE_SHELL:
             found[name] = value
         elif is_server_variable(name) and (name not in expanded or find_variable(name)):
-            message = f"{name} is set without `export`: in a shell the server would not see it; it is taken into the job"
+            message = (
+                f"{name} is set without `export`, so a shell would not pass it to the server; the "
+                "job includes it"
+            )
             notes.warn(
-                "not_exported", value.line, message, "export it, or take it out of the job", name
+                "not_exported", value.line, message, "export it, or remove it from the job", name
             )
             found[name] = value
     return found
 
 
 def is_server_variable(name: str) -> bool:
-    """A server reads variables of such a name."""
+    """Return True if a server reads variables of such a name."""
     return bool(_SERVER_VARIABLE.fullmatch(name)) and name not in _NOT_SERVER_VARIABLES
 
 
@@ -146,11 +154,11 @@ def _devices(
     if name.startswith("NVIDIA") and (not ids or ids[0] in ("all", "none", "void")):
         return
     environment.gpu_ids, environment.gpu_line = ids or environment.gpu_ids, value.line
-    hint = "it chooses free ones, as many as engine.gpus says"
+    hint = "it chooses free GPUs, as many as engine.gpus says"
     notes.info(
         "dropped",
         value.line,
-        f"{name}={value.text[:60]} is left out: the agent gives each launch its GPUs",
+        f"{name}={value.text[:60]} is left out: the agent sets the GPUs of each launch",
         hint,
         name,
     )
@@ -164,7 +172,7 @@ def _secret(
         environment.secret_texts.add(value.text)
     environment.kept[name] = SourceText(f"{SECRET}{name}", value.line)
     message = (
-        f"{name} is a secret: its value is written nowhere, the job names it as {SECRET}{name}"
+        f"{name} is a secret: its value is not stored, and the job refers to it as {SECRET}{name}"
     )
     notes.info(
         "secret", value.line, message, "put the value into the secrets file of each host", name
@@ -181,12 +189,15 @@ def _keep(
     own = re.compile(_SELF % {"name": re.escape(name)})
     if name in value.unknown and len(value.unknown) == 1 and value.text != f"${name}":
         value = replace(value, text=own.sub(":", value.text).strip(":"), unknown=())
-        message = f"{name} adds to the shell's own value, which the server does not inherit: `{value.text[:80]}` alone is taken"
+        message = (
+            f"{name} extends the shell's own value, which the server does not inherit: only "
+            f"`{value.text[:80]}` is kept"
+        )
         notes.warn(
             "not_inherited",
             value.line,
             message,
-            "write the whole value into the job if the rest is needed",
+            "if the server needs the rest, write the whole value into the job",
             name,
         )
     if name.endswith("PATH"):
@@ -212,6 +223,6 @@ def _keep(
             "no_effect",
             value.line,
             f"{name} has no effect: {_OWN_CONNECTIONS}",
-            "take it out: it only seems to be tuned",
+            "remove it",
             name,
         )

@@ -1,5 +1,5 @@
-"""Owns the reading of a server's options: `--flag=value`, `--flag value`, flags, lists; names and
-types as the job file has them.
+"""Reads a server's options: `--flag=value`, `--flag value`, flags and lists, with names and types
+as in the job file.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fleet_knowledge.release import Release
 from fleet_knowledge.sglang.server_arguments import is_negatable, known_arguments, resolve_name
 
 FLAG, MANY, ONE, UNKNOWN = "flag", "many", "one", ""
-NO_VALUE = "no value"  # of an option that wants one and has none
+NO_VALUE = "no value"  # of an option that needs one and has none
 _WHOLE = re.compile(r"-?(?:0|[1-9]\d{0,15})")
 _DECIMAL = re.compile(r"-?\d+\.\d+|-?\d(?:\.\d+)?e[-+]?\d{1,2}", re.IGNORECASE)
 _NUMBER = re.compile(r"-?[\d.]+(?:[eE][-+]?\d+)?")
@@ -26,7 +26,9 @@ _TEXT_OPTIONS = re.compile(
 
 
 def option_kind(name: str) -> str:
-    """flag, many or one: how many values the option takes; an empty text when that is not known."""
+    """Return how many values the option takes: flag, many or one, or empty text if that is not
+    known.
+    """
     known = known_arguments().get(name)
     if known is None:
         return FLAG if name.startswith("disable_") else UNKNOWN
@@ -36,8 +38,8 @@ def option_kind(name: str) -> str:
 def read_options(
     words: Sequence[SourceText], notes: FindingCollector, release: Release | None = None
 ) -> tuple[dict[str, ServerOption], tuple[SourceText, ...]]:
-    """Options by SGLang's names in that release, the last of each, and the words that may hold more
-    of them. Never raises.
+    """Return the options by SGLang's names in that release, the last occurrence of each, and the
+    words that may contain more options. Never raises.
     """
     found: dict[str, ServerOption] = {}
     loose: list[SourceText] = []
@@ -72,7 +74,7 @@ def _option(
     notes: FindingCollector,
     release: Release | None,
 ) -> tuple[ServerOption, int]:
-    """The option that `word` begins, and how many of the following words are its values."""
+    """Return the option that `word` begins, and how many of the following words are its values."""
     written, equals, value = word.text.partition("=")
     name = _named(written, word, notes, release)
     if name.startswith("no_") and is_negatable(name.removeprefix("no_")) and not equals:
@@ -109,15 +111,15 @@ def _taken(kind: str, following: Sequence[SourceText]) -> int:
 def _named(written: str, word: SourceText, notes: FindingCollector, release: Release | None) -> str:
     short = {"-tp": "tp_size", "-dp": "dp_size", "-pp": "pp_size", "-ep": "ep_size"}
     if not written.startswith("--"):
-        message = f"`{written[:60]}` is no option of SGLang: options start with `--`"
-        notes.warn("unknown_argument", word.line, message, f"write -{written[:60]}")
+        message = f"`{written[:60]}` is not an option of SGLang: options start with `--`"
+        notes.warn("unknown_argument", word.line, message, f"write `-{written[:60]}`")
     if "_" in written and written.startswith("--"):
-        message = f"`{written[:60]}` is spelled with `_`: SGLang's command line wants `-`"
+        message = f"`{written[:60]}` is spelled with `_`, but SGLang's command line needs `-`"
         notes.warn(
             "argument_spelling",
             word.line,
             message,
-            "the job file takes either; the command as pasted would be refused",
+            "the job file takes both spellings; the pasted command itself would be refused",
         )
     return short.get(written) or resolve_name(written, release).name
 
@@ -168,7 +170,7 @@ def _together(values: Sequence[SourceText]) -> SourceText:
 
 
 def _typed(name: str, text: str) -> Any:
-    """The value with its type, where writing it out again gives the same option."""
+    """Return the value with its type, if writing it out again gives the same option."""
     if _TEXT_OPTIONS.fullmatch(name):
         return text
     if _WHOLE.fullmatch(text) and abs(int(text)) < 1 << 53:
@@ -185,12 +187,12 @@ def _check_json(name: str, value: SourceText, line: int, notes: FindingCollector
     try:
         json.loads(value.text)
     except (ValueError, RecursionError):
-        message = f"the value of {name} starts like JSON and is none: `{value.text[:60]}`"
+        message = f"the value of {name} looks like JSON but is not valid: `{value.text[:60]}`"
         notes.warn(
             "bad_json",
             line,
             message,
-            "put the whole value in single quotes: the shell takes double quotes away",
+            "put the whole value in single quotes: the shell removes double quotes",
             f"args.{name}",
         )
 
@@ -208,24 +210,27 @@ def _stray(
         notes.warn(
             "stray_word",
             word.line,
-            "an empty word stands among the options",
+            "there is an empty word among the options",
             "remove it: SGLang refuses it",
         )
         return
-    behind = f" behind {found[next(reversed(found))].spelling}" if found else ""
-    message = f"`{word.text[:60]}` stands{behind} and belongs to no option: SGLang refuses it"
+    behind = f" after {found[next(reversed(found))].spelling}" if found else ""
+    message = f"`{word.text[:60]}`{behind} does not belong to an option: SGLang refuses it"
     notes.warn(
         "stray_word",
         word.line,
         message,
-        "remove it, or write the option that it is the value of; it is left out",
+        "it is left out; remove it, or add the option that it belongs to",
     )
 
 
 def _keep(option: ServerOption, found: dict[str, ServerOption], notes: FindingCollector) -> None:
     before = found.pop(option.name, None)
     if before is not None and before.value != option.value:
-        message = f"{option.name} is given twice ({_short(before.value)}, {_short(option.value)}): the last one wins"
+        message = (
+            f"{option.name} is given twice ({_short(before.value)}, {_short(option.value)}): the "
+            "last value wins"
+        )
         notes.warn(
             "last_wins",
             option.line,

@@ -1,6 +1,4 @@
-"""Owns the job file made of the sweep notation `bs,steps,topk,draft`: its levels and workloads.
-Judges no entry; writes no file.
-"""
+"""Makes a job file from the sweep notation `bs,steps,topk,draft`."""
 
 from __future__ import annotations
 
@@ -17,10 +15,11 @@ name: spec-sweep
 model: {{path: $MODEL}} # fill in
 engine:
   kind: sglang
-  python: python3 # fill in: a virtual environment on the host that holds SGLang
+  python: python3 # fill in: a virtual environment on the host that has SGLang
   args:
     tp_size: 8 # fill in
-    max_running_requests: {requests} # the same for all variants; with speculation SGLang takes 48 by itself
+    # The same for all variants; with speculation, SGLang's default is 48.
+    max_running_requests: {requests}
 factors:
   speculation:
 {levels}
@@ -40,14 +39,17 @@ _LEVEL = """\
 
 
 def sweep_job(points: Sequence[SweepPoint]) -> str:
-    """The job file: one level for each server that must be launched, the batch sizes as
-    concurrencies. Wrong entries make none.
+    """Return the job file: one level for each server to launch, with the batch sizes as
+    concurrencies. Invalid entries are left out.
     """
     launched = distinct_servers(points)
     batches = sorted({point.batch for point in points if not point.is_invalid})
     return _JOB.format(
         sweep=" ".join(point.text.strip() for point in points),
-        summary=f"{len(points)} entries, {len(launched)} servers to launch: the batch size is the client's alone",
+        summary=(
+            f"{len(points)} entries, {len(launched)} servers to launch: the batch size concerns "
+            "only the client"
+        ),
         requests=max(48, *batches),
         levels="".join(_levels(points, launched)).rstrip("\n"),
         baseline=level_name(launched[0]),
@@ -56,7 +58,7 @@ def sweep_job(points: Sequence[SweepPoint]) -> str:
 
 
 def level_name(point: SweepPoint) -> str:
-    """`none`, or steps, topk and draft tokens as `s3-k1-d4`."""
+    """Return `none`, or steps, topk and draft tokens such as `s3-k1-d4`."""
     return f"s{point.steps}-k{point.topk}-d{point.draft_tokens}" if point.speculates else "none"
 
 
@@ -78,6 +80,9 @@ def _levels(points: Sequence[SweepPoint], launched: Sequence[SweepPoint]) -> Ite
 
 def _entry_comments(point: SweepPoint) -> Iterator[str]:
     if point.adjusted_from is not None:
-        yield f"    # {point.text.strip()}: SGLang runs {point.draft_tokens} draft tokens, not {point.adjusted_from}\n"
+        yield (
+            f"    # {point.text.strip()}: SGLang runs {point.draft_tokens} draft tokens, not "
+            f"{point.adjusted_from}\n"
+        )
     if point.verdict:
         yield f"    # {point.text.strip()}: {point.verdict}\n"

@@ -1,5 +1,5 @@
-"""Owns what stands before a server's entry point and what is done instead: `nohup`, `numactl`,
-`torchrun`, `ssh`; maps none of it.
+"""Knows the programs that come before a server's entry point, such as `nohup`, `numactl`,
+`torchrun` and `ssh`, and what the job does instead.
 """
 
 from __future__ import annotations
@@ -11,27 +11,39 @@ from fleet_controller.importers.shell.expansion import SourceText
 from fleet_controller.yaml.finding_collector import FindingCollector
 from fleet_controller.yaml.findings import INFO, WARNING
 
-_STARTED = "the agent starts the server itself, in a session of its own"
-_PLACED = "the agent binds the server by the host's topology where engine.cpu_binding says so"
-_MANY = "a job's server is launched once on each host: SGLang starts its own processes for its GPUs"
-_PROFILED = "a profiler changes what is measured"
-_ENVIRONMENT = "write engine.python: the path of the Python of that environment on the host"
-_REMOTE = "a job names its hosts; the agent on each starts the server"
-_INSIDE = "the server is launched in a container of its own: write engine.container"
+_STARTED = "the agent starts the server itself, in its own session"
+_TIMED = "engine.ready_timeout limits the start, and the agent stops the server after the trial"
+_PLACED = "with engine.cpu_binding, the agent binds the server by the host's topology"
+_MANY = "a server is launched once on each host, and SGLang starts the processes for its GPUs"
+_PROFILED = "a profiler would change the measurement"
+_ENVIRONMENT = "write the Python of that environment on the host as engine.python"
+_REMOTE = "a job names its hosts, and the agent on each host starts the server"
+_INSIDE = "write the server's container as engine.container"
 
-# Word → severity, what is done instead. All others are left out too, and told.
+# Word → severity, what is done instead. Any other word is left out too, with a finding.
 _KNOWN: Mapping[str, tuple[str, str]] = {
-    **dict.fromkeys(("nohup", "setsid", "exec", "nice", "ionice", "stdbuf", "unbuffer", "tini"), (INFO, _STARTED)),
-    **dict.fromkeys(("dumb-init", "tmux", "screen"), (INFO, _STARTED)),
-    **dict.fromkeys(("sudo", "doas", "su", "runuser", "gosu", "chrt", "systemd-run", "systemd-cat", "command"), (INFO, _STARTED)),
+    **dict.fromkeys((
+        "nohup", "setsid", "exec", "nice", "ionice", "stdbuf", "unbuffer", "tini", "dumb-init",
+        "tmux", "screen", "sudo", "doas", "su", "runuser", "gosu", "chrt", "systemd-run",
+        "systemd-cat", "command",
+    ), (INFO, _STARTED)),
     **dict.fromkeys(("numactl", "taskset", "hwloc-bind"), (INFO, _PLACED)),
-    "timeout": (INFO, "engine.ready_timeout limits the start; the agent stops the server when the trial is over"),
-    **dict.fromkeys(("torchrun", "torch.distributed.run", "deepspeed", "accelerate"), (WARNING, _MANY)),
-    **dict.fromkeys(("srun", "mpirun", "mpiexec", "orterun", "pdsh", "parallel"), (WARNING, _MANY)),
-    **dict.fromkeys(("nsys", "ncu", "py-spy", "strace", "gdb", "perf", "valgrind", "viztracer", "rocprof"), (WARNING, _PROFILED)),
-    **dict.fromkeys(("conda", "mamba", "micromamba", "uv", "uvx", "poetry", "pixi", "pipenv", "hatch", "module"), (WARNING, _ENVIRONMENT)),
+    "timeout": (INFO, _TIMED),
+    **dict.fromkeys((
+        "torchrun", "torch.distributed.run", "deepspeed", "accelerate", "srun", "mpirun",
+        "mpiexec", "orterun", "pdsh", "parallel",
+    ), (WARNING, _MANY)),
+    **dict.fromkeys((
+        "nsys", "ncu", "py-spy", "strace", "gdb", "perf", "valgrind", "viztracer", "rocprof",
+    ), (WARNING, _PROFILED)),
+    **dict.fromkeys((
+        "conda", "mamba", "micromamba", "uv", "uvx", "poetry", "pixi", "pipenv", "hatch", "module",
+    ), (WARNING, _ENVIRONMENT)),
     **dict.fromkeys(("ssh", "sshpass", "ray"), (WARNING, _REMOTE)),
-    **dict.fromkeys(("docker", "podman", "nerdctl", "kubectl", "singularity", "apptainer", "enroot", "docker-compose"), (WARNING, _INSIDE)),
+    **dict.fromkeys((
+        "docker", "podman", "nerdctl", "kubectl", "singularity", "apptainer", "enroot",
+        "docker-compose",
+    ), (WARNING, _INSIDE)),
     **dict.fromkeys(("env", "bash", "sh", "zsh", "dash", "ksh", "eval"), (INFO, "")),
 }  # fmt: skip
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
@@ -41,7 +53,7 @@ _TAKES_ASSIGNMENTS = frozenset(
 
 
 def report_wrappers(words: Sequence[SourceText], notes: FindingCollector) -> None:
-    """Say of each program before the entry point what becomes of it."""
+    """Report each program before the entry point, with what the job does instead."""
     reported: set[str] = set()
     for place, word in enumerate(words):
         name = word.text.rpartition("/")[2]
@@ -50,8 +62,8 @@ def report_wrappers(words: Sequence[SourceText], notes: FindingCollector) -> Non
         if not severity or not instead or name in reported or is_option_value:
             continue
         reported.add(name)
-        tell = notes.warn if severity == WARNING else notes.info
-        tell("dropped", word.line, f"`{name}` is left out: {instead}", "", name)
+        report = notes.warn if severity == WARNING else notes.info
+        report("dropped", word.line, f"`{name}` is left out: {instead}", "", name)
     first = words[0] if words else None
     if (
         first
@@ -62,14 +74,14 @@ def report_wrappers(words: Sequence[SourceText], notes: FindingCollector) -> Non
         notes.warn(
             "dropped",
             first.line,
-            f"what stands before the server's command is left out: `{first.text[:60]}`",
+            f"the words before the server's command are left out: `{first.text[:60]}`",
             _STARTED,
             "wrapper",
         )
 
 
 def variables_of(words: Sequence[SourceText]) -> dict[str, SourceText]:
-    """Variables that `env`, `sudo` or `mpirun -x` give to the command behind them."""
+    """Return the variables that `env`, `sudo` or `mpirun -x` give to the command after them."""
     names = {word.text.rpartition("/")[2] for word in words}
     found: dict[str, SourceText] = {}
     for word in words if names & _TAKES_ASSIGNMENTS else ():
@@ -82,7 +94,7 @@ def variables_of(words: Sequence[SourceText]) -> dict[str, SourceText]:
 
 
 def removed_by(words: Sequence[SourceText]) -> tuple[str, ...]:
-    """Variables that `env -u NAME` takes away."""
+    """Return the variables that `env -u NAME` removes."""
     texts = [word.text for word in words]
     if "env" not in {text.rpartition("/")[2] for text in texts}:
         return ()

@@ -1,5 +1,5 @@
-"""Owns the text of the job file that is made of a pasted launch, and which line of the pasted file
-each of its keys comes from.
+"""Writes the job file of a pasted launch, and records which line of the pasted file each key comes
+from.
 """
 
 from __future__ import annotations
@@ -26,13 +26,15 @@ _MOST_LISTED = 24
 
 @dataclass(slots=True)
 class JobText:
-    """The file while it is written: its lines, and key of the job → line of the pasted file."""
+    """The job file while it is written: its lines, and a map from keys of the job to lines of the
+    pasted file.
+    """
 
     lines: list[str] = field(default_factory=list)
     places: dict[str, int] = field(default_factory=dict)
 
     def add(self, depth: int, text: str, key: str = "", place: int = 0) -> None:
-        """One line; `key` and `place` say where it came from."""
+        """Add one line; `key` and `place` say where it comes from."""
         self.lines.append(f"{'  ' * depth}{text}")
         if key and place:
             self.places[key] = place
@@ -44,8 +46,8 @@ class JobText:
 
 
 def write_job(draft: JobDraft, source: str, findings: Sequence[Finding]) -> JobText:
-    """The commented job file. `told`: what was found in the pasted file, for the comment at its
-    head.
+    """Return the commented job file. The comment at its head lists `findings` of the pasted
+    file.
     """
     made = JobText()
     _head(made, draft, source, findings)
@@ -62,7 +64,7 @@ def _head(made: JobText, draft: JobDraft, source: str, findings: Sequence[Findin
     made.add(0, "# The reference is docs/user/job-file.md.")
     listed = [finding for finding in findings if finding.code in _LISTED_CODES]
     if listed:
-        made.add(0, "# Not carried over as it stood:")
+        made.add(0, "# Not carried over unchanged:")
     for finding in listed[:_MOST_LISTED]:
         made.add(0, f"#   line {finding.line}: {comment_text(finding.message)}")
     made.add(0, "apiVersion: benchfleet/v1")
@@ -137,7 +139,9 @@ def _container(made: JobText, draft: JobDraft, container: LaunchContainer) -> No
                 container.line,
             )
     if container.mounts:
-        made.add(2, "mounts: # inside: on the host", "engine.container.mounts", container.line)
+        made.add(
+            2, "mounts: # path inside: path on the host", "engine.container.mounts", container.line
+        )
         for inside, host in container.mounts.items():
             made.add(
                 3,
@@ -166,17 +170,17 @@ def _section(
 
 def _fill_in_comment(draft: JobDraft, key: str) -> str:
     line = draft.unfilled.get(key)
-    return "" if line is None else f" # fill in: line {line} of the pasted file holds no value"
+    return "" if line is None else f" # fill in: line {line} of the pasted file has no value"
 
 
 def is_speculation(name: str, draft: JobDraft) -> bool:
-    """True for an argument that belongs to the factor `speculation`."""
+    """Return True if the argument belongs to the factor `speculation`."""
     return name.startswith("speculative_") and bool(draft.args.get("speculative_algorithm"))
 
 
 def is_factor(name: str) -> bool:
-    """True for a variable that belongs to the factor `nccl`: it tunes, rather than logs or names
-    the host's devices.
+    """Return True if the variable belongs to the factor `nccl`: it tunes, and does not control
+    logging or name the host's devices.
     """
     return name.startswith(("NCCL_", "RCCL_")) and not _IN_ENGINE.fullmatch(name)
 
@@ -189,7 +193,13 @@ def _factors(made: JobText, draft: JobDraft) -> None:
     if not speculation and not nccl:
         return
     made.add(0, "")
-    made.add(0, "# Every combination of levels is a variant: does what was pasted pay off?")
+    made.add(
+        0,
+        (
+            "# Every combination of levels is a variant: this compares the pasted settings with "
+            "the defaults."
+        ),
+    )
     made.add(0, "factors:")
     if speculation:
         made.add(1, "speculation:")
@@ -202,7 +212,7 @@ def _factors(made: JobText, draft: JobDraft) -> None:
         made.add(2, "as-given:")
         _section(made, 3, "env", nccl, draft, "factors.nccl.as-given")
     made.add(0, "")
-    made.add(0, "# What all others are compared with.")
+    made.add(0, "# The variant that all others are compared with.")
     made.add(0, "baseline:")
     for name, level in (
         ("speculation", "none" if speculation else ""),
@@ -213,8 +223,8 @@ def _factors(made: JobText, draft: JobDraft) -> None:
 
 
 def memory_size(written: str) -> str:
-    """A size as docker takes it, of what compose and Kubernetes take too: `10gb`, `1.5 GiB`,
-    `16Gi`; anything else as it stands.
+    """Return a size in docker's spelling, from docker's, compose's or Kubernetes' (`10gb`, `1.5
+    GiB`, `16Gi`); anything else unchanged.
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([bkmgt]?)i?b?", written.strip().lower())
     if not found:
@@ -226,7 +236,7 @@ def memory_size(written: str) -> str:
 
 
 def job_name(model: str) -> str:
-    """A job's name made of a model's: small letters, digits and dashes."""
+    """Return a job name made from a model's name: lower-case letters, digits and dashes."""
     base = (
         re.sub(r"[^a-z0-9]+", "-", model.rstrip("/").rpartition("/")[2].lower())
         .strip("-")[:40]
@@ -236,7 +246,7 @@ def job_name(model: str) -> str:
 
 
 def yaml_value(value: Any) -> str:
-    """A typed value as YAML."""
+    """Return a typed value as YAML."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, list):
@@ -250,7 +260,7 @@ def _number(value: float) -> str:
 
 
 def yaml_scalar(value: str) -> str:
-    """A text as a YAML 1.2 scalar that reads back as the same text."""
+    """Return a text as a YAML 1.2 scalar that reads back as the same text."""
     if _PLAIN.fullmatch(value) and value.lower() not in _WORDS:
         return value
     quoted = json.dumps(value, ensure_ascii=False)
@@ -269,5 +279,5 @@ def _escaped(char: str) -> str:
 
 
 def comment_text(words: str) -> str:
-    """A text that can stand behind `#`."""
+    """Return the text in a form that can follow `#`."""
     return "".join(char if char.isprintable() else " " for char in words)[:200]

@@ -14,7 +14,7 @@ _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(?:\[[^\]]*\])?(\+?)=")
 
 
 def builds_on(old: ShellVariable, new: ShellVariable) -> bool:
-    """`PATH=/x:$PATH` changes a value, and does not contradict it."""
+    """Return True for `PATH=/x:$PATH`, which extends a value and does not contradict it."""
     return (
         bool(old.value.text)
         and old.value.text in new.value.text
@@ -23,6 +23,7 @@ def builds_on(old: ShellVariable, new: ShellVariable) -> bool:
 
 
 def append_value(old: ShellVariable, new: ShellVariable) -> ShellVariable:
+    """Return the variable after `NAME+=value`."""
     if old.items is not None or new.items is not None:
         before = old.items if old.items is not None else (old.value,)
         return replace(old, items=before + (new.items if new.items is not None else (new.value,)))
@@ -37,11 +38,12 @@ def append_value(old: ShellVariable, new: ShellVariable) -> ShellVariable:
 
 
 def is_conditional(command: Command) -> bool:
+    """Return True for a command inside a block or after `||`."""
     return bool(command.within) or command.before == "||"
 
 
 def parse_assignment(word: Word) -> tuple[str, bool, Word] | None:
-    """(name, whether it appends, the value) of `NAME=value`; None for any other word."""
+    """Return (name, whether it appends, the value) of `NAME=value`, or None for any other word."""
     if not word.pieces or word.pieces[0].quoted or word.pieces[0].kind != TEXT:
         return None
     found = _ASSIGNMENT.match(word.pieces[0].content)

@@ -1,5 +1,5 @@
-"""Owns the variables of a script while it is read and the expansion of words by them; unknown ones
-stay `$NAME`. Runs nothing.
+"""The variables of a script while it is read, and the expansion of words with them. Unknown
+variables stay `$NAME`.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from fleet_controller.yaml.finding_collector import FindingCollector
 
 _PARAMETER = re.compile(r"([!#])?([A-Za-z_]\w*|\d+|[@*#?$!-])(\[[^\]]*\])?(.*)", re.DOTALL)
 _NAME = re.compile(r"[A-Za-z_]\w*")
-_LONGEST = 1 << 16  # characters of one word: variables that multiply end here
+_LONGEST = 1 << 16  # characters of one word: the limit for variables that multiply
 _MOST_FIELDS = 4096
 _MOST_NESTED = 20  # `${A:-${B:-…}}`
 
 
 @dataclass(frozen=True, slots=True)
 class SourceText:
-    """A word as the command would get it. Names in `unknown` stand in `text` as `$NAME`;
-    `unevaluated` says what was not worked out.
+    """A word as the command would get it. Names in `unknown` appear in `text` as `$NAME`;
+    `unevaluated` names the kinds of expansion that were not evaluated.
 
-    `is_open`: all of it is an unknown variable without quotes, so it may be no word at all or
-    several. `is_quoted`: it brings its own quotes from a default (`${NAME:-"a b"}`), so it is not
+    `is_open`: the whole text is an unknown variable without quotes, so it may become no word or
+    several. `is_quoted`: a default brings its own quotes (`${NAME:-"a b"}`), so the text is not
     split.
     """
 
@@ -45,15 +45,13 @@ class SourceText:
 
     @property
     def is_known(self) -> bool:
-        """True when `text` is what the command would get."""
+        """Whether `text` is what the command would get."""
         return not self.unknown and not self.unevaluated
 
 
 @dataclass(frozen=True, slots=True)
 class ShellVariable:
-    """One variable: its value, or the items of an array; where it was set, and whether commands get
-    it.
-    """
+    """One variable: its value, or the items of an array, and whether commands get it."""
 
     value: SourceText
     items: tuple[SourceText, ...] | None = None
@@ -63,15 +61,15 @@ class ShellVariable:
 
 @dataclass(slots=True)
 class ShellVariables:
-    """All variables at one moment of the script."""
+    """All variables at one point of the script."""
 
     notes: FindingCollector
     known: dict[str, ShellVariable] = field(default_factory=dict)
-    positional: tuple[SourceText, ...] | None = None  # inside a function that was called
+    positional: tuple[SourceText, ...] | None = None  # of the function call that is being read
     reported_defaults: set[str] = field(default_factory=set)
 
     def expand(self, word: Word) -> list[SourceText]:
-        """The arguments that one word becomes: none, one or several."""
+        """Return the arguments that one word becomes: none, one or several."""
         if word.items is not None:
             return [self.join(word)]
         made: list[SourceText] = []
@@ -83,12 +81,12 @@ class ShellVariables:
         return made[:_MOST_FIELDS]
 
     def join(self, word: Word) -> SourceText:
-        """The word as one argument, as in an assignment, where nothing is split."""
+        """Return the word as one argument, as in an assignment, where nothing is split."""
         parts = [_joined(self._parts(piece, word.line), word.line) for piece in word.pieces]
         return _joined(parts, word.line, "")
 
     def expand_all(self, words: Iterable[Word]) -> list[SourceText]:
-        """The arguments of several words."""
+        """Return the arguments of several words."""
         made: list[SourceText] = []
         for word in words:
             made.extend(self.expand(word))
@@ -136,7 +134,7 @@ class ShellVariables:
         return [replace(value, is_open=value.is_open and not quoted) for value in values]
 
     def _values(self, name: str, index: str | None, line: int) -> list[SourceText] | None:
-        """What the variable holds; None when that is not known."""
+        """Return the values of the variable, or None if it is unknown."""
         if name in ("@", "*"):
             return list(self.positional) if self.positional is not None else None
         if name.isdigit():
@@ -180,16 +178,19 @@ class ShellVariables:
             and name not in self.reported_defaults
         ):
             self.reported_defaults.add(name)
-            message = f"`{name}` is not set in the file: its default is taken"
+            message = f"`{name}` is not set in the file: its default is used"
             self.notes.info(
-                "default_taken", line, message, f"set {name} before if you use another value"
+                "default_taken",
+                line,
+                message,
+                f"set {name} before the command if you use another value",
             )
         if "=" in sign:
             self.known[name] = ShellVariable(value)
         return value
 
     def _default(self, text: str, line: int) -> SourceText:
-        """The text behind `:-`, with its own variables expanded and its quotes taken away."""
+        """Return the text after `:-`, with its variables expanded and its quotes removed."""
         tokens = (
             tokens_of(text, FindingCollector(""), line)
             if text.count("${") < _MOST_NESTED
@@ -205,8 +206,8 @@ class ShellVariables:
 def _append(
     made: list[SourceText], open_field: SourceText | None, parts: Sequence[SourceText], quoted: bool
 ) -> SourceText | None:
-    """Adds the parts of one piece to the field that is open, splitting at blanks where nothing is
-    quoted; the new open field.
+    """Add the parts of one piece to the open field, splitting at blanks where nothing is quoted.
+    Return the new open field.
     """
     for number, part in enumerate(parts):
         if number and open_field is not None:  # each item of "${A[@]}" is a word of its own
@@ -242,7 +243,7 @@ def _joined(parts: Sequence[SourceText], line: int, between: str = " ") -> Sourc
 
 
 def _part_of(name: str, values: list[SourceText], operation: str) -> list[SourceText]:
-    """`${A[@]:1}` and `${@:2:3}`; empty for any other operation."""
+    """Return the slice of `${A[@]:1}` or `${@:2:3}`; empty for any other operation."""
     part = re.fullmatch(r":\s*(\d{1,4})(?::(\d{1,4}))?", operation)
     if not part:
         return []
@@ -251,8 +252,8 @@ def _part_of(name: str, values: list[SourceText], operation: str) -> list[Source
 
 
 def _changed(name: str, value: SourceText, operation: str) -> list[SourceText]:
-    """`${NAME##*/}` and the like: the cuts that scripts make of a path; any other operation is not
-    worked out.
+    """Evaluate the usual cuts of a path, such as `${NAME##*/}`. Any other operation stays
+    unevaluated.
     """
     cuts = {
         "##*/": value.text.rpartition("/")[2],

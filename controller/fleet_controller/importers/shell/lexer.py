@@ -1,6 +1,4 @@
-"""Owns the way from shell text to words and operators with their lines, by POSIX's rules of
-quoting; expands nothing and runs nothing.
-"""
+"""Splits shell text into words and operators with their lines, by POSIX's quoting rules."""
 
 from __future__ import annotations
 
@@ -49,8 +47,8 @@ _TYPOGRAPHIC = {
 
 
 def tokens_of(text: str, notes: FindingCollector, first_line: int = 1) -> list[Token]:
-    """All tokens of `text`. Never raises: what is wrong is noted, with its line, and the rest is
-    read as its writer meant it.
+    """Return all tokens of `text`. Never raises: problems are reported with their line, and the
+    rest is read as its author meant it.
     """
     return _Lexer(text, notes, first_line).read()
 
@@ -96,8 +94,8 @@ class _Lexer:
         self._at = len(self._text) if end < 0 else end
 
     def _continues(self) -> bool:
-        """Takes a backslash that is meant to continue the line, at the start of a word; says so
-        when it does not.
+        """Consume a backslash that is meant to continue the line, at the start of a word, and
+        report one that does not.
         """
         if self._text[self._at] != "\\":
             return False
@@ -117,12 +115,12 @@ class _Lexer:
         return True
 
     def _end_line_after_backslash(self, end: int) -> None:
-        """The line goes on in the next one, whatever stood behind the backslash: that is what its
-        writer meant.
+        """Continue in the next line, whatever comes after the backslash, because its author meant
+        that.
         """
         if end >= len(self._text):
             message = f"line {self._line} ends with `\\`, and nothing follows"
-            hint = "was the rest of the command cut off? Paste it too, or remove the `\\`"
+            hint = "paste the rest of the command too, or remove the `\\`"
             self._notes.warn("trailing_backslash", self._line, message, hint)
         self._at = min(end + 1, len(self._text))
         self._line += 1
@@ -137,8 +135,11 @@ class _Lexer:
             message = f"text after `\\` in line {line}: the command ends there{split}"
             hint = "remove the comment: `\\` must be the last character of the line"
         else:
-            message = f"text after `\\` in line {line}: it continues no line there, it makes the blank part of the next word"
-            hint = "remove the `\\`, or start a new line behind it"
+            message = (
+                f"text after `\\` in line {line}: there it does not continue the line, but makes "
+                "the blank part of the next word"
+            )
+            hint = "remove the `\\`, or start a new line after it"
         self._notes.error("text_after_continuation", line, message, hint)
 
     def _next_line_text(self) -> str:
@@ -189,7 +190,10 @@ class _Lexer:
                 lines.extend([] if closed else [line])
             opened = self._tokens[place]
             if not closed:
-                message = f"the text after `<< {delimiter[:40]}` has no line `{delimiter[:40]}` that ends it"
+                message = (
+                    f"the text after `<< {delimiter[:40]}` has no line `{delimiter[:40]}` that "
+                    "ends it"
+                )
                 self._notes.warn("here_document_open", opened.line, message)
             self._tokens[place] = Operator("<<", opened.line, "\n".join(lines), first)
 
@@ -219,8 +223,8 @@ class _Lexer:
         )
 
     def _as_typed(self, word: Word) -> Word:
-        """The word with the dashes that its writer typed, and a finding, where a word processor
-        changed them.
+        """Return the word with the dashes that its author typed, and report characters that a word
+        processor changed.
         """
         text = "".join(
             piece.content for piece in word.pieces if piece.kind == TEXT and not piece.quoted
@@ -229,7 +233,7 @@ class _Lexer:
         if wrong and (wrong not in "–—" or text[0] in "–—"):
             name = "a no-break space" if wrong == "\u00a0" else f"`{wrong}`"
             message = (
-                f"{name} in `{text[:40]}` comes from a word processor: a shell takes it as a letter"
+                f"{name} in `{text[:40]}` comes from a word processor: a shell reads it as a letter"
             )
             self._notes.error("typographic", word.line, message, f"write {_TYPOGRAPHIC[wrong]}")
             if wrong in "–—":
@@ -356,8 +360,8 @@ class _Lexer:
         )
 
     def _until_closed(self, close: str) -> str:
-        """The text up to the bracket that closes an expansion, with brackets and quotes inside it
-        balanced.
+        """Return the text up to the bracket that closes an expansion, with nested brackets and
+        quotes balanced.
         """
         start, depth, first_line = self._at, 0, self._line
         opening = {")": "(", "))": "(", "}": "{"}.get(close, "")
@@ -376,7 +380,7 @@ class _Lexer:
         return self._text[start:]
 
     def _skip_inside(self, char: str, close: str) -> None:
-        """One character, or a whole quoted text, inside an expansion."""
+        """Skip one character, or a whole quoted text, inside an expansion."""
         self._line += char == "\n"
         self._at += 1
         if char == "\\":

@@ -10,8 +10,8 @@ from fleet_controller.yaml.finding_collector import FindingCollector
 
 
 def join_lost_lines(tokens: Sequence[Token], notes: FindingCollector) -> list[Token]:
-    """A line that starts with an option belongs to the command above it: some `\\` was lost, or a
-    comment stands between the two.
+    r"""Join a line that starts with an option to the command above it: its `\` was lost, or a
+    comment is between the two.
     """
     kept: list[Token] = []
     in_array = False
@@ -49,6 +49,9 @@ def _is_newline(token: Token) -> bool:
 
 def _report_lost_line(word: Word, kept: Sequence[Token], notes: FindingCollector) -> None:
     last = next(token.line for token in reversed(kept) if isinstance(token, Word))
-    message = f"line {word.line} starts with `{word.bare[:40]}`: the command ends in line {last}, and this would be a separate command"
-    hint = f"end line {last} with `\\`, and leave no comment and no empty line between the two"
+    message = (
+        f"line {word.line} starts with `{word.bare[:40]}`: the command ends in line {last}, and "
+        "this would be a separate command"
+    )
+    hint = f"end line {last} with `\\`, without a comment or an empty line between the two"
     notes.error("continuation_missing", word.line, message, hint)

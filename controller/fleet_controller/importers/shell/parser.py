@@ -1,6 +1,4 @@
-"""Owns the way from shell tokens to simple commands and what stands around them (blocks, functions,
-redirections); expands nothing.
-"""
+"""Parses shell tokens into simple commands with their blocks, functions and redirections."""
 
 from __future__ import annotations
 
@@ -27,7 +25,9 @@ _FUNCTION = re.compile(r"[A-Za-z_][\w.-]*")
 
 @dataclass(frozen=True, slots=True)
 class Redirection:
-    """What a command reads or writes instead of the terminal; `body` is a here-document's text."""
+    """What a command reads from or writes to instead of the terminal. `body` is the text of a
+    here-document.
+    """
 
     sign: str
     line: int
@@ -37,14 +37,14 @@ class Redirection:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A simple command as it was written. `within` holds the kinds of the blocks around it (`if`,
-    `for`, …), outermost first.
+    """A simple command as written. `within` lists the kinds of the blocks around it (`if`, `for`,
+    …), outermost first.
     """
 
     words: tuple[Word, ...]
     line: int
     redirections: tuple[Redirection, ...] = ()
-    end: str = "\n"  # the operator behind it
+    end: str = "\n"  # the operator after it
     before: str = "\n"  # the operator before it
     within: tuple[str, ...] = ()
     is_condition: bool = False
@@ -60,7 +60,7 @@ class _Open:
 
 
 def commands_of(tokens: Sequence[Token], notes: FindingCollector) -> list[Command]:
-    """All simple commands in the order of the file, those in blocks and functions too."""
+    """Return all simple commands in file order, including those in blocks and functions."""
     return _Parser(tokens, notes).read()
 
 
@@ -71,8 +71,8 @@ class _Parser:
         self._at = 0
         self._commands: list[Command] = []
         self._blocks: list[tuple[str, int]] = []  # kind, line
-        self._braces: list[str] = []  # of each open `{`: the function that it is the body of, or ""
-        self._awaits_body = ""  # the name of a function whose `{` has not come yet
+        self._braces: list[str] = []  # for each open `{`: the function whose body it is, or ""
+        self._awaits_body = ""  # the name of a function whose `{` is still expected
         self._is_condition = False
         self._before = "\n"
         self._open = _Open()
@@ -90,7 +90,7 @@ class _Parser:
         self._end("\n")
         for kind, line in self._blocks:
             message = f"the `{kind}` of line {line} is never closed with `{_OPENS[kind]}`"
-            self._notes.warn("block_open", line, message, "was the end cut off?")
+            self._notes.warn("block_open", line, message, "check whether the end was cut off")
         return self._commands
 
     def _operator(self, token: Operator) -> None:
@@ -129,7 +129,7 @@ class _Parser:
         )
 
     def _keyword(self, word: Word) -> bool:
-        """Takes a reserved word at the start of a command."""
+        """Handle a reserved word at the start of a command. Return False if it is not one."""
         bare = word.bare
         if bare in ("{", "}"):
             self._brace(bare)
@@ -196,7 +196,7 @@ class _Parser:
             self._commands.append(replace(self._command(tuple(head), line), loop=True))
 
     def _skip_pattern(self) -> None:
-        """The pattern of a branch of `case`, up to its `)`."""
+        """Skip the pattern of a branch of `case`, up to its `)`."""
         start = self._at
         while self._at < len(self._tokens):
             token = self._tokens[self._at]

@@ -1,5 +1,5 @@
-"""Owns the walk through a script's commands: assignments, exports, functions, blocks; yields what
-each command would get. Runs nothing.
+"""Walks through the commands of a script (assignments, exports, functions, blocks) and returns what
+each command would get.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _DECLARES = frozenset({"export", "declare", "typeset", "local", "readonly"})
 _TESTS = frozenset({"[", "[[", "test"})
 _SHELLS = frozenset({"bash", "sh", "dash", "zsh", "ksh"})
 _DEEPEST = 8
-_MOST_STEPS = 20_000  # commands that are walked through
+_MOST_STEPS = 20_000  # commands to walk through at most
 
 
 @dataclass(frozen=True, slots=True)
 class ScriptCommand:
-    """One command as it would be run: its words, and the variables that it gets by `export` and by
-    words before it.
+    """One command as it would run: its words, and its variables from `export` and from the words
+    before it.
     """
 
     words: tuple[SourceText, ...]
@@ -45,15 +45,15 @@ class ScriptCommand:
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """All that a script does as far as it can be read: its commands, and its variables at the end."""
+    """Everything that a script does, as far as it can be read: its commands, and its variables at
+    the end.
+    """
 
     runs: tuple[ScriptCommand, ...]
     env: Mapping[str, SourceText]
     unexported: Mapping[str, SourceText]
     here_documents: tuple[Redirection, ...]
-    assigned: tuple[
-        tuple[str, str], ...
-    ] = ()  # every value that a variable had, to know the secret ones
+    assigned: tuple[tuple[str, str], ...] = ()  # every value of every variable, to find secrets
 
 
 def read_script(
@@ -62,7 +62,7 @@ def read_script(
     first_line: int = 1,
     given: Mapping[str, SourceText] | None = None,
 ) -> Script:
-    """Read shell text. `given`: variables that exist before its first line. Never raises."""
+    """Read shell text. `given` are variables that exist before its first line. Never raises."""
     walk = _ScriptWalker(notes)
     for name, value in (given or {}).items():
         walk.variables.known[name] = ShellVariable(value, exported=True)
@@ -96,7 +96,7 @@ class _ScriptWalker:
         )
 
     def text(self, text: str, first_line: int, depth: int) -> None:
-        """Walk through `text`, as if it stood in the script here."""
+        """Walk through `text` as if it were at this point of the script."""
         self._walk(
             commands_of(
                 join_lost_lines(tokens_of(text, self.notes, first_line), self.notes), self.notes
@@ -105,7 +105,9 @@ class _ScriptWalker:
         )
 
     def finish(self) -> None:
-        """Functions that nothing called are read as if something did: a file may hold only them."""
+        """Read functions that nothing calls as if something did, because a file may contain only
+        functions.
+        """
         for name, body in list(self._functions.items()):
             if name not in self._called:
                 self._walk([replace(command, function="") for command in body], 1)
@@ -124,9 +126,7 @@ class _ScriptWalker:
                 self._command(command, depth)
 
     def _loop(self, command: Command) -> None:
-        """The variable of a loop has no one value: it is asked for, with the values that the loop
-        would take.
-        """
+        """Report the values of a loop's variable, which then has no single value."""
         name, values = command.words[0].bare, self.variables.expand_all(command.words[1:])
         if not re.fullmatch(r"[A-Za-z_]\w*", name):
             return
@@ -206,8 +206,8 @@ class _ScriptWalker:
             )
 
     def _changed_by(self, name: str, words: tuple[SourceText, ...]) -> bool:
-        """Carries out what changes the variables and starts nothing: `unset`, `set`, `shift`; tells
-        of `NAME = value`.
+        """Carry out a command that changes variables and starts nothing (`unset`, `set`, `shift`),
+        or report `NAME = value`. Return False for any other command.
         """
         if name == "unset":
             self._drop(words[1:])
@@ -224,7 +224,7 @@ class _ScriptWalker:
             len(words) > 1 and words[1].text == "=" and _NAME.fullmatch(name) and not name.islower()
         ):  # `echo =` is one
             message = (
-                f"blanks stand around `=` behind {name}: the shell would take {name} for a command"
+                f"there are blanks around `=` after {name}: the shell would run {name} as a command"
             )
             self.notes.warn(
                 "not_assigned",
@@ -273,7 +273,10 @@ class _ScriptWalker:
             elif exports and (known := self.variables.known.get(word.bare)):
                 self.variables.known[word.bare] = replace(known, exported=True)
             elif exports and any(piece.kind != TEXT for piece in word.pieces):
-                message = f"what `export` takes from `{self.variables.join(word).text[:60]}` is not known here"
+                message = (
+                    "the variables that `export` takes from "
+                    f"`{self.variables.join(word).text[:60]}` are unknown"
+                )
                 self.notes.warn(
                     "not_supported",
                     word.line,
@@ -302,7 +305,7 @@ class _ScriptWalker:
             and all(not part.isidentifier() for part in value.unknown)
             and not value.unevaluated
         ):
-            return  # an argument of the script (`$2`), where it is given: it is not given here
+            return  # an optional argument of the script (`$2`), which is not given here
         if appends and old:
             self.variables.known[name] = append_value(old, new)
         elif old and conditional and not self._is_unambiguous(name, old, new, command):
@@ -314,14 +317,17 @@ class _ScriptWalker:
     def _is_unambiguous(
         self, name: str, old: ShellVariable, new: ShellVariable, command: Command
     ) -> bool:
-        """True when an assignment inside a block leaves no doubt about the value; else the value is
-        asked for.
+        """Return True if an assignment inside a block leaves the value clear. Otherwise report it
+        and make the value unknown.
         """
         if new.items is not None or old.items is not None or not new.value.is_known:
             return not old.value.is_known
         if old.value.text == new.value.text or not old.value.is_known:
             return True
-        message = f"`{name}` is `{old.value.text}` or `{new.value.text}`, as the block around line {command.line} decides"
+        message = (
+            f"`{name}` is `{old.value.text}` or `{new.value.text}`, depending on the block around "
+            f"line {command.line}"
+        )
         self.notes.warn(
             "conditional", command.line, message[:200], f"set {name} once, without a condition"
         )
@@ -350,7 +356,7 @@ class _ScriptWalker:
             and not builds_on(old, new)
         ):
             message = (
-                f"{name} is given twice ({old.value.text}, {new.value.text}): the last one wins"
+                f"{name} is given twice ({old.value.text}, {new.value.text}): the last value wins"
             )
             self.notes.warn(
                 "last_wins",
@@ -362,7 +368,9 @@ class _ScriptWalker:
 
 
 def inner_script(words: Sequence[SourceText]) -> SourceText | None:
-    """The text that `bash -c TEXT` would run; None when the shell is started in any other way."""
+    """Return the text that `bash -c TEXT` would run, or None if the shell is started in another
+    way.
+    """
     for place, word in enumerate(words[1:], start=1):
         if word.text.startswith("-") and not word.text.startswith("--") and "c" in word.text:
             return words[place + 1] if place + 1 < len(words) else None

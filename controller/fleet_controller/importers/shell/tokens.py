@@ -9,8 +9,8 @@ TEXT, VARIABLE, ARITHMETIC, COMMAND = "text", "variable", "arithmetic", "command
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of a word: text as it stands, or what a `$` or a backtick stands for (`content`,
-    without its brackets).
+    """A part of a word: literal text, or what follows a `$` or a backtick (`content`, without its
+    brackets).
     """
 
     content: str
@@ -20,7 +20,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """One word of a command; no pieces: an empty word in quotes."""
+    """One word of a command. A word without pieces is an empty word in quotes."""
 
     pieces: tuple[Piece, ...]
     line: int
@@ -28,15 +28,17 @@ class Word:
 
     @property
     def bare(self) -> str:
-        """The text of a word without quotes and expansions, as keywords are; empty for any other."""
+        """The text of a word without quotes and expansions, such as a keyword; empty for any other
+        word.
+        """
         plain = all(piece.kind == TEXT and not piece.quoted for piece in self.pieces)
         return "".join(piece.content for piece in self.pieces) if plain else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """An operator of the shell, or `\\n`. `body` is the text of a here-document, whose first line
-    is `body_line`.
+    r"""An operator of the shell, or `\n`. `body` is the text of a here-document that begins in line
+    `body_line`.
     """
 
     sign: str

@@ -1,5 +1,5 @@
-"""Owns the reading of a compose file: which service launches SGLang, its words, variables and
-container. Interpolates as compose does.
+"""Reads a compose file: the words, variables and container of each service. Interpolates variables
+as compose does.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from fleet_controller.yaml.key_path import KeyPath
 
 _VARIABLE = re.compile(r"\$(?:\$|(\w+)|\{(\w+)(?:(:?[-?+])([^{}]*(?:\{[^{}]*\}[^{}]*)*))?\})")
 _QUIET = frozenset({
-    "image", "command", "entrypoint", "environment", "env_file", "ports", "volumes", "shm_size", "ipc", "runtime", "deploy", "gpus",
-    "container_name", "restart", "hostname", "networks", "network_mode", "healthcheck", "depends_on", "labels", "logging", "expose",
-    "profiles", "stdin_open", "tty", "pull_policy", "extends", "init",
+    "image", "command", "entrypoint", "environment", "env_file", "ports", "volumes", "shm_size",
+    "ipc", "runtime", "deploy", "gpus", "container_name", "restart", "hostname", "networks",
+    "network_mode", "healthcheck", "depends_on", "labels", "logging", "expose", "profiles",
+    "stdin_open", "tty", "pull_policy", "extends", "init",
 })  # fmt: skip
 
 
 def starts_of_compose(text: str, notes: FindingCollector) -> list[StartedCommand]:
-    """What each service of a compose file starts."""
+    """Return what each service of a compose file starts."""
     found = []
     for tree in trees_of(text, notes):
         for name, service in as_mapping(as_mapping(tree.value).get("services")).items():
@@ -62,7 +63,7 @@ class _Service:
         return self._split(path, value) if isinstance(value, str) else ()
 
     def _split(self, path: KeyPath, text: str) -> tuple[SourceText, ...]:
-        """A command in one text: words by the shell's quotes, but compose starts no shell:
+        """Split a command that is one text. The shell's quotes apply, but compose starts no shell:
         operators are words too.
         """
         whole = self._interpolated(path, text)
@@ -76,7 +77,10 @@ class _Service:
                 words.append(lines.placed(joined) if lines else joined)
             elif token.sign != "\n":
                 hint = "compose starts no shell: write command as [bash, -c, …], or remove it"
-                message = f"`{token.sign}` in the command would be an argument of the server; it is left out"
+                message = (
+                    f"`{token.sign}` in the command would be passed to the server as an argument; "
+                    "it is left out"
+                )
                 self._notes.warn("stray_word", token.line, message, hint)
         return tuple(words)
 
@@ -94,7 +98,7 @@ class _Service:
                 yield from self._env_entry((*path, place), item)
         if self._value.get("env_file"):
             line = self._tree.line((*self._path, "env_file"))
-            message = "the variables of env_file are not in what was pasted"
+            message = "the variables of `env_file` are not part of the pasted text"
             self._notes.warn(
                 "not_supported",
                 line,
@@ -170,13 +174,15 @@ class _Service:
                     self._tree.document.place((*self._path, key), at_key=True)[0]
                     + self._tree.offset
                 )
-                message = f"`{key}` of the service is left out: the agent gives the container what a server needs"
+                message = (
+                    f"`{key}` of the service is left out: the agent configures the container itself"
+                )
                 self._notes.info("dropped", line, message, "", key)
 
 
 def interpolate(value: SourceText, notes: FindingCollector) -> SourceText:
-    """`$NAME` and `${NAME:-default}` as compose reads them: nothing is known of the shell's
-    variables, so defaults are taken.
+    """Replace `$NAME` and `${NAME:-default}` as compose does. The shell's variables are unknown, so
+    defaults apply.
     """
     unknown: dict[str, None] = {}
 
@@ -189,7 +195,7 @@ def interpolate(value: SourceText, notes: FindingCollector) -> SourceText:
             notes.info(
                 "default_taken",
                 value.line,
-                f"`{name}` is not set in the file: its default is taken",
+                f"`{name}` is not set in the file: its default is used",
                 "",
             )
             return interpolate(SourceText(rest, value.line), notes).text
@@ -203,8 +209,8 @@ def interpolate(value: SourceText, notes: FindingCollector) -> SourceText:
 
 
 class _UnknownVariables:
-    """Keeps unknown `$NAME` from the shell's reading: compose has filled them in before words are
-    split.
+    """Hides unknown `$NAME` from the reader of shell words, because compose replaces them before it
+    splits words.
     """
 
     def __init__(self, value: SourceText) -> None:
@@ -220,7 +226,7 @@ class _UnknownVariables:
 
 
 class _WordLocator:
-    """Finds the line of each word of a folded block by looking for it from the last one on."""
+    """Finds the line of each word of a folded block by searching from the previous word on."""
 
     def __init__(self, tree: YamlTree, first: int) -> None:
         self._tree = tree

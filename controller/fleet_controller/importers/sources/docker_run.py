@@ -1,5 +1,5 @@
-"""Owns the reading of `docker run`, `podman run` and the like: their options, the image, and the
-words that run inside.
+"""Reads `docker run`, `podman run` and similar commands: options, image, and the words that run
+inside the container.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _VERBS = frozenset({"run", "create"})
 # Options without a value; all others take one. Source: docker 20.10 - 28 and podman 4 - 5 `run
 # --help`.
 _SWITCHES = frozenset({
-    "detach", "interactive", "tty", "rm", "init", "privileged", "publish-all", "read-only", "no-healthcheck", "oom-kill-disable",
-    "sig-proxy", "disable-content-trust", "quiet", "help", "replace", "tls-verify", "no-hosts", "no-hostname", "rmi",
-    "env-host", "http-proxy", "passwd",
+    "detach", "interactive", "tty", "rm", "init", "privileged", "publish-all", "read-only",
+    "no-healthcheck", "oom-kill-disable", "sig-proxy", "disable-content-trust", "quiet", "help",
+    "replace", "tls-verify", "no-hosts", "no-hostname", "rmi", "env-host", "http-proxy", "passwd",
 })  # fmt: skip
 _SHORT_SWITCHES = frozenset("ditPq")  # in one word, as in `-itd`
 _SHORT_NAMES = {
@@ -33,8 +33,8 @@ _SHORT_NAMES = {
     "l": "label",
 }
 _QUIET = frozenset({
-    "rm", "detach", "interactive", "tty", "name", "network", "net", "hostname", "label", "pull", "init", "restart", "log-opt", "log-driver",
-    "quiet", "replace", "security-opt",
+    "rm", "detach", "interactive", "tty", "name", "network", "net", "hostname", "label", "pull",
+    "init", "restart", "log-opt", "log-driver", "quiet", "replace", "security-opt",
 })  # fmt: skip
 _HANDLED = frozenset(
     {
@@ -56,7 +56,9 @@ Options = list[tuple[str, SourceText]]
 
 
 def read_docker_run(start: StartedCommand, notes: FindingCollector) -> StartedCommand | None:
-    """What runs inside the container of a `docker run` line; None when the words hold no such line."""
+    """Return what runs inside the container of a `docker run` line, or None if the words contain no
+    such line.
+    """
     place = _place_of_run(start.words)
     if place is None:
         return None
@@ -68,8 +70,8 @@ def read_docker_run(start: StartedCommand, notes: FindingCollector) -> StartedCo
         notes.error(
             "image_missing",
             runtime.line,
-            f"`{runtime.text} run` names no image",
-            "was the rest of the line cut off?",
+            f"`{runtime.text} run` does not name an image",
+            "check whether the rest of the line was cut off",
         )
         return replace(start, words=())
     image, words = start.words[at], list(start.words[at + 1 :])
@@ -122,7 +124,7 @@ def _options(words: Sequence[SourceText], at: int) -> tuple[Options, int]:
 
 
 def _split(word: SourceText) -> Iterator[tuple[str, SourceText, bool]]:
-    """(name, value, whether the value is the next word) of each option in one word: `--rm`,
+    """Yield (name, value, whether the value is the next word) for each option in one word: `--rm`,
     `--gpus=all`, `-it`, `-p80:80`.
     """
     if word.text.startswith("--"):
@@ -162,7 +164,7 @@ def _launch_container(
 
 
 def _cdi_ids(options: Options) -> tuple[str, ...]:
-    """`--device nvidia.com/gpu=0`, as podman takes GPUs."""
+    """Return the GPU ids of `--device nvidia.com/gpu=0`, podman's notation."""
     listed = [
         value.text.partition("=")[2]
         for name, value in options
@@ -196,13 +198,13 @@ def _mounts(options: Options, notes: FindingCollector) -> Iterator[tuple[str, So
 
 
 def mount_of(value: SourceText, notes: FindingCollector) -> Iterator[tuple[str, SourceText]]:
-    """Inside → on the host of `/host:/inside[:ro]`; nothing, but a note, for a volume without a
-    host's path.
+    """Yield (path inside, path on the host) of `/host:/inside[:ro]`. Report a volume without a path
+    on the host instead.
     """
     parts = value.text.split(":")
     if len(parts) >= 2 and re.match(r"[A-Za-z0-9]", parts[0]):
-        message = f"the volume `{parts[0][:60]}` is no folder of the host: it is left out"
-        hint = f"name a folder of the host for {parts[1][:80]} in engine.container.mounts"
+        message = f"the volume `{parts[0][:60]}` is not a folder on the host: it is left out"
+        hint = f"write a folder on the host for {parts[1][:80]} into engine.container.mounts"
         notes.warn("not_supported", value.line, message, hint, "volume")
     elif len(parts) >= 2:
         only = ":ro" if len(parts) > 2 and "ro" in parts[2].split(",") else ""
@@ -210,7 +212,7 @@ def mount_of(value: SourceText, notes: FindingCollector) -> Iterator[tuple[str, 
 
 
 def with_tilde(value: SourceText) -> SourceText:
-    """A path below the user's home, which the agent knows, as `~/…`."""
+    """Return a path below `$HOME` as `~/…`, because the agent knows the user's home."""
     text = re.sub(r"^\$HOME(?=/|$)", "~", value.text)
     return (
         value
@@ -228,7 +230,7 @@ def _ports(options: Options) -> Iterator[tuple[str, str]]:
 
 
 def port_of(text: str) -> Iterator[tuple[str, str]]:
-    """Inside → on the host of `8011:8000`, `127.0.0.1:8011:8000/tcp` or `8000`."""
+    """Yield (port inside, port on the host) of `8011:8000`, `127.0.0.1:8011:8000/tcp` or `8000`."""
     parts = text.partition("/")[0].rsplit(":", 2)
     yield parts[-1], parts[-2] if len(parts) > 1 else parts[-1]
 
@@ -236,7 +238,7 @@ def port_of(text: str) -> Iterator[tuple[str, str]]:
 def _report_options(options: Options, notes: FindingCollector) -> None:
     for name, value in options:
         if name == "env-file":
-            message = f"the variables of `{value.text[:80]}` are not in what was pasted"
+            message = f"the variables of `{value.text[:80]}` are not part of the pasted text"
             notes.warn(
                 "not_supported",
                 value.line,
@@ -248,7 +250,7 @@ def _report_options(options: Options, notes: FindingCollector) -> None:
             notes.warn(
                 "not_supported",
                 value.line,
-                f"`{value.text}` may hold options of the container",
+                f"`{value.text}` may contain options of the container",
                 "paste its value",
                 "container",
             )
@@ -257,7 +259,7 @@ def _report_options(options: Options, notes: FindingCollector) -> None:
                 "dropped",
                 value.line,
                 f"the device `{value.text[:60]}` is left out",
-                "the agent passes the GPUs only",
+                "the agent passes only the GPUs",
                 "device",
             )
         elif name not in _HANDLED and name not in _QUIET and name not in _SHORT_SWITCHES:
@@ -265,7 +267,10 @@ def _report_options(options: Options, notes: FindingCollector) -> None:
             notes.info(
                 "dropped",
                 value.line,
-                f"`{spelled}` of the container is left out: the agent gives it what a server needs",
+                (
+                    f"`{spelled}` of the container is left out: the agent configures the container "
+                    "itself"
+                ),
                 "",
                 name,
             )
@@ -275,8 +280,14 @@ def _report_missing_options(options: Options, image: SourceText, notes: FindingC
     names = {name for name, _ in options}
     shares_memory = any(name == "ipc" and value.text == "host" for name, value in options)
     if "shm-size" not in names and not shares_memory:
-        message = "neither `--shm-size` nor `--ipc=host` is given: 64 MiB of shared memory are too little for NCCL between GPUs"
-        hint = "the agent shares the host's where engine.container.shm_size is not set"
+        message = (
+            "neither `--shm-size` nor `--ipc=host` is given: docker's 64 MiB of shared memory are "
+            "too little for NCCL between GPUs"
+        )
+        hint = (
+            "without engine.container.shm_size, the agent shares the host's memory with the "
+            "container"
+        )
         notes.info("shm_default", image.line, message, hint, "engine.container.shm_size")
 
 
@@ -289,7 +300,10 @@ def _warn_outside(
         if name.startswith(("NCCL_", "SGLANG_", "CUDA_")) and name not in inside
     ]
     for name in lost:
-        message = f"{name} is set outside of the container, and no `-e {name}` takes it in: the server would not see it"
+        message = (
+            f"{name} is set outside the container without `-e {name}`, so the server does not get "
+            "it"
+        )
         notes.warn(
             "no_effect",
             outside[name].line,

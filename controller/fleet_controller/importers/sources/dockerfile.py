@@ -1,5 +1,5 @@
-"""Owns the reading of a Dockerfile: what its last stage starts (ENTRYPOINT and CMD, as a list or as
-shell text), with which variables.
+"""Reads a Dockerfile: what its last stage starts (ENTRYPOINT and CMD, as a list or as shell text),
+and with which variables.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class _Stage:
 
 
 def starts_of_dockerfile(text: str, notes: FindingCollector) -> list[StartedCommand]:
-    """What a container of the image would start; nothing when the file names neither ENTRYPOINT nor
-    CMD.
+    """Return what a container of the image would start, or nothing if the file has neither
+    ENTRYPOINT nor CMD.
     """
     stage = _Stage(SourceText("", 0))
     for name, rest, line in _instructions(text):
@@ -50,20 +50,23 @@ def starts_of_dockerfile(text: str, notes: FindingCollector) -> list[StartedComm
         else:
             _instruct(stage, name, rest, line, notes)
     if stage.image.text:
-        message = f"the job takes the image that this file starts from, `{stage.image.text[:80]}`, without what the file adds to it"
+        message = (
+            f"the job uses the base image `{stage.image.text[:80]}`, without what this file adds "
+            "to it"
+        )
         notes.warn(
             "not_supported",
             stage.image.line,
             message,
-            "build it, and write its tag into engine.container.image",
+            "build the image, and write its tag into engine.container.image",
             "FROM",
         )
     return list(_starts(stage, notes))
 
 
 def _instructions(text: str) -> Iterator[tuple[str, str, int]]:
-    """(INSTRUCTION, the rest with its line ends, line); comments between the lines of one are taken
-    out, as Docker does.
+    """Yield (INSTRUCTION, the rest with its line ends, line). Comments between the lines of an
+    instruction are removed, as in Docker.
     """
     collected, first = "", 0
     for number, line in enumerate(text.split("\n"), start=1):
@@ -156,7 +159,7 @@ def _of_shell(
 
 
 def _listed(written: tuple[str, int]) -> list[str] | None:
-    """The words of the list form; None for shell text."""
+    """Return the words of the list form, or None for shell text."""
     if not written[0].lstrip().startswith("["):
         return None
     try:

@@ -1,5 +1,5 @@
-"""Owns the reading of Kubernetes manifests: every container of any kind of object, its words,
-variables, GPUs and shared memory.
+"""Reads Kubernetes manifests: words, variables, GPUs and shared memory of every container of any
+kind of object.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ _SECRET = "secret://"
 
 
 def starts_of_manifest(text: str, notes: FindingCollector) -> list[StartedCommand]:
-    """What each container starts, in the order of the file; a leader's before its workers'."""
+    """Return what each container starts, in file order; a leader's containers come before its
+    workers'.
+    """
     found = []
     for tree in trees_of(text, notes):
         pods = sorted(_pods(tree.value, ()), key=lambda path: "workerTemplate" in path)
@@ -40,7 +42,7 @@ def starts_of_manifest(text: str, notes: FindingCollector) -> list[StartedComman
 
 
 def _pods(value: Any, path: KeyPath) -> Iterator[KeyPath]:
-    """Paths of all mappings that hold `containers`."""
+    """Yield the paths of all mappings that have `containers`."""
     if len(path) > 12:
         return
     if isinstance(value, dict):
@@ -54,7 +56,9 @@ def _pods(value: Any, path: KeyPath) -> Iterator[KeyPath]:
 
 
 def _of_group(tree: YamlTree) -> dict[str, SourceText]:
-    """The variable by which a LeaderWorkerSet tells its containers how many hosts it has."""
+    """Return the variable in which a LeaderWorkerSet passes its number of hosts to the
+    containers.
+    """
     path = ("spec", "leaderWorkerTemplate", "size")
     size = as_mapping(
         as_mapping(as_mapping(tree.value).get("spec")).get("leaderWorkerTemplate")
@@ -111,9 +115,9 @@ class _Container:
     def _words(self, key: str) -> tuple[SourceText, ...]:
         value, path = self._value.get(key), (*self._path, key)
         if isinstance(value, str):
-            message = f"`{key}` of a container is a list; this is one text"
+            message = f"`{key}` of a container must be a list, but it is one text"
             self._notes.warn(
-                "wrong_type", self._tree.line(path), message, f"write {key}: [{value[:40]!r}, …]"
+                "wrong_type", self._tree.line(path), message, f"write `{key}: [{value[:40]!r}, …]`"
             )
             return tuple(self._referenced((*path,), part) for part in value.split())
         items = enumerate(as_tuple(value))
@@ -124,7 +128,7 @@ class _Container:
         )
 
     def _referenced(self, path: KeyPath, value: Any) -> SourceText:
-        """`$(NAME)` is the container's variable; `$$` is a `$`."""
+        """Replace `$(NAME)` with the container's variable, and `$$` with `$`."""
         unknown: dict[str, None] = {}
 
         def found(match: re.Match[str]) -> str:
@@ -151,7 +155,7 @@ class _Container:
                 self._notes.info(
                     "dropped",
                     line,
-                    f"{name} is left out: it tells of the pod, and the server runs in none",
+                    f"{name} is left out: it describes the pod, and the job runs without one",
                     "",
                     str(name),
                 )
@@ -159,7 +163,7 @@ class _Container:
                 yield name, self._variable(name, as_mapping(entry), (*self._path, "env", place))
         for place, _ in enumerate(as_tuple(self._value.get("envFrom"))):
             line = self._tree.line((*self._path, "envFrom", place))
-            message = "variables of `envFrom` are not in what was pasted"
+            message = "the variables of `envFrom` are not part of the pasted text"
             self._notes.warn(
                 "not_supported",
                 line,
@@ -204,7 +208,9 @@ class _Container:
         return ""
 
     def _shared_memory(self) -> str:
-        """The limit of the memory volume at /dev/shm, as a container runtime writes it."""
+        """Return the size limit of the memory volume at /dev/shm in a container runtime's
+        notation.
+        """
         volumes = {
             str(as_mapping(volume).get("name")): as_mapping(volume)
             for volume in as_tuple(self._pod.get("volumes"))
@@ -236,6 +242,8 @@ class _Container:
                 only = ":ro" if mount.get("readOnly") == "true" else ""
                 yield inside, SourceText(f"{host}{only}", self._tree.line(path))
             else:
-                message = f"the volume at `{inside[:80]}` is no folder of the host: it is left out"
-                hint = "name the host's folder in engine.container.mounts"
+                message = (
+                    f"the volume at `{inside[:80]}` is not a folder on the host: it is left out"
+                )
+                hint = "write the host's folder into engine.container.mounts"
                 self._notes.warn("not_supported", self._tree.line(path), message, hint, "volume")

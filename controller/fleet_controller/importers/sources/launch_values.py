@@ -1,5 +1,5 @@
-"""Owns the values that a pasted launch is read into: what starts where, with which options,
-variables and container; decides nothing.
+"""The values that a pasted launch is read into: what is started, with which options, variables and
+container.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fleet_controller.importers.shell.script import Script, ScriptCommand
 
 @dataclass(frozen=True, slots=True)
 class LaunchContainer:
-    """The container that a command runs in. `mounts` and `ports` are inside → on the host."""
+    """The container that a command runs in. `mounts` and `ports` map inside to on the host."""
 
     image: SourceText
     line: int
@@ -30,7 +30,7 @@ class LaunchContainer:
 
 @dataclass(frozen=True, slots=True)
 class StartedCommand:
-    """Words that are started somewhere, be it a server or not, with the variables that they get."""
+    """A command that is started, whether it is a server or not, with its variables."""
 
     words: tuple[SourceText, ...]
     line: int
@@ -39,12 +39,12 @@ class StartedCommand:
     redirections: tuple[Redirection, ...] = ()
     end: str = "\n"
     within: tuple[str, ...] = ()
-    place: str = ""  # the service or the container that it was written for
+    place: str = ""  # the service or the container that starts it
 
 
 @dataclass(frozen=True, slots=True)
 class EntryPoint:
-    """Where in the words of a start SGLang's server begins: `kind` is launch_server or serve,
+    """Where SGLang's server begins in the words of a command. `kind` is launch_server or serve;
     options start at `options_at`.
     """
 
@@ -59,7 +59,7 @@ class EntryPoint:
 @dataclass(frozen=True, slots=True)
 class ServerOption:
     """One option of the server. `value` is typed: text, number, True for a flag, or a list;
-    `source` is what was written for it.
+    `source` is its value as written.
     """
 
     name: str
@@ -70,13 +70,13 @@ class ServerOption:
 
     @property
     def is_known(self) -> bool:
-        """True when the value is all there."""
+        """Whether the value is fully known."""
         return self.source is None or self.source.is_known
 
 
 @dataclass(frozen=True, slots=True)
 class ServerLaunch:
-    """One server launch as it was read, secrets still in it."""
+    """One server launch as it was read, with its secrets."""
 
     start: StartedCommand
     entry: EntryPoint
@@ -86,10 +86,10 @@ class ServerLaunch:
 
 
 def starts_of_script(script: Script) -> list[StartedCommand]:
-    """What a shell script starts, in its order."""
+    """Return what a shell script starts, in its order."""
     return [started(run) for run in script.runs]
 
 
 def started(run: ScriptCommand) -> StartedCommand:
-    """The command that a script runs."""
+    """Return the command that a script runs as a StartedCommand."""
     return StartedCommand(run.words, run.line, run.env, None, run.redirections, run.end, run.within)

@@ -1,6 +1,4 @@
-"""Owns what `srun` tells of the container that it starts by itself (the pyxis plug-in): image and
-mounts. Starts nothing.
-"""
+"""Reads the container that `srun` starts by itself (the pyxis plug-in): image and mounts."""
 
 from __future__ import annotations
 
@@ -14,19 +12,22 @@ _IMAGE, _MOUNTS = "--container-image", "--container-mounts"
 
 
 def srun_container(words: Sequence[SourceText], notes: FindingCollector) -> LaunchContainer | None:
-    """The container of `srun` in the words before a server's entry point; None without one, or
-    where its image is a file.
+    """Return the container of `srun` among the words before a server's entry point, or None if
+    there is none or its image is a file.
     """
     image, mounts = _option(words, _IMAGE), _option(words, _MOUNTS)
     if image is None:
         return None
     if image.text.startswith(("/", ".", "~")):
-        message = f"the container is made of the file `{image.text[:100]}`: no runtime of a job knows it, so it is left out"
+        message = (
+            f"the container's image is the file `{image.text[:100]}`, which docker and podman "
+            "cannot run; it is left out"
+        )
         notes.warn(
             "not_supported",
             image.line,
             message,
-            "name an image in engine.container, or a Python in engine.python",
+            "write an image into engine.container, or a Python into engine.python",
             "container",
         )
         return None
@@ -35,7 +36,7 @@ def srun_container(words: Sequence[SourceText], notes: FindingCollector) -> Laun
 
 
 def _option(words: Sequence[SourceText], name: str) -> SourceText | None:
-    """Written `--name=value` or as two words."""
+    """Return the value of an option written as `--name=value` or as two words, or None."""
     for place, word in enumerate(words):
         if word.text.startswith(f"{name}="):
             return SourceText(word.text[len(name) + 1 :], word.line, word.unknown, word.unevaluated)
@@ -45,7 +46,9 @@ def _option(words: Sequence[SourceText], name: str) -> SourceText | None:
 
 
 def _mounts(given: SourceText | None) -> dict[str, SourceText]:
-    """`HOST:INSIDE[:ro]`, by commas; one without a colon stands for both."""
+    """Read `HOST:INSIDE[:ro]` entries separated by commas; one without a colon is the same path on
+    both sides.
+    """
     found = {}
     for mount in given.text.split(",") if given else ():
         host, _, rest = mount.partition(":")

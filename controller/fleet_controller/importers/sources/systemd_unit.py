@@ -1,5 +1,5 @@
-"""Owns the reading of a systemd unit: ExecStart and its Environment; no shell is involved, as
-systemd starts none.
+"""Reads a systemd unit: ExecStart and its Environment. systemd starts no shell, so no shell rules
+apply.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _OF_THE_UNIT = (
 
 
 def starts_of_unit(text: str, notes: FindingCollector) -> list[StartedCommand]:
-    """What the unit starts, with the variables that all its Environment lines give."""
+    """Return what the unit starts, with the variables of all its Environment lines."""
     entries = list(_entries(text))
     env: dict[str, SourceText] = {}
     for key, value, line in entries:
         if key == "Environment":
             env.update(_environment(value, line, notes))
         elif key == "EnvironmentFile":
-            message = f"the variables of `{value[:80]}` are not in what was pasted"
+            message = f"the variables of `{value[:80]}` are not part of the pasted text"
             notes.warn(
                 "not_supported",
                 line,
@@ -47,7 +47,7 @@ def starts_of_unit(text: str, notes: FindingCollector) -> list[StartedCommand]:
             notes.info(
                 "dropped",
                 line,
-                f"`{key}` of the unit is left out: the agent starts the server as itself",
+                f"`{key}` of the unit is left out: the agent starts the server as its own user",
                 "",
                 key,
             )
@@ -59,8 +59,8 @@ def starts_of_unit(text: str, notes: FindingCollector) -> list[StartedCommand]:
 
 
 def _entries(text: str) -> Iterator[tuple[str, str, int]]:
-    """(key, value with its line ends, line); comments between the lines of one value are taken out,
-    as systemd does.
+    """Yield (key, value with its line ends, line). Comments between the lines of a value are
+    removed, as in systemd.
     """
     collected, first = "", 0
     for number, line in enumerate([*text.split("\n"), ""], start=1):
@@ -105,7 +105,9 @@ def _start(
 
 
 def _without_specifier(word: SourceText, notes: FindingCollector) -> SourceText:
-    """`%i` and the like are the unit's own; `%%` is a `%`."""
+    """Replace a specifier of the unit, such as `%i`, with an unknown variable, and `%%`
+    with `%`.
+    """
     found = re.search(r"(?<!%)%[a-zA-Z]", word.text)
     if found:
         name = f"SPECIFIER_{found[0][1:]}"

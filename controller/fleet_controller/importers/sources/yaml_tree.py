@@ -1,5 +1,5 @@
-"""Owns YAML of others (compose files, manifests) as plain values with the line of each; knows
-nothing of what they mean.
+"""Reads YAML files of other tools (compose files, manifests) into plain values, with the line of
+each.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _MOST_DOCUMENTS = 50
 
 @dataclass(frozen=True, slots=True)
 class YamlTree:
-    """One YAML document; every scalar is the text that was written, null is None. `offset`: lines
-    of the file before it.
+    """One YAML document. Every scalar is its text as written, and null is None. `offset` is the
+    number of lines before it in the file.
     """
 
     document: Document
@@ -33,8 +33,8 @@ class YamlTree:
         return self.document.value
 
     def line(self, path: KeyPath) -> int:
-        """The line of the file where the text at `path` begins; for a block (`|`, `>`) the one
-        below the sign.
+        """Return the line of the file where the text at `path` begins; for a block (`|`, `>`) the
+        line below the sign.
         """
         place = self.document.values.get(path) or self.document.place(path)
         row = place[0]
@@ -42,19 +42,19 @@ class YamlTree:
         return self.offset + row + (1 if re.match(r"[|>][-+0-9]*\s*(#.*)?$", written) else 0)
 
     def is_folded(self, path: KeyPath) -> bool:
-        """True for a `>` block, whose line ends became blanks."""
+        """Return True for a `>` block, whose line ends became blanks."""
         place = self.document.values.get(path, (1, 1))
         return place[0] <= len(self.lines) and self.lines[place[0] - 1][place[1] - 1 :].startswith(
             ">"
         )
 
     def argument(self, path: KeyPath, value: Any) -> SourceText:
-        """A scalar as an argument."""
+        """Return a scalar as an argument."""
         return SourceText("" if value is None else str(value), self.line(path))
 
 
 def trees_of(text: str, notes: FindingCollector) -> Iterator[YamlTree]:
-    """Every document of the file that could be read; what is no YAML is noted."""
+    """Yield every readable document of the file, and report what is not YAML."""
     for offset, part in _documents(text):
         document = read_document(part, notes.file, lambda path: True)
         for finding in document.findings:
@@ -67,7 +67,7 @@ def trees_of(text: str, notes: FindingCollector) -> Iterator[YamlTree]:
 
 
 def _documents(text: str) -> Iterator[tuple[int, str]]:
-    """(lines before it, text) of each document between `---` lines."""
+    """Yield (number of lines before it, text) of each document between `---` lines."""
     lines, start = text.split("\n"), 0
     found = 0
     for number, line in enumerate([*lines, "---"]):
@@ -82,10 +82,10 @@ def _documents(text: str) -> Iterator[tuple[int, str]]:
 
 
 def as_mapping(value: Any) -> Mapping[str, Any]:
-    """`value` when it is a mapping, else an empty one."""
+    """Return `value` if it is a mapping, else an empty mapping."""
     return value if isinstance(value, dict) else {}
 
 
 def as_tuple(value: Any) -> tuple[Any, ...]:
-    """`value` when it is a list, else an empty one."""
+    """Return `value` if it is a list, else an empty tuple."""
     return value if isinstance(value, tuple) else ()
