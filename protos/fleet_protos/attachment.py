@@ -35,7 +35,7 @@ class Trace:
     output_tokens: tuple[int, ...]
     blocks: tuple[tuple[int, ...], ...] = ()
 
-    def until(self, requests: int, end_ms: float) -> Trace:
+    def truncated(self, requests: int, end_ms: float) -> Trace:
         """Its first requests, those that come before `end_ms`."""
         count = sum(at < end_ms for at in self.at_ms[:requests])
         return Trace(

@@ -55,7 +55,7 @@ def test_the_order_of_attempts_decides(
     args: Mapping[str, Any], topology: str, answer: NcclUse, by: str
 ) -> None:
     path = find_all_reduce_path(AllReduceSetup(args, topology=topology))
-    assert (path.answer, path.by) == (answer, by)
+    assert (path.answer, path.performed_by) == (answer, by)
     assert path.reason
 
 
@@ -71,14 +71,14 @@ def test_a_step_of_many_requests_may_be_too_large_for_it() -> None:
     path = find_all_reduce_path(
         AllReduceSetup({"tp_size": 8}, topology="nvlink", hidden_size=7168, step_tokens=1024)
     )
-    assert (path.answer, path.by) == (UNKNOWN, "custom all-reduce")
+    assert (path.answer, path.performed_by) == (UNKNOWN, "custom all-reduce")
 
 
 def test_a_variable_switches_flashinfers_kernels_on_without_nvlink() -> None:
     path = find_all_reduce_path(
         AllReduceSetup({"tp_size": 4}, {"SGLANG_ENABLE_PCIE_IPC_ALLREDUCE": "1"}, "pcie")
     )
-    assert (path.answer, path.by) == (UNKNOWN, "FlashInfer PCIe all-reduce")
+    assert (path.answer, path.performed_by) == (UNKNOWN, "FlashInfer PCIe all-reduce")
 
 
 def test_only_variables_that_could_matter_are_passed_by() -> None:

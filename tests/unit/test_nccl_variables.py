@@ -5,13 +5,13 @@ table is the table.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet_knowledge.nccl import variable_rules
-from fleet_knowledge.nccl.sglang_overrides import find_sglang_overrides
 from fleet_knowledge.nccl.variable_rules import apply_nccl_server_rules, apply_nccl_variable_rules
 from fleet_knowledge.nccl.variables.algo_proto_grammar import (
     ALGORITHMS,
@@ -32,6 +32,7 @@ from fleet_knowledge.nccl.variables.value_types import InvalidValueEffect, read_
 from fleet_knowledge.nccl.variables.variable import describe_versions
 from fleet_knowledge.release import Release, VersionRange
 from fleet_knowledge.server_configuration import ServerConfiguration
+from fleet_knowledge.sglang.environment_rules import find_overwrites
 
 GUIDE = Path(__file__).parents[2] / "docs" / "nccl.md"
 ILLEGAL = (
@@ -152,18 +153,19 @@ def test_what_sglang_sets_itself_is_the_default_of_a_server() -> None:
 
 
 def test_an_override_of_sglang_needs_its_argument_and_version() -> None:
-    forced = list(find_sglang_overrides("NCCL_CUMEM_ENABLE", {}, Release.parse("0.5.3")))
-    kept = list(find_sglang_overrides("NCCL_CUMEM_ENABLE", {}, Release.parse("0.5.9")))
-    asked = list(
-        find_sglang_overrides(
-            "NCCL_ALGO",
-            {"enable_deterministic_inference": True, "tp_size": 2},
-            Release.parse("0.5.9"),
-        )
-    )
-    assert [row.always for row in forced] == [True, False]
-    assert [row.always for row in kept] == [False]
-    assert [(row.value, row.always) for row in asked] == [("allreduce:tree", True)]
+    cumem = {"NCCL_CUMEM_ENABLE": "1"}
+    forced = list(find_overwrites(configuration({}, cumem, "0.5.3")))
+    kept = list(find_overwrites(configuration({}, cumem, "0.5.9")))
+    deterministic = {"enable_deterministic_inference": True, "tp_size": 2}
+    asked = list(find_overwrites(configuration(deterministic, {"NCCL_ALGO": "ring"}, "0.5.9")))
+    assert [(found.change.value, found.sure) for found in forced] == [("0", True)]
+    assert kept == []
+    assert [(found.change.value, found.sure) for found in asked] == [("allreduce:tree", True)]
+
+
+def configuration(args: dict[str, Any], env: dict[str, str], release: str) -> ServerConfiguration:
+    """A server of that SGLang release."""
+    return ServerConfiguration(args=args, env=env, release=Release.parse(release))
 
 
 def test_an_algorithm_without_a_way_back_to_ring_leaves_collectives_out() -> None:

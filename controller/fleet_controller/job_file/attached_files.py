@@ -183,8 +183,8 @@ def _load_file(
             "bad_file", f"`{written}`: {error}", "fix the file, or name another one"
         ) from error
     if isinstance(read, Trace):
-        read = read.until(
-            max(len(read.until(wanted.requests, wanted.end_ms).at_ms) for wanted in wants), inf
+        read = read.truncated(
+            max(len(read.truncated(wanted.requests, wanted.end_ms).at_ms) for wanted in wants), inf
         )
     try:
         return AttachedFile(name, sha256(content).hexdigest(), pack(read)), read

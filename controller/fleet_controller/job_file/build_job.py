@@ -236,7 +236,7 @@ def _replayed(
     file = attached_name(TRACE, workload.trace or "")
     trace, speed = named.contents.get(file), workload.speed or 1.0
     if isinstance(trace, Trace):
-        part = trace.until(*trace_extent(workload))
+        part = trace.truncated(*trace_extent(workload))
         duration_s = part.at_ms[-1] / 1000 / speed
         ref = named.files[file].ref
         prompts = RANDOM_ON_WIRE if workload.prompts == RANDOM_PROMPTS else ""

@@ -15,13 +15,13 @@ from typing import Any
 from fleet_knowledge.release import Release, VersionRange
 
 MIB = 1 << 20
-_READ = VersionRange("0.4.6", "0.5.23")
+_VERSIONS_READ = VersionRange("0.4.6", "0.5.23")
 CUSTOM_LIMIT_BYTES = 8 * MIB
 """Messages below are taken by custom all-reduce in every version (8 MiB up to 0.5.10; larger from 0.5.12, by GPU and number of ranks)."""
-LARGEST_HIDDEN_SIZE = 16_384
+MAX_HIDDEN_SIZE = 16_384
 """Of known open models: with it a step is judged when the model's own size is not known."""
 _CUSTOM_WORLDS = (2, 4, 6, 8)
-_BYTES_OF_A_VALUE = 2
+_BYTES_PER_VALUE = 2
 
 
 class NcclUse(Enum):
@@ -61,7 +61,7 @@ class AllReduceSetup:
     @property
     def step_bytes(self) -> int:
         """Bytes of one all-reduce of a decode step, at most; 0 when it is not known."""
-        return self.step_tokens * (self.hidden_size or LARGEST_HIDDEN_SIZE) * _BYTES_OF_A_VALUE
+        return self.step_tokens * (self.hidden_size or MAX_HIDDEN_SIZE) * _BYTES_PER_VALUE
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +71,9 @@ class AllReducePath:
     """
 
     answer: NcclUse
-    by: str
+    performed_by: str
     reason: str
-    versions: VersionRange = _READ
+    versions: VersionRange = _VERSIONS_READ
 
 
 def find_all_reduce_path(server: AllReduceSetup) -> AllReducePath:
@@ -90,8 +90,10 @@ def _reaches_nccl(reason: str) -> AllReducePath:
     return AllReducePath(NcclUse.REACHES, "", reason)
 
 
-def _unknown(by: str, reason: str, versions: VersionRange = _READ) -> AllReducePath:
-    return AllReducePath(NcclUse.UNKNOWN, by, reason, versions)
+def _unknown(
+    performed_by: str, reason: str, versions: VersionRange = _VERSIONS_READ
+) -> AllReducePath:
+    return AllReducePath(NcclUse.UNKNOWN, performed_by, reason, versions)
 
 
 def _single_gpu(server: AllReduceSetup) -> Iterator[AllReducePath]:
@@ -173,7 +175,7 @@ def _custom_reason(server: AllReduceSetup, world: int) -> str:
         if server.hidden_size and server.step_tokens
         else "decode steps are far smaller"
     )
-    first = CUSTOM_LIMIT_BYTES // ((server.hidden_size or LARGEST_HIDDEN_SIZE) * _BYTES_OF_A_VALUE)
+    first = CUSTOM_LIMIT_BYTES // ((server.hidden_size or MAX_HIDDEN_SIZE) * _BYTES_PER_VALUE)
     prefill = (
         f"only prefill chunks from {first} tokens can reach NCCL"
         if server.hidden_size
@@ -216,7 +218,7 @@ def _fusion(server: AllReduceSetup) -> Iterator[AllReducePath]:
         yield _unknown("FlashInfer all-reduce fusion", reason, VersionRange("0.4.9", "0.5.23"))
 
 
-def _settled(server: AllReduceSetup) -> Iterator[AllReducePath]:
+def _remaining_cases(server: AllReduceSetup) -> Iterator[AllReducePath]:
     if server.is_on("disable_custom_all_reduce"):
         yield _reaches_nccl("--disable-custom-all-reduce leaves it to NCCL")
     elif server.topology == "pcie" and server.size("tp_size") > 2:
@@ -234,5 +236,5 @@ def _settled(server: AllReduceSetup) -> Iterator[AllReducePath]:
 
 _ATTEMPTS = (
     _single_gpu, _other_collectives, _symmetric, _deterministic, _several_hosts, _custom, _mscclpp, _torch_symmetric, _pcie_ipc, _fusion,
-    _settled,
+    _remaining_cases,
 )  # fmt: skip

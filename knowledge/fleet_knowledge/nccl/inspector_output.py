@@ -18,7 +18,7 @@ _SAMPLE = re.compile(
 )
 _LABEL = re.compile(r'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"')
 _BANDWIDTH, _TIME = "nccl_bus_bandwidth_gbs", "nccl_collective_exec_time_microseconds"
-_MOST_ROWS = 4096
+_MAX_ROWS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +42,15 @@ class InspectorRow:
     @property
     def algo(self) -> str:
         """The algorithm in capitals, as NCCL's log has it; empty when unknown."""
-        return _part(self.algo_proto, 0)
+        return _algo_or_proto(self.algo_proto, 0)
 
     @property
     def proto(self) -> str:
         """The protocol in capitals; empty when unknown."""
-        return _part(self.algo_proto, 1)
+        return _algo_or_proto(self.algo_proto, 1)
 
 
-def _part(algo_proto: str, index: int) -> str:
+def _algo_or_proto(algo_proto: str, index: int) -> str:
     algo, _, proto = algo_proto.rpartition("_")
     word = (algo, proto)[index].upper()
     return "" if word == "UNKNOWN" else word
@@ -65,8 +65,8 @@ def read_inspector(text: str) -> tuple[InspectorRow, ...]:
         key = one.collective, one.message_size, one.algo_proto, one.gpu, str(one.nranks)
         known = rows.get(key)
         if known is not None:
-            rows[key] = _merged(known, one)
-        elif len(rows) < _MOST_ROWS:
+            rows[key] = _merge_rows(known, one)
+        elif len(rows) < _MAX_ROWS:
             rows[key] = one
     return tuple(rows.values())
 
@@ -142,19 +142,19 @@ def _mapping(content: Any, key: str) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _merged(known: InspectorRow, one: InspectorRow) -> InspectorRow:
+def _merge_rows(known: InspectorRow, newer: InspectorRow) -> InspectorRow:
     """A second figure of the same sample, or one more call of the same kind (the newest figures are
     kept).
     """
-    again = known.busbw_gb_s is not None and one.busbw_gb_s is not None
+    again = known.busbw_gb_s is not None and newer.busbw_gb_s is not None
     return InspectorRow(
         known.collective,
         known.message_size,
         known.algo_proto,
         known.gpu,
         known.nranks,
-        one.busbw_gb_s if one.busbw_gb_s is not None else known.busbw_gb_s,
-        one.exec_time_us if one.exec_time_us is not None else known.exec_time_us,
+        newer.busbw_gb_s if newer.busbw_gb_s is not None else known.busbw_gb_s,
+        newer.exec_time_us if newer.exec_time_us is not None else known.exec_time_us,
         known.count + again,
     )
 

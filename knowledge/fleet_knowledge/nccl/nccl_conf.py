@@ -14,7 +14,7 @@ USER_FILE = ".nccl.conf"
 """In the home folder; read only when NCCL_CONF_FILE is not set."""
 USER_FILE_VARIABLE = "NCCL_CONF_FILE"
 RCCL_FILES = "/etc/rccl.conf", ".rccl.conf"
-COMMENTS = VersionRange("2.26")
+COMMENT_VERSIONS = VersionRange("2.26")
 """Versions in which a line that starts with `#` is a comment; before, it sets a variable of that odd name, which nobody reads."""
 
 

@@ -39,12 +39,12 @@ from fleet_knowledge.server_configuration import (
 from fleet_knowledge.sglang.environment_rules import DEFAULTS_WHEN_UNSET
 
 _ANY = VersionRange()
-_OF_THE_NETWORK = ("NCCL_IB_", "NCCL_NET_", "NCCL_SOCKET_N", "NCCL_CROSS_NIC", "NCCL_PXN_")
-_CHOOSE_NETWORK = (
+_NETWORK_PREFIXES = ("NCCL_IB_", "NCCL_NET_", "NCCL_SOCKET_N", "NCCL_CROSS_NIC", "NCCL_PXN_")
+_NETWORK_CHOICE = (
     "NCCL_IB_DISABLE",
     "NCCL_NET_PLUGIN",
 )  # read while NCCL looks for a network, on one host too
-_NO_PERFORMANCE = (
+_NO_SPEED_EFFECT = (
     "NCCL_DEBUG",
     "NCCL_CHECK",
     "NCCL_RAS_",
@@ -66,17 +66,17 @@ def apply_nccl_variable_rules(
         return
     row = find_variable(name)
     if row is None:
-        yield from _unknown(name)
+        yield from _unknown_name_findings(name)
         return
     subject = f"env.{name}"
     fault = row.fault(value, release)
     if fault is not None:
-        yield from _fault(row, value, release)
+        yield from _value_findings(row, value, release)
     else:
-        yield from _default(row, value, release)
-    yield from _outdated(row, release)
+        yield from _default_findings(row, value, release)
+    yield from _deprecation_findings(row, release)
     if name == "NCCL_ALGO" and fault is None:
-        yield from _algorithm(value, release)
+        yield from _algorithm_findings(value, release)
     if fault is None and needs_output_check(name, value):
         message = f"`{name}={value}` allows LL128 where NCCL would not choose it: without the hardware's ordering it corrupts data silently"
         yield RuleFinding(
@@ -86,7 +86,7 @@ def apply_nccl_variable_rules(
             message,
             "compare this arm's output with the default's, or exclude it: NCCL_PROTO: ^LL128",
         )
-    yield from _debug(name, value)
+    yield from _debug_findings(name, value)
     if files_needed({name: value}) and fault is None:
         message = f"`{name}` names a file of the host: `{value}` must be there on every host (in its container), readable"
         yield RuleFinding(
@@ -94,7 +94,7 @@ def apply_nccl_variable_rules(
         )
 
 
-_OF_PLUGINS = (
+_PLUGIN_FILES = (
     "NCCL_TUNER_CONFIG_FILE",
 )  # NCCL's example tuner reads it; NCCL itself documents none
 
@@ -106,7 +106,7 @@ def files_needed(env: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     return tuple(
         (name, value)
         for name, value in env.items()
-        if value and (name in _OF_PLUGINS or _is_file(name, value))
+        if value and (name in _PLUGIN_FILES or _is_file(name, value))
     )
 
 
@@ -126,7 +126,7 @@ def _is_read(name: str, values: FilePathValue, value: str) -> bool:
     )
 
 
-def _unknown(name: str) -> Iterator[RuleFinding]:
+def _unknown_name_findings(name: str) -> Iterator[RuleFinding]:
     other, subject = foreign_owner(name), f"env.{name}"
     if other:
         if other.startswith(("PyTorch", "builds", "container")):
@@ -147,7 +147,9 @@ def _unknown(name: str) -> Iterator[RuleFinding]:
         yield RuleFinding("nccl_unknown_variable", WARNING, subject, message, hint)
 
 
-def _fault(row: NcclVariable, value: str, release: Release | None) -> Iterator[RuleFinding]:
+def _value_findings(
+    row: NcclVariable, value: str, release: Release | None
+) -> Iterator[RuleFinding]:
     fault = row.fault(value, release)
     assert fault is not None
     does = {
@@ -204,7 +206,9 @@ def no_effect_reason(name: str, value: str, release: Release | None = None) -> s
     )
 
 
-def _default(row: NcclVariable, value: str, release: Release | None) -> Iterator[RuleFinding]:
+def _default_findings(
+    row: NcclVariable, value: str, release: Release | None
+) -> Iterator[RuleFinding]:
     why = no_effect_reason(row.name, value, release)
     if why:
         yield RuleFinding(
@@ -216,7 +220,7 @@ def _default(row: NcclVariable, value: str, release: Release | None) -> Iterator
         )
 
 
-def _outdated(row: NcclVariable, release: Release | None) -> Iterator[RuleFinding]:
+def _deprecation_findings(row: NcclVariable, release: Release | None) -> Iterator[RuleFinding]:
     instead = f"use {row.replaced_by} instead" if row.replaced_by else "leave it out"
     if row.deprecated is not None and row.deprecated.contains(release):
         message = f"`{row.name}` is deprecated {describe_versions(row.deprecated)}" + (
@@ -234,7 +238,7 @@ def _outdated(row: NcclVariable, release: Release | None) -> Iterator[RuleFindin
         yield RuleFinding("nccl_deprecated", WARNING, f"env.{row.name}", message, instead)
 
 
-def _algorithm(value: str, release: Release | None) -> Iterator[RuleFinding]:
+def _algorithm_findings(value: str, release: Release | None) -> Iterator[RuleFinding]:
     """From 2.24 there is no way back to Ring: the logits' AllGather of every tensor-parallel server
     fails.
     """
@@ -252,17 +256,17 @@ def _algorithm(value: str, release: Release | None) -> Iterator[RuleFinding]:
         yield RuleFinding("nccl_algorithm_missing", WARNING, "env.NCCL_ALGO", message, hint)
 
 
-def _debug(name: str, value: str) -> Iterator[RuleFinding]:
+def _debug_findings(name: str, value: str) -> Iterator[RuleFinding]:
     if name == "NCCL_DEBUG" and value.strip().upper() in ("INFO", "TRACE"):
         message = f"`NCCL_DEBUG={value}` writes lines while requests are measured: the timed launches pay for it"
         hint = "leave it out: the agent lets NCCL tell its variables at the start of each launch, and its choices in a witness launch"
         yield RuleFinding("nccl_debug_cost", WARNING, "env.NCCL_DEBUG", message, hint)
 
 
-def apply_nccl_server_rules(asked: ServerConfiguration) -> Iterator[RuleFinding]:
+def apply_nccl_server_rules(server: ServerConfiguration) -> Iterator[RuleFinding]:
     """What to tell about variables beside each other."""
     least, most = (
-        read_number(asked.env.get(name, "")) for name in ("NCCL_MIN_CTAS", "NCCL_MAX_CTAS")
+        read_number(server.env.get(name, "")) for name in ("NCCL_MIN_CTAS", "NCCL_MAX_CTAS")
     )
     if least is not None and most is not None and least > most:
         message = (
@@ -275,32 +279,32 @@ def apply_nccl_server_rules(asked: ServerConfiguration) -> Iterator[RuleFinding]
             message,
             "raise NCCL_MAX_CTAS, or lower NCCL_MIN_CTAS",
         )
-    if asked.env.get("NCCL_P2P_DISABLE", "").strip() == "1" and "NCCL_P2P_LEVEL" in asked.env:
+    if server.env.get("NCCL_P2P_DISABLE", "").strip() == "1" and "NCCL_P2P_LEVEL" in server.env:
         message = "`NCCL_P2P_LEVEL` has no effect beside `NCCL_P2P_DISABLE=1`"
         yield RuleFinding(
             "nccl_settings_disagree", WARNING, "env.NCCL_P2P_LEVEL", message, "keep one of the two"
         )
-    yield from _network(asked)
+    yield from _network_findings(server)
 
 
-def _unused_by_one_host(asked: ServerConfiguration) -> tuple[str, ...]:
+def _unused_by_one_host(server: ServerConfiguration) -> tuple[str, ...]:
     """Ranks of one host reach each other over NVLink, PCIe or shared memory, unless both are turned
     off.
     """
     forced = all(
-        asked.env.get(name, "").strip() == "1" for name in ("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE")
+        server.env.get(name, "").strip() == "1" for name in ("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE")
     )
-    if forced or asked.nodes > 1 or asked.size("nnodes") > 1:
+    if forced or server.nodes > 1 or server.size("nnodes") > 1:
         return ()
     return tuple(
         name
-        for name in asked.env
-        if name.startswith(_OF_THE_NETWORK) and name not in _CHOOSE_NETWORK
+        for name in server.env
+        if name.startswith(_NETWORK_PREFIXES) and name not in _NETWORK_CHOICE
     )
 
 
-def _network(asked: ServerConfiguration) -> Iterator[RuleFinding]:
-    if names := _unused_by_one_host(asked):
+def _network_findings(server: ServerConfiguration) -> Iterator[RuleFinding]:
+    if names := _unused_by_one_host(server):
         message = f"{', '.join(names)}: no effect on a server of one host, whose GPUs do not talk over the network"
         yield RuleFinding(
             "nccl_network_unused",
@@ -313,7 +317,7 @@ def _network(asked: ServerConfiguration) -> Iterator[RuleFinding]:
 
 def can_affect_speed(name: str) -> bool:
     """True for a variable of NCCL that can change how fast it is."""
-    return is_nccl_name(name) and not name.startswith(_NO_PERFORMANCE)
+    return is_nccl_name(name) and not name.startswith(_NO_SPEED_EFFECT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,31 +330,31 @@ class BypassedVariables:
     path: allreduce_path.AllReducePath
 
 
-def find_bypassed_variables(asked: ServerConfiguration, topology: str) -> BypassedVariables | None:
+def find_bypassed_variables(server: ServerConfiguration, topology: str) -> BypassedVariables | None:
     """The variables that cannot matter to the all-reduce of decode steps; None when NCCL does it,
     or none is set that could matter.
     """
-    unused_names = _unused_by_one_host(asked)
+    unused_names = _unused_by_one_host(server)
     varied = tuple(
         name
-        for name, value in asked.env.items()
+        for name, value in server.env.items()
         if can_affect_speed(name) and name not in unused_names and not no_effect_reason(name, value)
     )
-    if not varied or asked.text("device") == "cpu":
+    if not varied or server.text("device") == "cpu":
         return None
-    path = allreduce_path.find_all_reduce_path(_all_reduce_setup(asked, topology))
-    if path.answer is allreduce_path.NcclUse.REACHES or path.by != "custom all-reduce":
+    path = allreduce_path.find_all_reduce_path(_all_reduce_setup(server, topology))
+    if path.answer is allreduce_path.NcclUse.REACHES or path.performed_by != "custom all-reduce":
         return None
     return BypassedVariables(varied, path)
 
 
-def _all_reduce_setup(asked: ServerConfiguration, topology: str) -> allreduce_path.AllReduceSetup:
-    args: Mapping[str, object] = {"nnodes": asked.nodes, **asked.args}
+def _all_reduce_setup(server: ServerConfiguration, topology: str) -> allreduce_path.AllReduceSetup:
+    args: Mapping[str, object] = {"nnodes": server.nodes, **server.args}
     draft_tokens = (
-        asked.number("speculative_num_draft_tokens")
-        or (asked.number("speculative_num_steps") or 0) + 1
+        server.number("speculative_num_draft_tokens")
+        or (server.number("speculative_num_steps") or 0) + 1
     )
-    tokens = asked.concurrency * max(draft_tokens, 1)
+    tokens = server.concurrency * max(draft_tokens, 1)
     return allreduce_path.AllReduceSetup(
-        args, asked.env, topology, step_tokens=tokens, release=asked.release
+        args, server.env, topology, step_tokens=tokens, release=server.release
     )

@@ -18,7 +18,8 @@ _LINE = re.compile(
     r"(?:Algo (?P<algo>\w+) proto (?P<proto>\w+)(?: channel\{Lo\.\.Hi\}=\{(?P<low>\d+)\.\.(?P<high>\d+)\})?"
     r"|Kernel (?P<kernel>\w+)(?: nchannels (?P<channels>\d+))?|(?P<copy>cudaMemcpy|RMA proxy))"
 )
-_LARGEST = 64, 512  # ranks, and rows of each
+_MAX_RANKS = 64
+_MAX_ROWS = 512  # of one rank
 
 Process = tuple[str, int, int | None]
 _Key = tuple[str | None, int, str, str, int | None]
@@ -40,12 +41,12 @@ class ChoiceTable:
             return False
         table = self._tables.get(process)
         if table is None:
-            if len(self._tables) >= _LARGEST[0]:
+            if len(self._tables) >= _MAX_RANKS:
                 self.dropped += 1
                 return True
             table = self._tables[process] = {}
         key = _key(found)
-        if key in table or len(table) < _LARGEST[1]:
+        if key in table or len(table) < _MAX_ROWS:
             table[key] = table.get(key, 0) + times
         else:
             self.dropped += 1

@@ -15,8 +15,8 @@ _LINE = re.compile(
     r"(?P<rest>.{0,400}?)- Init (?P<what>START|COMPLETE)"
 )
 _IDENTIFIER = re.compile(r"commId (0x\w{1,32})")
-_MOST_COMMS = 256
-_MOST_RANKS = 4096
+_MAX_COMMS = 256
+_MAX_RANKS = 4096
 
 Process = tuple[str, int, int | None]
 
@@ -44,23 +44,23 @@ class CommunicatorTable:
         if not found:
             return False
         rank, nranks = int(found["rank"]), int(found["nranks"])
-        self._remember(process, rank, nranks)
+        self._update_largest(process, rank, nranks)
         if found["call"] in ("ncclCommSplit", "ncclCommShrink"):
-            self._splits[found["what"]][rank] += len(self._splits[found["what"]]) < _MOST_RANKS
+            self._splits[found["what"]][rank] += len(self._splits[found["what"]]) < _MAX_RANKS
             return True
         identifier = _IDENTIFIER.search(found["rest"])
         name = identifier[1] if identifier else "unnamed"
-        if name not in self._comms and len(self._comms) >= _MOST_COMMS:
+        if name not in self._comms and len(self._comms) >= _MAX_COMMS:
             return True
         ranks = self._comms.setdefault(name, _Ranks(nranks))
         seen = ranks.complete if found["what"] == "COMPLETE" else ranks.started
-        if len(seen) < _MOST_RANKS:
+        if len(seen) < _MAX_RANKS:
             seen.add(rank)
         return True
 
-    def _remember(self, process: Process, rank: int, nranks: int) -> None:
+    def _update_largest(self, process: Process, rank: int, nranks: int) -> None:
         known = self._largest.get(process)
-        if (known is None and len(self._largest) < _MOST_RANKS) or (known and nranks > known[0]):
+        if (known is None and len(self._largest) < _MAX_RANKS) or (known and nranks > known[0]):
             self._largest[process] = (nranks, rank)
 
     def rank_by_process(self) -> dict[Process, int]:

@@ -10,17 +10,18 @@ from dataclasses import dataclass
 
 # A prefix is read backwards from ` NCCL LEVEL`: [date time] host:pid:thread [device] [file:line]
 _LEVEL = re.compile(r" NCCL (INFO|WARN|TRACE|ABORT|VERSION|CALL)(?= |$)")
-_WHO = re.compile(r"([A-Za-z0-9][\w.-]{0,300}):(\d{1,10}):(\d{1,10})$")
+_PROCESS = re.compile(r"([A-Za-z0-9][\w.-]{0,300}):(\d{1,10}):(\d{1,10})$")
 _DEVICE = re.compile(r"\[(-?\d{1,4})\]$")
 _FILE = re.compile(r"\S+:\d{1,7}$")
 _STAMP = re.compile(r"\[(\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d[^\]]{0,12})\]$")
 _GLUED = re.compile(
     r"(?:COMPLETE|START|available|peer|trees|rings|direct|IPC|CUMEM|read)(?=[A-Za-z0-9])"
 )
-_HOSTS = 64
-_LONGEST_PREFIX = 1400
-_LONGEST_KNOWN, _MOST_KNOWN = 200, 4096
-LONGEST_TEXT = 2000
+_MAX_HOSTS = 64
+_MAX_PREFIX_CHARS = 1400
+_MAX_CACHED_PREFIX_CHARS = 200
+_MAX_CACHED_PREFIXES = 4096
+MAX_TEXT_CHARS = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,25 +63,27 @@ class MessageSplitter:
 
     def __init__(self) -> None:
         self._hosts: set[str] = set()
-        self._known: dict[str, NcclMessage] = {}  # prefixes of INFO lines that were read before
+        self._prefix_cache: dict[
+            str, NcclMessage
+        ] = {}  # prefixes of INFO lines that were read before
 
     def split(self, line: str) -> Iterator[NcclMessage]:
         """Every message of `line`; what stands before the first prefix comes as one without a
         level.
         """
         at = line.find(" NCCL ")
-        known = self._known.get(line[:at]) if 0 < at < _LONGEST_KNOWN else None
+        known = self._prefix_cache.get(line[:at]) if 0 < at < _MAX_CACHED_PREFIX_CHARS else None
         if known and line.startswith(known.level, at + 6) and " NCCL " not in line[at + 6 :]:
-            text = line[at + 7 + len(known.level) :].strip()[:LONGEST_TEXT]
+            text = line[at + 7 + len(known.level) :].strip()[:MAX_TEXT_CHARS]
             yield NcclMessage(known.level, text, known.host, known.pid, known.dev, known.file)
             return
         prefixes = list(self._prefixes(line))
         before = (line[: prefixes[0].start] if prefixes else line).strip()
         if before:
-            yield NcclMessage("", before[:LONGEST_TEXT])
+            yield NcclMessage("", before[:MAX_TEXT_CHARS])
         for index, prefix in enumerate(prefixes):
             end = prefixes[index + 1].start if index + 1 < len(prefixes) else len(line)
-            text = line[prefix.end : end].strip()[:LONGEST_TEXT]
+            text = line[prefix.end : end].strip()[:MAX_TEXT_CHARS]
             message = NcclMessage(
                 prefix.level,
                 text,
@@ -94,15 +97,15 @@ class MessageSplitter:
                 prefix.start == 0
                 and not prefix.time
                 and prefix.level == "INFO"
-                and len(self._known) < _MOST_KNOWN
+                and len(self._prefix_cache) < _MAX_CACHED_PREFIXES
             ):
-                self._known[line[: prefix.end - 10]] = message
+                self._prefix_cache[line[: prefix.end - 10]] = message
             yield message
 
     def _prefixes(self, line: str) -> Iterator[_Prefix]:
         floor = 0
         for level in _LEVEL.finditer(line):
-            prefix = self._read(line, max(floor, level.start() - _LONGEST_PREFIX), level)
+            prefix = self._read(line, max(floor, level.start() - _MAX_PREFIX_CHARS), level)
             if prefix is not None:
                 yield prefix
                 floor = level.end()
@@ -117,13 +120,13 @@ class MessageSplitter:
             for index in range(len(words))
         ]
         at, file, dev = len(words) - 1, "", None
-        if not _WHO.search(words[at]) and _FILE.fullmatch(words[at]):
+        if not _PROCESS.search(words[at]) and _FILE.fullmatch(words[at]):
             at, file = at - 1, words[at]
         if at > 0 and words[at].replace(".", "", 1).isdigit():
             at -= 1  # a TRACE line's milliseconds
         if at > 0 and (device := _DEVICE.fullmatch(words[at])):
             at, dev = at - 1, int(device[1])
-        who = _WHO.search(words[at]) if at >= 0 else None
+        who = _PROCESS.search(words[at]) if at >= 0 else None
         if who is None:
             return None
         stamp = _STAMP.search(" ".join(words[at - 2 : at])) if at > 1 and who.start() == 0 else None
@@ -154,7 +157,7 @@ class MessageSplitter:
         return name
 
     def _remember(self, host: str) -> None:
-        if len(self._hosts) < _HOSTS:
+        if len(self._hosts) < _MAX_HOSTS:
             self._hosts.add(host)
 
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from fleet_knowledge.failure_classes import FAILURES, Failure
 from fleet_knowledge.nccl.log.nccl_facts import NcclFailure
 
-_OURS = ("nccl_no_interface", "nccl_duplicate_gpu", "nccl_nvls_failed")
-NCCL_FAILURES: Mapping[str, Failure] = {name: FAILURES[name] for name in _OURS}
+_NCCL_CLASSES = ("nccl_no_interface", "nccl_duplicate_gpu", "nccl_nvls_failed")
+NCCL_FAILURES: Mapping[str, Failure] = {name: FAILURES[name] for name in _NCCL_CLASSES}
 """Classes that only NCCL's own lines tell apart; all rows are in `fleet_knowledge.failure_classes`."""
 
 NCCL_RESULTS = (
@@ -183,10 +183,10 @@ def build_failure(place: int, text: str, result: str) -> NcclFailure:
         function=named["function"] if named else "",
         datatype=(named["datatype"] or "") if named else "",
     )
-    return _with_hint(failure, text)
+    return _with_specific_hint(failure, text)
 
 
-def _with_hint(failure: NcclFailure, text: str) -> NcclFailure:
+def _with_specific_hint(failure: NcclFailure, text: str) -> NcclFailure:
     if failure.failure_class == "nccl_invalid_usage" and failure.function:
         return replace(failure, hint=_no_algorithm_hint(failure))
     token = _TOKEN.search(text)

@@ -14,7 +14,7 @@ from fleet_knowledge.nccl.log.nccl_advice import add_advice
 from fleet_knowledge.nccl.log.nccl_facts import NcclFacts, NcclWarnLine
 from fleet_knowledge.nccl.log.transports import Transports
 
-LONGEST_LINE = 65_536
+MAX_LINE_CHARS = 65_536
 """Characters of a line that are looked at; what follows is dropped."""
 _VERSION = re.compile(
     r"\b(?P<library>[NR]CCL) version ?:? ?(?P<version>\d+\.\d+\.\d+[\w.+:-]{0,60})|sglang is using nccl==(?P<pip>\d+\.[\w.]{1,20})"
@@ -44,7 +44,9 @@ _OLD_CHANNELS = re.compile(r"(?P<coll>\d+) coll channels, (?P<p2p>\d+) p2p chann
 _NETWORK = re.compile(r"Using network (?P<name>[^\n]{1,120})")
 _NVLS = re.compile(r"NVLS multicast support is (?P<no>not )?available")
 _GDR = re.compile(r"Connected all rings.{0,40}? GDR (?P<on>[01])")
-_MOST_SETTINGS, _MOST_WARNS, _MOST_VALUES = 256, 64, 8
+_MAX_SETTINGS = 256
+_MAX_WARNINGS = 64
+_MAX_VALUES = 8  # of one setting
 
 
 class NcclReader:
@@ -65,20 +67,20 @@ class NcclReader:
         self._library = self._rocm = self._hip = ""
         self._gdr: bool | None = None
         self._nvls: bool | None = None
-        self._worst: tuple[int, str] | None = None
+        self._root_error: tuple[int, str] | None = None
         self._result = ""
         self._follows_error = False
         self._info_lines = self._warn_lines = self._warns_dropped = 0
-        self._times = 1
+        self._repeats = 1
 
     def feed(self, line: str, times: int = 1) -> None:
         """Take one line, with or without its end; `times` for a caller that has counted equal
         lines.
         """
-        self._times = times
+        self._repeats = times
         if "CCL" not in line and "nccl" not in line and not self._continues(line):
             return
-        for message in self._splitter.split(line[:LONGEST_LINE].rstrip("\r\n")):
+        for message in self._splitter.split(line[:MAX_LINE_CHARS].rstrip("\r\n")):
             self._read_message(message)
 
     def _continues(self, line: str) -> bool:
@@ -95,16 +97,16 @@ class NcclReader:
             nvls = message.level == "WARN" and "nvls.cc:" in message.file
             self._keep_worst_error(f"nvls.cc: {message.text}" if nvls else message.text)
         if message.level == "WARN":
-            self._warn(message)
+            self._add_warning(message)
         elif message.level:
-            self._info_lines += self._times
+            self._info_lines += self._repeats
         for read in (
-            self._version,
-            self._choice,
-            self._comm,
-            self._transports_line,
-            self._setting,
-            self._init,
+            self._read_version,
+            self._read_choice,
+            self._read_communicator,
+            self._read_transport,
+            self._read_setting,
+            self._read_init,
         ):
             if read(message):
                 return
@@ -112,12 +114,12 @@ class NcclReader:
     def _keep_worst_error(self, text: str) -> None:
         """Keep the error that is nearest to the root, and NCCL's first result."""
         place = nccl_failures.match_error(text)
-        if place is not None and (self._worst is None or place < self._worst[0]):
-            self._worst = place, text
+        if place is not None and (self._root_error is None or place < self._root_error[0]):
+            self._root_error = place, text
         self._result = self._result or nccl_failures.read_result(text)
 
-    def _warn(self, message: NcclMessage) -> None:
-        self._warn_lines += self._times
+    def _add_warning(self, message: NcclMessage) -> None:
+        self._warn_lines += self._repeats
         key = message.file, message.text
         known = self._warns.get(key)
         if known:
@@ -128,9 +130,9 @@ class NcclReader:
                 known.file,
                 known.msg,
                 known.time,
-                known.count + self._times,
+                known.count + self._repeats,
             )
-        elif len(self._warns) < _MOST_WARNS:
+        elif len(self._warns) < _MAX_WARNINGS:
             self._warns[key] = NcclWarnLine(
                 message.host,
                 message.pid,
@@ -138,12 +140,12 @@ class NcclReader:
                 message.file,
                 message.text,
                 message.time,
-                self._times,
+                self._repeats,
             )
         else:
             self._warns_dropped += 1
 
-    def _version(self, message: NcclMessage) -> bool:
+    def _read_version(self, message: NcclMessage) -> bool:
         if "version" not in message.text and "nccl==" not in message.text:
             return False
         found = _VERSION.search(message.text)
@@ -153,7 +155,7 @@ class NcclReader:
             if found["pip"] is None or not any(
                 known.startswith(version) for known in self._versions
             ):
-                self._add(self._versions, version)
+                self._add_name(self._versions, version)
             return True
         block = _BLOCK.match(message.text)
         if block:
@@ -164,15 +166,15 @@ class NcclReader:
             )
         return block is not None
 
-    def _choice(self, message: NcclMessage) -> bool:
+    def _read_choice(self, message: NcclMessage) -> bool:
         return " Bytes -> " in message.text and self._choices.add_line(
-            message.process, message.text, self._times
+            message.process, message.text, self._repeats
         )
 
-    def _comm(self, message: NcclMessage) -> bool:
+    def _read_communicator(self, message: NcclMessage) -> bool:
         return " - Init " in message.text and self._comms.add_line(message.process, message.text)
 
-    def _transports_line(self, message: NcclMessage) -> bool:
+    def _read_transport(self, message: NcclMessage) -> bool:
         if "P2P is disabled" in message.text or "Could not enable P2P" in message.text:
             self._seen["p2p_off"] = True
         if "iommu=pt" in message.text:
@@ -181,49 +183,49 @@ class NcclReader:
             self._seen["numa_balancing"] = True
         return self._transports.add_line(message.text)
 
-    def _setting(self, message: NcclMessage) -> bool:
+    def _read_setting(self, message: NcclMessage) -> bool:
         text = message.text
         if " set " in text and (found := _SETTING.search(text)) is not None:
             value = found["value"].strip()
-            self._set(found["name"], value[:-1] if _is_sentence(value) else value)
+            self._add_setting(found["name"], value[:-1] if _is_sentence(value) else value)
         elif "/Plugin" in text or "network plugin" in text:
-            return self._plugin(text)
+            return self._read_plugin(text)
         elif "CCL_" not in text:
             return False
         elif (found := _PARSED.search(text)) is not None:
-            self._set(
+            self._add_setting(
                 found["name"] or found["reset"],
                 found["value"] if found["name"] else found["number"].rstrip("."),
             )
         elif (found := _INVALID.search(text)) is not None:
-            self._set(found["name"], f"{found['used']} ({found['value']} is invalid)")
+            self._add_setting(found["name"], f"{found['used']} ({found['value']} is invalid)")
         else:
             return False
         return True
 
-    def _plugin(self, text: str) -> bool:
+    def _read_plugin(self, text: str) -> bool:
         if (found := _PLUGIN_NAME.search(text)) is not None:
-            self._set(f"NCCL_{found['kind']}_PLUGIN", found["value"])
+            self._add_setting(f"NCCL_{found['kind']}_PLUGIN", found["value"])
         elif (found := _PLUGIN_USED.search(text)) is not None:
             self._plugins[(found["kind"] or "NET").lower()] = (
                 found["name"] or found["network"]
             ).strip()
         return found is not None
 
-    def _set(self, name: str, value: str) -> None:
-        if name in self._settings or len(self._settings) < _MOST_SETTINGS:
+    def _add_setting(self, name: str, value: str) -> None:
+        if name in self._settings or len(self._settings) < _MAX_SETTINGS:
             values = self._settings.setdefault(name, {})
-            if len(values) < _MOST_VALUES:
+            if len(values) < _MAX_VALUES:
                 values.setdefault(value)
 
-    def _init(self, message: NcclMessage) -> bool:
+    def _read_init(self, message: NcclMessage) -> bool:
         text = message.text
         if " channels" in text and (found := _CHANNELS.search(text)) is not None:
             self._channels = int(found["coll"]), int(found["nvls"]), int(found["p2p"])
         elif " channels" in text and (found := _OLD_CHANNELS.search(text)) is not None:
             self._channels = int(found["coll"]), None, int(found["p2p"])
         elif "Using network" in text and (found := _NETWORK.search(text)) is not None:
-            self._add(self._networks, found["name"].strip())
+            self._add_name(self._networks, found["name"].strip())
         elif "NVLS multicast" in text and (found := _NVLS.search(text)) is not None:
             self._nvls = self._nvls or found["no"] is None
         elif "Connected all rings" in text and (found := _GDR.search(text)) is not None:
@@ -233,7 +235,7 @@ class NcclReader:
         return True
 
     @staticmethod
-    def _add(known: dict[str, None], name: str) -> None:
+    def _add_name(known: dict[str, None], name: str) -> None:
         if len(known) < 16:
             known.setdefault(name)
 
@@ -265,8 +267,8 @@ class NcclReader:
             plugins=dict(self._plugins),
             warns=tuple(self._warns.values()),
             warns_dropped=self._warns_dropped,
-            failure=nccl_failures.build_failure(*self._worst, self._result)
-            if self._worst
+            failure=nccl_failures.build_failure(*self._root_error, self._result)
+            if self._root_error
             else None,
             info_lines=self._info_lines,
             warn_lines=self._warn_lines,

@@ -15,8 +15,8 @@ _IB_DEVICE = re.compile(r"\[\d+\](?:\{\[\d+\] )?([A-Za-z][\w.+-]*):\d+/")
 _INTERFACE = re.compile(r"\[\d+\]([^\s:\]\[]+):")
 _BOOTSTRAP = re.compile(r"Bootstrap\s*: Using ([^\s:]+):")
 _BRIDGE = re.compile(r"(?:docker|br-|veth|virbr|cni|flannel|cali|podman|lxc|lxdbr|nerdctl|kube)")
-_MOST_PAIRS = 4096
-_MOST_NAMES = 256
+_MAX_PAIRS = 4096
+_MAX_NAMES = 256
 KINDS = ("P2P", "SHM", "NET")
 
 
@@ -37,7 +37,7 @@ class Transports:
     def add_line(self, text: str) -> bool:
         """Take what `text` tells of transports; False when it tells nothing."""
         if "] -> " in text and " via " in text:
-            return self._channel(text)
+            return self._add_channel(text)
         if "Using " not in text:
             return False
         if text.startswith("NET/IB"):
@@ -50,21 +50,21 @@ class Transports:
             return False
         return True
 
-    def _channel(self, text: str) -> bool:
+    def _add_channel(self, text: str) -> bool:
         found = _CHANNEL.search(text)
         if not found:
             return False
-        path = _path(found["via"].strip())
+        path = _path_name(found["via"].strip())
         if path.startswith("NET/") and path.endswith("/GDR"):
             self.gdr = True
         if found["side"] == "receive":
             return True
         kind = path.partition("/")[0]
         self.kinds[kind if kind in self.kinds or len(self.kinds) < 32 else "other"] += 1
-        if path in self.paths or len(self.paths) < _MOST_NAMES:
+        if path in self.paths or len(self.paths) < _MAX_NAMES:
             self.paths[path] += 1
         pair = int(found["source"][:9]), int(found["target"][:9]), path
-        if pair in self._pairs or len(self._pairs) < _MOST_PAIRS:
+        if pair in self._pairs or len(self._pairs) < _MAX_PAIRS:
             self._pairs[pair] += 1
         return True
 
@@ -78,7 +78,7 @@ def container_bridges(interfaces: Mapping[str, None]) -> tuple[str, ...]:
     return tuple(name for name in interfaces if _BRIDGE.match(name))
 
 
-def _path(via: str) -> str:
+def _path_name(via: str) -> str:
     """`P2P/CUMEM`, `P2P/IPC`, `SHM/direct`, `NET/IB`, `NET/IB/GDR`, `NET/NAME OF A PLUG-IN`:
     without device numbers and read marks.
     """
@@ -94,5 +94,5 @@ def _path(via: str) -> str:
 
 def _remember_names(known: dict[str, None], names: list[str]) -> None:
     for name in names:
-        if len(known) < _MOST_NAMES:
+        if len(known) < _MAX_NAMES:
             known.setdefault(name)

@@ -66,7 +66,7 @@ class AlgoProtoValue:
     words: Mapping[str, VersionRange]
     # before 2.24 a list without a known word leaves no protocol at all, but for algorithms Ring and
     # Tree
-    kills_when_empty: bool
+    empty_is_fatal: bool
 
     def fault(self, value: str, release: Release | None) -> ValueFault | None:
         """Unknown words first, then what only some versions read."""
@@ -74,14 +74,14 @@ class AlgoProtoValue:
         return next(
             (
                 fault
-                for judge in (self._unknown, self._grammar, self._too_new)
+                for judge in (self._unknown_words, self._grammar_faults, self._version_faults)
                 for fault in judge(listed, release)
                 if fault
             ),
             None,
         )
 
-    def _unknown(
+    def _unknown_words(
         self, listed: tuple[AlgoProtoEntry, ...], release: Release | None
     ) -> Iterator[ValueFault]:
         known = {word.lower() for word in self.words}
@@ -103,14 +103,14 @@ class AlgoProtoValue:
         )
         spelled = {name.lower(): name for name in self.words}
         cure = f"did you mean {spelled[near[0]]}?" if near else f"there are {', '.join(self.words)}"
-        refused = release is None or FUNCTION_LISTS.contains(release) or self.kills_when_empty
+        refused = release is None or FUNCTION_LISTS.contains(release) or self.empty_is_fatal
         return ValueFault(
             InvalidValueEffect.REFUSED if refused else InvalidValueEffect.IGNORED,
             f"`{word}` is none of {', '.join(self.words)}",
             cure,
         )
 
-    def _grammar(
+    def _grammar_faults(
         self, listed: tuple[AlgoProtoEntry, ...], release: Release | None
     ) -> Iterator[ValueFault]:
         if any(not part.function for part in listed[1:]):
@@ -130,7 +130,7 @@ class AlgoProtoValue:
             if release is not None and not FUNCTION_LISTS.contains(release):
                 yield fault
 
-    def _too_new(
+    def _version_faults(
         self, listed: tuple[AlgoProtoEntry, ...], release: Release | None
     ) -> Iterator[ValueFault]:
         spelled = {name.lower(): name for name in self.words}

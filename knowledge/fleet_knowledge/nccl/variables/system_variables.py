@@ -33,7 +33,7 @@ _LOG = (
     ),
     NcclVariable(
         "NCCL_DEBUG_SUBSYS",
-        NamesValue(SUBSYSTEMS, many=",", excludes=True),
+        NamesValue(SUBSYSTEMS, separator=",", excludes=True),
         "parts of the INFO log",
         default="INIT,BOOTSTRAP,ENV",
         exists=VersionRange("2.3.4"),
@@ -57,7 +57,7 @@ _LOG = (
     ),
     NcclVariable(
         "NCCL_DEBUG_TIMESTAMP_LEVELS",
-        NamesValue((*_LOG_LEVELS, "ALL"), many=",", excludes=True),
+        NamesValue((*_LOG_LEVELS, "ALL"), separator=",", excludes=True),
         "which lines get a stamp",
         default="WARN",
         exists=VersionRange("2.26"),
@@ -266,7 +266,7 @@ _CHECKS = (
         read_when="cuMem handles are exchanged",
     ),
 )
-_DOMAIN = (
+_MULTI_NODE = (
     NcclVariable(
         "NCCL_MNNVL_ENABLE",
         NumberValue(choices=(0, 1, 2)),
@@ -315,7 +315,7 @@ _DOMAIN = (
         read_when="NCCL_COLLNET_ENABLE is 1",
     ),
 )
-_GONE = (
+_REMOVED = (
     NcclVariable(
         "NCCL_SINGLE_RING_THRESHOLD",
         NumberValue(low=0, unit="bytes"),
@@ -338,4 +338,4 @@ _GONE = (
         replaced_by="NCCL_ALGO",
     ),
 )
-SYSTEM_VARIABLES = (*_LOG, *_FILES, *_PLUGINS, *_CHECKS, *_DOMAIN, *_GONE)
+SYSTEM_VARIABLES = (*_LOG, *_FILES, *_PLUGINS, *_CHECKS, *_MULTI_NODE, *_REMOVED)

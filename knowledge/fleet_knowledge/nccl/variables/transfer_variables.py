@@ -25,7 +25,7 @@ _NVLS = "NVLink SHARP is in use"
 _CHOICE = (
     NcclVariable(
         "NCCL_ALGO",
-        AlgoProtoValue(ALGORITHMS, kills_when_empty=False),
+        AlgoProtoValue(ALGORITHMS, empty_is_fatal=False),
         "algorithms that NCCL may choose from",
         exists=VersionRange("2.5"),
         always_read=True,
@@ -34,7 +34,7 @@ _CHOICE = (
     ),
     NcclVariable(
         "NCCL_PROTO",
-        AlgoProtoValue(PROTOCOLS, kills_when_empty=True),
+        AlgoProtoValue(PROTOCOLS, empty_is_fatal=True),
         "protocols that NCCL may choose from",
         exists=VersionRange("2.5"),
         always_read=True,
@@ -117,7 +117,7 @@ _CHOICE = (
     ),
     NcclVariable(
         "NCCL_CTA_POLICY",
-        NamesValue(("DEFAULT", "EFFICIENCY", "ZERO"), many="|", numbers=(0, 1, 2)),
+        NamesValue(("DEFAULT", "EFFICIENCY", "ZERO"), separator="|", numbers=(0, 1, 2)),
         "policy for the number of blocks",
         default="DEFAULT",
         exists=VersionRange("2.27"),

@@ -101,7 +101,7 @@ class NumberValue:
         if self.choices and number not in self.choices:
             return ValueFault(
                 InvalidValueEffect.ADJUSTED,
-                f"{number} is not one of {_listed(self.choices)}",
+                f"{number} is not one of {_join_alternatives(self.choices)}",
                 f"write {self}",
             )
         if self.low is not None and number < self.low:
@@ -141,7 +141,7 @@ class NumberValue:
 
     def __str__(self) -> str:
         if self.choices:
-            return _listed(self.choices)
+            return _join_alternatives(self.choices)
         unit = f" {self.unit}" if self.unit else ""
         highest = [high for _, high in self.limits] + ([self.high] if self.high is not None else [])
         if highest:
@@ -151,7 +151,7 @@ class NumberValue:
         )
 
 
-def _listed(words: tuple[object, ...]) -> str:
+def _join_alternatives(words: tuple[object, ...]) -> str:
     texts = [str(word) for word in words]
     return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} or {texts[-1]}"
 
@@ -161,7 +161,7 @@ class LevelValue:
     """A distance in the topology by name; the old numbers still work but count differently."""
 
     names: tuple[str, ...]
-    hidden: tuple[str, ...] = (
+    undocumented: tuple[str, ...] = (
         "NVL",
         "NVB",
         "C2C",
@@ -171,10 +171,10 @@ class LevelValue:
 
     def fault(self, value: str, release: Release | None) -> ValueFault | None:
         """Names are compared as they are written: `sys` is no level."""
-        if value in self.names or value in self.hidden:
+        if value in self.names or value in self.undocumented:
             return None
         if value[:1].isdigit():
-            name = self._named(value)
+            name = self._level_name(value)
             return ValueFault(
                 InvalidValueEffect.DISCOURAGED,
                 f"the number {value} means {name}; numbers have changed between versions",
@@ -190,14 +190,14 @@ class LevelValue:
 
     def means_same(self, asked: str, logged: str) -> bool:
         """A number is logged as the level that it means."""
-        return self._named(asked) == self._named(logged)
+        return self._level_name(asked) == self._level_name(logged)
 
-    def _named(self, value: str) -> str:
+    def _level_name(self, value: str) -> str:
         number = read_number(value) if value[:1].isdigit() else None
         return value if number is None else _OLD_LEVELS[min(number, len(_OLD_LEVELS) - 1)]
 
     def __str__(self) -> str:
-        return _listed(self.names)
+        return _join_alternatives(self.names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +207,7 @@ class NamesValue:
     """
 
     words: tuple[str, ...]
-    many: str = ""
+    separator: str = ""
     excludes: bool = False
     numbers: tuple[int, ...] = ()
     cased: bool = False
@@ -219,10 +219,12 @@ class NamesValue:
             return None
         rest = value[1:] if self.excludes and value.startswith("^") else value
         known = self.words if self.cased else tuple(word.upper() for word in self.words)
-        for word in rest.split(self.many) if self.many else (rest,):
+        for word in rest.split(self.separator) if self.separator else (rest,):
             if (word if self.cased else word.upper()) not in known:
                 return ValueFault(
-                    self.outcome, f"`{word}` is not one of {_listed(self.words)}", f"write {self}"
+                    self.outcome,
+                    f"`{word}` is not one of {_join_alternatives(self.words)}",
+                    f"write {self}",
                 )
         return None
 
@@ -231,8 +233,8 @@ class NamesValue:
         return asked.strip().upper() == logged.strip().upper()
 
     def __str__(self) -> str:
-        return _listed((*self.words, *self.numbers)) + (
-            f", several joined by `{self.many}`" if self.many else ""
+        return _join_alternatives((*self.words, *self.numbers)) + (
+            f", several joined by `{self.separator}`" if self.separator else ""
         )
 
 
@@ -240,7 +242,7 @@ class NamesValue:
 class PrefixesValue:
     """A list of name prefixes: `^` first excludes, `=` after it makes names exact."""
 
-    what: str
+    noun: str
     fields: int = 1  # parts of an entry, separated by `:`
 
     def fault(self, value: str, release: Release | None) -> ValueFault | None:
@@ -248,7 +250,7 @@ class PrefixesValue:
         rest = value.removeprefix("^").removeprefix("=")
         if not rest:
             return ValueFault(
-                InvalidValueEffect.IGNORED, f"no {self.what} is named", f"write {self}"
+                InvalidValueEffect.IGNORED, f"no {self.noun} is named", f"write {self}"
             )
         for entry in rest.split(","):
             if entry != entry.strip() or " " in entry:
@@ -281,7 +283,7 @@ class PrefixesValue:
 
     def __str__(self) -> str:
         port = "[:PORT]" if self.fields > 1 else ""
-        return f"{self.what} prefixes: `a{port},b{port}`, `^a` excludes, `=a` is exact"
+        return f"{self.noun} prefixes: `a{port},b{port}`, `^a` excludes, `=a` is exact"
 
 
 @dataclass(frozen=True, slots=True)
