@@ -176,7 +176,9 @@ def test_all_nodes_of_an_attempt_meet_at_one_place_and_a_retry_at_another() -> N
 def starts(*trials: Trial, connected: str = "abc") -> list[TrialStart]:
     busy = {host for trial in trials if trial.is_active for host in trial.hosts}
     hosts = [
-        SchedulableHost(name, closed_for="" if name in connected else "away", running=name in busy)
+        SchedulableHost(
+            name, closed_reason="" if name in connected else "away", running=name in busy
+        )
         for name in "abc"
     ]
     return list(

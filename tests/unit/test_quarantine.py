@@ -125,7 +125,7 @@ def test_after_a_clean_look_the_next_trial_decides() -> None:
     restarted = failed("agent_restarted", ErrorKind.AGENT_RESTARTED)
     aside = weighed(HostRecord("a"), restarted, restarted, restarted)
     back = put_on_probation(aside)
-    assert (back.aside, back.closed_for) == ("", "")
+    assert (back.aside, back.closed_reason) == ("", "")
     again = weighed(back, restarted)
     assert again.aside
     assert (aside.setbacks, again.setbacks, weighed(back, OK)) == (1, 2, HostRecord("a"))
@@ -148,9 +148,9 @@ def test_looks_come_after_longer_and_longer_pauses_up_to_an_hour() -> None:
 
 def test_undrain_forgets_all_and_a_drain_outweighs_being_set_aside() -> None:
     record = drain(weighed(HostRecord("a"), failed("gpu_lost")), "new kernel")
-    assert record.closed_for == "drained: new kernel"
+    assert record.closed_reason == "drained: new kernel"
     assert undrain(record) == HostRecord("a")
-    assert drain(HostRecord("a"), "").closed_for == "drained"
+    assert drain(HostRecord("a"), "").closed_reason == "drained"
 
 
 ENDS = st.sampled_from(

@@ -55,7 +55,9 @@ def hosts_of(jobs: Iterable[Job], connected: Iterable[str]) -> list[SchedulableH
     )
     named = {host for job in jobs for trial in job.trials for host in trial.hosts} | set(connected)
     return [
-        SchedulableHost(name, closed_for="" if name in connected else "away", running=running[name])
+        SchedulableHost(
+            name, closed_reason="" if name in connected else "away", running=running[name]
+        )
         for name in sorted(named)
     ]
 

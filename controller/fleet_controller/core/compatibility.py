@@ -1,6 +1,4 @@
-"""Owns what is told of a host that answers, from what its agent says: whether it is understood,
-whether its clock is right. Asks nobody.
-"""
+"""Messages about an agent whose version or clock does not fit this controller."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ CLOCK_APART_S = 2.0
 def agent_incompatibility(
     host: str, version: str, protocol: int, ours: int = PROTOCOL
 ) -> tuple[str, str]:
-    """(why the controller does not work with this agent, what to do); both empty when it does."""
+    """Return why the controller cannot work with this agent, and a hint; both are empty if it can."""
     if is_compatible(protocol, ours):
         return "", ""
     message, _ = incompatibility(
@@ -27,7 +25,10 @@ def agent_incompatibility(
 
 
 def clock_warning(ahead_s: float) -> str:
-    """What `hosts` says of a clock that is too far from ours; no result depends on it."""
+    """Return a warning if a host's clock differs from ours by more than 2 s, else an empty text.
+
+    `ahead_s` is negative if the host's clock is behind ours.
+    """
     if abs(ahead_s) <= CLOCK_APART_S:
         return ""
     return f"its clock is {_span(abs(ahead_s))} {'ahead' if ahead_s > 0 else 'behind'}: its logs show other times, no result depends on it"

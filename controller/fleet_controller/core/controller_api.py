@@ -1,6 +1,4 @@
-"""Owns what `fleetctl` shows of jobs, trials and hosts, as frozen values; field for field the
-contract's messages. Fetches nothing.
-"""
+"""What `fleetctl` and the gRPC service ask of a controller, and the values that it returns."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from fleet_protos.trial_types import ErrorKind, Outcome, Phase, RunResult
 
 @dataclass(frozen=True, slots=True)
 class StoredRun:
-    """A run and the attempt that it belongs to; field for field the contract's message of the same
+    """A run and the attempt that it belongs to. Its fields are those of the proto message of this
     name.
     """
 
@@ -45,14 +43,14 @@ class JobSummary:
 
     @property
     def is_over(self) -> bool:
-        """True when nothing more will happen."""
+        """Whether the job has ended."""
         return self.state in ("done", "failed", "cancelled")
 
 
 @dataclass(frozen=True, slots=True)
 class TrialStatus:
-    """One trial in its newest attempt; `runs` are those finished in it, `progress` is how far its
-    launch has come.
+    """A trial in its newest attempt. `runs`: how many runs the attempt has finished; `progress`:
+    how far its launch has come.
     """
 
     trial_id: str = ""
@@ -72,7 +70,7 @@ class TrialStatus:
 
 @dataclass(frozen=True, slots=True)
 class HostStatus:
-    """One host as the controller sees it. `state`: connected or unreachable."""
+    """One host as the controller sees it. `state`: connected, unreachable or incompatible."""
 
     host: str = ""
     address: str = ""
@@ -95,8 +93,8 @@ class HostStatus:
 
 @dataclass(frozen=True, slots=True)
 class HostFinding:
-    """One thing that a look at a host tells. `severity`: error (it stands in the way of every
-    trial), warning or info.
+    """One result of a host check. `severity`: error (no trial can run on the host), warning or
+    info.
     """
 
     code: str = ""
@@ -107,7 +105,7 @@ class HostFinding:
 
 @dataclass(frozen=True, slots=True)
 class HostCheck:
-    """The answer of one host, or that it gave none."""
+    """The findings of one host; `reached` is False if it did not answer."""
 
     host: str = ""
     reached: bool = False
@@ -116,7 +114,7 @@ class HostCheck:
 
     @property
     def errors(self) -> str:
-        """The messages of what stands in the way of every trial there; empty when nothing does."""
+        """The messages of all findings of severity error; empty if there is none."""
         return "; ".join(
             finding.message for finding in self.findings if finding.severity == "error"
         )
@@ -124,7 +122,7 @@ class HostCheck:
 
 @dataclass(frozen=True, slots=True)
 class JobDetail:
-    """A job with all its trials and the text it was submitted as."""
+    """A job with all its trials and the submitted text."""
 
     job: JobSummary = field(default_factory=JobSummary)
     trials: tuple[TrialStatus, ...] = ()
@@ -133,8 +131,8 @@ class JobDetail:
 
 @dataclass(frozen=True, slots=True)
 class JobChange:
-    """One look at a job: at first with all trials, then with those that changed. `left_s`: wall
-    seconds, 0 = unknown.
+    """A job at one moment: first with all trials, later with those that changed. `left_s`: expected
+    wall seconds to its end, 0 if unknown.
     """
 
     job: JobSummary = field(default_factory=JobSummary)
@@ -153,7 +151,7 @@ class JobResults:
 
 @dataclass(frozen=True, slots=True)
 class TrialDetail:
-    """One attempt of a trial: its events and, when asked for, the end of its server's log."""
+    """One attempt of a trial: its events and, if requested, the end of its server's log."""
 
     status: TrialStatus = field(default_factory=TrialStatus)
     events: tuple[Event, ...] = ()
@@ -161,59 +159,57 @@ class TrialDetail:
 
 
 class Controller(Protocol):
-    """What `fleetctl` asks of a controller, in this process or behind a socket. Raises FleetError
-    kinds only.
-    """
+    """A controller in this process or behind a socket. All calls raise only kinds of FleetError."""
 
     async def submit(
         self, yaml: str, file_name: str, only_connected: bool = False, request_key: str = ""
     ) -> str:
-        """Take a job; the result is its id. `only_connected`: no trial waits for a host that does
-        not answer. Raises ConfigError.
+        """Submit a job and return its id. `only_connected`: plan no trial on a host that does not
+        answer. Raises ConfigError.
 
-        `request_key`: the same one again is the same job, so that a submit whose answer was lost
-        can be repeated; empty: always a new one.
+        `request_key`: a repeated key returns the same job, so a submit whose response was lost can
+        be repeated. An empty key always makes a new job.
         """
         ...
 
     async def jobs(self) -> tuple[JobSummary, ...]:
-        """All jobs, the newest first."""
+        """Return all jobs, the newest first."""
         ...
 
     async def job(self, job_id: str) -> JobDetail:
-        """One job by its id or a unique start of it. Raises ConfigError when there is none."""
+        """Return one job by its id or a unique prefix of it. Raises ConfigError if there is none."""
         ...
 
     def watch(self, job_id: str) -> AsyncIterator[JobChange]:
-        """What changes, until the job is over."""
+        """Yield the changes of a job until it is over."""
         ...
 
     async def cancel(self, job_id: str) -> int:
-        """Cancel; the result counts the trials that this ended."""
+        """Cancel a job; return how many trials that ended or kept from starting."""
         ...
 
     async def hosts(self) -> tuple[HostStatus, ...]:
-        """All hosts that the controller knows."""
+        """Return all hosts of the controller."""
         ...
 
     async def drain(self, host: str, reason: str) -> None:
-        """No new trials on a host; what runs is measured to its end. Raises NotFound."""
+        """Start no new trials on a host; running ones are measured to their end. Raises NotFound."""
         ...
 
     async def undrain(self, host: str) -> None:
-        """Trials on a host again, also where failures had set it aside. Raises NotFound."""
+        """Allow trials on a host again, even if it is quarantined. Raises NotFound."""
         ...
 
     def check_hosts(self, hosts: Sequence[str]) -> AsyncIterator[HostCheck]:
-        """What stands in the way on each of the hosts, all when none is named, as each is ready.
+        """Check the named hosts, or all if none is named, and yield each result when it is ready.
         Raises NotFound.
         """
         ...
 
     async def results(self, job_id: str) -> JobResults:
-        """Every stored run of a job."""
+        """Return every stored run of a job."""
         ...
 
     async def trial(self, trial_id: str, attempt: int, with_log: bool) -> TrialDetail:
-        """One attempt of a trial, 0 = the newest. Raises ConfigError when there is none."""
+        """Return one attempt of a trial; 0 means the newest. Raises ConfigError if there is none."""
         ...

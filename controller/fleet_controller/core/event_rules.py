@@ -1,7 +1,7 @@
-"""Owns what of an agent's words is believed: whose trial it may tell of, how long a text may be,
-where a file may lie. Stores nothing.
+"""Decides what the controller accepts from an agent: which trials it may report on, how long a text
+may be, which files it may name.
 
-An agent is a program on a host that others may have taken over: it may spoil what runs there, and
+The host of an agent may have been taken over. It may then spoil the results of its own trials, but
 nothing of another host.
 """
 
@@ -33,8 +33,9 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 def agent_info_error(agent_id: str, host: str, reported: Mapping[str, str]) -> str:
-    """Why an agent does not describe itself as one of ours does; empty when it may be. `told`: its
-    labels and its fingerprint.
+    """Return why an agent's description of itself is not acceptable; empty if it is.
+
+    `reported` holds its labels and its fingerprint.
     """
     if not _AGENT_ID.fullmatch(agent_id) or not _HOST.fullmatch(host):
         return f"it calls itself agent {agent_id[:80]!a} of the host {host[:80]!a}"
@@ -46,7 +47,7 @@ def agent_info_error(agent_id: str, host: str, reported: Mapping[str, str]) -> s
 
 
 def event_error(event: ev.Event) -> str:
-    """Why an event is not one that an agent of ours tells; empty when it may be."""
+    """Return why an agent cannot have sent this event; empty if it can have."""
     if not 0 < event.sequence < _MOST_NUMBER // 2:
         return f"event number {event.sequence} cannot be"
     if not _TRIAL_ID.fullmatch(event.trial_id):
@@ -63,8 +64,8 @@ def event_error(event: ev.Event) -> str:
 
 
 def sanitize_event(event: ev.Event) -> tuple[ev.Event, tuple[str, ...]]:
-    """The event with its texts cut to their longest and without files that are none of its attempt;
-    what was taken out, in words.
+    """Return the event with long texts cut and without files of other attempts, and a description
+    of each removed file.
     """
     body: Any = event.body
     refused: tuple[str, ...] = ()
@@ -86,11 +87,11 @@ def sanitize_event(event: ev.Event) -> tuple[ev.Event, tuple[str, ...]]:
 
 
 def may_report(before: Attempt, agent_id: str, host: str, trial_host: str, newest: int) -> bool:
-    """An attempt is told of by the agent that took it; before one did, by the host that it was
-    given to.
+    """Whether an agent may report on an attempt: the agent that accepted it, or before that the
+    host that it was given to.
 
-    An attempt older than the newest may have been given to another host than the trial has now: it
-    decides nothing any more.
+    An attempt older than the newest may have been given to another host than the trial has now. It
+    decides nothing any more, so any host may report on it.
     """
     if before.agent_id:
         return before.agent_id == agent_id
@@ -113,8 +114,8 @@ def _artifact_error(file: Artifact, event: ev.Event) -> str:
 
 
 def _drop_invalid_numbers(run: RunResult) -> RunResult:
-    """Without numbers that are none, and without a search whose loads cannot be: it is then a run
-    of no search.
+    """Return the run without metrics that are not finite. A search with impossible loads is
+    dropped: the run then belongs to no search.
     """
     metrics = {
         name: value
@@ -130,9 +131,7 @@ def _drop_invalid_numbers(run: RunResult) -> RunResult:
 
 
 def _truncate_value(name: str, value: Any, depth: int) -> Any:
-    """Any part of a body: its texts short enough for every database, its lists and maps not
-    endless.
-    """
+    """Return any part of a body with texts, lists and maps cut to what every database can hold."""
     if isinstance(value, str):
         return _truncate_text(value, _LONGEST_NAME if name in _NAMES else _LONGEST_TEXT)
     if is_dataclass(value) and not isinstance(value, type):

@@ -1,10 +1,9 @@
-"""Owns how much host time a job counts as having had, by which jobs of one priority take turns.
-Reads no clock.
+"""Counts the host time of a job, by which jobs of one priority share the fleet.
 
-Start-time fair queueing (Goyal, Vin, Cheng, SIGCOMM 1996) in host seconds: the job that has had
-least goes first. One that joins starts a trial behind the one that had least, so a flow of new jobs
-holds up no old one; one that had nothing running starts from where the least of those that run
-stands, so that nobody is owed anything for a time in which it could not run.
+Start-time fair queueing (Goyal, Vin, Cheng, SIGCOMM 1996) in host seconds: the job with the least
+host time goes first. A new job starts one trial behind the job with the least, so a stream of new
+jobs cannot hold up an old one. A job that had nothing running continues from the least host time of
+the running jobs, so it gets no credit for a time in which it could not run.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ UNKNOWN_TRIAL_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class HostTimeAccount:
-    """What the trials of one job took: `ended_s` host seconds of attempts that are over, `ended` of
-    them, each `nodes` hosts wide.
+    """The host time of one job. `ended_s`: host seconds of its finished attempts; `ended`: how many
+    host slots these attempts took, one for each node of a trial.
     """
 
     joined_s: float = 0.0
@@ -30,7 +29,7 @@ class HostTimeAccount:
     share: float = 1.0  # of a host that one trial takes; below 1 only where trials let others in
 
     def with_change(self, before: Trial | None, after: Trial) -> HostTimeAccount:
-        """The account after a trial changed from `before`."""
+        """Return the account after a trial changed from `before`."""
         change = (
             _ended(after)
             if before is None
@@ -41,36 +40,38 @@ class HostTimeAccount:
         )
 
     def caught_up(self, host_time_s: float, least_s: float) -> HostTimeAccount:
-        """The account of a job that had nothing running and begins again: not behind `least_s`, the
-        least of those that run.
+        """Return the account of a job that starts again after it had nothing running: its host time
+        becomes at least `least_s`, the least of the running jobs.
         """
         return replace(self, joined_s=self.joined_s + max(0.0, least_s - host_time_s))
 
     def trial_s(self, planned_s: float = UNKNOWN_TRIAL_S) -> float:
-        """Host seconds that one more trial is reckoned at: the mean of those that are over, else
-        the plan's guess.
+        """Return the expected host seconds of one more trial: the mean of the finished ones, or the
+        plan's estimate before one has finished.
         """
         return (
             self.ended_s / self.ended if self.ended else planned_s * self.share
         ) or UNKNOWN_TRIAL_S
 
     def host_time_s(self, active_hosts: int, trial_s: float) -> float:
-        """Host seconds so far. What runs counts as a whole trial from its begin on, by no clock of
-        its host.
+        """Return the host seconds so far. A running trial counts as a whole one from its start, so
+        no host's clock matters.
         """
         return self.joined_s + self.ended_s + active_hosts * trial_s
 
 
 def initial_host_time(competitors: Iterable[tuple[float, float]]) -> float:
-    """Where a new job begins to count, by (had_s, trial_s) of those that it meets: behind the next
-    trial of who had least; 0 alone.
+    """Return the host time that a new job starts with: one trial behind the competitor with the
+    least, or 0 if it has none.
+
+    `competitors`: (host time, expected seconds of a trial) of each.
     """
     return min((host_time_s + trial_s for host_time_s, trial_s in competitors), default=0.0)
 
 
 def _ended(trial: Trial) -> tuple[float, int]:
-    """Host seconds and number of attempts that began and are over; a clock that was set back counts
-    as no time.
+    """Return host seconds and number of attempts that began and are over, times the hosts of the
+    trial. If a clock was set back, an attempt counts as 0 s.
     """
     took = [
         max(0.0, (attempt.ended_unix_ns - attempt.started_unix_ns) / 1e9)

@@ -1,5 +1,5 @@
-"""Owns how the hosts of one server make one trial: names, the meeting place, the fold of their
-attempts, who has to end. Ends nothing.
+"""Makes one trial of the nodes of a server over several hosts: their ids, addresses and combined
+attempts, and when all must end.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ CONSEQUENCES = frozenset({
 
 
 def member_id(lead_id: str, rank: int) -> str:
-    """The trial id of a node that is not the lead: `TRIAL_n1`."""
+    """Return the trial id of a node that is not the lead: `TRIAL_n1`."""
     return f"{lead_id}{_MARK}{rank}"
 
 
 def lead_and_rank(trial_id: str) -> tuple[str, int]:
-    """(id of the gang's trial, rank) of a node; rank 0 for the lead and for every trial on one
-    host.
+    """Return the id of the gang's trial and the rank of a node. The rank is 0 for the lead and for
+    every trial on one host.
     """
     lead, mark, rank = trial_id.rpartition(_MARK)
     return (lead, int(rank)) if mark and rank.isdecimal() else (trial_id, 0)
 
 
 def member_specs(lead: TrialSpec, hosts: Sequence[str]) -> tuple[TrialSpec, ...]:
-    """What the agents of the other hosts carry out beside `lead`: rank 1 and up, no load of their
-    own.
+    """Return what the agents of the other hosts run together with `lead`: ranks 1 and up, without
+    load of their own.
     """
     gang = lead.engine.gang
     return tuple(
@@ -71,15 +71,15 @@ def member_specs(lead: TrialSpec, hosts: Sequence[str]) -> tuple[TrialSpec, ...]
 
 
 def hold_limit_s(spec: TrialSpec) -> float:
-    """Wall seconds after which the lead must be over by its own limits: all launches, runs and
-    requests as slow as they may be.
+    """Return the wall seconds after which the lead must be over by its own limits: launch, all runs
+    and requests at their slowest, and stop.
     """
     load_s = sum(_longest_s(workload, spec.measure.runs_max) for workload in spec.workloads)
     return spec.engine.ready_timeout_s + load_s + spec.engine.stop_timeout_s
 
 
 def _longest_s(workload: Workload, runs_max: int) -> float:
-    """Of all runs of a workload, with its warm-up."""
+    """Return the longest wall seconds of all runs of a workload, with its warm-up."""
     if search := workload.search if workload.search.of else None:
         return (1 + search.max_runs) * _longest_run_s(workload.at_load(search.most))
     return (1 + runs_max) * _longest_run_s(workload)
@@ -93,11 +93,11 @@ def _longest_run_s(workload: Workload) -> float:
 
 
 def meeting_host(address: str, label: str = "") -> str:
-    """Where other hosts reach the host of an agent: its label `address`, else the host of its gRPC
-    address.
+    """Return where other hosts reach the host of an agent: its label `address`, or the host of its
+    gRPC address.
 
-    Loopback for a Unix socket and for this machine's own names: right for agents on one machine,
-    and no use to others behind a tunnel.
+    Return loopback for a Unix socket and for this machine's own names. That is right for agents on
+    one machine, and wrong for other hosts if the agent is behind a tunnel.
     """
     if label:
         return f"[{label}]" if ":" in label and not label.startswith("[") else label
@@ -108,8 +108,8 @@ def meeting_host(address: str, label: str = "") -> str:
 
 
 def spec_for_agent(spec: TrialSpec, attempt: int, lead_host: str) -> TrialSpec:
-    """The attempt as its agent gets it. All nodes meet at `lead_host`; the port is drawn anew for
-    each attempt.
+    """Return the spec of an attempt as its agent gets it. All nodes meet at `lead_host`, on a port
+    that differs for each attempt.
     """
     gang = spec.engine.gang
     if gang.nodes < 2:
@@ -124,7 +124,9 @@ def spec_for_agent(spec: TrialSpec, attempt: int, lead_host: str) -> TrialSpec:
 
 
 def fold_gangs(nodes: Iterable[Trial]) -> list[Trial]:
-    """The trials in their order, with the nodes of each gang as one; what is folded stays as it is."""
+    """Return the trials in their order, with the nodes of each gang as one trial. Folded trials
+    stay as they are.
+    """
     leads: list[Trial] = []
     members: dict[str, list[Trial]] = {}
     for node in nodes:
@@ -134,8 +136,10 @@ def fold_gangs(nodes: Iterable[Trial]) -> list[Trial]:
 
 
 def fold_gang(lead: Trial, members: Sequence[Trial]) -> Trial:
-    """The trial that a lead and its members make: over when all are, OK when the lead is, failed
-    with the cause of who failed first.
+    """Return the trial that a lead and its members make.
+
+    It is over when all nodes are, ended OK if the lead did, and otherwise failed with the cause of
+    the node that failed first.
     """
     if not members:
         return lead
@@ -155,7 +159,7 @@ def _fold_attempt(nodes: Sequence[Trial], lead: Attempt) -> Attempt:
     failures = [(node, attempt) for node, attempt in ended if attempt.outcome is Outcome.FAILED]
     if not failures:
         return replace(lead, ended_unix_ns=last_ns)
-    node, cause = min(failures, key=lambda pair: _lateness(pair[1]))
+    node, cause = min(failures, key=lambda pair: _cause_order(pair[1]))
     cause_text = cause.message or cause.failure_class
     message = cause_text if node is nodes[0] else f"{_node_label(node)}: {cause_text}"
     if (
@@ -172,9 +176,9 @@ def _fold_attempt(nodes: Sequence[Trial], lead: Attempt) -> Attempt:
     return replace(failed, started_unix_ns=lead.started_unix_ns, ended_unix_ns=last_ns)
 
 
-def _lateness(failed: Attempt) -> tuple[int, int]:
-    """The first is the cause: by what the class says, then by the end, as near as the clocks of
-    hosts are known.
+def _cause_order(failed: Attempt) -> tuple[int, int]:
+    """Return a key that sorts the cause first: by failure class, then by the end, as precisely as
+    the clocks of the hosts are known.
     """
     failure_class = failed.failure_class
     return (
@@ -183,7 +187,7 @@ def _lateness(failed: Attempt) -> tuple[int, int]:
 
 
 def _unfinished(lead: Attempt) -> Attempt:
-    """The lead's own progress, or stopping when it is over and others are not."""
+    """Return the lead's attempt, or `stopping` if the lead is over and other nodes are not."""
     if not lead.is_over:
         return lead
     undecided = replace(
@@ -202,11 +206,11 @@ def _node_label(node: Trial) -> str:
 
 
 def nodes_to_end(trial: Trial) -> Mapping[str, str]:
-    """The nodes of an active gang that must end now, with the reason: all, as soon as one has ended
-    or begun to.
+    """Return the nodes of an active gang that must end now, with the reason: all of them, once one
+    has ended or begun to.
 
-    The lead's server is needed until it is being stopped; a member that collects its evidence has
-    lost its server or let it go.
+    The lead counts from the phase stopping on, since its server is needed until then. A member
+    counts from the phase collecting on: it has then lost or released its server.
     """
     if not trial.nodes or trial.newest is None:
         return {}
@@ -223,8 +227,8 @@ def nodes_to_end(trial: Trial) -> Mapping[str, str]:
 
 
 def gangs_of(job: Job, hosts: Sequence[str]) -> list[tuple[str, ...]]:
-    """The hosts in their order, as many together as one server takes: one each, or `engine.nodes`.
-    What is left over is in none.
+    """Group the hosts in their order by the number that one server takes: one, or `engine.nodes`.
+    Hosts left over are in no group.
     """
     nodes = max(job.engine.gang.nodes, 1)
     return [

@@ -1,6 +1,4 @@
-"""Owns which trials are no longer waited for, since a host of theirs has been away for too long;
-closes none itself.
-"""
+"""Decides which attempts are given up because a host has been away for too long."""
 
 from __future__ import annotations
 
@@ -26,8 +24,8 @@ UNPLACED = (
 
 @dataclass(frozen=True, slots=True)
 class GivenUpAttempt:
-    """The attempt of a trial or node that ends so: one that was begun on a host which is away, or
-    the next one, which never begins.
+    """The attempt of a trial or node that is given up: one that was begun on a host that is away,
+    or the next one, which never begins.
     """
 
     trial_id: str
@@ -37,8 +35,8 @@ class GivenUpAttempt:
 def attempts_to_cancel(
     trials: Iterable[Trial], away_s: Mapping[str, float], limit_s: float, now_unix_ns: int
 ) -> Iterator[GivenUpAttempt]:
-    """What to close of a job that was cancelled, and whose hosts cannot be told. As `given_up`
-    otherwise: what ended well counts yet.
+    """Yield what to close of a cancelled job whose hosts cannot be reached. The rules are those of
+    `attempts_to_give_up`; trials that ended OK still count.
     """
     for end in attempts_to_give_up(trials, away_s, limit_s, now_unix_ns):
         message = f"the job was cancelled while {end.attempt.message.partition(';')[0].replace(' has been ', ' was ')}"
@@ -51,11 +49,11 @@ def attempts_to_cancel(
 def attempts_to_give_up(
     trials: Iterable[Trial], away_s: Mapping[str, float], limit_s: float, now_unix_ns: int
 ) -> Iterator[GivenUpAttempt]:
-    """What to close of these trials. `away_s`: seconds for which each host that does not answer has
-    been away, and UNPLACED.
+    """Yield what to close of these trials. `away_s`: seconds for which each host that does not
+    answer has been away; the key UNPLACED stands for the hosts of trials that any host may take.
 
-    Of a server over several hosts only the nodes on hosts that are away: the others are ended
-    there, and tell their own end.
+    Of a server over several hosts, only the nodes on hosts that are away are closed. The other
+    nodes are ended by their own hosts, which report that.
     """
     gone = {host: seconds for host, seconds in away_s.items() if seconds > limit_s}
     for trial in trials if gone else ():

@@ -1,6 +1,4 @@
-"""Owns what holds of a host when the fleet file and its agent both speak of it: the file wins, and
-a difference is told. Asks neither.
-"""
+"""Combines what the fleet file and an agent say about a host. The fleet file has precedence."""
 
 from __future__ import annotations
 
@@ -14,13 +12,15 @@ GPUS_UNKNOWN = (
 
 
 def merge_labels(fleet_host: FleetHost | None, reported: Mapping[str, str]) -> Mapping[str, str]:
-    """What jobs select a host by: the labels of its agent, those of the file laid over them."""
+    """Return the labels by which jobs select a host: the agent's, overridden by those of the fleet
+    file.
+    """
     return reported if fleet_host is None else {**reported, **fleet_host.labels}
 
 
 def label_differences(fleet_host: FleetHost | None, reported: Mapping[str, str]) -> tuple[str, ...]:
-    """`gpu is a100 for the agent and h200 in the fleet file`, for each label that both have and
-    that differs.
+    """Return `gpu is a100 for the agent and h200 in the fleet file` for each label that both set to
+    different values.
     """
     wanted = fleet_host.labels if fleet_host else {}
     return tuple(
@@ -31,8 +31,10 @@ def label_differences(fleet_host: FleetHost | None, reported: Mapping[str, str])
 
 
 def merge_gpus(fleet_host: FleetHost | None, reported: int | None, simulated: bool = False) -> int:
-    """GPUs that servers may use: as many as the agent has, and no more than the file says. `told`
-    None: no contact yet.
+    """Return how many GPUs servers may use: as many as the agent reports, at most as many as the
+    fleet file says.
+
+    `reported` is None before the first contact.
     """
     limit = (
         None

@@ -1,6 +1,4 @@
-"""Owns a fleet as its file describes it, as frozen values: hosts, how to reach them, what they
-allow. Reads and reaches nothing.
-"""
+"""A fleet as its file describes it: hosts, how to reach them and what they allow."""
 
 from __future__ import annotations
 
@@ -12,11 +10,11 @@ AGENT_PORT = 7433
 
 @dataclass(frozen=True, slots=True)
 class Ssh:
-    """How one machine is reached over SSH. `jumps`: the machines to go through, in order, each with
-    settings of its own.
+    """How to reach one machine over SSH. `jumps`: the machines to go through, in order, each with
+    its own settings.
 
-    `identities` and `known_hosts` are absolute paths; empty = those of OpenSSH. `config_file`:
-    whose settings were taken in.
+    `identities` and `known_hosts` are absolute paths; empty means the defaults of OpenSSH.
+    `config_file`: the OpenSSH configuration whose settings were included.
     """
 
     address: str = ""
@@ -32,8 +30,8 @@ class Ssh:
 
 @dataclass(frozen=True, slots=True)
 class Allow:
-    """What jobs may ask of a host beyond the defaults: glob patterns of paths, images, models and
-    variables; `args`: names.
+    """What jobs may use on a host beyond the defaults. All entries are glob patterns, except
+    `args`, which holds names of arguments.
     """
 
     python: tuple[str, ...] = ()
@@ -46,11 +44,11 @@ class Allow:
 
 @dataclass(frozen=True, slots=True)
 class Install:
-    """Where and how the agent lives on a host. `mode`: system (a unit), user (a unit of the user),
-    daemon (supervised, no systemd), auto.
+    """Where and how the agent is installed on a host. `mode`: system (a systemd unit), user (a unit
+    of the user), daemon (supervised without systemd) or auto.
 
-    Empty paths are those of the mode. `python`: interpreter of the agent; `bundled` = one that is
-    brought along.
+    Empty paths mean the defaults of the mode. `python`: the interpreter of the agent; `bundled`
+    means one that the deploy brings along.
     """
 
     mode: str = "auto"
@@ -62,12 +60,12 @@ class Install:
 
 @dataclass(frozen=True, slots=True)
 class FleetHost:
-    """One host. `address`: where controller and other hosts reach its agent; `through_ssh`: the
-    controller by a tunnel.
+    """One host. `address`: where the controller and other hosts reach its agent; `through_ssh`: the
+    controller uses an SSH tunnel.
 
-    `gpus` None = all that are there. `server_python`, `server_image`, `env`: defaults of servers
-    there. `cost_per_hour`: 0 = not told. `metrics`: ADDRESS:PORT of its Prometheus endpoint, empty
-    = none.
+    `gpus`: None means all GPUs of the host. `server_python`, `server_image`, `env`: defaults of
+    servers on the host. `cost_per_hour`: 0 means unknown. `metrics`: ADDRESS:PORT of the agent's
+    Prometheus endpoint; empty means none.
     """
 
     name: str = ""
@@ -90,10 +88,10 @@ class FleetHost:
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """A validated fleet file. `places` gives line and column of each dotted key of the file.
+    """A validated fleet file. `places`: line and column of each dotted key of the file.
 
-    `give_up_after_s`: how long a host may be away before what waits for it is closed as
-    host_unreachable.
+    `give_up_after_s`: how long a host may be away before the attempts and trials that wait for it
+    are closed as host_unreachable.
     """
 
     hosts: tuple[FleetHost, ...] = ()
@@ -104,5 +102,5 @@ class Inventory:
     places: Mapping[str, tuple[int, int]] = field(default_factory=dict, compare=False, repr=False)
 
     def host(self, name: str) -> FleetHost | None:
-        """The host of this name, None when there is none."""
+        """Return the host with this name, or None."""
         return next((host for host in self.hosts if host.name == name), None)

@@ -1,5 +1,5 @@
-"""Owns a job as the planner sees it: every default filled in, every list expanded, names as the
-server knows them. Decides nothing.
+"""A job as the planner sees it: every default filled in, every list expanded, names as the server
+knows them.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from fleet_protos.trial_types import (
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """What a level lays over the engine; a None takes an argument or a variable away. `simulation`
-    is by field of `Simulation`.
+    """What a level changes in the engine. A value of None removes an argument or a variable. The
+    keys of `simulation` are the fields of `Simulation`.
     """
 
     args: Mapping[str, Any] = field(default_factory=dict)
@@ -33,10 +33,10 @@ class Level:
 @dataclass(frozen=True, slots=True)
 class HostChoice:
     """Which hosts a job asks for. `every_host` False: each block goes to one of them. `share`: its
-    trials let others in beside them.
+    trials may run next to others on a host.
 
-    `part`: how much of a host one of its trials takes, for the sharing of time; 1 unless others are
-    let in.
+    `part`: the part of a host that one of its trials takes, for the accounting of host time; 1
+    unless it shares.
     """
 
     names: tuple[str, ...] = ()
@@ -46,30 +46,30 @@ class HostChoice:
     part: float = 1.0
 
     def to_json(self) -> str:
-        """As the store keeps it."""
+        """Return the choice as the store keeps it."""
         return json.dumps(asdict(self), sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> HostChoice:
-        """The choice of a text written by `to_json`; empty: every trial stays on the host of its
-        plan.
+        """Read a text written by `to_json`. An empty text means that every trial stays on the host
+        of its plan.
         """
         values = json.loads(text or "{}")
         return cls(**{**values, "names": tuple(values.get("names", ()))})
 
     def matching(self, known: Mapping[str, Mapping[str, str]]) -> tuple[str, ...]:
-        """Names of the hosts of `known` (name → labels) that match, sorted."""
+        """Return the sorted names of the hosts in `known` (name → labels) that match."""
         return tuple(name for name in sorted(known) if self.matches(name, known[name]))
 
     def matches(self, name: str, labels: Mapping[str, str]) -> bool:
-        """A host of that name with those labels matches."""
+        """Whether a host with that name and those labels matches."""
         return (not self.names or name in self.names) and self.labels.items() <= labels.items()
 
 
 @dataclass(frozen=True, slots=True)
 class LoadChoice:
-    """Load from other hosts. `hosts` without names and labels: those that are for load only;
-    `shards`: over all of them, 0 = one a host.
+    """Which other hosts send the load. `hosts` without names and labels means all hosts that only
+    send load; `shards`: in total, 0 means one for each host.
     """
 
     hosts: HostChoice = field(default_factory=HostChoice)
@@ -78,10 +78,10 @@ class LoadChoice:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A validated job. `factors` keep the order of the file; `gpus` None = from the parallel sizes
-    of each variant; `files` are those that the workloads name.
+    """A validated job. `factors` keep the order of the file; `gpus` None means that the parallel
+    sizes of each variant decide; `files` are those that the workloads name.
 
-    `places` gives line and column of each dotted key of the file.
+    `places`: line and column of each dotted key of the file.
     """
 
     name: str
@@ -102,7 +102,7 @@ class Job:
     places: Mapping[str, tuple[int, int]] = field(default_factory=dict, compare=False, repr=False)
 
     def finding(self, code: str, severity: str, key: str, message: str, hint: str = "") -> Finding:
-        """A finding at `key`, or at the nearest key above it that the file holds."""
+        """Return a finding at `key`, or at the nearest key above it that the file contains."""
         above = key
         while above and above not in self.places:
             above = above.rpartition("[" if above.endswith("]") else ".")[0]
@@ -111,5 +111,5 @@ class Job:
 
 
 def blocks_of(job: Job) -> int:
-    """Rounds of launches; an external server is not launched, so it gets one."""
+    """Return the number of blocks. An external server is not launched, so it gets one."""
     return 1 if job.engine.kind == EngineKind.EXTERNAL else job.launches

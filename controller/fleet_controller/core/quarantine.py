@@ -1,8 +1,7 @@
-"""Owns when failures speak against a host, when it is set aside for them, and how it comes back.
-Asks no host, gives no order.
+"""Decides when failures quarantine a host and when it may be used again.
 
-A fold over the attempts of all jobs on a host, in the order in which their ends became known: the
-clocks of hosts play no part.
+The record of a host is a fold over the attempts of all jobs on it, in the order in which the
+controller learned of their ends. The clocks of hosts do not matter.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ CAUSED_BY_OTHER_HOST = frozenset({"nccl_peer_lost", "gang_hold_limit"})
 
 @dataclass(frozen=True, slots=True)
 class HostFailure:
-    """An attempt that speaks against its host with so many points."""
+    """An attempt that counts against its host, with its points."""
 
     trial_id: str
     attempt: int
@@ -55,8 +54,8 @@ class HostFailure:
 
 @dataclass(frozen=True, slots=True)
 class HostRecord:
-    """What was decided about one host. `aside`: why it gets no trials, empty when it may;
-    `setbacks`: how often in a row that was so.
+    """What was decided about one host. `aside`: why it is quarantined, empty if it is not;
+    `setbacks`: how many times in a row it was quarantined.
     """
 
     name: str
@@ -68,16 +67,17 @@ class HostRecord:
     failures: tuple[HostFailure, ...] = ()
 
     @property
-    def closed_for(self) -> str:
-        """Why it gets no trials by a decision: a user's, or ours; empty when it may have them."""
+    def closed_reason(self) -> str:
+        """Why the host gets no trials by a decision of a user or of ours; empty if it may get them."""
         if self.drained:
             return f"drained: {self.drain_reason}" if self.drain_reason else "drained"
         return f"set aside: {self.aside}" if self.aside else ""
 
 
 def failure_points(attempt: Attempt, works_elsewhere: bool) -> int:
-    """How much an attempt that is over speaks against its host; `works_elsewhere`: its variant was
-    launched well on another one.
+    """Return how many points a finished attempt counts against its host.
+
+    `works_elsewhere`: its variant was launched successfully on another host.
     """
     if (
         attempt.outcome is not Outcome.FAILED
@@ -98,8 +98,9 @@ def failure_points(attempt: Attempt, works_elsewhere: bool) -> int:
 def after_attempt(
     record: HostRecord, trial_id: str, attempt: Attempt, weight: int, now_unix_ns: int
 ) -> HostRecord:
-    """The host after an attempt ended there; `weight` is its `points`. A good one forgets what was;
-    ENOUGH set the host aside.
+    """Return the record of a host after an attempt ended there; `weight` is its `failure_points`.
+
+    A successful attempt clears the failures. QUARANTINE_POINTS quarantine the host.
     """
     if attempt.outcome is Outcome.OK:
         return record if record.aside else replace(record, failures=(), setbacks=0)
@@ -121,7 +122,7 @@ def after_attempt(
 
 
 def quarantine_reason(failures: tuple[HostFailure, ...]) -> str:
-    """Each class with the trials that showed it: `gpu_lost in kimi-1a2b3c-b1-v2`."""
+    """Return each failure class with the trials that failed by it: `gpu_lost in kimi-1a2b3c-b1-v2`."""
     trials: dict[str, list[str]] = {}
     for failed in failures:
         attempt = f" (attempt {failed.attempt})" if failed.attempt > 1 else ""
@@ -132,34 +133,36 @@ def quarantine_reason(failures: tuple[HostFailure, ...]) -> str:
 
 
 def drain(record: HostRecord, why: str) -> HostRecord:
-    """A user wants no new trials there."""
+    """Return the record after a user drained the host."""
     return replace(record, drained=True, drain_reason=why)
 
 
 def undrain(record: HostRecord) -> HostRecord:
-    """A user wants trials there: whatever spoke against it is forgotten."""
+    """Return the record after a user undrained the host: all failures are forgotten."""
     return HostRecord(record.name)
 
 
 def put_on_probation(record: HostRecord) -> HostRecord:
-    """A look at a host that was set aside found nothing: its next trial decides. One more failure
-    of its own sets it aside again.
+    """Return the record after a check of a quarantined host found nothing. The next failure that
+    the host is to blame for quarantines it again.
     """
     last = tuple(replace(failed, points=QUARANTINE_POINTS - 1) for failed in record.failures[-1:])
     return replace(record, aside="", aside_since_unix_ns=0, failures=last)
 
 
 def probe_pause_s(record: HostRecord, probes: int, first_s: float = PROBE_FIRST_S) -> float:
-    """Seconds from being set aside, or from the last of `looks` that found something, to the next
-    look: each time twice as long.
+    """Return the seconds to the next check of a quarantined host, from the start of the quarantine
+    or from the last check.
+
+    `probes` counts the checks that found something; the pause doubles with each of them.
     """
     doublings = min(max(record.setbacks - 1, 0) + probes, 10)
     return float(min(first_s * 2**doublings, max(PROBE_MOST_S, first_s)))
 
 
 def host_state(closed: Mapping[str, bool]) -> str:
-    """The one word of a host for counting: the first that holds of away, drained, aside, busy; else
-    free.
+    """Return the state of a host for counting: the first of away, drained, aside, busy that holds,
+    else free.
     """
     return next((word for word in HOST_STATES[:-1] if closed.get(word)), "free")
 

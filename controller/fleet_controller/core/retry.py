@@ -1,4 +1,4 @@
-"""Owns when a failed trial is tried again, as one table by error kind; starts nothing."""
+"""Decides by error kind whether and when a failed trial is tried again."""
 
 from __future__ import annotations
 
@@ -45,10 +45,12 @@ VOID_RUNS = (
 
 
 def rule_for(kind: ErrorKind) -> RetryRule:
-    """The rule of a kind; one that has no row is never retried."""
+    """Return the rule of a kind. A kind without a rule is never retried."""
     return RULES.get(kind, NEVER)
 
 
 def may_retry(failures: Sequence[ErrorKind]) -> bool:
-    """True when the last of a trial's failures leaves it another attempt; kinds are counted apart."""
+    """Whether a trial with these failures may be tried again. Each kind is counted on its own; the
+    last one decides.
+    """
     return bool(failures) and failures.count(failures[-1]) <= rule_for(failures[-1]).retries

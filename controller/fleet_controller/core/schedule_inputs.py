@@ -1,6 +1,4 @@
-"""Owns the values that a decision about starts is made of: what of a job waits, and what a host
-could take. Decides nothing.
-"""
+"""What a scheduling decision is made from: what waits of each job, and what each host could take."""
 
 from __future__ import annotations
 
@@ -16,11 +14,11 @@ Block = Sequence[Trial]
 
 @dataclass(frozen=True, slots=True)
 class WaitingJob:
-    """What of one job may begin, each part in plan order: `pinned` by the host that serves,
+    """The trials of one job that may begin, in plan order: `pinned` by the host that serves,
     `blocks` that no host has begun yet.
 
-    `choice` says where a block may go, `been` where others of the job went. `had_s` is what
-    `core.fairness` counts; `trial_s` what one trial is reckoned at there.
+    `choice`: where a block may go; `hosts_used`: hosts that already have trials of the job.
+    `host_time_s` and `trial_s`: see `core.fairness`.
     """
 
     job_id: str
@@ -33,8 +31,8 @@ class WaitingJob:
     trial_s: float = 60.0
 
     def may_use(self, hosts: Mapping[str, object]) -> bool:
-        """False when surely nothing of it could begin on any of these hosts, nor keep one: quick to
-        tell, for there are many jobs.
+        """Return False only if certainly nothing of the job could begin on any of these hosts or
+        reserve one. This is a quick check, because there are many jobs.
         """
         if self.blocks:
             return True
@@ -46,16 +44,16 @@ class WaitingJob:
 
 @dataclass(frozen=True, slots=True)
 class SchedulableHost:
-    """A host at the moment of a decision. `closed_for`: why it gets no trials now, empty when it
+    """A host at the moment of a decision. `closed_reason`: why it gets no trials now, empty if it
     may.
 
-    `running`: trials there; `lets_in`: all of them let others in; `gpus` of each kind, and what of
-    them is free. A kind that is not there is not counted.
+    `running`: number of trials there; `allows_sharing`: all of them may share the host. `gpus` and
+    `free_gpus`: by engine kind; a kind that is missing is not counted.
     """
 
     name: str
     labels: Mapping[str, str] = field(default_factory=dict)
-    closed_for: str = ""
+    closed_reason: str = ""
     running: int = 0
     allows_sharing: bool = False
     gpus: Mapping[EngineKind, int] = field(default_factory=dict)
@@ -67,7 +65,7 @@ class SchedulableHost:
 def waiting_job_of(
     job_id: str, trials: Iterable[Trial], choice: HostChoice | None = None, **rest: float
 ) -> WaitingJob:
-    """What of these trials, given in plan order, may begin."""
+    """Return what of these trials, given in plan order, may begin."""
     pinned: dict[str, list[Trial]] = {}
     blocks: dict[int, list[Trial]] = {}
     trials = list(trials)
@@ -88,10 +86,11 @@ def waiting_job_of(
 
 
 def waiting_reason(job: WaitingJob, hosts: Mapping[str, SchedulableHost]) -> str:
-    """What keeps a job's trials from starting beside hosts that are busy: `gpu03 (drained: new
-    kernel)`; empty when nothing does.
+    """Return what keeps a job's trials from starting, other than busy hosts: `gpu03 (drained: new
+    kernel)`. Empty if nothing does.
 
-    A block that some host could take waits for none; one that none could names all that match.
+    A block that some host could take has no reason to wait. For a block that no host can take, all
+    matching hosts are named.
     """
     needed = {
         name: len(trials) for name, trials in job.pinned.items() if _closed_reason(hosts.get(name))
@@ -111,7 +110,7 @@ def waiting_reason(job: WaitingJob, hosts: Mapping[str, SchedulableHost]) -> str
     ]
     reasons += [
         f"load host {name} ({why})"
-        for name in _borrowed(job)
+        for name in _load_hosts(job)
         if (why := _no_load_reason(hosts.get(name)))
     ]
     if job.blocks:
@@ -122,18 +121,20 @@ def waiting_reason(job: WaitingJob, hosts: Mapping[str, SchedulableHost]) -> str
 def _block_reasons(job: WaitingJob, hosts: Mapping[str, SchedulableHost]) -> list[str]:
     matching = job.choice.matching({name: host.labels for name, host in hosts.items()})
     nodes = max(job.blocks[0][0].spec.engine.gang.nodes, 1)
-    if sum(not hosts[name].closed_for for name in matching) >= nodes:
+    if sum(not hosts[name].closed_reason for name in matching) >= nodes:
         return []
     if len(matching) < nodes:
         return [
             "a host that matches the job" if nodes == 1 else f"{nodes} hosts that match the job"
         ]
-    closed = [f"{name} ({hosts[name].closed_for})" for name in matching if hosts[name].closed_for]
+    closed = [
+        f"{name} ({hosts[name].closed_reason})" for name in matching if hosts[name].closed_reason
+    ]
     return [" or ".join(closed)]
 
 
-def _borrowed(job: WaitingJob) -> list[str]:
-    """Every load host of what waits; one plan's trials have the same."""
+def _load_hosts(job: WaitingJob) -> list[str]:
+    """Return every load host of the waiting trials. All trials of a plan have the same load hosts."""
     firsts = [*(trials[0] for trials in job.pinned.values()), *(block[0] for block in job.blocks)]
     return sorted({host for trial in firsts for host in trial.spec.load.hosts})
 
@@ -143,7 +144,7 @@ def _no_load_reason(host: SchedulableHost | None) -> str:
 
 
 def _closed_reason(host: SchedulableHost | None) -> str:
-    return host.closed_for if host is not None else "not known to this controller"
+    return host.closed_reason if host is not None else "not known to this controller"
 
 
 def _trials(count: int) -> str:

@@ -1,4 +1,4 @@
-"""Owns which trial starts next on which host, which never does, and in what order. Starts nothing."""
+"""Decides which trials start next, on which hosts and in what order, and which are never started."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from fleet_protos.trial_types import Outcome
 
 @dataclass(frozen=True, slots=True)
 class TrialStart:
-    """Begin this attempt of this trial on its host, and together with it that of each other node:
-    (trial id, host).
+    """Begin this attempt of a trial on its host, and the attempts of its other nodes, `members`,
+    given as (trial id, host).
 
-    `block`: the trials that go to these hosts from here on, this one among them; empty when they
-    are there already.
+    `block`: all trials that are assigned to these hosts by this start, including this one; empty if
+    they were assigned before.
     """
 
     trial_id: str
@@ -34,7 +34,7 @@ class TrialStart:
 
 @dataclass(frozen=True, slots=True)
 class HopelessTrial:
-    """This trial is never launched: the same variant failed for good on its host."""
+    """A trial that is never launched, because its variant failed for good on its host."""
 
     trial_id: str
     kind: ErrorKind
@@ -43,11 +43,11 @@ class HopelessTrial:
 
 
 def hopeless_trials(trials: Sequence[Trial]) -> tuple[HopelessTrial, ...]:
-    """The trials of a job to close unlaunched: their variant failed for good in another block on
-    their host.
+    """Return the trials of a job to close unlaunched: their variant failed for good in another
+    block on their host.
 
-    For a block that may still go to any host, a variant that failed there counts, unless only that
-    host was to blame.
+    For a block that may go to any host, a failure on any host counts, unless only that host was to
+    blame.
     """
     return tuple(_find_hopeless_trials(trials))
 
@@ -70,14 +70,15 @@ def _find_hopeless_trials(trials: Sequence[Trial]) -> Iterator[HopelessTrial]:
 def next_starts(
     jobs: Iterable[WaitingJob], hosts: Iterable[SchedulableHost], now_unix_ns: int
 ) -> tuple[TrialStart, ...]:
-    """What to begin now on hosts that are open, `jobs` oldest first: by priority, then by who has
-    had least host time, then by age.
+    """Return what to begin now on open hosts. `jobs` are given oldest first; they are served by
+    priority, then by least host time, then by age.
 
-    One trial a host: a second one would share its CPUs and links and so disturb the first one's
-    numbers, even on other GPUs. Only trials that let others in meet on a host. A trial whose turn
-    it is keeps the hosts that it waits for from jobs behind it: a gang those that are free until
-    the rest is, one that wants a host alone the host that others share. Hosts that are closed are
-    waited for by nobody.
+    A host runs one trial: a second one would share its CPUs and links and so disturb the numbers of
+    the first, even on other GPUs. Only trials that allow sharing run together on a host.
+
+    A trial that is next keeps the hosts that it waits for from the jobs behind it: a gang keeps
+    those that are free until all are; a trial that needs a host alone keeps a host that others
+    share. Closed hosts are not waited for.
     """
     capacity = _Capacity(hosts)
     if not capacity.open:
@@ -110,7 +111,7 @@ _Offer = tuple[TrialStart, Trial]
 
 
 class _Capacity:
-    """What is left to give away while one decision is made. `open`: hosts that may take something,
+    """The hosts that are left to assign during one decision. `open`: hosts that may take a trial,
     by name.
     """
 
@@ -119,7 +120,7 @@ class _Capacity:
         there = (
             host
             for host in self.known.values()
-            if not host.closed_for and (not host.running or host.allows_sharing)
+            if not host.closed_reason and (not host.running or host.allows_sharing)
         )
         self.open: dict[str, bool] = {
             host.name: not host.running for host in sorted(there, key=lambda host: host.name)
@@ -132,17 +133,17 @@ class _Capacity:
         }
 
     def is_lendable(self, trial: Trial) -> bool:
-        """Each of its load hosts lends, now or when it is free again."""
+        """Whether each load host of the trial can be lent, now or when it is free again."""
         lenders = [self.known.get(host) for host in trial.spec.load.hosts]
         return all(lender is not None and not lender.no_load_reason for lender in lenders)
 
     def is_up(self, host: str) -> bool:
-        """It takes trials, now or when it is free again."""
+        """Whether the host takes trials, now or when it is free again."""
         known = self.known.get(host)
-        return known is not None and not known.closed_for
+        return known is not None and not known.closed_reason
 
     def fits(self, host: str, trial: Trial) -> bool:
-        """The trial could begin there now."""
+        """Whether the trial could begin on the host now."""
         is_empty = self.open.get(host)
         if not self._lending.issuperset(trial.spec.load.hosts):
             return False
@@ -158,14 +159,14 @@ class _Capacity:
         return trial.spec.engine.gpus <= left
 
     def capable_hosts(self, choice: HostChoice, trial: Trial) -> list[str]:
-        """Hosts that match and could take the trial once they are free, by name."""
+        """Return the names of the hosts that match and could take the trial when they are free."""
         return [
             name for name, host in self.known.items()
-            if not host.closed_for and choice.matches(name, host.labels) and _is_large_enough(host, trial)
+            if not host.closed_reason and choice.matches(name, host.labels) and _is_large_enough(host, trial)
         ]  # fmt: skip
 
     def reserve(self, host: str, trial: Trial) -> None:
-        """The trial begins there; the hosts that send its load do nothing else."""
+        """Assign the host to the trial, and its load hosts to nothing else."""
         self._lending -= {host, *trial.spec.load.hosts}
         for lender in trial.spec.load.hosts:
             self.open.pop(lender, None)
@@ -176,14 +177,16 @@ class _Capacity:
             del self.open[host]
 
     def hold_back(self, hosts: Iterable[str]) -> None:
-        """Nobody behind gets these: who waits for them is before all others."""
+        """Keep these hosts for a trial that waits for them: no job behind it gets them."""
         for host in hosts:
             self.open.pop(host, None)
             self._lending.discard(host)
 
 
 def _offers(job: WaitingJob, capacity: _Capacity, now_unix_ns: int) -> Iterator[_Offer]:
-    """What the job could begin, one after the other; each holds at the moment when it is asked for."""
+    """Yield what the job could begin, one start after the other; each is valid at the moment when
+    it is yielded.
+    """
     if any(trials[0].nodes for trials in itertools.islice(job.pinned.values(), 1)):
         yield from _gangs(job.pinned, capacity, now_unix_ns)
     else:
@@ -228,8 +231,8 @@ def _gangs(
 
 
 def _block(job: WaitingJob, block: Block, capacity: _Capacity) -> _Offer | None:
-    """The first trial of a block that no host has begun: on hosts where others of the job were,
-    else by name.
+    """Return the start of the first trial of a block that no host has begun. Hosts that other
+    trials of the job use come first, then hosts by name.
     """
     largest, nodes = max(block, key=lambda trial: trial.spec.engine.gpus), len(block[0].hosts)
     if not capacity.open or not capacity.is_lendable(largest):
@@ -260,8 +263,9 @@ def _trial_start(trial: Trial) -> TrialStart:
 
 
 def pause_left_s(trial: Trial, now_unix_ns: int) -> float:
-    """Seconds until the trial may be tried again; 0 for one that has not failed, and when the
-    clocks of its host and ours are apart.
+    """Return the seconds until the trial may be tried again.
+
+    Return 0 for a trial that has not failed, and if the clocks of its host and ours are apart.
     """
     newest = trial.newest
     if newest is None or newest.outcome is not Outcome.FAILED:
@@ -272,11 +276,11 @@ def pause_left_s(trial: Trial, now_unix_ns: int) -> float:
 
 
 def remaining_s(trials: Sequence[Trial], planned_s: float) -> float:
-    """Wall seconds that a job's trials still need: the median of its finished attempts for each
-    trial left, hosts side by side.
+    """Return the wall seconds that a job's trials still need: the median of its finished attempts
+    for each trial left, with hosts working in parallel.
 
-    Before one has finished: `planned_s`, the plan's guess. Blocks that no host has begun are shared
-    by those where others of the job were.
+    Return `planned_s`, the plan's estimate, before one has finished. Blocks that no host has begun
+    are divided among the hosts that the job already uses.
     """
     took_s = sorted(
         (attempt.ended_unix_ns - attempt.started_unix_ns) / 1e9

@@ -1,5 +1,5 @@
-"""Owns how events become the state of attempts, trials and jobs: a fold, derived anew each time and
-never stored as a verdict.
+"""Folds events into the state of attempts, trials and jobs. The state of a job is always derived
+from its trials.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ HOST_GIVEN_UP = "host_given_up"
 
 @dataclass(frozen=True, slots=True)
 class HostClock:
-    """A host's clock as ours sees it: `ahead_ns` before ours, and what ours shows now; 0 = not
-    known.
+    """A host's clock compared with ours. `ahead_ns`: how far it is ahead; `now_unix_ns`: the time
+    by our clock, 0 if unknown.
     """
 
     ahead_ns: int = 0
     now_unix_ns: int = 0
 
     def to_controller_time(self, time_unix_ns: int) -> int:
-        """A time that the host wrote, by our clock; what has happened is never later than now,
-        however the host's clock jumped.
+        """Convert a time by the host's clock to our clock. The result is never later than now, even
+        if the host's clock jumped.
         """
         our_time_ns = time_unix_ns - self.ahead_ns
         return min(our_time_ns, self.now_unix_ns) if self.now_unix_ns else our_time_ns
@@ -40,8 +40,8 @@ NO_SKEW = HostClock()
 class Attempt:
     """One try of a trial. `agent_id` is empty until an agent has accepted it.
 
-    Times are unix nanoseconds by the controller's clock, 0 = not yet: so those of different hosts
-    can be compared.
+    Times are unix nanoseconds by the controller's clock, so those of different hosts can be
+    compared; 0 means not yet.
     """
 
     number: int
@@ -57,13 +57,13 @@ class Attempt:
 
     @property
     def is_over(self) -> bool:
-        """Nothing more will come of it."""
+        """Whether the attempt has ended."""
         return self.phase is Phase.OVER
 
     @property
     def failed_for_good(self) -> bool:
-        """It would fail again in any later launch. Void runs are no such end, a gate on the launch
-        itself is.
+        """Whether it would fail again in any later launch. A gate that voided the launch counts, a
+        gate that voided runs does not.
         """
         voided = self.kind is ErrorKind.GATE_VOIDED and self.runs < VOID_RUNS
         return self.is_over and self.outcome is Outcome.FAILED and (voided or self.kind in FOR_GOOD)
@@ -71,8 +71,8 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A planned trial and its attempts so far, oldest first. `nodes`: lead and members where its
-    server is on several hosts.
+    """A planned trial and its attempts so far, oldest first. `nodes`: lead and members of a server
+    over several hosts.
     """
 
     spec: TrialSpec
@@ -81,7 +81,7 @@ class Trial:
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """All hosts that it takes, the one that serves first."""
+        """All hosts of the trial, the lead's first."""
         return tuple(node.spec.host for node in self.nodes) or (self.spec.host,)
 
     @property
@@ -91,13 +91,13 @@ class Trial:
 
     @property
     def is_active(self) -> bool:
-        """An attempt was begun and is not over."""
+        """Whether an attempt was begun and is not over."""
         return self.newest is not None and not self.newest.is_over
 
     @property
     def may_start(self) -> bool:
-        """No attempt yet, or the last one ended in a way that is tried again; whether the job still
-        wants it is another question.
+        """Whether the trial has no attempt yet, or its last one may be retried. The job may have
+        been cancelled; that is not checked here.
         """
         newest = self.newest
         if newest is None:
@@ -112,7 +112,7 @@ class Trial:
         return newest.is_over and newest.outcome is not Outcome.OK and may_retry(ends)
 
     def with_attempt(self, attempt: Attempt) -> Trial:
-        """This trial with that attempt put in place of the one with its number, or after all
+        """Return the trial with this attempt in place of the one with its number, or added to the
         others.
         """
         others = tuple(known for known in self.attempts if known.number != attempt.number)
@@ -122,7 +122,9 @@ class Trial:
 
 
 def _failure_kind(attempt: Attempt) -> ErrorKind:
-    """An attempt that ended cancelled in a job that nobody cancelled: its agent was told to stop."""
+    """Return the kind that counts for retries. A cancelled attempt of a job that nobody cancelled
+    means that its agent was stopped.
+    """
     return ErrorKind.AGENT_RESTARTED if attempt.outcome is Outcome.CANCELLED else attempt.kind
 
 
@@ -134,11 +136,11 @@ def apply_event(
     *,
     is_newest: bool = True,
 ) -> Attempt:
-    """The attempt once `event` of that agent happened. What another journal tells of it, and what
-    comes after its end, changes nothing.
+    """Return the attempt after `event` of that agent. Events of another journal and events after
+    the end change nothing.
 
-    But for an attempt that was given up: what its host tells later counts, see `_late`.
-    `is_newest`: no attempt was begun after this one.
+    An exception is an attempt that was given up: later events of its host count, see
+    `_apply_late_event`. `is_newest`: no attempt was begun after this one.
     """
     if attempt.agent_id and attempt.agent_id != agent_id:
         return attempt
@@ -162,9 +164,12 @@ def apply_event(
 def _apply_late_event(
     attempt: Attempt, event: ev.Event, agent_id: str, clock: HostClock, is_newest: bool
 ) -> Attempt:
-    """Of an attempt that was given up. Its runs are counted; that it ended OK after all takes the
-    place of what we wrote, while no newer
-    attempt was begun. Any other end leaves ours, which says why nobody waited for it."""
+    """Apply an event to an attempt that was given up.
+
+    Its runs are counted. An OK end replaces the end that the controller wrote, unless a newer
+    attempt was begun. Any other end is ignored, because ours says why the attempt was not waited
+    for.
+    """
     updated = replace(attempt, agent_id=agent_id)
     match event.body:
         case ev.TrialAccepted():
@@ -189,13 +194,13 @@ def _apply_end(attempt: Attempt, over: ev.TrialOver, ended_unix_ns: int) -> Atte
 
 
 def is_over(trial: Trial, cancelled: bool) -> bool:
-    """Nothing more will happen to the trial; `cancelled` is its job's."""
+    """Whether nothing more will happen to the trial; `cancelled` says whether its job is cancelled."""
     return not trial.is_active and (cancelled or not trial.may_start)
 
 
 def job_state(trials: Iterable[Trial], cancelled: bool) -> str:
-    """queued, running, done, failed or cancelled: from the trials alone. Done: each trial has an
-    attempt that ended OK.
+    """Return queued, running, done, failed or cancelled, from the trials alone. Done: the newest
+    attempt of each trial ended OK.
     """
     trials = list(trials)
     if not all(is_over(trial, cancelled) for trial in trials):
@@ -208,7 +213,7 @@ def job_state(trials: Iterable[Trial], cancelled: bool) -> str:
 def ended_by_controller(
     attempt: Attempt, kind: ErrorKind, failure_class: str, message: str, now_unix_ns: int
 ) -> Attempt:
-    """An attempt that the controller itself ends, because no agent will tell its end."""
+    """Return the attempt as the controller ends it, because no agent will report its end."""
     return replace(
         attempt,
         phase=Phase.OVER,

@@ -109,14 +109,14 @@ class HostHealth:
             gpus,
             {kind: max(0, gpus[kind] - used[kind]) for kind in kinds},
             can_lend_load=not running and not is_borrowed,
-            no_load_reason=self.record_of(connection.host).closed_for
+            no_load_reason=self.record_of(connection.host).closed_reason
             or ("" if connection.connected else "away")
             or connection.removed_reason,
         )
 
     def _closed_for(self, connection: HostConnection) -> str:
         return (
-            self.record_of(connection.host).closed_for
+            self.record_of(connection.host).closed_reason
             or ("" if connection.connected else "away")
             or connection.no_trials_reason
         )
@@ -135,7 +135,7 @@ class HostHealth:
         self._writer.hosts_series.set_counts(counts)
 
     def _publish_waiting_reasons(self, hosts: Mapping[str, SchedulableHost]) -> None:
-        closed = {name: host.closed_for for name, host in hosts.items()}
+        closed = {name: host.closed_reason for name, host in hosts.items()}
         for job in self._writer.job_index.open_jobs:
             if (
                 closed == self._published_closed
