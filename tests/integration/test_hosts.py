@@ -272,10 +272,10 @@ async def test_a_host_that_fails_again_and_again_is_set_aside_and_comes_back(
         job_id = await fleet.submit(job(), "job.yaml")
         for number in (1, 2, 3):
             agent.end((await started(fleet, job_id, agent, number))[-1], RESTARTED)
-        detail = await until(fleet, job_id, lambda detail: "set aside" in detail.job.trouble)
+        detail = await until(fleet, job_id, lambda detail: "quarantined" in detail.job.trouble)
         trial_id = agent.started[0].trial_id
         why = f"agent_restarted in {trial_id}, {trial_id} (attempt 2), {trial_id} (attempt 3)"
-        assert detail.job.trouble == f"waits for a (set aside: {why}; 2 trials)"
+        assert detail.job.trouble == f"waits for a (quarantined: {why}; 2 trials)"
         (status,) = await fleet.hosts()
         assert (status.aside, status.aside_since_unix_ns > 0) == (why, True)
         async with asyncio.timeout(LIMIT_S):
@@ -292,9 +292,9 @@ async def test_broken_hardware_sets_a_host_aside_at_once_and_over_a_restart(
     async with controller(tmp_path, agents[:1]) as fleet:
         job_id = await fleet.submit(job(), "job.yaml")
         agents[0].end((await started(fleet, job_id, agents[0], 1))[0], LOST)
-        await until(fleet, job_id, lambda detail: "set aside" in detail.job.trouble)
+        await until(fleet, job_id, lambda detail: "quarantined" in detail.job.trouble)
     async with controller(tmp_path, agents[:1]) as fleet:
-        await until(fleet, job_id, lambda detail: "set aside" in detail.job.trouble)
+        await until(fleet, job_id, lambda detail: "quarantined" in detail.job.trouble)
         await fleet.undrain("a")
         agents[0].by_itself = True
         detail = await done(fleet, job_id)

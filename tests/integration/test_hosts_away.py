@@ -274,7 +274,7 @@ def test_a_trial_that_any_host_may_take_is_given_up_when_all_that_match_are_away
     (end,) = attempts_to_give_up([trial("")], {"": 3660.0}, 3600.0, 9)
     assert (
         end.attempt.message
-        == "every host that the job may go to has been away for 61 min; it is waited for 60 min"
+        == "every host that the job may go to has been away for 61 min; the limit is 60 min"
     )
 
 

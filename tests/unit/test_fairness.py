@@ -221,7 +221,7 @@ def test_every_job_comes_to_its_end_whatever_else_is_there(plays: list[tuple[Sha
 @given(
     PLAYS,
     st.dictionaries(
-        st.sampled_from(NAMES), st.sampled_from(["drained", "set aside: x", "away"]), max_size=3
+        st.sampled_from(NAMES), st.sampled_from(["drained", "quarantined: x", "away"]), max_size=3
     ),
 )
 def test_hosts_that_are_closed_get_nothing_and_hold_up_nobody_else(

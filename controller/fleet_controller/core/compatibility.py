@@ -10,7 +10,9 @@ CLOCK_APART_S = 2.0
 def agent_incompatibility(
     host: str, version: str, protocol: int, ours: int = PROTOCOL
 ) -> tuple[str, str]:
-    """Return why the controller cannot work with this agent, and a hint; both are empty if it can."""
+    """Return why the controller cannot work with this agent, and a hint; both are empty
+    if it can.
+    """
     if is_compatible(protocol, ours):
         return "", ""
     message, _ = incompatibility(
@@ -20,7 +22,7 @@ def agent_incompatibility(
         message,
         f"fleetctl deploy {host}"
         if protocol < ours
-        else "update benchfleet here, to the version of its agents",
+        else "update benchfleet on this machine to the version of the agents",
     )
 
 
@@ -31,7 +33,10 @@ def clock_warning(ahead_s: float) -> str:
     """
     if abs(ahead_s) <= CLOCK_APART_S:
         return ""
-    return f"its clock is {_span(abs(ahead_s))} {'ahead' if ahead_s > 0 else 'behind'}: its logs show other times, no result depends on it"
+    return (
+        f"its clock is {_span(abs(ahead_s))} {'ahead' if ahead_s > 0 else 'behind'}: "
+        "the times in its logs differ from ours, but no result depends on them"
+    )
 
 
 def _span(seconds: float) -> str:

@@ -20,7 +20,7 @@ class StoredRun:
     attempt: int = 1
     variant: str = ""
     host: str = ""
-    block: int = 0  # 0: not of a block, so never paired
+    block: int = 0  # 0: belongs to no block, so it is never paired
     trial_outcome: Outcome = Outcome.UNSPECIFIED
     run: RunResult = field(default_factory=RunResult)
 
@@ -38,7 +38,7 @@ class JobSummary:
     engine: str = ""
     time_scale: float = 1.0
     priority: int = 0
-    # what keeps it from coming on now, such as a host that is drained; empty = nothing known
+    # why the job makes no progress now, such as a drained host; empty if nothing is known
     trouble: str = ""
 
     @property
@@ -65,7 +65,7 @@ class TrialStatus:
     message: str = ""
     runs: int = 0
     progress: str = ""
-    nodes: tuple[str, ...] = ()  # hosts of a server over several, the one that serves first
+    nodes: tuple[str, ...] = ()  # hosts of a server over several hosts, the lead first
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +177,9 @@ class Controller(Protocol):
         ...
 
     async def job(self, job_id: str) -> JobDetail:
-        """Return one job by its id or a unique prefix of it. Raises ConfigError if there is none."""
+        """Return one job by its id or a unique prefix of it. Raises ConfigError if
+        there is none.
+        """
         ...
 
     def watch(self, job_id: str) -> AsyncIterator[JobChange]:
@@ -193,7 +195,9 @@ class Controller(Protocol):
         ...
 
     async def drain(self, host: str, reason: str) -> None:
-        """Start no new trials on a host; running ones are measured to their end. Raises NotFound."""
+        """Start no new trials on a host; running ones are measured to their end. Raises
+        NotFound.
+        """
         ...
 
     async def undrain(self, host: str) -> None:
@@ -211,5 +215,7 @@ class Controller(Protocol):
         ...
 
     async def trial(self, trial_id: str, attempt: int, with_log: bool) -> TrialDetail:
-        """Return one attempt of a trial; 0 means the newest. Raises ConfigError if there is none."""
+        """Return one attempt of a trial; 0 means the newest. Raises ConfigError if
+        there is none.
+        """
         ...

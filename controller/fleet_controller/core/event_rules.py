@@ -23,7 +23,7 @@ _AGENT_ID = re.compile(r"[A-Za-z0-9-]{1,64}")
 LARGEST_EVENT_BYTES = 4 << 20
 LARGEST_ATTEMPT_BYTES = 64 << 20  # all events of one attempt together
 LARGEST_ARTIFACT_BYTES = 16 << 30
-_MOST_NUMBER = (1 << 63) - 1  # what a database holds
+_MOST_NUMBER = (1 << 63) - 1  # the largest integer of a database
 _LONGEST_TEXT, _LONGEST_NAME = 64 << 10, 128
 _MOST_ENTRIES = 5000
 _NAMES = ("failure_class", "workload", "rank", "phase", "code", "ended_by")
@@ -42,24 +42,24 @@ def agent_info_error(agent_id: str, host: str, reported: Mapping[str, str]) -> s
     if len(reported) > 1000 or any(
         len(name) + len(value) > 4096 for name, value in reported.items()
     ):
-        return "its labels and fingerprint have no end"
+        return "its labels and fingerprint are too large"
     return ""
 
 
 def event_error(event: ev.Event) -> str:
     """Return why an agent cannot have sent this event; empty if it can have."""
     if not 0 < event.sequence < _MOST_NUMBER // 2:
-        return f"event number {event.sequence} cannot be"
+        return f"event number {event.sequence} is not valid"
     if not _TRIAL_ID.fullmatch(event.trial_id):
-        return f"event {event.sequence} names the trial {event.trial_id[:60]!a}"
+        return f"event {event.sequence} has the invalid trial id {event.trial_id[:60]!a}"
     if (
         not 0 < event.attempt < 1_000_000
         or not abs(event.time_unix_ns) < _MOST_NUMBER
         or not event.cause < _MOST_NUMBER
     ):
-        return f"event {event.sequence} has numbers that cannot be"
+        return f"event {event.sequence} has invalid numbers"
     if isinstance(event.body, ev.RunFinished) and not 0 < event.body.run.index < 1_000_000:
-        return f"event {event.sequence} tells of run {event.body.run.index}"
+        return f"event {event.sequence} has the invalid run index {event.body.run.index}"
     return ""
 
 
@@ -107,9 +107,9 @@ def _artifact_error(file: Artifact, event: ev.Event) -> str:
         or not _FILE.fullmatch(name)
         or name.endswith(".partial")
     ):
-        return f"a file {file.name[:100]!a}, which is none of {event.trial_id}/{event.attempt}"
+        return f"file {file.name[:100]!a} does not belong to {event.trial_id}/{event.attempt}"
     if not _DIGEST.fullmatch(file.sha256) or not 0 <= file.size_bytes <= LARGEST_ARTIFACT_BYTES:
-        return f"a file {file.name[:100]!a} of {file.size_bytes} bytes"
+        return f"file {file.name[:100]!a} has an invalid digest or size ({file.size_bytes} bytes)"
     return ""
 
 
@@ -162,7 +162,6 @@ def _truncate_value(name: str, value: Any, depth: int) -> Any:
 
 
 def _truncate_text(text: str, longest: int) -> str:
-    text = (
-        text.replace("\0", "\N{REPLACEMENT CHARACTER}") if "\0" in text else text
-    )  # PostgreSQL holds none
+    # PostgreSQL cannot store a NUL.
+    text = text.replace("\0", "\N{REPLACEMENT CHARACTER}") if "\0" in text else text
     return text if len(text) <= longest else f"{text[: longest - 40]}… ({len(text)} characters)"

@@ -26,7 +26,7 @@ class HostTimeAccount:
     joined_s: float = 0.0
     ended_s: float = 0.0
     ended: int = 0
-    share: float = 1.0  # of a host that one trial takes; below 1 only where trials let others in
+    share: float = 1.0  # part of a host that one trial takes; below 1 only if trials share hosts
 
     def with_change(self, before: Trial | None, after: Trial) -> HostTimeAccount:
         """Return the account after a trial changed from `before`."""

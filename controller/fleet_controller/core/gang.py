@@ -21,17 +21,13 @@ from fleet_protos.trial_types import (
 )
 
 _MARK = "_n"  # job names and hosts in a trial id have no underscore
-_FIRST_PORT, _PORTS = (
-    20_000,
-    12_000,
-)  # below the range that Linux gives out by itself, 32768 and above
+_FIRST_PORT, _PORTS = 20_000, 12_000  # below Linux's ephemeral ports, 32768 and above
 LOOPBACK = "127.0.0.1"
 
-# A crash that names no cause may have followed from another node's; one that names its own comes
-# before it.
+# A crash without a cause may follow from another node's crash, so one with a cause comes first.
 UNSPECIFIC = frozenset({"scheduler_crashed", "launch_crashed", "unknown"})
 
-# How a node ends because another one did: never the cause while another node names one.
+# How a node ends because another one ended: never the cause if another node has one.
 CONSEQUENCES = frozenset({
     "nccl_peer_lost", "nccl_timeout", "init_dist_timeout", "watchdog_timeout", "load_failed", "not_ready", "stalled_init_dist",
     "stalled_load_weight", "stalled_capture_graph", "gang_hold_limit",
@@ -120,7 +116,7 @@ def spec_for_agent(spec: TrialSpec, attempt: int, lead_host: str) -> TrialSpec:
     return replace(spec, attempt=attempt, engine=replace(spec.engine, gang=gang))
 
 
-# Nodes as one trial
+# Nodes as one trial.
 
 
 def fold_gangs(nodes: Iterable[Trial]) -> list[Trial]:
@@ -153,18 +149,16 @@ def _fold_attempt(nodes: Sequence[Trial], lead: Attempt) -> Attempt:
     ended = list(_attempts(nodes, lead.number))
     if not all(attempt.is_over for _, attempt in ended):
         return _unfinished(lead)
-    last_ns = max(
-        attempt.ended_unix_ns for _, attempt in ended
-    )  # by one clock, whatever those of the hosts show
+    last_ns = max(attempt.ended_unix_ns for _, attempt in ended)  # all by the controller's clock
     failures = [(node, attempt) for node, attempt in ended if attempt.outcome is Outcome.FAILED]
     if not failures:
         return replace(lead, ended_unix_ns=last_ns)
     node, cause = min(failures, key=lambda pair: _cause_order(pair[1]))
     cause_text = cause.message or cause.failure_class
     message = cause_text if node is nodes[0] else f"{_node_label(node)}: {cause_text}"
-    if (
-        lead.outcome is Outcome.OK
-    ):  # all was measured: a member may follow its lead's end, but must not leave anything behind
+    if lead.outcome is Outcome.OK:
+        # Everything was measured. A member may fail because its lead ended, but processes that it
+        # left behind are reported.
         return replace(
             lead,
             message=message if cause.failure_class == "left_over_processes" else "",

@@ -15,11 +15,9 @@ from fleet_protos.errors import ErrorKind
 from fleet_protos.trial_types import Outcome
 
 GIVE_UP_AFTER_S = 3600.0
-# of a cancelled job: long enough for a line that broke, so that the host itself tells the end
+# For a cancelled job: long enough that a host can reconnect and report the end itself.
 CANCELLED_AFTER_S = 10.0
-UNPLACED = (
-    ""  # in place of the host of a trial that any host may take: those that match are all away
-)
+UNPLACED = ""  # stands for the host of a trial that any host may take, when all that match are away
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +37,8 @@ def attempts_to_cancel(
     `attempts_to_give_up`; trials that ended OK still count.
     """
     for end in attempts_to_give_up(trials, away_s, limit_s, now_unix_ns):
-        message = f"the job was cancelled while {end.attempt.message.partition(';')[0].replace(' has been ', ' was ')}"
+        cause = end.attempt.message.partition(";")[0].replace(" has been ", " was ")
+        message = f"the job was cancelled while {cause}"
         yield GivenUpAttempt(
             end.trial_id,
             replace(end.attempt, outcome=Outcome.CANCELLED, kind=ErrorKind.NONE, message=message),
@@ -79,7 +78,7 @@ def _given_up_attempt(
     attempt: Attempt, host: str, away_s: float, limit_s: float, now_unix_ns: int
 ) -> Attempt:
     who = f"host {host} has" if host else "every host that the job may go to has"
-    message = f"{who} been away for {_span(away_s)}; it is waited for {_span(limit_s)}"
+    message = f"{who} been away for {_span(away_s)}; the limit is {_span(limit_s)}"
     return ended_by_controller(
         attempt, ErrorKind.HOST_UNREACHABLE, HOST_GIVEN_UP, message, now_unix_ns
     )

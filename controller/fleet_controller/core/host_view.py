@@ -6,9 +6,8 @@ from collections.abc import Mapping
 
 from fleet_controller.core.inventory import FleetHost
 
-GPUS_UNKNOWN = (
-    1 << 30
-)  # GPUs of a host that nobody has told of yet: as many as asked for, until its agent says
+# GPUs of a host whose agent has not reported yet: enough for any trial.
+GPUS_UNKNOWN = 1 << 30
 
 
 def merge_labels(fleet_host: FleetHost | None, reported: Mapping[str, str]) -> Mapping[str, str]:

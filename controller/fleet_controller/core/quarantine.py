@@ -13,20 +13,20 @@ from fleet_controller.core.trial_state import Attempt
 from fleet_protos.errors import ErrorKind
 from fleet_protos.trial_types import Outcome
 
-QUARANTINE_POINTS = 3  # points without a good trial between them
+QUARANTINE_POINTS = 3  # points without a successful trial in between
 _KEPT = 5
 PROBE_FIRST_S, PROBE_MOST_S = 60.0, 3600.0
 
-# One is enough: hardware that is broken for every job.
+# One of these is enough: the hardware is broken for every job.
 ALWAYS_HOST_FAULT = frozenset({"gpu_lost", "gpu_ecc_error", "nvlink_error", "fabric_manager_down"})
 
-# The host's own doing, and it may pass: so many of them in a row as make ENOUGH.
+# The host is to blame, but the cause may pass: QUARANTINE_POINTS of them in a row quarantine it.
 LIKELY_HOST_FAULT = frozenset({
     "agent_restarted", "agent_state_lost", "preflight_disk", "gpu_busy_leftover", "left_over_processes", "no_free_port", "lease_lost",
 })  # fmt: skip
 
-# What can as well be the variant's own fault: it counts where the same variant was launched well on
-# another host.
+# The host is never to blame for these kinds. Any other kind counts if the same variant was launched
+# successfully on another host, because otherwise the variant may be to blame.
 _NEVER_HOST_FAULT = frozenset(
     {
         ErrorKind.NONE,
@@ -38,7 +38,7 @@ _NEVER_HOST_FAULT = frozenset(
     }
 )
 
-# Followed from another host's end, so it tells nothing of this one.
+# These follow from another host's end, so they do not count against this one.
 CAUSED_BY_OTHER_HOST = frozenset({"nccl_peer_lost", "gang_hold_limit"})
 
 
@@ -68,10 +68,12 @@ class HostRecord:
 
     @property
     def closed_reason(self) -> str:
-        """Why the host gets no trials by a decision of a user or of ours; empty if it may get them."""
+        """Why the host gets no trials by a decision of a user or of ours; empty if it
+        may get them.
+        """
         if self.drained:
             return f"drained: {self.drain_reason}" if self.drain_reason else "drained"
-        return f"set aside: {self.aside}" if self.aside else ""
+        return f"quarantined: {self.aside}" if self.aside else ""
 
 
 def failure_points(attempt: Attempt, works_elsewhere: bool) -> int:
@@ -122,7 +124,9 @@ def after_attempt(
 
 
 def quarantine_reason(failures: tuple[HostFailure, ...]) -> str:
-    """Return each failure class with the trials that failed by it: `gpu_lost in kimi-1a2b3c-b1-v2`."""
+    """Return each failure class with the trials that failed by it: `gpu_lost in
+    kimi-1a2b3c-b1-v2`.
+    """
     trials: dict[str, list[str]] = {}
     for failed in failures:
         attempt = f" (attempt {failed.attempt})" if failed.attempt > 1 else ""

@@ -20,8 +20,8 @@ class RetryRule:
 
 NEVER = RetryRule(0)
 
-# What would fail again is not tried again: the user's configuration, memory that is too small,
-# results that gates voided, our own bugs.
+# Failures that would repeat are never retried: the user's configuration, too little memory, results
+# that gates voided, our own bugs.
 RULES: Mapping[ErrorKind, RetryRule] = {
     ErrorKind.CONFIG: NEVER,
     ErrorKind.DEPLOY_FAILED: NEVER,
@@ -37,11 +37,10 @@ RULES: Mapping[ErrorKind, RetryRule] = {
     ErrorKind.HOST_UNREACHABLE: RetryRule(3, pause_s=5.0),
 }
 
-# What fails on a host whenever the same variant is launched there.
+# Failures that repeat whenever the same variant is launched on the same host.
 FOR_GOOD = frozenset({ErrorKind.CONFIG, ErrorKind.DEPLOY_FAILED, ErrorKind.SERVER_OOM})
-VOID_RUNS = (
-    3  # so many in a row end a trial: fewer finished runs mean that a gate voided the launch
-)
+# So many void runs in a row end a trial; with fewer finished runs, a gate voided the launch.
+VOID_RUNS = 3
 
 
 def rule_for(kind: ErrorKind) -> RetryRule:

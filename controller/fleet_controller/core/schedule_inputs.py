@@ -1,4 +1,6 @@
-"""What a scheduling decision is made from: what waits of each job, and what each host could take."""
+"""What a scheduling decision is made from: what waits of each job, and what each host
+could take.
+"""
 
 from __future__ import annotations
 
@@ -58,8 +60,8 @@ class SchedulableHost:
     allows_sharing: bool = False
     gpus: Mapping[EngineKind, int] = field(default_factory=dict)
     free_gpus: Mapping[EngineKind, int] = field(default_factory=dict)
-    can_lend_load: bool = True  # its load may be borrowed now
-    no_load_reason: str = ""  # why it could not be borrowed even when nothing ran there
+    can_lend_load: bool = True  # it may send load for other hosts now
+    no_load_reason: str = ""  # why it could not send load even if nothing ran there
 
 
 def waiting_job_of(
@@ -134,7 +136,9 @@ def _block_reasons(job: WaitingJob, hosts: Mapping[str, SchedulableHost]) -> lis
 
 
 def _load_hosts(job: WaitingJob) -> list[str]:
-    """Return every load host of the waiting trials. All trials of a plan have the same load hosts."""
+    """Return every load host of the waiting trials. All trials of a plan have the same
+    load hosts.
+    """
     firsts = [*(trials[0] for trials in job.pinned.values()), *(block[0] for block in job.blocks)]
     return sorted({host for trial in firsts for host in trial.spec.load.hosts})
 

@@ -1,4 +1,6 @@
-"""Decides which trials start next, on which hosts and in what order, and which are never started."""
+"""Decides which trials start next, on which hosts and in what order, and which are
+never started.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,10 @@ def _find_hopeless_trials(trials: Sequence[Trial]) -> Iterator[HopelessTrial]:
         cause = failed_for_good.get((trial.spec.host, trial.spec.variant))
         if cause is not None and cause.newest is not None and not trial.attempts:
             why = cause.newest
-            message = f"not launched again: {cause.spec.trial_id} of block {cause.spec.block} failed, {why.message or why.failure_class}"
+            message = (
+                f"not launched again: {cause.spec.trial_id} of block {cause.spec.block} failed, "
+                f"{why.message or why.failure_class}"
+            )
             yield HopelessTrial(trial.spec.trial_id, why.kind, why.failure_class, message)
 
 
@@ -122,9 +127,9 @@ class _Capacity:
             for host in self.known.values()
             if not host.closed_reason and (not host.running or host.allows_sharing)
         )
-        self.open: dict[str, bool] = {
+        self.open: dict[str, bool] = {  # whether the host is empty
             host.name: not host.running for host in sorted(there, key=lambda host: host.name)
-        }  # True: empty
+        }
         self._taken: dict[str, int] = {}
         self._lending = {
             host.name
@@ -149,9 +154,9 @@ class _Capacity:
             return False
         if is_empty is None or not (is_empty or trial.spec.shared):
             return False
-        if not trial.spec.shared or (
-            is_empty and not _is_large_enough(self.known[host], trial)
-        ):  # the latter is told at its start
+        # A host without enough GPUs is accepted if it is empty: the trial then fails at its start
+        # with that reason.
+        if not trial.spec.shared or (is_empty and not _is_large_enough(self.known[host], trial)):
             return True
         left = self.known[host].free_gpus.get(trial.spec.engine.kind, math.inf) - self._taken.get(
             host, 0
@@ -194,7 +199,7 @@ def _offers(job: WaitingJob, capacity: _Capacity, now_unix_ns: int) -> Iterator[
             yield from _on_host(host, job.pinned.get(host, ()), capacity, now_unix_ns)
     for block in job.blocks:
         offer = _block(job, block, capacity)
-        if offer is None:  # nor is there room for another one
+        if offer is None:  # another block would not fit either
             return
         yield offer
 

@@ -12,7 +12,7 @@ from fleet_protos import events as ev
 from fleet_protos.errors import ErrorKind
 from fleet_protos.trial_types import Outcome, Phase, TrialSpec
 
-# class of an end that the controller wrote, since the host was away for too long
+# failure class of attempts that the controller ends because the host was away for too long
 HOST_GIVEN_UP = "host_given_up"
 
 
@@ -194,7 +194,9 @@ def _apply_end(attempt: Attempt, over: ev.TrialOver, ended_unix_ns: int) -> Atte
 
 
 def is_over(trial: Trial, cancelled: bool) -> bool:
-    """Whether nothing more will happen to the trial; `cancelled` says whether its job is cancelled."""
+    """Whether nothing more will happen to the trial; `cancelled` says whether its job
+    is cancelled.
+    """
     return not trial.is_active and (cancelled or not trial.may_start)
 
 
