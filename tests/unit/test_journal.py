@@ -130,7 +130,7 @@ def test_a_last_record_torn_at_any_byte_is_cut_off_and_told(
         path.write_bytes(whole[:length])
         events, repaired, next_sequence = reopened(folder)
         assert [event.sequence for event in events] == [1, 2]
-        assert f"a torn record of {length - last} bytes" in repaired
+        assert f"an incomplete record of {length - last} bytes" in repaired
         assert caplog.messages[-1] == repaired
         assert next_sequence == 3
         assert reopened(folder)[1] == "", "the repair is whole"
@@ -149,7 +149,7 @@ def test_a_last_record_with_one_wrong_byte_is_cut_off_and_told(
     path.write_bytes(content)
     events, repaired, _ = reopened(folder)
     assert len(events) == 2
-    assert "event 2 is the last" in repaired
+    assert "the last event is 2" in repaired
 
 
 @pytest.mark.parametrize("line", [1, 2, 3])
@@ -164,7 +164,7 @@ def test_a_damaged_record_before_the_last_is_refused_with_file_and_line(
     path.write_bytes(b"".join(lines))
     with pytest.raises(JournalDamaged, match=rf"events\.jsonl, line {line}: ") as told:
         Journal.open(folder)
-    assert "move the file away" in told.value.hint
+    assert "move the file to another folder" in told.value.hint
     assert path.read_bytes() == b"".join(lines), "it is left as it was found"
 
 
@@ -187,7 +187,7 @@ def test_a_file_that_is_no_journal_is_refused(folder: Path, content: bytes) -> N
 
 
 def test_a_journal_belongs_to_one_process(journal: Journal, folder: Path) -> None:
-    with pytest.raises(Conflict, match=f"belongs to the agent that runs as process {os.getpid()}"):
+    with pytest.raises(Conflict, match=f"is in use by the agent with process id {os.getpid()}"):
         Journal.open(folder)
     journal.close()
     Journal.open(folder).close()
@@ -197,7 +197,7 @@ def test_a_second_process_is_refused_and_a_dead_one_holds_nothing(folder: Path) 
     with _writer(folder, "append") as first:
         assert first.stdout is not None
         first.stdout.readline()
-        with pytest.raises(Conflict, match=f"process {first.pid}"):
+        with pytest.raises(Conflict, match=f"process id {first.pid}"):
             Journal.open(folder)
         first.kill()
     Journal.open(folder).close()
@@ -340,7 +340,7 @@ def test_acknowledgements_are_remembered_and_repeating_one_is_harmless(
 
 def test_an_acknowledgement_of_another_agents_events_is_refused(journal: Journal) -> None:
     fill(journal)
-    with pytest.raises(Conflict, match="event 4 was acknowledged, the last one is 3"):
+    with pytest.raises(Conflict, match="event 4 was acknowledged, but the last event is 3"):
         journal.acknowledge(4)
 
 
@@ -454,7 +454,7 @@ def test_a_disk_without_room_for_the_reserve_is_told_before_a_trial_begins(tmp_p
 def test_a_closed_journal_takes_nothing(journal: Journal) -> None:
     journal.close()
     journal.close()
-    with pytest.raises(JournalFailed, match="since it is closed"):
+    with pytest.raises(JournalFailed, match="cannot be written any more: it is closed"):
         put(journal, WarmedUp())
 
 

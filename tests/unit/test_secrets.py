@@ -73,10 +73,10 @@ def test_a_file_of_another_user_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("other=12345678\n", "holds no secret hf"),
+        ("other=12345678\n", "has no secret hf"),
         ("hf=1234567\n", "fewer than 8 characters"),
         (f"hf={VALUE}\nhf={VALUE}\n", "twice"),
-        ("export hf=12345678\n", "line 1: not NAME=value"),
+        ("export hf=12345678\n", "line 1: the line is not NAME=value"),
     ],
 )
 def test_a_secret_that_cannot_be_had_is_told_by_file_and_never_by_value(
@@ -91,9 +91,9 @@ def test_a_secret_that_cannot_be_had_is_told_by_file_and_never_by_value(
 
 
 def test_a_file_that_is_not_there_or_no_file_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="there is no secrets file"):
+    with pytest.raises(ConfigError, match="does not exist on this host"):
         read_secrets(["hf"], tmp_path / "nothing")
-    with pytest.raises(ConfigError, match=r"cannot be read|no regular file"):
+    with pytest.raises(ConfigError, match=r"cannot be read|is not a regular file"):
         read_secrets(["hf"], tmp_path)
 
 

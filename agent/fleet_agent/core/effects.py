@@ -1,4 +1,4 @@
-"""The effects that the trial's state machine orders; each ends in one event, named in its docstring."""
+"""The effects that the trial machine orders. Each ends in one event, named in its docstring."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class StopServer:
 
 @dataclass(frozen=True, slots=True)
 class CloseTrial:
-    """Release the GPUs and the port and journal the end. Ends in TrialOver with the same content."""
+    """Release GPUs and port and journal the end. Ends in TrialOver with the same content."""
 
     outcome: Outcome
     kind: ErrorKind = ErrorKind.NONE

@@ -47,7 +47,7 @@ class EngineAdapter(Protocol):
     launches: bool  # False: the server already runs and is only measured
 
     def launch_command(self, spec: TrialSpec, place: LaunchPlace) -> LaunchCommand:
-        """Return the command for this trial. Raises ConfigError if the trial cannot be expressed."""
+        """Return the command for this trial. Raises ConfigError if there is none for it."""
         ...
 
     def url(self, spec: TrialSpec, place: LaunchPlace) -> str:

@@ -75,7 +75,7 @@ def _fits_proved(trial: AgentTrial, body: Body) -> bool | None:
 
 
 def _fits_load(trial: AgentTrial, body: Body) -> bool | None:
-    """Compare workload and run of the event with those of the running load; run 0 is the warm-up."""
+    """Compare the event's workload and run with the running load; run 0 is the warm-up."""
     assert isinstance(body, WarmedUp | RunFinished | LoadFailed)
     expected = (
         trial.position.workload,

@@ -155,7 +155,10 @@ def _output(facts: RunFacts, workload: Workload) -> Iterator[Gate]:
     least, most = facts.completion_tokens_min, facts.completion_tokens_max
     if not workload.output_tokens:  # each answer has its own length
         if other or facts.off_length:
-            message = f"{facts.off_length} of {facts.requests_ok} answers do not have the requested length"
+            message = (
+                f"{facts.off_length} of {facts.requests_ok} answers do not have the requested "
+                "length"
+            )
             yield _void("short_output", message + reasons)
     elif other or not least == most == workload.output_tokens:
         message = f"{workload.output_tokens} tokens requested, {least} to {most} received"
@@ -194,8 +197,8 @@ def _cache(facts: RunFacts, workload: Workload) -> Iterator[Gate]:
             yield _flag("prefix_cache_missed", message)
     elif not facts.cached_token_ratio <= CACHED_RATIO_MAX:
         message = (
-            f"{_percent(facts.cached_token_ratio)} of the prompt tokens came from the prefix cache, "
-            "which the workload does not plan"
+            f"{_percent(facts.cached_token_ratio)} of the prompt tokens came from the prefix "
+            "cache, which the workload does not plan"
         )
         yield _void("prefix_cache_hit", message)
 
@@ -216,7 +219,7 @@ def _speculation(facts: RunFacts) -> Iterator[Gate]:
 
 
 def _client(facts: RunFacts, workload: Workload, measure: Measure) -> Iterator[Gate]:
-    """Yield at most one gate, with all reasons why the client was the limit and the worst effect."""
+    """Yield at most one gate: the worst effect, with all reasons why the client was the limit."""
     # a failed request, which voids the run anyway, leaves its slot early
     all_answered = facts.requests_ok and not facts.requests_failed
     limits = [

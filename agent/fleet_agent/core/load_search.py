@@ -154,7 +154,7 @@ def _gate_of_missed_run(gate: Gate, run: RunResult, workload: Workload) -> Gate:
 
 @dataclass(frozen=True, slots=True)
 class _Tally:
-    """The answers so far by load. `last` holds the newest `VOID_IN_ROW_MAX` answers of each load."""
+    """The answers so far. `last` holds the newest `VOID_IN_ROW_MAX` answers of each load."""
 
     counts: Mapping[tuple[float, LoadAnswer], int]
     loads: tuple[float, ...]

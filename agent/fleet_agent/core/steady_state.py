@@ -32,7 +32,7 @@ class LevelChange:
 
 @dataclass(frozen=True, slots=True)
 class Steadiness:
-    """How many of the first values are warm-up, and the last change of level, None if there is none.
+    """How many of the first values are warm-up, and the change of level that ended it.
 
     `is_steady` is whether the values after the warm-up are enough to count as a steady state.
     """

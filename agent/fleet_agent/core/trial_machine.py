@@ -175,7 +175,7 @@ def _on_proved(trial: AgentTrial, body: Body, at_s: float) -> Step:
 
 
 def _on_witness_stopped(trial: AgentTrial, body: Body, at_s: float) -> Step:
-    """Launch the measured server, unless processes of the witness are left that would disturb it."""
+    """Launch the measured server, unless processes of the witness are left over."""
     assert isinstance(body, ServerStopped)
     if body.left_over:
         return _on_server_stopped(trial, body, at_s)

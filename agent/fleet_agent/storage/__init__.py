@@ -1,1 +1,1 @@
-"""Keeps the journal, the artifacts of trials and the secrets on disk."""
+"""Keeps the journal and the artifacts of trials on disk, and reads the host's secrets."""

@@ -1,6 +1,4 @@
-"""Owns how long files of ended attempts stay on the host: until the controller has them, then while
-they fit. Knows no trial.
-"""
+"""Keeps the files of ended attempts until the controller has them, and then as long as they fit."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from pathlib import Path
 
 log = logging.getLogger(__name__)
 
-KEPT_BYTES = 1 << 30  # of files that the controller has too, for whoever looks on the host
+KEPT_BYTES = 1 << 30  # of released files, which stay for users who look at the host itself
 _MAX_LISTED = 1000
 _RELEASED_MARK = ".released"
 
@@ -24,12 +22,13 @@ AttemptKey = tuple[str, int]  # trial id, attempt
 class _AttemptFolder:
     folder: Path
     released: bool = False
-    size_bytes: int = 0  # known from its release on
+    size_bytes: int = 0  # disk space used; 0 until the attempt is released
 
 
 class ArtifactRetention:
-    """The attempt folders TRIAL/ATTEMPT below `root`, oldest first. What nobody released is never
-    removed.
+    """The attempt folders TRIAL/ATTEMPT below `root`, oldest first.
+
+    Only folders that the controller released are removed.
     """
 
     def __init__(self, root: Path, kept_bytes: int = KEPT_BYTES) -> None:
@@ -41,7 +40,7 @@ class ArtifactRetention:
         }
 
     def unreleased(self, active: frozenset[AttemptKey]) -> list[str]:
-        """TRIAL/ATTEMPT that are over and not released, the oldest 1000."""
+        """Return the oldest 1000 ended attempts that are not released, as TRIAL/ATTEMPT."""
         waiting = (
             key for key, kept in self._attempts.items() if not kept.released and key not in active
         )
@@ -51,32 +50,32 @@ class ArtifactRetention:
         ]
 
     def create_folder(self, trial_id: str, attempt: int) -> Path:
-        """The folder of an attempt, made if need be. Raises OSError."""
+        """Return the folder of an attempt, created if it does not exist. Raises OSError."""
         folder = self._root / trial_id / str(attempt)
         folder.mkdir(parents=True, exist_ok=True)
         self._attempts.setdefault((trial_id, attempt), _AttemptFolder(folder))
         return folder
 
     def release(self, trial_id: str, attempt: int) -> None:
-        """The controller has all of it; harmless twice, and for what is not here. The oldest go
-        when more is kept than may be.
+        """Mark the attempt's files as stored by the controller.
+
+        Then removes the oldest released folders until what is left fits. Does nothing for an
+        attempt that is released already or not on this host.
         """
         kept = self._attempts.get((trial_id, attempt))
         if kept is None or kept.released:
             return
         try:
             (kept.folder / _RELEASED_MARK).touch()
-        except (
-            OSError
-        ) as error:  # a full disk: it is released again at the controller's next connection
-            log.info("%s: %s", kept.folder, error.strerror)
+        except OSError as error:  # for example a full disk; the controller will release it again
+            log.info("%s cannot be marked as released: %s", kept.folder, error.strerror)
         self._attempts[trial_id, attempt] = _AttemptFolder(
             kept.folder, True, _folder_bytes(kept.folder)
         )
         self._remove_down_to(self._kept_bytes)
 
     def drop_released(self) -> None:
-        """The disk is full: nothing is kept that the controller has."""
+        """Remove all released folders, because the disk is full."""
         self._remove_down_to(0)
 
     def _remove_down_to(self, bytes_kept: int) -> None:
@@ -96,7 +95,7 @@ class ArtifactRetention:
 
 
 def _find_attempts(root: Path) -> Iterator[tuple[AttemptKey, Path]]:
-    """The attempt folders, the oldest first."""
+    """Yield the attempt folders, oldest first."""
     folders = (
         [folder for folder in root.glob("*/*") if folder.is_dir() and folder.name.isdecimal()]
         if root.is_dir()

@@ -1,4 +1,4 @@
-"""Owns the question whether the agent's disk has room for another trial; frees nothing."""
+"""Checks whether the agent's disk has room for another trial."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 
 MIN_FREE_BYTES = 64 << 20  # logs and raw requests of one trial, with some to spare
 _LEAST_FILES = 200
-_FULL_BYTES = 64 << 10  # less is not even a page of a log for each process
+_FULL_BYTES = 64 << 10  # with less, the processes of a server cannot even write a page of log each
 
 
 def describe_full_disk(folder: Path) -> str:
-    """`the disk of DIR is full` when nothing can be written there, else empty."""
+    """Return `the disk of DIR is full` if nothing can be written there, else an empty text."""
     free, _ = _free_bytes_and_files(folder)
     return f"the disk of {folder} is full" if free < _FULL_BYTES else ""
 
@@ -25,21 +25,24 @@ class DiskSpace:
     least_bytes: int = MIN_FREE_BYTES
 
     def free_bytes(self) -> int:
-        """What this user may still write there; 0 when the folder cannot be asked."""
+        """Return how many bytes this user can still write; 0 if that cannot be read."""
         return _free_bytes_and_files(self.folder)[0]
 
     def shortage(self) -> str:
-        """Why no trial may begin, in words; empty when one may."""
+        """Return why the disk has no room for another trial; empty if it has."""
         free, files = _free_bytes_and_files(self.folder)
         if free < self.least_bytes:
-            return f"the disk of {self.folder} has {free >> 20} MiB free, a trial needs {self.least_bytes >> 20} MiB"
+            return (
+                f"the disk of {self.folder} has {free >> 20} MiB free, a trial needs "
+                f"{self.least_bytes >> 20} MiB"
+            )
         if files < _LEAST_FILES:
-            return f"the disk of {self.folder} takes only {files} more files"
+            return f"the disk of {self.folder} has room for only {files} more files"
         return ""
 
 
 def _free_bytes_and_files(folder: Path) -> tuple[int, int]:
-    """Bytes and files that this user may still put there; none when the disk cannot be asked."""
+    """Return how many bytes and files this user can still write; (0, 0) if that cannot be read."""
     try:
         disk = os.statvfs(folder)
     except OSError:

@@ -1,15 +1,13 @@
-"""Owns the agent's journal: an append-only file of events, on disk before anything follows from
-them. Decides nothing about trials.
+"""The agent's journal: an append-only file of events, on disk before the agent acts on them.
 
-The folder holds `events.jsonl` and `lock`. First comes the header, then events and
-acknowledgements; one of these may carry the lease of the controller that gave it. A new or
-compacted file is written beside it and renamed, so the header is always whole. One owner at a time,
-no locks inside.
+The folder holds `events.jsonl` and `lock`. The file has a header, then events and acknowledgements;
+an acknowledgement may carry the epoch of the controller that sent it (the key `lease`). A new or
+compacted file is written under another name and renamed, so the header is always complete. One
+process has the journal open at a time, and one task uses it, so there are no locks inside.
 """
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
 import os
@@ -17,15 +15,20 @@ import uuid
 from array import array
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
-from typing import BinaryIO
 
-from fleet_agent.storage import journal_file as file_of
-from fleet_agent.storage.journal_file import FORMAT, DiskReserve, JournalDamaged
+from fleet_agent.storage import journal_file
+from fleet_agent.storage.attempt_index import AttemptIndex, AttemptKey
+from fleet_agent.storage.journal_file import (
+    DiskReserve,
+    JournalDamaged,
+    JournalFailed,
+    JournalHeader,
+)
 from fleet_protos.codec import event_from_json, event_to_json
 from fleet_protos.controller_epoch import ControllerEpoch
-from fleet_protos.errors import Conflict, FleetError
+from fleet_protos.errors import Conflict
 from fleet_protos.events import Body, Event, TrialAccepted, TrialOver
 from fleet_protos.trial_types import Phase
 
@@ -33,61 +36,41 @@ __all__ = ["COMPACT_ABOVE_BYTES", "FINISHED_KEPT", "Journal", "JournalDamaged", 
 
 COMPACT_ABOVE_BYTES = 1 << 20
 FINISHED_KEPT = 10_000
-RESERVE_BYTES = 1 << 20  # what the end of a trial writes, many times over
+RESERVE_BYTES = 1 << 20  # many times what the end of a trial writes
 
 _ACKNOWLEDGED = b'{"acknowledged"'
 
 log = logging.getLogger(__name__)
 
-AttemptKey = tuple[str, int]  # trial id and attempt
-
-
-class JournalFailed(FleetError):
-    """The event could not be written. What was written before is whole, unless the journal says
-    that it is closed.
-    """
-
-
-@dataclass(frozen=True, slots=True)
-class _Header:
-    agent_id: str
-    base_sequence: int = 0  # of the last event before this file; sequence numbers never go back
-    finished: tuple[AttemptKey, ...] = ()
-    lease: ControllerEpoch = field(default_factory=ControllerEpoch)
-
-    def encoded(self) -> bytes:
-        return _encode_record(journal=FORMAT, **asdict(self))
-
 
 class Journal:
-    """The events of one agent. Sequence numbers count from 1 without a gap, over restarts and
-    compactions.
+    """The events of one agent.
+
+    Sequence numbers count from 1 without a gap, across restarts and compactions.
     """
 
     def __init__(
-        self, folder: Path, header: _Header, lock: int, compact_above_bytes: int, finished_kept: int
+        self,
+        folder: Path,
+        header: JournalHeader,
+        lock: int,
+        compact_above_bytes: int,
+        finished_kept: int,
     ) -> None:
         self._folder = folder
         self._path = folder / "events.jsonl"
         self._header = header
         self._lock = lock
         self._compact_above_bytes = compact_above_bytes
-        self._finished_kept = finished_kept
-        self._offsets = array("Q")
-        self._active: dict[
-            AttemptKey, int
-        ] = {}  # trials that are not over → sequence of their first event
-        self._finished: dict[AttemptKey, None] = dict.fromkeys(header.finished)
-        self._newest: dict[str, int] = {}  # trial id → highest attempt of those
-        for trial_id, attempt in header.finished:
-            self._newest[trial_id] = max(attempt, self._newest.get(trial_id, 0))
+        self._offsets = array("Q")  # byte offset of each event's record
+        self._attempts = AttemptIndex(header.finished, finished_kept)
         self._acknowledged = header.base_sequence
         self._epoch = header.lease
         self._reserve = DiskReserve(RESERVE_BYTES)
         self._size = 0
         self._file = -1
         self._broken_reason = ""
-        self.repaired = ""  # what was cut off a torn end when it was opened, else empty
+        self.repaired = ""  # a message if a torn last record was cut off on opening
 
     @classmethod
     def open(
@@ -97,19 +80,20 @@ class Journal:
         compact_above_bytes: int = COMPACT_ABOVE_BYTES,
         finished_kept: int = FINISHED_KEPT,
     ) -> Journal:
-        """Open or create the journal in `folder`; a torn last record is cut off, logged and told in
-        `repaired`.
+        """Open or create the journal in `folder`.
 
-        Raises Conflict when another process has it, JournalDamaged when a record before the last
-        cannot be read, JournalFailed when the folder cannot be written. `remembered`: how many
-        trials that are over it knows.
+        Cuts off a torn last record, logs that and describes it in `repaired`. `finished_kept` is
+        how many finished attempts the journal remembers. Raises Conflict if another process has the
+        journal, JournalDamaged if a record before the last cannot be read, JournalFailed if the
+        folder cannot be written.
         """
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            lock = file_of.acquire_lock(folder / "lock")
+            lock = journal_file.acquire_lock(folder / "lock")
         except OSError as error:
             raise JournalFailed(
-                f"{folder}: {error.strerror}", "choose another --state, or make this one writable"
+                f"the journal in {folder} cannot be opened: {error.strerror}",
+                "choose another folder with --state, or make this one writable",
             ) from error
         with ExitStack() as on_failure:
             on_failure.callback(os.close, lock)
@@ -123,87 +107,84 @@ class Journal:
     ) -> Journal:
         try:
             path = folder / "events.jsonl"
-            (folder / "events.jsonl.new").unlink(
-                missing_ok=True
-            )  # of a compaction that was interrupted: the old file is whole
+            # left by an interrupted compaction; the old file is complete
+            (folder / "events.jsonl.new").unlink(missing_ok=True)
             if not path.exists():
-                file_of.replace_file(path, _Header(uuid.uuid4().hex).encoded())
-            journal = cls(folder, _read_header(path), lock, compact_above_bytes, finished_kept)
+                journal_file.replace_file(path, JournalHeader(uuid.uuid4().hex).encoded())
+            header = JournalHeader.read(path)
+            journal = cls(folder, header, lock, compact_above_bytes, finished_kept)
             journal._load()
             journal.refill_reserve()
         except OSError as error:
             raise JournalFailed(
-                f"{folder}: {error.strerror}", "look at the disk that holds it"
+                f"the journal in {folder} cannot be opened: {error.strerror}",
+                f"check the disk of {folder}",
             ) from error
         return journal
 
     @property
     def agent_id(self) -> str:
-        """Made with the journal; another one means that what this agent told before is gone."""
+        """Created with the journal; a new one means that the earlier events are lost."""
         return self._header.agent_id
 
     @property
     def last_sequence(self) -> int:
-        """Of the newest event, 0 before the first."""
+        """Sequence number of the newest event, 0 before the first."""
         return self._header.base_sequence + len(self._offsets)
 
     @property
     def first_sequence(self) -> int:
-        """Of the oldest event still held; `last_sequence` + 1 when none is."""
+        """Sequence number of the oldest event held; `last_sequence` + 1 if there is none."""
         return self._header.base_sequence + 1
 
     @property
     def acknowledged(self) -> int:
-        """Up to here the controller has stored everything."""
+        """Sequence number up to which the controller has stored all events."""
         return self._acknowledged
 
     @property
     def finished(self) -> frozenset[AttemptKey]:
-        """(trial id, attempt) of trials that are over, also when compaction dropped their events;
-        the last 10,000.
-        """
-        return frozenset(self._finished)
+        """The last finished attempts, including those whose events compaction dropped."""
+        return frozenset(self._attempts.finished)
 
     @property
     def epoch(self) -> ControllerEpoch:
-        """Of the controller that was obeyed last."""
+        """Epoch of the controller that the agent obeyed last."""
         return self._epoch
 
     @property
     def is_broken(self) -> bool:
-        """Nothing more can be written until the file is opened anew."""
+        """Whether nothing more can be written until the journal is opened again."""
         return bool(self._broken_reason)
 
     def missing_files(self) -> str:
-        """What of its files is no longer where it was opened, in words; empty when all is. Nothing
-        here can be opened anew then.
+        """Return which of the open files is no longer at its path, and why; empty if all are.
+
+        If one is not, the journal in this folder cannot be opened again.
         """
         if self._file < 0:
-            return ""  # it is closed
+            return ""  # closed
         for path, descriptor in ((self._path, self._file), (self._folder / "lock", self._lock)):
-            if fault := file_of.why_moved(path, descriptor):
+            if fault := journal_file.why_moved(path, descriptor):
                 return fault
-        return (
-            ""
-            if os.access(self._folder, os.W_OK | os.X_OK)
-            else f"{self._folder} cannot be written any more"
-        )
+        is_writable = os.access(self._folder, os.W_OK | os.X_OK)
+        return "" if is_writable else f"{self._folder} is no longer writable"
 
     @property
     def lacks_reserve(self) -> bool:
-        """The disk is full, or was: the end of another trial might not be written."""
+        """Whether too little disk space is reserved to write the end of another trial."""
         return self._reserve.lacks(self._size)
 
     def knows(self, trial_id: str, attempt: int) -> bool:
-        """This attempt was accepted; of those that are over, the last 10,000."""
-        return (trial_id, attempt) in self._active or (trial_id, attempt) in self._finished
+        """Whether the attempt was accepted; knows only the last finished ones."""
+        return self._attempts.knows(trial_id, attempt)
 
     def newest_attempt(self, trial_id: str) -> int:
-        """The highest attempt of the trial that was accepted; 0 when none is known."""
-        return self._newest.get(trial_id, 0)
+        """Return the highest attempt of the trial that was accepted; 0 if none is known."""
+        return self._attempts.newest_attempt(trial_id)
 
     def refill_reserve(self) -> None:
-        """Take space for the ends of trials again, when it is lacking and there is room."""
+        """Reserve disk space for the ends of trials again, if it is used up."""
         if self._file >= 0:
             self._reserve.refill(self._file, self._size)
 
@@ -217,18 +198,17 @@ class Journal:
         phase: Phase,
         time_unix_ns: int,
     ) -> Event:
-        """Write one event and return it with its sequence number, once it is on disk.
+        """Write one event to disk and return it with its sequence number.
 
-        Raises JournalFailed: the event counts as not written, and the file ends with the one
-        before.
+        Raises JournalFailed; the event then counts as not written, and the file ends with the
+        previous one.
         """
         event = Event(self.last_sequence + 1, time_unix_ns, trial_id, attempt, cause, phase, body)
-        record = file_of.encode_line(event_to_json(event))
+        record = journal_file.encode_line(event_to_json(event))
         self._write(record)
         self._sync()
         self._index_record(
-            event.trial_id,
-            event.attempt,
+            (event.trial_id, event.attempt),
             begins=isinstance(body, TrialAccepted),
             ends=isinstance(body, TrialOver),
         )
@@ -237,91 +217,83 @@ class Journal:
         return event
 
     def record_epoch(self, epoch: ControllerEpoch) -> None:
-        """Remember whose orders count from here on, on disk before it returns. Raises
-        JournalFailed.
-        """
-        record = _encode_record(acknowledged=self._acknowledged, lease=asdict(epoch))
+        """Write to disk which controller the agent obeys from now on. Raises JournalFailed."""
+        record = journal_file.encode_record(acknowledged=self._acknowledged, lease=asdict(epoch))
         self._write(record)
         self._sync()
         self._size += len(record)
         self._epoch = epoch
 
     def events(self, after_sequence: int = 0) -> Iterator[Event]:
-        """Each event held with a sequence above `after_sequence`, oldest first, as they are when
-        iteration begins. Raises JournalFailed.
+        """Yield the events with a sequence number above `after_sequence`, oldest first.
+
+        Events that are appended during the iteration are not included. Raises JournalFailed if the
+        file cannot be opened, JournalDamaged if a record changed after it was written.
         """
         first = max(after_sequence - self._header.base_sequence, 0)
         if first >= len(self._offsets):
             return
-        with self._open_for_reading() as file:
+        with journal_file.open_for_reading(self._path) as file:
             end = self._size
-            file.seek(self._offsets[first])
-            while file.tell() < end:
-                content = file_of.decode_line(file.readline())
+            position = file.seek(self._offsets[first])
+            while position < end:
+                line = file.readline()
+                position += len(line)
+                content = journal_file.decode_line(line)
                 if content is None:
-                    raise file_of.changed_record(self._path, file.tell())
+                    raise journal_file.changed_record(self._path, position)
                 if not content.startswith(_ACKNOWLEDGED):
                     yield event_from_json(content.decode())
 
-    def _open_for_reading(self) -> BinaryIO:
-        try:
-            return self._path.open("rb")
-        except OSError as error:
-            raise JournalFailed(
-                f"{self._path} cannot be read: {error.strerror}", f"look at {self._folder}"
-            ) from error
-
     def acknowledge(self, up_to: int) -> None:
-        """The controller has stored every event up to this one; compacts when that is worth it. A
-        lower number than before is harmless.
+        """Record that the controller has stored all events up to this one, and compact if worth it.
 
-        Survives the death of this process, not always that of the machine: then the controller
-        acknowledges again. Raises Conflict for a number that was never given, and JournalFailed.
+        A lower number than before does nothing. The record survives the end of this process but
+        not always a crash of the machine; the controller then acknowledges again. Raises Conflict
+        for a number above the last event, and JournalFailed.
         """
         if up_to > self.last_sequence:
             raise Conflict(
-                f"event {up_to} was acknowledged, the last one is {self.last_sequence}",
-                "the controller follows another agent",
+                f"event {up_to} was acknowledged, but the last event is {self.last_sequence}",
+                "check that the controller is connected to the right agent",
             )
         if up_to <= self._acknowledged:
             return
-        record = _encode_record(acknowledged=up_to)
+        record = journal_file.encode_record(acknowledged=up_to)
         self._write(record)
         self._size += len(record)
         self._acknowledged = up_to
         if self._offset_after(self._droppable) > self._compact_above_bytes:
             try:
                 self.compact()
-            except (
-                JournalFailed
-            ) as error:  # a full disk, say: the file stays as it is and is compacted another time
+            except JournalFailed as error:  # for example a full disk; compacted another time
                 log.warning("%s", error.message)
 
     def compact(self) -> bool:
-        """Drop the events that the controller has, up to the first of a trial that is not over;
-        False when there are none.
+        """Drop the stored events before the first event of an active attempt.
 
-        Interrupted or failed, the old file stays. Raises JournalFailed.
+        Returns False if there are none. The old file stays if this fails or is interrupted. Raises
+        JournalFailed.
         """
         base = self._droppable
         if base == self._header.base_sequence:
             return False
-        header = _Header(self.agent_id, base, tuple(self._finished), self._epoch)
-        acknowledged = (
-            _encode_record(acknowledged=self._acknowledged) if self._acknowledged > base else b""
-        )
+        header = JournalHeader(self.agent_id, base, self._attempts.finished, self._epoch)
+        acknowledged = b""
+        if self._acknowledged > base:
+            acknowledged = journal_file.encode_record(acknowledged=self._acknowledged)
         try:
-            file_of.replace_file(
+            journal_file.replace_file(
                 self._path,
                 header.encoded() + self._read_from(self._offset_after(base)) + acknowledged,
             )
         except OSError as error:
-            raise self._write_error(error) from error
-        replaced, self._file = self._file, -1  # a number that is closed may be another file's next
+            raise journal_file.write_error(self._path, error) from error
+        replaced, self._file = self._file, -1  # the next open file may reuse a closed descriptor
         os.close(replaced)
         self._header, self._acknowledged = header, base
         self._offsets = array("Q")
-        self._active.clear()
+        self._attempts.clear_active()
         self._load()
         self.refill_reserve()
         return True
@@ -329,12 +301,11 @@ class Journal:
     @property
     def _droppable(self) -> int:
         """The last event that neither the controller nor the restart of a trial needs."""
-        return min(
-            self._acknowledged, *(first - 1 for first in self._active.values()), self.last_sequence
-        )
+        before_active = self._attempts.first_active_sequence(self.last_sequence + 1) - 1
+        return min(self._acknowledged, before_active)
 
     def _offset_after(self, sequence: int) -> int:
-        """Where the record begins that follows this event."""
+        """Return the byte offset of the record that follows this event."""
         following = sequence - self._header.base_sequence
         return self._offsets[following] if following < len(self._offsets) else self._size
 
@@ -344,7 +315,7 @@ class Journal:
             return file.read(self._size - offset)
 
     def close(self) -> None:
-        """Let another process have it; harmless twice."""
+        """Close the file and release the lock; a second call does nothing."""
         for descriptor in (self._file, self._lock):
             if descriptor >= 0:
                 os.close(descriptor)
@@ -356,7 +327,7 @@ class Journal:
     def _load(self) -> None:
         self._size = 0
         self._reserve.reset()
-        for number, line, content in file_of.read_records(self._path):
+        for number, line, content in journal_file.read_records(self._path):
             if number > 1:
                 self._restore_record(number, content)
             self._size += len(line)
@@ -364,15 +335,17 @@ class Journal:
         if (surplus := os.fstat(self._file).st_size - self._size) > 0:
             os.ftruncate(self._file, self._size)
             os.fsync(self._file)
-            last = f"event {self.last_sequence} is the last"
             self.repaired = (
-                f"{self._path}: a torn record of {surplus} bytes at the end was cut off; {last}"
+                f"{self._path}: an incomplete record of {surplus} bytes at the end was cut off; "
+                f"the last event is {self.last_sequence}"
             )
             log.warning("%s", self.repaired)
 
     def _restore_record(self, number: int, content: bytes) -> None:
-        """Note a record from its plain JSON: an agent reads its whole journal at its start, and
-        needs few fields of it.
+        """Index a record from its plain JSON.
+
+        It is not decoded into an event, since the agent reads the whole journal at its start and
+        needs only a few fields.
         """
         record = json.loads(content)
         if content.startswith(_ACKNOWLEDGED):
@@ -380,83 +353,46 @@ class Journal:
             self._epoch = ControllerEpoch(**record["lease"]) if "lease" in record else self._epoch
             return
         if int(record.get("sequence", 0)) != self.last_sequence + 1:
-            raise file_of.damaged_record(
+            raise journal_file.damaged_record(
                 self._path,
                 number,
                 f"event {record.get('sequence')} follows event {self.last_sequence}",
             )
         self._index_record(
-            record.get("trial_id", ""),
-            record.get("attempt", 0),
+            (record.get("trial_id", ""), record.get("attempt", 0)),
             begins="trial_accepted" in record,
             ends="trial_over" in record,
         )
 
-    def _index_record(self, trial_id: str, attempt: int, *, begins: bool, ends: bool) -> None:
-        key = (trial_id, attempt)
+    def _index_record(self, key: AttemptKey, *, begins: bool, ends: bool) -> None:
         self._offsets.append(self._size)
         if begins:
-            self._active[key] = self.last_sequence
-            self._newest[trial_id] = max(attempt, self._newest.get(trial_id, 0))
+            self._attempts.begin(*key, self.last_sequence)
         if ends:
-            self._active.pop(key, None)
-            self._finished[key] = None
-            if len(self._finished) > self._finished_kept:
-                self._forget_finished(next(iter(self._finished)))
-
-    def _forget_finished(self, key: AttemptKey) -> None:
-        del self._finished[key]
-        if self._newest.get(key[0]) == key[1]:
-            del self._newest[key[0]]
+            self._attempts.end(*key)
 
     def _write(self, record: bytes) -> None:
         if self._broken_reason:
             raise JournalFailed(
-                f"{self._path}: nothing more is written, since {self._broken_reason}",
+                f"{self._path} cannot be written any more: {self._broken_reason}",
                 "restart the agent",
             )
         try:
-            file_of.write_all(self._file, record)
+            journal_file.write_all(self._file, record)
         except OSError as error:
             self._cut_partial_record()
-            raise self._write_error(error) from error
+            raise journal_file.write_error(self._path, error) from error
 
     def _sync(self) -> None:
         try:
             os.fsync(self._file)
-        except (
-            OSError
-        ) as error:  # what is on disk is unknown from here on: only reading it anew can tell
+        except OSError as error:  # only reading the file again can show what is on disk now
             self._broken_reason = f"the disk failed ({error.strerror})"
-            raise self._write_error(error) from error
+            raise journal_file.write_error(self._path, error) from error
 
     def _cut_partial_record(self) -> None:
         self._reserve.reset()
         try:
             os.ftruncate(self._file, self._size)
         except OSError as error:
-            self._broken_reason = f"half a record could not be taken back ({error.strerror})"
-
-    def _write_error(self, error: OSError) -> JournalFailed:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        hint = (
-            f"free space on the disk of {self._folder}"
-            if full
-            else f"look at the disk of {self._folder}"
-        )
-        return JournalFailed(f"{self._path}: an event could not be written: {error.strerror}", hint)
-
-
-def _encode_record(**fields: object) -> bytes:
-    return file_of.encode_line(json.dumps(fields, separators=(",", ":")))
-
-
-def _read_header(path: Path) -> _Header:
-    header = file_of.read_header(path)
-    finished = tuple((str(trial), int(attempt)) for trial, attempt in header["finished"])
-    return _Header(
-        str(header["agent_id"]),
-        int(header["base_sequence"]),
-        finished,
-        ControllerEpoch(**header.get("lease", {})),
-    )
+            self._broken_reason = f"an incomplete record could not be cut off ({error.strerror})"

@@ -1,5 +1,4 @@
-"""Owns the form of the journal's file: lines with checksums, replacement in one step, its lock,
-space kept beyond its end. Knows no event.
+"""The journal's file: lines with checksums, header, replacement in one step, lock and reserve.
 
 A line is a CRC-32 in eight hex digits, a space, and JSON.
 """
@@ -13,33 +12,66 @@ import json
 import os
 import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+from fleet_agent.storage.attempt_index import AttemptKey
+from fleet_protos.controller_epoch import ControllerEpoch
 from fleet_protos.errors import Conflict, FleetError
 
 FORMAT = "benchfleet-journal/1"
-_KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE of linux/falloc.h: the blocks are the file's, its length stays
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE of linux/falloc.h: allocates blocks, keeps the file's length
 _MOVE_AWAY = (
-    "move the file away and keep it for a report; the agent then starts with a new identity, "
-    "and servers of unfinished trials must be ended by hand"
+    "move the file to another folder and keep it for a report; the agent then starts with a new "
+    "identity, and you must end the servers of unfinished trials by hand"
 )
 
 
 class JournalDamaged(FleetError):
-    """A record in the middle of the journal cannot be read. What follows it cannot be trusted, so
-    the agent must not guess.
-    """
+    """A record before the last one cannot be read, so the records after it cannot be trusted."""
+
+
+class JournalFailed(FleetError):
+    """The journal cannot be opened, read or written. Events written before are intact."""
+
+
+@dataclass(frozen=True, slots=True)
+class JournalHeader:
+    """The first record of the file. The field names are its JSON keys."""
+
+    agent_id: str
+    base_sequence: int = 0  # sequence number of the last event before this file
+    finished: tuple[AttemptKey, ...] = ()
+    lease: ControllerEpoch = field(default_factory=ControllerEpoch)
+
+    @classmethod
+    def read(cls, path: Path) -> JournalHeader:
+        """Read the header of the file. Raises JournalDamaged and OSError."""
+        header = read_header(path)
+        finished = tuple((str(trial), int(attempt)) for trial, attempt in header["finished"])
+        epoch = ControllerEpoch(**header.get("lease", {}))
+        return cls(str(header["agent_id"]), int(header["base_sequence"]), finished, epoch)
+
+    def encoded(self) -> bytes:
+        """Return the header's line."""
+        return encode_record(journal=FORMAT, **asdict(self))
+
+
+def encode_record(**fields: object) -> bytes:
+    """Return the line of a record with these JSON keys."""
+    return encode_line(json.dumps(fields, separators=(",", ":")))
 
 
 def encode_line(text: str) -> bytes:
-    """The line of a JSON text."""
+    """Return the line of a JSON text."""
     content = text.encode()
     return b"%08x %s\n" % (zlib.crc32(content), content)
 
 
 def decode_line(raw_line: bytes) -> bytes | None:
-    """The JSON of a line, None when it is torn or damaged."""
+    """Return the JSON of a line, None if the line is incomplete or damaged."""
     if len(raw_line) < 10 or not raw_line.endswith(b"\n"):
         return None
     content = raw_line[9:-1]
@@ -47,20 +79,20 @@ def decode_line(raw_line: bytes) -> bytes | None:
 
 
 def read_header(path: Path) -> dict[str, Any]:
-    """The first record. Raises JournalDamaged when it is none of this format."""
+    """Return the JSON of the header. Raises JournalDamaged if there is none of `FORMAT`."""
     with path.open("rb") as file:
         content = decode_line(file.readline())
-    header: dict[str, Any] = (
-        json.loads(content) if content else {}
-    )  # it was renamed into place whole, so it is never torn
+    # never incomplete, since the file was renamed to its path with the header in it
+    header: dict[str, Any] = json.loads(content) if content else {}
     if header.get("journal") != FORMAT:
-        raise damaged_record(path, 1, f"no header of {FORMAT}")
+        raise damaged_record(path, 1, f"it is not a header of {FORMAT}")
     return header
 
 
 def read_records(path: Path) -> Iterator[tuple[int, bytes, bytes]]:
-    """(line number, line, its JSON) of each whole record. Raises JournalDamaged unless only the
-    last one is not whole.
+    """Yield (line number, line, its JSON) of each complete record.
+
+    Skips an incomplete last record. Raises JournalDamaged if an earlier record cannot be read.
     """
     with path.open("rb") as file:
         for number, raw_line in enumerate(file, start=1):
@@ -71,26 +103,42 @@ def read_records(path: Path) -> Iterator[tuple[int, bytes, bytes]]:
                 raise damaged_record(path, number, "its checksum is wrong")
 
 
-def damaged_record(path: Path, number: int, why: str) -> JournalDamaged:
-    """The error about the record in that line."""
-    return JournalDamaged(f"{path}, line {number}: the record cannot be read: {why}", _MOVE_AWAY)
+def damaged_record(path: Path, number: int, reason: str) -> JournalDamaged:
+    """Return the error for a record that cannot be read."""
+    return JournalDamaged(f"{path}, line {number}: the record cannot be read: {reason}", _MOVE_AWAY)
 
 
 def changed_record(path: Path, offset: int) -> JournalDamaged:
-    """The error about a record that was whole when it was written."""
+    """Return the error for a record that changed after it was written."""
     return JournalDamaged(
         f"{path}: the record before byte {offset} changed after it was written", _MOVE_AWAY
     )
 
 
+def write_error(path: Path, error: OSError) -> JournalFailed:
+    """Return the error for an event that could not be written."""
+    hint = f"{'free space on' if error.errno in _FULL else 'check'} the disk of {path.parent}"
+    return JournalFailed(f"{path}: an event could not be written: {error.strerror}", hint)
+
+
+def open_for_reading(path: Path) -> BinaryIO:
+    """Open the file. Raises JournalFailed."""
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise JournalFailed(
+            f"{path} cannot be read: {error.strerror}", f"check {path.parent}"
+        ) from error
+
+
 def why_moved(path: Path, descriptor: int) -> str:
-    """Why `path` no longer leads to the open file, in words; empty when it does."""
+    """Return why `path` no longer leads to the open file; empty if it does."""
     try:
         there, ours = path.stat(), os.fstat(descriptor)
     except FileNotFoundError:
         return f"{path} was removed"
     except OSError as error:
-        return f"{path} cannot be reached any more ({error.strerror})"
+        return f"{path} can no longer be read ({error.strerror})"
     return (
         ""
         if (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino)
@@ -99,13 +147,14 @@ def why_moved(path: Path, descriptor: int) -> str:
 
 
 def write_all(descriptor: int, record: bytes) -> None:
-    """Every byte. Raises OSError."""
+    """Write every byte of the record. Raises OSError."""
     while record:
         record = record[os.write(descriptor, record) :]
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Put `content` at `path`: after a crash at any point there is the old file or the new one.
+    """Replace the file at `path` in one step: after a crash it is the old or the new one.
+
     Raises OSError.
     """
     new = path.with_name(path.name + ".new")
@@ -118,7 +167,7 @@ def replace_file(path: Path, content: bytes) -> None:
             os.close(descriptor)
         new.rename(path)
     except OSError:
-        new.unlink(missing_ok=True)  # half a file on a full disk is in the way of what matters
+        new.unlink(missing_ok=True)  # half a file would only take space on a full disk
         raise
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -128,7 +177,7 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def acquire_lock(path: Path) -> int:
-    """An open descriptor that holds the lock. Raises Conflict when another process has it."""
+    """Return an open descriptor that holds the lock. Raises Conflict if another process has it."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -136,8 +185,8 @@ def acquire_lock(path: Path) -> int:
         holder = os.read(descriptor, 32).decode(errors="replace").strip() or "unknown"
         os.close(descriptor)
         raise Conflict(
-            f"{path.parent} belongs to the agent that runs as process {holder}",
-            "end it, or choose another --state",
+            f"{path.parent} is in use by the agent with process id {holder}",
+            "stop that agent, or choose another folder with --state",
         ) from error
     os.ftruncate(descriptor, 0)
     os.write(descriptor, f"{os.getpid()}\n".encode())
@@ -145,9 +194,7 @@ def acquire_lock(path: Path) -> int:
 
 
 class DiskReserve:
-    """Disk space that belongs to a file beyond its end, so that its last records can be written
-    when the disk is full.
-    """
+    """Disk space allocated beyond the end of a file, for its last records when the disk is full."""
 
     def __init__(self, least_bytes: int) -> None:
         self._least_bytes = least_bytes
@@ -155,11 +202,11 @@ class DiskReserve:
         self._possible = True  # False on a file system without fallocate(2)
 
     def lacks(self, size: int) -> bool:
-        """True when less than half of the reserve is left beyond `size`."""
+        """Whether less than half of the reserve is left beyond `size` bytes."""
         return self._possible and self._up_to - size < self._least_bytes // 2
 
     def refill(self, descriptor: int, size: int) -> None:
-        """Take the space again when it is used up; a full disk leaves what there is."""
+        """Allocate the reserve again if it is used up; does nothing on a full disk."""
         if not self.lacks(size):
             return
         try:
@@ -170,15 +217,12 @@ class DiskReserve:
         self._up_to = size + self._least_bytes
 
     def reset(self) -> None:
-        """The file is another one, or was cut: nothing is known of space beyond its end."""
+        """Forget the reserve, since the file was replaced or cut."""
         self._up_to = 0
 
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-
-
 def _fallocate(descriptor: int, mode: int, offset: int, length: int) -> None:
-    """fallocate(2), which Python only offers without its mode. Raises OSError."""
+    """Call fallocate(2), which Python offers without its mode argument only. Raises OSError."""
     call: Callable[..., int] = ctypes.CDLL(None, use_errno=True).fallocate
     if call(descriptor, mode, ctypes.c_int64(offset), ctypes.c_int64(length)):
         number = ctypes.get_errno()

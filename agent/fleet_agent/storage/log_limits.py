@@ -1,9 +1,8 @@
-"""Owns how large the files of a server may become: a log above its limit loses its middle and says
-so. Stops no server.
+"""Limits the files of a server: a log above its limit loses its middle, with a notice in its place.
 
-The middle is given back to the disk by a hole (fallocate(2), FALLOC_FL_PUNCH_HOLE: ext4, XFS,
-Btrfs, tmpfs), so that the server writes on where it was and whoever follows the log keeps his
-place. A disk that cannot make one keeps the log whole, and the trial's budget ends it.
+The middle is replaced by a hole (fallocate(2), FALLOC_FL_PUNCH_HOLE: ext4, XFS, Btrfs, tmpfs), so
+that the offsets of the server and of the log's readers stay valid. On a file system without holes,
+the log stays complete until the trial exceeds its disk budget and is ended.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 LOG_BYTES = 256 << 20  # of one log
-ATTEMPT_BYTES = 16 << 30  # of all that a server writes into its attempt's folder
-_HEAD_BYTES = 16 << 20  # what was said at the launch
+ATTEMPT_BYTES = 16 << 30  # of everything that a server writes into its attempt's folder
+_HEAD_BYTES = 16 << 20  # always kept: it holds the log of the launch
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 _CHUNK_BYTES = 1 << 20
 _MOST_FILES = 100_000
@@ -31,8 +30,9 @@ _CHECK_EVERY_S, _CHECKS_PER_FULL_CHECK = 1.0, 5
 async def enforce_limits(
     log_path: Path, budget_bytes: int = ATTEMPT_BYTES, check_every_s: float = _CHECK_EVERY_S
 ) -> str:
-    """Bound a server's logs for as long as it runs; returns, in words, when all that is in its
-    folder is more than the budget.
+    """Trim a server's logs regularly until the files in its folder exceed the budget.
+
+    Returns a message about that; until then it runs until it is cancelled.
     """
     folder, checks = log_path.parent, 0
     while True:
@@ -46,12 +46,16 @@ async def enforce_limits(
                 await asyncio.to_thread(trim_log, path)
             used = await asyncio.to_thread(used_bytes, folder)
             if used > budget_bytes:
-                return f"the files of the trial in {folder} take {used >> 20} MiB of the disk, more than {budget_bytes >> 20} MiB"
+                return (
+                    f"the files of the trial in {folder} take {used >> 20} MiB of disk space, more "
+                    f"than {budget_bytes >> 20} MiB"
+                )
 
 
 def trim_log(path: Path, limit: int = LOG_BYTES) -> int:
-    """Bytes that were dropped from the middle of a log that takes more than `limit` of the disk; 0
-    = none. Links are left alone.
+    """Drop the middle of a log that takes more than `limit` bytes of disk space.
+
+    Returns how many bytes were dropped. Does not follow symbolic links.
     """
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -69,16 +73,14 @@ def trim_log(path: Path, limit: int = LOG_BYTES) -> int:
         os.pwrite(descriptor, _gap_notice(end - first, limit), first)
         return end - first
     except OSError as error:
-        log.warning("%s cannot be bounded: %s", path, error.strerror)
+        log.warning("%s cannot be trimmed: %s", path, error.strerror)
         return 0
     finally:
         os.close(descriptor)
 
 
 def read_data_chunks(path: Path) -> Iterator[bytes]:
-    """The content of a file as far as there is any: holes are left out. Constant memory. Raises
-    OSError.
-    """
+    """Yield the content of a file without its holes, in constant memory. Raises OSError."""
     with path.open("rb", buffering=0) as file:
         at = 0
         while (at := next_data_offset(file.fileno(), at)) >= 0:
@@ -90,7 +92,7 @@ def read_data_chunks(path: Path) -> Iterator[bytes]:
 
 
 def next_data_offset(descriptor: int, at: int) -> int:
-    """Where data begins, from there on; -1 at the end of the file."""
+    """Return the offset of the next data at or after `at`; -1 if there is none."""
     try:
         return os.lseek(descriptor, at, os.SEEK_DATA)
     except OSError as error:
@@ -100,8 +102,9 @@ def next_data_offset(descriptor: int, at: int) -> int:
 
 
 def used_bytes(folder: Path) -> int:
-    """What the files below a folder take of the disk; links and what vanishes meanwhile count
-    nothing.
+    """Return the disk space in bytes that the files below a folder take.
+
+    Returns more than `ATTEMPT_BYTES` for too many files to count.
     """
     used = 0
     for count, path in enumerate(folder.rglob("*")):
@@ -119,7 +122,9 @@ def _round_up(number: int, block: int) -> int:
 
 
 def _gap_notice(dropped: int, limit: int) -> bytes:
-    return f"\n[benchfleet: {dropped} bytes are left out here: a log is kept to {limit} bytes]\n".encode()
+    return (
+        f"\n[benchfleet: {dropped} bytes are left out here: a log is kept to {limit} bytes]\n"
+    ).encode()
 
 
 def _punch_hole(descriptor: int, offset: int, length: int) -> bool:
@@ -127,5 +132,5 @@ def _punch_hole(descriptor: int, offset: int, length: int) -> bool:
     call.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
     if call(descriptor, _PUNCH_HOLE | _KEEP_SIZE, offset, length) == 0:
         return True
-    log.warning("this disk cannot make a hole in a log: %s", os.strerror(ctypes.get_errno()))
+    log.warning("the file system cannot punch a hole in a log: %s", os.strerror(ctypes.get_errno()))
     return False

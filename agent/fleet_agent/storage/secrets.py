@@ -1,7 +1,7 @@
-"""Owns the secrets of this host: read from a file of its user when a server is started, masked
-wherever they come back. Records none.
+"""Reads the host's secrets when a server is started, and masks them in everything that is kept.
 
-A job names one as `secret://NAME`. The file has a line NAME=value each and is for its owner alone.
+A job refers to a secret as `secret://NAME`. The secrets file has lines NAME=value, and only its
+owner may read it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 SECRET_SCHEME = "secret://"
 NAME_PATTERN = r"[A-Za-z_][A-Za-z0-9_]*"
-MIN_SECRET_LENGTH = 8  # a shorter value would be found, and masked, all over a log
+MIN_SECRET_LENGTH = 8  # characters; a shorter value would match unrelated text of a log
 
 _MIN_WORD_LENGTH = 12
 _LINE = re.compile(rf"({NAME_PATTERN})=(.*)", re.ASCII)
@@ -35,7 +35,7 @@ V = TypeVar("V")
 
 
 def secrets_file(env: Mapping[str, str]) -> Path:
-    """`$BENCHFLEET_SECRETS`, else `secrets` in the configuration folder of this agent's user."""
+    """Return `$BENCHFLEET_SECRETS`, else benchfleet/secrets in the user's configuration folder."""
     if env.get("BENCHFLEET_SECRETS"):
         return Path(env["BENCHFLEET_SECRETS"])
     config = env.get("XDG_CONFIG_HOME")
@@ -47,7 +47,7 @@ def secrets_file(env: Mapping[str, str]) -> Path:
 
 
 def secret_names(env: Mapping[str, str]) -> tuple[str, ...]:
-    """The secrets that an environment refers to, each once."""
+    """Return the names of the secrets that an environment refers to, each once."""
     return tuple(
         dict.fromkeys(
             value.removeprefix(SECRET_SCHEME)
@@ -59,7 +59,7 @@ def secret_names(env: Mapping[str, str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Secrets:
-    """Secrets of one trial by name. Never printed: `repr` shows names only."""
+    """Secrets of one trial by name. `repr` shows neither names nor values."""
 
     _values: Mapping[str, str] = field(default_factory=dict, repr=False)
 
@@ -67,8 +67,9 @@ class Secrets:
         return bool(self._values)
 
     def fill(self, env: Mapping[str, str]) -> dict[str, str]:
-        """The environment with each `secret://NAME` replaced by its value: for the one process that
-        is started, and for no record.
+        """Return the environment with each `secret://NAME` replaced by its value.
+
+        The result is for the started process only and must not be recorded.
         """
         return {
             name: self._values.get(value.removeprefix(SECRET_SCHEME), value)
@@ -78,17 +79,18 @@ class Secrets:
         }
 
     def mask(self, value: V) -> V:
-        """A copy of a frozen value, text, mapping or list in which `secret://NAME` stands wherever
-        a secret stood.
+        """Return a copy of the value with each secret replaced by `secret://NAME`.
+
+        Takes texts, mappings, lists, tuples and dataclasses of them; other values stay as they are.
         """
         masked: V = self._masked(value) if self._values else value
         return masked
 
     def mask_file(self, path: Path) -> bool:
-        """Take the secrets out of a file; True when one was in it. In constant memory, and also
-        where there is no room for a second one.
+        """Replace the secrets in a file; return whether there were any.
 
-        Raises OSError when they stay in it.
+        Uses constant memory. If the disk has no room for a second file, overwrites the secrets in
+        place. Raises OSError if they could not be removed.
         """
         pairs = self._byte_pairs()
         if not pairs or not _contains_any(path, [value for value, _ in pairs]):
@@ -99,7 +101,7 @@ class Secrets:
             fresh.replace(path)
         except OSError as error:
             log.warning(
-                "%s cannot be written anew without its secrets (%s): they are painted over",
+                "%s cannot be rewritten without its secrets (%s): they are overwritten in place",
                 path,
                 error.strerror,
             )
@@ -109,12 +111,12 @@ class Secrets:
         return True
 
     def mask_or_remove(self, path: Path) -> bool:
-        """`mask_file`, and what cannot be masked is removed: then False."""
+        """Mask a file, or remove it if that fails; return False if it was removed."""
         try:
             self.mask_file(path)
         except OSError as error:
             log.error(
-                "%s cannot be masked (%s) and is removed: a secret may stand in it",
+                "%s cannot be masked (%s) and is removed, since it may contain a secret",
                 path,
                 error.strerror,
             )
@@ -123,7 +125,10 @@ class Secrets:
         return True
 
     def mask_folder(self, folder: Path, keep: str = ".parquet") -> None:
-        """Mask every file below a folder, but those of ours that hold no text of the server."""
+        """Mask every file below a folder, except those with the suffix `keep`.
+
+        Our own Parquet files contain no text of the server.
+        """
         if self._values:
             for path in sorted(folder.rglob("*")):
                 if path.is_file() and not path.is_symlink() and path.suffix != keep:
@@ -146,8 +151,9 @@ class Secrets:
         return value
 
     def _pairs(self) -> list[tuple[str, str]]:
-        """(spelling, name), the longest first: a secret that holds another is masked whole. A
-        reader of logs may have cut off pieces.
+        """Return (spelling, name) pairs, longest first: a secret may contain another.
+
+        Includes long words of each secret, since a log may show only a part of it.
         """
         found = {
             spelling: name
@@ -164,7 +170,7 @@ class Secrets:
 
 
 def _spellings(value: str) -> set[str]:
-    """How a program may print a value: as it is, in JSON, in Python, in an address."""
+    """Return the forms in which a program may print a value: plain, JSON, Python, URL-encoded."""
     quoted = {urllib.parse.quote(value, safe=""), urllib.parse.quote_plus(value)}
     return {
         value,
@@ -202,14 +208,14 @@ def _write_masked(path: Path, fresh: Path, pairs: Sequence[tuple[bytes, bytes]])
 
 
 def _overwrite_secrets(path: Path, values: Sequence[bytes]) -> None:
-    """Stars in place of each value, where it stands: that takes no room."""
+    """Overwrite each value with asterisks in place, which needs no disk space."""
     overlap, at = max(map(len, values)) - 1, 0
     descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         while content := os.pread(descriptor, _OVERWRITE_BYTES + overlap, at):
             painted = _replace_all(content, [(value, b"*" * len(value)) for value in values])
             if painted != content and os.pwrite(descriptor, painted, at) < len(painted):
-                raise OSError(errno.EIO, "not all of it could be written")
+                raise OSError(errno.EIO, "short write")
             at += _OVERWRITE_BYTES
     finally:
         os.close(descriptor)
@@ -226,8 +232,9 @@ def _contains_any(path: Path, values: list[bytes]) -> bool:
 
 
 def read_secrets(names: Iterable[str], path: Path) -> Secrets:
-    """The secrets of these names. Raises ConfigError when the file or one of them is missing, or
-    others may read the file.
+    """Read the secrets with these names from the secrets file.
+
+    Raises ConfigError if the file or a secret is missing, or if other users may read the file.
     """
     wanted = tuple(names)
     if not wanted:
@@ -235,47 +242,56 @@ def read_secrets(names: Iterable[str], path: Path) -> Secrets:
     known = _parse_secrets(_read_private_file(path, wanted), path)
     missing = [name for name in wanted if name not in known]
     if missing:
-        message = f"{path} holds no secret {', '.join(missing)}"
         raise ConfigError(
-            message,
+            f"the secrets file {path} has no secret {', '.join(missing)}",
             f"add a line {missing[0]}=VALUE to it"
-            + (f"; it holds {', '.join(sorted(known))}" if known else ""),
+            + (f"; it has {', '.join(sorted(known))}" if known else ""),
         )
     return Secrets({name: known[name] for name in wanted})
 
 
 def _read_private_file(path: Path, wanted: tuple[str, ...]) -> str:
-    """The content of a file that is the agent's user's alone; judged on the open file, so that it
-    cannot be exchanged in between.
+    """Return the content of a file that only the agent's user may read.
+
+    Owner and mode are checked on the open file, so that it cannot be exchanged in between.
     """
     try:
         with path.open("rb") as file:
-            about = os.fstat(file.fileno())
-            if not stat.S_ISREG(about.st_mode):
-                raise ConfigError(
-                    f"the secrets file {path} is no regular file",
-                    "name a plain file by BENCHFLEET_SECRETS",
-                )
-            if about.st_uid != os.geteuid():
-                message = f"the secrets file {path} belongs to user {about.st_uid}, and the agent runs as {os.geteuid()}"
-                raise ConfigError(message, f"chown {os.geteuid()} {path}")
-            if stat.S_IMODE(about.st_mode) & 0o077:
-                message = f"the secrets file {path} has mode {stat.S_IMODE(about.st_mode):04o}: others may read it"
-                raise ConfigError(message, f"chmod 600 {path}")
+            _check_private(path, os.fstat(file.fileno()))
             return file.read(_LARGEST_BYTES).decode("utf-8")
     except FileNotFoundError as error:
-        message = f"the job names the secret {wanted[0]}, and there is no secrets file {path} on this host"
+        message = (
+            f"the job needs the secret {wanted[0]}, but the secrets file {path} does not exist on "
+            "this host"
+        )
         hint = f"install -m 600 /dev/null {path}, then add a line {wanted[0]}=VALUE"
         raise ConfigError(message, hint) from error
     except OSError as error:
         raise ConfigError(
-            f"the secrets file {path} cannot be read: {error.strerror}", "see to its owner and mode"
+            f"the secrets file {path} cannot be read: {error.strerror}",
+            "check its owner and mode",
         ) from error
     except UnicodeDecodeError as error:
         raise ConfigError(
             f"the secrets file {path} is not UTF-8 text (byte {error.start})",
             "write NAME=value lines",
         ) from None
+
+
+def _check_private(path: Path, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise ConfigError(
+            f"the secrets file {path} is not a regular file",
+            "set BENCHFLEET_SECRETS to the path of a regular file",
+        )
+    user = os.geteuid()
+    if status.st_uid != user:
+        message = f"the secrets file {path} belongs to user {status.st_uid}, not to the agent's"
+        raise ConfigError(f"{message} user {user}", f"chown {user} {path}")
+    mode = stat.S_IMODE(status.st_mode)
+    if mode & 0o077:
+        message = f"the secrets file {path} has mode {mode:04o}, so other users may read it"
+        raise ConfigError(message, f"chmod 600 {path}")
 
 
 def _parse_secrets(text: str, path: Path) -> dict[str, str]:
@@ -286,16 +302,18 @@ def _parse_secrets(text: str, path: Path) -> dict[str, str]:
         match = _LINE.fullmatch(line)
         if not match:
             raise ConfigError(
-                f"{path}, line {number}: not NAME=value",
-                "a name has letters, digits and `_`; the value is taken as it is",
+                f"{path}, line {number}: the line is not NAME=value",
+                "write a name of letters, digits and `_`, then = and the value without quotes",
             )
         name, value = match.groups()
         if name in known:
             raise ConfigError(
-                f"{path}, line {number}: {name} stands there twice", "keep one of the lines"
+                f"{path}, line {number}: {name} is defined twice", "remove one of the lines"
             )
         if len(value) < MIN_SECRET_LENGTH:
-            message = f"{path}, line {number}: {name} has fewer than {MIN_SECRET_LENGTH} characters, too few to be told from other text of a log"
-            raise ConfigError(message, "use a longer secret: a shorter one could not be masked")
+            raise ConfigError(
+                f"{path}, line {number}: {name} has fewer than {MIN_SECRET_LENGTH} characters",
+                "use a longer secret: a shorter one cannot be masked in logs",
+            )
         known[name] = value
     return known

@@ -1,6 +1,4 @@
-"""Owns the files of a trial: server log, metrics, raw runs, with their digests. Names never leave
-the artifact folder.
-"""
+"""The artifacts of a trial: server log, metrics and raw runs, with their digests."""
 
 from __future__ import annotations
 
@@ -28,16 +26,15 @@ _MOST_NCCL_LOGS = 256
 
 
 def safe_file_name(name: str) -> str:
-    """A workload's name as a file name."""
+    """Return a workload's name as a file name."""
     return re.sub(r"[^A-Za-z0-9._-]+", "_", name)
 
 
 def read_tail(path: Path, limit: int = _TAIL_BYTES) -> str:
-    """The last whole lines of a file, at most `limit` bytes; empty when there is none."""
+    """Return the last complete lines of a file, at most `limit` bytes; empty without a file."""
     try:
         with path.open("rb") as file:
-            file.seek(0, 2)
-            size = file.tell()
+            size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - limit))
             text = file.read().decode(errors="replace")
     except OSError:
@@ -46,13 +43,13 @@ def read_tail(path: Path, limit: int = _TAIL_BYTES) -> str:
 
 
 def read_last_line(path: Path) -> str:
-    """The last line of a file that is not blank, at most 400 characters; empty when there is none."""
+    """Return the last line that is not blank, at most 400 characters; empty if there is none."""
     lines = [line.strip() for line in re.split(r"[\r\n]+", read_tail(path)) if line.strip()]
     return lines[-1][:400] if lines else ""
 
 
 def make_artifact(path: Path, root: Path, sha256: str = "") -> Artifact:
-    """The artifact of a file below `root`; its digest is computed unless given."""
+    """Return the artifact of a file below `root`; computes the digest unless it is given."""
     if not sha256:
         with path.open("rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
@@ -62,21 +59,20 @@ def make_artifact(path: Path, root: Path, sha256: str = "") -> Artifact:
 def collect_artifacts(
     folder: Path, root: Path, secrets: Secrets = _NO_SECRETS
 ) -> tuple[Artifact, ...]:
-    """The server's own files, masked. Raw runs are named by their RunFinished and not repeated
-    here. The log is frozen as a copy.
+    """Return the server's own files as artifacts, with secrets masked.
+
+    Logs are copied first, since the server may still write to them. Raw runs are not included:
+    their RunFinished events name them.
     """
     found = []
     for log, frozen in (
         (folder / "server.log", folder / "server-log.txt"),
         (folder / "witness.log", folder / "witness-log.txt"),
     ):
-        if (
-            _is_plain_file(log) and _copy_log(log, frozen) and secrets.mask_or_remove(frozen)
-        ):  # a copy: the server may still write to its log
+        if _is_plain_file(log) and _copy_log(log, frozen) and secrets.mask_or_remove(frozen):
             found.append(make_artifact(frozen, root))
-    nccl = sorted(folder.glob("nccl-*.log"))[
-        :_MOST_NCCL_LOGS
-    ]  # NCCL's own words, of the measured launch and of the witness
+    # NCCL's own logs, of the measured launch and of the witness
+    nccl = sorted(folder.glob("nccl-*.log"))[:_MOST_NCCL_LOGS]
     for kept in (folder / "metrics.txt", *nccl):
         if _is_plain_file(kept) and secrets.mask_or_remove(kept):
             found.append(make_artifact(kept, root))
@@ -84,26 +80,26 @@ def collect_artifacts(
 
 
 def _is_plain_file(path: Path) -> bool:
-    """A plain file: a link that the server made in its folder may lead anywhere."""
+    """Whether the path is a file and not a link, which the server could point anywhere."""
     return path.is_file() and not path.is_symlink()
 
 
 def _copy_log(log: Path, frozen: Path) -> bool:
-    return _write_file(
-        frozen, (piece.replace(b"\0", b"") for piece in read_data_chunks(log))
-    )  # the rest of a block that a hole begins in
+    # NUL bytes are the rest of a block in which a hole begins
+    return _write_file(frozen, (piece.replace(b"\0", b"") for piece in read_data_chunks(log)))
 
 
 def _write_file(path: Path, content: Iterable[bytes]) -> bool:
-    """Write a file whole or not at all: what was measured counts without it. False, and told in the
-    agent's log, when the disk is full.
+    """Write a complete file; if that fails, remove it, log a warning and return False.
+
+    The measurements count without the file.
     """
     try:
         path.unlink(missing_ok=True)
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.writelines(content)
     except OSError as error:
-        _log.warning("%s is not kept: %s", path, error.strerror)
+        _log.warning("%s cannot be written and is left out: %s", path, error.strerror)
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)
         return False
@@ -111,11 +107,10 @@ def _write_file(path: Path, content: Iterable[bytes]) -> bool:
 
 
 async def save_metrics(url: str, target: Path) -> None:
-    """Keep the server's /metrics as they are now; a server that does not answer leaves no file."""
+    """Save the server's current /metrics; writes no file if the server does not answer."""
 
-    with contextlib.suppress(
-        OSError, EOFError, ValueError
-    ):  # the last two: no HTTP, cut off; a timeout is an OSError
+    # EOFError: the answer is cut off; ValueError: it is not HTTP; a timeout is an OSError
+    with contextlib.suppress(OSError, EOFError, ValueError):
         async with asyncio.timeout(_SCRAPE_TIMEOUT_S):
             status, content = await fetch(url, "/metrics")
         if status == 200:
@@ -123,18 +118,17 @@ async def save_metrics(url: str, target: Path) -> None:
 
 
 def resolve_artifact(root: Path, name: str) -> Path:
-    """The file of an artifact name. Raises ConfigError for a name that leads out of `root` or to
-    nothing.
+    """Return the file of an artifact.
+
+    Raises ConfigError if the name leads outside of `root` or to no file, and for a container's
+    environment file.
     """
     path = root
-    with contextlib.suppress(
-        OSError, ValueError, RuntimeError
-    ):  # too long, a NUL, links in a circle
+    # a name that is too long, a NUL, a loop of links
+    with contextlib.suppress(OSError, ValueError, RuntimeError):
         path = (root / name).resolve(strict=True)
-    if (
-        not path.is_relative_to(root.resolve()) or not path.is_file() or path.suffix == ".env"
-    ):  # a container's variables are not told
+    if not path.is_relative_to(root.resolve()) or not path.is_file() or path.suffix == ".env":
         raise ConfigError(
-            f"no artifact {name[:300]!a}", "names are TRIAL/ATTEMPT/FILE as told by events"
+            f"no artifact {name[:300]!a}", "use a name TRIAL/ATTEMPT/FILE from the trial's events"
         )
     return path

@@ -155,7 +155,7 @@ def _is_allowed(
 
 
 def _expand_patterns(patterns: tuple[str, ...], lookup: PathLookup, links: bool) -> Iterator[str]:
-    """Yield the patterns with `~` replaced; with `links`, also with their folders' links resolved."""
+    """Yield the patterns with `~` replaced; with `links`, also with their links resolved."""
     for pattern in patterns:
         at_home = _expand_home(pattern, lookup)
         yield at_home
@@ -239,7 +239,7 @@ def _is_mounted(path: str, engine: EngineSpec) -> bool:
 
 
 def _is_confined(path: str, patterns: tuple[str, ...], lookup: PathLookup) -> bool:
-    """Whether a path is in an allowed folder, as written and with links resolved, and not private."""
+    """Whether a path is in an allowed folder, both as written and resolved, and not private."""
     written = _expand_home(path, lookup)
     real = lookup.real(written)
     if (
@@ -262,7 +262,7 @@ def _is_below(path: str, patterns: tuple[str, ...], lookup: PathLookup, *, links
 
 
 def _is_private(path: str, lookup: PathLookup) -> bool:
-    """Whether a path is in, or contains, a folder that controls the host or belongs to the agent."""
+    """Whether a path is in, or contains, a folder that controls the host or is the agent's."""
     path = posixpath.normpath(path)
     if path_patterns.is_inside_pattern(path, _SHARED_MEMORY):
         return False

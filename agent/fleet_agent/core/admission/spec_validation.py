@@ -62,7 +62,7 @@ def _iter_faults(spec: TrialSpec) -> Iterator[str]:
 
 
 def shorten_untrusted(text: str, limit: int = 60) -> str:
-    """Return a received text for use in a message: quoted, shortened, without control characters."""
+    """Return a received text for a message: quoted, shortened, without control characters."""
     return ascii(text if len(text) <= limit else f"{text[:limit]}…")
 
 
@@ -288,7 +288,7 @@ def _check_arrivals(load: Workload) -> Iterator[str]:
         *(number for stage in load.stages for number in astuple(stage)),
     )
     if min(numbers) < 0 or not all(part.weight > 0 for part in load.parts):
-        yield "the rate, the burstiness, the speed or a stage is below 0, or a weight is not above 0"
+        yield "rate, burstiness, speed or a stage is below 0, or a weight is not above 0"
     requests = load.rate_per_s * load.duration_s + sum(stage.requests for stage in load.stages)
     if not requests <= _MOST_REQUESTS:
         yield f"{requests:g} requests in a run, more than {_MOST_REQUESTS}"
