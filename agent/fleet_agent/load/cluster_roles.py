@@ -1,8 +1,8 @@
-"""Owns what this host takes part in beside its own trials' load: its part as a load host, and those
-as lead that wait for their trial.
+"""Manages the clusters that this host belongs to: as a load host of another host's trial, and as a
+lead for its own trials.
 
-Decides nothing: the controller says who joins. A part as a load host is a process in a session of
-its own, which this agent's end ends, as does the lead's, the word of the controller, or its limit.
+The controller decides who joins. As a load host it runs a process in a session of its own, which
+ends with this agent, with the lead, by order of the controller, or at its hold limit.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from fleet_protos.trial_types import TrialSpec
 
 log = logging.getLogger(__name__)
 
-_MIN_CORES: Final = 2  # what a near load takes on the smallest host
-_LEAVE_S: Final = 3.0  # for the process to end by itself; Ray's parts are killed by it anyway
+_MIN_CORES: Final = 2  # also assumed on a smaller host
+_LEAVE_S: Final = 3.0  # for the process to end by itself; it kills Ray's processes anyway
 AttemptKey = tuple[str, int]
 
 
 @dataclass(slots=True)
 class _JoinedCluster:
-    """A part that was begun as a load host."""
+    """A cluster that this host joined as a load host."""
 
     membership: Membership
     process: asyncio.subprocess.Process
@@ -54,12 +54,14 @@ class _JoinedCluster:
 
 
 class ClusterRoles:
-    """All parts of one host; touched only on its loop. At most one as a load host, and one as a
-    lead that runs.
+    """All memberships of one host. Use it on one event loop. The host is a load host in at most one
+    cluster, and the running lead of at most one.
     """
 
     def __init__(self, folder: Path) -> None:
-        """`folder`: the agent's own, below which parts keep their secrets and logs."""
+        """`folder` is the agent's own folder, below which memberships keep their secrets
+        and logs.
+        """
         self._as_host = folder / "load-host"
         self._as_lead = folder / "load-lead"
         self._joined: _JoinedCluster | None = None
@@ -68,14 +70,14 @@ class ClusterRoles:
         self._lock = asyncio.Lock()
 
     async def end_leftovers(self) -> None:
-        """End what an earlier process of the agent left, and forget its secrets."""
+        """End what an earlier process of the agent left, and remove its secrets."""
         for folder in (self._as_host, self._as_lead):
             await end_earlier(folder)
             await asyncio.to_thread(_files(folder).remove)
 
     async def join(self, membership: Membership, secrets: ClusterSecrets) -> tuple[bool, str]:
-        """Take a part: (taken already, where the lead gathers). Raises Superseded, Conflict,
-        ConfigError.
+        """Accept a membership. Return whether it was accepted before, and the address of the lead.
+        Raises Superseded, Conflict, ConfigError.
         """
         _check_membership(membership)
         if not membership.lead_address:
@@ -88,7 +90,8 @@ class ClusterRoles:
                 and now.membership.attempt > membership.attempt
             ):
                 raise Superseded(
-                    f"trial {membership.trial_id} has come to attempt {now.membership.attempt}, {membership.attempt} is over"
+                    f"attempt {membership.attempt} of trial {membership.trial_id} is over: "
+                    f"it is at attempt {now.membership.attempt}"
                 )
             if (
                 now is not None
@@ -101,7 +104,7 @@ class ClusterRoles:
         return False, membership.lead_address
 
     async def leave(self, trial_id: str, attempt: int) -> bool:
-        """End that part; False when this host has it not."""
+        """End that membership. Return False if this host does not have it."""
         key = (trial_id, attempt)
         if key in self._leads and key != self._leading:
             del self._leads[key]
@@ -113,22 +116,26 @@ class ClusterRoles:
         return True
 
     async def stop(self) -> None:
-        """End the part as a load host; the load processes of leads end with their trials."""
+        """End the membership as a load host. The load processes of leads end with their trials."""
         async with self._lock:
             await self._leave()
 
     def start_lead(self, spec: TrialSpec) -> LoadProcess:
-        """The load process of a trial whose load comes from other hosts; `ended` gives it back.
-        Raises Conflict when it cannot lead now.
+        """Return the load process of a trial whose load comes from other hosts; `release_lead` ends
+        the membership. Raises Conflict if this host cannot lead now.
         """
         key = (spec.trial_id, spec.attempt)
         if key not in self._leads:
-            message = f"trial {spec.trial_id} takes its load from {', '.join(spec.load.hosts)}, and this host was not told to lead it"
-            raise Conflict(message, "the controller gathers the load hosts first, and tries again")
+            message = (
+                f"the load of trial {spec.trial_id} comes from {', '.join(spec.load.hosts)}, "
+                "but this host has no order to lead them"
+            )
+            hint = "the controller gathers the load hosts first and then tries again"
+            raise Conflict(message, hint)
         if self._leading is not None:
             raise Conflict(
-                f"this host leads the load of trial {self._leading[0]} now",
-                "the trial is tried again",
+                f"this host is already leading the load of trial {self._leading[0]}",
+                "the controller tries the trial again",
             )
         membership, secrets = self._leads[key]
         try:
@@ -137,25 +144,23 @@ class ClusterRoles:
             )
         except OSError as error:
             raise Conflict(
-                f"the part in the load cannot be kept: {error}",
-                "make room in the agent's state folder",
+                f"the membership in the load cluster cannot be written: {error}",
+                "free space in the agent's state folder",
             ) from error
         self._leading = key
         return LoadProcess(_files(self._as_lead).folder)
 
     @property
     def lead_folder(self) -> Path:
-        """Where the load process of a lead keeps its log."""
+        """The folder in which the load process of a lead keeps its log."""
         return self._as_lead
 
     def release_lead(self, key: AttemptKey) -> None:
-        """The trial is over, and its load process has ended."""
+        """Forget the membership of a trial that is over and whose load process has ended."""
         self._leads.pop(key, None)
         if self._leading == key:
             self._leading = None
             _files(self._as_lead).remove()
-
-    # Inside
 
     def _lead(self, membership: Membership, secrets: ClusterSecrets) -> tuple[bool, str]:
         if membership.key in self._leads:
@@ -165,7 +170,8 @@ class ClusterRoles:
         ]:
             if key[1] > membership.attempt:
                 raise Superseded(
-                    f"trial {membership.trial_id} has come to attempt {key[1]}, {membership.attempt} is over"
+                    f"attempt {membership.attempt} of trial {membership.trial_id} is over: "
+                    f"it is at attempt {key[1]}"
                 )
             del self._leads[key]
         host = f"[{membership.address}]" if ":" in membership.address else membership.address
@@ -180,7 +186,7 @@ class ClusterRoles:
             process, temporary = await _spawn(folder)
         except OSError as error:
             raise Conflict(
-                f"the part in the load of trial {membership.trial_id} cannot be begun: {error}"
+                f"this host cannot join the load of trial {membership.trial_id}: {error}"
             ) from error
         stat = read_stat(process.pid)
         recorded = RecordedLoad(process.pid, stat.start_ticks if stat else 0, temporary, boot_id())
@@ -257,12 +263,12 @@ def _env(folder: Path) -> Mapping[str, str]:
 
 
 def _check_membership(membership: Membership) -> None:
-    """Raises ConfigError when this host cannot take the part: too few cores for its shards, or not
-    its own address.
+    """Raise ConfigError if this host cannot accept the membership: it has too few cores for its
+    shards, or the address is not its own.
     """
     cpus = max(os.cpu_count() or 1, _MIN_CORES)
     if membership.cores > cpus:
-        message = f"host {membership.host} has {cpus} cores and is to run {membership.cores} shards"
+        message = f"host {membership.host} has {cpus} cores, but must run {membership.cores} shards"
         raise ConfigError(message, "lower load.shards, or choose more load hosts")
     try:
         family = socket.AF_INET6 if ip_address(membership.address).version == 6 else socket.AF_INET
@@ -270,13 +276,16 @@ def _check_membership(membership: Membership) -> None:
             probe.bind((membership.address, 0))
     except ValueError:
         raise ConfigError(
-            f"address {membership.address!r} of host {membership.host} is no IP address"
+            f"address {membership.address!r} of host {membership.host} is not an IP address"
         ) from None
     except OSError as error:
         message = (
-            f"{membership.address} is no address of host {membership.host} itself: {error.strerror}"
+            f"host {membership.host} does not own address {membership.address}: {error.strerror}"
         )
-        hint = "give the host's own address in the fleet file: behind a translated one no load can be gathered"
+        hint = (
+            "set the host's own address in the fleet file: "
+            "load hosts cannot be gathered behind address translation"
+        )
         raise ConfigError(message, hint) from error
 
 

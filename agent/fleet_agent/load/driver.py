@@ -1,9 +1,8 @@
-"""Owns the load process: keeps one Ray and drives load through its crew, on orders read from stdin.
-Knows no trial and no gate.
+"""The load process: keeps one Ray and runs load through its workers, as ordered on stdin.
 
 Protocol (messages.py): JSON lines. The first answer is {"ready": true, …}; then one {"id", "ok"} or
-{"id", "error"} for each warm or run; end of stdin ends Ray and this process. Exit codes: 0 after
-end of stdin, 1 Ray did not start, 3 Ray broke.
+{"id", "error"} for each warm-up or run. The end of stdin ends Ray and this process. Exit codes: 0
+after the end of stdin, 1 Ray did not start, 3 Ray broke.
 """
 
 from __future__ import annotations
@@ -49,40 +48,38 @@ if TYPE_CHECKING:
     from fleet_agent.load.results.run_summary import RunSummary
 
 LINE_LIMIT: Final = 1 << 20
-_SPILL_PREFIX: Final = (
-    "chunks-"  # and a number: what a large run keeps on disk until it is recorded
-)
+# followed by a number: the folder for chunks of a large run, until its file is written
+_SPILL_PREFIX: Final = "chunks-"
 
 
 @dataclass(slots=True)
 class Driver:
-    """The load process's state: Ray, where answers go, what is in flight, and what is known of
-    servers.
+    """The state of the load process: Ray, its workers, the orders in flight, and what is known
+    about servers.
     """
 
     ray: Any
     workers: ShardWorkers
-    answers_fd: int  # file descriptor
+    answers_fd: int  # where answers are written
     temporary: str  # Ray's folder
     folder: Path  # for its own files
-    templates: dict[str, int | None] = field(
-        default_factory=dict
-    )  # tokens of the chat template, by server
-    pending: set[int] = field(default_factory=set)  # ids of what was asked for and not answered
-    lock: asyncio.Lock = field(
-        default_factory=asyncio.Lock
-    )  # one at a time, in the order of asking
+    # tokens of the chat template, by the server's URL
+    templates: dict[str, int | None] = field(default_factory=dict)
+    pending: set[int] = field(default_factory=set)  # ids of orders without an answer
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # held by the order being performed
     calibration: Calibration = field(default_factory=Calibration)  # of shards on this host
 
     def write_answer(self, line: bytes) -> None:
-        """Write one line to the agent; it reads all the time, so this does not block for long. When
-        it has gone nobody wants it.
+        """Write one line to the agent, which reads all the time, so this does not block for long.
+        If the agent is gone, the line is dropped.
         """
         with suppress(BrokenPipeError):
             os.write(self.answers_fd, line)
 
     async def execute(self, number: int, operation: str, content: Mapping[str, Any]) -> None:
-        """One warm-up or run, to its answer; it waits for those asked for before it."""
+        """Perform one warm-up or run and answer it. Orders are performed one at a time, in their
+        order.
+        """
         try:
             async with self.lock:
                 reply = await self.measure(number, operation, messages.read_request(content))
@@ -100,7 +97,7 @@ class Driver:
         self.write_answer(line)
 
     async def measure(self, number: int, operation: str, request: LoadRequest) -> LoadReply:
-        """Prepare the server's cache, run the shards, write the raw data. Raises LoadFailed,
+        """Prepare the server's cache, run the shards, write the raw data. Raises LoadError,
         ValueError, OSError, RayError.
         """
         warm = operation == messages.WARM
@@ -117,9 +114,8 @@ class Driver:
             warm=warm,
             shard_count=self.workers.shard_count,
         )
-        spill_folder = (
-            self.folder / f"{_SPILL_PREFIX}{number}"
-        )  # made by the first shard whose chunks are too many for its memory
+        # created by the first shard whose chunks exceed its memory limit
+        spill_folder = self.folder / f"{_SPILL_PREFIX}{number}"
         try:
             reply = await self._run(
                 number,
@@ -180,7 +176,7 @@ class Driver:
 
 
 def _refuse_unfinished(done: ShardResults, limit_s: float) -> None:
-    """Raises LoadFailed when a shard was ended before its last request."""
+    """Raise LoadError if a shard was ended before its last request."""
     if any(result.expired for result in done.results):
         raise LoadError(
             f"the run did not end within {limit_s:.0f} s, the longest that its requests may take"
@@ -196,25 +192,31 @@ def _summarise_run(
     template_tokens: int | None,
     request_plan: RequestPlan | None,
 ) -> RunSummary:
-    """The run in numbers. Raises OSError."""
-    # here, so that pyarrow loads beside Ray's start instead of before it
+    """Return the run in numbers. Raises OSError."""
+    # imported here, so that pyarrow loads while Ray starts, not before
     from fleet_agent.load.results.run_summary import (
         RunConditions,
         summarise,
     )
 
     conditions = RunConditions(
-        request.workload, request.time_scale, template_tokens, speculation=request.speculation,
+        request.workload,
+        request.time_scale,
+        template_tokens,
+        speculation=request.speculation,
         lags_ns=(*(lag for result in done.results for lag in result.lags_ns), *done.lags_ns),
-        planned_cached_ratio=request_plan.planned_cached_share(columns.rows) if request_plan else None,
-        cpu_s=sum(result.cpu_s for result in done.results), decode_s=sum(result.decode_s for result in done.results),
-    )  # fmt: skip
+        planned_cached_ratio=(
+            request_plan.planned_cached_share(columns.rows) if request_plan else None
+        ),
+        cpu_s=sum(result.cpu_s for result in done.results),
+        decode_s=sum(result.decode_s for result in done.results),
+    )
     return summarise(columns, conditions)
 
 
 def _write_parquet(request: LoadRequest, columns: Columns, notes: Mapping[str, str]) -> ParquetFile:
     """Write the run's raw file. Raises OSError."""
-    from fleet_agent.load.results import parquet_writer  # here: see _summary
+    from fleet_agent.load.results import parquet_writer  # see _summarise_run
 
     known = {
         "workload": request.workload.name,
@@ -230,14 +232,21 @@ def _write_parquet(request: LoadRequest, columns: Columns, notes: Mapping[str, s
 
 def _build_reply(summary: RunSummary, done: ShardResults) -> LoadReply:
     return LoadReply(
-        started_unix_ns=min(result.started_unix_ns for result in done.results), facts={**summary.facts, "start_skew_s": done.start_skew_s},
-        metrics=summary.metrics, error_examples=summary.error_examples, requests_ok=summary.requests_ok,
-        requests_failed=summary.requests_failed, output_tokens=summary.output_tokens, duration_s=summary.duration_s,
-    )  # fmt: skip
+        started_unix_ns=min(result.started_unix_ns for result in done.results),
+        facts={**summary.facts, "start_skew_s": done.start_skew_s},
+        metrics=summary.metrics,
+        error_examples=summary.error_examples,
+        requests_ok=summary.requests_ok,
+        requests_failed=summary.requests_failed,
+        output_tokens=summary.output_tokens,
+        duration_s=summary.duration_s,
+    )
 
 
 async def serve(driver: Driver, orders: asyncio.StreamReader) -> int:
-    """Carry out orders until their stream ends or Ray does; returns the exit code."""
+    """Perform orders until their stream or Ray ends. Returns the exit code; if Ray ends, exits with
+    3.
+    """
     async with asyncio.TaskGroup() as group:
         watch = group.create_task(wait_for_end_of_ray())
         reading = group.create_task(_read_orders(driver, orders, group))
@@ -248,13 +257,12 @@ async def serve(driver: Driver, orders: asyncio.StreamReader) -> int:
         for number in sorted(driver.pending):
             driver.write_answer(
                 messages.error_line(
-                    number, f"load task died: Ray's {watch.result()} ended", fatal=True
+                    number, f"a load task died: Ray's {watch.result()} ended", fatal=True
                 )
             )
         shutil.rmtree(driver.temporary, ignore_errors=True)
-        os._exit(
-            3
-        )  # Ray without its raylet cannot be shut down in order; its parts die with this process
+        # without its raylet Ray cannot shut down cleanly; its processes die with this one
+        os._exit(3)
 
 
 async def _read_orders(
@@ -293,9 +301,8 @@ async def _main(
 ) -> int:
     ray = session.start()
     workers = _make_workers(session, ray, options)
-    await asyncio.gather(
-        workers.prepare_workers(), asyncio.to_thread(_preload_arrow)
-    )  # pyarrow here, while workers import what they need
+    # pyarrow is imported here while the workers import what they need
+    await asyncio.gather(workers.prepare_workers(), asyncio.to_thread(_preload_arrow))
     driver = Driver(ray, workers, answers_fd, session.temporary, options.folder)
     orders = asyncio.StreamReader(limit=LINE_LIMIT)
     with os.fdopen(orders_fd, "rb") as pipe:
@@ -307,36 +314,36 @@ async def _main(
 
 
 def main() -> None:
-    """`python -m fleet_agent.load.driver --folder DIR [--cluster DIR]`."""
+    """Run `python -m fleet_agent.load.driver --folder DIR [--temporary DIR] [--cluster DIR]`."""
     parser = argparse.ArgumentParser(
-        description="The load process of fleet-agent; takes its orders on stdin."
+        description="The load process of fleet-agent. It reads orders from stdin."
     )
     parser.add_argument(
-        "--folder", required=True, type=Path, help="where it may keep files while it runs"
+        "--folder", required=True, type=Path, help="folder for its files while it runs"
     )
     parser.add_argument(
         "--temporary",
         default="",
-        help="an empty folder with a short path, which it removes at its end",
+        help="an empty folder with a short path; removed at the end",
     )
     parser.add_argument(
         "--cluster",
         type=Path,
-        help="the folder of its part as the lead of a cluster; none: Ray on this host alone",
+        help="folder with its membership as the lead of a cluster (default: Ray on this host only)",
     )
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
-    for left in arguments.folder.glob(f"{_SPILL_PREFIX}*"):  # by a load process that was killed
+    for left in arguments.folder.glob(
+        f"{_SPILL_PREFIX}*"
+    ):  # left by a load process that was killed
         shutil.rmtree(left, ignore_errors=True)
     remove_stale_cancels(arguments.folder)
-    orders, answers = (
-        os.dup(0),
-        os.dup(1),
-    )  # what Ray and its children print must not reach the agent: they get other descriptors
+    # what Ray and its children print must not reach the agent: they get other descriptors
+    orders, answers = os.dup(0), os.dup(1)
     os.dup2(2, 1)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
-    load_library()  # built before the workers look for it; the first time that takes 0.2 s
+    load_library()  # built before the workers need it; the first time takes 0.2 s
     session = _make_session(arguments)
     try:
         code = asyncio.run(_main(session, arguments, orders, answers))

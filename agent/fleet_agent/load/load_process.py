@@ -1,5 +1,5 @@
-"""Owns the agent's side of the load: starts the load process, asks it for runs, ends it and all
-that it started. Imports no Ray.
+"""The agent's side of the load: starts the load process, sends it requests, and ends it with all
+that it started. It does not import Ray.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ _KEPT_VARIABLES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class RecordedLoad:
-    """What finds a load process again after its agent died: its session and the start time that
-    tells a reused id.
+    """Identifies a load process after its agent died: its session, and the start time that
+    distinguishes it from a later process with the same id.
     """
 
     session_id: int
     start_ticks: int
     temporary: str = ""
-    boot_id: str = ""  # ids of processes of another boot mean nothing
+    boot_id: str = ""  # process ids of another boot are meaningless
 
 
 @dataclass(slots=True)
 class _Running:
-    """One load process that was started."""
+    """A started load process."""
 
     process: asyncio.subprocess.Process
     recorded: RecordedLoad
@@ -65,34 +65,37 @@ class _Running:
     ready: asyncio.Future[float]
     replies: dict[int, asyncio.Future[LoadReply]]
     reading: asyncio.Task[None] | None = None
-    ended: bool = False  # its stdout is at its end, or its last answer said so
+    ended: bool = False  # its stdout has ended, or its last answer was fatal
 
 
 class LoadProcess:
-    """The one load process of an agent. All calls on one event loop; a process that died is started
+    """The one load process of an agent. Call it on one event loop. A process that died is started
     again at the next use.
     """
 
     def __init__(self, cluster: Path | None = None) -> None:
-        """`cluster`: where its part as the lead of a cluster lies, which other hosts join; None:
-        Ray on this host alone.
+        """`cluster` is the folder with its membership as the lead of a cluster that other hosts
+        join; None: Ray on this host only.
         """
         self._cluster = cluster
         self._folder: Path | None = None
         self._running: _Running | None = None
         self._number = 0
-        self._lock = asyncio.Lock()  # starting and ending take turns: both await the process
+        self._lock = (
+            asyncio.Lock()
+        )  # starting and ending exclude each other: both await the process
 
     @property
     def recorded(self) -> RecordedLoad | None:
-        """What to write down about the process that runs; None when there is none."""
+        """The record of the running process; None if none runs."""
         return self._running.recorded if self._running is not None else None
 
     async def start(self, folder: Path) -> None:
-        """Start the process when none runs, and return at once: Ray needs some seconds, in which a
-        server can load. Raises LoadFailed.
+        """Start the process unless it runs, and return at once: Ray needs some seconds, in which a
+        server can load its model. Raises LoadError.
 
-        `folder` is the process's own: its log, and Python bytecode where the installation has none.
+        `folder` is for this process only: its log, and Python bytecode if the installation has
+        none.
         """
         async with self._lock:
             self._folder = folder
@@ -100,8 +103,8 @@ class LoadProcess:
                 await self._launch(folder)
 
     async def wait_ready(self) -> float:
-        """Wait for Ray; returns the seconds that its start took. Raises LoadFailed with the log's
-        last lines when it did not start.
+        """Wait for Ray and return the seconds that its start took. Raises LoadError if it did not
+        start; the hint names the log.
         """
         running = await self._ensure()
         limit_s = READY_TIMEOUT_S + (JOIN_LIMIT_S if self._cluster else 0.0)
@@ -109,21 +112,25 @@ class LoadProcess:
             async with asyncio.timeout(limit_s):
                 return await asyncio.shield(running.ready)
         except TimeoutError:
-            raise LoadError(f"Ray did not start in {limit_s:.0f} s", f"see {running.log}") from None
+            raise LoadError(
+                f"Ray did not start within {limit_s:.0f} s", f"see {running.log}"
+            ) from None
 
     async def warm(self, request: LoadRequest) -> LoadReply:
-        """Send `request.requests` warm-up requests (0: chosen by the load), like `run` in all else."""
+        """Send `request.requests` warm-up requests (0: the load process chooses). Otherwise like
+        `run`.
+        """
         return await self._request(messages.WARM, request)
 
     async def run(self, request: LoadRequest) -> LoadReply:
-        """Measure one run. Raises LoadFailed when the load itself broke; failed requests are in the
-        reply.
+        """Measure one run. Raises LoadError if the load itself broke; failed requests are part of
+        the reply.
         """
         return await self._request(messages.RUN, request)
 
     async def cancel(self) -> None:
-        """End the run in flight, whose `run` then raises LoadFailed("cancelled"). Harmless when
-        there is none.
+        """End the run in flight: its `run` raises LoadError("cancelled"). Does nothing if there is
+        none.
         """
         running = self._running
         if running is not None and running.process.stdin is not None:
@@ -132,8 +139,8 @@ class LoadProcess:
                     running.process.stdin.write(messages.request_line(number, messages.CANCEL))
 
     async def stop(self) -> None:
-        """End the process and everything in its session: first by closing its stdin, then by
-        SIGKILL. Harmless when it never ran.
+        """End the process and its session: close its stdin, then send SIGKILL. Does nothing if it
+        never ran.
         """
         async with self._lock:
             await self._end()
@@ -146,9 +153,8 @@ class LoadProcess:
         if stdin is not None:
             stdin.close()
         with suppress(TimeoutError):
-            async with asyncio.timeout(
-                STOP_TIMEOUT_S if running.ready.done() else 0
-            ):  # while Ray starts it cannot listen
+            # while Ray starts, the process does not notice the end of its stdin
+            async with asyncio.timeout(STOP_TIMEOUT_S if running.ready.done() else 0):
                 await running.process.wait()
         await end_leftover(running.recorded)
         await running.process.wait()
@@ -176,7 +182,7 @@ class LoadProcess:
         return running is not None and running.process.returncode is None and not running.ended
 
     async def _ensure(self) -> _Running:
-        """The process that runs, or a new one when it died."""
+        """Return the running process; start a new one if it died."""
         async with self._lock:
             if self._running is not None and self._is_alive():
                 return self._running
@@ -208,8 +214,8 @@ class LoadProcess:
 
 
 async def _read_answers(running: _Running) -> None:
-    """Hand each answer to whoever waits for it, until the process ends; then end what it left, also
-    when nobody asks for it again.
+    """Pass each answer to its waiter until the process ends. Then end what the process left, even
+    if nobody uses it again.
     """
     assert running.process.stdout is not None
     while line := await running.process.stdout.readline():
@@ -223,7 +229,7 @@ async def _read_answers(running: _Running) -> None:
 async def _spawn(
     folder: Path, log: Path, cluster: Path | None
 ) -> tuple[asyncio.subprocess.Process, str]:
-    """The process in a session of its own, and Ray's folder. Raises OSError."""
+    """Start the process in a session of its own; return it and Ray's folder. Raises OSError."""
     with open_log(log) as output:
         temporary = temporary_folder()
         argv = [
@@ -237,14 +243,19 @@ async def _spawn(
         ]
         argv += ["--cluster", str(cluster)] if cluster else []
         process = await asyncio.create_subprocess_exec(
-            *argv, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=output,
-            start_new_session=True, env=driver_env(os.environ, folder), limit=_LINE_LIMIT,
-        )  # fmt: skip
+            *argv,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=output,
+            start_new_session=True,
+            env=driver_env(os.environ, folder),
+            limit=_LINE_LIMIT,
+        )
     return process, temporary
 
 
 def open_log(log: Path) -> BinaryIO:
-    """A log to append to, its folder made. Raises OSError."""
+    """Open a log for appending and create its folder. Raises OSError."""
     log.parent.mkdir(parents=True, exist_ok=True)
     return log.open("ab")
 
@@ -276,11 +287,11 @@ def _fail_all(running: _Running, message: str) -> None:
 
 def _fail(future: asyncio.Future[Any], error: LoadError) -> None:
     future.set_exception(error)
-    future.exception()  # whoever waits gets it; when nobody does it is no unseen error
+    future.exception()  # marks it as retrieved, in case nobody awaits the future
 
 
 def log_tail(log: Path) -> str:
-    """The last line of the load process's log, at most 300 characters."""
+    """Return the last line of the load process's log, at most 300 characters."""
     with suppress(OSError):
         lines = log.read_bytes()[-4096:].decode("utf-8", "replace").splitlines()
         return next((line.strip()[-300:] for line in reversed(lines) if line.strip()), "")
@@ -288,12 +299,12 @@ def log_tail(log: Path) -> str:
 
 
 def driver_env(base: Mapping[str, str], folder: Path) -> dict[str, str]:
-    """The whole environment of the load process: nothing of Ray's or Python's own switches comes
+    """Return the whole environment of the load process. It inherits no settings of Ray or Python
     from the agent's shell.
 
-    Ray starts eight Python processes: without compiled bytecode beside it that takes 8.5 s instead
-    of 3.5 s (2 cores). So where the installation has none (read-only, or never compiled) it is kept
-    in `folder`.
+    Ray starts eight Python processes. Without compiled bytecode next to the sources that takes 8.5
+    s instead of 3.5 s (2 cores). So if the installation has none (read-only, or never compiled),
+    the bytecode is kept in `folder`.
     """
     env = {name: base[name] for name in _KEPT_VARIABLES if name in base} | {
         "PYTHONUNBUFFERED": "1",
@@ -310,20 +321,24 @@ def driver_env(base: Mapping[str, str], folder: Path) -> dict[str, str]:
 
 
 async def end_earlier(folder: Path) -> tuple[int, ...]:
-    """End the load process that an agent killed before us left in `folder`: while its Ray starts it
-    does not hear that we are gone.
+    """End the load process that a killed agent left in `folder`, and return the killed process ids.
+    While its Ray starts, it does not notice that its agent is gone.
     """
     try:
         recorded = RecordedLoad(
             **json.loads(await asyncio.to_thread(_record_path(folder).read_text))
         )
-    except (OSError, ValueError, TypeError):  # none, or torn: then the end of its stdin ends it
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+    ):  # no record, or an incomplete one: the end of its stdin ends the process
         return ()
     return await end_leftover(recorded)
 
 
 def write_record(folder: Path, recorded: RecordedLoad) -> None:
-    """Write down what was started in `folder`, for `end_earlier`. Raises OSError."""
+    """Write the record of what was started in `folder`, for `end_earlier`. Raises OSError."""
     _record_path(folder).write_text(json.dumps(asdict(recorded)))
 
 
@@ -332,11 +347,11 @@ def _record_path(folder: Path) -> Path:
 
 
 async def end_leftover(recorded: RecordedLoad) -> tuple[int, ...]:
-    """Kill what is left of a recorded load process's session and remove its folder; returns the ids
-    that were killed.
+    """Kill what is left of a recorded load process's session and remove its folder. Return the
+    killed process ids.
 
-    Only processes of that session are touched, and only when its leader is gone or is the one that
-    was recorded.
+    Only processes of that session are killed, and only if its leader is gone or is the recorded
+    process.
     """
     killed: set[int] = set()
     leader = read_stat(recorded.session_id)

@@ -1,5 +1,5 @@
-"""Owns what agent and load process say to each other, one JSON object a line; imports neither Ray
-nor pyarrow.
+"""Defines the messages between agent and load process: one JSON object per line. It imports neither
+Ray nor pyarrow.
 """
 
 from __future__ import annotations
@@ -18,38 +18,35 @@ CANCEL: Final = "cancel"
 
 @dataclass(frozen=True, slots=True)
 class LoadRequest:
-    """One piece of load against one server. `time_scale` > 1: the server is simulated and that much
-    faster than its model.
+    """One run or warm-up against one server. `time_scale` > 1: the server is simulated, and that
+    much faster than its model.
     """
 
     url: str
     workload: Workload
     seed: int = 1
     run_index: int = 0
-    requests: int = 0  # of a warm-up; 0: chosen here
+    requests: int = 0  # of a warm-up; 0: the load process chooses
     sglang: bool = True  # the server understands SGLang's own fields
-    # its prefix cache may be emptied before a run, where it is an SGLang; not that of somebody
-    # else's server
+    # empty the prefix cache of an SGLang server before a run; False for a server of other users
     flush: bool = True
     model: str = ""
     token: str = ""
     time_scale: float = 1.0
-    speculation: bool = False  # the variant asks for it
-    draft_steps: int = 0  # of the server's resolved arguments; 0: not known
+    speculation: bool = False  # the variant requests it
+    draft_steps: int = 0  # from the server's resolved arguments; 0: unknown
     draft_tokens: int = 0
-    parquet: str = ""  # where the raw data goes; empty: it is not kept
-    metadata: Mapping[str, str] = field(
-        default_factory=dict
-    )  # into the raw file, as text: job, trial, attempt, variant
-    salt_scope: str = ""  # the job of an external server, which outlives campaigns; empty elsewhere
-    files: Mapping[str, str] = field(
-        default_factory=dict, repr=False
-    )  # what the workload names, packed, by ref
+    parquet: str = ""  # path for the raw data; empty: it is not kept
+    # texts for the raw file: job, trial, attempt, variant
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    salt_scope: str = ""  # the job on an external server, which outlives jobs; empty elsewhere
+    # packed files that the workload names, by ref
+    files: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class ParquetFile:
-    """The raw data of a run; an empty path: none was asked for."""
+    """The raw data of a run. An empty path: none was requested."""
 
     path: str = ""
     sha256: str = ""
@@ -58,13 +55,15 @@ class ParquetFile:
 
 @dataclass(frozen=True, slots=True)
 class LoadReply:
-    """One run in numbers; `metrics` and `duration_s` are model time, see
+    """One run in numbers. `metrics` and `duration_s` are model time; see
     `fleet_protos.metric_names` and docs/metrics.md.
     """
 
     metrics: Mapping[str, float] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)  # the fields of core.gates.RunFacts
-    error_examples: Mapping[str, str] = field(default_factory=dict)  # by error kind, for people
+    error_examples: Mapping[str, str] = field(
+        default_factory=dict
+    )  # one text for each error kind, for people
     cache_flushed: bool = False
     requests_ok: int = 0
     requests_failed: int = 0
@@ -75,13 +74,13 @@ class LoadReply:
 
 
 def request_line(number: int, operation: str, request: LoadRequest | None = None) -> bytes:
-    """The line that asks for `operation`; `number` names it in the answer."""
+    """Return the line that orders `operation`. The answer carries the same `number`."""
     content = asdict(request) if request is not None else {}
     return _encode_line({"id": number, "op": operation} | content)
 
 
 def read_request(content: Mapping[str, Any]) -> LoadRequest:
-    """The request of a line that was read. Raises TypeError or ValueError for one that
+    """Parse the request of a decoded line. Raises TypeError or ValueError for one that
     `request_line` did not write.
     """
     values = {name: value for name, value in content.items() if name not in ("id", "op")}
@@ -97,28 +96,30 @@ def _workload(content: Mapping[str, Any]) -> Workload:
 
 
 def _with_nested_values(content: Mapping[str, Any]) -> dict[str, Any]:
-    """What a workload and a part of a mixture have in common."""
+    """Parse what a workload and a part of a mixture have in common."""
     lengths = {name: Lengths(**content.get(name, {})) for name in ("output", "input")}
     return {**content, **lengths, "prefix": SharedPrefix(**content.get("prefix", {}))}
 
 
 def reply_line(number: int, reply: LoadReply) -> bytes:
-    """The line of a finished run or warm-up."""
+    """Return the line that reports a finished run or warm-up."""
     return _encode_line({"id": number, "ok": asdict(reply)})
 
 
 def error_line(number: int, message: str, *, fatal: bool = False) -> bytes:
-    """The line of one that could not be measured. `fatal`: the load process ends with it."""
+    """Return the line that reports a run or warm-up that failed. `fatal`: the load process ends
+    too.
+    """
     return _encode_line({"id": number, "error": message, "fatal": fatal})
 
 
 def ready_line(ray_started_s: float) -> bytes:
-    """The first line: Ray runs."""
+    """Return the first line: Ray runs."""
     return _encode_line({"ready": True, "ray_started_s": round(ray_started_s, 3)})
 
 
 def read_reply(content: Mapping[str, Any]) -> LoadReply:
-    """The reply of a line that was read."""
+    """Parse the reply of a decoded line."""
     values = dict(content)
     return LoadReply(parquet=ParquetFile(**values.pop("parquet")), **values)
 

@@ -14,7 +14,7 @@ from fleet_agent.load.workload.prompts import WARM_UP, PromptDraw
 from fleet_agent.load.workload.request_plan import MAX_THINK_MEANS, build_request_plan
 from fleet_protos.attachment import Trace, unpack
 
-LIMIT_GRACE_S: Final = 30.0
+LIMIT_GRACE_S: Final = 30.0  # beyond the longest time that the requests may take
 WARM_UP_MIN_REQUESTS: Final = 3
 WARM_UP_MAX_USERS: Final = 8
 
@@ -22,8 +22,9 @@ WARM_UP_MAX_USERS: Final = 8
 def plan_shards(
     request: LoadRequest, target: LoadTarget, *, warm: bool, shard_count: Callable[[int], int]
 ) -> list[ShardPlan]:
-    """Split the load over as many workers as `shares` gives for its users. Arrivals become wall
-    time; the timeout of a request is that.
+    """Split the load of a run or a warm-up over as many shards as `shard_count` gives for its
+    users. Arrival times are converted from model time to wall time; the request timeout is wall
+    time already.
 
     Raises ValueError for a workload that is neither a closed nor an open loop, or whose files did
     not come with it.
@@ -34,10 +35,16 @@ def plan_shards(
         workload.prompts, request.seed, WARM_UP if warm else request.run_index, request.salt_scope
     )
     plan = ShardPlan(
-        target=target, api=workload.api or "chat", draw=draw, output_tokens=workload.output_tokens, requests=0,
-        request_plan=build_request_plan(workload, draw, files), timeout_s=workload.request_timeout_s,
-        turns=max(1, workload.turns), think_s=workload.think_s / request.time_scale,
-    )  # fmt: skip
+        target=target,
+        api=workload.api or "chat",
+        draw=draw,
+        output_tokens=workload.output_tokens,
+        requests=0,
+        request_plan=build_request_plan(workload, draw, files),
+        timeout_s=workload.request_timeout_s,
+        turns=max(1, workload.turns),
+        think_s=workload.think_s / request.time_scale,
+    )
     if warm:
         users = workload.concurrency or WARM_UP_MAX_USERS
         plan = replace(plan, requests=request.requests or max(WARM_UP_MIN_REQUESTS, users))
@@ -62,7 +69,9 @@ def plan_shards(
 
 
 def _split(plan: ShardPlan, users: int, shard_count: Callable[[int], int]) -> list[ShardPlan]:
-    """Shares of equal size: request n goes to share n modulo their number, each user to one share."""
+    """Return shares of equal size. Request n belongs to share n modulo their number, and each user
+    to one share.
+    """
     step = shard_count(users)
     waves = plan.turns * _wave_count(_session_count(plan), users)
     longest_s = plan.timeout_s + MAX_THINK_MEANS * plan.think_s
@@ -81,10 +90,12 @@ def _split(plan: ShardPlan, users: int, shard_count: Callable[[int], int]) -> li
 
 
 def _session_count(plan: ShardPlan) -> int:
-    """How many sessions there are; requests that belong to none are one each."""
+    """Return the number of sessions; a request without a session counts as one."""
     return -(-plan.requests // plan.turns)
 
 
 def _wave_count(requests: int, users: int) -> int:
-    """How many requests follow one another at most; those of an open loop wait for none."""
+    """Return how many requests follow one another at most. In an open loop none waits for
+    another.
+    """
     return -(-requests // users) if users else 1

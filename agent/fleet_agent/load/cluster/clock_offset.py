@@ -1,8 +1,9 @@
-"""Owns how times of one host's clock become those of another's, and how sure that is; pure.
+"""Converts times of one host's clock to another's, and estimates the error.
 
-Hosts share no clock: a wall clock may be wrong by anything, so it is never used. An offset is that
-of the two monotonic clocks, seen by asking for the other's time and halving the way there and back
-(Cristian's algorithm); its error is at most half of the quickest way.
+Hosts share no clock, and a wall clock may be wrong by any amount, so it is never used. The offset
+between two monotonic clocks is measured by asking for the other's time and assuming that it was
+read halfway through the round trip (Cristian's algorithm). Its error is at most half of the
+quickest round trip.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from fleet_agent.load.results.request_columns import Columns
 
 @dataclass(frozen=True, slots=True)
 class ClockSample:
-    """One question for the other clock's time: ours when it was asked and when the answer came,
-    theirs in the answer. Nanoseconds.
+    """One request for the other clock's time, in nanoseconds: our time when it was sent, their time
+    in the answer, our time when the answer arrived.
     """
 
     asked_ns: int
@@ -25,46 +26,48 @@ class ClockSample:
 
     @property
     def took_ns(self) -> int:
-        """The way there and back."""
+        """The round-trip time."""
         return self.answered_ns - self.asked_ns
 
 
 @dataclass(frozen=True, slots=True)
 class ClockOffset:
-    """Their clock minus ours, true to within `uncertainty_ns`."""
+    """Their clock minus ours, accurate to within `uncertainty_ns`."""
 
     offset_ns: int = 0
     uncertainty_ns: int = 0
 
     def theirs(self, ours_ns: int) -> int:
-        """That moment on their clock."""
+        """Convert a time of our clock to their clock."""
         return ours_ns + self.offset_ns
 
     def ours(self, theirs_ns: int) -> int:
-        """That moment on our clock; 0, which means never, stays 0."""
+        """Convert a time of their clock to our clock; 0, which means never, stays 0."""
         return theirs_ns - self.offset_ns if theirs_ns else 0
 
 
 def estimate_offset(samples: Iterable[ClockSample]) -> ClockOffset:
-    """The offset by the quickest of the looks. Raises ValueError for none."""
-    best = min(samples, key=lambda look: look.took_ns, default=None)
+    """Return the offset from the sample with the quickest round trip. Raises ValueError without
+    samples.
+    """
+    best = min(samples, key=lambda sample: sample.took_ns, default=None)
     if best is None:
-        raise ValueError("no look at the other clock")
+        raise ValueError("no sample of the other clock")
     return ClockOffset(
         best.theirs_ns - (best.asked_ns + best.answered_ns) // 2, (best.took_ns + 1) // 2
     )
 
 
 def to_our_clock(columns: Columns, offset: ClockOffset) -> Columns:
-    """The requests with all their times moved; what lies between two of them, such as their
-    latencies, stays as it was measured.
+    """Return the requests with all times converted. Differences between times, such as latencies,
+    stay as they were measured.
     """
     return columns.shifted(-offset.offset_ns) if offset.offset_ns else columns
 
 
 def spread_ns(starts: Iterable[tuple[int, ClockOffset]]) -> int:
-    """How far apart two of the shards may have begun at most, each start by its own clock, with
-    what the clocks leave open.
+    """Return the longest possible time between the starts of two shards, given each start on its
+    own clock, including the uncertainty of the clocks.
     """
     known = [(offset.ours(at_ns), offset.uncertainty_ns) for at_ns, offset in starts]
     if len(known) < 2:

@@ -1,5 +1,5 @@
-"""Owns the shards of runs whose load comes from other hosts: who of the cluster sends, the common
-start, the loss of a host by its name.
+"""Runs the shards of a run on other hosts: waits for the load hosts, starts their shards at one
+moment, and names a host that was lost.
 """
 
 from __future__ import annotations
@@ -28,14 +28,12 @@ from fleet_protos.errors import LoadError, first_error
 
 log = logging.getLogger(__name__)
 
-CLOCK_SAMPLES: Final = (
-    20  # at each clock before a run: a way takes about a millisecond, and the quickest counts
-)
-_START_DELAY_S: Final = (
-    0.1  # from the order to begin to the beginning: it must reach everybody in that time
-)
+# samples of each clock before a run; a round trip takes about 1 ms, and the quickest counts
+CLOCK_SAMPLES: Final = 20
+# from the order to begin to the beginning: the order must reach all workers in that time
+_START_DELAY_S: Final = 0.1
 _PREPARE_LIMIT_S: Final = 60.0
-_GRACE_S: Final = 30.0  # for results to arrive after a shard's own limit
+_GRACE_S: Final = 30.0  # for results to arrive after the shard's own limit
 _POLL_S: Final = 0.1
 _ORDERS: Final = "orders"
 
@@ -50,12 +48,14 @@ class _Member:
     actor: Any
 
     def call(self, name: str, *arguments: int) -> Any:
-        """Call what answers while a run goes on there; the reference to its answer."""
+        """Call a method that answers while a run goes on there. Return the reference to
+        its answer.
+        """
         return getattr(self.actor, name).options(concurrency_group=_ORDERS).remote(*arguments)
 
 
 class ClusterWorkers:
-    """Actors on the load hosts, each pinned to its own."""
+    """Implements ShardWorkers with Ray actors, each pinned to a load host."""
 
     def __init__(
         self,
@@ -72,8 +72,8 @@ class ClusterWorkers:
         self._relays = RelayLauncher(membership.address, files)
 
     async def prepare_workers(self) -> None:
-        """Wait for the load hosts, then for their workers. Raises LoadFailed with the names of
-        those that did not come.
+        """Wait for the load hosts, then for their workers. Raises LoadError with the names of
+        missing hosts.
         """
         nodes = await self._wait_for_hosts()
         actor = self._ray.remote(
@@ -87,40 +87,42 @@ class ClusterWorkers:
                 _Member(host, actor.options(scheduling_strategy=strategy).remote())
             )
         await asyncio.gather(
-            *(
-                self._await_answer(member, member.actor.get_ready.remote())
-                for member in self._members
-            )
+            *(self._await_answer(member, member.actor.preload.remote()) for member in self._members)
         )
 
     def shard_count(self, users: int) -> int:
-        """Every worker has a share, as long as there are users for all."""
+        """Return one shard per worker, but no more than users."""
         return min(self._shards, users or self._shards)
 
     async def make_reachable(self, target: LoadTarget) -> LoadTarget:
-        """A server on this host's loopback is reached through a relay, any other as it is."""
+        """Return the target: through a relay if the server listens on this host's loopback,
+        otherwise unchanged.
+        """
         return await self._relays.make_reachable(target)
 
     async def run(self, number: int, plans: Sequence[ShardPlan]) -> ShardResults:
-        """Prepare all, read their clocks, have them begin at one moment. Raises LoadFailed with the
-        name of a host that was lost.
+        """Prepare all shards, measure the offsets of their clocks, and start them at one moment.
+        Raises LoadError with the name of a host that was lost.
         """
         members = self._members[: len(plans)]
         limit_s = max(plan.limit_s for plan in plans) + _PREPARE_LIMIT_S + _GRACE_S
         try:
             async with asyncio.timeout(limit_s), asyncio.TaskGroup() as group:
+                # the spill folder is a path on this host
                 working = [
                     group.create_task(
                         self._await_answer(
                             member, member.actor.run.remote(number, replace(plan, spill_folder=""))
                         )
-                    )  # it is ours
+                    )
                     for member, plan in zip(members, plans, strict=True)
                 ]
                 offsets = await self._begin(number, members)
         except TimeoutError:
             self.cancel(number)
-            raise LoadError(f"the load hosts did not end a run within {limit_s:.0f} s") from None
+            raise LoadError(
+                f"the load hosts did not finish the run within {limit_s:.0f} s"
+            ) from None
         except BaseExceptionGroup as failed:
             self.cancel(number)
             raise _pick_error(failed) from failed
@@ -128,26 +130,23 @@ class ClusterWorkers:
         return await self._collect(results, members, offsets)
 
     def cancel(self, number: int) -> None:
-        """Tell every worker; one that was lost hears nothing, and ends at its own limit or with its
-        node.
+        """Cancel the run on every worker. A lost worker does not get the order; it ends at its own
+        limit or with its node.
         """
         for member in self._members:
             member.call("cancel", number)
 
-    # Inside
-
     async def _wait_for_hosts(self) -> Mapping[str, str]:
-        """Ray's id of the node of each load host."""
+        """Return Ray's node id of each load host."""
         try:
             async with asyncio.timeout(self._join_limit_s):
-                while self._missing(known := self._alive()):  # noqa: ASYNC110 - Ray tells of a new node to nobody
+                while self._missing(known := self._alive()):  # noqa: ASYNC110 - Ray does not notify about new nodes
                     await asyncio.sleep(_POLL_S)
         except TimeoutError:
             missing = ", ".join(self._missing(self._alive()))
             message = f"load hosts did not join within {self._join_limit_s:.0f} s: {missing}"
-            raise LoadError(
-                message, "look at their agents' logs, and whether they reach this host at any port"
-            ) from None
+            hint = "check their agents' logs, and that they can reach this host on any port"
+            raise LoadError(message, hint) from None
         return known
 
     def _alive(self) -> dict[str, str]:
@@ -164,9 +163,8 @@ class ClusterWorkers:
                     for member in members
                 )
             )
-            offsets = [
-                await self._measure_offset(member) for member in members
-            ]  # one by one: looks at once would slow each other
+            # one at a time: concurrent samples would slow each other down
+            offsets = [await self._measure_offset(member) for member in members]
         at_ns = perf_counter_ns() + round(_START_DELAY_S * 1e9)
         for member, offset in zip(members, offsets, strict=True):
             member.call("begin", number, offset.theirs(at_ns))
@@ -181,7 +179,7 @@ class ClusterWorkers:
         return estimate_offset(samples)
 
     async def _await_answer(self, member: _Member, reference: Awaitable[T]) -> T:
-        """The answer. Raises LoadFailed with the host's name."""
+        """Return the answer. Raises LoadError with the name of the host."""
         try:
             return await reference
         except self._ray.exceptions.RayTaskError as error:
@@ -190,7 +188,8 @@ class ClusterWorkers:
             ) from error
         except self._ray.exceptions.RayError as error:
             raise LoadError(
-                f"load host {member.host} was lost: {type(error).__name__}: {task_error_cause(error)}"
+                f"load host {member.host} was lost: "
+                f"{type(error).__name__}: {task_error_cause(error)}"
             ) from error
 
     async def _collect(
@@ -205,9 +204,8 @@ class ClusterWorkers:
             if result.start_ns
         ]
         notes = {
-            "load_hosts": ",".join(
-                member.host for member in members
-            ),  # request n was sent by the one at n modulo their number
+            # request n was sent by the host at position n modulo their number
+            "load_hosts": ",".join(member.host for member in members),
             "clock_offset_ns": ",".join(str(offset.offset_ns) for offset in offsets),
             "clock_uncertainty_ns": ",".join(str(offset.uncertainty_ns) for offset in offsets),
             "start_skew_ns": str(spread_ns(began)),
@@ -221,7 +219,7 @@ class ClusterWorkers:
 
 
 def _pick_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """What to tell of several failures: the first that is one of ours."""
+    """Return the error to report for several failures: the first LoadError, if there is one."""
     chosen = first_error(group)
     if isinstance(chosen, TimeoutError):
         return LoadError(f"the load hosts were not ready to begin within {_PREPARE_LIMIT_S:.0f} s")

@@ -1,9 +1,9 @@
-"""Owns a load host's process: joins the lead's Ray, lends it workers, and ends with it, with its
-agent or at its limit. Sends no request.
+"""Runs on a load host: joins the lead's Ray, provides workers, and ends with the lead, with its
+agent or at its hold limit.
 
 It ends at the first of: the end of its stdin, which its agent holds; the end of Ray here, which
-follows the lead's; its hold limit. Exit codes: 0 after the end of stdin, 1 it could not join, 3 Ray
-has ended, 4 the limit.
+follows the end of the lead's Ray; its hold limit. Exit codes: 0 after the end of stdin, 1 it could
+not join, 3 Ray has ended, 4 hold limit.
 """
 
 from __future__ import annotations
@@ -30,21 +30,22 @@ from fleet_protos.escape import log_to_stderr
 
 log = logging.getLogger(__name__)
 
-LEAD_LIMIT_S: Final = (
-    2 * JOIN_LIMIT_S
-)  # for the lead's Ray to be there: its agent may have been told a little later
-JOIN_ATTEMPTS: Final = 4  # Ray gives a start 30 s, which may be too short on a busy host
+# time for the lead's Ray to start: its agent may get the order a little later than this host's
+LEAD_LIMIT_S: Final = 2 * JOIN_LIMIT_S
+JOIN_ATTEMPTS: Final = 4  # Ray allows a start 30 s, which may be too short on a busy host
 _POLL_S: Final = 0.2
 _CONNECT_LIMIT_S: Final = 3.0
 DONE, NOT_JOINED, RAY_ENDED, LIMIT = 0, 1, 3, 4
 
 
 async def _wait_for_lead(membership: Membership) -> bool:
-    """Wait until something listens where the lead gathers; False when nothing does in time."""
+    """Wait until the lead's address accepts connections. Return False if it does not within
+    LEAD_LIMIT_S.
+    """
     host, _, port = membership.lead_address.rpartition(":")
     try:
         async with asyncio.timeout(LEAD_LIMIT_S):
-            while not await _listens(host.strip("[]"), int(port)):  # noqa: ASYNC110 - another host's port tells nobody that it opened
+            while not await _listens(host.strip("[]"), int(port)):  # noqa: ASYNC110 - an open port on another host sends no notification
                 await asyncio.sleep(_POLL_S)
     except TimeoutError:
         return False
@@ -62,7 +63,7 @@ async def _listens(host: str, port: int) -> bool:
 
 
 async def _serve(node: RayNode) -> int:
-    """Join, stay, and say why no longer."""
+    """Join the cluster, stay in it, and return the exit code."""
     membership = node.membership
     orders = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(
@@ -110,13 +111,13 @@ async def _stay_joined(node: RayNode) -> int:
         node.started_s,
     )
     ended = await wait_for_end_of_ray(("raylet",))
-    log.info("Ray's %s has ended: the lead is gone or has lost this host", ended)
+    log.info("Ray's %s has ended: the lead has ended or lost contact with this host", ended)
     return RAY_ENDED
 
 
 async def _start_in_thread(node: RayNode) -> None:
-    """Start Ray in a thread that holds up no end of this process, as one of a pool would. Raises
-    RuntimeError or OSError.
+    """Start Ray in a daemon thread, which does not block the exit of this process as a pool's
+    thread would. Raises RuntimeError or OSError.
     """
     done: Future[None] = Future()
 
@@ -135,13 +136,16 @@ async def _start_in_thread(node: RayNode) -> None:
 def main() -> None:
     """`python -m fleet_agent.load.cluster.load_host_process --cluster DIR --temporary DIR`."""
     parser = argparse.ArgumentParser(
-        description="Lends a host's cores to the load of another host's trial; started by fleet-agent."
+        description="Lends this host's cores to the load of another host's trial. "
+        "Started by fleet-agent."
     )
-    parser.add_argument("--cluster", required=True, type=Path, help="the folder of its part")
+    parser.add_argument(
+        "--cluster", required=True, type=Path, help="the folder with its membership in the cluster"
+    )
     parser.add_argument(
         "--temporary",
         required=True,
-        help="an empty folder with a short path, which it removes at its end",
+        help="an empty folder with a short path; removed at the end",
     )
     options = parser.parse_args()
     log_to_stderr()
@@ -152,7 +156,7 @@ def main() -> None:
     finally:
         node.stop()
         end_own_session()
-    os._exit(code)  # a thread in which Ray still starts must not hold it up
+    os._exit(code)  # does not wait for a thread in which Ray still starts
 
 
 if __name__ == "__main__":

@@ -1,6 +1,4 @@
-"""Owns one host's part in the Ray cluster of an attempt as a value and as files of its own; starts
-no Ray.
-"""
+"""Holds one host's membership in the Ray cluster of an attempt, as a value and as files."""
 
 from __future__ import annotations
 
@@ -13,17 +11,15 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final
 
-MAX_HOLD_S: Final = 86_400.0  # of a load host whose controller named no limit
-JOIN_LIMIT_S: Final = (
-    120.0  # for all to be there once the lead's Ray runs; the first start on a slow disk takes 25 s
-)
-SILENCE_S: Final = 8  # a load host that hears nothing of its lead for so long has lost it, and ends
-_LOOPBACK: Final = {
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"
-}  # Ray's own switch for "this node is 127.0.0.1"
+MAX_HOLD_S: Final = 86_400.0  # also the limit if the controller sets none
+# for all hosts to join after the lead's Ray has started; the first start on a slow disk takes 25 s
+JOIN_LIMIT_S: Final = 120.0
+SILENCE_S: Final = 8  # a load host without contact to its lead for this long ends
+# Ray's own switch for "this node is 127.0.0.1"
+_LOOPBACK: Final = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 
-# A cut host is noticed after 64 s by Ray's defaults and after 4 to 5 s by these. They hold on every
-# node and in the driver.
+# With Ray's defaults a disconnected host is noticed after 64 s, with these after 4 to 5 s. They
+# apply to every node and to the driver.
 _FAILURE_DETECTION: Final = {
     "RAY_health_check_initial_delay_ms": "1000",
     "RAY_health_check_period_ms": "1000",
@@ -37,7 +33,7 @@ _FAILURE_DETECTION: Final = {
 
 @dataclass(frozen=True, slots=True)
 class ClusterSecrets:
-    """What lets a host into the cluster of one attempt and keeps all others out. PEM texts; the
+    """The secrets that admit a host to the cluster of one attempt, as PEM texts and a token. The
     authority is the cluster's own.
     """
 
@@ -49,11 +45,11 @@ class ClusterSecrets:
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """A host's part. `address`: its IP address in the cluster; `lead_address`: HOST:PORT of the
-    lead's Ray.
+    """A host's membership. `address` is its IP address in the cluster; `lead_address` is HOST:PORT
+    of the lead's Ray.
 
-    `cores`: shards that run here at once, 0 on the lead. Of the lead alone: `hosts`, which it waits
-    for, and `shards` over all of them.
+    `cores` is the number of shards that run here at once, 0 on the lead. For the lead only:
+    `hosts`, for which it waits, and `shards`, the number over all of them.
     """
 
     trial_id: str
@@ -68,48 +64,48 @@ class Membership:
 
     @property
     def key(self) -> tuple[str, int]:
-        """The attempt that it is a part of."""
+        """The trial id and the attempt that the cluster belongs to."""
         return self.trial_id, self.attempt
 
     @property
     def is_loopback(self) -> bool:
-        """The whole cluster is on this machine."""
+        """Whether the whole cluster runs on this machine."""
         return ip_address(self.address).is_loopback
 
 
 @dataclass(frozen=True, slots=True)
 class MembershipFiles:
-    """Where a part lies on its host: a folder for its owner alone."""
+    """The files of a membership on its host, in a folder that only its owner can read."""
 
     folder: Path
 
     @property
     def membership(self) -> Path:
-        """The part itself, as JSON."""
+        """The membership itself, as JSON."""
         return self.folder / "part.json"
 
     @property
     def token(self) -> Path:
-        """What every call in the cluster must carry."""
+        """The token that every call in the cluster must carry."""
         return self.folder / "token"
 
     @property
     def authority(self) -> Path:
-        """Who signed every certificate of the cluster."""
+        """The authority that signed every certificate of the cluster."""
         return self.folder / "authority.crt"
 
     @property
     def certificate(self) -> Path:
-        """This host's, with its address; shown as server and as client."""
+        """This host's certificate, with its address; used as server and as client."""
         return self.folder / "host.crt"
 
     @property
     def key(self) -> Path:
-        """Of the certificate."""
+        """The private key of the certificate."""
         return self.folder / "host.key"
 
     def write(self, membership: Membership, secrets: ClusterSecrets) -> None:
-        """Put the part there in place of what was. Raises OSError."""
+        """Write the files, replacing earlier ones. Raises OSError."""
         self.remove()
         self.folder.mkdir(parents=True, mode=0o700)
         texts = {
@@ -125,21 +121,21 @@ class MembershipFiles:
                 file.write(text)
 
     def read(self) -> Membership:
-        """The part. Raises OSError or ValueError."""
+        """Return the membership. Raises OSError or ValueError."""
         content: dict[str, Any] = json.loads(self.membership.read_text(encoding="utf-8"))
         return Membership(**{**content, "hosts": tuple(content["hosts"])})
 
     def remove(self) -> None:
-        """Forget the secrets; harmless when there are none."""
+        """Remove all files. Does nothing if there are none."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def ray_environment(membership: Membership, files: MembershipFiles) -> Mapping[str, str]:
-    """Ray's environment for this part, beside that of any Ray of ours: token and mutual TLS on
-    every port of its own, quick notice of loss.
+    """Return Ray's environment variables for this membership, in addition to those of any of our
+    Rays: token and mutual TLS on every port of Ray, and quick detection of a lost host.
 
-    Ray 2.60 checks that a server's certificate carries the IP address that was called, and that a
-    client's is signed by the authority.
+    Ray 2.60 checks that a server's certificate contains the IP address that was called, and that
+    the authority signed a client's certificate.
     """
     return {
         **_FAILURE_DETECTION,

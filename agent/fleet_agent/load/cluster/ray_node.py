@@ -1,9 +1,8 @@
-"""Owns Ray's processes of one host in the cluster of an attempt, lead or load host; measures
-nothing and chooses no host.
+"""Starts and stops Ray's processes on one host of the cluster of an attempt, lead or load host.
 
-`ray start` and `ray.init` open what a cluster of ours must not have: the client server at a fixed
-port, and the autoscaler's metrics on all addresses without authentication. Ray's own class for a
-node, on which both stand, can leave them out.
+`ray start` and `ray.init` open ports that this cluster must not have: the client server at a fixed
+port, and the autoscaler's metrics on all addresses without authentication. Ray's own Node class, on
+which both are built, can leave them out.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from fleet_agent.load.workers.ray_temporary import temporary_folder
 
 
 class RayNode:
-    """Ray on this host. Start it once in a process; its parts are children of this process and end
-    with it.
+    """Ray on this host. Start it once per process; its processes are children of this process and
+    end with it.
     """
 
     def __init__(self, membership: Membership, files: MembershipFiles, temporary: str = "") -> None:
-        """`temporary`: an empty folder for Ray with a short path; one is made when none is given."""
+        """`temporary` is an empty folder with a short path for Ray; empty: create one."""
         self.membership = membership
         self.temporary = temporary
         self.started_s = 0.0
@@ -35,12 +34,12 @@ class RayNode:
 
     @property
     def is_lead(self) -> bool:
-        """The others join it."""
+        """Whether the other hosts join this one."""
         return bool(self.membership.hosts)
 
     def start(self) -> Any:
-        """Start Ray and return its module, connected on the lead alone; takes seconds. Raises
-        RuntimeError or OSError.
+        """Start Ray, which takes seconds, and return its module. Only the lead is connected to it.
+        Raises RuntimeError or OSError.
         """
         began = time.monotonic()
         os.umask(0o077)
@@ -63,16 +62,14 @@ class RayNode:
                     logging_level=logging.WARNING,
                 )
                 self._ray = ray
-        except (
-            Exception
-        ) as error:  # what Ray raises, and it raises just that when a start takes longer than 30 s
+        except Exception as error:  # Ray raises a plain Exception if a start takes longer than 30 s
             raise RuntimeError(str(error) or type(error).__name__) from error
         self.started_s = time.monotonic() - began
         return ray
 
     def stop(self) -> None:
-        """End Ray here, which on the lead ends the cluster, and remove its folder. Harmless when it
-        never started.
+        """Stop Ray here, which on the lead ends the cluster, and remove its folder. Does nothing if
+        it never started.
         """
         if self._ray is not None:
             self._ray.shutdown()

@@ -1,8 +1,8 @@
-"""Owns the way of load hosts to a server that listens on loopback: mutual TLS in, loopback out.
-Reads no content.
+"""Connects load hosts to a server that listens on loopback: mutual TLS on the outer side, plain TCP
+to the server.
 
-Protocol: the first line on stdout is its port; for each line on stdin it answers with the samples
-of its loop's lag since the last, as a JSON list of nanoseconds; the end of stdin ends it.
+Protocol: the first line on stdout is its port. For each line on stdin it writes the samples of its
+loop's lag since the last one, as a JSON list of nanoseconds. The end of stdin ends it.
 """
 
 from __future__ import annotations
@@ -21,58 +21,58 @@ import uvloop
 
 from fleet_agent.load.workers.loop_lag import LoopLag
 
-_FULL_BYTES: Final = 1 << 20  # one side that takes nothing stops the other here
+_FULL_BYTES: Final = 1 << 20  # unsent bytes of one side at which reading from the other pauses
 _BACKLOG: Final = 4096
 
 
 class _Side(asyncio.Protocol):
-    """One end of a relayed connection; what it reads is written to the other."""
+    """One end of a relayed connection. What it reads is written to the other end."""
 
     def __init__(self, other: _Side | None = None) -> None:
         self.transport: asyncio.Transport | None = None
         self.other = other
-        self._early: list[bytes] = []  # read before the other end was there
+        self._early: list[bytes] = []  # read before the other end was connected
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Asyncio's call."""
+        """Implement asyncio.Protocol."""
         self.transport = cast(asyncio.Transport, transport)
         self.transport.set_write_buffer_limits(high=_FULL_BYTES)
 
     def data_received(self, data: bytes) -> None:
-        """Asyncio's call, and the hot path."""
+        """Implement asyncio.Protocol; this is the hot path."""
         if self.other is not None and self.other.transport is not None:
             self.other.transport.write(data)
         else:
             self._early.append(data)
 
     def eof_received(self) -> bool:
-        """Asyncio's call: HTTP has no use for half a connection."""
+        """Close the connection: HTTP does not use half-closed ones."""
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Asyncio's call: with one end the other goes, once it has taken what was read."""
+        """Close the other end after it has sent what was read."""
         self.transport = None
         if self.other is not None and self.other.transport is not None:
             self.other.transport.close()
 
     def pause_writing(self) -> None:
-        """Asyncio's call."""
+        """Implement asyncio.Protocol."""
         if self.other is not None and self.other.transport is not None:
             self.other.transport.pause_reading()
 
     def resume_writing(self) -> None:
-        """Asyncio's call."""
+        """Implement asyncio.Protocol."""
         if self.other is not None and self.other.transport is not None:
             self.other.transport.resume_reading()
 
     def take_early(self) -> Iterator[bytes]:
-        """What was read before, once."""
+        """Yield once what was read before the other end was connected."""
         early, self._early = self._early, []
         yield from early
 
 
 class _Outer(_Side):
-    """A load host's connection; its handshake is done."""
+    """A load host's connection, after its TLS handshake."""
 
     def __init__(self, port: int, tasks: asyncio.TaskGroup) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class _Outer(_Side):
         self._tasks = tasks
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Asyncio's call."""
+        """Implement asyncio.Protocol, and connect to the server."""
         super().connection_made(transport)
         self._tasks.create_task(self._connect_inner())
 
@@ -89,7 +89,7 @@ class _Outer(_Side):
             _, inner = await asyncio.get_running_loop().create_connection(
                 lambda: _Side(self), "127.0.0.1", self._port
             )
-        except OSError:  # the server is gone: so is the connection to it
+        except OSError:  # the server is gone: close the outer side too
             if self.transport is not None:
                 self.transport.abort()
             return
@@ -102,7 +102,9 @@ class _Outer(_Side):
 
 
 def server_context(certificate: str, key: str, authority: str) -> ssl.SSLContext:
-    """Only who shows a certificate of the cluster's own authority gets in. Raises OSError."""
+    """Return a TLS context that admits only clients with a certificate of the cluster's own
+    authority. Raises OSError.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.load_cert_chain(certificate, key)
@@ -143,10 +145,15 @@ def main() -> None:
     --authority F`.
     """
     parser = argparse.ArgumentParser(
-        description="Lets the load hosts of one trial reach its server; started by the load process."
+        description="Lets the load hosts of one trial reach its server. "
+        "Started by the load process."
     )
-    parser.add_argument("--address", required=True, help="where to listen, on any free port")
-    parser.add_argument("--port", required=True, type=int, help="of the server on 127.0.0.1")
+    parser.add_argument(
+        "--address", required=True, help="the address to listen on, at any free port"
+    )
+    parser.add_argument(
+        "--port", required=True, type=int, help="the port of the server on 127.0.0.1"
+    )
     for name in ("certificate", "key", "authority"):
         parser.add_argument(f"--{name}", required=True, type=Path)
     with suppress(KeyboardInterrupt), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

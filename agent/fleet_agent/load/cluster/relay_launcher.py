@@ -1,6 +1,4 @@
-"""Owns the relay process through which load hosts reach the server of a trial; passes on no byte
-itself.
-"""
+"""Starts and stops the relay process through which load hosts reach the server of a trial."""
 
 from __future__ import annotations
 
@@ -18,12 +16,12 @@ from fleet_protos.errors import LoadError
 
 _START_LIMIT_S: Final = 20.0
 _ANSWER_LIMIT_S: Final = 10.0
-_LINE_LIMIT: Final = 1 << 24  # a sample of its lag each 10 ms of a run
+_LINE_LIMIT: Final = 1 << 24  # room for the lag samples of a long run
 
 
 @dataclass(slots=True)
 class _Relay:
-    """One that runs, for the server at `server_port`."""
+    """A running relay to the server at `server_port`."""
 
     process: asyncio.subprocess.Process
     server_port: int
@@ -31,8 +29,8 @@ class _Relay:
 
 
 class RelayLauncher:
-    """At most one relay at a time: a trial measures one server. It is a child in our own session
-    and ends with its stdin.
+    """Runs at most one relay at a time, since a trial measures one server. The relay is a child in
+    our own session and ends with its stdin.
     """
 
     def __init__(self, address: str, files: MembershipFiles) -> None:
@@ -41,8 +39,8 @@ class RelayLauncher:
         self._relay: _Relay | None = None
 
     async def make_reachable(self, target: LoadTarget) -> LoadTarget:
-        """The target as other hosts reach it. Raises OSError or LoadFailed when the relay does not
-        start.
+        """Return the target with the URL at which other hosts reach it. Raises OSError or LoadError
+        if the relay does not start.
         """
         parts = urlsplit(target.url)
         if not _is_loopback(parts.hostname or ""):
@@ -54,8 +52,8 @@ class RelayLauncher:
         )
 
     async def lags_ns(self) -> tuple[int, ...]:
-        """How late its loop woke since it was last asked; none without a relay. Raises LoadFailed
-        when it has ended.
+        """Return the samples of the relay's loop lag since the last call; none without a relay.
+        Raises LoadError if it has ended.
         """
         if self._relay is None:
             return ()
@@ -73,15 +71,19 @@ class RelayLauncher:
         await self.end()
         files = self._files
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "fleet_agent.load.cluster.relay", "--address", self._address, "--port", str(server_port),
-            "--certificate", str(files.certificate), "--key", str(files.key), "--authority", str(files.authority),
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=_LINE_LIMIT,
-        )  # fmt: skip
+            *(sys.executable, "-m", "fleet_agent.load.cluster.relay"),
+            *("--address", self._address, "--port", str(server_port)),
+            *("--certificate", str(files.certificate), "--key", str(files.key)),
+            *("--authority", str(files.authority)),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            limit=_LINE_LIMIT,
+        )
         self._relay = _Relay(process, server_port, int(await _read_line(process, _START_LIMIT_S)))
         return self._relay
 
     async def end(self) -> None:
-        """End it; harmless when there is none."""
+        """End the relay. Does nothing if there is none."""
         relay, self._relay = self._relay, None
         if relay is not None and relay.process.stdin is not None:
             relay.process.stdin.close()
@@ -94,11 +96,9 @@ async def _read_line(process: asyncio.subprocess.Process, limit_s: float) -> byt
         async with asyncio.timeout(limit_s):
             line = await process.stdout.readline()
     except TimeoutError:
-        raise LoadError(
-            f"the relay to the server has not answered within {limit_s:.0f} s"
-        ) from None
+        raise LoadError(f"the relay to the server did not answer within {limit_s:.0f} s") from None
     if not line:
-        raise LoadError(f"the relay to the server has ended with exit code {await process.wait()}")
+        raise LoadError(f"the relay to the server ended with exit code {await process.wait()}")
     return line
 
 

@@ -1,6 +1,4 @@
-"""Owns the worker of one load host: carries out shards in one thread and takes orders in others.
-Knows no host but its own.
-"""
+"""Runs shards on a load host, in one thread, and receives orders in others."""
 
 from __future__ import annotations
 
@@ -14,17 +12,17 @@ from fleet_agent.load.workers.start_gate import StartGate
 
 
 class ShardActor:
-    """A Ray actor. `run` keeps one of its threads busy, the orders are called in others."""
+    """A Ray actor. `run` occupies one of its threads; the orders are called in others."""
 
     def __init__(self) -> None:
         self._starts: dict[int, StartGate] = {}
 
     def preload(self) -> int:
-        """Have everything imported; the worker's process id."""
+        """Import all that a shard needs; return the worker's process id."""
         return shard.preload_shard()
 
     def run(self, number: int, plan: ShardPlan) -> ShardResult:
-        """Carry out a share when `begin` says so. Raises what `run_shard` does."""
+        """Run a share when `begin` is called. Raises what `run_shard` raises."""
         start = self._start_gate(number)
         try:
             return shard.run_shard(
@@ -35,28 +33,30 @@ class ShardActor:
             self._starts.pop(number, None)
 
     def await_prepared(self, number: int) -> None:
-        """Return when that run may begin here."""
+        """Return when that run is ready to begin here."""
         self._start_gate(number).await_prepared()
 
     def now_ns(self) -> int:
-        """This host's clock, the one that its times are of."""
+        """Return this host's clock, which all of its times use."""
         return perf_counter_ns()
 
     def begin(self, number: int, at_ns: int) -> None:
-        """Begin that run at that time of this host's clock."""
+        """Begin that run at `at_ns` of this host's clock."""
         self._start_gate(number).begin(at_ns)
 
     def cancel(self, number: int) -> None:
-        """End that run, even one that has not come here yet; harmless when it is over."""
+        """End that run, even before `run` is called here. Does nothing if it is over."""
         self._start_gate(number).cancel()
 
     def _start_gate(self, number: int) -> StartGate:
-        """Whichever thread comes first makes it."""
+        """Return the gate of that run; the first thread to call creates it."""
         return self._starts.setdefault(number, StartGate())
 
 
 def _cluster_tls_context() -> ssl.SSLContext:
-    """This host's certificate and the cluster's authority, where Ray has them from, too."""
+    """Return a context with this host's certificate and the cluster's authority, from the files
+    that Ray uses too.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.load_verify_locations(os.environ["RAY_TLS_CA_CERT"])

@@ -1,9 +1,9 @@
-"""Owns what one shard can drive on this host: its own client against a null server, by the CPU time
-that it takes. Knows no run's load.
+"""Measures how much load one shard can drive on this host: its own client runs against a null
+server, and its CPU time counts.
 
-CPU time, not wall time, so that a neighbour on the host counts as little as may be: a shard is one
-loop on one core, and when its events and requests need as much CPU as there is time, it is the
-limit. The best of several rounds, for what disturbs one only adds to it.
+CPU time is used instead of wall time, so that other work on the host has little effect. A shard is
+one loop on one core: when its events and requests need as much CPU time as there is, the shard is
+the limit. The best of several rounds counts, because disturbances only add time.
 """
 
 from __future__ import annotations
@@ -26,37 +26,35 @@ if TYPE_CHECKING:
     from fleet_agent.load.results.run_summary import RunSummary
     from fleet_agent.load.workers.shard_plan import ShardResult
 
-STREAMS: Final = 64  # so many at a time, as under a load that comes near the limit
+STREAMS: Final = 64  # concurrent streams, as under a load near the limit
 ROUNDS: Final = 3
-ROUNDS_LIMIT_S: Final = 0.12  # of each kind: on a busy host there are fewer
-EVENTS: Final = 40  # of each stream, in each round
-SHORT_REQUESTS: Final = 128  # in each round
-LIMIT_S: Final = (
-    2.0  # for any one answer: far beyond what it takes, so that a stuck host is noticed
-)
+ROUNDS_LIMIT_S: Final = 0.12  # for the rounds of one kind: a busy host runs fewer rounds
+EVENTS: Final = 40  # per stream and round
+SHORT_REQUESTS: Final = 128  # per round
+LIMIT_S: Final = 2.0  # timeout of one answer: only a stuck host takes that long
 
 
 @dataclass(frozen=True, slots=True)
 class ShardCapacity:
-    """The most that one shard can drive: of streams at a token a read, their requests included, and
-    of answers of one token.
+    """The most that one shard can drive: tokens per second at one token per read, including the
+    requests, and requests per second with answers of one token.
     """
 
     tok_s: float
     requests_s: float
 
     def used_share(self, reads: int, requests: int, wall_s: float, shards: int) -> float:
-        """The share of it that a run took, spread over so many shards."""
+        """Return the share of the capacity of `shards` shards that a run used."""
         taken_s = reads / self.tok_s + requests / self.requests_s
         return taken_s / (wall_s * shards)
 
 
 @dataclass(frozen=True, slots=True)
 class ClientWork:
-    """What the shards of a run did: how often they read, and seconds of a core that it took them
-    (0: not known).
+    """The work that the shards of a run did: how often they read, and the CPU seconds that this
+    took (0: unknown).
 
-    `time_scale`: model time by wall time.
+    `time_scale` is model time divided by wall time.
     """
 
     reads: int
@@ -68,18 +66,18 @@ class ClientWork:
     def from_results(
         results: Sequence[ShardResult], *, is_open: bool, time_scale: float
     ) -> ClientWork:
-        """That of these shards. Those of an open loop also use a core to wait for the moment to
-        send, which is no load.
+        """Sum up the shards. In an open loop the CPU time is left out: shards also use a core to
+        wait for the moment to send, which is not work.
         """
         cpu_s = 0.0 if is_open else sum(result.cpu_s for result in results)
         return ClientWork(sum(result.reads for result in results), len(results), cpu_s, time_scale)
 
 
 def calibrate(limit_s: float = LIMIT_S) -> ShardCapacity | None:
-    """Measure for 0.2 to 0.3 s, in the calling thread; None where loopback does not work or an
-    answer failed, which is no reason to stop.
+    """Measure for 0.2 to 0.3 s in the calling thread. Return None if loopback does not work or an
+    answer failed; a run can do without the result.
 
-    `limit_s`: no answer takes longer.
+    `limit_s` is the timeout of a single answer.
     """
     collects = gc.isenabled()
     gc.disable()  # as a shard does
@@ -109,7 +107,7 @@ async def _measure_capacity(users: _Users) -> ShardCapacity | None:
     async with asyncio.TaskGroup() as group:
         serving = group.create_task(users.server.serve())
         await users.endpoint.connect(STREAMS)
-        await users.drive(short, STREAMS)  # so that what is measured is no first time
+        await users.drive(short, STREAMS)  # warm up
         request_s = await users.measure_best(
             short, SHORT_REQUESTS, lambda cost: cost.cpu_s / SHORT_REQUESTS
         )
@@ -117,15 +115,14 @@ async def _measure_capacity(users: _Users) -> ShardCapacity | None:
             long, STREAMS, lambda cost: cost.cpu_s / max(1, cost.reads)
         )
         serving.cancel()
-    is_known = (
-        not users.failed and request_s > 0 and read_s > 0
-    )  # a clock of CPU time may be too coarse
+    # the CPU clock may be too coarse
+    is_known = not users.failed and request_s > 0 and read_s > 0
     return ShardCapacity(1 / read_s, 1 / request_s) if is_known else None
 
 
 @dataclass(frozen=True, slots=True)
 class _Cost:
-    """Of a round: seconds of a core that the client took, and how often it read."""
+    """The CPU seconds of a round in the client, and how often it read."""
 
     cpu_s: float
     reads: int
@@ -133,18 +130,18 @@ class _Cost:
 
 @dataclass(slots=True)
 class _Users:
-    """`STREAMS` of them at a time, each with one request after the other."""
+    """`STREAMS` concurrent users, each of whom sends one request after another."""
 
     server: NullServer
     endpoint: Endpoint
     limit_s: float
-    failed: bool = False  # one had no answer: nothing more is sent
+    failed: bool = False  # a request failed: send no more
     reads: int = 0
 
     async def measure_best(
         self, request: bytes, count: int, unit_s: Callable[[_Cost], float]
     ) -> float:
-        """The least that some rounds took, by `unit_s`."""
+        """Return the lowest value of `unit_s` over some rounds."""
         until_s = time.monotonic() + ROUNDS_LIMIT_S
         best_s = unit_s(await self.drive(request, count))
         for _ in range(ROUNDS - 1):
@@ -153,7 +150,7 @@ class _Users:
         return best_s
 
     async def drive(self, request: bytes, count: int) -> _Cost:
-        """A round of `count` requests."""
+        """Run a round of `count` requests."""
         numbers = iter(range(count))
         before_s, reads = self._client_cpu_s(), self.reads
         async with asyncio.TaskGroup() as group:
@@ -175,15 +172,17 @@ class _Users:
 
 @dataclass(slots=True)
 class Calibration:
-    """The capacity of one load process's shards: measured when it is first asked for, and
-    remembered, also where there is none.
+    """The capacity of one load process's shards: measured at the first use, then remembered, even
+    if the result is None.
     """
 
     capacity: ShardCapacity | None = None
     is_done: bool = False
 
     async def measure_once(self) -> ShardCapacity | None:
-        """What `calibrate` found, in a thread so that orders are heard meanwhile."""
+        """Return the result of `calibrate`, run in a thread so that the loop can read orders
+        meanwhile.
+        """
         if not self.is_done:
             self.capacity = await asyncio.to_thread(calibrate)
             self.is_done = True
@@ -193,12 +192,12 @@ class Calibration:
 def add_client_use(
     summary: RunSummary, capacity: ShardCapacity | None, work: ClientWork
 ) -> RunSummary:
-    """The summary with what its run took of what its shards can drive, as facts for the gates and
-    as metrics. All of it is wall time.
+    """Add to the summary how much of the capacity of its shards the run used, as facts for the
+    gates and as metrics. All of it is wall time.
 
-    Waking up for little news costs more than the calibration shows: the share of their cores that
-    the shards used counts where it is more, and alone where there is no capacity. Without either
-    there is nothing to say.
+    Waking up for few reads costs more than the calibration shows. So the share of their cores that
+    the shards used counts if it is larger, or if the capacity is unknown. If both are unknown, the
+    summary stays as it is.
     """
     wall_s = summary.duration_s / work.time_scale
     if not wall_s > 0 or (capacity is None and not work.cpu_s):

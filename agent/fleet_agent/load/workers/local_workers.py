@@ -1,5 +1,5 @@
-"""Owns where the shards of a run are carried out: as tasks of a Ray on this host alone. Another
-crew, in `far_crew`, has other hosts.
+"""Runs the shards of a run as tasks of a Ray on this host. `ClusterWorkers` runs them on other
+hosts.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from fleet_agent.load.workers.shard_plan import ShardPlan, ShardResult, with_can
 from fleet_protos.errors import LoadError
 
 _CANCEL: Final = "cancel-"
-SPLIT_FROM_USERS: Final = (
-    16  # concurrent requests from which two workers share the load; below, one loop is mostly idle
-)
+# concurrent requests from which two workers share the load; with fewer, one loop is mostly idle
+SPLIT_FROM_USERS: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
 class ShardResults:
-    """What the shards of one run measured, all on this host's clock. `start_skew_s`: how far apart
-    they may have begun.
+    """What the shards of one run measured, all on this host's clock. `start_skew_s` is the longest
+    possible time between two of their starts.
 
-    `lags_ns`: of what stood between shards and server; `notes` go into the raw file.
+    `lags_ns` are the loop lags of what stood between shards and server (a relay); `notes` go into
+    the raw file.
     """
 
     results: Sequence[ShardResult]
@@ -38,51 +38,49 @@ class ShardResults:
 
 
 class ShardWorkers(Protocol):
-    """Those who carry out shards."""
+    """The workers that run shards."""
 
     async def prepare_workers(self) -> None:
-        """Have each worker import what a shard needs. Raises LoadFailed when not all of them come."""
+        """Make each worker import what a shard needs. Raises LoadError if a worker is missing."""
         ...
 
     def shard_count(self, users: int) -> int:
-        """Into how many shards a closed loop of so many users goes; 0: an open loop."""
+        """Return the number of shards for a closed loop of `users`; 0 means an open loop."""
         ...
 
     async def make_reachable(self, target: LoadTarget) -> LoadTarget:
-        """The server as the shards reach it. Raises OSError, LoadFailed."""
+        """Return the server with the address at which the shards reach it. Raises OSError,
+        LoadError.
+        """
         ...
 
     async def run(self, number: int, plans: Sequence[ShardPlan]) -> ShardResults:
-        """Carry out the shards; when one dies the others are ended. Raises LoadFailed, RayError."""
+        """Run the shards; when one dies, end the others. Raises LoadError, RayError."""
         ...
 
     def cancel(self, number: int) -> None:
-        """End the run of that number, which then has cancelled shards; harmless when there is none."""
+        """End that run: its shards then return as cancelled. Does nothing if the run is over."""
         ...
 
 
 class LocalWorkers:
-    """Ray tasks on this host."""
+    """Implements ShardWorkers with Ray tasks on this host."""
 
     def __init__(self, ray: Any, folder: Path) -> None:
         self._ray = ray
         self._folder = folder
 
     async def prepare_workers(self) -> None:
-        """See `Crew`."""
         task = self._ray.remote(max_retries=0, num_cpus=1)(shard.preload_shard)
         await asyncio.gather(*(_await_task(task.remote()) for _ in range(CORES)))
 
     def shard_count(self, users: int) -> int:
-        """See `Crew`."""
         return CORES if users >= SPLIT_FROM_USERS and len(os.sched_getaffinity(0)) >= CORES else 1
 
     async def make_reachable(self, target: LoadTarget) -> LoadTarget:
-        """See `Crew`."""
         return target
 
     async def run(self, number: int, plans: Sequence[ShardPlan]) -> ShardResults:
-        """See `Crew`."""
         path = self._cancel_path(number)
         task = self._ray.remote(max_retries=0, num_cpus=1)(shard.run_shard)
         shares = [
@@ -98,13 +96,15 @@ class LocalWorkers:
             path.unlink(missing_ok=True)
 
     def cancel(self, number: int) -> None:
-        """See `Crew`. A Ray task that blocks hears of no cancel: a file that appears is what ends
-        it.
+        """Implement ShardWorkers. A blocked Ray task does not notice a cancellation, so a file that
+        appears ends it.
         """
         self._cancel_path(number).touch()
 
     async def _await_shard(self, number: int, reference: Any) -> ShardResult:
-        """One shard's result; when it has none the run's other shards are ended. Raises RayError."""
+        """Return the result of one shard. If it has none, end the other shards of the run and raise
+        RayError.
+        """
         try:
             result: ShardResult = await reference
         except self._ray.exceptions.RayError:
@@ -117,7 +117,7 @@ class LocalWorkers:
 
 
 def remove_stale_cancels(folder: Path) -> None:
-    """Those of a load process that was killed while it ended its runs: they would end runs of the
+    """Remove the cancel files of a load process that was killed: they would end later runs with the
     same numbers.
     """
     for left in folder.glob(f"{_CANCEL}*"):
@@ -127,19 +127,19 @@ def remove_stale_cancels(folder: Path) -> None:
 def require_all_results(
     results: Sequence[ShardResult | BaseException], ray: Any
 ) -> list[ShardResult]:
-    """The results, when none of the shards failed. Raises LoadFailed."""
+    """Return the results if no shard failed. Raises LoadError."""
     for result in results:
         if isinstance(result, ray.exceptions.RayTaskError):
             raise LoadError(f"the load cannot be sent: {task_error_cause(result)}")
         if isinstance(result, ray.exceptions.RayError):
-            raise LoadError(f"load task died: {type(result).__name__}")
+            raise LoadError(f"a load task died: {type(result).__name__}")
         if isinstance(result, BaseException):
             raise result
     return [result for result in results if isinstance(result, ShardResult)]
 
 
 def task_error_cause(error: Any) -> str:
-    """What was raised inside a task, in one line."""
+    """Return the error that was raised inside a task, in one line."""
     inner = getattr(error, "cause", None) or error
     return next(
         (line for line in reversed(str(inner).splitlines()) if line.strip()), type(inner).__name__

@@ -1,4 +1,4 @@
-"""Owns the samples of how late one event loop wakes up; judges none of them."""
+"""Samples how late an event loop wakes up."""
 
 from __future__ import annotations
 
@@ -7,20 +7,18 @@ from collections.abc import Callable
 from time import perf_counter_ns
 from typing import Final
 
-PROBE_S: Final = 0.025  # sampled this often; a timer takes a virtual machine 50 µs
-TIMER_NS: Final = (
-    1_000_000  # uvloop's timers have a resolution of one millisecond: that much is not lag
-)
+PROBE_S: Final = 0.025  # time between samples; a timer costs 50 µs on a virtual machine
+TIMER_NS: Final = 1_000_000  # the resolution of uvloop's timers, which does not count as lag
 
 
 class LoopLag:
-    """Samples of one loop's lag beyond its timers' resolution, in nanoseconds."""
+    """The samples of one loop's lag beyond the resolution of its timers, in nanoseconds."""
 
     def __init__(self) -> None:
         self._samples_ns: list[int] = []
 
     async def sample(self, on_sample: Callable[[], None] = lambda: None) -> None:
-        """Take samples for ever; `each` is called after every one."""
+        """Take samples until cancelled, and call `on_sample` after each."""
         while True:
             before = perf_counter_ns()
             await asyncio.sleep(PROBE_S)
@@ -30,6 +28,6 @@ class LoopLag:
             on_sample()
 
     def drain_samples(self) -> list[int]:
-        """The samples since the last time."""
+        """Return the samples since the last call."""
         taken, self._samples_ns = self._samples_ns, []
         return taken

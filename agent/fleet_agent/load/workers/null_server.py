@@ -1,9 +1,9 @@
-"""Owns a server that does nothing: prepared answers over loopback, on the loop of its client. Reads
-no request and judges nothing.
+"""Serves prepared answers over loopback, on the loop of its client, so that a client can measure
+its own cost.
 
-It takes turns with its client in one thread and counts its own CPU time, so that what is left is
-the client's alone: in a thread of its own it would make the client pay for the interpreter's lock,
-and a process of its own takes longer to start than the calibration may take.
+It takes turns with its client in one thread and counts its own CPU time, so that the rest is the
+client's alone. In a thread of its own it would make the client wait for Python's lock, and a
+process of its own takes longer to start than the calibration may take.
 """
 
 from __future__ import annotations
@@ -18,25 +18,28 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final
 
-SHORT_PATH: Final = "/short"  # a whole answer of one token, in one write
-LONG_PATH: Final = "/long"  # an answer that streams, an event of one token each turn
-_HEAD: Final = b"HTTP/1.1 200 OK\r\nserver: uvicorn\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+SHORT_PATH: Final = "/short"  # an answer of one token, in one write
+LONG_PATH: Final = "/long"  # a streamed answer, one event of one token per turn
+_HEAD: Final = (
+    b"HTTP/1.1 200 OK\r\nserver: uvicorn\r\ncontent-type: text/event-stream\r\n"
+    b"transfer-encoding: chunked\r\n\r\n"
+)
 _READ_BYTES: Final = 1 << 16
 
 
 class NullServer:
-    """Listens from its making to `close`, and answers while `serve` runs. `events`: those of an
-    answer to `LONG_PATH`.
+    """Listens from its construction until it is closed, and answers while `serve` runs. `events` is
+    the number of events of an answer to `LONG_PATH`.
 
-    Raises OSError when nothing can listen on loopback.
+    Raises OSError if it cannot listen on loopback.
     """
 
     def __init__(self, events: int) -> None:
-        self.cpu_s = 0.0  # that it took so far itself
+        self.cpu_s = 0.0  # CPU seconds that the server used so far
         self._pieces = _long_pieces(events)
         self._short = _HEAD + _chunk(_delta("a")) + b"".join(_tail(1))
         self._connections: dict[int, socket.socket] = {}
-        self._streams: dict[int, int] = {}  # of each stream: how many of its pieces are written
+        self._streams: dict[int, int] = {}  # by connection: number of written pieces
         self._poll = select.epoll()
         try:
             self._listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
@@ -48,7 +51,7 @@ class NullServer:
 
     @property
     def url(self) -> str:
-        """Where it is."""
+        """The URL of the server."""
         return f"http://127.0.0.1:{self._listener.getsockname()[1]}"
 
     def __enter__(self) -> NullServer:
@@ -65,7 +68,7 @@ class NullServer:
         self._poll.close()
 
     async def serve(self) -> None:
-        """A turn, then one of everybody else on the loop, for ever."""
+        """Alternate with the other tasks of the loop until cancelled."""
         while True:
             before_s = time.thread_time()
             for number, _ in self._poll.poll(0):
@@ -75,17 +78,15 @@ class NullServer:
                     self._read(number)
             self._write_turn()
             self.cpu_s += time.thread_time() - before_s
-            for _ in range(
-                2
-                # the loop sees what was written in the first of these turns, and its reader runs in the
-                # second
-            ):
+            # the loop notices what was written in the first of these turns; its reader runs in the
+            # second
+            for _ in range(2):
                 await asyncio.sleep(0)
 
     def _accept(self) -> None:
-        with suppress(
-            OSError
-        ):  # no more that wait, or no more descriptors: then the client waits in vain, and says so
+        # Ends when no connection is waiting. If there are no file descriptors left, the client gets
+        # no answer and reports that.
+        with suppress(OSError):
             while True:
                 connection, _ = self._listener.accept()
                 connection.setblocking(False)
@@ -95,7 +96,7 @@ class NullServer:
 
     def _read(self, number: int) -> None:
         connection = self._connections.get(number)
-        if connection is None:  # dropped earlier in the same look
+        if connection is None:  # dropped earlier in the same poll
             return
         try:
             request = connection.recv(_READ_BYTES)
@@ -118,8 +119,8 @@ class NullServer:
             self._write(number, self._pieces[written])
 
     def _write(self, number: int, data: bytes) -> None:
-        """Answers are far smaller than a socket's buffer: what does not fit at once belongs to a
-        client that is gone.
+        """Send an answer, which is far smaller than the buffer of the socket. If it does not fit,
+        the client is gone.
         """
         try:
             is_sent = self._connections[number].send(data) == len(data)
@@ -137,8 +138,8 @@ class NullServer:
 
 
 def _long_pieces(events: int) -> Sequence[bytes]:
-    """What each turn writes: the head with the first event, an event each, and with the last one
-    the end.
+    """Return what each turn writes: the head with the first event, then one event each, and the end
+    after the last one.
     """
     pieces = [_chunk(_delta(" word")) for _ in range(events)]
     pieces[0] = _HEAD + pieces[0]
@@ -164,7 +165,7 @@ _COMMON: Final = {"id": "0" * 32, "object": "chat.completion.chunk", "created": 
 
 
 def _delta(text: str, finish: str | None = None) -> bytes:
-    """A chat event as SGLang 0.5.23 writes it."""
+    """Return a chat event as SGLang 0.5.23 writes it."""
     delta = {"role": None, "content": text, "reasoning_content": None, "tool_calls": None}
     choice = {
         "index": 0,

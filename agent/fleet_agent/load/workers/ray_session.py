@@ -1,5 +1,5 @@
-"""Owns the life of the local Ray that carries the load: loopback only, with a token, in a short
-folder of its own; measures nothing.
+"""Starts and stops the local Ray that runs the load: on loopback only, with a token, in a folder of
+its own with a short path.
 """
 
 from __future__ import annotations
@@ -21,33 +21,32 @@ from fleet_agent.load.workers.ray_temporary import temporary_folder
 
 CORES: Final = 2  # workers for shards
 LOOPBACK: Final = "127.0.0.1"
-# Ray gives a start 30 s, which may be too short on a busy host; the agent waits for all of them
+# Ray allows a start 30 s, which may be too short on a busy host; the agent waits for all attempts
 START_ATTEMPTS: Final = 3
-OBJECT_STORE_BYTES: Final = 80 * 1024 * 1024  # Ray's least is 75 MB
+OBJECT_STORE_BYTES: Final = 80 * 1024 * 1024  # Ray's minimum is 75 MB
 
-# All are set before `import ray`, which reads them. RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 is Ray's
-# own switch for "this node is
-# 127.0.0.1 and listens there only"; `_node_ip_address="127.0.0.1"` alone is turned into the host's
-# address (seen in 2.60).
+# These are set before `import ray`, which reads them. RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 is Ray's
+# own switch for "this node is 127.0.0.1 and listens there only"; with
+# `_node_ip_address="127.0.0.1"` alone, Ray uses the host's address (observed in 2.60).
 SETTINGS: Final = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_AUTH_MODE": "token",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS": "0",
     "RAY_enable_metrics_collection": "0",
-    # the model's memory must not get the load's workers killed
+    # a model that fills the memory must not make Ray kill the load's workers
     "RAY_memory_monitor_refresh_ms": "0",
 }
 
 
 def start_node(parameters: Mapping[str, Any], *, head: bool, reaper: bool) -> Any:
-    """Ray's processes of one host, and only those that a load needs: gcs_server (on a head), raylet
-    and its two agents.
+    """Start the Ray processes of one host that a load needs: gcs_server (on a head), raylet and its
+    two agents.
 
-    `ray.init` and `ray start` also start a dashboard's API server, an autoscaler and a log monitor,
-    which nobody asks here: half of the processor time of a start, and 260 MB. Ray's own class for a
-    node, on which both stand, can leave them out. `reaper`: the kernel ends them when this process
-    dies. Raises what Ray raises.
+    `ray.init` and `ray start` also start the API server of a dashboard, an autoscaler and a log
+    monitor, which are not needed here: half of the CPU time of a start, and 260 MB. Ray's own Node
+    class, on which both are built, can leave them out. `reaper`: the kernel ends the processes when
+    this process dies. Raises what Ray raises.
     """
     from ray._private.node import Node
     from ray._private.parameter import RayParams
@@ -67,33 +66,32 @@ def start_node(parameters: Mapping[str, Any], *, head: bool, reaper: bool) -> An
 
 
 def end_node(node: Any) -> None:
-    """Kill what `start_node` started and still runs."""
+    """Kill the processes of `start_node` that still run."""
     node.kill_all_processes(check_alive=False, allow_graceful=False)
 
 
 class RaySession:
-    """One local Ray. Start it once in a process; its parts are children of this process and end
+    """One local Ray. Start it once per process; its processes are children of this process and end
     with it.
     """
 
     def __init__(self, temporary: str = "") -> None:
-        """`temporary`: an empty folder for Ray with a short path; one is made when none is given."""
+        """`temporary` is an empty folder with a short path for Ray; empty: create one."""
         self.temporary = temporary
         self.started_s = 0.0
         self._ray: Any = None
         self._node: Any = None
 
     def start(self) -> Any:
-        """Start Ray and return its module; takes seconds. Raises RuntimeError or OSError when it
-        cannot start.
+        """Start Ray, which takes seconds, and return its module. Raises RuntimeError or OSError if
+        it cannot start.
         """
         began = time.monotonic()
         os.umask(0o077)
         os.environ.update(SETTINGS)
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-        self.temporary = (
-            self.temporary or temporary_folder()
-        )  # ours alone; Ray opens the folder in it to everybody
+        # this folder is private; Ray makes its own folder inside it accessible to all users
+        self.temporary = self.temporary or temporary_folder()
         import ray  # here, because it reads its settings from the environment when imported
 
         for left in reversed(range(START_ATTEMPTS)):
@@ -123,9 +121,7 @@ class RaySession:
                 log_to_driver=False,
                 logging_level=logging.WARNING,
             )
-        except (
-            Exception
-        ) as error:  # what Ray raises, and it raises just that when a start takes longer than 30 s
+        except Exception as error:  # Ray raises a plain Exception if a start takes longer than 30 s
             raise RuntimeError(str(error) or type(error).__name__) from error
 
     def _end(self, ray: Any) -> None:
@@ -135,7 +131,7 @@ class RaySession:
             self._node = None
 
     def stop(self) -> None:
-        """End Ray and remove its folder. Harmless when it never started."""
+        """Stop Ray and remove its folder. Does nothing if it never started."""
         if self._ray is not None:
             self._end(self._ray)
             self._ray = None
@@ -144,11 +140,11 @@ class RaySession:
 
 
 def end_own_session() -> None:
-    """Kill what is left of Ray in the session that this process leads: agents of a raylet that is
-    gone notice that a minute later.
+    """Kill what is left of Ray in the session that this process leads: the agents of a dead raylet
+    notice its death only a minute later.
 
-    Whoever started us does the same; here for the case that he was killed. Does nothing in a
-    session that somebody else leads.
+    The process that started us does the same; this covers the case that it was killed. Does nothing
+    if another process leads the session.
     """
     if os.getsid(0) != os.getpid():
         return
@@ -159,7 +155,7 @@ def end_own_session() -> None:
 
 
 async def wait_for_end_of_ray(process_names: tuple[str, ...] = ("raylet", "gcs_server")) -> str:
-    """Return the name of the first of Ray's own processes that ends; they never should. A load host
+    """Return the name of the first of Ray's processes that ends; they should never end. A load host
     has no gcs_server.
     """
     names = {pid: name for pid, name in _children().items() if name in process_names}
@@ -186,7 +182,7 @@ def _set_ended(ended: asyncio.Future[str], name: str) -> None:
 
 
 def _children() -> dict[int, str]:
-    """Process name by id of this process's children."""
+    """Return the process names of the children of this process, by id."""
     found: dict[int, str] = {}
     for entry in Path("/proc").iterdir():
         with suppress(OSError, ValueError):

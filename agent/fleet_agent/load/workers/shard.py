@@ -1,5 +1,5 @@
-"""Owns one share of a run's load, as a Ray worker carries it out: own loop, own clock, own
-deadline; decodes after the run.
+"""Runs one shard's share of a run in a Ray worker, with its own loop, clock and deadline. Answers
+are decoded after the run.
 """
 
 from __future__ import annotations
@@ -34,21 +34,18 @@ from fleet_agent.load.workload.request_plan import build_request_plan
 from fleet_agent.load.workload.slot_schedule import first_due_ns
 from fleet_protos.trial_types import Workload
 
-MAX_FAILURES_IN_A_ROW: Final = (
-    2  # failures in a row after which a slot sends no more: the run is void anyway
-)
-MAX_IN_FLIGHT: Final = (
-    16_384  # of an open loop's shard; what is due beyond waits, and its delay is recorded
-)
-SPARE_FILES: Final = 64  # descriptors that are left for everything but the requests in flight
-READ_COST_BYTES: Final = 16  # that a recorded read takes in memory beside its content
-NAP_NS: Final = 300_000  # the loop may be held so long: arrivals have the kernel's times
-SPIN_NS: Final = 100_000  # the system's timers come so late at most, as a rule
+MAX_FAILURES_IN_A_ROW: Final = 2  # a slot then sends no more: the run is void anyway
+# in one shard of an open loop; further requests wait, and their delay is recorded
+MAX_IN_FLIGHT: Final = 16_384
+SPARE_FILES: Final = 64  # file descriptors left for everything but the requests in flight
+READ_COST_BYTES: Final = 16  # memory of a recorded read in addition to its content
+NAP_NS: Final = 300_000  # the loop may be blocked this long: the kernel records arrival times
+SPIN_NS: Final = 100_000  # the system's timers are usually late by at most this
 
 
 @dataclass(frozen=True, slots=True)
 class _PreparedRequest:
-    """What one request sends, and what identifies it afterwards."""
+    """The bytes of one request, and what identifies it afterwards."""
 
     content: bytes
     digest: str
@@ -65,8 +62,8 @@ class _RawExchange:
 
 
 class _PreparedRequests:
-    """The requests of a shard: the first ones are made ahead, the others when they are sent, and
-    none is kept longer.
+    """The requests of a shard: the first ones are built before the start, the others when they are
+    sent. None is kept after that.
     """
 
     def __init__(self, plan: ShardPlan) -> None:
@@ -97,7 +94,7 @@ class _PreparedRequests:
 
 @dataclass(slots=True)
 class _Shard:
-    """The state of a shard while it runs."""
+    """The state of a running shard."""
 
     plan: ShardPlan
     endpoint: Endpoint
@@ -111,13 +108,13 @@ class _Shard:
     cancelled: bool = False
     expired: bool = False
     started_unix_ns: int = 0
-    start_ns: int = 0  # 0: not yet
+    start_ns: int = 0  # 0: not begun
     cpu_s: float = 0.0
     reads: int = 0
 
     async def send(self, number: int, intended_ns: int, history: Messages = ()) -> Exchange:
-        """One request from its sending to the end of its answer, recorded whatever came. `said`: in
-        its session before.
+        """Send one request and wait for the end of its answer, which is recorded whatever it is.
+        `history` is its session so far.
         """
         mine: list[LoadConnection] = []
 
@@ -145,7 +142,7 @@ class _Shard:
             connection.cancel()
 
     def check_stop(self) -> None:
-        """Now and then: is there an order to stop, or is it time?"""
+        """End the shard if it is past its limit or was cancelled."""
         limit_s = self.plan.limit_s
         self.expired = self.expired or bool(
             limit_s and self.start_ns and perf_counter_ns() - self.start_ns > limit_s * 1e9
@@ -154,7 +151,7 @@ class _Shard:
             self.cancel()
 
     def result(self) -> ShardResult:
-        """All that was measured, decoded."""
+        """Decode and return all that was measured."""
         began = time.perf_counter()
         while self.raw:
             self.done.add(_decode_raw(self.raw.popleft()))
@@ -189,11 +186,11 @@ def _decode_raw(raw: _RawExchange) -> RequestRecord:
 def run_shard(
     plan: ShardPlan, start: StartGate | None = None, tls: ssl.SSLContext | None = None
 ) -> ShardResult:
-    """Carry out the share; failed requests are in the result. Raises ValueError for a plan that
+    """Run the share; failed requests are part of the result. Raises ValueError for a plan that
     cannot be sent.
 
-    `start` says when it begins (default: at once), `tls` how it meets the server where the address
-    alone does not say it.
+    `start` decides when it begins (default: at once). `tls` is the context for an https server
+    (default: the host's trust store).
     """
     _raise_file_limit()
     done = ColumnsBuilder(plan.spill_path, plan.limits.chunks)
@@ -214,19 +211,19 @@ def run_shard(
 
 
 def preload_shard() -> int:
-    """Run once in each worker ahead of time, so that the first run finds everything imported.
-    Returns the worker's process id.
+    """Import all that a shard needs, so that the first run does not pay for it. Runs once in each
+    worker; returns the worker's process id.
     """
     _raise_file_limit()
     load_library()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(asyncio.sleep(0.05))  # long enough that a second call lands in another worker
+        runner.run(asyncio.sleep(0.05))  # long enough that a second call goes to another worker
     return os.getpid()
 
 
 async def _drive(shard: _Shard) -> None:
-    """Raises what went wrong in one of the loop's callbacks, such as the reading of a socket:
-    without it requests would wait in vain.
+    """Run the shard. Raises the error of a callback of the loop, such as reading a socket:
+    otherwise requests would wait until their timeout.
     """
     broken: list[BaseException] = []
 
@@ -249,10 +246,10 @@ async def _carry_out(shard: _Shard) -> None:
         if shard.plan.concurrency:
             await shard.endpoint.connect(min(shard.plan.concurrency, len(shard.plan.numbers)))
         begin_ns = await shard.start.wait_to_begin()
-        shard.check_stop()  # it may have been a cancel
+        shard.check_stop()  # the gate may have opened because of a cancellation
         await _sleep_until(begin_ns, shard)
         shard.started_unix_ns, shard.start_ns = time.time_ns(), perf_counter_ns()
-        shard.lag.drain_samples()  # before the start it says nothing
+        shard.lag.drain_samples()  # drop the samples from before the start
         pattern: Callable[[_Shard, int], Awaitable[None]] = (
             _closed_loop if shard.plan.concurrency else _open_loop
         )
@@ -279,8 +276,8 @@ async def _closed_loop(shard: _Shard, start_ns: int) -> None:
 
 
 async def _slot(shard: _Shard, numbers: Iterator[int], intended_ns: int) -> None:
-    """One user: the next request or session is due the moment the last byte of the one before has
-    come.
+    """Act as one user: the next request or session is due when the last byte of the previous one
+    arrives.
     """
     failures = 0
     send_one: Callable[[_Shard, int, int], Awaitable[Exchange]] = (
@@ -295,8 +292,8 @@ async def _slot(shard: _Shard, numbers: Iterator[int], intended_ns: int) -> None
 
 
 async def _session(shard: _Shard, first: int, intended_ns: int) -> Exchange:
-    """The requests of one session, each with all that was said before it; the last exchange. One
-    that fails ends it.
+    """Send the requests of one session, each with the history before it, until one fails. Return
+    the last exchange.
     """
     plan, request_plan = shard.plan, shard.sends.request_plan
     history: Messages = ()
@@ -317,10 +314,10 @@ def _ended_ns(exchange: Exchange) -> int:
 
 
 async def _think_until(due_ns: int, shard: _Shard) -> None:
-    """As `_sleep_until`, without naps and beside others who think: the last millisecond is spent in
-    turns of the loop.
+    """Wait without blocking naps, since other sessions share the loop: the last millisecond is
+    spent in turns of the loop.
     """
-    while (left_ns := due_ns - perf_counter_ns()) > 0 and not shard.cancelled:  # noqa: ASYNC110 - no event says that time has passed
+    while (left_ns := due_ns - perf_counter_ns()) > 0 and not shard.cancelled:  # noqa: ASYNC110 - time passing sets no event
         await asyncio.sleep(min(left_ns / 1e9 - 0.001, 0.1) if left_ns > 1_500_000 else 0)
 
 
@@ -344,26 +341,28 @@ async def _open_loop(shard: _Shard, start_ns: int) -> None:
 
 
 async def _sleep_until(due_ns: int, shard: _Shard) -> None:
-    """Returns early when cancelled. The loop's timers are good to a millisecond: the last one is
-    spent in naps, its end in turns.
+    """Wait until `due_ns`, or return early if cancelled. The loop's timers are accurate to a
+    millisecond: the last one is spent in naps, and its end in turns of the loop.
     """
     while (left_ns := due_ns - perf_counter_ns()) > 0 and not shard.cancelled:
         if left_ns > 1_500_000:
             await asyncio.sleep(min(left_ns / 1e9 - 0.001, 0.1))
         else:
             if left_ns > 2 * SPIN_NS:
-                time.sleep(min(left_ns - SPIN_NS, NAP_NS) / 1e9)  # noqa: ASYNC251 - turning all the while would take the core from others
+                time.sleep(min(left_ns - SPIN_NS, NAP_NS) / 1e9)  # noqa: ASYNC251 - spinning would take the core from other processes
             await asyncio.sleep(0)
 
 
 def _every_other(check: Callable[[], None]) -> Callable[[], None]:
-    """A look at the disk with each sample of the lag would be too often."""
+    """Call `check` at every other call: looking at the disk at each sample of the lag would be too
+    often.
+    """
     calls = count(1)
     return lambda: check() if next(calls) % 2 == 0 else None
 
 
 def _exists(path: str) -> bool:
-    """A stat of a local file takes microseconds."""
+    """Whether the file exists; a stat of a local file takes microseconds."""
     return path != "" and os.path.exists(path)
 
 
@@ -372,7 +371,7 @@ def _max_in_flight() -> int:
 
 
 def _raise_file_limit() -> None:
-    """One descriptor a connection: use what the system allows."""
+    """Allow as many file descriptors as the system permits: each connection needs one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with suppress(ValueError, OSError):

@@ -1,4 +1,4 @@
-"""Defines a shard's share of a run, its limits and its result, as values that Ray can carry."""
+"""Defines a shard's share of a run, its limits and its result, as values that Ray can send."""
 
 from __future__ import annotations
 
@@ -14,24 +14,23 @@ from fleet_agent.load.workload.request_plan import RequestPlan
 
 @dataclass(frozen=True, slots=True)
 class ShardLimits:
-    """How much a shard keeps in memory; beyond, it works as it goes and its loop's lag tells."""
+    """How much a shard keeps in memory. Beyond that it works during the run, which its loop lag
+    shows.
+    """
 
-    prepared: int = (
-        1 << 16
-        # requests whose bytes are made before the start; those of later ones as they are sent, in some
-        # 20 µs
-    )
-    prepared_bytes: int = 128 << 20  # of all of them together, as prompts may be long
+    # requests that are built before the start; later ones are built when they are sent, in about
+    # 20 µs
+    prepared: int = 1 << 16
+    prepared_bytes: int = 128 << 20  # total size of the prepared requests, as prompts may be long
     raw_bytes: int = 192 << 20  # answers that are decoded after the run; later ones at once
-    # times and token counts of chunks; earlier ones go into a file, where the plan names a folder
-    # for it
+    # chunks (times and token counts); older ones go into a file if the plan names a folder
     chunks: int = HELD_CHUNKS
 
 
 @dataclass(frozen=True, slots=True)
 class ShardPlan:
-    """One shard's share: the requests `first, first + step, …` below `requests`. Wall seconds;
-    nothing here is model time.
+    """One shard's share: the requests `first, first + step, …` below `requests`. All seconds are
+    wall seconds, never model time.
     """
 
     target: LoadTarget
@@ -39,34 +38,31 @@ class ShardPlan:
     draw: PromptDraw
     output_tokens: int
     requests: int
-    request_plan: RequestPlan | None = (
-        None  # what the requests ask; none: the prompts of `draw`, each answered by `output_tokens`
-    )
+    # contents of the requests; None: the prompts of `draw` with `output_tokens` each
+    request_plan: RequestPlan | None = None
     first: int = 0
     step: int = 1
     concurrency: int = 0  # slots of this shard (closed loop)
-    users: int = 0  # slots of all shards; 0: there is no other shard
-    turns: int = 1  # requests of a session, which one slot sends one after the other (closed loop)
-    think_s: float = 0.0  # mean of what passes between them
+    users: int = 0  # slots of all shards; 0: this is the only shard
+    turns: int = 1  # requests per session, which one slot sends one after another (closed loop)
+    think_s: float = 0.0  # mean pause between the turns of a session
     offsets_s: tuple[float, ...] = ()  # of all requests of the run (open loop)
     timeout_s: float = 600.0
     cancel_path: str = ""  # a file that appears here ends the shard
-    limit_s: float = (
-        0.0  # the shard ends itself so long after its start; 0: only its requests have limits
-    )
-    spill_folder: str = (
-        ""  # of this host, where chunks go that are too many for memory; empty: they stay in memory
-    )
+    # the shard ends itself this long after its start; 0: only its requests have timeouts
+    limit_s: float = 0.0
+    # folder on this host for chunks beyond the memory limit; empty: they stay in memory
+    spill_folder: str = ""
     limits: ShardLimits = field(default_factory=ShardLimits)
 
     @property
     def numbers(self) -> range:
-        """The requests of this shard; of sessions the first request of each."""
+        """The requests of this shard; with sessions, the first request of each."""
         return range(self.first * self.turns, self.requests, self.step * self.turns)
 
     @property
     def spill_path(self) -> str:
-        """This shard's own file in the folder; empty: it has none."""
+        """This shard's own file in the folder; empty if it has none."""
         return os.path.join(self.spill_folder, f"{self.first}.chunks") if self.spill_folder else ""
 
 
@@ -75,10 +71,9 @@ class ShardResult:
     """What one shard measured. `lags_ns` are the samples of its loop's lag beyond the timer's
     resolution; `start_ns` is perf_counter_ns.
 
-    `expired`: it ended itself at its limit, as cancelled. `cpu_s`: seconds of a core that it used
-    from its start to its last answer; `decode_s`: those that it took afterwards to decode what was
-    left. `reads`: how often it took something from a connection, in `reads_in`, which is c or
-    python.
+    `expired`: it ended itself at its limit, and is marked as cancelled. `cpu_s` are the CPU seconds
+    from its start to its last answer; `decode_s` those that it took afterwards to decode the rest.
+    `reads` is how often it read from a connection; `reads_in` is c or python.
     """
 
     columns: Columns
@@ -94,5 +89,5 @@ class ShardResult:
 
 
 def with_cancel(plan: ShardPlan, path: str) -> ShardPlan:
-    """The plan of a shard that ends when a file appears at `path`."""
+    """Return the plan of a shard that ends when a file appears at `path`."""
     return replace(plan, cancel_path=path)
