@@ -16,8 +16,8 @@ from fleet_protos.errors import ConfigError, Conflict
 HOLD = """
 import sys
 from pathlib import Path
-from fleet_controller.store.file_lock import held
-with held(Path(sys.argv[1])):
+from fleet_controller.store.file_lock import hold_lock
+with hold_lock(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
 """

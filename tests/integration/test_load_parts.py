@@ -39,9 +39,9 @@ PARENT = """
 import asyncio, sys
 from pathlib import Path
 from tests.integration.test_load_parts import PART, SECRETS
-from fleet_agent.load.cluster_roles import LoadParts
+from fleet_agent.load.cluster_roles import ClusterRoles
 async def main():
-    parts = LoadParts(Path(sys.argv[1]))
+    parts = ClusterRoles(Path(sys.argv[1]))
     await parts.join(PART, SECRETS)
     print("joined", flush=True)
     await asyncio.Event().wait()
@@ -152,7 +152,7 @@ async def test_a_part_ends_with_its_agent_killed_by_sigkill_and_the_next_agent_f
 @pytest.mark.parametrize(
     ("part", "told"),
     [
-        (replace(PART, address="192.0.2.1"), "no address of host load1"),
+        (replace(PART, address="192.0.2.1"), "host load1 does not own address 192.0.2.1"),
         (replace(PART, address="load1.example"), "not an IP address"),
         (replace(PART, cores=4096), "4096 shards"),
     ],
