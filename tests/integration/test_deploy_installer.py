@@ -8,6 +8,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -294,10 +295,20 @@ def test_a_process_that_was_given_the_keepers_id_is_not_ended(tmp_path: Path) ->
 def test_our_wheel_is_the_same_each_time_and_holds_no_controller() -> None:
     content = build_agent_wheel()
     assert content == build_agent_wheel()
-    names = zipfile.ZipFile(io.BytesIO(content)).namelist()
-    assert {name.split("/")[0] for name in names if "dist-info" not in name} == {
+    wheel = zipfile.ZipFile(io.BytesIO(content))
+    names = wheel.namelist()
+    packages = {name.split("/")[0] for name in names if "dist-info" not in name}
+    assert packages == {
         "fleet_agent",
         "fleet_knowledge",
         "fleet_protos",
+        "fleet_simulator",
+        "fleet_transport",
     }
+    imported = re.findall(
+        rb"^\s*(?:from|import) (fleet_\w+)",
+        b"\n".join(wheel.read(name) for name in names if name.endswith(".py")),
+        re.MULTILINE,
+    )
+    assert {name.decode() for name in imported} <= packages
     assert [name for name in names if name.endswith(".pyc")] == []

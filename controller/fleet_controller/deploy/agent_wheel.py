@@ -1,7 +1,7 @@
-"""Owns the making of our own wheel from the packages that run here, whether a checkout or an
-installation: same content, same bytes.
+"""Builds the wheel with the packages that an agent needs, from the checkout or installation that runs
+here.
 
-Only what an agent needs is in it; the controller stays here.
+The same content gives the same bytes. The controller is not in it.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from importlib.resources.abc import Traversable
 
 from fleet_protos import __version__
 
-PACKAGES = ("fleet_agent", "fleet_knowledge", "fleet_protos")
+PACKAGES = (
+    "fleet_agent",
+    "fleet_knowledge",
+    "fleet_protos",
+    "fleet_simulator",
+    "fleet_transport",
+)
 WHEEL_NAME = f"benchfleet-{__version__}-py3-none-any.whl"
 _INFO = f"benchfleet-{__version__}.dist-info"
 _METADATA = (
     f"Metadata-Version: 2.1\nName: benchfleet\nVersion: {__version__}\nRequires-Python: >=3.11\n"
 )
 _WHEEL = "Wheel-Version: 1.0\nGenerator: benchfleet\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-_EPOCH = (
-    1980,
-    1,
-    1,
-    0,
-    0,
-    0,
-)  # the earliest that a zip file can say: the time of packing must not change the digest
+# The earliest time that a zip file can store: the digest must not depend on the time of packing.
+_EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
 def build_agent_wheel() -> bytes:
-    """The wheel's content."""
+    """Return the content of the wheel."""
     contents = {
         f"{package}/{name}": content
         for package in PACKAGES
