@@ -168,7 +168,7 @@ def test_a_python_whose_links_lead_out_of_it_is_refused(installer: Installer, li
 
 def test_the_lock_is_held_for_one_session_and_free_when_it_is_killed(installer: Installer) -> None:
     second = Installer(installer.root)
-    assert (second.begun["ok"], "another deploy is at work" in second.begun["error"]) == (
+    assert (second.begun["ok"], "another deploy is running" in second.begun["error"]) == (
         False,
         True,
     )

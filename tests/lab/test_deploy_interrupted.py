@@ -113,7 +113,7 @@ def test_a_disk_that_fills_up_under_way_is_told_and_room_is_all_that_is_needed(
     code, said = process.wait(MOMENT_S), (desk.folder / "begun.log").read_text()
     assert code == 1
     assert "No space left on device" in said
-    assert "make room there" in said
+    assert "free some space on the host" in said
     refused = desk.results("deploy")[host.name]
     assert "MB free, the agent needs" in refused["message"]
     host.free_disk()
@@ -128,7 +128,7 @@ def test_two_deploys_at_once_do_not_meet(lab: Lab, tmp_path: Path) -> None:
     wait_until(lambda: size(host, f"{ROOT}/made.jsonl") > 0, MOMENT_S, "the first has begun")
     second = desk.results("deploy")[host.name]
     assert first.wait(MOMENT_S) == 0, (desk.folder / "begun.log").read_text()
-    assert second["state"] == "unchanged" or "another deploy is at work" in second["message"]
+    assert second["state"] == "unchanged" or "another deploy is running" in second["message"]
     assert desk.results("deploy")[host.name]["state"] == "unchanged"
     assert len(agents_of(host)) == 1
 

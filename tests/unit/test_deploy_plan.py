@@ -19,14 +19,13 @@ import pytest
 
 from fleet_agent.app.config import parse_config
 from fleet_controller.core.inventory import Allow, FleetHost, Install, Ssh
-from fleet_controller.deploy import host_commands as do
-from fleet_controller.deploy.deploy_plan import (
-    AgentInterpreter,
-    DeployPlan,
-    TrustFiles,
-    WantedInstall,
-    choose_python,
-    plan_deploy,
+from fleet_controller.deploy.deploy_plan import DeployPlan, plan_deploy
+from fleet_controller.deploy.host_commands import (
+    MakeFolder,
+    PutFile,
+    SendWheel,
+    SwitchLink,
+    command_json,
 )
 from fleet_controller.deploy.host_facts import (
     Installed,
@@ -37,6 +36,12 @@ from fleet_controller.deploy.host_facts import (
 )
 from fleet_controller.deploy.install_location import choose_location
 from fleet_controller.deploy.rendered_files import config_text, unit_text
+from fleet_controller.deploy.wanted_install import (
+    AgentInterpreter,
+    TrustFiles,
+    WantedInstall,
+    choose_python,
+)
 from fleet_controller.deploy.wheel_bundle import Bundle, BundleFile
 from fleet_protos.errors import ConfigError
 
@@ -102,12 +107,12 @@ def settled(host: FleetHost, facts: ProbeFacts, **differs: Any) -> tuple[ProbeFa
     files = {
         command.path: [hashlib.sha256(command.content).hexdigest(), command.ownership.mode, 0]
         for command in plan.commands
-        if isinstance(command, do.PutFile)
+        if isinstance(command, PutFile)
     }
     there = Installed(
         wanted.location.root, True, wanted.location.mode, plan.version, versions=(plan.version,), wheels=tuple(item.name for item in WHEELS),
         files={path: PlacedFile(*about) for path, about in files.items()},
-        folders=tuple(command.path for command in plan.commands if isinstance(command, do.MakeFolder)), active=True, free_bytes=10**10,
+        folders=tuple(command.path for command in plan.commands if isinstance(command, MakeFolder)), active=True, free_bytes=10**10,
     )  # fmt: skip
     users = {
         wanted.location.owner: facts.users.get(wanted.location.owner)
@@ -213,13 +218,11 @@ def test_only_wheels_that_are_missing_by_digest_are_copied() -> None:
         "benchfleet-9-cccc", Path("benchfleet-9-py3-none-any.whl"), 1_000_000, "c" * 64, 4_000_000
     )
     plan = plan_deploy(facts, replace(wanted, bundle=Bundle("9", (newer, WHEELS[1]))))
-    assert [command.name for command in plan.commands if isinstance(command, do.SendWheel)] == [
+    assert [command.name for command in plan.commands if isinstance(command, SendWheel)] == [
         "benchfleet-9-cccc"
     ]
     links = [
-        (command.path, command.to)
-        for command in plan.commands
-        if isinstance(command, do.SwitchLink)
+        (command.path, command.to) for command in plan.commands if isinstance(command, SwitchLink)
     ]
     before = facts.installed[0].current
     assert links == [
@@ -242,7 +245,7 @@ def test_a_key_shows_in_no_form_of_a_plan() -> None:
     )
     plan = plan_deploy(facts, wanted)
     assert "PRIVATE-KEY" not in repr(plan) + repr(wanted) + json.dumps(
-        [dict(do.command_json(command)) for command in plan.commands]
+        [dict(command_json(command)) for command in plan.commands]
     )
 
 

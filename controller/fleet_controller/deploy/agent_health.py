@@ -1,6 +1,4 @@
-"""Owns the question whether a host's agent is the one that was deployed, asked over gRPC with
-certificates. Mends nothing.
-"""
+"""Checks over gRPC that the agent of a host is the one that was deployed."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ StillRunning = Callable[[], Awaitable[bool]]
 
 
 class Unhealthy(FleetError):
-    """The agent does not answer, or another one does."""
+    """The agent does not answer, or another agent does."""
 
 
 async def wait_healthy(
@@ -33,8 +31,9 @@ async def wait_healthy(
     timeout_s: float,
     is_still_running: StillRunning,
 ) -> AgentInfo:
-    """The agent's answer once it is the right one. Raises Unhealthy after `timeout_s`, or as soon
-    as it is known not to come.
+    """Wait until the agent answers with the right host name and version, and return its answer.
+
+    Raises Unhealthy after `timeout_s`, when another agent answers, or when the agent has ended.
     """
     loop = asyncio.get_running_loop()
     deadline, problem, checked_at = loop.time() + timeout_s, "", loop.time()
@@ -52,22 +51,22 @@ async def wait_healthy(
         if loop.time() - checked_at > 1.0:
             checked_at = loop.time()
             if not await is_still_running():
-                raise Unhealthy(f"the agent of {host.name} ended as soon as it was started")
+                raise Unhealthy(f"the agent of {host.name} ended right after its start")
         await asyncio.sleep(_PAUSE_S)
 
 
 def _require_identity(info: AgentInfo, host: FleetHost, version: str) -> AgentInfo:
     if info.host != host.name:
-        raise Unhealthy(f"the agent at {host.name} calls itself {info.host}")
+        raise Unhealthy(f"the agent at {host.name} reports the host name {info.host}")
     if info.version != version:
-        raise Unhealthy(
-            f"the agent of {host.name} says that it is version {info.version}, not {version}"
-        )
+        raise Unhealthy(f"the agent of {host.name} reports version {info.version}, not {version}")
     return info
 
 
 class DeployedAgent:
-    """A client for one host's agent, through SSH where the fleet file says so; to be closed."""
+    """A client for the agent of one host, through SSH if the fleet file says so. Close it after
+    use.
+    """
 
     def __init__(self, host: FleetHost, authority: Authority, connection: SshConnection) -> None:
         self._folder = TemporaryDirectory(prefix="benchfleet-") if host.through_ssh else None
@@ -80,7 +79,7 @@ class DeployedAgent:
         self.client = AgentClient(address, authority.agent_files(host.name), agent_name(host.name))
 
     async def close(self) -> None:
-        """Hang up."""
+        """Close the client and its tunnel."""
         await self.client.close()
         if self._forwarder is not None and self._folder is not None:
             await asyncio.to_thread(self._forwarder.close)

@@ -1,5 +1,5 @@
-"""Builds the wheel with the packages that an agent needs, from the checkout or installation that runs
-here.
+"""Builds the wheel with the packages that an agent needs, from the running checkout or
+installation.
 
 The same content gives the same bytes. The controller is not in it.
 """

@@ -1,6 +1,4 @@
-"""Owns what all hosts of one deploy share, and the values that its parts hand on: what was seen of
-a host, what came of it.
-"""
+"""Defines what all hosts of one deploy share, and the plan and result of one host."""
 
 from __future__ import annotations
 
@@ -12,21 +10,22 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
-from fleet_controller.deploy.deploy_plan import AgentInterpreter, DeployPlan, WantedInstall
+from fleet_controller.deploy.deploy_plan import DeployPlan
 from fleet_controller.deploy.host_commands import HostCommand
 from fleet_controller.deploy.host_facts import ProbeFacts
 from fleet_controller.deploy.python_bundle import fetch_python
+from fleet_controller.deploy.wanted_install import AgentInterpreter, WantedInstall
 from fleet_controller.deploy.wheel_bundle import Bundle, Bundler, WheelTarget
 from fleet_controller.pki.authority import Authority
 from fleet_controller.ssh.keyring import Keyring
 
-ProgressCallback = Callable[[str, str], None]  # host, what happens there now
+ProgressCallback = Callable[[str, str], None]  # host, its current step
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedDeploy:
-    """A host as it was found, as it is to be, and the way from the one to the other."""
+    """The state of a host that was found, the wanted one, and the plan from one to the other."""
 
     facts: ProbeFacts
     wanted: WantedInstall
@@ -35,8 +34,10 @@ class PlannedDeploy:
 
 @dataclass(frozen=True, slots=True)
 class HostResult:
-    """What came of one host. `state`: changed, unchanged, planned, removed, rolled_back, failed;
-    then `message` and `hint` say why.
+    """The result of a deploy or undeploy on one host.
+
+    `state` is changed, unchanged, planned, removed, rolled_back or failed; for the last two,
+    `message` and `hint` say why.
     """
 
     host: str
@@ -52,7 +53,7 @@ class HostResult:
 
 @dataclass(slots=True)
 class DeployContext:
-    """What all hosts of one command share. Blocking work goes to `threads`."""
+    """What all hosts of one command share. Blocking work runs in `threads`."""
 
     authority: Authority
     bundler: Bundler
@@ -65,20 +66,20 @@ class DeployContext:
     _building: threading.Lock = field(default_factory=threading.Lock)
 
     async def run_in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
-        """In a thread of this command."""
+        """Run blocking work in a thread of this command, and return its result."""
         return await asyncio.get_running_loop().run_in_executor(
             self.threads, partial(work, *arguments)
         )
 
     def bundle_for(self, target: WheelTarget) -> Bundle:
-        """Built once for all hosts of a target."""
+        """Return the wheels for a target; they are built once for all hosts."""
         with self._building:
             if target not in self.bundles:
                 self.bundles[target] = self.bundler.build(target)
             return self.bundles[target]
 
     def bundled_interpreter(self, machine: str) -> AgentInterpreter:
-        """One that is brought along, for all hosts of an architecture."""
+        """Return a Python to send to hosts of an architecture."""
         with self._building:
             version, file = fetch_python(self.bundler.cache, machine)
             return AgentInterpreter(version, bundled=file)

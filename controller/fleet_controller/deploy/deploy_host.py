@@ -1,5 +1,5 @@
-"""Owns bringing one host to what is wanted: facts and plan, then both once more with the
-installation locked, and their carrying out.
+"""Deploys to one host: reads facts, plans, repeats both with the installation locked, and executes
+the plan.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from typing import Any
 from fleet_controller.core.inventory import FleetHost
 from fleet_controller.deploy.agent_health import DeployedAgent, Unhealthy, wait_healthy
 from fleet_controller.deploy.deploy_context import DeployContext, HostResult, PlannedDeploy
-from fleet_controller.deploy.deploy_plan import (
-    AgentInterpreter,
-    TrustFiles,
-    WantedInstall,
-    choose_python,
-    plan_deploy,
-)
+from fleet_controller.deploy.deploy_plan import plan_deploy
 from fleet_controller.deploy.host_facts import ProbeFacts, parse_facts
 from fleet_controller.deploy.install_location import SYSTEM_USER, candidate_roots, choose_location
 from fleet_controller.deploy.installer_session import InstallerSession, remote_source
 from fleet_controller.deploy.plan_executor import PlanExecutor
 from fleet_controller.deploy.remote.probe import STARTER
+from fleet_controller.deploy.wanted_install import (
+    AgentInterpreter,
+    TrustFiles,
+    WantedInstall,
+    choose_python,
+)
 from fleet_controller.deploy.wheel_bundle import wheel_target
 from fleet_controller.pki.authority import Authority
 from fleet_controller.ssh.ssh_connection import SshConnection
@@ -33,10 +33,11 @@ from fleet_protos.errors import ConfigError, FleetError, HostUnreachable
 from fleet_transport.certificate import parse_certificates
 
 UNCHANGED_HEALTH_TIMEOUT_S = 5.0
+_PLACEHOLDER = b"(made when it is deployed)"
 
 
 async def deploy_host(host: FleetHost, context: DeployContext) -> HostResult:
-    """All of it; a host's trouble is in the result, whatever it is."""
+    """Deploy to a host; errors of the host are in the result."""
     return await run_connected(host, context, _deploy)
 
 
@@ -45,8 +46,8 @@ async def run_connected(
     context: DeployContext,
     host_work: Callable[[FleetHost, DeployContext, SshConnection], Any],
 ) -> HostResult:
-    """The result of `work` on an open connection. Its errors become the result."""
-    began = time.monotonic()
+    """Run `host_work` on an open SSH connection. A FleetError becomes a failed result."""
+    started = time.monotonic()
     try:
         context.report_progress(host.name, "connecting")
         with await context.run_in_thread(
@@ -58,11 +59,7 @@ async def run_connected(
         result = HostResult(
             host.name, "failed", message=message, hint=error.hint, exit_code=int(error.exit_code)
         )
-    return _with_seconds(result, time.monotonic() - began)
-
-
-def _with_seconds(result: HostResult, seconds: float) -> HostResult:
-    return replace(result, seconds=round(seconds, 2))
+    return replace(result, seconds=round(time.monotonic() - started, 2))
 
 
 async def _deploy(host: FleetHost, context: DeployContext, connection: SshConnection) -> HostResult:
@@ -82,9 +79,10 @@ async def _deploy(host: FleetHost, context: DeployContext, connection: SshConnec
     with await context.run_in_thread(
         InstallerSession, connection, host.name, planned.wanted.location, python
     ) as session:
+        # Plan again: another deploy may have changed the host before we got the lock.
         planned = await context.run_in_thread(
             partial(_plan_host, host, context, connection, issue=True)
-        )  # another deploy may have been there until now
+        )
         if not planned.plan.commands:
             return await _verify_unchanged(host, context, connection, planned)
         result = await PlanExecutor(host, context, connection, session, planned).execute()
@@ -102,9 +100,7 @@ def _plan_host(
 
 
 def _record_certificate(host: FleetHost, planned: PlannedDeploy, authority: Authority) -> None:
-    """The agent answers with what lies there now: earlier certificates of the host are trusted no
-    more.
-    """
+    """Record the certificate that the agent answers with; earlier ones are no longer trusted."""
     pem = (
         planned.wanted.trust_files.certificate
         or planned.facts.installed_at(planned.wanted.location.root).certificate.encode()
@@ -128,8 +124,10 @@ async def _verify_unchanged(
             is_still_running,
         )
     except Unhealthy as error:
-        hint = f"nothing was changed; look at its log there: {' '.join(planned.wanted.location.log_argv)}"
-        raise HostUnreachable(error.message, hint) from error
+        log_command = " ".join(planned.wanted.location.log_argv)
+        raise HostUnreachable(
+            error.message, f"nothing was changed; see its log on the host: {log_command}"
+        ) from error
     finally:
         await agent.close()
     await context.run_in_thread(_record_certificate, host, planned, context.authority)
@@ -139,32 +137,37 @@ async def _verify_unchanged(
 
 
 def fetch_facts(connection: SshConnection, host: FleetHost) -> ProbeFacts:
-    """One round trip. Raises ConfigError for a host without any Python."""
+    """Run the probe on the host in one round trip. Raises ConfigError for a host without Python."""
     source = remote_source("probe")
-    question = {
-        "roots": candidate_roots(host.install), "users": [host.install.run_as or SYSTEM_USER, SYSTEM_USER],
+    request = {
+        "roots": candidate_roots(host.install),
+        "users": [host.install.run_as or SYSTEM_USER, SYSTEM_USER],
         "python": "" if host.install.python in ("auto", "bundled") else host.install.python,
-        "sudo": host.install.mode in ("auto", "system"), "source": source,
-    }  # fmt: skip
-    ran = connection.run(["python3", "-I", "-c", STARTER], json.dumps(question).encode() + b"\n")
-    if ran.code != 0:
-        stderr_lines = ran.error.decode(errors="replace").strip().splitlines()[-1:] or [
-            f"exit code {ran.code}"
+        "sudo": host.install.mode in ("auto", "system"),
+        "source": source,
+    }
+    result = connection.run(["python3", "-I", "-c", STARTER], json.dumps(request).encode() + b"\n")
+    if result.code != 0:
+        stderr_lines = result.error.decode(errors="replace").strip().splitlines()[-1:] or [
+            f"exit code {result.code}"
         ]
-        hint = "install python3 there: 3.11 or newer for the agent itself, or any with install.python: bundled"
         raise ConfigError(
-            f"host {host.name}: python3 cannot be used there: {stderr_lines[0]}", hint
+            f"host {host.name}: python3 does not work there: {stderr_lines[0]}",
+            "install python3 on the host: 3.11 or newer for the agent, or any version from 3.6 on"
+            " together with install.python: bundled",
         )
-    return parse_facts(json.loads(ran.out))
+    return parse_facts(json.loads(result.out))
 
 
 def wanted_install(
     host: FleetHost, facts: ProbeFacts, context: DeployContext, *, issue: bool
 ) -> WantedInstall:
-    """What the fleet file, the bundle and the authority want of this host. `issue`: a certificate
-    where the one there is no good.
+    """Combine fleet file, wheels and authority into the wanted state of a host.
+
+    `issue` makes a new certificate if the installed one must be replaced; otherwise a placeholder
+    stands for it in the plan. Raises ConfigError.
     """
-    place = choose_location(host, facts)
+    location = choose_location(host, facts)
     interpreter = (
         context.bundled_interpreter(facts.machine)
         if host.install.python == "bundled"
@@ -176,10 +179,10 @@ def wanted_install(
         raise ConfigError(f"host {host.name}: {error.message}", error.hint) from error
     bundle = context.bundle_for(target)
     trusted = _trust_files(
-        host, facts.installed_at(place.root).certificate, context.authority, issue=issue
+        host, facts.installed_at(location.root).certificate, context.authority, issue=issue
     )
     return WantedInstall(
-        host, place, bundle, interpreter, trusted, remote_source("keeper"), context.force
+        host, location, bundle, interpreter, trusted, remote_source("keeper"), context.force
     )
 
 
@@ -199,6 +202,6 @@ def _trust_files(
     if not authority.renewal_reason(host.name, fingerprint, time.time_ns() / 1e9):
         return TrustFiles(*lists)
     if not issue:
-        return TrustFiles(*lists, b"(made when it is deployed)", b"(made when it is deployed)")
+        return TrustFiles(*lists, _PLACEHOLDER, _PLACEHOLDER)
     issued = authority.issue_agent(host.name, [host.address])
     return TrustFiles(*lists, issued.certificate_pem, issued.key_pem)

@@ -1,6 +1,4 @@
-"""Owns doing one thing to many hosts at once, a bounded number at a time, and what comes of all of
-them. Knows no host's details.
-"""
+"""Runs the work of a command on many hosts at once, and sums up the results."""
 
 from __future__ import annotations
 
@@ -16,29 +14,32 @@ HostWork = Callable[[FleetHost, DeployContext], Awaitable[HostResult]]
 
 
 def select_hosts(inventory: Inventory, names: Sequence[str]) -> tuple[FleetHost, ...]:
-    """The hosts that a command means: those named, else all. Raises NotFound that names what there
-    is.
+    """Return the named hosts, or all without names.
+
+    Raises NotFound, which lists the known hosts, for an unknown name; ConfigError for an empty
+    fleet file.
     """
     missing = [name for name in names if inventory.host(name) is None]
     if missing:
         known = ", ".join(host.name for host in inventory.hosts)
-        raise NotFound(f"{inventory.file}: no host {', '.join(missing)}", f"there are: {known}")
+        raise NotFound(f"{inventory.file}: no host {', '.join(missing)}", f"known hosts: {known}")
     hosts = (
         [host for name in dict.fromkeys(names) if (host := inventory.host(name))]
         if names
         else list(inventory.hosts)
     )
     if not hosts:
-        raise ConfigError(
-            f"{inventory.file}: there are no hosts in it", "write them under `hosts:`"
-        )
+        raise ConfigError(f"{inventory.file}: the file has no hosts", "list them under `hosts:`")
     return tuple(hosts)
 
 
 async def run_on_hosts(
     hosts: Sequence[FleetHost], host_work: HostWork, context: DeployContext, at_once: int
 ) -> tuple[HostResult, ...]:
-    """Every host's result, in the order of the hosts; one host's trouble stops no other."""
+    """Run the work on every host, `at_once` at a time, and return the results in host order.
+
+    A failed host does not stop the others.
+    """
     slots = asyncio.Semaphore(at_once)
 
     async def run_one(host: FleetHost) -> HostResult:
@@ -50,22 +51,21 @@ async def run_on_hosts(
     try:
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(run_one(host)) for host in hosts]
-    # every trouble of a host is in its result: what arrives here is a bug, told as the one that it
-    # is
+    # Errors of a host are in its result, so anything that arrives here is a bug.
     except BaseExceptionGroup as group:
         raise first_error(group) from None
     return tuple(task.result() for task in running)
 
 
 def deploy_threads(hosts: int, at_once: int) -> ThreadPoolExecutor:
-    """Threads for that many hosts at a time."""
+    """Return a pool with enough threads for `at_once` hosts."""
     return ThreadPoolExecutor(
         max_workers=max(1, min(hosts, at_once)) + 1, thread_name_prefix="deploy"
     )
 
 
 def result_line(result: HostResult) -> str:
-    """The last line of a host's progress."""
+    """Format a result as the last progress line of its host."""
     words = {
         "rolled_back": "ROLLED BACK",
         "failed": "FAILED",
@@ -81,9 +81,7 @@ def result_line(result: HostResult) -> str:
 
 
 def exit_code(results: Sequence[HostResult]) -> int:
-    """0 when all is well, else the worst of what befell: a bug, something to edit, a host out of
-    reach, a failure.
-    """
+    """Return DONE if all succeeded, else the worst code: BUG, USAGE_ERROR, UNREACHABLE, FAILED."""
     codes = {result.exit_code for result in results}
     order = (ExitCode.BUG, ExitCode.USAGE_ERROR, ExitCode.UNREACHABLE, ExitCode.FAILED)
     return next((code for code in order if code in codes), ExitCode.DONE)

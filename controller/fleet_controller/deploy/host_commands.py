@@ -1,8 +1,8 @@
-"""Owns what a deploy may do on a host, as frozen values that can be printed, sent and tested. Does
-none of it.
+"""Defines the commands that a deploy may run on a host, as values that can be printed, sent and
+tested.
 
-Each is one frame of `remote/installer.py`; a program's arguments are a list, never a line for a
-shell.
+Each command is one frame of `remote/installer.py`. The arguments of a program are a list, never a
+shell string.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class FileOwnership:
-    """Mode and owner of something. `owner` empty: whoever we are there; `is_owner` False: root owns
-    it, the owner's group reads it.
+    """The mode and owner of a file or folder.
+
+    An empty `owner` is the user who deploys. With `is_owner` False, root owns it, and the group of
+    `owner` has the group's rights.
     """
 
     mode: int = 0o755
@@ -26,7 +28,7 @@ class FileOwnership:
     is_owner: bool = True
 
     def frame(self) -> dict[str, Any]:
-        """As the installer takes it."""
+        """Return the installer's frame."""
         return {"mode": self.mode, "owner": self.owner, "owned": self.is_owner}
 
     def __str__(self) -> str:
@@ -36,8 +38,9 @@ class FileOwnership:
 
 @dataclass(frozen=True, slots=True)
 class MakeFolder:
-    """Make a folder unless it is there. `agents`: names of what an agent will make in it, which is
-    removed with all else.
+    """Create a folder unless it exists.
+
+    `agents` are the names that an agent creates in it; undeploy removes them too.
     """
 
     path: str
@@ -45,7 +48,7 @@ class MakeFolder:
     agents: tuple[str, ...] = ()
 
     def frame(self) -> dict[str, Any]:
-        """As the installer takes it."""
+        """Return the installer's frame."""
         return {"op": "folder", "path": self.path, "agents": self.agents, **self.ownership.frame()}
 
     def __str__(self) -> str:
@@ -54,7 +57,7 @@ class MakeFolder:
 
 @dataclass(frozen=True, slots=True)
 class PutFile:
-    """Write a small file whole, with its content from here. `secret`: its content is shown nowhere."""
+    """Write a small file atomically. The content of a `secret` file is never shown."""
 
     path: str
     content: bytes = field(repr=False)
@@ -62,7 +65,7 @@ class PutFile:
     secret: bool = False
 
     def frame(self) -> dict[str, Any]:
-        """As the installer takes it; `payload` follows."""
+        """Return the installer's frame; the content follows it."""
         digest = hashlib.sha256(self.content).hexdigest()
         return {
             "op": "put",
@@ -78,16 +81,16 @@ class PutFile:
 
 @dataclass(frozen=True, slots=True)
 class SendWheel:
-    """Copy a wheel, check its digest, unpack it below `wheels/`."""
+    """Copy a wheel, check its digest and unpack it below `wheels/`; a Python below `pythons/`."""
 
     name: str
     source: Path
     size: int
     sha256: str
-    op: str = "wheel"  # or `python`: a relocatable interpreter in a tar file
+    op: str = "wheel"  # or `python`, a relocatable interpreter in a tar file
 
     def frame(self) -> dict[str, Any]:
-        """As the installer takes it; the file follows."""
+        """Return the installer's frame; the content of the file follows it."""
         return {"op": self.op, "name": self.name, "size": self.size, "sha256": self.sha256}
 
     def __str__(self) -> str:
@@ -97,16 +100,14 @@ class SendWheel:
 
 @dataclass(frozen=True, slots=True)
 class MakeVersion:
-    """Put a version together from files (name, content, mode) and links (name, target) below
-    `versions/`.
-    """
+    """Make a folder below `versions/` from files (name, content, mode) and links (name, target)."""
 
     name: str
     files: tuple[tuple[str, str, int], ...]
     links: tuple[tuple[str, str], ...]
 
     def frame(self) -> dict[str, Any]:
-        """As the installer takes it."""
+        """Return the installer's frame."""
         return {"op": "version", "name": self.name, "files": self.files, "links": self.links}
 
     def __str__(self) -> str:
@@ -115,7 +116,7 @@ class MakeVersion:
 
 @dataclass(frozen=True, slots=True)
 class RequireIdle:
-    """Stop here, before anything that runs is touched, when the agent's journal shows trials that
+    """Stop the deploy, before anything that runs is touched, if the agent's journal has trials that
     are not over.
     """
 
@@ -123,36 +124,36 @@ class RequireIdle:
     timeout_s: float = 20.0
 
     def frame(self) -> dict[str, Any]:
-        """As the installer takes it."""
+        """Return the installer's frame."""
         return {"op": "run", "argv": self.argv, "timeout_s": self.timeout_s}
 
     def __str__(self) -> str:
-        return f"stop unless no trial runs: {shlex.join(self.argv)}"
+        return f"stop if a trial is running: {shlex.join(self.argv)}"
 
 
 @dataclass(frozen=True, slots=True)
 class SaveForRollback:
-    """Keep what a switch replaces, so that it can be put back."""
+    """Save the files and links that a switch replaces, so that they can be restored."""
 
     paths: tuple[str, ...]
 
     def frame(self) -> dict[str, Any]:
-        """As the installer takes it."""
+        """Return the installer's frame."""
         return {"op": "remember", "paths": self.paths}
 
     def __str__(self) -> str:
-        return f"keep for going back: {', '.join(self.paths)}"
+        return f"save for a rollback: {', '.join(self.paths)}"
 
 
 @dataclass(frozen=True, slots=True)
 class SwitchLink:
-    """Let a symbolic link point elsewhere, at once."""
+    """Point a symbolic link at another target, atomically."""
 
     path: str
     to: str
 
     def frame(self) -> dict[str, Any]:
-        """As the installer takes it."""
+        """Return the installer's frame."""
         return {"op": "link", "path": self.path, "to": self.to}
 
     def __str__(self) -> str:
@@ -161,11 +162,11 @@ class SwitchLink:
 
 @dataclass(frozen=True, slots=True)
 class RunProgram:
-    """Run a program. `undo`: what takes it back when all is removed; `hint`: what to do when it
-    fails.
+    """Run a program.
 
-    `restarts`: afterwards the agent is the one that was switched to, unless it fails, which is the
-    agent's failure and no reason to stop.
+    `undo` is the program that undeploy runs to reverse it; `hint` says what to do when it fails.
+    `restarts` marks the program that starts the new agent: its failure leads to a rollback instead
+    of an error.
     """
 
     argv: tuple[str, ...]
@@ -175,7 +176,7 @@ class RunProgram:
     timeout_s: float = 60.0
 
     def frame(self) -> dict[str, Any]:
-        """As the installer takes it."""
+        """Return the installer's frame."""
         return {
             "op": "run",
             "argv": self.argv,
@@ -190,59 +191,69 @@ class RunProgram:
 
 @dataclass(frozen=True, slots=True)
 class CheckHealth:
-    """Ask the agent over gRPC who it is; with a wrong answer or none all goes back to what was
-    before.
-    """
+    """Check over gRPC that the right agent answers; otherwise roll back."""
 
     host: str
     version: str
 
     def frame(self) -> dict[str, Any]:
-        """Not for the installer: the controller asks."""
+        """Return the frame for printing; the controller runs this command, not the installer."""
         return {"op": "health", "host": self.host, "version": self.version}
 
     def __str__(self) -> str:
-        return f"wait until the agent answers over gRPC as host {self.host}, version {self.version}; else go back to the version before"
+        return (
+            f"wait until the agent answers over gRPC as host {self.host}, version {self.version};"
+            " otherwise go back to the previous version"
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class DropRollback:
-    """Drop what was kept for going back, and versions, wheels and Pythons that are not named."""
+    """Remove what was saved for a rollback, and versions, wheels and Pythons not in `keep`."""
 
     keep: tuple[str, ...]
 
     def frame(self) -> dict[str, Any]:
-        """As the installer takes it."""
+        """Return the installer's frame."""
         return {"op": "forget", "keep": self.keep}
 
     def __str__(self) -> str:
-        return "remove versions and wheels that neither this version nor the one before uses"
+        return "remove versions and wheels that neither this version nor the previous one uses"
 
 
 @dataclass(frozen=True, slots=True)
 class RemoveAll:
-    """Remove everything on the installation's list, and the list. `logs`: what an agent's keeper
-    makes beside it.
+    """Remove everything on the installation's list, then the list.
+
+    `logs` are the names of files that the agent's keeper creates in the root.
     """
 
     root: str
     logs: tuple[str, ...]
 
     def frame(self) -> dict[str, Any]:
-        """As the installer takes it."""
+        """Return the installer's frame."""
         return {"op": "remove", "logs": self.logs}
 
     def __str__(self) -> str:
-        return f"remove all that the list {self.root}/made.jsonl names, then the list"
+        return f"remove everything listed in {self.root}/made.jsonl, then that list"
 
 
 HostCommand = (
-    MakeFolder | PutFile | SendWheel | MakeVersion | RequireIdle | SaveForRollback | SwitchLink | RunProgram | CheckHealth | DropRollback | RemoveAll
-)  # fmt: skip
+    MakeFolder
+    | PutFile
+    | SendWheel
+    | MakeVersion
+    | RequireIdle
+    | SaveForRollback
+    | SwitchLink
+    | RunProgram
+    | CheckHealth
+    | DropRollback
+    | RemoveAll
+)
 
 
 def command_json(command: HostCommand) -> Mapping[str, Any]:
-    """A command as `--json` prints it: what it does in words, and its frame without the content of
-    files.
-    """
+    """Return a command as `--json` prints it: a text, and its frame without file contents."""
     return {"text": str(command), **command.frame()}

@@ -1,6 +1,4 @@
-"""Owns what is known of a host before anything is done there, as frozen values. Reads them from the
-probe's answer; asks no host.
-"""
+"""Defines the facts that the probe reads on a host before a deploy, and parses its answer."""
 
 from __future__ import annotations
 
@@ -13,8 +11,9 @@ SYSTEM, USER, DAEMON = "system", "user", "daemon"
 
 @dataclass(frozen=True, slots=True)
 class HostPython:
-    """An interpreter found there. `usable`: CPython, no virtual environment, with the usual ABI;
-    `named`: the name it was found by.
+    """A Python interpreter of the host, found in PATH by the name `named`.
+
+    `usable` means CPython with the GIL, outside of virtual environments.
     """
 
     path: str
@@ -25,7 +24,7 @@ class HostPython:
 
 @dataclass(frozen=True, slots=True)
 class PlacedFile:
-    """A file that a deploy made, as it is now."""
+    """The current state of a file that a deploy made."""
 
     sha256: str
     mode: int
@@ -34,11 +33,11 @@ class PlacedFile:
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """What lies at one root. `mode` empty: no installation of ours; `exists`: something is there
-    all the same.
+    """What was found at one root.
 
-    `certificate`: PEM of the agent's. `remembered`: a switch was interrupted before its agent was
-    seen healthy; `restarted`: after the agent had been started anew.
+    An empty `mode` means that no deploy made an installation there; `exists` is True if there is
+    anything at all. `certificate` is the agent's, in PEM. `remembered` means that a switch was
+    interrupted before its agent was checked, `restarted` that the new agent had been started.
     """
 
     root: str
@@ -70,8 +69,10 @@ class UserAccount:
 
 @dataclass(frozen=True, slots=True)
 class ProbeFacts:
-    """One host. `sudo`: it asks for no password. `users`: those that were asked about, None where
-    there is none of that name.
+    """The facts of one host.
+
+    `sudo` means that sudo asks for no password. `users` has an entry for each requested name, None
+    for a user that does not exist.
     """
 
     uid: int = 0
@@ -92,16 +93,16 @@ class ProbeFacts:
 
     @property
     def is_root(self) -> bool:
-        """We are root there, at once or by sudo."""
+        """Whether a deploy has root's rights there, by login or by sudo."""
         return self.uid == 0 or self.sudo
 
     def installed_at(self, root: str) -> Installed:
-        """What lies at `root`."""
+        """Return what was found at `root`; an empty value if it was not probed."""
         return next((found for found in self.installed if found.root == root), Installed(root))
 
 
 def parse_facts(answer: Mapping[str, Any]) -> ProbeFacts:
-    """The probe's answer as a value. Raises KeyError or TypeError for what is none."""
+    """Parse the probe's answer. Raises KeyError or TypeError if it is malformed."""
     return ProbeFacts(
         uid=answer["uid"],
         user=answer["user"],

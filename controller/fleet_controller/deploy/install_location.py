@@ -1,6 +1,4 @@
-"""Owns where an agent lives on a host and as whom, from the host's facts and what the fleet file
-wants. Asks nobody, makes nothing.
-"""
+"""Chooses where an agent is installed on a host and which user it runs as."""
 
 from __future__ import annotations
 
@@ -22,10 +20,11 @@ UNIT = "benchfleet-agent.service"
 
 @dataclass(frozen=True, slots=True)
 class InstallLocation:
-    """One installation. `owner`: user that the agent runs as, with its home; `unit`: its unit file,
-    empty without systemd.
+    """The paths and the user of one installation.
 
-    `by_sudo`: root's rights are needed and come from sudo. `makes_user`: the owner is to be made.
+    `owner` is the user that the agent runs as, `home` the home of that user; `unit` is the path of
+    the unit file, empty without systemd. `by_sudo` means that root's rights come from sudo,
+    `makes_user` that the deploy creates the owner.
     """
 
     mode: str
@@ -41,7 +40,7 @@ class InstallLocation:
 
     @property
     def log_argv(self) -> tuple[str, ...]:
-        """What prints the agent's last lines."""
+        """The command that prints the last lines of the agent's log."""
         if self.mode == DAEMON:
             return ("tail", "-n", "12", f"{self.root}/agent.log")
         return (
@@ -57,13 +56,14 @@ class InstallLocation:
         )
 
     def systemctl(self, *words: str) -> tuple[str, ...]:
-        """A call of systemctl for this installation."""
+        """Return a systemctl command for this installation."""
         return ("systemctl", *(["--user"] if self.mode == USER else []), *words)
 
 
 def candidate_roots(install: Install) -> list[tuple[str, str]]:
-    """(root, state) of each place where an installation may be: what the probe looks at. `~` is the
-    user's home there.
+    """Return (root, state) of each possible installation, for the probe.
+
+    `~` stands for the home of the user on the host.
     """
     if install.path:
         states = {SYSTEM: SYSTEM_STATE, "auto": SYSTEM_STATE}
@@ -73,8 +73,10 @@ def candidate_roots(install: Install) -> list[tuple[str, str]]:
 
 
 def choose_location(host: FleetHost, facts: ProbeFacts) -> InstallLocation:
-    """Where the agent of `host` is to live. Raises ConfigError when the mode cannot be had there,
-    naming what can.
+    """Choose the location of the agent of `host`.
+
+    Raises ConfigError, which suggests alternatives, when the host does not support the wanted mode
+    or user.
     """
     install = host.install
     mode = _choose_mode(host, facts)
@@ -85,11 +87,11 @@ def choose_location(host: FleetHost, facts: ProbeFacts) -> InstallLocation:
         )
         if account is None and owner != SYSTEM_USER:
             raise ConfigError(
-                f"host {host.name}: install.run_as: there is no user {owner} there",
-                "make it, or name another",
+                f"host {host.name}: install.run_as: there is no user {owner} on the host",
+                "create that user, or name another one",
             )
         state = _expand_home(install.state, facts) or SYSTEM_STATE
-        place = InstallLocation(
+        location = InstallLocation(
             SYSTEM,
             _expand_home(install.path, facts) or SYSTEM_ROOT,
             SYSTEM_CONFIG,
@@ -99,13 +101,13 @@ def choose_location(host: FleetHost, facts: ProbeFacts) -> InstallLocation:
             state,
         )
         if account is None:
-            return _with_owner(place, None, place.state, facts)
-        return _with_owner(place, account.uid, account.home, facts)
+            return _with_owner(location, None, location.state, facts)
+        return _with_owner(location, account.uid, account.home, facts)
     if install.run_as not in ("", facts.user):
-        hint = f"set install.mode: system, or log in as {install.run_as}"
         raise ConfigError(
-            f"host {host.name}: install.run_as: a {mode} agent runs as {facts.user}, who deploys it",
-            hint,
+            f"host {host.name}: install.run_as: an agent in mode {mode} runs as the user who"
+            f" deploys it, {facts.user}",
+            f"set install.mode: system, or log in as {install.run_as}",
         )
     root = _expand_home(install.path, facts) or _expand_home(USER_ROOT, facts)
     unit = f"{facts.home}/.config/systemd/user/{UNIT}" if mode == USER else ""
@@ -122,9 +124,9 @@ def choose_location(host: FleetHost, facts: ProbeFacts) -> InstallLocation:
 
 
 def _with_owner(
-    place: InstallLocation, uid: int | None, home: str, facts: ProbeFacts
+    location: InstallLocation, uid: int | None, home: str, facts: ProbeFacts
 ) -> InstallLocation:
-    return replace(place, home=home, uid=uid, by_sudo=facts.uid != 0, makes_user=uid is None)
+    return replace(location, home=home, uid=uid, by_sudo=facts.uid != 0, makes_user=uid is None)
 
 
 def _expand_home(path: str, facts: ProbeFacts) -> str:
@@ -143,30 +145,27 @@ def _choose_mode(host: FleetHost, facts: ProbeFacts) -> str:
             else DAEMON
         )
     if installed_mode and installed_mode != wanted:
-        hint = f"take it away first: fleetctl undeploy {host.name}"
         raise ConfigError(
-            f"host {host.name}: an agent is installed in mode {installed_mode} there, install.mode wants {wanted}",
-            hint,
+            f"host {host.name}: the installed agent has mode {installed_mode},"
+            f" but install.mode is {wanted}",
+            f"remove the installed agent first: fleetctl undeploy {host.name}",
         )
     if wanted in (SYSTEM, USER) and not facts.systemd:
         raise ConfigError(
             f"host {host.name}: install.mode: {wanted} needs systemd, which does not run there",
-            "set it to daemon or auto",
+            "set install.mode to daemon or auto",
         )
     if wanted == SYSTEM and not facts.is_root:
-        hint = (
-            f"allow {facts.user} sudo without a password there (NOPASSWD in /etc/sudoers.d), log in as root (`user`), "
-            "or set install.mode to user or daemon, which need neither"
-        )
         raise ConfigError(
-            f"host {host.name}: install.mode: system needs root, and sudo asks {facts.user} for a password",
-            hint,
+            f"host {host.name}: install.mode: system needs root, and sudo asks {facts.user} for a"
+            " password",
+            f"allow {facts.user} sudo without a password (NOPASSWD in /etc/sudoers.d), log in as"
+            " root (`user`), or set install.mode to user or daemon, which need neither",
         )
     if wanted == USER and not facts.user_systemd:
-        hint = (
-            "set install.mode: daemon, or give the user a systemd instance (loginctl enable-linger)"
-        )
         raise ConfigError(
-            f"host {host.name}: install.mode: {facts.user} has no systemd of its own there", hint
+            f"host {host.name}: install.mode: user needs a systemd instance of user {facts.user},"
+            " which does not run there",
+            "set install.mode: daemon, or start one with `loginctl enable-linger`",
         )
     return wanted

@@ -1,6 +1,4 @@
-"""Owns the controller's end of a deploy on one host: starts the installer there, by sudo where
-needed, and hands it commands.
-"""
+"""Runs the installer on a host over SSH, with sudo if needed, and sends it commands."""
 
 from __future__ import annotations
 
@@ -18,11 +16,8 @@ from fleet_protos.errors import Bug, Conflict, FleetError
 LOCK_WAIT_S = 20.0
 _CHUNK_BYTES = 1 << 20
 _PACKAGE = "fleet_controller.deploy.remote"
-_MODULES = (
-    "atomic_files",
-    "file_trees",
-    "installer",
-)  # in the order in which they import each other
+# In an order in which each module comes after those that it imports
+_MODULES = ("atomic_files", "file_trees", "made_list", "programs", "rollback", "installer")
 _LOADER = """\
 import json, sys, types
 source = sys.stdin.buffer
@@ -34,15 +29,15 @@ module.main()
 
 
 class DeployFailed(FleetError):
-    """A host must be mended: says which command failed there, and what it said."""
+    """A command failed on a host, which must be fixed; the message has the command's error."""
 
 
 def remote_source(name: str) -> str:
-    """The text of a program that runs on hosts."""
+    """Return the source of a module in `remote`."""
     return (files(_PACKAGE) / f"{name}.py").read_text(encoding="utf-8")
 
 
-# What Python there is to run, and what it is to read first, behind its length in a line of its own
+# (the program that Python runs on the host, what is sent to it first after a line with its length)
 INSTALLER = (
     _LOADER,
     json.dumps([(f"{_PACKAGE}.{name}", remote_source(name)) for name in _MODULES]).encode(),
@@ -50,25 +45,28 @@ INSTALLER = (
 
 
 class InstallerSession:
-    """One session of the installer: it holds the installation's lock until this is closed or the
-    connection ends.
+    """One session of the installer, which holds the installation's lock until the session is closed
+    or the connection ends.
     """
 
     def __init__(
-        self, connection: SshConnection, host: str, place: InstallLocation, python: str
+        self, connection: SshConnection, host: str, location: InstallLocation, python: str
     ) -> None:
         self._host = host
-        sudo = ["sudo", "-n", "--"] if place.by_sudo else []
+        sudo = ["sudo", "-n", "--"] if location.by_sudo else []
         starter, sources = INSTALLER
         self._pipe = connection.start([*sudo, python, "-I", "-c", starter])
         self._pipe.send(b"%d\n%s" % (len(sources), sources))
         self._request(
-            {"op": "begin", "root": place.root, "mode": place.mode, "wait_s": LOCK_WAIT_S},
-            f"open {place.root}",
+            {"op": "begin", "root": location.root, "mode": location.mode, "wait_s": LOCK_WAIT_S},
+            f"open {location.root}",
         )
 
     def execute(self, command: HostCommand) -> Mapping[str, Any]:
-        """Do it there; the answer. Raises DeployFailed, HostUnreachable."""
+        """Run a command on the host and return its answer.
+
+        Raises DeployFailed when it failed, Conflict when the installer refused it, HostUnreachable.
+        """
         frame = command.frame()
         self._pipe.send(json.dumps(frame).encode() + b"\n")
         if isinstance(command, PutFile):
@@ -78,14 +76,17 @@ class InstallerSession:
         return self._read_answer(str(command))
 
     def restore(self) -> str:
-        """Put back what a switch replaced; the version that is current then, empty when there was
-        none.
+        """Put back what a switch replaced.
+
+        Return the link target of the version that is current then, or an empty text without one.
         """
-        current: str = self._request({"op": "restore"}, "go back to the version before")["current"]
+        current: str = self._request({"op": "restore"}, "go back to the previous version")[
+            "current"
+        ]
         return current
 
     def close(self) -> None:
-        """End it; the lock is free then."""
+        """End the session, which releases the lock."""
         self._pipe.close()
 
     def __enter__(self) -> InstallerSession:
@@ -118,8 +119,8 @@ class InstallerSession:
         if kind == "refused":
             raise Conflict(f"host {self._host}: {error}")
         hint = (
-            "make room there and run it again: it goes on where it was"
+            "free some space on the host and run the command again: it continues where it stopped"
             if kind == "full"
-            else "mend that and run it again"
+            else "fix this on the host and run the command again"
         )
         raise DeployFailed(f"host {self._host}: could not {what}: {error}", hint)

@@ -1,6 +1,4 @@
-"""Owns the carrying out of a plan on one host, command by command, and the way back when its agent
-is not well. Plans nothing.
-"""
+"""Executes a plan on one host, and rolls back if the new agent is not healthy."""
 
 from __future__ import annotations
 
@@ -9,10 +7,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from fleet_controller.core.inventory import FleetHost
-from fleet_controller.deploy import host_commands as do
 from fleet_controller.deploy.agent_health import DeployedAgent, Unhealthy, wait_healthy
 from fleet_controller.deploy.deploy_context import DeployContext, HostResult, PlannedDeploy
-from fleet_controller.deploy.host_commands import HostCommand
+from fleet_controller.deploy.host_commands import (
+    CheckHealth,
+    HostCommand,
+    RequireIdle,
+    RunProgram,
+    SendWheel,
+)
 from fleet_controller.deploy.host_facts import DAEMON
 from fleet_controller.deploy.install_location import UNIT
 from fleet_controller.deploy.installer_session import DeployFailed, InstallerSession
@@ -23,12 +26,12 @@ HEALTH_TIMEOUT_S = 60.0
 
 
 def output_tail(answer: Any) -> str:
-    """What a program there said last, for a message."""
+    """Return the last lines of a program's errors or output, for a message."""
     return " / ".join((answer["error"] or answer["out"]).strip().splitlines()[-3:])
 
 
 class PlanExecutor:
-    """The carrying out of one host's plan in an open session."""
+    """Executes the plan of one host in an open installer session."""
 
     def __init__(
         self,
@@ -46,15 +49,16 @@ class PlanExecutor:
         self._plan = planned.plan
 
     async def execute(self) -> HostResult:
-        """All commands in order; back to the version before when the agent is not well. Raises
-        Conflict, DeployFailed, HostUnreachable.
+        """Run all commands in order; roll back if the new agent is not healthy.
+
+        Raises Conflict when trials are running, DeployFailed, HostUnreachable.
         """
         to_send = sum(
-            command.size for command in self._plan.commands if isinstance(command, do.SendWheel)
+            command.size for command in self._plan.commands if isinstance(command, SendWheel)
         )
         sent = 0
         for command in self._plan.commands:
-            if isinstance(command, do.SendWheel):
+            if isinstance(command, SendWheel):
                 self._context.report_progress(
                     self._host.name, f"copying {sent / 1e6:.0f} of {to_send / 1e6:.0f} MB"
                 )
@@ -72,38 +76,42 @@ class PlanExecutor:
         )
 
     async def _execute_command(self, command: HostCommand) -> None:
-        if isinstance(command, do.CheckHealth):
+        if isinstance(command, CheckHealth):
             self._context.report_progress(self._host.name, "waiting for its agent")
             return await self._check_health(command.version, HEALTH_TIMEOUT_S)
         answer = await self._context.run_in_thread(self._session.execute, command)
-        if isinstance(command, do.RequireIdle):
+        if isinstance(command, RequireIdle):
             self._require_idle(answer)
-        elif isinstance(command, do.RunProgram) and answer["code"] != 0:
-            said = output_tail(answer)
+        elif isinstance(command, RunProgram) and answer["code"] != 0:
+            tail = output_tail(answer)
             if not command.restarts:
                 raise DeployFailed(
-                    f"host {self._host.name}: {command}: exit code {answer['code']}: {said}",
+                    f"host {self._host.name}: {command}: exit code {answer['code']}: {tail}",
                     command.hint,
                 )
-            raise Unhealthy(f"the agent of {self._host.name} could not be started: {said}")
+            raise Unhealthy(f"the agent of {self._host.name} could not be started: {tail}")
 
     def _require_idle(self, answer: Any) -> None:
         name = self._host.name
         if answer["code"] != 0:
-            message = f"host {name}: it is not known whether trials run there: {answer['error'].strip()[-300:]}"
-            raise Conflict(message, "look at the agent's journal; --force restarts it all the same")
+            raise Conflict(
+                f"host {name}: cannot find out whether trials are running there:"
+                f" {answer['error'].strip()[-300:]}",
+                "check the agent's journal; --force restarts the agent in any case",
+            )
         trials = json.loads(answer["out"])["trials"]
         if trials:
-            hint = f"wait for them, or fleetctl hosts drain {name} and deploy later; --force ends them, and they are tried again"
             raise Conflict(
-                f"host {name}: {len(trials)} trials run there ({', '.join(trials[:3])}), and a restart would end them",
-                hint,
+                f"host {name}: {len(trials)} trials are running there ({', '.join(trials[:3])}),"
+                " and a restart would end them",
+                f"wait for them, or run `fleetctl hosts drain {name}` and deploy later;"
+                " --force ends them, and they are retried",
             )
 
     async def _check_health(self, version: str, timeout_s: float) -> None:
         async def is_still_running() -> bool:
             if self._wanted.location.mode != DAEMON:
-                return True  # systemctl has waited until it listened
+                return True  # systemctl has waited until the agent listens
             return await self._succeeds(self._keeper_argv("steady"))
 
         agent = DeployedAgent(self._host, self._context.authority, self._connection)
@@ -113,12 +121,13 @@ class PlanExecutor:
             )
         finally:
             await agent.close()
-        words = await self._context.run_in_thread(
-            self._session.execute, do.RunProgram(("cat", f"/proc/{info.pid}/cmdline"))
+        command_line = await self._context.run_in_thread(
+            self._session.execute, RunProgram(("cat", f"/proc/{info.pid}/cmdline"))
         )
-        if version not in words["out"]:
+        if version not in command_line["out"]:
             raise Unhealthy(
-                f"the agent that answers on {self._host.name} (process {info.pid}) is not the one of version {version}"
+                f"the agent that answers on {self._host.name} (process {info.pid})"
+                f" is not of version {version}"
             )
 
     def _keeper_argv(self, action: str) -> tuple[str, ...]:
@@ -127,16 +136,16 @@ class PlanExecutor:
 
     async def _succeeds(self, argv: Sequence[str]) -> bool:
         answer = await self._context.run_in_thread(
-            self._session.execute, do.RunProgram(tuple(argv), timeout_s=150.0)
+            self._session.execute, RunProgram(tuple(argv), timeout_s=150.0)
         )
         return bool(answer["code"] == 0)
 
     async def _roll_back(self, error: Unhealthy) -> HostResult:
-        """To what was before the switch, or to nothing that runs when there was nothing."""
-        self._context.report_progress(self._host.name, "going back to the version before")
-        place = self._wanted.location
+        """Go back to the state before the switch; without an earlier version, stop the agent."""
+        self._context.report_progress(self._host.name, "going back to the previous version")
+        location = self._wanted.location
         log = await self._context.run_in_thread(
-            self._session.execute, do.RunProgram(place.log_argv)
+            self._session.execute, RunProgram(location.log_argv)
         )
         lines = [line for line in (log["out"] or "").splitlines() if line.strip()][-8:]
         before = await self._context.run_in_thread(self._session.restore)
@@ -145,7 +154,10 @@ class PlanExecutor:
         )
         if not before:
             await self._stop()
-            hint = f"there was none before, so nothing runs there now: deploy again, or fleetctl undeploy {self._host.name}"
+            hint = (
+                "there is no previous version, so no agent runs there now: deploy again, or run"
+                f" `fleetctl undeploy {self._host.name}`"
+            )
             return HostResult(
                 self._host.name,
                 "failed",
@@ -163,26 +175,26 @@ class PlanExecutor:
         )
 
     async def _stop(self) -> None:
-        place = self._wanted.location
-        if place.mode == DAEMON:
+        location = self._wanted.location
+        if location.mode == DAEMON:
             await self._succeeds(self._keeper_argv("stop"))
             return
         for words in (("stop", UNIT), ("disable", "--quiet", UNIT)):
-            await self._succeeds(place.systemctl(*words))
+            await self._succeeds(location.systemctl(*words))
 
     async def _restart_previous(self, version: str) -> str:
-        place = self._wanted.location
-        if place.mode == DAEMON:
+        location = self._wanted.location
+        if location.mode == DAEMON:
             restarts: list[tuple[str, ...]] = [
                 self._keeper_argv("stop"),
                 self._keeper_argv("start"),
             ]
         else:
-            restarts = [place.systemctl("daemon-reload"), place.systemctl("restart", UNIT)]
+            restarts = [location.systemctl("daemon-reload"), location.systemctl("restart", UNIT)]
         for argv in restarts:
             await self._succeeds(argv)
         try:
             await self._check_health(version, HEALTH_TIMEOUT_S)
         except Unhealthy as error:
-            return f"version {version} is back, but it is not well either: {error.message}"
-        return f"version {version} is back and answers; the new one was not kept"
+            return f"version {version} is back, but it is not healthy either: {error.message}"
+        return f"version {version} is back and answers; the new version was removed from use"

@@ -1,6 +1,4 @@
-"""Owns relocatable Pythons that are brought to hosts without a usable one: fetched by uv into the
-user's cache, packed into one file.
-"""
+"""Fetches relocatable Pythons with uv into the user's cache, for hosts without a usable one."""
 
 from __future__ import annotations
 
@@ -33,7 +31,7 @@ _EXCLUDED_NAMES = {
 
 
 def fetch_python(cache: Path, machine: str) -> tuple[tuple[int, int, int], BundleFile]:
-    """(version, file) of a Python for that architecture. Raises ConfigError with what uv said."""
+    """Return (version, file) of a Python for `machine`. Raises ConfigError with uv's error."""
     folder = cache / "pythons"
     folder.mkdir(parents=True, exist_ok=True)
     tree = _find_tree(folder, machine) or _fetch_tree(folder, machine)
@@ -72,7 +70,7 @@ def _fetch_tree(folder: Path, machine: str) -> Path:
         f"cpython-{PYTHON_VERSION}-linux-{machine}-gnu",
     ]
     hint = (
-        "UV_PYTHON_INSTALL_MIRROR names a mirror of python-build-standalone, file:// among them; "
+        "set UV_PYTHON_INSTALL_MIRROR to a mirror of python-build-standalone (file:// works too), "
         "or install Python 3.11 or newer on the host and set install.python: auto"
     )
     try:
@@ -91,22 +89,28 @@ def _fetch_tree(folder: Path, machine: str) -> Path:
     tree = _find_tree(folder, machine)
     if done.returncode != 0 or tree is None:
         raise ConfigError(
-            f"no Python to bring along: {' / '.join(done.stderr.strip().splitlines()[-2:])}", hint
+            f"uv could not fetch a Python: {' / '.join(done.stderr.strip().splitlines()[-2:])}",
+            hint,
         )
     return tree
 
 
 def _uv_path() -> str:
-    beside = Path(sys.executable).with_name("uv")
-    found = str(beside) if os.access(beside, os.X_OK) else shutil.which("uv")
+    neighbour = Path(sys.executable).with_name("uv")
+    found = str(neighbour) if os.access(neighbour, os.X_OK) else shutil.which("uv")
     if not found:
-        hint = "pip install uv; or set install.python to an interpreter of the host"
-        raise ConfigError("install.python: bundled needs uv here, which fetches the Python", hint)
+        raise ConfigError(
+            "install.python: bundled needs uv on this machine to fetch a Python",
+            "pip install uv; or set install.python to an interpreter of the host",
+        )
     return found
 
 
 def pack_tree(tree: Path, archive: Path) -> None:
-    """The tree as one file: the same tree, the same bytes. What an agent never imports stays out."""
+    """Pack a Python into one file without the parts that an agent never imports.
+
+    The same tree gives the same bytes.
+    """
     new = archive.with_name(f"{archive.name}.new")
     with (
         new.open("wb") as file,

@@ -1,6 +1,4 @@
-"""Owns the texts that a deploy writes: unit files from their templates, the agent's configuration,
-its launcher. Writes none of them.
-"""
+"""Renders the files that a deploy writes: unit, configuration and launcher of the agent."""
 
 from __future__ import annotations
 
@@ -12,12 +10,8 @@ from fleet_controller.core.inventory import FleetHost
 from fleet_controller.deploy.host_facts import SYSTEM
 from fleet_controller.deploy.install_location import InstallLocation
 
-_CACHES = (
-    "_HOME",
-    "_CACHE",
-    "_DIR",
-    "_CACHE_DIR",
-)  # variables of servers that name a folder to write to, such as HF_HOME
+# The ends of variable names whose value is a folder that a server writes to, such as HF_HOME
+_CACHES = ("_HOME", "_CACHE", "_DIR", "_CACHE_DIR")
 LAUNCHER = """\
 #!{python}
 import sys
@@ -28,55 +22,60 @@ sys.exit(main())
 """
 
 
-def unit_text(place: InstallLocation, host: FleetHost) -> str:
-    """The unit file of an installation that systemd supervises.
+def unit_text(location: InstallLocation, host: FleetHost) -> str:
+    """Return the unit file of an installation that systemd supervises.
 
-    Servers in containers need rights that a hardened unit takes away (a container's tools are
-    set-uid programs and make namespaces).
+    Servers in containers need rights that full hardening takes away: container tools are set-uid
+    programs and create namespaces.
     """
     folder = files("fleet_controller.deploy") / "templates"
     hardening = ""
-    if place.mode == SYSTEM:
+    if location.mode == SYSTEM:
         kind = "containers" if host.allow.images or host.server_image else "servers"
         hardening = (folder / f"hardening-{kind}.conf").read_text(encoding="utf-8")
-    text = (folder / f"{place.mode}.service").read_text(encoding="utf-8")
+    text = (folder / f"{location.mode}.service").read_text(encoding="utf-8")
     caches = [
         f"-{value}"
         for key, value in sorted(host.env.items())
         if value.startswith("/") and key.endswith(_CACHES)
     ]
-    writable = " ".join(dict.fromkeys((place.state, f"-{place.home}", *caches)))
+    writable = " ".join(dict.fromkeys((location.state, f"-{location.home}", *caches)))
     text = text.replace("@HARDENING@", hardening.rstrip())
     values = {
-        "@ROOT@": place.root, "@CONFIG@": place.config, "@STATE@": place.state, "@USER@": place.owner, "@HOME@": place.home,
+        "@ROOT@": location.root,
+        "@CONFIG@": location.config,
+        "@STATE@": location.state,
+        "@USER@": location.owner,
+        "@HOME@": location.home,
         "@WRITABLE@": writable,
-    }  # fmt: skip
+    }
     for mark, value in values.items():
         text = text.replace(mark, value)
     return text
 
 
 def launcher_text(version_folder: str) -> str:
-    """The program that systemd or the keeper starts: names its interpreter, so that all that the
-    agent starts uses the same.
+    """Return the program that systemd or the keeper starts.
+
+    It names its interpreter, so that everything the agent starts uses the same one.
     """
     return LAUNCHER.format(python=f"{version_folder}/bin/python3")
 
 
 def agent_listen_address(host: FleetHost) -> str:
-    """Where its agent listens: only the host itself reaches the end of an SSH tunnel."""
+    """Return the address that the agent listens on; behind an SSH tunnel only loopback."""
     if host.through_ssh:
         return f"127.0.0.1:{host.port}"
     return f"[::]:{host.port}" if ":" in host.address else f"0.0.0.0:{host.port}"
 
 
-def config_text(place: InstallLocation, host: FleetHost) -> str:
-    """agent.toml of a host."""
-    config = place.config
+def config_text(location: InstallLocation, host: FleetHost) -> str:
+    """Return the content of a host's agent.toml."""
+    config = location.config
     top: dict[str, object] = {
         "host": host.name,
         "listen": agent_listen_address(host),
-        "state": place.state,
+        "state": location.state,
     }
     if host.gpus is not None:
         top["gpus"] = host.gpus
@@ -88,18 +87,24 @@ def config_text(place: InstallLocation, host: FleetHost) -> str:
     tables: dict[str, Mapping[str, object]] = {
         "labels": host.labels,
         "tls": {
-            "authorities": f"{config}/ca.crt", "certificate": f"{config}/agent.crt", "key": f"{config}/agent.key",
+            "authorities": f"{config}/ca.crt",
+            "certificate": f"{config}/agent.crt",
+            "key": f"{config}/agent.key",
             "revoked": f"{config}/revoked.json",
         },
         "allow": {
-            "python": host.allow.python, "images": host.allow.images, "models": host.allow.models, "mounts": host.allow.mounts,
-            "env": host.allow.env, "args": host.allow.args,
+            "python": host.allow.python,
+            "images": host.allow.images,
+            "models": host.allow.models,
+            "mounts": host.allow.mounts,
+            "env": host.allow.env,
+            "args": host.allow.args,
         },
         "server": {"python": host.server_python, "image": host.server_image},
         "server.env": host.env,
-    }  # fmt: skip
+    }
     parts = [
-        "# Written by fleetctl deploy from the fleet file; changes here are lost at the next one.",
+        "# Written by fleetctl deploy from the fleet file. The next deploy overwrites this file.",
         *_toml_lines(top),
     ]
     for name, table in tables.items():
@@ -130,7 +135,8 @@ def _toml_value(value: object) -> str:
 
 
 def _toml_string(text: str) -> str:
-    """A basic string of TOML: JSON's escapes are among TOML's, but for DEL, which JSON leaves as it
-    is.
+    """Return a TOML basic string.
+
+    JSON's escapes are valid in TOML; only DEL, which JSON does not escape, needs one more.
     """
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,5 +1,5 @@
-"""Owns taking an agent away from a host: all that a deploy made there, and nothing else. Loses no
-result that no controller has.
+"""Removes an agent from a host with everything that deploys made there, unless results would be
+lost.
 """
 
 from __future__ import annotations
@@ -8,10 +8,9 @@ import json
 from typing import Any
 
 from fleet_controller.core.inventory import FleetHost
-from fleet_controller.deploy import host_commands as do
 from fleet_controller.deploy.deploy_context import DeployContext, HostResult
 from fleet_controller.deploy.deploy_host import fetch_facts, run_connected
-from fleet_controller.deploy.host_commands import HostCommand
+from fleet_controller.deploy.host_commands import HostCommand, RemoveAll, RequireIdle, RunProgram
 from fleet_controller.deploy.host_facts import DAEMON, Installed, ProbeFacts
 from fleet_controller.deploy.install_location import UNIT, InstallLocation, choose_location
 from fleet_controller.deploy.installer_session import DeployFailed, InstallerSession
@@ -24,7 +23,7 @@ LOG_NAMES = ("agent.log", "agent.log.1", "keeper.log", "keeper.json", "keeper.js
 
 
 async def undeploy_host(host: FleetHost, context: DeployContext) -> HostResult:
-    """All of it; a host's trouble is in the result, whatever it is."""
+    """Remove the agent of a host; errors of the host are in the result."""
     return await run_connected(host, context, _undeploy)
 
 
@@ -34,14 +33,14 @@ async def _undeploy(
     facts = await context.run_in_thread(fetch_facts, connection, host)
     found = next((one for one in facts.installed if one.mode), None)
     if found is None:
-        return HostResult(host.name, "unchanged", message="nothing of ours is there")
-    place = choose_location(host, facts)
-    commands = plan_removal(place, found, facts, force=context.force)
+        return HostResult(host.name, "unchanged", message="no agent is installed there")
+    location = choose_location(host, facts)
+    commands = plan_removal(location, found, facts, force=context.force)
     if context.dry_run:
         return HostResult(host.name, "planned", version=found.current, commands=commands)
     python = next((one.path for one in facts.pythons), "python3")
     with await context.run_in_thread(
-        InstallerSession, connection, host.name, place, python
+        InstallerSession, connection, host.name, location, python
     ) as session:
         notes: list[str] = []
         for command in commands:
@@ -54,61 +53,65 @@ async def _undeploy(
 
 
 def plan_removal(
-    place: InstallLocation, found: Installed, facts: ProbeFacts, *, force: bool
+    location: InstallLocation, found: Installed, facts: ProbeFacts, *, force: bool
 ) -> tuple[HostCommand, ...]:
-    """What is to be done: see that nothing is lost, stop the agent, see it again, remove."""
+    """Plan the removal: check that nothing would be lost, stop the agent, check again, remove.
+
+    `force` skips the checks.
+    """
     keeper = (
         next((one.path for one in facts.pythons), "python3"),
         "-I",
-        f"{place.root}/keeper.py",
+        f"{location.root}/keeper.py",
         "stop",
-        place.root,
+        location.root,
     )
     asking: list[HostCommand] = []
     if found.current in found.versions and found.current and not force:
         asking = [
-            do.RequireIdle(
+            RequireIdle(
                 (
-                    f"{place.root}/versions/{found.current}/bin/fleet-agent",
+                    f"{location.root}/versions/{found.current}/bin/fleet-agent",
                     "pending",
                     "--state",
-                    place.state,
+                    location.state,
                 )
             )
         ]
-    if place.mode == DAEMON:
+    if location.mode == DAEMON:
         stopping = (
-            [do.RunProgram(keeper, timeout_s=STOP_TIMEOUT_S)]
-            if f"{place.root}/keeper.py" in found.files
+            [RunProgram(keeper, timeout_s=STOP_TIMEOUT_S)]
+            if f"{location.root}/keeper.py" in found.files
             else []
         )
-        return (*asking, *stopping, *asking, do.RemoveAll(place.root, LOG_NAMES))
-    stop = do.RunProgram(place.systemctl("stop", UNIT), timeout_s=STOP_TIMEOUT_S)
-    reload = do.RunProgram(place.systemctl("daemon-reload"))
-    started = place.unit in found.files
+        return (*asking, *stopping, *asking, RemoveAll(location.root, LOG_NAMES))
+    stop = RunProgram(location.systemctl("stop", UNIT), timeout_s=STOP_TIMEOUT_S)
+    reload = RunProgram(location.systemctl("daemon-reload"))
+    started = location.unit in found.files
     return (
         *asking,
         *([stop] if started else []),
         *asking,
-        do.RemoveAll(place.root, LOG_NAMES),
+        RemoveAll(location.root, LOG_NAMES),
         *([reload] if started else []),
     )
 
 
 def _check_answer(host: str, command: HostCommand, answer: Any) -> list[str]:
-    """Notes for the user. Raises Conflict when something would be lost, DeployFailed when a program
-    failed.
+    """Return notes for the user about the answer to a command.
+
+    Raises Conflict when results would be lost, DeployFailed when a program failed.
     """
-    if isinstance(command, do.RequireIdle):
+    if isinstance(command, RequireIdle):
         _require_nothing_pending(host, answer)
-    elif isinstance(command, do.RunProgram) and answer["code"] != 0:
+    elif isinstance(command, RunProgram) and answer["code"] != 0:
         raise DeployFailed(
             f"host {host}: {command}: {output_tail(answer)}",
-            "end it there by hand, then run this again",
+            "do this on the host by hand, then run the command again",
         )
-    elif isinstance(command, do.RemoveAll):
+    elif isinstance(command, RemoveAll):
         return [
-            *(f"left, since no deploy made it: {path}" for path in answer["left"]),
+            *(f"not removed, since no deploy made it: {path}" for path in answer["left"]),
             *answer["troubles"],
         ]
     return []
@@ -116,26 +119,27 @@ def _check_answer(host: str, command: HostCommand, answer: Any) -> list[str]:
 
 def _require_nothing_pending(host: str, answer: Any) -> None:
     if answer["code"] != 0:
-        message = (
-            f"host {host}: it is not known what its journal still holds: {output_tail(answer)}"
+        raise Conflict(
+            f"host {host}: cannot read what the agent's journal still holds: {output_tail(answer)}",
+            "--force removes the agent in any case",
         )
-        raise Conflict(message, "--force removes it all the same")
     pending = json.loads(answer["out"])
     if pending["trials"]:
-        message = f"host {host}: {len(pending['trials'])} trials run there ({', '.join(pending['trials'][:3])})"
         raise Conflict(
-            message,
-            f"wait for them or cancel them (fleetctl hosts drain {host} keeps new ones away); --force ends them",
+            f"host {host}: {len(pending['trials'])} trials are running there"
+            f" ({', '.join(pending['trials'][:3])})",
+            "wait for them, or cancel their jobs; --force ends them."
+            f" `fleetctl hosts drain {host}` stops new ones",
         )
     if pending["unacknowledged"]:
-        message = f"host {host}: {pending['unacknowledged']} events of its journal are stored by no controller yet"
         raise Conflict(
-            message,
-            "start the controller (fleetctl up) and let it read them; --force throws them away",
+            f"host {host}: {pending['unacknowledged']} events of its journal are not yet stored by"
+            " a controller",
+            "run `fleetctl up` and let the controller read them; --force deletes them",
         )
     if owed := pending.get("owed"):
-        message = f"host {host}: files of {len(owed)} attempts are with no controller yet ({', '.join(owed[:3])})"
         raise Conflict(
-            message,
-            "start the controller (fleetctl up) and let it fetch them; --force throws them away",
+            f"host {host}: files of {len(owed)} attempts are not yet fetched by a controller"
+            f" ({', '.join(owed[:3])})",
+            "run `fleetctl up` and let the controller fetch them; --force deletes them",
         )

@@ -1,8 +1,8 @@
-"""Owns what is brought to hosts: our wheel and the pinned wheels that it needs. Built here per
-target, and cached.
+"""Builds the set of wheels that is sent to hosts: our own and the pinned ones that it needs, cached
+per target.
 
-The pins and their digests are in `agent-requirements.txt`, so an agent on any host is the one that
-was tested.
+`agent-requirements.txt` pins the wheels with their digests, so every host runs the agent that was
+tested.
 """
 
 from __future__ import annotations
@@ -30,13 +30,15 @@ from fleet_protos.errors import ConfigError
 
 DOWNLOAD_TIMEOUT_S = 900.0
 _ARCHITECTURES = ("x86_64", "aarch64")
-_OLDEST_GLIBC = 17  # manylinux2014: what wheels are made for
+_OLDEST_GLIBC = 17  # the minor version of manylinux2014, which wheels are built for
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class WheelTarget:
-    """What a wheel must fit: `python` (3, 11), architecture as the kernel names it, minor version
-    of glibc 2.
+    """What a wheel must run on.
+
+    `python` is (major, minor), `machine` the architecture as the kernel names it, `glibc` the minor
+    version of glibc 2.
     """
 
     python: tuple[int, int]
@@ -45,11 +47,11 @@ class WheelTarget:
 
     @property
     def tag(self) -> str:
-        """A name for folders and messages."""
+        """The name of the target in folders and messages."""
         return f"cp{self.python[0]}{self.python[1]}-{self.machine}-glibc2.{self.glibc}"
 
     def platforms(self) -> list[str]:
-        """Platform tags of wheels that run there."""
+        """Return the platform tags of wheels that run there, newest glibc first."""
         newer = [
             f"manylinux_2_{minor}_{self.machine}"
             for minor in range(self.glibc, _OLDEST_GLIBC - 1, -1)
@@ -59,8 +61,10 @@ class WheelTarget:
 
 @dataclass(frozen=True, slots=True)
 class BundleFile:
-    """A file to bring. `name`: of the folder that it is unpacked to, unique by its digest;
-    `unpacked_bytes`: room it takes there.
+    """A wheel or Python to send.
+
+    `name` is the folder that it is unpacked to, unique by its digest; `unpacked_bytes` is the space
+    that it needs there.
     """
 
     name: str
@@ -79,30 +83,33 @@ class Bundle:
 
     @property
     def size(self) -> int:
-        """Bytes to copy to a host that has nothing."""
+        """How many bytes are copied to a new host."""
         return sum(item.size for item in self.wheels)
 
 
 def wheel_target(python: tuple[int, int, int], machine: str, libc: str) -> WheelTarget:
-    """The target of a host's interpreter. Raises ConfigError for a host that no wheels are made
-    for.
+    """Return the target of a host's interpreter.
+
+    Raises ConfigError for a C library or processor that there are no wheels for.
     """
     match = re.fullmatch(r"glibc 2\.(\d+)", libc)
     if not match or int(match[1]) < _OLDEST_GLIBC:
         raise ConfigError(
-            f"its C library is {libc or 'not glibc'}",
+            f"its C library is {libc or 'not glibc'}, which is not supported",
             f"benchfleet needs glibc 2.{_OLDEST_GLIBC} or newer",
         )
     if machine not in _ARCHITECTURES:
         raise ConfigError(
-            f"its processor is {machine}", f"benchfleet runs on {' and '.join(_ARCHITECTURES)}"
+            f"its processor is {machine}, which is not supported",
+            f"benchfleet runs on {' and '.join(_ARCHITECTURES)}",
         )
     return WheelTarget(python[:2], machine, int(match[1]))
 
 
 class Bundler:
-    """Builds bundles in the user's cache. `wheels`: a folder to take wheels from instead of a
-    package registry, None: the registry.
+    """Builds bundles in the user's cache.
+
+    `wheels` is a folder to take wheels from; None stands for pip's package index.
     """
 
     def __init__(self, cache: Path, wheels: Path | None = None) -> None:
@@ -110,8 +117,9 @@ class Bundler:
         self._wheels = wheels
 
     def build(self, target: WheelTarget) -> Bundle:
-        """The bundle of a target; what is in the cache is not fetched again. Raises ConfigError
-        with what pip said.
+        """Build the bundle of a target; only wheels that are not in the cache are fetched.
+
+        Raises ConfigError with pip's error.
         """
         pins = files("fleet_controller.deploy") / "agent-requirements.txt"
         folder = (
@@ -126,11 +134,9 @@ class Bundler:
                 ):
                     wheels = Path(fresh) / "wheels"
                     self._download(requirements, target, wheels)
-                    wheels.rename(
-                        folder
-                    )  # whole, and never changed again: others may be reading from it
-            wheels_of_others = [read_bundle_file(path) for path in sorted(folder.glob("*.whl"))]
-        return Bundle(__version__, (self._agent_wheel(), *wheels_of_others))
+                    wheels.rename(folder)  # complete, and never changed: others may be reading it
+            pinned = [read_bundle_file(path) for path in sorted(folder.glob("*.whl"))]
+        return Bundle(__version__, (self._agent_wheel(), *pinned))
 
     def _agent_wheel(self) -> BundleFile:
         content = agent_wheel.build_agent_wheel()
@@ -142,11 +148,12 @@ class Bundler:
 
     def _download(self, requirements: Path, target: WheelTarget, folder: Path) -> None:
         python = f"{target.python[0]}.{target.python[1]}"
-        argv = [
-            *_pip_argv(), "download", "--quiet", "--disable-pip-version-check", "--no-input", "--no-deps", "--require-hashes",
-            "--only-binary=:all:", "--implementation", "cp", "--python-version", python, "--dest", str(folder),
-            "--requirement", str(requirements), *(word for platform in target.platforms() for word in ("--platform", platform)),
-        ]  # fmt: skip
+        argv = [*_pip_argv(), "download", "--quiet", "--disable-pip-version-check", "--no-input"]
+        argv += ["--no-deps", "--require-hashes", "--only-binary=:all:", "--implementation", "cp"]
+        argv += ["--python-version", python, "--dest", str(folder)]
+        argv += ["--requirement", str(requirements)]
+        for platform in target.platforms():
+            argv += ["--platform", platform]
         if self._wheels is not None:
             argv += ["--no-index", "--find-links", str(self._wheels.absolute())]
         try:
@@ -161,36 +168,36 @@ class Bundler:
         except subprocess.TimeoutExpired:
             raise ConfigError(
                 f"fetching the agent's wheels took longer than {DOWNLOAD_TIMEOUT_S:.0f} s",
-                "look at the package registry",
+                "check that pip's package index is reachable, or use --wheels DIR",
             ) from None
         except OSError as error:
-            raise ConfigError(f"pip cannot be started: {error}", _NO_PIP) from error
+            raise ConfigError(f"cannot start pip: {error}", _NO_PIP) from error
         if done.returncode != 0:
-            said = [
-                line for line in done.stderr.splitlines() if line.startswith("ERROR")
-            ] or done.stderr.splitlines()[-3:]
-            hint = "is the registry that pip is set up for reachable, and has it these wheels? --wheels DIR takes them from a folder"
+            lines = done.stderr.splitlines()
+            errors = [line for line in lines if line.startswith("ERROR")] or lines[-3:]
             raise ConfigError(
-                f"the agent's wheels for {target.tag} cannot be fetched: {' / '.join(said)}", hint
+                f"cannot fetch the agent's wheels for {target.tag}: {' / '.join(errors)}",
+                "check that pip's package index is reachable and has these wheels;"
+                " --wheels DIR takes them from a folder",
             )
 
 
-_NO_PIP = "install pip beside fleetctl (python -m ensurepip), or uv"
+_NO_PIP = "install pip for the Python that runs fleetctl (python -m ensurepip), or uv"
 
 
 def _pip_argv() -> list[str]:
-    """How pip is called here: of this interpreter, else uv's, else the one in PATH."""
+    """Return the command for pip: that of this interpreter, else uv's, else the one in PATH."""
     if find_spec("pip") is not None:
         return [sys.executable, "-m", "pip"]
     if shutil.which("uv"):
         return ["uv", "tool", "run", "pip"]
     if shutil.which("pip"):
         return ["pip"]
-    raise ConfigError("the agent's wheels cannot be fetched: there is no pip", _NO_PIP)
+    raise ConfigError("cannot fetch the agent's wheels: pip is not installed", _NO_PIP)
 
 
 def read_bundle_file(path: Path) -> BundleFile:
-    """A wheel with its digest; what was computed before for the same file is read from beside it."""
+    """Describe a wheel; its digest and unpacked size are cached in a hidden file next to it."""
     status = path.stat()
     note, stamp = path.with_name(f".{path.name}.json"), [status.st_size, status.st_mtime_ns]
     cached = json.loads(_read_or_empty(note) or "{}")
@@ -211,13 +218,13 @@ def read_bundle_file(path: Path) -> BundleFile:
 
 
 def file_sha256(path: Path) -> str:
-    """SHA-256 of a file, in hex."""
+    """Return the SHA-256 of a file in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def user_cache(environment: Mapping[str, str]) -> Path:
-    """Where bundles are kept."""
+    """Return the folder for bundles in $XDG_CACHE_HOME or ~/.cache."""
     return (
         Path(environment.get("XDG_CACHE_HOME", "") or "~/.cache").expanduser()
         / "benchfleet"
@@ -242,7 +249,7 @@ def _write_if_changed(path: Path, content: bytes) -> None:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """One build at a time; another one waits, and finds it done."""
+    """Hold an exclusive lock on a file while inside, so that one process builds at a time."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

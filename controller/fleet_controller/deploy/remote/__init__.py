@@ -1,1 +1,1 @@
-"""Programs that deploy runs on hosts: standard library only, Python 3.6 or newer."""
+"""The programs that a deploy runs on hosts, with the standard library of Python 3.6 or newer."""

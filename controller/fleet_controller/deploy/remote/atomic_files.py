@@ -1,21 +1,19 @@
-"""Owns writing on a host's disk: after a power cut there is the old or the new, never half. Runs on
-hosts, Python 3.6 and newer.
-"""
+"""Writes files on a host so that a power cut leaves the old or the new one, never half of it."""
 
 import os
 import pwd
 import stat
 from typing import Any
 
-UNFINISHED_SUFFIX = ".benchfleet-new"  # what ends the name of everything unfinished
+UNFINISHED_SUFFIX = ".benchfleet-new"  # ends the name of everything that is not complete yet
 
 
 class InstallRefused(Exception):
-    """What stands in the way, for the user to read."""
+    """The installer refuses a command; the message is for the user."""
 
 
 def set_owner(path: str, frame: "dict[str, Any]") -> None:
-    """Set mode and owner; the owner's name decides, its ids may not be known to whoever asks."""
+    """Set mode and owner of a path; the owner's name is looked up on this host."""
     if frame.get("owner"):
         user = pwd.getpwnam(frame["owner"])
         os.chown(path, user.pw_uid if frame.get("owned") else 0, user.pw_gid)
@@ -23,7 +21,7 @@ def set_owner(path: str, frame: "dict[str, Any]") -> None:
 
 
 def switch_link(path: str, to: str) -> None:
-    """Let the link `path` point to `to`, at once."""
+    """Point the link `path` to `to`, atomically."""
     new = path + UNFINISHED_SUFFIX
     if os.path.lexists(new):
         os.unlink(new)
@@ -33,7 +31,7 @@ def switch_link(path: str, to: str) -> None:
 
 
 def remove_empty(path: str) -> bool:
-    """Whether a folder is gone afterwards: one with something in it stays."""
+    """Remove a folder if it is empty; return True if it does not exist afterwards."""
     try:
         os.rmdir(path)
     except FileNotFoundError:
@@ -44,7 +42,7 @@ def remove_empty(path: str) -> bool:
 
 
 def write_synced(path: str, content: bytes, mode: int) -> None:
-    """A file on disk, not yet under its final name."""
+    """Write a file and flush it to disk; the caller renames it to its final name."""
     descriptor = os.open(
         path,
         os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW,
@@ -58,7 +56,7 @@ def write_synced(path: str, content: bytes, mode: int) -> None:
 
 
 def sync_folder(path: str) -> None:
-    """What was renamed in a folder stays so after a power cut."""
+    """Flush a folder to disk, so that renames in it survive a power cut."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -67,9 +65,7 @@ def sync_folder(path: str) -> None:
 
 
 def sync_disk(path: str) -> None:
-    """All of the file system that holds `path`: thousands of files at once are faster so than one
-    by one.
-    """
+    """Flush the file system that holds `path`; for many files this is faster than one by one."""
     import ctypes
 
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)

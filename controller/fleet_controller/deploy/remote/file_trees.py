@@ -1,6 +1,4 @@
-"""Owns trees of files that a deploy brings: unpacked from checked archives, removed without what
-others put there. Python 3.6 and newer.
-"""
+"""Unpacks checked archives into trees of files, and removes such trees without files of others."""
 
 import csv
 import hashlib
@@ -18,13 +16,13 @@ from fleet_controller.deploy.remote.atomic_files import (
 )
 
 CHUNK = 1 << 20
-SILENCE_TIMEOUT_S = 300  # a session that is cut off without a word would hold the lock for hours
+SILENCE_TIMEOUT_S = 300  # without it, a lost connection could hold the lock for hours
 
 
 def receive_file(source: BinaryIO, path: str, size: int, sha256: str) -> None:
-    """`size` bytes into a file. Raises Refused when they are not what the digest says."""
+    """Write `size` bytes of `source` into a file. Raises InstallRefused for a wrong digest."""
     digest, left = hashlib.sha256(), size
-    trouble = None
+    write_error = None
     with open(path, "wb") as file:
         os.chmod(path, 0o600)
         while left:
@@ -35,21 +33,20 @@ def receive_file(source: BinaryIO, path: str, size: int, sha256: str) -> None:
             left -= len(chunk)
             digest.update(chunk)
             try:
-                if trouble is None:
+                if write_error is None:
                     file.write(chunk)
-            except (
-                OSError
-            ) as error:  # the rest has to be read all the same: the next frame is behind it
-                trouble = error
-    if trouble is not None:
-        raise trouble
+            except OSError as error:
+                write_error = error  # read on: the next frame comes after this content
+    if write_error is not None:
+        raise write_error
     if digest.hexdigest() != sha256:
         raise InstallRefused(f"a file of {size} bytes arrived damaged")
 
 
 def unpack_wheel(archive: str, target: str) -> None:
-    """All files of a wheel, with the modes of its archive. Raises Refused when files and RECORD
-    differ, or names lead elsewhere.
+    """Unpack a wheel; executable files stay executable.
+
+    Raises InstallRefused for a file that RECORD does not list or a name that leads out of the tree.
     """
     with zipfile.ZipFile(archive) as wheel:
         entries = [entry for entry in wheel.infolist() if not entry.filename.endswith("/")]
@@ -62,16 +59,16 @@ def unpack_wheel(archive: str, target: str) -> None:
             None,
         )
         if record is None:
-            raise InstallRefused("a wheel without RECORD")
+            raise InstallRefused("a wheel has no RECORD")
         listed = record_names(wheel.read(record).decode())
         for entry in entries:
             name = entry.filename
             if name not in listed and not is_record(name):
-                raise InstallRefused(f"a wheel holds {name}, which its RECORD does not list")
+                raise InstallRefused(f"a wheel contains {name}, which its RECORD does not list")
             place = path_in_install(name)
             path = os.path.join(target, place)
             if not os.path.normpath(path).startswith(target + "/"):
-                raise InstallRefused(f"a wheel holds {name}, which leads out of it")
+                raise InstallRefused(f"a wheel contains {name}, which leads out of its folder")
             os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
             with wheel.open(entry) as content, open(path, "wb") as file:
                 shutil.copyfileobj(content, file, CHUNK)
@@ -80,19 +77,20 @@ def unpack_wheel(archive: str, target: str) -> None:
 
 
 def is_record(name: str) -> bool:
-    """The list of a wheel or its signature, and not that of a package that it holds a copy of."""
+    """Return True for a wheel's own RECORD or its signature, not for one of a vendored package."""
     folder, _, file = name.partition("/")
     return folder.endswith(".dist-info") and file in ("RECORD", "RECORD.jws", "RECORD.p7s")
 
 
 def record_names(text: str) -> "set[str]":
-    """The names that a RECORD lists."""
+    """Return the names that a RECORD lists."""
     return {row[0] for row in csv.reader(text.splitlines()) if row}
 
 
 def path_in_install(name: str) -> str:
-    """`x.data/purelib/a.py` belongs at `a.py`; the other folders of `x.data` are of no use to an
-    agent and stay where they are.
+    """Return the installed path of a wheel's file: `x.data/purelib/a.py` belongs at `a.py`.
+
+    An agent does not use the other folders of `x.data`; they keep their path.
     """
     parts = name.split("/")
     if len(parts) > 2 and parts[0].endswith(".data") and parts[1] in ("purelib", "platlib"):
@@ -101,11 +99,13 @@ def path_in_install(name: str) -> str:
 
 
 def unpack_tar(archive: str, target: str) -> None:
-    """All of a tar file. Raises Refused when a name leads out of it."""
+    """Unpack a tar file. Raises InstallRefused when a name or link leads out of the tree."""
     with tarfile.open(archive) as tar:
         for member in tar.getmembers():
             if not stays_inside(member, target):
-                raise InstallRefused(f"the Python holds {member.name}, which leads out of it")
+                raise InstallRefused(
+                    f"the Python contains {member.name}, which leads out of its folder"
+                )
             member.uid = member.gid = 0
             member.uname = member.gname = ""
             tar.extract(
@@ -115,7 +115,7 @@ def unpack_tar(archive: str, target: str) -> None:
 
 
 def stays_inside(member: tarfile.TarInfo, target: str) -> bool:
-    """A file, a folder, or a link to something in the same tree."""
+    """Return True for a file, a folder, or a symbolic link to something in the same tree."""
     path = os.path.normpath(os.path.join(target, member.name))
     to = (
         os.path.normpath(os.path.join(os.path.dirname(path), member.linkname))
@@ -127,8 +127,8 @@ def stays_inside(member: tarfile.TarInfo, target: str) -> bool:
 
 
 def write_file_list(target: str) -> None:
-    """`.files` names all files of a tree, so that what others put there later is known from what
-    was brought.
+    """Write the names of all files of a tree to `.files`, so that files of others can be told apart
+    later.
     """
     found = set()
     for folder, folders, files in os.walk(target):
@@ -141,8 +141,9 @@ def write_file_list(target: str) -> None:
 
 
 def remove_tree(root: str) -> "list[str]":
-    """Remove a tree that was brought; returns what others put there, which stays. An unfinished one
-    was never used, so all of it goes.
+    """Remove a tree and return the paths in it that it did not bring, which stay.
+
+    An unfinished tree was never used, so all of it is removed.
     """
     if not os.path.isdir(root):
         return []
@@ -152,14 +153,14 @@ def remove_tree(root: str) -> "list[str]":
         shutil.rmtree(root)
         return []
     with open(os.path.join(root, ".files")) as file:
-        brought = set(file.read().splitlines()) | {".files"}
+        own_files = set(file.read().splitlines()) | {".files"}
     left = []
     for folder, folders, files in os.walk(root, topdown=False):
         for name in files + [
             name for name in folders if os.path.islink(os.path.join(folder, name))
         ]:
             path = os.path.join(folder, name)
-            is_ours = os.path.relpath(path, root) in brought or (
+            is_ours = os.path.relpath(path, root) in own_files or (
                 name.endswith(".pyc") and folder.endswith("/__pycache__")
             )
             if not is_ours or not try_unlink(path):
@@ -169,9 +170,7 @@ def remove_tree(root: str) -> "list[str]":
 
 
 def try_unlink(path: str) -> bool:
-    """Whether a file is gone afterwards: what another user put into a folder of its own may not be
-    ours to remove.
-    """
+    """Remove a file; return False if we may not, such as in another user's folder."""
     try:
         os.unlink(path)
     except OSError:
@@ -180,7 +179,7 @@ def try_unlink(path: str) -> bool:
 
 
 def remove_paths(paths: "list[str]") -> None:
-    """Remove what an agent made itself."""
+    """Remove files, links and whole folders that an agent created."""
     for path in paths:
         if os.path.isdir(path) and not os.path.islink(path):
             shutil.rmtree(path)

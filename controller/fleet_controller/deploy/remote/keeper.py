@@ -1,10 +1,9 @@
-"""Owns keeping an agent alive on a host without systemd: starts it again with growing pauses, ends
-it when told. Python 3.6 and newer.
+"""Keeps an agent running on a host without systemd: restarts it after growing pauses.
 
     keeper.py start|stop|status|steady ROOT
 
-ROOT/keeper.json names the keeper by process id, start time and boot, so that an id that was given
-to another process is never signalled.
+ROOT/keeper.json identifies the keeper by process id, start time and boot, so that a process that
+later gets the same id is never signalled.
 """
 
 import json
@@ -16,19 +15,19 @@ import time
 from typing import Any
 
 FIRST_PAUSE_S, LAST_PAUSE_S, GOOD_AFTER_S = 1.0, 60.0, 120.0
-STOP_S = 100.0  # an agent gives its servers their time to end
+STOP_S = 100.0  # an agent waits for its servers to stop
 LOG_BYTES = 8 << 20
 
 
 def main() -> int:
-    """0: done or running, 1: not running, 2: wrong use."""
+    """Run one action; return 0 if done or running, 1 if not running or failed, 2 for wrong use."""
     if len(sys.argv) != 3 or sys.argv[1] not in ("start", "stop", "status", "steady"):
         log_line(__doc__ or "")
         return 2
     action, root = sys.argv[1], os.path.abspath(sys.argv[2])
     if action == "status":
         return 0 if keeper_pid(root) else 1
-    if action == "steady":  # and the agent has not ended since it was started
+    if action == "steady":  # running, and the agent has not ended since its start
         return 0 if keeper_pid(root) and not read_state(root).get("ended") else 1
     if action == "stop":
         return stop(root)
@@ -36,7 +35,7 @@ def main() -> int:
 
 
 def start(root: str) -> int:
-    """Start a keeper unless one runs; returns once it is on record."""
+    """Start a keeper unless one is running; return once keeper.json names it."""
     if keeper_pid(root):
         return 0
     reader, writer = os.pipe()
@@ -62,7 +61,7 @@ def start(root: str) -> int:
 
 
 def supervise(root: str) -> None:
-    """Run the agent until it ends well or we are told to end."""
+    """Run the agent again and again until it exits with 0 or we get SIGTERM."""
     stop_signals: list[int] = []
     pid, ended = surviving_agent(root), 0
 
@@ -75,7 +74,7 @@ def supervise(root: str) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     pause_s = FIRST_PAUSE_S
     while not stop_signals:
-        began = time.monotonic()
+        started = time.monotonic()
         code = wait_for_exit(pid) if pid else 1
         if not pid:
             process = launch(root)
@@ -86,12 +85,12 @@ def supervise(root: str) -> None:
             code = process.wait() if process else 1
         pid, ended = 0, ended + 1
         write_state(root, 0, ended)
-        log_line(f"the agent ended with {code}")
+        log_line(f"the agent ended with exit code {code}")
         if stop_signals or code == 0:
             break
         pause_s = (
             FIRST_PAUSE_S
-            if time.monotonic() - began > GOOD_AFTER_S
+            if time.monotonic() - started > GOOD_AFTER_S
             else min(pause_s * 2, LAST_PAUSE_S)
         )
         log_line(f"starting it again in {pause_s:g} s")
@@ -100,7 +99,7 @@ def supervise(root: str) -> None:
 
 
 def surviving_agent(root: str) -> int:
-    """The agent of a keeper that was killed: it works on, and is kept by this one."""
+    """Return the process id of an agent whose keeper was killed, else 0; this keeper adopts it."""
     state = read_state(root)
     pid = int(state.get("agent", 0))
     return (
@@ -113,15 +112,15 @@ def surviving_agent(root: str) -> int:
 
 
 def wait_for_exit(pid: int) -> int:
-    """Wait for a process that is no child of ours; its exit code is not ours to know."""
-    began = start_ticks(pid)
-    while start_ticks(pid) == began != 0:
+    """Wait for a process that is not our child, and return 1: we cannot read its exit code."""
+    ticks = start_ticks(pid)
+    while start_ticks(pid) == ticks != 0:
         time.sleep(0.5)
     return 1
 
 
 def launch(root: str) -> "subprocess.Popen[bytes] | None":
-    """The agent, its log kept short; None when it cannot be started."""
+    """Start the agent, after rotating a large log; return None when it cannot be started."""
     path = os.path.join(root, "agent.log")
     if os.path.exists(path) and os.path.getsize(path) > LOG_BYTES:
         os.rename(path, path + ".1")
@@ -143,14 +142,14 @@ def launch(root: str) -> "subprocess.Popen[bytes] | None":
 
 
 def pause_until_signal(pause_s: float, stop_signals: "list[int]") -> None:
-    """A pause that a signal ends."""
+    """Wait `pause_s` seconds, or until a signal arrives."""
     until = time.monotonic() + pause_s
     while not stop_signals and time.monotonic() < until:
         time.sleep(0.1)
 
 
 def stop(root: str) -> int:
-    """End the keeper and its agent; 1 when they do not end in time."""
+    """Stop the keeper and its agent; return 1 when they do not stop in time."""
     pid = keeper_pid(root)
     if not pid:
         return 0
@@ -158,14 +157,14 @@ def stop(root: str) -> int:
     until = time.monotonic() + STOP_S
     while keeper_pid(root):
         if time.monotonic() > until:
-            log_line(f"process {pid} does not end")
+            log_line(f"process {pid} does not stop")
             return 1
         time.sleep(0.05)
     return 0
 
 
 def write_state(root: str, agent: int, ended: int) -> None:
-    """Who keeps whom: read by `running` and `agent_left`."""
+    """Write keeper.json, which `keeper_pid` and `surviving_agent` read."""
     path = os.path.join(root, "keeper.json")
     state = {
         "pid": os.getpid(),
@@ -181,7 +180,7 @@ def write_state(root: str, agent: int, ended: int) -> None:
 
 
 def read_state(root: str) -> "dict[str, Any]":
-    """What the newest keeper wrote down; empty when there is none."""
+    """Read what the newest keeper wrote; empty when there is none."""
     try:
         with open(os.path.join(root, "keeper.json")) as file:
             state: dict[str, Any] = json.load(file)
@@ -191,7 +190,7 @@ def read_state(root: str) -> "dict[str, Any]":
 
 
 def keeper_pid(root: str) -> int:
-    """The keeper's process id, 0 when none runs."""
+    """Return the keeper's process id, 0 when none is running."""
     state = read_state(root)
     pid = int(state.get("pid", 0))
     return (
@@ -202,9 +201,7 @@ def keeper_pid(root: str) -> int:
 
 
 def start_ticks(pid: int) -> int:
-    """When a process began, in clock ticks since boot; 0 when it is gone or only its exit code is
-    left.
-    """
+    """Return the start time of a process in clock ticks since boot; 0 if it is gone or a zombie."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             fields = file.read().rpartition(")")[2].split()
@@ -214,13 +211,13 @@ def start_ticks(pid: int) -> int:
 
 
 def boot_id() -> str:
-    """Of which boot the process ids are."""
+    """Return the id of the current boot, in which process ids are valid."""
     with open("/proc/sys/kernel/random/boot_id") as file:
         return file.read().strip()
 
 
 def log_line(text: str) -> None:
-    """To the keeper's log, with the time."""
+    """Write a line with the time to the keeper's log."""
     sys.stdout.write(time.strftime("%Y-%m-%d %H:%M:%S ") + text + "\n")
     sys.stdout.flush()
 

@@ -1,8 +1,7 @@
-"""Owns reading what a host is and what deploy has installed there. Runs on the host, changes
-nothing; Python 3.6 and newer.
+"""Reads the facts of a host and what deploys have installed there; changes nothing.
 
-`ASKED`, which whoever sends this sets: `{"roots": [[root, state], …], "users": [name, …], "python":
-a path or empty, "sudo": true|false, "source": this text}`.
+The starter sets `ASKED`: `{"roots": [[root, state], …], "users": [name, …], "python": a path or
+empty, "sudo": true|false, "source": this text}`.
 """
 
 import glob
@@ -17,19 +16,23 @@ import subprocess
 import sys
 from typing import Any
 
-STARTER = "import json,sys;a=json.loads(sys.stdin.readline());exec(compile(a['source'],'probe','exec'),{'__name__':'probe','ASKED':a})"
+STARTER = (
+    "import json,sys;a=json.loads(sys.stdin.readline());"
+    "exec(compile(a['source'],'probe','exec'),{'__name__':'probe','ASKED':a})"
+)
 MAX_FILE_BYTES = 1 << 20
 PYTHONS = ["python3", "/usr/bin/python3", "/usr/local/bin/python3"] + [
     f"python3.{minor}" for minor in (13, 12, 11, 14)
 ]
 ASK_PYTHON = (
-    "import json,sys,sysconfig;print(json.dumps([list(sys.version_info[:3]),sys.implementation.name,"
-    "sys.base_prefix!=sys.prefix,sysconfig.get_config_var('Py_GIL_DISABLED') or 0,sys.executable]))"
+    "import json,sys,sysconfig;print(json.dumps([list(sys.version_info[:3]),"
+    "sys.implementation.name,sys.base_prefix!=sys.prefix,"
+    "sysconfig.get_config_var('Py_GIL_DISABLED') or 0,sys.executable]))"
 )
 
 
 def main(request: "dict[str, Any]") -> None:
-    """Write the facts to standard output, as one JSON object."""
+    """Write the facts to standard output as one JSON object."""
     if request.get("only_installed"):
         sys.stdout.write(json.dumps(describe_installs(request["roots"])))
         return
@@ -45,7 +48,7 @@ def main(request: "dict[str, Any]") -> None:
 
 
 def run(argv: "list[str]", timeout_s: float = 5.0, given: str = "") -> "tuple[int, str]":
-    """(exit code, standard output); 127 when there is no such program, 124 when it takes too long."""
+    """Run a program; return (exit code, output), with 127 if it is missing, 124 at a timeout."""
     try:
         process = subprocess.Popen(
             argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
@@ -62,7 +65,7 @@ def run(argv: "list[str]", timeout_s: float = 5.0, given: str = "") -> "tuple[in
 
 
 def read_or_empty(path: str) -> str:
-    """The text of a small file, empty when it cannot be read."""
+    """Return the text of a small file, empty when it cannot be read."""
     try:
         with open(path, "rb") as file:
             return file.read(MAX_FILE_BYTES).decode(errors="replace")
@@ -71,7 +74,7 @@ def read_or_empty(path: str) -> str:
 
 
 def probe_as_root(request: "dict[str, Any]") -> "list[dict[str, Any]] | None":
-    """What root sees of our folders, None without a sudo that asks for no password."""
+    """Return the installations that root sees, None if sudo is missing or asks for a password."""
     roots = [[os.path.expanduser(path) for path in pair] for pair in request["roots"]]
     question = json.dumps({"only_installed": True, "roots": roots, "source": request["source"]})
     code, output = run(
@@ -85,7 +88,7 @@ def probe_as_root(request: "dict[str, Any]") -> "list[dict[str, Any]] | None":
 
 
 def describe_host(request: "dict[str, Any]") -> "dict[str, Any]":
-    """What the machine is, and who we are on it."""
+    """Return the facts of the machine and of our user on it."""
     uid = os.getuid()
     me = pwd.getpwuid(uid)
     runtime = os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{uid}"
@@ -112,7 +115,7 @@ def describe_host(request: "dict[str, Any]") -> "dict[str, Any]":
 
 
 def describe_user(name: str) -> "list[Any] | None":
-    """[user id, group id, home] of a user, None when there is none of that name."""
+    """Return [user id, group id, home] of a user, None if the user does not exist."""
     try:
         entry = pwd.getpwnam(name)
     except KeyError:
@@ -121,7 +124,7 @@ def describe_user(name: str) -> "list[Any] | None":
 
 
 def libc() -> str:
-    """`glibc 2.36`, empty for another C library."""
+    """Return the C library, such as `glibc 2.36`, empty for another one."""
     try:
         return os.confstr("CS_GNU_LIBC_VERSION") or ""
     except (ValueError, OSError):
@@ -129,7 +132,7 @@ def libc() -> str:
 
 
 def find_pythons(named: str) -> "list[dict[str, Any]]":
-    """Each interpreter in PATH, the default one first; the one that was named before all."""
+    """Return the interpreters in PATH, the default one first; the named one comes before all."""
     found: dict[str, dict[str, Any]] = {}
     for name in [named] * bool(named) + PYTHONS:
         path = shutil.which(name)
@@ -143,9 +146,7 @@ def find_pythons(named: str) -> "list[dict[str, Any]]":
 
 
 def describe_python(path: str) -> "dict[str, Any] | None":
-    """One interpreter: `usable` when the agent can run on its kind; of which version, the plan
-    decides.
-    """
+    """Describe one interpreter; `usable` is about its kind only, the plan checks its version."""
     code, output = run([path, "-I", "-c", ASK_PYTHON])
     if code != 0:
         return None
@@ -155,7 +156,7 @@ def describe_python(path: str) -> "dict[str, Any] | None":
 
 
 def describe_installs(roots: "list[list[str]]") -> "list[dict[str, Any]]":
-    """What lies at each root, and how much room is there."""
+    """Describe the installation at each root, and the free space there."""
     found = []
     for root, state in roots:
         root, state = os.path.expanduser(root), os.path.expanduser(state)
@@ -167,12 +168,12 @@ def describe_installs(roots: "list[list[str]]") -> "list[dict[str, Any]]":
 
 
 def describe_made(root: str) -> "dict[str, Any]":
-    """What deploy has put there, by its own list; nothing without one."""
+    """Describe what deploys made at a root by their list; empty without a list."""
     made = []
     for line in read_or_empty(root + "/made.jsonl").splitlines():
         try:
             made.append(json.loads(line))
-        except ValueError:  # torn by a power cut: what it names was not made
+        except ValueError:  # cut off by a power cut, before the thing it names was made
             continue
     if not made:
         return {}
@@ -185,7 +186,7 @@ def describe_made(root: str) -> "dict[str, Any]":
         "versions": list_names(root + "/versions"),
         "wheels": list_names(root + "/wheels"),
         "pythons": list_names(root + "/pythons"),
-        "files": {path: told for path, told in files.items() if told},
+        "files": {path: state for path, state in files.items() if state},
         "folders": [
             entry["path"]
             for entry in made
@@ -201,7 +202,7 @@ def describe_made(root: str) -> "dict[str, Any]":
 
 
 def digest(path: str) -> "list[Any] | None":
-    """[SHA-256, mode, owner's id] of a file, None when it is not there."""
+    """Return [SHA-256, mode, owner's id] of a file, None if it cannot be read."""
     try:
         with open(path, "rb") as file:
             about = os.fstat(file.fileno())
@@ -215,12 +216,11 @@ def digest(path: str) -> "list[Any] | None":
 
 
 def is_active(root: str, mode: str) -> bool:
-    """Whether the service runs, as whoever supervises it says."""
+    """Return True if the supervisor, systemd or the keeper, reports the agent as running."""
     if mode == "daemon":
         return run([sys.executable, "-I", root + "/keeper.py", "status", root])[0] == 0
-    os.environ.setdefault(
-        "XDG_RUNTIME_DIR", f"/run/user/{os.getuid()}"
-    )  # where there is no PAM to set it
+    # Where no PAM sets it, systemctl --user needs this variable.
+    os.environ.setdefault("XDG_RUNTIME_DIR", f"/run/user/{os.getuid()}")
     return (
         run(
             ["systemctl"]
@@ -232,7 +232,7 @@ def is_active(root: str, mode: str) -> bool:
 
 
 def link_target(path: str) -> str:
-    """The last part of where a link points, empty without one."""
+    """Return the last part of a link's target, empty if there is no link."""
     try:
         return os.path.basename(os.readlink(path))
     except OSError:
@@ -240,7 +240,7 @@ def link_target(path: str) -> str:
 
 
 def list_names(folder: str) -> "list[str]":
-    """What is in a folder; names with a dot in front are unfinished."""
+    """Return the names in a folder without hidden ones, which are unfinished."""
     try:
         return sorted(name for name in os.listdir(folder) if not name.startswith("."))
     except OSError:
@@ -248,7 +248,7 @@ def list_names(folder: str) -> "list[str]":
 
 
 def free_bytes(path: str) -> int:
-    """Bytes free where `path` is or would be."""
+    """Return the free bytes of the file system where `path` is or would be."""
     while not os.path.isdir(path) and len(path) > 1:
         path = os.path.dirname(path)
     about = os.statvfs(path)
