@@ -113,8 +113,8 @@ def test_another_engine_has_no_such_arms() -> None:
     [
         ({"env": {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}}, "SGLang sets it itself"),
         ({"args": {"base_gpu_id": 0}}, "default"),
-        ({"args": {"speculative_num_steps": 3}}, "nothing is speculated"),
-        ({"env": {"SGLANG_SIMULATE_ACC_LEN": "3"}}, "nothing is speculated"),
+        ({"args": {"speculative_num_steps": 3}}, "does not speculate"),
+        ({"env": {"SGLANG_SIMULATE_ACC_LEN": "3"}}, "does not speculate"),
     ],
 )
 def test_a_level_that_changes_nothing_says_why(level: dict[str, Any], reason: str) -> None:

@@ -1,1 +1,1 @@
-"""Rates what arguments, variables and paths of a job can do to a host."""
+"""Rates what the arguments, variables and paths of a job can do to a host."""

@@ -1,6 +1,4 @@
-"""Owns how paths and addresses are found in a value, and what a pattern of them matches. Pure text:
-looks at no disk.
-"""
+"""Finds paths and addresses in a value, and matches them against patterns."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ _UP = re.compile(r"(?:^|[^A-Za-z0-9_.-])\.\.(?:$|[^A-Za-z0-9_.-])")
 
 
 def iter_texts(value: Any) -> Iterator[str]:
-    """Every text in a value, keys too; one that is JSON is opened."""
+    """Yield every text in a value, keys included; a text that is JSON is parsed first."""
     if isinstance(value, Mapping):
         for key, entry in value.items():
             yield from (str(key), *iter_texts(entry))
@@ -40,8 +38,9 @@ def _parse_json(text: str) -> Any:
 
 
 def paths_in(value: Any) -> tuple[str, ...]:
-    """Each absolute path in a value, also behind `name=`, as it is written. A relative one stays in
-    the server's own folder.
+    """Return each absolute path in a value as it is written, also behind `name=`.
+
+    A relative path stays in the server's own folder, so it is not returned.
     """
     return tuple(
         dict.fromkeys(
@@ -53,13 +52,13 @@ def paths_in(value: Any) -> tuple[str, ...]:
 
 
 def addresses_in(value: Any) -> tuple[tuple[str, str], ...]:
-    """(scheme, rest) of each address in a value; `file:` is a path."""
+    """Return (scheme, rest) of each address in a value; `file:` counts as a path."""
     found = (match.groups() for text in iter_texts(value) for match in _SCHEME.finditer(text))
     return tuple((scheme.lower(), rest) for scheme, rest in found if scheme.lower() != "file")
 
 
 def has_parent_reference(value: Any) -> bool:
-    """True when a `..` stands in it as a folder."""
+    """Return whether a value contains `..` as a folder."""
     return any(_UP.search(text) for text in iter_texts(value))
 
 
@@ -68,17 +67,16 @@ def _without_addresses(text: str) -> str:
 
 
 def matches_pattern(text: str, pattern: str) -> bool:
-    """True when a glob pattern is the whole of `text`: `*` and `?` stay within a folder, `**` does
-    not; `*` alone is anything.
+    """Return whether a glob pattern matches the whole text.
+
+    `*` and `?` stay within a folder, `**` does not; `*` alone matches anything.
     """
     return _compiled(pattern).fullmatch(text) is not None
 
 
 def is_inside_pattern(path: str, pattern: str) -> bool:
-    """True when `path` is a folder that the pattern matches, or below one."""
-    folder = _compiled(
-        pattern.rstrip("/")
-    ).pattern  # of `/` nothing is left: everything is below it
+    """Return whether `path` is, or is below, a folder that the pattern matches."""
+    folder = _compiled(pattern.rstrip("/")).pattern  # empty for `/`: everything is below it
     return re.compile(f"(?:{folder})(?:/.*)?", re.DOTALL).fullmatch(path) is not None
 
 

@@ -1,5 +1,4 @@
-"""Owns which arguments of SGLang's server load code, name models, listen, connect, destroy or
-write. Knows no host and judges no path.
+"""The arguments of SGLang's server that load code, name models, listen, connect, destroy or write.
 
 Sources: sglang/srt/server_args.py, utils/hf_transformers_utils.py, model_loader/, managers/ and
 entrypoints/ of 0.4.1 - 0.5.23.
@@ -13,18 +12,18 @@ from typing import Any
 
 from fleet_knowledge.security.path_patterns import addresses_in
 
-# Refused whatever they say: argument → what it makes the server do
+# Rejected with any value: argument → what it makes the server do
 _CODE: Mapping[str, str] = {
     "custom_sigquit_handler": "names Python code that is called",
     "custom_weight_loader": "names Python code that is imported",
     "enable_custom_logit_processor": "runs code that requests carry",
     "forward_hooks": "names Python code that is imported",
-    "sidecar": "starts a program beside the server",
-    "sidecar_args": "gives words to a program beside the server",
-    "config": "names a file of further arguments, which nobody has looked at",
+    "sidecar": "starts a second program next to the server",
+    "sidecar_args": "passes arguments to a second program next to the server",
+    "config": "names a file of further arguments, which are not checked",
     "use_ray": "starts the server through Ray, whose processes the agent does not own",
     "warmups": "names Python functions that are called",
-    "msprobe_dump_config": "names a file that says what is written where",
+    "msprobe_dump_config": "names a file that decides which files are written",
     "model_config_parser": "names code that is loaded",
     "trust_request_chat_template": "runs templates that requests carry",
 }
@@ -57,7 +56,9 @@ _LISTENS: Mapping[str, str] = {
         ),
         "makes it speak TLS",
     ),
-    "remote_instance_weight_loader_start_seed_via_transfer_engine": "offers its weights to other hosts",
+    "remote_instance_weight_loader_start_seed_via_transfer_engine": (
+        "offers its weights to other hosts"
+    ),
     "weight_cache_socket": "names a socket",
     "forward_pass_metrics_ipc_name": "names a socket",
 }
@@ -82,7 +83,7 @@ _CONNECTS: Mapping[str, str] = {
 _DESTROYS: Mapping[str, str] = {"delete_ckpt_after_loading": "deletes the model's files"}
 _REFUSED = {**_CODE, **_LISTENS, **_CONNECTS, **_DESTROYS}
 
-# Models and what is read like one: a name of the hub or a path, some as NAME=PATH
+# Models, and what is read like one: a Hugging Face name or a path, some as NAME=PATH
 MODEL_ARGUMENTS = (
     *(
         "model_path",
@@ -100,7 +101,7 @@ MODEL_ARGUMENTS = (
         "ds_channel_config_path",
     ),
 )
-# Slashes that are no paths
+# Values in which a slash does not mean a path
 NOT_PATHS = (
     "served_model_name",
     "weight_version",
@@ -109,23 +110,24 @@ NOT_PATHS = (
     "admin_api_key",
 )
 MODEL_CODE_ARGUMENTS = ("trust_remote_code",)
-RENDEZVOUS_ARGUMENTS = (
-    "dist_init_addr",
-)  # where the ranks of a server meet: on one host, that host
+# Where the ranks of a server connect; for a server on one host that must be this host.
+RENDEZVOUS_ARGUMENTS = ("dist_init_addr",)
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
 @dataclass(frozen=True, slots=True)
 class NamedModel:
-    """A model that an argument names: `name` as it is written, without the `NAME=` of an adapter."""
+    """A model that an argument names; `name` is without the `NAME=` of an adapter."""
 
     argument: str
     name: str
 
 
 def argument_risk(name: str, value: Any) -> str:
-    """What an argument makes a server do beyond serving, in words after its name; empty for
-    nothing. Paths and models are judged apart.
+    """Return what an argument makes a server do beyond serving, worded to follow its name; else an
+    empty text.
+
+    Paths and models are checked elsewhere.
     """
     if value is False or value is None:
         return ""
@@ -142,7 +144,7 @@ def argument_risk(name: str, value: Any) -> str:
 
 
 def models_in(args: Mapping[str, Any]) -> tuple[NamedModel, ...]:
-    """Every model that the arguments name."""
+    """Return every model that the arguments name."""
     return tuple(
         NamedModel(name, text) for name in MODEL_ARGUMENTS for text in _names(args.get(name))
     )

@@ -1,5 +1,5 @@
-"""Owns which variables tune a server, and which make it load code, run programs or reach beyond it.
-Reads no environment.
+"""The environment variables that tune a server, and those that load code, run programs or reach
+beyond it.
 
 Sources: the sources of SGLang 0.4.1 - 0.5.23, NCCL 2.18 - 2.30, PyTorch 2.4 - 2.9, Triton 3.0 -
 3.5, FlashInfer 0.2 - 0.5 and UCX 1.15 - 1.19; OpenMP 5.2, 6.4 (OMP_TOOL_LIBRARIES); CUDA's driver
@@ -13,8 +13,8 @@ from fnmatch import fnmatchcase
 
 from fleet_knowledge.security.path_patterns import addresses_in, has_parent_reference
 
-# By family: each is read by a library of the server. What tunes nothing (HOME, PATH, http_proxy,
-# LD_…) is not here.
+# By family: a library of the server reads each. Variables that do not tune (HOME, PATH, http_proxy,
+# LD_…) are left out.
 TUNING_FAMILIES: tuple[str, ...] = (
     *(
         "NCCL_*",
@@ -81,26 +81,26 @@ TUNING_FAMILIES: tuple[str, ...] = (
     ),
 )
 
-# Patterns → what such a variable does. Those of no tuning family stand here for the words of the
-# refusal.
+# Pattern → what such a variable does. Variables of no tuning family are rejected anyway; they are
+# listed for the text of the message.
 _LOADS_CODE: dict[str, str] = {
-    "LD_*": "tells the loader which libraries every process takes in",
+    "LD_*": "names libraries that every process loads",
     "GLIBC_TUNABLES": "changes the C library under every process",
     "GCONV_PATH": "names a folder of libraries that the C library loads",
     "PYTHON*": "changes what Python imports or runs",
-    "PATH": "says which programs are found",
-    "HOME": "says where programs look for settings and packages",
+    "PATH": "decides which programs are found",
+    "HOME": "decides where programs look for settings and packages",
     "BASH_ENV": "names a script that each shell runs",
     "ENV": "names a script that each shell runs",
     "*_PLUGIN": "names a library that is loaded",
     "*_PLUGINS": "names code that is loaded",
-    "*_PLUGIN_*": "says which libraries are loaded",
+    "*_PLUGIN_*": "decides which libraries are loaded",
     "*_INJECTION*_PATH": "names a library that is loaded",
     "NCCL_CONF_FILE": "names a file of further variables",
     "NCCL_IBVERBS_LIB": "names a library that is loaded",
     "OMP_TOOL_LIBRARIES": "names a library that is loaded",
     "HSA_TOOLS_*": "names a library that is loaded",
-    "UCX_MODULE*": "says which libraries are loaded",
+    "UCX_MODULE*": "decides which libraries are loaded",
     "UCX_GDB_COMMAND": "names a program that is run",
     "*_SO_PATH": "names a library that is loaded",
     "*_SO": "names a library that is loaded",
@@ -110,25 +110,25 @@ _LOADS_CODE: dict[str, str] = {
     "SGLANG_EXTERNAL_*": "names a Python package that is imported",
     "SGLANG_LOGGING_CONFIG_PATH": "names a file that may call any Python function",
     "SGLANG_HTTP_SERVER_APP_PATH": "names Python code that is imported",
-    "SGL_FA3_KERNEL_REPO": "says where kernels are fetched from",
-    "SGLANG_NVFP4_REPO_ROOT": "says where code is taken from",
+    "SGL_FA3_KERNEL_REPO": "decides where kernels are downloaded from",
+    "SGLANG_NVFP4_REPO_ROOT": "decides where code is loaded from",
     "TRITON_CACHE_MANAGER": "names a Python class that is imported",
     "TRITON_OVERRIDE_DIR": "names a folder of kernels that are loaded",
     "TRITON_KERNEL_OVERRIDE": "loads kernels in place of those that were compiled",
-    "*_HOME": "says where compilers, caches and settings are",
-    "*_ROOT": "says where code and caches are",
+    "*_HOME": "decides where compilers, caches and settings are",
+    "*_ROOT": "decides where code and caches are",
     "*_CACHE_DIR": "names a folder that compiled code is loaded from",
     "*_EXTENSIONS_DIR": "names a folder that compiled code is loaded from",
     "*_JIT_DIR": "names a folder that compiled code is loaded from",
-    "*_CUBIN*": "says where kernels are taken from",
+    "*_CUBIN*": "decides where kernels are loaded from",
     "*_WORKSPACE_*": "names a folder that compiled code is loaded from",
     "*_NVCC*": "names a program that is run",
     "*_COMPILER*": "names a program that is run",
     "*_CLANG*": "names a program that is run",
     "TRITON_*_PATH": "names a program that is run",
-    "CUDA_PATH": "says where compilers are",
-    "HIP_PATH": "says where compilers are",
-    "*FLAGS": "gives words to a compiler",
+    "CUDA_PATH": "decides where compilers are",
+    "HIP_PATH": "decides where compilers are",
+    "*FLAGS": "passes options to a compiler",
     "HF_MODULES_CACHE": "names a folder that Python imports from",
 }
 _REACHES_OUT: dict[str, str] = {
@@ -136,22 +136,21 @@ _REACHES_OUT: dict[str, str] = {
     "*_URL": "sends requests to another address",
     "*_PROXY": "sends requests through another address",
     "*_proxy": "sends requests through another address",
-    "SSL_CERT_*": "says whom to trust",
-    "*_CA_BUNDLE": "says whom to trust",
-    "SGLANG_HOST_IP": "says where the server can be reached",
+    "SSL_CERT_*": "decides which certificates are trusted",
+    "*_CA_BUNDLE": "decides which certificates are trusted",
+    "SGLANG_HOST_IP": "decides the address at which the server is reached",
     "NCCL_RAS_ADDR": "lets a library listen at an address",
 }
 _BEYOND_GPUS: dict[str, str] = {
-    "NVIDIA_VISIBLE_DEVICES": "asks a container runtime for GPUs that the trial was not given",
-    "NVIDIA_DRIVER_CAPABILITIES": "asks a container runtime for more of the driver",
-    "*_VISIBLE_DEVICES": "chooses GPUs, which the agent gives",
-    "GPU_DEVICE_ORDINAL": "chooses GPUs, which the agent gives",
-    "CUDA_MPS_*": "moves the server to another control daemon of the GPUs",
+    "NVIDIA_VISIBLE_DEVICES": "asks a container runtime for GPUs that the trial does not own",
+    "NVIDIA_DRIVER_CAPABILITIES": "asks a container runtime for more features of the driver",
+    "*_VISIBLE_DEVICES": "chooses GPUs, which is the agent's part",
+    "GPU_DEVICE_ORDINAL": "chooses GPUs, which is the agent's part",
+    "CUDA_MPS_*": "moves the server to another MPS control daemon of the GPUs",
 }
 _DANGERS = _LOADS_CODE | _REACHES_OUT | _BEYOND_GPUS
 
-# A loader finds such a library by name in the system's own folders; with a slash it is a file of
-# anybody's choice.
+# The loader looks for a library name in the system's folders; a value with a slash may be any file.
 _LIBRARIES_BY_NAME = (
     "NCCL_NET_PLUGIN",
     "NCCL_TUNER_PLUGIN",
@@ -160,44 +159,32 @@ _LIBRARIES_BY_NAME = (
     "NCCL_GIN_PLUGIN",
     "NCCL_RMA_PLUGIN",
 )
-# Whatever the value: it is a switch or a number that does it
+# Risky with any value, a switch or a number included
 _ALWAYS_RISKY: dict[str, str] = {
-    "BENCHFLEET_*": "is the agent's own",
+    "BENCHFLEET_*": "is reserved for the agent",
     "HF_DEBUG": "writes the tokens of requests into the log",
-    "SGLANG_DUMPER_SERVER_PORT": "opens a port that takes commands",
+    "SGLANG_DUMPER_SERVER_PORT": "opens a port that accepts commands",
     "SGLANG_*_USE_PIP": "installs packages",
-    "SGLANG_USE_PICKLE_IPC": "takes pickled objects from other processes",
+    "SGLANG_USE_PICKLE_IPC": "accepts pickled objects from other processes",
 }
-_PATHS_ONLY = (
-    "HF_HOME",
-)  # by its form it were dangerous: nothing is loaded from it but with trust_remote_code
+# Matches a risky pattern, but code is loaded from it only with trust_remote_code
+_PATHS_ONLY = ("HF_HOME",)
 _SWITCHES = (
-    "",
-    "0",
-    "1",
-    "true",
-    "false",
-    "True",
-    "False",
-    "TRUE",
-    "FALSE",
-    "on",
-    "off",
-    "ON",
-    "OFF",
-    "yes",
-    "no",
+    *("", "0", "1", "true", "false", "True", "False", "TRUE", "FALSE"),
+    *("on", "off", "ON", "OFF", "yes", "no"),
 )
 
 
 def is_tuning_variable(name: str, patterns: tuple[str, ...] = TUNING_FAMILIES) -> bool:
-    """True when a variable is of a family that tunes servers."""
+    """Return whether a variable belongs to a family that tunes servers."""
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def variable_risk(name: str, value: str) -> str:
-    """What a variable makes a server do beyond tuning it, in words after its name; empty for
-    nothing. Paths in it are judged apart.
+    """Return what a variable makes a server do beyond tuning it, worded to follow its name; else an
+    empty text.
+
+    Paths in its value are checked elsewhere.
     """
     if always := _first_match(_ALWAYS_RISKY, name):
         return always
@@ -211,7 +198,9 @@ def _first_match(table: Mapping[str, str], name: str) -> str:
 
 
 def _is_harmless(name: str, value: str) -> bool:
-    """A plain number or switch of a tuning family names no code."""
+    """Return whether a variable cannot load code: for example a plain number or switch of a tuning
+    family.
+    """
     if name in _LIBRARIES_BY_NAME:
         return bool(value) and "/" not in value and not has_parent_reference(value)
     if name in _PATHS_ONLY or name in TUNING_FAMILIES:

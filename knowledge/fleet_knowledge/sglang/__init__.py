@@ -1,1 +1,1 @@
-"""Knows SGLang's arguments and variables by version, and what it changes by itself."""
+"""SGLang's arguments and variables by version, and what SGLang changes by itself."""

@@ -1,8 +1,8 @@
-"""Owns the changes that SGLang makes to its own arguments and that leave a job's meaning whole: one
-row each, with versions and source.
+"""The changes that SGLang makes to its own arguments without changing what a job means, with
+versions and sources.
 
-A row is about an argument that the job set and that the server shows with another value. What is in
-no row is a changed configuration.
+A row is about an argument that the job sets and that the server reports with another value. A
+change without a row counts as a changed configuration.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ _EXPERT_BACKENDS = ("deepep", "mooncake", "nixl", "ascend_fuseep", "flashinfer",
 
 @dataclass(frozen=True, slots=True)
 class ArgumentChange:
-    """One argument as it was asked for and as it is shown, among all that are shown."""
+    """One argument as requested (`value`) and as reported (`shown`), with all reported
+    arguments.
+    """
 
     value: Any
     shown: Any
@@ -33,8 +35,10 @@ class ArgumentChange:
 
 @dataclass(frozen=True, slots=True)
 class KnownChange:
-    """A change that SGLang makes by itself. `versions`: where it was found, an open end meaning up
-    to 0.5.23, the newest that was read.
+    """A change that SGLang makes by itself.
+
+    `versions`: where it was found; an open end means up to 0.5.23, the newest release read. `holds`
+    returns whether the row explains a change.
     """
 
     argument: str
@@ -45,14 +49,19 @@ class KnownChange:
 
 
 def find_known_change(name: str, change: ArgumentChange, version: str) -> KnownChange | None:
-    """The row that explains the change in `version`; in every version where that cannot be read."""
+    """Return the row that explains the change in `version`, or None.
+
+    If `version` cannot be parsed, the rows of every version are tried.
+    """
     release = Release.parse(version)
     rows = (row for row in KNOWN_CHANGES if row.argument == name and row.versions.contains(release))
     return next((row for row in rows if _holds(row, change)), None)
 
 
 def _holds(row: KnownChange, change: ArgumentChange) -> bool:
-    """What is not the number that a row reckons with is not explained by it."""
+    """Return whether the row explains the change; a value that is not the expected number is not
+    explained.
+    """
     try:
         return row.holds(change)
     except (TypeError, ValueError, ZeroDivisionError):
@@ -138,72 +147,129 @@ _ARGS = "sglang server_args.py"
 _HOOKS = "sglang arg_groups"
 KNOWN_CHANGES = (
     KnownChange(
-        "speculative_algorithm", VersionRange("0.4.4"), f"{_ARGS} 0.4.4 - 0.5.12; {_HOOKS}/speculative_hook.py 0.5.20, 0.5.23",
-        "NEXTN is SGLang's alias of EAGLE", _becomes("NEXTN", "EAGLE"),
+        "speculative_algorithm",
+        VersionRange("0.4.4"),
+        f"{_ARGS} 0.4.4 - 0.5.12; {_HOOKS}/speculative_hook.py 0.5.20, 0.5.23",
+        "NEXTN is SGLang's alias of EAGLE",
+        _becomes("NEXTN", "EAGLE"),
     ),
     *(
         KnownChange(
-            "speculative_algorithm", VersionRange("0.5.12"), f"{_ARGS} 0.5.12; {_HOOKS}/speculative_hook.py 0.5.23",
-            "a Gemma 4 assistant drafts in its own way", _becomes(asked, "FROZEN_KV_MTP"),
+            "speculative_algorithm",
+            VersionRange("0.5.12"),
+            f"{_ARGS} 0.5.12; {_HOOKS}/speculative_hook.py 0.5.23",
+            "a Gemma 4 assistant drafts in its own way",
+            _becomes(asked, "FROZEN_KV_MTP"),
         )
         for asked in ("EAGLE", "NEXTN")
     ),
     KnownChange(
-        "speculative_num_draft_tokens", VersionRange("0.4.6"), f"{_ARGS} 0.4.6.post5 - 0.5.12; {_HOOKS}/speculative_hook.py 0.5.20, 0.5.23",
-        "with speculative_eagle_topk=1 SGLang always uses num_steps + 1", _is_steps_plus_one,
+        "speculative_num_draft_tokens",
+        VersionRange("0.4.6"),
+        f"{_ARGS} 0.4.6.post5 - 0.5.12; {_HOOKS}/speculative_hook.py 0.5.20, 0.5.23",
+        "with speculative_eagle_topk=1 SGLang always uses num_steps + 1",
+        _is_steps_plus_one,
     ),
     KnownChange(
-        "speculative_num_steps", VersionRange("0.5.12"), f"{_HOOKS}/speculative_hook.py 0.5.23",
-        "this algorithm always has 1", _becomes_with_algorithm(1, "DFLASH", "DSPARK"),
+        "speculative_num_steps",
+        VersionRange("0.5.12"),
+        f"{_HOOKS}/speculative_hook.py 0.5.23",
+        "this algorithm always has 1",
+        _becomes_with_algorithm(1, "DFLASH", "DSPARK"),
     ),
     KnownChange(
-        "speculative_num_steps", VersionRange("0.5.3"), f"{_HOOKS}/speculative_hook.py 0.5.23",
-        "NGRAM has no steps", _becomes_with_algorithm(0, "NGRAM"),
+        "speculative_num_steps",
+        VersionRange("0.5.3"),
+        f"{_HOOKS}/speculative_hook.py 0.5.23",
+        "NGRAM has no steps",
+        _becomes_with_algorithm(0, "NGRAM"),
     ),
     KnownChange(
-        "speculative_eagle_topk", VersionRange("0.5.12"), f"{_HOOKS}/speculative_hook.py 0.5.23",
-        "this algorithm always has 1", _becomes_with_algorithm(1, "DFLASH", "DSPARK"),
+        "speculative_eagle_topk",
+        VersionRange("0.5.12"),
+        f"{_HOOKS}/speculative_hook.py 0.5.23",
+        "this algorithm always has 1",
+        _becomes_with_algorithm(1, "DFLASH", "DSPARK"),
     ),
     KnownChange(
-        "speculative_eagle_topk", VersionRange("0.5.3"), f"{_ARGS} 0.5.3 - 0.5.18",
-        "NGRAM takes its breadth from speculative_ngram_max_bfs_breadth", _is_ngram_breadth,
+        "speculative_eagle_topk",
+        VersionRange("0.5.3"),
+        f"{_ARGS} 0.5.3 - 0.5.18",
+        "NGRAM takes its breadth from speculative_ngram_max_bfs_breadth",
+        _is_ngram_breadth,
     ),
     KnownChange(
-        "enable_mixed_chunk", VersionRange("0.4.9"), f"{_ARGS} 0.4.9 - 0.5.18; {_HOOKS}/speculative_hook.py 0.5.20, 0.5.23",
-        "speculation switches mixed chunks off", _off_with_speculation,
+        "enable_mixed_chunk",
+        VersionRange("0.4.9"),
+        f"{_ARGS} 0.4.9 - 0.5.18; {_HOOKS}/speculative_hook.py 0.5.20, 0.5.23",
+        "speculation switches mixed chunks off",
+        _off_with_speculation,
     ),
     KnownChange(
-        "disable_overlap_schedule", VersionRange("0.4.4"), f"{_ARGS} 0.4.4 - 0.5.12; {_HOOKS}/overrides.py 0.5.23",
-        "SGLang cannot overlap scheduling with this speculation or with pipeline stages", _on_without_overlap,
+        "disable_overlap_schedule",
+        VersionRange("0.4.4"),
+        f"{_ARGS} 0.4.4 - 0.5.12; {_HOOKS}/overrides.py 0.5.23",
+        "SGLang cannot overlap scheduling with this speculation or with pipeline stages",
+        _on_without_overlap,
     ),
     KnownChange(
-        "page_size", VersionRange("0.4.6"), f"{_ARGS} 0.4.6.post5 - 0.5.12; {_HOOKS}/overrides.py 0.5.23",
+        "page_size",
+        VersionRange("0.4.6"),
+        f"{_ARGS} 0.4.6.post5 - 0.5.12; {_HOOKS}/overrides.py 0.5.23",
         "this attention backend has its own page sizes",
-        _page_size_of("flashmla", "cutlass_mla", "trtllm_mla", "trtllm_mha", "cutedsl_mla", "fa4", "hpc_ops", "intel_xpu", "ascend", "nsa"),
+        _page_size_of(
+            "flashmla",
+            "cutlass_mla",
+            "trtllm_mla",
+            "trtllm_mha",
+            "cutedsl_mla",
+            "fa4",
+            "hpc_ops",
+            "intel_xpu",
+            "ascend",
+            "nsa",
+        ),
     ),
     KnownChange(
-        "kv_cache_dtype", VersionRange("0.5.1"), f"{_ARGS} 0.5.1 - 0.5.12; {_HOOKS}/overrides.py 0.5.23",
-        "two names of one type", _becomes("bf16", "bfloat16"),
+        "kv_cache_dtype",
+        VersionRange("0.5.1"),
+        f"{_ARGS} 0.5.1 - 0.5.12; {_HOOKS}/overrides.py 0.5.23",
+        "two names of one type",
+        _becomes("bf16", "bfloat16"),
     ),
     KnownChange(
-        "schedule_conservativeness", VersionRange("0.4.1"), f"{_ARGS} 0.4.1 - 0.5.12; {_HOOKS}/parallel_hook.py 0.5.20, 0.5.23",
-        "DP attention multiplies it by 0.3", _scaled_for_dp_attention,
+        "schedule_conservativeness",
+        VersionRange("0.4.1"),
+        f"{_ARGS} 0.4.1 - 0.5.12; {_HOOKS}/parallel_hook.py 0.5.20, 0.5.23",
+        "DP attention multiplies it by 0.3",
+        _scaled_for_dp_attention,
     ),
     KnownChange(
-        "chunked_prefill_size", VersionRange("0.4.1"), f"{_ARGS} 0.4.1 - 0.5.12; {_HOOKS}/parallel_hook.py 0.5.20, 0.5.23",
-        "DP attention divides it by its ranks", _divided_by_dp_ranks,
+        "chunked_prefill_size",
+        VersionRange("0.4.1"),
+        f"{_ARGS} 0.4.1 - 0.5.12; {_HOOKS}/parallel_hook.py 0.5.20, 0.5.23",
+        "DP attention divides it by its ranks",
+        _divided_by_dp_ranks,
     ),
     KnownChange(
-        "enable_dp_attention", VersionRange("0.5.3"), f"{_ARGS} 0.5.3 - 0.5.12",
-        "with one data-parallel rank there is no DP attention", _off_with_one_rank,
+        "enable_dp_attention",
+        VersionRange("0.5.3"),
+        f"{_ARGS} 0.5.3 - 0.5.12",
+        "with one data-parallel rank there is no DP attention",
+        _off_with_one_rank,
     ),
     KnownChange(
-        "ep_size", VersionRange("0.4.1"), f"{_ARGS} 0.4.1 - 0.5.12; {_HOOKS}/overrides.py 0.5.23",
-        "this expert backend always spreads the experts over all tensor-parallel ranks", _is_tp_size,
+        "ep_size",
+        VersionRange("0.4.1"),
+        f"{_ARGS} 0.4.1 - 0.5.12; {_HOOKS}/overrides.py 0.5.23",
+        "this expert backend always spreads the experts over all tensor-parallel ranks",
+        _is_tp_size,
     ),
     KnownChange(
-        "mem_fraction_static", VersionRange("0.5.9"), f"{_ARGS} 0.5.9 - 0.5.18; {_HOOKS}/attention_hook.py 0.5.20, 0.5.23",
+        "mem_fraction_static",
+        VersionRange("0.5.9"),
+        f"{_ARGS} 0.5.9 - 0.5.18; {_HOOKS}/attention_hook.py 0.5.20, 0.5.23",
         "with aiter and a long context SGLang keeps 15 % for its workspace",
         lambda change: _uses(change, "aiter") and _scaled(change, 0.85),
     ),
-)  # fmt: skip
+)

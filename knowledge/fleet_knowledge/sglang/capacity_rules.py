@@ -1,5 +1,5 @@
-"""Owns the limits of a server that the load asked of it runs into: requests at once, captured
-graphs, shares of memory.
+"""Checks the requested load against a server's limits: running requests, captured graphs, GPU
+memory.
 """
 
 from __future__ import annotations
@@ -8,14 +8,14 @@ from collections.abc import Iterator
 
 from fleet_knowledge.server_configuration import ERROR, WARNING, RuleFinding, ServerConfiguration
 
-# In the order in which SGLang reads them: one name up to 0.5.19, one for each phase from 0.5.20
+# In the order in which SGLang reads them: one name up to 0.5.19, one per phase from 0.5.20
 # (server_args.py).
 _GRAPH_SIZES = ("cuda_graph_max_bs_decode", "cuda_graph_max_bs")
 _FRACTION = "mem_fraction_static"
 
 
 def apply_capacity_rules(config: ServerConfiguration) -> Iterator[RuleFinding]:
-    """What to tell about the limits of one configuration."""
+    """Yield the findings about the limits of one configuration."""
     yield from _requests(config)
     yield from _graphs(config)
     yield from _fraction(config)
@@ -25,27 +25,30 @@ def _requests(config: ServerConfiguration) -> Iterator[RuleFinding]:
     limit = config.number("max_running_requests")
     if limit is not None and 0 < limit < config.concurrency:
         message = (
-            f"{config.concurrency} requests are kept in flight, but the server runs at most {limit} at once:"
-            " the others wait in its queue"
+            f"{config.concurrency} requests are kept in flight, but the server runs at most"
+            f" {limit} at once: the others wait in its queue"
         )
-        hint = f"write max_running_requests: {config.concurrency} or more, or measure at {limit} and below"
+        hint = (
+            f"write max_running_requests: {config.concurrency} or more, or measure at {limit} and"
+            " below"
+        )
         yield RuleFinding("requests_capped", WARNING, "args.max_running_requests", message, hint)
 
 
 def _graphs(config: ServerConfiguration) -> Iterator[RuleFinding]:
-    """Each attention rank decodes its own share of the requests that run at once."""
-    ranks, running = (
-        config.size("dp_size"),
-        min(config.concurrency, config.number("max_running_requests") or config.concurrency),
-    )
+    """Check that CUDA graphs cover the batch of each attention rank, which decodes its own share of
+    the requests.
+    """
+    ranks = config.size("dp_size")
+    running = min(config.concurrency, config.number("max_running_requests") or config.concurrency)
     share = -(-running // ranks)
     for name in _GRAPH_SIZES:
         largest = config.number(name)
         if largest is not None and 0 < largest < share:
             each = f" of each of {ranks} data-parallel ranks" if ranks > 1 else ""
             message = (
-                f"{running} requests run at once, but graphs are captured up to a batch{each} of {largest}:"
-                " larger ones decode without graphs, which is another and slower path"
+                f"{running} requests run at once, but CUDA graphs are captured only up to a"
+                f" batch{each} of {largest}: larger batches decode without graphs, which is slower"
             )
             yield RuleFinding(
                 "graphs_too_small",
@@ -62,7 +65,10 @@ def _fraction(config: ServerConfiguration) -> Iterator[RuleFinding]:
     except ValueError:
         fraction = 0.0
     if not 0 < fraction < 1:
-        message = f"`{_FRACTION}` is a share of GPU memory above 0 and below 1, not {config.text(_FRACTION)[:20]}"
+        message = (
+            f"`{_FRACTION}` is {config.text(_FRACTION)[:20]}, but it must be a share of GPU memory"
+            " above 0 and below 1"
+        )
         hint = (
             f"write {_FRACTION}: {fraction / 100:g}"
             if 1 < fraction < 100

@@ -1,5 +1,5 @@
-"""Owns the configuration that a server really runs: what SGLang corrects, overwrites or would take
-anyway. Judges nothing.
+"""Resolves the configuration that a server really runs: what SGLang corrects, overwrites or sets by
+default.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ _SPECULATION = (STEPS, TOPK, DRAFT_TOKENS, DRAFT)
 
 @dataclass(frozen=True, slots=True)
 class IneffectiveSetting:
-    """One setting that changes nothing. `subject` is `args.NAME` or `env.NAME`; `why` completes `it
-    changes nothing: …`.
+    """One setting that has no effect.
+
+    `subject` is `args.NAME` or `env.NAME`; `why` completes the sentence `it changes nothing: …`.
     """
 
     subject: str
@@ -37,8 +38,9 @@ class IneffectiveSetting:
 
 @dataclass(frozen=True, slots=True)
 class EffectiveConfiguration:
-    """What takes effect, and the settings that do not. Two servers with the same `args` and `env`
-    here are one.
+    """The settings that take effect, and those that do not.
+
+    Two servers with the same `args` and `env` here run the same configuration.
     """
 
     args: Mapping[str, Any]
@@ -47,7 +49,7 @@ class EffectiveConfiguration:
 
     @property
     def identity(self) -> str:
-        """A text that is the same for servers that run alike."""
+        """A text that is equal for servers that run the same configuration."""
         return json.dumps(
             [{name: str(value) for name, value in self.args.items()}, dict(self.env)],
             sort_keys=True,
@@ -55,7 +57,10 @@ class EffectiveConfiguration:
 
 
 def resolve_configuration(config: ServerConfiguration) -> EffectiveConfiguration:
-    """The configuration after SGLang's own changes; only what surely changes nothing is taken away."""
+    """Return the configuration after SGLang's own changes.
+
+    Only settings that certainly have no effect are removed.
+    """
     ineffective = (*_ineffective_arguments(config), *_ineffective_variables(config))
     removed = {each.subject for each in ineffective}
     args = {name: value for name, value in config.args.items() if f"args.{name}" not in removed}
@@ -85,7 +90,7 @@ def _ineffective_arguments(config: ServerConfiguration) -> Iterator[IneffectiveS
     for name, value in config.args.items():
         if name.startswith("speculative_") and name != ALGORITHM and not speculates:
             yield IneffectiveSetting(
-                f"args.{name}", f"no `{ALGORITHM}` is given, so nothing is speculated"
+                f"args.{name}", f"without `{ALGORITHM}` the server does not speculate"
             )
         elif _is_default(name, value):
             yield IneffectiveSetting(f"args.{name}", f"{value} is SGLang's default")
@@ -123,7 +128,8 @@ def _ineffective_variables(config: ServerConfiguration) -> Iterator[IneffectiveS
         elif name.startswith(("NCCL_", "RCCL_")) and not nccl:
             yield IneffectiveSetting(
                 f"env.{name}",
-                "the server has no ranks that exchange through NCCL (one GPU, replicas only, or a CPU)",
+                "no ranks of the server communicate through NCCL"
+                " (one GPU, replicas only, or a CPU)",
             )
         elif name == "SGLANG_SIMULATE_ACC_LEN" and not config.text(ALGORITHM):
-            yield IneffectiveSetting(f"env.{name}", "nothing is speculated")
+            yield IneffectiveSetting(f"env.{name}", "the server does not speculate")

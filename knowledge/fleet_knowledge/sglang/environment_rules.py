@@ -1,5 +1,5 @@
-"""Owns which variables SGLang itself sets or overwrites, by version, and which variables contradict
-arguments. Reads no environment.
+"""The environment variables that SGLang itself sets or overwrites, by version, and those that
+contradict arguments.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ _SGLANG_PREFIXES = ("SGLANG_", "SGL_")
 
 @dataclass(frozen=True, slots=True)
 class VariableChange:
-    """What SGLang does to a variable at its start. `value` empty: it differs from launch to launch.
-    `when` decides by the arguments;
-    `why` says the condition in words, empty when there is none."""
+    """A value that SGLang writes to a variable at its start.
+
+    `value` empty: it differs from launch to launch. `when` decides by the arguments whether SGLang
+    writes it; `why` states that condition in words, empty if there is none.
+    """
 
     variable: str
     value: str
@@ -70,12 +72,12 @@ def _deterministic(config: ServerConfiguration) -> bool:
 
 _ENGINE = "entrypoints/engine.py, _set_envs_and_config, of each version"
 _BY_ARGUMENT = "0.5.3, 0.5.9 server_args.py, 0.5.18 - 0.5.23 attention_hook.py"
-# enable_deterministic_inference itself came with 0.5.3.
+# 0.5.3 added enable_deterministic_inference itself.
 _DETERMINISTIC = "enable_deterministic_inference with tp_size above 1"
 
-# Up to 0.5.4.post1 the first two are set whatever the user gave (0.4.1 - 0.5.4.post1); from
-# 0.5.4.post2 on only where they are unset,
-# or where an argument asks for them. 0.5.4.post2 is the first release that keeps NCCL_CUMEM_ENABLE.
+# NCCL_CUMEM_ENABLE and NCCL_NVLS_ENABLE: 0.4.1 - 0.5.4.post1 set them over the user's value; from
+# 0.5.4.post2 on, which is the first release to keep NCCL_CUMEM_ENABLE, SGLang sets them only where
+# they are unset or where an argument asks for them.
 VARIABLE_CHANGES: tuple[VariableChange, ...] = (
     VariableChange("CUDA_DEVICE_MAX_CONNECTIONS", "4", VersionRange("", "0.5.4"), _ENGINE, _always),
     VariableChange(
@@ -131,14 +133,16 @@ VARIABLE_CHANGES: tuple[VariableChange, ...] = (
     ),
 )
 
-# What SGLang sets where the user gave nothing, from 0.5.4.post2 on; earlier ones are in CHANGES.
+# What SGLang sets where the user sets nothing, from 0.5.4.post2 on; for earlier versions see
+# VARIABLE_CHANGES.
 DEFAULTS_WHEN_UNSET: Mapping[str, str] = {"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0"}
 
 
 @dataclass(frozen=True, slots=True)
 class VariableOverwrite:
-    """A variable of the job that a change takes away. `sure` False: only in versions of the range,
-    and ours is not known.
+    """A variable of the job that SGLang overwrites.
+
+    `sure` False: only some versions do so, and the job's version is unknown.
     """
 
     change: VariableChange
@@ -146,7 +150,7 @@ class VariableOverwrite:
 
 
 def find_overwrites(config: ServerConfiguration) -> Iterator[VariableOverwrite]:
-    """Each variable that SGLang would overwrite with another value; a sure one first."""
+    """Yield one overwrite for each variable that SGLang would set to another value."""
     for variable, value in config.env.items():
         rows = [row for row in VARIABLE_CHANGES if row.variable == variable and row.when(config)]
         held = [(row, certainty_of(row.versions, config.release)) for row in rows]
@@ -161,8 +165,8 @@ def find_overwrites(config: ServerConfiguration) -> Iterator[VariableOverwrite]:
 
 
 def _cover_every_version(rows: list[VariableChange]) -> bool:
-    """True when the rows together leave no version out, so that the variable is overwritten
-    whatever ours is.
+    """Return whether the rows together cover every version, so that the variable is overwritten in
+    any of them.
     """
     return any(not row.versions.first for row in rows) and any(
         not row.versions.last for row in rows
@@ -170,7 +174,7 @@ def _cover_every_version(rows: list[VariableChange]) -> bool:
 
 
 def apply_environment_rules(config: ServerConfiguration) -> Iterator[RuleFinding]:
-    """What to tell about the variables of one configuration."""
+    """Yield the findings about the variables of one configuration."""
     for found in find_overwrites(config):
         yield _overwrite_finding(config, found)
     for rule in _RULES:
@@ -224,19 +228,24 @@ def _overwrite_hint(row: VariableChange) -> str:
 
 
 def _cpu_engine(config: ServerConfiguration) -> Iterator[RuleFinding]:
-    """utils.is_cpu: the CPU engine is chosen by the variable alone from 0.4.7 on; `device` must
-    agree (0.5.9, 0.5.23 utils/common.py).
+    """Check that `device` and SGLANG_USE_CPU_ENGINE agree.
+
+    From 0.4.7 on, utils.is_cpu chooses the CPU engine by the variable alone; `device` must agree
+    (0.5.9, 0.5.23 utils/common.py).
     """
     on, device = config.env.get("SGLANG_USE_CPU_ENGINE") == "1", config.text("device")
     if on and device != "cpu":
         device_text = f"device is {device}" if device else "device is not given"
-        message = f"SGLANG_USE_CPU_ENGINE=1 asks for a CPU server, and {device_text}"
-        hint = "write device: cpu in args and gpus: 0, or take the variable away"
+        message = f"SGLANG_USE_CPU_ENGINE=1 asks for a CPU server, but {device_text}"
+        hint = "write device: cpu in args and gpus: 0, or remove the variable"
         yield RuleFinding(
             "variable_contradicts_argument", WARNING, "env.SGLANG_USE_CPU_ENGINE", message, hint
         )
     elif device == "cpu" and not on:
-        message = "`device: cpu` without SGLANG_USE_CPU_ENGINE=1: SGLang takes its CPU kernels by that variable alone"
+        message = (
+            "`device: cpu` without SGLANG_USE_CPU_ENGINE=1: SGLang chooses its CPU kernels by that"
+            " variable alone"
+        )
         yield RuleFinding(
             "variable_contradicts_argument",
             WARNING,
@@ -247,8 +256,9 @@ def _cpu_engine(config: ServerConfiguration) -> Iterator[RuleFinding]:
 
 
 def _both_names(config: ServerConfiguration) -> Iterator[RuleFinding]:
-    """environ.py copies an old SGL_ name to the SGLANG_ one, which wins where both are given (from
-    0.5.4).
+    """Check for an old SGL_ name next to its SGLANG_ name with another value.
+
+    environ.py copies the old name to the new one, which wins where both are set (from 0.5.4).
     """
     for name in config.env:
         twin = "SGLANG_" + name.removeprefix("SGL_")
@@ -263,8 +273,12 @@ def _variable_and_argument(config: ServerConfiguration) -> Iterator[RuleFinding]
     for variable, argument in _TWINS.items():
         if variable in config.env and config.is_variable_on(variable) != config.is_on(argument):
             given = "is given" if config.is_on(argument) else "is not given"
-            message = f"`{variable}={config.env[variable]}`, and `{argument}` {given}: up to SGLang 0.5.6 the argument wins, later neither"
-            hint = f"write {argument}: {'true' if config.is_variable_on(variable) else 'false'} in args instead"
+            message = (
+                f"`{variable}={config.env[variable]}`, but `{argument}` {given}: up to SGLang 0.5.6"
+                " the argument wins, later neither"
+            )
+            value = "true" if config.is_variable_on(variable) else "false"
+            hint = f"write {argument}: {value} in args instead"
             yield RuleFinding(
                 "variable_contradicts_argument", WARNING, f"env.{variable}", message, hint
             )
@@ -305,9 +319,14 @@ def _own_variable(config: ServerConfiguration, name: str) -> Iterator[RuleFindin
     names = _variable_table()
     if name not in names.seen:
         near = get_close_matches(name[:80], list(names.seen), n=1, cutoff=0.8)
-        message = f"`{name[:80]}` is not a variable of the SGLang releases read (up to {NEWEST_SGLANG_READ})"
+        message = (
+            f"`{name[:80]}` is not a variable of any SGLang release known here (up to"
+            f" {NEWEST_SGLANG_READ})"
+        )
         hint = (
-            f"did you mean `{near[0]}`?" if near else "check its spelling; it is passed on as it is"
+            f"did you mean `{near[0]}`?"
+            if near
+            else "check its spelling; it is passed to the server unchanged"
         )
         yield RuleFinding("unknown_variable", WARNING, f"env.{name}", message, hint)
         return
@@ -317,7 +336,7 @@ def _own_variable(config: ServerConfiguration, name: str) -> Iterator[RuleFindin
         and certainty_of_presence(first, last, names.read, config.release) == Certainty.NO
     ):
         ended = config.release > (Release.parse(last) or config.release) if last else False
-        span = f"the last to name it is {last}" if ended else f"it came with {first}"
+        span = f"{last} was the last that did" if ended else f"{first} added it"
         message = f"SGLang {config.release} does not read `{name}`: {span}"
         yield RuleFinding(
             "unknown_variable",

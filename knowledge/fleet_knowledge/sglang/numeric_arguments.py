@@ -1,6 +1,4 @@
-"""Owns which options of SGLang's server take a number, and which texts each takes for one. Judges
-no size.
-"""
+"""The options of SGLang's server that take a number, and which texts each accepts as one."""
 
 from __future__ import annotations
 
@@ -9,15 +7,14 @@ from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 
-_COUNTED = re.compile(
-    r"\s*([0-9]+(\.[0-9]+)?(k|M|G|T)|[0-9]+(Ki|Mi|Gi|Ti))\s*"
-)  # human_readable_int of sglang/srt/utils/common.py
+# human_readable_int of sglang/srt/utils/common.py
+_COUNTED = re.compile(r"\s*([0-9]+(\.[0-9]+)?(k|M|G|T)|[0-9]+(Ki|Mi|Gi|Ti))\s*")
 WHOLE, COUNTED, NUMBER = "whole", "counted", "number"
 
 
 @cache
 def numeric_arguments() -> Mapping[str, str]:
-    """Option → `whole`, `counted` or `number`, by SGLang's own name."""
+    """Return a map from SGLang's own option name to `whole`, `counted` or `number`."""
     lines = (
         files(__package__)
         .joinpath("numeric_arguments.txt")
@@ -29,7 +26,7 @@ def numeric_arguments() -> Mapping[str, str]:
 
 
 def accepts_value(name: str, value: object) -> bool:
-    """What argparse makes of the value's text. True for an option that is not known to take a
+    """Return whether argparse accepts the value's text; True for an option not known to take a
     number.
     """
     kind, text = numeric_arguments().get(name), str(value)

@@ -1,4 +1,6 @@
-"""Owns what SGLang's parallel sizes take and which go together, by version; knows no host."""
+"""Checks SGLang's parallel sizes: how many GPUs they need and which of them can be combined, by
+version.
+"""
 
 from __future__ import annotations
 
@@ -15,55 +17,54 @@ from fleet_knowledge.server_configuration import (
 )
 from fleet_knowledge.sglang_releases import Certainty, certainty_of
 
-# Options that make ep_size the same as tp_size whatever is asked (0.4.1 - 0.5.9 server_args.py).
+# Options that set ep_size to tp_size, whatever the job sets (0.4.1 - 0.5.9 server_args.py).
 _EP_IS_TP: tuple[tuple[str, Any], ...] = (
-    ("moe_a2a_backend", "deepep"), ("moe_a2a_backend", "mooncake"), ("enable_ep_moe", True), ("enable_deepep_moe", True),
-)  # fmt: skip
+    ("moe_a2a_backend", "deepep"),
+    ("moe_a2a_backend", "mooncake"),
+    ("enable_ep_moe", True),
+    ("enable_deepep_moe", True),
+)
 _SIZES = (
-    "tp_size",
-    "pp_size",
-    "dp_size",
-    "ep_size",
-    "attn_dp_size",
-    "moe_dp_size",
-    "attn_cp_size",
-    "dcp_size",
+    *("tp_size", "pp_size", "dp_size", "ep_size"),
+    *("attn_dp_size", "moe_dp_size", "attn_cp_size", "dcp_size"),
 )
 
 
 def count_ranks(args: Mapping[str, Any]) -> int:
-    """Processes with a GPU each: tensor × pipeline sizes, times the replicas of data parallelism;
-    data-parallel attention adds none.
+    """Return how many processes with a GPU each the server has.
+
+    That is tp_size × pp_size × the replicas of data parallelism; data-parallel attention adds none.
     """
     config = ServerConfiguration(args)
     return config.size("tp_size") * config.size("pp_size") * count_replicas(config)
 
 
 def count_replicas(config: ServerConfiguration) -> int:
-    """Copies of the whole model that data parallelism makes."""
+    """Return how many copies of the whole model data parallelism makes."""
     return 1 if config.is_on("enable_dp_attention") else config.size("dp_size")
 
 
 def is_on_cpu(args: Mapping[str, Any]) -> bool:
-    """True for a server without GPUs."""
+    """Return whether the arguments are for a server without GPUs."""
     return str(args.get("device", "")).lower() == "cpu"
 
 
 def count_needed_gpus(args: Mapping[str, Any]) -> int:
-    """GPUs that a launch takes; 0 on a CPU."""
+    """Return how many GPUs a launch needs; 0 on a CPU."""
     return 0 if is_on_cpu(args) else count_ranks(args)
 
 
 def exchanges_over_nccl(args: Mapping[str, Any]) -> bool:
-    """True when ranks exchange tensors through NCCL: several GPU ranks in one copy of the model.
-    Replicas exchange none.
+    """Return whether ranks exchange tensors through NCCL.
+
+    They do if one copy of the model has several GPU ranks; replicas exchange none.
     """
     config = ServerConfiguration(args)
     return not is_on_cpu(args) and config.size("tp_size") * config.size("pp_size") > 1
 
 
 def apply_parallelism_rules(config: ServerConfiguration) -> Iterator[RuleFinding]:
-    """What to tell about the parallel sizes of one configuration."""
+    """Yield the findings about the parallel sizes of one configuration."""
     for rule in _RULES:
         yield from rule(config)
 
@@ -76,7 +77,7 @@ def _sizes(config: ServerConfiguration) -> Iterator[RuleFinding]:
                 "bad_parallel_size",
                 ERROR,
                 f"args.{name}",
-                f"`{name}` is {value!r}, not a number above 0",
+                f"`{name}` is {value!r}, but it must be a whole number above 0",
                 "write 1 or more",
             )
 
@@ -86,40 +87,40 @@ def _gpus(config: ServerConfiguration) -> Iterator[RuleFinding]:
         return
     needed, here = count_needed_gpus(config.args), config.gpus * config.nodes
     if needed > here:
-        given = f"gpus is {config.gpus}" + (
-            f" on each of {config.nodes} hosts" if config.nodes > 1 else ""
-        )
-        message = f"{given}, but the arguments take {needed} ({_product(config)}), a GPU for each rank: the launch fails"
-        hint = (
-            "write gpus: 0 with device: cpu in args for a CPU server, or "
-            if config.gpus == 0
-            else ""
-        )
-        hint += f"write gpus: {-(-needed // config.nodes)}, or smaller sizes"
-        shared = (
-            count_replicas(config) > 1
-            and config.size("tp_size") * config.size("pp_size") <= here
-            and config.gpus > 0
-        )
-        hint += (
-            "; where data-parallel attention is meant, whose ranks share the GPUs: enable_dp_attention: true"
-            if shared
-            else ""
-        )
-        yield RuleFinding("too_few_gpus", ERROR, "gpus", message, hint)
+        yield _too_few_gpus(config, config.gpus, needed)
     elif needed < here and is_on_cpu(config.args):
         yield RuleFinding(
             "gpus_mismatch",
             WARNING,
             "gpus",
-            f"gpus is {config.gpus}, but `device: cpu` takes none",
+            f"gpus is {config.gpus}, but `device: cpu` uses none",
             "write gpus: 0",
         )
     elif needed < here:
-        message = f"gpus is {config.gpus}, but the arguments take {needed} ({_product(config)}): the others stand idle"
+        message = (
+            f"gpus is {config.gpus}, but the arguments use only {needed} ({_product(config)}):"
+            " the others stay idle"
+        )
         yield RuleFinding(
             "gpus_mismatch", WARNING, "gpus", message, f"write gpus: {needed}, or leave it out"
         )
+
+
+def _too_few_gpus(config: ServerConfiguration, gpus: int, needed: int) -> RuleFinding:
+    hosts = f" on each of {config.nodes} hosts" if config.nodes > 1 else ""
+    message = (
+        f"gpus is {gpus}{hosts}, but the arguments need {needed} ({_product(config)}), one GPU per"
+        " rank: the launch fails"
+    )
+    hint = "write gpus: 0 with device: cpu in args for a CPU server, or " if gpus == 0 else ""
+    hint += f"write gpus: {-(-needed // config.nodes)}, or smaller sizes"
+    one_copy = config.size("tp_size") * config.size("pp_size")
+    if count_replicas(config) > 1 and one_copy <= gpus * config.nodes and gpus > 0:
+        hint += (
+            "; for data-parallel attention, whose ranks share the GPUs, write"
+            " enable_dp_attention: true"
+        )
+    return RuleFinding("too_few_gpus", ERROR, "gpus", message, hint)
 
 
 def _product(config: ServerConfiguration) -> str:
@@ -136,7 +137,10 @@ def _dp_attention(config: ServerConfiguration) -> Iterator[RuleFinding]:
     name = "attn_dp_size" if groups > 1 else "dp_size"
     width = groups if groups > 1 else dp if config.is_on("enable_dp_attention") else 1
     if tp % width:
-        message = f"tp_size {tp} is not a multiple of `{name}` {width}: SGLang stops with an AssertionError"
+        message = (
+            f"tp_size {tp} is not a multiple of `{name}` {width}: SGLang stops with an"
+            " AssertionError"
+        )
         yield RuleFinding(
             "parallel_sizes_disagree",
             ERROR,
@@ -145,7 +149,7 @@ def _dp_attention(config: ServerConfiguration) -> Iterator[RuleFinding]:
             f"choose a `{name}` that divides {tp}",
         )
     if groups > 1 and dp > 1 and not config.is_on("enable_dp_attention"):
-        message = f"dp_size {dp} replicas together with attn_dp_size {groups} are refused"
+        message = f"SGLang rejects dp_size {dp} together with attn_dp_size {groups}"
         yield RuleFinding(
             "parallel_sizes_disagree", ERROR, "args.attn_dp_size", message, "keep one of the two"
         )
@@ -156,7 +160,7 @@ def _dp_attention(config: ServerConfiguration) -> Iterator[RuleFinding]:
             WARNING,
             "args.enable_dp_attention",
             message,
-            "give dp_size, or leave it out",
+            "set dp_size, or leave it out",
         )
 
 
@@ -171,7 +175,10 @@ def _experts(config: ServerConfiguration) -> Iterator[RuleFinding]:
             "argument_adjusted", WARNING, "args.ep_size", message, f"write {tp}, or leave it out"
         )
     elif not forced and tp % ep:
-        message = f"tp_size {tp} is not a multiple of ep_size {ep}: expert groups lie inside the tensor-parallel group"
+        message = (
+            f"tp_size {tp} is not a multiple of ep_size {ep}: the tensor-parallel group is divided"
+            " into expert groups"
+        )
         yield RuleFinding(
             "parallel_sizes_disagree",
             ERROR,
@@ -186,18 +193,19 @@ def _nodes(config: ServerConfiguration) -> Iterator[RuleFinding]:
         return
     product = config.size("tp_size") * config.size("pp_size")
     if product % config.nodes:
-        message = f"tp_size × pp_size is {product}, not a multiple of {config.nodes} hosts: SGLang stops with an AssertionError"
+        message = (
+            f"tp_size × pp_size is {product}, which is not a multiple of {config.nodes} hosts:"
+            " SGLang stops with an AssertionError"
+        )
         yield RuleFinding(
             "parallel_sizes_disagree",
             ERROR,
             "args.tp_size",
             message,
-            f"choose sizes whose product divides by {config.nodes}",
+            f"choose sizes whose product is a multiple of {config.nodes}",
         )
     if count_replicas(config) > 1:
-        message = (
-            "replicas of data parallelism do not span hosts: SGLang stops with an AssertionError"
-        )
+        message = "data-parallel replicas cannot span hosts: SGLang stops with an AssertionError"
         yield RuleFinding(
             "parallel_sizes_disagree",
             ERROR,
@@ -212,13 +220,14 @@ def _gpu_ids(config: ServerConfiguration) -> Iterator[RuleFinding]:
     if is_on_cpu(config.args) or (base == 0 and step == 1):
         return
     local = max(count_needed_gpus(config.args) // config.nodes, 1)
-    last, have = (
-        base + (local - 1) * step,
-        count_needed_gpus(config.args) if config.gpus is None else config.gpus,
-    )
+    last = base + (local - 1) * step
+    have = count_needed_gpus(config.args) if config.gpus is None else config.gpus
     at = "args.base_gpu_id" if base else "args.gpu_id_step"
     if last >= have:
-        message = f"the last rank takes GPU {last}, but the launch sees {have}, numbered from 0: the agent gives each launch its own"
+        message = (
+            f"the last rank uses GPU {last}, but the launch sees only its own {have} GPUs, numbered"
+            " from 0"
+        )
         yield RuleFinding(
             "gpu_out_of_range", ERROR, at, message, "leave base_gpu_id and gpu_id_step out"
         )
@@ -229,7 +238,7 @@ def _pipeline(config: ServerConfiguration) -> Iterator[RuleFinding]:
         config.size("pp_size") > 1
         and certainty_of(VersionRange("", "0.4.5"), config.release) == Certainty.YES
     ):
-        message = f"SGLang {config.release} has no pipeline parallelism: it came with 0.4.6"
+        message = f"SGLang {config.release} has no pipeline parallelism: 0.4.6 added it"
         yield RuleFinding(
             "parallel_sizes_disagree",
             ERROR,
@@ -245,7 +254,7 @@ def _pipeline(config: ServerConfiguration) -> Iterator[RuleFinding]:
             if certainty_of(VersionRange("", "0.5.9"), config.release)
             else INFO
         )
-        message = "`enable_mixed_chunk` and pp_size above 1 exclude each other up to SGLang 0.5.9"
+        message = "up to SGLang 0.5.9, `enable_mixed_chunk` excludes pp_size above 1"
         yield RuleFinding(
             "parallel_sizes_disagree",
             severity,

@@ -1,6 +1,4 @@
-"""Owns the options of SGLang's server by version: spellings, kinds, what was renamed. Judges no
-value.
-"""
+"""The options of SGLang's server by version: their names, kinds and defaults."""
 
 from __future__ import annotations
 
@@ -19,11 +17,12 @@ _SHORTEST_BEGINNING = 4
 
 @dataclass(frozen=True, slots=True)
 class ServerArgument:
-    """One option. `kind`: f flag, n flag with a `--no-` form, v one value, o none or one, m
-    several, x changed between versions.
+    """One option.
 
-    `first` and `last` are the first and last of the releases read that have it, `last` empty when
-    the newest has. `default` is its default where that was the same in all of them, else empty.
+    `kind`: f flag, n flag with a `--no-` form, v one value, o none or one, m several, x changed
+    between versions. `first` and `last`: the first and last of the releases read that have it;
+    `last` is empty if the newest has it. `default`: its default if that is the same in all of them,
+    else empty.
     """
 
     name: str
@@ -34,14 +33,16 @@ class ServerArgument:
     spellings: tuple[str, ...]
 
     def certainty_in(self, release: Release | None) -> Certainty:
-        """Whether a version has it."""
+        """Return whether a version has the option."""
         return certainty_of_presence(self.first, self.last, _table().read, release)
 
 
 @dataclass(frozen=True, slots=True)
 class ResolvedName:
-    """How an argument was read. `shortened`: completed to the one that it begins; `others`: what it
-    begins as well, in some version.
+    """How an argument's name was read.
+
+    `shortened`: it is the beginning of the option `name`. `others`: further options that begin with
+    it, in some version.
     """
 
     name: str
@@ -88,22 +89,23 @@ def _argument(line: str) -> ServerArgument:
 
 
 def known_arguments() -> Mapping[str, ServerArgument]:
-    """All options of all releases read, by SGLang's own name."""
+    """Return all options of all releases read, by SGLang's own name."""
     return _table().arguments
 
 
 def argument_aliases() -> Mapping[str, str]:
-    """Other spellings → SGLang's own name."""
+    """Return a map from other spellings to SGLang's own name."""
     return {spelling: name for spelling, name in _table().spellings.items() if spelling != name}
 
 
 def resolve_name(written: str, release: Release | None = None) -> ResolvedName:
-    """SGLang's own name for what was written: dashes become underscores, other spellings their
-    option, a unique beginning the whole.
+    """Return SGLang's own name for what was written.
 
-    argparse takes a beginning that only one option has, so what is complete in one version is
-    ambiguous in a later one. A beginning is read as the option that it meant in the version given,
-    else in the newest version read in which it was unique and which is still there.
+    Dashes become underscores, another spelling becomes its option, and a unique beginning becomes
+    the whole name. argparse accepts a beginning that only one option has, so what is unique in one
+    version is ambiguous in a later one. A beginning is read as the option that it meant in the
+    given version, else in the newest version read in which it was unique and whose option still
+    exists.
     """
     name = written.strip().lstrip("-").replace("-", "_")
     known = _table().spellings.get(name)
@@ -127,7 +129,7 @@ def _spellings() -> Iterable[tuple[str, ServerArgument]]:
 
 
 def _option_meant(begun: set[str], release: Release | None) -> str:
-    """The one option that a beginning stands for; empty when no version tells."""
+    """Return the one option that a beginning stands for; empty if no version makes it unique."""
     for version in (release,) if release else reversed(_table().read):
         here = [
             name for name in begun if known_arguments()[name].certainty_in(version) == Certainty.YES
@@ -140,7 +142,7 @@ def _option_meant(begun: set[str], release: Release | None) -> str:
 
 
 def nearest_argument(name: str) -> str:
-    """The known option nearest to `name`, or an empty text."""
+    """Return the known option nearest to `name`, or an empty text."""
     known = _table().spellings
     found = (
         get_close_matches(name, list(known), n=1, cutoff=0.75) if len(name) <= _LONGEST_NAME else []
@@ -149,13 +151,15 @@ def nearest_argument(name: str) -> str:
 
 
 def is_negatable(name: str) -> bool:
-    """True when the newest release read has a `--no-` form of it, so that false says something."""
+    """Return whether the newest release read has a `--no-` form of the option, so that false has an
+    effect.
+    """
     entry = known_arguments().get(name)
     return entry is not None and entry.kind == "n" and not entry.last
 
 
 def newest_release() -> Release:
-    """The newest release that was read."""
+    """Return the newest release that was read."""
     return _table().read[-1]
 
 

@@ -1,1 +1,1 @@
-"""Knows the rules of speculative decoding in SGLang."""
+"""The rules of speculative decoding in SGLang."""

@@ -1,5 +1,5 @@
-"""Owns the table of SGLang's speculative algorithms and of the models that draft for themselves, by
-version; judges no configuration.
+"""SGLang's speculative algorithms, and the models that have draft layers of their own, by
+version.
 """
 
 from __future__ import annotations
@@ -10,21 +10,19 @@ from dataclasses import dataclass
 
 from fleet_knowledge.release import VersionRange
 
-ALIASES: Mapping[str, str] = {
-    "NEXTN": "EAGLE"
-}  # from 0.4.4; server_args.py: "NEXTN shares the same implementation of EAGLE"
-EAGLE_LIKE = frozenset(
-    {"EAGLE", "EAGLE3", "STANDALONE"}
-)  # a draft model proposes a tree of steps × topk
+# From 0.4.4; server_args.py: "NEXTN shares the same implementation of EAGLE"
+ALIASES: Mapping[str, str] = {"NEXTN": "EAGLE"}
+# A draft model proposes a tree of steps × topk.
+EAGLE_LIKE = frozenset({"EAGLE", "EAGLE3", "STANDALONE"})
 
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    """`versions` begin after the last release read that lacks it.
+    """One speculative algorithm; `versions` begin after the last release read that lacks it.
 
     `draft`: `needed`, `own` (needed unless the model has draft layers of its own), `bundled` or
-    `none`. `refuses_dp_attention` and `refuses_pp` say in which versions the combination stops the
-    launch, None: never. `forces_one`: steps and topk are set to 1.
+    `none`. `refuses_dp_attention` and `refuses_pp`: the versions in which the combination stops the
+    launch, None if it never does. `forces_one`: steps and topk are set to 1.
     """
 
     name: str
@@ -36,33 +34,77 @@ class Algorithm:
     forces_one: bool = False
 
 
-# check_server_args up to 0.5.15 refuses any speculation with pp_size above 1; 0.5.23
-# validation_hook.py "currently only supports EAGLE".
+# Up to 0.5.15, check_server_args rejects any speculation with pp_size above 1; 0.5.23
+# validation_hook.py: "currently only supports EAGLE".
 _NO_PP = VersionRange()
 
 ALGORITHMS: Mapping[str, Algorithm] = {
     row.name: row
     for row in (
-        Algorithm("EAGLE", VersionRange("0.4.2"), "own", "0.4.3 - 0.5.23 server_args.py", refuses_pp=VersionRange("0.4.6", "0.5.15")),
-        Algorithm("EAGLE3", VersionRange("0.4.5"), "needed", "0.4.6.post5 - 0.5.23 server_args.py; issue 36528", refuses_pp=_NO_PP),
         Algorithm(
-            "STANDALONE", VersionRange("0.5.2"), "needed", "0.5.3 - 0.5.23 server_args.py", refuses_dp_attention=VersionRange(), refuses_pp=_NO_PP
+            "EAGLE",
+            VersionRange("0.4.2"),
+            "own",
+            "0.4.3 - 0.5.23 server_args.py",
+            refuses_pp=VersionRange("0.4.6", "0.5.15"),
         ),
-        Algorithm("NGRAM", VersionRange("0.5.2"), "none", "0.5.3 - 0.5.23 server_args.py", refuses_dp_attention=VersionRange(), refuses_pp=_NO_PP),
         Algorithm(
-            "DFLASH", VersionRange("0.5.11"), "needed", "0.5.12 - 0.5.23 speculative_hook.py",
-            refuses_dp_attention=VersionRange("0.5.12", "0.5.15"), refuses_pp=VersionRange(), forces_one=True,
+            "EAGLE3",
+            VersionRange("0.4.5"),
+            "needed",
+            "0.4.6.post5 - 0.5.23 server_args.py; issue 36528",
+            refuses_pp=_NO_PP,
         ),
-        Algorithm("DSPARK", VersionRange("0.5.16"), "bundled", "0.5.18 - 0.5.23 speculative_hook.py", refuses_pp=VersionRange(), forces_one=True),
-        Algorithm("UNO", VersionRange("0.5.21"), "none", "0.5.23 speculative_hook.py", refuses_dp_attention=VersionRange(), refuses_pp=VersionRange()),
+        Algorithm(
+            "STANDALONE",
+            VersionRange("0.5.2"),
+            "needed",
+            "0.5.3 - 0.5.23 server_args.py",
+            refuses_dp_attention=VersionRange(),
+            refuses_pp=_NO_PP,
+        ),
+        Algorithm(
+            "NGRAM",
+            VersionRange("0.5.2"),
+            "none",
+            "0.5.3 - 0.5.23 server_args.py",
+            refuses_dp_attention=VersionRange(),
+            refuses_pp=_NO_PP,
+        ),
+        Algorithm(
+            "DFLASH",
+            VersionRange("0.5.11"),
+            "needed",
+            "0.5.12 - 0.5.23 speculative_hook.py",
+            refuses_dp_attention=VersionRange("0.5.12", "0.5.15"),
+            refuses_pp=VersionRange(),
+            forces_one=True,
+        ),
+        Algorithm(
+            "DSPARK",
+            VersionRange("0.5.16"),
+            "bundled",
+            "0.5.18 - 0.5.23 speculative_hook.py",
+            refuses_pp=VersionRange(),
+            forces_one=True,
+        ),
+        Algorithm(
+            "UNO",
+            VersionRange("0.5.21"),
+            "none",
+            "0.5.23 speculative_hook.py",
+            refuses_dp_attention=VersionRange(),
+            refuses_pp=VersionRange(),
+        ),
     )
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True, slots=True)
 class OwnLayers:
-    """Models whose checkpoint holds draft layers (MTP, NextN): `name` matches their names,
-    `versions` use the layers without a path.
+    """Models whose checkpoint contains draft layers (MTP, NextN).
+
+    `name` matches their names; `versions` use the layers without a draft path.
     """
 
     name: re.Pattern[str]
@@ -77,8 +119,8 @@ def _own_layers_row(pattern: str, architecture: str, first: str, source: str) ->
 
 _CONFIG = "0.5.23 configs/model_config.py: a draft architecture for the same checkpoint"
 
-# Architectures for which server_args.py (speculative_hook.py from 0.5.14) takes the target's own
-# path as the draft's.
+# Architectures for which server_args.py (speculative_hook.py from 0.5.14) uses the model's own path
+# as the draft path.
 OWN_LAYERS: tuple[OwnLayers, ...] = (
     _own_layers_row(
         r"deepseek[-_]?(v3\.2|v32)", "DeepseekV32ForCausalLM", "0.5.3", "0.5.3 server_args.py"
@@ -126,15 +168,13 @@ FAMILIES: tuple[tuple[re.Pattern[str], str], ...] = (
 
 
 def find_own_layers(model_path: str) -> OwnLayers | None:
-    """The row of the model by its name; None when its name is not of a model known to draft for
-    itself.
-    """
+    """Return the row for a model's name, or None if the model is not known to have draft layers."""
     return next((row for row in OWN_LAYERS if row.name.search(model_path)), None)
 
 
 def model_family(model_path: str) -> str:
-    """The architecture that a model's name tells, for SGLang's automatic values; empty when it
-    tells none.
+    """Return the architecture that a model's name implies, for SGLang's automatic sizes; empty if
+    unknown.
     """
     own = find_own_layers(model_path)
     return (
@@ -149,14 +189,16 @@ _EAGLE1_NAME = re.compile(r"eagle2?(?![a-z0-9]|[-_ ]?3(?![0-9]))", re.I)
 
 
 def names_eagle3(path: str) -> bool:
-    """True when the last two parts of a draft's path say EAGLE-3, as all published EAGLE-3 drafts
-    do.
+    """Return whether the last two parts of a draft's path contain EAGLE-3, as for all published
+    EAGLE-3 drafts.
     """
     return bool(_EAGLE3_NAME.search(_tail(path)))
 
 
 def names_older_eagle(path: str) -> bool:
-    """True when the last part of a draft's path says EAGLE or EAGLE-2, and no part EAGLE-3."""
+    """Return whether the last part of a draft's path contains EAGLE or EAGLE-2, and no part
+    EAGLE-3.
+    """
     return not names_eagle3(path) and bool(_EAGLE1_NAME.search(path.rstrip("/").rsplit("/", 1)[-1]))
 
 
@@ -165,11 +207,11 @@ def _tail(path: str) -> str:
 
 
 def is_eagle3_config(config: Mapping[str, object]) -> bool:
-    """True for the config.json of an EAGLE-3 draft: its architecture, or the reduced draft
-    vocabulary or hidden-state layers it names.
+    """Return whether a config.json is that of an EAGLE-3 draft.
 
-    Source: llama_eagle3.py and the published drafts (SpecForge, AngelSlim, lmsys):
-    `LlamaForCausalLMEagle3`, `draft_vocab_size`, `eagle_config.eagle_aux_hidden_state_layer_ids`.
+    It is if its architecture is one, or if it names hidden-state layers. Source: llama_eagle3.py
+    and the published drafts (SpecForge, AngelSlim, lmsys): `LlamaForCausalLMEagle3`,
+    `eagle_config.eagle_aux_hidden_state_layer_ids`.
     """
     architectures = config.get("architectures")
     if isinstance(architectures, list) and any(

@@ -1,6 +1,4 @@
-"""Owns the rules on the shape of what is drafted: chain and tree sizes, pages and attention
-backends. Knows no algorithm's other needs.
-"""
+"""Checks the shape of the drafts: chain and tree sizes, pages and attention backends."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ from fleet_knowledge.sglang.speculation.resolved_arguments import (
     tree_capacity,
 )
 
-# Backends that draft a tree over pages of several tokens; any other is refused. Source:
+# Backends that can draft a tree over pages of several tokens; SGLang rejects any other. Source:
 # server_args.py, speculative_hook.py from 0.5.13.
 _PAGED_TREES: tuple[tuple[VersionRange, tuple[str, ...]], ...] = (
     (VersionRange("0.5.2", "0.5.5"), ("flashinfer",)),
@@ -38,7 +36,7 @@ _BACKENDS = ("attention_backend", "decode_attention_backend", "prefill_attention
 def apply_draft_tree_rules(
     config: ServerConfiguration, speculation: ResolvedSpeculation
 ) -> Iterator[RuleFinding]:
-    """What to tell about the sizes of an algorithm that drafts."""
+    """Yield the findings about the draft sizes of one configuration."""
     for rule in _RULES:
         yield from rule(config, speculation)
 
@@ -51,13 +49,13 @@ def _sizes(config: ServerConfiguration, speculation: ResolvedSpeculation) -> Ite
                 "spec_bad_size",
                 ERROR,
                 f"args.{name}",
-                f"`{name}` is {value}, and it must be above 0",
+                f"`{name}` is {value}, but it must be above 0",
                 _NONE_HINT,
             )
 
 
 _NONE_HINT = (
-    f"for a variant without speculation leave out {ALGORITHM} and its sizes (null takes them away)"
+    f"for a variant without speculation leave out {ALGORITHM} and its sizes (null removes them)"
 )
 
 
@@ -80,22 +78,23 @@ def _adjusted(
 def _overflow(
     config: ServerConfiguration, speculation: ResolvedSpeculation
 ) -> Iterator[RuleFinding]:
-    """organize_draft_results takes the best draft_tokens - 1 of the tree by torch.topk, which fails
-    when there are fewer.
+    """Check that the tree holds the draft tokens.
+
+    organize_draft_results selects the best draft_tokens - 1 of the tree with torch.topk, which
+    fails if there are fewer.
     """
     steps, topk, tokens = speculation.steps, speculation.topk, speculation.draft_tokens
-    if (
-        speculation.algorithm not in EAGLE_LIKE
-        or steps is None
-        or topk is None
-        or tokens is None
-        or min(steps, topk) < 1
-    ):
+    if speculation.algorithm not in EAGLE_LIKE or steps is None or topk is None or tokens is None:
+        return
+    if min(steps, topk) < 1:
         return
     holds = tree_capacity(steps, topk)
     if tokens - 1 > holds:
         sum_text = f"{topk} + {steps - 1}*{topk}*{topk} = {holds} nodes + root"
-        message = f"`{DRAFT_TOKENS}` {tokens} is more than the tree can hold ({sum_text}): SGLang stops when it drafts the first time"
+        message = (
+            f"`{DRAFT_TOKENS}` {tokens} is more than the tree can hold ({sum_text}): SGLang fails"
+            " at the first draft"
+        )
         yield RuleFinding(
             "spec_tree_overflow",
             WARNING,
@@ -104,7 +103,10 @@ def _overflow(
             f"write at most {holds + 1}, or more steps or topk",
         )
     elif topk > 1 and tokens < steps + 1:
-        message = f"`{DRAFT_TOKENS}` {tokens} leaves out the last of {steps} steps: they are drafted and thrown away"
+        message = (
+            f"`{DRAFT_TOKENS}` {tokens} leaves out the last of {steps} steps: SGLang drafts them"
+            " and discards them"
+        )
         yield RuleFinding(
             "spec_steps_unused",
             WARNING,
@@ -138,14 +140,16 @@ def _pages(config: ServerConfiguration, speculation: ResolvedSpeculation) -> Ite
         if speculation.algorithm in EAGLE_LIKE
         else f"NGRAM's tree of {branches} branches"
     )
-    message = f"{what} with page_size {page} runs only on {', '.join(able[1])}; {seen} may be refused at launch"
+    only = f"{what} with page_size {page} runs only on {', '.join(able[1])}"
+    message = f"{only}; SGLang may reject {seen} at launch"
     if sure:
-        message = (
-            f"{what} with page_size {page} runs only on {', '.join(able[1])}: SGLang refuses {seen}"
-        )
+        message = f"{only}: SGLang rejects {seen}"
     elif backend:
         first = next(versions.first for versions, backends in _PAGED_TREES if backend in backends)
-        message = f"{what} with page_size {page} runs on {seen} only from SGLang {first} on: an older one refuses it at launch"
+        message = (
+            f"{what} with page_size {page} runs on {seen} only from SGLang {first} on: an older"
+            " version rejects it at launch"
+        )
     hint = f"write page_size: 1, or attention_backend: {able[0][0]}" + (
         f", or {TOPK}: 1" if speculation.algorithm in EAGLE_LIKE else ""
     )
@@ -157,7 +161,9 @@ def _pages(config: ServerConfiguration, speculation: ResolvedSpeculation) -> Ite
 def _capable_backends(
     config: ServerConfiguration, algorithm: str
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Backends that surely can, and those that can in some version that may be ours."""
+    """Return the backends that certainly can, and those that can in some version that may be the
+    job's.
+    """
     if algorithm == "NGRAM":
         return ("flashinfer",), ("flashinfer",)
     rows = [
@@ -176,7 +182,10 @@ def _trtllm(config: ServerConfiguration, speculation: ResolvedSpeculation) -> It
             and (speculation.topk or 1) > 1
             and severity
         ):
-            message = f"`{name}: trtllm_mha` speculates with {TOPK} 1 only: SGLang refuses {speculation.topk}"
+            message = (
+                f"`{name}: trtllm_mha` speculates only with {TOPK} 1: SGLang rejects"
+                f" {speculation.topk}"
+            )
             yield RuleFinding(
                 "spec_trtllm_topk",
                 ERROR,
@@ -187,7 +196,9 @@ def _trtllm(config: ServerConfiguration, speculation: ResolvedSpeculation) -> It
 
 
 def _on_cpu(config: ServerConfiguration, speculation: ResolvedSpeculation) -> Iterator[RuleFinding]:
-    """NGRAM was for CUDA only up to 0.5.15; DFLASH, DSPARK and UNO still want an accelerator
+    """Check that the algorithm runs on a CPU.
+
+    Up to 0.5.15, NGRAM was for CUDA only; DFLASH, DSPARK and UNO still need an accelerator
     (speculative_hook.py).
     """
     if config.text("device") != "cpu" or speculation.algorithm not in (
@@ -202,7 +213,8 @@ def _on_cpu(config: ServerConfiguration, speculation: ResolvedSpeculation) -> It
     )
     severity = refusal_severity(versions, config.release)
     if severity:
-        message = f"SGLang refuses {speculation.algorithm} on a CPU{versions_suffix(versions, config.release)}"
+        suffix = versions_suffix(versions, config.release)
+        message = f"SGLang rejects {speculation.algorithm} on a CPU{suffix}"
         yield RuleFinding(
             "spec_excludes",
             severity,

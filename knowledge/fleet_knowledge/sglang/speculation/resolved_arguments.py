@@ -1,6 +1,4 @@
-"""Owns what SGLang makes of the speculation arguments it is given: its own defaults and
-corrections, by version. Judges nothing.
-"""
+"""Resolves speculation arguments as SGLang does: its own defaults and corrections, by version."""
 
 from __future__ import annotations
 
@@ -16,27 +14,27 @@ from fleet_knowledge.sglang.speculation.algorithms import (
 )
 from fleet_knowledge.sglang_releases import Certainty, certainty_of
 
-STEPS, TOPK, DRAFT_TOKENS = (
-    "speculative_num_steps",
-    "speculative_eagle_topk",
-    "speculative_num_draft_tokens",
-)
+STEPS = "speculative_num_steps"
+TOPK = "speculative_eagle_topk"
+DRAFT_TOKENS = "speculative_num_draft_tokens"
 ALGORITHM, DRAFT = "speculative_algorithm", "speculative_draft_model_path"
-ADJUSTED_LINE = "speculative_num_draft_tokens is adjusted to speculative_num_steps + 1 when speculative_eagle_topk == 1"
+ADJUSTED_LINE = (
+    "speculative_num_draft_tokens is adjusted to speculative_num_steps + 1"
+    " when speculative_eagle_topk == 1"
+)
 # server_args.py: "Max running requests is reset to 48 for speculative decoding", 0.4.6 - 0.5.23 (32
 # in 0.4.4)
 REQUEST_CAP = 48
 _CAPPED = VersionRange("0.4.4")
 _LARGE, _SMALL = (5, 4, 8), (3, 1, 4)
-_ALL_LARGE = VersionRange(
-    "0.4.6", "0.4.6.post5"
-)  # auto_choose_speculative_params gives 5/4/8 to every model there
+# There, auto_choose_speculative_params chooses 5/4/8 for every model.
+_ALL_LARGE = VersionRange("0.4.6", "0.4.6.post5")
 _LARGE_FAMILIES = frozenset({"LlamaForCausalLM", "Grok1ForCausalLM"})
 
 
 @dataclass(frozen=True, slots=True)
 class Adjustment:
-    """One argument that the server changes by itself. `asked` None: it was not given."""
+    """One argument that the server changes by itself. `asked` None: the job does not set it."""
 
     argument: str
     asked: int | None
@@ -46,8 +44,9 @@ class Adjustment:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedSpeculation:
-    """Speculation as the server runs it; `algorithm` empty = none. A None means that the server
-    refuses or that it is not known.
+    """Speculation as the server runs it; `algorithm` is empty without speculation.
+
+    None means that the value is unknown, or that the server rejects the arguments.
     """
 
     algorithm: str = ""
@@ -58,8 +57,8 @@ class ResolvedSpeculation:
 
     @property
     def max_accept_length(self) -> int | None:
-        """The most tokens one verification can yield, the bonus token with them; None when not
-        known.
+        """The most tokens that one verification can yield, the bonus token included; None if
+        unknown.
         """
         if self.algorithm not in EAGLE_LIKE:
             return self.draft_tokens
@@ -71,20 +70,21 @@ class ResolvedSpeculation:
 
 
 def canonical_algorithm(algorithm: str) -> str:
-    """The algorithm's own name: upper case, NEXTN as EAGLE."""
+    """Return the algorithm's own name: in upper case, EAGLE for NEXTN."""
     name = algorithm.strip().upper()
     return ALIASES.get(name, name)
 
 
 def tree_capacity(steps: int, topk: int) -> int:
-    """Draft tokens that the tree can hold beside its root: topk + (steps - 1)·topk²
-    (eagle_utils.py, organize_draft_results).
+    """Return how many draft tokens the tree can hold in addition to its root.
+
+    That is topk + (steps - 1)·topk² (eagle_utils.py, organize_draft_results).
     """
     return topk + (steps - 1) * topk * topk
 
 
 def resolve_speculation(config: ServerConfiguration) -> ResolvedSpeculation:
-    """What the server runs."""
+    """Return the speculation that the server runs."""
     name = canonical_algorithm(config.text(ALGORITHM))
     if not name:
         return ResolvedSpeculation()
@@ -112,7 +112,7 @@ def _eagle(
     if steps is None or topk is None:
         return ResolvedSpeculation(name, steps, topk, tokens, changed)
     if topk == 1 and tokens != steps + 1:
-        why = "with one branch the drafts are a chain of the steps and one token more"
+        why = "with one branch the drafts are a chain of one token per step and one more"
         changed = (*changed, Adjustment(DRAFT_TOKENS, tokens, steps + 1, why))
         tokens = steps + 1
     return ResolvedSpeculation(name, steps, topk, tokens, changed)
@@ -121,8 +121,10 @@ def _eagle(
 def _topk_with_pages(
     config: ServerConfiguration, topk: int | None
 ) -> tuple[int | None, tuple[Adjustment, ...]]:
-    """Up to 0.4.6 a page above one token made topk 1 instead of a refusal (0.4.6.post5
-    server_args.py).
+    """Return topk and its adjustment.
+
+    In 0.4.4 - 0.4.8, a page of more than one token set topk to 1; later versions reject it
+    (0.4.6.post5 server_args.py).
     """
     if (
         config.release
@@ -136,8 +138,10 @@ def _topk_with_pages(
 
 
 def automatic_sizes(name: str, config: ServerConfiguration) -> tuple[int, int, int]:
-    """Steps, topk and draft tokens that SGLang chooses when none of the three is given
-    (auto_choose_speculative_params).
+    """Return the steps, topk and draft tokens that SGLang chooses if the job sets none of the
+    three.
+
+    Source: auto_choose_speculative_params.
     """
     if name == "STANDALONE":
         return _SMALL
@@ -146,8 +150,9 @@ def automatic_sizes(name: str, config: ServerConfiguration) -> tuple[int, int, i
 
 
 def request_cap(config: ServerConfiguration) -> int | None:
-    """Requests that run at once at most because of speculation; None when `max_running_requests` is
-    given or nothing caps them.
+    """Return how many requests run at once at most because of speculation.
+
+    None if the job sets `max_running_requests`, or if nothing caps them.
     """
     algorithm = ALGORITHMS.get(canonical_algorithm(config.text(ALGORITHM)))
     if (

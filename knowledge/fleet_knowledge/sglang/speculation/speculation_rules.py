@@ -1,6 +1,4 @@
-"""Owns the rules on speculation: what SGLang refuses, changes by itself, or runs without any gain.
-Reads no file.
-"""
+"""Checks speculation: what SGLang rejects, changes by itself, or runs without any gain."""
 
 from __future__ import annotations
 
@@ -22,9 +20,8 @@ from fleet_knowledge.sglang.speculation.algorithms import (
     ALIASES,
     EAGLE_LIKE,
     find_own_layers,
-    names_eagle3,
-    names_older_eagle,
 )
+from fleet_knowledge.sglang.speculation.draft_model_rules import apply_draft_model_rules
 from fleet_knowledge.sglang.speculation.draft_tree_rules import apply_draft_tree_rules
 from fleet_knowledge.sglang.speculation.resolved_arguments import (
     ALGORITHM,
@@ -45,7 +42,7 @@ _SPECULATIVE = "speculative_"
 
 
 def apply_speculation_rules(config: ServerConfiguration) -> Iterator[RuleFinding]:
-    """Everything to tell about the speculation of one configuration."""
+    """Yield the findings about the speculation of one configuration."""
     speculation = resolve_speculation(config)
     if not speculation.algorithm:
         yield from _without_algorithm(config)
@@ -60,22 +57,22 @@ def _without_algorithm(config: ServerConfiguration) -> Iterator[RuleFinding]:
         name for name in (STEPS, TOPK, DRAFT_TOKENS, DRAFT) if config.args.get(name) is not None
     ]
     if given:
-        message = f"`{given[0]}` has no effect: no `{ALGORITHM}` is given, so nothing is speculated"
+        message = f"`{given[0]}` has no effect: without `{ALGORITHM}` the server does not speculate"
         yield RuleFinding(
             "spec_without_algorithm",
             WARNING,
             f"args.{given[0]}",
             message,
-            "name the algorithm, or leave the argument out",
+            f"set {ALGORITHM}, or leave the argument out",
         )
     if config.env.get("SGLANG_SIMULATE_ACC_LEN"):
-        message = "SGLANG_SIMULATE_ACC_LEN has no effect: nothing is speculated"
+        message = "SGLANG_SIMULATE_ACC_LEN has no effect: the server does not speculate"
         yield RuleFinding(
             "spec_without_algorithm",
             WARNING,
             "env.SGLANG_SIMULATE_ACC_LEN",
             message,
-            "leave it out, or name an algorithm",
+            f"leave it out, or set {ALGORITHM}",
         )
 
 
@@ -87,15 +84,17 @@ def _unknown_algorithm(
         near = get_close_matches(
             speculation.algorithm[:40], [*ALGORITHMS, *ALIASES], n=1, cutoff=0.6
         )
-        message = f"`{written[:40]}` is not an algorithm of the SGLang releases read (up to 0.5.23); a plug-in may register it"
-        hint = (
-            f"did you mean {near[0]}?"
-            if near
-            else f"they have: {', '.join([*ALGORITHMS, *ALIASES])}"
+        message = (
+            f"`{written[:40]}` is not an algorithm of any SGLang release known here (up to 0.5.23);"
+            " a plug-in may register it"
         )
+        known = ", ".join([*ALGORITHMS, *ALIASES])
+        hint = f"did you mean {near[0]}?" if near else f"SGLang has: {known}"
         yield RuleFinding("spec_unknown_algorithm", WARNING, _AT, message, hint)
     elif certainty_of(row.versions, config.release) == Certainty.NO:
-        message = f"SGLang {config.release} has no {row.name}: it came with a later version, so this one refuses the choice"
+        message = (
+            f"SGLang {config.release} has no {row.name} and rejects it: a later version added it"
+        )
         yield RuleFinding(
             "spec_unknown_algorithm",
             ERROR,
@@ -108,7 +107,9 @@ def _unknown_algorithm(
 def _deepseek_v4(
     config: ServerConfiguration, speculation: ResolvedSpeculation
 ) -> Iterator[RuleFinding]:
-    """deepseek_v4_hook.py compares the name as it was written, before NEXTN becomes EAGLE (0.5.12 -
+    """Check the algorithm of a DeepSeek V4.
+
+    deepseek_v4_hook.py compares the name as it is written, before NEXTN becomes EAGLE (0.5.12 -
     0.5.23).
     """
     own = find_own_layers(config.model_path)
@@ -121,7 +122,10 @@ def _deepseek_v4(
         else ("EAGLE", "DSPARK")
     )
     if written not in allowed:
-        message = f"SGLang takes only {' and '.join(allowed)} for DeepSeek V4, written so, not `{written[:40]}`"
+        message = (
+            f"for DeepSeek V4, SGLang accepts only {' and '.join(allowed)}, in this spelling, not"
+            f" `{written[:40]}`"
+        )
         hint = (
             "write EAGLE instead of the alias NEXTN"
             if speculation.algorithm == "EAGLE"
@@ -129,97 +133,8 @@ def _deepseek_v4(
         )
         yield RuleFinding("spec_model_refuses", ERROR, _AT, message, hint)
     elif written == "EAGLE" and config.number(TOPK) != 1:
-        message = "SGLang takes EAGLE for DeepSeek V4 only with speculative_eagle_topk 1, and it must be given"
+        message = f"for DeepSeek V4, SGLang accepts EAGLE only if {TOPK} is set to 1"
         yield RuleFinding("spec_model_refuses", ERROR, _AT, message, f"write {TOPK}: 1")
-
-
-def _draft(config: ServerConfiguration, speculation: ResolvedSpeculation) -> Iterator[RuleFinding]:
-    row, draft = ALGORITHMS.get(speculation.algorithm), config.text(DRAFT)
-    if row is None:
-        return
-    if draft:
-        yield from _unfit_draft(config, speculation, draft)
-    elif row.draft == "needed":
-        message = f"{row.name} needs `{DRAFT}`, and none is given" + _WITHOUT_DRAFT.get(
-            row.name, ""
-        )
-        own = find_own_layers(config.model_path) if row.name == "EAGLE3" else None
-        hint = "give a draft that was trained for this model"
-        hint += (
-            "; this model has draft layers of its own: EAGLE runs them without a path"
-            if own
-            else ""
-        )
-        yield RuleFinding("spec_draft_missing", ERROR, _AT, message, hint)
-    elif row.draft == "own":
-        yield from _draft_layers(config)
-    elif row.draft == "bundled":
-        message = f"{row.name} needs `{DRAFT}` unless the checkpoint holds a draft"
-        yield RuleFinding(
-            "spec_draft_missing",
-            INFO,
-            _AT,
-            message,
-            "give the path if the launch fails for want of it",
-        )
-
-
-_WITHOUT_DRAFT = {
-    "EAGLE3": ": SGLang loads the model a second time as its own draft and fails after that, or runs out of memory",
-    "STANDALONE": ": SGLang loads the model a second time as its own draft, which is slower than none",
-}
-
-
-def _draft_layers(config: ServerConfiguration) -> Iterator[RuleFinding]:
-    own = find_own_layers(config.model_path)
-    if own is None:
-        message = f"EAGLE without `{DRAFT}` works only for models with draft layers of their own; `{config.model_path}` is not known as one"
-        hint = "give a draft; without one the model is loaded twice, and the launch fails unless it has such layers"
-        yield RuleFinding("spec_draft_missing", WARNING, _AT, message, hint)
-    elif certainty_of(own.versions, config.release) == Certainty.NO:
-        message = f"SGLang {config.release} does not use the model's own draft layers without `{DRAFT}`: {own.versions.first} and newer do"
-        yield RuleFinding(
-            "spec_draft_missing", WARNING, _AT, message, f"write {DRAFT}: {config.model_path}"
-        )
-
-
-def _unfit_draft(
-    config: ServerConfiguration, speculation: ResolvedSpeculation, draft: str
-) -> Iterator[RuleFinding]:
-    if speculation.algorithm == "EAGLE" and names_eagle3(draft):
-        message = (
-            f"{config.text(ALGORITHM)} is given for an EAGLE-3 draft (`{draft[-80:]}`): the server starts healthy and"
-            " accepts exactly 1.00 tokens, so nothing is gained and the measurement is invalid"
-        )
-        yield RuleFinding("spec_eagle3_as_eagle", ERROR, _AT, message, f"write {ALGORITHM}: EAGLE3")
-    elif speculation.algorithm == "EAGLE3" and names_older_eagle(draft):
-        message = f"EAGLE3 is given for a draft whose name says EAGLE, not EAGLE-3 (`{draft[-80:]}`): such a draft cannot be loaded as one"
-        yield RuleFinding(
-            "spec_draft_not_eagle3",
-            WARNING,
-            f"args.{DRAFT}",
-            message,
-            "give an EAGLE-3 draft, or write EAGLE",
-        )
-    elif speculation.algorithm == "STANDALONE" and draft == config.model_path:
-        message = "the model is given as its own draft: each draft step costs as much as a step of the model, so this is slower than none"
-        yield RuleFinding(
-            "spec_draft_is_model",
-            INFO,
-            f"args.{DRAFT}",
-            message,
-            "give a much smaller model of the same vocabulary",
-        )
-    elif speculation.algorithm in ("NGRAM", "UNO"):
-        refuses = speculation.algorithm == "UNO"
-        message = f"{speculation.algorithm} has no draft model: `{DRAFT}` is {'refused' if refuses else 'not used'}"
-        yield RuleFinding(
-            "spec_draft_unused",
-            ERROR if refuses else WARNING,
-            f"args.{DRAFT}",
-            message,
-            "leave it out",
-        )
 
 
 def _excluded_combinations(
@@ -238,12 +153,12 @@ def _excluded_combinations(
         )
         if severity and versions is not None:
             message = (
-                f"SGLang refuses {row.name} with {what}{versions_suffix(versions, config.release)}"
+                f"SGLang rejects {row.name} with {what}{versions_suffix(versions, config.release)}"
             )
             yield RuleFinding("spec_excludes", severity, _AT, message, hint)
 
 
-_DP_HINT = "leave enable_dp_attention out, or speculate otherwise"
+_DP_HINT = "leave enable_dp_attention out, or use another algorithm"
 
 
 def _dp_attention(config: ServerConfiguration) -> bool:
@@ -258,7 +173,10 @@ def _incomplete_sizes(
     steps, topk, tokens = (config.number(name) for name in (STEPS, TOPK, DRAFT_TOKENS))
     if steps is None and (topk is not None or tokens is not None):
         given = TOPK if topk is not None else DRAFT_TOKENS
-        message = f"`{given}` is given without `{STEPS}`: SGLang stops with an AssertionError unless all three are given, or none"
+        message = (
+            f"`{given}` is set without `{STEPS}`: SGLang stops with an AssertionError unless all"
+            f" three sizes are set, or none"
+        )
         yield RuleFinding(
             "spec_incomplete",
             ERROR,
@@ -267,7 +185,10 @@ def _incomplete_sizes(
             f"write {STEPS} too, or leave {TOPK} and {DRAFT_TOKENS} out",
         )
     elif steps is not None and topk is None:
-        message = f"`{STEPS}` is given without `{TOPK}`: SGLang compares it with a number and stops with a TypeError"
+        message = (
+            f"`{STEPS}` is set without `{TOPK}`: SGLang compares the missing value with a number"
+            " and stops with a TypeError"
+        )
         yield RuleFinding(
             "spec_incomplete",
             ERROR,
@@ -276,9 +197,7 @@ def _incomplete_sizes(
             f"write {TOPK}: 1, or leave all three out",
         )
     elif steps is not None and topk is not None and topk > 1 and tokens is None:
-        message = (
-            f"`{TOPK}` {topk} needs `{DRAFT_TOKENS}`: only with one branch does SGLang fill it in"
-        )
+        message = f"`{TOPK}` {topk} needs `{DRAFT_TOKENS}`: SGLang fills it in only if {TOPK} is 1"
         yield RuleFinding(
             "spec_incomplete",
             ERROR,
@@ -291,19 +210,15 @@ def _incomplete_sizes(
 def _automatic_sizes(
     config: ServerConfiguration, speculation: ResolvedSpeculation
 ) -> Iterator[RuleFinding]:
-    nothing_given = all(config.number(name) is None for name in (STEPS, TOPK, DRAFT_TOKENS))
-    if (
-        speculation.algorithm in EAGLE_LIKE
-        and nothing_given
-        and not config.is_on("speculative_adaptive")
-    ):
+    is_unset = all(config.number(name) is None for name in (STEPS, TOPK, DRAFT_TOKENS))
+    is_adaptive = config.is_on("speculative_adaptive")
+    if speculation.algorithm in EAGLE_LIKE and is_unset and not is_adaptive:
+        sizes = f"{speculation.steps}/{speculation.topk}/{speculation.draft_tokens}"
         message = (
-            f"SGLang chooses steps, topk and draft tokens by itself, {speculation.steps}/{speculation.topk}/{speculation.draft_tokens}"
-            " for this model by its name; another version or model gets others"
+            f"SGLang chooses steps, topk and draft tokens by itself: {sizes} for a model of this"
+            " name; another version or model gets other sizes"
         )
-        hint = (
-            f"write {STEPS}, {TOPK} and {DRAFT_TOKENS}, so that the variant says what it measures"
-        )
+        hint = f"set {STEPS}, {TOPK} and {DRAFT_TOKENS}, so that the job states what it measures"
         yield RuleFinding("spec_automatic", INFO, _AT, message, hint)
 
 
@@ -313,10 +228,14 @@ def _request_cap(
     cap = request_cap(config)
     if cap is not None and config.concurrency > cap:
         message = (
-            f"{config.concurrency} requests are kept in flight, but with speculation and without `max_running_requests` SGLang"
-            f" runs at most {cap} at once: the others wait, and a variant without speculation has no such cap"
+            f"{config.concurrency} requests are kept in flight, but with speculation and without"
+            f" `max_running_requests` SGLang runs at most {cap} at once: the others wait, and a"
+            " variant without speculation has no such cap"
         )
-        hint = f"write max_running_requests: {config.concurrency} or more in engine.args, for all variants alike"
+        hint = (
+            f"write max_running_requests: {config.concurrency} or more in engine.args, so that it"
+            " applies to all variants"
+        )
         yield RuleFinding("spec_requests_capped", WARNING, "concurrency", message, hint)
 
 
@@ -326,28 +245,32 @@ def _overlap_scheduler(
     if speculation.algorithm not in EAGLE_LIKE or "SGLANG_ENABLE_SPEC_V2" not in config.env:
         return
     at = "env.SGLANG_ENABLE_SPEC_V2"
-    refused, removed = (
-        VersionRange("0.5.7", "0.5.10"),
-        VersionRange("0.5.14"),
-    )  # 0.5.9 server_args.py; 0.5.14 speculative_hook.py
+    refused = VersionRange("0.5.7", "0.5.10")  # 0.5.9 server_args.py
+    removed = VersionRange("0.5.14")  # 0.5.14 speculative_hook.py
     severity = refusal_severity(refused, config.release)
     if (
         config.is_variable_on("SGLANG_ENABLE_SPEC_V2")
         and (config.number(TOPK) or 1) > 1
         and severity
     ):
-        message = f"spec v2 takes only {TOPK} 1, and the launch fails with {config.number(TOPK)}{versions_suffix(refused, config.release)}"
+        message = (
+            f"spec v2 accepts only {TOPK} 1: the launch fails with {config.number(TOPK)}"
+            f"{versions_suffix(refused, config.release)}"
+        )
         yield RuleFinding(
             "spec_v2_topk", severity, at, message, f"unset SGLANG_ENABLE_SPEC_V2, or set {TOPK} 1"
         )
     elif config.release and removed.contains(config.release):
-        message = f"SGLANG_ENABLE_SPEC_V2 has no effect in SGLang {config.release}: spec v2 always runs since 0.5.14"
+        message = (
+            f"SGLANG_ENABLE_SPEC_V2 has no effect in SGLang {config.release}: from 0.5.14 on spec"
+            " v2 always runs"
+        )
         yield RuleFinding(
             "variable_without_effect",
             WARNING,
             at,
             message,
-            "leave it out; disable_overlap_schedule chooses the other path",
+            "leave it out; disable_overlap_schedule switches to the other path",
         )
 
 
@@ -355,7 +278,9 @@ def _simulated_acceptance(
     config: ServerConfiguration, speculation: ResolvedSpeculation
 ) -> Iterator[RuleFinding]:
     if config.env.get("SGLANG_SIMULATE_ACC_LEN"):
-        message = "the accept length is simulated: rates tell about the system, not about the draft"
+        message = (
+            "the accept length is simulated: rates show the speed of the system, not of the draft"
+        )
         yield RuleFinding(
             "spec_simulated",
             INFO,
@@ -366,7 +291,15 @@ def _simulated_acceptance(
 
 
 _RULES: tuple[Callable[[ServerConfiguration, ResolvedSpeculation], Iterator[RuleFinding]], ...] = (
-    _unknown_algorithm, _deepseek_v4, _draft, _excluded_combinations, _incomplete_sizes, _automatic_sizes, _request_cap, _overlap_scheduler, _simulated_acceptance,
-)  # fmt: skip
+    _unknown_algorithm,
+    _deepseek_v4,
+    apply_draft_model_rules,
+    _excluded_combinations,
+    _incomplete_sizes,
+    _automatic_sizes,
+    _request_cap,
+    _overlap_scheduler,
+    _simulated_acceptance,
+)
 
 __all__ = ["apply_speculation_rules", "canonical_algorithm"]

@@ -1,5 +1,5 @@
-"""Owns the sweep notation `bs,steps,topk,draft`: what each entry launches, and which repeat
-another. Writes nothing.
+"""Parses the sweep notation `bs,steps,topk,draft`: what each entry launches, and which entry
+repeats another.
 """
 
 from __future__ import annotations
@@ -12,17 +12,20 @@ from typing import Any
 from fleet_knowledge.sglang.speculation.resolved_arguments import tree_capacity
 
 _ENTRY = re.compile(r"[+-]?\d+")
-_FORM = "four whole numbers: batch size, steps, topk, draft tokens, such as 1,3,1,4; 1,0,0,0 is without speculation"
+_FORM = (
+    "four whole numbers: batch size, steps, topk, draft tokens, such as 1,3,1,4; 1,0,0,0 is without"
+    " speculation"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class SweepPoint:
-    """One entry as the server runs it. `batch` is the client's concurrency; `steps` 0 = without
+    """One entry as the server runs it. `batch`: the client's concurrency; `steps` 0: without
     speculation.
 
-    `adjusted_from` is what was asked where the server takes other draft tokens; `duplicate_of` the
-    index (from 0) of the entry that it repeats; `verdict` begins with `warn:` or `error:` and is
-    empty when there is nothing to tell.
+    `adjusted_from`: the requested draft tokens, if the server uses another number. `duplicate_of`:
+    the index (from 0) of the entry that this one repeats. `verdict` starts with `warn:` or
+    `error:`; it is empty if there is no finding.
     """
 
     text: str
@@ -36,21 +39,23 @@ class SweepPoint:
 
     @property
     def speculates(self) -> bool:
-        """True when the entry asks for speculation."""
+        """Whether the entry uses speculation."""
         return self.steps > 0
 
     @property
     def launch_key(self) -> tuple[int, int, int]:
-        """What needs a launch of its own: the batch size is the client's alone."""
+        """What needs a launch of its own; the batch size does not, since only the client
+        uses it.
+        """
         return self.steps, self.topk, self.draft_tokens
 
     @property
     def is_invalid(self) -> bool:
-        """True when nothing can be launched for it."""
+        """Whether the entry cannot be launched."""
         return self.verdict.startswith("error:")
 
     def to_json(self) -> dict[str, Any]:
-        """The point with the keys of the notation; what does not apply is left out."""
+        """Return the point with the keys of the notation; keys that do not apply are left out."""
         if self.is_invalid:
             return {"text": self.text, "verdict": self.verdict}
         shape = (
@@ -71,8 +76,10 @@ class SweepPoint:
 
 
 def expand_sweep(entries: Iterable[str]) -> tuple[SweepPoint, ...]:
-    """Each entry in order. At topk 1 SGLang itself sets the draft tokens to steps + 1, so entries
-    that differ there alone are one.
+    """Return one point for each entry, in order.
+
+    At topk 1 SGLang itself sets the draft tokens to steps + 1, so entries that differ only there
+    are the same.
     """
     points: list[SweepPoint] = []
     for entry in entries:
@@ -92,17 +99,16 @@ def expand_sweep(entries: Iterable[str]) -> tuple[SweepPoint, ...]:
 
 
 def distinct_servers(points: Sequence[SweepPoint]) -> tuple[SweepPoint, ...]:
-    """One point for each server that must be launched, in the order of the first entry that needs
-    it.
-    """
+    """Return one point for each server to launch, in the order of the first entry that needs it."""
     return tuple(
         {point.launch_key: point for point in reversed(points) if not point.is_invalid}.values()
     )[::-1]
 
 
 def split_entries(text: str) -> tuple[str, ...]:
-    """Entries of a text: what stands in quotes, else between blanks or semicolons; brackets are
-    dropped.
+    """Split a text into entries: the quoted parts, else the parts between blanks or semicolons.
+
+    Brackets are dropped.
     """
     quoted = re.findall(r"[\"']([^\"']*)[\"']", text)
     if quoted:
@@ -122,19 +128,25 @@ def _point(text: str) -> SweepPoint:
     if batch < 1 or min(steps, topk, tokens) < 0:
         return SweepPoint(
             text,
-            verdict=f"error: `{text[:60]}`: the batch size must be above 0, the others not below",
+            verdict=(
+                f"error: `{text[:60]}`: the batch size must be at least 1, the other numbers at"
+                " least 0"
+            ),
         )
     if steps == 0:
         warning = (
             ""
             if topk == 0 and tokens == 0
-            else "warn: no steps, so topk and draft tokens say nothing: runs without speculation"
+            else "warn: 0 steps run without speculation: topk and draft tokens have no effect"
         )
         return SweepPoint(text, batch, verdict=warning)
     if topk == 0 or (topk > 1 and tokens == 0):
         return SweepPoint(
             text,
-            verdict=f"error: `{text[:60]}`: {steps} steps need a topk, and a topk above 1 needs draft tokens",
+            verdict=(
+                f"error: `{text[:60]}`: {steps} steps need a topk, and a topk above 1 needs draft"
+                " tokens"
+            ),
         )
     return _speculative(text, batch, (steps, topk, tokens))
 
