@@ -29,7 +29,7 @@ def test_equal_jobs_and_other_settings_say_nothing() -> None:
 
 def test_another_model_is_told() -> None:
     other = replace(JOB, engine=replace(JOB.engine, model_path="qwen"))
-    assert job_differences(JOB, other) == ("the jobs differ in model: kimi against qwen",)
+    assert job_differences(JOB, other) == ("the jobs have different models: kimi and qwen",)
 
 
 def test_a_workload_of_one_name_that_is_another_load_is_told_with_what_differs() -> None:

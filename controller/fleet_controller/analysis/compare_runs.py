@@ -1,4 +1,4 @@
-"""Owns the comparison: which launches meet which, row by row. Reads no store, prints nothing."""
+"""Compares variants of one job, or two jobs, row by row."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ from fleet_protos.errors import ConfigError
 from fleet_protos.metric_names import HIGHER_IS_BETTER, OUTPUT_TOK_S, TPOT_MEAN
 
 METRICS = (OUTPUT_TOK_S, TPOT_MEAN)
+METRICS_ALL = tuple(HIGHER_IS_BETTER)
 NOT_STEADY = "not_steady"  # the gate of a launch that never became steady
 _PLACES_NAMED = 3
 
@@ -43,8 +44,8 @@ def compare(
     margin: float = 0.02,
     conditions: ComparisonConditions | None = None,
 ) -> Comparison:
-    """Every variant against `baseline` on the same host, paired by block where two blocks hold
-    both.
+    """Compare every variant with `baseline` on the same host, paired by block if at least two
+    blocks have both.
 
     Raises ConfigError for a baseline that is not among the variants, or a confidence or margin out
     of range.
@@ -62,21 +63,22 @@ def compare(
     )
     if variants and baseline not in variants:
         raise ConfigError(
-            f"baseline {baseline!r} is not a variant of this job", f"one of: {', '.join(variants)}"
+            f"baseline {baseline!r} is not a variant of this job",
+            f"use one of: {', '.join(variants)}",
         )
     variants.sort(key=lambda variant: variant != baseline)
-    sides = _sides(runs)
+    launch_sets = _launch_sets(runs)
     rows = []
-    for host, workload, metric in _cells(runs, conditions):
-        reference = sides.get((baseline, host, workload), LaunchSet((), ()))
+    for host, workload, metric in _row_keys(runs, conditions):
+        reference = launch_sets.get((baseline, host, workload), LaunchSet((), ()))
         for variant in variants:
-            if (variant, host, workload) in sides or (variant, host) in conditions.planned:
-                side = sides.get((variant, host, workload), LaunchSet((), ()))
-                row = make_row((variant, host, workload, metric), side, settings)
+            if (variant, host, workload) in launch_sets or (variant, host) in conditions.planned:
+                launch_set = launch_sets.get((variant, host, workload), LaunchSet((), ()))
+                row = make_row((variant, host, workload, metric), launch_set, settings)
                 rows.append(
                     row
                     if variant == baseline
-                    else judge_row(row, side, reference, settings, baseline)
+                    else judge_row(row, launch_set, reference, settings, baseline)
                 )
     return _comparison(conditions, baseline, settings.question, rows)
 
@@ -87,49 +89,54 @@ def compare_jobs(
     confidence: float,
     margin: float,
 ) -> Comparison:
-    """Each variant of `after` against the one of the same name, host and workload in `before`,
+    """Compare each variant of `after` with the one of the same name, host and workload in `before`,
     unpaired.
 
-    Raises ConfigError when one is simulated and the other is not: such a ratio would mean nothing.
+    Raises ConfigError if only one of them is simulated: such a ratio would mean nothing.
     """
     (old, old_runs), (new, new_runs) = before, after
     if (old.engine == SIMULATED) != (new.engine == SIMULATED):
         raise ConfigError(
-            f"job {old.job} ran on engine {old.engine}, job {new.job} on {new.engine}: simulated and real are never compared",
+            (
+                f"job {old.job} ran on engine {old.engine}, job {new.job} on {new.engine}: "
+                "simulated and real runs cannot be compared"
+            ),
             "compare two jobs that ran on the same kind of engine",
         )
     external = EXTERNAL if EXTERNAL in (old.engine, new.engine) else new.engine
     settings = RowSettings(
         _question(confidence, margin), external, minutes_per_launch(new_runs), False, new.failures
     )
-    old_sides, new_sides = _sides(old_runs), _sides(new_runs)
+    old_sets, new_sets = _launch_sets(old_runs), _launch_sets(new_runs)
     rows = []
-    for host, workload, metric in _cells(new_runs, new):
+    for host, workload, metric in _row_keys(new_runs, new):
         for variant in _first_seen(
             [variant for variant, _ in new.planned], [stored.variant for stored in new_runs]
         ):
             key = (variant, host, workload)
-            if key in new_sides:
-                side = new_sides[key]
+            if key in new_sets:
+                launch_set = new_sets[key]
                 rows.append(
                     judge_row(
-                        make_row((*key, metric), side, settings),
-                        side,
-                        old_sides.get(key, LaunchSet((), ())),
+                        make_row((*key, metric), launch_set, settings),
+                        launch_set,
+                        old_sets.get(key, LaunchSet((), ())),
                         settings,
                     )
                 )
     result = _comparison(new, old.job, settings.question, rows)
     return replace(
-        result, notes=(*result.notes, *_unmatched(old_sides, new_sides), *_scales(old, new))
+        result, notes=(*result.notes, *_unmatched(old_sets, new_sets), *_scales(old, new))
     )
 
 
 def _question(confidence: float, margin: float) -> Question:
     if not 0 < confidence < 1:
-        raise ConfigError(f"confidence {confidence:g} is not between 0 and 1", "for example 95%")
+        raise ConfigError(
+            f"confidence {confidence:g} is not between 0 and 1", "write a value such as 95%"
+        )
     if not 0 <= margin < 1:
-        raise ConfigError(f"margin {margin:g} is not between 0 and 1", "for example 2%")
+        raise ConfigError(f"margin {margin:g} is not between 0 and 1", "write a value such as 2%")
     return Question(confidence, margin)
 
 
@@ -137,7 +144,7 @@ def _first_seen(*names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(name for part in names for name in part))
 
 
-def _sides(runs: Sequence[StoredRun]) -> dict[tuple[str, str, str], LaunchSet]:
+def _launch_sets(runs: Sequence[StoredRun]) -> dict[tuple[str, str, str], LaunchSet]:
     members: dict[tuple[str, str, str], list[StoredRun]] = {}
     for stored in without_warm_up(runs):
         members.setdefault((stored.variant, stored.host, stored.run.workload), []).append(stored)
@@ -149,10 +156,7 @@ def _sides(runs: Sequence[StoredRun]) -> dict[tuple[str, str, str], LaunchSet]:
     }
 
 
-METRICS_ALL = tuple(HIGHER_IS_BETTER)
-
-
-def _cells(
+def _row_keys(
     runs: Sequence[StoredRun], conditions: ComparisonConditions
 ) -> list[tuple[str, str, str]]:
     hosts = _first_seen([host for _, host in conditions.planned], [stored.host for stored in runs])
@@ -184,7 +188,7 @@ def _comparison(
             f"simulated ×{conditions.time_scale:g}: a model of time, not a measurement of hardware"
         )
     if conditions.engine == EXTERNAL:
-        notes.append("external server: no launches, so no verdict about launches is possible")
+        notes.append("external server: no verdict is possible without launches")
     notes += _unsteady(rows)
     notes += [note for row in rows for note in open_notes(row.limits)]
     if not rows:
@@ -201,7 +205,7 @@ def _comparison(
 
 
 def _unsteady(rows: list[ComparisonRow]) -> list[str]:
-    """A verdict that rests on a launch without a steady state says so."""
+    """Return a note on launches without a steady state, because verdicts rest on them."""
     unsteady = [row for row in rows if any(gate.code == NOT_STEADY for gate in row.gates)]
     places = _first_seen(
         [f"{row.variant} {row.workload}{f' on {row.host}' if row.host else ''}" for row in unsteady]
@@ -210,7 +214,10 @@ def _unsteady(rows: list[ComparisonRow]) -> list[str]:
         return []
     more = f" and {len(places) - _PLACES_NAMED} more" if len(places) > _PLACES_NAMED else ""
     return [
-        f"no steady state in {', '.join(places[:_PLACES_NAMED])}{more}: such a mean is one of several levels or of a drift"
+        (
+            f"no steady state in {', '.join(places[:_PLACES_NAMED])}{more}: its mean mixes several "
+            "levels or a drift"
+        )
     ]
 
 
@@ -228,5 +235,8 @@ def _scales(old: ComparisonConditions, new: ComparisonConditions) -> list[str]:
     if old.time_scale == new.time_scale:
         return []
     return [
-        f"time scales differ: {old.job} ran simulated ×{old.time_scale:g}, {new.job} ×{new.time_scale:g}"
+        (
+            f"time scales differ: {old.job} ran simulated ×{old.time_scale:g}, {new.job} "
+            f"×{new.time_scale:g}"
+        )
     ]

@@ -1,4 +1,6 @@
-"""Makes one row of a comparison from the launches of a variant, and judges it against the baseline."""
+"""Makes one row of a comparison from the launches of a variant, and judges it against the
+baseline.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +38,10 @@ from fleet_controller.analysis.verdict import (
 from fleet_controller.core.controller_api import StoredRun
 from fleet_protos.metric_names import ACCEPT_LENGTH, HIGHER_IS_BETTER
 
-_NO_LAUNCHES = "an external server is not launched by us: no verdict about launches is possible"
-_OPEN = "a limit lies beyond the loads that were searched, or below them"
+_NO_LAUNCHES = (
+    "an external server is not launched by benchfleet: no verdict is possible without launches"
+)
+_OPEN = "a limit is above or below the loads that were searched"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +53,11 @@ class LaunchSet:
     limits: tuple[SloLimit, ...] = ()
 
     def values(self, metric: str) -> list[float]:
+        """Return the value of `metric` for each launch that has it."""
         return [launch.values[metric] for launch in self.launches if metric in launch.values]
 
     def by_block(self, metric: str) -> dict[int, float]:
+        """Return block → value of `metric`, for the launches that belong to a block."""
         return {
             launch.block: launch.values[metric]
             for launch in self.launches
@@ -61,7 +67,9 @@ class LaunchSet:
 
 @dataclass(frozen=True, slots=True)
 class RowSettings:
-    """What all rows of one comparison share."""
+    """What all rows of one comparison share. `minutes` is the wall time of one launch, `failures`
+    as in ComparisonConditions.
+    """
 
     question: Question
     engine: str
@@ -71,17 +79,18 @@ class RowSettings:
 
 
 def make_row(
-    key: tuple[str, str, str, str], side: LaunchSet, settings: RowSettings
+    key: tuple[str, str, str, str], launch_set: LaunchSet, settings: RowSettings
 ) -> ComparisonRow:
+    """Return the row of `key` (variant, host, workload, metric), without a verdict."""
     metric = key[3]
-    if metric in METRIC_OF.values() and not side.launches:
-        return _limit_row(key, side, settings)
-    values, accepted = side.values(metric), side.values(ACCEPT_LENGTH)
+    if metric in METRIC_OF.values() and not launch_set.launches:
+        return _limit_row(key, launch_set, settings)
+    values, accepted = launch_set.values(metric), launch_set.values(ACCEPT_LENGTH)
     independent = settings.engine != EXTERNAL
     return ComparisonRow(
         *key,
         launches=len(values) if independent else 0,
-        runs=sum(launch.runs.get(metric, 0) for launch in side.launches),
+        runs=sum(launch.runs.get(metric, 0) for launch in launch_set.launches),
         mean=mean(values) if values else None,
         interval=mean_interval(values, settings.question.confidence) if independent else None,
         ratio=1.0 if values else None,
@@ -89,48 +98,53 @@ def make_row(
         verdict=None,
         reason="" if values else _failure(key[0], key[1], values, settings) or "no valid launch",
         needs=None,
-        gates=gate_counts(side.runs),
+        gates=gate_counts(launch_set.runs),
         accept_length=mean(accepted) if accepted else None,
     )
 
 
 def _limit_row(
-    key: tuple[str, str, str, str], side: LaunchSet, settings: RowSettings
+    key: tuple[str, str, str, str], launch_set: LaunchSet, settings: RowSettings
 ) -> ComparisonRow:
-    """Of a search. Its gates are those of runs that count as met or not at all: what a run trips by
-    not meeting the SLO is its answer.
+    """Return the row of a search. Its gates are only those of void runs and of runs that met the
+    SLO: what a run trips by failing the SLO is a result, not a fault.
     """
     independent = settings.engine != EXTERNAL
-    value, interval = mean_limit(side.limits, settings.question.confidence)
+    value, interval = mean_limit(launch_set.limits, settings.question.confidence)
     return ComparisonRow(
         *key,
-        launches=len(side.limits) if independent else 0,
-        runs=sum(limit.runs for limit in side.limits),
+        launches=len(launch_set.limits) if independent else 0,
+        runs=sum(limit.runs for limit in launch_set.limits),
         mean=value,
         interval=interval if independent else None,
         ratio=1.0 if value else None,
         ratio_interval=None,
         verdict=None,
-        reason="" if side.limits else _failure(key[0], key[1], [], settings) or "no valid launch",
+        reason=""
+        if launch_set.limits
+        else _failure(key[0], key[1], [], settings) or "no valid launch",
         needs=None,
         gates=gate_counts(
-            stored for stored in side.runs if stored.run.void or stored.run.searched.met
+            stored for stored in launch_set.runs if stored.run.void or stored.run.searched.met
         ),
         accept_length=None,
-        limits=side.limits,
+        limits=launch_set.limits,
     )
 
 
 def judge_row(
     row: ComparisonRow,
-    side: LaunchSet,
+    launch_set: LaunchSet,
     reference: LaunchSet,
     settings: RowSettings,
     baseline: str = "",
 ) -> ComparisonRow:
-    if row.metric in METRIC_OF.values() and not side.launches:
-        return _judge_limit_row(row, side.limits, reference.limits, settings, baseline)
-    values, references = side.values(row.metric), reference.values(row.metric)
+    """Return `row` with its ratio to the baseline's launches (`reference`), the verdict and the
+    reason.
+    """
+    if row.metric in METRIC_OF.values() and not launch_set.launches:
+        return _judge_limit_row(row, launch_set.limits, reference.limits, settings, baseline)
+    values, references = launch_set.values(row.metric), reference.values(row.metric)
     ratio = mean(values) / mean(references) if values and references else None
     if settings.engine == EXTERNAL:
         return replace(row, ratio=ratio, verdict=Verdict.INCONCLUSIVE, reason=_NO_LAUNCHES)
@@ -139,7 +153,7 @@ def judge_row(
     )
     if failed:
         return replace(row, ratio=ratio, verdict=Verdict.INCONCLUSIVE, reason=failed)
-    estimate, method = _estimate(side, reference, row.metric, settings)
+    estimate, method = _estimate(launch_set, reference, row.metric, settings)
     if estimate is None:
         judgement = judge_without_interval(values, references, settings.question, settings.minutes)
         return _with_judgement(replace(row, ratio=ratio), judgement)
@@ -159,7 +173,9 @@ def _judge_limit_row(
     settings: RowSettings,
     baseline: str,
 ) -> ComparisonRow:
-    """By the highest loads met, with an interval that holds what the searches leave open."""
+    """Judge a search by the highest loads met, with an interval that includes what the searches
+    leave open.
+    """
     values, references = [limit.met for limit in ours], [limit.met for limit in theirs]
     is_open = not all(limit.is_closed for limit in (*ours, *theirs))
     ratio = mean(values) / mean(references) if values and references and not is_open else None
@@ -198,8 +214,8 @@ def _judge_limit_row(
 
 
 def _failure(variant: str, host: str, values: list[float], settings: RowSettings) -> str:
-    """Why there is no launch and more would not help; empty when there is one, or when it is only
-    early.
+    """Return why there is no launch and more would not help. Empty if there is one, or if launches
+    may still come.
     """
     why = settings.failures.get((variant, host), "")
     return f"no valid launch: {variant} failed ({why})" if why and not values else ""
@@ -210,13 +226,13 @@ def _with_judgement(row: ComparisonRow, judgement: Judgement) -> ComparisonRow:
 
 
 def _estimate(
-    side: LaunchSet, reference: LaunchSet, metric: str, settings: RowSettings
+    launch_set: LaunchSet, reference: LaunchSet, metric: str, settings: RowSettings
 ) -> tuple[LogRatio | None, str]:
     confidence = settings.question.confidence
     if settings.may_pair:
-        ours, theirs = side.by_block(metric), reference.by_block(metric)
+        ours, theirs = launch_set.by_block(metric), reference.by_block(metric)
         pairs = [(ours[block], theirs[block]) for block in sorted(ours.keys() & theirs.keys())]
         paired = paired_ratio(pairs, confidence)
         if paired:
             return paired, "paired"
-    return welch_ratio(side.values(metric), reference.values(metric), confidence), "unpaired"
+    return welch_ratio(launch_set.values(metric), reference.values(metric), confidence), "unpaired"

@@ -26,11 +26,12 @@ SIMULATED = "simulated"
 
 @dataclass(frozen=True, slots=True)
 class ComparisonConditions:
-    """What the runs were measured on. `planned` names (variant, host) pairs of the plan, so that
-    one without runs has a row too; `workloads` those of the job, in its order.
+    """The conditions under which the runs were measured. `planned` lists (variant, host) pairs of
+    the plan, so that one without runs has a row too; `workloads` lists the job's workloads in their
+    order.
 
-    `failures` says why a pair has no launch and will have none, such as `short_output ×2`: more
-    launches would not help it.
+    `failures` says why a pair has no valid launch and will get none, such as `short_output ×2`:
+    more launches would not help.
     """
 
     job: str = ""
@@ -39,17 +40,19 @@ class ComparisonConditions:
     planned: tuple[tuple[str, str], ...] = ()
     workloads: tuple[str, ...] = ()
     failures: Mapping[tuple[str, str], str] = field(default_factory=dict)
-    searches: Mapping[str, str] = field(default_factory=dict)  # workload → what its search is of
+    searches: Mapping[str, str] = field(
+        default_factory=dict
+    )  # workload → load of its search: rate or concurrency
 
 
 @dataclass(frozen=True, slots=True)
 class ComparisonRow:
-    """One variant on one host under one workload, by one metric. `mean` and `interval` in the
-    metric's unit, ratios without.
+    """One variant on one host under one workload, by one metric. `mean` and `interval` are in the
+    metric's unit; ratios have no unit.
 
     The baseline's own row has ratio 1, no ratio interval and no verdict. `method` is `paired`,
-    `unpaired` or empty. `limits`: what the searches of its launches found; then an interval may be
-    open, up to infinity, and the mean is None where a limit is.
+    `unpaired` or empty. `limits` holds the results of its launches' searches; then an interval may
+    be open, up to infinity, and the mean is None if a limit is open.
     """
 
     variant: str
@@ -73,7 +76,7 @@ class ComparisonRow:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """All rows by host, workload and metric, the baseline first; `notes` hold for every row."""
+    """All rows by host, workload and metric, the baseline first. `notes` apply to every row."""
 
     job: str
     engine: str

@@ -1,6 +1,4 @@
-"""Owns the reading of anybody's own numbers: CSV text to runs, or findings with line numbers. Opens
-no file.
-"""
+"""Reads measurements from CSV text into runs, or reports what is wrong by line."""
 
 from __future__ import annotations
 
@@ -21,8 +19,8 @@ OPTIONAL = ("host", "workload", "metric", "block")
 
 @dataclass(frozen=True, slots=True)
 class RowFinding:
-    """What is wrong with one cell. `line` and `column` count from 1; `column` is that of the cell,
-    not of the character.
+    """What is wrong with one cell. `line` and `column` count from 1; `column` counts cells, not
+    characters.
     """
 
     code: str
@@ -35,17 +33,17 @@ class RowFinding:
 
 @dataclass(frozen=True, slots=True)
 class CsvRuns:
-    """The runs of a CSV text; those of a text with findings are not to be used."""
+    """The runs of a CSV text. Do not use the runs of a text with findings."""
 
     runs: tuple[StoredRun, ...]
     findings: tuple[RowFinding, ...]
 
 
 def parse_csv_runs(text: str) -> CsvRuns:
-    """Columns variant, launch, value; optional host, workload, metric, block. Several rows of one
-    launch are its runs.
+    """Read the columns variant, launch and value, and optionally host, workload, metric and block.
+    Several rows of one launch are its runs.
 
-    Launches are paired only where `block` (a whole number from 1) says that they ran side by side.
+    Launches are paired only if `block` (a whole number from 1) says that they ran side by side.
     """
     rows = csv.reader(io.StringIO(text.lstrip("\ufeff"), newline=""), strict=True)
     runs: list[StoredRun] = []
@@ -75,13 +73,18 @@ def parse_csv_runs(text: str) -> CsvRuns:
                 1,
                 "",
                 f"not CSV: {error}",
-                "quote cells that hold quotes or line ends",
+                "put cells that contain quotes or line ends into quotes",
             )
         )
     if not runs and not problems:
         problems.append(
             RowFinding(
-                "csv_empty", 1, 1, "", "no row below the header", "one row per launch or run"
+                "csv_empty",
+                1,
+                1,
+                "",
+                "there is no row below the header",
+                "write one row per launch or run",
             )
         )
     return CsvRuns(tuple(runs), tuple(problems))
@@ -90,7 +93,7 @@ def parse_csv_runs(text: str) -> CsvRuns:
 def _header_findings(header: list[str]) -> Iterator[RowFinding]:
     for name in REQUIRED:
         if name not in header:
-            hint = f"first line: {','.join(REQUIRED)} and optionally {', '.join(OPTIONAL)}"
+            hint = f"the first line needs {','.join(REQUIRED)} and may have {', '.join(OPTIONAL)}"
             yield RowFinding("csv_column_missing", 1, 1, name, f"column {name!r} is missing", hint)
     for column, name in enumerate(header, start=1):
         if name not in REQUIRED + OPTIONAL:
@@ -105,7 +108,7 @@ def _header_findings(header: list[str]) -> Iterator[RowFinding]:
             )
         elif header.index(name) != column - 1:
             yield RowFinding(
-                "csv_column_twice", 1, column, name, f"column {name!r} stands twice", "remove one"
+                "csv_column_twice", 1, column, name, f"column {name!r} occurs twice", "remove one"
             )
 
 
@@ -116,8 +119,8 @@ def _row_findings(line: int, header: list[str], cells: list[str]) -> Iterator[Ro
             line,
             1,
             "",
-            f"{len(cells)} cells, the header has {len(header)}",
-            "one cell per column",
+            f"the row has {len(cells)} cells, but the header has {len(header)}",
+            "write one cell per column",
         )
         return
     for column, (key, cell) in enumerate(zip(header, cells, strict=True), start=1):
@@ -128,22 +131,25 @@ def _row_findings(line: int, header: list[str], cells: list[str]) -> Iterator[Ro
 
 def _cell_problem(key: str, cell: str) -> tuple[str, str] | None:
     if key in ("variant", "launch") and not cell:
-        return f"{key} is empty", "name it: runs with the same variant and launch belong together"
+        return (
+            f"{key} is empty",
+            "write a name: rows with the same variant and launch are runs of one launch",
+        )
     if key == "value" and not _is_positive(cell):
         return (
             f"value {cell!r} is not a number above 0",
-            "failed measurements never become a number: leave the row out",
+            "leave out the rows of failed measurements",
         )
     if key == "metric" and cell and cell not in HIGHER_IS_BETTER:
         near = get_close_matches(cell, HIGHER_IS_BETTER, 1)
         return (
             f"unknown metric {cell!r}",
-            f"did you mean {near[0]!r}?" if near else f"known: {', '.join(HIGHER_IS_BETTER)}",
+            f"did you mean {near[0]!r}?" if near else f"use one of: {', '.join(HIGHER_IS_BETTER)}",
         )
     if key == "block" and cell and not (cell.isascii() and cell.isdigit() and int(cell) > 0):
         return (
             f"block {cell!r} is not a whole number from 1",
-            "launches that ran side by side share a block; empty: not paired",
+            "give launches that ran side by side the same block, or leave it empty",
         )
     return None
 

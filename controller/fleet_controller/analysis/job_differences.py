@@ -1,6 +1,4 @@
-"""Owns what two jobs asked for differently where a ratio between them would hide it. Compares no
-numbers.
-"""
+"""Finds differences between two jobs that a ratio between them would hide."""
 
 from __future__ import annotations
 
@@ -12,8 +10,8 @@ from fleet_protos.trial_types import Workload
 
 
 def job_differences(before: Job, after: Job) -> tuple[str, ...]:
-    """One line for each: another model, shared hosts, load from elsewhere, a workload of one name
-    that is another. Settings may differ.
+    """Return one line for each such difference: another model, shared hosts, load from elsewhere, a
+    workload of the same name with other values. Settings that are under test may differ.
     """
     return (
         *_models(before, after),
@@ -25,19 +23,28 @@ def job_differences(before: Job, after: Job) -> tuple[str, ...]:
 
 def _models(before: Job, after: Job) -> Iterator[str]:
     if before.engine.model_path != after.engine.model_path:
-        yield f"the jobs differ in model: {before.engine.model_path} against {after.engine.model_path}"
+        yield (
+            f"the jobs have different models: {before.engine.model_path} and "
+            f"{after.engine.model_path}"
+        )
 
 
 def _sharing(before: Job, after: Job) -> Iterator[str]:
     if before.hosts.share != after.hosts.share:
         which = "second" if after.hosts.share else "first"
-        yield f"only the {which} job shared its hosts (hosts.share): the neighbours there may be all of the difference"
+        yield (
+            f"only the {which} job shared its hosts (hosts.share): other trials there may cause "
+            "the whole difference"
+        )
 
 
 def _load(before: Job, after: Job) -> Iterator[str]:
     if before.load != after.load:
         first, second = (_load_source(job) for job in (before, after))
-        yield f"the load came from {first} in the first job and from {second} in the second: what lies between is part of the difference"
+        yield (
+            f"the load came from {first} in the first job and from {second} in the second: the "
+            "network path is part of the difference"
+        )
 
 
 def _load_source(job: Job) -> str:

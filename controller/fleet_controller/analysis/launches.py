@@ -1,5 +1,5 @@
-"""Owns the step from stored runs to launches: which attempt counts, which runs are valid, which
-gates tripped. Computes no interval.
+"""Groups stored runs into launches: which attempt counts, which runs are valid, which gates
+tripped.
 """
 
 from __future__ import annotations
@@ -16,15 +16,13 @@ from fleet_protos.trial_types import Gate, GateEffect, Outcome
 WARMING_UP = Gate(
     "warming_up",
     GateEffect.VOID_RUN,
-    "not steady yet, as later runs of the same launch showed: kept, and part of no number",
+    "not steady yet, as later runs of the same launch showed: kept, but not part of any result",
 )
 
 
 @dataclass(frozen=True, slots=True)
 class GateCount:
-    """How often a gate tripped, what it said the last time, and the codes of all ways in which it
-    did.
-    """
+    """How often a gate tripped, its last message, and the codes of all reasons for which it did."""
 
     code: str
     count: int
@@ -34,8 +32,8 @@ class GateCount:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredLaunch:
-    """One launch of a variant under one workload: the independent unit. `values` and `runs` hold
-    valid runs only.
+    """One launch of a variant under one workload: the independent unit of the statistics. `values`
+    and `runs` cover only valid runs.
     """
 
     variant: str
@@ -47,13 +45,13 @@ class MeasuredLaunch:
 
 
 def without_warm_up(runs: Iterable[StoredRun]) -> list[StoredRun]:
-    """All runs, those voided that belong to the warm-up of their launch by what the newest valid
-    run of that workload says.
+    """Return all runs. Those in the warm-up of their launch, as the newest valid run of the
+    workload reports it, become void.
     """
     runs = list(runs)
     valid: dict[tuple[str, int, str], list[int]] = defaultdict(
         list
-    )  # launch and workload → places of its valid runs
+    )  # launch and workload → indexes of its valid runs
     for place in sorted(range(len(runs)), key=lambda place: runs[place].run.index):
         if not runs[place].run.void:
             valid[runs[place].trial_id, runs[place].attempt, runs[place].run.workload].append(place)
@@ -65,7 +63,9 @@ def without_warm_up(runs: Iterable[StoredRun]) -> list[StoredRun]:
 
 
 def counted_attempts(runs: Iterable[StoredRun]) -> list[StoredRun]:
-    """The runs of the newest attempt that ended OK, trial by trial; nothing else becomes a number."""
+    """Return the runs of the newest attempt that ended OK, trial by trial. Only these become
+    numbers.
+    """
     runs = list(runs)
     newest: dict[str, int] = {}
     for stored in runs:
@@ -75,14 +75,14 @@ def counted_attempts(runs: Iterable[StoredRun]) -> list[StoredRun]:
 
 
 def launches_of(runs: Iterable[StoredRun], metrics: Sequence[str]) -> list[MeasuredLaunch]:
-    """One launch per trial and workload, each metric's mean over the valid runs that have it, in
-    the order first seen.
+    """Return one launch per trial and workload in the order first seen, with each metric's mean
+    over the valid runs that have it.
     """
     grouped: dict[tuple[str, str], list[StoredRun]] = defaultdict(list)
     for stored in counted_attempts(runs):
         if (
             not stored.run.void and not stored.run.searched.load
-        ):  # runs of a search are of many loads
+        ):  # runs of a search have different loads
             grouped[stored.trial_id, stored.run.workload].append(stored)
     return [_launch(members, metrics) for members in grouped.values()]
 
@@ -98,8 +98,8 @@ def _launch(members: Sequence[StoredRun], metrics: Sequence[str]) -> MeasuredLau
 
 
 def gate_counts(runs: Iterable[StoredRun]) -> tuple[GateCount, ...]:
-    """Gates over all runs given, voided and failed ones too: what was kept out is told. The most
-    frequent first.
+    """Count gates over all given runs, including void and failed ones, so that a report shows what
+    was excluded. The most frequent gate comes first.
     """
     counts: dict[str, GateCount] = {}
     for stored in runs:
@@ -112,11 +112,11 @@ def gate_counts(runs: Iterable[StoredRun]) -> tuple[GateCount, ...]:
 
 
 def minutes_per_launch(runs: Iterable[StoredRun]) -> float | None:
-    """Wall minutes that one launch takes: the median distance of neighbouring launches' first runs
-    on one host.
+    """Return the wall minutes that one launch takes: the median distance between the first runs of
+    neighbouring launches on one host.
 
-    It holds the load, the runs and the stop. With one launch a host it is the runs' own time, a
-    lower bound; None without runs.
+    This includes loading, the runs and stopping. With one launch per host it is the runs' own time,
+    a lower bound. None without runs.
     """
     first: dict[tuple[str, str, int], int] = {}
     busy_s: dict[tuple[str, str, int], float] = defaultdict(float)

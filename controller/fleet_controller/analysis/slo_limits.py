@@ -1,8 +1,7 @@
-"""Owns what the searches of launches found, and how brackets are averaged and compared. Reads no
-store, gives no verdict.
+"""Averages and compares the limits that searches found.
 
-A bracket is a value known between bounds: every interval here holds what the true limits may be, so
-it is open where one of them is.
+A limit is a bracket: a value known between two bounds. Every interval here includes all possible
+values of the true limits, so it is open if one of them is.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ METRIC_OF: Mapping[str, str] = {RATE: HIGHEST_RATE, CONCURRENCY: HIGHEST_CONCURR
 
 @dataclass(frozen=True, slots=True)
 class SloLimit:
-    """What the search of one launch found. `met`: the highest load met, 0 for none; `not_met`: the
-    lowest not met, infinite for none.
+    """The result of one launch's search. `met` is the highest load met, 0 for none; `not_met` is
+    the lowest load not met, infinite for none.
 
-    `ended` as `fleet_protos.search_types.Searched` tells it; empty while the search goes on.
-    `runs`: those that are not void.
+    `ended` is that of `fleet_protos.search_types.Searched`, empty while the search continues.
+    `runs` counts the runs that are not void.
     """
 
     trial_id: str
@@ -51,25 +50,25 @@ class SloLimit:
 
     @property
     def most(self) -> float:
-        """No limit is higher: of whole requests in flight the one before the lowest that is not
-        met.
+        """The upper bound of the limit. For whole requests in flight it is one below the lowest
+        load not met.
         """
         return self.not_met - 1 if self.of == CONCURRENCY else self.not_met
 
     @property
     def is_closed(self) -> bool:
-        """Both ends are known."""
+        """Whether both ends are known."""
         return self.met > 0 and math.isfinite(self.not_met)
 
 
 def is_searched(stored: StoredRun) -> bool:
-    """The run is one of a search."""
+    """Return True if the run belongs to a search."""
     return stored.run.searched.load > 0
 
 
 def all_limits(runs: Iterable[StoredRun]) -> list[SloLimit]:
-    """One for each launch, attempt and search among the runs, in the order first seen, also of
-    those that count for nothing.
+    """Return one limit for each launch, attempt and search among the runs, in the order first seen,
+    including attempts that do not count.
     """
     grouped: dict[tuple[str, int, str], list[StoredRun]] = defaultdict(list)
     for stored in runs:
@@ -79,7 +78,7 @@ def all_limits(runs: Iterable[StoredRun]) -> list[SloLimit]:
 
 
 def finished_limits(runs: Iterable[StoredRun]) -> list[SloLimit]:
-    """The same of the attempts that count, and of searches that ended."""
+    """Return the limits of searches that ended, in attempts that count."""
     return [limit for limit in all_limits(counted_attempts(runs)) if limit.ended]
 
 
@@ -87,14 +86,23 @@ def _limit(members: Sequence[StoredRun]) -> SloLimit:
     last = max(members, key=lambda stored: stored.run.index)
     searched = last.run.searched
     return SloLimit(
-        last.trial_id, last.attempt, last.variant, last.host, last.block, last.run.workload, searched.of,
-        searched.highest_met, searched.lowest_not_met or math.inf, searched.ended, sum(not stored.run.void for stored in members),
-    )  # fmt: skip
+        trial_id=last.trial_id,
+        attempt=last.attempt,
+        variant=last.variant,
+        host=last.host,
+        block=last.block,
+        workload=last.run.workload,
+        of=searched.of,
+        met=searched.highest_met,
+        not_met=searched.lowest_not_met or math.inf,
+        ended=searched.ended,
+        runs=sum(not stored.run.void for stored in members),
+    )
 
 
 def open_notes(limits: Sequence[SloLimit]) -> list[str]:
-    """One line for each way in which searches of a variant left their limit open, or ended before
-    it was settled.
+    """Return one line for each way in which searches of a variant left their limit open or ended
+    before it was settled.
     """
     notes = []
     for ended, text in _ENDINGS.items():
@@ -116,15 +124,27 @@ def open_notes(limits: Sequence[SloLimit]) -> list[str]:
 
 
 _ENDINGS = {
-    "above": "the SLO was met at the highest load of the search, {0}: the limit is there or beyond; raise `to`",
-    "below": "the SLO was not met at the lowest load of the search, {0}: the limit is below; lower `from`, or see what those runs say",
-    "client_limited": "the client could not drive the next load, and the SLO was met at {0}: the limit is there or beyond; use load hosts",
-    "unsettled": "runs of the same load went one way and the other until there were too many: sure is {0}; longer runs say more",
+    "above": (
+        "the SLO was met at the highest load of the search, {0}: the limit is at or above it; "
+        "raise `to`"
+    ),
+    "below": (
+        "the SLO was not met at the lowest load of the search, {0}: the limit is below it; lower "
+        "`from`, or look at those runs"
+    ),
+    "client_limited": (
+        "the client could not drive the next load, and the SLO was met at {0}: the limit is at or "
+        "above it; use load hosts"
+    ),
+    "unsettled": (
+        "runs of the same load gave different results up to the limit of runs: {0} is certain; use "
+        "longer runs"
+    ),
 }
 
 
 def load_text(load: float, of: str) -> str:
-    """`12.3/s`, or `12 at once`; a dash for none."""
+    """Return `12.3/s` or `12 at once`; a dash for none."""
     if not 0 < load < math.inf:
         return "–"
     return f"{load:.0f} at once" if of == CONCURRENCY else f"{load:.4g}/s"
@@ -133,8 +153,8 @@ def load_text(load: float, of: str) -> str:
 def mean_limit(
     limits: Sequence[SloLimit], confidence: float
 ) -> tuple[float | None, Interval | None]:
-    """(mean, interval) of the highest load over launches: that of the loads met, further up by what
-    the brackets leave open on average.
+    """Return (mean, interval) of the highest load over launches: the interval of the loads met,
+    extended upwards by the average width of the brackets.
     """
     value = (
         mean([limit.met for limit in limits])
@@ -157,8 +177,8 @@ def mean_limit(
 def limit_ratio(
     ours: Sequence[SloLimit], theirs: Sequence[SloLimit], confidence: float, *, may_pair: bool
 ) -> tuple[LogRatio | None, str]:
-    """The ratio of the highest loads, and how it came about: `paired` by block where two blocks
-    hold both, else `unpaired`.
+    """Return the ratio of the highest loads and its method: `paired` by block if at least two
+    blocks have both, else `unpaired`.
     """
     blocks = {limit.block: limit for limit in theirs if limit.block > 0}
     pairs = [(limit, blocks[limit.block]) for limit in ours if may_pair and limit.block in blocks]
@@ -172,7 +192,9 @@ def limit_ratio(
 def _ratio_between(
     ours: Sequence[SloLimit], theirs: Sequence[SloLimit], confidence: float, *, paired: bool
 ) -> LogRatio | None:
-    """By the loads met where all are known; else from the one end that is."""
+    """Return the ratio of the loads met if all are known, else the ratio from the one bound that is
+    known.
+    """
     is_met, is_bounded = (
         _all_met(ours) and _all_met(theirs),
         _all_bounded(ours) and _all_bounded(theirs),
@@ -214,5 +236,5 @@ def _all_bounded(limits: Sequence[SloLimit]) -> bool:
 
 
 def _open_log_width(limits: Sequence[SloLimit]) -> float:
-    """What the brackets leave open, on the log scale."""
+    """Return the mean width of the brackets on the log scale."""
     return mean([math.log(limit.most / limit.met) for limit in limits])

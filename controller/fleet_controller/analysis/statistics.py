@@ -1,6 +1,4 @@
-"""Owns the arithmetic of intervals: means over launches and ratios on the log scale. Knows nothing
-of jobs and never reads data.
-"""
+"""Interval arithmetic: means over launches, and ratios on the log scale."""
 
 from __future__ import annotations
 
@@ -13,24 +11,24 @@ LAUNCHES_CAP = 1000  # nobody launches a 600 GB model more often than this to se
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Both ends, in the unit of what was estimated."""
+    """Both ends, in the unit of the estimate."""
 
     low: float
     high: float
 
     def is_inside(self, low: float, high: float) -> bool:
-        """True when the whole interval lies within [low, high]."""
+        """Return True if the whole interval is within [low, high]."""
         return low <= self.low and self.high <= high
 
 
 @dataclass(frozen=True, slots=True)
 class LogRatio:
-    """A ratio estimated on the log scale, and how its half-width shrinks when both sides get
-    launches more.
+    """A ratio estimated on the log scale, and how its half-width shrinks with more launches of both
+    sides.
 
     `half_width(k)` is the half-width on the log scale after k more launches of each side at the
-    noise seen. `open_below` and `open_above`: how much further each end lies, on that scale,
-    because the values themselves are known between bounds only; launches do not change it.
+    observed noise. `open_below` and `open_above` extend each end on that scale, because the values
+    themselves are only known between bounds; more launches do not change them.
     """
 
     log_ratio: float
@@ -40,12 +38,12 @@ class LogRatio:
 
     @property
     def ratio(self) -> float:
-        """The point estimate, without unit."""
+        """The point estimate, without a unit."""
         return math.exp(self.log_ratio)
 
     @property
     def interval(self) -> Interval:
-        """The interval of the ratio, without unit."""
+        """The interval of the ratio, without a unit."""
         now = self.half_width(0)
         return Interval(
             math.exp(self.log_ratio - now - self.open_below),
@@ -54,27 +52,29 @@ class LogRatio:
 
 
 def t_quantile(confidence: float, degrees: float) -> float:
-    """The two-sided quantile of Student's t: P(|T| <= result) = confidence."""
+    """Return the two-sided quantile of Student's t: P(|T| <= result) = confidence."""
     from scipy.special import (
-        stdtrit,  # here: its import takes half a second, and most commands need no interval
+        stdtrit,  # imported here: it takes half a second, and few commands need it
     )
 
     return float(stdtrit(degrees, 0.5 + confidence / 2))
 
 
 def mean(values: Sequence[float]) -> float:
-    """The arithmetic mean of at least one value."""
+    """Return the arithmetic mean of at least one value."""
     return math.fsum(values) / len(values)
 
 
 def standard_deviation(values: Sequence[float]) -> float:
-    """The sample standard deviation (n - 1) of at least two values."""
+    """Return the sample standard deviation (n - 1) of at least two values."""
     centre = mean(values)
     return math.sqrt(math.fsum((value - centre) ** 2 for value in values) / (len(values) - 1))
 
 
 def mean_interval(values: Sequence[float], confidence: float) -> Interval | None:
-    """Student's t-interval of the mean over independent launches; None below two of them."""
+    """Return Student's t-interval of the mean over independent launches, or None for fewer than
+    two.
+    """
     if len(values) < 2:
         return None
     half = (
@@ -86,8 +86,8 @@ def mean_interval(values: Sequence[float], confidence: float) -> Interval | None
 
 
 def paired_ratio(pairs: Sequence[tuple[float, float]], confidence: float) -> LogRatio | None:
-    """The ratio first/second of launches paired by block: a t-interval over log differences; None
-    below two pairs.
+    """Return the ratio first/second of launches paired by block, with a t-interval over log
+    differences, or None for fewer than two pairs.
     """
     if len(pairs) < 2:
         return None
@@ -102,8 +102,8 @@ def paired_ratio(pairs: Sequence[tuple[float, float]], confidence: float) -> Log
 def welch_ratio(
     values: Sequence[float], references: Sequence[float], confidence: float
 ) -> LogRatio | None:
-    """The ratio of geometric means of two independent sets of launches, by Welch's interval on
-    logs; None below two on a side.
+    """Return the ratio of the geometric means of two independent sets of launches, with Welch's
+    interval on logs, or None for fewer than two on a side.
 
     Degrees of freedom by Satterthwaite (Biometrics Bulletin 2, 1946).
     """
@@ -121,7 +121,7 @@ def welch_ratio(
         spread = math.fsum(parts)
         if spread <= 0:
             return 0.0
-        # Each share of the spread over its own degrees: no squares of tiny numbers that could
+        # Divide each share of the spread by its own degrees: squares of tiny numbers could
         # underflow.
         degrees = 1 / math.fsum(
             (part / spread) ** 2 / (count - 1) for part, count in zip(parts, counts, strict=True)
@@ -134,8 +134,8 @@ def welch_ratio(
 def more_launches(
     half_width: Callable[[int], float], target: float, cap: int = LAUNCHES_CAP
 ) -> int | None:
-    """The fewest additional launches, at least one, after which `half_width` is at most `target`;
-    None when above `cap`.
+    """Return the smallest number of additional launches, at least one, after which `half_width` is
+    at most `target`, or None if it is above `cap`.
     """
     if half_width(cap) > target:
         return None
@@ -152,8 +152,8 @@ def more_launches(
 def launches_for_precision(
     values: Sequence[float], precision: float, confidence: float, cap: int = LAUNCHES_CAP
 ) -> int | None:
-    """How many launches in all put one mean within ± `precision` (relative) at the noise of
-    `values`; None when above `cap`.
+    """Return the total number of launches that give one mean within ± `precision` (relative) at the
+    noise of `values`, or None if it is above `cap`.
     """
     relative = standard_deviation(values) / mean(values)
 

@@ -1,4 +1,4 @@
-"""Owns the verdict on one ratio and what would resolve it. Knows no jobs, no tables."""
+"""The verdict on one ratio, and what would resolve it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fleet_controller.analysis.statistics import (
 
 
 class Verdict(StrEnum):
-    """What the data says of a variant against the baseline; the rules are those of
+    """What the data says about a variant against the baseline, by the rules of
     docs/statistics.md.
     """
 
@@ -38,8 +38,8 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What would resolve a row: additional launches of both sides, wall minutes for them (None:
-    unknown), and why.
+    """What would resolve a row: additional launches of both sides, wall minutes for them (None if
+    unknown), and the reason.
     """
 
     launches: int
@@ -49,8 +49,8 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """A verdict with its reason in words and, when it is INCONCLUSIVE, what it needs (None: no
-    launches would help).
+    """A verdict with its reason in words and, if it is INCONCLUSIVE, what would resolve it (None if
+    launches would not help).
     """
 
     verdict: Verdict
@@ -59,8 +59,8 @@ class Judgement:
 
 
 def decide_verdict(interval: Interval, margin: float, higher_is_better: bool) -> Verdict:
-    """EQUIVALENT before FASTER or SLOWER before INCONCLUSIVE; `margin` is symmetric on the log
-    scale: 1/(1+m) … 1+m.
+    """Return EQUIVALENT if the interval is within the margin, else FASTER or SLOWER if it excludes
+    1, else INCONCLUSIVE. `margin` is symmetric on the log scale: 1/(1+m) … 1+m.
     """
     if interval.is_inside(1 / (1 + margin), 1 + margin):
         return Verdict.EQUIVALENT
@@ -74,35 +74,39 @@ def decide_verdict(interval: Interval, margin: float, higher_is_better: bool) ->
 def judge_ratio(
     estimate: LogRatio, question: Question, higher_is_better: bool, minutes_per_launch: float | None
 ) -> Judgement:
-    """The verdict of a ratio that has an interval."""
+    """Return the verdict on a ratio that has an interval."""
     verdict = decide_verdict(estimate.interval, question.margin, higher_is_better)
     percent = f"±{question.margin * 100:g} %"
     if verdict == Verdict.EQUIVALENT:
-        return Judgement(verdict, f"the whole interval lies within {percent}")
+        return Judgement(verdict, f"the whole interval is within {percent}")
     if verdict != Verdict.INCONCLUSIVE:
         return Judgement(verdict, "the interval excludes no difference")
-    reason = f"the interval holds no difference and reaches beyond {percent}"
+    reason = f"the interval includes no difference and reaches beyond {percent}"
     if (estimate.open_below or estimate.open_above) and not _target(estimate, question) > 0:
         left = f"{math.expm1(max(estimate.open_below, estimate.open_above)) * 100:.1f} %"
         return Judgement(
             verdict,
-            f"{reason}: the searches leave up to {left} open, which a smaller `within` closes and more launches do not",
+            (
+                f"{reason}: the searches leave up to {left} open; use a smaller `within`, because "
+                "more launches do not help"
+            ),
         )
     return Judgement(verdict, reason, needs_of(estimate, question, minutes_per_launch))
 
 
 def needs_of(estimate: LogRatio, question: Question, minutes_per_launch: float | None) -> Needs:
-    """Launches more, of both sides, that resolve it if estimate and noise stay what they are.
+    """Return the additional launches of both sides that resolve the row if estimate and noise stay
+    the same.
 
-    Resolved means a half-width that excludes 1 (below |log ratio|) or fits the margin (below
-    log(1+m) - |log ratio|).
+    Resolved means that the half-width excludes 1 (it is below |log ratio|) or fits the margin (it
+    is below log(1+m) - |log ratio|).
     """
     more = more_launches(estimate.half_width, _target(estimate, question))
     return _needs(more, minutes_per_launch, "")
 
 
 def _target(estimate: LogRatio, question: Question) -> float:
-    """The half-width over launches that resolves it; 0 or less where none does."""
+    """Return the half-width over launches that resolves the row, or 0 or less if none does."""
     low, high = estimate.log_ratio - estimate.open_below, estimate.log_ratio + estimate.open_above
     return max(low, -high, math.log1p(question.margin) - max(high, -low))
 
@@ -113,14 +117,16 @@ def judge_without_interval(
     question: Question,
     minutes_per_launch: float | None,
 ) -> Judgement:
-    """The answer when one side has fewer than two launches: never more than INCONCLUSIVE, and why."""
+    """Return the judgement if one side has fewer than two launches: always INCONCLUSIVE, with the
+    reason.
+    """
     fewest = min(len(values), len(references))
     if fewest == 0:
         which = "this variant" if not values else "the baseline"
         needs = _needs(3, minutes_per_launch, "three launches give a first interval")
         return Judgement(Verdict.INCONCLUSIVE, f"no valid launch of {which}", needs)
     noisy = max((values, references), key=len)
-    reason = "one launch has no interval: launches differ, and runs of one launch do not show by how much"
+    reason = "one launch gives no interval: runs of one launch do not show how much launches differ"
     if len(noisy) < 2:
         return Judgement(
             Verdict.INCONCLUSIVE,
@@ -129,7 +135,10 @@ def judge_without_interval(
         )
     total = launches_for_precision(noisy, question.margin, question.confidence)
     message = (
-        f"about {total} launches of each put a mean within ±{question.margin * 100:g} % at the noise seen"
+        (
+            f"about {total} launches of each give a mean within ±{question.margin * 100:g} % at "
+            "the observed noise"
+        )
         if total
         else ""
     )
@@ -143,6 +152,9 @@ def judge_without_interval(
 def _needs(more: int | None, minutes_per_launch: float | None, message: str) -> Needs:
     launches = LAUNCHES_CAP if more is None else more
     if more is None:
-        message = f"more than {LAUNCHES_CAP} launches: too noisy to resolve by launching; look for the source of the noise"
+        message = (
+            f"more than {LAUNCHES_CAP} launches: too noisy to resolve with more launches; look for "
+            "the source of the noise"
+        )
     minutes = None if minutes_per_launch is None else 2 * launches * minutes_per_launch
     return Needs(launches, minutes, message)

@@ -180,7 +180,7 @@ class NodeReader:
                 "bad_number",
                 node,
                 path,
-                f"`{_short(text)}` is too large to be kept exactly",
+                f"`{_short(text)}` is not a number that can be kept exactly",
                 "quote it if it is text",
             )
 
