@@ -91,10 +91,10 @@ def _await_stopped(pid: int) -> None:
     """Raises ProcessLookupError if it has ended, TimeoutError if it does not stop."""
     deadline_s = time.monotonic() + STOP_S
     while (stat := read_stat(pid)) is not None and stat.state != "T":
-        if not stat.alive:
+        if not stat.is_alive:
             break
         if time.monotonic() > deadline_s:
             raise TimeoutError(f"{stat} did not stop within {STOP_S:g} s")
         time.sleep(POLL_S)
-    if stat is None or not stat.alive:
+    if stat is None or not stat.is_alive:
         raise ProcessLookupError(f"process {pid} has ended")

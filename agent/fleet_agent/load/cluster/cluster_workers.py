@@ -219,7 +219,7 @@ class ClusterWorkers:
 
 
 def _pick_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the error to report for several failures: the first LoadError, if there is one."""
+    """Return the error to report for several failures: the first FleetError, if there is one."""
     chosen = first_error(group)
     if isinstance(chosen, TimeoutError):
         return LoadError(f"the load hosts were not ready to begin within {_PREPARE_LIMIT_S:.0f} s")

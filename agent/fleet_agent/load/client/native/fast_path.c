@@ -1,5 +1,6 @@
-/* Reads a run of events that differ from an earlier one in nothing but their text: see alike.py, which says what is alike, and does the same
-   but for texts with escapes, which it leaves to JSON. */
+/* Reads a run of events that differ from an earlier one only in their text. fast_path.py defines
+   which events match and does the same in Python, except for texts with escapes, which it leaves to
+   the JSON parser. */
 #define _GNU_SOURCE
 #include "native.h"
 
@@ -9,7 +10,7 @@ static int digit(char each) {
     return each >= '0' && each <= '9' ? each - '0' : (each | 32) >= 'a' && (each | 32) <= 'f' ? (each | 32) - 'a' + 10 : -1;
 }
 
-/* Bytes of the character at `at` as UTF-8 (Unicode 15, table 3-7), 0 for none. */
+/* Returns the length in bytes of the UTF-8 character at `at` (Unicode 15, table 3-7), 0 if invalid. */
 static size_t character(const unsigned char *data, size_t size, size_t at) {
     unsigned char first = data[at], least = 0x80, most = 0xBF;
     size_t more = first >= 0xF0 ? 3 : first >= 0xE0 ? 2 : 1;
@@ -24,7 +25,7 @@ static size_t character(const unsigned char *data, size_t size, size_t at) {
     return more + 1;
 }
 
-/* The unit that \uXXXX at `at` says, -1 where there is none. */
+/* Returns the UTF-16 unit of the \uXXXX at `at`, -1 if there is none. */
 static long unit(const unsigned char *data, size_t size, size_t at) {
     long value = 0;
     if (at + 6 > size || data[at] != '\\' || data[at + 1] != 'u') return -1;
@@ -36,7 +37,8 @@ static long unit(const unsigned char *data, size_t size, size_t at) {
     return value;
 }
 
-/* What the escape at `at` says is written, as UTF-8; its bytes, 0 for what is none or half of a pair. */
+/* Writes the character of the escape at `at` to `into` as UTF-8. Returns the bytes that the escape
+   takes, 0 if it is invalid or half of a surrogate pair. */
 static size_t escape(const unsigned char *data, size_t size, size_t at, char *into, size_t *written) {
     static const char names[] = "\"\\/bfnrt", said[] = "\"\\/\b\f\n\r\t";
     const char *found = at + 1 < size && data[at + 1] ? strchr(names, data[at + 1]) : NULL;
@@ -70,7 +72,8 @@ static size_t escape(const unsigned char *data, size_t size, size_t at, char *in
     return taken;
 }
 
-/* Writes what the JSON string from `at` on says, which never is longer than it. Where it ends, which is a quote; 0 for what is no string. */
+/* Writes the text of the JSON string that begins at `at`; it is never longer than the string. Returns
+   the position of the closing quote, 0 if the string is invalid. */
 static size_t text(const unsigned char *data, size_t size, size_t at, char *into, size_t *written) {
     while (at < size) {
         size_t taken = 1;
@@ -88,7 +91,8 @@ static size_t text(const unsigned char *data, size_t size, size_t at, char *into
     return 0;
 }
 
-/* The size that a chunk's line says, and where its content begins; 0 for a line that is not just a number. */
+/* Returns the size in a chunk's size line and sets where its content begins; 0 if the line is not a
+   plain hexadecimal number. */
 static size_t chunk(const char *data, size_t size, size_t at, size_t *begins) {
     size_t length = 0, from = at;
     for (; at < size && at - from < 8; at++) {
@@ -101,7 +105,8 @@ static size_t chunk(const char *data, size_t size, size_t at, size_t *begins) {
     return length;
 }
 
-/* From byte `at` on, where a chunk begins: the times of such events go to `into_ns`, their texts to `into`, as many as there are. */
+/* Reads all consecutive matching events from byte `at`, where a chunk begins. Writes their times to
+   `into_ns` and their texts to `into`. */
 run bf_read_events(const char *data, size_t size, size_t at, const char *before, size_t before_size, const char *behind, size_t behind_size,
              const int64_t *times_ns, const uint64_t *ends, size_t read, int64_t *into_ns, char *into) {
     run found = {.at = at};
@@ -112,7 +117,7 @@ run bf_read_events(const char *data, size_t size, size_t at, const char *before,
         size_t ended = text((const unsigned char *)data, size, from, into, &written);
         if (ended <= from || ended + behind_size > size || memcmp(data + ended, behind, behind_size)) return found;
         if (length != ended + behind_size - 2 - begins) return found;
-        while (ends[read] < ended + behind_size - 2) read++; /* the read that completed the event; the chunk's own end may come later */
+        while (ends[read] < ended + behind_size - 2) read++; /* the read that completed the event; the end of the chunk may arrive later */
         into_ns[found.events++] = times_ns[read];
         found.text_size = written;
         found.at = ended + behind_size;

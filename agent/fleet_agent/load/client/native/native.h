@@ -1,4 +1,5 @@
-/* What the C parts of the load client offer to library.py, which names the same structs and functions for ctypes. */
+/* The interface of the C parts of the load client. library.py declares the same structs and functions
+   for ctypes. */
 #ifndef BF_NATIVE_H
 #define BF_NATIVE_H
 
@@ -17,14 +18,14 @@ typedef struct news {
 
 typedef struct answer {
     char *data;
-    int64_t *times; /* of each read */
-    uint64_t *ends; /* where its bytes end */
+    int64_t *times; /* arrival of each read */
+    uint64_t *ends; /* number of bytes up to the end of each read */
     uint64_t size, reads;
-    uint64_t room, reads_room; /* there is */
+    uint64_t room, reads_room; /* allocated bytes, and allocated entries of times and ends */
 } answer;
 
 typedef struct run {
-    uint64_t at, events, text_size; /* the byte behind the last event, how many there are, bytes of their texts */
+    uint64_t at, events, text_size; /* byte after the last event, number of events, bytes of their texts */
 } run;
 
 run bf_read_events(const char *data, size_t size, size_t at, const char *before, size_t before_size, const char *behind, size_t behind_size,

@@ -1,12 +1,14 @@
-/* Reads the answers of many connections in a thread of its own, which needs no lock of Python's: what arrives is put aside with the kernel's
-   time of arrival, and Python is told when there is something to decide.
+/* Reads the answers of many connections in a thread of its own, without Python's lock. It stores what
+   arrives together with the kernel's arrival times, and notifies Python when there is something to
+   decide.
 
-   Times are CLOCK_MONOTONIC nanoseconds, as Python's perf_counter_ns. All functions but bf_reader_run are for the thread of the event loop;
-   the reader's lock is held for one read at a time.
+   Times are CLOCK_MONOTONIC nanoseconds, like Python's perf_counter_ns. All functions but bf_reader_run
+   are for the thread of the event loop. The reader's lock is held for one read at a time.
 
-   A wake-up costs more than a read. Since the kernel has written down when everything arrived, streams in full flow are not met at each of
-   their chunks: for `gather_ns` their reads gather, and the thread wakes once for all of them. The first chunks of an answer, and what is
-   not streamed, are read at once (decision 0019). */
+   A wake-up costs more than a read. The kernel records when everything arrived, so streams in full flow
+   are not read at each of their chunks: their reads gather for `gather_ns`, and the thread wakes up once
+   for all of them. The first chunks of an answer, and answers that are not streamed, are read at once
+   (decision 0019). */
 #define _GNU_SOURCE
 #include "internal.h"
 
@@ -26,6 +28,7 @@ int64_t now_ns(clockid_t clock) {
     return at.tv_sec * INT64_C(1000000000) + at.tv_nsec;
 }
 
+/* Adds news of a stream, and wakes up Python unless there is news already. */
 void tell(stream *one, int what) {
     reader *of = one->of;
     if (!one->what) {
@@ -40,7 +43,7 @@ void tell(stream *one, int what) {
     one->what |= what;
 }
 
-/* Some of its news are none any more. */
+/* Removes news that no longer matters. */
 void settle(stream *one, int what) {
     reader *of = one->of;
     if (!one->what || (one->what &= ~what)) return;
@@ -51,8 +54,9 @@ void settle(stream *one, int what) {
     if (of->last_told == one) of->last_told = before;
 }
 
-/* A quarter of the time between two chunks of the fastest stream, so that none shares a read with the next; a millisecond where there are so
-   many that the thread would be busy, as then they share reads anyway. 0: each is read at once. */
+/* Returns how long reads may gather: a quarter of the gap between two chunks of the fastest stream, so
+   that no chunk shares a read with the next one; a millisecond if there are so many chunks that the
+   thread would be busy, because then they share reads anyway. 0: read at once. */
 int64_t bf_gather_ns(int64_t elapsed_ns, uint64_t chunks, int64_t gap_ns) {
     if (!chunks || elapsed_ns <= 0) return 0;
     if ((double)chunks * 1e9 > (double)elapsed_ns * BUSY_PER_S || gap_ns >= SLOW_NS) return GATHER_NS;
@@ -67,14 +71,15 @@ static void look_at_pace(reader *of, int64_t at_ns) {
     of->paced_ns = at_ns;
 }
 
-/* News come once (EPOLLET), so all is read: a short read has emptied the socket, unless its end was told with it. */
+/* epoll reports an event only once (EPOLLET), so this reads everything. A short read means that the
+   socket is empty, unless its end was reported too. */
 static void take(stream *one, uint32_t events) {
     reader *of = one->of;
     int to_end = (events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0, got = FULL;
     for (int turn = 0; got == FULL || (got == SHORT && to_end); turn++) {
         pthread_mutex_lock(&of->lock);
         got = one->descriptor < 0 ? OVER : take_read(one);
-        if (got != OVER && turn == TURNS) { /* others have waited: epoll tells of it again */
+        if (got != OVER && turn == TURNS) { /* let others proceed: epoll reports it again */
             struct epoll_event wanted = {.events = WANTED, .data.ptr = one};
             epoll_ctl(one->is_calm ? of->calm : of->urgent, EPOLL_CTL_MOD, one->descriptor, &wanted);
             got = EMPTY;
@@ -91,7 +96,8 @@ static void bury(reader *of) {
     }
 }
 
-/* Reads what that set tells of, waiting for it if need be; how many there were, which are no more than EVENTS. */
+/* Reads all streams that the set reports, after waiting up to `wait_ms` for one. Returns the number of
+   reported entries, at most EVENTS. */
 static int look(reader *of, int set, int wait_ms) {
     struct epoll_event found[EVENTS];
     int many = epoll_wait(set, found, EVENTS, wait_ms);
@@ -104,7 +110,7 @@ static int look(reader *of, int set, int wait_ms) {
     return many;
 }
 
-/* Whether the urgent set tells of the calm one. */
+/* Switches gathering on or off: while it is on, the urgent set does not report the calm one. */
 static void gather(reader *of, int gathers) {
     struct epoll_event wanted = {.events = gathers ? 0 : EPOLLIN, .data.ptr = of};
     if (of->gathers == gathers) return;
@@ -112,7 +118,7 @@ static void gather(reader *of, int gathers) {
     epoll_ctl(of->urgent, EPOLL_CTL_MOD, of->calm, &wanted);
 }
 
-/* Until `until_ns`, or until there is something urgent: whether there is. */
+/* Waits until `until_ns` or until something is urgent. Returns whether something is. */
 static int is_woken_before(reader *of, int64_t until_ns) {
     struct pollfd urgent = {.fd = of->urgent, .events = POLLIN};
     int64_t left_ns = until_ns - now_ns(CLOCK_MONOTONIC);
@@ -120,7 +126,8 @@ static int is_woken_before(reader *of, int64_t until_ns) {
     return ppoll(&urgent, 1, &left, NULL) > 0;
 }
 
-/* While reads gather only what is urgent wakes the thread. They do as long as there is more than one to read at a time. */
+/* Reads until stopped. While reads gather, only urgent streams wake up the thread. Gathering stays on as
+   long as there is more than one stream to read at a time. */
 static void read_all(reader *of) {
     int64_t looked_ns = 0, until_ns = 0;
     for (of->is_stopped = 0; !of->is_stopped;) {
@@ -135,7 +142,7 @@ static void read_all(reader *of) {
             until_ns = many < EVENTS ? at_ns + of->gather_ns : at_ns;
         }
         pthread_mutex_lock(&of->lock);
-        bury(of); /* no set tells of any of them any more */
+        bury(of); /* no set reports these streams any more */
         pthread_mutex_unlock(&of->lock);
     }
 }
@@ -159,7 +166,7 @@ reader *bf_reader_new(void) {
 
 int bf_reader_news_descriptor(reader *of) { return of->news; }
 
-/* Until bf_reader_stop. */
+/* Runs until bf_reader_stop. */
 void bf_reader_run(reader *of) {
     pthread_mutex_lock(&of->lock);
     of->runs = pthread_getcpuclockid(pthread_self(), &of->clock) == 0;
@@ -173,7 +180,7 @@ void bf_reader_run(reader *of) {
 
 void bf_reader_stop(reader *of) { eventfd_write(of->stop, 1); }
 
-/* After bf_reader_run has returned, or without it; of all its streams none may be used any more. */
+/* Call it after bf_reader_run has returned, or if it never ran. No stream may be used afterwards. */
 void bf_reader_free(reader *of) {
     bury(of);
     while (of->spares) bf_answer_free(&of->spare[--of->spares]);
@@ -210,7 +217,7 @@ int bf_reader_news(reader *of, news *told, int most) {
     return many;
 }
 
-/* For the next answer, of whichever stream. */
+/* Keeps the memory for the next answer of any stream. */
 void bf_answer_give_back(reader *of, answer *taken) {
     pthread_mutex_lock(&of->lock);
     int keeps = taken->room && taken->reads_room && taken->room <= KEPT && of->spares < SPARES;

@@ -1,4 +1,4 @@
-/* One connection and the answer that comes on it. Knows of HTTP only where the next chunk of an answer begins.
+/* One connection and the answer that arrives on it. Of HTTP it parses only the sizes of chunks.
 
    All functions but bf_arrival_ns and take_read are for the thread of the event loop. */
 #define _GNU_SOURCE
@@ -16,7 +16,8 @@ int64_t bf_arrival_ns(int64_t stamp_ns, int64_t apart_ns, int64_t after_ns, int6
     return after_ns <= arrived_ns && arrived_ns <= at_ns ? arrived_ns : at_ns;
 }
 
-/* What the sizes of the chunks say since the last look: END when the answer ends exactly where the bytes do, LOOK where only the whole tells. */
+/* Follows the sizes of the chunks that arrived since the last call. Returns BF_END if the answer ends
+   exactly where the bytes end, BF_LOOK if only a full parse can find the end, otherwise 0. */
 static int walk(stream *one) {
     while (one->next < one->size) {
         const char *line = one->data + one->next;
@@ -26,13 +27,13 @@ static int walk(stream *one) {
         if (!end) return left >= LINE_LIMIT ? BF_LOOK : 0;
         for (const char *at = line; at < end; at++, digits++) {
             int digit = *at >= '0' && *at <= '9' ? *at - '0' : (*at | 32) >= 'a' && (*at | 32) <= 'f' ? (*at | 32) - 'a' + 10 : -1;
-            if (digit < 0 || digits >= 12) return BF_LOOK; /* an extension, or nonsense */
+            if (digit < 0 || digits >= 12) return BF_LOOK; /* a chunk extension, or invalid */
             length = length * 16 + (uint64_t)digit;
         }
         if (!digits || length > SIZE_MAX / 2) return BF_LOOK;
         if (!length) {
             size_t behind = left - (size_t)(end - line);
-            if (behind < 4 && memcmp(end, "\r\n\r\n", behind) == 0) return 0; /* its last bytes are still to come */
+            if (behind < 4 && memcmp(end, "\r\n\r\n", behind) == 0) return 0; /* its last bytes have not arrived yet */
             return behind == 4 && memcmp(end, "\r\n\r\n", 4) == 0 ? BF_END : BF_LOOK;
         }
         one->chunks++;
@@ -41,9 +42,10 @@ static int walk(stream *one) {
     return 0;
 }
 
+/* Makes room for one more read of `more` bytes. Returns 0 if there is no memory. */
 static int grown(stream *one, size_t more) {
     reader *of = one->of;
-    if (!one->room && !one->reads_room && of->spares) { /* memory that was touched before: the first touch of a page may take 20 us */
+    if (!one->room && !one->reads_room && of->spares) { /* memory that was used before: the first access to a page may take 20 us */
         answer *spare = &of->spare[--of->spares];
         one->data = spare->data, one->times = spare->times, one->ends = spare->ends;
         one->room = spare->room, one->reads_room = spare->reads_room;
@@ -66,26 +68,26 @@ static int grown(stream *one, size_t more) {
     return 1;
 }
 
-/* No set tells of it any more. */
+/* Removes the stream from its set. */
 void leave(stream *one) {
     reader *of = one->of;
     epoll_ctl(one->is_calm ? of->calm : of->urgent, EPOLL_CTL_DEL, one->descriptor, NULL);
     one->is_calm = 0;
 }
 
-/* Into the set that it belongs to now: its reads may gather once it is in full flow, and until its end. */
+/* Moves the stream to the set in which it belongs: its reads may gather from full flow until its end. */
 static void place(stream *one) {
     reader *of = one->of;
     int is_calm = one->mode == WATCHED && one->chunks >= FLOWS;
     struct epoll_event wanted = {.events = WANTED, .data.ptr = one};
     if (is_calm == one->is_calm || one->is_over || one->descriptor < 0) return;
-    if (epoll_ctl(is_calm ? of->calm : of->urgent, EPOLL_CTL_ADD, one->descriptor, &wanted)) return; /* it stays where it is heard */
+    if (epoll_ctl(is_calm ? of->calm : of->urgent, EPOLL_CTL_ADD, one->descriptor, &wanted)) return; /* it stays in its set */
     leave(one);
     one->is_calm = is_calm;
     one->gap_ns = 0;
 }
 
-/* It is not read any further. */
+/* Ends the reading of the stream and reports why. */
 static int over(stream *one, int what, int error) {
     leave(one);
     one->is_over = 1;
@@ -100,7 +102,7 @@ static int64_t arrived_ns(reader *of, struct msghdr *said, int64_t after_ns) {
     if (!header || header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_TIMESTAMPNS) return at_ns;
     if (at_ns - of->seen_ns > FRESH_NS) {
         int64_t wall_ns = now_ns(CLOCK_REALTIME), took_ns = now_ns(CLOCK_MONOTONIC) - at_ns;
-        if (took_ns < SURE_NS || !of->seen_ns) { /* else the thread was interrupted in between: another time */
+        if (took_ns < SURE_NS || !of->seen_ns) { /* otherwise the thread was interrupted in between: try again at a later read */
             of->seen_ns = at_ns;
             of->apart_ns = wall_ns - at_ns - took_ns / 2;
         }
@@ -110,7 +112,8 @@ static int64_t arrived_ns(reader *of, struct msghdr *said, int64_t after_ns) {
     return bf_arrival_ns(stamp.tv_sec * INT64_C(1000000000) + stamp.tv_nsec, of->apart_ns, after_ns, at_ns);
 }
 
-/* What a read of a calm stream says of its pace. A stall makes it no slower than slow, and slower by little. */
+/* Updates the average gap of a calm stream after a read. A stall counts as SLOW_NS at most, and a longer
+   gap changes the average less than a shorter one. */
 static void pace(stream *one, int64_t before_ns, uint64_t before) {
     reader *of = one->of;
     uint64_t chunks = one->chunks - before;
@@ -123,7 +126,7 @@ static void pace(stream *one, int64_t before_ns, uint64_t before) {
     if (one->gap_ns < of->least_gap_ns) of->least_gap_ns = one->gap_ns;
 }
 
-/* By the reader's thread, with its lock. */
+/* Reads once. Called by the reading thread, with the lock held. */
 int take_read(stream *one) {
     reader *of = one->of;
     union {
@@ -135,7 +138,7 @@ int take_read(stream *one) {
     ssize_t came = recvmsg(one->descriptor, &said, MSG_DONTWAIT);
     if (came == 0) return over(one, BF_CLOSED, 0);
     if (came < 0) return errno == EAGAIN ? EMPTY : errno == EINTR ? FULL : over(one, BF_BROKEN, errno);
-    if (one->mode == IDLE) { /* nobody asked for it */
+    if (one->mode == IDLE) { /* no answer is expected */
         tell(one, BF_LOOK);
         return came == ROOM ? FULL : SHORT;
     }
@@ -183,7 +186,8 @@ stream *bf_stream_add(reader *of, int descriptor, uint64_t key) {
     return one;
 }
 
-/* Before a request is sent: 0, or 1 when the connection has ended or said something that nobody asked for. */
+/* Call it before a request is sent. Returns 0, or 1 if the connection has ended or has sent something
+   unexpected. */
 int bf_stream_expect(stream *one, int64_t sent_ns, size_t most) {
     pthread_mutex_lock(&one->of->lock);
     int stale = one->what;
@@ -195,7 +199,7 @@ int bf_stream_expect(stream *one, int64_t sent_ns, size_t most) {
     return stale != 0;
 }
 
-/* Bytes that came since it was expected. */
+/* Returns the number of bytes that arrived since bf_stream_expect. */
 size_t bf_stream_size(stream *one) {
     pthread_mutex_lock(&one->of->lock);
     size_t size = one->size;
@@ -203,7 +207,7 @@ size_t bf_stream_size(stream *one) {
     return size;
 }
 
-/* What came from byte `from` on, as much as fits; how much that is. */
+/* Copies what arrived from byte `from` on, as much as fits. Returns the number of copied bytes. */
 size_t bf_stream_peek(stream *one, size_t from, char *into, size_t room) {
     pthread_mutex_lock(&one->of->lock);
     size_t many = from < one->size ? one->size - from : 0;
@@ -213,19 +217,21 @@ size_t bf_stream_peek(stream *one, size_t from, char *into, size_t room) {
     return many;
 }
 
-/* From now on only the end is news: `next` is where the line of the next chunk's size begins. What is news already, or 0. */
+/* From now on only the end of the answer is news. `next` is where the next chunk's size line begins.
+   Returns the news that is already known, or 0. */
 int bf_stream_watch(stream *one, size_t next) {
     pthread_mutex_lock(&one->of->lock);
     one->next = next;
     int what = one->size > one->most ? BF_LOOK : walk(one);
     if (!what) one->mode = WATCHED;
     place(one);
-    settle(one, BF_LOOK); /* those reads were looked at here */
+    settle(one, BF_LOOK); /* walk has handled those reads */
     pthread_mutex_unlock(&one->of->lock);
     return what;
 }
 
-/* All that came since it was expected. It is the caller's, to be given back or freed: nothing is copied while others wait. */
+/* Moves all that arrived since bf_stream_expect to `into`, without copying it while other requests wait.
+   The caller gives it back (bf_answer_give_back) or frees it (bf_answer_free). */
 void bf_stream_take(stream *one, answer *into) {
     pthread_mutex_lock(&one->of->lock);
     *into = (answer){one->data, one->times, one->ends, one->size, one->reads, one->room, one->reads_room};
@@ -244,14 +250,14 @@ void bf_answer_free(answer *taken) {
     *taken = (answer){0};
 }
 
-/* The descriptor may be closed afterwards. */
+/* Stops reading the stream. The caller may close the descriptor afterwards. */
 void bf_stream_drop(stream *one) {
     reader *of = one->of;
     pthread_mutex_lock(&of->lock);
     settle(one, ~0);
     leave(one);
     one->descriptor = -1;
-    empty(one); /* the stream itself goes when the reader has woken */
+    empty(one); /* the reading thread frees the stream itself when it wakes up */
     one->next_dropped = of->dropped;
     of->dropped = one;
     pthread_mutex_unlock(&of->lock);
