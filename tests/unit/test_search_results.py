@@ -19,7 +19,7 @@ from fleet_controller.analysis.comparison_values import (
     ComparisonConditions,
     ComparisonRow,
 )
-from fleet_controller.analysis.launches import launches_of
+from fleet_controller.analysis.launches import group_launches
 from fleet_controller.analysis.slo_limits import all_limits
 from fleet_controller.analysis.verdict import Verdict
 from fleet_controller.core.controller_api import JobDetail, JobSummary, StoredRun
@@ -92,7 +92,7 @@ def test_a_search_has_one_row_of_its_highest_loads_and_none_of_its_throughput() 
     runs = launches("base", [(10, 10.5), (11, 11.5), (12, 12.5)])
     [row] = compare(runs, "base").rows
     assert (row.metric, row.launches, row.runs, row.mean) == ("highest_rate_per_s", 3, 9, 11)
-    assert launches_of(runs, ("output_tok_s",)) == []
+    assert group_launches(runs, ("output_tok_s",)) == []
 
 
 def test_other_workloads_of_the_job_keep_their_metrics() -> None:

@@ -22,7 +22,7 @@ from fleet_agent.server.supervisor import Supervisor
 from fleet_agent.server.trial_server import TrialTools
 from fleet_agent.trials.effect_handlers import EffectHandlers
 from fleet_controller.analysis.compare_runs import compare
-from fleet_controller.analysis.launches import launches_of, without_warm_up
+from fleet_controller.analysis.launches import group_launches, without_warm_up
 from fleet_controller.core.controller_api import JobDetail, JobSummary, StoredRun
 from fleet_controller.report.comparison_export import comparison_json
 from fleet_controller.report.comparison_output import comparison_remarks
@@ -114,7 +114,7 @@ async def test_the_published_five_runs_are_followed_by_more_until_the_second_lev
     runs = await measured((*STORY, *LATER), MEASURE, tmp_path)
     assert [run.warm_up_runs for run in runs] == [0, 0, 0, 0, 3, 3, 3, 3]
     assert [run.void for run in runs] == [False] * 8  # each is kept as it was when it finished
-    (launch,) = launches_of(without_warm_up(stored(runs)), ["output_tok_s"])
+    (launch,) = group_launches(without_warm_up(stored(runs)), ["output_tok_s"])
     assert launch.runs == {"output_tok_s": 5}
     assert launch.values["output_tok_s"] == pytest.approx(sum((92.0, 94.0, *LATER)) / 5)
 

@@ -14,7 +14,7 @@ from fleet_controller.analysis.comparison_values import (
     ComparisonRow,
 )
 from fleet_controller.analysis.launches import (
-    launches_of,
+    group_launches,
     minutes_per_launch,
     without_warm_up,
 )
@@ -52,13 +52,13 @@ def compare(
     """
     conditions = conditions or ComparisonConditions()
     settings = RowSettings(
-        _question(confidence, margin),
+        _checked_question(confidence, margin),
         conditions.engine,
         minutes_per_launch(runs),
         True,
         conditions.failures,
     )
-    variants = _first_seen(
+    variants = _unique_names(
         [variant for variant, _ in conditions.planned], [stored.variant for stored in runs]
     )
     if variants and baseline not in variants:
@@ -105,12 +105,16 @@ def compare_jobs(
         )
     external = EXTERNAL if EXTERNAL in (old.engine, new.engine) else new.engine
     settings = RowSettings(
-        _question(confidence, margin), external, minutes_per_launch(new_runs), False, new.failures
+        _checked_question(confidence, margin),
+        external,
+        minutes_per_launch(new_runs),
+        False,
+        new.failures,
     )
     old_sets, new_sets = _launch_sets(old_runs), _launch_sets(new_runs)
     rows = []
     for host, workload, metric in _row_keys(new_runs, new):
-        for variant in _first_seen(
+        for variant in _unique_names(
             [variant for variant, _ in new.planned], [stored.variant for stored in new_runs]
         ):
             key = (variant, host, workload)
@@ -126,11 +130,12 @@ def compare_jobs(
                 )
     result = _comparison(new, old.job, settings.question, rows)
     return replace(
-        result, notes=(*result.notes, *_unmatched(old_sets, new_sets), *_scales(old, new))
+        result,
+        notes=(*result.notes, *_unmatched_notes(old_sets, new_sets), *_time_scale_notes(old, new)),
     )
 
 
-def _question(confidence: float, margin: float) -> Question:
+def _checked_question(confidence: float, margin: float) -> Question:
     if not 0 < confidence < 1:
         raise ConfigError(
             f"confidence {confidence:g} is not between 0 and 1", "write a value such as 95%"
@@ -140,7 +145,7 @@ def _question(confidence: float, margin: float) -> Question:
     return Question(confidence, margin)
 
 
-def _first_seen(*names: Iterable[str]) -> list[str]:
+def _unique_names(*names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(name for part in names for name in part))
 
 
@@ -150,7 +155,7 @@ def _launch_sets(runs: Sequence[StoredRun]) -> dict[tuple[str, str, str], Launch
         members.setdefault((stored.variant, stored.host, stored.run.workload), []).append(stored)
     return {
         key: LaunchSet(
-            tuple(launches_of(group, METRICS_ALL)), tuple(group), tuple(finished_limits(group))
+            tuple(group_launches(group, METRICS_ALL)), tuple(group), tuple(finished_limits(group))
         )
         for key, group in members.items()
     }
@@ -159,8 +164,10 @@ def _launch_sets(runs: Sequence[StoredRun]) -> dict[tuple[str, str, str], Launch
 def _row_keys(
     runs: Sequence[StoredRun], conditions: ComparisonConditions
 ) -> list[tuple[str, str, str]]:
-    hosts = _first_seen([host for _, host in conditions.planned], [stored.host for stored in runs])
-    workloads = _first_seen(
+    hosts = _unique_names(
+        [host for _, host in conditions.planned], [stored.host for stored in runs]
+    )
+    workloads = _unique_names(
         conditions.workloads if runs else (), [stored.run.workload for stored in runs]
     )
     measured = {metric for stored in runs for metric in stored.run.metrics}
@@ -189,7 +196,7 @@ def _comparison(
         )
     if conditions.engine == EXTERNAL:
         notes.append("external server: no verdict is possible without launches")
-    notes += _unsteady(rows)
+    notes += _unsteady_notes(rows)
     notes += [note for row in rows for note in open_notes(row.limits)]
     if not rows:
         notes.append("no finished run yet")
@@ -204,10 +211,10 @@ def _comparison(
     )
 
 
-def _unsteady(rows: list[ComparisonRow]) -> list[str]:
+def _unsteady_notes(rows: list[ComparisonRow]) -> list[str]:
     """Return a note on launches without a steady state, because verdicts rest on them."""
     unsteady = [row for row in rows if any(gate.code == NOT_STEADY for gate in row.gates)]
-    places = _first_seen(
+    places = _unique_names(
         [f"{row.variant} {row.workload}{f' on {row.host}' if row.host else ''}" for row in unsteady]
     )
     if not places:
@@ -221,7 +228,7 @@ def _unsteady(rows: list[ComparisonRow]) -> list[str]:
     ]
 
 
-def _unmatched(
+def _unmatched_notes(
     old: dict[tuple[str, str, str], LaunchSet], new: dict[tuple[str, str, str], LaunchSet]
 ) -> list[str]:
     lost = sorted(old.keys() - new.keys())
@@ -231,7 +238,7 @@ def _unmatched(
     ]
 
 
-def _scales(old: ComparisonConditions, new: ComparisonConditions) -> list[str]:
+def _time_scale_notes(old: ComparisonConditions, new: ComparisonConditions) -> list[str]:
     if old.time_scale == new.time_scale:
         return []
     return [

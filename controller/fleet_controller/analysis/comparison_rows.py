@@ -96,7 +96,9 @@ def make_row(
         ratio=1.0 if values else None,
         ratio_interval=None,
         verdict=None,
-        reason="" if values else _failure(key[0], key[1], values, settings) or "no valid launch",
+        reason=""
+        if values
+        else _failure_reason(key[0], key[1], values, settings) or "no valid launch",
         needs=None,
         gates=gate_counts(launch_set.runs),
         accept_length=mean(accepted) if accepted else None,
@@ -122,7 +124,7 @@ def _limit_row(
         verdict=None,
         reason=""
         if launch_set.limits
-        else _failure(key[0], key[1], [], settings) or "no valid launch",
+        else _failure_reason(key[0], key[1], [], settings) or "no valid launch",
         needs=None,
         gates=gate_counts(
             stored for stored in launch_set.runs if stored.run.void or stored.run.searched.met
@@ -148,7 +150,7 @@ def judge_row(
     ratio = mean(values) / mean(references) if values and references else None
     if settings.engine == EXTERNAL:
         return replace(row, ratio=ratio, verdict=Verdict.INCONCLUSIVE, reason=_NO_LAUNCHES)
-    failed = _failure(row.variant, row.host, values, settings) or _failure(
+    failed = _failure_reason(row.variant, row.host, values, settings) or _failure_reason(
         baseline, row.host, references, settings
     )
     if failed:
@@ -181,7 +183,7 @@ def _judge_limit_row(
     ratio = mean(values) / mean(references) if values and references and not is_open else None
     if settings.engine == EXTERNAL:
         return replace(row, ratio=ratio, verdict=Verdict.INCONCLUSIVE, reason=_NO_LAUNCHES)
-    failed = _failure(row.variant, row.host, values, settings) or _failure(
+    failed = _failure_reason(row.variant, row.host, values, settings) or _failure_reason(
         baseline, row.host, references, settings
     )
     if failed:
@@ -213,7 +215,7 @@ def _judge_limit_row(
     )
 
 
-def _failure(variant: str, host: str, values: list[float], settings: RowSettings) -> str:
+def _failure_reason(variant: str, host: str, values: list[float], settings: RowSettings) -> str:
     """Return why there is no launch and more would not help. Empty if there is one, or if launches
     may still come.
     """

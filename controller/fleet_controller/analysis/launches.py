@@ -74,7 +74,7 @@ def counted_attempts(runs: Iterable[StoredRun]) -> list[StoredRun]:
     return [stored for stored in runs if newest.get(stored.trial_id) == stored.attempt]
 
 
-def launches_of(runs: Iterable[StoredRun], metrics: Sequence[str]) -> list[MeasuredLaunch]:
+def group_launches(runs: Iterable[StoredRun], metrics: Sequence[str]) -> list[MeasuredLaunch]:
     """Return one launch per trial and workload in the order first seen, with each metric's mean
     over the valid runs that have it.
     """

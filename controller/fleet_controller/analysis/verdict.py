@@ -82,7 +82,9 @@ def judge_ratio(
     if verdict != Verdict.INCONCLUSIVE:
         return Judgement(verdict, "the interval excludes no difference")
     reason = f"the interval includes no difference and reaches beyond {percent}"
-    if (estimate.open_below or estimate.open_above) and not _target(estimate, question) > 0:
+    if (estimate.open_below or estimate.open_above) and not _target_half_width(
+        estimate, question
+    ) > 0:
         left = f"{math.expm1(max(estimate.open_below, estimate.open_above)) * 100:.1f} %"
         return Judgement(
             verdict,
@@ -91,21 +93,23 @@ def judge_ratio(
                 "more launches do not help"
             ),
         )
-    return Judgement(verdict, reason, needs_of(estimate, question, minutes_per_launch))
+    return Judgement(verdict, reason, launches_needed(estimate, question, minutes_per_launch))
 
 
-def needs_of(estimate: LogRatio, question: Question, minutes_per_launch: float | None) -> Needs:
+def launches_needed(
+    estimate: LogRatio, question: Question, minutes_per_launch: float | None
+) -> Needs:
     """Return the additional launches of both sides that resolve the row if estimate and noise stay
     the same.
 
     Resolved means that the half-width excludes 1 (it is below |log ratio|) or fits the margin (it
     is below log(1+m) - |log ratio|).
     """
-    more = more_launches(estimate.half_width, _target(estimate, question))
-    return _needs(more, minutes_per_launch, "")
+    more = more_launches(estimate.half_width, _target_half_width(estimate, question))
+    return _make_needs(more, minutes_per_launch, "")
 
 
-def _target(estimate: LogRatio, question: Question) -> float:
+def _target_half_width(estimate: LogRatio, question: Question) -> float:
     """Return the half-width over launches that resolves the row, or 0 or less if none does."""
     low, high = estimate.log_ratio - estimate.open_below, estimate.log_ratio + estimate.open_above
     return max(low, -high, math.log1p(question.margin) - max(high, -low))
@@ -123,7 +127,7 @@ def judge_without_interval(
     fewest = min(len(values), len(references))
     if fewest == 0:
         which = "this variant" if not values else "the baseline"
-        needs = _needs(3, minutes_per_launch, "three launches give a first interval")
+        needs = _make_needs(3, minutes_per_launch, "three launches give a first interval")
         return Judgement(Verdict.INCONCLUSIVE, f"no valid launch of {which}", needs)
     noisy = max((values, references), key=len)
     reason = "one launch gives no interval: runs of one launch do not show how much launches differ"
@@ -131,7 +135,7 @@ def judge_without_interval(
         return Judgement(
             Verdict.INCONCLUSIVE,
             reason,
-            _needs(2, minutes_per_launch, "three launches of each give a first interval"),
+            _make_needs(2, minutes_per_launch, "three launches of each give a first interval"),
         )
     total = launches_for_precision(noisy, question.margin, question.confidence)
     message = (
@@ -145,11 +149,11 @@ def judge_without_interval(
     return Judgement(
         Verdict.INCONCLUSIVE,
         reason,
-        _needs(None if total is None else max(total - fewest, 1), minutes_per_launch, message),
+        _make_needs(None if total is None else max(total - fewest, 1), minutes_per_launch, message),
     )
 
 
-def _needs(more: int | None, minutes_per_launch: float | None, message: str) -> Needs:
+def _make_needs(more: int | None, minutes_per_launch: float | None, message: str) -> Needs:
     launches = LAUNCHES_CAP if more is None else more
     if more is None:
         message = (

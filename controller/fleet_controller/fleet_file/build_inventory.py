@@ -69,7 +69,7 @@ def _hosts(layers: Layers, ssh_by_host: dict[str, Ssh]) -> Iterator[FleetHost]:
             cost_per_hour=layers.value("cost_per_hour") or 0.0,
             load_only=bool(layers.value("load_only")),
             metrics=layers.value("metrics") or "",
-            allow=Allow(**{key: _joined(layers, key) for key in _ALLOW}),
+            allow=Allow(**{key: _joined_patterns(layers, key) for key in _ALLOW}),
             install=Install(**_install(layers)),
         )
 
@@ -86,7 +86,7 @@ def server_default(layers: Layers) -> tuple[str, str]:
     return next(found, ("", ""))
 
 
-def _joined(layers: Layers, key: str) -> tuple[str, ...]:
+def _joined_patterns(layers: Layers, key: str) -> tuple[str, ...]:
     """Return the patterns that any layer allows, each once, beginning with the layer that applies
     to the most hosts.
     """

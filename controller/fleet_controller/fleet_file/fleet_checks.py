@@ -32,14 +32,14 @@ def check_blocks(parsed: ParsedFleet) -> Iterator[Finding]:
     the defaults.
     """
     for path, block in parsed.blocks():
-        for rule in (_labels, _variables, _allowed, _one_server):
+        for rule in (_check_labels, _check_variables, _check_allowed, _check_one_server):
             yield from rule(parsed, path, block)
     for layers in parsed.layers():
-        for check in (_contradicting_labels, _load_only, _ports):
+        for check in (_check_contradicting_labels, _check_load_only, _check_ports):
             yield from check(parsed, layers)
 
 
-def _labels(parsed: ParsedFleet, block: KeyPath, keys: HostKeys) -> Iterator[Finding]:
+def _check_labels(parsed: ParsedFleet, block: KeyPath, keys: HostKeys) -> Iterator[Finding]:
     for name, value in keys.labels.items():
         path = (*block, "labels", name)
         if not _LABEL.fullmatch(name):
@@ -70,7 +70,7 @@ def _labels(parsed: ParsedFleet, block: KeyPath, keys: HostKeys) -> Iterator[Fin
             )
 
 
-def _variables(parsed: ParsedFleet, block: KeyPath, keys: HostKeys) -> Iterator[Finding]:
+def _check_variables(parsed: ParsedFleet, block: KeyPath, keys: HostKeys) -> Iterator[Finding]:
     for name, value in keys.env.items():
         path = (*block, "env", name)
         if name in RESERVED_VARIABLES or name.startswith("BENCHFLEET_"):
@@ -110,7 +110,7 @@ def _variables(parsed: ParsedFleet, block: KeyPath, keys: HostKeys) -> Iterator[
             )
 
 
-def _allowed(parsed: ParsedFleet, block: KeyPath, keys: HostKeys) -> Iterator[Finding]:
+def _check_allowed(parsed: ParsedFleet, block: KeyPath, keys: HostKeys) -> Iterator[Finding]:
     for place, pattern in enumerate(keys.allow.env):
         if not _VARIABLE_PATTERN.fullmatch(pattern):
             written = parsed.document.value_at((*block, "allow", "env"), "")
@@ -127,7 +127,7 @@ def _allowed(parsed: ParsedFleet, block: KeyPath, keys: HostKeys) -> Iterator[Fi
             )
 
 
-def _one_server(parsed: ParsedFleet, block: KeyPath, keys: HostKeys) -> Iterator[Finding]:
+def _check_one_server(parsed: ParsedFleet, block: KeyPath, keys: HostKeys) -> Iterator[Finding]:
     if keys.python is not None and keys.image is not None:
         message = "servers run with `python` or in `image`, not with both"
         yield parsed.finding(
@@ -139,7 +139,7 @@ def _one_server(parsed: ParsedFleet, block: KeyPath, keys: HostKeys) -> Iterator
         )
 
 
-def _contradicting_labels(parsed: ParsedFleet, layers: Layers) -> Iterator[Finding]:
+def _check_contradicting_labels(parsed: ParsedFleet, layers: Layers) -> Iterator[Finding]:
     """Report labels of a host that contradict its group. Labels in `defaults` are meant to be
     overridden.
     """
@@ -162,7 +162,7 @@ def _contradicting_labels(parsed: ParsedFleet, layers: Layers) -> Iterator[Findi
                 )
 
 
-def _load_only(parsed: ParsedFleet, layers: Layers) -> Iterator[Finding]:
+def _check_load_only(parsed: ParsedFleet, layers: Layers) -> Iterator[Finding]:
     if not layers.value("load_only"):
         return
     for key in ("gpus", "simulated_gpus"):
@@ -179,7 +179,7 @@ def _load_only(parsed: ParsedFleet, layers: Layers) -> Iterator[Finding]:
             yield parsed.finding("load_only_gpus", path, message, hint, severity=WARNING)
 
 
-def _ports(parsed: ParsedFleet, layers: Layers) -> Iterator[Finding]:
+def _check_ports(parsed: ParsedFleet, layers: Layers) -> Iterator[Finding]:
     agent, ssh = layers.value("agent_port") or AGENT_PORT, layers.value("port") or _SSH_PORT
     metrics = int(layers.value("metrics").rpartition(":")[2]) if layers.value("metrics") else 0
     if metrics == agent:

@@ -29,7 +29,7 @@ Port = Annotated[int, Field(ge=1, le=65535)]
 Cost = Annotated[float, Field(ge=0, le=1e6)]
 
 
-def _many(written: object) -> object:
+def _as_tuple(written: object) -> object:
     return (written,) if isinstance(written, str) else written
 
 
@@ -37,7 +37,7 @@ def _refuse(code: str, problem: str, hint: str) -> PydanticCustomError:
     return PydanticCustomError(code, "{problem}", {"problem": problem, "hint": hint})
 
 
-def _user(written: object) -> object:
+def _check_user(written: object) -> object:
     if isinstance(written, str) and not re.fullmatch(USER_PATTERN, written):
         raise _refuse(
             "bad_user",
@@ -47,7 +47,7 @@ def _user(written: object) -> object:
     return written
 
 
-def _currency(written: object) -> object:
+def _check_currency(written: object) -> object:
     if isinstance(written, str) and not re.fullmatch(CURRENCY_PATTERN, written):
         raise _refuse(
             "bad_currency", "is not a currency", "write three capital letters, such as USD or EUR"
@@ -55,7 +55,7 @@ def _currency(written: object) -> object:
     return written
 
 
-def _endpoint(written: object) -> object:
+def _check_endpoint(written: object) -> object:
     match = _ENDPOINT.fullmatch(written) if isinstance(written, str) else None
     if not match or not 0 < int(match[2]) < 65536:
         hint = 'write it like "127.0.0.1:9400", or "0.0.0.0:9400" for all networks of the host'
@@ -63,7 +63,7 @@ def _endpoint(written: object) -> object:
     return written
 
 
-def _remote_path(written: object) -> object:
+def _check_remote_path(written: object) -> object:
     if (
         isinstance(written, str)
         and written
@@ -77,11 +77,11 @@ def _remote_path(written: object) -> object:
     return written
 
 
-def _agent_python(written: object) -> object:
-    return written if written in ("auto", "bundled") else _remote_path(written)
+def _check_agent_python(written: object) -> object:
+    return written if written in ("auto", "bundled") else _check_remote_path(written)
 
 
-def _pattern(written: object) -> object:
+def _check_pattern(written: object) -> object:
     if isinstance(written, str) and not written.isprintable():
         raise _refuse(
             "bad_pattern",
@@ -92,24 +92,26 @@ def _pattern(written: object) -> object:
 
 
 Texts = Annotated[
-    tuple[Text, ...], BeforeValidator(_many, json_schema_input_type=str | tuple[str, ...])
+    tuple[Text, ...], BeforeValidator(_as_tuple, json_schema_input_type=str | tuple[str, ...])
 ]
 User = Annotated[
-    str, BeforeValidator(_user), WithJsonSchema({"type": "string", "pattern": USER_PATTERN})
+    str, BeforeValidator(_check_user), WithJsonSchema({"type": "string", "pattern": USER_PATTERN})
 ]
 Endpoint = Annotated[
     str,
-    BeforeValidator(_endpoint),
+    BeforeValidator(_check_endpoint),
     WithJsonSchema({"type": "string", "pattern": f"^{_ENDPOINT.pattern}$"}),
 ]
 Currency = Annotated[
-    str, BeforeValidator(_currency), WithJsonSchema({"type": "string", "pattern": CURRENCY_PATTERN})
+    str,
+    BeforeValidator(_check_currency),
+    WithJsonSchema({"type": "string", "pattern": CURRENCY_PATTERN}),
 ]
-RemotePath = Annotated[Text, BeforeValidator(_remote_path)]
-AgentPython = Annotated[Text, BeforeValidator(_agent_python)]
-_Pattern = Annotated[Text, BeforeValidator(_pattern)]
+RemotePath = Annotated[Text, BeforeValidator(_check_remote_path)]
+AgentPython = Annotated[Text, BeforeValidator(_check_agent_python)]
+_Pattern = Annotated[Text, BeforeValidator(_check_pattern)]
 Patterns = Annotated[
-    tuple[_Pattern, ...], BeforeValidator(_many, json_schema_input_type=str | tuple[str, ...])
+    tuple[_Pattern, ...], BeforeValidator(_as_tuple, json_schema_input_type=str | tuple[str, ...])
 ]
 
 
@@ -258,20 +260,22 @@ class Host(HostKeys):
     )
 
 
-def _none(written: object) -> object:
+def _none_as_empty_tuple(written: object) -> object:
     return () if written is None else written
 
 
-def _named(written: object) -> object:
+def _name_as_host(written: object) -> object:
     return {"name": written} if isinstance(written, str) else written
 
 
-HostEntry = Annotated[Host, BeforeValidator(_named, json_schema_input_type=Host | str | int)]
+HostEntry = Annotated[Host, BeforeValidator(_name_as_host, json_schema_input_type=Host | str | int)]
 
 
 Hosts = Annotated[
     tuple[HostEntry, ...],
-    BeforeValidator(_none, json_schema_input_type=tuple[Host | str | int, ...] | None),
+    BeforeValidator(
+        _none_as_empty_tuple, json_schema_input_type=tuple[Host | str | int, ...] | None
+    ),
 ]
 
 

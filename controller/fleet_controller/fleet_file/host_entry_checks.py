@@ -52,10 +52,10 @@ def check_hosts(
         try:
             names = layers.names()
         except BadRange as bad:
-            yield _bad_range(parsed, (*layers.path, "name"), layers.entry.name, bad)
+            yield _bad_range_finding(parsed, (*layers.path, "name"), layers.entry.name, bad)
             continue
-        yield from _bad_names(parsed, layers, names)
-        yield from _duplicates(parsed, layers, names, seen)
+        yield from _check_names(parsed, layers, names)
+        yield from _check_duplicates(parsed, layers, names, seen)
         if len(seen.names) > MOST_HOSTS:
             message = f"the fleet has more than {MOST_HOSTS} hosts"
             yield parsed.finding(
@@ -116,11 +116,11 @@ def _check_shared_addresses(parsed: ParsedFleet) -> Iterator[Finding]:
             )
 
 
-def _bad_range(parsed: ParsedFleet, path: KeyPath, written: str, bad: BadRange) -> Finding:
+def _bad_range_finding(parsed: ParsedFleet, path: KeyPath, written: str, bad: BadRange) -> Finding:
     return parsed.finding("bad_range", path, f"`{written[:60]}` {bad.problem}", bad.hint)
 
 
-def _bad_names(parsed: ParsedFleet, layers: Layers, names: Sequence[str]) -> Iterator[Finding]:
+def _check_names(parsed: ParsedFleet, layers: Layers, names: Sequence[str]) -> Iterator[Finding]:
     bad = next((name for name in names if not re.fullmatch(NAME_PATTERN, name)), None)
     if bad is not None:
         hint = (
@@ -132,7 +132,7 @@ def _bad_names(parsed: ParsedFleet, layers: Layers, names: Sequence[str]) -> Ite
         )
 
 
-def _duplicates(
+def _check_duplicates(
     parsed: ParsedFleet, layers: Layers, names: Sequence[str], seen: HostsSeen
 ) -> Iterator[Finding]:
     """Yield one finding for each earlier entry that contains some of the names."""
@@ -143,10 +143,12 @@ def _duplicates(
             twice.setdefault(seen.names[name], []).append(name)
         seen.names.setdefault(name, path)
     for first, again in twice.items():
-        yield _duplicate(parsed, path, first, again)
+        yield _duplicate_finding(parsed, path, first, again)
 
 
-def _duplicate(parsed: ParsedFleet, path: KeyPath, first: KeyPath, again: Sequence[str]) -> Finding:
+def _duplicate_finding(
+    parsed: ParsedFleet, path: KeyPath, first: KeyPath, again: Sequence[str]
+) -> Finding:
     hosts = f"`{again[0]}`" if len(again) == 1 else f"`{again[0]}` and {len(again) - 1} more"
     where = "in this entry" if first == path else f"in line {parsed.line(first)}"
     message = f"{hosts} {'is' if len(again) == 1 else 'are'} listed twice: first {where}"
@@ -161,11 +163,11 @@ def _check_reach(
     paths: PathRoots,
     seen: HostsSeen,
 ) -> Iterator[Finding]:
-    at = _address_place(layers)
+    at = _address_path(layers)
     try:
         addresses = layers.addresses(tuple(names))
     except BadRange as bad:
-        yield _bad_range(parsed, at, str(layers.value("address")), bad)
+        yield _bad_range_finding(parsed, at, str(layers.value("address")), bad)
         return
     bad_one = next((address for address in addresses if not _is_address(address)), None)
     if bad_one is not None:
@@ -196,7 +198,7 @@ def _check_reach(
             yield from _check_same_address(parsed, layers, name, way, seen)
 
 
-def _address_place(layers: Layers) -> KeyPath:
+def _address_path(layers: Layers) -> KeyPath:
     return (
         layers.where("address") if layers.value("address") is not None else (*layers.path, "name")
     )
@@ -233,7 +235,7 @@ def _check_same_address(
             "give each its own address; two agents on one machine need different values of "
             "`agent_port`"
         )
-        yield parsed.finding("same_address", _address_place(layers), message, hint)
+        yield parsed.finding("same_address", _address_path(layers), message, hint)
 
 
 def _check_ssh_config(parsed: ParsedFleet, config: SshConfig) -> Iterator[Finding]:

@@ -62,7 +62,7 @@ def expand(text: str) -> tuple[str, ...]:
     if _has_loose_bracket(text):
         raise BadRange("has a bracket that is not closed or not opened")
     pieces = _PARTS.split(text)  # text, inside, text, inside, …, text
-    ranges = [_runs(inside) for inside in pieces[1::2]]
+    ranges = [_read_ranges(inside) for inside in pieces[1::2]]
     if len(ranges) > _MOST_RANGES:
         raise BadRange(
             f"has {len(ranges)} ranges, more than {_MOST_RANGES}", "write several entries"
@@ -84,11 +84,11 @@ def _has_loose_bracket(text: str) -> bool:
     return bool(re.search(r"[\[\]]", _PARTS.sub("", text)))
 
 
-def _runs(inside: str) -> list[_NumberRange]:
-    return [_run(part.strip()) for part in inside.split(",")]
+def _read_ranges(inside: str) -> list[_NumberRange]:
+    return [_read_range(part.strip()) for part in inside.split(",")]
 
 
-def _run(part: str) -> _NumberRange:
+def _read_range(part: str) -> _NumberRange:
     match = _RANGE.fullmatch(part)
     if not match:
         problem = (

@@ -17,10 +17,14 @@ from fleet_controller.importers.sources.launch_values import (
     EntryPoint,
     ServerLaunch,
     StartedCommand,
-    started,
+    started_command,
 )
 from fleet_controller.importers.sources.srun_container import srun_container
-from fleet_controller.importers.wrapper_programs import removed_by, report_wrappers, variables_of
+from fleet_controller.importers.wrapper_programs import (
+    removed_variables,
+    report_wrappers,
+    wrapper_variables,
+)
 from fleet_controller.yaml.finding_collector import FindingCollector
 from fleet_knowledge.release import Release
 
@@ -50,15 +54,17 @@ def find_launches(starts: Iterable[StartedCommand], notes: FindingCollector) -> 
     found = []
     others: list[StartedCommand] = []
     for start in starts:
-        for opened in _opened(start, notes, 0):
-            launch = _launch(opened, notes)
+        for opened in _open_command(start, notes, 0):
+            launch = _read_launch(opened, notes)
             found.extend([launch] if launch else [])
             others.extend([] if launch else [opened])
     _report_others(others, bool(found), notes)
     return found
 
 
-def _opened(start: StartedCommand, notes: FindingCollector, depth: int) -> Iterator[StartedCommand]:
+def _open_command(
+    start: StartedCommand, notes: FindingCollector, depth: int
+) -> Iterator[StartedCommand]:
     """Yield the command itself, or what runs in its container or in the script that one of its
     words contains.
     """
@@ -73,7 +79,7 @@ def _opened(start: StartedCommand, notes: FindingCollector, depth: int) -> Itera
     inside = read_docker_run(start, notes) if start.container is None else None
     if inside is not None:
         _report_surroundings(start, notes)
-        yield from _opened(replace(inside, redirections=(), end="\n"), notes, depth + 1)
+        yield from _open_command(replace(inside, redirections=(), end="\n"), notes, depth + 1)
         return
     nested = None if find_entry(start.words) else _script_within(start.words)
     if nested is None:
@@ -83,8 +89,10 @@ def _opened(start: StartedCommand, notes: FindingCollector, depth: int) -> Itera
     script = read_script(nested.text, notes, nested.line, start.env)
     _report_surroundings(start, notes)
     for run in script.runs:
-        yield from _opened(
-            replace(started(run), container=start.container, place=start.place), notes, depth + 1
+        yield from _open_command(
+            replace(started_command(run), container=start.container, place=start.place),
+            notes,
+            depth + 1,
         )
 
 
@@ -104,8 +112,8 @@ def _script_within(words: Sequence[SourceText]) -> SourceText | None:
     )
 
 
-def _launch(start: StartedCommand, notes: FindingCollector) -> ServerLaunch | None:
-    entry = find_entry(start.words) or _assumed(start, notes)
+def _read_launch(start: StartedCommand, notes: FindingCollector) -> ServerLaunch | None:
+    entry = find_entry(start.words) or _assumed_entry(start, notes)
     if entry is None:
         return None
     report_wrappers(entry.wrapped_by, notes)
@@ -129,10 +137,10 @@ def _launch(start: StartedCommand, notes: FindingCollector) -> ServerLaunch | No
         words = (SourceText("--model-path", words[0].line), *words)
     release = Release.parse(image_version(start.container.image.text)) if start.container else None
     options, loose = read_options(words, notes, release)
-    removed = removed_by(entry.wrapped_by)
+    removed = removed_variables(entry.wrapped_by)
     env = {
         name: value
-        for name, value in {**start.env, **variables_of(entry.wrapped_by)}.items()
+        for name, value in {**start.env, **wrapper_variables(entry.wrapped_by)}.items()
         if name not in removed
     }
     return ServerLaunch(start, entry, options, env, loose)
@@ -144,7 +152,7 @@ def image_version(image: str) -> str:
     return found[1] if found else ""
 
 
-def _assumed(start: StartedCommand, notes: FindingCollector) -> EntryPoint | None:
+def _assumed_entry(start: StartedCommand, notes: FindingCollector) -> EntryPoint | None:
     """Return the assumed entry point of a container that gets only options, because its image
     starts the server.
     """

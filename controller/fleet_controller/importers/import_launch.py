@@ -20,7 +20,7 @@ from fleet_controller.importers.detect_format import (
 )
 from fleet_controller.importers.find_launches import activated_python, find_launches
 from fleet_controller.importers.job_draft import JobDraft, draft_job, set_environment
-from fleet_controller.importers.secret_masking import is_secret_name, masked, secret_texts
+from fleet_controller.importers.secret_masking import is_secret_name, mask_secrets, secret_texts
 from fleet_controller.importers.server_environment import (
     is_server_variable,
     read_environment,
@@ -183,10 +183,10 @@ def _draft_from(
     notes: FindingCollector,
 ) -> JobDraft:
     if launch is None:
-        return _block_of_variables(script, starts, text, notes)
+        return _draft_from_variables(script, starts, text, notes)
     own = frozenset(re.findall(r"\$\{?(\w+)", text))
     meant = (
-        unexported_server_variables(_not_given(script.unexported, launch), notes, expanded=own)
+        unexported_server_variables(_without_given(script.unexported, launch), notes, expanded=own)
         if launch.start.container is None
         else {}
     )
@@ -200,7 +200,9 @@ def _draft_from(
     return draft
 
 
-def _not_given(unexported: Mapping[str, SourceText], launch: ServerLaunch) -> dict[str, SourceText]:
+def _without_given(
+    unexported: Mapping[str, SourceText], launch: ServerLaunch
+) -> dict[str, SourceText]:
     return {name: value for name, value in unexported.items() if name not in launch.env}
 
 
@@ -221,7 +223,7 @@ def _installed_version(text: str) -> str:
     return found[1] if found else ""
 
 
-def _block_of_variables(
+def _draft_from_variables(
     script: Script, starts: Sequence[StartedCommand], text: str, notes: FindingCollector
 ) -> JobDraft:
     """Return a draft of the variables only, because no server is launched."""
@@ -277,7 +279,10 @@ def _result(
         BROKEN if broken else NO_LAUNCH if launch is None else EDIT if has_errors(found) else OK
     )
     return ImportedLaunch(
-        verdict, "" if broken or nothing else job.text, launch_json(draft), in_order(_once(found))
+        verdict,
+        "" if broken or nothing else job.text,
+        launch_json(draft),
+        in_order(_without_repeated(found)),
     )
 
 
@@ -285,20 +290,25 @@ def _mask(draft: JobDraft, secrets: Iterable[str]) -> None:
     """Mask secret texts also where no secret belongs, such as in a path or in a variable of another
     name.
     """
-    draft.args = {name: masked(value, secrets) for name, value in draft.args.items()}
+    draft.args = {name: mask_secrets(value, secrets) for name, value in draft.args.items()}
     draft.env = {
-        name: replace(value, text=masked(value.text, secrets)) for name, value in draft.env.items()
+        name: replace(value, text=mask_secrets(value.text, secrets))
+        for name, value in draft.env.items()
     }
     if draft.model_path is not None:
-        draft.model_path = replace(draft.model_path, text=masked(draft.model_path.text, secrets))
+        draft.model_path = replace(
+            draft.model_path, text=mask_secrets(draft.model_path.text, secrets)
+        )
     if draft.container is not None:
         mounts = {
-            masked(inside, secrets): replace(host, text=masked(host.text, secrets))
+            mask_secrets(inside, secrets): replace(host, text=mask_secrets(host.text, secrets))
             for inside, host in draft.container.mounts.items()
         }
         draft.container = replace(
             draft.container,
-            image=replace(draft.container.image, text=masked(draft.container.image.text, secrets)),
+            image=replace(
+                draft.container.image, text=mask_secrets(draft.container.image.text, secrets)
+            ),
             mounts=mounts,
         )
 
@@ -306,9 +316,9 @@ def _mask(draft: JobDraft, secrets: Iterable[str]) -> None:
 def _masked_finding(finding: Finding, secrets: Iterable[str]) -> Finding:
     return replace(
         finding,
-        message=masked(finding.message, secrets),
-        hint=masked(finding.hint, secrets),
-        key=masked(finding.key, secrets),
+        message=mask_secrets(finding.message, secrets),
+        hint=mask_secrets(finding.hint, secrets),
+        key=mask_secrets(finding.key, secrets),
     )
 
 
@@ -333,16 +343,16 @@ def _job_findings(
         if not is_asked and finding.code not in (
             _ALREADY_REPORTED if launch else _REPORTED_WITHOUT_LAUNCH
         ):
-            yield replace(finding, line=_line_of(finding.key, job.places), column=0)
+            yield replace(finding, line=_pasted_line(finding.key, job.places), column=0)
 
 
-def _line_of(key: str, places: Mapping[str, int]) -> int:
+def _pasted_line(key: str, places: Mapping[str, int]) -> int:
     while key and key not in places:
         key = key.rpartition(".")[0]
     return places.get(key, 0)
 
 
-def _once(findings: Iterable[Finding]) -> list[Finding]:
+def _without_repeated(findings: Iterable[Finding]) -> list[Finding]:
     """Drop findings that repeat an earlier one about the same argument or variable."""
     kept: dict[tuple[str, str, int], Finding] = {}
     for finding in findings:

@@ -99,14 +99,14 @@ def draft_job(
         draft.python = with_tilde(draft.python)
     draft.version = image_version(draft.container.image.text) if draft.container else ""
     for option in launch.options.values():
-        _option(draft, option, notes)
-    _several_hosts(draft, launch.options, notes)
-    _needs(draft, launch, environment, notes)
+        _add_option(draft, option, notes)
+    _set_hosts(draft, launch.options, notes)
+    _request_values(draft, launch, environment, notes)
     set_environment(draft, environment)
-    _drop_key(draft, launch)
-    _ports(draft, launch.options.get("port"))
-    _gpus(draft, launch, environment, notes)
-    _model(draft, launch, notes)
+    _drop_api_key(draft, launch)
+    _set_ports(draft, launch.options.get("port"))
+    _set_gpus(draft, launch, environment, notes)
+    _check_model(draft, launch, notes)
     return draft
 
 
@@ -118,10 +118,10 @@ def set_environment(draft: JobDraft, environment: ServerEnvironment) -> None:
     draft.secret_texts |= environment.secret_texts
 
 
-def _option(draft: JobDraft, option: ServerOption, notes: FindingCollector) -> None:
+def _add_option(draft: JobDraft, option: ServerOption, notes: FindingCollector) -> None:
     name = option.name
     if is_secret_option(name) or (isinstance(option.value, str) and holds_secret(option.value)):
-        _secret(draft, option, notes)
+        _add_secret(draft, option, notes)
     elif name in _LEFT_OUT:
         shown = "" if option.value is True else f" {str(option.value)[:60]}"
         notes.info(
@@ -140,7 +140,7 @@ def _option(draft: JobDraft, option: ServerOption, notes: FindingCollector) -> N
         _report_option(option, notes)
 
 
-def _secret(draft: JobDraft, option: ServerOption, notes: FindingCollector) -> None:
+def _add_secret(draft: JobDraft, option: ServerOption, notes: FindingCollector) -> None:
     text = str(option.value)
     draft.secret_names[option.spelling or option.name] = None
     draft.secret_texts |= {text} if is_maskable(text) else set()
@@ -149,7 +149,7 @@ def _secret(draft: JobDraft, option: ServerOption, notes: FindingCollector) -> N
     notes.info("secret", option.line, message, hint, f"args.{option.name}")
 
 
-def _drop_key(draft: JobDraft, launch: ServerLaunch) -> None:
+def _drop_api_key(draft: JobDraft, launch: ServerLaunch) -> None:
     """Drop a variable that only holds the API key, because the key itself is left out."""
     for option in launch.options.values():
         if not is_secret_option(option.name) or option.source is None:
@@ -186,7 +186,7 @@ def _report_option(option: ServerOption, notes: FindingCollector) -> None:
         notes.info("must_exist_on_host", option.line, message, "", f"args.{option.name}")
 
 
-def _several_hosts(
+def _set_hosts(
     draft: JobDraft, options: Mapping[str, ServerOption], notes: FindingCollector
 ) -> None:
     nodes = options.get("nnodes")
@@ -196,7 +196,7 @@ def _several_hosts(
         )
         draft.lines["engine.nodes"] = nodes.line
     if nodes is not None and not nodes.is_known and nodes.source is not None:
-        _ask(draft, "engine.nodes", nodes.source, nodes.spelling, notes)
+        _request_value(draft, "engine.nodes", nodes.source, nodes.spelling, notes)
     for name in _SEVERAL_HOSTS:
         option = options.get(name)
         if option is None or (name == "nnodes" and not option.is_known):
@@ -216,7 +216,7 @@ def _several_hosts(
         )
 
 
-def _needs(
+def _request_values(
     draft: JobDraft, launch: ServerLaunch, environment: ServerEnvironment, notes: FindingCollector
 ) -> None:
     """Report every value that the file does not contain, in the order of the file."""
@@ -229,25 +229,29 @@ def _needs(
             continue
         key = "model.path" if option.name == "model_path" else f"args.{option.name}"
         if key in draft.lines:
-            _ask(draft, key, option.source, option.spelling, notes)
+            _request_value(draft, key, option.source, option.spelling, notes)
         draft.needs.update(dict.fromkeys(option.source.unknown))
     for word in launch.loose:
-        _ask_for_options(draft, word, notes)
+        _request_options(draft, word, notes)
     for name, value in environment.kept.items():
-        _ask(draft, f"env.{name}", value, name, notes)
-    _ask_for_places(draft, notes)
+        _request_value(draft, f"env.{name}", value, name, notes)
+    _request_paths(draft, notes)
 
 
-def _ask_for_places(draft: JobDraft, notes: FindingCollector) -> None:
+def _request_paths(draft: JobDraft, notes: FindingCollector) -> None:
     if draft.python is not None:
-        _ask(draft, "engine.python", draft.python, "the path of Python", notes)
+        _request_value(draft, "engine.python", draft.python, "the path of Python", notes)
     if draft.container is not None:
-        _ask(draft, "engine.container.image", draft.container.image, "the name of the image", notes)
+        _request_value(
+            draft, "engine.container.image", draft.container.image, "the name of the image", notes
+        )
         for inside, host in draft.container.mounts.items():
-            _ask(draft, f"engine.container.mounts.{inside}", host, "the path of a mount", notes)
+            _request_value(
+                draft, f"engine.container.mounts.{inside}", host, "the path of a mount", notes
+            )
 
 
-def _ask_for_options(draft: JobDraft, word: SourceText, notes: FindingCollector) -> None:
+def _request_options(draft: JobDraft, word: SourceText, notes: FindingCollector) -> None:
     """Add a placeholder to the job for a variable that may hold whole options."""
     name = (
         word.unknown[0].lower()
@@ -268,7 +272,7 @@ def _ask_for_options(draft: JobDraft, word: SourceText, notes: FindingCollector)
     )
 
 
-def _ask(
+def _request_value(
     draft: JobDraft, key: str, value: SourceText, spelling: str, notes: FindingCollector
 ) -> None:
     if value.is_known:
@@ -317,14 +321,14 @@ def _placeholder(value: SourceText, name: str) -> str:
     return f"${{{name.upper()}}}" if value.unevaluated else value.text
 
 
-def _ports(draft: JobDraft, option: ServerOption | None) -> None:
+def _set_ports(draft: JobDraft, option: ServerOption | None) -> None:
     port = _DEFAULT_PORT if option is None else option.value
     draft.server_port = port if isinstance(port, int) and not isinstance(port, bool) else None
     mapped = draft.container.ports.get(str(draft.server_port), "") if draft.container else ""
     draft.probe_port = int(mapped) if mapped.isdecimal() else draft.server_port
 
 
-def _gpus(
+def _set_gpus(
     draft: JobDraft, launch: ServerLaunch, environment: ServerEnvironment, notes: FindingCollector
 ) -> None:
     draft.gpu_ids = environment.gpu_ids
@@ -342,7 +346,7 @@ def _gpus(
         )
 
 
-def _model(draft: JobDraft, launch: ServerLaunch, notes: FindingCollector) -> None:
+def _check_model(draft: JobDraft, launch: ServerLaunch, notes: FindingCollector) -> None:
     path = draft.model_path
     if path is None:
         message = "the command names no model: `--model-path` is missing"

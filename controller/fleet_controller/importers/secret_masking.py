@@ -86,7 +86,7 @@ def is_maskable(value: str) -> bool:
     return len(value) >= _SURE or (len(value) >= _SHORTEST and not value.isalpha())
 
 
-def masked(value: Any, secrets: Iterable[str]) -> Any:
+def mask_secrets(value: Any, secrets: Iterable[str]) -> Any:
     """Return `value` (text, list or mapping) with every secret text in it replaced."""
     longest_first = sorted(filter(is_maskable, secrets), key=len, reverse=True)
     return (

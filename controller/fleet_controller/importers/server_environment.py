@@ -23,7 +23,7 @@ _DEVICES = (
     "NVIDIA_VISIBLE_DEVICES",
     "ASCEND_RT_VISIBLE_DEVICES",
 )
-_OF_THE_SHELL = frozenset(
+_SHELL_VARIABLES = frozenset(
     {
         "PATH",
         "HOME",
@@ -40,7 +40,7 @@ _OF_THE_SHELL = frozenset(
         "MAIL",
     }
 )
-_OF_THE_LAUNCHER = frozenset({
+_LAUNCHER_VARIABLES = frozenset({
     "NVIDIA_DRIVER_CAPABILITIES", "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK",
     "NODE_RANK", "NNODES", "PORT", "HOST",
 })  # fmt: skip
@@ -63,7 +63,7 @@ _NOT_SERVER_VARIABLES = frozenset(
         "SGLANG_HOST",
     }
 )
-_WRITTEN = ("NCCL_GRAPH_DUMP_FILE", "NCCL_TOPO_DUMP_FILE", "NCCL_DEBUG_FILE")
+_WRITTEN_FILES = ("NCCL_GRAPH_DUMP_FILE", "NCCL_TOPO_DUMP_FILE", "NCCL_DEBUG_FILE")
 _SELF = r"(?::?\$\{?%(name)s(?::?\+:?\$\{?%(name)s\}?)?\}?:?)"
 _OWN_CONNECTIONS = "SGLang always sets it itself (4 in 0.4.6, 8 in 0.5.9 and 0.5.23)"
 
@@ -90,15 +90,15 @@ def read_environment(
         if name == GROUP_SIZE:
             continue
         if name in _DEVICES:
-            _devices(environment, name, value, notes)
+            _add_devices(environment, name, value, notes)
         elif is_secret(name, value.text) or value.text.startswith(SECRET):
-            _secret(environment, name, value, notes)
+            _add_secret(environment, name, value, notes)
         elif not in_container and not value.is_known and not _SERVER_VARIABLE.fullmatch(name):
             message = (
                 f"{name} is left out: its value is not in the file, and SGLang does not read it"
             )
             notes.info("dropped", value.line, message, "", name)
-        elif name in _OF_THE_SHELL or name in _OF_THE_LAUNCHER:
+        elif name in _SHELL_VARIABLES or name in _LAUNCHER_VARIABLES:
             notes.info(
                 "dropped",
                 value.line,
@@ -107,7 +107,7 @@ def read_environment(
                 name,
             )
         else:
-            _keep(environment, name, value, in_container, notes)
+            _add_variable(environment, name, value, in_container, notes)
     return environment
 
 
@@ -124,7 +124,7 @@ def unexported_server_variables(
     """
     found = {}
     for name, value in unexported.items():
-        if everything and name not in _OF_THE_SHELL:
+        if everything and name not in _SHELL_VARIABLES:
             found[name] = value
         elif is_server_variable(name) and (name not in expanded or find_variable(name)):
             message = (
@@ -143,7 +143,7 @@ def is_server_variable(name: str) -> bool:
     return bool(_SERVER_VARIABLE.fullmatch(name)) and name not in _NOT_SERVER_VARIABLES
 
 
-def _devices(
+def _add_devices(
     environment: ServerEnvironment, name: str, value: SourceText, notes: FindingCollector
 ) -> None:
     ids = (
@@ -164,7 +164,7 @@ def _devices(
     )
 
 
-def _secret(
+def _add_secret(
     environment: ServerEnvironment, name: str, value: SourceText, notes: FindingCollector
 ) -> None:
     environment.secret_names[name] = None
@@ -179,7 +179,7 @@ def _secret(
     )
 
 
-def _keep(
+def _add_variable(
     environment: ServerEnvironment,
     name: str,
     value: SourceText,
@@ -210,7 +210,7 @@ def _keep(
             ", and mount it" if in_container else ""
         )
         notes.warn("must_exist_on_host", value.line, message, hint, name)
-    elif name in _WRITTEN:
+    elif name in _WRITTEN_FILES:
         notes.info(
             "writes_file",
             value.line,

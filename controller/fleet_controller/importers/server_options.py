@@ -47,12 +47,12 @@ def read_options(
     while at < len(words):
         word = words[at]
         if not _is_option(word):
-            _stray(word, loose, found, notes)
+            _report_stray(word, loose, found, notes)
             at += 1
             continue
         following = _following(words, at + 1)
         option, taken = _option(word, following, notes, release)
-        _keep(option, found, notes)
+        _keep_last(option, found, notes)
         at += 1 + taken
     return found, tuple(loose)
 
@@ -76,14 +76,14 @@ def _option(
 ) -> tuple[ServerOption, int]:
     """Return the option that `word` begins, and how many of the following words are its values."""
     written, equals, value = word.text.partition("=")
-    name = _named(written, word, notes, release)
+    name = _resolve_option(written, word, notes, release)
     if name.startswith("no_") and is_negatable(name.removeprefix("no_")) and not equals:
         return ServerOption(name.removeprefix("no_"), False, word.line, written), 0
     kind = option_kind(name)
     if equals:
         source = SourceText(value, word.line, word.unknown, word.unevaluated)
         return _with_value(name, [source], kind, written, notes), 0
-    taken = _taken(kind, following)
+    taken = _count_values(kind, following)
     if not taken:
         if kind in (ONE, MANY):
             return ServerOption(
@@ -93,7 +93,7 @@ def _option(
     return _with_value(name, list(following[:taken]), kind, written, notes, word.line), taken
 
 
-def _taken(kind: str, following: Sequence[SourceText]) -> int:
+def _count_values(kind: str, following: Sequence[SourceText]) -> int:
     if kind == FLAG:
         return 0
     if kind == MANY:
@@ -108,7 +108,9 @@ def _taken(kind: str, following: Sequence[SourceText]) -> int:
     return opened
 
 
-def _named(written: str, word: SourceText, notes: FindingCollector, release: Release | None) -> str:
+def _resolve_option(
+    written: str, word: SourceText, notes: FindingCollector, release: Release | None
+) -> str:
     short = {"-tp": "tp_size", "-dp": "dp_size", "-pp": "pp_size", "-ep": "ep_size"}
     if not written.startswith("--"):
         message = f"`{written[:60]}` is not an option of SGLang: options start with `--`"
@@ -132,14 +134,14 @@ def _with_value(
     notes: FindingCollector,
     line: int = 0,
 ) -> ServerOption:
-    joined = _together(values)
+    joined = _join_values(values)
     at = line or joined.line
     if kind == FLAG and joined.is_known:
         return _flag_with_value(name, joined, written, at, notes)
     if kind == MANY or (kind == UNKNOWN and len(values) > 1):
-        typed: Any = [_typed(name, value.text) for value in values]
+        typed: Any = [_typed_value(name, value.text) for value in values]
     else:
-        typed = _typed(name, joined.text) if joined.is_known else joined.text
+        typed = _typed_value(name, joined.text) if joined.is_known else joined.text
         _check_json(name, joined, at, notes)
     return ServerOption(name, typed, at, written, joined)
 
@@ -161,7 +163,7 @@ def _flag_with_value(
     return ServerOption(name, means, line, written)
 
 
-def _together(values: Sequence[SourceText]) -> SourceText:
+def _join_values(values: Sequence[SourceText]) -> SourceText:
     unknown = dict.fromkeys(name for value in values for name in value.unknown)
     unevaluated = dict.fromkeys(kind for value in values for kind in value.unevaluated)
     return SourceText(
@@ -169,7 +171,7 @@ def _together(values: Sequence[SourceText]) -> SourceText:
     )
 
 
-def _typed(name: str, text: str) -> Any:
+def _typed_value(name: str, text: str) -> Any:
     """Return the value with its type, if writing it out again gives the same option."""
     if _TEXT_OPTIONS.fullmatch(name):
         return text
@@ -197,7 +199,7 @@ def _check_json(name: str, value: SourceText, line: int, notes: FindingCollector
         )
 
 
-def _stray(
+def _report_stray(
     word: SourceText,
     loose: list[SourceText],
     found: dict[str, ServerOption],
@@ -224,11 +226,13 @@ def _stray(
     )
 
 
-def _keep(option: ServerOption, found: dict[str, ServerOption], notes: FindingCollector) -> None:
+def _keep_last(
+    option: ServerOption, found: dict[str, ServerOption], notes: FindingCollector
+) -> None:
     before = found.pop(option.name, None)
     if before is not None and before.value != option.value:
         message = (
-            f"{option.name} is given twice ({_short(before.value)}, {_short(option.value)}): the "
+            f"{option.name} is given twice ({_shorten(before.value)}, {_shorten(option.value)}): the "
             "last value wins"
         )
         notes.warn(
@@ -249,6 +253,6 @@ def _keep(option: ServerOption, found: dict[str, ServerOption], notes: FindingCo
     found[option.name] = option
 
 
-def _short(value: Any) -> str:
+def _shorten(value: Any) -> str:
     text = str(value)
     return text if len(text) <= 60 else f"{text[:57]}…"

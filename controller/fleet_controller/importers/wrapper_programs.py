@@ -80,7 +80,7 @@ def report_wrappers(words: Sequence[SourceText], notes: FindingCollector) -> Non
         )
 
 
-def variables_of(words: Sequence[SourceText]) -> dict[str, SourceText]:
+def wrapper_variables(words: Sequence[SourceText]) -> dict[str, SourceText]:
     """Return the variables that `env`, `sudo` or `mpirun -x` give to the command after them."""
     names = {word.text.rpartition("/")[2] for word in words}
     found: dict[str, SourceText] = {}
@@ -93,7 +93,7 @@ def variables_of(words: Sequence[SourceText]) -> dict[str, SourceText]:
     return found
 
 
-def removed_by(words: Sequence[SourceText]) -> tuple[str, ...]:
+def removed_variables(words: Sequence[SourceText]) -> tuple[str, ...]:
     """Return the variables that `env -u NAME` removes."""
     texts = [word.text for word in words]
     if "env" not in {text.rpartition("/")[2] for text in texts}:

@@ -49,79 +49,79 @@ def write_job(draft: JobDraft, source: str, findings: Sequence[Finding]) -> JobT
     """Return the commented job file. The comment at its head lists `findings` of the pasted
     file.
     """
-    made = JobText()
-    _head(made, draft, source, findings)
-    _engine(made, draft)
-    _factors(made, draft)
-    made.lines.extend(WORKLOADS_AND_MEASURE.rstrip("\n").split("\n"))
-    return made
+    job = JobText()
+    _head(job, draft, source, findings)
+    _engine(job, draft)
+    _factors(job, draft)
+    job.lines.extend(WORKLOADS_AND_MEASURE.rstrip("\n").split("\n"))
+    return job
 
 
-def _head(made: JobText, draft: JobDraft, source: str, findings: Sequence[Finding]) -> None:
-    made.add(
+def _head(job: JobText, draft: JobDraft, source: str, findings: Sequence[Finding]) -> None:
+    job.add(
         0, f"# Made by `fleetctl init --from-command` of {comment_text(source.rpartition('/')[2])}."
     )
-    made.add(0, "# The reference is docs/user/job-file.md.")
+    job.add(0, "# The reference is docs/user/job-file.md.")
     listed = [finding for finding in findings if finding.code in _LISTED_CODES]
     if listed:
-        made.add(0, "# Not carried over unchanged:")
+        job.add(0, "# Not carried over unchanged:")
     for finding in listed[:_MOST_LISTED]:
-        made.add(0, f"#   line {finding.line}: {comment_text(finding.message)}")
-    made.add(0, "apiVersion: benchfleet/v1")
-    made.add(0, "kind: Job")
+        job.add(0, f"#   line {finding.line}: {comment_text(finding.message)}")
+    job.add(0, "apiVersion: benchfleet/v1")
+    job.add(0, "kind: Job")
     model = draft.model_path.text if draft.model_path and draft.model_path.is_known else "pasted"
-    made.add(0, f"name: {yaml_scalar(job_name(model))}")
+    job.add(0, f"name: {yaml_scalar(job_name(model))}")
     path = draft.model_path.text if draft.model_path else "$MODEL"
     line = draft.lines.get("model.path", 0)
-    made.add(0, "")
-    made.add(0, "model:", "model", line)
-    made.add(
+    job.add(0, "")
+    job.add(0, "model:", "model", line)
+    job.add(
         1, f"path: {yaml_scalar(path)}{_fill_in_comment(draft, 'model.path')}", "model.path", line
     )
 
 
-def _engine(made: JobText, draft: JobDraft) -> None:
-    made.add(0, "")
-    made.add(0, "engine:")
-    made.add(1, "kind: sglang")
+def _engine(job: JobText, draft: JobDraft) -> None:
+    job.add(0, "")
+    job.add(0, "engine:")
+    job.add(1, "kind: sglang")
     if draft.container is not None:
-        _container(made, draft, draft.container)
+        _container(job, draft, draft.container)
     elif draft.python is not None and ("/" in draft.python.text or not draft.python.is_known):
-        made.add(
+        job.add(
             1,
             f"python: {yaml_scalar(draft.python.text)}{_fill_in_comment(draft, 'engine.python')}",
             "engine.python",
             draft.python.line,
         )
     if draft.entry == "serve":
-        made.add(1, "entry: serve", "engine.entry", draft.entry_line)
+        job.add(1, "entry: serve", "engine.entry", draft.entry_line)
     if draft.hosts > 1 or "engine.nodes" in draft.unfilled:
         count = str(draft.hosts) if draft.hosts > 1 else '"${NODES}"'
-        made.add(
+        job.add(
             1,
             f"nodes: {count}{_fill_in_comment(draft, 'engine.nodes')}",
             "engine.nodes",
             draft.lines.get("engine.nodes", 0),
         )
     if draft.gpus is not None:
-        made.add(1, f"gpus: {draft.gpus}", "engine.gpus", draft.lines.get("args.tp_size", 0))
+        job.add(1, f"gpus: {draft.gpus}", "engine.gpus", draft.lines.get("args.tp_size", 0))
     args = {name: value for name, value in draft.args.items() if not is_speculation(name, draft)}
     _section(
-        made, 1, "args", {name: yaml_value(value) for name, value in args.items()}, draft, "engine"
+        job, 1, "args", {name: yaml_value(value) for name, value in args.items()}, draft, "engine"
     )
     _section(
-        made,
+        job,
         1,
         "env",
         {name: yaml_scalar(value.text) for name, value in draft.env.items() if not is_factor(name)},
         draft,
         "engine",
     )
-    made.add(1, "ready_timeout: 30m")
+    job.add(1, "ready_timeout: 30m")
 
 
-def _container(made: JobText, draft: JobDraft, container: LaunchContainer) -> None:
-    made.add(1, "container:", "engine.container", container.line)
+def _container(job: JobText, draft: JobDraft, container: LaunchContainer) -> None:
+    job.add(1, "container:", "engine.container", container.line)
     python = draft.python.text if draft.python and "/" in draft.python.text else ""
     shm_size = "" if container.ipc == "host" else memory_size(container.shm_size)
     keys = {
@@ -132,18 +132,18 @@ def _container(made: JobText, draft: JobDraft, container: LaunchContainer) -> No
     }
     for key, value in keys.items():
         if value:
-            made.add(
+            job.add(
                 2,
                 f"{key}: {yaml_scalar(value)}{_fill_in_comment(draft, f'engine.container.{key}')}",
                 f"engine.container.{key}",
                 container.line,
             )
     if container.mounts:
-        made.add(
+        job.add(
             2, "mounts: # path inside: path on the host", "engine.container.mounts", container.line
         )
         for inside, host in container.mounts.items():
-            made.add(
+            job.add(
                 3,
                 f"{yaml_scalar(inside)}: {yaml_scalar(host.text)}",
                 f"engine.container.mounts.{inside}",
@@ -152,15 +152,15 @@ def _container(made: JobText, draft: JobDraft, container: LaunchContainer) -> No
 
 
 def _section(
-    made: JobText, depth: int, name: str, values: Mapping[str, str], draft: JobDraft, above: str
+    job: JobText, depth: int, name: str, values: Mapping[str, str], draft: JobDraft, above: str
 ) -> None:
     if not values:
-        made.add(depth, f"{name}: {{}}")
+        job.add(depth, f"{name}: {{}}")
         return
-    made.add(depth, f"{name}:")
+    job.add(depth, f"{name}:")
     for key, value in values.items():
         note = _fill_in_comment(draft, f"{name}.{key}")
-        made.add(
+        job.add(
             depth + 1,
             f"{yaml_scalar(key)}: {value}{note}",
             f"{above}.{name}.{key}",
@@ -185,41 +185,41 @@ def is_factor(name: str) -> bool:
     return name.startswith(("NCCL_", "RCCL_")) and not _IN_ENGINE.fullmatch(name)
 
 
-def _factors(made: JobText, draft: JobDraft) -> None:
+def _factors(job: JobText, draft: JobDraft) -> None:
     speculation = {
         name: yaml_value(value) for name, value in draft.args.items() if is_speculation(name, draft)
     }
     nccl = {name: yaml_scalar(value.text) for name, value in draft.env.items() if is_factor(name)}
     if not speculation and not nccl:
         return
-    made.add(0, "")
-    made.add(
+    job.add(0, "")
+    job.add(
         0,
         (
             "# Every combination of levels is a variant: this compares the pasted settings with "
             "the defaults."
         ),
     )
-    made.add(0, "factors:")
+    job.add(0, "factors:")
     if speculation:
-        made.add(1, "speculation:")
-        made.add(2, "none: {}")
-        made.add(2, "as-given:")
-        _section(made, 3, "args", speculation, draft, "factors.speculation.as-given")
+        job.add(1, "speculation:")
+        job.add(2, "none: {}")
+        job.add(2, "as-given:")
+        _section(job, 3, "args", speculation, draft, "factors.speculation.as-given")
     if nccl:
-        made.add(1, "nccl:")
-        made.add(2, "default: {}")
-        made.add(2, "as-given:")
-        _section(made, 3, "env", nccl, draft, "factors.nccl.as-given")
-    made.add(0, "")
-    made.add(0, "# The variant that all others are compared with.")
-    made.add(0, "baseline:")
+        job.add(1, "nccl:")
+        job.add(2, "default: {}")
+        job.add(2, "as-given:")
+        _section(job, 3, "env", nccl, draft, "factors.nccl.as-given")
+    job.add(0, "")
+    job.add(0, "# The variant that all others are compared with.")
+    job.add(0, "baseline:")
     for name, level in (
         ("speculation", "none" if speculation else ""),
         ("nccl", "default" if nccl else ""),
     ):
         if level:
-            made.add(1, f"{name}: {level}")
+            job.add(1, f"{name}: {level}")
 
 
 def memory_size(written: str) -> str:

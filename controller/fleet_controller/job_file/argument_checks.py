@@ -112,11 +112,13 @@ def check_arguments(parsed: ParsedJob) -> Iterator[Finding]:
                     "argument_twice", (*path, written), message, "keep one", at_key=True
                 )
             seen.setdefault(name, written)
-            yield from _argument(parsed, (*path, written), written, release)
-            yield from _kind(parsed, (*path, written), known_arguments().get(name), value)
+            yield from _check_name(parsed, (*path, written), written, release)
+            yield from _check_value_kind(
+                parsed, (*path, written), known_arguments().get(name), value
+            )
 
 
-def _argument(
+def _check_name(
     parsed: ParsedJob, path: KeyPath, written: str, release: Release | None
 ) -> Iterator[Finding]:
     spelling = resolve_name(written, release)
@@ -138,7 +140,7 @@ def _argument(
             at_key=True,
         )
     elif spelling.others:
-        yield _ambiguous(parsed, path, written, spelling)
+        yield _ambiguous_finding(parsed, path, written, spelling)
     elif not spelling.known:
         near = nearest_argument(spelling.name)
         hint = (
@@ -160,10 +162,12 @@ def _argument(
             yield parsed.finding(
                 "argument_shortened", path, message, hint, severity=INFO, at_key=True
             )
-        yield from _in_this_version(parsed, path, known_arguments()[spelling.name], release)
+        yield from _check_version(parsed, path, known_arguments()[spelling.name], release)
 
 
-def _ambiguous(parsed: ParsedJob, path: KeyPath, written: str, spelling: ResolvedName) -> Finding:
+def _ambiguous_finding(
+    parsed: ParsedJob, path: KeyPath, written: str, spelling: ResolvedName
+) -> Finding:
     others = ", ".join(spelling.others[:3]) + (" …" if len(spelling.others) > 3 else "")
     if not spelling.known:
         message = (
@@ -187,7 +191,7 @@ def _ambiguous(parsed: ParsedJob, path: KeyPath, written: str, spelling: Resolve
     )
 
 
-def _in_this_version(
+def _check_version(
     parsed: ParsedJob, path: KeyPath, argument: ServerArgument, release: Release | None
 ) -> Iterator[Finding]:
     retired = RETIRED_ARGUMENTS.get(argument.name)
@@ -232,7 +236,7 @@ def _in_this_version(
         )
 
 
-def _kind(
+def _check_value_kind(
     parsed: ParsedJob, path: KeyPath, argument: ServerArgument | None, value: Any
 ) -> Iterator[Finding]:
     """Report a flag with a value, an argument without one, or text in place of a number: argparse
@@ -310,7 +314,7 @@ def check_unexpanded_variables(parsed: ParsedJob) -> Iterator[Finding]:
     """Report values that contain a shell variable. A job made from a pasted command has them where
     a value was missing.
     """
-    for path, value in _texts(parsed):
+    for path, value in _launch_texts(parsed):
         found = _UNEXPANDED.search(value)
         if found:
             message = (
@@ -319,7 +323,7 @@ def check_unexpanded_variables(parsed: ParsedJob) -> Iterator[Finding]:
             yield parsed.finding("unexpanded_variable", path, message, "write the value itself")
 
 
-def _texts(parsed: ParsedJob) -> Iterator[tuple[KeyPath, str]]:
+def _launch_texts(parsed: ParsedJob) -> Iterator[tuple[KeyPath, str]]:
     """Yield every text that reaches a server's command line, its variables or its container."""
     document = parsed.document
     for path in (

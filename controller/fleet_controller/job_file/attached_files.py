@@ -72,7 +72,7 @@ class _FileUnavailable(Exception):
 def find_files(parsed: ParsedJob, sources: FileSources) -> NamedFiles:
     """Read each file that a sound part of the job names, once."""
     by_name: dict[AttachedName, list[_NamedFileUse]] = {}
-    for wanted in _all_wanted(parsed):
+    for wanted in _file_uses(parsed):
         by_name.setdefault(wanted.name, []).append(wanted)
     files: dict[AttachedName, AttachedFile] = {}
     contents: dict[AttachedName, Trace | Prompts] = {}
@@ -114,7 +114,7 @@ def attached_name(kind: str, written: str) -> AttachedName:
     return f"{kind}:{written}"
 
 
-def _all_wanted(parsed: ParsedJob) -> Iterator[_NamedFileUse]:
+def _file_uses(parsed: ParsedJob) -> Iterator[_NamedFileUse]:
     for name, workload in parsed.job.workloads.items():
         path: KeyPath = ("workloads", name)
         for place, requests in request_kinds(path, workload):
@@ -175,7 +175,7 @@ def _load_file(
             message,
             "submit the job with fleetctl, which attaches its files; the controller opens none",
         )
-    content = _read(sources.folder, written)
+    content = _read_file(sources.folder, written)
     try:
         read = read_trace(content, written) if kind == TRACE else read_prompts(content, written)
     except BadWorkloadFile as error:
@@ -194,7 +194,7 @@ def _load_file(
         ) from error
 
 
-def _read(folder: FilePath, written: str) -> bytes:
+def _read_file(folder: FilePath, written: str) -> bytes:
     try:
         with (folder / FilePath(written).expanduser()).open("rb") as stream:
             content = stream.read(LARGEST_FILE_BYTES + 1)

@@ -63,7 +63,7 @@ def build_job(file: job_models.JobFile, document: Document, named: NamedFiles) -
         workloads=tuple(
             cell
             for name, workload in file.workloads.items()
-            for cell in _cells(name, workload, named)
+            for cell in _expand_workload(name, workload, named)
         ),
         measure=Measure(
             runs_min=runs.min,
@@ -95,12 +95,13 @@ def build_job(file: job_models.JobFile, document: Document, named: NamedFiles) -
         files=tuple(named.files.values()),
         file=document.file,
         places={
-            dotted(path): document.place(path) for path in (*document.keys, *_listed(document))
+            dotted(path): document.place(path)
+            for path in (*document.keys, *_list_item_paths(document))
         },
     )
 
 
-def _listed(document: Document) -> Iterator[KeyPath]:
+def _list_item_paths(document: Document) -> Iterator[KeyPath]:
     """Yield the paths of list items, which have no key."""
     return (path for path in document.values if path and isinstance(path[-1], int))
 
@@ -129,7 +130,7 @@ def _engine(file: job_models.JobFile) -> EngineSpec:
         url=(engine.url or "").rstrip("/"),
         ready_timeout_s=engine.ready_timeout,
         stop_timeout_s=engine.stop_timeout,
-        simulation=replace(Simulation(), **_knobs(engine.simulation)),
+        simulation=replace(Simulation(), **_simulation_settings(engine.simulation)),
         container=_container(engine.container),
         entry=engine.entry or "",
         cpu_binding=engine.cpu_binding or "",
@@ -154,10 +155,12 @@ def _container(container: job_models.Container | None) -> Container:
 
 
 def _level(level: job_models.Level) -> Level:
-    return Level(normalise_arguments(level.args), dict(level.env), _knobs(level.simulation))
+    return Level(
+        normalise_arguments(level.args), dict(level.env), _simulation_settings(level.simulation)
+    )
 
 
-def _knobs(simulation: job_models.Simulation | None) -> Mapping[str, Any]:
+def _simulation_settings(simulation: job_models.Simulation | None) -> Mapping[str, Any]:
     """Return the simulation settings that were written, by the field names of `Simulation`."""
     written = simulation.model_fields_set if simulation else set()
     return {
@@ -167,21 +170,23 @@ def _knobs(simulation: job_models.Simulation | None) -> Mapping[str, Any]:
     }
 
 
-def _cells(name: str, workload: workload_models.Workload, named: NamedFiles) -> Iterator[Workload]:
+def _expand_workload(
+    name: str, workload: workload_models.Workload, named: NamedFiles
+) -> Iterator[Workload]:
     """Yield one workload for each value of a list, named `busy@8` or `open@4/s`, or one under its
     plain name if no list was written.
     """
     if workload.trace is not None:
-        yield from _replayed(name, workload, named)
+        yield from _trace_workloads(name, workload, named)
         return
     if workload.search is not None:
-        yield _searched(_cell(name, workload, named), workload, workload.search)
+        yield _search_workload(_common_workload(name, workload, named), workload, workload.search)
         return
     if workload.ramp is not None:
         stages = tuple(Stage(stage.start, stage.end, stage.duration) for stage in workload.ramp)
         duration_s = sum(stage.duration_s for stage in stages)
         yield replace(
-            _cell(name, workload, named),
+            _common_workload(name, workload, named),
             stages=stages,
             duration_s=duration_s,
             **_arrivals(workload),
@@ -192,7 +197,7 @@ def _cells(name: str, workload: workload_models.Workload, named: NamedFiles) -> 
         for rate in rates:
             cell = f"{name}@{rate:g}/s" if isinstance(workload.rate, tuple) else name
             yield replace(
-                _cell(cell, workload, named),
+                _common_workload(cell, workload, named),
                 rate_per_s=float(rate),
                 duration_s=workload.duration or 0.0,
                 **_arrivals(workload),
@@ -211,10 +216,10 @@ def _cells(name: str, workload: workload_models.Workload, named: NamedFiles) -> 
             if workload.sessions
             else default_requests(count)
         )
-        yield replace(_cell(cell, workload, named), concurrency=count, requests=requests)
+        yield replace(_common_workload(cell, workload, named), concurrency=count, requests=requests)
 
 
-def _searched(
+def _search_workload(
     cell: Workload, workload: workload_models.Workload, written: workload_models.Search
 ) -> Workload:
     """Return the workload of a search. It has neither a concurrency nor a rate, so an agent that
@@ -230,7 +235,7 @@ def _searched(
     return replace(cell, search=search, requests=workload.requests or 0)
 
 
-def _replayed(
+def _trace_workloads(
     name: str, workload: workload_models.Workload, named: NamedFiles
 ) -> Iterator[Workload]:
     file = attached_name(TRACE, workload.trace or "")
@@ -240,7 +245,7 @@ def _replayed(
         duration_s = part.at_ms[-1] / 1000 / speed
         ref = named.files[file].ref
         prompts = RANDOM_ON_WIRE if workload.prompts == RANDOM_PROMPTS else ""
-        cell = _cell(name, workload, named)
+        cell = _common_workload(name, workload, named)
         cell = replace(cell, cache=workload.cache or ("flush" if part.blocks else ""))
         yield replace(
             cell,
@@ -263,7 +268,7 @@ def default_requests(concurrency: int) -> int:
     return 1 if concurrency == 1 else max(4, 2 * concurrency)
 
 
-def _cell(name: str, workload: workload_models.Workload, named: NamedFiles) -> Workload:
+def _common_workload(name: str, workload: workload_models.Workload, named: NamedFiles) -> Workload:
     slo, parts = workload.slo or workload_models.Slo(), workload.mix or ()
     mix = tuple(Part(weight=part.weight, **_request_fields(part, named)) for part in parts)
     if (

@@ -34,12 +34,12 @@ def check_kind(parsed: ParsedJob) -> Iterator[Finding]:
     if not parsed.is_sound(("engine", "kind")):
         return
     kind = parsed.job.engine.kind
-    yield from _external(parsed) if kind == "external" else _launched(parsed)
+    yield from _check_external(parsed) if kind == "external" else _check_launched(parsed)
     if kind == "sglang" and parsed.is_sound(("engine",)):
-        yield from _python(parsed)
+        yield from _check_python(parsed)
 
 
-def _external(parsed: ParsedJob) -> Iterator[Finding]:
+def _check_external(parsed: ParsedJob) -> Iterator[Finding]:
     engine = parsed.job.engine
     if parsed.is_sound(("engine",)) and engine.url is None:
         yield parsed.finding(
@@ -73,7 +73,7 @@ def _external(parsed: ParsedJob) -> Iterator[Finding]:
         yield parsed.finding("external_factors", ("factors",), message, hint, at_key=True)
 
 
-def _launched(parsed: ParsedJob) -> Iterator[Finding]:
+def _check_launched(parsed: ParsedJob) -> Iterator[Finding]:
     engine = parsed.job.engine
     if parsed.is_written(("engine", "url")):
         message = (
@@ -87,10 +87,10 @@ def _launched(parsed: ParsedJob) -> Iterator[Finding]:
             at_key=True,
         )
     if engine.kind == "sglang" and parsed.is_written(("engine", "simulation")):
-        yield _not_simulated(parsed, ("engine", "simulation"))
+        yield _not_simulated_finding(parsed, ("engine", "simulation"))
 
 
-def _python(parsed: ParsedJob) -> Iterator[Finding]:
+def _check_python(parsed: ParsedJob) -> Iterator[Finding]:
     engine = parsed.job.engine
     if engine.python is None and engine.container is None:
         message = (
@@ -115,10 +115,10 @@ def check_levels(parsed: ParsedJob) -> Iterator[Finding]:
         for level in levels:
             path = ("factors", factor, level, "simulation")
             if parsed.is_written(path):
-                yield _not_simulated(parsed, path)
+                yield _not_simulated_finding(parsed, path)
 
 
-def _not_simulated(parsed: ParsedJob, path: KeyPath) -> Finding:
+def _not_simulated_finding(parsed: ParsedJob, path: KeyPath) -> Finding:
     return parsed.finding(
         "not_simulated",
         path,
@@ -150,10 +150,10 @@ def check_container(parsed: ParsedJob) -> Iterator[Finding]:
         message = "`python` is a path on the host, but the server runs in a container"
         hint = "remove it; for the Python inside the image, write `container: {python: …}`"
         yield parsed.finding("container_python", ("engine", "python"), message, hint, at_key=True)
-    yield from _mounts(parsed)
+    yield from _check_mounts(parsed)
 
 
-def _mounts(parsed: ParsedJob) -> Iterator[Finding]:
+def _check_mounts(parsed: ParsedJob) -> Iterator[Finding]:
     path: KeyPath = ("engine", "container", "mounts")
     container = parsed.job.engine.container
     if container is None or not parsed.is_sound(path):
@@ -190,7 +190,7 @@ def check_secrets(parsed: ParsedJob) -> Iterator[Finding]:
     """Report references to secrets that cannot be resolved, and secrets in plain text."""
     for path, env in setting_layers(parsed, "env"):
         for name, value in env.items():
-            yield from _variable(parsed, (*path, name), name, value)
+            yield from _check_secret_variable(parsed, (*path, name), name, value)
     for path, args in setting_layers(parsed, "args"):
         for name, value in args.items():
             if _SCHEME in str(value):
@@ -212,7 +212,9 @@ def looks_like_plain_secret(name: str, value: str | None) -> bool:
     return value is not None and bool(_NAMED_SECRET.search(name)) and not _PLAIN.fullmatch(value)
 
 
-def _variable(parsed: ParsedJob, path: KeyPath, name: str, value: str | None) -> Iterator[Finding]:
+def _check_secret_variable(
+    parsed: ParsedJob, path: KeyPath, name: str, value: str | None
+) -> Iterator[Finding]:
     if is_malformed_secret_reference(value):
         message = (
             f"`{name}` is not a reference to a secret: the whole value must be `secret://` and a "

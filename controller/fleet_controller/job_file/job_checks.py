@@ -52,13 +52,13 @@ def check_variants(parsed: ParsedJob, job: Job, variants: Sequence[Variant]) -> 
             yield from rule(VariantSet(parsed, job, variants))
 
 
-def _baseline_names(parsed: ParsedJob) -> Iterator[Finding]:
+def _check_baseline(parsed: ParsedJob) -> Iterator[Finding]:
     baseline = parsed.job.baseline
     if baseline is None or not parsed.is_sound(("baseline",)):
         return
     levels = parsed.factor_levels()
     for factor, level in baseline.items():
-        yield from _level_exists(parsed, ("baseline", factor), factor, level)
+        yield from _check_level_exists(parsed, ("baseline", factor), factor, level)
     missing = [factor for factor in levels if factor not in baseline]
     if missing:
         hint = "add " + ", ".join(
@@ -72,7 +72,7 @@ def _baseline_names(parsed: ParsedJob) -> Iterator[Finding]:
         )
 
 
-def _baseline_default(parsed: ParsedJob) -> Iterator[Finding]:
+def _note_default_baseline(parsed: ParsedJob) -> Iterator[Finding]:
     if (
         parsed.job.baseline is None
         and parsed.job.factors
@@ -92,7 +92,7 @@ def _baseline_default(parsed: ParsedJob) -> Iterator[Finding]:
         )
 
 
-def _exclude_names(parsed: ParsedJob) -> Iterator[Finding]:
+def _check_exclude(parsed: ParsedJob) -> Iterator[Finding]:
     if not parsed.is_sound(("exclude",)):
         return
     for index, part in enumerate(parsed.job.exclude):
@@ -104,10 +104,12 @@ def _exclude_names(parsed: ParsedJob) -> Iterator[Finding]:
                 "remove it",
             )
         for factor, level in part.items():
-            yield from _level_exists(parsed, ("exclude", index, factor), factor, level)
+            yield from _check_level_exists(parsed, ("exclude", index, factor), factor, level)
 
 
-def _level_exists(parsed: ParsedJob, path: KeyPath, factor: str, level: str) -> Iterator[Finding]:
+def _check_level_exists(
+    parsed: ParsedJob, path: KeyPath, factor: str, level: str
+) -> Iterator[Finding]:
     levels = parsed.factor_levels()
     if factor not in levels:
         if parsed.is_sound(("factors", factor)):
@@ -138,7 +140,7 @@ def _suggest_name(word: str, known: Mapping[str, object]) -> str:
     )
 
 
-def _runs_order(parsed: ParsedJob) -> Iterator[Finding]:
+def _check_runs_order(parsed: ParsedJob) -> Iterator[Finding]:
     runs = parsed.job.measure.runs
     path = ("measure", "runs")
     if runs.max is not None and runs.min > runs.max and parsed.is_sound(path):
@@ -149,7 +151,7 @@ def _runs_order(parsed: ParsedJob) -> Iterator[Finding]:
         )
 
 
-def _launches(parsed: ParsedJob) -> Iterator[Finding]:
+def _check_launches(parsed: ParsedJob) -> Iterator[Finding]:
     path, job = ("measure", "launches"), parsed.job
     if not parsed.is_sound(path, ("engine", "kind")):
         return
@@ -222,12 +224,12 @@ _RULES: tuple[Callable[[ParsedJob], Iterator[Finding]], ...] = (
     check_secrets,
     check_host_sharing,
     check_unexpanded_variables,
-    _baseline_names,
-    _baseline_default,
-    _exclude_names,
+    _check_baseline,
+    _note_default_baseline,
+    _check_exclude,
     check_workloads,
-    _runs_order,
-    _launches,
+    _check_runs_order,
+    _check_launches,
 )
 
 _VARIANT_RULES: tuple[Callable[[VariantSet], Iterator[Finding]], ...] = (

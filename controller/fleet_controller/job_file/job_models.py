@@ -41,7 +41,7 @@ Seed = Annotated[int, Field(ge=0, le=2**53)]
 Arguments = Annotated[dict[str, Any], none_as_empty(dict[str, Any])]
 
 
-def _warmup_requests(written: object) -> object:
+def _read_warmup(written: object) -> object:
     if written == "auto":
         return 0
     if isinstance(written, bool) or not isinstance(written, int) or not 0 < written <= 100_000:
@@ -56,7 +56,7 @@ def _warmup_requests(written: object) -> object:
 _WARMUP_SCHEMA = WithJsonSchema(
     {"anyOf": [{"const": "auto"}, {"type": "integer", "minimum": 1, "maximum": 100_000}]}
 )
-WarmUp = Annotated[int, BeforeValidator(_warmup_requests), _WARMUP_SCHEMA]  # requests, 0 = auto
+WarmUp = Annotated[int, BeforeValidator(_read_warmup), _WARMUP_SCHEMA]  # requests, 0 = auto
 
 
 class Model(Section):
@@ -65,7 +65,7 @@ class Model(Section):
     path: Text = Field(description="A folder on the host, or a name that the engine can resolve.")
 
 
-def _matching(code: str, pattern: str, problem: str, hint: str) -> BeforeValidator:
+def _matched_by(code: str, pattern: str, problem: str, hint: str) -> BeforeValidator:
     def validate(written: object) -> str:
         text = (
             str(written) if isinstance(written, int) and not isinstance(written, bool) else written
@@ -86,12 +86,12 @@ _CPUS_SCHEMA = WithJsonSchema(
     {"anyOf": [{"type": "string", "pattern": CPUS_PATTERN}, {"type": "integer", "minimum": 0}]}
 )
 ShmSize = Annotated[
-    str, _matching("bad_size", SHM_PATTERN, "is not a size", "write it like `32g`"), _SHM_SCHEMA
+    str, _matched_by("bad_size", SHM_PATTERN, "is not a size", "write it like `32g`"), _SHM_SCHEMA
 ]
 _NO_CPUS = "is neither `none`, nor `auto`, nor a list of CPUs"
 CpuBinding = Annotated[
     str,
-    _matching("bad_cpus", CPUS_PATTERN, _NO_CPUS, "write a list like `0-31,64-95`"),
+    _matched_by("bad_cpus", CPUS_PATTERN, _NO_CPUS, "write a list like `0-31,64-95`"),
     _CPUS_SCHEMA,
 ]
 

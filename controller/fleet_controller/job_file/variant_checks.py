@@ -64,7 +64,7 @@ def remark_findings(variant_set: VariantSet, rules: Sequence[RemarkRule]) -> Ite
             found.setdefault(key, []).append(variant)
             seen.add(path)
         for path in seen:
-            paths.setdefault(path, sum(_covers(path, other) for other in variant_set.variants))
+            paths.setdefault(path, sum(_has_setting(path, other) for other in variant_set.variants))
     for (path, code, severity, message, hint), having in found.items():
         among = (
             ""
@@ -86,7 +86,7 @@ def _and_more(count: int) -> str:
     return f" and {count} more" if count else ""
 
 
-def _covers(path: KeyPath, variant: Variant) -> bool:
+def _has_setting(path: KeyPath, variant: Variant) -> bool:
     """Return True if the variant includes the level that holds `path`, or if `path` belongs to the
     engine.
     """
@@ -113,7 +113,7 @@ class _SettingPaths:
         engine's path if no layer sets it.
         """
         if subject == "concurrency":
-            return self._busiest()
+            return self._busiest_workload()
         if subject == "gpus":
             return ("engine", "gpus")
         found = self._layers.get(("engine",), {}).get(subject)
@@ -121,7 +121,7 @@ class _SettingPaths:
             found = self._layers.get(("factors", factor, level), {}).get(subject, found)
         return found or ("engine",)
 
-    def _busiest(self) -> KeyPath:
+    def _busiest_workload(self) -> KeyPath:
         def most(name: str) -> int:
             listed = self._parsed.job.workloads[name].concurrency
             return (

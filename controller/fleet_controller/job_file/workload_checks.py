@@ -50,7 +50,7 @@ def check_workloads(parsed: ParsedJob) -> Iterator[Finding]:
                 yield from rule(parsed, path, workload)
 
 
-def _loop(parsed: ParsedJob, path: KeyPath, workload: Workload) -> Iterator[Finding]:
+def _check_load(parsed: ParsedJob, path: KeyPath, workload: Workload) -> Iterator[Finding]:
     written = [key for key in _LOADS if getattr(workload, key) is not None]
     if len(written) > 1:
         message = (
@@ -91,7 +91,7 @@ def _loop(parsed: ParsedJob, path: KeyPath, workload: Workload) -> Iterator[Find
             yield parsed.finding("wrong_loop", (*path, key), message, hint, at_key=True)
 
 
-def _repeated(parsed: ParsedJob, path: KeyPath, workload: Workload) -> Iterator[Finding]:
+def _check_repeated(parsed: ParsedJob, path: KeyPath, workload: Workload) -> Iterator[Finding]:
     for key in ("concurrency", "rate"):
         listed = getattr(workload, key)
         if isinstance(listed, tuple) and len(set(listed)) < len(listed):
@@ -100,7 +100,7 @@ def _repeated(parsed: ParsedJob, path: KeyPath, workload: Workload) -> Iterator[
             )
 
 
-def _burstiness(parsed: ParsedJob, path: KeyPath, workload: Workload) -> Iterator[Finding]:
+def _check_burstiness(parsed: ParsedJob, path: KeyPath, workload: Workload) -> Iterator[Finding]:
     arrivals = workload.arrivals or "poisson"
     if arrivals == "gamma" and workload.burstiness is None:
         message = (
@@ -127,7 +127,7 @@ def _burstiness(parsed: ParsedJob, path: KeyPath, workload: Workload) -> Iterato
         )
 
 
-def _ramp(parsed: ParsedJob, path: KeyPath, workload: Workload) -> Iterator[Finding]:
+def _check_ramp(parsed: ParsedJob, path: KeyPath, workload: Workload) -> Iterator[Finding]:
     if workload.ramp is not None and not any(stage.start or stage.end for stage in workload.ramp):
         message = "every rate of the ramp is 0: it sends no requests"
         yield parsed.finding(
@@ -139,7 +139,7 @@ def _ramp(parsed: ParsedJob, path: KeyPath, workload: Workload) -> Iterator[Find
         )
 
 
-def _too_many(parsed: ParsedJob, path: KeyPath, workload: Workload) -> Iterator[Finding]:
+def _check_request_count(parsed: ParsedJob, path: KeyPath, workload: Workload) -> Iterator[Finding]:
     rates = workload.rate if isinstance(workload.rate, tuple) else (workload.rate or 0.0,)
     if workload.search is not None and workload.search.of == "rate":
         rates = (workload.search.to,)
@@ -160,7 +160,7 @@ def _too_many(parsed: ParsedJob, path: KeyPath, workload: Workload) -> Iterator[
         )
 
 
-def _lengths(parsed: ParsedJob, path: KeyPath, workload: Workload) -> Iterator[Finding]:
+def _check_lengths(parsed: ParsedJob, path: KeyPath, workload: Workload) -> Iterator[Finding]:
     for place, requests in request_kinds(path, workload):
         for key in ("output_tokens", "input_tokens"):
             lengths = getattr(requests, key)
@@ -168,7 +168,7 @@ def _lengths(parsed: ParsedJob, path: KeyPath, workload: Workload) -> Iterator[F
                 yield from _check_drawn_lengths(parsed, (*place, key), lengths)
 
 
-def _sessions(parsed: ParsedJob, path: KeyPath, workload: Workload) -> Iterator[Finding]:
+def _check_sessions(parsed: ParsedJob, path: KeyPath, workload: Workload) -> Iterator[Finding]:
     if workload.sessions is None:
         return
     if workload.api != "chat":
@@ -187,7 +187,7 @@ def _sessions(parsed: ParsedJob, path: KeyPath, workload: Workload) -> Iterator[
         )
 
 
-def _mix(parsed: ParsedJob, path: KeyPath, workload: Workload) -> Iterator[Finding]:
+def _check_mix(parsed: ParsedJob, path: KeyPath, workload: Workload) -> Iterator[Finding]:
     for key in Requests.model_fields if workload.mix else ():
         if getattr(workload, key) is not None:
             message = f"`{key}` has no effect together with `mix`: each part has its own"
@@ -300,13 +300,13 @@ def _check_search_in_flight(
 
 
 _WORKLOAD_RULES: tuple[WorkloadRule, ...] = (
-    _loop,
-    _repeated,
-    _burstiness,
-    _ramp,
-    _too_many,
-    _lengths,
-    _sessions,
-    _mix,
+    _check_load,
+    _check_repeated,
+    _check_burstiness,
+    _check_ramp,
+    _check_request_count,
+    _check_lengths,
+    _check_sessions,
+    _check_mix,
     check_search,
 )

@@ -19,7 +19,7 @@ def no_text_for_unknown_key(path: KeyPath) -> FindingText | None:
     return None
 
 
-def keys_of(model: type[BaseModel]) -> list[str]:
+def model_keys(model: type[BaseModel]) -> list[str]:
     """Return the keys of a mapping as they are written in the file: by alias, such as `from`, which
     cannot be a field's name.
     """
@@ -62,6 +62,6 @@ class FileFormat:
         homes = (
             ".".join(map(str, pattern)).replace("*", "NAME")
             for pattern, model in self.models.items()
-            if key in keys_of(model)
+            if key in model_keys(model)
         )
         return next(homes, None)

@@ -36,7 +36,7 @@ class Finding:
         contains.
         """
         for name in ("key", "message", "hint"):
-            object.__setattr__(self, name, _bounded(getattr(self, name)))
+            object.__setattr__(self, name, _shorten(getattr(self, name)))
 
     def to_json(self) -> dict[str, str | int]:
         """Return the finding in the JSON form of `lint`, keys in its order."""
@@ -62,7 +62,7 @@ class Finding:
         )
 
 
-def _bounded(text: str) -> str:
+def _shorten(text: str) -> str:
     if len(text) <= _LONGEST_QUOTE:
         return text
     short = _QUOTE.sub(

@@ -98,7 +98,7 @@ class NodeReader:
             if name in found:
                 first = _position_of(found[name][0])[0]
                 message, hint = (
-                    f"`{_short(name)}` is written twice",
+                    f"`{_shorten(name)}` is written twice",
                     f"it is already in line {first}: remove one",
                 )
                 self._report("duplicate_key", key, (*path, name), message, hint)
@@ -143,7 +143,7 @@ class NodeReader:
         text = str(key.value) if isinstance(key, ScalarNode) else ""
         if not isinstance(key, ScalarNode) or key.tag != f"{_STANDARD}str":
             hint = (
-                f'quote it: "{_short(text)}"'
+                f'quote it: "{_shorten(text)}"'
                 if text and not _tag(key).startswith("!")
                 else "write a name as the key"
             )
@@ -151,7 +151,7 @@ class NodeReader:
                 "key_not_text",
                 key,
                 (*path, text),
-                f"the key `{_short(text)}` is not text" if text else "a key is not text",
+                f"the key `{_shorten(text)}` is not text" if text else "a key is not text",
                 hint,
             )
             return None
@@ -164,7 +164,11 @@ class NodeReader:
         tag = _tag(node)
         if tag.removeprefix(_STANDARD) not in _SCALARS:
             return self._report(
-                "yaml_tag", node, path, f"the tag `{_short(tag)}` has no meaning here", "remove it"
+                "yaml_tag",
+                node,
+                path,
+                f"the tag `{_shorten(tag)}` has no meaning here",
+                "remove it",
             )
         if not self._is_sound_text(text, node, path):
             return None
@@ -180,7 +184,7 @@ class NodeReader:
                 "bad_number",
                 node,
                 path,
-                f"`{_short(text)}` is not a number that can be kept exactly",
+                f"`{_shorten(text)}` is not a number that can be kept exactly",
                 "quote it if it is text",
             )
 
@@ -202,7 +206,7 @@ class NodeReader:
                 "yaml_tag",
                 node,
                 path,
-                f"the tag `{_short(_tag(node))}` has no meaning here",
+                f"the tag `{_shorten(_tag(node))}` has no meaning here",
                 "remove it",
             )
 
@@ -242,5 +246,5 @@ def _position_of(node: Node) -> LineColumn:
     return (node.start_mark.line + 1, node.start_mark.column + 1)
 
 
-def _short(text: str) -> str:
+def _shorten(text: str) -> str:
     return text if len(text) <= 60 else f"{text[:57]}…"

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from fleet_controller.yaml.document import Document
-from fleet_controller.yaml.file_format import FileFormat, FindingText, keys_of
+from fleet_controller.yaml.file_format import FileFormat, FindingText, model_keys
 from fleet_controller.yaml.findings import ERROR, INFO, Finding
 from fleet_controller.yaml.key_path import KeyPath, dotted
 
@@ -194,13 +194,13 @@ def _unknown_key_hint(path: KeyPath, file_format: FileFormat) -> str:
     model, key = file_format.model_at(path[:-1]), str(path[-1])
     if model is None:
         return "remove it"
-    near = _nearest(key.replace("-", "_"), keys_of(model))
+    near = _nearest(key.replace("-", "_"), model_keys(model))
     if near:
         return f"did you mean `{near}`?"
     home = file_format.section_of(key)
     if home is not None:
         return f"it belongs in `{home}`" if home else "it belongs at the top of the file"
-    return f"known keys: {', '.join(keys_of(model))}"
+    return f"known keys: {', '.join(model_keys(model))}"
 
 
 def _missing_hint(path: KeyPath, file_format: FileFormat) -> str:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from fleet_controller.importers.shell.lexer import tokens_of
+from fleet_controller.importers.shell.lexer import tokenize
 from fleet_controller.importers.shell.tokens import (
     ARITHMETIC,
     TEXT,
@@ -76,14 +76,14 @@ class ShellVariables:
         open_field: SourceText | None = None
         for piece in word.pieces:
             parts = self._parts(piece, word.line)
-            open_field = _append(made, open_field, parts, piece.quoted)
+            open_field = _append_parts(made, open_field, parts, piece.quoted)
         made.extend([] if open_field is None else [open_field])
         return made[:_MOST_FIELDS]
 
     def join(self, word: Word) -> SourceText:
         """Return the word as one argument, as in an assignment, where nothing is split."""
-        parts = [_joined(self._parts(piece, word.line), word.line) for piece in word.pieces]
-        return _joined(parts, word.line, "")
+        parts = [_join_texts(self._parts(piece, word.line), word.line) for piece in word.pieces]
+        return _join_texts(parts, word.line, "")
 
     def expand_all(self, words: Iterable[Word]) -> list[SourceText]:
         """Return the arguments of several words."""
@@ -121,12 +121,12 @@ class ShellVariables:
             ]
         values = self._values(name, index, line)
         return (
-            self._operated(name, values, operation, line)
+            self._apply_operation(name, values, operation, line)
             if operation
-            else self._found(name, values, line, piece.quoted)
+            else self._as_found(name, values, line, piece.quoted)
         )
 
-    def _found(
+    def _as_found(
         self, name: str, values: list[SourceText] | None, line: int, quoted: bool
     ) -> list[SourceText]:
         if values is None:
@@ -151,26 +151,28 @@ class ShellVariables:
         place = int(index[1:-1]) if index and index[1:-1].isdigit() else 0
         return list(variable.items[place : place + 1])
 
-    def _operated(
+    def _apply_operation(
         self, name: str, values: list[SourceText] | None, operation: str, line: int
     ) -> list[SourceText]:
         sign = operation[:2] if operation[:1] == ":" else operation[:1]
         rest = operation[len(sign) :]
         is_empty = values is not None and not any(value.text for value in values)
         if sign in (":+", "+"):
-            return [self._default(rest, line)] if values is not None and not is_empty else []
+            return [self._expand_default(rest, line)] if values is not None and not is_empty else []
         if sign in (":-", ":=", "-", "=", ":?", "?"):
             if values is not None and not (is_empty and sign[0] == ":"):
                 return values
             if "?" in sign:
                 return [SourceText(f"${name}", line, (name,), (), False)]
-            return [self._defaulted(name, sign, rest, line)]
+            return [self._apply_default(name, sign, rest, line)]
         if values is None:
             return [SourceText(f"${name}", line, (name,), ("shell expansion",))]
-        return _part_of(name, values, operation) or _changed(name, _joined(values, line), operation)
+        return _array_slice(name, values, operation) or _apply_cut(
+            name, _join_texts(values, line), operation
+        )
 
-    def _defaulted(self, name: str, sign: str, text: str, line: int) -> SourceText:
-        value = self._default(text, line)
+    def _apply_default(self, name: str, sign: str, text: str, line: int) -> SourceText:
+        value = self._expand_default(text, line)
         if (
             name not in self.known
             and not name.isdigit()
@@ -189,10 +191,10 @@ class ShellVariables:
             self.known[name] = ShellVariable(value)
         return value
 
-    def _default(self, text: str, line: int) -> SourceText:
+    def _expand_default(self, text: str, line: int) -> SourceText:
         """Return the text after `:-`, with its variables expanded and its quotes removed."""
         tokens = (
-            tokens_of(text, FindingCollector(""), line)
+            tokenize(text, FindingCollector(""), line)
             if text.count("${") < _MOST_NESTED
             else [Operator("\n", line)]
         )
@@ -200,10 +202,10 @@ class ShellVariables:
             return SourceText(text.strip("'\""), line)
         words = [token for token in tokens if isinstance(token, Word)]
         is_quoted = len(words) == 1 and all(piece.quoted for piece in words[0].pieces)
-        return replace(_joined([self.join(word) for word in words], line), is_quoted=is_quoted)
+        return replace(_join_texts([self.join(word) for word in words], line), is_quoted=is_quoted)
 
 
-def _append(
+def _append_parts(
     made: list[SourceText], open_field: SourceText | None, parts: Sequence[SourceText], quoted: bool
 ) -> SourceText | None:
     """Add the parts of one piece to the open field, splitting at blanks where nothing is quoted.
@@ -214,7 +216,7 @@ def _append(
             made.append(open_field)
             open_field = None
         if quoted or part.is_quoted or not part.is_known:
-            open_field = _joined([open_field, part], part.line, "") if open_field else part
+            open_field = _join_texts([open_field, part], part.line, "") if open_field else part
             continue
         texts = re.split(r"[ \t\n]+", part.text)
         for place, text in enumerate(texts):
@@ -224,12 +226,12 @@ def _append(
             if text:
                 addition = replace(part, text=text)
                 open_field = (
-                    _joined([open_field, addition], part.line, "") if open_field else addition
+                    _join_texts([open_field, addition], part.line, "") if open_field else addition
                 )
     return open_field
 
 
-def _joined(parts: Sequence[SourceText], line: int, between: str = " ") -> SourceText:
+def _join_texts(parts: Sequence[SourceText], line: int, between: str = " ") -> SourceText:
     if len(parts) == 1:
         return parts[0]
     unknown = dict.fromkeys(name for part in parts for name in part.unknown)
@@ -242,7 +244,7 @@ def _joined(parts: Sequence[SourceText], line: int, between: str = " ") -> Sourc
     )
 
 
-def _part_of(name: str, values: list[SourceText], operation: str) -> list[SourceText]:
+def _array_slice(name: str, values: list[SourceText], operation: str) -> list[SourceText]:
     """Return the slice of `${A[@]:1}` or `${@:2:3}`; empty for any other operation."""
     part = re.fullmatch(r":\s*(\d{1,4})(?::(\d{1,4}))?", operation)
     if not part:
@@ -251,7 +253,7 @@ def _part_of(name: str, values: list[SourceText], operation: str) -> list[Source
     return values[first : first + int(part[2])] if part[2] else values[first:]
 
 
-def _changed(name: str, value: SourceText, operation: str) -> list[SourceText]:
+def _apply_cut(name: str, value: SourceText, operation: str) -> list[SourceText]:
     """Evaluate the usual cuts of a path, such as `${NAME##*/}`. Any other operation stays
     unevaluated.
     """

@@ -46,7 +46,7 @@ _TYPOGRAPHIC = {
 }
 
 
-def tokens_of(text: str, notes: FindingCollector, first_line: int = 1) -> list[Token]:
+def tokenize(text: str, notes: FindingCollector, first_line: int = 1) -> list[Token]:
     """Return all tokens of `text`. Never raises: problems are reported with their line, and the
     rest is read as its author meant it.
     """

@@ -59,7 +59,7 @@ class _Open:
     line: int = 0
 
 
-def commands_of(tokens: Sequence[Token], notes: FindingCollector) -> list[Command]:
+def parse_commands(tokens: Sequence[Token], notes: FindingCollector) -> list[Command]:
     """Return all simple commands in file order, including those in blocks and functions."""
     return _Parser(tokens, notes).read()
 

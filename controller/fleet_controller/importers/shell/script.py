@@ -15,9 +15,9 @@ from fleet_controller.importers.shell.assignments import (
     parse_assignment,
 )
 from fleet_controller.importers.shell.expansion import ShellVariable, ShellVariables, SourceText
-from fleet_controller.importers.shell.lexer import LARGEST_CHARS, tokens_of
+from fleet_controller.importers.shell.lexer import LARGEST_CHARS, tokenize
 from fleet_controller.importers.shell.lost_lines import join_lost_lines
-from fleet_controller.importers.shell.parser import Command, Redirection, commands_of
+from fleet_controller.importers.shell.parser import Command, Redirection, parse_commands
 from fleet_controller.importers.shell.tokens import TEXT, Word
 from fleet_controller.yaml.finding_collector import FindingCollector
 
@@ -98,8 +98,8 @@ class _ScriptWalker:
     def text(self, text: str, first_line: int, depth: int) -> None:
         """Walk through `text` as if it were at this point of the script."""
         self._walk(
-            commands_of(
-                join_lost_lines(tokens_of(text, self.notes, first_line), self.notes), self.notes
+            parse_commands(
+                join_lost_lines(tokenize(text, self.notes, first_line), self.notes), self.notes
             ),
             depth,
         )

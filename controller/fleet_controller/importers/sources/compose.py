@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fleet_controller.importers.shell.expansion import ShellVariables, SourceText
-from fleet_controller.importers.shell.lexer import tokens_of
+from fleet_controller.importers.shell.lexer import tokenize
 from fleet_controller.importers.shell.tokens import Word
-from fleet_controller.importers.sources.docker_run import mount_of, port_of
+from fleet_controller.importers.sources.docker_run import read_mount, read_port
 from fleet_controller.importers.sources.launch_values import LaunchContainer, StartedCommand
-from fleet_controller.importers.sources.yaml_tree import YamlTree, as_mapping, as_tuple, trees_of
+from fleet_controller.importers.sources.yaml_tree import YamlTree, as_mapping, as_tuple, read_trees
 from fleet_controller.yaml.finding_collector import FindingCollector
 from fleet_controller.yaml.key_path import KeyPath
 
@@ -29,7 +29,7 @@ _QUIET = frozenset({
 def starts_of_compose(text: str, notes: FindingCollector) -> list[StartedCommand]:
     """Return what each service of a compose file starts."""
     found = []
-    for tree in trees_of(text, notes):
+    for tree in read_trees(text, notes):
         for name, service in as_mapping(as_mapping(tree.value).get("services")).items():
             if isinstance(service, dict):
                 found.append(_Service(tree, ("services", name), service, notes).start())
@@ -68,7 +68,7 @@ class _Service:
         """
         whole = self._interpolated(path, text)
         holder = _UnknownVariables(whole)
-        tokens = tokens_of(holder.text, self._notes, whole.line)
+        tokens = tokenize(holder.text, self._notes, whole.line)
         lines = _WordLocator(self._tree, whole.line) if self._tree.is_folded(path) else None
         words = []
         for token in tokens:
@@ -151,11 +151,11 @@ class _Service:
                 source, target = item.get("source"), item.get("target")
                 if source and target:
                     only = ":ro" if item.get("read_only") == "true" else ""
-                    yield from mount_of(
+                    yield from read_mount(
                         self._interpolated((*path, place), f"{source}:{target}{only}"), self._notes
                     )
             elif isinstance(item, str):
-                yield from mount_of(self._interpolated((*path, place), item), self._notes)
+                yield from read_mount(self._interpolated((*path, place), item), self._notes)
 
     def _ports(self) -> Iterator[tuple[str, str]]:
         for place, item in enumerate(as_tuple(self._value.get("ports"))):
@@ -165,7 +165,7 @@ class _Service:
                     str(item.get("published") or item.get("target") or ""),
                 )
             elif isinstance(item, str):
-                yield from port_of(self._interpolated((*self._path, "ports", place), item).text)
+                yield from read_port(self._interpolated((*self._path, "ports", place), item).text)
 
     def _report_ignored_keys(self) -> None:
         for key in self._value:

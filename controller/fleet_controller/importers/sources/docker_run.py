@@ -59,7 +59,7 @@ def read_docker_run(start: StartedCommand, notes: FindingCollector) -> StartedCo
     """Return what runs inside the container of a `docker run` line, or None if the words contain no
     such line.
     """
-    place = _place_of_run(start.words)
+    place = _find_run(start.words)
     if place is None:
         return None
     runtime, at = start.words[place], place + 1
@@ -88,7 +88,7 @@ def read_docker_run(start: StartedCommand, notes: FindingCollector) -> StartedCo
     return replace(start, words=tuple(words), env=inside_env, container=container, line=image.line)
 
 
-def _place_of_run(words: Sequence[SourceText]) -> int | None:
+def _find_run(words: Sequence[SourceText]) -> int | None:
     for place, word in enumerate(words):
         if word.text.rpartition("/")[2] in _RUNTIMES:
             following = [other.text for other in words[place + 1 : place + 6]]
@@ -185,7 +185,7 @@ def _env(options: Options) -> Iterator[tuple[str, SourceText]]:
 def _mounts(options: Options, notes: FindingCollector) -> Iterator[tuple[str, SourceText]]:
     for name, value in options:
         if name == "volume":
-            yield from mount_of(value, notes)
+            yield from read_mount(value, notes)
         elif name == "mount":
             parts = dict(part.partition("=")[::2] for part in value.text.split(","))
             source, target = (
@@ -194,10 +194,10 @@ def _mounts(options: Options, notes: FindingCollector) -> Iterator[tuple[str, So
             )
             if source and target:
                 only = ":ro" if "readonly" in parts or "ro" in parts else ""
-                yield from mount_of(replace(value, text=f"{source}:{target}{only}"), notes)
+                yield from read_mount(replace(value, text=f"{source}:{target}{only}"), notes)
 
 
-def mount_of(value: SourceText, notes: FindingCollector) -> Iterator[tuple[str, SourceText]]:
+def read_mount(value: SourceText, notes: FindingCollector) -> Iterator[tuple[str, SourceText]]:
     """Yield (path inside, path on the host) of `/host:/inside[:ro]`. Report a volume without a path
     on the host instead.
     """
@@ -226,10 +226,10 @@ def with_tilde(value: SourceText) -> SourceText:
 def _ports(options: Options) -> Iterator[tuple[str, str]]:
     for name, value in options:
         if name == "publish":
-            yield from port_of(value.text)
+            yield from read_port(value.text)
 
 
-def port_of(text: str) -> Iterator[tuple[str, str]]:
+def read_port(text: str) -> Iterator[tuple[str, str]]:
     """Yield (port inside, port on the host) of `8011:8000`, `127.0.0.1:8011:8000/tcp` or `8000`."""
     parts = text.partition("/")[0].rsplit(":", 2)
     yield parts[-1], parts[-2] if len(parts) > 1 else parts[-1]

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from fleet_controller.importers.shell.expansion import ShellVariable, ShellVariables, SourceText
-from fleet_controller.importers.shell.lexer import tokens_of
+from fleet_controller.importers.shell.lexer import tokenize
 from fleet_controller.importers.shell.script import read_script
 from fleet_controller.importers.shell.tokens import Word
 from fleet_controller.importers.sources.launch_values import (
@@ -98,7 +98,7 @@ def _instruct(stage: _Stage, name: str, rest: str, line: int, notes: FindingColl
 
 
 def _words(text: str, line: int, notes: FindingCollector) -> list[Word]:
-    return [token for token in tokens_of(text, notes, line) if isinstance(token, Word)]
+    return [token for token in tokenize(text, notes, line) if isinstance(token, Word)]
 
 
 def _expanded(words: list[Word], known: Mapping[str, SourceText]) -> list[SourceText]:
@@ -127,12 +127,12 @@ def _starts(stage: _Stage, notes: FindingCollector) -> Iterator[StartedCommand]:
         if stage.image.text
         else None
     )
-    entry, command = _listed(stage.entrypoint), _listed(stage.command)
+    entry, command = _list_form(stage.entrypoint), _list_form(stage.command)
     line = stage.command[1] or stage.entrypoint[1]
     if stage.entrypoint[0] and entry is None:
-        yield from _of_shell(stage.entrypoint, stage, container, notes)
+        yield from _starts_of_shell(stage.entrypoint, stage, container, notes)
     elif command is None and stage.command[0] and not entry:
-        yield from _of_shell(stage.command, stage, container, notes)
+        yield from _starts_of_shell(stage.command, stage, container, notes)
     elif entry or command:
         words = [*(entry or []), *(command or [])]
         yield StartedCommand(
@@ -140,7 +140,7 @@ def _starts(stage: _Stage, notes: FindingCollector) -> Iterator[StartedCommand]:
         )
 
 
-def _of_shell(
+def _starts_of_shell(
     written: tuple[str, int],
     stage: _Stage,
     container: LaunchContainer | None,
@@ -158,7 +158,7 @@ def _of_shell(
         )
 
 
-def _listed(written: tuple[str, int]) -> list[str] | None:
+def _list_form(written: tuple[str, int]) -> list[str] | None:
     """Return the words of the list form, or None for shell text."""
     if not written[0].lstrip().startswith("["):
         return None

@@ -10,7 +10,7 @@ from typing import Any
 
 from fleet_controller.importers.shell.expansion import SourceText
 from fleet_controller.importers.sources.launch_values import LaunchContainer, StartedCommand
-from fleet_controller.importers.sources.yaml_tree import YamlTree, as_mapping, as_tuple, trees_of
+from fleet_controller.importers.sources.yaml_tree import YamlTree, as_mapping, as_tuple, read_trees
 from fleet_controller.yaml.finding_collector import FindingCollector
 from fleet_controller.yaml.key_path import KeyPath
 
@@ -25,7 +25,7 @@ def starts_of_manifest(text: str, notes: FindingCollector) -> list[StartedComman
     workers'.
     """
     found = []
-    for tree in trees_of(text, notes):
+    for tree in read_trees(text, notes):
         pods = sorted(_pods(tree.value, ()), key=lambda path: "workerTemplate" in path)
         kind = str(as_mapping(tree.value).get("kind") or "")
         for path in pods:
@@ -55,7 +55,7 @@ def _pods(value: Any, path: KeyPath) -> Iterator[KeyPath]:
             yield from _pods(entry, (*path, place))
 
 
-def _of_group(tree: YamlTree) -> dict[str, SourceText]:
+def _group_size_variable(tree: YamlTree) -> dict[str, SourceText]:
     """Return the variable in which a LeaderWorkerSet passes its number of hosts to the
     containers.
     """
@@ -99,7 +99,7 @@ class _Container:
         self._value = value
         self._pod = pod
         self._notes = notes
-        self._env = dict(self._variables()) | _of_group(tree)
+        self._env = dict(self._variables()) | _group_size_variable(tree)
 
     def start(self) -> StartedCommand:
         words = (*self._words("command"), *self._words("args"))

@@ -87,9 +87,9 @@ class ServerLaunch:
 
 def starts_of_script(script: Script) -> list[StartedCommand]:
     """Return what a shell script starts, in its order."""
-    return [started(run) for run in script.runs]
+    return [started_command(run) for run in script.runs]
 
 
-def started(run: ScriptCommand) -> StartedCommand:
+def started_command(run: ScriptCommand) -> StartedCommand:
     """Return the command that a script runs as a StartedCommand."""
     return StartedCommand(run.words, run.line, run.env, None, run.redirections, run.end, run.within)

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from fleet_controller.importers.shell.expansion import ShellVariable, ShellVariables, SourceText
-from fleet_controller.importers.shell.lexer import tokens_of
+from fleet_controller.importers.shell.lexer import tokenize
 from fleet_controller.importers.shell.tokens import Word
 from fleet_controller.importers.sources.launch_values import StartedCommand
 from fleet_controller.yaml.finding_collector import FindingCollector
 
-_OF_THE_UNIT = (
+_IGNORED_KEYS = (
     "User",
     "Group",
     "WorkingDirectory",
@@ -43,7 +43,7 @@ def starts_of_unit(text: str, notes: FindingCollector) -> list[StartedCommand]:
                 "write those that the server needs into engine.env",
                 key,
             )
-        elif key in _OF_THE_UNIT:
+        elif key in _IGNORED_KEYS:
             notes.info(
                 "dropped",
                 line,
@@ -89,7 +89,7 @@ def _environment(
 
 
 def _words(value: str, line: int, notes: FindingCollector) -> list[Word]:
-    return [token for token in tokens_of(value, notes, line) if isinstance(token, Word)]
+    return [token for token in tokenize(value, notes, line) if isinstance(token, Word)]
 
 
 def _start(

@@ -53,7 +53,7 @@ class YamlTree:
         return SourceText("" if value is None else str(value), self.line(path))
 
 
-def trees_of(text: str, notes: FindingCollector) -> Iterator[YamlTree]:
+def read_trees(text: str, notes: FindingCollector) -> Iterator[YamlTree]:
     """Yield every readable document of the file, and report what is not YAML."""
     for offset, part in _documents(text):
         document = read_document(part, notes.file, lambda path: True)
