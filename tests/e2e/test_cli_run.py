@@ -303,7 +303,7 @@ def test_up_takes_jobs_from_other_terminals_until_ctrl_c(bench: Bench) -> None:
         until(watching, ": measuring")
         watching.send_signal(signal.SIGINT)
         _, err = watching.communicate(timeout=LIMIT_S)
-        assert f"job {submitted['job']} goes on" in err
+        assert f"job {submitted['job']} continues" in err
         detail = bench.json("show", submitted["job"])
         assert (detail["state"], detail["trials"][-1]["phase"]) == ("running", "queued")
         assert bench.json("cancel", submitted["job"])["trials_cancelled"] > 0

@@ -1,1 +1,1 @@
-"""Connects to hosts over SSH and opens tunnels."""
+"""Connects to hosts over SSH, runs programs there, and forwards sockets to agents."""

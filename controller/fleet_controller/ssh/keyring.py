@@ -1,6 +1,4 @@
-"""Owns the private keys that hosts are offered: of ssh-agent, and of files whose passphrases are
-asked once. Writes nothing.
-"""
+"""Provides the private keys for SSH logins, from ssh-agent and from key files."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ _TRIES = 3
 
 
 class Keyring:
-    """The keys of one command. Read once however many hosts there are; used from many threads."""
+    """The keys of one command, safe for many threads; asks for each passphrase once."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -29,10 +27,10 @@ class Keyring:
         self._agent: paramiko.Agent | None = None
 
     def keys(self, ssh: Ssh) -> Iterator[tuple[str, paramiko.PKey]]:
-        """(where from, key), in the order in which they are to be tried: named files whose key
-        ssh-agent holds come from there.
+        """Yield (origin, key) in the order to try them: named files, ssh-agent, default files.
 
-        Raises ConfigError for a key file that cannot be used.
+        The key of a named file is taken from ssh-agent if it is there. Default files count only
+        when no file is named. Raises ConfigError for a key file that cannot be used.
         """
         offered: set[bytes] = set()
         held = self._ssh_agent_keys() if ssh.use_agent else []
@@ -54,7 +52,7 @@ class Keyring:
                 yield file, self._read_key_file(file, must_exist=False)
 
     def close(self) -> None:
-        """Hang up on ssh-agent."""
+        """Close the connection to ssh-agent."""
         if self._agent is not None:
             self._agent.close()
 
@@ -67,7 +65,7 @@ class Keyring:
             return list(self._agent.get_keys())
 
     def _read_key_file(self, file: str, *, must_exist: bool) -> paramiko.PKey:
-        with self._lock:  # one question at a time, and each once
+        with self._lock:  # ask for one passphrase at a time
             if file not in self._files:
                 try:
                     self._files[file] = _load_key(file)
@@ -81,7 +79,7 @@ class Keyring:
 
 
 def _public_half(file: str) -> bytes:
-    """From the .pub file beside it: which key it is, without a passphrase."""
+    """Return the public key in FILE.pub, which needs no passphrase; empty if it cannot be read."""
     try:
         words = Path(file + ".pub").read_text(encoding="utf-8").split()
         return paramiko.PKey.from_type_string(words[0], _decode_base64(words[1])).asbytes()
@@ -102,7 +100,8 @@ def _load_key(file: str) -> paramiko.PKey:
         return _load_with_passphrase(file)
     except OSError as error:
         raise ConfigError(
-            f"key file {file}: {error.strerror}", "name another by `identity` in the fleet file"
+            f"cannot read the key file {file}: {error.strerror}",
+            "name another file with `identity` in the fleet file",
         ) from error
     except (paramiko.SSHException, ValueError, UnsupportedAlgorithm) as error:
         raise ConfigError(
@@ -113,17 +112,18 @@ def _load_key(file: str) -> paramiko.PKey:
 
 def _load_with_passphrase(file: str) -> paramiko.PKey:
     if not sys.stdin.isatty():
-        hint = f"hold it in an agent: eval $(ssh-agent) && ssh-add {file}; or run this on a terminal, which asks for it"
         raise ConfigError(
-            f"key file {file} has a passphrase, and there is no terminal to ask for it", hint
+            f"key file {file} has a passphrase, and there is no terminal to ask for it",
+            f"add the key to ssh-agent: eval $(ssh-agent) && ssh-add {file};"
+            " or run this command on a terminal",
         )
     for _ in range(_TRIES):
         passphrase = getpass.getpass(f"Passphrase of {file}: ")
         try:
             return paramiko.PKey.from_path(file, passphrase)
         except (paramiko.SSHException, ValueError):
-            sys.stderr.write("That is not its passphrase.\n")
+            sys.stderr.write("Wrong passphrase.\n")
     raise ConfigError(
-        f"key file {file}: no right passphrase in {_TRIES} tries",
-        f"hold it in an agent: ssh-add {file}",
+        f"key file {file}: {_TRIES} wrong passphrases",
+        f"add the key to ssh-agent: ssh-add {file}",
     )

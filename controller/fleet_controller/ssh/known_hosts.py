@@ -1,6 +1,4 @@
-"""Owns the check of a host's key: unknown and changed ones are refused, with the command that mends
-it. Adds none.
-"""
+"""Checks the key of a host against known_hosts, and refuses unknown, changed and revoked ones."""
 
 from __future__ import annotations
 
@@ -20,13 +18,14 @@ USER_FILE, SYSTEM_FILE = "~/.ssh/known_hosts", "/etc/ssh/ssh_known_hosts"
 
 
 class HostKeyRefused(ConfigError):
-    """The host showed a key that is not the one known, or none is known."""
+    """The key of a host is unknown, changed or revoked."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnownHosts:
-    """What is known of host keys, and the files it stands in; the first one is where a new key
-    belongs.
+    """The known and the revoked host keys, and the files that they come from.
+
+    New keys belong into the first file.
     """
 
     keys: paramiko.HostKeys
@@ -35,7 +34,7 @@ class KnownHosts:
 
     @classmethod
     def read(cls, files: Sequence[str]) -> KnownHosts:
-        """From these files, else OpenSSH's own. A file that is not there knows nothing."""
+        """Read these files, else OpenSSH's own; missing files are skipped."""
         named = [str(Path(file).expanduser()) for file in (files or (USER_FILE, SYSTEM_FILE))]
         keys, revoked = paramiko.HostKeys(), set()
         for file in named:
@@ -52,17 +51,17 @@ class KnownHosts:
         return cls(keys, frozenset(revoked), tuple(named))
 
     def key_types(self, ssh: Ssh) -> list[str]:
-        """Types of the keys known of a host: it is asked for these first."""
+        """Return the types of the known keys of a host, which it should be asked for first."""
         return list(self.keys.lookup(known_hosts_name(ssh)) or ())
 
     def check(self, ssh: Ssh, key: paramiko.PKey) -> None:
-        """Raises HostKeyRefused unless `key` is the one known."""
+        """Raises HostKeyRefused unless `key` is the known key of the host."""
         known: Mapping[str, paramiko.PKey] = self.keys.lookup(known_hosts_name(ssh)) or {}
         shown = f"{key.get_name()} {fingerprint(key)}"
         if key.get_base64() in self.revoked:
             raise HostKeyRefused(
-                f"{display_name(ssh)} shows the key {shown}, which is revoked",
-                "do not connect; ask who runs that host",
+                f"{display_name(ssh)} has the host key {shown}, which is revoked",
+                "do not connect; ask the administrator of the host",
             )
         if known.get(key.get_name()) == key:
             return
@@ -71,8 +70,10 @@ class KnownHosts:
                 ssh, shown, [f"{kind} {fingerprint(one)}" for kind, one in known.items()]
             )
         raise HostKeyRefused(
-            f"{display_name(ssh)} shows a host key that is not in {self.files[0]}: {shown}",
-            f"compare it on the host's own console: {_show_fingerprint_command(key)}; when it is the same: {_add_key_command(ssh, key.get_name(), self.files[0])}",
+            f"{display_name(ssh)} has a host key that is not in {self.files[0]}: {shown}",
+            f"compare it on the host's console: {_show_fingerprint_command(key)};"
+            " if it is the same, add it:"
+            f" {_add_key_command(ssh, key.get_name(), self.files[0])}",
         )
 
     def _changed_key_error(self, ssh: Ssh, shown: str, known: list[str]) -> HostKeyRefused:
@@ -83,10 +84,11 @@ class KnownHosts:
         removing = shlex.join(["ssh-keygen", "-R", known_hosts_name(ssh), "-f", holder])
         kind = shown.split()[0]
         return HostKeyRefused(
-            f"{display_name(ssh)} shows another host key than before: {shown}; {holder} has {', '.join(known)}. "
-            "Either the host was set up anew, or somebody answers in its place",
-            f"compare on the host's own console: ssh-keygen -lf {_host_key_file(kind)}; only when it is the new one: {removing}, then "
-            f"{_add_key_command(ssh, kind, holder)}",
+            f"{display_name(ssh)} has another host key than before: {shown};"
+            f" {holder} has {', '.join(known)}."
+            " Either the host was reinstalled, or another machine answers at its address",
+            f"compare it on the host's console: ssh-keygen -lf {_host_key_file(kind)};"
+            f" only if it is the same: {removing}, then {_add_key_command(ssh, kind, holder)}",
         )
 
 
@@ -105,19 +107,19 @@ def _file_has_host(file: str, name: str) -> bool:
 
 
 def known_hosts_name(ssh: Ssh) -> str:
-    """The name under which known_hosts has it."""
+    """Return the name of a host in known_hosts."""
     if ssh.host_key_alias:
         return ssh.host_key_alias
     return ssh.address if ssh.port == 22 else f"[{ssh.address}]:{ssh.port}"
 
 
 def display_name(ssh: Ssh) -> str:
-    """For messages."""
+    """Return the name of a host in messages."""
     return ssh.address if ssh.port == 22 else f"{ssh.address} port {ssh.port}"
 
 
 def fingerprint(key: paramiko.PKey) -> str:
-    """As `ssh-keygen -l` prints it."""
+    """Return the fingerprint of a key as `ssh-keygen -l` prints it."""
     return "SHA256:" + base64.b64encode(hashlib.sha256(key.asbytes()).digest()).decode().rstrip("=")
 
 
@@ -131,7 +133,7 @@ def _show_fingerprint_command(key: paramiko.PKey) -> str:
 
 
 def _add_key_command(ssh: Ssh, kind: str, file: str) -> str:
-    """The command that adds the key. A host behind others cannot be scanned from here."""
+    """Return the command that adds the key; behind jump hosts, the scan runs on the last one."""
     short = next((name for name in ("ed25519", "ecdsa", "rsa") if name in kind), "ed25519")
     scan = [
         "ssh-keyscan",

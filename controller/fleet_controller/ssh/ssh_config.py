@@ -1,8 +1,7 @@
-"""Owns what a user's ssh configuration says of a host: Host, Match and Include as OpenSSH has them.
-Connects to nothing, runs nothing.
+"""Reads a user's SSH configuration, with Host, Match and Include as in OpenSSH.
 
-paramiko reads the text; what it would do beyond reading (commands of `Match exec`, DNS for
-canonical names) is taken out before.
+paramiko parses the text. Whatever would run a command or ask DNS (`Match exec`, canonical names) is
+removed before.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ _NEVER = "Host !*"
 
 
 class _OfflineSshConfig(SSHConfig):
-    """Without the tokens that ask a name server (%l, and %C, which holds it)."""
+    """Leaves out the tokens that need a name server: %l, and %C, which contains it."""
 
-    TOKENS_BY_CONFIG_KEY = {  # noqa: RUF012 -- paramiko's own attribute, which it reads and never writes
+    TOKENS_BY_CONFIG_KEY = {  # noqa: RUF012 -- overrides paramiko's attribute, which is never written
         "hostname": ["%h"],
         "identityfile": ["~", "%d", "%h", "%r", "%u"],
         "proxyjump": ["%h", "%p", "%r"],
@@ -36,8 +35,9 @@ class _OfflineSshConfig(SSHConfig):
 
 @dataclass(frozen=True, slots=True)
 class SshConfig:
-    """One user's configuration. `problem`: why it could not be read; `ignored`: keywords that were
-    left out, each once.
+    """The configuration of one user.
+
+    `problem` says why it could not be read; `ignored` lists the keywords that were left out.
     """
 
     file: str = ""
@@ -46,11 +46,9 @@ class SshConfig:
     _reader: SSHConfig = field(default_factory=SSHConfig, repr=False, compare=False)
 
     def options_for(self, host: str) -> Mapping[str, str | list[str]]:
-        """Keyword in small letters → value, for what is typed after `ssh`; the first value found
-        holds, as OpenSSH has it.
+        """Return the options for `ssh HOST`, by lower-case keyword; the first value found holds.
 
-        Raises ConfigError when this process's user has no name, which the reading of a
-        configuration needs.
+        Raises ConfigError when the user of this process has no name, which the lookup needs.
         """
         if not self.file or self.problem:
             return {}
@@ -62,19 +60,19 @@ class SshConfig:
             }
         except (KeyError, OSError) as error:
             raise ConfigError(
-                f"{self.file} cannot be read for a user without a name (uid {os.getuid()})",
+                f"cannot use {self.file}: the current user (uid {os.getuid()}) has no name",
                 "set $USER",
             ) from error
 
 
 def user_ssh_config(home: Path | None = None) -> SshConfig:
-    """The configuration in ~/.ssh, or below another home; an empty one when there is none."""
+    """Read ~/.ssh/config, or that of another home; return an empty value if there is none."""
     folder = (home or Path.home()) / ".ssh"
     return read_ssh_config(folder / "config")
 
 
 def read_ssh_config(file: Path) -> SshConfig:
-    """A configuration with the files that it includes; relative names are in its own folder."""
+    """Read a configuration with the files that it includes; relative names start at its folder."""
     ignored: list[str] = []
     try:
         if not file.is_file():
@@ -90,8 +88,9 @@ def read_ssh_config(file: Path) -> SshConfig:
 
 
 def _lines(file: Path, folder: Path, ignored: list[str], depth: int) -> Iterator[str]:
-    """The lines with included files in their places; after one, the block that the Include stands
-    in goes on.
+    """Yield the lines, with included files inserted.
+
+    After an included file, the block that contains the Include continues.
     """
     block = "Host *"
     for line in file.read_text(encoding="utf-8").splitlines():

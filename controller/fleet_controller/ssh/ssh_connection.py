@@ -1,8 +1,7 @@
-"""Owns SSH: a connection to one host, through others where needed, that runs programs. The only
-file that opens one. Learns no key.
+"""Opens SSH connections, through jump hosts if needed, and runs programs over them.
 
-Everything blocks; whoever wants several hosts at once uses threads. Programs are lists of
-arguments: the one place where SSH forces a line for a shell quotes them.
+All calls block; use threads for several hosts at once. Programs are lists of arguments, which are
+quoted in one place, where SSH needs a shell line.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from fleet_controller.ssh.known_hosts import KnownHosts, display_name
 from fleet_protos.errors import ConfigError, FleetError, HostUnreachable
 
 KEEPALIVE_S = 15
-WINDOW_BYTES = 32 << 20  # a long way between two hosts must not slow down the copying
+WINDOW_BYTES = 32 << 20  # a long round trip must not slow down copying
 PACKET_BYTES = 32_768
 SILENCE_TIMEOUT_S = 120.0
 CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes256-ctr")
@@ -31,7 +30,7 @@ CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "ae
 
 @dataclass(frozen=True, slots=True)
 class ProgramResult:
-    """What came of a program."""
+    """The exit code and output of a program; the code is -1 if it is unknown."""
 
     code: int
     out: bytes
@@ -39,7 +38,7 @@ class ProgramResult:
 
 
 class SshConnection:
-    """An open connection to one machine. Closing it ends what runs in it."""
+    """An open connection to one machine; closing it ends the programs that run over it."""
 
     def __init__(self, ssh: Ssh, transport: paramiko.Transport, stack: ExitStack) -> None:
         self._ssh = ssh
@@ -63,8 +62,9 @@ class SshConnection:
     def run(
         self, argv: Sequence[str], stdin: bytes = b"", timeout_s: float = 60.0
     ) -> ProgramResult:
-        """Run a program to its end. Raises HostUnreachable when the connection or its time ends
-        before.
+        """Run a program to its end.
+
+        Raises HostUnreachable when the connection breaks, or nothing arrives for `timeout_s`.
         """
         with self.start(argv, timeout_s) as pipe:
             pipe.send(stdin)
@@ -72,7 +72,10 @@ class SshConnection:
             return pipe.read_to_end()
 
     def start(self, argv: Sequence[str], timeout_s: float = SILENCE_TIMEOUT_S) -> RemoteProgram:
-        """Start a program and talk to it. `timeout_s`: the longest silence."""
+        """Start a program. `timeout_s` is the longest time without output.
+
+        Raises HostUnreachable when the connection is broken.
+        """
         try:
             channel = self._transport.open_session(timeout=self._ssh.connect_timeout_s)
             channel.settimeout(timeout_s)
@@ -82,7 +85,7 @@ class SshConnection:
         return RemoteProgram(channel, display_name(self._ssh))
 
     def open_channel(self, address: str, port: int) -> paramiko.Channel:
-        """A connection from that machine to `address`, as a socket. Raises HostUnreachable."""
+        """Open a connection from that machine to an address. Raises HostUnreachable."""
         try:
             return self._transport.open_channel(
                 "direct-tcpip",
@@ -92,16 +95,17 @@ class SshConnection:
             )
         except (paramiko.SSHException, OSError, EOFError) as error:
             raise HostUnreachable(
-                f"{display_name(self._ssh)}: nothing answers at {address} port {port} there: {error}"
+                f"{display_name(self._ssh)}: nothing answers at {address} port {port} there:"
+                f" {error}"
             ) from error
 
     @property
     def is_open(self) -> bool:
-        """False once either side has ended it."""
+        """Whether neither side has ended the connection."""
         return self._transport.is_active()
 
     def close(self) -> None:
-        """Hang up, on every machine on the way."""
+        """Close the connections to this machine and to the jump hosts."""
         self._stack.close()
 
     def __enter__(self) -> SshConnection:
@@ -118,12 +122,12 @@ class SshConnection:
     def _broken_error(self, error: Exception) -> HostUnreachable:
         return HostUnreachable(
             f"{display_name(self._ssh)}: the SSH connection broke: {error or type(error).__name__}",
-            "run it again: it goes on",
+            "run the command again; it continues where it stopped",
         )
 
 
 class RemoteProgram:
-    """A program at the other end. What it says to standard error is kept."""
+    """A running program on another machine; its standard error is collected, up to 1 MiB."""
 
     def __init__(self, channel: paramiko.Channel, host: str) -> None:
         self._channel = channel
@@ -134,19 +138,20 @@ class RemoteProgram:
         self._reader.start()
 
     def send(self, content: bytes) -> None:
-        """Write all of it. Raises HostUnreachable with what the program said last."""
+        """Write to the program. Raises HostUnreachable, with the program's last error lines."""
         try:
             self._channel.sendall(content)
         except OSError as error:
             raise self._ended_error(error) from error
 
     def end_input(self) -> None:
-        """Nothing more will be sent."""
+        """Close the program's standard input."""
         self._channel.shutdown_write()
 
     def read_line(self) -> bytes:
-        """One line of its output. Raises HostUnreachable when it ends instead, or is silent for too
-        long.
+        """Read one line of output.
+
+        Raises HostUnreachable when the program ends instead, or sends nothing for too long.
         """
         try:
             line: bytes = self._file.readline()
@@ -157,7 +162,7 @@ class RemoteProgram:
         return line
 
     def read_to_end(self) -> ProgramResult:
-        """All that it still says, to its end."""
+        """Read the rest of the output and wait for the program's end."""
         try:
             out: bytes = self._file.read()
         except OSError as error:
@@ -167,7 +172,7 @@ class RemoteProgram:
         return ProgramResult(code, out, bytes(self._errors))
 
     def close(self) -> None:
-        """End it."""
+        """Close the channel, which ends the program."""
         self._channel.close()
         self._reader.join(5.0)
 
@@ -187,17 +192,17 @@ class RemoteProgram:
             while chunk := self._channel.recv_stderr(1 << 16):
                 self._errors += chunk[: max(0, (1 << 20) - len(self._errors))]
         except OSError:
-            return  # it is silent or gone, which the other direction tells
+            return  # a timeout or a lost connection; reading standard output reports it
 
     def _ended_error(self, error: Exception | None) -> HostUnreachable:
         self._channel.close()
         self._reader.join(1.0)
-        said = bytes(self._errors).decode(errors="replace").strip().splitlines()[-3:]
+        errors = bytes(self._errors).decode(errors="replace").strip().splitlines()[-3:]
         ended = f"the connection ended: {error}" if error and str(error) else "the connection ended"
         what = "no answer in time" if isinstance(error, TimeoutError) else ended
         return HostUnreachable(
-            f"{self._host}: {what}{': ' + ' / '.join(said) if said else ''}",
-            "run it again: it goes on where it was",
+            f"{self._host}: {what}{': ' + ' / '.join(errors) if errors else ''}",
+            "run the command again; it continues where it stopped",
         )
 
 
@@ -210,9 +215,9 @@ def _open_socket(hop: Ssh, through: paramiko.Transport | None) -> socket.socket 
                 ("127.0.0.1", 0),
                 timeout=hop.connect_timeout_s,
             )
-        line = socket.create_connection((hop.address, hop.port), hop.connect_timeout_s)
-        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return line
+        connection = socket.create_connection((hop.address, hop.port), hop.connect_timeout_s)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return connection
     except (OSError, EOFError, paramiko.SSHException) as error:
         what = (
             "no answer"
@@ -220,20 +225,19 @@ def _open_socket(hop: Ssh, through: paramiko.Transport | None) -> socket.socket 
             else getattr(error, "strerror", None) or str(error)
         )
         way = " from the jump host" if through is not None else ""
-        hint = (
-            "is it up, are address and port right (address, port), does a firewall stand between?"
-        )
         raise HostUnreachable(
-            f"{display_name(hop)} cannot be reached by SSH{way}: {what}", hint
+            f"cannot reach {display_name(hop)} by SSH{way}: {what}",
+            "check that the host is up, that `address` and `port` in the fleet file are right,"
+            " and that no firewall blocks the connection",
         ) from error
 
 
 def _connect_hop(
-    hop: Ssh, line: socket.socket | paramiko.Channel, keyring: Keyring
+    hop: Ssh, connection: socket.socket | paramiko.Channel, keyring: Keyring
 ) -> paramiko.Transport:
     known = KnownHosts.read(hop.known_hosts)
     transport = paramiko.Transport(
-        line, default_window_size=WINDOW_BYTES, default_max_packet_size=PACKET_BYTES
+        connection, default_window_size=WINDOW_BYTES, default_max_packet_size=PACKET_BYTES
     )
     try:
         transport.banner_timeout = transport.handshake_timeout = transport.auth_timeout = (
@@ -249,8 +253,8 @@ def _connect_hop(
     except (paramiko.SSHException, OSError, EOFError) as error:
         transport.close()
         raise HostUnreachable(
-            f"{display_name(hop)}: SSH failed: {error or 'it hung up'}",
-            "does sshd run there? its log tells more",
+            f"{display_name(hop)}: SSH failed: {error or 'the host closed the connection'}",
+            "check that sshd is running there; its log has more",
         ) from error
     except FleetError:
         transport.close()
@@ -259,7 +263,7 @@ def _connect_hop(
 
 
 def _order_key_types(offered: Sequence[str], known: Sequence[str]) -> list[str]:
-    """The order of host key types: those that can be checked first, as OpenSSH does."""
+    """Sort host key types so that those with a known key come first, as OpenSSH does."""
     names = {f"rsa-sha2-{bits}" for bits in (256, 512)} if "ssh-rsa" in known else set()
     return sorted(offered, key=lambda kind: kind not in known and kind not in names)
 
@@ -272,13 +276,13 @@ def _authenticate(hop: Ssh, transport: paramiko.Transport, keyring: Keyring) -> 
             if not transport.auth_publickey(hop.user, key):
                 return
             raise ConfigError(
-                f"{display_name(hop)} wants more than a key of user {hop.user}",
-                "let that user log in by key alone",
+                f"{display_name(hop)} requires more than a key from user {hop.user}",
+                "allow that user to log in with a key alone",
             )
         except paramiko.BadAuthenticationType as error:
-            message = f"{display_name(hop)} takes no keys, only {', '.join(error.allowed_types)}"
             raise ConfigError(
-                message, "allow PubkeyAuthentication there; passwords are not supported"
+                f"{display_name(hop)} accepts no keys, only {', '.join(error.allowed_types)}",
+                "allow PubkeyAuthentication there; passwords are not supported",
             ) from error
         except paramiko.AuthenticationException:
             if not transport.is_active():
@@ -286,7 +290,10 @@ def _authenticate(hop: Ssh, transport: paramiko.Transport, keyring: Keyring) -> 
     used = (
         f"refused {', '.join(dict.fromkeys(tried))}"
         if tried
-        else "no key was offered: ssh-agent holds none, and there is no key file"
+        else "no key was offered: ssh-agent has none, and there is no key file"
     )
-    hint = f"ssh-copy-id {hop.user}@{hop.address}, or name the right key and user in the fleet file (identity, user)"
-    raise ConfigError(f"{display_name(hop)} does not let user {hop.user} in: {used}", hint)
+    raise ConfigError(
+        f"{display_name(hop)} does not let user {hop.user} log in: {used}",
+        f"run ssh-copy-id {hop.user}@{hop.address}, or set the right `identity` and `user` in the"
+        " fleet file",
+    )

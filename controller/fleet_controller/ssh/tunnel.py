@@ -1,6 +1,4 @@
-"""Owns the way to agents behind SSH: a local Unix socket for each, whose connections go to the
-agent's port. Ends no TLS.
-"""
+"""Forwards local Unix sockets through SSH to the ports of agents; the TLS inside stays unopened."""
 
 from __future__ import annotations
 
@@ -24,14 +22,14 @@ from fleet_protos.errors import FleetError
 
 log = logging.getLogger(__name__)
 
-AGENT_LOOPBACK = "127.0.0.1"  # where the agent of a host behind SSH listens, as that host sees it
+AGENT_LOOPBACK = "127.0.0.1"  # the address, on its host, of an agent that is reached through SSH
 _CHUNK_BYTES = 1 << 16
-_LOOK_S = 1.0
 
 
 class Forwarder:
-    """One Unix socket and what comes in at it. `connect` gives an open connection to the host, a
-    new one when the last has broken.
+    """Forwards the connections of one Unix socket to a port of a host.
+
+    `connect` returns an open SSH connection to the host, a new one when the last has broken.
     """
 
     def __init__(self, path: Path, connect: Callable[[], SshConnection], port: int) -> None:
@@ -41,18 +39,18 @@ class Forwarder:
         self._closing = threading.Event()
         self._open: set[socket.socket] = set()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener.bind(str(path))  # in a folder of our own, 0700
+        self._listener.bind(str(path))  # its folder is ours, with mode 0700
         path.chmod(0o600)
         self._listener.listen(16)
         self._threads = [threading.Thread(target=self._accept, daemon=True, name="tunnel")]
         self._threads[0].start()
 
     def close(self) -> None:
-        """Hang up on everyone."""
+        """Close the socket and all connections."""
         self._closing.set()
-        for line in (self._listener, *tuple(self._open)):
+        for each in (self._listener, *tuple(self._open)):
             with suppress(OSError):
-                line.shutdown(socket.SHUT_RDWR)
+                each.shutdown(socket.SHUT_RDWR)
         for thread in tuple(self._threads):
             thread.join(10.0)
         self._listener.close()
@@ -66,47 +64,47 @@ class Forwarder:
             self._threads = [thread for thread in self._threads if thread.is_alive()]
             self._start(self._forward, client)
 
-    def _start(self, work: Callable[..., None], *given: object) -> threading.Thread:
-        thread = threading.Thread(target=work, args=given, daemon=True, name="tunnel")
+    def _start(self, work: Callable[..., None], *arguments: object) -> threading.Thread:
+        thread = threading.Thread(target=work, args=arguments, daemon=True, name="tunnel")
         self._threads.append(thread)
         thread.start()
         return thread
 
     def _forward(self, client: socket.socket) -> None:
-        """One connection, to its end."""
+        """Forward one connection until it ends."""
         self._open.add(client)
         try:
             channel = self._connect().open_channel(AGENT_LOOPBACK, self._port)
         except FleetError as error:
-            log.info("tunnel: %s", error.message)  # who asked hears that there is no answer
+            log.info("tunnel: %s", error.message)  # the client sees a closed connection
         else:
-            back = self._start(_copy_to_socket, channel, client)
+            reader = self._start(_copy_to_socket, channel, client)
             _copy_to_channel(client, channel)
-            back.join()
+            reader.join()
             channel.close()
         finally:
             self._open.discard(client)
             client.close()
 
 
-def _copy_to_channel(line: socket.socket, channel: paramiko.Channel) -> None:
+def _copy_to_channel(client: socket.socket, channel: paramiko.Channel) -> None:
     with suppress(OSError, EOFError):
-        while chunk := line.recv(_CHUNK_BYTES):
+        while chunk := client.recv(_CHUNK_BYTES):
             channel.sendall(chunk)
     with suppress(OSError, EOFError):
         channel.close()
 
 
-def _copy_to_socket(channel: paramiko.Channel, line: socket.socket) -> None:
+def _copy_to_socket(channel: paramiko.Channel, client: socket.socket) -> None:
     with suppress(OSError, EOFError):
         while chunk := channel.recv(_CHUNK_BYTES):
-            line.sendall(chunk)
+            client.sendall(chunk)
     with suppress(OSError):
-        line.shutdown(socket.SHUT_RDWR)
+        client.shutdown(socket.SHUT_RDWR)
 
 
 class _HostTunnel:
-    """The way to one host: its SSH connection, made again when it has broken, and the socket here."""
+    """The SSH connection to one host, re-created when it breaks, and the local socket."""
 
     def __init__(self, host: FleetHost, keyring: Keyring, folder: Path) -> None:
         self._host = host
@@ -116,7 +114,7 @@ class _HostTunnel:
         self.forwarder = Forwarder(folder / f"{host.name}.sock", self.open_connection, host.port)
 
     def open_connection(self) -> SshConnection:
-        """Open, now. Raises FleetError."""
+        """Return an open SSH connection, a new one if needed. Raises FleetError if SSH fails."""
         with self._lock:
             if self._connection is not None and not self._connection.is_open:
                 self._connection.close()
@@ -126,7 +124,7 @@ class _HostTunnel:
             return self._connection
 
     def close(self) -> None:
-        """Hang up. The connection first: what is carried through it ends."""
+        """Close the SSH connection first, which ends what it forwards, then the socket."""
         with self._lock:
             if self._connection is not None:
                 self._connection.close()
@@ -134,9 +132,7 @@ class _HostTunnel:
 
 
 class Tunnels:
-    """Ways to the hosts that are reached through SSH; an asynchronous context that hangs up at its
-    end.
-    """
+    """The tunnels to all hosts that are reached through SSH; an async context manager."""
 
     def __init__(self) -> None:
         self._keyring = Keyring()
@@ -161,7 +157,8 @@ class Tunnels:
             await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
 
     async def open_tunnel(self, host: FleetHost) -> str:
-        """`unix:PATH`, whose other end is the agent of `host`; its TLS goes through unopened.
+        """Open the tunnel to the agent of `host` and return its local address, `unix:PATH`.
+
         Raises FleetError when SSH fails.
         """
         assert self._folder is not None

@@ -127,9 +127,7 @@ def stays_inside(member: tarfile.TarInfo, target: str) -> bool:
 
 
 def write_file_list(target: str) -> None:
-    """Write the names of all files of a tree to `.files`, so that files of others can be told apart
-    later.
-    """
+    """Write the names of all files of a tree to `.files`, to recognise files of others later."""
     found = set()
     for folder, folders, files in os.walk(target):
         for name in files + [
