@@ -38,7 +38,7 @@ from fleet_protos.trial_types import TrialSpec
 
 log = logging.getLogger(__name__)
 
-_MIN_CORES: Final = 2  # also assumed on a smaller host
+_MIN_CORES: Final = 2  # also assumed on a smaller host, since a local load uses two
 _LEAVE_S: Final = 3.0  # for the process to end by itself; it kills Ray's processes anyway
 AttemptKey = tuple[str, int]
 

@@ -110,8 +110,8 @@ class ChunkStore:
             self._close()
 
     def finish(self) -> tuple[ChunkPiece, ...]:
-        """Return all pieces in the order of their rows; add nothing afterwards. If some pieces were
-        put into the file or compressed, all are.
+        """Return all pieces in the order of their rows. The store must not be used afterwards. If
+        some pieces were put into the file or compressed, all are.
         """
         if self._rows:
             self._close()

@@ -111,9 +111,9 @@ def _row_groups(columns: Columns) -> Iterator[Any]:
     if columns.chunks > SORTED_CHUNKS:
         yield from _merge_batches(_batches(columns))
         return
-    whole = pa.Table.from_batches(_batches(columns), SCHEMA).sort_by("request").combine_chunks()
-    rows = max(1, min(GROUP_ROWS, GROUP_CHUNKS * len(whole) // max(1, columns.chunks)))
-    yield from (whole.slice(begin, rows) for begin in range(0, len(whole), rows))
+    table = pa.Table.from_batches(_batches(columns), SCHEMA).sort_by("request").combine_chunks()
+    rows = max(1, min(GROUP_ROWS, GROUP_CHUNKS * len(table) // max(1, columns.chunks)))
+    yield from (table.slice(begin, rows) for begin in range(0, len(table), rows))
 
 
 def _merge_batches(batches: Iterator[Any]) -> Iterator[Any]:

@@ -234,7 +234,7 @@ class ColumnsBuilder:
             self._examples.setdefault(response.error_kind, response.error_detail)
 
     def build(self) -> Columns:
-        """Return all rows; add nothing afterwards."""
+        """Return all rows. The builder must not be used afterwards."""
         names = {"finish_reason": self._finish_reasons.names, "error_kind": self._error_kinds.names}
         return replace(
             self._columns, names=names, error_examples=self._examples, pieces=self._chunks.finish()

@@ -46,8 +46,8 @@ def send_offsets_s(workload: Workload, seed: int, run_index: int) -> tuple[float
 
 
 def replay_offsets_s(trace: Trace, workload: Workload) -> tuple[float, ...]:
-    """Return the seconds after the start at which the requests of a trace are due. The workload's
-    speed divides the recorded times.
+    """Return the seconds after the start at which the requests of a trace are due: the recorded
+    times divided by the workload's speed.
     """
     count = workload.requests or len(trace.at_ms)
     return tuple(at_ms / 1000 / (workload.speed or 1.0) for at_ms in trace.at_ms[:count])

@@ -175,7 +175,7 @@ def long_prompt(number: int, tokens: int) -> str:
 
 
 def make_question(number: int) -> str:
-    """Return a question about a made text."""
+    """Return the question about generated text that belongs to `number`."""
     return _QUESTIONS[number % len(_QUESTIONS)]
 
 

@@ -34,7 +34,7 @@ _FLAGS: Final = ("-std=gnu11", "-O2", "-fPIC", "-shared", "-pthread")
 
 
 class StreamNews(ctypes.Structure):
-    """struct news of native.h."""
+    """Mirrors struct news of native.h."""
 
     _fields_ = (("key", ctypes.c_uint64), ("what", ctypes.c_int32), ("error", ctypes.c_int32))
     key: int
@@ -43,7 +43,7 @@ class StreamNews(ctypes.Structure):
 
 
 class NativeAnswer(ctypes.Structure):
-    """struct answer of native.h."""
+    """Mirrors struct answer of native.h."""
 
     _fields_ = (
         ("data", ctypes.c_void_p),
@@ -62,7 +62,7 @@ class NativeAnswer(ctypes.Structure):
 
 
 class NativeRun(ctypes.Structure):
-    """struct run of native.h."""
+    """Mirrors struct run of native.h."""
 
     _fields_ = (
         ("at", ctypes.c_uint64),
