@@ -127,8 +127,8 @@ def damage_by_no_weights(folder: Path) -> None:
 
 DAMAGES = {
     damage_nothing: "", damage_by_loss: "lacks 1 of 2 weight files: model-00002", damage_by_cut: "lacks 1 of 2 weight files: model-00001",
-    damage_by_pointer: "lacks 1 of 2 weight files: model-00001", damage_by_no_config: "holds no config.json",
-    damage_by_no_weights: "holds no weights",
+    damage_by_pointer: "lacks 1 of 2 weight files: model-00001", damage_by_no_config: "has no config.json",
+    damage_by_no_weights: "has no weights",
 }  # fmt: skip
 
 

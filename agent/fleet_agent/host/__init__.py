@@ -1,1 +1,1 @@
-"""Reads the state of the host: GPUs, memory, processes, ports, clock."""
+"""Reads the state of the host: GPUs, memory, processes, ports, clock and model files."""

@@ -1,6 +1,4 @@
-"""Owns the look at the host's clock: whether it jumped since the agent started, and whether the
-kernel calls it synchronised. Sets none.
-"""
+"""Checks the host's clock: whether it jumped, and whether the kernel says it is synchronised."""
 
 from __future__ import annotations
 
@@ -12,32 +10,39 @@ _JUMP_S = 1.0
 
 
 class _Timex(ctypes.Structure):
-    """The head of `struct timex`; the rest is room."""
+    """The beginning of `struct timex`; `rest` is larger than what follows there."""
 
     _fields_ = [
-        ("modes", ctypes.c_uint), ("offset", ctypes.c_long), ("frequency", ctypes.c_long), ("largest_error", ctypes.c_long),
-        ("estimated_error", ctypes.c_long), ("status", ctypes.c_int), ("rest", ctypes.c_byte * 256),
-    ]  # fmt: skip
+        ("modes", ctypes.c_uint),
+        ("offset", ctypes.c_long),
+        ("frequency", ctypes.c_long),
+        ("largest_error", ctypes.c_long),
+        ("estimated_error", ctypes.c_long),
+        ("status", ctypes.c_int),
+        ("rest", ctypes.c_byte * 256),
+    ]
 
 
 class ClockWatch:
-    """Wall time against monotonic time, from its making on. Durations are measured by the latter,
-    so a jump spoils only dates.
+    """Compares wall time with monotonic time since it was created.
+
+    Durations are measured in monotonic time, so a jump affects only the dates of events.
     """
 
     def __init__(self) -> None:
         self._offset_ns = time.time_ns() - time.monotonic_ns()
 
     def jumped_s(self) -> float:
-        """Seconds that the wall clock was set forward (negative: back) since then; 0 when it only
-        drifted.
+        """Return by how many seconds the wall clock was set forward (negative: back).
+
+        Returns 0 for at most one second, which is drift.
         """
         jump_s = (time.time_ns() - time.monotonic_ns() - self._offset_ns) / 1e9
         return jump_s if abs(jump_s) > _JUMP_S else 0.0
 
 
 def is_synchronised() -> bool | None:
-    """As the kernel knows it of its NTP daemon; None where it cannot be asked."""
+    """Return whether the kernel's clock is synchronised by NTP; None if that cannot be read."""
     try:
         libc = ctypes.CDLL(None, use_errno=True)
         state = _Timex()

@@ -1,9 +1,7 @@
-"""Owns the fingerprint of this host: what identifies its conditions, apart from what changes while
-it is used. Judges no difference.
+"""Reads the host's fingerprint: the facts that identify its conditions, and those that change.
 
-The identity is a digest over the stable facts alone, so two readings of an unchanged host agree;
-temperature, clocks, used memory and an idle GPU's PCIe generation are recorded beside it and never
-enter.
+The identity is a digest of the stable facts alone, so two readings of an unchanged host agree.
+Temperature, clocks, used memory and an idle GPU's PCIe generation are recorded but not part of it.
 """
 
 from __future__ import annotations
@@ -24,23 +22,22 @@ from fleet_knowledge.host.topology import read_topology
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """Facts by name. `stable` makes the identity; `volatile` is what held at the moment of the
-    reading.
-    """
+    """Facts by name. The `stable` ones make up the identity, the `volatile` ones change."""
 
     stable: Mapping[str, str]
     volatile: Mapping[str, str]
 
     @property
     def identity(self) -> str:
-        """16 hexadecimal digits."""
+        """The digest of the stable facts, 16 hexadecimal digits."""
         return hashlib.sha256(json.dumps(dict(self.stable), sort_keys=True).encode()).hexdigest()[
             :16
         ]
 
     def facts(self) -> dict[str, str]:
-        """As an event carries it: stable names as they are, volatile ones as `now.NAME`, and
-        `identity`.
+        """Return the facts as an event carries them.
+
+        Stable facts have their own names, volatile ones `now.NAME`; `identity` is added.
         """
         return (
             {"identity": self.identity}
@@ -50,7 +47,7 @@ class Fingerprint:
 
 
 def read_fingerprint(gpus: Gpus, topology_text: str = "", root: Path = Path("/")) -> Fingerprint:
-    """Of this host, now. Blocking: files of the kernel and NVML."""
+    """Read the fingerprint of this host from the kernel's files and NVML; blocks."""
     reading = gpus.read()
     facts = (
         sysfs.kernel_facts(root)

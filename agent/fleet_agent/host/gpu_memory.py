@@ -1,6 +1,4 @@
-"""Owns the memory of GPUs before a launch and after it: what is used, when it is back, who holds
-what is not. Ends no process.
-"""
+"""Compares GPU memory before and after a launch, and names the processes that still hold some."""
 
 from __future__ import annotations
 
@@ -15,15 +13,13 @@ from fleet_agent.host.processes import read_stat
 from fleet_knowledge.host.gpu import GpuProcess
 from fleet_knowledge.host.gpu_processes import GpuMemoryHolder
 
-TOLERANCE_MIB = 512  # what a driver keeps for itself after a context differs by this much
+TOLERANCE_MIB = 512  # what a driver keeps after a context is gone varies by up to this much
 _FIRST_POLL_S, _LONGEST_POLL_S = 0.1, 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class UnreleasedMemory:
-    """A GPU whose memory did not come back: `mib` more than before the launch, and the processes
-    that are listed on it.
-    """
+    """A GPU that uses `mib` MiB more than before the launch, and the processes listed on it."""
 
     gpu: int
     mib: int
@@ -32,7 +28,7 @@ class UnreleasedMemory:
     def __str__(self) -> str:
         by = (
             ", ".join(map(str, self.holders))
-            or "no process that is listed (another container, or a driver that has not cleaned up)"
+            or "no listed process (another container, or a driver that has not cleaned up)"
         )
         return (
             f"GPU{self.gpu} still holds {self.mib / 1024:.1f} GiB more than before the launch: {by}"
@@ -40,7 +36,7 @@ class UnreleasedMemory:
 
 
 def classify_holder(process: GpuProcess) -> GpuMemoryHolder:
-    """Whose a process on a GPU is, by what this host tells of it."""
+    """Find out whose a GPU process is, from what this host shows of it."""
     stat = read_stat(process.pid)
     if stat is None or not process.visible:
         return GpuMemoryHolder(process, "unseen" if not process.visible else "unknown")
@@ -52,7 +48,7 @@ def classify_holder(process: GpuProcess) -> GpuMemoryHolder:
 
 
 def used_mib_by_gpu(reading: GpuReading, indices: Sequence[int]) -> dict[int, int]:
-    """GPU → MiB that are in use; a GPU that does not tell is left out."""
+    """Return the MiB in use by GPU index; leaves out GPUs that do not report it."""
     return {
         gpu.index: gpu.memory_used_mib
         for gpu in reading.select(tuple(indices))
@@ -63,7 +59,7 @@ def used_mib_by_gpu(reading: GpuReading, indices: Sequence[int]) -> dict[int, in
 def find_unreleased(
     reading: GpuReading, baseline: Mapping[int, int], tolerance_mib: int = TOLERANCE_MIB
 ) -> tuple[UnreleasedMemory, ...]:
-    """GPUs that use more than at their baseline."""
+    """Return the GPUs that use more memory than their baseline (MiB) plus the tolerance."""
     now = used_mib_by_gpu(reading, tuple(baseline))
     over = {
         gpu: now[gpu] - before
@@ -83,10 +79,10 @@ def find_unreleased(
 async def wait_until_released(
     gpus: Gpus, baseline: Mapping[int, int], limit_s: float
 ) -> tuple[UnreleasedMemory, ...]:
-    """Wait until every GPU is back at its baseline, at most `limit_s`; what is held then, nothing
-    when all is back.
+    """Wait at most `limit_s` until every GPU is back at its baseline; return the GPUs that are not.
 
-    The kernel frees a dead process's memory a moment after it is gone, and tells nobody.
+    Polls, since the kernel frees the memory of a dead process some time after its end and offers no
+    notification.
     """
     loop = asyncio.get_running_loop()
     deadline_s, pause_s = loop.time() + limit_s, _FIRST_POLL_S

@@ -1,6 +1,4 @@
-"""Owns the ways by which the agent sees its GPUs: through NVML, or out of a recording. Changes no
-setting of a GPU.
-"""
+"""The interface to the host's GPUs, and its implementation that reads a recorded state."""
 
 from __future__ import annotations
 
@@ -16,8 +14,10 @@ from fleet_protos.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
-    """All GPUs at one moment. `fault`: what the driver answered instead, empty when it answered or
-    is not installed.
+    """All GPUs and their processes at one moment.
+
+    `fault` is the driver's error if it did not answer. It is empty if the driver answered or is not
+    installed.
     """
 
     gpus: tuple[Gpu, ...] = ()
@@ -26,32 +26,33 @@ class GpuReading:
     failure_class: str = ""
 
     def select(self, indices: tuple[int, ...]) -> tuple[Gpu, ...]:
-        """The GPUs with these indices, as far as they are there."""
+        """Return the GPUs with these indices; leaves out the missing ones."""
         return tuple(gpu for gpu in self.gpus if gpu.index in indices)
 
 
 class Gpus(Protocol):
     """A source of readings. Both methods block."""
 
-    is_recorded: bool  # its GPUs stand for those that a simulated server claims, too
+    is_recorded: bool  # True: they also stand for the GPUs of simulated servers
 
     def read(self) -> GpuReading:
-        """Everything that is known now. Never raises: what cannot be had is absent, and a broken
-        driver is a `fault`.
+        """Read everything that is known now.
+
+        Facts that cannot be read are absent, and the error of a broken driver is the `fault`.
         """
         ...
 
     def topology_text(self) -> str:
-        """As `nvidia-smi topo -m` prints it; empty when it cannot be had."""
+        """Return the table of `nvidia-smi topo -m`; empty if it cannot be read."""
         ...
 
 
 class RecordedGpus:
-    """GPUs out of a JSON file that is read anew each time: {"gpus": [{"index": 0, …}], "processes":
-    [{"pid": 1, …}], "topology": "…"}.
+    """GPUs from a JSON file, which is read again each time.
 
-    Field names are those of `fleet_knowledge.host.gpu`; "fault" and "failure_class" stand for a
-    driver that does not answer.
+    Its form is {"gpus": [{"index": 0, …}], "processes": [{"pid": 1, …}], "topology": "…"} with the
+    field names of `fleet_knowledge.host.gpu`. "fault" and "failure_class" simulate a driver that
+    does not answer.
     """
 
     is_recorded = True
@@ -60,21 +61,22 @@ class RecordedGpus:
         self._path = path
 
     def read(self) -> GpuReading:
-        """What the file holds now. Raises ConfigError when it is not such a file."""
+        """Read the file. Raises ConfigError if it is missing or does not have the right form."""
         document = self._document()
         try:
             gpus = tuple(gpu_from(facts) for facts in document.get("gpus", ()))
             processes = tuple(GpuProcess(**facts) for facts in document.get("processes", ()))
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(
-                f"{self._path} is no recording of GPUs: {error}", "see docs/host.md for its form"
+                f"{self._path} is not a recording of GPUs: {error}",
+                "see docs/host.md for the form",
             ) from error
         return GpuReading(
             gpus, processes, str(document.get("fault", "")), str(document.get("failure_class", ""))
         )
 
     def topology_text(self) -> str:
-        """The table in the file."""
+        """Return the topology table of the file."""
         return str(self._document().get("topology", ""))
 
     def _document(self) -> Mapping[str, Any]:
@@ -83,11 +85,11 @@ class RecordedGpus:
         except (OSError, ValueError) as error:
             raise ConfigError(
                 f"cannot read the recorded GPUs in {self._path}: {error}",
-                "see docs/host.md for its form",
+                "see docs/host.md for the form",
             ) from error
         if not isinstance(document, dict):
             raise ConfigError(
-                f"{self._path} is no recording of GPUs: it holds no object",
-                "see docs/host.md for its form",
+                f"{self._path} is not a recording of GPUs: it is not a JSON object",
+                "see docs/host.md for the form",
             )
         return document

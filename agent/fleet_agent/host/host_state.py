@@ -1,6 +1,4 @@
-"""Owns what the agent knows of its host while it runs: GPUs, fingerprint, memory before launches,
-GPUs set aside. Ends no process.
-"""
+"""The state of the host while the agent runs: GPUs, fingerprint, GPU memory, quarantined GPUs."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ _QUARANTINE_CHECK_S = 2.0
 
 
 class HostState:
-    """This host. Touched only on the agent's loop; what blocks is done in threads."""
+    """This host. Used only on the agent's event loop; blocking calls run in threads."""
 
     def __init__(
         self,
@@ -44,48 +42,52 @@ class HostState:
         self._topology_text: str | None = None
         self._quarantined: dict[int, tuple[int, str]] = {}  # GPU → (MiB at its baseline, reason)
         self._changed = asyncio.Event()
-        self.gpu_released = asyncio.Event()  # a GPU that was set aside is free again
+        self.gpu_released = asyncio.Event()  # a quarantined GPU is free again
 
     @property
     def quarantined(self) -> Mapping[int, str]:
-        """GPUs that get no trial, each with the reason."""
+        """Quarantined GPUs, which get no trial, each with the reason."""
         return {gpu: reason for gpu, (_, reason) in self._quarantined.items()}
 
     def uses_gpus(self, kind: EngineKind) -> bool:
-        """Whether an engine's GPUs are those that are read here; those of a simulated one are only
-        when they are recorded.
+        """Whether this kind of engine uses the GPUs that are read here.
+
+        A simulated engine does only if the GPUs are recorded.
         """
         return kind is EngineKind.SGLANG or (kind is EngineKind.SIMULATED and self.gpus.is_recorded)
 
     async def read_gpus(self) -> GpuReading:
-        """All GPUs now."""
+        """Read all GPUs now."""
         return await asyncio.to_thread(self.gpus.read)
 
     async def gpu_count(self) -> int:
-        """GPUs that trials may use; those that the kernel driver shows when NVML does not answer."""
+        """Return how many GPUs trials may use.
+
+        Falls back to the number that the kernel driver shows if NVML shows none.
+        """
         return len((await self.read_gpus()).gpus) or (
             0 if self.gpus.is_recorded else await asyncio.to_thread(sysfs.driver_gpus)
         )
 
     async def fingerprint(self) -> dict[str, str]:
-        """The host's identity, its stable facts and, as `now.…`, its volatile ones. The topology is
-        read once: wires do not move.
+        """Return the host's identity, its stable facts and, as `now.NAME`, its volatile ones.
+
+        The topology is read once, since it does not change.
         """
         if self._topology_text is None:
             self._topology_text = await asyncio.to_thread(self.gpus.topology_text)
         return (await asyncio.to_thread(read_fingerprint, self.gpus, self._topology_text)).facts()
 
     async def memory_baseline(self, kind: EngineKind, gpus: tuple[int, ...]) -> dict[int, int]:
-        """MiB in use on each GPU of a launch that is about to be; empty for an engine without GPUs
-        of this host.
-        """
+        """Return the MiB in use on each GPU; empty if the engine does not use this host's GPUs."""
         return (
             used_mib_by_gpu(await self.read_gpus(), gpus) if gpus and self.uses_gpus(kind) else {}
         )
 
     async def wait_memory_released(self, baseline: Mapping[int, int]) -> tuple[str, ...]:
-        """After a stop: wait for the memory to be back. What is not is set aside, and told one line
-        a GPU.
+        """Wait until the GPU memory of a stopped server is released.
+
+        Quarantines the GPUs whose memory is not, and returns one line about each.
         """
         left = (
             await wait_until_released(self.gpus, baseline, self._release_limit_s)
@@ -97,7 +99,7 @@ class HostState:
         return tuple(map(str, left))
 
     async def watch_quarantined(self, stopping: asyncio.Event) -> None:
-        """Give back each GPU that was set aside once its memory is back, until `stopping`."""
+        """Release each quarantined GPU once its memory is free again, until `stopping` is set."""
         while not stopping.is_set():
             if not self._quarantined:
                 await _wait_first(self._changed, stopping)
@@ -107,7 +109,10 @@ class HostState:
             await _wait_first(stopping, limit_s=_QUARANTINE_CHECK_S)
 
     async def release_recovered(self) -> None:
-        """Give back what is free now; a GPU that does not tell stays aside."""
+        """Release the quarantined GPUs whose memory is free now.
+
+        A GPU that does not report its memory stays quarantined.
+        """
         before = {gpu: mib for gpu, (mib, _) in self._quarantined.items()}
         reading = await self.read_gpus()
         known = used_mib_by_gpu(reading, tuple(before))
@@ -120,14 +125,14 @@ class HostState:
     # Inside
 
     def _quarantine(self, entry: UnreleasedMemory, baseline_mib: int) -> None:
-        log.error("set aside: %s", entry)
+        log.error("GPU%d is quarantined: %s", entry.gpu, entry)
         self._quarantined[entry.gpu] = (baseline_mib, str(entry))
         self.gpu_released.clear()
         self._changed.set()
 
 
 async def _wait_first(*events: asyncio.Event, limit_s: float | None = None) -> None:
-    """Returns when one of the events is set, or after `limit_s`."""
+    """Wait until one of the events is set, at most `limit_s`."""
     waiting = [asyncio.ensure_future(event.wait()) for event in events]
     try:
         await asyncio.wait(waiting, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)

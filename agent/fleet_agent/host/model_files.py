@@ -1,6 +1,4 @@
-"""Owns the look at a model folder on disk: whether what a server needs is there and whole. Reads no
-weight.
-"""
+"""Checks whether a model folder has the files that a server needs, all of them complete."""
 
 from __future__ import annotations
 
@@ -22,28 +20,29 @@ _MAX_NAMED = 3
 
 
 def describe_missing(path: Path, *, is_tokenizer: bool = False, is_dummy: bool = False) -> str:
-    """What a model at this path lacks, in words; empty when nothing is known to be missing. A dummy
-    model needs no weights.
+    """Return what a model at this path lacks; empty if nothing is known to be missing.
+
+    A dummy model needs no weights.
     """
     if not path.exists():
         return f"{path} is not on this host"
     if path.is_file():
-        return "" if os.access(path, os.R_OK) else f"{path} may not be read by this user"
+        return "" if os.access(path, os.R_OK) else f"{path} cannot be read by the agent's user"
     if not os.access(path, os.R_OK | os.X_OK):
-        return f"{path} may not be read by this user"
+        return f"{path} cannot be read by the agent's user"
     if is_tokenizer:
         return (
             ""
             if any((path / name).is_file() for name in _TOKENIZER)
-            else f"{path} holds no tokeniser"
+            else f"{path} has no tokeniser"
         )
     if not _has_configuration(path):
-        return f"{path} holds no config.json"
+        return f"{path} has no config.json"
     return "" if is_dummy else _missing_weights(path)
 
 
 def _has_configuration(path: Path) -> bool:
-    """Mistral's own form has params.json, a folder of GGUF needs neither."""
+    """Whether there is a configuration: Mistral's is params.json, GGUF files need none."""
     return any((path / name).is_file() for name in ("config.json", "params.json")) or any(
         path.glob("*.gguf")
     )
@@ -53,19 +52,21 @@ def _missing_weights(path: Path) -> str:
     indexes = sorted(path.glob("*.index.json"))
     named = sorted({name for index in indexes for name in _shards(index)})
     if named:
-        lacking = [name for name in named if not _is_whole(path / name)]
-        more = f" and {len(lacking) - _MAX_NAMED} more" if len(lacking) > _MAX_NAMED else ""
+        missing = [name for name in named if not _is_complete(path / name)]
+        if not missing:
+            return ""
+        more = f" and {len(missing) - _MAX_NAMED} more" if len(missing) > _MAX_NAMED else ""
         return (
-            f"{path} lacks {len(lacking)} of {len(named)} weight files: {', '.join(lacking[:_MAX_NAMED])}{more}"
-            if lacking
-            else ""
+            f"{path} lacks {len(missing)} of {len(named)} weight files: "
+            f"{', '.join(missing[:_MAX_NAMED])}{more}"
         )
     found = [file for pattern in _WEIGHTS for file in path.glob(pattern)]
     if not found:
-        return f"{path} holds no weights (safetensors, bin, pt, gguf)"
-    broken = [file.name for file in found if not _is_whole(file)]
+        return f"{path} has no weights (safetensors, bin, pt, gguf)"
+    broken = [file.name for file in found if not _is_complete(file)]
     return (
-        f"{path}: {', '.join(broken[:_MAX_NAMED])} cannot be read or is only a Git LFS pointer"
+        f"{path}: {', '.join(broken[:_MAX_NAMED])} cannot be read, is incomplete, or is only a "
+        "Git LFS pointer"
         if broken
         else ""
     )
@@ -80,8 +81,8 @@ def _shards(index: Path) -> Iterator[str]:
     yield from (str(name) for name in (weights or {}).values()) if isinstance(weights, dict) else ()
 
 
-def _is_whole(file: Path) -> bool:
-    """It is there, readable, not empty, no pointer, and as long as its own head says."""
+def _is_complete(file: Path) -> bool:
+    """Whether a file is readable, not empty, not an LFS pointer, and as long as its header says."""
     try:
         with file.open("rb") as opened:
             head = opened.read(max(8, len(_LFS_POINTER)))
@@ -94,8 +95,10 @@ def _is_whole(file: Path) -> bool:
 
 
 def _is_long_enough(head: bytes, size: int, descriptor: int) -> bool:
-    """A safetensors file: eight bytes with the length of a JSON head, the head, then data up to the
-    largest offset in it.
+    """Whether a safetensors file has all its data.
+
+    It has eight bytes with the length of a JSON header, the header, then data up to the largest
+    offset in it.
     """
     length = int.from_bytes(head[:8], "little")
     if 8 + length > size or length > 100 << 20:

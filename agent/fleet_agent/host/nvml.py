@@ -1,8 +1,7 @@
-"""Owns the reading of NVIDIA GPUs through NVML (nvidia-ml-py). A field that a GPU or driver does
-not have is absent; sets nothing.
+"""Reads NVIDIA GPUs through NVML (nvidia-ml-py). Fields that a GPU or driver lacks are None.
 
-NVML is asked afresh for each reading: a handle of a GPU that fell off the bus stays broken until
-the library is started again.
+NVML is initialised again for each reading, since the handle of a GPU that fell off the bus stays
+broken until then.
 """
 
 from __future__ import annotations
@@ -21,13 +20,10 @@ from fleet_knowledge.host.gpu import Gpu, GpuProcess, gpu_from
 
 _MIB = 1 << 20
 _TOPOLOGY_LIMIT_S = 20.0
-_FABRIC = (
-    "not supported",
-    "not started",
-    "in progress",
-    "completed",
-)  # nvmlGpuFabricState_t, by number
-# Failure class by the name of NVML's error; those of an absent driver are no fault.
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+# nvmlGpuFabricState_t, by number
+_FABRIC = ("not supported", "not started", "in progress", "completed")
+# NVML errors of a host without a driver, which is not a fault; then failure classes by NVML error
 _ABSENT = frozenset({"NVMLError_LibraryNotFound", "NVMLError_DriverNotLoaded"})
 _CLASSES = {
     "NVMLError_LibRmVersionMismatch": "driver_mismatch",
@@ -57,7 +53,7 @@ def _fabric(nvml: Any, handle: Any) -> str:
 
 
 def _nvlinks(nvml: Any, handle: Any) -> int:
-    """Links that are up; NotSupported, raised for the first, means that the model has none."""
+    """Count the links that are up. Raises NVMLError (not supported) if the model has no NVLink."""
     states = [nvml.nvmlDeviceGetNvLinkState(handle, 0)]
     for link in range(1, nvml.NVML_NVLINK_MAX_LINKS):
         try:
@@ -108,8 +104,9 @@ _FIELDS: Mapping[str, Read] = {
 
 
 class NvmlGpus:
-    """The GPUs that the driver of this host shows. `nvml` is the module pynvml or one that answers
-    as it does; None: it is imported.
+    """The GPUs that the driver of this host shows.
+
+    `nvml` is the module pynvml or a replacement for it; it is imported if None.
     """
 
     is_recorded = False
@@ -119,7 +116,7 @@ class NvmlGpus:
         self._root = root
 
     def read(self) -> GpuReading:
-        """All GPUs; no GPU and no fault without a driver."""
+        """Read all GPUs; returns no GPU and no fault on a host without a driver."""
         nvml = self._nvml or _import_pynvml()
         if nvml is None:
             return GpuReading()
@@ -135,12 +132,17 @@ class NvmlGpus:
             nvml.nvmlShutdown()
 
     def topology_text(self) -> str:
-        """By `nvidia-smi topo -m`, in English."""
+        """Return the output of `nvidia-smi topo -m` in English; empty if it fails."""
         try:
             done = subprocess.run(
-                ["nvidia-smi", "topo", "-m"], capture_output=True, text=True, errors="replace", timeout=_TOPOLOGY_LIMIT_S, check=False,
-                env={"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"},
-            )  # fmt: skip
+                ["nvidia-smi", "topo", "-m"],
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=_TOPOLOGY_LIMIT_S,
+                check=False,
+                env={"PATH": _PATH, "LC_ALL": "C"},
+            )
         except (OSError, subprocess.TimeoutExpired):
             return ""
         return done.stdout if done.returncode == 0 else ""

@@ -1,5 +1,6 @@
-"""Owns the answer to who listens at a TCP port of this host, by /proc alone, which no answer over
-HTTP can gainsay. Connects nowhere.
+"""Finds the process that listens on a TCP port of this host, from /proc.
+
+Unlike an answer over HTTP, this shows for certain which process it is.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ _LISTEN = "0A"
 
 
 def foreign_listener(port: int, ours: Iterable[ProcessStat]) -> str:
-    """Who listens at `port` when it is none of `ours`; empty when one of them does, when nobody
-    does, or when that cannot be seen.
+    """Return the process that listens on `port` if it is not one of `ours`.
+
+    Empty if one of them listens, if nothing listens, or if that cannot be seen.
     """
     sockets = frozenset(_listening_sockets(port))
     ours = tuple(ours)
@@ -38,7 +40,7 @@ def foreign_listener(port: int, ours: Iterable[ProcessStat]) -> str:
 
 
 def _listening_sockets(port: int) -> Iterator[str]:
-    """The sockets that listen at the port, by inode; see proc_net_tcp."""
+    """Yield the sockets that listen on the port, as links in /proc name them; see proc_net_tcp."""
     for table in ("net/tcp", "net/tcp6"):
         try:
             lines = (_PROC / table).read_text(encoding="ascii").splitlines()[1:]
@@ -50,9 +52,7 @@ def _listening_sockets(port: int) -> Iterator[str]:
 
 
 def _open_files(pid: int) -> set[str] | None:
-    """What the process has open; None when that may not be seen. One that has just ended has
-    nothing open.
-    """
+    """Return what the process has open; None without permission, empty if it has just ended."""
     folder = _PROC / str(pid) / "fd"
     found = set()
     try:

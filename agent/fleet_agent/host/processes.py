@@ -1,13 +1,12 @@
-"""Owns the reading of /proc: which processes belong to a server that was launched here. Signals
-none, and never goes by a name.
+"""Finds the processes of a launched server in /proc, never by their names.
 
-A process belongs to a server when one of these holds, and a number that the kernel gave away again
-is never mistaken for it:
-- it is in the recorded session, and the session is shown to be ours: its leader has the recorded
-start time, or a member bears a mark;
-- it bears a mark: the launch token in its environment, or the server's log as its output (scheduler
-children overwrite their environment);
-- it descends from such a process, or is in a session that such a process leads.
+A process belongs to a server if one of these holds:
+- It is in the recorded session, and the session is shown to be the server's: its leader has the
+  recorded start time, or a member has a mark.
+- It has a mark: the launch token in its environment, or the server's log as its output (scheduler
+  children overwrite their environment).
+- It descends from such a process, or is in a session that such a process leads.
+Start times are compared, so that a process id that the kernel has reused is not mistaken.
 """
 
 from __future__ import annotations
@@ -20,13 +19,14 @@ from pathlib import Path
 TOKEN_VARIABLE = "BENCHFLEET_LAUNCH"
 
 _PROC = Path("/proc")
-_DEAD_STATES = frozenset("ZXx")  # a zombie holds nothing: it only waits for its parent
+_DEAD_STATES = frozenset("ZXx")  # a zombie holds no resources, it only waits for its parent
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedSession:
-    """A launched server, as an event or a journal can hold it. Empty text: not known. `start_ticks`
-    0: the leader was gone at once.
+    """What is recorded of a launched server to find its processes again.
+
+    An empty text means not known. `start_ticks` is 0 if the leader ended before it could be read.
     """
 
     pid: int
@@ -34,7 +34,7 @@ class RecordedSession:
     start_ticks: int  # field 22 of /proc/PID/stat
     token: str = ""
     log_path: str = ""
-    boot_id: str = ""  # process ids of another boot mean nothing
+    boot_id: str = ""  # process ids are valid only within one boot
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class ProcessStat:
 
     @property
     def is_alive(self) -> bool:
-        """False for a zombie."""
+        """Whether the process is not a zombie or dead."""
         return self.state not in _DEAD_STATES
 
     def __str__(self) -> str:
@@ -59,7 +59,7 @@ class ProcessStat:
 
 
 def boot_id() -> str:
-    """Of the running kernel; empty when it cannot be read."""
+    """Return the boot id of the running kernel; empty if it cannot be read."""
     try:
         return (_PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
@@ -67,8 +67,9 @@ def boot_id() -> str:
 
 
 def oom_kills() -> int:
-    """Processes that the kernel ended for want of memory since it was booted (Linux 4.13 and
-    later), 0 when it does not tell.
+    """Return how many processes the kernel's OOM killer has ended since boot (Linux 4.13 on).
+
+    Returns 0 if that cannot be read.
     """
     try:
         lines = (_PROC / "vmstat").read_text(encoding="ascii").splitlines()
@@ -78,7 +79,7 @@ def oom_kills() -> int:
 
 
 def read_stat(pid: int) -> ProcessStat | None:
-    """The process, zombies too; None when there is none."""
+    """Return the process with this id, also if it is a zombie; None if there is none."""
     try:
         return parse_stat((_PROC / str(pid) / "stat").read_bytes())
     except OSError:
@@ -86,8 +87,9 @@ def read_stat(pid: int) -> ProcessStat | None:
 
 
 def parse_stat(line: bytes) -> ProcessStat:
-    """From the content of /proc/PID/stat. The name stands in brackets and may hold blanks and
-    brackets itself.
+    """Parse the content of /proc/PID/stat.
+
+    The name is in parentheses and may itself contain blanks and parentheses.
     """
     head, _, tail = line.rpartition(b")")
     pid, _, name = head.partition(b"(")
@@ -105,13 +107,13 @@ def parse_stat(line: bytes) -> ProcessStat:
 
 
 def all_processes() -> dict[int, ProcessStat]:
-    """Every process that can be seen, by id, zombies too."""
+    """Return every visible process by id, including zombies."""
     found = (read_stat(int(name)) for name in os.listdir(_PROC) if name.isdigit())
     return {process.pid: process for process in found if process}
 
 
 def processes_of_session(session_id: int) -> tuple[ProcessStat, ...]:
-    """The living processes whose session has this id, whoever's it is."""
+    """Return the living processes in the session with this id, also if it is not the server's."""
     return tuple(
         process
         for process in all_processes().values()
@@ -122,8 +124,9 @@ def processes_of_session(session_id: int) -> tuple[ProcessStat, ...]:
 def members_of(
     session: RecordedSession, known: Iterable[ProcessStat] = ()
 ) -> tuple[ProcessStat, ...]:
-    """The living processes that belong to the recorded server; see the head of this file. `known`:
-    shown to be its at an earlier moment.
+    """Return the living processes of the recorded server, by the rules at the top of this file.
+
+    `known` are processes that were shown to be the server's earlier.
     """
     if _is_of_another_boot(session):
         return ()
@@ -145,8 +148,9 @@ def members_of(
 def unproven_members(
     session: RecordedSession, known: Iterable[ProcessStat] = ()
 ) -> tuple[ProcessStat, ...]:
-    """Own living processes in the recorded session that cannot be shown to be the server's: its
-    leader is gone, and none bears a mark.
+    """Return our user's living processes in the session that may be the server's, without proof.
+
+    The session's leader is gone and they have no mark.
     """
     inside = processes_of_session(session.session_id)
     if not inside or read_stat(session.session_id) or _is_of_another_boot(session):
@@ -157,10 +161,10 @@ def unproven_members(
 
 
 def find_session_by_token(token: str) -> RecordedSession | None:
-    """The server that bears this launch token, by its oldest process; None when there is none.
+    """Find the server with this launch token by its oldest process; None if there is none.
 
-    The session of a bearer is the server's only when its leader bears the token too or is dead: a
-    bearer proves nothing about strangers.
+    The session of that process is the server's only if the leader has the token too or is dead.
+    Otherwise the process may have been started in a session of others.
     """
     seen = all_processes()
     seen.pop(os.getpid(), None)
@@ -199,7 +203,7 @@ def _server_pids(
 
 
 def _descendants(seen: Mapping[int, ProcessStat], ours: set[int]) -> Iterator[int]:
-    """Children of ours, and members of sessions that ours lead."""
+    """Yield the children of our processes, and the members of sessions that these lead."""
     for pid, process in seen.items():
         leader = seen.get(process.session)
         if process.parent in ours or (

@@ -1,7 +1,6 @@
-"""Owns what the kernel tells of a host in /sys and /proc; writes nothing there. What cannot be read
-is absent.
+"""Reads what the kernel shows of a host in /sys and /proc. Facts that cannot be read are left out.
 
-`root` is another folder in tests only.
+`root` differs from `/` only in tests.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ from fleet_knowledge.host.lscpu import read_lscpu
 
 # id of the extended capability Access Control Services, PCIe base specification 5.0, 7.7.8
 _ACS = 0x000D
-_ACS_REDIRECTS = (
-    0x04 | 0x08 | 0x20
-)  # request and completion redirect, egress control: peer-to-peer goes through the root complex
+# request redirect, completion redirect, egress control: with these, peer-to-peer traffic goes
+# through the root complex
+_ACS_REDIRECTS = 0x04 | 0x08 | 0x20
 _BRIDGE = 0x0604
 
 
 def read_text(path: Path) -> str:
-    """The content of a small file without its ends; empty when it cannot be read."""
+    """Return the stripped content of a small file; empty if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
@@ -31,38 +30,42 @@ def read_text(path: Path) -> str:
 
 
 def pci_device_folder(bus_id: str, root: Path) -> Path:
-    """The folder of a PCI device; NVML writes the domain with eight digits, the kernel with four."""
+    """Return the folder of a PCI device.
+
+    NVML writes the PCI domain with eight digits, the kernel with four.
+    """
     domain, _, rest = bus_id.lower().partition(":")
     return root / "sys/bus/pci/devices" / f"{domain[-4:].rjust(4, '0')}:{rest}"
 
 
 def host_name() -> str:
-    """The host's own name, without a domain."""
+    """Return the host's own name, without its domain."""
     return socket.gethostname().split(".")[0] or "localhost"
 
 
 def driver_gpus(root: Path = Path("/")) -> int:
-    """NVIDIA GPUs that the kernel driver shows; 0 without the driver."""
+    """Return how many NVIDIA GPUs the kernel driver shows; 0 without the driver."""
     folder = root / "proc/driver/nvidia/gpus"
     return len(list(folder.iterdir())) if folder.is_dir() else 0
 
 
 def numa_node(bus_id: str, root: Path = Path("/")) -> int | None:
-    """The NUMA node whose memory is nearest to a PCI device; None when the kernel does not know."""
+    """Return the NUMA node nearest to a PCI device; None if the kernel does not know it."""
     node = read_text(pci_device_folder(bus_id, root) / "numa_node")
     return int(node) if node.isdecimal() else None
 
 
 def process_name(pid: int, root: Path = Path("/")) -> str:
-    """Of a visible process: its command, else its short name; empty for one in another PID
-    namespace.
+    """Return a process's command line, else its short name, at most 200 characters.
+
+    Empty for a process in another PID namespace.
     """
     words = read_text(root / "proc" / str(pid) / "cmdline").replace("\0", " ").strip()
     return words[:200] or read_text(root / "proc" / str(pid) / "comm")
 
 
 def kernel_facts(root: Path = Path("/")) -> dict[str, str]:
-    """What identifies a host beside its GPUs and stays while it runs."""
+    """Return what identifies a host apart from its GPUs and does not change while it runs."""
     meminfo = _parse_fields(read_text(root / "proc/meminfo"))
     processors = read_lscpu(read_text(root / "proc/cpuinfo"))
     facts = {
@@ -87,8 +90,9 @@ def kernel_facts(root: Path = Path("/")) -> dict[str, str]:
 
 
 def iommu(root: Path = Path("/")) -> str:
-    """`on`, `passthrough` (on, and devices of the host are not translated) or `off`; empty when
-    /sys cannot be read.
+    """Return the state of the IOMMU: `on`, `passthrough` or `off`; empty if /sys cannot be read.
+
+    In passthrough mode it is on, but addresses of the host's own devices are not translated.
     """
     groups = root / "sys/kernel/iommu_groups"
     if not groups.is_dir():
@@ -103,11 +107,10 @@ def iommu(root: Path = Path("/")) -> str:
 
 
 def acs(root: Path = Path("/")) -> str:
-    """`on` when a PCI bridge redirects peer-to-peer traffic, which slows GPUs without NVLink;
-    `off`; empty when that cannot be read.
+    """Return `on` if a PCI bridge redirects peer-to-peer traffic, which slows GPUs without NVLink.
 
-    The register lies beyond the first 64 bytes of a device's configuration, which only root may
-    read.
+    Else `off`, or empty if that cannot be read: only root may read the register, since it is beyond
+    the first 64 bytes of a device's configuration.
     """
     redirecting = [
         value for bridge in _bridges(root) if (value := _acs_control(bridge)) is not None
@@ -118,15 +121,16 @@ def acs(root: Path = Path("/")) -> str:
 
 
 def shm_size(root: Path = Path("/")) -> str:
-    """Size of /dev/shm, through which NCCL and SGLang's ranks talk: `64 MiB` is a container's
-    default.
+    """Return the size of /dev/shm in MiB; empty if it does not exist.
+
+    NCCL and SGLang's ranks exchange data through it. The default in a container is `64 MiB`.
     """
     total = shm_bytes(root)
     return f"{total >> 20} MiB" if total else ""
 
 
 def shm_bytes(root: Path = Path("/")) -> int:
-    """0 when it is not there."""
+    """Return the size of /dev/shm in bytes; 0 if it does not exist."""
     try:
         status = os.statvfs(root / "dev/shm")
     except OSError:
@@ -140,13 +144,13 @@ def _parse_fields(table: str) -> dict[str, str]:
 
 
 def _bracketed_word(words: str) -> str:
-    """`madvise` of `always [madvise] never`."""
+    """Return the word in brackets: `madvise` in `always [madvise] never`."""
     found = re.search(r"\[(\w+)\]", words)
     return found[1] if found else ""
 
 
 def _governors(root: Path) -> str:
-    """One word when all CPUs have the same."""
+    """Return the CPUs' frequency governors, each once."""
     found = {
         read_text(path)
         for path in (root / "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_governor")
@@ -155,7 +159,7 @@ def _governors(root: Path) -> str:
 
 
 def _numa_nodes(root: Path) -> str:
-    """Those that own CPUs."""
+    """Return how many NUMA nodes have CPUs; empty if that cannot be read."""
     nodes = (root / "sys/devices/system/node").glob("node[0-9]*/cpulist")
     count = sum(bool(read_text(path)) for path in nodes)
     return str(count) if count else ""
@@ -168,15 +172,13 @@ def _bridges(root: Path) -> list[Path]:
 
 
 def _acs_control(bridge: Path) -> int | None:
-    """The control register of a bridge; None without the capability, or without the right to read
-    so far.
-    """
+    """Return a bridge's ACS control register; None if there is none or it cannot be read."""
     try:
         config = (bridge / "config").read_bytes()
     except OSError:
         return None
     place = 0x100
-    for _ in range(48):  # a loop in a broken list ends all the same
+    for _ in range(48):  # bounded, since a broken list may be a loop
         if place < 0x100 or place + 8 > len(config):
             return None
         head = int.from_bytes(config[place : place + 4], "little")
