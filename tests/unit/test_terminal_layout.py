@@ -130,7 +130,7 @@ def test_inconclusive_rows_say_what_they_need() -> None:
     ]
     text = comparison_text(compare(runs, "a"), None, False)
     assert re.search(r"\d+ more launches of each", text)
-    assert "INCONCLUSIVE: the interval includes no difference and reaches beyond ±2 %" in text
+    assert "INCONCLUSIVE: the interval includes a ratio of 1 and reaches beyond ±2 %" in text
 
 
 def test_a_reason_says_which_metric_it_is_about_when_they_differ() -> None:

@@ -80,8 +80,8 @@ def judge_ratio(
     if verdict == Verdict.EQUIVALENT:
         return Judgement(verdict, f"the whole interval is within {percent}")
     if verdict != Verdict.INCONCLUSIVE:
-        return Judgement(verdict, "the interval excludes no difference")
-    reason = f"the interval includes no difference and reaches beyond {percent}"
+        return Judgement(verdict, "the interval excludes a ratio of 1")
+    reason = f"the interval includes a ratio of 1 and reaches beyond {percent}"
     if (estimate.open_below or estimate.open_above) and not _target_half_width(
         estimate, question
     ) > 0:

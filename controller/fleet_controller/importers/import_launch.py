@@ -131,7 +131,7 @@ def _from_here_documents(
             notes.info(
                 "here_document",
                 document.line,
-                "the launch is inside a here-document, whose text is read",
+                "the launch is inside a here-document: its text is read",
                 "",
             )
             inner = read_script(document.body, notes, document.body_line, script.env)

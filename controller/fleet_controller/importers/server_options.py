@@ -232,7 +232,8 @@ def _keep_last(
     before = found.pop(option.name, None)
     if before is not None and before.value != option.value:
         message = (
-            f"{option.name} is given twice ({_shorten(before.value)}, {_shorten(option.value)}): the "
+            f"{option.name} is given twice ({_shorten(before.value)}, "
+            f"{_shorten(option.value)}): the "
             "last value wins"
         )
         notes.warn(

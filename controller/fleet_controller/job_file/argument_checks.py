@@ -317,9 +317,7 @@ def check_unexpanded_variables(parsed: ParsedJob) -> Iterator[Finding]:
     for path, value in _launch_texts(parsed):
         found = _UNEXPANDED.search(value)
         if found:
-            message = (
-                f"`{found[0][:60]}` is not expanded: the server would get this text as it stands"
-            )
+            message = f"`{found[0][:60]}` is not expanded: the server would get this text literally"
             yield parsed.finding("unexpanded_variable", path, message, "write the value itself")
 
 

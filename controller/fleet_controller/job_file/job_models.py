@@ -249,10 +249,11 @@ class Runs(Section):
     """How many measured runs a workload gets inside one launch."""
 
     min: Annotated[int, Field(gt=0, le=10_000)] = Field(
-        default=5, description="Minimum of valid runs."
+        default=5, description="Minimum number of valid runs."
     )
     max: Annotated[int, Field(gt=0, le=10_000)] | None = Field(
-        default=None, description="Maximum of valid runs; default 20, or min if that is more."
+        default=None,
+        description="Maximum number of valid runs; default 20, or min if that is more.",
     )
 
 

@@ -208,11 +208,15 @@ class Workload(Requests):
     model_config = ConfigDict(json_schema_extra={"oneOf": _LOADS})
 
     concurrency: Counts | None = Field(
-        default=None, description="Requests in flight at once; a list makes one workload each."
+        default=None,
+        description="Requests in flight at once; a list makes one workload for each value.",
     )
     rate: Rates | None = Field(
         default=None,
-        description="Requests a second, whatever the server does; a list makes one workload each.",
+        description=(
+            "Requests a second, however fast the server answers; a list makes one workload for "
+            "each value."
+        ),
     )
     ramp: Annotated[tuple[Stage, ...], Field(min_length=1, max_length=1000)] | None = Field(
         default=None, description="A rate that changes, as a list of stages."
