@@ -1,4 +1,4 @@
-"""Owns the form of one class of failure. Holds none."""
+"""Defines what is known about one failure class."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ from dataclasses import dataclass
 
 from fleet_protos.errors import ErrorKind
 
-# The host must be repaired: no use in trying again there
+# The host must be repaired before another attempt there can succeed
 NEEDS_HOST_REPAIR = ErrorKind.DEPLOY_FAILED
 _RETRIED = frozenset({ErrorKind.SERVER_LAUNCH, ErrorKind.SERVER_UNHEALTHY, ErrorKind.SERVER_EXITED})
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """One class. `avoid` is the tempting step that makes it worse or hides it; `source` where the
-    class was seen.
+    """One failure class.
+
+    `avoid` is the tempting step that makes the failure worse or hides it. `source` says where the
+    class was seen: an issue, a file, a version range.
     """
 
     name: str
@@ -26,10 +28,10 @@ class Failure:
 
     @property
     def retryable(self) -> bool:
-        """Whether the same trial may end otherwise when it is started again."""
+        """Return whether the same trial may succeed when it is started again."""
         return self.kind in _RETRIED
 
     @property
     def hint(self) -> str:
-        """Cause and cure in one text for a person."""
+        """Return cause and cure as one text."""
         return f"{self.cause} {self.cure}"

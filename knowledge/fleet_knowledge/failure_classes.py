@@ -1,5 +1,5 @@
-"""Owns all classes of failure by name: what each means, what cures it, what must not be done,
-whether to try again. Reads no log.
+"""Lists all failure classes by name: what each means, what cures it, what makes it worse and
+whether to retry.
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ FAILURES: Mapping[str, Failure] = {
     )
     for failure in group
 }
-"""Every class by its name; a log that explains nothing has none of them."""
+"""Every class by name. A log that explains nothing gets none of them."""
 
 
 def kind_of(failure_class: str) -> ErrorKind:
-    """What to do next about a server that ended so; `unknown` and names without a row are an exit
-    like any other.
+    """Return the error kind of a server that ended with this failure class.
+
+    `unknown` and names that have no row count as SERVER_EXITED.
     """
     failure = FAILURES.get(failure_class)
     return failure.kind if failure else ErrorKind.SERVER_EXITED

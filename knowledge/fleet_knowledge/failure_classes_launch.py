@@ -1,4 +1,4 @@
-"""Owns the classes of failure that memory, ports, arguments and models cause. Reads no log."""
+"""Failure classes of a launch: memory, ports, arguments, models."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MEMORY_FAILURES = (
     Failure(
         "cuda_oom",
         ErrorKind.SERVER_OOM,
-        "GPU memory ran out while serving: activations of a long prefill, logits, or graphs did not fit beside the KV cache.",
+        "GPU memory ran out while serving: activations of a long prefill, logits, or graphs did not fit next to the KV cache.",
         "Lower --mem-fraction-static (for example by 0.05), --chunked-prefill-size or --max-running-requests.",
         "Raising --mem-fraction-static; retrying unchanged.",
         "torch.OutOfMemoryError after `Memory pool end`; HIP says the same",
@@ -51,7 +51,7 @@ MEMORY_FAILURES = (
     Failure(
         "host_memory_short",
         ErrorKind.SERVER_OOM,
-        "Host memory does not hold what was asked for: the hierarchical cache, pinned buffers, or what the loading of weights takes.",
+        "Host memory is too small for what was requested: the hierarchical cache, pinned buffers, or the loading of weights.",
         "Lower --hicache-ratio or --hicache-size (it is per rank), or free host memory.",
         "Adding swap: pinned memory cannot use it.",
         "memory_pool_host.py: `Not enough host memory available`",
@@ -68,7 +68,7 @@ MEMORY_FAILURES = (
     Failure(
         "kv_pool_exhausted",
         ErrorKind.SERVER_OOM,
-        "The KV cache had no room for the next step, and nothing was left to push back.",
+        "The KV cache had no room for the next step, and no running request was left that could be retracted.",
         "Lower --max-running-requests, raise --schedule-conservativeness or --mem-fraction-static, or shorten the requests.",
         "Lowering --mem-fraction-static: that makes this pool smaller.",
         "RuntimeError `Prefill out of memory` and `Decode out of memory`, 0.2 - 0.5.23",
@@ -76,7 +76,7 @@ MEMORY_FAILURES = (
     Failure(
         "kv_pool_leak",
         ErrorKind.SERVER_EXITED,
-        "SGLang's own check found that KV slots were lost: a bug of this version with these features.",
+        "SGLang's own check found lost KV slots: a bug in this version with these features.",
         "Note version and arguments, update SGLang, or switch off what is new (speculation, overlap, hierarchical cache) one at a time.",
         "Giving it more memory.",
         "scheduler `memory leak detected`, 0.4.1 - 0.5.23",
@@ -87,7 +87,7 @@ PORT_FAILURES = (
     Failure(
         "port_in_use",
         ErrorKind.SERVER_LAUNCH,
-        "Another process listens on the HTTP port, often an earlier server that was not ended; SGLang finds out after loading weights.",
+        "Another process listens on the HTTP port, often an earlier server that is still running; SGLang notices only after it has loaded the weights.",
         "End the other server or take another --port; test the port before the launch.",
         "Believing `Application startup complete` or a health answer: the OTHER server may give it. Compare the model of /model_info.",
         "uvicorn; sglang 0.5.9 binds after the model is loaded",
@@ -97,7 +97,7 @@ PORT_FAILURES = (
         ErrorKind.SERVER_LAUNCH,
         "The port of --dist-init-addr (or one of those after it) or --nccl-port is taken on the head host.",
         "Give every job on a host its own --dist-init-addr or --nccl-port, and leave at least 10 ports between jobs.",
-        "Changing --port, which is another one; reporting the AttributeError that may follow as a bug.",
+        "Changing --port, which is a different port; reporting the AttributeError that may follow as a bug.",
         "server_args.py 0.5.9 - 0.5.23 (its `30 seconds` are 3); torch TCPStore",
     ),
     Failure(
@@ -105,7 +105,7 @@ PORT_FAILURES = (
         ErrorKind.SERVER_LAUNCH,
         "The ranks did not all meet: a host did not start, cannot reach the head, or differs in --nnodes, --node-rank or --dist-init-addr.",
         "Look at the log of every host; check that the head's address and port are reachable, and NCCL_SOCKET_IFNAME/GLOO_SOCKET_IFNAME.",
-        "Only raising --dist-timeout while one host is not there at all.",
+        "Only raising --dist-timeout while a host is missing.",
         "torch.distributed.DistStoreError, `Timed out after … waiting for clients`; gloo connectFullMesh",
     ),
 )
@@ -114,7 +114,7 @@ ARGUMENT_FAILURES = (
     Failure(
         "argument_error",
         ErrorKind.CONFIG,
-        "The server refused its arguments.",
+        "The server rejected its arguments.",
         "Edit the argument that the line names; `fleetctl lint` knows the spellings of each version.",
         "Retrying: it fails the same way on every host.",
         "argparse (exit code 2), server_args.py",
@@ -123,14 +123,14 @@ ARGUMENT_FAILURES = (
         "container_not_started",
         NEEDS_HOST_REPAIR,
         "The container runtime did not start the server's container.",
-        "See to what its last line names: the image (pull it first), a mount, the GPUs (`nvidia-ctk`), the daemon, rights of the user.",
-        "Reading it as a failure of SGLang, which has not run.",
+        "Fix what its last line names: the image (pull it first), a mount, the GPUs (`nvidia-ctk`), the daemon, or the permissions of the user.",
+        "Treating it as a failure of SGLang, which never ran.",
         "docker-run(1) and podman-run(1): exit codes 125, 126 and 127",
     ),
     Failure(
         "spec_args_invalid",
         ErrorKind.CONFIG,
-        "The server refused this combination of speculative arguments.",
+        "The server rejected this combination of speculative arguments.",
         "Edit the arguments that the line names; see `fleetctl lint`.",
         "Retrying or blaming the host: it is a property of the job.",
         "server_args.py 0.5.9, arg_groups/speculative_hook.py and speculative/draft_utils.py 0.5.23; sglang issue 38236",
@@ -140,22 +140,22 @@ ARGUMENT_FAILURES = (
         ErrorKind.CONFIG,
         "--speculative-draft-model-path is missing: the target model was loaded a second time as its own draft.",
         "Give an EAGLE3 draft that was trained for this target. Only models with MTP layers of their own (DeepSeek V3/R1/V4, GLM-4.5 and"
-        " later, …) may do without, with EAGLE or NEXTN.",
+        " later, …) can speculate without a draft, with EAGLE or NEXTN.",
         "Adding memory or GPUs, when the second copy ran out of memory.",
         "sglang issue 36528",
     ),
     Failure(
         "spec_draft_mismatch",
         ErrorKind.CONFIG,
-        "The draft model does not fit the target: other sizes, vocabulary or architecture.",
-        "Take the draft that was trained for this very target, and EAGLE3 for an EAGLE-3 draft.",
-        "Ignoring mismatched weights: the server would accept no token of the draft.",
+        "The draft model does not fit the target: its sizes, vocabulary or architecture differ.",
+        "Use the draft that was trained for this target, and EAGLE3 for an EAGLE-3 draft.",
+        "Ignoring mismatched weights: the server would accept none of the draft tokens.",
         "draft model loading, size mismatch",
     ),
     Failure(
         "parallel_size_invalid",
         ErrorKind.CONFIG,
-        "The model cannot be cut into that many parts, or the sizes contradict each other.",
+        "The model cannot be split into that many parts, or the sizes contradict each other.",
         "Choose --tp-size/--dp-size/--ep-size/--pp-size that divide the heads, experts and quantisation blocks that the line names.",
         "Trying on another host.",
         "layers/linear.py, fp8.py, server_args.py",
@@ -183,7 +183,7 @@ MODEL_FAILURES = (
     Failure(
         "model_not_found",
         ErrorKind.CONFIG,
-        "The model path holds no model, or no such repository exists.",
+        "The model path does not contain a model, or the repository does not exist.",
         "Check the spelling, and that the folder is mounted on this host (inside the container) with config.json in it.",
         "Retrying.",
         "transformers, huggingface_hub",
@@ -199,8 +199,8 @@ MODEL_FAILURES = (
     Failure(
         "weights_corrupt",
         ErrorKind.CONFIG,
-        "A weight file is cut, damaged or not the one that config.json describes.",
-        "Compare sizes with the repository and copy the file again (a Git LFS pointer is a text of 130 bytes).",
+        "A weight file is truncated, damaged or not the one that config.json describes.",
+        "Compare sizes with the repository and copy the file again (a Git LFS pointer is a text file of about 130 bytes).",
         "--load-format dummy, except to test the launch.",
         "safetensors, torch load_state_dict",
     ),
@@ -218,7 +218,7 @@ MODEL_FAILURES = (
         NEEDS_HOST_REPAIR,
         "A disk of the host is full.",
         "Free space where the line says (model cache, /tmp, JIT caches).",
-        "Retrying on this host before there is space.",
+        "Retrying on this host before space is free.",
         "errno 28",
     ),
 )

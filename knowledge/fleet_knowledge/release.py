@@ -1,4 +1,4 @@
-"""Owns versions of SGLang and NCCL and the ranges in which a fact holds; knows no fact itself."""
+"""Parses versions of SGLang and NCCL and compares them with version ranges."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ _NUMBERS = re.compile(r"v?(\d+(?:\.\d+)*)(?:\.?post(\d+))?")
 @total_ordering
 @dataclass(frozen=True, slots=True, eq=False)
 class Release:
-    """A version by its numbers: `0.5.9`, `v0.4.6.post4-cu124` and `2.27.3+cuda12.9` are read; what
-    follows the numbers is dropped.
+    """A version as numbers.
+
+    Reads `0.5.9`, `v0.4.6.post4-cu124` and `2.27.3+cuda12.9`; whatever follows the numbers is
+    dropped.
     """
 
     numbers: tuple[int, ...]
@@ -21,7 +23,7 @@ class Release:
 
     @classmethod
     def parse(cls, text: str) -> Release | None:
-        """The version that `text` begins with; None when it begins with none."""
+        """Return the version at the start of `text`, or None if it does not start with one."""
         found = _NUMBERS.match(text.strip())
         return cls(tuple(map(int, found[1].split("."))), int(found[2] or 0)) if found else None
 
@@ -39,7 +41,7 @@ class Release:
 
     @property
     def _key(self) -> tuple[tuple[int, ...], int]:
-        """`2.27` is `2.27.0`."""
+        """Return the key for comparisons, in which `2.27` equals `2.27.0`."""
         significant = self.numbers
         while significant and significant[-1] == 0:
             significant = significant[:-1]
@@ -48,13 +50,15 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class VersionRange:
-    """Versions in which a fact was found to hold, both ends counted; an open end is an empty text."""
+    """The versions in which a fact was found to hold, both ends included. An empty text is an open
+    end.
+    """
 
     first: str = ""
     last: str = ""
 
     def contains(self, version: Release | None) -> bool:
-        """True for a version within, and for one that is not known."""
+        """Return whether the version is in the range; an unknown version (None) counts as in it."""
         first, last = Release.parse(self.first), Release.parse(self.last)
         return version is None or (
             (first is None or first <= version) and (last is None or version <= last)

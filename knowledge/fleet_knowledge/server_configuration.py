@@ -1,5 +1,5 @@
-"""Owns the form in which a rule about SGLang says something of one configuration; knows neither
-files nor lines.
+"""Defines the server configuration that rules about SGLang read, and the findings that
+they return.
 """
 
 from __future__ import annotations
@@ -13,18 +13,16 @@ from fleet_knowledge.release import Release, VersionRange
 from fleet_knowledge.sglang_releases import Certainty, certainty_of
 
 ERROR, WARNING, INFO = "error", "warning", "info"
-
-
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
 
 
 @dataclass(frozen=True, slots=True)
 class ServerConfiguration:
-    """What a server is launched with: arguments by SGLang's own names (absent when not given),
-    variables, GPUs given (None: as needed).
+    """The arguments, environment and size of one server launch.
 
-    `release` is None when the version is not known. `concurrency` is the most requests that a
-    closed loop keeps in flight, 0 = none.
+    `args` has SGLang's own names and only arguments that were given. `gpus` is None when the launch
+    may use as many as it needs. `release` is None when the version is unknown. `concurrency` is the
+    largest number of requests that a closed loop keeps in flight; 0 means no closed loop.
     """
 
     args: Mapping[str, Any] = field(default_factory=dict)
@@ -36,33 +34,33 @@ class ServerConfiguration:
     concurrency: int = 0
 
     def number(self, name: str, default: int | None = None) -> int | None:
-        """A whole-number argument; the default when it is not given or not a number."""
+        """Return a whole-number argument, or `default` if it is missing or not a whole number."""
         value = self.args.get(name)
         if isinstance(value, str) and _WHOLE.fullmatch(value.strip()):
             return int(value)
         return value if isinstance(value, int) and not isinstance(value, bool) else default
 
     def size(self, name: str) -> int:
-        """A parallel size; 1 when it is not given or makes no sense."""
+        """Return a parallel size; 1 if it is missing, invalid or below 1."""
         return max(self.number(name, 1) or 1, 1)
 
     def text(self, name: str) -> str:
-        """An argument as text, empty when it is not given."""
+        """Return an argument as text; empty if it is missing, None or False."""
         value = self.args.get(name)
         return "" if value is None or value is False else str(value)
 
     def is_on(self, name: str) -> bool:
-        """True when a flag is given."""
+        """Return whether a flag is given."""
         return self.args.get(name) is True
 
     def is_variable_on(self, variable: str) -> bool:
-        """True when a variable has one of the values that SGLang reads as true."""
+        """Return whether a variable has one of the values that SGLang reads as true."""
         return self.env.get(variable, "").strip().lower() in ("1", "true", "yes", "y", "t", "on")
 
 
 @dataclass(frozen=True, slots=True)
 class RuleFinding:
-    """One thing to tell. `subject` is what causes it: `args.NAME`, `env.NAME`, `gpus` or
+    """One result of a rule. `subject` names what causes it: `args.NAME`, `env.NAME`, `gpus` or
     `concurrency`.
     """
 
@@ -74,8 +72,10 @@ class RuleFinding:
 
 
 def refusal_severity(versions: VersionRange, release: Release | None) -> str | None:
-    """ERROR where SGLang surely refuses, WARNING where it does so in some versions and ours is not
-    known, None where it does not.
+    """Return the severity for a configuration that SGLang rejects in `versions`.
+
+    ERROR if this release rejects it, WARNING if the release is unknown and only some versions
+    reject it, None if it accepts it.
     """
     return {Certainty.YES: ERROR, Certainty.MAYBE: WARNING, Certainty.NO: None}[
         certainty_of(versions, release)
@@ -83,5 +83,7 @@ def refusal_severity(versions: VersionRange, release: Release | None) -> str | N
 
 
 def versions_suffix(versions: VersionRange, release: Release | None) -> str:
-    """` (SGLang 0.5.3 - 0.5.15)`, for messages when the version is not known and matters."""
+    """Return ` (SGLang 0.5.3 - 0.5.15)` for a message if the release is unknown and the range is
+    limited, else an empty text.
+    """
     return f" (SGLang {versions})" if release is None and versions != VersionRange() else ""

@@ -1,6 +1,4 @@
-"""Owns how sure a fact about SGLang is for one version: the releases that were read, and ranges
-between them. Knows no fact itself.
-"""
+"""Decides how certain a fact about SGLang is for one version, from the releases that were read."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ _ANY = VersionRange()
 
 
 class Certainty(IntEnum):
-    """Whether a fact holds for a server whose version may not be known."""
+    """Whether a fact holds for a server whose version may be unknown."""
 
     NO = 0
     MAYBE = 1
@@ -22,8 +20,8 @@ class Certainty(IntEnum):
 
 
 def certainty_of(versions: VersionRange, release: Release | None) -> Certainty:
-    """YES for a version within, or when the fact holds in any version; MAYBE when the version is
-    not known.
+    """Return YES if the release is in `versions` or every version is, MAYBE if the release is
+    unknown, else NO.
     """
     if versions == _ANY:
         return Certainty.YES
@@ -35,11 +33,12 @@ def certainty_of(versions: VersionRange, release: Release | None) -> Certainty:
 def certainty_of_presence(
     first: str, last: str, read: Sequence[Release], release: Release | None
 ) -> Certainty:
-    """Whether what was first and last seen in two of the releases `read` is in `release`; an empty
-    `last` means the newest still has it.
+    """Return whether something exists in `release`, when only the releases `read` were inspected.
 
-    Between two releases that were read nothing is known of the ones that lie there: what only one
-    of the two has may be in them.
+    `first` and `last` are the oldest and newest of them that have it; an empty `last` means that
+    the newest release read still has it. For a release between one that has it and the next one
+    that lacks it, the answer is MAYBE. An unknown release (None) gives MAYBE too, unless every
+    release read has it.
     """
     if release is None:
         return Certainty.YES if first == str(read[0]) and not last else Certainty.MAYBE
@@ -54,8 +53,11 @@ def certainty_of_presence(
 
 
 def release_of_image(image: str) -> Release | None:
-    """The SGLang version in the tag of a container image, such as
-    `lmsysorg/sglang:v0.4.6.post4-cu124`; None when none is there.
+    """Return the SGLang version in the tag of a container image, such as
+    `lmsysorg/sglang:v0.4.6.post4-cu124`.
+
+    Return None if the image is not an SGLang image or the tag has no version of at least three
+    numbers.
     """
     name, _, tag = image.partition("@")[0].rpartition(":")
     if not name or "/" in tag or "sglang" not in name.rsplit("/", 1)[-1].lower():

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from fleet_knowledge.server_log.diagnosis.accumulator import LogAccumulator
+from fleet_knowledge.server_log.diagnosis.conclusion import conclude_diagnosis
 from fleet_knowledge.server_log.diagnosis.log_diagnosis import Diagnosis
 from fleet_knowledge.server_log.parsing.batch_columns import (
     DIGITS,
@@ -146,7 +147,7 @@ class LogReader:
         self._partial_line, self._partial_bytes = [], 0
         self._flush()
         self._flush_nccl()
-        return self._accumulator.build_diagnosis()
+        return conclude_diagnosis(self._accumulator)
 
     def _feed_block(self, block: bytes) -> None:
         end = block.rfind(b"\n")

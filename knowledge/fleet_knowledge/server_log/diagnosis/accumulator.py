@@ -9,15 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from fleet_knowledge.nccl.log.nccl_facts import NcclFacts
 from fleet_knowledge.nccl.log.nccl_reader import NcclReader
-from fleet_knowledge.server_log.diagnosis import conclusion, launch_phases
+from fleet_knowledge.server_log.diagnosis import launch_phases
 from fleet_knowledge.server_log.diagnosis.decode_rates import LoggedRates
-from fleet_knowledge.server_log.diagnosis.decode_section import (
-    build_decode_section,
-    decode_warnings,
-)
 from fleet_knowledge.server_log.diagnosis.launch_phases import SERVING, LoggedLaunch
-from fleet_knowledge.server_log.diagnosis.log_diagnosis import Diagnosis, LogWarning
+from fleet_knowledge.server_log.diagnosis.log_diagnosis import LogWarning
 from fleet_knowledge.server_log.diagnosis.root_cause import RootCauseFinder, Sighting
 from fleet_knowledge.server_log.parsing import server_facts
 from fleet_knowledge.server_log.parsing.batch_columns import BatchColumns
@@ -225,24 +222,31 @@ class LogAccumulator:
         if versions := read_versions(line.text):
             self.versions = {**versions, **self.versions}
 
-    def build_diagnosis(self) -> Diagnosis:
-        """The diagnosis of all that was taken."""
+    def settle(self) -> None:
+        """Decide what only the end of the log decides: first rates, and failures that were survived."""
         self.rates.finish()
-        for sighting in (
-            self.root_cause_finder.drop_outlived(self.batches)
-            if self.launch.phase == SERVING
-            else ()
-        ):
-            self._warn_survived(sighting)
-        decode = build_decode_section(self.rates, self._samples(), self.excluded)
-        warned = [
+        if self.launch.phase == SERVING:
+            for sighting in self.root_cause_finder.drop_outlived(self.batches):
+                self._warn_survived(sighting)
+
+    def nccl_facts(self) -> NcclFacts:
+        """Return what the NCCL lines say."""
+        return self._nccl.facts()
+
+    def warnings(self) -> list[LogWarning]:
+        """Return the warnings so far, the first seen first."""
+        return [
             LogWarning(code, message, hint, severity, reason, count, details)
             for (code, reason), (severity, message, hint, count, details) in self._warnings.items()
         ]
-        warned += decode_warnings(decode, bool(self.server.get("speculative_algorithm")))
-        nccl = self._nccl.facts()
-        warned += [LogWarning(note.code, note.message, note.hint) for note in nccl.notes]
-        return conclusion.conclude_diagnosis(self, warned, decode, nccl)
+
+    def samples(self) -> list[Mapping[str, Any]]:
+        """Return the first batch lines and the last one as JSON objects."""
+        shown_lines = dict(self._first_samples)
+        for line in read_log_lines(self._last_sample[1]):
+            if batch := read_batch(line):
+                shown_lines[self._last_sample[0]] = batch
+        return [shown_lines[place].to_json() for place in sorted(shown_lines)]
 
     def _update_launch(self, line: LogLine) -> bool:
         text = line.text
@@ -352,15 +356,6 @@ class LogAccumulator:
             known[3] += 1
         elif len(self._warnings) < _MAX_WARNINGS:
             self._warnings[code, reason] = [severity, message, hint, 1, dict(details)]
-
-    def _samples(self) -> list[Mapping[str, Any]]:
-        shown_lines = {place: batch for place, batch in self._first_samples}
-        for line in read_log_lines(self._last_sample[1]):
-            if batch := read_batch(line):
-                shown_lines[self._last_sample[0]] = batch
-        return [
-            batch.to_json() for _, batch in sorted(shown_lines.items(), key=lambda pair: pair[0])
-        ]
 
 
 def _silence_s(line: LogLine) -> float:

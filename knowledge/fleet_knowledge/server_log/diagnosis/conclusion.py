@@ -4,12 +4,15 @@ no line.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
 
 from fleet_knowledge.failure_classes import FAILURES, Failure
 from fleet_knowledge.nccl.log.nccl_facts import NcclFacts
+from fleet_knowledge.server_log.diagnosis.accumulator import LogAccumulator
+from fleet_knowledge.server_log.diagnosis.decode_section import (
+    build_decode_section,
+    decode_warnings,
+)
 from fleet_knowledge.server_log.diagnosis.failure_details import cause_text, failure_details
 from fleet_knowledge.server_log.diagnosis.launch_phases import (
     CAPTURE_GRAPH,
@@ -36,9 +39,6 @@ from fleet_knowledge.server_log.diagnosis.root_cause import Sighting
 from fleet_knowledge.server_log.parsing.log_lines import Rank, elapsed_s
 from fleet_knowledge.server_log.parsing.redaction import redact
 from fleet_knowledge.server_log.symptoms.symptom import AFTER, ECHO
-
-if TYPE_CHECKING:
-    from fleet_knowledge.server_log.diagnosis.accumulator import LogAccumulator
 
 _PHASE_OF = {
     "port_in_use": HTTP_BIND,
@@ -82,23 +82,20 @@ def _busy_hint(accumulator: LogAccumulator) -> str:
     )
 
 
-def conclude_diagnosis(
-    accumulator: LogAccumulator,
-    warned: Sequence[LogWarning],
-    decode: Mapping[str, Any],
-    nccl: NcclFacts,
-) -> Diagnosis:
-    """The value that all ends in."""
-    launch = accumulator.launch
+def conclude_diagnosis(accumulator: LogAccumulator) -> Diagnosis:
+    """Return the diagnosis of everything that the accumulator was fed so far."""
+    accumulator.settle()
+    launch, nccl = accumulator.launch, accumulator.nccl_facts()
+    decode = build_decode_section(accumulator.rates, accumulator.samples(), accumulator.excluded)
+    speculative = bool(accumulator.server.get("speculative_algorithm"))
     root = _find_root(accumulator, nccl)
     state = FAILED if root else _state_without_failure(accumulator)
+    earlier = accumulator.earlier_failures
     result = Diagnosis(
         state=state,
         phase=launch.phase,
         hint=_busy_hint(accumulator) if state == BUSY else "",
-        details={"earlier_failures": accumulator.earlier_failures}
-        if accumulator.earlier_failures
-        else {},
+        details={"earlier_failures": earlier} if earlier else {},
         phases_s=launch.phases_s(),
         ready_at=launch.ready_at,
         ready_s=elapsed_s(launch.began_s, launch.ready_at_s),
@@ -106,7 +103,11 @@ def conclude_diagnosis(
         weight_shards=launch.shards,
         launches=accumulator.launches,
         server=accumulator.server,
-        warnings=tuple(warned),
+        warnings=(
+            *accumulator.warnings(),
+            *decode_warnings(decode, speculative),
+            *(LogWarning(note.code, note.message, note.hint) for note in nccl.notes),
+        ),
         decode=decode,
         nccl=nccl.to_json() if nccl.library or nccl.failure else {},
         versions=accumulator.versions,

@@ -6,14 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fleet_knowledge.failure_classes import Failure
 from fleet_knowledge.nccl.log.nccl_facts import NcclFacts
+from fleet_knowledge.server_log.diagnosis.accumulator import LogAccumulator
 from fleet_knowledge.server_log.diagnosis.root_cause import Sighting
-
-if TYPE_CHECKING:
-    from fleet_knowledge.server_log.diagnosis.accumulator import LogAccumulator
 
 _REPEATABLE_DETAILS = (
     "port",
