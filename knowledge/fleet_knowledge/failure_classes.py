@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fleet_knowledge.failure_class import Failure
+from fleet_knowledge.failure_classes_host import HOST_FAILURES
 from fleet_knowledge.failure_classes_launch import (
     ARGUMENT_FAILURES,
     MEMORY_FAILURES,
@@ -15,7 +16,6 @@ from fleet_knowledge.failure_classes_launch import (
 )
 from fleet_knowledge.failure_classes_runtime import (
     COLLECTIVE_FAILURES,
-    HOST_FAILURES,
     SERVING_FAILURES,
 )
 from fleet_protos.errors import ErrorKind

@@ -1,4 +1,4 @@
-"""Failure classes of a running server, of NCCL and of the host."""
+"""Failure classes of a running server and of NCCL."""
 
 from __future__ import annotations
 
@@ -9,25 +9,40 @@ SERVING_FAILURES = (
     Failure(
         "watchdog_timeout",
         ErrorKind.SERVER_EXITED,
-        "One forward pass made no progress for the watchdog's time: usually a collective hangs (P2P or NVLink fault, a dead peer) or a JIT"
-        " compilation started during traffic.",
-        "Read NCCL's output and the last line of the rank that did NOT report. `py-spy: not found` is only a missing tool.",
-        "Taking the `Killed` that follows for the host's out-of-memory killer; only raising --watchdog-timeout.",
+        "One forward pass made no progress for the watchdog's time: usually a collective hangs "
+        "(P2P or NVLink fault, a dead peer) or a JIT compilation started during traffic.",
+        (
+            "Read NCCL's output and the last line of the rank that did NOT report. `py-spy: not "
+            "found` is only a missing tool."
+        ),
+        (
+            "Taking the `Killed` that follows for the host's out-of-memory killer; only raising "
+            "--watchdog-timeout."
+        ),
         "sglang issues 3752, 7783",
     ),
     Failure(
         "scheduler_crashed",
         ErrorKind.SERVER_EXITED,
         "A scheduler process ended by an exception or a signal that no other class explains.",
-        "Read the exception in the cause line and the traceback above it in the log; search SGLang's issues for these words.",
-        "Judging by `Received sigquit`, `crashed with exit code` or exit code 137: these are consequences.",
+        (
+            "Read the exception in the cause line and the traceback above it in the log; search "
+            "SGLang's issues for these words."
+        ),
+        (
+            "Judging by `Received sigquit`, `crashed with exit code` or exit code 137: these are "
+            "consequences."
+        ),
         "managers/scheduler.py, 0.4.1 - 0.5.23",
     ),
     Failure(
         "scheduler_died",
         ErrorKind.SERVER_EXITED,
         "A process of the server ended without a log message while the others continued.",
-        "Look at `dmesg -T` for the out-of-memory killer or a segmentation fault, and at the log of the job scheduler.",
+        (
+            "Look at `dmesg -T` for the out-of-memory killer or a segmentation fault, and at the "
+            "log of the job scheduler."
+        ),
         "Waiting for the launcher to notice: up to 0.5.9 it never does.",
         "seen by the agent, which watches every process; sglang 0.4.1 - 0.5.9",
     ),
@@ -42,7 +57,10 @@ SERVING_FAILURES = (
     Failure(
         "killed",
         ErrorKind.SERVER_EXITED,
-        "The server got SIGKILL and its log names no cause: the host's out-of-memory killer, a person or a job scheduler sent it.",
+        (
+            "The server got SIGKILL and its log names no cause: the host's out-of-memory killer, a "
+            "person or a job scheduler sent it."
+        ),
         "Look at `dmesg -T`, the cgroup's memory.events and who was logged in.",
         "Treating it as a crash of SGLang.",
         "exit code -9 or 137 without a cause in the log",
@@ -50,15 +68,24 @@ SERVING_FAILURES = (
     Failure(
         "nan_logits",
         ErrorKind.SERVER_EXITED,
-        "The model produced NaN: damaged weights, a wrong quantisation, a kernel fault, or LL128 on hardware that does not preserve its write order.",
-        "Check the output with default NCCL settings and another attention backend; compare the weight files.",
+        (
+            "The model produced NaN: damaged weights, a wrong quantisation, a kernel fault, or "
+            "LL128 on hardware that does not preserve its write order."
+        ),
+        (
+            "Check the output with default NCCL settings and another attention backend; compare "
+            "the weight files."
+        ),
         "--enable-nan-detection off: it hides wrong output.",
         "sampler.py `Detected errors during sampling! NaN in the logits.`",
     ),
     Failure(
         "detokenizer_crashed",
         ErrorKind.SERVER_EXITED,
-        "The detokenizer or the tokenizer manager ended by an exception; schedulers may be healthy.",
+        (
+            "The detokenizer or the tokenizer manager ended by an exception; schedulers may be "
+            "healthy."
+        ),
         "Read the exception in the cause line.",
         "Looking for the fault on the GPUs.",
         "managers/detokenizer_manager.py",
@@ -67,17 +94,27 @@ SERVING_FAILURES = (
         "kv_transfer_failed",
         ErrorKind.SERVER_EXITED,
         "The transfer of KV cache between prefill and decode servers could not be set up or broke.",
-        "Check that both sides have the same transfer backend, that the RDMA devices of --disaggregation-ib-device exist and peers are up.",
+        (
+            "Check that both sides have the same transfer backend, that the RDMA devices of "
+            "--disaggregation-ib-device exist and peers are up."
+        ),
         "Looking at one side's log only.",
         "disaggregation/, mooncake, nixl",
     ),
     Failure(
         "expert_exchange_failed",
         ErrorKind.SERVER_EXITED,
-        "The exchange of tokens between experts (DeepEP over NVSHMEM) could not be set up, or a rank did not join it in time.",
-        "Look for the rank or host that ended first. At the launch: check that IBGDA is enabled in the driver, that all hosts have the same"
-        " RDMA devices up (NVSHMEM_HCA_LIST, NVSHMEM_IB_GID_INDEX), and that DeepEP fits its NVSHMEM.",
-        "Only raising a timeout; comparing --moe-a2a-backend none with it as if it were the same server.",
+        (
+            "The exchange of tokens between experts (DeepEP over NVSHMEM) could not be set up, or "
+            "a rank did not join it in time."
+        ),
+        "Look for the rank or host that ended first. At the launch: check that IBGDA is enabled in "
+        "the driver, that all hosts have the same RDMA devices up (NVSHMEM_HCA_LIST, "
+        "NVSHMEM_IB_GID_INDEX), and that DeepEP fits its NVSHMEM.",
+        (
+            "Only raising a timeout; comparing --moe-a2a-backend none with it as if it were the "
+            "same server."
+        ),
         "DeepEP issues 553, 707; sglang issues 6017, 7888",
     ),
 )
@@ -87,8 +124,8 @@ COLLECTIVE_FAILURES = (
         "nccl_init_failed",
         ErrorKind.SERVER_LAUNCH,
         "CUDA, the driver or the system returned an error while NCCL set up a communicator.",
-        "Read the NCCL WARN line; `operation not supported` means cuMem or P2P on a virtual GPU or PCIe: try NCCL_CUMEM_ENABLE=0,"
-        " NCCL_P2P_DISABLE=1, and check driver against CUDA.",
+        "Read the NCCL WARN line; `operation not supported` means cuMem or P2P on a virtual GPU or "
+        "PCIe: try NCCL_CUMEM_ENABLE=0, NCCL_P2P_DISABLE=1, and check driver against CUDA.",
         "Reading the [0] of an NCCL line as TP rank: it is the CUDA device.",
         "NCCL 2.18 - 2.30; vllm issue 20226, nccl issue 1263",
     ),
@@ -96,7 +133,10 @@ COLLECTIVE_FAILURES = (
         "nccl_invalid_usage",
         ErrorKind.CONFIG,
         "An NCCL setting has no implementation for a collective that the server needs.",
-        "Restrict it to one collective and add a fallback (NCCL 2.24 and later), as in NCCL_ALGO='allreduce:nvls,ring'.",
+        (
+            "Restrict it to one collective and add a fallback (NCCL 2.24 and later), as in "
+            "NCCL_ALGO='allreduce:nvls,ring'."
+        ),
         "Trying other hosts: it is a property of the job.",
         "nccl issues 1898, 1670",
     ),
@@ -104,22 +144,34 @@ COLLECTIVE_FAILURES = (
         "nccl_version_mismatch",
         NEEDS_HOST_REPAIR,
         "Two ranks or two libraries have different NCCL versions.",
-        "Give all hosts the same image or environment; look for a second libnccl in LD_LIBRARY_PATH.",
+        (
+            "Give all hosts the same image or environment; look for a second libnccl in "
+            "LD_LIBRARY_PATH."
+        ),
         "Mixing hosts until they agree.",
         "ncclInvalidUsage/ncclInvalidArgument `mismatch`, undefined symbol in libnccl",
     ),
     Failure(
         "nccl_timeout",
         ErrorKind.SERVER_EXITED,
-        "A collective did not end in time: one rank did not join it, or the link between the ranks is down.",
-        "Find the rank that did not report (it died or hangs elsewhere); check Xid messages, NVLink and InfiniBand state.",
+        (
+            "A collective did not end in time: one rank did not join it, or the link between the "
+            "ranks is down."
+        ),
+        (
+            "Find the rank that did not report (it died or hangs elsewhere); check Xid messages, "
+            "NVLink and InfiniBand state."
+        ),
         "Only raising the timeout.",
         "ProcessGroupNCCL watchdog",
     ),
     Failure(
         "nccl_peer_lost",
         ErrorKind.SERVER_EXITED,
-        "A peer closed its connection: another rank or host died first, and its log holds the cause.",
+        (
+            "A peer closed its connection: another rank or host died first, and its log holds the "
+            "cause."
+        ),
         "Read the logs of all hosts; the first one that ended is the one to explain.",
         "Looking for the fault on the host that reports it.",
         "ncclRemoteError, `Socket recv failed`, `Connection closed by remote peer`",
@@ -127,17 +179,26 @@ COLLECTIVE_FAILURES = (
     Failure(
         "nccl_no_interface",
         ErrorKind.CONFIG,
-        "NCCL found no network interface for its bootstrap, or none that NCCL_SOCKET_IFNAME allows.",
-        "Set NCCL_SOCKET_IFNAME to an interface that is up and reaches the other hosts (`=eth0` is exact, a plain name is a prefix).",
+        (
+            "NCCL found no network interface for its bootstrap, or none that NCCL_SOCKET_IFNAME "
+            "allows."
+        ),
+        (
+            "Set NCCL_SOCKET_IFNAME to an interface that is up and reaches the other hosts "
+            "(`=eth0` is exact, a plain name is a prefix)."
+        ),
         "NCCL_IB_DISABLE: the bootstrap uses sockets in any case.",
         "NCCL src/bootstrap.cc, src/transport/net_socket.cc 2.18 - 2.30",
     ),
     Failure(
         "nccl_unreachable",
         ErrorKind.CONFIG,
-        "A rank could not reach the address that another rank gave: wrong interface, no route, or a firewall between the hosts.",
-        "Set NCCL_SOCKET_IFNAME (and GLOO_SOCKET_IFNAME) to the interface that reaches the other hosts, and open all ports between them"
-        " (containers: --network host).",
+        (
+            "A rank could not reach the address that another rank gave: wrong interface, no route, "
+            "or a firewall between the hosts."
+        ),
+        "Set NCCL_SOCKET_IFNAME (and GLOO_SOCKET_IFNAME) to the interface that reaches the other "
+        "hosts, and open all ports between them (containers: --network host).",
         "NCCL_IB_DISABLE or a longer timeout: the bootstrap itself uses TCP.",
         "NCCL src/misc/socket.cc 2.18 - 2.30; sglang issues 3820, 5594",
     ),
@@ -145,15 +206,24 @@ COLLECTIVE_FAILURES = (
         "nccl_duplicate_gpu",
         ErrorKind.CONFIG,
         "Two ranks of one communicator use the same GPU.",
-        "Give every rank its own GPU: check CUDA_VISIBLE_DEVICES, --base-gpu-id and --gpu-id-step, and what else runs on the host.",
+        (
+            "Give every rank its own GPU: check CUDA_VISIBLE_DEVICES, --base-gpu-id and "
+            "--gpu-id-step, and what else runs on the host."
+        ),
         "NCCL_MULTI_RANK_GPU_ENABLE=1 for a benchmark: two ranks would share one GPU's speed.",
         "NCCL src/init.cc 2.18 - 2.30",
     ),
     Failure(
         "nccl_nvls_failed",
         ErrorKind.DEPLOY_FAILED,
-        "NVLink SHARP memory could not be set up: the fabric manager or IMEX does not work, or the multicast memory is used up.",
-        "Check `nvidia-smi -q` (Fabric State, Status) and nvidia-fabricmanager; NCCL_NVLS_ENABLE=0 runs without it.",
+        (
+            "NVLink SHARP memory could not be set up: the fabric manager or IMEX does not work, or "
+            "the multicast memory is used up."
+        ),
+        (
+            "Check `nvidia-smi -q` (Fabric State, Status) and nvidia-fabricmanager; "
+            "NCCL_NVLS_ENABLE=0 runs without it."
+        ),
         "Comparing with hosts where it works: they run another algorithm.",
         "NCCL src/transport/nvls.cc 2.18 - 2.30",
     ),
@@ -161,15 +231,24 @@ COLLECTIVE_FAILURES = (
         "shm_too_small",
         NEEDS_HOST_REPAIR,
         "/dev/shm is full or too small (64 MB is docker's default).",
-        "Run with --shm-size 32g or --ipc=host (Kubernetes: emptyDir with medium Memory on /dev/shm). Remove stale /dev/shm/nccl-* files.",
-        "Clearing the disk or searching the network: the `Socket recv failed` lines are consequences.",
+        (
+            "Run with --shm-size 32g or --ipc=host (Kubernetes: emptyDir with medium Memory on "
+            "/dev/shm). Remove stale /dev/shm/nccl-* files."
+        ),
+        (
+            "Clearing the disk or searching the network: the `Socket recv failed` lines are "
+            "consequences."
+        ),
         "nccl issue 342, pytorch ci-infra pull 490",
     ),
     Failure(
         "ib_error",
         ErrorKind.SERVER_EXITED,
         "InfiniBand or RoCE reported an error: a link went down, or a GID or a limit is wrong.",
-        "Check `ibstat`, NCCL_IB_HCA, NCCL_IB_GID_INDEX, and `ulimit -l unlimited` (--ulimit memlock=-1 in a container).",
+        (
+            "Check `ibstat`, NCCL_IB_HCA, NCCL_IB_GID_INDEX, and `ulimit -l unlimited` (--ulimit "
+            "memlock=-1 in a container)."
+        ),
         "NCCL_IB_DISABLE=1 in a benchmark across hosts: it measures TCP.",
         "NCCL net_ib.cc, ibvwrap.cc",
     ),
@@ -185,109 +264,12 @@ COLLECTIVE_FAILURES = (
         "custom_all_reduce_failed",
         ErrorKind.CONFIG,
         "SGLang's own all-reduce could not share its buffers between the ranks of this host.",
-        "Unset PYTORCH_CUDA_ALLOC_CONF=expandable_segments, check driver against CUDA and that the containers share IPC and all GPUs; else"
-        " launch with --disable-custom-all-reduce.",
-        "Following `Possible solutions` below it (less memory, no CUDA graphs): memory is not the cause.",
+        "Unset PYTORCH_CUDA_ALLOC_CONF=expandable_segments, check driver against CUDA and that the "
+        "containers share IPC and all GPUs; else launch with --disable-custom-all-reduce.",
+        (
+            "Following `Possible solutions` below it (less memory, no CUDA graphs): memory is not "
+            "the cause."
+        ),
         "sglang issue 11957, pulls 14193 and 27948; vllm issue 42609",
-    ),
-)
-
-HOST_FAILURES = (
-    Failure(
-        "gpu_busy_leftover",
-        ErrorKind.SERVER_LAUNCH,
-        "Another process holds memory of a GPU, often a scheduler of an earlier run whose parent is dead.",
-        "See `nvidia-smi --query-compute-apps=pid,process_name,used_gpu_memory --format=csv`; end your own processes and wait until the memory is free.",
-        "Ending a process that you do not own; starting the next job before memory is back at its baseline.",
-        "sglang issues 1533, 4233; pulls 2457, 5426",
-    ),
-    Failure(
-        "fabric_manager_down",
-        NEEDS_HOST_REPAIR,
-        "This NVSwitch host does not run an nvidia-fabricmanager of exactly the driver's version.",
-        "Start or update it; look at Fabric State in `nvidia-smi -q`.",
-        "Trusting plain nvidia-smi, which works even without the fabric manager.",
-        "pytorch issue 35710, CUDA error 802",
-    ),
-    Failure(
-        "driver_mismatch",
-        NEEDS_HOST_REPAIR,
-        "The driver and the CUDA libraries do not match (a container too new for the driver, or an update without a reboot).",
-        "Update the driver or use an image that supports it; after a driver update, reboot or reload the modules.",
-        "Reinstalling torch.",
-        "CUDA errors 35, 803, 804; NVML `Driver/library version mismatch`",
-    ),
-    Failure(
-        "no_gpu",
-        NEEDS_HOST_REPAIR,
-        "The process sees no GPU, or not the one that was requested.",
-        "Check CUDA_VISIBLE_DEVICES, --gpus or the runtime of the container, and that `nvidia-smi -L` lists them inside it.",
-        "Setting --device cpu.",
-        "CUDA errors 100, 101; torch `No CUDA GPUs are available`",
-    ),
-    Failure(
-        "gpu_lost",
-        NEEDS_HOST_REPAIR,
-        "The GPU at this PCI address is gone (Xid 79 in dmesg)."
-        " While nvidia-smi prints only this one line, the state of the other GPUs is unknown.",
-        "Take the host out of the pool; it needs a reboot, often a full power cycle.",
-        "Starting multi-GPU jobs on what seems to be left.",
-        "dcgm-exporter issue 604",
-    ),
-    Failure(
-        "gpu_ecc_error",
-        NEEDS_HOST_REPAIR,
-        "The GPU reported an uncorrectable memory error.",
-        "Drain the host, reset the GPU or reboot; replace it when `nvidia-smi -q -d ECC,ROW_REMAPPER` shows pending or failed remaps.",
-        "Retrying on this GPU.",
-        "Xid 48, 63, 64, 94, 95; cudaErrorECCUncorrectable",
-    ),
-    Failure(
-        "gpu_fault",
-        ErrorKind.SERVER_EXITED,
-        "A kernel accessed memory or executed an instruction illegally: a bug in this version with these arguments, or a failing GPU.",
-        "Try once more on another GPU; if it happens there too, note the arguments, update SGLang or change the attention backend.",
-        "Taking the traceback's line for the place of the fault: CUDA reports errors late. CUDA_LAUNCH_BLOCKING=1 shows it, but never in a measured run.",
-        "CUDA errors 700, 710, 716, 719; Xid 13, 31; cuBLAS execution failed",
-    ),
-    Failure(
-        "nvlink_error",
-        NEEDS_HOST_REPAIR,
-        "NVLink or NVSwitch reported an error.",
-        "Drain the host; `nvidia-smi nvlink -e` and dmesg (Xid 74, from Blackwell on 144 to 150) name the link; reseat or replace.",
-        "NCCL_P2P_DISABLE=1 as a workaround: it hides a slow host.",
-        "Xid 74, 144 - 150, CUDA `uncorrectable NVLink error`",
-    ),
-    Failure(
-        "arch_unsupported",
-        ErrorKind.CONFIG,
-        "A kernel was not built for this GPU, or an option needs another GPU generation.",
-        "Install builds for this GPU (torch, sgl_kernel, flashinfer), or choose another attention or quantisation backend.",
-        "Retrying on the same kind of GPU.",
-        "CUDA error 209 `no kernel image`, `requires SM`",
-    ),
-    Failure(
-        "dependency_missing",
-        NEEDS_HOST_REPAIR,
-        "A Python package or shared library of the server's environment is missing or has the wrong version.",
-        "Install it into the environment that runs the server; compare versions with the release's own requirements.",
-        "Installing into the system's Python or into a different environment.",
-        "ModuleNotFoundError, ImportError, undefined symbol",
-    ),
-    Failure(
-        "jit_compile_failed",
-        NEEDS_HOST_REPAIR,
-        "A kernel had to be compiled on this host and the compilation failed: no compiler, no CUDA toolkit, no ninja, or a damaged cache.",
-        "Install what the line names, set CUDA_HOME, or remove the cache folder that it names.",
-        "Sharing a JIT cache folder between hosts with different GPUs.",
-        "torch cpp_extension, triton, DeepGEMM, flashinfer",
-    ),
-    Failure(
-        "limits_too_low",
-        NEEDS_HOST_REPAIR,
-        "A system limit was reached (open files, threads, locked memory).",
-        "Raise it: `ulimit -n`, `ulimit -u`, `ulimit -l`, pids.max of the container.",
-        "Lowering the load of the benchmark to fit.",
-        "errno 24, 11",
     ),
 )

@@ -1,1 +1,1 @@
-"""Reads server logs, any number of bytes at a time."""
+"""Reads server logs in chunks of any size."""

@@ -56,7 +56,8 @@ _CALL_IDS = re.compile(rb"(?<=opCount )[0-9a-f]+|0x[0-9a-f]+")
 _IDS = re.compile(rb"[0-9a-f]{8,}")
 # A call as NCCL_DEBUG_SUBSYS=COLL tells it; its groups are what is kept
 _CALL = re.compile(
-    rb"([^\x1b\x00{]*? NCCL INFO \w+: opCount )[0-9a-f]+( sendbuff )(?:0x)?[0-9a-f]+( recvbuff )(?:0x)?[0-9a-f]+"
+    rb"([^\x1b\x00{]*? NCCL INFO \w+: opCount )[0-9a-f]+( sendbuff )(?:0x)?[0-9a-f]+( recvbuff "
+    rb")(?:0x)?[0-9a-f]+"
     rb"( [a-z0-9 ]{1,99} comm )0x[0-9a-f]+( \[nranks=\d+\] stream )0x[0-9a-f]+"
 )
 

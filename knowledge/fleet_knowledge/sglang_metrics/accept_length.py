@@ -1,9 +1,9 @@
-"""Owns the accept length of a window: from counters, from requests, from log lines, from cumulative
-averages. None: not measured.
+"""Computes the accept length of a time window from counters, requests, log lines or cumulative
+averages.
 
-Source: `sglang:generation_tokens_total` and `sglang:spec_verify_calls_total` (0.5.13 - 0.5.23),
-both counted when a request finishes, so a window ends after its last request. Averages and gauges
-move every `--decode-log-interval` (40) steps; /flush_cache resets the average.
+Source: `sglang:generation_tokens_total` and `sglang:spec_verify_calls_total` (0.5.13 - 0.5.23).
+Both count when a request finishes, so a window must end after its last request. Averages and gauges
+change every `--decode-log-interval` (40) steps; /flush_cache resets the average.
 """
 
 from __future__ import annotations
@@ -21,13 +21,16 @@ from fleet_knowledge.sglang_metrics.prometheus_text import (
 GENERATED = "sglang:generation_tokens_total"
 VERIFIED = "sglang:spec_verify_calls_total"
 MIN_ACCEPT_LENGTH = 1.0  # each verify step gives its bonus token
-_SURELY_WRONG = 0.9  # a step thrown away at a request's end may be counted
+_SURELY_WRONG = 0.9  # tokens per step; below 1, since a discarded last step may be counted
 _ROUNDING = 0.005  # an average printed with two digits
 
 
 @dataclass(frozen=True, slots=True)
 class AcceptLength:
-    """The accept length of a window. `source` names where it is from; `why` says why there is none."""
+    """The accept length of a window; `length` is None if it was not measured.
+
+    `source` names where the length is from, `reason` why there is none.
+    """
 
     length: float | None = None
     verify_count: int | None = None
@@ -36,26 +39,26 @@ class AcceptLength:
 
     @property
     def text(self) -> str:
-        """For people; what was not measured is never a number."""
+        """Return the length for people, or `not measured`."""
         return "not measured" if self.length is None else f"{self.length:.3g}"
 
 
 @dataclass(frozen=True, slots=True)
 class SpeculationCounters:
-    """A server's counters at one moment; None: it has no such counter."""
+    """The counters of a server at one moment; None for a counter that the server does not have."""
 
     generated: float | None = None
     verified: float | None = None
 
     @classmethod
     def from_metrics(cls, text: str) -> SpeculationCounters:
-        """From /metrics."""
+        """Read them from the text of /metrics."""
         samples = read_samples(text)
         return cls(total(samples, GENERATED), total(samples, VERIFIED))
 
     @classmethod
     def from_values(cls, values: Mapping[str, object]) -> SpeculationCounters:
-        """From figures by their names."""
+        """Read them from values by metric name."""
         named = {
             canonical_metric_name(name): finite_number(value) for name, value in values.items()
         }
@@ -63,7 +66,7 @@ class SpeculationCounters:
 
 
 def finite_number(value: object) -> float | None:
-    """A finite number, or None."""
+    """Return the value as a float if it is a finite number and not a bool, else None."""
     return (
         float(value)
         if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
@@ -74,12 +77,16 @@ def finite_number(value: object) -> float | None:
 def accept_length_from_counters(
     before: SpeculationCounters, after: SpeculationCounters
 ) -> AcceptLength:
-    """Tokens by verify steps between two moments. A counter that fell means a server that
-    restarted: nothing is known of the window.
+    """Return tokens divided by verify steps between two moments.
+
+    A counter that fell means that the server restarted: then there is no length.
     """
     if before.verified is None or after.verified is None:
         return AcceptLength(
-            reason="the server has no counter of verify steps (before 0.5.13, or without --enable-metrics)"
+            reason=(
+                "the server has no counter of verify steps (before 0.5.13, or without "
+                "--enable-metrics)"
+            )
         )
     if before.generated is None or after.generated is None:
         return AcceptLength(reason="the server has no counter of generated tokens")
@@ -91,8 +98,9 @@ def accept_length_from_counters(
 def accept_length_from_requests(
     requests: Iterable[tuple[float | None, float | None]],
 ) -> AcceptLength:
-    """Of (completion tokens, verify steps) of each request, as `meta_info` tells them in every
-    version; one that tells none is left out.
+    """Return the accept length of requests, each given as (completion tokens, verify steps).
+
+    `meta_info` has both numbers in every version. Requests without one of them are left out.
     """
     counted = [(tokens, steps) for tokens, steps in requests if tokens is not None and steps]
     return _ratio(
@@ -103,8 +111,10 @@ def accept_length_from_requests(
 
 
 def accept_length_from_log(lines: Iterable[tuple[float | None, float | None]]) -> AcceptLength:
-    """Of (accept length, verify steps behind it) of each decode line: weighted by interval ×
-    running requests, not one mean of lines.
+    """Return the accept length of decode lines, each given as (accept length, verify steps behind
+    it).
+
+    The mean is weighted by the verify steps: interval × running requests.
     """
     weighted = [
         (length, weight)
@@ -118,13 +128,14 @@ def accept_length_from_log(lines: Iterable[tuple[float | None, float | None]]) -
 
 
 def accept_length_from_average(average: float | None) -> AcceptLength:
-    """Of a server's average since its start or last flush. 0 is what it says before it has measured
-    any.
+    """Return the average of a server since its start or last flush.
+
+    A server reports 0 before it has averaged anything: then there is no length.
     """
     value = finite_number(average)
     if value is None or value < MIN_ACCEPT_LENGTH - _ROUNDING:
         return AcceptLength(
-            reason="the server has not averaged anything yet: it does every 40 decode steps"
+            reason="the server has not averaged anything yet: it averages every 40 decode steps"
         )
     return AcceptLength(value, None, "server average")
 
@@ -132,11 +143,11 @@ def accept_length_from_average(average: float | None) -> AcceptLength:
 def accept_length_of_last_run(
     before: float | None, verified_before: float, after: float | None, verified_in_run: float
 ) -> AcceptLength:
-    """A run alone, of the server's averages before and after it and the verify steps up to it and
-    in it.
+    """Return the accept length of the last run alone.
 
-    A figure below 1 means that the average was reset in between (/flush_cache): the later average
-    is then the run's own.
+    It follows from the server's averages before and after the run, and the verify steps before and
+    in it. A result below 1 means that the average was reset in between (/flush_cache): the later
+    average then belongs to the run alone.
     """
     last, first = accept_length_from_average(after), accept_length_from_average(before)
     if last.length is None or verified_in_run <= 0:
@@ -157,7 +168,7 @@ def accept_length_of_last_run(
 
 
 def first_measured(*found: AcceptLength) -> AcceptLength:
-    """The first that was measured; else the first reason."""
+    """Return the first that was measured, else the first one with its reason."""
     return next(
         (one for one in found if one.length is not None), found[0] if found else AcceptLength()
     )
@@ -170,6 +181,9 @@ def _ratio(tokens: float, steps: float, source: str) -> AcceptLength:
         )
     if tokens < steps * _SURELY_WRONG:
         return AcceptLength(
-            reason=f"{tokens:g} tokens of {steps:g} verify steps cannot be: the counts are of two windows"
+            reason=(
+                f"{tokens:g} tokens cannot come from {steps:g} verify steps: the counts are from "
+                f"two windows"
+            )
         )
     return AcceptLength(tokens / steps, round(steps), source)

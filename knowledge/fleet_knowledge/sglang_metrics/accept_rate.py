@@ -1,8 +1,7 @@
-"""Owns what "accept rate" has meant in SGLang's versions, and its relation to accept length;
-measures nothing.
+"""Converts between accept rate, which SGLang's versions define differently, and accept length.
 
-Accept length: output tokens of one verify step, the bonus token counted. It has had one meaning in
-all versions, so it is what is stored.
+Accept length is the output tokens of one verify step, including the bonus token. All versions
+define it in the same way, so it is what we store.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ from enum import StrEnum
 
 from fleet_knowledge.release import Release, VersionRange
 
-TOLERANCE = 0.02  # the log prints two digits, and a gauge may be of a slightly other window
+TOLERANCE = 0.02  # the log prints two digits, and a gauge may be from a slightly different window
 
 
 class AcceptRateDefinition(StrEnum):
-    """One meaning of "accept rate"."""
+    """One definition of "accept rate"."""
 
     OF_STEPS = "of_steps"  # length / (steps + 1)
     OF_TOKENS = "of_tokens"  # length / draft tokens
@@ -27,8 +26,10 @@ class AcceptRateDefinition(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class AcceptRateRow:
-    """Where a definition holds. `place`: `log` also stands for the gauge in /metrics; `meta_info`
-    is told for one request.
+    """The versions and the place in which a definition holds.
+
+    `place` is `log`, which includes the gauge in /metrics, or `meta_info`, which is reported for
+    each request.
     """
 
     versions: VersionRange
@@ -67,14 +68,16 @@ ACCEPT_RATE_DEFINITIONS = (
 
 @dataclass(frozen=True, slots=True)
 class DraftShape:
-    """The draft of a server: `steps` and `draft_tokens` as in its arguments; None: not known."""
+    """The size of a server's draft; `steps` and `draft_tokens` as in its arguments, None if
+    unknown.
+    """
 
     steps: int | None = None
     draft_tokens: int | None = None
 
     @classmethod
     def from_arguments(cls, args: Mapping[str, object]) -> DraftShape:
-        """From a server's resolved arguments, or a job's."""
+        """Read it from a server's resolved arguments or a job's."""
         return cls(
             _count(args.get("speculative_num_steps")),
             _count(args.get("speculative_num_draft_tokens")),
@@ -82,11 +85,11 @@ class DraftShape:
 
     @property
     def denominators(self) -> dict[AcceptRateDefinition, tuple[int, int]]:
-        """What is taken off the length and what the rest is divided by, for each definition that
-        can be had.
+        """Return for each definition (what is subtracted from the length, what the rest is divided
+        by).
         """
         found = {}
-        if self.steps:  # NGRAM has none
+        if self.steps:  # NGRAM does not have steps
             found[AcceptRateDefinition.OF_STEPS] = (0, self.steps + 1)
         if self.draft_tokens:
             found[AcceptRateDefinition.OF_TOKENS] = (0, self.draft_tokens)
@@ -106,7 +109,7 @@ def _count(value: object) -> int | None:
 def accept_rates(
     accept_length: float | None, shape: DraftShape
 ) -> dict[AcceptRateDefinition, float]:
-    """The rate by each definition; empty when no length was measured."""
+    """Return the rate by each definition; empty if no length was measured."""
     if accept_length is None or not math.isfinite(accept_length):
         return {}
     return {name: (accept_length - less) / by for name, (less, by) in shape.denominators.items()}
@@ -115,14 +118,15 @@ def accept_rates(
 def length_from_rate(
     rate: float, definition: AcceptRateDefinition, shape: DraftShape
 ) -> float | None:
-    """The accept length behind a rate; None when the draft's shape is not known."""
+    """Return the accept length that a rate implies, or None if the draft's size is unknown."""
     found = shape.denominators.get(definition)
     return rate * found[1] + found[0] if found else None
 
 
 def definition_in_version(version: str, place: str = "log") -> AcceptRateDefinition | None:
-    """What a server of `version` means by "accept rate"; None for one that tells no rate, or whose
-    version cannot be read.
+    """Return what a server of this version means by "accept rate".
+
+    Return None if it reports no rate or its version cannot be parsed.
     """
     release = Release.parse(version)
     if release is None:
@@ -140,8 +144,9 @@ def definition_in_version(version: str, place: str = "log") -> AcceptRateDefinit
 def definitions_that_fit(
     rate: float, accept_length: float, shape: DraftShape
 ) -> tuple[AcceptRateDefinition, ...]:
-    """The definitions by which `rate` belongs to `accept_length`, within two hundredths; none: the
-    two are of other windows.
+    """Return the definitions by which the rate matches the accept length, within 0.02.
+
+    None of them means that the two are from different windows.
     """
     return tuple(
         name
@@ -153,8 +158,8 @@ def definitions_that_fit(
 def is_consistent(
     rate: float, accept_length: float, shape: DraftShape, version: str, place: str = "log"
 ) -> bool | None:
-    """Whether a server's rate and length agree by its version's definition; None when that cannot
-    be told.
+    """Return whether a server's rate and length agree by its version's definition; None if that
+    cannot be decided.
     """
     definition = definition_in_version(version, place)
     expected = accept_rates(accept_length, shape).get(definition) if definition else None

@@ -1,8 +1,7 @@
-"""Owns the reading of what `bench_one_batch` and `bench_one_batch_server` print or append as JSON
-lines; runs neither.
+"""Parses the output of `bench_one_batch` and `bench_one_batch_server`, printed or as JSON lines.
 
-Formats of 0.4.1 - 0.5.23. An accept length of -1 or `n/a` means that none was measured. What a
-warm-up printed is left out.
+Formats of 0.4.1 - 0.5.23. An accept length of -1 or `n/a` means that it was not measured. The
+output of warm-ups is left out.
 """
 
 from __future__ import annotations
@@ -29,30 +28,51 @@ _LINES = {
     "cache hit rate": "cache_hit_rate",
 }
 _JSON = {
-    "run_name": "run_name", "batch_size": "batch_size", "input_len": "input_len", "output_len": "output_len", "latency": "latency_s",
-    "ttft": "ttft_s", "last_ttft": "ttft_s", "input_throughput": "input_tok_s", "output_throughput": "output_tok_s",
-    "overall_throughput": "overall_tok_s", "last_gen_throughput": "last_gen_tok_s", "acc_length": "accept_len",
-    "cache_hit_rate": "cache_hit_rate", "prefill_latency": "prefill_latency_s", "prefill_throughput": "input_tok_s",
-    "median_decode_latency": "decode_latency_s", "median_decode_throughput": "output_tok_s", "total_latency": "latency_s",
+    "run_name": "run_name",
+    "batch_size": "batch_size",
+    "input_len": "input_len",
+    "output_len": "output_len",
+    "latency": "latency_s",
+    "ttft": "ttft_s",
+    "last_ttft": "ttft_s",
+    "input_throughput": "input_tok_s",
+    "output_throughput": "output_tok_s",
+    "overall_throughput": "overall_tok_s",
+    "last_gen_throughput": "last_gen_tok_s",
+    "acc_length": "accept_len",
+    "cache_hit_rate": "cache_hit_rate",
+    "prefill_latency": "prefill_latency_s",
+    "prefill_throughput": "input_tok_s",
+    "median_decode_latency": "decode_latency_s",
+    "median_decode_throughput": "output_tok_s",
+    "total_latency": "latency_s",
     "num_early_stopped": "early_stopped",
-}  # fmt: skip
+}
 _HEADS = {
-    "batch size": "batch_size", "input len": "input_len", "latency (s)": "latency_s", "input throughput (tok/s)": "input_tok_s",
-    "output throughput (tok/s)": "output_tok_s", "acc length": "accept_len", "cache hit rate": "cache_hit_rate",
-}  # fmt: skip
+    "batch size": "batch_size",
+    "input len": "input_len",
+    "latency (s)": "latency_s",
+    "input throughput (tok/s)": "input_tok_s",
+    "output throughput (tok/s)": "output_tok_s",
+    "acc length": "accept_len",
+    "cache hit rate": "cache_hit_rate",
+}
 _WHOLE = ("batch_size", "input_len", "output_len", "early_stopped")
 _LABELLED = re.compile(
     r"^\s*([A-Za-z(][\w +()-]{0,60}?) *: +(-?[\d.]+|n/a|nan)(?: *(?:s|tok(?:en)?/s))?\s*$"
 )
 _STAGE = re.compile(
-    r"^\s*(Prefill|Decode|Total)\. +(median )?latency: *([\d.]+) s, +(?:median )?throughput: *([\d.]+) tok"
+    r"^\s*(Prefill|Decode|Total)\. +(median )?latency: *([\d.]+) s, +"
+    r"(?:median )?throughput: *([\d.]+) tok"
 )
 _LINE_LIMIT = 1000
 _BENCHMARK = re.compile(r"^Benchmark \.\.\.", re.MULTILINE)
 
 
 def read_one_batch_results(text: str) -> tuple[dict[str, Any], ...]:
-    """Every batch measured; none for other text. Seconds, tokens per second. Never raises."""
+    """Return every batch in the text, in seconds and tokens per second; empty for other text. Never
+    raises.
+    """
     parts = _BENCHMARK.split("\n".join(_measured(text)), maxsplit=1)
     for source in (_json_lines, _batches, _stages, _table):
         found = tuple(_clean(batch) for batch in source(parts[-1]))
@@ -62,8 +82,8 @@ def read_one_batch_results(text: str) -> tuple[dict[str, Any], ...]:
 
 
 def _measured(text: str) -> Iterator[str]:
-    """The lines outside of `Warmup Begin` and `Warmup End`; those of unusual length hold nothing of
-    ours, JSON apart.
+    """Return the lines outside of `Warmup Begin` and `Warmup End`, without very long ones that are
+    not JSON.
     """
     warming = False
     for line in text.splitlines():
@@ -89,7 +109,7 @@ def _json_lines(text: str) -> Iterator[dict[str, Any]]:
 
 
 def _batches(text: str) -> Iterator[dict[str, Any]]:
-    """Blocks that begin with `batch size:`."""
+    """Return the blocks that begin with `batch size:`."""
     block: dict[str, Any] = {}
     for line in text.splitlines():
         labelled = _LABELLED.match(line)
@@ -104,8 +124,9 @@ def _batches(text: str) -> Iterator[dict[str, Any]]:
 
 
 def _stages(text: str) -> Iterator[dict[str, Any]]:
-    """`bench_one_batch`: a line for prefill, one for the median of decode, one for both; a batch
-    ends with `Total.`.
+    """Return the batches that `bench_one_batch` printed.
+
+    A batch has a line for prefill, one for the median of decode, and ends with one for `Total.`.
     """
     batch: dict[str, Any] = {}
     for line in text.splitlines():
@@ -124,7 +145,9 @@ def _stages(text: str) -> Iterator[dict[str, Any]]:
 
 
 def _table(text: str) -> Iterator[dict[str, Any]]:
-    """The summary table at the end, where nothing else is left of the output."""
+    """Return the rows of the summary table at the end, in case the rest of the output is
+    missing.
+    """
     heads: list[str] = []
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
@@ -137,7 +160,7 @@ def _table(text: str) -> Iterator[dict[str, Any]]:
 
 
 def _clean(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Whole numbers as such, and no accept length where none was measured."""
+    """Return whole numbers as integers, and None for an accept length that was not measured."""
     found = {
         name: round(value) if name in _WHOLE and finite_number(value) is not None else value
         for name, value in batch.items()

@@ -1,8 +1,8 @@
-"""Owns the reading of a `bench_serving` summary, printed or as JSON lines, and whether its numbers
-may be compared; runs no benchmark.
+"""Parses summaries of `bench_serving`, printed or as JSON lines, and judges whether their numbers
+may be compared.
 
-Labels as printed by 0.4.1 - 0.5.23 (`sglang.bench_serving`, later `sglang.benchmark.serving`), the
-old typo `reqeuest` included.
+Labels as printed by 0.4.1 - 0.5.23 (`sglang.bench_serving`, later `sglang.benchmark.serving`),
+including the old typo `reqeuest`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LABELS = {
     "traffic request rate": "request_rate",
     "max request concurrency": "concurrency",
     "max reqeuest concurrency": "concurrency",  # 0.4.1
-    # of the tool that SGLang's was made of, as other harnesses run it
+    # the tool from which SGLang derived its own, as other harnesses run it
     "maximum request concurrency": "concurrency",
     "successful requests": "completed",
     "failed requests": "failed",
@@ -60,7 +60,7 @@ _JSON = {
     "concurrency": "achieved_concurrency",
     "accept_length": "accept_len",
 }
-# Words of these alone make no summary of this tool: other benchmarks print them too.
+# A block without any of these is not a summary of this tool: other benchmarks print the rest too.
 _IDENTIFYING = frozenset(
     {"completed", "total_output_tokens", "retokenized", "output_tok_s", "peak_output_tok_s"}
 )
@@ -80,25 +80,32 @@ _RETOKENIZED_APART = 0.05
 _LINE_LIMIT = 400
 
 LOST_REQUESTS_HINT = (
-    "{share:.0f} % of the requests failed (typically the client's limit of open files or connections at an unlimited rate). "
-    "Do not compare these numbers."
+    "{share:.0f} % of the requests failed (typically the client's limit of open files or "
+    "connections at an unlimited rate). Do not compare these numbers."
 )
-NONE_DONE_HINT = "No request was answered: none of the numbers is one of this server."
+NONE_DONE_HINT = "No request was answered: the numbers say nothing about this server."
 UNSEEN_HINT = (
-    "The client did not see the output as it came (reasoning_content is not read by older clients of the chat API): its latencies are "
-    "placeholders, not values. Use a newer client or the native /generate backend."
+    "The client did not see the output as it was streamed (older clients of the chat API ignore "
+    "reasoning_content): its latencies are placeholders, not values. Use a newer client or the "
+    "native /generate backend."
 )
-NO_GAPS_WARNING = "there is no time between tokens: each answer was one token, or came in one piece; 0.00 is no value"
-NOT_STREAMED_HINT = "The answers were not streamed: the time to first token is that of the whole answer, and there is no time between tokens."
+NO_GAPS_WARNING = (
+    "there is no time between tokens: each answer was one token or one chunk, so 0.00 is not a "
+    "measurement"
+)
+NOT_STREAMED_HINT = (
+    "The answers were not streamed: the time to first token is the time of the whole answer, and "
+    "there is no time between tokens."
+)
 
 
 @dataclass(frozen=True, slots=True)
 class ServingSummary:
-    """One summary. `figures`: tokens per second, seconds, milliseconds where a name ends in `_ms`;
-    what was not printed is not in it.
+    """One summary.
 
-    `status`: ok, partial (requests are missing), failed (none was answered) or invalid_latency.
-    `invalid`: figures that must not be shown.
+    `figures` has what was printed: tokens per second, seconds, or milliseconds where the name ends
+    in `_ms`. `status` is ok, partial (requests are missing), failed (no request was answered) or
+    invalid_latency. `invalid` lists the latencies that must not be shown.
     """
 
     figures: Mapping[str, Any] = field(default_factory=dict)
@@ -111,19 +118,24 @@ class ServingSummary:
     warnings: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """For `fleetctl diagnose`."""
+        """Return the summary for `fleetctl diagnose`."""
         return {
-            "figures": dict(self.figures), "requested": self.requested, "status": self.status, "failed": self.failed,
-            "valid": list(self.valid), "invalid": list(self.invalid), "hint": self.hint, "warnings": list(self.warnings),
-        }  # fmt: skip
+            "figures": dict(self.figures),
+            "requested": self.requested,
+            "status": self.status,
+            "failed": self.failed,
+            "valid": list(self.valid),
+            "invalid": list(self.invalid),
+            "hint": self.hint,
+            "warnings": list(self.warnings),
+        }
 
 
 def read_serving_summaries(text: str, requested: int | None = None) -> tuple[ServingSummary, ...]:
-    """Every summary in the printed output or JSON lines of bench_serving; none for other text.
-    Never raises.
+    """Return every summary in the output of bench_serving; empty for other text. Never raises.
 
-    `requested`: the prompts asked for, where the caller knows; else `num_prompts=` or the progress
-    bar tells.
+    `requested` is the number of prompts, if the caller knows it; else `num_prompts=` or the
+    progress bar provides it.
     """
     from_json = [judge_summary(figures, requested or count) for figures, count in _json_lines(text)]
     if from_json:
@@ -148,8 +160,9 @@ def read_serving_summaries(text: str, requested: int | None = None) -> tuple[Ser
 def judge_summary(
     figures: Mapping[str, Any], requested: int | None = None, *, streamed: bool = True
 ) -> ServingSummary:
-    """The summary with what may be believed of it. Partial outweighs latencies that are
-    placeholders.
+    """Return the summary with what is valid in it.
+
+    `partial` takes precedence over `invalid_latency`, and `failed` over both.
     """
     completed, lost = figures.get("completed"), figures.get("failed")
     if requested is None and isinstance(completed, int) and isinstance(lost, int):
@@ -185,7 +198,7 @@ def judge_summary(
 
 
 def _has_placeholder_zero(figures: Mapping[str, Any]) -> bool:
-    """A zero that would be the best value of all, though output came."""
+    """Return whether a latency or token count is 0 although there was output."""
     output = figures.get("total_output_tokens")
     if output is None:
         output = figures.get("completed", 1)
@@ -199,7 +212,10 @@ def _has_placeholder_zero(figures: Mapping[str, Any]) -> bool:
 
 def _warnings(figures: Mapping[str, Any], requested: int | None, *, unseen: bool) -> Iterator[str]:
     if requested is None:
-        yield "how many requests were asked for is not told: compare it with the successful ones before the numbers are used"
+        yield (
+            "the number of requested prompts is unknown: compare it with the successful requests "
+            "before you use the numbers"
+        )
     counted, again = figures.get("total_output_tokens"), figures.get("retokenized")
     if (
         counted
@@ -207,9 +223,15 @@ def _warnings(figures: Mapping[str, Any], requested: int | None, *, unseen: bool
         and not unseen
         and abs(again - counted) / counted > _RETOKENIZED_APART
     ):
-        yield f"tokenising the text again gives {again} tokens, the server counted {counted}: latencies per token are by the client's count"
+        yield (
+            f"tokenising the text again gives {again} tokens, the server counted {counted}: "
+            f"latencies per token use the client's count"
+        )
     if figures.get("median_tpot_ms") == 0 and not unseen:
-        yield "the median time per output token is 0: answers came in one piece, or several tokens in a chunk (speculation)"
+        yield (
+            "the median time per output token is 0: answers arrived in one chunk, or several "
+            "tokens in each chunk (speculation)"
+        )
 
 
 def _is_kind(name: str, kind: str) -> bool:
@@ -221,7 +243,7 @@ def _has_kind(figures: Mapping[str, Any], kind: str) -> bool:
 
 
 def _figures(block: str) -> dict[str, Any]:
-    """What the block's labelled lines tell; the first of a label counts."""
+    """Return the values of the labelled lines of a block; the first line of a label counts."""
     found: dict[str, Any] = {}
     for line in block.splitlines():
         labelled = _LABELLED.fullmatch(line.strip()) if len(line) < _LINE_LIMIT else None
@@ -239,8 +261,9 @@ def _name(label: str) -> str:
 
 
 def _value(name: str, text: str) -> Any:
-    """A number where it is one; None for `not set`; `inf` stays a word, so that the figures are
-    JSON.
+    """Return a number, or None for `not set`.
+
+    An infinite request rate stays the word `inf`, so that the result can be written as JSON.
     """
     if name == "backend":
         return text
@@ -254,7 +277,7 @@ def _value(name: str, text: str) -> Any:
 
 
 def _requested_prompts(text: str) -> int | None:
-    """`num_prompts=` of the arguments, else the length of the last progress bar."""
+    """Return `num_prompts=` of the arguments, else the length of the last progress bar."""
     found = list(_REQUESTED.finditer(text))
     named = [int(match[1]) for match in found if match[1]]
     if named:
@@ -303,8 +326,10 @@ def _plain(value: Any) -> Any:
 
 
 def _requested_in_record(record: Mapping[str, Any]) -> int | None:
-    """With --output-details each request has an entry, the failed ones included; some versions
-    write the number itself.
+    """Return the number of requests in a JSON record.
+
+    With --output-details each request has an entry, including failed ones; some versions write the
+    number itself.
     """
     for name in ("input_lens", "errors", "ttfts"):
         if isinstance(record.get(name), Sequence) and not isinstance(record[name], str):

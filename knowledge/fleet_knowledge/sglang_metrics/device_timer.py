@@ -1,9 +1,9 @@
-"""Owns the split of a speculation cycle into draft and verify, from the device-timer counters of
-/metrics; starts no timer itself.
+"""Splits a speculation cycle into draft and verify time, from the device-timer counters of
+/metrics.
 
-With --enable-metrics and SGLANG_ENABLE_METRICS_DEVICE_TIMER=1: `gpu_execution_seconds_total` (0.5.7
-- 0.5.10), then `forward_execution_seconds_total` (from 0.5.11), by `category`. Up to 0.5.10 a
-category is that of the whole batch: there is no split.
+They need --enable-metrics and SGLANG_ENABLE_METRICS_DEVICE_TIMER=1: `gpu_execution_seconds_total`
+(0.5.7 - 0.5.10), then `forward_execution_seconds_total` (from 0.5.11), by `category`. Up to 0.5.10
+the category describes the whole batch, so a split is impossible.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from fleet_knowledge.sglang_metrics.prometheus_text import MetricSample, per_label, read_samples
 
 TIME_COUNTERS = ("sglang:forward_execution_seconds_total", "sglang:gpu_execution_seconds_total")
-# one for each batch, however many requests are in it; by `mode`
+# counts batches of any size, by `mode`
 BATCH_COUNTER = "sglang:cuda_graph_passes_total"
 DEVICE_TIMER_ENV = {"SGLANG_ENABLE_METRICS_DEVICE_TIMER": "1"}
 _VERIFY = frozenset({"target_verify"})
-# `decode` is the draft's own pass where there is a verify: the target then never decodes
+# With speculation `decode` is the draft's own pass: the target only verifies
 # (runner/eager_runner.py 0.5.15 - 0.5.23).
 _DRAFT = frozenset({"eagle_draft", "frozen_kv_draft", "decode"})
 _EXTEND = frozenset({"eagle_draft_extend", "draft_extend", "draft_extend_v2"})
@@ -26,19 +26,19 @@ _EXTEND = frozenset({"eagle_draft_extend", "draft_extend", "draft_extend_v2"})
 
 @dataclass(frozen=True, slots=True)
 class DeviceTimes:
-    """GPU seconds by category and batches run, since the server's start."""
+    """GPU seconds by category, and decode batches, since the start of the server."""
 
     seconds: Mapping[str, float] = field(default_factory=dict)
     decode_batches: float | None = None
 
     @classmethod
     def from_metrics(cls, text: str) -> DeviceTimes:
-        """From /metrics; empty without the counters."""
+        """Read them from the text of /metrics; empty without the counters."""
         return cls.from_samples(read_samples(text))
 
     @classmethod
     def from_samples(cls, samples: tuple[MetricSample, ...]) -> DeviceTimes:
-        """From samples that were read."""
+        """Read them from parsed samples."""
         seconds = next(
             (found for name in TIME_COUNTERS if (found := per_label(samples, name, "category"))), {}
         )
@@ -53,7 +53,7 @@ class DeviceTimes:
 
 @dataclass(frozen=True, slots=True)
 class SpeculationCycle:
-    """Mean GPU seconds of one speculation cycle of a batch: drafting, extending the draft,
+    """The mean GPU seconds of one speculation cycle of a batch: drafting, extending the draft,
     verifying.
     """
 
@@ -64,7 +64,7 @@ class SpeculationCycle:
 
     @property
     def verify_share(self) -> float:
-        """Of the cycle's GPU time."""
+        """Return the share of verifying in the cycle's GPU time."""
         whole = self.draft_s + self.extend_s + self.verify_s
         return self.verify_s / whole if whole else 0.0
 
@@ -72,11 +72,11 @@ class SpeculationCycle:
 def mean_cycle(
     before: DeviceTimes, after: DeviceTimes, cycles: float | None = None
 ) -> SpeculationCycle | None:
-    """The mean cycle between two moments. `cycles`: verify steps, where no batch counter tells and
-    one request ran at a time.
+    """Return the mean cycle between two moments.
 
-    None without the counters, without a split, when a counter fell (the server restarted) or when
-    no cycle can be counted.
+    `cycles` is the number of verify steps, for a server without a batch counter that ran one
+    request at a time. Return None without the counters, without a split, if a counter fell (the
+    server restarted) or if the number of cycles is unknown.
     """
     grown = {
         category: value - before.seconds.get(category, 0.0)

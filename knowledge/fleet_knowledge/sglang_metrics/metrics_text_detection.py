@@ -1,6 +1,4 @@
-"""Owns the telling of figures from other text: /metrics, server information, benchmark output.
-Reads one text, opens no file.
-"""
+"""Recognises /metrics, server information and benchmark output, and returns what is in the text."""
 
 from __future__ import annotations
 
@@ -26,8 +24,9 @@ _MOST_SAMPLES = 500
 
 
 def recognise_metrics_text(text: str) -> Mapping[str, Any] | None:
-    """What `fleetctl diagnose` shows of a text of these kinds, with `kind`; None for any other
-    text. Never raises.
+    """Return what `fleetctl diagnose` shows of such a text, with `kind`; None for any other text.
+
+    Never raises.
     """
     for reader in (_server_info, _gathered_answers, _serving, _one_batch, _send_one, _metrics):
         found = reader(text)
@@ -37,7 +36,7 @@ def recognise_metrics_text(text: str) -> Mapping[str, Any] | None:
 
 
 def accept_length_between(before: str, after: str) -> Mapping[str, Any]:
-    """The window between two texts of /metrics."""
+    """Return the accept length between two texts of /metrics."""
     accepted = accept_length.accept_length_from_counters(
         accept_length.SpeculationCounters.from_metrics(before),
         accept_length.SpeculationCounters.from_metrics(after),
@@ -47,9 +46,11 @@ def accept_length_between(before: str, after: str) -> Mapping[str, Any]:
 
 def _accept_length_json(accepted: accept_length.AcceptLength) -> dict[str, Any]:
     return {
-        "accept_len": accepted.length, "verify_count": accepted.verify_count, "accept_len_source": accepted.source,
+        "accept_len": accepted.length,
+        "verify_count": accepted.verify_count,
+        "accept_len_source": accepted.source,
         "accept_len_note": accepted.reason,
-    }  # fmt: skip
+    }
 
 
 def _metrics(text: str) -> Mapping[str, Any] | None:
@@ -66,20 +67,24 @@ def _metrics(text: str) -> Mapping[str, Any] | None:
     values = {name: prometheus_text.total(samples, f"sglang:{name}") for name in _SHOWN}
     values |= {name: _share(prometheus_text.mean(samples, f"sglang:{name}")) for name in _SHARES}
     return {
-        "kind": "metrics", **values, **_accept_length_json(accept_length.first_measured(since_start, gauge)),
+        "kind": "metrics",
+        **values,
+        **_accept_length_json(accept_length.first_measured(since_start, gauge)),
         "per_dp": prometheus_text.per_label(samples, "sglang:gen_throughput", "dp_rank"),
-        "device_seconds": dict(DeviceTimes.from_samples(samples).seconds), "samples": _samples_json(samples),
-    }  # fmt: skip
+        "device_seconds": dict(DeviceTimes.from_samples(samples).seconds),
+        "samples": _samples_json(samples),
+    }
 
 
 def _share(value: float | None) -> float | None:
-    """Servers of 2024 wrote the hit rate in percent."""
+    """Return a share between 0 and 1; servers of 2024 wrote the hit rate in percent."""
     return value / 100 if value is not None and value > 1 else value
 
 
 def _samples_json(samples: Sequence[prometheus_text.MetricSample]) -> list[list[Any]]:
-    """[name, labels, value] of each series but a histogram's buckets, as many as can be looked at;
-    null: not a number.
+    """Return [name, labels, value] of each series except histogram buckets, at most 500.
+
+    A value that is not a finite number is null.
     """
     plain = [sample for sample in samples if not sample.name.endswith("_bucket")][:_MOST_SAMPLES]
     return [
@@ -98,16 +103,22 @@ def _server_info(text: str) -> Mapping[str, Any] | None:
 def _server_info_json(found: server_info.ServerInfo) -> dict[str, Any]:
     shape = accept_rate.DraftShape.from_arguments(found.arguments or {})
     return {
-        "kind": "server_info", "versions": {"sglang": found.version}, "gen_throughput": found.gen_throughput, "source": found.source,
-        "role": found.role, **_accept_length_json(found.accept_length), "accept_rates": dict(accept_rate.accept_rates(found.accept_length.length, shape)),
+        "kind": "server_info",
+        "versions": {"sglang": found.version},
+        "gen_throughput": found.gen_throughput,
+        "source": found.source,
+        "role": found.role,
+        **_accept_length_json(found.accept_length),
+        "accept_rates": dict(accept_rate.accept_rates(found.accept_length.length, shape)),
         "accept_rate_of_this_version": accept_rate.definition_in_version(found.version),
         "tp_size": (found.arguments or {}).get("tp_size"),
-    }  # fmt: skip
+    }
 
 
 def _gathered_answers(text: str) -> Mapping[str, Any] | None:
-    """JSON that gathers several answers: endpoints with what each answered, counters before and
-    after, or rates of runs.
+    """Return what a JSON document with several answers contains.
+
+    It may hold endpoints with their answers, counters before and after, or rates of runs.
     """
     document = server_info.read_json_object(text)
     if document is None:
@@ -138,8 +149,10 @@ def _gathered_answers(text: str) -> Mapping[str, Any] | None:
 
 
 def _averages(document: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Averages of a server after each run (`after_RUN`) and each run's verify steps (`verify_ct`):
-    the last run alone.
+    """Return the accept length of the last run alone.
+
+    The document has the server's average after each run (`after_RUN`) and the verify steps of each
+    run (`verify_ct`).
     """
     steps = document.get("verify_ct")
     if not isinstance(steps, Mapping) or not all(
@@ -173,10 +186,20 @@ def _runs(document: Mapping[str, Any]) -> Mapping[str, Any] | None:
         line for line in str(document.get("log", "")).splitlines() if steady_runs.is_jit_line(line)
     ]
     return {
-        "kind": "runs", "steady_runs": list(found.steady), "reported": found.value, "needs_more": found.needs_more,
+        "kind": "runs",
+        "steady_runs": list(found.steady),
+        "reported": found.value,
+        "needs_more": found.needs_more,
         "dropped": {str(at): why for at, why in found.dropped.items()},
-        "warnings": [{"code": "jit_in_window", "message": line, "hint": "a run in which a kernel was built is invalid"} for line in built],
-    }  # fmt: skip
+        "warnings": [
+            {
+                "code": "jit_in_window",
+                "message": line,
+                "hint": "a run in which a kernel was compiled is invalid",
+            }
+            for line in built
+        ],
+    }
 
 
 def _serving(text: str, requested: int | None = None) -> Mapping[str, Any] | None:

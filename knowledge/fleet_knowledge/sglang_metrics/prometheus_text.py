@@ -1,8 +1,7 @@
-"""Owns the reading of SGLang's /metrics text, of any version, and which of its series are one
-figure; asks no server.
+"""Parses the /metrics text of any SGLang version, and combines series that are one figure.
 
-Labels came in turn: `name` (2024), `model_name`, then `engine_type`, `tp_rank`, `pp_rank`,
-`moe_ep_rank` and `dp_rank`. None is required.
+The labels grew over time: `name` (2024), `model_name`, then `engine_type`, `tp_rank`, `pp_rank`,
+`moe_ep_rank` and `dp_rank`. None of them is required.
 """
 
 from __future__ import annotations
@@ -15,11 +14,12 @@ from dataclasses import dataclass, field
 _LINE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)[ \t]*")
 _LABEL = re.compile(r'[ \t]*([a-zA-Z_][a-zA-Z0-9_]*)[ \t]*=[ \t]*"((?:[^"\\]|\\.)*)"[ \t]*,?')
 _VALUE = re.compile(
-    r"[ \t]*([+-]?(?:\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?|[iI]nf|NaN|nan))(?=[ \t\r]|$)"
+    r"[ \t]*([+-]?(?:\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?|[iI]nf|NaN|nan))"
+    r"(?=[ \t\r]|$)"
 )
 _ESCAPE = re.compile(r"\\(.)")
-# Ranks that hold the same figure again (0.5.9 scheduler_metrics_mixin.py,
-# --enable-metrics-for-all-schedulers); `dp_rank` is none.
+# Ranks that report the same value again (0.5.9 scheduler_metrics_mixin.py,
+# --enable-metrics-for-all-schedulers). `dp_rank` does not belong here.
 REPLICATING_LABELS = (
     "tp_rank",
     "pp_rank",
@@ -34,9 +34,7 @@ PREFIX = "sglang:"
 
 @dataclass(frozen=True, slots=True)
 class MetricSample:
-    """One series as it stands; `name` has the colon that SGLang writes, also where an exporter
-    rewrote it.
-    """
+    """One series. `name` has SGLang's colon, also if an exporter replaced it."""
 
     name: str
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -44,15 +42,14 @@ class MetricSample:
 
 
 def read_samples(text: str) -> tuple[MetricSample, ...]:
-    """Every line that is a sample, in order; anything else is passed over. Never raises, whatever
-    the text.
-    """
+    """Return every sample in order and skip other lines. Never raises."""
     return tuple(sample for line in text.split("\n") if (sample := _sample(line.strip())))
 
 
 def is_complete(text: str) -> bool:
-    """False for an answer that was cut off: the format ends in a line feed, so the last value may
-    have lost its end.
+    """Return whether the text ends in a line feed, as the format requires.
+
+    Otherwise the answer was cut off, perhaps inside the last value.
     """
     return text.endswith("\n")
 
@@ -67,7 +64,9 @@ def _sample(line: str) -> MetricSample | None:
 
 
 def _labels(line: str, at: int) -> tuple[dict[str, str], int]:
-    """The labels from `at` on and where the value begins; -1 where they do not end."""
+    """Return the labels from offset `at` on and the offset of the value; -1 if the labels do not
+    end.
+    """
     if not line.startswith("{", at):
         return {}, at
     labels, at = {}, at + 1
@@ -81,34 +80,33 @@ def _labels(line: str, at: int) -> tuple[dict[str, str], int]:
 
 
 def canonical_metric_name(name: str) -> str:
-    """`sglang_gen_throughput`, as some exporters write it, is `sglang:gen_throughput`."""
+    """Return the name with a colon: some exporters write `sglang_gen_throughput`."""
     return PREFIX + name.removeprefix("sglang_") if name.startswith("sglang_") else name
 
 
 def total(
     samples: Iterable[MetricSample], name: str, where: Mapping[str, str] | None = None
 ) -> float | None:
-    """The server's figure: repeating ranks counted once, everything else summed (data-parallel
-    ranks, `is_streaming`, categories).
+    """Return the sum of a metric over the server, or None if it has no number.
 
-    None when no series has a number.
+    Copies of replicating ranks count once; data-parallel ranks, `is_streaming` and categories are
+    added up.
     """
     figures = _distinct_series(samples, name, where or {})
     return math.fsum(figures.values()) if figures else None
 
 
 def mean(samples: Iterable[MetricSample], name: str) -> float | None:
-    """A share or a length of the server, which data-parallel ranks do not add up to: the mean over
-    them; None without a number.
+    """Return the mean of a metric over the data-parallel ranks, or None without a number.
+
+    For shares and lengths, which cannot be added up.
     """
     figures = _distinct_series(samples, name, {})
     return math.fsum(figures.values()) / len(figures) if figures else None
 
 
 def per_label(samples: Iterable[MetricSample], name: str, label: str) -> dict[str, float]:
-    """The figure by each value of `label`, such as `dp_rank` or `category`; without series that
-    lack it.
-    """
+    """Return the value of a metric for each value of `label`, such as `dp_rank` or `category`."""
     found: dict[str, float] = {}
     for key, value in _distinct_series(samples, name, {}).items():
         if label in (labels := dict(key)):
@@ -119,11 +117,11 @@ def per_label(samples: Iterable[MetricSample], name: str, label: str) -> dict[st
 def _distinct_series(
     samples: Iterable[MetricSample], name: str, where: Mapping[str, str]
 ) -> dict[tuple[tuple[str, str], ...], float]:
-    """One number for each set of labels without the repeating ranks: the largest, which is the
-    newest of a counter's copies.
+    """Return one number for each set of labels, without the labels of replicating ranks.
 
-    One server writes one set of label names, so where several generations are in a text, that with
-    the most names counts.
+    Of several copies the largest counts, which is the newest copy of a counter. One server writes
+    one set of label names; if a text has several generations of them, the one with the most names
+    counts.
     """
     figures: dict[tuple[tuple[str, str], ...], float] = {}
     for sample in samples:
@@ -146,5 +144,5 @@ def _distinct_series(
 
 
 def is_sglang(samples: Sequence[MetricSample]) -> bool:
-    """True when any series is SGLang's."""
+    """Return whether any series is from SGLang."""
     return any(sample.name.startswith(PREFIX) for sample in samples)

@@ -1,6 +1,4 @@
-"""Owns the reading of what `sglang.test.send_one` prints: lines (0.4.2 - 0.5.3) or a table (from
-0.5.4 on); sends nothing.
-"""
+"""Parses the output of `sglang.test.send_one`: lines (0.4.2 - 0.5.3) or a table (from 0.5.4 on)."""
 
 from __future__ import annotations
 
@@ -11,7 +9,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 _PAIR = re.compile(
-    r"^[ \t]*acc_length=([\d.]{1,20}|nan)[ \t\r]*(?:\n[ \t]*speed=([\d.]{1,20}) *tok\w*/s[ \t\r]*)?$",
+    (
+        r"^[ \t]*acc_length=([\d.]{1,20}|nan)[ \t\r]*(?:\n[ \t]*speed=([\d.]{1,20}) *tok\w*/s[ "
+        r"\t\r]*)?$"
+    ),
     re.MULTILINE,
 )
 _ROW = re.compile(r"^\s*\|((?:\s*[\d.]+\s*\|){2,})\s*$")
@@ -22,12 +23,12 @@ _COLUMNS = {
     "acc length": "accept_len",
     "speed (token/s)": "tok_s",
 }
-NO_SPECULATION = "1.00 is also printed for a server without speculation: the job's arguments decide which of the two it is"
+NO_SPECULATION = "1.00 is also printed for a server without speculation: check the job's arguments"
 
 
 @dataclass(frozen=True, slots=True)
 class SendOneResult:
-    """One request. Tokens per second, seconds; None: not printed."""
+    """One request, in tokens per second and seconds; None for what was not printed."""
 
     accept_len: float | None = None
     tok_s: float | None = None
@@ -35,17 +36,17 @@ class SendOneResult:
     tokens: int | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """What was printed, with a note where an accept length of 1.00 may mean nothing."""
+        """Return what was printed, with a note if the accept length is 1.00."""
         printed = {name: value for name, value in asdict(self).items() if value is not None}
         return {**printed, "note": NO_SPECULATION} if self.accept_len == 1.0 else printed
 
     def accept_length(self, *, speculation: bool) -> float | None:
-        """The accept length as the job's arguments make it: none without speculation."""
+        """Return the accept length, or None if the job does not use speculation."""
         return self.accept_len if speculation else None
 
 
 def read_send_one_results(text: str) -> tuple[SendOneResult, ...]:
-    """Every result in the text; none for other text. Never raises."""
+    """Return every result in the text; empty for other text. Never raises."""
     return (*_pairs(text), *_tables(text))
 
 

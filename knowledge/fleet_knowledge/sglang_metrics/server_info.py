@@ -1,8 +1,9 @@
-"""Owns the reading of what an SGLang server, or its router, tells of itself beside /metrics: rates,
-accept length, version. Asks nothing.
+"""Parses what an SGLang server or its router reports outside of /metrics: rates, accept length,
+version.
 
-/server_info and /model_info from 0.5.6 on, /get_server_info and /get_model_info in all versions.
-Without --enable-metrics /metrics is 404 and the same facts are only here.
+The endpoints are /server_info and /model_info from 0.5.6 on, /get_server_info and /get_model_info
+in all versions. Without --enable-metrics, /metrics answers 404 and these endpoints are the only
+source.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ ENABLE_METRICS_HINT = "add --enable-metrics to every job: without it /metrics is
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """What one server told. Tokens per second; None: not told."""
+    """What one server reported, in tokens per second; None for what it did not report."""
 
     version: str = ""
     gen_throughput: float | None = None
@@ -36,7 +37,7 @@ class ServerInfo:
 
 
 def read_json_object(text: str) -> Mapping[str, Any] | None:
-    """The JSON object of an answer; None for any other text. Never raises."""
+    """Return the JSON object in a text, or None for any other text. Never raises."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -45,8 +46,10 @@ def read_json_object(text: str) -> Mapping[str, Any] | None:
 
 
 def parse_server_info(info: Mapping[str, Any], source: str = "") -> ServerInfo:
-    """The figures of an answer. A router's `{"prefill": […], "decode": […]}` stands for its first
-    decode server.
+    """Return the figures of an answer.
+
+    For a router's `{"prefill": […], "decode": […]}` these are the figures of its first decode
+    server.
     """
     behind = _first_object(info.get("decode"))
     if behind is not None:
@@ -66,13 +69,18 @@ def parse_server_info(info: Mapping[str, Any], source: str = "") -> ServerInfo:
         if (rate := finite_number(state.get("last_gen_throughput"))) is not None
     ]
     return ServerInfo(
-        str(info.get("version") or ""), sum(rates) if rates else None, _mean_accept_length(states), source, arguments=server_arguments_in(info)
-    )  # fmt: skip
+        str(info.get("version") or ""),
+        sum(rates) if rates else None,
+        _mean_accept_length(states),
+        source,
+        arguments=server_arguments_in(info),
+    )
 
 
 def first_answer(answers: Mapping[str, Any]) -> ServerInfo | None:
-    """The figures of the first endpoint that answered with an object, newest name first; keys are
-    paths, with or without `GET `.
+    """Return the figures of the first endpoint that answered with an object, newest endpoint first.
+
+    Keys are paths, with or without `GET `.
     """
     by_path = {path.split()[-1]: answer for path, answer in answers.items() if path.strip()}
     for path in SERVER_INFO_PATHS:
@@ -85,13 +93,13 @@ def first_answer(answers: Mapping[str, Any]) -> ServerInfo | None:
 
 
 def server_arguments_in(info: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The server arguments in an answer: some versions nest them under `server_args`."""
+    """Return the server arguments in an answer; some versions nest them under `server_args`."""
     nested = info.get("server_args")
     return {**nested, **info} if isinstance(nested, Mapping) else info
 
 
 def is_server_info(info: Mapping[str, Any]) -> bool:
-    """True for an answer of /server_info, a router's included."""
+    """Return whether this is an answer of /server_info, from a server or a router."""
     if (
         _first_object(info.get("decode")) is not None
         or _first_object(info.get("prefill")) is not None
@@ -105,8 +113,9 @@ def is_server_info(info: Mapping[str, Any]) -> bool:
 
 
 def _states(info: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """One for each data-parallel rank; an object in place of the list in some versions, flat in the
-    oldest.
+    """Return the state of each data-parallel rank.
+
+    Some versions have an object instead of the list; the oldest have the fields at the top level.
     """
     states = info.get("internal_states", info)
     if isinstance(states, Mapping):
@@ -116,8 +125,9 @@ def _states(info: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def _mean_accept_length(states: Sequence[Mapping[str, Any]]) -> AcceptLength:
-    """The mean over the ranks that have averaged anything: how many steps are behind each is not
-    told.
+    """Return the mean over the ranks that have averaged anything.
+
+    It is not weighted: the answer does not say how many steps are behind each average.
     """
     averages = [
         accept_length_from_average(finite_number(state.get("avg_spec_accept_length")))

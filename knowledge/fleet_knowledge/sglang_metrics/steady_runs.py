@@ -1,5 +1,5 @@
-"""Owns which of several runs on one server are steady: warm-up told apart and dropped with its
-reason. Pure; measures nothing.
+"""Selects the steady runs of several runs on one server, and gives a reason for each run that is
+dropped.
 """
 
 from __future__ import annotations
@@ -10,18 +10,20 @@ from dataclasses import dataclass, field
 from statistics import median
 
 STEADY_RUNS = 3
-SPREAD_MAX = 0.05  # largest to smallest of the steady runs, by their median
-# A kernel was built while requests ran (sglang issues 4773, 5031; PR 4858; 0.4.5 - 0.5.23).
+SPREAD_MAX = 0.05  # (largest - smallest) / median of the steady runs
+# A kernel was compiled while requests ran (sglang issues 4773, 5031; PR 4858; 0.4.5 - 0.5.23).
 _JIT = re.compile(
-    r"DeepGEMM JIT code generation|Entering DeepGEMM JIT|DeepGEMM warmup:|Try DeepGEMM JIT|DeepGEMM JIT Compiling|Compiling Triton kernel"
+    r"DeepGEMM JIT code generation|Entering DeepGEMM JIT|DeepGEMM warmup:|Try DeepGEMM JIT|"
+    r"DeepGEMM JIT Compiling|Compiling Triton kernel"
     r"|Autotuning kernel|flashinfer\.jit: Loading JIT ops|AUTOTUNE \w+\("
 )
 
 
 @dataclass(frozen=True, slots=True)
 class SteadyRuns:
-    """The runs that count, by their number from 1; `value` is their median; `dropped`: number →
-    why.
+    """The runs that count, by their number from 1.
+
+    `value` is their median. `dropped` maps the number of each other run to the reason.
     """
 
     steady: tuple[int, ...] = ()
@@ -31,8 +33,9 @@ class SteadyRuns:
 
 
 def is_jit_line(line: str) -> bool:
-    """True for a log line that a kernel's building writes; inside a measured window it invalidates
-    the run.
+    """Return whether a log line reports the compilation of a kernel.
+
+    Such a line inside a measured window invalidates the run.
     """
     return bool(_JIT.search(line))
 
@@ -40,10 +43,11 @@ def is_jit_line(line: str) -> bool:
 def select_steady_runs(
     values: Sequence[float | None], jit: Mapping[int, str] | None = None
 ) -> SteadyRuns:
-    """The last runs that agree within 5 %, three at the least. `values`: rates in order, None for a
-    failed one; `jit`: run → its log line.
+    """Return the last runs that agree within 5 %, at least three.
 
-    Without three such runs at the end nothing is reported: repeat.
+    `values` are rates in order, None for a failed run. `jit` maps runs to the log line of a kernel
+    compilation in them. Without three such runs at the end there is no value, and `needs_more` is
+    set.
     """
     lines = jit or {}
     usable = [
@@ -77,5 +81,5 @@ def _spread(runs: Sequence[tuple[int, float]]) -> float:
 
 def _reason(value: float | None, at: int, lines: Mapping[int, str], otherwise: str) -> str:
     if at in lines:
-        return f"a kernel was built in it: {lines[at][:200]}"
+        return f"a kernel was compiled during the run: {lines[at][:200]}"
     return otherwise if value else "failed"

@@ -1,6 +1,4 @@
-"""Owns what the messages of a log add up to: launch, failure, warnings, facts, figures. Takes
-messages in order; reads no bytes.
-"""
+"""Accumulates what the messages of a log say: launch, failures, warnings, facts and rates."""
 
 from __future__ import annotations
 
@@ -67,7 +65,7 @@ _KEYWORDS |= {
     "cancelled",
     'file "',
 }
-# A word that holds another one adds nothing
+# A keyword that contains another one is redundant
 _KEYWORD_BYTES = tuple(
     word.encode()
     for word in sorted(_KEYWORDS)
@@ -78,7 +76,8 @@ _MAX_EARLIER = 16
 _READY = "The server is fired up"
 _START = "server_args="
 _STOPPED = re.compile(
-    r"^(?:INFO: +)?(?:Gracefully exiting|Shutting down|SIGTERM received|Application shutdown complete|Finished server process)"
+    r"^(?:INFO: +)?(?:Gracefully exiting|Shutting down|SIGTERM received|Application shutdown "
+    r"complete|Finished server process)"
     r"|kill_process_tree called|^slurmstepd: error: .*CANCELLED AT|exited with code (?:130|143)\b"
 )
 _STOP_KEYWORDS = (
@@ -91,22 +90,26 @@ _STOP_KEYWORDS = (
     "CANCELLED",
     "exited",
 )
-# What is said of a server that is being ended, by its ranks of each other and by what ended it
+# Messages during a shutdown that do not report a failure
 _SHUTDOWN_NOISE = re.compile(
-    r"\[c10d\] |TCPStore|destroy_process_group|resource_tracker|leaked |^Killed\b|exited with code 137\b|status=9/KILL"
+    r"\[c10d\] |TCPStore|destroy_process_group|resource_tracker|leaked |^Killed\b|exited with "
+    r"code 137\b|status=9/KILL"
 )
 _HEALTH_FAILED = "Health check failed"
 _HEARTBEAT = re.compile(r"last_heartbeat time: (\d\d:\d\d:\d\d)")
 _LAUNCH_PROGRESS = re.compile(
-    rb"server_args=|Init (?:torch|parallel)|Load weight|Memory pool|KV Cache|[Cc]aptur|Engine startup|fired up|Uvicorn|Health check"
+    rb"server_args=|Init (?:torch|parallel)|Load weight|Memory pool|KV Cache|[Cc]aptur|Engine "
+    rb"startup|fired up|Uvicorn|Health check"
     rb"|startup complete"
 )
 
 
 @dataclass(slots=True)
 class LogAccumulator:
-    """One log, or the last launch in it: a new launch after an end forgets the one before, but for
-    its failure.
+    """The state of one log.
+
+    A log may hold several launches. A new launch after an end resets launch, failures, rates and
+    server facts; warnings, versions and the failures of earlier launches stay.
     """
 
     launch: LoggedLaunch = field(default_factory=LoggedLaunch)
@@ -123,7 +126,7 @@ class LogAccumulator:
     command: str = ""
     stopped: bool = False
     unhealthy: bool = False
-    silent_s: float = 0.0  # how long no token had come at the last health check that failed
+    silent_s: float = 0.0  # seconds without a token at the last failed health check
     silent_batches: int = 0  # batch lines before that check
     earlier_failures: list[dict[str, Any]] = field(default_factory=list)
     _warnings: dict[tuple[str, str], list[Any]] = field(default_factory=dict)
@@ -133,29 +136,31 @@ class LogAccumulator:
     _source: str = ""
 
     def needs_flush_before(self, line: LogLine) -> bool:
-        """Whether batch lines before this message must be added up before it is taken."""
+        """Return whether buffered batch lines must be added before this message is."""
         return _READY in line.text or line.text.startswith(_START)
 
     @staticmethod
     def is_launch_progress(raw: bytes) -> bool:
-        """Whether lines like this one tell how far a launch has come: each of them counts."""
+        """Return whether lines like this one report progress of a launch, so that each of them
+        counts.
+        """
         return bool(_LAUNCH_PROGRESS.search(raw))
 
     @staticmethod
     def may_be_relevant(raw: bytes) -> bool:
-        """Whether a line holds any word that a message worth reading holds: a quick look, for logs
-        in which no two lines are alike.
+        """Return whether a line contains a keyword of any table. Fast, for logs in which all lines
+        differ.
         """
         return any(map(raw.lower().__contains__, _KEYWORD_BYTES))
 
     @staticmethod
     def is_warning_or_failure(raw: bytes) -> bool:
-        """Whether a line of NCCL's is a warning or a failure too."""
+        """Return whether an NCCL line is also a warning or a failure."""
         text = raw.decode("utf-8", "replace")
         return match_warning(text) is not None or match_symptom(text) is not None
 
     def add_message(self, line: LogLine) -> bool:
-        """One message that is no batch line; True when it told anything."""
+        """Add one message that is not a batch line. Return whether it was relevant."""
         text = line.text
         if not text:
             return False
@@ -177,8 +182,10 @@ class LogAccumulator:
         return is_relevant
 
     def add_answered_request(self, healthy: bool | None, failed: bool) -> None:
-        """A request was answered: of a health check whether it was healthy, of others whether the
-        server failed it.
+        """Add an answered request.
+
+        `healthy` is the result of a health check, or None for other requests. `failed` says that
+        the server answered another request with an error.
         """
         if healthy is not None:
             self.unhealthy = not healthy
@@ -188,12 +195,12 @@ class LogAccumulator:
                 "",
                 "warning",
                 "requests were answered with a server error",
-                "Look at the log around them.",
+                "Read the log around these requests.",
                 {},
             )
 
     def add_batches(self, pieces: Sequence[BatchColumns]) -> None:
-        """Batch lines that were read since the last call."""
+        """Add the batch lines that were read since the last call."""
         if not pieces:
             return
         self.rates.add(pieces)
@@ -201,12 +208,12 @@ class LogAccumulator:
             self.launch.mark_serving()
 
     def keep_sample(self, batch: BatchLine, place: int) -> None:
-        """The first lines are shown as they were read."""
+        """Keep a batch line as a sample if it is one of the first."""
         if len(self._first_samples) < _SAMPLES:
             self._first_samples.append((place, batch))
 
     def keep_raw_samples(self, raws: Sequence[bytes], places: Sequence[int]) -> None:
-        """The same for lines of one shape."""
+        """Keep the first and the last of several raw batch lines as samples."""
         self._last_sample = max(self._last_sample, (places[-1], raws[-1]))
         if len(self._first_samples) == _SAMPLES and places[0] > self._first_samples[-1][0]:
             return
@@ -217,13 +224,15 @@ class LogAccumulator:
         self._first_samples = sorted(self._first_samples, key=lambda pair: pair[0])[:_SAMPLES]
 
     def add_nccl_line(self, line: LogLine, times: int) -> None:
-        """A line of NCCL's or RCCL's, and how often it came."""
+        """Add a line of NCCL or RCCL that occurred `times` times."""
         self._nccl.feed(line.text, times)
         if versions := read_versions(line.text):
             self.versions = {**versions, **self.versions}
 
     def settle(self) -> None:
-        """Decide what only the end of the log decides: first rates, and failures that were survived."""
+        """Decide what only the end of the log decides: rates that wait for a next line, failures
+        that the server outlived.
+        """
         self.rates.finish()
         if self.launch.phase == SERVING:
             for sighting in self.root_cause_finder.drop_outlived(self.batches):
@@ -282,7 +291,9 @@ class LogAccumulator:
         self.server = {**read_logged_arguments(line.text), **self.server}
 
     def _reset_for_next_launch(self) -> None:
-        """What follows is another launch in the same log."""
+        """Reset launch, failures, rates and server facts; record how this launch failed,
+        if it did.
+        """
         if (root := self.root_cause_finder.root_cause(serving=bool(self.launch.ready_at))) and len(
             self.earlier_failures
         ) < _MAX_EARLIER:
@@ -303,7 +314,10 @@ class LogAccumulator:
         self._first_samples, self._last_sample = [], (-1, b"")
 
     def _mark_ready(self, line: LogLine, again: bool) -> None:
-        """All before was the server's own warm-up; a failure that it survived is a warning."""
+        """Mark the server as ready.
+
+        Everything before was its own warm-up; a failure that it survived becomes a warning.
+        """
         if not again:
             self.excluded += self.rates.drop_source(line.source)
             self._first_samples, self._last_sample = [], (-1, b"")
@@ -313,13 +327,16 @@ class LogAccumulator:
 
     def _warn_survived(self, sighting: Sighting) -> None:
         if sighting.distance == 0:
-            message = f"the log tells of {sighting.failure_class}, but the server went on: {sighting.cause_line}"
+            message = (
+                f"the log shows {sighting.failure_class}, but the server continued: "
+                f"{sighting.cause_line}"
+            )
             self._add_warning(
                 sighting.failure_class,
                 "",
                 "warning",
                 message,
-                "Look whether it made the server slower.",
+                "Check whether it made the server slower.",
                 {},
             )
 
@@ -359,8 +376,10 @@ class LogAccumulator:
 
 
 def _silence_s(line: LogLine) -> float:
-    """Seconds from the last token to a health check that failed, as its line tells; 0 when it does
-    not.
+    """Return the seconds between the last token and a failed health check, as its line reports
+    them.
+
+    Return 0 if the line does not report them.
     """
     beat = _HEARTBEAT.search(line.text)
     clock_s = clock_seconds("", line.stamp.rpartition(" ")[2])

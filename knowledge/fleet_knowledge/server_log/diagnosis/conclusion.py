@@ -1,6 +1,4 @@
-"""Owns the last step of a diagnosis: state, root, rank and hint out of all that a log told. Reads
-no line.
-"""
+"""Draws the conclusion of a diagnosis: state, root cause, rank and hint."""
 
 from __future__ import annotations
 
@@ -55,7 +53,7 @@ _PHASE_OF = {
     "model_not_found": START,
     "watchdog_timeout": SERVING,
 }
-"""Where a failure happens when the log does not say how far the launch had come."""
+"""The phase in which a failure happens, if the log does not show how far the launch was."""
 _EAGLE = ("EAGLE", "EAGLE3", "NEXTN")
 _MEMORY_OR_CRASH = (
     "cuda_oom",
@@ -65,8 +63,9 @@ _MEMORY_OR_CRASH = (
     "scheduler_crashed",
 )
 _BUSY_HINT = (
-    "A health check got no token in time, but batches go on: keep the server, stop polling /health with short timeouts under load (it"
-    " also injects a request of one token), or raise SGLANG_HEALTH_CHECK_TIMEOUT."
+    "A health check got no token in time, but batches continue: keep the server, stop polling "
+    "/health with short timeouts under load (each check also injects a request of one token), or "
+    "raise SGLANG_HEALTH_CHECK_TIMEOUT."
 )
 
 _SILENT_S = 60.0
@@ -76,9 +75,10 @@ def _busy_hint(accumulator: LogAccumulator) -> str:
     if accumulator.silent_s < _SILENT_S or accumulator.batches > accumulator.silent_batches:
         return _BUSY_HINT
     return (
-        f"No token and no batch line for {accumulator.silent_s:.0f} s when the last health check failed: unless a long prefill or a kernel's"
-        " compilation is under way, a collective hangs. Look at every rank's last line, at NCCL's output and at dmesg (Xid); SGLang's own"
-        " watchdog ends such a server after --watchdog-timeout. Do not raise the health check's timeout only."
+        f"No token and no batch line for {accumulator.silent_s:.0f} s when the last health check "
+        "failed: unless a long prefill or the compilation of a kernel is running, a collective hangs. "
+        "Read the last line of every rank, NCCL's output and dmesg (Xid). SGLang's own watchdog ends "
+        "such a server after --watchdog-timeout. Do not only raise the timeout of the health check."
     )
 
 
@@ -153,7 +153,7 @@ def _find_root(accumulator: LogAccumulator, nccl: NcclFacts) -> Sighting | None:
         alone = not launch.phase and not accumulator.rates.ranks
         return (
             _root_from_nccl(None, nccl) if alone else None
-        )  # a WARN of NCCL's alone ends no server
+        )  # an NCCL WARN alone does not end a server
     if root.distance >= ECHO or (root.distance == AFTER and root.failure_class.startswith("nccl")):
         root = _root_from_nccl(root, nccl) or root
     if root.failure_class in _MEMORY_OR_CRASH and _uses_itself_as_draft(accumulator):
@@ -162,7 +162,7 @@ def _find_root(accumulator: LogAccumulator, nccl: NcclFacts) -> Sighting | None:
 
 
 def _root_from_nccl(root: Sighting | None, nccl: NcclFacts) -> Sighting | None:
-    """NCCL's own lines may say more exactly why a server ended."""
+    """Return the root with NCCL's own explanation, or None if NCCL does not give one."""
     failure = nccl.failure
     if failure is None or failure.failure_class not in FAILURES:
         return None
@@ -191,8 +191,9 @@ def _state_without_failure(accumulator: LogAccumulator) -> str:
 
 
 def _uses_itself_as_draft(accumulator: LogAccumulator) -> bool:
-    """A target that was loaded twice as its own draft fails in many ways; all of them are one
-    class.
+    """Return whether the target was loaded a second time as its own draft.
+
+    Such a server fails in many ways; all of them belong to one class.
     """
     loaded: dict[str, list[str]] = {}
     for rank, architecture in accumulator.architectures:

@@ -1,11 +1,12 @@
-"""Owns the adding up of batch lines: per rank first, then over DP ranks, never over TP or PP. Reads
-no text.
+"""Sums up batch lines: first for each rank, then over DP ranks, never over TP ranks or pipeline
+stages.
 
-A server prints one line per DP rank; each tells of that rank alone, and lines of the ranks come at
-different times. So each rank's mean over the log is taken first, and the sum over DP ranks is the
-server's rate. Ranks of one TP group and stages of a pipeline tell of the same tokens. The rate of
-the first decode line after idle time is tokens over the time since the line before: it is left out,
-its accept length is not.
+Each DP rank prints its own lines, about itself only and at its own times. So the mean of each rank
+over the log comes first; the sum over DP ranks is the rate of the server. The ranks of one TP group
+and the stages of a pipeline report the same tokens.
+
+The rate of the first decode line after idle time is tokens divided by the time since the previous
+line, so it is left out; its accept length is kept.
 """
 
 from __future__ import annotations
@@ -22,18 +23,15 @@ from fleet_knowledge.server_log.parsing.log_lines import Rank
 
 _MAX_RANKS = 4096
 _SHOWN_DROPS = 8
-_HEALTH_CHECK_MAX = (
-    ("new_token", 8),
-    ("cached_token", 8),
-    ("running", 0),
-)  # what its prefill line shows at most
-_GAP_S = 5.0  # a busy rank writes oftener
+# The largest values in the prefill line of a health check
+_HEALTH_CHECK_MAX = (("new_token", 8), ("cached_token", 8), ("running", 0))
+_GAP_S = 5.0  # a busy rank writes more often
 _DAY_S = 86400.0
 
 
 @dataclass(slots=True)
 class RunningSum:
-    """Count, sum, largest and last of a figure."""
+    """Count, sum, maximum and last value of a number."""
 
     count: int = 0
     total: float = 0.0
@@ -41,7 +39,7 @@ class RunningSum:
     last: float = 0.0
 
     def add(self, values: Sequence[float]) -> None:
-        """One column."""
+        """Add one column."""
         if values:
             self.count += len(values)
             self.total += sum(values)
@@ -49,18 +47,18 @@ class RunningSum:
 
     @property
     def mean(self) -> float | None:
-        """None of nothing."""
+        """Return the mean, or None without values."""
         return self.total / self.count if self.count else None
 
 
 @dataclass(slots=True)
 class RankRates:
-    """One rank of one source."""
+    """The sums of one rank of one source."""
 
     decode_lines: int = 0
     prefill_lines: int = 0
     throughput: RunningSum = field(default_factory=RunningSum)
-    rate_sum: float = 0.0  # sums over all lines, idle ones too
+    rate_sum: float = 0.0  # over all lines, also those after idle time
     running_sum: float = 0.0
     running: RunningSum = field(default_factory=RunningSum)
     queue_max: float | None = None
@@ -68,16 +66,15 @@ class RankRates:
     input_throughput: RunningSum = field(default_factory=RunningSum)
     new_tokens: float = 0.0
     cached_tokens: float = 0.0
-    idle: bool = False  # the next decode line ends an interval that began while idle
-    undecided_first: tuple[int, float, float] | None = (
-        None  # place, rate and running of a first line that has no neighbour yet
-    )
+    idle: bool = False  # the interval of the next decode line began while idle
+    # position, rate and running requests of a first line, until the next line decides about it
+    undecided_first: tuple[int, float, float] | None = None
     last_s: float | None = None
 
 
 @dataclass(slots=True)
 class LoggedRates:
-    """All ranks of a log."""
+    """The sums of all ranks of a log."""
 
     ranks: dict[tuple[str, Rank], RankRates] = field(default_factory=dict)
     acceptance: AcceptLengthStats = field(default_factory=AcceptLengthStats)
@@ -87,10 +84,10 @@ class LoggedRates:
     dropped: int = 0
     drops: list[dict[str, Any]] = field(default_factory=list)
     roles: set[str] = field(default_factory=set)
-    real_work: bool = False  # more than a health check's single token
+    real_work: bool = False  # more than the single token of a health check
 
     def add(self, pieces: Sequence[BatchColumns]) -> None:
-        """Lines since the last call, in any order of pieces."""
+        """Add the lines since the last call, in any order."""
         grouped: dict[tuple[str, Rank], list[BatchColumns]] = {}
         for rows in pieces:
             grouped.setdefault((rows.source, rows.rank), []).append(rows)
@@ -111,8 +108,8 @@ class LoggedRates:
             self._add_decodes(rank, decodes, starts)
 
     def drop_source(self, source: str) -> int:
-        """Drop what one source told so far, such as the server's own warm-up; the number of lines
-        dropped.
+        """Forget the lines of one source, such as the warm-up of the server. Return how
+        many lines.
         """
         gone = [key for key in self.ranks if key[0] == source]
         lines = sum(self.ranks[key].decode_lines + self.ranks[key].prefill_lines for key in gone)
@@ -129,7 +126,7 @@ class LoggedRates:
         return lines
 
     def finish(self) -> None:
-        """A first line that never got a neighbour is believed."""
+        """Count first lines that were never followed by another line."""
         for rank in self.ranks.values():
             if rank.undecided_first:
                 rank.throughput.add([rank.undecided_first[1]])
@@ -190,8 +187,10 @@ class LoggedRates:
     def _add_after_prefills(
         self, rank: RankRates, pieces: Sequence[BatchColumns], starts: list[int]
     ) -> None:
-        """Prefill lines tell exactly when a rank was idle: the decode line after one that found
-        nothing running is left out.
+        """Add the decode lines of a rank that prints prefill lines, which show exactly when it was
+        idle.
+
+        The first decode line after a prefill line that found nothing running is left out.
         """
         starts = [-1, *starts] if rank.idle else starts
         idle: set[int] = set()
@@ -217,8 +216,9 @@ class LoggedRates:
             )
 
     def _add_decodes_without_prefills(self, rank: RankRates, rows: BatchColumns) -> None:
-        """Decode lines alone (a decode server of a pair, a cut log): idle time is told from a
-        silence and the rate after it.
+        """Add decode lines of a rank without prefill lines (a decode server of a pair, a cut log).
+
+        Idle time is inferred from a gap between lines and the rate after it.
         """
         rates = rows.columns["gen_throughput"]
         running = rows.columns.get("running", [1.0] * len(rates))
@@ -236,8 +236,10 @@ class LoggedRates:
     def _judge_first(
         self, rank: RankRates, rates: Sequence[float], running: Sequence[float]
     ) -> set[int]:
-        """The first line of a rank tells of time before the log: the line after it says whether it
-        was idle time.
+        """Return {0} if the first line of the rank covers idle time before the log, which its
+        neighbour shows.
+
+        A first line that was held back is decided here too.
         """
         if rank.undecided_first is None:
             slower = not rank.decode_lines and _much_slower(
@@ -271,7 +273,7 @@ def _max_of(most: float | None, values: Sequence[float] | None) -> float | None:
 
 
 def _idle_starts(rows: BatchColumns) -> list[int]:
-    """Places of prefill lines that found nothing running: what ran before them had ended."""
+    """Return the positions of prefill lines that found nothing running."""
     running = rows.columns.get("running")
     if running is None or 0.0 not in running:
         return []
@@ -279,7 +281,9 @@ def _idle_starts(rows: BatchColumns) -> list[int]:
 
 
 def _merge_in_log_order(pieces: Sequence[BatchColumns]) -> BatchColumns:
-    """Pieces of several shapes as one, in the order of the log; only what tells idle time is kept."""
+    """Return pieces of several shapes as one, in log order, with only the columns that show idle
+    time.
+    """
     if len(pieces) == 1:
         return pieces[0]
     names = [
@@ -307,8 +311,8 @@ def _merge_in_log_order(pieces: Sequence[BatchColumns]) -> BatchColumns:
 def _lines_after_idle(
     rank: RankRates, rows: BatchColumns, rates: Sequence[float], running: Sequence[float]
 ) -> set[int]:
-    """Without prefill lines: those after a silence that give a request less than a quarter of its
-    usual rate.
+    """Return the lines after a gap whose rate for each request is below a quarter of the
+    usual one.
     """
     rank.rate_sum += sum(rates)
     rank.running_sum += sum(running)
@@ -327,5 +331,5 @@ def _lines_after_idle(
 
 
 def _much_slower(line: tuple[float, float], neighbour: tuple[float, float]) -> bool:
-    """Whether a request got less than half of what it got in the line after."""
+    """Return whether a request got less than half of the rate that it got in the next line."""
     return line[0] / max(line[1], 1.0) < 0.5 * neighbour[0] / max(neighbour[1], 1.0)

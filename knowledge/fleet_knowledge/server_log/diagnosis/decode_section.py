@@ -1,4 +1,4 @@
-"""Owns the decode section of a diagnosis and the warnings that its figures earn. Adds up no line."""
+"""Builds the decode section of a diagnosis, and the warnings that its numbers justify."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ _NO_DRAFT_ACCEPTED = 1.05  # tokens per verify step; 1 is the bonus token alone
 def build_decode_section(
     rates: LoggedRates, samples: Sequence[Mapping[str, Any]], excluded: int
 ) -> dict[str, Any]:
-    """What the batch lines tell of the server as a whole: rates in tokens per second summed over DP
-    ranks. Empty without such lines.
+    """Return what the batch lines say about the server as a whole; empty without such lines.
+
+    Rates are tokens per second, summed over DP ranks.
     """
     if not rates.ranks:
         return (
@@ -72,8 +73,10 @@ def build_decode_section(
 def one_of_each_group(
     ranks: Mapping[tuple[str, Rank], RankRates],
 ) -> dict[tuple[str, Rank], RankRates]:
-    """Of each DP rank the first pipeline stage and the first of its TP group, in each source: the
-    others count the same tokens again.
+    """Return the ranks that count: for each source and DP rank the first pipeline stage and TP
+    rank.
+
+    The others count the same tokens again.
     """
     first: dict[int, tuple[int, int]] = {}
     for _, rank in ranks:
@@ -86,7 +89,7 @@ def one_of_each_group(
 
 
 def decode_warnings(decode: Mapping[str, Any], speculative: bool) -> list[LogWarning]:
-    """Warnings that the figures alone justify."""
+    """Return the warnings that the decode section justifies."""
     warned = []
     hit = decode.get("cache_hit_rate")
     if hit is not None and hit >= _CACHED_SHARE:
@@ -94,8 +97,14 @@ def decode_warnings(decode: Mapping[str, Any], speculative: bool) -> list[LogWar
         warned.append(
             LogWarning(
                 "prefix_cache_hit",
-                f"{share} prompt tokens came from the prefix cache: TTFT and input throughput are not prefill performance",
-                "Call /flush_cache before each run, use a new seed, or SGLANG_RADIX_FORCE_MISS=1 or --disable-radix-cache on all hosts.",
+                (
+                    f"{share} prompt tokens came from the prefix cache: TTFT and input throughput "
+                    f"are not prefill performance"
+                ),
+                (
+                    "Call /flush_cache before each run, use a new seed, or set "
+                    "SGLANG_RADIX_FORCE_MISS=1 or --disable-radix-cache on all hosts."
+                ),
                 details={"cache_hit_rate": hit},
             )
         )
@@ -105,8 +114,11 @@ def decode_warnings(decode: Mapping[str, Any], speculative: bool) -> list[LogWar
         warned.append(
             LogWarning(
                 "spec_ineffective",
-                f"speculation accepts nothing: accept length {length:.2f}",
-                "The draft does not fit: EAGLE given for an EAGLE-3 draft, a draft of another model, or random weights.",
+                f"speculation accepts no draft tokens: accept length {length:.2f}",
+                (
+                    "The draft does not fit: EAGLE was set for an EAGLE-3 draft, the draft belongs "
+                    "to another model, or its weights are random."
+                ),
                 details={"accept_len_mean": length, "speculative": speculative},
             )
         )
@@ -120,7 +132,10 @@ def _eager_decode_warnings(decode: Mapping[str, Any]) -> list[LogWarning]:
     message = f"decode ran without CUDA graphs in {1 - share:.0%} of its lines" + (
         f", from {size} requests" if size is not None else ""
     )
-    hint = "Raise --cuda-graph-max-bs (its default depends on GPU memory and TP, so hosts differ) or lower the concurrency."
+    hint = (
+        "Raise --cuda-graph-max-bs (its default depends on GPU memory and TP, so hosts differ) or "
+        "lower the concurrency."
+    )
     return [
         LogWarning(
             "eager_decode",
@@ -151,6 +166,10 @@ def _to_int(value: float | None) -> int | None:
 
 def _rank_json(source: str, rank: Rank, figures: RankRates) -> dict[str, Any]:
     return {
-        "source": source or None, "rank": str(rank) or None, "lines": figures.decode_lines, "gen_throughput_mean": figures.throughput.mean,
-        "running_mean": figures.running.mean, "prefill_lines": figures.prefill_lines,
-    }  # fmt: skip
+        "source": source or None,
+        "rank": str(rank) or None,
+        "lines": figures.decode_lines,
+        "gen_throughput_mean": figures.throughput.mean,
+        "running_mean": figures.running.mean,
+        "prefill_lines": figures.prefill_lines,
+    }

@@ -1,6 +1,4 @@
-"""Owns the details of a failure: numbers and names that its lines give, under the keys of
-`docs/json.md`. Chooses no class.
-"""
+"""Collects the details of a failure from its lines, under the keys of `docs/json.md`."""
 
 from __future__ import annotations
 
@@ -13,16 +11,13 @@ from fleet_knowledge.nccl.log.nccl_facts import NcclFacts
 from fleet_knowledge.server_log.diagnosis.accumulator import LogAccumulator
 from fleet_knowledge.server_log.diagnosis.root_cause import Sighting
 
-_REPEATABLE_DETAILS = (
-    "port",
-    "bus_id",
-    "reporting_rank",
-)  # details of which a log may name more than one
+# Details that a log may name several times with different values
+_REPEATABLE_DETAILS = ("port", "bus_id", "reporting_rank")
 _OF_NCCL = ("nccl", "shm", "ib_", "p2p", "nvlink")
 
 
 def failure_details(accumulator: LogAccumulator, root: Sighting, nccl: NcclFacts) -> dict[str, Any]:
-    """What the lines of the root's class name."""
+    """Return the details of the root cause: what its lines name, and what its class adds."""
     sightings = [root, *accumulator.root_cause_finder.sightings_of_class(root.failure_class)]
     found = _named(sightings)
     ranks = sorted(
@@ -47,13 +42,16 @@ def failure_details(accumulator: LogAccumulator, root: Sighting, nccl: NcclFacts
 
 
 def cause_text(failure: Failure, details: Mapping[str, Any]) -> str:
-    """The cause of a class with what this log names."""
+    """Return the cause of a class, with the values that this log names."""
     if failure.name in ("port_in_use", "dist_port_in_use") and details.get("ports"):
         return f"{failure.cause} The port is {', '.join(map(str, details['ports']))}."
     if failure.name == "watchdog_timeout" and "timeout_s" in details:
         return failure.cause.replace("the watchdog's time", f"{details['timeout_s']} s")
     if failure.name == "weight_load_incomplete" and details.get("healthy_rank"):
-        return f"Not the fault of {details['healthy_rank']}: it finished loading and waited for others that did not."
+        return (
+            f"Not the fault of {details['healthy_rank']}: it finished loading and waited for "
+            f"ranks that did not."
+        )
     return failure.cause
 
 

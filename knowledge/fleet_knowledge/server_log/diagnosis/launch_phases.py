@@ -1,5 +1,5 @@
-"""Owns the phases of a launch: their order, the lines that open and close them, and how long each
-may stand still. Ends no server.
+"""Tracks the phases of a launch: their order, the lines that open and close them, and their time
+limits.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ STALL_LIMITS_S: Mapping[str, float] = {
     LOAD_WEIGHT: 900.0,  # one shard from slow shared storage
     KV_ALLOC: 300.0,
     CAPTURE_GRAPH: 900.0,  # one batch size with autotuning
-    WARM_UP: 1800.0,  # DeepGEMM compiles thousands of kernels without a word up to 0.4.5
+    WARM_UP: 1800.0,  # up to 0.4.5 DeepGEMM compiles thousands of kernels without a message
     HTTP_BIND: 600.0,  # the server's own first request
     READY: 0.0,  # 0: no limit
     SERVING: 0.0,
 }
-"""Seconds that a phase may last without a line or a count that comes on; defaults of `phase_timeouts_s`."""
+"""Seconds that a phase may last without progress; the defaults of `phase_timeouts_s`."""
 
 _BEGIN, _END, _MARK = "begin", "end", "mark"
 
@@ -98,13 +98,19 @@ _MARKERS = (
     _marker(
         WARM_UP,
         _MARK,
-        r"Entering DeepGEMM JIT|DeepGEMM (?:JIT|warmup)|^Try DeepGEMM|flashinfer autotune|^Running FlashInfer autotune",
+        (
+            r"Entering DeepGEMM JIT|DeepGEMM (?:JIT|warmup)|^Try DeepGEMM|flashinfer autotune|"
+            r"^Running FlashInfer autotune"
+        ),
         "deep_gemm",
     ),
     _marker(
         HTTP_BIND,
         _MARK,
-        r"^INFO: +Started server process|^INFO: +Application startup complete|^INFO: +Uvicorn running",
+        (
+            r"^INFO: +Started server process|^INFO: +Application startup complete|^INFO: +Uvicorn "
+            r"running"
+        ),
         "uvicorn",
     ),
     _marker(
@@ -112,14 +118,26 @@ _MARKERS = (
     ),
 )
 LAUNCH_KEYWORDS = (
-    "server_args=", "Init torch", "Init parallel", "Load weight", "Cache is allocated", "Memory p", "Captur", "DeepGEMM", "lash",
-    "Started server", "startup", "Uvicorn", "fired up", "% Completed", "%|",
-)  # fmt: skip
-"""Every line that moves a launch holds one of these."""
+    "server_args=",
+    "Init torch",
+    "Init parallel",
+    "Load weight",
+    "Cache is allocated",
+    "Memory p",
+    "Captur",
+    "DeepGEMM",
+    "lash",
+    "Started server",
+    "startup",
+    "Uvicorn",
+    "fired up",
+    "% Completed",
+    "%|",
+)
+"""Every line that reports progress of a launch contains one of these."""
 _ELAPSED = re.compile(r"\b(?:elapsed=|Time elapsed: )([\d.]{1,12}) ?s")
-_TIMINGS = re.compile(
-    r"Engine startup timings \(s\): (.*)"
-)  # from 0.5.13: what the engine itself measured
+# From 0.5.13: what the engine itself measured
+_TIMINGS = re.compile(r"Engine startup timings \(s\): (.*)")
 _TIMING = re.compile(r"(\w+)=(?:([\d.]{1,12})|\{([^}]*)\})")
 _PHASE_OF_TIMING = {
     "load_weight": LOAD_WEIGHT,
@@ -144,16 +162,14 @@ _NO_RANK = Rank()
 
 @dataclass(slots=True)
 class LoggedLaunch:
-    """How far one launch has come. Fed with messages in order; memory is bounded by the number of
-    ranks.
-    """
+    """The progress of one launch. Memory is limited by the number of ranks."""
 
     phase: str = ""
     progress: tuple[int, int] = (0, 0)
     ready_at: str = ""
     ready_at_s: float | None = None
     began_s: float | None = None
-    begun: bool = False  # a line of the launch itself was seen: the log does not begin later
+    begun: bool = False  # the log shows the launch itself, and does not begin later
     shards: tuple[int, int] = (0, 0)
     graphs: tuple[int, int] = (0, 0)
     loaded_ranks: set[Rank] = field(default_factory=set)  # ranks that finished loading weights
@@ -165,7 +181,7 @@ class LoggedLaunch:
     _bound_s: float | None = None
 
     def update(self, line: LogLine) -> bool:
-        """True when the message moved the launch or told of progress."""
+        """Update from the next message. Return whether it reported progress of the launch."""
         if line.rank and len(self.ranks) < _MAX_RANKS:
             self.ranks.add(line.rank)
         if "%|" in line.text or "% Completed" in line.text:
@@ -180,17 +196,17 @@ class LoggedLaunch:
         return marker is not None
 
     def mark_serving(self) -> None:
-        """Requests are served: seen without a ready line in a log that begins later."""
+        """Set the phase to serving, also in a log that begins after the ready line."""
         if self.phase in ("", READY):
             self.phase = SERVING
 
     def phase_of(self, rank: Rank | None) -> str:
-        """Where a rank stood last; where the launch stood when the rank told nothing of itself."""
+        """Return the last phase of a rank, or the phase of the launch if the rank reported none."""
         own = self._phase_by_rank.get(rank or _NO_RANK, "")
         return self.phase if not own or self.phase in (READY, SERVING) else own
 
     def phases_s(self) -> dict[str, float]:
-        """Seconds of each phase that ended, of the slowest rank, in order."""
+        """Return the seconds of each phase that ended, for the slowest rank, in phase order."""
         took: dict[str, float] = {}
         for (_, phase), seconds in self._durations_s.items():
             took[phase] = max(took.get(phase, 0.0), seconds)
@@ -239,7 +255,7 @@ class LoggedLaunch:
     def _end(self, rank: Rank, phase: str, line: LogLine) -> None:
         if phase == CAPTURE_GRAPH and _DRAFT.search(line.text):
             self._begun_at_s.pop((rank, phase), None)
-            return  # the target's graphs are what the phase is told by; the draft's come after
+            return  # only the target's graphs count for the phase; the draft's follow
         found = _ELAPSED.search(line.text)
         took_s = elapsed_s(self._begun_at_s.pop((rank, phase), None), line.at_s)
         self._add_duration(rank, phase, _decimal(found[1]) if found else took_s)

@@ -1,6 +1,4 @@
-"""Owns what a log comes to: the value that `fleetctl diagnose` prints and the agent acts on. Reads
-nothing.
-"""
+"""Defines the diagnosis of a log: what `fleetctl diagnose` prints and the agent acts on."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class LogWarning:
-    """One warning of a log, with how often it came."""
+    """One warning, with the number of lines that caused it."""
 
     code: str
     message: str
@@ -36,17 +34,22 @@ class LogWarning:
     details: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """As in `docs/json.md`."""
+        """Return the warning in the form of `docs/json.md`."""
         reason = {"reason": self.reason} if self.reason else {}
         return {
-            "code": self.code, "severity": self.severity, "message": self.message, "hint": self.hint, "count": self.count,
-            **reason, "details": dict(self.details),
-        }  # fmt: skip
+            "code": self.code,
+            "severity": self.severity,
+            "message": self.message,
+            "hint": self.hint,
+            "count": self.count,
+            **reason,
+            "details": dict(self.details),
+        }
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What one log tells. Empty texts and mappings stand for what it does not tell."""
+    """The diagnosis of one log. Empty texts and mappings stand for what the log does not show."""
 
     state: str = UNKNOWN
     failure_class: str = ""
@@ -72,7 +75,7 @@ class Diagnosis:
 
     @property
     def kind(self) -> ErrorKind:
-        """What to do next; NONE when nothing failed."""
+        """Return what to do next about the failure; NONE if nothing failed."""
         failure = FAILURES.get(self.failure_class)
         return (
             failure.kind
@@ -84,12 +87,14 @@ class Diagnosis:
 
     @property
     def retryable(self) -> bool | None:
-        """Whether another attempt may end otherwise; None when nothing failed."""
+        """Return whether another attempt may succeed; None if nothing failed."""
         failure = FAILURES.get(self.failure_class)
         return failure.retryable if failure else None
 
     def to_json(self) -> dict[str, Any]:
-        """The contract of `docs/json.md`, section diagnose; null is what the log does not tell."""
+        """Return the diagnosis in the form of `docs/json.md`; null stands for what the log does not
+        show.
+        """
         return {
             "version": VERSION,
             "state": self.state,

@@ -1,6 +1,4 @@
-"""Owns accept lengths of speculation as decode lines tell them, and what steps and draft tokens
-they imply. Knows no arguments.
-"""
+"""Sums up the accept lengths in decode lines, and infers steps and draft tokens from them."""
 
 from __future__ import annotations
 
@@ -10,19 +8,18 @@ from typing import Any
 
 _SAMPLES = 256
 # Accept rate had three definitions: len/(steps+1) in 0.5.3 - 0.5.4, len/draft tokens in 0.5.5 -
-# 0.5.10, (len-1)/(draft tokens-1) since
-# 0.5.12.
-# At topk 1 the first two are one, since draft tokens = steps + 1.
+# 0.5.10, (len-1)/(draft tokens-1) since 0.5.11 (accept_rate.py has the sources).
+# With topk 1 the first two are equal, since draft tokens = steps + 1.
 _WITH_BONUS, _WITHOUT_BONUS = "len/draft_tokens", "(len-1)/(draft_tokens-1)"
-_ROUNDING_TOLERANCE = (
-    0.06  # how far a quotient of two rounded figures may lie from a whole number, relative
-)
+# Largest relative distance to a whole number that the rounding of two printed numbers explains
+_ROUNDING_TOLERANCE = 0.06
 
 
 @dataclass(slots=True)
 class AcceptLengthStats:
-    """Lengths added up, and the first pairs of length and rate. A length is tokens per verify step,
-    the bonus token counted.
+    """The sum of accept lengths, and the first pairs of accept length and rate.
+
+    A length is tokens per verify step, including the bonus token.
     """
 
     count: int = 0
@@ -32,7 +29,7 @@ class AcceptLengthStats:
     pairs: list[tuple[float, float]] = field(default_factory=list)
 
     def add(self, lengths: Sequence[float], rates: Sequence[float]) -> None:
-        """Columns of equal length, or no rates at all."""
+        """Add columns of equal length; `rates` may be empty."""
         if not lengths:
             return
         self.count += len(lengths)
@@ -49,7 +46,7 @@ class AcceptLengthStats:
             ][:_SAMPLES]
 
     def to_json(self) -> dict[str, Any]:
-        """Mean and implied settings; null where the lines do not tell."""
+        """Return mean, range and inferred settings; null for what the lines do not show."""
         tokens, definition = self._draft_tokens()
         return {
             "accept_len_mean": self.total / self.count if self.count else None,
@@ -73,6 +70,6 @@ class AcceptLengthStats:
 
 
 def _spread(values: Sequence[float]) -> float:
-    """Mean distance from the whole number that they lie around, relative to it."""
+    """Return the mean distance to the nearest whole number of the mean, relative to that number."""
     whole = max(round(sum(values) / len(values)), 1)
     return sum(abs(value - whole) for value in values) / len(values) / whole

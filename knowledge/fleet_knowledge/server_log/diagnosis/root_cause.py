@@ -1,6 +1,4 @@
-"""Owns the search for the root of a failure among all lines that sound like one. Reads messages;
-knows the classes by name only.
-"""
+"""Finds the root cause of a failure among all lines that report one."""
 
 from __future__ import annotations
 
@@ -26,8 +24,8 @@ _CRASH = re.compile(
     r"hit an exception|Exception in (?:thread|callback)|^Traceback \(most recent call last\)"
 )
 _BARE_ASSERTION = "AssertionError"
-# The last frame of a traceback tells who refused; only the launcher's own check of its arguments
-# has these files
+# The last frame of a traceback shows which code raised; only the launcher's argument check is in
+# these files
 _FRAME = re.compile(r'^\s+File "[^"]*"')
 _ARGUMENTS_FRAME = re.compile(r'^\s+File "[^"]*(?:/server_args\.py|/arg_groups/\w+\.py)"')
 _REFUSED = symptom(
@@ -36,9 +34,9 @@ _REFUSED = symptom(
     "server_args.py, arg_groups/",
     ROOT,
 )
-# PyTorch warns of why it sees no GPU, and goes on; the server then finds none
+# PyTorch only warns why it sees no GPU; the server fails later
 _CUDA_WARNS = "CUDA initialization: "
-# Out of memory is one wording; what it means is told by where it happens
+# All phases write the same out-of-memory message; the phase decides what it means
 _OOM_BY_PHASE = {
     START: "oom_weights",
     INIT_DIST: "oom_weights",
@@ -50,7 +48,7 @@ _NARROWER = {
     "oom_weights": ("oom_kv_cache",),
     "nccl_timeout": ("weight_load_incomplete",),
 }
-# What ends only a launch: the same words in the log of a ready server are about a request
+# Classes that can end only a launch: after it the same words are about a request
 _LAUNCH_ONLY_CLASSES = (
     "argument_error",
     "spec_",
@@ -62,12 +60,12 @@ _LAUNCH_ONLY_CLASSES = (
     "dist_",
     "dependency",
 )
-_OUTLIVED_BATCHES = 32  # batch lines after a failure show that it ended nothing
+_OUTLIVED_BATCHES = 32  # so many batch lines after a failure show that the server continued
 
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """One line that tells of a failure, ready to be shown."""
+    """One line that reports a failure. `cause_line` is redacted."""
 
     failure_class: str
     distance: int
@@ -83,30 +81,26 @@ class Sighting:
 
 @dataclass(slots=True)
 class RootCauseFinder:
-    """All sightings of one launch, the first of each class and rank."""
+    """The sightings of one launch: the first for each class, rank and details."""
 
     sightings: list[Sighting] = field(default_factory=list)
     _seen: set[tuple[str, str, tuple[str, ...]]] = field(default_factory=set)
     _order: int = 0
-    _crash_exception: str | None = (
-        None  # the first exception after a crash was announced; empty until it comes
-    )
+    # the first exception after a crash was announced; empty until it appears
+    _crash_exception: str | None = None
     _last_exception: str = ""  # the last exception of the launch
     _exception_order: int = 0
     _progress_order: int = 0
     _stamp: str = ""
     _rank: str = ""  # of the scheduler whose traceback follows
     _asserted_source: str = ""  # the source line of an assertion, for an error that says no more
-    _checks_arguments: bool = (
-        False  # the last frame of the traceback is in the check of the arguments
-    )
-    _no_gpu_reason: Sighting | None = (
-        None  # explains why no GPU is seen, and ends nothing by itself
-    )
+    _checks_arguments: bool = False  # the last frame of the traceback is in the argument check
+    _no_gpu_reason: Sighting | None = None  # a warning that explains why no GPU is seen
 
     def add_line(self, line: LogLine, phase: str, batches: int) -> bool:
-        """True when the message tells of a failure or belongs to a traceback. `batches`: batch
-        lines of the log so far.
+        """Add a message. Return whether it reports a failure or belongs to a traceback.
+
+        `batches` is the number of batch lines in the log so far.
         """
         self._order += 1
         line = self._with_assertion(line)
@@ -131,14 +125,12 @@ class RootCauseFinder:
         return True
 
     def note_progress(self) -> None:
-        """The launch came on: an exception before this did not end it."""
+        """Record that the launch made progress: an exception before did not end it."""
         self._progress_order = self._order
         self._crash_exception = None if not self.sightings else self._crash_exception
 
     def drop_survived(self) -> Sequence[Sighting]:
-        """The server got ready all the same: what was seen so far ended nothing. They are forgotten
-        and given back.
-        """
+        """Forget and return all sightings: the server became ready, so they did not end it."""
         gone = self.sightings
         self.sightings, self._seen, self._crash_exception, self._last_exception = (
             [],
@@ -149,7 +141,7 @@ class RootCauseFinder:
         return gone
 
     def drop_outlived(self, batches: int) -> Sequence[Sighting]:
-        """Those after which the server went on with its work; they are forgotten."""
+        """Forget and return the sightings after which the server continued to work."""
         gone = [
             sighting
             for sighting in self.sightings
@@ -159,7 +151,7 @@ class RootCauseFinder:
         return gone
 
     def root_cause(self, serving: bool) -> Sighting | None:
-        """The line that explains the others; None when nothing failed."""
+        """Return the line that explains the others, or None if nothing failed."""
         if not self.sightings:
             return None if serving else self._launcher_exception()
         first = min(self.sightings, key=lambda sighting: (sighting.distance, sighting.order))
@@ -178,9 +170,8 @@ class RootCauseFinder:
             in ("scheduler_crashed", "detokenizer_crashed", "launch_crashed")
             and first.distance >= ECHO
         ):
-            raised_symptom = match_symptom(
-                raised
-            )  # an echo that was raised is nearer than the crash that it is part of
+            # the exception itself is nearer to the cause than the crash message
+            raised_symptom = match_symptom(raised)
             echoes = (
                 raised_symptom is not None and raised_symptom[0].failure_class == "nccl_peer_lost"
             )
@@ -192,11 +183,11 @@ class RootCauseFinder:
         return first
 
     def sightings_of_class(self, failure_class: str) -> list[Sighting]:
-        """Its sightings in order."""
+        """Return the sightings of a class, in log order."""
         return [sighting for sighting in self.sightings if sighting.failure_class == failure_class]
 
     def _with_assertion(self, line: LogLine) -> LogLine:
-        """A bare `AssertionError` with the source line that the traceback quoted before it."""
+        """Return a bare `AssertionError` with the source line that its traceback quoted before."""
         if line.text[:1].isspace():
             quoted = line.text.strip()
             self._asserted_source = (
@@ -209,7 +200,9 @@ class RootCauseFinder:
         return line
 
     def _is_argument_check_frame(self, text: str) -> bool:
-        """True for a frame in the check of arguments, and for the one that it called."""
+        """Return whether a line is a traceback frame in the argument check, or the frame that it
+        called.
+        """
         if not text[:1].isspace() or not _FRAME.match(text):
             return False
         before, self._checks_arguments = self._checks_arguments, bool(_ARGUMENTS_FRAME.match(text))
@@ -268,12 +261,10 @@ class RootCauseFinder:
         )
 
     def _most_specific(self, first: Sighting) -> Sighting:
-        """A later line may say more exactly what ran out."""
+        """Return the sighting that says most exactly what ran out; it may be a later one."""
         for name in _NARROWER.get(first.failure_class, ()):
             for sighting in self.sightings_of_class(name):
-                own = (
-                    name == "weight_load_incomplete"
-                )  # the timeout is how the waiting rank noticed
+                own = name == "weight_load_incomplete"  # the waiting rank only noticed a timeout
                 return (
                     sighting
                     if own

@@ -1,1 +1,1 @@
-"""Splits a log into records."""
+"""Splits a log into messages and reads batch lines."""

@@ -1,9 +1,8 @@
-"""Owns lines of one shape: where in a batch line its numbers stand, so that thousands are read as
-columns at once. Judges no number.
+"""Reads thousands of batch lines of one shape at once, as columns of numbers.
 
-Two lines have the same shape when they are equal without their digits. A layout is made from the
-first line of a shape by the slow reader, and used only where it reads that line as the slow reader
-did.
+Two lines have the same shape if they are equal without their digits. The layout of a shape is
+derived from its first line, which the slow parser reads, and is used only if it gives the same
+result for that line as the slow parser.
 """
 
 from __future__ import annotations
@@ -47,14 +46,13 @@ _KEYS = {
     for table in (COUNTS, SHARES, RATES)
     for name in table.values()
 }
-_UNCACHED_COLUMNS = frozenset(
-    {"gen_throughput", "input_throughput"}
-)  # numbers that seldom come twice
+# Numbers that rarely repeat
+_UNCACHED_COLUMNS = frozenset({"gen_throughput", "input_throughput"})
 _NUMBER_CACHE_MAX = 32_768
 
 
 class _NumberCache(dict[bytes, float]):
-    """What a token is as a number, each read once. Raises ValueError for one that is none."""
+    """Maps number tokens to floats, each parsed once. Raises ValueError for other tokens."""
 
     def __missing__(self, token: bytes) -> float:
         value = float(token)
@@ -69,8 +67,10 @@ _NUMBER_CACHE = _NumberCache()
 
 @dataclass(frozen=True, slots=True)
 class BatchColumns:
-    """Batch lines of one rank as columns of equal length; `at` is the place of each among all,
-    `clock` hours, minutes, seconds.
+    """Batch lines of one rank as columns of equal length.
+
+    `line_indices` counts batch lines from the start of the log. `clock` has three columns: hours,
+    minutes, seconds; it is empty without time stamps.
     """
 
     kind: str
@@ -84,14 +84,14 @@ class BatchColumns:
     columns: Mapping[str, Sequence[float]]
 
     def second_of_day(self, index: int) -> float | None:
-        """When a line was written; None without a stamp."""
+        """Return the second of the day at which a line was written, or None without a stamp."""
         if not self.clock:
             return None
         hours, minutes, rest = (float(part[index]) for part in self.clock)
         return hours * 3600 + minutes * 60 + rest
 
     def select(self, picks: Sequence[int], rank: Rank) -> BatchColumns:
-        """These lines alone, under their rank."""
+        """Return the rows at these positions, under this rank."""
         columns = {name: [column[i] for i in picks] for name, column in self.columns.items()}
         clock = [[part[i] for i in picks] for part in self.clock]
         return replace(
@@ -105,23 +105,27 @@ class BatchColumns:
 
 @dataclass(slots=True)
 class BatchLineLayout:
-    """One shape: the places of its numbers, and the lines of it that wait to be read."""
+    """The layout of one shape: which number is which column, and the lines that wait to be read.
+
+    `width` is how many numbers a line has. `columns`, `rank_columns` (DP, PP, TP) and
+    `clock_column` (the hours) say which of them; -1 means absent.
+    """
 
     kind: str
     source: str
     graph: bool | None
     graph_kind: str
     role: str
-    dropped: bytes  # letters, where taking them out joins no numbers
+    dropped: bytes  # letters, unless removing them would join two numbers
     width: int
     columns: Mapping[str, int]
-    rank_columns: tuple[int, ...]  # places of dp, pp, tp; -1 without
-    clock_column: int  # place of the hours; -1 without
+    rank_columns: tuple[int, ...]
+    clock_column: int
     raws: list[bytes] = field(default_factory=list)
     line_indices: list[int] = field(default_factory=list)
 
     def drain_columns(self) -> list[BatchColumns]:
-        """The lines that wait, by rank; they wait no longer."""
+        """Return the waiting lines as columns, one value for each rank, and forget them."""
         raws, at = self.raws, self.line_indices
         self.raws, self.line_indices = [], []
         tokens = b"\n".join(raws).translate(_NUMBERS, self.dropped).split()
@@ -129,7 +133,7 @@ class BatchLineLayout:
             if len(tokens) != self.width * len(raws):
                 raise ValueError
             return self._split(tokens, at)
-        except ValueError:  # a number that is none
+        except ValueError:  # a token is not a number, or too large
             return [
                 rows
                 for raw, place in zip(raws, at, strict=True)
@@ -179,8 +183,9 @@ class BatchLineLayout:
 
 
 def detect_layout(raw: bytes) -> BatchLineLayout | None:
-    """The layout of a physical line that is one batch line and nothing else; None where columns
-    would not read it as words do.
+    """Return the layout of a physical line that is one batch line and nothing else.
+
+    Return None if columns would not give what the slow parser gives.
     """
     lines = list(read_log_lines(raw))
     batch = read_batch(lines[0]) if len(lines) == 1 else None
@@ -217,14 +222,14 @@ def detect_layout(raw: bytes) -> BatchLineLayout | None:
 
 
 def read_columns_slowly(raw: bytes, place: int) -> Iterator[BatchColumns]:
-    """A physical line read message by message."""
+    """Return the batches of a physical line, read message by message."""
     for line in read_log_lines(raw):
         if batch := read_batch(line):
             yield columns_from_batch(batch, line, place)
 
 
 def columns_from_batch(batch: BatchLine, line: LogLine, place: int) -> BatchColumns:
-    """One batch as columns of one row."""
+    """Return one batch as columns of one row."""
     columns = {
         name: [float(batch.values[name])]
         for name in _COLUMN_NAMES[batch.kind]
@@ -246,7 +251,9 @@ def columns_from_batch(batch: BatchLine, line: LogLine, place: int) -> BatchColu
 
 
 def merge_usage_columns(columns: Mapping[str, Sequence[float]]) -> Mapping[str, Sequence[float]]:
-    """The usages of all pools as one column: the fullest counts."""
+    """Return the columns with the usages of all pools merged into `token_usage`: the fullest pool
+    counts.
+    """
     usages = [columns[name] for name in USAGES if name in columns]
     kept = {name: column for name, column in columns.items() if name not in USAGES}
     return (
@@ -261,7 +268,7 @@ def _number_columns(raw: bytes, batch: BatchLine, tokens: list[bytes]) -> dict[s
     for name in _COLUMN_NAMES[batch.kind]:
         found = [match for key in _KEYS[name] for match in key.finditer(raw)]
         if not found and (name not in batch.values or name == "token_usage"):
-            continue  # token_usage: the fullest of other pools
+            continue  # token_usage may be derived from other pools
         place = _count_numbers_before(raw, found[0].start(1)) if len(found) == 1 else len(tokens)
         if place >= len(tokens) or (
             name not in USAGES and _float(tokens[place]) != batch.values.get(name)
@@ -272,7 +279,7 @@ def _number_columns(raw: bytes, batch: BatchLine, tokens: list[bytes]) -> dict[s
 
 
 def _count_numbers_before(raw: bytes, offset: int) -> int:
-    """How many numbers stand before this place."""
+    """Return how many numbers stand before this offset."""
     return len(raw[:offset].translate(_NUMBERS).split())
 
 

@@ -1,5 +1,4 @@
-"""Owns one decode or prefill line of SGLang in every wording of 0.2 - 0.5.23: words in, a value
-out. Adds nothing up.
+"""Parses the decode and prefill lines of SGLang in all wordings of 0.2 - 0.5.23.
 
 Sources: scheduler_metrics_mixin.py and scheduler.py of the releases 0.4.1, 0.4.3.post4,
 0.4.6.post5, 0.4.9.post6, 0.5.3, 0.5.4.post3, 0.5.9, 0.5.13 and 0.5.23.
@@ -15,12 +14,11 @@ from typing import Any
 from fleet_knowledge.server_log.parsing.log_lines import LogLine, Rank
 
 DECODE, PREFILL = "decode", "prefill"
-LARGEST = 1e15  # what is larger is no count of anything here
+LARGEST = 1e15  # a larger number cannot be a real count
 _HEAD = re.compile(r"\b(Decode|Prefill) batch(?: \[(\d+)\])?[.,:]? +(?=#)")
 _GRAPH = re.compile(r"(\w+) graph")
 
-# What SGLang calls it -> what it is called here. A key that is not here is passed over: tails come
-# and go between releases.
+# SGLang's name -> our name. Other keys are ignored: releases add and remove them.
 COUNTS = {
     "#running-req": "running",
     "#queue-req": "queue",
@@ -56,15 +54,17 @@ RATES = {
     "input throughput (token/s)": "input_throughput",
 }
 USAGES = ("token_usage", "full_token_usage", "swa_token_usage", "mamba_usage")
-# A line that lost its end has lost digits of its last number too, so that one is not believed. No
-# decode line ends with its rate.
+# A truncated line may have lost digits of its last number, so that number is ignored unless its key
+# can end a complete line. No decode line ends with its rate.
 _MAY_END = frozenset({"#queue-req", "#cache_miss"})
 
 
 @dataclass(frozen=True, slots=True)
 class BatchLine:
-    """One line. `values` holds only what the line says, under the names of `docs/json.md`; rates
-    are tokens per second.
+    """One decode or prefill line.
+
+    `values` holds only what the line contains, under the names of `docs/json.md`. Rates are tokens
+    per second.
     """
 
     kind: str
@@ -74,11 +74,12 @@ class BatchLine:
     iteration: int | None = None
     graph: bool | None = None
     graph_kind: str = ""
-    role: str = ""  # prefill or decode of a disaggregated pair
+    role: str = ""  # `prefill` or `decode` of a disaggregated pair
 
     def to_json(self) -> dict[str, Any]:
-        """The line as `fleetctl diagnose --json` shows it; what it does not say is null where
-        nearly every line says it.
+        """Return the line as `fleetctl diagnose --json` shows it.
+
+        Fields that nearly every line has are null if this one lacks them; rarer ones are left out.
         """
         day, _, clock = self.stamp.rpartition(" ")
         common = {
@@ -106,7 +107,9 @@ class BatchLine:
 
 
 def rank_json(rank: Rank | None) -> dict[str, int] | None:
-    """`{"dp": 0, "tp": 0}`: the parts that the label names."""
+    """Return the parts that the label names, such as `{"dp": 0, "tp": 0}`, or None
+    without a rank.
+    """
     return (
         {
             name: value
@@ -119,7 +122,7 @@ def rank_json(rank: Rank | None) -> dict[str, int] | None:
 
 
 def read_batch(line: LogLine) -> BatchLine | None:
-    """The batch that a message tells of, None when it tells of none. Never raises."""
+    """Return the batch that a message describes, or None. Never raises."""
     found = _HEAD.search(line.text)
     if not found:
         return None
@@ -129,9 +132,7 @@ def read_batch(line: LogLine) -> BatchLine | None:
         return None
     usages = [values[name] for name in USAGES if name in values]
     if usages:
-        values["token_usage"] = max(
-            usages
-        )  # the pool that is fullest is the one that stops new requests
+        values["token_usage"] = max(usages)  # the fullest pool is the one that blocks new requests
     iteration = int(found[2]) if found[2] else None
     return BatchLine(
         kind, values, line.rank, line.stamp, iteration, graph, graph_kind, _role(kind, values)

@@ -1,5 +1,5 @@
-"""Owns one physical line: takes off what wrappers put around it, splits merged messages, reads
-stamp and rank. Judges no content.
+"""Splits one physical line of a log into messages: removes what log collectors added, and reads
+time stamp and rank.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from datetime import date
 
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])")
 _ISO = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?"
-# What a collector of logs writes before a line: name of a container or pod, process of Ray, time of
-# journald, syslog, Kubernetes, slurm
+# Prefixes that log collectors add: container or pod name, Ray process, time of journald, syslog,
+# Kubernetes or Slurm
 _WRAPPERS = tuple(
     re.compile(pattern)
     for pattern in (
@@ -24,7 +24,10 @@ _WRAPPERS = tuple(
         # docker --timestamps, journald short-iso
         rf"(?P<time>{_ISO}) (?:(?P<source>[\w.-]+) [\w./@-]+(?:\[\d+\])?: )?",
         # syslog
-        r"[A-Z][a-z]{2} [ \d]\d (?P<time>\d\d:\d\d:\d\d)(?:\.\d+)? (?P<source>[\w.-]+) [\w./@-]+(?:\[\d+\])?: ",
+        (
+            r"[A-Z][a-z]{2} [ \d]\d (?P<time>\d\d:\d\d:\d\d)(?:\.\d+)? (?P<source>[\w.-]+) "
+            r"[\w./@-]+(?:\[\d+\])?: "
+        ),
         r"\[(?:rank|default)(?P<source>\d+)\]: ?",  # torchrun
         r" ?(?P<source>\d{1,3}): (?=\[|\S+:\d+:\d+ \[)",  # srun --label
         r"<\d{1,3}>",
@@ -35,7 +38,8 @@ _MAX_WRAPPERS = 4
 _CENTURIES = ("19", "20")
 _RANKS = r"(?: [A-Z][A-Z_]*\d+)*"
 _STAMP = re.compile(
-    rf"\[(?:(?P<date>\d{{4}}-\d\d-\d\d)[ T])?(?P<time>\d\d:\d\d:\d\d)(?:[.,]\d{{1,9}})?(?P<rank>{_RANKS})(?: [\w.-]+)?\] ?"
+    rf"\[(?:(?P<date>\d{{4}}-\d\d-\d\d)[ T])?(?P<time>\d\d:\d\d:\d\d)"
+    rf"(?:[.,]\d{{1,9}})?(?P<rank>{_RANKS})(?: [\w.-]+)?\] ?"
 )
 _GPU_STAMP = re.compile(r"\[gpu=(\d+)\] ?")  # up to 0.2
 # Where a second message begins in the same physical line
@@ -49,7 +53,7 @@ _DAY_S = 86400.0
 
 @dataclass(frozen=True, slots=True, order=True)
 class Rank:
-    """Which worker wrote a line; -1 where its label does not say."""
+    """The worker that wrote a line; -1 for each part that its label does not name."""
 
     dp: int = -1
     pp: int = -1
@@ -57,7 +61,9 @@ class Rank:
 
     @classmethod
     def parse(cls, label: str) -> Rank | None:
-        """`DP0 TP0 EP0`, `PP1 TP3`, `TP0`; None without such a label."""
+        """Return the rank of a label such as `DP0 TP0 EP0`, `PP1 TP3` or `TP0`, or None if it names
+        none.
+        """
         found = {
             name[-2:]: int(number)
             for name, number in re.findall(r"([A-Z][A-Z_]*)(\d{1,6})\b", label)
@@ -78,8 +84,10 @@ _RANK_NAMES = ("DP", "PP", "TP", "ATTN_DP", "ATTN_TP")
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """One message. `stamp` is its own time as written, or the wrapper's; `at_s` the same in
-    seconds, None without.
+    """One message.
+
+    `stamp` is the time as written in the message, or else by the collector. `at_s` is the same time
+    in seconds, or None. `source` is the container, pod or process that the collector named.
     """
 
     text: str
@@ -87,11 +95,13 @@ class LogLine:
     at_s: float | None = None
     rank: Rank | None = None
     source: str = ""
-    torn: bool = False  # another message begins where this one should have gone on
+    torn: bool = False  # another message begins in the middle of this one
 
 
 def read_log_lines(raw: bytes) -> Iterator[LogLine]:
-    """The messages of a physical line, in order; undecodable bytes are replaced."""
+    """Return the messages of a physical line, in order. Undecodable bytes become replacement
+    characters.
+    """
     text, source, time = unwrap(raw.decode("utf-8", "replace"))
     may_hold_two = text.find(":", 0, 400) >= 0 and (text.find("[", 1) > 0)
     pieces = [piece for piece in _SECOND.split(text) if piece] if may_hold_two else [text]
@@ -101,13 +111,16 @@ def read_log_lines(raw: bytes) -> Iterator[LogLine]:
 
 
 def unwrap(text: str) -> tuple[str, str, str]:
-    """(what the process itself wrote, name of the process or container, time of the collector); the
-    last two may be empty.
+    """Return (text that the process wrote, container or process name, time of the collector).
+
+    Name and time are empty if no collector added them.
     """
     if "\x1b" in text:
         text = _ANSI.sub("", text)
     text = text.replace("\x00", "").rstrip()
-    if text[:1] == "[" and text[1:3] in _CENTURIES:  # the server's own stamp: nothing is before it
+    if (
+        text[:1] == "[" and text[1:3] in _CENTURIES
+    ):  # the server's own stamp: no collector added a prefix
         return text, "", ""
     if text.startswith('{"'):
         text = _unwrap_json(text)
@@ -123,8 +136,9 @@ def unwrap(text: str) -> tuple[str, str, str]:
 
 
 def clock_seconds(day: str, clock: str) -> float | None:
-    """Seconds that grow with time: of `2025-06-03` and `10:02:24.5`; without a day since midnight.
-    None when they are no time.
+    """Return a time such as `2025-06-03` and `10:02:24.5` in seconds that grow with time.
+
+    Without a day they count from midnight. Return None if the text is not a time.
     """
     try:
         hours, minutes, rest = clock.replace(",", ".").split(":")
@@ -135,7 +149,11 @@ def clock_seconds(day: str, clock: str) -> float | None:
 
 
 def elapsed_s(begin_s: float | None, end_s: float | None) -> float | None:
-    """Seconds between two times; a clock without a day may have passed midnight."""
+    """Return the seconds between two times, or None if one is missing or the end is before the
+    begin.
+
+    Times without a day may be on both sides of midnight.
+    """
     if begin_s is None or end_s is None:
         return None
     took_s = end_s - begin_s
@@ -172,8 +190,9 @@ def _read(piece: str, source: str, time: str, torn: bool) -> LogLine:
 
 
 def _unwrap_json(text: str) -> str:
-    """What a collector put into JSON: docker and Fluent Bit name it log, Loki line, others message
-    or msg.
+    """Return the message inside a JSON line.
+
+    Docker and Fluent Bit call the field log, Loki calls it line, others message or msg.
     """
     try:
         fields = json.loads(text)

@@ -1,5 +1,5 @@
-"""Owns what of a log line may be shown: masks secrets, cuts dumps of prompts, bounds the length.
-Never decides what a line means.
+"""Makes a log line safe to show: masks secrets, removes prompts and token ids, limits the
+length.
 """
 
 from __future__ import annotations
@@ -14,27 +14,31 @@ _MASKS = (
     (re.compile(r"\bAKIA[A-Z0-9]{12,}"), "AKIA…"),
     (re.compile(r"(?i)\b(bearer|basic) +[^\s'\",]+"), r"\1 …"),
     (re.compile(r"(://[^/\s:@]{1,64}:)[^/\s@]+@"), r"\1…@"),
-    # `--api-key X`, `api_key='X'`, `"HF_TOKEN": "X"`, `password=X`; `api_key=None` tells nothing
-    # and stays
+    # `--api-key X`, `api_key='X'`, `"HF_TOKEN": "X"`, `password=X`; `api_key=None` is not
+    # a secret and stays
     (
         re.compile(
-            r"(?i)((?<![a-z])(?:[a-z0-9_]*(?:api[-_]key|secret(?:[-_]key)?|passw(?:or)?d|(?:hf|auth|access|api|hub)[-_]token))"
-            r"['\"]?(?:\s*[:=]\s*|\s+))(?!None\b|null\b|''|\"\"|is\b|was\b|has\b|not\b)(?:'[^']*'?|\"[^\"]*\"?|[^\s,;)\]}]+)"
+            r"(?i)((?<![a-z])(?:[a-z0-9_]*(?:api[-_]key|secret(?:[-_]key)?|passw(?:or)?d|(?:hf|"
+            r"auth|access|api|hub)[-_]token))"
+            r"['\"]?(?:\s*[:=]\s*|\s+))(?!None\b|null\b|''|\"\"|is\b|was\b|has\b|"
+            r"not\b)(?:'[^']*'?|\"[^\"]*\"?|[^\s,;)\]}]+)"
         ),
         r"\1…",
     ),
 )
-# Token ids and texts of requests, as `cur_batch` and request logs print them
+# Token ids and texts of requests, in the form that `cur_batch` and request logs print
 _IDS = re.compile(
-    r"((?:\w*_)?(?:input|output|fill|token|prompt|prefix|decoded)_?(?:ids?|tokens?)(?:_\w+)?['\"]?\s*[=:]\s*)[\[(]\s*-?\d[\d\s,.…-]*[\])]?"
+    r"((?:\w*_)?(?:input|output|fill|token|prompt|prefix|decoded)_?(?:ids?|"
+    r"tokens?)(?:_\w+)?['\"]?\s*[=:]\s*)[\[(]\s*-?\d[\d\s,.…-]*[\])]?"
 )
 _TEXTS = re.compile(
-    r"(\b(?:text|prompt|content|origin_input_text|decoded_text)['\"]?\s*[=:]\s*)(?:'(?:[^'\\]|\\.)*'?|\"(?:[^\"\\]|\\.)*\"?)"
+    r"(\b(?:text|prompt|content|origin_input_text|decoded_text)['\"]?\s*[=:]\s*)(?:'(?:[^'\\]|"
+    r"\\.)*'?|\"(?:[^\"\\]|\\.)*\"?)"
 )
 
 
 def redact(text: str) -> str:
-    """One line without secrets and prompts, at most 400 characters and a mark where it was cut."""
+    """Return one line without secrets and prompts, cut at 400 characters with `…` as the mark."""
     text = " ".join(text[: 16 * LINE_LIMIT].split())
     for pattern, replacement in _MASKS:
         text = pattern.sub(replacement, text)

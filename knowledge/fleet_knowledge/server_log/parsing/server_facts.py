@@ -1,23 +1,26 @@
-"""Owns facts of the server that messages tell: arguments, capacity, versions. Judges none of them."""
+"""Reads facts of the server from messages: arguments, capacity, versions."""
 
 from __future__ import annotations
 
 import re
 from typing import Any
 
-# Facts of the server, by what prints them
+# The server arguments that a diagnosis shows
 _ARGUMENTS = (
-    "model_path", "served_model_name", "tp_size", "dp_size", "pp_size", "ep_size", "nnodes", "node_rank", "quantization", "dtype",
-    "attention_backend", "mem_fraction_static", "max_running_requests", "disable_cuda_graph", "disable_custom_all_reduce",
-    "decode_log_interval", "context_length", "port", "speculative_algorithm", "speculative_draft_model_path", "speculative_num_steps",
-    "speculative_eagle_topk", "speculative_num_draft_tokens", "device", "disaggregation_mode", "enable_dp_attention",
+    "model_path", "served_model_name", "tp_size", "dp_size", "pp_size", "ep_size", "nnodes",
+    "node_rank", "quantization", "dtype", "attention_backend", "mem_fraction_static",
+    "max_running_requests", "disable_cuda_graph", "disable_custom_all_reduce",
+    "decode_log_interval", "context_length", "port", "speculative_algorithm",
+    "speculative_draft_model_path", "speculative_num_steps", "speculative_eagle_topk",
+    "speculative_num_draft_tokens", "device", "disaggregation_mode", "enable_dp_attention",
     "chunked_prefill_size",
 )  # fmt: skip
 _ARGUMENT = re.compile(
     rf"(?<![\w])['\"]?({'|'.join(_ARGUMENTS)})['\"]?\s*[=:]\s*('[^']*'|\"[^\"]*\"|[^\s,)}}\]]+)"
 )
 _CAPACITY = re.compile(
-    r"\b(max_total_num_tokens|chunked_prefill_size|max_prefill_tokens|max_running_requests|context_len)=(\d{1,18})\b"
+    r"\b(max_total_num_tokens|chunked_prefill_size|max_prefill_tokens|max_running_requests|"
+    r"context_len)=(\d{1,18})\b"
 )
 _KV_TOKENS = re.compile(r"KV Cache is allocated\..*?#tokens: (\d{1,18})\b")
 _WEIGHTS = re.compile(r"Load weight end\..*?\btype=(\w+)(?:.*?\bdtype=([\w.]+))?")
@@ -26,7 +29,8 @@ _VERSIONS = (
     (
         "nccl",
         re.compile(
-            r"\bsglang is using nccl==(\d[\w.+-]*)|^NCCL version (\d[\w.+-]*)|NCCL INFO NCCL version (\d[\w.+-]*)"
+            r"\bsglang is using nccl==(\d[\w.+-]*)|^NCCL version (\d[\w.+-]*)|NCCL INFO NCCL "
+            r"version (\d[\w.+-]*)"
         ),
     ),
     ("torch", re.compile(r"\btorch(?:==| version[: =]+)(\d+\.\d+[\w.+]*)", re.I)),
@@ -37,8 +41,8 @@ _VERSIONS = (
 
 
 def read_logged_arguments(text: str) -> dict[str, Any]:
-    """What a `server_args=` line says of the arguments that matter to a reader, the first mention
-    of each.
+    """Return the arguments of a `server_args=` line that a reader needs; the first mention of each
+    counts.
     """
     found: dict[str, Any] = {}
     for name, value in _ARGUMENT.findall(text):
@@ -55,11 +59,13 @@ FACT_KEYWORDS = (
     "sglang:v",
     "sglang v",
 )
-"""Every line with a fact holds one of these, in small letters or as written."""
+"""Every line with a fact contains one of these, in lower case or as written."""
 
 
 def read_server_facts(text: str) -> dict[str, Any]:
-    """Figures of the server in a message: KV tokens, caps, architecture."""
+    """Return what a message says about the server: KV tokens, request limits,
+    architecture, dtype.
+    """
     found: dict[str, Any] = {}
     if "max_total_num_tokens=" in text:
         found |= {
@@ -77,7 +83,7 @@ def read_server_facts(text: str) -> dict[str, Any]:
 
 
 def read_versions(text: str) -> dict[str, str]:
-    """Versions that a message names."""
+    """Return the versions that a message names, by component."""
     lowered = text.lower()
     if (
         "version" not in lowered

@@ -1,4 +1,4 @@
-"""Owns the words of failures of memory, GPUs, drivers and the host. Decides nothing."""
+"""Symptoms of failures of memory, GPUs, drivers and the host."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ MEMORY_SYMPTOMS = (
     ),
     symptom(
         "oom_kv_cache",
-        "No KV cache memory left|max_total_num_tokens.*(?:<= ?0|is not positive)|Not enough (?:GPU )?memory (?:for|to allocate) (?:the "
+        "No KV cache memory left|max_total_num_tokens.*(?:<= ?0|is not positive)|Not enough "
+        "(?:GPU )?memory (?:for|to allocate) (?:the "
         ")?KV|Loaded weights (?:left|leave) no (?:GPU )?memory for the KV",
         "model_runner.py",
     ),
@@ -30,31 +31,38 @@ MEMORY_SYMPTOMS = (
     symptom(
         "host_memory_short",
         "DefaultCPUAllocator: can't allocate memory",
-        "torch 2.x; seen of a CPU server's KV cache under a limit",
-        cure="Lower --max-total-tokens or --mem-fraction-static of a CPU server, raise its memory limit, or free host memory.",
+        "torch 2.x; seen for the KV cache of a CPU server under a memory limit",
+        cure=(
+            "Lower --max-total-tokens or --mem-fraction-static of a CPU server, raise its memory "
+            "limit, or free host memory."
+        ),
     ),
     symptom(
         "host_memory_short",
         r"std::bad_alloc|\[Errno 12\] Cannot allocate memory|^MemoryError\b",
         "C++ and Python of any version",
-        cure="Free host memory or raise the container's limit; load from a disk instead of tmpfs, lower --hicache-size and the number of"
-        " loading threads.",
+        cure="Free host memory or raise the container's limit; load from a disk instead of tmpfs, "
+        "lower --hicache-size and the number of loading threads.",
     ),
     symptom(
         "workspace_too_small",
-        r"Failed to allocate memory for \w+ with size \d+.*AlignedAllocator|Buffer overflow when allocating memory for \w+",
+        (
+            r"Failed to allocate memory for \w+ with size \d+.*AlignedAllocator|Buffer overflow "
+            r"when allocating memory for \w+"
+        ),
         "flashinfer allocator.h",
     ),
     symptom(
         "cuda_oom",
-        r"(?:CUDA|HIP|NPU|XPU) out of memory|torch\.(?:cuda\.)?OutOfMemoryError|CUDA error: out of memory|"
+        r"(?:CUDA|HIP|NPU|XPU) out of memory|torch\.(?:cuda\.)?OutOfMemoryError|CUDA error: out "
+        r"of memory|"
         r"cudaErrorMemoryAllocation|CUBLAS_STATUS_ALLOC_FAILED|CUDA_ERROR_OUT_OF_MEMORY",
         "torch 2.x",
     ),
     symptom(
         "cuda_oom",
         r"CUBLAS_STATUS_NOT_INITIALIZED|hipErrorOutOfMemory|NPU function error:.*out of memory",
-        "cublasCreate fails so on a full GPU; HIP, torch_npu",
+        "cublasCreate on a full GPU; HIP, torch_npu",
         AFTER,
     ),
     symptom(
@@ -65,18 +73,25 @@ MEMORY_SYMPTOMS = (
     ),
     symptom(
         "kv_pool_leak",
-        r"(?:pool|token_to_kv\w*|req_to_token\w*|tree cache).*memory leak detected|KV cache pool leaks",
+        (
+            r"(?:pool|token_to_kv\w*|req_to_token\w*|tree cache).*memory leak detected|KV cache "
+            r"pool leaks"
+        ),
         "scheduler.py",
     ),
     symptom(
         "host_oom_kill",
-        r"[Rr]ank (?P<rank>\d+) scheduler died during initialization \(exit code: (?P<exit_code>-9)\)",
+        (
+            r"[Rr]ank (?P<rank>\d+) scheduler died during initialization \(exit code: "
+            r"(?P<exit_code>-9)\)"
+        ),
         "engine.py",
         versions=VersionRange("0.5.10"),
     ),
     symptom(
         "host_oom_kill",
-        r"oom-kill\b|killed by the OOM killer|Out of memory: Killed process|Memory cgroup out of memory|OOMKilled|oom_reaper"
+        r"oom-kill\b|killed by the OOM killer|Out of memory: Killed process|Memory cgroup out of "
+        r"memory|OOMKilled|oom_reaper"
         r"|oom_kill event|^srun: error: .*: Out Of Memory"
         r"|cannot allocate memory$",
         "kernel, Kubernetes, slurm",
@@ -93,7 +108,10 @@ MEMORY_SYMPTOMS = (
 HOST_SYMPTOMS = (
     symptom(
         "custom_all_reduce_failed",
-        r"custom_all_reduce\w*\.(?:cuh|cu|hip|h):\d+|(?:hip|cuda)Ipc(?:Open|Get)MemHandle.*(?:fail|error|invalid)",
+        (
+            r"custom_all_reduce\w*\.(?:cuh|cu|hip|h):\d+|(?:hip|cuda)Ipc(?:Open|"
+            r"Get)MemHandle.*(?:fail|error|invalid)"
+        ),
         "sgl-kernel and jit_kernel custom_all_reduce.cuh; sglang issue 11957, pull 27948",
     ),
     symptom(
@@ -109,21 +127,26 @@ HOST_SYMPTOMS = (
     symptom(
         "driver_mismatch",
         r"Error 80[34]\b|Driver/library version mismatch|driver version is insufficient|"
-        r"provided PTX was compiled with an unsupported toolchain|nvidia-container-cli: requirement error|"
-        r"NVIDIA driver on your system is too old|system has unsupported display driver|forward compatibility was attempted",
+        r"provided PTX was compiled with an unsupported toolchain|nvidia-container-cli: "
+        r"requirement error|"
+        r"NVIDIA driver on your system is too old|system has unsupported display driver|forward "
+        r"compatibility was attempted",
         "CUDA 35, 803, 804",
     ),
     symptom(
         "no_gpu",
-        r"Error 10[01]\b|No (?:CUDA|HIP|XPU|NPU) (?:GPU|device)s are available|Failed to initialize NVML: Unknown Error|"
+        r"Error 10[01]\b|No (?:CUDA|HIP|XPU|NPU) (?:GPU|device)s are available|Failed to "
+        r"initialize NVML: Unknown Error|"
         r"no CUDA-capable device is detected|invalid device ordinal|"
-        r"Found no NVIDIA driver|Torch not compiled with CUDA|No supported device found|CUDA is not available|"
+        r"Found no NVIDIA driver|Torch not compiled with CUDA|No supported device found|CUDA is "
+        r"not available|"
         r"^RuntimeError: No accelerator \(",
         "CUDA 100, 101",
     ),
     symptom(
         "gpu_lost",
-        r"Unable to determine the device handle for GPU ?(?P<bus_id>[\da-fA-F]{3,8}:[\da-fA-F]{2}:[\da-fA-F]{2}\.\d)|"
+        r"Unable to determine the device handle for GPU ?(?P<bus_id>[\da-fA-F]{3,"
+        r"8}:[\da-fA-F]{2}:[\da-fA-F]{2}\.\d)|"
         r"GPU is lost|Xid\D{0,40}\b79\b|fallen off the bus|GPU has fallen",
         "nvidia-smi, Xid 79",
     ),
@@ -131,11 +154,17 @@ HOST_SYMPTOMS = (
         "gpu_fault",
         r"Xid[^,]{0,40}?: ?(?:119|120),|GPU requires reset",
         "Xid 119, 120: the GPU's own controller (GSP)",
-        cure="The GPU's own controller stopped answering the driver: drain the host, reset the GPU or reboot, and update the driver.",
+        cure=(
+            "The GPU's own controller stopped answering the driver: drain the host, reset the GPU "
+            "or reboot, and update the driver."
+        ),
     ),
     symptom(
         "gpu_ecc_error",
-        "uncorrectable (?:ECC|memory)|Xid[^,]{0,40}?: ?(?:48|63|64|92|94|95),|cudaErrorECCUncorrectable|[Dd]ouble[- ][Bb]it",
+        (
+            "uncorrectable (?:ECC|memory)|Xid[^,]{0,40}?: ?(?:48|63|64|92|94|95),|"
+            "cudaErrorECCUncorrectable|[Dd]ouble[- ][Bb]it"
+        ),
         "Xid 48, 94",
     ),
     symptom(
@@ -146,15 +175,21 @@ HOST_SYMPTOMS = (
     ),
     symptom(
         "gpu_fault",
-        "CUDA error: (?:an illegal memory access|misaligned address|unspecified launch failure|device-side assert|an "
-        "illegal instruction|invalid program counter|operation not permitted|the launch timed out)|illegal memory access "
-        "was encountered|device-side assert triggered|cudaErrorIllegalAddress|cudaErrorLaunchFailure|Xid[^,]{0,40}?: "
+        "CUDA error: (?:an illegal memory access|misaligned address|unspecified launch failure|"
+        "device-side assert|an "
+        "illegal instruction|invalid program counter|operation not permitted|the launch timed "
+        "out)|illegal memory access "
+        "was encountered|device-side assert triggered|cudaErrorIllegalAddress|"
+        "cudaErrorLaunchFailure|Xid[^,]{0,40}?: "
         "?(?:13|31|43),|HSA_STATUS_ERROR|Memory access fault by GPU",
         "CUDA 700",
     ),
     symptom(
         "gpu_fault",
-        r"CUBLAS_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR|MAPPING_ERROR)|(?:CUDA|HIP) error: unknown error|NPU function error",
+        (
+            r"CUBLAS_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR|MAPPING_ERROR)|(?:CUDA|HIP) error: "
+            r"unknown error|NPU function error"
+        ),
         "cuBLAS, torch_npu",
         AFTER,
     ),
@@ -172,7 +207,8 @@ HOST_SYMPTOMS = (
         "arch_unsupported",
         r"no kernel image is available|(?:CUDA|HIP) error: invalid device function|"
         r"requires (?:SM|compute capability)|"
-        r"is not compatible with the current PyTorch installation|(?:only|not) supported on (?:SM|Hopper|Blackwell|Ampere)|"
+        r"is not compatible with the current PyTorch installation|(?:only|not) supported on (?:SM|"
+        r"Hopper|Blackwell|Ampere)|"
         r"compute capability (?:of )?\d|torch\.float8_e4m3fn.*not supported|fp8e4nv not supported",
         "CUDA 209, attention backends",
     ),
@@ -180,27 +216,33 @@ HOST_SYMPTOMS = (
         "arch_unsupported",
         r"out of resource: shared memory|OutOfResources: ",
         "triton; sglang issues 2384, 5995, 29149",
-        cure="A kernel's tile needs more shared memory than this GPU has: take another attention, MoE or quantisation backend, or update"
-        " SGLang. It is no lack of GPU memory.",
+        cure="A kernel's tile needs more shared memory than this GPU has: use another attention, "
+        "MoE or quantisation backend, or update SGLang. GPU memory is not the problem.",
     ),
     symptom(
         "jit_compile_failed",
         r"fatal error: Python\.h: No such file",
         "triton; sglang on hosts without Python's headers",
-        cure="Install the headers of the server's Python (python3-dev or python3.x-dev of the same version).",
+        cure=(
+            "Install the headers of the server's Python (python3-dev or python3.x-dev of the same "
+            "version)."
+        ),
     ),
     symptom(
         "jit_compile_failed",
         r"nvcc fatal *: Unsupported gpu architecture|NVCC version should be",
         "nvcc, DeepGEMM jit/compiler.hpp",
-        cure="The CUDA toolkit on this host is too old for the GPU or the kernels: install a newer one and set CUDA_HOME to it.",
+        cure=(
+            "The CUDA toolkit on this host is too old for the GPU or the kernels: install a newer "
+            "one and set CUDA_HOME to it."
+        ),
     ),
     symptom(
         "jit_compile_failed",
         r"Corrupted JIT cache|CUDA_ERROR_INVALID_IMAGE|device kernel image is invalid",
         "DeepGEMM jit/kernel_runtime.hpp, handle.hpp",
-        cure="Remove the JIT cache folder (the one that the line names, or ~/.cache/deep_gemm), check that its disk is not full, and start"
-        " again.",
+        cure="Remove the JIT cache folder (the one that the line names, or ~/.cache/deep_gemm), "
+        "check that its disk is not full, and start again.",
     ),
     symptom(
         "jit_compile_failed",
@@ -211,15 +253,20 @@ HOST_SYMPTOMS = (
     ),
     symptom(
         "jit_compile_failed",
-        r"Ninja build failed|ninja: build stopped|'(?:[^' ]*/)?(?:ninja|nvcc|gcc|g\+\+|cc|clang)'.*non-zero exit status",
+        (
+            r"Ninja build failed|ninja: build stopped|'(?:[^' ]*/)?(?:ninja|nvcc|gcc|g\+\+|cc|"
+            r"clang)'.*non-zero exit status"
+        ),
         "flashinfer jit/cpp_ext.py, triton runtime/build.py",
         AFTER,
     ),
     symptom(
         "jit_compile_failed",
         "Ninja is required|Error building extension|nvcc(?: not found|: not found|.* failed)|ptxas "
-        "(?:fatal|error)|CUDA_HOME environment variable is not set|Could not find nvcc|NVCC compilation "
-        "failed|RuntimeError: .*(?:[Cc]ompil(?!er_depend)).*[Ff]ail|Failed to find C compiler|PTXASError",
+        "(?:fatal|error)|CUDA_HOME environment variable is not set|Could not find nvcc|NVCC "
+        "compilation "
+        "failed|RuntimeError: .*(?:[Cc]ompil(?!er_depend)).*[Ff]ail|Failed to find C compiler|"
+        "PTXASError",
         "torch cpp_extension, triton, flashinfer",
     ),
     symptom(
@@ -241,7 +288,8 @@ HOST_SYMPTOMS = (
     ),
     symptom(
         "dependency_missing",
-        r"^(?:ModuleNotFoundError|ImportError): |undefined symbol|cannot open shared object file|(?:requires|"
+        r"^(?:ModuleNotFoundError|ImportError): |undefined symbol|cannot open shared object file|"
+        r"(?:requires|"
         r"need) (?:flashinfer|sgl[_-]kernel|flash[_-]attn|transformers|torch)\b.*(?:version|>=)|"
         r"is installed with version .* which is less than the minimum|"
         r"with minimum required version \S+ is not installed|PackageNotFoundError",
@@ -249,10 +297,13 @@ HOST_SYMPTOMS = (
     ),
     symptom(
         "dependency_missing",
-        r"version `GLIBC(?:XX)?_[\d.]+' not found|has no attribute '\w+'.*_OpNamespace|'_OpNamespace' '\w+' object has no attribute",
+        (
+            r"version `GLIBC(?:XX)?_[\d.]+' not found|has no attribute '\w+'.*_OpNamespace|"
+            r"'_OpNamespace' '\w+' object has no attribute"
+        ),
         "ld.so; torch.ops of a kernel package of another version",
-        cure="A library was built for a newer system or another version: take the release's container image, or the kernel package of the"
-        " very version that this SGLang asks for.",
+        cure="A library was built for a newer system or another version: use the release's "
+        "container image, or install the kernel package version that this SGLang requires.",
     ),
     symptom(
         "dependency_missing",
@@ -262,9 +313,15 @@ HOST_SYMPTOMS = (
     ),
     symptom(
         "dependency_missing",
-        r"data did not match any variant of untagged enum|Couldn't instantiate the backend tokenizer",
+        (
+            r"data did not match any variant of untagged enum|Couldn't instantiate the backend "
+            r"tokenizer"
+        ),
         "tokenizers, transformers",
-        cure="tokenizers and transformers are older than the model's tokenizer.json: install the versions that this SGLang asks for.",
+        cure=(
+            "tokenizers and transformers are older than the model's tokenizer.json: install the "
+            "versions that this SGLang requires."
+        ),
     ),
     symptom("shm_too_small", r"^Bus error", "a mapped file of /dev/shm that has no room", AFTER),
 )

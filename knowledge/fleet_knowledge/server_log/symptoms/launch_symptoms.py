@@ -1,6 +1,4 @@
-"""Owns the words of failures that end a launch: arguments, speculation, model, ports. Decides
-nothing.
-"""
+"""Symptoms of failures that end a launch: arguments, speculation, model, ports."""
 
 from __future__ import annotations
 
@@ -8,7 +6,10 @@ from fleet_knowledge.release import VersionRange
 from fleet_knowledge.server_log.symptoms.symptom import AFTER, symptom
 
 _SPEC = r"^(?:\w+\.)*(?:ValueError|AssertionError|NotImplementedError|RuntimeError): "
-_TOOLS = r"(?!(?:slurm|srun|sbatch|nvcc|ninja|gcc|g\+\+|cc|clang|ld|collect2|make|git|nvidia-|docker|podman)[\w.-]*: )"
+_TOOLS = (
+    r"(?!(?:slurm|srun|sbatch|nvcc|ninja|gcc|g\+\+|cc|clang|ld|collect2|make|git|nvidia-|docker|"
+    r"podman)[\w.-]*: )"
+)
 _ARGPARSE = rf"^{_TOOLS}[\w. -]{{1,60}}: error: "
 
 SPECULATION_SYMPTOMS = (
@@ -30,7 +31,7 @@ SPECULATION_SYMPTOMS = (
         "spec_args_invalid",
         _SPEC + r".*backend only supports topk ?= ?1",
         "server_args.py",
-        cure="Set --speculative-eagle-topk 1 or take another attention backend.",
+        cure="Set --speculative-eagle-topk 1 or use another attention backend.",
     ),
     symptom(
         "spec_args_invalid",
@@ -43,7 +44,10 @@ SPECULATION_SYMPTOMS = (
         "spec_args_invalid",
         _ARGPARSE + r".*--speculative-algo\w*: invalid choice",
         "argparse",
-        cure="The installed SGLang is too old for this algorithm: update it or choose one that the line lists.",
+        cure=(
+            "The installed SGLang is too old for this algorithm: update it or choose one that the "
+            "line lists."
+        ),
     ),
     symptom(
         "spec_args_invalid",
@@ -52,25 +56,36 @@ SPECULATION_SYMPTOMS = (
     ),
     symptom(
         "spec_args_invalid",
-        r"(?:ValueError|AssertionError|NotImplementedError): .*(?:not supported in (?:decode|prefill|target_verify|"
+        r"(?:ValueError|AssertionError|NotImplementedError): .*(?:not supported in (?:decode|"
+        r"prefill|target_verify|"
         r"draft \w+) attention backend)",
         "speculative/draft_utils.py",
-        cure="Choose an attention backend that can speculate, such as flashinfer, fa3 or triton (intel_amx on a CPU).",
+        cure=(
+            "Choose an attention backend that can speculate, such as flashinfer, fa3 or triton "
+            "(intel_amx on a CPU)."
+        ),
         versions=VersionRange("0.5.9"),
     ),
     symptom(
         "spec_draft_mismatch",
-        "(?:RuntimeError|ValueError|AssertionError|KeyError): .*(?:draft|eagle).*(?:size mismatch|does ?n[o']t match|vocab|hidden_size)",
+        (
+            "(?:RuntimeError|ValueError|AssertionError|KeyError): .*(?:draft|eagle).*(?:size "
+            "mismatch|does ?n[o']t match|vocab|hidden_size)"
+        ),
         "speculative/",
     ),
     symptom(
         "spec_draft_missing",
-        "AttributeError: .*(?:set_embed|hot_token_id|set_eagle3_layers_to_capture|get_embed_and_head|set_embed_and_head)",
+        (
+            "AttributeError: .*(?:set_embed|hot_token_id|set_eagle3_layers_to_capture|"
+            "get_embed_and_head|set_embed_and_head)"
+        ),
         "sglang issue 36528",
     ),
     symptom(
         "spec_draft_missing",
-        "(?:ValueError|AssertionError): .*(?:speculative[_-]draft[_-]model(?:[_-]path)?|draft model).*(?:required|must "
+        "(?:ValueError|AssertionError): .*(?:speculative[_-]draft[_-]model(?:[_-]path)?|draft "
+        "model).*(?:required|must "
         "be|missing|not (?:set|specified|provided)|provide|need)",
         "server_args.py",
     ),
@@ -78,7 +93,8 @@ SPECULATION_SYMPTOMS = (
         "spec_args_invalid",
         _SPEC
         + (
-            r"(?!.*--mem-fraction-static).*(?:[Ss]peculat|Spec v2|topk ?= ?1\b|\b(?:EAGLE3?|NEXTN|NGRAM|STANDALONE|DFLASH|DSPARK|UNO|"
+            r"(?!.*--mem-fraction-static).*(?:[Ss]peculat|Spec v2|topk ?= ?1\b|\b(?:EAGLE3?|NEXTN|"
+            r"NGRAM|STANDALONE|DFLASH|DSPARK|UNO|"
             r"LOOKAHEAD)\b.*(?:not support|support|require|must|only))"
         ),
         "server_args.py 0.5.9, arg_groups/speculative_hook.py 0.5.23",
@@ -88,9 +104,11 @@ SPECULATION_SYMPTOMS = (
 MODEL_SYMPTOMS = (
     symptom(
         "hf_auth",
-        r"GatedRepoError|Cannot access gated repo(?: for url https?://[^/\s]+/(?P<model>[^/\s]+/[^/\s]+)/)?|"
+        r"GatedRepoError|Cannot access gated repo(?: for url "
+        r"https?://[^/\s]+/(?P<model>[^/\s]+/[^/\s]+)/)?|"
         r"Access to model (?P<repository>\S+) is restricted|gated repo|Invalid user token|(?:401|"
-        r"403) Client Error: (?:Unauthorized|Forbidden)|Client error '40[13] .*(?:huggingface|hf\.co)|"
+        r"403) Client Error: (?:Unauthorized|Forbidden)|Client error '40[13] .*(?:huggingface|"
+        r"hf\.co)|"
         r"Invalid credentials in Authorization header",
         "huggingface_hub",
     ),
@@ -103,11 +121,15 @@ MODEL_SYMPTOMS = (
         "model_not_found",
         r"OfflineModeIsEnabled|offline mode is enabled|outgoing traffic has been disabled",
         "huggingface_hub",
-        cure="HF_HUB_OFFLINE is set and the files are not in this host's cache: copy them there first, or unset HF_HUB_OFFLINE.",
+        cure=(
+            "HF_HUB_OFFLINE is set and the files are not in this host's cache: copy them there "
+            "first, or unset HF_HUB_OFFLINE."
+        ),
     ),
     symptom(
         "hf_unreachable",
-        r"We couldn't connect to '?https?:|error happened while trying to locate the files? on the Hub|"
+        r"We couldn't connect to '?https?:|error happened while trying to locate the files? on "
+        r"the Hub|"
         r"(?:Client error '429|Server error '5\d\d) .*(?:huggingface|hf\.co|modelscope)",
         "transformers; huggingface_hub 0.x by requests, 1.x by httpx",
     ),
@@ -115,73 +137,104 @@ MODEL_SYMPTOMS = (
         "weights_corrupt",
         r"config file at '\S+' is not a valid JSON file",
         "transformers",
-        cure="config.json is cut or no JSON (a Git LFS pointer, a page of an error): copy it again.",
+        cure=(
+            "config.json is truncated or not JSON (a Git LFS pointer or an error page): copy it "
+            "again."
+        ),
     ),
     symptom(
         "weights_corrupt",
-        r"(?:FileNotFoundError|OSError): .*No such file or directory:? .*\.(?:safetensors|bin|pt|gguf)\b",
+        (
+            r"(?:FileNotFoundError|OSError): .*No such file or directory:? .*\.(?:safetensors|bin|"
+            r"pt|gguf)\b"
+        ),
         "safetensors, torch",
-        cure="A weight file that the model's index names is not there: copy what is missing and compare sizes with the repository.",
+        cure=(
+            "A weight file that the model's index names is missing: copy it and compare the sizes "
+            "with the repository."
+        ),
     ),
     symptom(
         "model_not_found",
-        r"RepositoryNotFoundError|(?:Client error '404|404 Client Error: Not Found) .*(?:huggingface|hf\.co|modelscope)|"
+        r"RepositoryNotFoundError|(?:Client error '404|404 Client Error: Not Found) "
+        r".*(?:huggingface|hf\.co|modelscope)|"
         r"Repository Not Found|is not a valid model identifier|is not a local folder|"
-        r"Repo id must be|does not appear to have a file named config\.json|LocalEntryNotFoundError|"
+        r"Repo id must be|does not appear to have a file named config\.json|"
+        r"LocalEntryNotFoundError|"
         r"Can't load the configuration of|FileNotFoundError: .*config\.json|"
         r"Cannot find any model weights with|EntryNotFoundError|HFValidationError",
         "transformers, huggingface_hub",
     ),
     symptom(
         "hf_unreachable",
-        r"(?:ConnectionError|ReadTimeout|ConnectTimeout|MaxRetryError|ProxyError|SSLError|HfHubHTTPError|"
-        r"HTTPError).*(?:huggingface|hf\.co|modelscope|hf-mirror)|(?:429|50[0-4]) (?:Client|Server) Error.*huggingface",
+        r"(?:ConnectionError|ReadTimeout|ConnectTimeout|MaxRetryError|ProxyError|SSLError|"
+        r"HfHubHTTPError|"
+        r"HTTPError).*(?:huggingface|hf\.co|modelscope|hf-mirror)|(?:429|50[0-4]) (?:Client|"
+        r"Server) Error.*huggingface",
         "requests, huggingface_hub",
     ),
     symptom(
         "model_unsupported",
         r"Model architectures? .*(?:not supported|are not supported)|Unrecognized model in|"
-        r"does not recognize this architecture|trust_remote_code ?= ?True|Unknown quantization method|"
-        r"is not supported for the current GPU\. Minimum capability|[Uu]nsupported (?:model|architecture)",
+        r"does not recognize this architecture|trust_remote_code ?= ?True|Unknown quantization "
+        r"method|"
+        r"is not supported for the current GPU\. Minimum capability|[Uu]nsupported (?:model|"
+        r"architecture)",
         "models/registry.py, transformers",
     ),
     symptom(
         "model_unsupported",
         r"Tokenizer class \S+ does not exist or is not currently imported",
         "transformers",
-        cure="Add --trust-remote-code when the model brings its own tokenizer, else update transformers and SGLang.",
+        cure=(
+            "Add --trust-remote-code when the model brings its own tokenizer, else update "
+            "transformers and SGLang."
+        ),
     ),
     symptom(
         "model_unsupported",
-        r"^KeyError: '(?:model|language_model|layers|transformer|lm_head|visual|vision)\b[\w.]*\.[\w.]*(?:weight|scale|bias|qzeros|proj)",
+        (
+            r"^KeyError: '(?:model|language_model|layers|transformer|lm_head|visual|"
+            r"vision)\b[\w.]*\.[\w.]*(?:weight|scale|bias|qzeros|proj)"
+        ),
         "models/*.py load_weights; sglang issues 3604, 4598, 10175, 19644",
-        cure="The files hold a weight that this version's model has no place for, most often of a quantisation that it does not know for"
-        " this architecture: update SGLang, check --quantization, or take another quantised checkpoint.",
+        cure="The files contain a weight that this version's model does not have, usually because "
+        "it does not know the quantisation for this architecture: update SGLang, check "
+        "--quantization, or use a checkpoint with another quantisation.",
     ),
     symptom(
         "argument_error",
-        r"does not match the quantization method specified|is not supported for quantization method|Cannot find the config file for \w",
+        (
+            r"does not match the quantization method specified|is not supported for quantization "
+            r"method|Cannot find the config file for \w"
+        ),
         "configs/model_config.py, model_loader/loader.py",
-        cure="--quantization and --dtype must fit what the checkpoint is: leave --quantization out, for config.json says it, or take the"
-        " dtype that the line lists.",
+        cure="--quantization and --dtype must match the checkpoint: leave --quantization out "
+        "(config.json has it), or use the dtype that the line lists.",
     ),
     symptom(
         "weights_corrupt",
         r"SafetensorError|MetadataIncompleteBuffer|HeaderTooLarge|InvalidHeaderDeserialization|"
-        r"Error while deserializing header|PytorchStreamReader failed|invalid load key|size mismatch for |unexpected EOF|"
+        r"Error while deserializing header|PytorchStreamReader failed|invalid load key|size "
+        r"mismatch for |unexpected EOF|"
         r"Missing key\(s\) in state_dict",
         "safetensors, torch",
     ),
     symptom(
         "weight_load_incomplete",
-        r"TP rank (?P<healthy_rank>\d+) could finish the model loading, but|other ranks that didn't finish loading",
+        (
+            r"TP rank (?P<healthy_rank>\d+) could finish the model loading, but|other ranks that "
+            r"didn't finish loading"
+        ),
         "model_runner.py",
         AFTER,
     ),
     symptom(
         "parallel_size_invalid",
-        r"(?:ValueError|AssertionError): .*(?:is not divisible by|not divisible by|must be divisible by|"
-        r"should be (?:evenly )?divisible|(?:smaller|less|larger) than .*tp_size|block_[nk] ?= ?\d+|"
+        r"(?:ValueError|AssertionError): .*(?:is not divisible by|not divisible by|must be "
+        r"divisible by|"
+        r"should be (?:evenly )?divisible|(?:smaller|less|larger) than .*tp_size|block_[nk] ?= "
+        r"?\d+|"
         r"assert (?=.*(?:tp|dp|pp|ep|world|parallel)_?\w*size).* % .*== 0)",
         "layers/, server_args.py",
     ),
@@ -189,7 +242,7 @@ MODEL_SYMPTOMS = (
         "argument_error",
         "AssertionError: SGLANG_CPU_OMP_THREADS_BIND is not set",
         "utils/numa_utils.py",
-        cure="Set SGLANG_CPU_OMP_THREADS_BIND to the cores of each rank, as '0-15|16-31'.",
+        cure="Set SGLANG_CPU_OMP_THREADS_BIND to the cores of each rank, for example '0-15|16-31'.",
         versions=VersionRange("0.5.3"),
     ),
     symptom(
@@ -220,7 +273,10 @@ PORT_SYMPTOMS = (
     ),
     symptom(
         "dist_port_in_use",
-        r"(?:DistNetworkError|server socket has failed to (?:listen|bind)).*?port: (?P<port>\d+).*EADDRINUSE",
+        (
+            r"(?:DistNetworkError|server socket has failed to (?:listen|bind)).*?port: "
+            r"(?P<port>\d+).*EADDRINUSE"
+        ),
         "torch TCPStore",
     ),
     symptom(
@@ -259,7 +315,8 @@ PORT_SYMPTOMS = (
     ),
     symptom(
         "dist_init_timeout",
-        r"DistStoreError: |Timed out after \d+ seconds waiting for clients|connectFullMesh failed|retrieving ncclUniqueId from|"
+        r"DistStoreError: |Timed out after \d+ seconds waiting for clients|connectFullMesh failed|"
+        r"retrieving ncclUniqueId from|"
         r"Gloo .*timed out|"
         r"wait timeout after \d+ms, keys: |failed to connect to .*:\d+.*(?:timed out|timeout)|"
         r"The client socket has (?:timed out|failed to connect to any)|"

@@ -37,25 +37,84 @@ _OTHER_PATTERNS = tuple(
     for words in (
         r"(?:Decode|Prefill) batch",
         r"CCL|HIP version|ROCm version|Hostname +:|Librccl",
-        r"server_args=|max_total_num_tokens=|--model\b.*(?:sglang|launch_server)|(?:sglang|launch_server).*--model",
-        r"Init torch distributed|Init parallel|Load weight|Cache is allocated|Memory profiling|Memory pool end|Captur(?:e|ing) ",
-        r"DeepGEMM|[Ff]lash[Ii]nfer autotune|Started server|Application (?:startup|shutdown)|Uvicorn running|fired up and ready",
+        (
+            r"server_args=|max_total_num_tokens=|--model\b.*(?:sglang|launch_server)|(?:sglang|"
+            r"launch_server).*--model"
+        ),
+        (
+            r"Init torch distributed|Init parallel|Load weight|Cache is allocated|Memory "
+            r"profiling|Memory pool end|Captur(?:e|ing) "
+        ),
+        (
+            r"DeepGEMM|[Ff]lash[Ii]nfer autotune|Started server|Application (?:startup|shutdown)|"
+            r"Uvicorn running|fired up and ready"
+        ),
         r"Engine startup timings|% Completed|%\|",
-        r"Finished server|Gracefully exiting|Shutting down|SIGTERM received|kill_process_tree|Health check failed",
-        r"/health|HTTP/[\d.]+\" 5|Traceback \(most recent|Exception in (?:thread|callback)|hit an exception",
+        (
+            r"Finished server|Gracefully exiting|Shutting down|SIGTERM received|kill_process_tree|"
+            r"Health check failed"
+        ),
+        (
+            r"/health|HTTP/[\d.]+\" 5|Traceback \(most recent|Exception in (?:thread|callback)|"
+            r"hit an exception"
+        ),
         r"(?:Error|Exception|Interrupt|Exit|Warning)(?::|\s*$|\\|\S*\[|\S+:\d+:\d+ \[)",
-        r"(?:[Vv]ersion|VERSION)(?:[: =]+\d|.*CUDA[: =]+\d)|CUDA[: =]+\d.*[Vv]ersion|==\d|(?:sglang|SGLang|SGLANG)(?::| )v\d",
+        (
+            r"(?:[Vv]ersion|VERSION)(?:[: =]+\d|.*CUDA[: =]+\d)|CUDA[: =]+\d.*[Vv]ersion|==\d|"
+            r"(?:sglang|SGLang|SGLANG)(?::| )v\d"
+        ),
     )
 )
 """What else than a row of the tables a message is read for."""
 # Fragments that many texts share, commonest characters left out; a text without one is looked for
 # by itself
 _SHARED = (
-    b"mry", b"CUDArrr:", b"_STATUS_", b"vld", b"udgrp", b"wchdg", b"CUD", b"rqu", b"mch", b"MmHdl", b"byrmp", b"rrr", b"fld", b"drvr",
-    b"ubl", b"kll", b"SIMULATE", b"Wculd'cc", b"ccldbypr", b"lyupprpk", b"bld", b"krl", b"mdl", b"rch", b"JIT", b"KVcchp", b"fgflf",
-    b"crbyp", b"Applc", b"pculv", b"Ukw", b"chdul", b"xcd", b"dflh", b"dvc", b"llc", b"=Tru", b"fruu", b"Tmdu", b"Tmu", b"xdwh", b"wgh",
-    b"ukw", b"GPU", b"xcp",
-)  # fmt: skip
+    b"mry",
+    b"CUDArrr:",
+    b"_STATUS_",
+    b"vld",
+    b"udgrp",
+    b"wchdg",
+    b"CUD",
+    b"rqu",
+    b"mch",
+    b"MmHdl",
+    b"byrmp",
+    b"rrr",
+    b"fld",
+    b"drvr",
+    b"ubl",
+    b"kll",
+    b"SIMULATE",
+    b"Wculd'cc",
+    b"ccldbypr",
+    b"lyupprpk",
+    b"bld",
+    b"krl",
+    b"mdl",
+    b"rch",
+    b"JIT",
+    b"KVcchp",
+    b"fgflf",
+    b"crbyp",
+    b"Applc",
+    b"pculv",
+    b"Ukw",
+    b"chdul",
+    b"xcd",
+    b"dflh",
+    b"dvc",
+    b"llc",
+    b"=Tru",
+    b"fruu",
+    b"Tmdu",
+    b"Tmu",
+    b"xdwh",
+    b"wgh",
+    b"ukw",
+    b"GPU",
+    b"xcp",
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Owns the words of failures of NCCL, of schedulers and of a server at work. Decides nothing."""
+"""Symptoms of failures of NCCL, of schedulers and of a running server."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ NCCL_SYMPTOMS = (
     symptom(
         "shm_too_small",
         r"(?:failed to extend|Error while (?:creating|attaching to) shared memory segment|"
-        r"posix_fallocate.*) ?/?(?:dev/shm)?\S*nccl|/dev/shm/\S+.*No space left|insufficient shared memory \(shm\)|"
-        r"unable to (?:open|resize|allocate) shared memory|Bus error.*shared memory|No space left on device.*(?:/dev/shm|shm)",
+        r"posix_fallocate.*) ?/?(?:dev/shm)?\S*nccl|/dev/shm/\S+.*No space left|insufficient "
+        r"shared memory \(shm\)|"
+        r"unable to (?:open|resize|allocate) shared memory|Bus error.*shared memory|No space left "
+        r"on device.*(?:/dev/shm|shm)",
         "NCCL shmutils.cc, torch",
     ),
     symptom(
         "nccl_invalid_usage",
-        r"no algorithm/protocol available for function (?P<function>\w+)(?: with datatype (?P<datatype>\w+))?\.?(?:"
+        r"no algorithm/protocol available for function (?P<function>\w+)(?: with datatype "
+        r"(?P<datatype>\w+))?\.?(?:"
         r" (?P<variable>NCCL_\w+) was set to (?P<value>[^\s.]+))?",
         "NCCL enqueue.cc",
         versions=VersionRange("2.24"),
@@ -27,7 +30,8 @@ NCCL_SYMPTOMS = (
     ),
     symptom(
         "nccl_invalid_usage",
-        r"NCCL WARN .*(?:Invalid (?:value|config|argument)|unknown (?:algo|proto)\w*)|NCCL_(?:ALGO|PROTO).*(?:unrecognized|"
+        r"NCCL WARN .*(?:Invalid (?:value|config|argument)|unknown (?:algo|proto)\w*)|"
+        r"NCCL_(?:ALGO|PROTO).*(?:unrecognized|"
         r"invalid)",
         "NCCL",
     ),
@@ -55,26 +59,34 @@ NCCL_SYMPTOMS = (
         "nccl_no_interface",
         r"Unable to find address for: \S|Unable to resolve hostname to a \(local\) address",
         "gloo transport/tcp/device.cc",
-        cure="Set GLOO_SOCKET_IFNAME (and NCCL_SOCKET_IFNAME) to an interface that is up on this host; the host's own name must resolve to"
-        " its address (/etc/hosts).",
+        cure="Set GLOO_SOCKET_IFNAME (and NCCL_SOCKET_IFNAME) to an interface that is up on this "
+        "host; the host's own name must resolve to its address (/etc/hosts).",
     ),
     symptom(
         "nccl_unreachable",
-        r"NCCL WARN .*Connect to \S+ (?:failed|returned).*(?:No route|unreachable|timed out|connection abort|Cannot assign)",
+        (
+            r"NCCL WARN .*Connect to \S+ (?:failed|returned).*(?:No route|unreachable|timed out|"
+            r"connection abort|Cannot assign)"
+        ),
         "NCCL misc/socket.cc; sglang issues 3820, 5594",
         AFTER,
     ),
     symptom(
         "ib_error",
-        r"NCCL WARN .*(?:NET/IB|ibv_|IB (?:device|port)).*(?:[Ee]rror|failed|event)|Got completion .*error|ibv_\w+ failed",
+        (
+            r"NCCL WARN .*(?:NET/IB|ibv_|IB (?:device|port)).*(?:[Ee]rror|failed|event)|Got "
+            r"completion .*error|ibv_\w+ failed"
+        ),
         "NCCL net_ib.cc",
         AFTER,
     ),
     symptom(
         "nccl_peer_lost",
         r"ncclRemoteError|NCCL WARN .*(?:Socket recv failed|[Cc]onnection (?:closed|reset|refused)|"
-        r"[Cc]all to \w+ .*(?:closed|refused|reset)|socketProgress: Connection closed|Accept failed|proxy.*abort)|"
-        r"(?:[Gg]loo|NCCL|ProcessGroup|TCPStore).*[Cc]onnection (?:closed|reset) by (?:remote )?peer|"
+        r"[Cc]all to \w+ .*(?:closed|refused|reset)|socketProgress: Connection closed|Accept "
+        r"failed|proxy.*abort)|"
+        r"(?:[Gg]loo|NCCL|ProcessGroup|TCPStore).*[Cc]onnection (?:closed|reset) by (?:remote "
+        r")?peer|"
         r"\[c10d\] (?:send|recv)\w* failed on SocketImpl|\"should dump\" flag on TCPStore",
         "NCCL socket.cc, gloo",
         ECHO,
@@ -88,7 +100,8 @@ NCCL_SYMPTOMS = (
     symptom(
         "nccl_init_failed",
         "NCCL error.*(?:unhandled (?:cuda|system) error|internal "
-        "error|unhandled)|ncclUnhandledCudaError|ncclSystemError|ncclInternalError|DistBackendError: NCCL error",
+        "error|unhandled)|ncclUnhandledCudaError|ncclSystemError|ncclInternalError|"
+        "DistBackendError: NCCL error",
         "ProcessGroupNCCL, pynccl.py",
         AFTER,
     ),
@@ -103,18 +116,23 @@ SERVING_SYMPTOMS = (
     ),
     symptom(
         "nan_logits",
-        "NaN in the logits|Detected errors during sampling|probability tensor contains either `inf`",
+        (
+            "NaN in the logits|Detected errors during sampling|probability tensor contains either "
+            "`inf`"
+        ),
         "sampler.py",
     ),
     symptom(
         "expert_exchange_failed",
-        r"DeepEP (?:error: |timeout check failed)|nvshmem\w* (?:initialization|setup connections) failed|NVSHMEM API called before NVSHMEM|"
+        r"DeepEP (?:error: |timeout check failed)|nvshmem\w* (?:initialization|setup connections) "
+        r"failed|NVSHMEM API called before NVSHMEM|"
         r"nvshmem.*non-zero status",
         "DeepEP buffer.py and kernels; NVSHMEM init.cu, transport.cpp; sglang issues 6017, 7888",
     ),
     symptom(
         "kv_transfer_failed",
-        r"(?:KVTransferError|KVPoll\.Failed|transfer (?:engine|session).*(?:fail|error)|[Mm]ooncake.*(?:fail|error)|"
+        r"(?:KVTransferError|KVPoll\.Failed|transfer (?:engine|session).*(?:fail|error)|"
+        r"[Mm]ooncake.*(?:fail|error)|"
         r"nixl.*(?:fail|error)|[Bb]ootstrap.*(?:failed|timed? ?out))",
         "disaggregation/",
         AFTER,
@@ -133,14 +151,20 @@ SERVING_SYMPTOMS = (
     ),
     symptom(
         "killed",
-        r"Subprocess (?:\w*scheduler_(?P<rank>\d+)|\w+) .*crashed with exit code (?P<exit_code>-9)\b",
+        (
+            r"Subprocess (?:\w*scheduler_(?P<rank>\d+)|\w+) .*crashed with exit code "
+            r"(?P<exit_code>-9)\b"
+        ),
         "engine.py; SIGKILL of a scheduler",
         ECHO,
         versions=VersionRange("0.5.13"),
     ),
     symptom(
         "scheduler_crashed",
-        r"[Rr]ank (?P<rank>\d+) scheduler died during initialization \(exit code: (?P<exit_code>-?\d+)\)",
+        (
+            r"[Rr]ank (?P<rank>\d+) scheduler died during initialization \(exit code: "
+            r"(?P<exit_code>-?\d+)\)"
+        ),
         "engine.py",
         ECHO,
         versions=VersionRange("0.5.10"),
@@ -185,7 +209,10 @@ SERVING_SYMPTOMS = (
     ),
     symptom(
         "container_not_started",
-        r"^docker: Error response from daemon|could not select device driver|OCI runtime create failed|^nvidia-container-cli: ",
+        (
+            r"^docker: Error response from daemon|could not select device driver|OCI runtime "
+            r"create failed|^nvidia-container-cli: "
+        ),
         "docker, podman, runc",
         AFTER,
     ),

@@ -1,4 +1,4 @@
-"""Owns the form of one wording of a failure. Holds none."""
+"""Defines a symptom: one wording of a failure in a log."""
 
 from __future__ import annotations
 
@@ -8,13 +8,17 @@ from dataclasses import dataclass, field
 from fleet_knowledge.release import VersionRange
 
 ROOT, AFTER, ECHO, LAST = 0, 1, 2, 3
-"""How near the root a wording is. ROOT explains itself, AFTER may follow from another, ECHO and LAST say only that something ended."""
+"""How near a wording is to the root cause: ROOT is a cause, AFTER may follow from another failure,
+ECHO and LAST only report that something ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Symptom:
-    """One wording. Named groups of `words` become details; `cure` replaces the class's where the
-    words say more.
+    """One wording of a failure.
+
+    Named groups of `pattern` become details. `cure` replaces the cure of the class if the wording
+    says more. `versions` are the SGLang versions (NCCL versions in NCCL rows) that are known to
+    write it.
     """
 
     failure_class: str
@@ -33,9 +37,7 @@ def symptom(
     cure: str = "",
     versions: VersionRange | None = None,
 ) -> Symptom:
-    """One line of a table; `between` are the versions of SGLang (of NCCL in its rows) that write
-    so, as far as known.
-    """
+    """Return one row of a symptom table."""
     return Symptom(
         failure_class, re.compile(pattern), source, distance, cure, versions or VersionRange()
     )

@@ -1,6 +1,4 @@
-"""Owns the reading of one message for signs of a failure: all tables in their order. Chooses no
-root; classes are in `failures.py`.
-"""
+"""Finds the first symptom that matches a message."""
 
 from __future__ import annotations
 
@@ -25,34 +23,92 @@ LOG_SYMPTOMS = (
     *HOST_SYMPTOMS,
     *SERVING_SYMPTOMS,
 )
-"""The first row that matches a message is what it tells."""
+"""The first row that matches a message decides its class."""
 
 _EXCEPTION = r"^(?:[A-Za-z_][\w.]*\.)?\w*(?:Error|Exception|Interrupt|Exit|Warning)\b"
-# Lines that use such words and tell of no failure
+# Lines that use such words without reporting a failure
 _HARMLESS = re.compile(
-    r"Ignore import error|^server_args=|To silence this warning|(?i:py-?spy)|Deprecat|UserWarning|^warnings\.warn|^\s*\^+\s*$|NCCL INFO "
-    r"|(?:init failed|disabled) \(|[Ww]atchdog soft|soft=True|Health check failed|^Possible solutions|^\d\. set --|^For debugging"
+    r"Ignore import error|^server_args=|To silence this warning|(?i:py-?spy)|Deprecat|UserWarning|"
+    r"^warnings\.warn|^\s*\^+\s*$|NCCL INFO "
+    r"|(?:init failed|disabled) \(|[Ww]atchdog soft|soft=True|Health check failed|^Possible "
+    r"solutions|^\d\. set --|^For debugging"
     r"|thrown while requesting (?:HEAD|GET)|^Failed to import .* with \w+Error\("
-    r"|^Compile with|^CUDA kernel errors|^During handling of|^The above exception was|^INFO: .*\"(?:GET|POST) "
+    r"|^Compile with|^CUDA kernel errors|^During handling of|^The above exception was|^INFO: "
+    r".*\"(?:GET|POST) "
 )
-# Every row's words hold one of these; a quick look that spares most lines the slow one
+# Every row needs one of these words; the check is faster than the patterns
 SYMPTOM_KEYWORDS = (
-    "error", "exception", "memory", "fail", "port", "time", "xid", "killed", "nccl", "exit code", "sigquit", "gpu", "cuda", "hip ",
-    "dead", "gated", "token", "leak", "shm", "not found", "support", "valid", "closed", "reset by", "space", "hub", "divisible",
-    "undefined symbol", "shared object", "installed with", "unbalanced", "oom", "nan in", "load", "nvlink", "ninja", "nvcc", "ptxas",
-    "compil", "requires", "thread", "ulimit", "quota", "model", "topk", "crashed", "trust_remote", "ibv_", "hsa_", "kernel", "option",
-    "bus error", "uncorrectable", "assert", "bad_alloc", "double", "exited", "status", "signal", "segmentation",
-)  # fmt: skip
-_KUBERNETES = re.compile(
-    r"^\s+(?:Reason|Exit Code): "
-)  # `kubectl describe` of a container that ended
-_MAX_SEARCHED = 2000  # characters; what is longer prints data
+    "error",
+    "exception",
+    "memory",
+    "fail",
+    "port",
+    "time",
+    "xid",
+    "killed",
+    "nccl",
+    "exit code",
+    "sigquit",
+    "gpu",
+    "cuda",
+    "hip ",
+    "dead",
+    "gated",
+    "token",
+    "leak",
+    "shm",
+    "not found",
+    "support",
+    "valid",
+    "closed",
+    "reset by",
+    "space",
+    "hub",
+    "divisible",
+    "undefined symbol",
+    "shared object",
+    "installed with",
+    "unbalanced",
+    "oom",
+    "nan in",
+    "load",
+    "nvlink",
+    "ninja",
+    "nvcc",
+    "ptxas",
+    "compil",
+    "requires",
+    "thread",
+    "ulimit",
+    "quota",
+    "model",
+    "topk",
+    "crashed",
+    "trust_remote",
+    "ibv_",
+    "hsa_",
+    "kernel",
+    "option",
+    "bus error",
+    "uncorrectable",
+    "assert",
+    "bad_alloc",
+    "double",
+    "exited",
+    "status",
+    "signal",
+    "segmentation",
+)
+# From `kubectl describe` of a container that ended
+_KUBERNETES = re.compile(r"^\s+(?:Reason|Exit Code): ")
+_MAX_SEARCHED = 2000  # characters; longer messages print data
 _REQUEST_LOG = ("Receive: ", "Finish: ", "Receive OpenAI", "Received request")
 
 
 def match_symptom(text: str) -> tuple[Symptom, Mapping[str, str]] | None:
-    """The first row whose words are in this message, with the details that it names; None for a
-    message of no failure.
+    """Return the first symptom whose pattern matches this message, with the details that it names.
+
+    Return None if the message does not report a failure.
     """
     if _KUBERNETES.match(text):
         text = text.strip()
@@ -76,7 +132,9 @@ _RAISED = re.compile(_EXCEPTION + r"(?::|$)")
 
 
 def is_exception(text: str) -> bool:
-    """Whether a message is the last line of a traceback: `torch.OutOfMemoryError: …`."""
+    """Return whether a message is the last line of a traceback, such as `torch.OutOfMemoryError:
+    …`.
+    """
     return bool(_RAISED.match(text)) and not text.startswith(
         ("Warning:", "UserWarning", "FutureWarning", "DeprecationWarning")
     )

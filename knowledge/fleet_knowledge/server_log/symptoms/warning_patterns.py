@@ -1,6 +1,4 @@
-"""Owns what a log tells beside failures: warnings worth acting on, and facts of the server. Chooses
-no failure.
-"""
+"""Lists the log messages that deserve a warning although the server did not fail."""
 
 from __future__ import annotations
 
@@ -13,16 +11,21 @@ from fleet_knowledge.release import VersionRange
 
 INFO, WARNING = "info", "warning"
 _JIT_HINT = (
-    "Warm the server up with the shapes of the workload before measuring (or precompile: python -m sglang.compile_deep_gemm); drop this"
-    " run."
+    "Warm the server up with the shapes of the workload before measuring (or precompile: python -m "
+    "sglang.compile_deep_gemm); discard this run."
 )
-_AR_HINT = "Record custom all-reduce on or off per host: with and without it hosts run different code, so compare like with like."
+_AR_HINT = (
+    "Record for each host whether custom all-reduce is on: hosts with and without it run different "
+    "code and cannot be compared."
+)
 
 
 @dataclass(frozen=True, slots=True)
 class WarningPattern:
-    """One wording worth a warning. `reason` tells apart wordings of one code; named groups of
-    `words` become details.
+    """One wording that deserves a warning.
+
+    `reason` distinguishes the wordings of one code. Named groups of `pattern` become details. A
+    `serving_only` pattern counts only after the server is ready.
     """
 
     code: str
@@ -47,7 +50,7 @@ WARNING_PATTERNS = (
         "custom_all_reduce_off",
         INFO,
         r"Custom allreduce is disabled because it's not supported on more than two PCIe-only GPUs",
-        "custom all-reduce is off: more than two GPUs joined by PCIe only",
+        "custom all-reduce is off: more than two GPUs are connected by PCIe only",
         _AR_HINT,
         "custom_all_reduce.py",
         reason="pcie_only",
@@ -73,7 +76,10 @@ WARNING_PATTERNS = (
     _warning_pattern(
         "custom_all_reduce_off",
         WARNING,
-        r"Custom allreduce is disabled because your platform lacks GPU P2P|[Cc]ustom allreduce.*P2P test failed",
+        (
+            r"Custom allreduce is disabled because your platform lacks GPU P2P|[Cc]ustom "
+            r"allreduce.*P2P test failed"
+        ),
         "custom all-reduce is off: no peer access between the GPUs",
         _AR_HINT,
         "custom_all_reduce.py",
@@ -102,7 +108,10 @@ WARNING_PATTERNS = (
         WARNING,
         r"speculative_num_draft_tokens is adjusted to speculative_num_steps \+ 1",
         "the server set draft tokens to steps + 1, since topk is 1",
-        "Ask for steps + 1 draft tokens; two variants that differ only there are one.",
+        (
+            "Set the draft tokens to steps + 1; two variants that differ only in this number are "
+            "the same server."
+        ),
         "server_args.py",
     ),
     _warning_pattern(
@@ -110,15 +119,16 @@ WARNING_PATTERNS = (
         WARNING,
         r"[Mm]ax[ _]running[ _]requests is (?:reset|set|adjusted) to (?P<requests>\d+)",
         "the server lowered the number of requests it runs at once",
-        "Set --max-running-requests; what is beyond the cap only queues.",
+        "Set --max-running-requests; requests above the limit wait in the queue.",
         "server_args.py: 48 with speculation",
     ),
     _warning_pattern(
         "jit_in_traffic",
         WARNING,
-        r"DeepGEMM JIT code generation|Entering DeepGEMM JIT|DeepGEMM warmup:|JIT[- ]compil|Compiling kernel|"
+        r"DeepGEMM JIT code generation|Entering DeepGEMM JIT|DeepGEMM warmup:|JIT[- ]compil|"
+        r"Compiling kernel|"
         r"torch\.compile (?:takes|took)|Autotuning",
-        "kernels were compiled while requests were served: these rates are not the server's",
+        "kernels were compiled while requests were served: the rates of this time are too low",
         _JIT_HINT,
         "deep_gemm, sglang issue 4773",
         serving_only=True,
@@ -127,8 +137,11 @@ WARNING_PATTERNS = (
         "memory_retracted",
         WARNING,
         r"KV cache pool is full\. Retract|Retract(?:ed)? requests|#retracted_reqs?: [1-9]",
-        "the KV cache was full and running requests were pushed back",
-        "Lower the concurrency or raise --mem-fraction-static; times of such runs hold recomputation.",
+        "the KV cache was full and running requests were retracted",
+        (
+            "Lower the concurrency or raise --mem-fraction-static; the times of these runs include "
+            "recomputation."
+        ),
         "scheduler.py",
     ),
     _warning_pattern(
@@ -144,21 +157,27 @@ WARNING_PATTERNS = (
         INFO,
         r"[Oo]verlap schedule\w* is (?:disabled|not implemented|turned off)",
         "the overlap scheduler is off",
-        "Expected with some features; compare like with like.",
+        "Expected with some features; compare only servers that have the same setting.",
         "server_args.py",
     ),
     _warning_pattern(
         "weights_missing",
         WARNING,
-        r"Some weights (?:of .*)?(?:are|were) not initialized|[Pp]arameter \S+ not found in params_dict",
-        "weights of the model were not in its files",
+        (
+            r"Some weights (?:of .*)?(?:are|were) not initialized|[Pp]arameter \S+ not found in "
+            r"params_dict"
+        ),
+        "some weights of the model were not in its files",
         "Check that the files are complete and meant for this architecture.",
         "loader.py",
     ),
     _warning_pattern(
         "kernel_untuned",
         WARNING,
-        r"Using default (?:MoE|W8A8|fused) .*config.*(?:sub-optimal|suboptimal)|Config file not found at",
+        (
+            r"Using default (?:MoE|W8A8|fused) .*config.*(?:sub-optimal|suboptimal)|Config file "
+            r"not found at"
+        ),
         "a kernel runs with default settings, not tuned for this GPU and shape",
         "Tune it (benchmark/kernels of SGLang) or compare only hosts with the same tables.",
         "fused_moe_triton, fp8_kernel.py",
@@ -166,8 +185,11 @@ WARNING_PATTERNS = (
     _warning_pattern(
         "input_truncated",
         WARNING,
-        r"[Ii]nput (?:length|is too long|ids are too long).*(?:truncat|exceed)|is longer than the model's context length",
-        "inputs were longer than the server takes",
+        (
+            r"[Ii]nput (?:length|is too long|ids are too long).*(?:truncat|exceed)|is longer than "
+            r"the model's context length"
+        ),
+        "inputs were longer than the server accepts",
         "Shorten the prompts of the workload or raise --context-length.",
         "tokenizer_manager.py",
     ),
@@ -176,15 +198,18 @@ WARNING_PATTERNS = (
         WARNING,
         r"Exception in ASGI application|Internal Server Error\b|Invalid request",
         "requests failed inside the server",
-        "Look at the traceback in the log: failed requests make rates look better or worse than they are.",
+        "Read the traceback in the log: failed requests distort the measured rates.",
         "uvicorn, http_server.py",
     ),
     _warning_pattern(
         "watchdog_soft",
         WARNING,
         r"[Ww]atchdog (?:soft )?timeout.*soft=True|[Ss]oft watchdog timeout",
-        "a forward pass stood still longer than the soft watchdog allows; the server went on",
-        "Look for compiles or a slow collective at that time.",
+        (
+            "a forward pass made no progress for longer than the soft watchdog allows; the server "
+            "continued"
+        ),
+        "Look for a compilation or a slow collective at that time.",
         "scheduler.py",
         versions=VersionRange("0.5.9"),
     ),
@@ -193,7 +218,7 @@ WARNING_PATTERNS = (
         INFO,
         r"'(?P<argument>--[\w-]+)' is deprecated|(?P<argument_too>--[\w-]+) is deprecated",
         "an argument is deprecated",
-        "Write the name that the line gives; it may go in the next version.",
+        "Use the name that the line gives; the old one may be removed in the next version.",
         "server_args.py",
     ),
     _warning_pattern(
@@ -216,20 +241,42 @@ WARNING_PATTERNS = (
         "simulated_engine",
         INFO,
         r"SIMULATED ENGINE",
-        "the log is of a simulated engine: a model of time",
+        "the log was written by the simulated engine, which only models time",
         "Never compare it with a real engine.",
         "benchfleet",
     ),
 )
 WARNING_KEYWORDS = (
-    "allreduce", "speculative", "equests", "jit", "deepgemm", "p2p", "retract", "graph", "overlap", "weights", "params_dict",
-    "default", "config file", "nput", "exception in asgi", "internal server", "invalid request", "watchdog", "deprecated", "simulat",
-    "rlimit", "compil", "autotun",
-)  # fmt: skip
+    "allreduce",
+    "speculative",
+    "equests",
+    "jit",
+    "deepgemm",
+    "p2p",
+    "retract",
+    "graph",
+    "overlap",
+    "weights",
+    "params_dict",
+    "default",
+    "config file",
+    "nput",
+    "exception in asgi",
+    "internal server",
+    "invalid request",
+    "watchdog",
+    "deprecated",
+    "simulat",
+    "rlimit",
+    "compil",
+    "autotun",
+)
 
 
 def match_warning(text: str) -> tuple[WarningPattern, Mapping[str, str]] | None:
-    """The first row whose words are in this message, with the details that it names."""
+    """Return the first row whose pattern matches this message, with the details that it names, or
+    None.
+    """
     lowered = text.lower()
     if text.startswith(("server_args=", " ")) or not any(
         map(lowered.__contains__, WARNING_KEYWORDS)
