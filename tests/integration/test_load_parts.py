@@ -196,7 +196,7 @@ async def test_an_agent_takes_and_leaves_a_part_over_its_socket(tmp_path: Path) 
         assert await client.join_load(part) == LEAD
         with pytest.raises(Superseded):
             await client.join_load(replace(part, attempt=1))
-        with pytest.raises(ConfigError, match="no PEM"):
+        with pytest.raises(ConfigError, match="are not PEM text"):
             await client.join_load(replace(part, attempt=3, key=b"\xff"))
         assert await client.leave_load("trial", 2)
         assert not await client.leave_load("trial", 2)
