@@ -24,11 +24,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = Path(sys.executable).parent
 LATEST = ROOT / "benchmarks/latest.json"
-PIECE_BYTES = 32 << 20  # distinct lines; a longer log repeats them
+PATTERN_BYTES = 32 << 20  # distinct lines; a longer log repeats them
 COPY_BYTES = 1 << 20
-UNLIKE_BYTES = 50_000_000
+DISTINCT_BYTES = 50_000_000
 SIZES = (16384, 32768, 114688, 229376, 458752, 917504, 1835008, 14680064)
-WANTED_MB_S = 100.0
+TARGET_MB_S = 100.0
 RSS_LIMIT_MB = 60.0
 
 
@@ -49,51 +49,51 @@ class Figure:
         )
 
 
-def stamp(second: int, rank: str = " TP0") -> str:
+def log_stamp(second: int, rank: str = " TP0") -> str:
     """As SGLang stamps its lines."""
     return f"[2026-06-20 {second // 3600 % 24:02d}:{second // 60 % 60:02d}:{second % 60:02d}{rank}]"
 
 
 def launch_lines() -> Iterator[str]:
     """A launch up to its ready line."""
-    yield f"{stamp(0, '')} server_args=ServerArgs(model_path='/models/large', tp_size=8, speculative_algorithm='EAGLE3')"
-    yield f"{stamp(5)} Load weight begin. avail mem=138.10 GB"
+    yield f"{log_stamp(0, '')} server_args=ServerArgs(model_path='/models/large', tp_size=8, speculative_algorithm='EAGLE3')"
+    yield f"{log_stamp(5)} Load weight begin. avail mem=138.10 GB"
     yield from (
         f"\rLoading safetensors checkpoint shards: {n * 100 // 163:3d}% Completed | {n}/163 [00:01<00:52,  3.1it/s]"
         for n in range(164)
     )
-    yield f"{stamp(60)} Load weight end. elapsed=54.81 s, type=LargeForCausalLM, avail mem=61.20 GB."
-    yield f"{stamp(62)} The server is fired up and ready to roll!"
+    yield f"{log_stamp(60)} Load weight end. elapsed=54.81 s, type=LargeForCausalLM, avail mem=61.20 GB."
+    yield f"{log_stamp(62)} The server is fired up and ready to roll!"
 
 
-def second_of_work(dice: random.Random, second: int) -> Iterator[str]:
+def lines_of_a_second(dice: random.Random, second: int) -> Iterator[str]:
     """About what a busy server of eight GPUs writes in a second."""
     running, tokens = dice.randint(24, 64), dice.randint(20_000, 90_000)
     for _ in range(dice.randint(1, 3)):
         accept, rate = dice.uniform(2.2, 3.4), dice.uniform(1800, 2600)
         yield (
-            f"{stamp(second)} Decode batch, #running-req: {running}, #token: {tokens}, token usage: {tokens / 480_000:.2f}, "
+            f"{log_stamp(second)} Decode batch, #running-req: {running}, #token: {tokens}, token usage: {tokens / 480_000:.2f}, "
             f"accept len: {accept:.2f}, accept rate: {accept / 4:.2f}, cuda graph: True, "
             f"gen throughput (token/s): {rate:.2f}, #queue-req: 0"
         )
     for _ in range(dice.randint(2, 6)):
         yield (
-            f"{stamp(second)} Prefill batch, #new-seq: {dice.randint(1, 3)}, #new-token: {dice.randint(30, 8192)}, "
+            f"{log_stamp(second)} Prefill batch, #new-seq: {dice.randint(1, 3)}, #new-token: {dice.randint(30, 8192)}, "
             f"#cached-token: {dice.randint(0, 512)}, token usage: 0.11, #running-req: {running}, #queue-req: {dice.randint(0, 4)}, "
         )
-        yield f'{stamp(second, "")} INFO:     10.0.0.{dice.randint(2, 9)}:{dice.randint(1024, 65535)} - "POST /generate HTTP/1.1" 200 OK'
+        yield f'{log_stamp(second, "")} INFO:     10.0.0.{dice.randint(2, 9)}:{dice.randint(1024, 65535)} - "POST /generate HTTP/1.1" 200 OK'
     for device in range(8):
         size = dice.choice(SIZES)
         protocol, channels = ("LL", 7) if size < 100_000 else ("SIMPLE", 15)
         place = f"node-1:{166760 + device}:{167760 + device} [{device}] NCCL INFO"
         yield f"{place} AllReduce: {size} Bytes -> Algo RING proto {protocol} channel{{Lo..Hi}}={{0..{channels}}}"
     if second % 10 == 0:
-        yield f'{stamp(second, "")} INFO:     10.0.0.1:{dice.randint(1024, 65535)} - "GET /health HTTP/1.1" 200 OK'
+        yield f'{log_stamp(second, "")} INFO:     10.0.0.1:{dice.randint(1024, 65535)} - "GET /health HTTP/1.1" 200 OK'
     if second % 600 == 0:
-        yield f"{stamp(second)} KV cache pool is full. Retract requests. #retracted_reqs: 1, #new_token_ratio: 0.62 -> 0.91"
+        yield f"{log_stamp(second)} KV cache pool is full. Retract requests. #retracted_reqs: 1, #new_token_ratio: 0.62 -> 0.91"
 
 
-def unlike_lines(kind: str, dice: random.Random) -> Iterator[str]:
+def distinct_lines(kind: str, dice: random.Random) -> Iterator[str]:
     """Lines of which no two have a shape in common: words by chance, requests with their prompts,
     NCCL's calls.
     """
@@ -102,28 +102,28 @@ def unlike_lines(kind: str, dice: random.Random) -> Iterator[str]:
         for _ in range(5000)
     ]
     for number in itertools.count():
-        second, name = stamp(number // 50), f"{dice.getrandbits(128):032x}"
+        second, name = log_stamp(number // 50), f"{dice.getrandbits(128):032x}"
         if kind == "requests":
-            asked = f"rid='{name}', text='{' '.join(dice.choices(words, k=60))}', sampling_params={{'max_new_tokens': {number % 512}}}"
-            yield f"{second} Receive: obj=GenerateReqInput({asked})"
-            yield f"{second} Finish: obj=GenerateReqInput({asked}), out={{'text': '{' '.join(dice.choices(words, k=80))}'}}"
+            request = f"rid='{name}', text='{' '.join(dice.choices(words, k=60))}', sampling_params={{'max_new_tokens': {number % 512}}}"
+            yield f"{second} Receive: obj=GenerateReqInput({request})"
+            yield f"{second} Finish: obj=GenerateReqInput({request}), out={{'text': '{' '.join(dice.choices(words, k=80))}'}}"
         elif kind == "NCCL calls":
             buffers = f"sendbuff 0x7f{dice.getrandbits(40):010x} recvbuff 0x7f{dice.getrandbits(40):010x} count {dice.choice(SIZES)}"
-            told = f"{buffers} datatype 9 op 0 root 0 comm 0x{dice.getrandbits(32):08x} [nranks=8] stream 0x{dice.getrandbits(32):08x}"
-            yield f"node-1:{4000 + number % 8}:{5000 + number % 8} [{number % 8}] NCCL INFO AllReduce: opCount {number // 8:x} {told}"
+            call_arguments = f"{buffers} datatype 9 op 0 root 0 comm 0x{dice.getrandbits(32):08x} [nranks=8] stream 0x{dice.getrandbits(32):08x}"
+            yield f"node-1:{4000 + number % 8}:{5000 + number % 8} [{number % 8}] NCCL INFO AllReduce: opCount {number // 8:x} {call_arguments}"
         else:
             yield f"{second} {' '.join(dice.choices(words, k=12))}"
 
 
-def unlike_figures(folder: Path) -> list[Figure]:
+def distinct_line_figures(folder: Path) -> list[Figure]:
     """Rates for logs in which no two lines are alike."""
     rows = []
     for kind in ("free text", "requests", "NCCL calls"):
         log, written = folder / "unlike.log", 0
         with log.open("w") as stream:
-            for line in unlike_lines(kind, random.Random(1)):
+            for line in distinct_lines(kind, random.Random(1)):
                 written += stream.write(f"{line}\n")
-                if written > UNLIKE_BYTES:
+                if written > DISTINCT_BYTES:
                     break
         cpu_s = timed([str(SCRIPTS / "fleetctl"), "diagnose", str(log), "--json"])[1]
         rows.append(Figure(f"  all lines unlike: {kind}", written / 1e6 / cpu_s, "MB/s"))
@@ -138,8 +138,8 @@ def write_log(path: Path, size_bytes: int) -> None:
     with path.open("w+b") as stream:
         stream.writelines(f"{line}\n".encode() for line in launch_lines())
         first, second = stream.tell(), 100
-        while stream.tell() < min(PIECE_BYTES, size_bytes):
-            stream.writelines(f"{line}\n".encode() for line in second_of_work(dice, second))
+        while stream.tell() < min(PATTERN_BYTES, size_bytes):
+            stream.writelines(f"{line}\n".encode() for line in lines_of_a_second(dice, second))
             second += 1
         last = stream.tell()
         while stream.tell() < size_bytes:
@@ -179,8 +179,10 @@ def figures_of(log: Path) -> list[Figure]:
     words = f"{size_mb:.0f} MB log"
     wc_s = timed(["wc", "-l", str(log)])[0]
     grep_s = timed(["grep", "-c", "gen throughput", str(log)])[0]
-    wall_s, cpu_s, rss_mb, told = timed([str(SCRIPTS / "fleetctl"), "diagnose", str(log), "--json"])
-    document = json.loads(told)
+    wall_s, cpu_s, rss_mb, output = timed(
+        [str(SCRIPTS / "fleetctl"), "diagnose", str(log), "--json"]
+    )
+    document = json.loads(output)
     if (
         document["state"] != "serving"
         or not document["decode"]["lines"]
@@ -188,7 +190,7 @@ def figures_of(log: Path) -> list[Figure]:
     ):
         raise RuntimeError(f"diagnose misread the log: {document['state']}")
     return [
-        Figure(f"fleetctl diagnose, {words}, one core", size_mb / cpu_s, "MB/s", WANTED_MB_S),
+        Figure(f"fleetctl diagnose, {words}, one core", size_mb / cpu_s, "MB/s", TARGET_MB_S),
         Figure("  by the clock, start of the command included", size_mb / wall_s, "MB/s"),
         Figure("  largest resident memory", rss_mb, "MB", RSS_LIMIT_MB),
         Figure("  floor: wc -l of the same file", size_mb / wc_s, "MB/s"),
@@ -196,7 +198,7 @@ def figures_of(log: Path) -> list[Figure]:
     ]
 
 
-def report(figures: Sequence[Figure], into: Path) -> None:
+def report(figures: Sequence[Figure], path: Path) -> None:
     """Print the table, and put its rows in place of those of an earlier run beside what other
     benchmarks wrote.
     """
@@ -208,12 +210,12 @@ def report(figures: Sequence[Figure], into: Path) -> None:
             else ""
         )
         print(f"{figure.name:56} {figure.value:8.2f} {figure.unit:4} {limit}")
-    told = json.loads(into.read_text()) if into.exists() else {}
+    document = json.loads(path.read_text()) if path.exists() else {}
     rows = [asdict(figure) | {"holds": figure.holds, "benchmark": "diagnose"} for figure in figures]
-    told["figures"] = [
-        row for row in told.get("figures", ()) if row.get("benchmark") != "diagnose"
+    document["figures"] = [
+        row for row in document.get("figures", ()) if row.get("benchmark") != "diagnose"
     ] + rows
-    into.write_text(json.dumps(told, indent=2) + "\n")
+    path.write_text(json.dumps(document, indent=2) + "\n")
 
 
 def main() -> int:
@@ -227,7 +229,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="benchfleet-bench-") as folder:
         log = Path(folder) / "server.log"
         write_log(log, options.megabytes * 1_000_000)
-        figures = [*figures_of(log), *unlike_figures(Path(folder))]
+        figures = [*figures_of(log), *distinct_line_figures(Path(folder))]
     report(figures, options.output)
     return 0 if all(figure.holds for figure in figures) else 1
 

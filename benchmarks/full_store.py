@@ -31,7 +31,7 @@ AGENT = "0" * 32
 HOSTS = 100
 
 
-def spec_of(job_id: str, number: int) -> TrialSpec:
+def make_spec(job_id: str, number: int) -> TrialSpec:
     """One trial of a job: 100 hosts take turns."""
     engine = EngineSpec(
         EngineKind.SIMULATED, "sim/kimi", {"tp_size": 8, "speculative_num_steps": 5}, ENV, 8
@@ -52,7 +52,7 @@ def spec_of(job_id: str, number: int) -> TrialSpec:
     )
 
 
-def events_of(trial: TrialSpec, first: int) -> Iterator[ev.Event]:
+def finished_events(trial: TrialSpec, first: int) -> Iterator[ev.Event]:
     """Seven events of a trial that measured three runs, numbered from `first`."""
     bodies: list[tuple[ev.Body, Phase]] = [
         (ev.TrialAccepted(trial), Phase.LAUNCHING),
@@ -67,11 +67,11 @@ def events_of(trial: TrialSpec, first: int) -> Iterator[ev.Event]:
         yield ev.Event(first + step, first + step, trial.trial_id, 1, 0, phase, body)
 
 
-def add_finished(store: Store, job_id: str, trials: int, first: int) -> int:
+def add_finished_job(store: Store, job_id: str, trials: int, first: int) -> int:
     """A job whose trials have all ended well; the number of the event after its last one. `first`:
     of its first event.
     """
-    specs = [spec_of(job_id, number) for number in range(trials)]
+    specs = [make_spec(job_id, number) for number in range(trials)]
     store.add_job(JobRow(job_id, job_id, "", "", first, "simulated", 20.0, 60.0), specs)
     with store.engine.begin() as connection:
         connection.execute(insert(t.attempts), [_attempt_row(spec, first) for spec in specs])
@@ -96,7 +96,7 @@ def _attempt_row(spec: TrialSpec, at_ns: int) -> dict[str, object]:
 
 def _event_rows(specs: Sequence[TrialSpec], first: int) -> Iterator[dict[str, object]]:
     for number, spec in enumerate(specs):
-        for event in events_of(spec, first + 7 * number):
+        for event in finished_events(spec, first + 7 * number):
             text = event_to_json(event)
             yield {
                 "agent_id": AGENT,

@@ -161,7 +161,7 @@ def overhead_figures(job: JobRun, events: Sequence[ev.Event]) -> list[Figure]:
     ]
 
 
-def report(figures: Sequence[Figure], into: Path) -> None:
+def report(figures: Sequence[Figure], path: Path) -> None:
     """Print the table and write the same as JSON, with what identifies this machine."""
     for figure in figures:
         limit = (
@@ -175,13 +175,13 @@ def report(figures: Sequence[Figure], into: Path) -> None:
         "machine": platform.machine(),
         "python": platform.python_version(),
     }
-    told = {
+    document = {
         "engine": "simulated",
         "machine": machine,
         "figures": [asdict(figure) | {"holds": figure.holds} for figure in figures],
     }
-    into.write_text(json.dumps(told, indent=2) + "\n")
-    print(f"(simulated engine, {machine['cpus']} CPUs; also in {into})")
+    path.write_text(json.dumps(document, indent=2) + "\n")
+    print(f"(simulated engine, {machine['cpus']} CPUs; also in {path})")
 
 
 def main() -> int:

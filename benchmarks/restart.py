@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks.full_store import add_finished, spec_of
+from benchmarks.full_store import add_finished_job, make_spec
 from fleet_controller.store.rows import JobRow
 from fleet_controller.store.store import Store
 
@@ -29,7 +29,7 @@ LIMIT_S = 5.0
 
 
 @contextmanager
-def served(state: Path) -> Iterator[float]:
+def running_controller(state: Path) -> Iterator[float]:
     """A `fleet-controller` on that state; seconds from its start until it says that it listens."""
     argv = (
         sys.executable,
@@ -52,7 +52,7 @@ def served(state: Path) -> Iterator[float]:
         process.communicate(timeout=60)
 
 
-def asked_s(state: Path, *words: str) -> float:
+def command_s(state: Path, *words: str) -> float:
     """Wall seconds of one fleetctl command, its start included."""
     began_s = time.perf_counter()
     env = {**os.environ, "BENCHFLEET_STATE": str(state.parent)}
@@ -66,35 +66,35 @@ def asked_s(state: Path, *words: str) -> float:
     return time.perf_counter() - began_s
 
 
-def many_jobs(store: Store) -> str:
+def fill_finished_jobs(store: Store) -> str:
     """Ten jobs, all over; one of their ids."""
     following = 1
     for number in range(10):
-        following = add_finished(store, f"job-{number}", TRIALS // 10, following)
+        following = add_finished_job(store, f"job-{number}", TRIALS // 10, following)
     return "job-3"
 
 
-def one_job(store: Store) -> str:
+def fill_waiting_job(store: Store) -> str:
     """One job of which nothing has begun; its id."""
     store.add_job(
         JobRow("big", "big", "", "", 1, "simulated", 20.0, 60.0),
-        [spec_of("big", number) for number in range(TRIALS)],
+        [make_spec("big", number) for number in range(TRIALS)],
     )
     return "big"
 
 
-def measured(fill: Callable[[Store], str]) -> dict[str, float]:
+def measure_start(fill: Callable[[Store], str]) -> dict[str, float]:
     """Seconds until it serves, of ls and of show."""
     with tempfile.TemporaryDirectory() as folder:
         state = Path(folder) / "controller"
         store = Store.open(str(state / "store.sqlite3"))
         job_id = fill(store)
         store.close()
-        with served(state) as serving_s:
+        with running_controller(state) as serving_s:
             return {
                 "serving_s": serving_s,
-                "ls_s": asked_s(state, "ls"),
-                "show_s": asked_s(state, "show", job_id),
+                "ls_s": command_s(state, "ls"),
+                "show_s": command_s(state, "show", job_id),
             }
 
 
@@ -103,7 +103,10 @@ def main() -> int:
     parse = argparse.ArgumentParser(description=__doc__)
     parse.add_argument("--json", type=Path, default=None, help="write the figures there too")
     options = parse.parse_args()
-    rows = {"ten jobs, all over": measured(many_jobs), "one job, all waiting": measured(one_job)}
+    rows = {
+        "ten jobs, all over": measure_start(fill_finished_jobs),
+        "one job, all waiting": measure_start(fill_waiting_job),
+    }
     print(
         f"{platform.machine()}, {os.cpu_count()} CPUs, {TRIALS} trials\n\n{'':<24}{'serving':>10}{'ls':>10}{'show':>10}"
     )

@@ -32,11 +32,11 @@ CASES = (
 )
 
 
-def board_of(jobs: int, trials: int, any_host: bool) -> JobIndex:
+def make_job_index(jobs: int, trials: int, any_host: bool) -> JobIndex:
     """Blocks of four variants; every trial pinned to a host in turn, or its block free to go
     anywhere.
     """
-    board = JobIndex()
+    index = JobIndex()
     choice = HostChoice(every_host=not any_host).to_json()
     for job in range(jobs):
         name = f"job{job}"
@@ -48,52 +48,52 @@ def board_of(jobs: int, trials: int, any_host: bool) -> JobIndex:
             TrialSpec(f"{name}-{n}", 1, name, name, f"v{n % 4}", {}, n // 4 + 1, hosts[n], ENGINE)
             for n in range(trials)
         ]
-        board.add(
+        index.add(
             JobRow(name, name, "", "", job, "simulated", 1.0, 600.0, placement=choice),
             [Trial(spec) for spec in specs],
         )
-    return board
+    return index
 
 
-def decide(board: JobIndex) -> tuple[tuple[TrialStart, ...], float]:
+def decide(index: JobIndex) -> tuple[tuple[TrialStart, ...], float]:
     """What the controller's loop does between two events; the starts and its milliseconds."""
     began_s = time.perf_counter()
-    list(board.newly_hopeless())
-    running = board.running_by_host()
+    list(index.newly_hopeless())
+    running = index.running_by_host()
     names = (f"host{number:03d}" for number in range(HOSTS))
     hosts = [
         SchedulableHost(name, {}, "", len(running.get(name, ())), False, GPUS, GPUS)
         for name in names
     ]
-    starts = next_starts((job.waiting for job in board.open_jobs), hosts, 10**18)
+    starts = next_starts((job.waiting for job in index.open_jobs), hosts, 10**18)
     return starts, (time.perf_counter() - began_s) * 1e3
 
 
-def begin(board: JobIndex, starts: tuple[TrialStart, ...]) -> list[str]:
+def apply_starts(index: JobIndex, starts: tuple[TrialStart, ...]) -> list[str]:
     """Note the starts on the board."""
     for start in starts:
-        board.assign_hosts(board.specs_for_start(start))
-        board.update_attempt(start.trial_id, Attempt(start.attempt))
+        index.assign_hosts(index.specs_for_start(start))
+        index.update_attempt(start.trial_id, Attempt(start.attempt))
     return [start.trial_id for start in starts]
 
 
 def main() -> None:
     """Print one line a case."""
     for jobs, trials, any_host in CASES:
-        board = board_of(jobs, trials, any_host)
-        starts, first_ms = decide(board)
-        active, one_ms, none_ms = begin(board, starts), [], []
+        index = make_job_index(jobs, trials, any_host)
+        starts, first_ms = decide(index)
+        active, one_ms, none_ms = apply_starts(index, starts), [], []
         for number in range(200):
-            none_ms.append(decide(board)[1])
-            board.update_attempt(
+            none_ms.append(decide(index)[1])
+            index.update_attempt(
                 active[number],
                 Attempt(
                     1, "a", Phase.OVER, Outcome.OK, started_unix_ns=1, ended_unix_ns=60 * 10**9
                 ),
             )
-            starts, took_ms = decide(board)
+            starts, took_ms = decide(index)
             one_ms.append(took_ms)
-            active += begin(board, starts)
+            active += apply_starts(index, starts)
         placed = "any_host" if any_host else "pinned"
         columns = [
             f"{statistics.median(taken):.2f} (max {max(taken):.1f})" for taken in (one_ms, none_ms)

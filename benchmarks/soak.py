@@ -53,12 +53,12 @@ class Limit:
     """
 
     once: float
-    a_trial: float = 0.0
+    per_trial: float = 0.0
     unit: str = "MiB"
 
-    def allows(self, trials: int) -> float:
+    def allowed(self, trials: int) -> float:
         """In the figure's own unit."""
-        return self.once + self.a_trial * trials
+        return self.once + self.per_trial * trials
 
 
 # Memory of a controller holds its last jobs and one state a trial; its disk holds everything. An
@@ -92,7 +92,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class Growth:
     """A figure over the time after the warm-up: the line through it."""
 
     name: str
@@ -119,7 +119,7 @@ class Soak:
     trials: int = 0
     failures: list[str] = field(default_factory=list)
 
-    def look(self) -> None:
+    def take_sample(self) -> None:
         """Take a sample; a moment at which a server runs is as good as any."""
         agent, controller = psutil.Process(self.agent.pid), psutil.Process(self.controller.pid)
         load = [process for process in agent.children(recursive=True) if _is_load(process)]
@@ -179,7 +179,7 @@ async def running(folder: Path) -> AsyncIterator[tuple[Soak, ControllerClient]]:
     """A controller and an agent of its own, which end with the block."""
     (folder / "tmp").mkdir()
     env = {**os.environ, "TMPDIR": str(folder / "tmp")}
-    state, door = folder / "agent", listen_address(folder / "controller", "controller")
+    state, address = folder / "agent", listen_address(folder / "controller", "controller")
     flags = (
         "--state",
         str(state),
@@ -202,8 +202,8 @@ async def running(folder: Path) -> AsyncIterator[tuple[Soak, ControllerClient]]:
         address,
     )
     try:
-        async with ControllerClient(door) as remote:
-            await _connected(remote)
+        async with ControllerClient(address) as remote:
+            await _wait_connected(remote)
             yield Soak(folder, agent, controller), remote
     finally:
         for process in (controller, agent):
@@ -222,7 +222,7 @@ def _start(log: Path, env: dict[str, str], module: str, *flags: str) -> subproce
         )
 
 
-async def _connected(remote: ControllerClient) -> None:
+async def _wait_connected(remote: ControllerClient) -> None:
     for _ in range(600):
         try:
             if (await remote.hosts())[0].state == "connected":
@@ -254,17 +254,17 @@ async def work(soak: Soak, remote: ControllerClient, until_s: float) -> None:
         ]
 
 
-async def watched(soak: Soak, remote: ControllerClient, seconds: float) -> None:
+async def work_and_sample(soak: Soak, remote: ControllerClient, seconds: float) -> None:
     """Work, and look every few seconds."""
     until_s = time.monotonic() + seconds
     async with asyncio.TaskGroup() as tasks:
         working = tasks.create_task(work(soak, remote, until_s))
         while not working.done():
-            await asyncio.to_thread(soak.look)
+            await asyncio.to_thread(soak.take_sample)
             await asyncio.wait({working}, timeout=SAMPLE_S)
 
 
-def rows_of(samples: Sequence[Sample]) -> list[Row]:
+def fit_growth(samples: Sequence[Sample]) -> list[Growth]:
     """The line through each figure, from the end of the warm-up on. Empty when too little was seen."""
     began_s, ended_s = samples[0].at_s, samples[-1].at_s
     steady = [
@@ -280,13 +280,13 @@ def rows_of(samples: Sequence[Sample]) -> list[Row]:
     ]
 
 
-def _row(name: str, limit: Limit, times: list[float], values: list[float], trials: int) -> Row:
+def _row(name: str, limit: Limit, times: list[float], values: list[float], trials: int) -> Growth:
     slope, start = statistics.linear_regression(times, values)
     first, last = start + slope * times[0], start + slope * times[-1]
-    return Row(name, first, last, last - first, limit.allows(trials), limit.unit)
+    return Growth(name, first, last, last - first, limit.allowed(trials), limit.unit)
 
 
-def told(soak: Soak, rows: Sequence[Row], seconds: float) -> str:
+def render_table(soak: Soak, rows: Sequence[Growth], seconds: float) -> str:
     """The table."""
     head = f"{soak.trials} trials in {seconds / 60:.1f} min, {len(soak.failures)} failed; after the first {WARM_UP_SHARE:.0%}:"
     lines = [head, "", f"{'':<24}{'at first':>12}{'at last':>12}{'growth':>12}{'allowed':>12}"]
@@ -298,12 +298,12 @@ def told(soak: Soak, rows: Sequence[Row], seconds: float) -> str:
     return "\n".join(lines)
 
 
-async def soak(minutes: float, place: Path) -> tuple[Soak, list[Row], float]:
+async def soak(minutes: float, place: Path) -> tuple[Soak, list[Growth], float]:
     """All of it. The logs stay in `place` until its maker removes them."""
     began_s = time.monotonic()
     async with running(place) as (seen, remote):
-        await watched(seen, remote, minutes * 60)
-    return seen, rows_of(seen.samples), time.monotonic() - began_s
+        await work_and_sample(seen, remote, minutes * 60)
+    return seen, fit_growth(seen.samples), time.monotonic() - began_s
 
 
 def main(
@@ -316,7 +316,7 @@ def main(
     options = parse.parse_args()
     with folder() as name:
         seen, rows, seconds = asyncio.run(soak(options.minutes, Path(name)))
-        print(told(seen, rows, seconds))
+        print(render_table(seen, rows, seconds))
         grew = [row.name for row in rows if not row.holds]
         print("\n".join(seen.failures))
     if options.json:

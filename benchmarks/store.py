@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.full_store import HOSTS, events_of, spec_of
+from benchmarks.full_store import HOSTS, finished_events, make_spec
 from fleet_controller.core.schedule_inputs import SchedulableHost
 from fleet_controller.core.scheduler import next_starts
 from fleet_controller.core.trial_state import Attempt
@@ -43,35 +43,35 @@ def fill(store: Store, specs: list[TrialSpec]) -> None:
     finished = specs[:FINISHED]
     for trial in finished:
         store.save_attempt([trial.trial_id], Attempt(1))
-    told = [
+    events = [
         (trial.host, event)
         for number, trial in enumerate(finished)
-        for event in events_of(trial, 1 + number * 7)
+        for event in finished_events(trial, 1 + number * 7)
     ]
-    kept: list[Attempt | None] = []
+    results: list[Attempt | None] = []
     timed(
         "store one event, fsync included",
-        lambda: kept.extend(store.record_event(host, host, event) for host, event in told),
-        len(told),
+        lambda: results.extend(store.record_event(host, host, event) for host, event in events),
+        len(events),
     )
-    if None in kept:
+    if None in results:
         raise RuntimeError(
-            f"{kept.count(None)} of {len(told)} events were refused: nothing was measured"
+            f"{results.count(None)} of {len(events)} events were refused: nothing was measured"
         )
 
 
 async def work(store: Store, specs: list[TrialSpec]) -> None:
     """What a running controller does at its start and at each event."""
-    desk = StateWriter(store, RunSeries())
+    writer = StateWriter(store, RunSeries())
     began_s = time.perf_counter()
-    await desk.load()
+    await writer.load()
     print(
         f"{'a controller reads its open jobs':<58} {(time.perf_counter() - began_s) * 1000:>10.2f} ms"
     )
-    board, hosts = desk.job_index, [SchedulableHost(f"host-{number}") for number in range(HOSTS)]
+    index, hosts = writer.job_index, [SchedulableHost(f"host-{number}") for number in range(HOSTS)]
     seen: SeenTrials = {}
-    job_change(board.jobs["big"], seen)
-    waiting = [job.waiting for job in board.open_jobs]
+    job_change(index.jobs["big"], seen)
+    waiting = [job.waiting for job in index.open_jobs]
     timed(
         "schedule after an event, 100 hosts",
         lambda: [next_starts(waiting, hosts, 1) for _ in range(5)],
@@ -79,20 +79,20 @@ async def work(store: Store, specs: list[TrialSpec]) -> None:
     )
     timed(
         "tell one watcher of an event",
-        lambda: [job_change(board.jobs["big"], seen) for _ in range(5)],
+        lambda: [job_change(index.jobs["big"], seen) for _ in range(5)],
         5,
     )
     timed(
         "put an event on the board",
-        lambda: [board.update_attempt(specs[-1].trial_id, Attempt(1)) for _ in range(1000)],
+        lambda: [index.update_attempt(specs[-1].trial_id, Attempt(1)) for _ in range(1000)],
         1000,
     )
-    desk.close()
+    writer.close()
 
 
 def main() -> int:
     """Run all in a temporary folder, which is removed."""
-    specs = [spec_of("big", number) for number in range(TRIALS)]
+    specs = [make_spec("big", number) for number in range(TRIALS)]
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "store.sqlite3")
         store = Store.open(path)

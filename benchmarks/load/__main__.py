@@ -24,7 +24,7 @@ from typing import Any, Final
 from benchmarks.load import clients, programs
 from benchmarks.load.clients import Load, Ours
 from benchmarks.load.errors import Errors, compare
-from benchmarks.load.programs import Missing, Pace
+from benchmarks.load.programs import MissingRequirement, Pace
 
 LATEST: Final = Path(__file__).resolve().parent.parent / "latest.json"
 PACED: Final = Pace()
@@ -39,7 +39,7 @@ REPEATS: Final = 3
 
 
 @dataclass(slots=True)
-class Found:
+class Results:
     """All figures. Keys are those of benchmarks/latest.json."""
 
     cpu_us_per_token: dict[str, dict[str, float]] = field(
@@ -67,29 +67,29 @@ class Row:
     name: str
     value: float
     unit: str
-    bound: float = 0.0
+    limit: float = 0.0
     at_least: bool = False
 
     @property
     def verdict(self) -> str:
         """Whether it keeps its bound."""
-        if not self.bound:
+        if not self.limit:
             return ""
-        kept = self.value >= self.bound if self.at_least else self.value <= self.bound
-        return f"{'>=' if self.at_least else '<='} {self.bound:g} {'kept' if kept else 'MISSED'}"
+        kept = self.value >= self.limit if self.at_least else self.value <= self.limit
+        return f"{'>=' if self.at_least else '<='} {self.limit:g} {'kept' if kept else 'MISSED'}"
 
 
-async def measure(folder: Path, *, quick: bool) -> Found:
+async def measure(folder: Path, *, quick: bool) -> Results:
     """Everything, one after the other. Raises Missing without a C compiler."""
     truth, floor = (programs.build(folder, name) for name in ("truth", "floor"))
-    found = Found()
+    found = Results()
     async with clients.ours(folder) as ours:
         for name in SCENES:
-            await scene(found, name, ours, (truth, floor, folder), 1 if quick else REPEATS)
-        await counts(found, ours, truth, folder)
+            await measure_scene(found, name, ours, (truth, floor, folder), 1 if quick else REPEATS)
+        await check_counts(found, ours, truth, folder)
         rates = []
         for _ in range(REPEATS):
-            with programs.truth(truth, folder, BURST) as server:
+            with programs.truth_server(truth, folder, BURST) as server:
                 reply, _, _ = await ours.run(server, Load(16, 4000 if quick else 20_000, 1))
             rates.append(reply.requests_ok / reply.duration_s)
         found.one_token_per_s = statistics.median(rates)
@@ -97,8 +97,8 @@ async def measure(folder: Path, *, quick: bool) -> Found:
     return found
 
 
-async def scene(
-    found: Found, name: str, ours: Ours, places: tuple[Path, Path, Path], repeats: int
+async def measure_scene(
+    found: Results, name: str, ours: Ours, places: tuple[Path, Path, Path], repeats: int
 ) -> None:
     """One load, by each client in turn, several times; the medians count."""
     (truth, floor, folder), (pace, load) = places, SCENES[name]
@@ -107,20 +107,20 @@ async def scene(
     shares: dict[str, list[float]] = {"client_decode_s": [], "client_cpu_s": []}
     delays_ms: list[float] = []
     for _ in range(repeats):
-        with programs.truth(truth, folder, pace) as server:
-            costs["c"].append(clients.floor(floor, server, load).us_per_token)
-        with programs.truth(truth, folder, pace) as server:
+        with programs.truth_server(truth, folder, pace) as server:
+            costs["c"].append(clients.run_c_client(floor, server, load).us_per_token)
+        with programs.truth_server(truth, folder, pace) as server:
             reply, measured, found.start_s = await ours.run(server, load)
         costs["ours"].append(reply.metrics["client_cpu_us_per_token"])
-        errors.append(compare(measured, server.told))
+        errors.append(compare(measured, server.records))
         delays_ms.append(1e3 * reply.metrics["dispatch_delay_s_p99"])
         for fact, values in shares.items():
             values.append(reply.facts[fact] / reply.duration_s)
         found.flags[name] = [*reply.facts["error_kinds"]]
         try:
-            cost = clients.rust(clients.rust_program(), truth, folder, pace, load)
+            cost = clients.run_rust_client(clients.find_rust_python(), truth, folder, pace, load)
             costs.setdefault("sglang_rust", []).append(cost.us_per_token)
-        except Missing as error:
+        except MissingRequirement as error:
             found.missing.append(f"{name}: {error}")
     for client, values in costs.items():
         found.cpu_us_per_token[client][name] = statistics.median(values)
@@ -142,24 +142,24 @@ async def scene(
     found.counted += sum(one.requests for one in errors)
 
 
-async def counts(found: Found, ours: Ours, truth: Path, folder: Path) -> None:
+async def check_counts(found: Results, ours: Ours, truth: Path, folder: Path) -> None:
     """Token counts where a chunk is not a token: several in one, or none, over each API."""
     for pace in COUNTS:
         for api in ("chat", "completions", "generate"):
-            with programs.truth(truth, folder, pace) as server:
+            with programs.truth_server(truth, folder, pace) as server:
                 _, measured, _ = await ours.run(server, Load(4, 8, 50), api)
-            errors = compare(measured, server.told)
+            errors = compare(measured, server.records)
             found.miscounted += errors.miscounted
             found.counted += errors.requests
 
 
-def rows(found: Found) -> list[Row]:
+def rows(found: Results) -> list[Row]:
     """The figures with their bounds."""
-    cpu, told = found.cpu_us_per_token, []
+    cpu, found_rows = found.cpu_us_per_token, []
     for name in SCENES:
-        told.append(Row(f"cpu {name}: ours", cpu["ours"][name], "us/token"))
-        told.append(Row(f"cpu {name}: minimal C client", cpu["c"][name], "us/token"))
-        told.append(
+        found_rows.append(Row(f"cpu {name}: ours", cpu["ours"][name], "us/token"))
+        found_rows.append(Row(f"cpu {name}: minimal C client", cpu["c"][name], "us/token"))
+        found_rows.append(
             Row(
                 f"cpu {name}: ours / C",
                 cpu["ours"][name] / cpu["c"][name],
@@ -168,10 +168,10 @@ def rows(found: Found) -> list[Row]:
             )
         )
         if name in cpu["sglang_rust"]:
-            told.append(
+            found_rows.append(
                 Row(f"cpu {name}: SGLang's Rust client", cpu["sglang_rust"][name], "us/token")
             )
-            told.append(
+            found_rows.append(
                 Row(
                     f"cpu {name}: ours / Rust",
                     cpu["ours"][name] / cpu["sglang_rust"][name],
@@ -179,7 +179,7 @@ def rows(found: Found) -> list[Row]:
                     0.7,
                 )
             )
-        told.append(
+        found_rows.append(
             Row(
                 f"share of a core {name}",
                 found.core_share[name],
@@ -187,25 +187,29 @@ def rows(found: Found) -> list[Row]:
                 0.0 if name == "burst" else 0.5,
             )
         )
-        told.append(Row(f"decoding / run {name}", found.decode_share[name], "", 0.1))
+        found_rows.append(Row(f"decoding / run {name}", found.decode_share[name], "", 0.1))
     for name in found.ttft_error_ms:
-        told.append(Row(f"TTFT error p50 {name}", found.ttft_error_ms[name]["p50"], "ms", 0.3))
-        told.append(Row(f"TTFT error p99 {name}", found.ttft_error_ms[name]["p99"], "ms", 1.0))
-        told.append(Row(f"dispatch delay p99 {name}", found.dispatch_ms[name], "ms"))
-        told.append(
+        found_rows.append(
+            Row(f"TTFT error p50 {name}", found.ttft_error_ms[name]["p50"], "ms", 0.3)
+        )
+        found_rows.append(
+            Row(f"TTFT error p99 {name}", found.ttft_error_ms[name]["p99"], "ms", 1.0)
+        )
+        found_rows.append(Row(f"dispatch delay p99 {name}", found.dispatch_ms[name], "ms"))
+        found_rows.append(
             Row(f"time per token error p99 {name}", found.tpot_error_ms[name]["p99"], "ms", 0.05)
         )
-        told.append(Row(f"tok/s error {name}", 100 * found.tok_s_error[name], "%", 0.2))
-    told.append(Row(f"miscounted of {found.counted} requests", found.miscounted, "", 0.5))
-    told.append(Row("one-token requests", found.one_token_per_s, "/s", 8000, at_least=True))
-    told.append(Row("order to first request", found.start_s, "s", 0.5))
-    told.append(Row("resident memory of a shard", found.rss_mb, "MB"))
-    return told
+        found_rows.append(Row(f"tok/s error {name}", 100 * found.tok_s_error[name], "%", 0.2))
+    found_rows.append(Row(f"miscounted of {found.counted} requests", found.miscounted, "", 0.5))
+    found_rows.append(Row("one-token requests", found.one_token_per_s, "/s", 8000, at_least=True))
+    found_rows.append(Row("order to first request", found.start_s, "s", 0.5))
+    found_rows.append(Row("resident memory of a shard", found.rss_mb, "MB"))
+    return found_rows
 
 
-def _print(told: Sequence[Row]) -> None:
-    width = max(len(row.name) for row in told)
-    for row in told:
+def _print(table: Sequence[Row]) -> None:
+    width = max(len(row.name) for row in table)
+    for row in table:
         print(f"{row.name:{width}}  {row.value:10.4g} {row.unit:9} {row.verdict}".rstrip())
 
 
@@ -219,7 +223,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="load-") as folder:
         try:
             found = asyncio.run(measure(Path(folder), quick=options.quick))
-        except Missing as error:
+        except MissingRequirement as error:
             print(f"benchmarks.load: {error}", file=sys.stderr)
             return 2
     _print(rows(found))

@@ -15,17 +15,17 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.load.errors import Measured
-from benchmarks.load.loaded import SEED, measured
+from benchmarks.load.errors import MeasuredRequest
+from benchmarks.load.loaded import SEED, read_requests
 from benchmarks.load.programs import (
     CLIENT_CORE,
-    Missing,
+    MissingRequirement,
     Pace,
-    Truth,
+    TruthServer,
     client_core,
     load_process,
     pinned,
-    truth,
+    truth_server,
 )
 from fleet_agent.load.load_process import LoadProcess
 from fleet_agent.load.messages import LoadReply, LoadRequest
@@ -33,7 +33,7 @@ from fleet_agent.load.workload.slot_schedule import first_due_ns
 from fleet_protos.trial_types import Workload
 
 RUST_LIMIT_S = 300
-LOOK_S = 0.01
+SAMPLE_INTERVAL_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Cost:
         return self.cpu_s * 1e6 / self.tokens
 
 
-def floor(program: Path, server: Truth, load: Load) -> Cost:
+def run_c_client(program: Path, server: TruthServer, load: Load) -> Cost:
     """A minimal client in C, beginning as ours does."""
     gap_us = first_due_ns(1, load.streams) // 1000
     words = [
@@ -71,52 +71,52 @@ def floor(program: Path, server: Truth, load: Load) -> Cost:
         str(gap_us),
     ]
     done = subprocess.run(words, capture_output=True, text=True, check=True, **pinned(CLIENT_CORE))
-    said = json.loads(done.stdout)
-    return Cost(said["tokens"], said["cpu_s"], said["wall_s"])
+    result = json.loads(done.stdout)
+    return Cost(result["tokens"], result["cpu_s"], result["wall_s"])
 
 
-def rust_program() -> Path:
+def find_rust_python() -> Path:
     """The Python of the environment that has SGLang's Rust client. Raises Missing."""
     cache = (
         Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "benchfleet/sglang-cpu"
     )
     if not (cache / "bin/python").exists():
-        raise Missing(
+        raise MissingRequirement(
             "SGLang's Rust client is not installed: python tests/real_sglang/environment.py makes its environment"
         )
     return cache / "bin/python"
 
 
 @dataclass(slots=True)
-class Spent:
+class CpuUsage:
     """Looks at what a process has taken of the processor, with the monotonic nanoseconds of each."""
 
-    looks: list[tuple[int, float]]
+    samples: list[tuple[int, float]]
 
     @classmethod
-    def of(cls, process: psutil.Process) -> Spent:
+    def watch(cls, process: psutil.Process) -> CpuUsage:
         """Look until it has ended."""
-        looks: list[tuple[int, float]] = []
+        samples: list[tuple[int, float]] = []
         while True:
             try:
                 used = process.cpu_times()
             except psutil.NoSuchProcess:
-                return cls(looks)
+                return cls(samples)
             if process.status() == psutil.STATUS_ZOMBIE:
-                return cls(looks)
-            looks.append((time.perf_counter_ns(), used.user + used.system))
-            time.sleep(LOOK_S)
+                return cls(samples)
+            samples.append((time.perf_counter_ns(), used.user + used.system))
+            time.sleep(SAMPLE_INTERVAL_S)
 
     def between(self, from_ns: int, to_ns: int) -> float:
         """Seconds that it took in that time."""
-        before = max((used for at, used in self.looks if at <= from_ns), default=0.0)
+        before = max((used for at, used in self.samples if at <= from_ns), default=0.0)
         return (
-            min((used for at, used in self.looks if at >= to_ns), default=self.looks[-1][1])
+            min((used for at, used in self.samples if at >= to_ns), default=self.samples[-1][1])
             - before
         )
 
 
-def rust(python: Path, program: Path, folder: Path, pace: Pace, load: Load) -> Cost:
+def run_rust_client(python: Path, program: Path, folder: Path, pace: Pace, load: Load) -> Cost:
     """SGLang's Rust client, from the first request that the server sees to the last event that it
     sends. Raises Missing.
     """
@@ -126,21 +126,24 @@ def rust(python: Path, program: Path, folder: Path, pace: Pace, load: Load) -> C
         "--random-input-len", 16, "--random-output-len", load.tokens, "--random-range-ratio", 1, "--warmup-requests", 0,
         "--output-file", folder / "rust.jsonl",
     ]  # fmt: skip
-    with truth(program, folder, pace) as server, (folder / "rust.log").open("w+") as log:
+    with truth_server(program, folder, pace) as server, (folder / "rust.log").open("w+") as log:
         process = psutil.Popen(
             [*map(str, words), "--base-url", server.url], stdout=log, stderr=log,
             env={**os.environ, "HF_HUB_OFFLINE": "1"}, **pinned(CLIENT_CORE),
         )  # fmt: skip
-        spent = Spent.of(process)
+        usage = CpuUsage.watch(process)
         code = process.wait(RUST_LIMIT_S)
         log.seek(0)
-        said = log.read()
+        output = log.read()
     if code:
-        raise Missing(f"SGLang's Rust client failed: {said.strip()[-800:]}")
-    told = server.told.values()
-    from_ns, to_ns = min(one.received_ns for one in told), max(one.sent_ns[-1] for one in told)
+        raise MissingRequirement(f"SGLang's Rust client failed: {output.strip()[-800:]}")
+    records = server.records.values()
+    from_ns, to_ns = (
+        min(one.received_ns for one in records),
+        max(one.sent_ns[-1] for one in records),
+    )
     return Cost(
-        sum(one.tokens for one in told), spent.between(from_ns, to_ns), (to_ns - from_ns) / 1e9
+        sum(one.tokens for one in records), usage.between(from_ns, to_ns), (to_ns - from_ns) / 1e9
     )
 
 
@@ -159,7 +162,7 @@ class Ours:
         assert recorded is not None
         ours = [
             one
-            for one in _of_session(recorded.session_id)
+            for one in _session_processes(recorded.session_id)
             if "driver" in " ".join(one.cmdline()) or one.name().startswith("ray::")
         ]
         return (
@@ -170,8 +173,8 @@ class Ours:
         )
 
     async def run(
-        self, server: Truth, load: Load, api: str = "chat"
-    ) -> tuple[LoadReply, Mapping[str, Measured], float]:
+        self, server: TruthServer, load: Load, api: str = "chat"
+    ) -> tuple[LoadReply, Mapping[str, MeasuredRequest], float]:
         """The reply, each request by its key, and the seconds from the order to the first request."""
         self._runs += 1
         workload = Workload(
@@ -202,11 +205,11 @@ class Ours:
         )
         ordered_ns = time.perf_counter_ns()
         reply = await self._process.run(request)
-        found = measured(path, workload, self._runs)
+        found = read_requests(path, workload, self._runs)
         return reply, found, (min(one.from_ns for one in found.values()) - ordered_ns) / 1e9
 
 
-def _of_session(session: int) -> Iterator[psutil.Process]:
+def _session_processes(session: int) -> Iterator[psutil.Process]:
     for process in psutil.process_iter():
         try:
             if os.getsid(process.pid) == session:

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from benchmarks.load.programs import Told
+from benchmarks.load.programs import ServerRecord
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredRequest:
     """One request as a client tells it. Nanoseconds of CLOCK_MONOTONIC; `from_ns` is when its
     latency begins.
     """
@@ -36,13 +36,13 @@ class Errors:
     requests: int
 
 
-def compare(measured: Mapping[str, Measured], told: Mapping[str, Told]) -> Errors:
+def compare(measured: Mapping[str, MeasuredRequest], records: Mapping[str, ServerRecord]) -> Errors:
     """Over the requests of both. Raises ValueError when they are not the same ones."""
-    if measured.keys() - told.keys():
+    if measured.keys() - records.keys():
         raise ValueError(
-            f"the server knows nothing of {len(measured.keys() - told.keys())} of {len(measured)} requests"
+            f"the server knows nothing of {len(measured.keys() - records.keys())} of {len(measured)} requests"
         )
-    pairs = [(one, told[key]) for key, one in measured.items()]
+    pairs = [(one, records[key]) for key, one in measured.items()]
     ttft = [
         abs((one.first_ns - one.from_ns) - (true.sent_ns[0] - true.received_ns)) / 1e6
         for one, true in pairs
@@ -58,7 +58,7 @@ def compare(measured: Mapping[str, Measured], told: Mapping[str, Told]) -> Error
         sum(true.tokens for _, true in pairs) / true_ns,
     )
     return Errors(
-        {"p50": rank(ttft, 0.5), "p99": rank(ttft, 0.99)}, {"p50": rank(tpot, 0.5), "p99": rank(tpot, 0.99)},
+        {"p50": percentile(ttft, 0.5), "p99": percentile(ttft, 0.99)}, {"p50": percentile(tpot, 0.5), "p99": percentile(tpot, 0.99)},
         abs(rate / true_rate - 1), sum(one.tokens != true.tokens for one, true in pairs), len(pairs),
     )  # fmt: skip
 
@@ -67,7 +67,7 @@ def _tpot_ns(first_ns: int, last_ns: int, tokens: int) -> float:
     return (last_ns - first_ns) / (tokens - 1)
 
 
-def rank(values: Sequence[float], share: float) -> float:
+def percentile(values: Sequence[float], share: float) -> float:
     """The smallest value that at least `share` of them do not exceed; 0 for none."""
     ordered = sorted(values)
     return ordered[max(0, ceil(share * len(ordered)) - 1)] if ordered else 0.0

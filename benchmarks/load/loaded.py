@@ -16,7 +16,7 @@ from typing import Final
 import psutil
 import pyarrow.parquet as pq
 
-from benchmarks.load.errors import Measured
+from benchmarks.load.errors import MeasuredRequest
 from benchmarks.load.programs import load_process
 from fleet_agent.host.processes import processes_of_session
 from fleet_agent.load.load_process import LoadProcess
@@ -25,12 +25,12 @@ from fleet_agent.load.workload.prompts import PromptDraw, salt
 from fleet_protos.trial_types import Workload
 
 SEED: Final = 1
-LOOK_S: Final = 0.05
+SAMPLE_INTERVAL_S: Final = 0.05
 TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class CpuTimes:
     """Seconds of cores up to a moment: all that was not idle, what the hypervisor gave to other
     machines, and what our server used.
     """
@@ -41,7 +41,7 @@ class Look:
     server_s: float
 
     @classmethod
-    def now(cls, server: psutil.Process) -> Look:
+    def now(cls, server: psutil.Process) -> CpuTimes:
         """From /proc."""
         with open("/proc/stat", encoding="ascii") as file:
             user, nice, system, _, _, irq, soft, steal = (
@@ -54,37 +54,37 @@ class Look:
 
 
 @dataclass(slots=True)
-class Watch:
+class CpuWatch:
     """Looks at the machine while a run goes on."""
 
-    looks: list[Look]
+    samples: list[CpuTimes]
 
-    def cores(self, from_unix_ns: int, duration_s: float) -> Look:
+    def mean_cores(self, from_unix_ns: int, duration_s: float) -> CpuTimes:
         """Means between the looks nearest to both ends: cores in place of seconds of them, and the
         nanoseconds between.
         """
         first, last = self._nearest(from_unix_ns), self._nearest(from_unix_ns + duration_s * 1e9)
-        wall_s = max(LOOK_S, (last.unix_ns - first.unix_ns) / 1e9)
+        wall_s = max(SAMPLE_INTERVAL_S, (last.unix_ns - first.unix_ns) / 1e9)
         shares = (
             (last.busy_s - first.busy_s),
             (last.steal_s - first.steal_s),
             (last.server_s - first.server_s),
         )
-        return Look(last.unix_ns - first.unix_ns, *(share / wall_s for share in shares))
+        return CpuTimes(last.unix_ns - first.unix_ns, *(share / wall_s for share in shares))
 
-    def _nearest(self, unix_ns: float) -> Look:
-        return min(self.looks, key=lambda look: abs(look.unix_ns - unix_ns))
+    def _nearest(self, unix_ns: float) -> CpuTimes:
+        return min(self.samples, key=lambda look: abs(look.unix_ns - unix_ns))
 
 
 @asynccontextmanager
-async def watched(server: psutil.Process) -> AsyncIterator[Watch]:
+async def watch_cpu(server: psutil.Process) -> AsyncIterator[CpuWatch]:
     """Look every LOOK_S while inside."""
-    watch = Watch([Look.now(server)])
+    watch = CpuWatch([CpuTimes.now(server)])
 
     async def look() -> None:
         while True:
-            await asyncio.sleep(LOOK_S)
-            watch.looks.append(Look.now(server))
+            await asyncio.sleep(SAMPLE_INTERVAL_S)
+            watch.samples.append(CpuTimes.now(server))
 
     async with asyncio.TaskGroup() as group:
         looking = group.create_task(look())
@@ -94,7 +94,7 @@ async def watched(server: psutil.Process) -> AsyncIterator[Watch]:
             looking.cancel()
 
 
-class Loaded:
+class LoadClient:
     """A load process that is ready. From 16 requests at a time on it has two shards where it has
     two cores, else one.
     """
@@ -155,22 +155,24 @@ def _peak_mb(pid: int) -> float | None:
     )
 
 
-def measured(path: Path, workload: Workload, run: int) -> Mapping[str, Measured]:
+def read_requests(path: Path, workload: Workload, run: int) -> Mapping[str, MeasuredRequest]:
     """Each request of a closed loop's raw file by the salt before its prompt, as the truth server
     knows it.
     """
     draw, rows = PromptDraw(workload.prompts, SEED, run), pq.read_table(path).to_pylist()
     names = ("sent_ns", "first_output_ns", "last_ns", "completion_tokens")
-    return {salt(draw, row["request"]): Measured(*(row[name] for name in names)) for row in rows}
+    return {
+        salt(draw, row["request"]): MeasuredRequest(*(row[name] for name in names)) for row in rows
+    }
 
 
-def child(name: str) -> psutil.Process:
+def find_child(name: str) -> psutil.Process:
     """The process of that name that we started. Raises StopIteration when there is none."""
     return next(child for child in psutil.Process().children() if child.name() == name)
 
 
 @asynccontextmanager
-async def loaded(folder: Path, cores: frozenset[int]) -> AsyncIterator[Loaded]:
+async def load_client(folder: Path, cores: frozenset[int]) -> AsyncIterator[LoadClient]:
     """The load process, ready, on those cores."""
     async with load_process(folder, cores) as process:
-        yield Loaded(process, folder)
+        yield LoadClient(process, folder)

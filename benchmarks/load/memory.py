@@ -28,8 +28,8 @@ from typing import Final
 import numpy as np
 
 from benchmarks.load import programs
-from benchmarks.load.loaded import loaded
-from benchmarks.load.programs import CLIENT_CORE, Missing, Pace
+from benchmarks.load.loaded import load_client
+from benchmarks.load.programs import CLIENT_CORE, MissingRequirement, Pace
 from fleet_agent.load.workers.shard_plan import ShardLimits
 from fleet_protos.trial_types import Workload
 
@@ -37,15 +37,15 @@ REQUESTS: Final = 1_000_000
 CHUNKS: Final = 200
 STREAMS: Final = 64
 LIMIT_MB: Final = 1500.0
-SHARES: Final = (0.7, 1.0)  # of the requests asked for
-RUN: Final = (
+RUN_SHARES: Final = (0.7, 1.0)  # of the requests asked for
+DEFAULT_REQUESTS: Final = (
     100_000  # requests of the largest run unless others are asked for: the rest is on the line
 )
-LEAST: Final = ShardLimits().prepared  # requests of a run that can be on the line
+MIN_REQUESTS: Final = ShardLimits().prepared  # requests of a run that can be on the line
 
 
 @dataclass(frozen=True, slots=True)
-class Took:
+class MemoryRun:
     """One run. Megabytes are the most that a process ever had resident."""
 
     requests: int
@@ -54,19 +54,19 @@ class Took:
     decode_s: float
 
 
-async def run(folder: Path, program: Path, requests: int) -> Took:
+async def run(folder: Path, program: Path, requests: int) -> MemoryRun:
     """One run of so many requests in a new load process."""
     cores = sorted(os.sched_getaffinity(0))
     workload = Workload("memory", concurrency=STREAMS, requests=requests, output_tokens=CHUNKS, prompts="builtin:chat", api="chat",
                         request_timeout_s=600)  # fmt: skip
-    async with loaded(
+    async with load_client(
         folder / str(requests), frozenset({cores[CLIENT_CORE % len(cores)]})
     ) as client:
-        with programs.truth(program, folder, Pace(0, 0)) as server:
+        with programs.truth_server(program, folder, Pace(0, 0)) as server:
             reply, _, _ = await client.run(server.url, workload)
         if reply.output_tokens != requests * CHUNKS:
             raise RuntimeError(f"{reply.output_tokens} tokens came of {requests * CHUNKS}")
-        return Took(
+        return MemoryRun(
             requests,
             client.shard_peaks_mb()[0],
             reply.duration_s,
@@ -74,34 +74,34 @@ async def run(folder: Path, program: Path, requests: int) -> Took:
         )
 
 
-def at_requests(took: Sequence[Took], requests: int) -> float:
+def at_requests(took: Sequence[MemoryRun], requests: int) -> float:
     """Megabytes that so many requests take: what was measured, or on the line through the runs. NaN
     when one is too small for it.
     """
     exact = [one.shard_mb for one in took if one.requests == requests]
     if exact:
         return exact[0]
-    if min(one.requests for one in took) < LEAST:
+    if min(one.requests for one in took) < MIN_REQUESTS:
         return math.nan
     slope, base = np.polyfit([one.requests for one in took], [one.shard_mb for one in took], 1)
     return float(base + slope * requests)
 
 
-async def measure(folder: Path, requests: int) -> list[Took]:
+async def measure(folder: Path, requests: int) -> list[MemoryRun]:
     """The runs, smallest first. Raises Missing without a C compiler."""
     program = programs.build(folder, "truth")
-    return [await run(folder, program, round(share * requests)) for share in SHARES]
+    return [await run(folder, program, round(share * requests)) for share in RUN_SHARES]
 
 
-def sentence(whole_mb: float, *, measured: bool) -> str:
+def summary(million_mb: float, *, measured: bool) -> str:
     """What is said of a million requests."""
-    if math.isnan(whole_mb):
-        return f"{REQUESTS:9d} requests: not told by runs of fewer than {LEAST}, which a shard prepares ahead"
+    if math.isnan(million_mb):
+        return f"{REQUESTS:9d} requests: not told by runs of fewer than {MIN_REQUESTS}, which a shard prepares ahead"
     how, verdict = (
         "measured" if measured else "on the line through the runs",
-        "kept" if whole_mb < LIMIT_MB else "MISSED",
+        "kept" if million_mb < LIMIT_MB else "MISSED",
     )
-    return f"{REQUESTS:9d} requests: {whole_mb:.0f} MB ({how}) < {LIMIT_MB:.0f} {verdict}"
+    return f"{REQUESTS:9d} requests: {million_mb:.0f} MB ({how}) < {LIMIT_MB:.0f} {verdict}"
 
 
 def main() -> int:
@@ -112,31 +112,34 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--requests", type=int, default=RUN, help="of the largest run; 1000000 takes about an hour"
+        "--requests",
+        type=int,
+        default=DEFAULT_REQUESTS,
+        help="of the largest run; 1000000 takes about an hour",
     )
     parser.add_argument("--json", type=Path, default=None, help="write the figures there too")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="memory-") as folder:
         try:
             took = asyncio.run(measure(Path(folder), options.requests))
-        except Missing as error:
+        except MissingRequirement as error:
             print(f"benchmarks.load.memory: {error}", file=sys.stderr)
             return 2
-    whole_mb = at_requests(took, REQUESTS)
+    million_mb = at_requests(took, REQUESTS)
     measured = any(one.requests == REQUESTS for one in took)
     for one in took:
         print(
             f"{one.requests:9d} requests of {CHUNKS} chunks: {one.shard_mb:7.0f} MB, {one.run_s:7.1f} s, decoded in {one.decode_s:.1f} s"
         )
-    print(sentence(whole_mb, measured=measured))
-    known_mb = None if math.isnan(whole_mb) else whole_mb
-    told = json.dumps(
+    print(summary(million_mb, measured=measured))
+    known_mb = None if math.isnan(million_mb) else million_mb
+    report = json.dumps(
         {"runs": [asdict(one) for one in took], "million_mb": known_mb, "measured": measured}
     )
-    print(told)
+    print(report)
     if options.json:
-        options.json.write_text(told + "\n")
-    return int(whole_mb >= LIMIT_MB)
+        options.json.write_text(report + "\n")
+    return int(million_mb >= LIMIT_MB)
 
 
 if __name__ == "__main__":

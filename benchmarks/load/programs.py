@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 SERVER_CORE, CLIENT_CORE = 0, 1
 
 
-class Missing(Exception):
+class MissingRequirement(Exception):
     """Something that the benchmark needs is not here; says what, and how to get it."""
 
 
@@ -34,7 +34,7 @@ class Pace:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ServerRecord:
     """One request as the server saw it. CLOCK_MONOTONIC nanoseconds, each event's in the moment
     before it was sent.
     """
@@ -45,13 +45,13 @@ class Told:
 
 
 @dataclass(slots=True)
-class Truth:
+class TruthServer:
     """A truth server that runs; `told` is filled when it has ended. Keys are the twelve characters
     before a prompt.
     """
 
     port: int
-    told: Mapping[str, Told] = field(default_factory=dict)
+    records: Mapping[str, ServerRecord] = field(default_factory=dict)
 
     @property
     def url(self) -> str:
@@ -68,7 +68,7 @@ def build(folder: Path, name: str) -> Path:
             [compiler, "-O2", "-Wall", "-Wextra", "-o", program, HERE / f"{name}.c"], check=True
         )
     except FileNotFoundError:
-        raise Missing(
+        raise MissingRequirement(
             f"no C compiler {compiler!r}: install one (Debian: apt install gcc libc6-dev) or name it in CC"
         ) from None
     return program
@@ -82,7 +82,7 @@ def pinned(core: int) -> Mapping[str, Any]:
 
 
 @contextmanager
-def truth(program: Path, folder: Path, pace: Pace) -> Iterator[Truth]:
+def truth_server(program: Path, folder: Path, pace: Pace) -> Iterator[TruthServer]:
     """The server while inside; afterwards it has told."""
     record = folder / "truth.txt"
     words = [
@@ -104,15 +104,15 @@ def truth(program: Path, folder: Path, pace: Pace) -> Iterator[Truth]:
     )
     try:
         assert process.stdout is not None
-        running = Truth(int(process.stdout.readline().split()[1]))
+        running = TruthServer(int(process.stdout.readline().split()[1]))
         yield running
     finally:
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=30)
-    running.told = dict(_told(record))
+    running.records = dict(_read_records(record))
 
 
-def _told(record: Path) -> Iterator[tuple[str, Told]]:
+def _read_records(record: Path) -> Iterator[tuple[str, ServerRecord]]:
     """Keys as they were sent; those of clients whose prompts begin with no salt of ours may be
     alike, and get their number.
     """
@@ -121,7 +121,7 @@ def _told(record: Path) -> Iterator[tuple[str, Told]]:
         key, received, tokens, _, *sent = line.split()
         key = key if key not in seen else f"{key}#{number}"
         seen.add(key)
-        yield key, Told(int(received), int(tokens), tuple(map(int, sent)))
+        yield key, ServerRecord(int(received), int(tokens), tuple(map(int, sent)))
 
 
 @asynccontextmanager

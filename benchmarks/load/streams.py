@@ -27,8 +27,8 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from benchmarks.load import errors, programs
-from benchmarks.load.loaded import child, loaded, measured, watched
-from benchmarks.load.programs import SERVER_CORE, Missing, Pace
+from benchmarks.load.loaded import find_child, load_client, read_requests, watch_cpu
+from benchmarks.load.programs import SERVER_CORE, MissingRequirement, Pace
 from fleet_protos.trial_types import Workload
 
 STREAMS: Final = 10_000
@@ -38,7 +38,7 @@ SPARE_FILES: Final = 128
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class StreamResults:
     """What a run of so many streams showed. Milliseconds, cores, megabytes. TTFT counts from the
     sending here: the first requests of all
     slots are due within 50 ms, and how late they were sent is told beside it."""
@@ -58,40 +58,40 @@ class Found:
     shard_peak_mb: float
 
 
-def most_open(sent_ns: Sequence[int], last_ns: Sequence[int]) -> int:
+def max_open(sent_ns: Sequence[int], last_ns: Sequence[int]) -> int:
     """The most requests in flight at one moment."""
     moments = np.concatenate([np.asarray(sent_ns), np.asarray(last_ns)])
     steps = np.concatenate([np.ones(len(sent_ns), int), -np.ones(len(last_ns), int)])
     return int(np.cumsum(steps[np.lexsort((steps, moments))]).max())
 
 
-async def measure(folder: Path, streams: int) -> Found:
+async def measure(folder: Path, streams: int) -> StreamResults:
     """One run. Raises Missing without a C compiler or with too few descriptors, RuntimeError when a
     request failed.
     """
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    if most < streams + SPARE_FILES:
-        raise Missing(
-            f"{streams} streams need {streams + SPARE_FILES} open files, `ulimit -Hn` is {most}: raise it, or lower --streams"
+    file_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if file_limit < streams + SPARE_FILES:
+        raise MissingRequirement(
+            f"{streams} streams need {streams + SPARE_FILES} open files, `ulimit -Hn` is {file_limit}: raise it, or lower --streams"
         )
     cores = sorted(os.sched_getaffinity(0))
     others = [core for core in cores if core != cores[SERVER_CORE % len(cores)]]
     program = programs.build(folder, "truth")
     workload = Workload("streams", concurrency=streams, requests=streams, output_tokens=TOKENS, prompts="builtin:chat", api="chat",
                         request_timeout_s=120)  # fmt: skip
-    async with loaded(folder, frozenset(others[:2] if len(others) > 1 else cores)) as client:
-        with programs.truth(program, folder, PACE) as server:
-            async with watched(child("truth")) as watch:
+    async with load_client(folder, frozenset(others[:2] if len(others) > 1 else cores)) as client:
+        with programs.truth_server(program, folder, PACE) as server:
+            async with watch_cpu(find_child("truth")) as watch:
                 reply, raw, run = await client.run(server.url, workload, raw=True)
         peaks = client.shard_peaks_mb()
     rows = pq.read_table(raw, columns=["sent_ns", "last_ns"]).to_pydict()
-    found = errors.compare(measured(raw, workload, run), server.told)
+    found = errors.compare(read_requests(raw, workload, run), server.records)
     used, ours = (
-        watch.cores(reply.started_unix_ns, reply.duration_s),
+        watch.mean_cores(reply.started_unix_ns, reply.duration_s),
         float(reply.facts["client_cpu_s"]) / reply.duration_s,
     )
-    return Found(
-        streams=streams, open_at_once=most_open(rows["sent_ns"], rows["last_ns"]),
+    return StreamResults(
+        streams=streams, open_at_once=max_open(rows["sent_ns"], rows["last_ns"]),
         failed=reply.requests_failed, miscounted=found.miscounted,
         ttft_error_ms_p50=found.ttft_ms["p50"], ttft_error_ms_p99=found.ttft_ms["p99"], tpot_error_ms_p99=found.tpot_ms["p99"],
         dispatch_delay_ms_p99=1e3 * reply.metrics["dispatch_delay_s_p99"], loop_lag_ms_p99=1e3 * float(reply.facts["loop_lag_p99_s"]),
@@ -110,17 +110,17 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="streams-") as folder:
         try:
             found = asyncio.run(measure(Path(folder), options.streams))
-        except Missing as error:
+        except MissingRequirement as error:
             print(f"benchmarks.load.streams: {error}", file=sys.stderr)
             return 2
-    told = json.dumps(asdict(found))
+    report = json.dumps(asdict(found))
     print(
         "\n".join(f"{name:24}{value:12.4g}" for name, value in asdict(found).items()),
-        told,
+        report,
         sep="\n",
     )
     if options.json:
-        options.json.write_text(told + "\n")
+        options.json.write_text(report + "\n")
     return 0 if found.open_at_once == found.streams and not found.miscounted else 1
 
 

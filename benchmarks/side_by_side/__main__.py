@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.load import programs
-from benchmarks.load.programs import Missing, Pace
+from benchmarks.load.programs import MissingRequirement, Pace
 from benchmarks.side_by_side import ours, servers, theirs, verdicts
 from benchmarks.side_by_side.figures import COUNTS, NAMES, RATE, Figures
 from benchmarks.side_by_side.servers import Load, Server
@@ -53,7 +53,7 @@ HEAD: Final = (
 
 
 @dataclass(slots=True)
-class Repeats:
+class RepeatedFigures:
     """What each client said of one load, run by run: of ours by (our definitions, theirs)."""
 
     ours: list[tuple[Figures, Figures]] = field(default_factory=list)
@@ -65,12 +65,12 @@ class Repeats:
 class Clients:
     """Both, ready."""
 
-    ours: ours.Client
+    ours: ours.LoadClient
     theirs: theirs.BenchServing
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class LoadComparison:
     """Of one load. `info_s`: GET /server_info; `late_s`: how late bench_serving's last request was
     on the truth server, open loop.
     """
@@ -81,13 +81,15 @@ class Found:
     late_s: float
 
 
-async def beside(server: Server, load: Load, clients: Clients, repeats: int) -> Repeats:
+async def run_in_turns(
+    server: Server, load: Load, clients: Clients, repeats: int
+) -> RepeatedFigures:
     """Both clients on one server, in turns; what each says first is no repeat, since client and
     server are new to it.
     """
     await clients.ours.run(server, load, 0, 0.0)
     await asyncio.to_thread(clients.theirs.run, server, load)
-    found = Repeats()
+    found = RepeatedFigures()
     for number in range(1, repeats + 1):
         after_s = server.info_s()
         turns = ("ours", "theirs") if number % 2 else ("theirs", "ours")
@@ -100,69 +102,73 @@ async def beside(server: Server, load: Load, clients: Clients, repeats: int) -> 
     return found
 
 
-async def controls(
+async def run_controls(
     program: Path, load: Load, pace: Pace, clients: Clients, repeats: int, folder: Path
 ) -> tuple[Mapping[str, Control], Sequence[float]]:
     """How the clients differ on a server that does not, by figure; and, of an open loop, how late
     bench_serving's last request was.
     """
-    of_ours: list[tuple[Figures, Figures]] = []
-    of_theirs: list[tuple[Figures, Figures]] = []
+    ours_figures: list[tuple[Figures, Figures]] = []
+    theirs_figures: list[tuple[Figures, Figures]] = []
     late_s: list[float] = []
     for number in range(1, repeats + 1):
         for turn in ("ours", "theirs") if number % 2 else ("theirs", "ours"):
-            with servers.truth(program, folder, pace) as (server, told):
+            with servers.truth_server(program, folder, pace) as (server, truth):
                 if turn == "ours":
                     _, measured = await clients.ours.run(server, load, number, 0.0)
                 else:
                     measured = await asyncio.to_thread(clients.theirs.run, server, load)
-            had = servers.of_the_run(told, load)
-            (of_ours if turn == "ours" else of_theirs).append(
-                (measured, servers.true_figures(had, load))
+            records = servers.records_of_run(truth, load)
+            (ours_figures if turn == "ours" else theirs_figures).append(
+                (measured, servers.true_figures(records, load))
             )
             if turn == "theirs" and not load.concurrency:
                 late_s.append(
-                    theirs.lateness_s(load, server.vocabulary, [one.received_ns for one in had])
+                    theirs.lateness_s(load, server.vocabulary, [one.received_ns for one in records])
                 )
     return {
-        name: verdicts.control(name, of_ours, of_theirs) for name in NAMES if name not in COUNTS
+        name: verdicts.control(name, ours_figures, theirs_figures)
+        for name in NAMES
+        if name not in COUNTS
     }, late_s
 
 
 async def measure(
     server: Server, loads: Sequence[Load], repeats: int, folder: Path
-) -> dict[str, Found]:
+) -> dict[str, LoadComparison]:
     """What was found, by load. Raises Missing without SGLang or a C compiler."""
     program, found = programs.build(folder, "truth"), {}
     async with ours.client(folder) as client:
         with theirs.bench_serving(folder) as other:
             clients = Clients(client, other)
             for load in loads:
-                found[load.name] = await one(server, load, clients, repeats, (program, folder))
+                found[load.name] = await compare_load(
+                    server, load, clients, repeats, (program, folder)
+                )
     return found
 
 
-async def one(
+async def compare_load(
     server: Server, load: Load, clients: Clients, repeats: int, places: tuple[Path, Path]
-) -> Found:
+) -> LoadComparison:
     """What was found of one load, on the server and on the truth server; `places`: its program, and
     a folder.
     """
-    measured = await beside(server, load, clients, repeats)
+    measured = await run_in_turns(server, load, clients, repeats)
     middle = [
         statistics.median(figures[name] for _, figures in measured.ours)
         for name in ("ttft_ms_p50", "tpot_ms_p50")
     ]
-    known, late_s = await controls(
+    known, late_s = await run_controls(
         places[0], load, Pace(*(round(1e3 * ms) for ms in middle)), clients, repeats, places[1]
     )
     rows = verdicts.rows(measured.ours, measured.theirs, known)
-    return Found(
+    return LoadComparison(
         load, rows, statistics.median(measured.info_s), statistics.median(late_s) if late_s else 0.0
     )
 
 
-def table(engine: str, found: Sequence[Found], repeats: int) -> str:
+def table(engine: str, found: Sequence[LoadComparison], repeats: int) -> str:
     """For people."""
     lines = []
     for one in found:
@@ -211,7 +217,7 @@ def _line(row: Row) -> str:
     return "".join([f"{row.name:14}", *(f"{value:>16}" for value in shown), "  ", row.verdict])
 
 
-def as_json(engine: str, found: Sequence[Found]) -> dict[str, Any]:
+def as_json(engine: str, found: Sequence[LoadComparison]) -> dict[str, Any]:
     """For programs; a simulated engine says so, and what there is none of is null."""
     loads = {}
     for one in found:
@@ -242,14 +248,14 @@ def main() -> int:
         try:
             with ENGINES[options.engine](Path(folder)) as server:
                 found = asyncio.run(measure(server, loads, options.repeats, Path(folder)))
-        except Missing as error:
+        except MissingRequirement as error:
             print(f"benchmarks.side_by_side: {error}", file=sys.stderr)
             return 2
     print(table(options.engine, list(found.values()), options.repeats))
-    told = json.dumps(as_json(options.engine, list(found.values())))
-    print(told)
+    report = json.dumps(as_json(options.engine, list(found.values())))
+    print(report)
     if options.json:
-        options.json.write_text(told + "\n")
+        options.json.write_text(report + "\n")
     return int(
         any(row.verdict == verdicts.UNEXPLAINED for one in found.values() for row in one.rows)
     )

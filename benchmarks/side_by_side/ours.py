@@ -26,7 +26,7 @@ TIMEOUT_S: Final = 120.0
 _OURS: Final = {"ttft": "ttft_s", "tpot": "tpot_s", "itl": "icl_s", "e2e": "e2e_s"}
 
 
-def asked(load: Load, server: Server) -> tuple[Workload, Mapping[str, str]]:
+def make_workload(load: Load, server: Server) -> tuple[Workload, Mapping[str, str]]:
     """The load as a job would ask for it, and the file that it names: of an open loop the arrivals
     of bench_serving.
     """
@@ -47,7 +47,7 @@ def asked(load: Load, server: Server) -> tuple[Workload, Mapping[str, str]]:
     return replace(common, trace=file.ref), {file.ref: file.content}
 
 
-class Client:
+class LoadClient:
     """The load process of an agent, with its Ray."""
 
     def __init__(self, process: LoadProcess, folder: Path) -> None:
@@ -61,7 +61,7 @@ class Client:
         ValueError when a request failed.
         """
         path = self._folder / f"{load.name}-{number}.parquet"
-        workload, files = asked(load, server)
+        workload, files = make_workload(load, server)
         run = LoadRequest(
             server.url, workload, SEED, number, model=server.model, parquet=str(path), files=files
         )
@@ -71,11 +71,13 @@ class Client:
             raise ValueError(
                 f"{reply.requests_failed} requests of ours failed: {dict(reply.error_examples)}"
             )
-        by_theirs = figures([_times(row) for row in pq.read_table(path).to_pylist()], after_s)
+        by_theirs = figures(
+            [_request_times(row) for row in pq.read_table(path).to_pylist()], after_s
+        )
         return _by_ours(reply, by_theirs), by_theirs
 
 
-def _times(row: Mapping[str, Any]) -> Times:
+def _request_times(row: Mapping[str, Any]) -> Times:
     chunks = tuple(zip(row["chunk_ns"], row["chunk_tokens"], strict=True))
     return Times(
         row["sent_ns"], chunks, row["last_ns"], row["prompt_tokens"], row["completion_tokens"]
@@ -97,7 +99,7 @@ def _by_ours(reply: LoadReply, counted: Figures) -> Figures:
 
 
 @asynccontextmanager
-async def client(folder: Path) -> AsyncIterator[Client]:
+async def client(folder: Path) -> AsyncIterator[LoadClient]:
     """Ours, ready, on the core of clients."""
     async with load_process(folder, client_core()) as process:
-        yield Client(process, folder)
+        yield LoadClient(process, folder)

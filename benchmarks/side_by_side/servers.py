@@ -20,7 +20,14 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.load import programs
-from benchmarks.load.programs import SERVER_CORE, Missing, Pace, Told, Truth, pinned
+from benchmarks.load.programs import (
+    SERVER_CORE,
+    MissingRequirement,
+    Pace,
+    ServerRecord,
+    TruthServer,
+    pinned,
+)
 from benchmarks.side_by_side.figures import Figures, Times, figures
 from fleet_agent.core.engine import LaunchPlace
 from fleet_agent.engines.sglang.sglang_engine import SglangEngine
@@ -32,7 +39,7 @@ from fleet_protos.trial_types import TrialSpec
 EXAMPLE: Final = Path(__file__).resolve().parents[2] / "examples" / "sglang-cpu.yaml"
 READY_LIMIT_S: Final = 300.0
 STOP_LIMIT_S: Final = 30.0
-LOOKS: Final = 5
+INFO_REPEATS: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +71,12 @@ class Server:
         duration.
         """
         taken = []
-        for _ in range(LOOKS):
+        for _ in range(INFO_REPEATS):
             began_s = time.perf_counter()
             with urllib.request.urlopen(f"{self.url}/server_info", timeout=READY_LIMIT_S) as answer:
                 answer.read()
             taken.append(time.perf_counter() - began_s)
-        return sorted(taken)[LOOKS // 2]
+        return sorted(taken)[INFO_REPEATS // 2]
 
 
 def environment() -> Path:
@@ -80,7 +87,7 @@ def environment() -> Path:
         / "sglang-cpu"
     )
     if not (cache / "bin/python").exists():
-        raise Missing(
+        raise MissingRequirement(
             "SGLang is not installed: `python tests/real_sglang/environment.py` makes its environment (1.2 GB)"
         )
     return cache
@@ -122,14 +129,14 @@ def simulated(folder: Path) -> Iterator[Server]:
         )
     server = Server(f"http://127.0.0.1:{port}", "demo/model", _vocabulary(), "simulated")
     try:
-        _wait(server, process)
+        _wait_healthy(server, process)
         yield server
     finally:
         process.kill()
         process.wait()
 
 
-def _wait(server: Server, process: subprocess.Popen[bytes]) -> None:
+def _wait_healthy(server: Server, process: subprocess.Popen[bytes]) -> None:
     deadline_s = time.monotonic() + READY_LIMIT_S
     while time.monotonic() < deadline_s:
         if process.poll() is not None:
@@ -175,13 +182,13 @@ def real(folder: Path) -> Iterator[Server]:
             **pinned(SERVER_CORE),
         )  # fmt: skip
     try:
-        asyncio.run(_become_ready(engine, spec, place, process))
+        asyncio.run(_wait_ready(engine, spec, place, process))
         yield Server(engine.url(spec, place), spec.engine.model_path, _vocabulary(), "real")
     finally:
-        _end(process)
+        _stop(process)
 
 
-async def _become_ready(
+async def _wait_ready(
     engine: SglangEngine, spec: TrialSpec, place: LaunchPlace, process: subprocess.Popen[bytes]
 ) -> None:
     async with asyncio.timeout(READY_LIMIT_S):
@@ -194,7 +201,7 @@ async def _become_ready(
             await asyncio.sleep(0.5)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _stop(process: subprocess.Popen[bytes]) -> None:
     """SIGTERM to every process of the session; SIGKILL, each by its id, for what is left at the
     limit.
     """
@@ -211,20 +218,20 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 @contextmanager
-def truth(program: Path, folder: Path, pace: Pace) -> Iterator[tuple[Server, Truth]]:
+def truth_server(program: Path, folder: Path, pace: Pace) -> Iterator[tuple[Server, TruthServer]]:
     """A server that writes down when it sent what; its words are there when it has ended."""
-    with programs.truth(program, folder, pace) as server:
+    with programs.truth_server(program, folder, pace) as server:
         yield Server(server.url, "truth", _vocabulary(), "truth"), server
 
 
-def of_the_run(server: Truth, load: Load) -> list[Told]:
+def records_of_run(server: TruthServer, load: Load) -> list[ServerRecord]:
     """The last requests that it had, which are those of the run: what was before them was a
     warm-up.
     """
-    return sorted(server.told.values(), key=lambda one: one.received_ns)[-load.requests :]
+    return sorted(server.records.values(), key=lambda one: one.received_ns)[-load.requests :]
 
 
-def true_figures(told: Sequence[Told], load: Load) -> Figures:
+def true_figures(records: Sequence[ServerRecord], load: Load) -> Figures:
     """As the truth server wrote them down: from the request that it had read to the event that it
     was about to send.
     """
@@ -237,6 +244,6 @@ def true_figures(told: Sequence[Told], load: Load) -> Figures:
                 load.input_tokens,
                 one.tokens,
             )
-            for one in told
+            for one in records
         ]
     )

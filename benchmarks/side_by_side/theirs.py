@@ -23,7 +23,7 @@ LIMIT_S: Final = 600
 # the same for each run: what its repeats differ by is the client and the server, and no other
 # arrivals
 SEED: Final = 1
-MOST_LATE: Final = 0.2  # of the whole time, that an arrival may be off
+ARRIVAL_TOLERANCE: Final = 0.2  # of the whole time, that an arrival may be off
 STANDINS: Final = Path(__file__).parent / "standins"
 # It imports the server's own modules, which look for a GPU unless they are told otherwise.
 ENVIRONMENT: Final = {
@@ -40,40 +40,40 @@ class BenchServing:
 
     def __init__(self, process: subprocess.Popen[str], folder: Path) -> None:
         self._process = process
-        self._told = folder / "theirs.jsonl"
+        self._output = folder / "theirs.jsonl"
         self._log = folder / "theirs.log"
 
     def run(self, server: Server, load: Load) -> Figures:
         """One run, with a warm-up of its own before it. Raises RuntimeError when it failed or took
         longer than LIMIT_S.
         """
-        self._told.unlink(missing_ok=True)
+        self._output.unlink(missing_ok=True)
         assert self._process.stdin is not None and self._process.stdout is not None
         try:
-            self._process.stdin.write(json.dumps(words(server, load, self._told)) + "\n")
+            self._process.stdin.write(json.dumps(command_words(server, load, self._output)) + "\n")
             self._process.stdin.flush()
-            said = (
+            reply = (
                 self._process.stdout.readline()
                 if select.select([self._process.stdout], [], [], LIMIT_S)[0]
                 else ""
             )
         except BrokenPipeError:
-            said = ""
-        if said != "done\n":
+            reply = ""
+        if reply != "done\n":
             log = self._log.read_text(errors="replace")[-1500:]
             raise RuntimeError(
                 f"sglang.bench_serving failed, or took longer than {LIMIT_S} s: {log}"
             )
-        return _figures(json.loads(self._told.read_text(encoding="utf-8").splitlines()[-1]))
+        return _figures(json.loads(self._output.read_text(encoding="utf-8").splitlines()[-1]))
 
 
-def words(server: Server, load: Load, told: Path) -> list[str]:
+def command_words(server: Server, load: Load, output: Path) -> list[str]:
     """What stands behind `python -m sglang.bench_serving`. Raises Missing without its environment."""
     model = environment() / "tiny-model"
     found = [
         "--backend", "sglang", "--base-url", server.url, "--model", model, "--tokenizer", model, "--dataset-name", "random-ids",
         "--tokenize-prompt", "--random-input-len", load.input_tokens, "--random-output-len", load.output_tokens, "--random-range-ratio", 1,
-        "--num-prompts", load.requests, "--seed", SEED, "--warmup-requests", load.warm_up, "--disable-tqdm", "--output-file", told,
+        "--num-prompts", load.requests, "--seed", SEED, "--warmup-requests", load.warm_up, "--disable-tqdm", "--output-file", output,
         *(("--max-concurrency", load.concurrency) if load.concurrency else ("--request-rate", load.rate_per_s)),
     ]  # fmt: skip
     return [*map(str, found)]
@@ -99,11 +99,11 @@ def arrivals_s(load: Load, vocabulary: int, seed: int = SEED) -> tuple[float, ..
     """Seconds after the first request at which a run means to send each one: from its seed it draws
     lengths, then ids, then the gaps.
     """
-    drawing = np.random.RandomState(seed)
-    drawing.randint(load.input_tokens, load.input_tokens + 1, size=load.requests)
-    drawing.randint(load.output_tokens, load.output_tokens + 1, size=load.requests)
-    drawing.randint(0, vocabulary, size=load.requests)
-    gaps_s = drawing.exponential(1 / load.rate_per_s, size=load.requests - 1)
+    rng = np.random.RandomState(seed)
+    rng.randint(load.input_tokens, load.input_tokens + 1, size=load.requests)
+    rng.randint(load.output_tokens, load.output_tokens + 1, size=load.requests)
+    rng.randint(0, vocabulary, size=load.requests)
+    gaps_s = rng.exponential(1 / load.rate_per_s, size=load.requests - 1)
     return (0.0, *(float(offset_s) for offset_s in np.cumsum(gaps_s)))
 
 
@@ -111,30 +111,33 @@ def lateness_s(load: Load, vocabulary: int, received_ns: Sequence[int]) -> float
     """How late its last request came, by when the server had each. Raises RuntimeError when it came
     at other times than it should draw.
     """
-    meant, came = (
+    expected, actual = (
         arrivals_s(load, vocabulary),
         [(at_ns - received_ns[0]) / 1e9 for at_ns in received_ns],
     )
-    if max(abs(late - due) for late, due in zip(came, meant, strict=True)) > MOST_LATE * meant[-1]:
+    if (
+        max(abs(late - due) for late, due in zip(actual, expected, strict=True))
+        > ARRIVAL_TOLERANCE * expected[-1]
+    ):
         raise RuntimeError(
             "bench_serving draws its arrivals otherwise than `arrivals_s` knows: the open loops are not alike"
         )
-    return came[-1] - meant[-1]
+    return actual[-1] - expected[-1]
 
 
-def _figures(said: Mapping[str, Any]) -> Figures:
+def _figures(result: Mapping[str, Any]) -> Figures:
     counts = {
-        "requests": said["completed"],
-        "input_tokens": said["total_input_tokens"],
-        "output_tokens": said["total_output_tokens"],
+        "requests": result["completed"],
+        "input_tokens": result["total_input_tokens"],
+        "output_tokens": result["total_output_tokens"],
     }
     names = {time: f"{time}_latency" if time == "e2e" else time for time in TIMES}
     times = {
-        f"{time}_ms_{share}": said[f"{_SHARES[share]}_{names[time]}_ms"]
+        f"{time}_ms_{share}": result[f"{_SHARES[share]}_{names[time]}_ms"]
         for time in TIMES
         for share in SHARES
     }
     return {
         name: float(value)
-        for name, value in {**counts, "output_tok_s": said["output_throughput"], **times}.items()
+        for name, value in {**counts, "output_tok_s": result["output_throughput"], **times}.items()
     }

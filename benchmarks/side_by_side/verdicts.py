@@ -23,15 +23,15 @@ from scipy import stats
 
 from benchmarks.side_by_side.figures import COUNTS, NAMES, RATE, Figures
 
-FALSE_ALARMS: Final = 0.01  # of tables
+FALSE_ALARM_RATE: Final = 0.01  # of tables
 MEDIAN_SPREAD: Final = math.sqrt(math.pi / 2)
 # a client that shares a machine with the server under test is held up more than beside the truth
 # server
 CONTROL_FACTOR: Final = 2.0
 
-TOO_WIDE: Final = 0.5  # of a figure: noise that hides anything below it says nothing
+MAX_RELATIVE_NOISE: Final = 0.5  # of a figure: noise that hides anything below it says nothing
 
-EQUAL, WITHIN, EXPLAINED, UNEXPLAINED, UNTOLD = (
+EQUAL, WITHIN, EXPLAINED, UNEXPLAINED, TOO_NOISY = (
     "equal",
     "within noise",
     "explained",
@@ -82,7 +82,7 @@ def half_width(ours: Sequence[float], theirs: Sequence[float]) -> float:
         raise ValueError(
             f"noise needs two repeats and more, as many of each; got {len(ours)} and {len(theirs)}"
         )
-    alarms = FALSE_ALARMS / (len(NAMES) - len(COUNTS))
+    alarms = FALSE_ALARM_RATE / (len(NAMES) - len(COUNTS))
     quantile = float(stats.t.ppf(1 - alarms / 2, 2 * len(ours) - 2))
     return (
         quantile
@@ -143,7 +143,7 @@ def verdict(name: str, ours: float, theirs: float, noise: float, known: Control 
     """
     difference = theirs - ours
     if abs(difference) <= noise:
-        return WITHIN if noise <= TOO_WIDE * abs(ours) else UNTOLD
+        return WITHIN if noise <= MAX_RELATIVE_NOISE * abs(ours) else TOO_NOISY
     if known is None:
         return UNEXPLAINED
     unit = ours if name == RATE else 1.0

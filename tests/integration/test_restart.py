@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 
-from benchmarks.full_store import add_finished, spec_of
+from benchmarks.full_store import add_finished_job, make_spec
 from fleet_controller.jobs.queries import ReadOnlyController
 from fleet_controller.jobs.state_writer import StateWriter
 from fleet_controller.store.rows import JobRow
@@ -38,9 +38,9 @@ def filled(folder: Path, trials: int) -> Store:
     store = Store.open(str(folder / "store.sqlite3"))
     following = 1
     for number in range(JOBS):
-        following = add_finished(store, f"job-{number}", trials, following)
+        following = add_finished_job(store, f"job-{number}", trials, following)
     waiting = JobRow("waits", "waits", "", "", following, "simulated", 20.0, 60.0)
-    store.add_job(waiting, [spec_of("waits", number) for number in range(trials)])
+    store.add_job(waiting, [make_spec("waits", number) for number in range(trials)])
     return store
 
 

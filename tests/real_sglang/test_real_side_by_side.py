@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from benchmarks.side_by_side.__main__ import ENGINES, Found, measure, table
+from benchmarks.side_by_side.__main__ import ENGINES, LoadComparison, measure, table
 from benchmarks.side_by_side.figures import COUNTS
 from benchmarks.side_by_side.servers import Load
 from benchmarks.side_by_side.verdicts import EQUAL, UNEXPLAINED, Row, verdict
@@ -38,7 +38,7 @@ def rows(
     ensure()
     folder, load = tmp_path_factory.mktemp(request.param), LOADS[request.param]
     with ENGINES[request.param](folder) as server:
-        found: dict[str, Found] = asyncio.run(measure(server, [load], REPEATS, folder))
+        found: dict[str, LoadComparison] = asyncio.run(measure(server, [load], REPEATS, folder))
     print("\n" + table(request.param, list(found.values()), REPEATS))
     return {row.name: row for row in found["closed"].rows}
 

@@ -12,7 +12,7 @@ from benchmarks.side_by_side import verdicts
 from benchmarks.side_by_side.figures import COUNTS, NAMES, Figures, Times, figures
 from benchmarks.side_by_side.servers import Load
 from benchmarks.side_by_side.theirs import arrivals_s, lateness_s
-from benchmarks.side_by_side.verdicts import EQUAL, EXPLAINED, UNEXPLAINED, UNTOLD, WITHIN, Control
+from benchmarks.side_by_side.verdicts import EQUAL, EXPLAINED, UNEXPLAINED, TOO_NOISY, WITHIN, Control
 
 MS = 1_000_000
 BEGAN = 5_000 * MS
@@ -85,7 +85,7 @@ def test_what_repeats_differ_by_is_noise() -> None:
 
 
 def test_noise_as_wide_as_the_figure_is_no_agreement() -> None:
-    assert said(repeats(50, 100, 150), repeats(60, 110, 160)) == UNTOLD
+    assert said(repeats(50, 100, 150), repeats(60, 110, 160)) == TOO_NOISY
 
 
 def test_a_difference_beyond_the_repeats_is_unexplained_and_nothing_hides_it() -> None:
