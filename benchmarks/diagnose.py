@@ -1,7 +1,6 @@
-"""Owns the measurement of `fleetctl diagnose`: rate and memory on a long server log, beside what
-`wc` and `grep` need for the same file.
+"""Measures `fleetctl diagnose` on a long server log: rate and memory, next to `wc` and `grep`.
 
-The log is made of lines as servers write them: decode and prefill lines, answered requests, NCCL's
+The log consists of lines as servers write them: decode and prefill lines, answered requests, NCCL's
 choices, progress bars, rare warnings.
 """
 
@@ -24,7 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = Path(sys.executable).parent
 LATEST = ROOT / "benchmarks/latest.json"
-PATTERN_BYTES = 32 << 20  # distinct lines; a longer log repeats them
+PATTERN_BYTES = 32 << 20  # size of the lines that a longer log repeats
 COPY_BYTES = 1 << 20
 DISTINCT_BYTES = 50_000_000
 SIZES = (16384, 32768, 114688, 229376, 458752, 917504, 1835008, 14680064)
@@ -34,7 +33,9 @@ RSS_LIMIT_MB = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One row of the table. `limit` 0 is none; a rate must reach it, anything else must stay below."""
+    """One row of the table. `limit` 0: no limit; a rate must reach its limit, anything else stay
+    below it.
+    """
 
     name: str
     value: float
@@ -43,59 +44,76 @@ class Figure:
 
     @property
     def holds(self) -> bool:
-        """Within its limit, or without one."""
+        """Whether the value is within its limit."""
         return not self.limit or (
             self.value >= self.limit if self.unit == "MB/s" else self.value < self.limit
         )
 
 
 def log_stamp(second: int, rank: str = " TP0") -> str:
-    """As SGLang stamps its lines."""
+    """Return a time stamp in SGLang's format."""
     return f"[2026-06-20 {second // 3600 % 24:02d}:{second // 60 % 60:02d}:{second % 60:02d}{rank}]"
 
 
 def launch_lines() -> Iterator[str]:
-    """A launch up to its ready line."""
-    yield f"{log_stamp(0, '')} server_args=ServerArgs(model_path='/models/large', tp_size=8, speculative_algorithm='EAGLE3')"
+    """Yield the log of a launch up to its ready line."""
+    yield (
+        f"{log_stamp(0, '')} server_args=ServerArgs(model_path='/models/large', tp_size=8,"
+        " speculative_algorithm='EAGLE3')"
+    )
     yield f"{log_stamp(5)} Load weight begin. avail mem=138.10 GB"
     yield from (
-        f"\rLoading safetensors checkpoint shards: {n * 100 // 163:3d}% Completed | {n}/163 [00:01<00:52,  3.1it/s]"
+        f"\rLoading safetensors checkpoint shards: {n * 100 // 163:3d}% Completed"
+        f" | {n}/163 [00:01<00:52,  3.1it/s]"
         for n in range(164)
     )
-    yield f"{log_stamp(60)} Load weight end. elapsed=54.81 s, type=LargeForCausalLM, avail mem=61.20 GB."
+    yield (
+        f"{log_stamp(60)} Load weight end. elapsed=54.81 s, type=LargeForCausalLM,"
+        " avail mem=61.20 GB."
+    )
     yield f"{log_stamp(62)} The server is fired up and ready to roll!"
 
 
 def lines_of_a_second(dice: random.Random, second: int) -> Iterator[str]:
-    """About what a busy server of eight GPUs writes in a second."""
+    """Yield about what a busy server with eight GPUs writes in a second."""
     running, tokens = dice.randint(24, 64), dice.randint(20_000, 90_000)
     for _ in range(dice.randint(1, 3)):
         accept, rate = dice.uniform(2.2, 3.4), dice.uniform(1800, 2600)
         yield (
-            f"{log_stamp(second)} Decode batch, #running-req: {running}, #token: {tokens}, token usage: {tokens / 480_000:.2f}, "
-            f"accept len: {accept:.2f}, accept rate: {accept / 4:.2f}, cuda graph: True, "
-            f"gen throughput (token/s): {rate:.2f}, #queue-req: 0"
+            f"{log_stamp(second)} Decode batch, #running-req: {running}, #token: {tokens},"
+            f" token usage: {tokens / 480_000:.2f}, accept len: {accept:.2f},"
+            f" accept rate: {accept / 4:.2f}, cuda graph: True,"
+            f" gen throughput (token/s): {rate:.2f}, #queue-req: 0"
         )
     for _ in range(dice.randint(2, 6)):
         yield (
-            f"{log_stamp(second)} Prefill batch, #new-seq: {dice.randint(1, 3)}, #new-token: {dice.randint(30, 8192)}, "
-            f"#cached-token: {dice.randint(0, 512)}, token usage: 0.11, #running-req: {running}, #queue-req: {dice.randint(0, 4)}, "
+            f"{log_stamp(second)} Prefill batch, #new-seq: {dice.randint(1, 3)},"
+            f" #new-token: {dice.randint(30, 8192)}, #cached-token: {dice.randint(0, 512)},"
+            f" token usage: 0.11, #running-req: {running}, #queue-req: {dice.randint(0, 4)}, "
         )
-        yield f'{log_stamp(second, "")} INFO:     10.0.0.{dice.randint(2, 9)}:{dice.randint(1024, 65535)} - "POST /generate HTTP/1.1" 200 OK'
+        client = f"10.0.0.{dice.randint(2, 9)}:{dice.randint(1024, 65535)}"
+        yield f'{log_stamp(second, "")} INFO:     {client} - "POST /generate HTTP/1.1" 200 OK'
     for device in range(8):
         size = dice.choice(SIZES)
         protocol, channels = ("LL", 7) if size < 100_000 else ("SIMPLE", 15)
         place = f"node-1:{166760 + device}:{167760 + device} [{device}] NCCL INFO"
-        yield f"{place} AllReduce: {size} Bytes -> Algo RING proto {protocol} channel{{Lo..Hi}}={{0..{channels}}}"
+        yield (
+            f"{place} AllReduce: {size} Bytes -> Algo RING proto {protocol}"
+            f" channel{{Lo..Hi}}={{0..{channels}}}"
+        )
     if second % 10 == 0:
-        yield f'{log_stamp(second, "")} INFO:     10.0.0.1:{dice.randint(1024, 65535)} - "GET /health HTTP/1.1" 200 OK'
+        client = f"10.0.0.1:{dice.randint(1024, 65535)}"
+        yield f'{log_stamp(second, "")} INFO:     {client} - "GET /health HTTP/1.1" 200 OK'
     if second % 600 == 0:
-        yield f"{log_stamp(second)} KV cache pool is full. Retract requests. #retracted_reqs: 1, #new_token_ratio: 0.62 -> 0.91"
+        yield (
+            f"{log_stamp(second)} KV cache pool is full. Retract requests. #retracted_reqs: 1,"
+            " #new_token_ratio: 0.62 -> 0.91"
+        )
 
 
 def distinct_lines(kind: str, dice: random.Random) -> Iterator[str]:
-    """Lines of which no two have a shape in common: words by chance, requests with their prompts,
-    NCCL's calls.
+    """Yield lines of which no two have the same shape: random words, requests with their prompts,
+    NCCL calls.
     """
     words = [
         "".join(dice.choices("abcdefghijklmnopqrstuvwxyz", k=dice.randint(2, 9)))
@@ -104,19 +122,27 @@ def distinct_lines(kind: str, dice: random.Random) -> Iterator[str]:
     for number in itertools.count():
         second, name = log_stamp(number // 50), f"{dice.getrandbits(128):032x}"
         if kind == "requests":
-            request = f"rid='{name}', text='{' '.join(dice.choices(words, k=60))}', sampling_params={{'max_new_tokens': {number % 512}}}"
-            yield f"{second} Receive: obj=GenerateReqInput({request})"
-            yield f"{second} Finish: obj=GenerateReqInput({request}), out={{'text': '{' '.join(dice.choices(words, k=80))}'}}"
+            prompt = " ".join(dice.choices(words, k=60))
+            sampling = f"sampling_params={{'max_new_tokens': {number % 512}}}"
+            request = f"obj=GenerateReqInput(rid='{name}', text='{prompt}', {sampling})"
+            answer = " ".join(dice.choices(words, k=80))
+            yield f"{second} Receive: {request}"
+            yield f"{second} Finish: {request}, out={{'text': '{answer}'}}"
         elif kind == "NCCL calls":
-            buffers = f"sendbuff 0x7f{dice.getrandbits(40):010x} recvbuff 0x7f{dice.getrandbits(40):010x} count {dice.choice(SIZES)}"
-            call_arguments = f"{buffers} datatype 9 op 0 root 0 comm 0x{dice.getrandbits(32):08x} [nranks=8] stream 0x{dice.getrandbits(32):08x}"
-            yield f"node-1:{4000 + number % 8}:{5000 + number % 8} [{number % 8}] NCCL INFO AllReduce: opCount {number // 8:x} {call_arguments}"
+            rank = number % 8
+            yield (
+                f"node-1:{4000 + rank}:{5000 + rank} [{rank}] NCCL INFO AllReduce:"
+                f" opCount {number // 8:x} sendbuff 0x7f{dice.getrandbits(40):010x}"
+                f" recvbuff 0x7f{dice.getrandbits(40):010x} count {dice.choice(SIZES)} datatype 9"
+                f" op 0 root 0 comm 0x{dice.getrandbits(32):08x} [nranks=8]"
+                f" stream 0x{dice.getrandbits(32):08x}"
+            )
         else:
             yield f"{second} {' '.join(dice.choices(words, k=12))}"
 
 
 def distinct_line_figures(folder: Path) -> list[Figure]:
-    """Rates for logs in which no two lines are alike."""
+    """Return the rates for logs in which no two lines have the same shape."""
     rows = []
     for kind in ("free text", "requests", "NCCL calls"):
         log, written = folder / "unlike.log", 0
@@ -126,13 +152,14 @@ def distinct_line_figures(folder: Path) -> list[Figure]:
                 if written > DISTINCT_BYTES:
                     break
         cpu_s = timed([str(SCRIPTS / "fleetctl"), "diagnose", str(log), "--json"])[1]
-        rows.append(Figure(f"  all lines unlike: {kind}", written / 1e6 / cpu_s, "MB/s"))
+        rows.append(Figure(f"  all lines distinct: {kind}", written / 1e6 / cpu_s, "MB/s"))
     return rows
 
 
 def write_log(path: Path, size_bytes: int) -> None:
-    """A log of about that size: a launch, then work. Kept small in memory: a child's resident
-    memory begins as its parent's.
+    """Write a log of about that size: a launch, then repeated work.
+
+    It keeps little in memory, because a child's resident memory starts as its parent's.
     """
     dice = random.Random(1)  # the same log each time
     with path.open("w+b") as stream:
@@ -151,8 +178,9 @@ def write_log(path: Path, size_bytes: int) -> None:
 
 
 def timed(argv: Sequence[str]) -> tuple[float, float, float, str]:
-    """(wall s, CPU s, largest resident MB, standard output) of a command; the MB are those of the
-    largest child so far.
+    """Run a command; return (wall s, CPU s, largest resident MB, standard output).
+
+    The MB are those of the largest child so far.
     """
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     began_s = time.perf_counter()
@@ -172,8 +200,9 @@ def timed(argv: Sequence[str]) -> tuple[float, float, float, str]:
 
 
 def figures_of(log: Path) -> list[Figure]:
-    """All rows for one log. Raises RuntimeError when the diagnosis is not what the log was made to
-    give.
+    """Return all rows for one log.
+
+    Raises RuntimeError if the diagnosis misses something that the log contains.
     """
     size_mb = log.stat().st_size / 1e6
     words = f"{size_mb:.0f} MB log"
@@ -199,9 +228,7 @@ def figures_of(log: Path) -> list[Figure]:
 
 
 def report(figures: Sequence[Figure], path: Path) -> None:
-    """Print the table, and put its rows in place of those of an earlier run beside what other
-    benchmarks wrote.
-    """
+    """Print the table and store its rows, next to those of other benchmarks, in the file."""
     for figure in figures:
         sign = "≥" if figure.unit == "MB/s" else "<"
         limit = (
@@ -219,7 +246,7 @@ def report(figures: Sequence[Figure], path: Path) -> None:
 
 
 def main() -> int:
-    """Measure and report; 1 when a limit is missed."""
+    """Measure and report; return 1 if a limit is missed."""
     parse = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parse.add_argument(
         "--megabytes", type=int, default=1000, help="size of the log (default: 1000)"

@@ -1,6 +1,4 @@
-"""Owns the making of a store that has seen much: jobs of finished trials with their events and
-runs, written at once. Measures nothing.
-"""
+"""Fills a store with jobs of finished trials, with their events and runs."""
 
 from __future__ import annotations
 
@@ -32,7 +30,7 @@ HOSTS = 100
 
 
 def make_spec(job_id: str, number: int) -> TrialSpec:
-    """One trial of a job: 100 hosts take turns."""
+    """Return the spec of one trial; its host is one of 100, in turn."""
     engine = EngineSpec(
         EngineKind.SIMULATED, "sim/kimi", {"tp_size": 8, "speculative_num_steps": 5}, ENV, 8
     )
@@ -53,7 +51,7 @@ def make_spec(job_id: str, number: int) -> TrialSpec:
 
 
 def finished_events(trial: TrialSpec, first: int) -> Iterator[ev.Event]:
-    """Seven events of a trial that measured three runs, numbered from `first`."""
+    """Yield the seven events of a trial that measured three runs, numbered from `first`."""
     bodies: list[tuple[ev.Body, Phase]] = [
         (ev.TrialAccepted(trial), Phase.LAUNCHING),
         (ev.ServerReady(5.0), Phase.WARMING),
@@ -68,8 +66,10 @@ def finished_events(trial: TrialSpec, first: int) -> Iterator[ev.Event]:
 
 
 def add_finished_job(store: Store, job_id: str, trials: int, first: int) -> int:
-    """A job whose trials have all ended well; the number of the event after its last one. `first`:
-    of its first event.
+    """Add a job whose trials all ended with outcome ok; return the number that follows its last
+    event.
+
+    `first`: the number of its first event.
     """
     specs = [make_spec(job_id, number) for number in range(trials)]
     store.add_job(JobRow(job_id, job_id, "", "", first, "simulated", 20.0, 60.0), specs)

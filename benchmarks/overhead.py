@@ -1,8 +1,8 @@
-"""Owns the measurement of what benchfleet itself costs: start of the command, time beside server
-and load, memory of the agent.
+"""Measures what benchfleet itself costs: start of the command, time besides server and load, memory
+of the agent.
 
-Runs one small job on the simulated engine through the installed commands, reads the events it
-stored, and prints a table and JSON.
+It runs one small job on the simulated engine through the installed commands, reads the events that
+the job stored, and prints a table and JSON.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ HELP_REPEATS = 10
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One row of the table; `limit` 0 is none, and the value should stay below it."""
+    """One row of the table. `limit` 0: no limit; else the value must stay below it."""
 
     name: str
     value: float
@@ -43,15 +43,13 @@ class Figure:
 
     @property
     def holds(self) -> bool:
-        """Within its limit, or without one."""
+        """Whether the value is within its limit."""
         return not self.limit or self.value < self.limit
 
 
 @dataclass(frozen=True, slots=True)
 class JobRun:
-    """One `fleetctl run`, seen from outside: wall time and the largest resident memory of its
-    agent.
-    """
+    """One `fleetctl run`: its start, its wall time and the largest resident memory of its agent."""
 
     started_unix_ns: int
     wall_s: float
@@ -59,7 +57,7 @@ class JobRun:
 
 
 def help_seconds() -> Figure:
-    """Median wall time of `fleetctl --help`, the first start not counted."""
+    """Measure the median wall time of `fleetctl --help`; the first start does not count."""
     taken = []
     for _ in range(HELP_REPEATS + 1):
         started = time.perf_counter()
@@ -69,8 +67,9 @@ def help_seconds() -> Figure:
 
 
 def run_job(state: Path) -> JobRun:
-    """Run the job and watch its agent. Raises RuntimeError with the command's output when the job
-    does not end well.
+    """Run the job and sample its agent's memory.
+
+    Raises RuntimeError with the command's output if the command fails.
     """
     env = dict(os.environ, BENCHFLEET_STATE=str(state))
     started_unix_ns, started, largest = time.time_ns(), time.perf_counter(), 0
@@ -96,7 +95,9 @@ def run_job(state: Path) -> JobRun:
 
 
 def agent_rss_bytes(pid: int) -> int:
-    """Resident memory of the agent below the process `pid`; 0 while there is none."""
+    """Return the resident memory of the agent below the process `pid`; 0 while there is no
+    agent.
+    """
     try:
         for process in psutil.Process(pid).children():
             if "fleet_agent.main" in process.cmdline():
@@ -107,7 +108,7 @@ def agent_rss_bytes(pid: int) -> int:
 
 
 def stored_events(state: Path) -> list[ev.Event]:
-    """All events of the job, in order, from the journal that its agent left."""
+    """Return all events of the job, in order, from its agent's journal."""
     journal = Journal.open(state / "agent" / "journal")
     try:
         return list(journal.events(0))
@@ -116,8 +117,8 @@ def stored_events(state: Path) -> list[ev.Event]:
 
 
 def server_and_load_seconds(history: Sequence[ev.Event]) -> tuple[float, float]:
-    """Wall seconds of one trial that its server took to load and to stop, and that its requests
-    took.
+    """Return the wall seconds of one trial for starting and stopping its server, and for its
+    requests.
     """
     server = load = 0.0
     tokens_asked, time_scale = {}, 1.0
@@ -138,7 +139,9 @@ def server_and_load_seconds(history: Sequence[ev.Event]) -> tuple[float, float]:
 
 
 def overhead_figures(job: JobRun, events: Sequence[ev.Event]) -> list[Figure]:
-    """Where the wall time of the job went, the part beside server and load last."""
+    """Return where the wall time of the job went; the overhead is what server and load do not
+    explain.
+    """
     trials: dict[tuple[str, int], list[ev.Event]] = {}
     for event in events:
         trials.setdefault((event.trial_id, event.attempt), []).append(event)
@@ -162,7 +165,7 @@ def overhead_figures(job: JobRun, events: Sequence[ev.Event]) -> list[Figure]:
 
 
 def report(figures: Sequence[Figure], path: Path) -> None:
-    """Print the table and write the same as JSON, with what identifies this machine."""
+    """Print the table and write it as JSON, with a description of this machine."""
     for figure in figures:
         limit = (
             f"< {figure.limit:g} {figure.unit}" + ("" if figure.holds else "  EXCEEDED")
@@ -185,7 +188,7 @@ def report(figures: Sequence[Figure], path: Path) -> None:
 
 
 def main() -> int:
-    """Measure and report; 1 when a limit is exceeded."""
+    """Measure and report; return 1 if a limit is exceeded."""
     parse = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parse.add_argument("--output", type=Path, default=ROOT / "benchmarks/latest.json")
     options = parse.parse_args()

@@ -1,8 +1,8 @@
 """Measures how soon a controller serves again on a store with 10,000 trials, and how fast `ls` and
-`show` are then. Prints a table.
+`show` are then.
 
-Twice: all trials over, in ten jobs; and one job of 10,000 trials of which most still wait, the most
-that a start can have to read.
+It measures twice: with ten jobs whose trials are all over, and with one job whose 10,000 trials all
+wait, which is the most that a start may have to read. It prints a table.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LIMIT_S = 5.0
 
 @contextmanager
 def running_controller(state: Path) -> Iterator[float]:
-    """A `fleet-controller` on that state; seconds from its start until it says that it listens."""
+    """Run a `fleet-controller` on that state; yield the seconds from its start until it listens."""
     argv = (
         sys.executable,
         "-m",
@@ -45,7 +45,7 @@ def running_controller(state: Path) -> Iterator[float]:
     assert process.stderr is not None
     try:
         while "listening on" not in (line := process.stderr.readline()):
-            assert line, "it ended before it listened"
+            assert line, "the controller ended before it listened"
         yield time.perf_counter() - began_s
     finally:
         process.send_signal(signal.SIGTERM)
@@ -53,7 +53,7 @@ def running_controller(state: Path) -> Iterator[float]:
 
 
 def command_s(state: Path, *words: str) -> float:
-    """Wall seconds of one fleetctl command, its start included."""
+    """Return the wall seconds of one fleetctl command, its start included."""
     began_s = time.perf_counter()
     env = {**os.environ, "BENCHFLEET_STATE": str(state.parent)}
     subprocess.run(
@@ -67,7 +67,7 @@ def command_s(state: Path, *words: str) -> float:
 
 
 def fill_finished_jobs(store: Store) -> str:
-    """Ten jobs, all over; one of their ids."""
+    """Add ten jobs that are all over; return the id of one."""
     following = 1
     for number in range(10):
         following = add_finished_job(store, f"job-{number}", TRIALS // 10, following)
@@ -75,7 +75,7 @@ def fill_finished_jobs(store: Store) -> str:
 
 
 def fill_waiting_job(store: Store) -> str:
-    """One job of which nothing has begun; its id."""
+    """Add one job whose trials all wait; return its id."""
     store.add_job(
         JobRow("big", "big", "", "", 1, "simulated", 20.0, 60.0),
         [make_spec("big", number) for number in range(TRIALS)],
@@ -84,7 +84,7 @@ def fill_waiting_job(store: Store) -> str:
 
 
 def measure_start(fill: Callable[[Store], str]) -> dict[str, float]:
-    """Seconds until it serves, of ls and of show."""
+    """Return the seconds until the controller serves, and those of `ls` and of `show`."""
     with tempfile.TemporaryDirectory() as folder:
         state = Path(folder) / "controller"
         store = Store.open(str(state / "store.sqlite3"))
@@ -99,7 +99,7 @@ def measure_start(fill: Callable[[Store], str]) -> dict[str, float]:
 
 
 def main() -> int:
-    """1 when a start took too long."""
+    """Measure both stores; return 1 if a start took longer than the limit."""
     parse = argparse.ArgumentParser(description=__doc__)
     parse.add_argument("--json", type=Path, default=None, help="write the figures there too")
     options = parse.parse_args()
@@ -108,7 +108,8 @@ def main() -> int:
         "one job, all waiting": measure_start(fill_waiting_job),
     }
     print(
-        f"{platform.machine()}, {os.cpu_count()} CPUs, {TRIALS} trials\n\n{'':<24}{'serving':>10}{'ls':>10}{'show':>10}"
+        f"{platform.machine()}, {os.cpu_count()} CPUs, {TRIALS} trials\n\n"
+        f"{'':<24}{'serving':>10}{'ls':>10}{'show':>10}"
     )
     for name, row in rows.items():
         print(f"{name:<24}" + "".join(f"{seconds:>8.2f} s" for seconds in row.values()))

@@ -1,5 +1,5 @@
-"""What a decision costs with 10,000 waiting trials over 200 hosts: from a board as the controller
-keeps it, no store and no agent.
+"""Measures a scheduling decision with 10,000 waiting trials over 200 hosts, without store and
+agents.
 
     python benchmarks/scheduling.py
 
@@ -33,8 +33,9 @@ CASES = (
 
 
 def make_job_index(jobs: int, trials: int, any_host: bool) -> JobIndex:
-    """Blocks of four variants; every trial pinned to a host in turn, or its block free to go
-    anywhere.
+    """Return an index of jobs in blocks of four variants.
+
+    Each trial is pinned to a host in turn, or its block may run on any host.
     """
     index = JobIndex()
     choice = HostChoice(every_host=not any_host).to_json()
@@ -56,7 +57,9 @@ def make_job_index(jobs: int, trials: int, any_host: bool) -> JobIndex:
 
 
 def decide(index: JobIndex) -> tuple[tuple[TrialStart, ...], float]:
-    """What the controller's loop does between two events; the starts and its milliseconds."""
+    """Decide as the controller's loop does between two events; return the starts and the
+    milliseconds.
+    """
     began_s = time.perf_counter()
     list(index.newly_hopeless())
     running = index.running_by_host()
@@ -70,7 +73,7 @@ def decide(index: JobIndex) -> tuple[tuple[TrialStart, ...], float]:
 
 
 def apply_starts(index: JobIndex, starts: tuple[TrialStart, ...]) -> list[str]:
-    """Note the starts on the board."""
+    """Record the starts in the index; return the ids of their trials."""
     for start in starts:
         index.assign_hosts(index.specs_for_start(start))
         index.update_attempt(start.trial_id, Attempt(start.attempt))
@@ -78,7 +81,7 @@ def apply_starts(index: JobIndex, starts: tuple[TrialStart, ...]) -> list[str]:
 
 
 def main() -> None:
-    """Print one line a case."""
+    """Print one line for each case."""
     for jobs, trials, any_host in CASES:
         index = make_job_index(jobs, trials, any_host)
         starts, first_ms = decide(index)
@@ -99,7 +102,8 @@ def main() -> None:
             f"{statistics.median(taken):.2f} (max {max(taken):.1f})" for taken in (one_ms, none_ms)
         ]
         print(
-            f"{jobs:>6} × {trials:<6} {placed:8}  first {first_ms:6.1f}  one free {columns[0]:20}  none free {columns[1]}"
+            f"{jobs:>6} × {trials:<6} {placed:8}  first {first_ms:6.1f}"
+            f"  one free {columns[0]:20}  none free {columns[1]}"
         )
 
 

@@ -1,9 +1,9 @@
-"""Runs many short trials for a long time through a real controller and a real agent, and fails when
-something grows that should not.
+"""Runs many short trials for a long time and fails if something grows that should not.
 
-Samples what each process holds (memory, descriptors, threads) and what lies on the disks; after a
-warm-up it fits a line to each. Servers are simulated, so a trial takes seconds. `SOAK_MINUTES` (30)
-says how long. Prints a table; --json writes it too.
+A real controller and a real agent run trials on simulated servers, which take seconds each. The
+benchmark samples the memory, descriptors and threads of each process and the space on disk, and
+fits a line to each figure after a warm-up. `SOAK_MINUTES` (30) sets the duration. It prints a
+table; --json also writes it to a file.
 """
 
 from __future__ import annotations
@@ -34,22 +34,24 @@ apiVersion: benchfleet/v1
 kind: Job
 name: soak
 model: {path: sim/kimi}
-engine: {kind: simulated, gpus: 8, args: {tp_size: 8}, stop_timeout: 5s, simulation: {time_scale: 20, seed: 3}}
+engine:
+  {kind: simulated, gpus: 8, args: {tp_size: 8}, stop_timeout: 5s,
+   simulation: {time_scale: 20, seed: 3}}
 factors: {nccl: {default: {}, tuned: {env: {NCCL_PROTO: LL}}}}
 baseline: {nccl: default}
 workloads: {single: {concurrency: 1, requests: 1, prompts: builtin:chat, output_tokens: 400}}
 measure: {launches: 10, runs: {min: 2, max: 2}, seed: 1}
 """
 SAMPLE_S = 5.0
-WARM_UP_SHARE = 0.3  # Ray, imports and caches settle in it
+WARM_UP_SHARE = 0.3  # of the time, in which Ray, imports and caches settle
 KEPT_MIB = 8
 MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """How much a figure may grow after the warm-up: so much once, and so much for each trial, which
-    is what is stored of it.
+    """How much a figure may grow after the warm-up: `once`, plus `per_trial` for what is stored of
+    each trial.
     """
 
     once: float
@@ -57,16 +59,15 @@ class Limit:
     unit: str = "MiB"
 
     def allowed(self, trials: int) -> float:
-        """In the figure's own unit."""
+        """Return the allowed growth after so many trials, in the figure's unit."""
         return self.once + self.per_trial * trials
 
 
-# Memory of a controller holds its last jobs and one state a trial; its disk holds everything. An
-# agent keeps what fits into its budget.
-# Memory of an agent: of a trial less than 1 KiB stays (its id, its folder while that is kept). Of
-# what lies free between the pieces in use,
-# 9 MiB where pynvml was compiled at the start, protobuf gives all back after each 10,000 messages,
-# and what follows touches it again.
+# A controller keeps its last jobs and one state per trial in memory, and everything on disk. An
+# agent keeps the files that fit its budget on disk, and less than 1 KiB per trial in memory (the
+# trial's id, and its folder while that is kept). In an agent's memory, the compilation of pynvml at
+# the start leaves about 9 MiB of free gaps; protobuf returns them to the system after each 10,000
+# messages, and later work touches them again.
 LIMITS = {
     "agent memory": Limit(8, 0.003),
     "agent descriptors": Limit(4, unit=""),
@@ -84,7 +85,7 @@ LIMITS = {
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Everything at one moment; `trials` are those that had ended by then."""
+    """All figures at one moment; `trials`: how many had ended by then."""
 
     at_s: float
     trials: int
@@ -93,7 +94,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """A figure over the time after the warm-up: the line through it."""
+    """The line fitted to one figure after the warm-up."""
 
     name: str
     first: float
@@ -104,13 +105,13 @@ class Growth:
 
     @property
     def holds(self) -> bool:
-        """It grew no more than it may."""
+        """Whether the figure grew no more than allowed."""
         return self.growth <= self.allowed
 
 
 @dataclass
 class Soak:
-    """The processes, and what was seen of them."""
+    """The processes, and what was observed of them."""
 
     folder: Path
     agent: subprocess.Popen[bytes]
@@ -120,7 +121,7 @@ class Soak:
     failures: list[str] = field(default_factory=list)
 
     def take_sample(self) -> None:
-        """Take a sample; a moment at which a server runs is as good as any."""
+        """Record all figures at this moment."""
         agent, controller = psutil.Process(self.agent.pid), psutil.Process(self.controller.pid)
         load = [process for process in agent.children(recursive=True) if _is_load(process)]
         figures = {
@@ -140,10 +141,10 @@ class Soak:
 
 
 def _is_load(process: psutil.Process) -> bool:
-    """Of the load process and of Ray below it; servers come and go."""
+    """Return whether a process belongs to the load process or its Ray; simulated servers do not."""
     try:
         return (
-            not any("fleet_agent.engines" in word for word in process.cmdline())
+            not any("fleet_simulator" in word for word in process.cmdline())
             and process.status() != psutil.STATUS_ZOMBIE
         )
     except psutil.Error:
@@ -151,7 +152,7 @@ def _is_load(process: psutil.Process) -> bool:
 
 
 def _memory(process: psutil.Process) -> float:
-    """MiB that it has written: other programs that map the same files do not change it."""
+    """Return the MiB that the process has written; pages of mapped files do not count."""
     try:
         text = Path(f"/proc/{process.pid}/smaps_rollup").read_text(encoding="ascii")
     except OSError:
@@ -163,7 +164,7 @@ def _memory(process: psutil.Process) -> float:
 
 
 def _disk(folder: Path) -> float:
-    """MiB that its files take."""
+    """Return the MiB that the files in a folder take."""
     total = 0
     for place, _, names in os.walk(folder):
         for name in names:
@@ -176,19 +177,13 @@ def _disk(folder: Path) -> float:
 
 @asynccontextmanager
 async def running(folder: Path) -> AsyncIterator[tuple[Soak, ControllerClient]]:
-    """A controller and an agent of its own, which end with the block."""
+    """Run a controller and its agent inside the block."""
     (folder / "tmp").mkdir()
     env = {**os.environ, "TMPDIR": str(folder / "tmp")}
     state, address = folder / "agent", listen_address(folder / "controller", "controller")
     flags = (
-        "--state",
-        str(state),
-        "--host-name",
-        "soak",
-        "--gpus",
-        "0",
-        "--keep-files",
-        str(KEPT_MIB),
+        *("--state", str(state), "--host-name", "soak"),
+        *("--gpus", "0", "--keep-files", str(KEPT_MIB)),
     )
     agent = _start(folder / "agent.log", env, "fleet_agent.main", *flags)
     address = listen_address(state, "agent")
@@ -230,20 +225,19 @@ async def _wait_connected(remote: ControllerClient) -> None:
         except FleetError:
             pass
         await asyncio.sleep(0.1)
-    raise SystemExit("the controller or the agent did not start: see their logs")
+    raise SystemExit("the controller did not connect to the agent within 60 s: see their logs")
 
 
 async def work(soak: Soak, remote: ControllerClient, until_s: float) -> None:
-    """One job after the other."""
+    """Run one job after the other until the time is over."""
     while time.monotonic() < until_s:
         job_id, before = await remote.submit(JOB, "soak.yaml"), soak.trials
         async for change in remote.watch(job_id):
             soak.trials = before + change.job.trials_over
             if time.monotonic() >= until_s and not change.job.is_over:
                 await remote.cancel(job_id)
-        trials = (
-            await remote.job(job_id)
-        ).trials  # a run that a gate voided is a busy machine's, and no failure of ours
+        # A run that a gate voided shows a busy machine, not a failure of the product.
+        trials = (await remote.job(job_id)).trials
         failed = [
             trial
             for trial in trials
@@ -255,7 +249,7 @@ async def work(soak: Soak, remote: ControllerClient, until_s: float) -> None:
 
 
 async def work_and_sample(soak: Soak, remote: ControllerClient, seconds: float) -> None:
-    """Work, and look every few seconds."""
+    """Run jobs and take a sample every few seconds."""
     until_s = time.monotonic() + seconds
     async with asyncio.TaskGroup() as tasks:
         working = tasks.create_task(work(soak, remote, until_s))
@@ -265,7 +259,9 @@ async def work_and_sample(soak: Soak, remote: ControllerClient, seconds: float) 
 
 
 def fit_growth(samples: Sequence[Sample]) -> list[Growth]:
-    """The line through each figure, from the end of the warm-up on. Empty when too little was seen."""
+    """Fit a line to each figure from the end of the warm-up on; return nothing for fewer than 8
+    samples.
+    """
     began_s, ended_s = samples[0].at_s, samples[-1].at_s
     steady = [
         sample for sample in samples if sample.at_s >= began_s + WARM_UP_SHARE * (ended_s - began_s)
@@ -287,9 +283,12 @@ def _row(name: str, limit: Limit, times: list[float], values: list[float], trial
 
 
 def render_table(soak: Soak, rows: Sequence[Growth], seconds: float) -> str:
-    """The table."""
-    head = f"{soak.trials} trials in {seconds / 60:.1f} min, {len(soak.failures)} failed; after the first {WARM_UP_SHARE:.0%}:"
-    lines = [head, "", f"{'':<24}{'at first':>12}{'at last':>12}{'growth':>12}{'allowed':>12}"]
+    """Return the table as text."""
+    head = (
+        f"{soak.trials} trials in {seconds / 60:.1f} min, {len(soak.failures)} failed;"
+        f" after the first {WARM_UP_SHARE:.0%}:"
+    )
+    lines = [head, "", f"{'':<24}{'first':>12}{'last':>12}{'growth':>12}{'allowed':>12}"]
     for row in rows:
         numbers = "".join(
             f"{value:>12.2f}" for value in (row.first, row.last, row.growth, row.allowed)
@@ -299,7 +298,7 @@ def render_table(soak: Soak, rows: Sequence[Growth], seconds: float) -> str:
 
 
 async def soak(minutes: float, place: Path) -> tuple[Soak, list[Growth], float]:
-    """All of it. The logs stay in `place` until its maker removes them."""
+    """Run everything; the logs stay in `place` until its owner removes them."""
     began_s = time.monotonic()
     async with running(place) as (seen, remote):
         await work_and_sample(seen, remote, minutes * 60)
@@ -309,7 +308,7 @@ async def soak(minutes: float, place: Path) -> tuple[Soak, list[Growth], float]:
 def main(
     folder: Callable[[], tempfile.TemporaryDirectory[str]] = tempfile.TemporaryDirectory,
 ) -> int:
-    """1 when something grew, or a trial failed."""
+    """Run the benchmark; return 1 if something grew or a trial failed."""
     parse = argparse.ArgumentParser(description=__doc__)
     parse.add_argument("--minutes", type=float, default=float(os.environ.get("SOAK_MINUTES") or 30))
     parse.add_argument("--json", type=Path, default=None, help="write the figures there too")
@@ -331,7 +330,7 @@ def main(
             "rows": list(map(asdict, rows)),
         }
         options.json.write_text(json.dumps({**report, "samples": figures}, indent=1))
-    print("nothing grows beyond what is stored" if not grew else f"GROWS: {', '.join(grew)}")
+    print(f"GROWS: {', '.join(grew)}" if grew else "nothing grows beyond what is stored")
     return int(bool(grew) or bool(seen.failures) or not rows)
 
 

@@ -1,5 +1,7 @@
-"""Measures the controller's store with 10,000 trials: writing events, opening, listing, and what
-one more event costs. Prints a table.
+"""Measures the controller's store with 10,000 trials: writing events, opening, listing, and the
+cost of one more event.
+
+It prints a table.
 """
 
 from __future__ import annotations
@@ -24,11 +26,11 @@ from fleet_protos.prometheus_series import RunSeries
 from fleet_protos.trial_types import TrialSpec
 
 TRIALS = 10_000
-FINISHED = 500  # of them have their events and runs
+FINISHED = 500  # trials that have their events and runs
 
 
 def timed(label: str, work: Callable[[], object], times: int = 1) -> None:
-    """Print how long `work` took, for each of its `times`."""
+    """Print how long `work` took, divided by `times`."""
     began_s = time.perf_counter()
     work()
     took_s = (time.perf_counter() - began_s) / times
@@ -36,6 +38,7 @@ def timed(label: str, work: Callable[[], object], times: int = 1) -> None:
 
 
 def fill(store: Store, specs: list[TrialSpec]) -> None:
+    """Submit the job and store the events of its finished trials."""
     timed(
         f"submit one job of {TRIALS} trials",
         lambda: store.add_job(JobRow("big", "big", "", "", 1, "simulated", 20.0, 60.0), specs),
@@ -56,17 +59,19 @@ def fill(store: Store, specs: list[TrialSpec]) -> None:
     )
     if None in results:
         raise RuntimeError(
-            f"{results.count(None)} of {len(events)} events were refused: nothing was measured"
+            f"the store rejected {results.count(None)} of {len(events)} events:"
+            " nothing was measured"
         )
 
 
 async def work(store: Store, specs: list[TrialSpec]) -> None:
-    """What a running controller does at its start and at each event."""
+    """Do what a running controller does at its start and at each event."""
     writer = StateWriter(store, RunSeries())
     began_s = time.perf_counter()
     await writer.load()
     print(
-        f"{'a controller reads its open jobs':<58} {(time.perf_counter() - began_s) * 1000:>10.2f} ms"
+        f"{'a controller reads its open jobs':<58}"
+        f" {(time.perf_counter() - began_s) * 1000:>10.2f} ms"
     )
     index, hosts = writer.job_index, [SchedulableHost(f"host-{number}") for number in range(HOSTS)]
     seen: SeenTrials = {}
@@ -78,12 +83,12 @@ async def work(store: Store, specs: list[TrialSpec]) -> None:
         5,
     )
     timed(
-        "tell one watcher of an event",
+        "report an event to one watcher",
         lambda: [job_change(index.jobs["big"], seen) for _ in range(5)],
         5,
     )
     timed(
-        "put an event on the board",
+        "apply an event to the job index",
         lambda: [index.update_attempt(specs[-1].trial_id, Attempt(1)) for _ in range(1000)],
         1000,
     )
@@ -91,7 +96,7 @@ async def work(store: Store, specs: list[TrialSpec]) -> None:
 
 
 def main() -> int:
-    """Run all in a temporary folder, which is removed."""
+    """Run everything in a temporary folder."""
     specs = [make_spec("big", number) for number in range(TRIALS)]
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "store.sqlite3")

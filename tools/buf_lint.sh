@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Owns the pinned buf: lints the .proto files with it where npm is there; keeps it in the user's cache, never in the clone.
+# Lints the .proto files with a pinned buf, if npm is installed. buf is kept in the user's cache, never in the clone.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 version=1.75.0
@@ -13,7 +13,7 @@ if [ ! -x "$buf" ]; then
   echo "buf: installing @bufbuild/buf $version into the cache, once"
   if ! npm install --silent --no-audit --no-fund --no-save --prefix "$folder" "@bufbuild/buf@$version"; then
     echo "buf: skipped, npm could not install it"
-    [ -z "${CI:-}" ] && exit 0 || exit 1 # CI must not lose a check in silence
+    [ -z "${CI:-}" ] && exit 0 || exit 1 # CI must not skip a check silently
   fi
 fi
 "$buf" lint

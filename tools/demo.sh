@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Owns the demo: one job on simulated servers, from its file to the verdict; its state stays in .benchfleet inside the clone.
+# Runs the demo: one job on simulated servers, from its file to the verdict. Its state stays in .benchfleet inside the clone.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cat <<'TXT'

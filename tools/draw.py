@@ -1,4 +1,4 @@
-"""Draws docstrings and messages of the product at random, for the reading test of
+"""Draws docstrings and messages of the product at random, for the reading test in
 docs/reading-test.md.
 """
 
@@ -17,8 +17,8 @@ MESSAGE_WORDS = 5
 
 
 def _text(node: ast.expr) -> str:
-    """The text of a string or an f-string, with the source of each placeholder in braces; empty for
-    anything else.
+    """Return the text of a string or an f-string, with each placeholder's source in braces; else an
+    empty text.
     """
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
@@ -33,7 +33,7 @@ def _text(node: ast.expr) -> str:
 
 
 def docstrings(modules: list[Module]) -> Iterator[tuple[str, str]]:
-    """Where each docstring of a module, class or function stands, and its text."""
+    """Yield the place and the text of each docstring of a module, class or function."""
     for module in modules:
         for node in ast.walk(ast.parse(module.text)):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
@@ -44,7 +44,7 @@ def docstrings(modules: list[Module]) -> Iterator[tuple[str, str]]:
 
 
 def messages(modules: list[Module]) -> Iterator[tuple[str, str]]:
-    """Where each sentence that the code may show a user stands, and its text."""
+    """Yield the place and the text of each string that may be a message to a user."""
     for module in modules:
         tree = ast.parse(module.text)
         inner = {
@@ -65,7 +65,7 @@ def messages(modules: list[Module]) -> Iterator[tuple[str, str]]:
 
 
 def main() -> int:
-    """Print the draw of one seed."""
+    """Print a draw for the given seed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("seed", type=int)
     parser.add_argument("--docstrings", type=int, default=60)

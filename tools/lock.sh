@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Owns requirements/*.txt: writes them anew from pyproject.toml, with hashes, for Python 3.11 and newer on Linux.
-# No line names a registry or a path: whoever installs uses the registry that their own pip and uv are set up for.
+# Writes requirements/*.txt from pyproject.toml, with hashes, for Python 3.11 and newer on Linux.
+# No line names a registry or a path: pip and uv use the registry that the user has configured.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 uv=.venv/bin/uv
@@ -9,7 +9,7 @@ compile() {
     --no-header --no-annotate --no-emit-index-url --no-emit-find-links "$@"
 }
 compile pyproject.toml --extra agent --extra controller --output-file requirements/run.txt
-# What deploy brings to hosts: the same versions as were tested here.
+# What deploy installs on hosts: the versions that were tested here.
 compile pyproject.toml --extra agent --constraints requirements/run.txt --output-file controller/fleet_controller/deploy/agent-requirements.txt
 compile pyproject.toml --extra dev --constraints requirements/run.txt --output-file requirements/dev.txt
 printf "%s\n" uv hatchling editables | compile - --constraints requirements/dev.txt --output-file requirements/tools.txt

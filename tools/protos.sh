@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Owns the way from protos/**/*.proto to the committed stubs: `write` makes them anew, `check` fails when they differ.
+# Generates the committed stubs from protos/**/*.proto: `write` replaces them, `check` fails if they differ.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PATH=$PWD/.venv/bin:$PATH
@@ -20,7 +20,7 @@ case ${1:?usage: tools/protos.sh write|check} in
       echo "protos: the committed stubs differ from protos/fleet_protos/v1/*.proto; run: make protos" >&2
       exit 1
     fi
-    echo "protos: stubs are those of the .proto files"
+    echo "protos: the stubs match the .proto files"
     ;;
   *) echo "usage: tools/protos.sh write|check" >&2; exit 2 ;;
 esac

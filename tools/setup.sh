@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Owns .venv: makes it and installs the pinned packages of one set, `run` or `dev`, and the project itself as editable.
-# Never touches anything outside the clone but the download caches of pip and uv.
+# Creates .venv and installs the pinned packages of one set, `run` or `dev`, and the project itself as editable.
+# Changes nothing outside the clone except the download caches of pip and uv.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-export UV_SYSTEM_CERTS=${UV_SYSTEM_CERTS:-1} # as pip does: behind a proxy with a certificate of its own, the system knows it
+export UV_SYSTEM_CERTS=${UV_SYSTEM_CERTS:-1} # as pip does: a proxy's own certificate is known to the system only
 set_name=${1:?usage: tools/setup.sh run|dev}
 new_enough='import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))'
 
@@ -20,7 +20,7 @@ find_python() {
       return
     fi
   done
-  fail "no Python from 3.11 to 3.14 was found (looked at: ${PYTHON:-python3, python3.11 to python3.14, python})." \
+  fail "found no Python from 3.11 to 3.14 (tried: ${PYTHON:-python3, python3.11 to python3.14, python})." \
     "Install one, on Debian 12 or newer: apt-get install python3 python3-venv" \
     "or name it: make setup PYTHON=/path/to/python3.12"
 }
@@ -29,7 +29,7 @@ make_venv() {
   local python
   python=$(find_python)
   "$python" -c 'import ensurepip, venv' 2>/dev/null || fail \
-    "$python has no venv or ensurepip module, so it cannot make a virtual environment." \
+    "$python has no venv or ensurepip module, so it cannot create a virtual environment." \
     "On Debian and Ubuntu: apt-get install python3-venv" \
     "or name another Python: make setup PYTHON=/path/to/python3.12"
   printf 'setup: virtual environment in .venv with %s\n' "$("$python" --version)"

@@ -1,4 +1,4 @@
-"""Owns the limits on length: finds files and functions that have grown too long. Changes nothing."""
+"""Finds files and functions that are longer than the limits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ GENERATED = ("_pb2.py", "_pb2_grpc.py")
 
 
 def tracked_python(root: Path) -> list[Path]:
-    """Python files that git tracks or would track below `root`, without the generated ones."""
+    """Return the Python files that git tracks or would track below `root`, without
+    generated ones.
+    """
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", "*.py"]
     names = subprocess.run(
         command, cwd=root, check=True, capture_output=True, text=True
@@ -30,8 +32,9 @@ def tracked_python(root: Path) -> list[Path]:
 
 
 def function_lengths(source: str) -> Iterator[tuple[str, int, int]]:
-    """(name, first line, lines) of each function of a module, inner ones too; decorators do not
-    count.
+    """Yield (name, first line, number of lines) of each function of a module, inner ones included.
+
+    Decorators do not count.
     """
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -39,14 +42,14 @@ def function_lengths(source: str) -> Iterator[tuple[str, int, int]]:
 
 
 def findings(root: Path, files: Sequence[Path]) -> list[str]:
-    """One line for each file or function above its limit, and one when too few functions are short."""
+    """Return one line for each file or function above its limit, and one if too few functions are
+    short.
+    """
     found, lengths = [], []
     for file in files:
         source, place = file.read_text(encoding="utf-8"), file.relative_to(root)
-        lines, limit = (
-            source.count("\n"),
-            TEST_FILE_LINES if place.parts[0] == "tests" else FILE_LINES,
-        )
+        lines = source.count("\n")
+        limit = TEST_FILE_LINES if place.parts[0] == "tests" else FILE_LINES
         if lines > limit:
             found.append(f"{place}: {lines} lines, at most {limit}: split it by noun")
         for name, first, length in function_lengths(source):
@@ -58,13 +61,14 @@ def findings(root: Path, files: Sequence[Path]) -> list[str]:
     short = sum(length <= SHORT_FUNCTION_LINES for length in lengths) / max(len(lengths), 1)
     if lengths and short < SHORT_FUNCTIONS_SHARE:
         found.append(
-            f"{short:.0%} of functions have at most {SHORT_FUNCTION_LINES} lines, wanted: {SHORT_FUNCTIONS_SHARE:.0%}"
+            f"{short:.0%} of functions have at most {SHORT_FUNCTION_LINES} lines, but it must be"
+            f" {SHORT_FUNCTIONS_SHARE:.0%}: split long functions"
         )
     return found
 
 
 def main() -> int:
-    """Print the findings; 1 when there is one."""
+    """Print the findings; return 1 if there is one."""
     root = Path(__file__).resolve().parent.parent
     files = tracked_python(root)
     found = findings(root, files)

@@ -1,8 +1,6 @@
-"""Checks the shape of the code: modules per folder, imports between folders, words that make
-readers stop.
+"""Checks the shape of the code: modules per folder, imports between folders, and flagged words.
 
-`--figures` prints the figures of a tree (`--root DIR`) and fails nothing, so that two commits can
-be compared.
+`--figures` only prints figures of a tree (`--root DIR`), so that two commits can be compared.
 """
 
 from __future__ import annotations
@@ -23,10 +21,11 @@ CROWDED = ("controller/fleet_controller/cli/commands",)  # one module a command
 TINY_LINES = 40
 GENERATED = ("_pb2.py", "_pb2_grpc.py")
 SOURCES = ("protos", "knowledge", "agent", "controller", "simulator")
-# Words that stopped readers, with what to write instead: report, log, say, return; "is not a";
-# again; next to; whoever does.
+# Words that readers stumble over. Write instead: report, log, say, return; "is not a"; again; next
+# to; the user, the client.
 FLAGGED = re.compile(
-    r"\b(told|tells?|telling|anew|whoever|for ever|hang(?:s|ing)? up|stands? in the way|come(?:s)? to be|(?<!there )is no (?!longer)(?:[a-z]+)|beside|lies? in"
+    r"\b(told|tells?|telling|anew|whoever|for ever|hang(?:s|ing)? up|stands? in the way"
+    r"|come(?:s)? to be|(?<!there )is no (?!longer)(?:[a-z]+)|beside|lies? in"
     r"|mend(?:s|ed|ing)?|knows? not|none of an? )\b",
     re.IGNORECASE,
 )
@@ -41,23 +40,23 @@ class Module:
 
     @property
     def name(self) -> str:
-        """Its dotted name; a package's is that of its folder."""
+        """The dotted name; for `__init__.py` that of its folder."""
         parts = self.path.with_suffix("").parts[1:]
         return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
     @property
     def folder(self) -> str:
-        """The dotted name of its folder."""
+        """The dotted name of the folder."""
         return ".".join(self.path.parent.parts[1:])
 
     @property
     def lines(self) -> int:
-        """How many lines it has."""
+        """The number of lines."""
         return self.text.count("\n")
 
 
 def product(root: Path) -> list[Module]:
-    """All modules of the product that git tracks or would track, without generated ones."""
+    """Return all modules of the product that git tracks or would track, without generated ones."""
     command = [
         "git",
         "ls-files",
@@ -79,7 +78,7 @@ def product(root: Path) -> list[Module]:
 
 
 def imported(module: Module, known: dict[str, str]) -> Iterator[str]:
-    """The names of the product's modules that this one imports; `known` maps a module's name to its
+    """Yield the names of the product's modules that this one imports; `known` maps each name to its
     folder.
     """
     for node in ast.walk(ast.parse(module.text)):
@@ -95,14 +94,14 @@ def imported(module: Module, known: dict[str, str]) -> Iterator[str]:
 
 
 def mutual_folders(modules: Sequence[Module]) -> list[tuple[str, str]]:
-    """Pairs of folders that import each other."""
+    """Return the pairs of folders that import each other."""
     known = {module.name: module.folder for module in modules}
     edges = {(module.folder, known[name]) for module in modules for name in imported(module, known)}
     return sorted((one, other) for one, other in edges if one < other and (other, one) in edges)
 
 
 def crowded(modules: Sequence[Module]) -> list[str]:
-    """One line for each folder with too many modules."""
+    """Return one line for each folder with too many modules."""
     counts = Counter(
         str(module.path.parent) for module in modules if module.path.name != "__init__.py"
     )
@@ -114,7 +113,7 @@ def crowded(modules: Sequence[Module]) -> list[str]:
 
 
 def flagged(modules: Sequence[Module]) -> list[str]:
-    """One line for each line of code, docstring or message with a word that makes readers stop."""
+    """Return one line for each line of the product that contains a flagged word."""
     return [
         f"{module.path}:{number}: '{found[0]}': write it plainly (CONTRIBUTING.md)"
         for module in modules
@@ -136,7 +135,7 @@ def tree(modules: Sequence[Module]) -> list[str]:
 
 
 def figures(modules: Sequence[Module]) -> list[str]:
-    """The figures of a tree, a line each."""
+    """Return the figures of a tree, one per line."""
     counts = Counter(
         str(module.path.parent) for module in modules if module.path.name != "__init__.py"
     )
@@ -148,6 +147,7 @@ def figures(modules: Sequence[Module]) -> list[str]:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     )
     words = Counter(found.lower() for module in modules for found in FLAGGED.findall(module.text))
+    common = ", ".join(f"{word} {count}" for word, count in words.most_common(12))
     tiny = sum(
         module.lines <= TINY_LINES and module.path.name != "__init__.py" for module in modules
     )
@@ -160,12 +160,12 @@ def figures(modules: Sequence[Module]) -> list[str]:
         f"90th percentile {functions[int(len(functions) * 0.9)]}, most {functions[-1]}",
         f"modules of at most {TINY_LINES} lines: {tiny}",
         f"folders that import each other: {len(mutual_folders(modules))} pairs",
-        f"flagged words: {sum(words.values())} ({', '.join(f'{word} {count}' for word, count in words.most_common(12))})",
+        f"flagged words: {sum(words.values())} ({common})",
     ]
 
 
 def main() -> int:
-    """Print figures or findings; 1 when there is a finding."""
+    """Print figures or findings; return 1 if there is a finding."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--root", type=Path, default=Path(__file__).resolve().parent.parent)
     parser.add_argument("--figures", action="store_true", help="print figures only")

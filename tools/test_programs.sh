@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Owns the programs that the tests call beside Python: gets what requirements/apt.txt lists and this machine lacks, or says what is not tested.
-# Unpacks packages into the user's cache instead of installing them, so that no service is started and nothing is replaced.
+# Provides the programs other than Python that the tests call: unpacks what requirements/apt.txt lists and this machine lacks, or prints what is
+# not tested without it. Packages are unpacked into the user's cache and not installed, so that no service starts and nothing is replaced.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 folder=${XDG_CACHE_HOME:-$HOME/.cache}/benchfleet/programs
@@ -14,7 +14,7 @@ fetch() {
   local download result
   download=$(mktemp -d)
   if [ "$(id -u)" = 0 ]; then
-    chown _apt "$download" 2>/dev/null || true # apt downloads as a user of its own
+    chown _apt "$download" 2>/dev/null || true # apt downloads as the user _apt
     if [ -z "$(apt-cache policy "$1" 2>/dev/null)" ]; then apt-get update -qq; fi
   fi
   (cd "$download" && apt-get download -qq "$1") && mkdir -p "$folder" && dpkg-deb --extract "$download"/*.deb "$folder"
@@ -23,10 +23,10 @@ fetch() {
   return $result
 }
 
-tell_missing() {
-  echo "test: $1 is missing; not tested without it: $3. It is in Debian's package $2."
+report_missing() {
+  echo "test: $1 is missing; without it these are not tested: $3. Debian's package $2 has it."
   if ! command -v apt-get >/dev/null; then
-    echo "test: this machine has no apt: install the program in its own way"
+    echo "test: this machine has no apt: install the program with its package manager"
   elif [ "$(id -u)" != 0 ]; then
     echo "test: you are not root: sudo apt-get install $2, or sudo apt-get update and try again"
   else
@@ -42,8 +42,8 @@ while read -r program package how untested; do
     echo "test: unpacked $program from Debian's package $package into the cache"
     continue
   fi
-  tell_missing "$program" "$package" "$untested"
+  report_missing "$program" "$package" "$untested"
   if [ "$how" = unpack ]; then missing=1; fi
 done <requirements/apt.txt
 
-[ $missing = 0 ] || [ -z "${CI:-}" ] # elsewhere those tests are skipped, and say so
+[ $missing = 0 ] || [ -z "${CI:-}" ] # outside CI those tests are skipped, and say so

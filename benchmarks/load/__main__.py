@@ -1,11 +1,10 @@
-"""What the load client costs and how exact it is: beside a minimal C client and SGLang's Rust
-client, on a server that knows the truth.
+"""Measures what the load client costs and how exact it is, next to a minimal C client and SGLang's
+Rust client.
 
-    python -m benchmarks.load [--quick]     one table and one JSON object, merged into
-    benchmarks/latest.json
+    python -m benchmarks.load [--quick]     one table, and JSON merged into benchmarks/latest.json
 
-Server and clients are pinned to a core each, and every ratio is of figures taken in the same run,
-one client after the other.
+The server records its own times. Server and clients are pinned to a core each, and every ratio is
+of figures taken in the same run, one client after the other.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from benchmarks.load.programs import MissingRequirement, Pace
 LATEST: Final = Path(__file__).resolve().parent.parent / "latest.json"
 PACED: Final = Pace()
 BURST: Final = Pace(0, 0)
-SCENES: Final = {  # name → how the server answers, and what is asked of it
+SCENES: Final = {  # name → how the server responds, and the load
     "burst": (BURST, Load(32, 320, 2000)),
     "32": (PACED, Load(32, 128, 500)),
     "256": (PACED, Load(256, 1024, 250)),
@@ -40,7 +39,7 @@ REPEATS: Final = 3
 
 @dataclass(slots=True)
 class Results:
-    """All figures. Keys are those of benchmarks/latest.json."""
+    """All figures. The keys are those of benchmarks/latest.json."""
 
     cpu_us_per_token: dict[str, dict[str, float]] = field(
         default_factory=lambda: {"ours": {}, "c": {}, "sglang_rust": {}}
@@ -62,7 +61,7 @@ class Results:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A line of the table: a figure and what it may be at most (or at least)."""
+    """One line of the table: a figure and its limit, an upper one unless `at_least`."""
 
     name: str
     value: float
@@ -72,7 +71,7 @@ class Row:
 
     @property
     def verdict(self) -> str:
-        """Whether it keeps its bound."""
+        """Whether the figure keeps its limit."""
         if not self.limit:
             return ""
         kept = self.value >= self.limit if self.at_least else self.value <= self.limit
@@ -80,7 +79,7 @@ class Row:
 
 
 async def measure(folder: Path, *, quick: bool) -> Results:
-    """Everything, one after the other. Raises Missing without a C compiler."""
+    """Measure everything, one after the other. Raises MissingRequirement without a C compiler."""
     truth, floor = (programs.build(folder, name) for name in ("truth", "floor"))
     found = Results()
     async with clients.ours(folder) as ours:
@@ -100,7 +99,7 @@ async def measure(folder: Path, *, quick: bool) -> Results:
 async def measure_scene(
     found: Results, name: str, ours: Ours, places: tuple[Path, Path, Path], repeats: int
 ) -> None:
-    """One load, by each client in turn, several times; the medians count."""
+    """Run one load with each client in turn, several times; the medians count."""
     (truth, floor, folder), (pace, load) = places, SCENES[name]
     costs: dict[str, list[float]] = {"ours": [], "c": []}
     errors: list[Errors] = []
@@ -143,7 +142,9 @@ async def measure_scene(
 
 
 async def check_counts(found: Results, ours: Ours, truth: Path, folder: Path) -> None:
-    """Token counts where a chunk is not a token: several in one, or none, over each API."""
+    """Count wrong token counts where a chunk is not a token: several in one, or none, over each
+    API.
+    """
     for pace in COUNTS:
         for api in ("chat", "completions", "generate"):
             with programs.truth_server(truth, folder, pace) as server:
@@ -154,7 +155,7 @@ async def check_counts(found: Results, ours: Ours, truth: Path, folder: Path) ->
 
 
 def rows(found: Results) -> list[Row]:
-    """The figures with their bounds."""
+    """Return the figures with their limits."""
     cpu, found_rows = found.cpu_us_per_token, []
     for name in SCENES:
         found_rows.append(Row(f"cpu {name}: ours", cpu["ours"][name], "us/token"))
@@ -214,7 +215,7 @@ def _print(table: Sequence[Row]) -> None:
 
 
 def main() -> int:
-    """Exit code 0 when measured, whatever the figures; 2 when something is missing."""
+    """Measure and report; return 0 whatever the figures, 2 if a requirement is missing."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,6 +1,4 @@
-"""Owns how each client of the benchmark is run against a truth server, and what it cost and said.
-Judges nobody.
-"""
+"""Runs each client of the benchmark against a truth server and measures its cost."""
 
 from __future__ import annotations
 
@@ -38,7 +36,7 @@ SAMPLE_INTERVAL_S = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a client is to do: `streams` at a time, `requests` in all, each of `tokens`."""
+    """The load of a client: `streams` at a time, `requests` in all, each of `tokens`."""
 
     streams: int
     requests: int
@@ -47,7 +45,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a client took for it."""
+    """What a client used for a load."""
 
     tokens: int
     cpu_s: float
@@ -55,47 +53,44 @@ class Cost:
 
     @property
     def us_per_token(self) -> float:
-        """Processor microseconds of a token."""
+        """CPU microseconds per token."""
         return self.cpu_s * 1e6 / self.tokens
 
 
 def run_c_client(program: Path, server: TruthServer, load: Load) -> Cost:
-    """A minimal client in C, beginning as ours does."""
+    """Run the minimal C client; its requests start as those of our client do."""
     gap_us = first_due_ns(1, load.streams) // 1000
-    words = [
-        str(program),
-        str(server.port),
-        str(load.streams),
-        str(load.requests),
-        str(load.tokens),
-        str(gap_us),
-    ]
+    numbers = (server.port, load.streams, load.requests, load.tokens, gap_us)
+    words = [str(program), *map(str, numbers)]
     done = subprocess.run(words, capture_output=True, text=True, check=True, **pinned(CLIENT_CORE))
     result = json.loads(done.stdout)
     return Cost(result["tokens"], result["cpu_s"], result["wall_s"])
 
 
 def find_rust_python() -> Path:
-    """The Python of the environment that has SGLang's Rust client. Raises Missing."""
+    """Return the Python of the environment that has SGLang's Rust client. Raises
+    MissingRequirement.
+    """
     cache = (
         Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "benchfleet/sglang-cpu"
     )
     if not (cache / "bin/python").exists():
         raise MissingRequirement(
-            "SGLang's Rust client is not installed: python tests/real_sglang/environment.py makes its environment"
+            "SGLang's Rust client is not installed: run python tests/real_sglang/environment.py,"
+            " which creates its environment"
         )
     return cache / "bin/python"
 
 
 @dataclass(slots=True)
 class CpuUsage:
-    """Looks at what a process has taken of the processor, with the monotonic nanoseconds of each."""
+    """Samples of a process's CPU seconds, each with its time in monotonic nanoseconds."""
 
     samples: list[tuple[int, float]]
 
     @classmethod
     def watch(cls, process: psutil.Process) -> CpuUsage:
-        """Look until it has ended."""
+        """Sample the process until it has ended."""
         samples: list[tuple[int, float]] = []
         while True:
             try:
@@ -108,7 +103,7 @@ class CpuUsage:
             time.sleep(SAMPLE_INTERVAL_S)
 
     def between(self, from_ns: int, to_ns: int) -> float:
-        """Seconds that it took in that time."""
+        """Return the CPU seconds that the process used in that time."""
         before = max((used for at, used in self.samples if at <= from_ns), default=0.0)
         return (
             min((used for at, used in self.samples if at >= to_ns), default=self.samples[-1][1])
@@ -117,20 +112,28 @@ class CpuUsage:
 
 
 def run_rust_client(python: Path, program: Path, folder: Path, pace: Pace, load: Load) -> Cost:
-    """SGLang's Rust client, from the first request that the server sees to the last event that it
-    sends. Raises Missing.
+    """Run SGLang's Rust client; the cost is from the first request that the server received to its
+    last event.
+
+    Raises MissingRequirement if the client is not installed or fails.
     """
     words = [
-        python, "-m", "sglang.benchmark.rust_client", "--backend", "sglang-oai-chat", "--dataset-name", "random-ids", "--model", "truth",
-        "--tokenizer", python.parent.parent / "tiny-model", "--num-prompts", load.requests, "--max-concurrency", load.streams,
-        "--random-input-len", 16, "--random-output-len", load.tokens, "--random-range-ratio", 1, "--warmup-requests", 0,
-        "--output-file", folder / "rust.jsonl",
-    ]  # fmt: skip
+        *(python, "-m", "sglang.benchmark.rust_client", "--backend", "sglang-oai-chat"),
+        *("--dataset-name", "random-ids", "--model", "truth"),
+        *("--tokenizer", python.parent.parent / "tiny-model"),
+        *("--num-prompts", load.requests, "--max-concurrency", load.streams),
+        *("--random-input-len", 16, "--random-output-len", load.tokens),
+        *("--random-range-ratio", 1, "--warmup-requests", 0),
+        *("--output-file", folder / "rust.jsonl"),
+    ]
     with truth_server(program, folder, pace) as server, (folder / "rust.log").open("w+") as log:
         process = psutil.Popen(
-            [*map(str, words), "--base-url", server.url], stdout=log, stderr=log,
-            env={**os.environ, "HF_HUB_OFFLINE": "1"}, **pinned(CLIENT_CORE),
-        )  # fmt: skip
+            [*map(str, words), "--base-url", server.url],
+            stdout=log,
+            stderr=log,
+            env={**os.environ, "HF_HUB_OFFLINE": "1"},
+            **pinned(CLIENT_CORE),
+        )
         usage = CpuUsage.watch(process)
         code = process.wait(RUST_LIMIT_S)
         log.seek(0)
@@ -148,7 +151,7 @@ def run_rust_client(python: Path, program: Path, folder: Path, pace: Pace, load:
 
 
 class Ours:
-    """The load process of an agent, with its Ray, on the client's core."""
+    """The load process of an agent, with its Ray, on the core for clients."""
 
     def __init__(self, process: LoadProcess, folder: Path) -> None:
         self._process = process
@@ -157,30 +160,30 @@ class Ours:
 
     @property
     def rss_mb(self) -> float:
-        """Resident memory of the process that sends and the one that leads it, without Ray's own."""
+        """Resident memory of the largest process that sends, in MB."""
         recorded = self._process.recorded
         assert recorded is not None
-        ours = [
-            one
-            for one in _session_processes(recorded.session_id)
-            if "driver" in " ".join(one.cmdline()) or one.name().startswith("ray::")
+        workers = [
+            one for one in _session_processes(recorded.session_id) if one.name().startswith("ray::")
         ]
-        return (
-            max(
-                (one.memory_info().rss for one in ours if one.name().startswith("ray::")), default=0
-            )
-            / 1e6
-        )
+        return max((one.memory_info().rss for one in workers), default=0) / 1e6
 
     async def run(
         self, server: TruthServer, load: Load, api: str = "chat"
     ) -> tuple[LoadReply, Mapping[str, MeasuredRequest], float]:
-        """The reply, each request by its key, and the seconds from the order to the first request."""
+        """Return the reply, each request by its key, and the seconds from the order to the first
+        request.
+        """
         self._runs += 1
         workload = Workload(
-            f"run{self._runs}", concurrency=load.streams, requests=load.requests, output_tokens=load.tokens, prompts="builtin:chat",
-            api=api, request_timeout_s=120,
-        )  # fmt: skip
+            f"run{self._runs}",
+            concurrency=load.streams,
+            requests=load.requests,
+            output_tokens=load.tokens,
+            prompts="builtin:chat",
+            api=api,
+            request_timeout_s=120,
+        )
         path = self._folder / f"{self._runs}.parquet"
         request = LoadRequest(
             server.url,
@@ -220,6 +223,6 @@ def _session_processes(session: int) -> Iterator[psutil.Process]:
 
 @asynccontextmanager
 async def ours(folder: Path) -> AsyncIterator[Ours]:
-    """Our client, ready, on its core."""
+    """Start our client on the core for clients; it is ready inside the block."""
     async with load_process(folder, client_core()) as process:
         yield Ours(process, folder)

@@ -1,5 +1,5 @@
-"""Owns runs of the load process on chosen cores, and what the machine did meanwhile: who used its
-cores, and how large its shards were.
+"""Runs the load process on chosen cores and records what the machine did: CPU use and the size of
+shards.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class CpuTimes:
-    """Seconds of cores up to a moment: all that was not idle, what the hypervisor gave to other
-    machines, and what our server used.
+    """CPU seconds up to a moment: all that was not idle, what the hypervisor gave to other
+    machines, and our server's.
     """
 
     unix_ns: int
@@ -42,7 +42,7 @@ class CpuTimes:
 
     @classmethod
     def now(cls, server: psutil.Process) -> CpuTimes:
-        """From /proc."""
+        """Read them from /proc."""
         with open("/proc/stat", encoding="ascii") as file:
             user, nice, system, _, _, irq, soft, steal = (
                 int(word) / TICKS for word in file.readline().split()[1:9]
@@ -55,13 +55,15 @@ class CpuTimes:
 
 @dataclass(slots=True)
 class CpuWatch:
-    """Looks at the machine while a run goes on."""
+    """Samples of the machine's CPU times during a run."""
 
     samples: list[CpuTimes]
 
     def mean_cores(self, from_unix_ns: int, duration_s: float) -> CpuTimes:
-        """Means between the looks nearest to both ends: cores in place of seconds of them, and the
-        nanoseconds between.
+        """Return the mean cores in use between the samples nearest to both ends of a run.
+
+        The fields hold cores in place of seconds, and `unix_ns` the nanoseconds between the
+        samples.
         """
         first, last = self._nearest(from_unix_ns), self._nearest(from_unix_ns + duration_s * 1e9)
         wall_s = max(SAMPLE_INTERVAL_S, (last.unix_ns - first.unix_ns) / 1e9)
@@ -73,30 +75,31 @@ class CpuWatch:
         return CpuTimes(last.unix_ns - first.unix_ns, *(share / wall_s for share in shares))
 
     def _nearest(self, unix_ns: float) -> CpuTimes:
-        return min(self.samples, key=lambda look: abs(look.unix_ns - unix_ns))
+        return min(self.samples, key=lambda sample: abs(sample.unix_ns - unix_ns))
 
 
 @asynccontextmanager
 async def watch_cpu(server: psutil.Process) -> AsyncIterator[CpuWatch]:
-    """Look every LOOK_S while inside."""
+    """Sample the CPU times every SAMPLE_INTERVAL_S inside the block."""
     watch = CpuWatch([CpuTimes.now(server)])
 
-    async def look() -> None:
+    async def sample() -> None:
         while True:
             await asyncio.sleep(SAMPLE_INTERVAL_S)
             watch.samples.append(CpuTimes.now(server))
 
     async with asyncio.TaskGroup() as group:
-        looking = group.create_task(look())
+        sampling = group.create_task(sample())
         try:
             yield watch
         finally:
-            looking.cancel()
+            sampling.cancel()
 
 
 class LoadClient:
-    """A load process that is ready. From 16 requests at a time on it has two shards where it has
-    two cores, else one.
+    """A load process that is ready.
+
+    From 16 requests at a time on it has two shards if it has two cores, else one.
     """
 
     def __init__(self, process: LoadProcess, folder: Path) -> None:
@@ -107,8 +110,10 @@ class LoadClient:
     async def run(
         self, url: str, workload: Workload, *, warm: int = 0, raw: bool = False
     ) -> tuple[LoadReply, Path, int]:
-        """One run: the reply, its raw file if asked for, and its number. Raises LoadFailed, and
-        RuntimeError when a request failed.
+        """Run once; return the reply, the path of the raw file (written only if `raw`) and the
+        number of the run.
+
+        Raises LoadError, and RuntimeError if a request failed.
         """
         self._runs += 1
         path = self._folder / f"{workload.name}-{self._runs}.parquet"
@@ -132,8 +137,9 @@ class LoadClient:
         return reply, path, self._runs
 
     def shard_peaks_mb(self) -> list[float]:
-        """The most memory that each worker of Ray has ever had resident, the largest first; those
-        that carry no shard are small.
+        """Return the peak resident memory of each Ray worker, the largest first.
+
+        Workers without a shard are small.
         """
         recorded = self._process.recorded
         members = processes_of_session(recorded.session_id) if recorded else ()
@@ -143,7 +149,7 @@ class LoadClient:
 
 
 def _peak_mb(pid: int) -> float | None:
-    """Of a worker of Ray; None for any other process, and for one that has gone."""
+    """Return the peak of a Ray worker; None for any other process, and for one that has ended."""
     try:
         if not psutil.Process(pid).name().startswith("ray::"):
             return None
@@ -156,8 +162,9 @@ def _peak_mb(pid: int) -> float | None:
 
 
 def read_requests(path: Path, workload: Workload, run: int) -> Mapping[str, MeasuredRequest]:
-    """Each request of a closed loop's raw file by the salt before its prompt, as the truth server
-    knows it.
+    """Return the requests of a closed loop's raw file by the salt before their prompt.
+
+    The truth server records requests by the same salt.
     """
     draw, rows = PromptDraw(workload.prompts, SEED, run), pq.read_table(path).to_pylist()
     names = ("sent_ns", "first_output_ns", "last_ns", "completion_tokens")
@@ -167,12 +174,12 @@ def read_requests(path: Path, workload: Workload, run: int) -> Mapping[str, Meas
 
 
 def find_child(name: str) -> psutil.Process:
-    """The process of that name that we started. Raises StopIteration when there is none."""
+    """Return our child process of that name. Raises StopIteration if there is none."""
     return next(child for child in psutil.Process().children() if child.name() == name)
 
 
 @asynccontextmanager
 async def load_client(folder: Path, cores: frozenset[int]) -> AsyncIterator[LoadClient]:
-    """The load process, ready, on those cores."""
+    """Start the load process on those cores; it is ready inside the block."""
     async with load_process(folder, cores) as process:
         yield LoadClient(process, folder)

@@ -1,14 +1,14 @@
-"""How much memory a shard needs for a long run: 1,000,000 requests of 200 chunks in less than 1.5
-GB.
+"""Measures how much memory a shard needs for a long run: the limit is 1.5 GB for 1,000,000 requests
+of 200 chunks.
 
-    python -m benchmarks.load.memory [--requests 1000000] [--json FILE]     one table and one JSON
-    object
+    python -m benchmarks.load.memory [--requests 1000000] [--json FILE]     table, JSON object
 
-Runs of growing size up to the one asked for, one shard, each in a load process of its own, so that
-the most that it ever had resident is the run's. Memory first fills what a shard may keep (requests
-made ahead, answers to decode, chunks before the first go to disk: `Room` in
-`fleet_agent/load/workers/shard.py`) and then grows slowly with the requests. So runs are larger
-than that, and a line through them tells what a million requests take where fewer were run.
+It runs growing numbers of requests up to the given one, with one shard, each in a load process of
+its own, so that the process's peak is the run's. Memory first fills what a shard may keep (requests
+prepared ahead, answers to decode, chunks before the first go to disk: `ShardLimits` in
+`fleet_agent/load/workers/shard_plan.py`) and then grows slowly with the requests. The runs are
+larger than that, so that a line through them gives the memory of a million requests where fewer
+were run.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ MIN_REQUESTS: Final = ShardLimits().prepared  # requests of a run that can be on
 
 @dataclass(frozen=True, slots=True)
 class MemoryRun:
-    """One run. Megabytes are the most that a process ever had resident."""
+    """One run; `shard_mb` is the peak resident memory of its shard."""
 
     requests: int
     shard_mb: float
@@ -55,10 +55,17 @@ class MemoryRun:
 
 
 async def run(folder: Path, program: Path, requests: int) -> MemoryRun:
-    """One run of so many requests in a new load process."""
+    """Run so many requests in a new load process."""
     cores = sorted(os.sched_getaffinity(0))
-    workload = Workload("memory", concurrency=STREAMS, requests=requests, output_tokens=CHUNKS, prompts="builtin:chat", api="chat",
-                        request_timeout_s=600)  # fmt: skip
+    workload = Workload(
+        "memory",
+        concurrency=STREAMS,
+        requests=requests,
+        output_tokens=CHUNKS,
+        prompts="builtin:chat",
+        api="chat",
+        request_timeout_s=600,
+    )
     async with load_client(
         folder / str(requests), frozenset({cores[CLIENT_CORE % len(cores)]})
     ) as client:
@@ -75,8 +82,9 @@ async def run(folder: Path, program: Path, requests: int) -> MemoryRun:
 
 
 def at_requests(took: Sequence[MemoryRun], requests: int) -> float:
-    """Megabytes that so many requests take: what was measured, or on the line through the runs. NaN
-    when one is too small for it.
+    """Return the MB that so many requests need: as measured, or on the line through the runs.
+
+    NaN if a run is too small for the line.
     """
     exact = [one.shard_mb for one in took if one.requests == requests]
     if exact:
@@ -88,25 +96,28 @@ def at_requests(took: Sequence[MemoryRun], requests: int) -> float:
 
 
 async def measure(folder: Path, requests: int) -> list[MemoryRun]:
-    """The runs, smallest first. Raises Missing without a C compiler."""
+    """Measure the runs, smallest first. Raises MissingRequirement without a C compiler."""
     program = programs.build(folder, "truth")
     return [await run(folder, program, round(share * requests)) for share in RUN_SHARES]
 
 
 def summary(million_mb: float, *, measured: bool) -> str:
-    """What is said of a million requests."""
+    """Return the sentence about a million requests."""
     if math.isnan(million_mb):
-        return f"{REQUESTS:9d} requests: not told by runs of fewer than {MIN_REQUESTS}, which a shard prepares ahead"
-    how, verdict = (
-        "measured" if measured else "on the line through the runs",
-        "kept" if million_mb < LIMIT_MB else "MISSED",
-    )
+        return (
+            f"{REQUESTS:9d} requests: unknown, because a run had fewer than the {MIN_REQUESTS}"
+            " requests that a shard prepares ahead"
+        )
+    how = "measured" if measured else "on the line through the runs"
+    verdict = "kept" if million_mb < LIMIT_MB else "MISSED"
     return f"{REQUESTS:9d} requests: {million_mb:.0f} MB ({how}) < {LIMIT_MB:.0f} {verdict}"
 
 
 def main() -> int:
-    """0 when a million requests fit or the runs are too small to tell, 1 when they do not fit, 2
-    when something is missing.
+    """Measure and report.
+
+    Return 0 if a million requests fit or the runs are too small to decide, 1 if they do not fit, 2
+    if a requirement is missing.
     """
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -129,7 +140,8 @@ def main() -> int:
     measured = any(one.requests == REQUESTS for one in took)
     for one in took:
         print(
-            f"{one.requests:9d} requests of {CHUNKS} chunks: {one.shard_mb:7.0f} MB, {one.run_s:7.1f} s, decoded in {one.decode_s:.1f} s"
+            f"{one.requests:9d} requests of {CHUNKS} chunks: {one.shard_mb:7.0f} MB,"
+            f" {one.run_s:7.1f} s, decoded in {one.decode_s:.1f} s"
         )
     print(summary(million_mb, measured=measured))
     known_mb = None if math.isnan(million_mb) else million_mb

@@ -1,6 +1,4 @@
-"""Owns the C programs of the benchmark: builds them, runs the truth server, and reads what it wrote
-down. Judges nobody.
-"""
+"""Builds the C programs of the benchmark, runs the truth server, and reads its records."""
 
 from __future__ import annotations
 
@@ -20,23 +18,26 @@ SERVER_CORE, CLIENT_CORE = 0, 1
 
 
 class MissingRequirement(Exception):
-    """Something that the benchmark needs is not here; says what, and how to get it."""
+    """Something that the benchmark needs is missing; the text says what, and how to install it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How a truth server answers. Microseconds; 0 and 0 is as fast as the socket takes it."""
+    """How a truth server responds, in microseconds; 0 and 0 is as fast as the socket
+    accepts data.
+    """
 
     ttft_us: int = 50_000
     token_us: int = 5_000
     chunk: int = 1  # tokens of an event
-    empty_every: int = 0  # every so manieth event has no text
+    empty_every: int = 0  # each event with a multiple of this number has no text; 0: all have
 
 
 @dataclass(frozen=True, slots=True)
 class ServerRecord:
-    """One request as the server saw it. CLOCK_MONOTONIC nanoseconds, each event's in the moment
-    before it was sent.
+    """One request as the server recorded it.
+
+    CLOCK_MONOTONIC nanoseconds; each event's are of the moment before it was sent.
     """
 
     received_ns: int
@@ -46,8 +47,9 @@ class ServerRecord:
 
 @dataclass(slots=True)
 class TruthServer:
-    """A truth server that runs; `told` is filled when it has ended. Keys are the twelve characters
-    before a prompt.
+    """A running truth server; `records` is filled once it has ended.
+
+    Keys are the twelve characters before a prompt.
     """
 
     port: int
@@ -55,12 +57,12 @@ class TruthServer:
 
     @property
     def url(self) -> str:
-        """Where it is."""
+        """The server's URL."""
         return f"http://127.0.0.1:{self.port}"
 
 
 def build(folder: Path, name: str) -> Path:
-    """The compiled program of `name`.c. Raises Missing without a C compiler."""
+    """Compile `name`.c; return the program. Raises MissingRequirement without a C compiler."""
     program = folder / name
     compiler = os.environ.get("CC", "cc")
     try:
@@ -69,13 +71,13 @@ def build(folder: Path, name: str) -> Path:
         )
     except FileNotFoundError:
         raise MissingRequirement(
-            f"no C compiler {compiler!r}: install one (Debian: apt install gcc libc6-dev) or name it in CC"
+            f"no C compiler {compiler!r}: install one (Debian: apt install gcc libc6-dev) or set CC"
         ) from None
     return program
 
 
 def pinned(core: int) -> Mapping[str, Any]:
-    """Arguments of Popen that keep a process on one core, where there are several."""
+    """Return the arguments of Popen that keep a process on one core, if there are several."""
     cores = sorted(os.sched_getaffinity(0)) or [0]
     chosen = cores[core % len(cores)]
     return {"preexec_fn": lambda: os.sched_setaffinity(0, {chosen})}
@@ -83,18 +85,11 @@ def pinned(core: int) -> Mapping[str, Any]:
 
 @contextmanager
 def truth_server(program: Path, folder: Path, pace: Pace) -> Iterator[TruthServer]:
-    """The server while inside; afterwards it has told."""
+    """Run the server inside the block; after the block its records are filled."""
     record = folder / "truth.txt"
     words = [
-        program,
-        "--ttft-us",
-        pace.ttft_us,
-        "--token-us",
-        pace.token_us,
-        "--chunk",
-        pace.chunk,
-        "--empty-every",
-        pace.empty_every,
+        *(program, "--ttft-us", pace.ttft_us, "--token-us", pace.token_us),
+        *("--chunk", pace.chunk, "--empty-every", pace.empty_every),
     ]
     process = subprocess.Popen(
         [*map(str, words), "--record", str(record)],
@@ -113,8 +108,10 @@ def truth_server(program: Path, folder: Path, pace: Pace) -> Iterator[TruthServe
 
 
 def _read_records(record: Path) -> Iterator[tuple[str, ServerRecord]]:
-    """Keys as they were sent; those of clients whose prompts begin with no salt of ours may be
-    alike, and get their number.
+    """Yield each request by its key.
+
+    Clients that put no salt before a prompt may send the same key twice; a repeated key gets its
+    number.
     """
     seen: set[str] = set()
     for number, line in enumerate(record.read_text().splitlines()):
@@ -126,8 +123,9 @@ def _read_records(record: Path) -> Iterator[tuple[str, ServerRecord]]:
 
 @asynccontextmanager
 async def load_process(folder: Path, cores: frozenset[int]) -> AsyncIterator[LoadProcess]:
-    """An agent's load process, ready, on those cores; whoever else starts processes meanwhile
-    starts them elsewhere.
+    """Start an agent's load process on those cores; it is ready inside the block.
+
+    Only the start runs on those cores, so that processes started later run elsewhere.
     """
     process, before = LoadProcess(), os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores)
@@ -143,6 +141,6 @@ async def load_process(folder: Path, cores: frozenset[int]) -> AsyncIterator[Loa
 
 
 def client_core() -> frozenset[int]:
-    """The one of clients."""
+    """Return the core for clients."""
     cores = sorted(os.sched_getaffinity(0))
     return frozenset({cores[CLIENT_CORE % len(cores)]})

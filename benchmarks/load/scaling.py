@@ -1,14 +1,14 @@
-"""What two shards drive beside one, where their cores are free; and where they are not, what the
-CPU time of a token says of it.
+"""Measures the throughput of two shards next to that of one, if their cores are free, and the CPU
+time per token.
 
-    python -m benchmarks.load.scaling [--repeats 3] [--json FILE]     one table, one JSON object,
-    one sentence
+    python -m benchmarks.load.scaling [--repeats 3] [--json FILE]     table, JSON object, sentence
 
 Two shards get twice the streams of one, in turns (one, two, two, one). `paced` is a load that one
 shard and the server carry with ease, `burst` all that they can. A machine resolves the ratio of
-throughputs only with two cores beside those that the server and everybody else use. CPU time does
-not need free cores: shards that share no hot path take as much of it for a token as one does, so
-two free cores drive 2 × (that of one) ÷ (that of two) times as much.
+throughputs only with two cores besides those that the server and all other processes use. CPU time
+does not need free cores: shards that share no hot path use as much of it for a token as one shard
+does, so two free cores would yield 2 × (CPU time per token of one) ÷ (that of two) times the
+throughput.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from benchmarks.load.programs import SERVER_CORE, MissingRequirement, Pace
 from fleet_protos.trial_types import Workload
 
 TARGET_RATIO: Final = 1.7
-CORE_TOLERANCE: Final = 0.1  # of a core, that may be missing from two free ones
+CORE_TOLERANCE: Final = 0.1  # how much of two free cores may be missing
 SHARDS: Final = (1, 2)
 TOKENS: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """How the server answers, and what one shard has to do; two have twice of it."""
+    """How the server responds, and the load of one shard; two shards get twice the load."""
 
     pace: Pace
     streams: int
@@ -55,8 +55,8 @@ SCENES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class ScalingRun:
-    """One run. Cores are means over it: of the shards, of the server, of everybody else, and what
-    the hypervisor gave to others.
+    """One run. Cores are means over it: the shards', the server's, all others', and those the
+    hypervisor gave away.
     """
 
     tok_s: float
@@ -67,19 +67,24 @@ class ScalingRun:
     steal_cores: float
 
     def free_cores(self, cores: int) -> float:
-        """How many cores nobody else used: the shards' own and idle ones."""
+        """Return how many cores no other process used: the shards' own and idle ones."""
         return cores - self.server_cores - self.others_cores - self.steal_cores
 
 
 async def run(
     client: LoadClient, program: Path, folder: Path, name: str, shards: int
 ) -> ScalingRun:
-    """One run of a scene by so many shards, with who used the machine meanwhile."""
+    """Run a scene once with so many shards, and record who used the machine."""
     scene = SCENES[name]
     workload = Workload(
-        name, concurrency=scene.streams * shards, requests=scene.requests * shards, output_tokens=scene.tokens, prompts="builtin:chat",
-        api="chat", request_timeout_s=300,
-    )  # fmt: skip
+        name,
+        concurrency=scene.streams * shards,
+        requests=scene.requests * shards,
+        output_tokens=scene.tokens,
+        prompts="builtin:chat",
+        api="chat",
+        request_timeout_s=300,
+    )
     with programs.truth_server(program, folder, scene.pace) as server:
         async with watch_cpu(find_child("truth")) as watch:
             reply, _, _ = await client.run(server.url, workload)
@@ -100,7 +105,10 @@ async def run(
 
 
 async def measure(folder: Path, repeats: int) -> Mapping[str, Mapping[int, ScalingRun]]:
-    """Medians, by scene and shards. Raises Missing without a C compiler or a second core."""
+    """Return the medians by scene and shards.
+
+    Raises MissingRequirement without a C compiler or a second core.
+    """
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         raise MissingRequirement("two shards need two cores; this process may use one")
@@ -135,54 +143,70 @@ def _median(took: Sequence[ScalingRun]) -> ScalingRun:
 
 
 def ratio_by_cpu(found: Mapping[int, ScalingRun]) -> float:
-    """How many times the throughput of one shard two would reach, each with a core of its own and a
-    server that keeps up.
+    """Return the throughput ratio that CPU times predict.
+
+    It assumes a core for each shard and a server that keeps up.
     """
     return 2 * found[1].us_per_token / found[2].us_per_token
 
 
 def summary(found: Mapping[str, Mapping[int, ScalingRun]], cores: int) -> str:
-    """What the figures say of two shards; plainly that they do not, where cores are missing."""
+    """Return what the figures say about two shards, or that cores are missing to say it."""
     burst = found["burst"]
     free, ratio = burst[2].free_cores(cores), burst[2].tok_s / burst[1].tok_s
     cpu = ", ".join(f"{ratio_by_cpu(of):.2f}x by {name}" for name, of in found.items())
     if free < 2 - CORE_TOLERANCE:
-        used = f"the server used {burst[2].server_cores:.2f}, others {burst[2].others_cores:.2f}, the hypervisor {burst[2].steal_cores:.2f}"
+        used = (
+            f"the server used {burst[2].server_cores:.2f}, others {burst[2].others_cores:.2f},"
+            f" the hypervisor {burst[2].steal_cores:.2f}"
+        )
         return (
-            f"two shards >= {TARGET_RATIO}x: not resolvable here: of {cores} cores {used}, so {free:.2f} were left for two shards "
-            f"(measured {ratio:.2f}x); by CPU time of a token two free cores would give {cpu}"
+            f"two shards >= {TARGET_RATIO}x: not resolvable here: of {cores} cores {used},"
+            f" so {free:.2f} were left for two shards (measured {ratio:.2f}x);"
+            f" by CPU time per token two free cores would yield {cpu}"
         )
     if burst[2].server_cores > 1 - CORE_TOLERANCE:
-        return f"two shards >= {TARGET_RATIO}x: not resolvable here: the server was the limit ({ratio:.2f}x); by CPU time of a token {cpu}"
-    return f"two shards >= {TARGET_RATIO}x: {'kept' if ratio >= TARGET_RATIO else 'MISSED'}: {ratio:.2f}x; by CPU time of a token {cpu}"
+        return (
+            f"two shards >= {TARGET_RATIO}x: not resolvable here: the server was the limit"
+            f" ({ratio:.2f}x); by CPU time per token {cpu}"
+        )
+    verdict = "kept" if ratio >= TARGET_RATIO else "MISSED"
+    return f"two shards >= {TARGET_RATIO}x: {verdict}: {ratio:.2f}x; by CPU time per token {cpu}"
 
 
 def table(found: Mapping[str, Mapping[int, ScalingRun]]) -> str:
-    """For people."""
+    """Return the figures as text."""
     lines = [
-        f"{'':16}{'tok/s':>12}{'us/token':>12}{'shards':>9}{'server':>9}{'others':>9}{'steal':>9}   (cores)"
+        f"{'':16}{'tok/s':>12}{'us/token':>12}{'shards':>9}{'server':>9}{'others':>9}{'steal':>9}"
+        "   (cores)"
     ]
     for name, of in found.items():
         for shards, took in of.items():
             cores = (took.shards_cores, took.server_cores, took.others_cores, took.steal_cores)
-            lines.append(f"{name}, {shards} shard{'s' if shards > 1 else ' '}".ljust(16) + f"{took.tok_s:12.0f}{took.us_per_token:12.2f}"
-                         + "".join(f"{value:9.2f}" for value in cores))  # fmt: skip
+            label = f"{name}, {shards} shard{'s' if shards > 1 else ' '}".ljust(16)
+            rates = f"{took.tok_s:12.0f}{took.us_per_token:12.2f}"
+            lines.append(label + rates + "".join(f"{value:9.2f}" for value in cores))
     return "\n".join(lines)
 
 
 def as_json(found: Mapping[str, Mapping[int, ScalingRun]], cores: int) -> dict[str, Any]:
-    """For programs."""
+    """Return the figures as a JSON object."""
     shown = {
         name: {str(shards): asdict(took) for shards, took in of.items()}
         for name, of in found.items()
     }
     burst = found["burst"]
-    return {"cores": cores, "scenes": shown, "measured": burst[2].tok_s / burst[1].tok_s, "free_cores": burst[2].free_cores(cores),
-            "by_cpu": {name: ratio_by_cpu(of) for name, of in found.items()}}  # fmt: skip
+    return {
+        "cores": cores,
+        "scenes": shown,
+        "measured": burst[2].tok_s / burst[1].tok_s,
+        "free_cores": burst[2].free_cores(cores),
+        "by_cpu": {name: ratio_by_cpu(of) for name, of in found.items()},
+    }
 
 
 def main() -> int:
-    """0 when measured, whatever the figures; 2 when something is missing."""
+    """Measure and report; return 0 whatever the figures, 2 if a requirement is missing."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

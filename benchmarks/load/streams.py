@@ -1,11 +1,10 @@
-"""Ten thousand streams at a time from one host: are all open at once, is none lost, miscounted or
-late?
+"""Measures 10,000 streams at a time from one host: whether all are open at once and none is lost,
+miscounted or late.
 
-    python -m benchmarks.load.streams [--streams 10000] [--json FILE]     one table and one JSON
-    object
+    python -m benchmarks.load.streams [--streams 10000] [--json FILE]     one table, one JSON object
 
-Every stream is open at one moment, because a request lasts far longer than it takes to begin them
-all. The truth server has a core of its own; the shards have the others, or share its core where
+All streams are open at one moment, because a request lasts far longer than starting all of them
+takes. The truth server has a core of its own; the shards have the others, or share its core if
 there is no other.
 """
 
@@ -39,9 +38,11 @@ SPARE_FILES: Final = 128
 
 @dataclass(frozen=True, slots=True)
 class StreamResults:
-    """What a run of so many streams showed. Milliseconds, cores, megabytes. TTFT counts from the
-    sending here: the first requests of all
-    slots are due within 50 ms, and how late they were sent is told beside it."""
+    """The figures of a run, in milliseconds, cores and megabytes.
+
+    TTFT counts from the moment of sending: the first requests of all slots are due within 50 ms,
+    and `dispatch_delay_ms_p99` shows how late they were sent.
+    """
 
     streams: int
     open_at_once: int
@@ -59,26 +60,36 @@ class StreamResults:
 
 
 def max_open(sent_ns: Sequence[int], last_ns: Sequence[int]) -> int:
-    """The most requests in flight at one moment."""
+    """Return the most requests in flight at one moment."""
     moments = np.concatenate([np.asarray(sent_ns), np.asarray(last_ns)])
     steps = np.concatenate([np.ones(len(sent_ns), int), -np.ones(len(last_ns), int)])
     return int(np.cumsum(steps[np.lexsort((steps, moments))]).max())
 
 
 async def measure(folder: Path, streams: int) -> StreamResults:
-    """One run. Raises Missing without a C compiler or with too few descriptors, RuntimeError when a
+    """Run once.
+
+    Raises MissingRequirement without a C compiler or with too few descriptors, RuntimeError if a
     request failed.
     """
     file_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if file_limit < streams + SPARE_FILES:
         raise MissingRequirement(
-            f"{streams} streams need {streams + SPARE_FILES} open files, `ulimit -Hn` is {file_limit}: raise it, or lower --streams"
+            f"{streams} streams need {streams + SPARE_FILES} open files, but `ulimit -Hn` is"
+            f" {file_limit}: raise it, or lower --streams"
         )
     cores = sorted(os.sched_getaffinity(0))
     others = [core for core in cores if core != cores[SERVER_CORE % len(cores)]]
     program = programs.build(folder, "truth")
-    workload = Workload("streams", concurrency=streams, requests=streams, output_tokens=TOKENS, prompts="builtin:chat", api="chat",
-                        request_timeout_s=120)  # fmt: skip
+    workload = Workload(
+        "streams",
+        concurrency=streams,
+        requests=streams,
+        output_tokens=TOKENS,
+        prompts="builtin:chat",
+        api="chat",
+        request_timeout_s=120,
+    )
     async with load_client(folder, frozenset(others[:2] if len(others) > 1 else cores)) as client:
         with programs.truth_server(program, folder, PACE) as server:
             async with watch_cpu(find_child("truth")) as watch:
@@ -91,16 +102,27 @@ async def measure(folder: Path, streams: int) -> StreamResults:
         float(reply.facts["client_cpu_s"]) / reply.duration_s,
     )
     return StreamResults(
-        streams=streams, open_at_once=max_open(rows["sent_ns"], rows["last_ns"]),
-        failed=reply.requests_failed, miscounted=found.miscounted,
-        ttft_error_ms_p50=found.ttft_ms["p50"], ttft_error_ms_p99=found.ttft_ms["p99"], tpot_error_ms_p99=found.tpot_ms["p99"],
-        dispatch_delay_ms_p99=1e3 * reply.metrics["dispatch_delay_s_p99"], loop_lag_ms_p99=1e3 * float(reply.facts["loop_lag_p99_s"]),
-        shards_cores=ours, server_cores=used.server_s, others_cores=max(0.0, used.busy_s - ours - used.server_s), shard_peak_mb=peaks[0],
-    )  # fmt: skip
+        streams=streams,
+        open_at_once=max_open(rows["sent_ns"], rows["last_ns"]),
+        failed=reply.requests_failed,
+        miscounted=found.miscounted,
+        ttft_error_ms_p50=found.ttft_ms["p50"],
+        ttft_error_ms_p99=found.ttft_ms["p99"],
+        tpot_error_ms_p99=found.tpot_ms["p99"],
+        dispatch_delay_ms_p99=1e3 * reply.metrics["dispatch_delay_s_p99"],
+        loop_lag_ms_p99=1e3 * float(reply.facts["loop_lag_p99_s"]),
+        shards_cores=ours,
+        server_cores=used.server_s,
+        others_cores=max(0.0, used.busy_s - ours - used.server_s),
+        shard_peak_mb=peaks[0],
+    )
 
 
 def main() -> int:
-    """0 when all were open at once and none miscounted, 1 when not, 2 when something is missing."""
+    """Measure and report.
+
+    Return 0 if all were open at once and none miscounted, else 1; 2 if a requirement is missing.
+    """
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,12 +1,12 @@
-"""Compares what our load client and `sglang.bench_serving` say of the same server process: random
-token ids, closed and open loop.
+"""Compares what our load client and `sglang.bench_serving` measure on the same server process, in
+closed and open loops.
 
-    python -m benchmarks.side_by_side [--engine simulated|real] [--repeats 5] [--json FILE]     one
-    table, then one JSON object
+    python -m benchmarks.side_by_side [--engine simulated|real] [--repeats 5] [--json FILE]
 
-Each load is run by both, in turns (ours, theirs, theirs, ours, ...), then again on a C server that
-writes down its own times and answers about as fast: what a client adds by itself shows there.
-Servers and clients have a core each.
+It prints one table, then one JSON object. The prompts are random token ids. Both clients run each
+load in turns (ours, theirs, theirs, ours, ...), then again on a C server that records its own times
+and responds about as fast: that shows what a client adds by itself. Servers and clients have a core
+each.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LOADS: Final = {
         Load("closed", requests=32, input_tokens=64, output_tokens=16, concurrency=4, warm_up=4),
         Load("open", requests=24, input_tokens=64, output_tokens=16, rate_per_s=2.0, warm_up=4),
     ),
-}  # fmt: skip
+}
 HEAD: Final = (
     "ours",
     "ours, their way",
@@ -54,16 +54,16 @@ HEAD: Final = (
 
 @dataclass(slots=True)
 class RepeatedFigures:
-    """What each client said of one load, run by run: of ours by (our definitions, theirs)."""
+    """The figures of one load, run by run; ours as (by our definitions, by theirs)."""
 
     ours: list[tuple[Figures, Figures]] = field(default_factory=list)
     theirs: list[Figures] = field(default_factory=list)
-    info_s: list[float] = field(default_factory=list)  # of GET /server_info beside each
+    info_s: list[float] = field(default_factory=list)  # of GET /server_info before each repeat
 
 
 @dataclass(frozen=True, slots=True)
 class Clients:
-    """Both, ready."""
+    """Both clients, ready."""
 
     ours: ours.LoadClient
     theirs: theirs.BenchServing
@@ -71,8 +71,10 @@ class Clients:
 
 @dataclass(frozen=True, slots=True)
 class LoadComparison:
-    """Of one load. `info_s`: GET /server_info; `late_s`: how late bench_serving's last request was
-    on the truth server, open loop.
+    """The comparison for one load.
+
+    `info_s`: the time of GET /server_info. `late_s`: how late bench_serving's last request was on
+    the truth server in an open loop.
     """
 
     load: Load
@@ -84,8 +86,9 @@ class LoadComparison:
 async def run_in_turns(
     server: Server, load: Load, clients: Clients, repeats: int
 ) -> RepeatedFigures:
-    """Both clients on one server, in turns; what each says first is no repeat, since client and
-    server are new to it.
+    """Run both clients on one server, in turns.
+
+    The first run of each does not count, because client and server are new to the load.
     """
     await clients.ours.run(server, load, 0, 0.0)
     await asyncio.to_thread(clients.theirs.run, server, load)
@@ -105,8 +108,9 @@ async def run_in_turns(
 async def run_controls(
     program: Path, load: Load, pace: Pace, clients: Clients, repeats: int, folder: Path
 ) -> tuple[Mapping[str, Control], Sequence[float]]:
-    """How the clients differ on a server that does not, by figure; and, of an open loop, how late
-    bench_serving's last request was.
+    """Return how the clients differ on the truth server, by figure.
+
+    For an open loop, also return how late bench_serving's last request was in each run.
     """
     ours_figures: list[tuple[Figures, Figures]] = []
     theirs_figures: list[tuple[Figures, Figures]] = []
@@ -136,7 +140,9 @@ async def run_controls(
 async def measure(
     server: Server, loads: Sequence[Load], repeats: int, folder: Path
 ) -> dict[str, LoadComparison]:
-    """What was found, by load. Raises Missing without SGLang or a C compiler."""
+    """Return the comparison of each load. Raises MissingRequirement without SGLang or a C
+    compiler.
+    """
     program, found = programs.build(folder, "truth"), {}
     async with ours.client(folder) as client:
         with theirs.bench_serving(folder) as other:
@@ -151,8 +157,9 @@ async def measure(
 async def compare_load(
     server: Server, load: Load, clients: Clients, repeats: int, places: tuple[Path, Path]
 ) -> LoadComparison:
-    """What was found of one load, on the server and on the truth server; `places`: its program, and
-    a folder.
+    """Compare the clients under one load, on the server and on the truth server.
+
+    `places`: the truth server's program, and a folder.
     """
     measured = await run_in_turns(server, load, clients, repeats)
     middle = [
@@ -169,7 +176,7 @@ async def compare_load(
 
 
 def table(engine: str, found: Sequence[LoadComparison], repeats: int) -> str:
-    """For people."""
+    """Return the figures as text."""
     lines = []
     for one in found:
         load = one.load
@@ -185,7 +192,8 @@ def table(engine: str, found: Sequence[LoadComparison], repeats: int) -> str:
         lines.append("".join([f"{'':14}", *(f"{head:>16}" for head in HEAD[:-1]), "  ", HEAD[-1]]))
         lines += [_line(row) for row in one.rows]
         lines.append(
-            f"GET /server_info took {1e3 * one.info_s:.1f} ms, which bench_serving counts into its duration"
+            f"GET /server_info took {1e3 * one.info_s:.1f} ms, which bench_serving includes in its"
+            " duration"
         )
         known = next(row.control for row in one.rows if row.name == "ttft_ms_p50")
         if known:
@@ -193,7 +201,8 @@ def table(engine: str, found: Sequence[LoadComparison], repeats: int) -> str:
             lines.append(f"TTFT p50 against the truth server's own times: {errors}")
         if not load.concurrency:
             lines.append(
-                f"bench_serving's last request came {1e3 * one.late_s:.0f} ms after it was due (on the truth server)"
+                f"bench_serving's last request came {1e3 * one.late_s:.0f} ms after it was due"
+                " (on the truth server)"
             )
         lines.append("")
     return "\n".join(lines)
@@ -218,11 +227,17 @@ def _line(row: Row) -> str:
 
 
 def as_json(engine: str, found: Sequence[LoadComparison]) -> dict[str, Any]:
-    """For programs; a simulated engine says so, and what there is none of is null."""
+    """Return the figures as a JSON object, marked if simulated; a missing figure is null."""
     loads = {}
     for one in found:
-        figures = {row.name: {**asdict(row), "ours": None if math.isnan(row.ours) else row.ours, "difference": row.difference}
-                   for row in one.rows}  # fmt: skip
+        figures = {
+            row.name: {
+                **asdict(row),
+                "ours": None if math.isnan(row.ours) else row.ours,
+                "difference": row.difference,
+            }
+            for row in one.rows
+        }
         loads[one.load.name] = {
             "load": asdict(one.load),
             "server_info_s": one.info_s,
@@ -233,8 +248,10 @@ def as_json(engine: str, found: Sequence[LoadComparison]) -> dict[str, Any]:
 
 
 def main() -> int:
-    """0 when both clients agree or every difference is explained; 1 when one is not; 2 when
-    something is missing.
+    """Measure and report.
+
+    Return 0 if both clients agree or every difference is explained, 1 if one is not, 2 if a
+    requirement is missing.
     """
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

@@ -1,8 +1,7 @@
-"""Owns the figures of one run as `sglang.bench_serving` (0.5.23) defines them, over the raw times
-of its requests. Pure; measures nothing.
+"""Computes the figures of one run as `sglang.bench_serving` (0.5.23) defines them, from the raw
+times of its requests.
 
-Read off `sglang/benchmark/serving.py`; where these definitions differ from ours is told in
-docs/metrics.md.
+The definitions are those of `sglang/benchmark/serving.py`; docs/metrics.md says where ours differ.
 """
 
 from __future__ import annotations
@@ -24,8 +23,9 @@ Figures = Mapping[str, float]  # by NAMES; milliseconds, tokens a second
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """A request that succeeded. Nanoseconds of one clock; `chunks` are (when, tokens) of each event
-    with text.
+    """One request that succeeded.
+
+    Nanoseconds of one clock; `chunks` are (time, tokens) of each event with text.
     """
 
     sent_ns: int
@@ -36,11 +36,11 @@ class Times:
 
 
 def figures(requests: Sequence[Times], after_s: float = 0.0) -> Figures:
-    """All figures of a run. `after_s`: what bench_serving does inside its duration once the last
-    answer is there.
+    """Return all figures of a run.
 
-    A latency begins when the request is sent, the duration with the first sending. Raises
-    ValueError for no requests.
+    `after_s`: the seconds that bench_serving adds to its duration after the last answer. A latency
+    starts when the request is sent, the duration with the first request. Raises ValueError if there
+    are no requests.
     """
     if not requests:
         raise ValueError("no request succeeded: there is nothing to compare")
@@ -71,15 +71,16 @@ def figures(requests: Sequence[Times], after_s: float = 0.0) -> Figures:
 
 
 def _per_token_ms(chunks: Sequence[tuple[int, int]]) -> Iterator[float]:
-    """The gap before an event, shared among its tokens: each of them counts, and those of the first
-    event do not.
+    """Yield the gap before an event once for each of its tokens, divided by their number.
+
+    The tokens of the first event do not count.
     """
     for (before_ns, _), (at_ns, tokens) in pairwise(chunks):
         yield from [(at_ns - before_ns) / 1e6 / tokens] * tokens if tokens else ()
 
 
 def _shares(values: Sequence[float]) -> Iterable[tuple[str, float]]:
-    """Mean, median and 99th percentile; 0 for no values, as bench_serving prints it."""
+    """Return the mean, median and 99th percentile; 0 for no values, as bench_serving prints."""
     if not values:
         return [(share, 0.0) for share in SHARES]
     return [

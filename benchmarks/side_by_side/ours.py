@@ -1,5 +1,5 @@
-"""Owns how the load process is run beside bench_serving and how its raw file becomes figures by
-both definitions. Judges nobody.
+"""Runs our load process as the counterpart of bench_serving, and computes its figures by both
+definitions.
 """
 
 from __future__ import annotations
@@ -27,11 +27,18 @@ _OURS: Final = {"ttft": "ttft_s", "tpot": "tpot_s", "itl": "icl_s", "e2e": "e2e_
 
 
 def make_workload(load: Load, server: Server) -> tuple[Workload, Mapping[str, str]]:
-    """The load as a job would ask for it, and the file that it names: of an open loop the arrivals
-    of bench_serving.
+    """Return the load as a job would request it, and the file that it refers to.
+
+    The file of an open loop holds the arrival times of bench_serving.
     """
-    common = Workload(load.name, requests=load.requests, prompts="random:ids", api="generate", vocabulary=server.vocabulary,
-                      request_timeout_s=TIMEOUT_S)  # fmt: skip
+    common = Workload(
+        load.name,
+        requests=load.requests,
+        prompts="random:ids",
+        api="generate",
+        vocabulary=server.vocabulary,
+        request_timeout_s=TIMEOUT_S,
+    )
     if load.concurrency:
         return replace(
             common,
@@ -57,8 +64,9 @@ class LoadClient:
     async def run(
         self, server: Server, load: Load, number: int, after_s: float
     ) -> tuple[Figures, Figures]:
-        """One run after a warm-up: (figures by our definitions, by theirs). Raises LoadFailed, and
-        ValueError when a request failed.
+        """Run once after a warm-up; return (figures by our definitions, by theirs).
+
+        Raises LoadError, and ValueError if a request failed.
         """
         path = self._folder / f"{load.name}-{number}.parquet"
         workload, files = make_workload(load, server)
@@ -69,7 +77,7 @@ class LoadClient:
         reply = await self._process.run(run)
         if reply.requests_failed:
             raise ValueError(
-                f"{reply.requests_failed} requests of ours failed: {dict(reply.error_examples)}"
+                f"{reply.requests_failed} of our requests failed: {dict(reply.error_examples)}"
             )
         by_theirs = figures(
             [_request_times(row) for row in pq.read_table(path).to_pylist()], after_s
@@ -85,7 +93,7 @@ def _request_times(row: Mapping[str, Any]) -> Times:
 
 
 def _by_ours(reply: LoadReply, counted: Figures) -> Figures:
-    """What the product reports of the run; it has no means of latencies."""
+    """Return the figures that the product reports for the run."""
     found = {
         RATE: reply.metrics[RATE],
         "requests": float(reply.requests_ok),
@@ -100,6 +108,6 @@ def _by_ours(reply: LoadReply, counted: Figures) -> Figures:
 
 @asynccontextmanager
 async def client(folder: Path) -> AsyncIterator[LoadClient]:
-    """Ours, ready, on the core of clients."""
+    """Start our client on the core for clients; it is ready inside the block."""
     async with load_process(folder, client_core()) as process:
         yield LoadClient(process, folder)

@@ -1,5 +1,5 @@
-"""Owns the servers that both clients measure: a simulated one, a real SGLang on the CPU, and the
-truth server. Measures nothing.
+"""Starts the servers that both clients measure: a simulated one, a real SGLang on the CPU, and the
+truth server.
 """
 
 from __future__ import annotations
@@ -44,8 +44,9 @@ INFO_REPEATS: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What both clients do: so many requests of random token ids, closed by `concurrency` or open
-    at `rate_per_s` (Poisson).
+    """What both clients do: so many requests of random token ids.
+
+    The loop is closed with `concurrency`, or open at `rate_per_s` (Poisson).
     """
 
     name: str
@@ -59,7 +60,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server that answers. Token ids are below `vocabulary`."""
+    """A server that is ready. Token ids are below `vocabulary`."""
 
     url: str
     model: str
@@ -67,7 +68,7 @@ class Server:
     kind: str
 
     def info_s(self) -> float:
-        """Seconds that GET /server_info takes, the median of some: bench_serving has one inside its
+        """Return the median seconds of GET /server_info, which bench_serving includes in its
         duration.
         """
         taken = []
@@ -80,7 +81,7 @@ class Server:
 
 
 def environment() -> Path:
-    """The folder with SGLang and its tiny model. Raises Missing."""
+    """Return the folder with SGLang and its tiny model. Raises MissingRequirement."""
     cache = (
         Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         / "benchfleet"
@@ -88,13 +89,14 @@ def environment() -> Path:
     )
     if not (cache / "bin/python").exists():
         raise MissingRequirement(
-            "SGLang is not installed: `python tests/real_sglang/environment.py` makes its environment (1.2 GB)"
+            "SGLang is not installed: run `python tests/real_sglang/environment.py`, which creates"
+            " its environment (1.2 GB)"
         )
     return cache
 
 
 def _vocabulary() -> int:
-    """Of the tiny model, whose tokenizer bench_serving draws from."""
+    """Return the vocabulary size of the tiny model, whose tokenizer bench_serving uses."""
     size: int = json.loads((environment() / "tiny-model/config.json").read_text(encoding="utf-8"))[
         "vocab_size"
     ]
@@ -110,18 +112,14 @@ def _free_port() -> int:
 
 @contextmanager
 def simulated(folder: Path) -> Iterator[Server]:
-    """The simulated engine in real time, without a prefix cache: prompts of `random-ids` are alike
-    by chance, ours never.
+    """Run the simulated server in real time, without a prefix cache, inside the block.
+
+    The prompts of `random-ids` may repeat by chance, and ours never do.
     """
     port = _free_port()
     words = [
-        sys.executable,
-        "-m",
-        "fleet_simulator.server",
-        "--model-path",
-        "demo/model",
-        "--port",
-        str(port),
+        *(sys.executable, "-m", "fleet_simulator.server"),
+        *("--model-path", "demo/model", "--port", str(port)),
     ]
     with (folder / "simulated.log").open("wb") as log:
         process = subprocess.Popen(
@@ -152,7 +150,9 @@ def _wait_healthy(server: Server, process: subprocess.Popen[bytes]) -> None:
 
 
 def _real_spec() -> TrialSpec:
-    """The plain variant of the example, as the controller plans it, without a prefix cache."""
+    """Return the baseline trial of the example as the controller plans it, without a prefix
+    cache.
+    """
     text = EXAMPLE.read_text(encoding="utf-8").replace(
         "~/.cache/benchfleet/sglang-cpu", str(environment())
     )
@@ -172,15 +172,21 @@ def _real_spec() -> TrialSpec:
 
 @contextmanager
 def real(folder: Path) -> Iterator[Server]:
-    """SGLang 0.5.23 on the CPU, launched as the agent launches it, on the core of servers."""
+    """Run SGLang 0.5.23 on the CPU, launched as the agent launches it, on the core for servers."""
     engine, spec = SglangEngine(), _real_spec()
     place = LaunchPlace(_free_port(), (), folder, "side-by-side/1")
     command = engine.launch_command(spec, place)
     with (folder / "sglang.log").open("wb") as log:
         process = subprocess.Popen(
-            command.argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=dict(command.env), cwd=command.cwd, start_new_session=True,
+            command.argv,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=dict(command.env),
+            cwd=command.cwd,
+            start_new_session=True,
             **pinned(SERVER_CORE),
-        )  # fmt: skip
+        )
     try:
         asyncio.run(_wait_ready(engine, spec, place, process))
         yield Server(engine.url(spec, place), spec.engine.model_path, _vocabulary(), "real")
@@ -202,7 +208,7 @@ async def _wait_ready(
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """SIGTERM to every process of the session; SIGKILL, each by its id, for what is left at the
+    """Send SIGTERM to every process of the session, and SIGKILL by id to those left at the
     limit.
     """
     if process.poll() is None:
@@ -219,21 +225,23 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 @contextmanager
 def truth_server(program: Path, folder: Path, pace: Pace) -> Iterator[tuple[Server, TruthServer]]:
-    """A server that writes down when it sent what; its words are there when it has ended."""
+    """Run a server that records when it sent what; its records are filled after the block."""
     with programs.truth_server(program, folder, pace) as server:
         yield Server(server.url, "truth", _vocabulary(), "truth"), server
 
 
 def records_of_run(server: TruthServer, load: Load) -> list[ServerRecord]:
-    """The last requests that it had, which are those of the run: what was before them was a
+    """Return the server's last requests, which are those of the run; the ones before are the
     warm-up.
     """
     return sorted(server.records.values(), key=lambda one: one.received_ns)[-load.requests :]
 
 
 def true_figures(records: Sequence[ServerRecord], load: Load) -> Figures:
-    """As the truth server wrote them down: from the request that it had read to the event that it
-    was about to send.
+    """Return the figures by the truth server's records.
+
+    A request starts when the server has read it, and ends when the server is about to send the last
+    event.
     """
     return figures(
         [

@@ -1,6 +1,4 @@
-"""Owns how `sglang.bench_serving` is run and what it said. Measures nothing itself, and judges
-nobody.
-"""
+"""Runs `sglang.bench_serving` and reads its figures."""
 
 from __future__ import annotations
 
@@ -20,12 +18,11 @@ from benchmarks.side_by_side.figures import SHARES, TIMES, Figures
 from benchmarks.side_by_side.servers import Load, Server, environment
 
 LIMIT_S: Final = 600
-# the same for each run: what its repeats differ by is the client and the server, and no other
-# arrivals
+# The same for each run, so that repeats differ by client and server and not by their arrivals.
 SEED: Final = 1
-ARRIVAL_TOLERANCE: Final = 0.2  # of the whole time, that an arrival may be off
+ARRIVAL_TOLERANCE: Final = 0.2  # how far an arrival may be off, as a share of the whole time
 STANDINS: Final = Path(__file__).parent / "standins"
-# It imports the server's own modules, which look for a GPU unless they are told otherwise.
+# It imports the server's own modules, which look for a GPU without these settings.
 ENVIRONMENT: Final = {
     "SGLANG_USE_CPU_ENGINE": "1",
     "HF_HUB_OFFLINE": "1",
@@ -36,7 +33,7 @@ _SHARES: Final = dict(zip(SHARES, ("mean", "median", "p99"), strict=True))
 
 
 class BenchServing:
-    """A process that carries out its command, once for each run."""
+    """A process that runs the command of bench_serving once for each run."""
 
     def __init__(self, process: subprocess.Popen[str], folder: Path) -> None:
         self._process = process
@@ -44,8 +41,8 @@ class BenchServing:
         self._log = folder / "theirs.log"
 
     def run(self, server: Server, load: Load) -> Figures:
-        """One run, with a warm-up of its own before it. Raises RuntimeError when it failed or took
-        longer than LIMIT_S.
+        """Run once, with a warm-up before. Raises RuntimeError if it failed or took longer than
+        LIMIT_S.
         """
         self._output.unlink(missing_ok=True)
         assert self._process.stdin is not None and self._process.stdout is not None
@@ -68,26 +65,41 @@ class BenchServing:
 
 
 def command_words(server: Server, load: Load, output: Path) -> list[str]:
-    """What stands behind `python -m sglang.bench_serving`. Raises Missing without its environment."""
+    """Return the words after `python -m sglang.bench_serving`.
+
+    Raises MissingRequirement without its environment.
+    """
     model = environment() / "tiny-model"
     found = [
-        "--backend", "sglang", "--base-url", server.url, "--model", model, "--tokenizer", model, "--dataset-name", "random-ids",
-        "--tokenize-prompt", "--random-input-len", load.input_tokens, "--random-output-len", load.output_tokens, "--random-range-ratio", 1,
-        "--num-prompts", load.requests, "--seed", SEED, "--warmup-requests", load.warm_up, "--disable-tqdm", "--output-file", output,
-        *(("--max-concurrency", load.concurrency) if load.concurrency else ("--request-rate", load.rate_per_s)),
-    ]  # fmt: skip
+        *("--backend", "sglang", "--base-url", server.url),
+        *("--model", model, "--tokenizer", model, "--dataset-name", "random-ids"),
+        *("--tokenize-prompt", "--random-input-len", load.input_tokens),
+        *("--random-output-len", load.output_tokens, "--random-range-ratio", 1),
+        *("--num-prompts", load.requests, "--seed", SEED, "--warmup-requests", load.warm_up),
+        *("--disable-tqdm", "--output-file", output),
+        *(
+            ("--max-concurrency", load.concurrency)
+            if load.concurrency
+            else ("--request-rate", load.rate_per_s)
+        ),
+    ]
     return [*map(str, found)]
 
 
 @contextmanager
 def bench_serving(folder: Path) -> Iterator[BenchServing]:
-    """It, on the core of clients. Raises Missing without its environment."""
+    """Start it on the core for clients. Raises MissingRequirement without its environment."""
     argv = [str(environment() / "bin/python"), "-m", "repeated"]
     with (folder / "theirs.log").open("w") as log:
         process = subprocess.Popen(
-            argv, env={**os.environ, **ENVIRONMENT}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
+            argv,
+            env={**os.environ, **ENVIRONMENT},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
             **pinned(CLIENT_CORE),
-        )  # fmt: skip
+        )
     try:
         yield BenchServing(process, folder)
     finally:
@@ -96,8 +108,9 @@ def bench_serving(folder: Path) -> Iterator[BenchServing]:
 
 
 def arrivals_s(load: Load, vocabulary: int, seed: int = SEED) -> tuple[float, ...]:
-    """Seconds after the first request at which a run means to send each one: from its seed it draws
-    lengths, then ids, then the gaps.
+    """Return the seconds after the first request at which a run plans to send each one.
+
+    From its seed, bench_serving draws lengths, then ids, then the gaps.
     """
     rng = np.random.RandomState(seed)
     rng.randint(load.input_tokens, load.input_tokens + 1, size=load.requests)
@@ -108,19 +121,19 @@ def arrivals_s(load: Load, vocabulary: int, seed: int = SEED) -> tuple[float, ..
 
 
 def lateness_s(load: Load, vocabulary: int, received_ns: Sequence[int]) -> float:
-    """How late its last request came, by when the server had each. Raises RuntimeError when it came
-    at other times than it should draw.
+    """Return how late its last request came, by the server's receive times.
+
+    Raises RuntimeError if requests came at other times than the seed yields.
     """
-    expected, actual = (
-        arrivals_s(load, vocabulary),
-        [(at_ns - received_ns[0]) / 1e9 for at_ns in received_ns],
-    )
+    expected = arrivals_s(load, vocabulary)
+    actual = [(at_ns - received_ns[0]) / 1e9 for at_ns in received_ns]
     if (
         max(abs(late - due) for late, due in zip(actual, expected, strict=True))
         > ARRIVAL_TOLERANCE * expected[-1]
     ):
         raise RuntimeError(
-            "bench_serving draws its arrivals otherwise than `arrivals_s` knows: the open loops are not alike"
+            "bench_serving draws its arrivals in another way than `arrivals_s`: the open loops"
+            " are not comparable"
         )
     return actual[-1] - expected[-1]
 

@@ -1,14 +1,14 @@
-"""Owns what is said of two clients that measured one server several times: their difference, the
-noise, and what explains it. Pure.
+"""Judges two clients that measured one server several times: their difference, its noise, and what
+explains it.
 
 The noise of a difference is the half width of its confidence interval: with k repeats each and s²
 the variance of a client's own repeats,
 
     noise = t × 1.25 × √(s²(ours) / k + s²(theirs) / k)
 
-t is Student's quantile at 2k − 2 degrees of freedom, so far out that one table in a hundred has a
-false alarm in any of its rows (Bonferroni), and 1.25 is what a median spreads more than a mean.
-Counts have no noise.
+t is Student's quantile at 2k − 2 degrees of freedom, chosen so that one table in a hundred has a
+false alarm in any of its rows (Bonferroni). A median spreads 1.25 times as much as a mean. Counts
+have no noise.
 """
 
 from __future__ import annotations
@@ -25,11 +25,10 @@ from benchmarks.side_by_side.figures import COUNTS, NAMES, RATE, Figures
 
 FALSE_ALARM_RATE: Final = 0.01  # of tables
 MEDIAN_SPREAD: Final = math.sqrt(math.pi / 2)
-# a client that shares a machine with the server under test is held up more than beside the truth
-# server
+# A client is delayed more on a machine with the server under test than with the truth server.
 CONTROL_FACTOR: Final = 2.0
 
-MAX_RELATIVE_NOISE: Final = 0.5  # of a figure: noise that hides anything below it says nothing
+MAX_RELATIVE_NOISE: Final = 0.5  # with more noise, a small difference proves nothing
 
 EQUAL, WITHIN, EXPLAINED, UNEXPLAINED, TOO_NOISY = (
     "equal",
@@ -42,10 +41,10 @@ EQUAL, WITHIN, EXPLAINED, UNEXPLAINED, TOO_NOISY = (
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """The two clients under the same load on a server that cannot differ, and how far each is from
-    what it wrote down of itself.
+    """How the two clients differ under the same load on the truth server, and how far each is from
+    its records.
 
-    In the unit of the figure; of the rate all are relative.
+    In the unit of the figure; for the rate all are relative.
     """
 
     difference: float
@@ -56,8 +55,10 @@ class Control:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One figure. `ours`: as the product reports it, NaN where it has none; the difference is of
-    medians by the same definition.
+    """One figure.
+
+    `ours`: as the product reports it, NaN if it does not. The difference is of medians by the same
+    definition.
     """
 
     name: str
@@ -75,12 +76,14 @@ class Row:
 
 
 def half_width(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """The noise of the difference of medians, see above. Raises ValueError for fewer than two
-    repeats of either, or not as many of both.
+    """Return the noise of the difference of medians.
+
+    Raises ValueError for fewer than two repeats, or different numbers of repeats.
     """
     if len(ours) != len(theirs) or len(ours) < 2:
         raise ValueError(
-            f"noise needs two repeats and more, as many of each; got {len(ours)} and {len(theirs)}"
+            f"noise needs at least two repeats, and as many of each client; got {len(ours)} and"
+            f" {len(theirs)}"
         )
     alarms = FALSE_ALARM_RATE / (len(NAMES) - len(COUNTS))
     quantile = float(stats.t.ppf(1 - alarms / 2, 2 * len(ours) - 2))
@@ -94,12 +97,12 @@ def half_width(ours: Sequence[float], theirs: Sequence[float]) -> float:
 def control(
     name: str, ours: Sequence[tuple[Figures, Figures]], theirs: Sequence[tuple[Figures, Figures]]
 ) -> Control:
-    """From (measured, true) figures of each run on the truth server."""
+    """Return the control of a figure from (measured, true) figures of each run on the truth
+    server.
+    """
     unit = statistics.median(true[name] for _, true in ours) if name == RATE else 1.0
-    of_ours, of_theirs = (
-        [one[name] / unit for one, _ in ours],
-        [one[name] / unit for one, _ in theirs],
-    )
+    of_ours = [one[name] / unit for one, _ in ours]
+    of_theirs = [one[name] / unit for one, _ in theirs]
     errors = [
         statistics.median((measured[name] - true[name]) / unit for measured, true in runs)
         for runs in (ours, theirs)
@@ -116,7 +119,7 @@ def rows(
     theirs: Sequence[Figures],
     controls: Mapping[str, Control],
 ) -> list[Row]:
-    """A row for each figure, from the repeats: of ours as (by our definitions, by theirs)."""
+    """Return a row for each figure; `ours` is (by our definitions, by theirs) of each repeat."""
     return [_row(name, ours, theirs, controls.get(name)) for name in NAMES]
 
 
@@ -136,10 +139,10 @@ def _row(
 
 
 def verdict(name: str, ours: float, theirs: float, noise: float, known: Control | None) -> str:
-    """What is said of one difference: within noise, or as the two clients differ on the truth
-    server too, or unexplained.
+    """Return the verdict on one difference.
 
-    Of noise that is as wide as half the figure nothing is said.
+    It is within noise, explained by how the clients differ on the truth server, or unexplained.
+    With noise above half the figure, a difference within the noise is too noisy to tell.
     """
     difference = theirs - ours
     if abs(difference) <= noise:

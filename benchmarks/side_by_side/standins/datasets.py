@@ -1,5 +1,6 @@
-"""Owns a name that `sglang.bench_serving` imports for image sets, which nothing here asks for: the
-package itself is not installed.
+"""Stand-in for the package `datasets`, which `sglang.bench_serving` imports for image sets.
+
+The package itself is not installed, and nothing here uses image sets.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from typing import NoReturn
 
 
 def load_dataset(*_: object, **__: object) -> NoReturn:
-    """Never called by the random set. Raises RuntimeError."""
+    """Raise RuntimeError; the random set never calls this."""
     raise RuntimeError(
         "the package `datasets` is not installed here: only random token ids are measured"
     )

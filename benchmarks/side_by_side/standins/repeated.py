@@ -1,8 +1,8 @@
-"""Owns one process that carries out `sglang.bench_serving`'s own command again and again: its start
-takes a quarter of a minute.
+"""Runs `sglang.bench_serving`'s own command again and again in one process, because its start takes
+15 seconds.
 
-Runs in SGLang's Python. A line of stdin is a JSON list of the command's words; a line on stdout
-says that it is done, and what the command itself prints goes to stderr.
+It runs in SGLang's Python. A line on stdin is a JSON list of the command's words. It writes a line
+to stdout when the command is done; what the command itself prints goes to stderr.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 
 
 def main() -> None:
-    """Until stdin ends. A command that fails ends the process."""
+    """Run commands until stdin ends; a command that fails ends the process."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     command = importlib.import_module("sglang.benchmark.serving").cli_main
