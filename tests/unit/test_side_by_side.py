@@ -15,8 +15,8 @@ from benchmarks.side_by_side.theirs import arrivals_s, lateness_s
 from benchmarks.side_by_side.verdicts import (
     EQUAL,
     EXPLAINED,
-    UNEXPLAINED,
     TOO_NOISY,
+    UNEXPLAINED,
     WITHIN,
     Control,
 )
