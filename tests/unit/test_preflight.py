@@ -311,4 +311,4 @@ def test_a_host_without_a_compiler_is_told_what_its_load_costs(
     monkeypatch.setenv("PATH", str(tmp_path))
     [finding] = check_compiler()
     assert (finding.code, finding.severity) == ("no_compiler", "info")
-    assert "more of the processor" in finding.message
+    assert "more CPU time" in finding.message

@@ -1,1 +1,1 @@
-"""Starts the server of a trial, watches it and stops it."""
+"""Checks the host, starts the server of a trial, watches it and stops it."""

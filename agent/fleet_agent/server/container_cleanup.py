@@ -1,8 +1,7 @@
-"""Owns the end of a container that was started for a launch, by the id that its runtime wrote or by
-its label. Never by its name.
+"""Ends the containers of a launch, found by the id file or by the label, never by name.
 
-A process of the container that is ours to see was ended with the others before; this is for what a
-runtime's daemon keeps.
+The container's processes that the agent can see were ended before with the others. This ends what
+the runtime's daemon keeps.
 """
 
 from __future__ import annotations
@@ -19,16 +18,14 @@ from fleet_agent.engines.sglang.launch.container_command import LABEL
 from fleet_agent.engines.sglang.launch.container_runtimes import client_environment
 
 _log = logging.getLogger(__name__)
-_LIMIT_S = (
-    60.0  # one word with a runtime; a daemon that is busy with a large container takes its time
-)
+_LIMIT_S = 60.0  # for one call; a daemon that is busy with a large container is slow
 
 
 async def end_containers(folder: Path, token: str, grace_s: float) -> tuple[str, ...]:
-    """End every container of the launches with this token from this folder; what is left, one line
-    each. Harmless without one.
+    """End every container of the launches with this token and folder.
 
-    `grace_s`: from SIGTERM to SIGKILL, whole seconds.
+    `grace_s` is the time from SIGTERM to SIGKILL and is rounded to seconds. Returns one line for
+    each container that is left; does nothing if there is none.
     """
     written = _written_ids(folder)
     left = [
@@ -41,8 +38,9 @@ async def end_containers(folder: Path, token: str, grace_s: float) -> tuple[str,
 
 
 def _written_ids(folder: Path) -> dict[str, list[str]]:
-    """Runtime → what it wrote into the id files of its launches; an empty file is a container that
-    never came to be.
+    """Return the container ids from the id files, by runtime.
+
+    An id is empty if the container was never created.
     """
     ids: dict[str, list[str]] = {}
     for file in sorted(folder.glob("*.cid")):
@@ -60,7 +58,7 @@ def _remove(folder: Path, *patterns: str) -> None:
 async def _end_containers(kind: str, written: Sequence[str], token: str, grace_s: int) -> list[str]:
     program = shutil.which(kind)
     if program is None:
-        return [f"{kind} is not on this host any more: whether a container is left cannot be seen"]
+        return [f"{kind} is no longer on this host, so a container may be left"]
     code, found_ids = await _own_containers(program, written, token)
     for found in found_ids if code == 0 else ():
         await _run_client(
@@ -76,9 +74,7 @@ async def _end_containers(kind: str, written: Sequence[str], token: str, grace_s
 async def _own_containers(
     program: str, written: Sequence[str], token: str
 ) -> tuple[int, list[str]]:
-    """(0, ids of the containers that are there and ours), or an exit code and why that cannot be
-    said.
-    """
+    """Return (0, ids of our existing containers), or (exit code, [message]) if that failed."""
     words = ("ps", "--all", "--quiet", "--no-trunc")
     code, seen = await _run_client(program, *words)
     if code == 0:
@@ -88,11 +84,11 @@ async def _own_containers(
                 found for found in seen.split() if found in written or found in labelled.split()
             ]
         seen = labelled
-    return code, [f"{program} cannot say whether a container is left: {seen[-300:]}"]
+    return code, [f"{program} does not list its containers, so one may be left: {seen[-300:]}"]
 
 
 async def _run_client(program: str, *words: str, limit_s: float = _LIMIT_S) -> tuple[int, str]:
-    """(exit code, what it printed) of one call; 124 when it took too long."""
+    """Run the runtime's client; return (exit code, output). The code is 124 after a timeout."""
     process = await asyncio.create_subprocess_exec(
         program,
         *words,

@@ -1,8 +1,7 @@
-"""Owns the look at a host that no trial asked for: what stands in the way of trials here, and what
-would blur them. Starts no server.
+"""The host check: finds what keeps trials from running on this host, or makes results imprecise.
 
-Whatever runs goes on undisturbed: memory and processes of GPUs that trials hold are left out of the
-judgement, and it says so.
+Running trials are not disturbed. Memory and processes of the GPUs that they use are not judged, and
+a finding says so.
 """
 
 from __future__ import annotations
@@ -41,8 +40,10 @@ _GLOB = frozenset("*?[")
 
 @dataclass(frozen=True, slots=True)
 class AgentActivity:
-    """What the agent does at the moment. `gpus`: those that trials may use, `held`: those of them
-    that trials have.
+    """What the agent is doing.
+
+    `gpus` are the indices that trials may use, `gpus_in_use` those that running trials have.
+    `takes_no_trials` is the reason why the agent accepts no trial, empty if it does.
     """
 
     trials: tuple[str, ...] = ()  # TRIAL/ATTEMPT
@@ -54,7 +55,7 @@ class AgentActivity:
 async def inspect_host(
     host: HostState, activity: AgentActivity, policy: Policy, defaults: ServerDefaults
 ) -> tuple[Finding, ...]:
-    """Everything that is found now, the work that goes on first."""
+    """Return everything that is found now; running trials come first."""
     found = [
         *_check_activity(activity),
         *_check_quarantined(host, activity),
@@ -74,18 +75,16 @@ async def inspect_host(
 
 def _check_activity(activity: AgentActivity) -> Iterator[Finding]:
     if activity.trials:
-        message = f"{', '.join(activity.trials)} {'runs' if len(activity.trials) == 1 else 'run'} here and goes on undisturbed"
-        held = (
-            f"; memory of GPU {', '.join(map(str, activity.gpus_in_use))} is not judged"
-            if activity.gpus_in_use
-            else ""
-        )
-        yield Finding("trial_running", message + held)
+        message = f"running undisturbed on this host: {', '.join(activity.trials)}"
+        if activity.gpus_in_use:
+            gpus = ", ".join(map(str, activity.gpus_in_use))
+            message += f"; the memory of GPU {gpus} is not judged"
+        yield Finding("trial_running", message)
     if activity.takes_no_trials:
         yield Finding(
             "takes_no_trials",
             activity.takes_no_trials,
-            "make room on the disk of the agent's state folder; trials wait until then",
+            "free space on the disk of the agent's state folder; trials wait until then",
         )
 
 
@@ -96,13 +95,13 @@ def _check_quarantined(host: HostState, activity: AgentActivity) -> Iterator[Fin
         code = "no_gpu_left" if len(quarantined) == len(activity.gpus) else "gpu_aside"
         yield Finding(
             code,
-            f"set aside: {reasons}",
-            "each comes back by itself once its memory is free; end what holds it",
+            f"quarantined: {reasons}",
+            "end the processes that hold the memory; a GPU is used again once its memory is free",
         )
 
 
 def _check_reading(reading: GpuReading, activity: AgentActivity) -> list[Finding]:
-    """As a trial on all of them would be told, but for the memory that running trials use."""
+    """Find what a trial on all GPUs would find, apart from the memory that running trials use."""
     if not activity.gpus and not reading.gpus and not reading.fault:
         return []
     gpus = tuple(
@@ -120,7 +119,9 @@ def _check_load_average(activity: AgentActivity, load: float, cpus: int) -> Iter
     if not activity.trials and load > _BUSY_LOAD * cpus:
         message = f"load average {load:.1f} on {cpus} CPUs while no trial runs"
         yield Finding(
-            "host_busy", message, "look at `top`: what uses the CPUs blurs what is measured"
+            "host_busy",
+            message,
+            "find what uses the CPUs with `top`: it makes measurements imprecise",
         )
 
 
@@ -131,34 +132,36 @@ def _check_limits() -> Iterator[Finding]:
     ):
         hard = resource.getrlimit(number)[1]
         if hard not in (resource.RLIM_INFINITY, -1) and hard < least:
-            message = f"the agent and its servers may have {hard} {name}"
+            message = f"the agent and its servers may have at most {hard} {name}"
             yield Finding(code, message, f"raise the limit of the agent's unit to {least} or more")
     memory = resource.getrlimit(resource.RLIMIT_MEMLOCK)[1]
     if memory not in (resource.RLIM_INFINITY, -1) and Path("/sys/class/infiniband").is_dir():
         message = (
-            f"locked memory is limited to {memory >> 10} KiB and this host has InfiniBand or RoCE"
+            f"locked memory is limited to {memory >> 10} KiB, and this host has InfiniBand or RoCE"
         )
         yield Finding(
             "limit_memlock",
             message,
-            "LimitMEMLOCK=infinity in the agent's unit: RDMA pins its buffers",
+            "set LimitMEMLOCK=infinity in the agent's unit: RDMA pins its buffers",
         )
 
 
 def _check_port_range() -> Iterator[Finding]:
-    """Servers get free ports of the range from which the kernel gives them out."""
+    """Check the kernel's range of local ports, from which servers get theirs."""
     with socket.socket() as probe:
         try:
             probe.bind(("127.0.0.1", 0))
         except OSError as error:
             yield Finding(
-                "no_port", f"no free port on 127.0.0.1: {error.strerror}", "end what holds them"
+                "no_port",
+                f"no free port on 127.0.0.1: {error.strerror}",
+                "end the processes that hold the ports",
             )
     words = sysfs.read_text(Path("/proc/sys/net/ipv4/ip_local_port_range")).split()
     if len(words) == 2 and int(words[1]) - int(words[0]) < _LEAST_PORTS:
         yield Finding(
             "ports_few",
-            f"the kernel gives out ports {words[0]} to {words[1]} only",
+            f"the kernel assigns only the ports {words[0]} to {words[1]}",
             "widen net.ipv4.ip_local_port_range",
         )
 
@@ -166,7 +169,7 @@ def _check_port_range() -> Iterator[Finding]:
 def _check_pythons(
     activity: AgentActivity, policy: Policy, defaults: ServerDefaults
 ) -> Iterator[Finding]:
-    """The Python that servers get by default, and those that the host's configuration names."""
+    """Check the Python that servers get by default, and those that the host's policy names."""
     needed = (
         [defaults.python or PATH_PYTHON]
         if activity.gpus and not defaults.image
@@ -175,7 +178,7 @@ def _check_pythons(
     named = [program for program in policy.python if not _GLOB.intersection(program)]
     for program in dict.fromkeys(filter(None, (*needed, *named))):
         if shutil.which(expand_home(program, str(Path.home()))) is None:
-            message = f"{program} is not on this host or may not be executed"
+            message = f"{program} is not on this host or cannot be executed"
             yield Finding(
                 "server_python_missing",
                 message,
@@ -184,7 +187,7 @@ def _check_pythons(
 
 
 async def _check_images(policy: Policy) -> list[Finding]:
-    """Images that are allowed by their whole name; a pattern names none."""
+    """Check the images that the policy allows by their full name, not by a pattern."""
     images = [image for image in policy.images if image and not _GLOB.intersection(image)]
     if not images:
         return []

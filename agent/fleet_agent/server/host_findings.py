@@ -1,6 +1,4 @@
-"""Owns the codes of what preflight finds, with severity, error kind and failure class; looks at
-nothing itself.
-"""
+"""The codes of the findings of preflight and host check, and what they mean for a trial."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ ERROR, WARNING, INFO = "error", "warning", "info"
 
 @dataclass(frozen=True, slots=True)
 class FindingCode:
-    """What a finding of this code means for the trial; `kind` says what to do next, as everywhere."""
+    """The severity of a finding, and how a trial fails if it is an error."""
 
     severity: str
     kind: ErrorKind = ErrorKind.NONE
@@ -62,14 +60,14 @@ CODES: Mapping[str, FindingCode] = {
 }
 
 
-# Warnings that concern the numbers themselves: they stand beside each of them. The others are for
-# who looks after the host.
+# Warnings that concern the numbers themselves, so every run is flagged with them. The others are
+# for the owner of the host.
 FLAGGED_CODES = ("gpu_shared", "gpus_unequal", "mig_on")
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that preflight tells."""
+    """One thing that the preflight or the host check found."""
 
     code: str
     message: str
@@ -77,11 +75,11 @@ class Finding:
 
     @property
     def severity(self) -> str:
-        """error, warning or info, by its code."""
+        """`error`, `warning` or `info`, by its code."""
         return CODES[self.code].severity
 
     def to_json(self) -> dict[str, str]:
-        """As `fleet-agent check --json` prints it."""
+        """Return the object that `fleet-agent check --json` prints."""
         return {
             "code": self.code,
             "severity": self.severity,
@@ -96,8 +94,9 @@ class Finding:
 
 
 def launch_refusal(findings: Sequence[Finding]) -> ServerFailed | None:
-    """The event that ends the trial before anything was started; None when no finding is an error.
-    What the user must edit comes first.
+    """Return the event that fails the trial before the launch, None if no finding is an error.
+
+    Errors that the user must fix in the job come first.
     """
     errors = [finding for finding in findings if finding.severity == ERROR]
     if not errors:
@@ -117,9 +116,7 @@ def launch_refusal(findings: Sequence[Finding]) -> ServerFailed | None:
 
 
 def launch_flags(findings: Sequence[Finding]) -> tuple[Gate, ...]:
-    """The gates of a launch by what was found before it: one flag for each thing that blurs its
-    numbers.
-    """
+    """Return one flag for each finding before the launch that makes its numbers less reliable."""
     return tuple(
         Gate(finding.code, GateEffect.FLAG, finding.message)
         for finding in findings

@@ -1,6 +1,4 @@
-"""Owns what a launch needs beside its process, and its removal: secrets, a container's variables,
-the container. Starts no server.
-"""
+"""Prepares a launch and cleans up after it: secrets, the container's variables, the container."""
 
 from __future__ import annotations
 
@@ -18,14 +16,14 @@ from fleet_protos.trial_types import EngineSpec
 
 
 def load_secrets(env: Mapping[str, str]) -> Secrets:
-    """The secrets that an environment names, from this host's file. Raises ConfigError."""
+    """Read the secrets that an environment names from this host's file. Raises ConfigError."""
     return read_secrets(secret_names(env), secrets_file(os.environ))
 
 
 def prepare_command(command: LaunchCommand, secrets: Secrets) -> LaunchCommand:
-    """The command to execute, with its secrets: for the process that is started, and for no record.
+    """Return the command to execute, with the values of its secrets; it must not be recorded.
 
-    Writes the variables of a container to their file, for its owner alone. Raises OSError.
+    Writes the variables of a container to a file that only its owner may read. Raises OSError.
     """
     env = secrets.fill(command.env)
     if not command.env_file:
@@ -43,11 +41,10 @@ def prepare_command(command: LaunchCommand, secrets: Secrets) -> LaunchCommand:
 async def clean_up_launch(
     stopped: ServerStopped, spec: EngineSpec, place: LaunchPlace, secrets: Secrets
 ) -> ServerStopped:
-    """After the processes ended: end the launch's container, remove its variables, take the secrets
-    out of the trial's files.
+    """End the launch's container, remove its variables and mask the secrets in the trial's files.
 
-    What the runtime still holds is added to `left_over`. A container whose processes were asked to
-    end before gets no more time.
+    Call it after the server's processes have ended. Containers that are left are added to
+    `left_over`. A container gets no time to end if its processes were already asked to end.
     """
     left = await end_containers(
         place.folder, place.token, spec.stop_timeout_s if stopped.ended_by == "none" else 0.0
@@ -59,8 +56,9 @@ async def clean_up_launch(
 
 
 def load_secrets_if_available(env: Mapping[str, str]) -> Secrets:
-    """As `secrets_of`, for a trial that an earlier process of the agent launched: none when they
-    cannot be had any more.
+    """Read the secrets of a trial that an earlier agent process launched.
+
+    Returns no secrets if they cannot be read any more.
     """
     try:
         return load_secrets(env)

@@ -1,6 +1,4 @@
-"""Owns the reading of a server's log while it is launched: in pieces, each once, and off the loop.
-Judges no launch.
-"""
+"""Follows the log of a server during its launch, in a thread, reading each part once."""
 
 from __future__ import annotations
 
@@ -27,17 +25,16 @@ _POLL_S = 0.2
 _CHUNK_BYTES = 1 << 20
 _LINE_END = re.compile(rb"[\r\n]+")
 _NUMBERS = re.compile(rb"[\d.:]+")
-_ACCESS_LOG = b'HTTP/1.1"'  # uvicorn's line about a request: those are our own looks
+_ACCESS_LOG = b'HTTP/1.1"'  # uvicorn's line about a request: during a launch, our own checks
 _PROGRESS_BAR = b"%|"
 _SHAPES_KEPT = 4096
-_CLASSES_WITHOUT_EXIT = frozenset(
-    {"port_in_use"}
-)  # uvicorn gives up, and the launcher waits for its other threads for ever: seen with 0.5.23
+# uvicorn gives up, and the launcher waits for its other threads without end: seen with 0.5.23
+_CLASSES_WITHOUT_EXIT = frozenset({"port_in_use"})
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchStall:
-    """A launch that stood still longer than its phase may; `at_s` on the loop's clock."""
+    """A launch that stalled for longer than its phase's limit; `at_s` is on the loop's clock."""
 
     state: StallState
     at_s: float
@@ -45,11 +42,11 @@ class LaunchStall:
 
 @dataclass(frozen=True, slots=True)
 class FailedWithoutExit:
-    """A launch whose log says that it failed in a way that SGLang does not exit after."""
+    """A launch whose log shows a failure after which SGLang does not exit."""
 
 
 class LogFollower:
-    """What a log has told so far. Constant memory."""
+    """Reads a log from the beginning and keeps what it showed so far, in constant memory."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -62,8 +59,9 @@ class LogFollower:
     async def follow(
         self, report: Callable[[ServerProgressed], None], limits_s: Mapping[str, float]
     ) -> LaunchStall | FailedWithoutExit | None:
-        """Tell each step of the launch until it cannot go on, or stands still longer than its phase
-        may, or until `end`: then None.
+        """Report each step of the launch until it fails, stalls, or `stop_following` is called.
+
+        `limits_s` maps phases to the seconds they may stall. Returns None after `stop_following`.
         """
         clock = asyncio.get_running_loop().time
         state = start_tracking(clock())
@@ -82,35 +80,35 @@ class LogFollower:
         return None
 
     def stop_following(self) -> None:
-        """The launch is over; `follow` returns soon."""
+        """Make `follow` return soon, because the launch is over."""
         self._stopped.set()
 
     def phases_s(self) -> Mapping[str, float]:
-        """Seconds that each phase took, as the log has them; for when nothing follows any more."""
+        """Return the seconds that each phase took. Call it only when `follow` has ended."""
         return dict(self.diagnose().phases_s)
 
     def diagnose(self, end: int | None = None) -> Diagnosis:
-        """What the log comes to, whole or up to the byte `end`; for when nothing follows any more."""
+        """Diagnose the log up to the byte `end`. Call it only when `follow` has ended."""
         self.read(end)
         return self._reader.finish()
 
     def size(self) -> int:
-        """Bytes of the log now."""
+        """Return the current size of the log in bytes."""
         try:
             return self._path.stat().st_size
         except OSError:
             return 0
 
     def read(self, end: int | None = None) -> LogSample:
-        """Take in what was added since the last call, at most up to the byte `end`; a log that is
-        not there is empty.
+        """Read what was added since the last call, at most up to the byte `end`.
+
+        A missing log counts as empty.
         """
         grew = False
         try:
             with self._path.open("rb") as file:
-                self._offset = max(
-                    self._offset, next_data_offset(file.fileno(), self._offset)
-                )  # a bounded log has a hole
+                # a trimmed log has a hole
+                self._offset = max(self._offset, next_data_offset(file.fileno(), self._offset))
                 file.seek(self._offset)
                 while piece := file.read(
                     _CHUNK_BYTES if end is None else max(0, min(_CHUNK_BYTES, end - self._offset))
@@ -129,8 +127,9 @@ class LogFollower:
         )
 
     def _has_new_line(self, piece: bytes) -> bool:
-        """A line of a shape not seen before, or a progress bar. A line that was there before with
-        other numbers does not count.
+        """Whether there is a progress bar, or a line that differs from all earlier ones.
+
+        A line that differs only in its numbers does not count.
         """
         *lines, self._partial_line = _LINE_END.split(self._partial_line[-_CHUNK_BYTES:] + piece)
         return any([self._is_new_line(line) for line in lines if line and _ACCESS_LOG not in line])

@@ -1,6 +1,4 @@
-"""Owns the guard over one launched server: how its launch comes on, when it stands still, and who
-of it died. Ends nothing itself.
-"""
+"""Watches one launched server: its launch progress, stalls, and the death of its processes."""
 
 from __future__ import annotations
 
@@ -24,22 +22,23 @@ from fleet_protos import events as ev
 from fleet_protos.errors import ErrorKind
 from fleet_protos.trial_types import EngineSpec
 
-_LAST_OUTPUT_S = 0.3  # what a dying process and its launcher still write
+_LAST_OUTPUT_S = 0.3  # for the last output of a dying process and its launcher
 _CONSEQUENCES = ("scheduler_crashed", "detokenizer_crashed", "host_oom_kill", "killed")
 _DEATH_NOTICE = re.compile(r"exit code:? -9\b|SIGQUIT|sigquit")
 
 _STALLED_HINT = (
-    "Look at what its last lines say; a phase that is known to be slow here may be given longer by engine.phase_timeouts. Waiting for "
-    "ready_timeout as well would not have helped."
+    "Read the last lines of the log. If the phase is known to be slow on this host, give it more "
+    "time with engine.phase_timeouts. A longer ready_timeout has no effect on this."
 )
 
 _DISK_BUDGET_HINT = (
     "lower what the server dumps, traces or logs: its folder is for logs, not for results"
 )
 
-# What gloo, NCCL and torch's store say of a peer that is gone
+# What gloo, NCCL and torch's store log about a peer that is gone
 _PEER_LOSS = re.compile(
-    r"Connection (?:reset|closed)|[Rr]emote (?:worker|process)|Broken pipe|EOFError|ncclRemoteError|peer",
+    r"Connection (?:reset|closed)|[Rr]emote (?:worker|process)|Broken pipe|EOFError"
+    r"|ncclRemoteError|peer",
     re.I,
 )
 
@@ -47,7 +46,7 @@ ReportEvent = Callable[[ev.Body], None]
 
 
 class ServerMonitor:
-    """Watches one server from its launch until it is dismissed."""
+    """Watches one server from its launch until `stop_reporting` is called."""
 
     def __init__(self, process: ServerProcess, spec: EngineSpec) -> None:
         self._process = process
@@ -61,11 +60,11 @@ class ServerMonitor:
         self._kills_before = oom_kills()
 
     def processes(self) -> tuple[ProcessStat, ...]:
-        """All living processes of the server; reads all of /proc."""
+        """Return all living processes of the server; reads all of /proc."""
         return members_of(self._process.session)
 
     async def watch(self, report: ReportEvent) -> None:
-        """Report progress, and the first death or standstill, until dismissed."""
+        """Report the launch's progress, and the first death or stall, until `stop_reporting`."""
 
         def report_unless_dismissed(body: ev.Body) -> None:
             if not self._dismissed.is_set():
@@ -90,26 +89,27 @@ class ServerMonitor:
                 task.cancel()
 
     async def finish_launch(self) -> Mapping[str, float]:
-        """The launch is over: from now on only deaths are watched for. Seconds that each of its
-        phases took.
+        """Stop watching the launch, and from now on only report deaths.
+
+        Returns the seconds that each phase of the launch took.
         """
         self._process_watch.stop_scanning()
         await self._stop_following()
         return await asyncio.to_thread(self._follower.phases_s)
 
     async def wait_death_reported(self) -> None:
-        """Returns when a death that has been noticed has been told too."""
+        """Wait until a noticed death has been reported; return at once if there is none."""
         if self._is_dead or self._process.exit_code is not None:
             await self._death_reported.wait()
 
     def stop_reporting(self) -> None:
-        """We end the server ourselves: nothing that happens to it is news."""
+        """Report nothing from now on, because the agent itself ends the server."""
         self._dismissed.set()
 
     # Inside
 
     async def _stop_following(self) -> None:
-        """Afterwards the follower may be asked: two threads never read at once."""
+        """Stop following the log, so that only one thread at a time reads it."""
         self._follower.stop_following()
         if self._following is not None:
             await asyncio.wait({self._following})
@@ -158,7 +158,7 @@ class ServerMonitor:
     async def _report_death(
         self, observation: str, member: WatchedProcess | None, report: ReportEvent
     ) -> None:
-        """Only the first death is told: the others follow from it."""
+        """Report the first death only, since the others are its consequences."""
         if self._is_dead:
             return
         self._is_dead, size = True, self._follower.size()
@@ -167,9 +167,8 @@ class ServerMonitor:
         if not _names_cause(before, member):
             report(await asyncio.to_thread(self._unexplained_death, observation, member))
         else:
-            await asyncio.sleep(
-                _LAST_OUTPUT_S if member else 0
-            )  # its launcher follows it, and tells its exit code
+            # the launcher ends after its process, and then its exit code is known
+            await asyncio.sleep(_LAST_OUTPUT_S if member else 0)
             report(await asyncio.to_thread(self._explained_death, observation, member))
         self._death_reported.set()
 
@@ -177,8 +176,9 @@ class ServerMonitor:
         return explain_runtime_exit(self._follower.diagnose(end), self._process.exit_code or 0)
 
     def _explained_death(self, observation: str, member: WatchedProcess | None) -> ev.ServerFailed:
-        """The log told before the death what led to it: then which of the processes ended first
-        says nothing.
+        """Return the failure whose cause the log showed before the death.
+
+        Which process ended first then does not matter.
         """
         diagnosis, exit_code = self._diagnose(), self._process.exit_code or 0
         if not diagnosis.failure_class:
@@ -201,7 +201,10 @@ class ServerMonitor:
     def _unexplained_death(
         self, observation: str, member: WatchedProcess | None
     ) -> ev.ServerFailed:
-        """What the others say of it afterwards only follows from it."""
+        """Return the failure of a death that the log does not explain.
+
+        What other processes log afterwards is only a consequence.
+        """
         exit_code = self._process.exit_code or 0
         failure_class, cause = self._infer_cause(exit_code, member)
         failure, rank = FAILURES.get(failure_class), member.rank if member else ""
@@ -220,28 +223,29 @@ class ServerMonitor:
         )
 
     def _infer_cause(self, exit_code: int, member: WatchedProcess | None) -> tuple[str, str]:
-        """(class, cause) where the log names none."""
+        """Return (failure class, cause) of a death that the log does not explain."""
         kills = oom_kills() - self._kills_before
         if kills > 0:
             return (
                 "host_oom_kill",
-                f"the kernel ended {kills} processes of this host for want of memory since the launch",
+                f"the kernel's OOM killer has ended {kills} processes on this host since the "
+                "launch",
             )
         if full := describe_full_disk(self._process.log.parent):
-            return "disk_full", f"{full}, so its log cannot tell why"
+            return "disk_full", f"{full}, so the log cannot show why"
         if member is not None:
             return (
                 "scheduler_died",
-                "its log names no cause, so somebody or something outside ended it",
+                "its log names no cause, so something outside the server ended it",
             )
         return explain_silent_exit(exit_code)
 
 
 def _names_cause(diagnosis: Diagnosis, member: WatchedProcess | None) -> bool:
-    """The log names a cause, and not merely the death itself or, by another rank, the loss of this
-    one.
+    """Whether the log names a cause.
 
-    SIGKILL from anyone looks as the kernel's does, which counts its own.
+    The death itself is not a cause, nor is another rank's loss of the connection to this one. A
+    SIGKILL in the log may come from anyone; the kernel counts those of its OOM killer.
     """
     if not diagnosis.failure_class or (
         diagnosis.failure_class in _CONSEQUENCES and _DEATH_NOTICE.search(diagnosis.cause_line)

@@ -1,6 +1,4 @@
-"""Owns the search for a free port for each launch; which launch has which is a value of the core.
-Binds only to look.
-"""
+"""Finds a free port for each launch."""
 
 from __future__ import annotations
 
@@ -13,13 +11,13 @@ _ATTEMPTS = 64
 
 
 class Ports:
-    """A fresh port of 127.0.0.1 for each launch, never one that another launch holds."""
+    """Ports of 127.0.0.1 for launches; no two launches have the same one."""
 
     def __init__(self) -> None:
         self._pool = GpuPool()
 
     def allocate(self, trial: str) -> int:
-        """A port that was free a moment ago. Raises Conflict when none can be had."""
+        """Return a port that was free a moment ago. Raises Conflict if there is none."""
         self._pool, _ = claim_gpus(self._pool, trial, 0)
         for _ in range(_ATTEMPTS):
             with socket.socket() as probe:
@@ -32,9 +30,9 @@ class Ports:
             return port
         raise Conflict(
             "no free port on 127.0.0.1",
-            "end what holds them, or widen net.ipv4.ip_local_port_range",
+            "end processes that hold ports, or widen net.ipv4.ip_local_port_range",
         )
 
     def release_port(self, trial: str) -> None:
-        """The launch is over."""
+        """Release the port of a launch that is over."""
         self._pool = release(self._pool, trial)

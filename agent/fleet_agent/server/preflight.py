@@ -1,6 +1,4 @@
-"""Owns the look at a host before a launch: room, model, GPUs, ports, clock. Starts nothing, and
-ends no process, whosever it is.
-"""
+"""The preflight: checks disk, model, GPUs, ports and clock of the host right before a launch."""
 
 from __future__ import annotations
 
@@ -31,13 +29,14 @@ from fleet_protos.trial_types import EngineKind, EngineSpec, TrialSpec
 
 _DISK_LOW_BYTES = 1 << 30
 _SHM_LEAST_BYTES = 1 << 30
-_BUSY_SHARE = 0.10  # of a GPU's memory, in use before anything was launched
+_BUSY_SHARE = 0.10  # a GPU with more of its memory in use before the launch is busy
 _MODEL_ARGUMENTS = ("speculative_draft_model_path", "tokenizer_path")
 
 
 async def preflight(spec: TrialSpec, place: LaunchPlace, host: HostState) -> tuple[Finding, ...]:
-    """All that speaks against launching this trial here and now, errors and less. Reads only; an
-    external server has no preflight.
+    """Return everything that speaks against launching this trial now, of any severity.
+
+    Changes nothing. There is no preflight for an external server.
     """
     if spec.engine.kind is EngineKind.EXTERNAL:
         return ()
@@ -65,7 +64,7 @@ def _check_paths(spec: TrialSpec, host: HostState) -> list[Finding]:
 
 
 def check_disk(folder: Path) -> Iterator[Finding]:
-    """Room where journal, logs and raw runs go."""
+    """Check the free space in the state folder, which has the journal, logs and raw runs."""
     try:
         free = shutil.disk_usage(folder).free
     except OSError:
@@ -75,12 +74,12 @@ def check_disk(folder: Path) -> Iterator[Finding]:
         yield Finding(
             code,
             f"{free >> 20} MiB are free in {folder}",
-            "make room there, or start the agent with another --state",
+            "free space there, or start the agent with another folder as --state",
         )
 
 
 def check_model(engine: EngineSpec) -> Iterator[Finding]:
-    """Model, draft and tokeniser where they are paths; a hub name is looked up by the server."""
+    """Check model, draft and tokeniser if they are paths; the server looks up names of the hub."""
     named = [
         ("model.path", engine.model_path),
         *((f"engine.args.{name}", engine.args.get(name)) for name in _MODEL_ARGUMENTS),
@@ -102,8 +101,9 @@ def check_model(engine: EngineSpec) -> Iterator[Finding]:
 
 
 def _path_on_host(engine: EngineSpec, value: object) -> Path | None:
-    """The path that a value means on this host; None for a hub name. Inside a container a mount may
-    lie over it.
+    """Return the path on this host that a value refers to, through mounts if it is in a container.
+
+    Returns None for a model name of the hub.
     """
     text = expand_home(value, str(Path.home()))
     if not isinstance(text, str) or not text.startswith(("/", "./", "../")):
@@ -119,8 +119,9 @@ def _path_on_host(engine: EngineSpec, value: object) -> Path | None:
 
 
 def _check_named_files(engine: EngineSpec) -> Iterator[Finding]:
-    """Files that variables name. NCCL goes on without one that it cannot read, and says so only in
-    its log.
+    """Check the files that variables name.
+
+    NCCL continues without a file that it cannot read, and only logs that.
     """
     if engine.container.image:
         return
@@ -139,11 +140,11 @@ def _check_python(engine: EngineSpec) -> Iterator[Finding]:
         return
     program = expand_home(engine.python, str(Path.home()))
     if shutil.which(program) is None:
-        message = f"engine.python: {program} is not on this host or may not be executed"
+        message = f"engine.python: {program} is not on this host or cannot be executed"
         yield Finding(
             "preflight_python_missing",
             message,
-            "name the Python of a virtual environment with SGLang on the host",
+            "set it to the Python of a virtual environment with SGLang on this host",
         )
 
 
@@ -151,22 +152,22 @@ def _check_ports(engine: EngineSpec, place: LaunchPlace) -> Iterator[Finding]:
     if place.port and not is_port_free("127.0.0.1", place.port):
         yield Finding(
             "port_in_use",
-            f"port {place.port} of 127.0.0.1 is taken",
-            "it was free a moment ago: try again",
+            f"port {place.port} of 127.0.0.1 is in use",
+            "try again: the port was free a moment ago",
         )
     for key, value in _dist_ports(engine):
         port = str(value).rpartition(":")[2]
         if port.isdecimal() and 0 < int(port) < 65536 and not is_port_free("", int(port)):
-            message = f"{key}: port {port} is taken on this host"
+            message = f"{key}: port {port} is in use on this host"
             yield Finding(
                 "dist_port_in_use",
                 message,
-                "an earlier server may still hold it (TIME_WAIT ends by itself); choose another",
+                "choose another port, or wait: an earlier server may still hold it (TIME_WAIT)",
             )
 
 
 def _dist_ports(engine: EngineSpec) -> Iterable[tuple[str, object]]:
-    """Ports that this host itself will listen on."""
+    """Yield (key, value) of the rendezvous ports that this host itself will listen on."""
     if engine.gang.rank == 0 and engine.gang.init_address:
         yield "rendezvous", engine.gang.init_address
     for name in ("dist_init_addr", "nccl_port"):
@@ -175,7 +176,7 @@ def _dist_ports(engine: EngineSpec) -> Iterable[tuple[str, object]]:
 
 
 def is_port_free(address: str, port: int) -> bool:
-    """Nothing listens on the port there, found by binding it as a server would."""
+    """Whether nothing listens on the port, found by binding it as a server would."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -186,9 +187,7 @@ def is_port_free(address: str, port: int) -> bool:
 
 
 def check_gpus(reading: GpuReading, indices: Sequence[int]) -> list[Finding]:
-    """The driver answers, the chosen GPUs are there and well, their memory is free and nobody
-    else's.
-    """
+    """Check that the driver answers, and that these GPUs exist, work and have free memory."""
     if reading.fault:
         code = (
             reading.failure_class
@@ -199,7 +198,8 @@ def check_gpus(reading: GpuReading, indices: Sequence[int]) -> list[Finding]:
     gpus = reading.select(tuple(indices))
     missing = sorted(set(indices) - {gpu.index for gpu in gpus})
     if missing and reading.gpus:
-        message = f"{', '.join(f'GPU{index}' for index in missing)} not there: the driver shows {len(reading.gpus)} GPUs"
+        names = ", ".join(f"GPU{index}" for index in missing)
+        message = f"{names} not found: the driver shows {len(reading.gpus)} GPUs"
         return [Finding("gpu_lost", message, FAILURES["gpu_lost"].hint)]
     return [*_check_health(gpus), *_check_memory(reading, gpus)]
 
@@ -208,26 +208,27 @@ def _check_health(gpus: Sequence[Gpu]) -> Iterator[Finding]:
     for gpu in gpus:
         if gpu.fault:
             yield Finding(
-                "gpu_lost", f"GPU{gpu.index} answers {gpu.fault}", FAILURES["gpu_lost"].hint
+                "gpu_lost", f"GPU{gpu.index} reports {gpu.fault}", FAILURES["gpu_lost"].hint
             )
         if gpu.mig and len(gpus) > 1:
             yield Finding(
                 "mig_on",
                 f"GPU{gpu.index} is in MIG mode",
-                "its slices have no NVLink: `nvidia-smi -i INDEX -mig 0`",
+                "turn MIG off with `nvidia-smi -i INDEX -mig 0`: its slices have no NVLink",
             )
-    if wrong := nvswitch_fabric.fabric_problem(gpus):
-        yield Finding("fabric_manager_down", wrong, nvswitch_fabric.fabric_hint())
-    for warn in find_inequalities(gpus):
-        if warn.code not in ("fabric", "mig"):
-            yield Finding("gpus_unequal", warn.message, warn.hint)
+    if problem := nvswitch_fabric.fabric_problem(gpus):
+        yield Finding("fabric_manager_down", problem, nvswitch_fabric.fabric_hint())
+    for warning in find_inequalities(gpus):
+        if warning.code not in ("fabric", "mig"):
+            yield Finding("gpus_unequal", warning.message, warning.hint)
 
 
 def _check_memory(reading: GpuReading, gpus: Sequence[Gpu]) -> Iterator[Finding]:
     indices = {gpu.index for gpu in gpus}
     holders = [classify_holder(process) for process in reading.processes if process.gpu in indices]
     busy = [
-        f"GPU{gpu.index} has {gpu.memory_used_mib / 1024:.1f} of {gpu.memory_mib / 1024:.1f} GiB in use"
+        f"GPU{gpu.index} has {gpu.memory_used_mib / 1024:.1f} of "
+        f"{gpu.memory_mib / 1024:.1f} GiB in use"
         for gpu in gpus
         if gpu.memory_mib
         and gpu.memory_used_mib
@@ -238,19 +239,19 @@ def _check_memory(reading: GpuReading, gpus: Sequence[Gpu]) -> Iterator[Finding]
     if reason:
         yield Finding(
             "gpu_busy_leftover",
-            f"{reason}; held by {listed or 'no process that is listed'}",
+            f"{reason}; held by {listed or 'no listed process'}",
             gpu_processes.holders_hint(holders),
         )
     elif holders:
         yield Finding(
             "gpu_shared",
-            f"others use these GPUs: {listed}",
-            "their load disturbs what is measured; ask their owner",
+            f"other processes use these GPUs: {listed}",
+            "ask their owner to end them: their load disturbs the measurement",
         )
 
 
 def check_shm(gpus: int) -> tuple[Finding, ...]:
-    """Ranks talk through /dev/shm."""
+    """Check the size of /dev/shm, through which the ranks of a server exchange data."""
     size = sysfs.shm_bytes()
     if gpus < 2 or size >= _SHM_LEAST_BYTES:
         return ()
@@ -259,30 +260,34 @@ def check_shm(gpus: int) -> tuple[Finding, ...]:
         Finding(
             "shm_small",
             message,
-            "give the container --shm-size 32g or --ipc host; NCCL fails or falls back without room there",
+            "give the container --shm-size 32g or --ipc host; with too little, NCCL fails or is "
+            "slower",
         ),
     )
 
 
 def check_compiler() -> Iterator[Finding]:
-    """What the load does without."""
+    """Check that there is a C compiler for the load's native reader."""
     if not find_compiler():
-        message = "there is no C compiler (cc, gcc or clang) on PATH: answers are read in Python, which takes more of the processor"
-        yield Finding(
-            "no_compiler", message, "install gcc, or name a compiler in the agent's variable CC"
+        message = (
+            "there is no C compiler (cc, gcc or clang) on PATH, so answers are read in Python, "
+            "which needs more CPU time"
         )
+        yield Finding("no_compiler", message, "install gcc, or set CC in the agent's environment")
 
 
 def check_clock(host: HostState) -> Iterator[Finding]:
-    """For the record: durations do not depend on it, dates of events do."""
+    """Check the wall clock. Durations do not depend on it, dates of events do."""
     if jump_s := host.clock.jumped_s():
         message = f"the wall clock was set by {jump_s:+.1f} s since the agent started"
         yield Finding(
-            "clock_jumped", message, "dates of events before and after do not compare; durations do"
+            "clock_jumped",
+            message,
+            "do not compare dates of events before and after it; durations are not affected",
         )
     if is_synchronised() is False:
         yield Finding(
             "clock_unsynchronised",
-            "the kernel calls its clock unsynchronised",
+            "the kernel reports that its clock is not synchronised",
             "run chrony or systemd-timesyncd",
         )

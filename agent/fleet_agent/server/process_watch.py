@@ -1,6 +1,4 @@
-"""Owns the watch over the processes of one server: which of them it cannot live without, and when
-one ends. By event; signals nothing.
-"""
+"""Watches the processes of one server, and reports when one that the server needs has ended."""
 
 from __future__ import annotations
 
@@ -14,8 +12,8 @@ from fleet_agent.host.processes import ProcessStat, RecordedSession, members_of,
 from fleet_agent.server.supervisor import wait_gone
 
 _PROC = Path("/proc")
-_SCAN_AGAIN_S = 1.0  # for processes that come to be during a launch
-_SPAWNED_S = 10.0  # a spawned child without a title that lived so long was no helper
+_SCAN_AGAIN_S = 1.0  # for processes that are started during a launch
+_SPAWNED_S = 10.0  # a spawned child without a title that ran for so long is not a short helper
 # setproctitle(f"sglang::scheduler{prefix}") and its kin, sglang 0.4.1 - 0.5.23
 _TITLE = re.compile(r"^sglang::(\w+?)((?:_(?:DP|PP|TP|EP|CP|MOE_DP|MOE_EP)\d+)*)$", re.I)
 _SGLANG_TITLE = "sglang::"
@@ -27,8 +25,10 @@ _LAUNCHER = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class WatchedProcess:
-    """A process of a server as it was last seen. `rank` as SGLang's log names it (`DP0 TP1`), empty
-    where it has none.
+    """A process of a server as it was last seen.
+
+    `rank` is written as in SGLang's log (`DP0 TP1`), empty if it has none. The server cannot run
+    without a vital process.
     """
 
     process: ProcessStat
@@ -44,7 +44,7 @@ ReportProcessEnd = Callable[[WatchedProcess], Awaitable[None]]
 
 
 class ProcessWatch:
-    """The processes of one server but its launcher, each waited for from when it was first seen."""
+    """Waits for the end of each process of one server, except its launcher."""
 
     def __init__(self, session: RecordedSession) -> None:
         self._session = session
@@ -53,13 +53,14 @@ class ProcessWatch:
         self._scanning_done = asyncio.Event()
 
     def stop_scanning(self) -> None:
-        """The server is ready: one more look, and then none, so that nothing disturbs a
-        measurement.
+        """Scan once more and then no longer, because the server is ready.
+
+        Scans would disturb the measurement.
         """
         self._scanning_done.set()
 
     async def watch(self, report: ReportProcessEnd) -> None:
-        """Report each vital member that ends; returns when all that are known have ended."""
+        """Report each vital process that ends; return when all known processes have ended."""
         async with asyncio.TaskGroup() as tasks:
             while True:
                 was_complete = self._scanning_done.is_set()
@@ -91,8 +92,9 @@ class ProcessWatch:
 
 
 def scan_server_processes(session: RecordedSession) -> list[WatchedProcess]:
-    """The living processes of the server but the leader of its session, with what their command
-    lines say; reads all of /proc.
+    """Return the living processes of the server, except the leader of its session.
+
+    They are classified by their command lines. Reads all of /proc.
     """
     found = members_of(session)
     lines = {process.pid: _command_line(process.pid) for process in found}
@@ -105,8 +107,9 @@ def scan_server_processes(session: RecordedSession) -> list[WatchedProcess]:
 
 
 def _classify(process: ProcessStat, line: str, launchers: Iterable[int]) -> WatchedProcess:
-    """Vital: what bears a title of SGLang's, and what its launcher spawned. Compilers, probes and
-    what they start are neither.
+    """Classify a process. It is vital if it has a title of SGLang or its launcher spawned it.
+
+    Compilers, probes and their children are not.
     """
     title = line.partition(" ")[0]
     titled = _TITLE.match(title)
@@ -117,7 +120,7 @@ def _classify(process: ProcessStat, line: str, launchers: Iterable[int]) -> Watc
 
 
 def _with_final_name(member: WatchedProcess) -> WatchedProcess:
-    """With the name that a zombie still bears: its title may have been set after the last look."""
+    """Add the title that the zombie still has: it may have been set after the last scan."""
     now = read_stat(member.process.pid)
     if (
         _SGLANG_TITLE in member.title
@@ -130,7 +133,7 @@ def _with_final_name(member: WatchedProcess) -> WatchedProcess:
 
 
 def _command_line(pid: int) -> str:
-    """Its words with blanks between; a title that was set takes their place."""
+    """Return the command line, or the title that the process has set in its place."""
     try:
         return (
             (_PROC / str(pid) / "cmdline")

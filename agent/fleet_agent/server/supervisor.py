@@ -1,8 +1,7 @@
-"""Owns the processes of servers: starts each in its own session, sees it end, ends all of it and
-proves that. Never signals by name.
+"""Starts each server in its own session, waits for its end, and ends all of its processes.
 
-Every signal goes through a pidfd that was opened before the start time of its process was checked,
-so it cannot reach another one.
+Every signal goes through a pidfd that was opened before the process's start time was checked, so it
+cannot reach another process. Processes are never found by name.
 """
 
 from __future__ import annotations
@@ -34,14 +33,16 @@ __all__ = ["RecordedSession", "ServerProcess", "Supervisor", "processes_of_sessi
 
 log = logging.getLogger(__name__)
 
-_KILL_TIMEOUT_S = 30.0  # the kernel may need this long to give back the memory of a large model
-_KILL_AGAIN_S = 1.0  # while a killed process is stuck in the kernel
+_KILL_TIMEOUT_S = 30.0  # the kernel may need this long to free the memory of a large model
+_KILL_AGAIN_S = 1.0  # while a killed process has not ended yet
 
 
 @dataclass(frozen=True, slots=True)
 class ServerProcess:
-    """A server that this process launched: the handle to wait for it, and the record by which any
-    later process finds it.
+    """A server that this agent process launched.
+
+    It has the handle to wait for the launcher, and the record by which a later agent process finds
+    the server again.
     """
 
     session: RecordedSession
@@ -50,33 +51,34 @@ class ServerProcess:
 
     @property
     def pid(self) -> int:
-        """Of the launcher, which leads session and group."""
+        """Process id of the launcher, which leads the session and the process group."""
         return self.session.pid
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs, else as `wait` tells it."""
+        """Exit code of the launcher, negative for a signal; None while it runs."""
         return self._process.returncode
 
     async def wait(self) -> int:
-        """Exit code of the launcher once it ended, negative for a signal. Comes by event, may be
-        awaited by many.
+        """Wait for the launcher's end and return its exit code, negative for a signal.
+
+        Several tasks may wait at once.
         """
         return await self._process.wait()
 
 
 class Supervisor:
-    """Starts and ends servers. Holds handles only of those that it started itself."""
+    """Starts and ends servers. Also ends servers that an earlier agent process started."""
 
     def __init__(self, kill_timeout_s: float = _KILL_TIMEOUT_S) -> None:
         self._kill_timeout_s = kill_timeout_s
         self._children: dict[int, ServerProcess] = {}
 
     async def launch(self, command: LaunchCommand, log_path: Path) -> ServerProcess:
-        """Start the command in a session of its own, with exactly its environment; output is
-        appended to `log_path`, input is empty.
+        """Start the command in its own session, with exactly its environment.
 
-        Raises OSError when no process came to be: program or folder is missing or may not be used.
+        Output is appended to `log_path`, input is empty. Raises OSError if no process was started,
+        for example because the program or the folder is missing.
         """
         log_path.parent.mkdir(parents=True, exist_ok=True)
         output = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -107,11 +109,10 @@ class Supervisor:
         return child
 
     async def stop(self, session: RecordedSession, term_timeout_s: float) -> ServerStopped:
-        """End every process of the server, whoever started it: TERM to all, wait, KILL to what is
-        left, wait, look again.
+        """End every process of the server: SIGTERM to all, wait, SIGKILL to the rest, wait, check.
 
-        Takes at most `term_timeout_s` plus the kill timeout. `left_over` is empty when two looks in
-        a row found nothing.
+        Takes about `term_timeout_s` plus the kill timeout at most. `left_over` is empty if two
+        scans in a row found nothing.
         """
         loop = asyncio.get_running_loop()
         began_s = loop.time()
@@ -126,19 +127,20 @@ class Supervisor:
         await self._reap(session)
         left = await shutdown.survivors()
         for process in left:
-            log.error("server of session %s: %s is left over", session.session_id, process)
+            log.error("server of session %s: %s could not be ended", session.session_id, process)
         return ServerStopped(
             ended_by, loop.time() - began_s, tuple(str(process) for process in left)
         )
 
     def find_by_token(self, token: str) -> RecordedSession | None:
-        """The server that bears this launch token in its environment. Reads all of /proc: call it
-        in a thread on a large host.
+        """Find the server with this launch token in its environment; None if there is none.
+
+        Reads all of /proc, so call it in a thread.
         """
         return find_session_by_token(token)
 
     def living_processes(self, session: RecordedSession) -> tuple[ProcessStat, ...]:
-        """Every living process of the server, wherever it moved to; reads all of /proc."""
+        """Return every living process of the server, in any session; reads all of /proc."""
         return members_of(session)
 
     # Inside
@@ -150,27 +152,30 @@ class Supervisor:
         stat = read_stat(session.pid)
         if stat is None or not stat.is_alive or stat.start_ticks != session.start_ticks:
             await child.wait()
-            if self._children.get(session.pid) is child:  # nobody else who waited was faster
+            if self._children.get(session.pid) is child:  # no other waiter has removed it
                 del self._children[session.pid]
 
 
 @dataclass(slots=True)
 class _Shutdown:
-    """The end of one server. Remembers whom it saw, since a child is only shown to be the server's
-    while its parent lives.
+    """The shutdown of one server.
+
+    It remembers the processes that it found, since a child can be assigned to the server only while
+    its parent lives.
     """
 
     session: RecordedSession
     known: dict[int, ProcessStat] = field(default_factory=dict)
 
     async def members(self) -> tuple[ProcessStat, ...]:
-        """Looks again when nothing was found: a process that forks and ends during one look can
-        hide its child from it.
+        """Return the living processes, after a second scan if the first found none.
+
+        A process that forks and ends during one scan can hide its child from it.
         """
         return await self._scan() or await self._scan()
 
     async def has_survivors(self, deadline_s: float) -> bool:
-        """True when processes are left at the deadline."""
+        """Wait for the processes to end; return True if some are left at the deadline."""
         while members := await self.members():
             if asyncio.get_running_loop().time() >= deadline_s:
                 return True
@@ -178,14 +183,14 @@ class _Shutdown:
         return False
 
     async def kill(self, deadline_s: float) -> None:
-        """KILL to all until none is left, again and again for those that came to be meanwhile."""
+        """Send SIGKILL until no process is left, also to those that are started meanwhile."""
         loop = asyncio.get_running_loop()
         while loop.time() < deadline_s and (members := await self.members()):
             _send_signal(members, signal.SIGKILL)
             await _wait_all_gone(members, min(loop.time() + _KILL_AGAIN_S, deadline_s))
 
     async def survivors(self) -> tuple[ProcessStat, ...]:
-        """What is alive now, and what may be the server's and cannot be shown to be."""
+        """Return the living processes, including those that may be the server's without proof."""
         return *await self.members(), *await asyncio.to_thread(
             unproven_members, self.session, tuple(self.known.values())
         )
@@ -197,9 +202,7 @@ class _Shutdown:
 
 
 async def wait_gone(process: ProcessStat) -> None:
-    """Returns when the process has ended, or when its id is no longer its own. By event, for
-    processes that are not our children too.
-    """
+    """Wait until the process has ended, without polling; it need not be our child."""
     descriptor = _open_pidfd(process)
     if descriptor is None:
         return
@@ -214,7 +217,7 @@ async def wait_gone(process: ProcessStat) -> None:
 
 
 async def _wait_all_gone(members: Iterable[ProcessStat], deadline_s: float) -> None:
-    """Returns when all have ended or at the deadline of the loop's clock."""
+    """Wait until all processes have ended, at most until the deadline on the loop's clock."""
     try:
         async with asyncio.timeout_at(deadline_s), asyncio.TaskGroup() as tasks:
             for process in members:
@@ -224,7 +227,7 @@ async def _wait_all_gone(members: Iterable[ProcessStat], deadline_s: float) -> N
 
 
 def _open_pidfd(process: ProcessStat) -> int | None:
-    """A pidfd of exactly this process, None when it has ended."""
+    """Open a pidfd of exactly this process; return None if it has ended."""
     try:
         descriptor = os.pidfd_open(process.pid)
     except ProcessLookupError:
@@ -253,6 +256,6 @@ def _send_signal(members: Iterable[ProcessStat], number: signal.Signals) -> None
         except ProcessLookupError:
             pass
         except PermissionError:
-            log.error("%s may not be signalled", process)
+            log.error("no permission to signal %s", process)
         finally:
             os.close(descriptor)

@@ -1,6 +1,4 @@
-"""Owns the server of one trial: launches it, sees it become ready or die, has it proved, ends it.
-Drives no load, decides nothing.
-"""
+"""Launches the server of one trial, waits until it is ready, proves its configuration, ends it."""
 
 from __future__ import annotations
 
@@ -32,25 +30,27 @@ _FIRST_POLL_S, _LONGEST_POLL_S = (
     0.05,
     1.0,
 )  # between two looks at readiness: short at first, then never above a second
-_READY_CHECK_LIMIT_S = 30.0  # one look may take this long: a real completion on a cold server
+_READY_CHECK_LIMIT_S = 30.0  # one check includes a real completion on a cold server
 
 
 @dataclass(frozen=True, slots=True)
 class TrialTools:
-    """What the agent lends to each trial."""
+    """What all trials of the agent share."""
 
     supervisor: Supervisor
     load: LoadProcess
     ports: Ports
     engines: Mapping[EngineKind, EngineAdapter]
     host: HostState = field(default_factory=HostState)
-    kept_bytes: int = KEPT_BYTES  # of files of ended trials that the controller has too
+    kept_bytes: int = KEPT_BYTES  # of files of ended trials that the controller has stored
 
 
 @dataclass(slots=True)
 class ServerLaunch:
-    """One launch of the trial's server. `session` and `guard` are None until a process exists;
-    `used_mib` is of its GPUs before it.
+    """One launch of the trial's server.
+
+    `process`, `session` and `monitor` are None until a process exists. `used_mib` is the memory in
+    use on each of its GPUs before the launch.
     """
 
     place: LaunchPlace
@@ -61,11 +61,11 @@ class ServerLaunch:
     session: RecordedSession | None = None
     monitor: ServerMonitor | None = None
     used_mib: Mapping[int, int] = field(default_factory=dict)
-    findings: tuple[Finding, ...] = ()  # by the preflight
+    findings: tuple[Finding, ...] = ()  # of the preflight
 
 
 class TrialServer:
-    """The server that one trial launches, or only looks at when it is somebody else's."""
+    """The server that one trial launches, or the external one that it measures."""
 
     def __init__(
         self, spec: TrialSpec, tools: TrialTools, gpus: tuple[int, ...], folder: Path
@@ -80,25 +80,24 @@ class TrialServer:
         self._current = ServerLaunch(place, folder / "server.log")
         self._launch_settled = asyncio.Event()
         self._launch_settled.set()
-        self.secrets = (
-            Secrets()
-        )  # of the launch: whatever is told or kept of it is masked with them
+        self.secrets = Secrets()  # of the launch; they are masked in all that is reported or kept
 
     @property
     def url(self) -> str:
-        """Where it answers."""
+        """The URL at which the server answers."""
         return self._engine.url(self._spec, self._current.place)
 
     @property
     def is_observable(self) -> bool:
-        """There may be something at `url`."""
+        """Whether a server may answer at `url`."""
         return self._engine.launches or bool(self._spec.engine.url)
 
     # Launch
 
     async def launch(self, announce: Callable[[ev.Body], None], witness: bool = False) -> ev.Body:
-        """ServerLaunched, or ServerFailed when no process came to be. Announces ServerLaunching
-        first.
+        """Launch the server; return ServerLaunched, or ServerFailed if no process was started.
+
+        Calls `announce` with ServerLaunching right before the process is started.
         """
         self._launch_settled.clear()
         try:
@@ -160,13 +159,11 @@ class TrialServer:
         )
 
     async def wait_launch_settled(self) -> None:
-        """Returns when no launch is half-way: its process, if there is one, is known."""
+        """Wait until no launch is in progress, so that its process is known if there is one."""
         await self._launch_settled.wait()
 
     def watch(self, tasks: asyncio.TaskGroup, report: Callable[[ev.Body], None]) -> None:
-        """Report how the launch comes on, and the server's death or standstill, unless we are the
-        ones who stop it.
-        """
+        """Report the launch's progress and the server's death or stall until `stop`."""
         monitor = self._current.monitor
         if monitor is not None:
             tasks.create_task(monitor.watch(report))
@@ -174,37 +171,39 @@ class TrialServer:
     # Ready, proof
 
     async def await_ready(self, deadline_s: float) -> ev.Body:
-        """ServerReady once it is healthy, itself and has completed a request, else ServerFailed at
-        the deadline (monotonic seconds).
+        """Wait until the server is ready; return ServerReady, or ServerFailed at the deadline.
+
+        A ready server is healthy, is the one that was launched, and has completed a request.
+        `deadline_s` is in monotonic seconds.
         """
-        missing, pause_s, looked_at_s = "nothing answered yet", _FIRST_POLL_S, 0.0
+        missing, pause_s, checked_at_s = "nothing answered yet", _FIRST_POLL_S, 0.0
         try:
             async with asyncio.timeout(deadline_s - time.monotonic()):
                 while True:
-                    looked_at_s = time.monotonic()
+                    checked_at_s = time.monotonic()
                     missing = await self._check_ready()
                     if not missing:
                         return await self._confirm_ready()
-                    looked_at_s = 0.0
+                    checked_at_s = 0.0
                     await asyncio.sleep(pause_s)
                     pause_s = min(pause_s * 1.3, _LONGEST_POLL_S)
         except ServerError as error:
             return self._failure_event(error)
         except TimeoutError:
-            if (
-                looked_at_s and time.monotonic() - looked_at_s > 1
-            ):  # the look before it tells what was, not what is
-                missing = self._no_answer_message(time.monotonic() - looked_at_s)
+            # the result of the check before the last one is out of date
+            if checked_at_s and time.monotonic() - checked_at_s > 1:
+                missing = self._no_answer_message(time.monotonic() - checked_at_s)
             return ev.ServerFailed(
                 ErrorKind.SERVER_UNHEALTHY,
                 "not_ready",
-                f"not ready within {self._spec.engine.ready_timeout_s:g} s; last look: {missing}",
+                f"not ready within {self._spec.engine.ready_timeout_s:g} s; last check: {missing}",
                 log_tail=trial_artifacts.read_tail(self._current.log),
             )
 
     async def _confirm_ready(self) -> ev.Body:
-        """Something answers as our server does. Raises ServerFailed when it is another process that
-        listens there.
+        """Return ServerReady if the answering server is ours.
+
+        Raises ServerError if another process listens on the port.
         """
         current = self._current
         if current.monitor is None:
@@ -213,14 +212,15 @@ class TrialServer:
         if stranger := await asyncio.to_thread(
             foreign_listener, current.place.port, current.monitor.processes()
         ):
-            message = f"port {current.place.port} is held by {stranger}, which is not of the server that was launched"
+            message = (
+                f"port {current.place.port} is held by {stranger}, which does not belong to the "
+                "launched server"
+            )
             raise ServerError(ErrorKind.SERVER_LAUNCH, "port_in_use", message)
         return ev.ServerReady(ready_s, await current.monitor.finish_launch())
 
     async def _check_ready(self) -> str:
-        """What is missing, empty when nothing is; a look that takes too long is one of many, not
-        the end.
-        """
+        """Return what is missing, empty if the server is ready. A timeout means not ready."""
         try:
             async with asyncio.timeout(_READY_CHECK_LIMIT_S):
                 return await self._engine.check_ready(self._spec, self.url)
@@ -231,14 +231,15 @@ class TrialServer:
         return f"{self.url} has not answered for {seconds:.0f} s"
 
     async def prove(self) -> ev.Body:
-        """ConfigurationProved with the host's fingerprint, or ServerFailed when the server stopped
-        answering.
+        """Read back the configuration; return ConfigurationProved with the host's fingerprint.
+
+        Returns ServerFailed if the server does not answer any more.
         """
         try:
             async with asyncio.timeout(_READY_CHECK_LIMIT_S):
                 engine = replace(
                     self._spec.engine, env=self.secrets.fill(self._spec.engine.env)
-                )  # the server shows values, not references
+                )  # the server shows the values of secrets, not their references
                 proof = await self._engine.prove_configuration(
                     replace(self._spec, engine=engine), self.url, self._current.log
                 )
@@ -270,15 +271,14 @@ class TrialServer:
     # End
 
     async def wait_death_reported(self) -> None:
-        """Returns when a death of the server that has been noticed has been told too: it explains
-        what it led to.
-        """
+        """Wait until a noticed death of the server has been reported."""
         if self._current.monitor is not None:
             await self._current.monitor.wait_death_reported()
 
     async def stop(self) -> ev.ServerStopped:
-        """ServerStopped with the proof that nothing of the server is left; harmless without a
-        server.
+        """End the server and everything that belongs to it; does nothing if there is no server.
+
+        Returns ServerStopped, whose `left_over` lists what could not be ended or released.
         """
         await self.wait_launch_settled()
         current = self._current
@@ -303,7 +303,7 @@ class TrialServer:
         )
 
     def adopt(self, launched: ev.ServerLaunched) -> None:
-        """Take over the server that an earlier agent process recorded, only to end it."""
+        """Take over the server that an earlier agent process launched, in order to end it."""
         self._current.session = RecordedSession(
             launched.pid,
             launched.session_id,
@@ -314,5 +314,5 @@ class TrialServer:
         )
 
     def release_port(self) -> None:
-        """Give back the port."""
+        """Release the port."""
         self._tools.ports.release_port(self._current.place.token)
