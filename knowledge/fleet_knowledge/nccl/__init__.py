@@ -1,1 +1,1 @@
-"""Knows which NCCL settings take effect, and proves it from the log."""
+"""Knows which NCCL settings take effect, and verifies them in NCCL's log."""

@@ -1,8 +1,8 @@
-"""Owns the question whether a server's all-reduce reaches NCCL, or is done by something that SGLang
-tries before it; measures nothing.
+"""Whether a server's all-reduce reaches NCCL, or something that SGLang tries before NCCL performs
+it.
 
-Order of the attempts: `GroupCoordinator.all_reduce` in srt/distributed/parallel_state.py, read in
-SGLang 0.4.6 - 0.5.23.
+The order of the attempts is that of `GroupCoordinator.all_reduce` in
+srt/distributed/parallel_state.py, read in SGLang 0.4.6 - 0.5.23.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from fleet_knowledge.release import Release, VersionRange
 MIB = 1 << 20
 _VERSIONS_READ = VersionRange("0.4.6", "0.5.23")
 CUSTOM_LIMIT_BYTES = 8 * MIB
-"""Messages below are taken by custom all-reduce in every version (8 MiB up to 0.5.10; larger from 0.5.12, by GPU and number of ranks)."""
+"""Custom all-reduce takes smaller messages in every version. The limit is 8 MiB up to 0.5.10; from
+0.5.12 it is larger and depends on the GPU and the number of ranks."""
 MAX_HIDDEN_SIZE = 16_384
-"""Of known open models: with it a step is judged when the model's own size is not known."""
+"""The largest of known open models: assumed where the model's own size is unknown."""
 _CUSTOM_WORLDS = (2, 4, 6, 8)
 _BYTES_PER_VALUE = 2
 
@@ -34,9 +35,10 @@ class NcclUse(Enum):
 
 @dataclass(frozen=True, slots=True)
 class AllReduceSetup:
-    """What decides: arguments (SGLang's names), variables, topology `nvlink`, `pcie` or `unknown`,
-    the model's hidden size and the
-    tokens of one decode step (running requests x draft tokens); 0 where unknown."""
+    """What decides the path: arguments under SGLang's names, variables, the topology (`nvlink`,
+    `pcie` or `unknown`), the model's hidden size, and the tokens of one decode step (running
+    requests x draft tokens). Sizes are 0 where unknown.
+    """
 
     args: Mapping[str, Any] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
@@ -46,11 +48,11 @@ class AllReduceSetup:
     release: Release | None = None
 
     def is_on(self, name: str) -> bool:
-        """True for a flag that is set."""
+        """Return whether a flag is set."""
         return self.args.get(name) not in (None, False, 0, "", "false", "False")
 
     def size(self, name: str) -> int:
-        """A size, 1 when it is not set; 0 when it is no number."""
+        """Return the size in an argument: 1 if it is not set, 0 if it is not a number."""
         value = self.args.get(name, 1)
         return (
             int(value)
@@ -60,14 +62,14 @@ class AllReduceSetup:
 
     @property
     def step_bytes(self) -> int:
-        """Bytes of one all-reduce of a decode step, at most; 0 when it is not known."""
+        """Upper limit for the bytes of one all-reduce of a decode step; 0 if unknown."""
         return self.step_tokens * (self.hidden_size or MAX_HIDDEN_SIZE) * _BYTES_PER_VALUE
 
 
 @dataclass(frozen=True, slots=True)
 class AllReducePath:
-    """The answer, what does the all-reduce instead (empty when NCCL does), why, and the versions of
-    SGLang that it was read in.
+    """Whether NCCL performs the all-reduce, what else performs it (empty for NCCL), why, and the
+    versions of SGLang that were read.
     """
 
     answer: NcclUse
@@ -77,12 +79,12 @@ class AllReducePath:
 
 
 def find_all_reduce_path(server: AllReduceSetup) -> AllReducePath:
-    """Who does the all-reduce of a decode step. Prefill chunks are larger and can still reach NCCL:
-    `reason` says from which size.
+    """Return what performs the all-reduce of a decode step. Prefill chunks are larger and can still
+    reach NCCL; `reason` says from which size on.
     """
     return next(
         (path for attempt in _ATTEMPTS for path in attempt(server)),
-        _reaches_nccl("nothing that SGLang tries before it applies"),
+        _reaches_nccl("nothing that SGLang tries before NCCL applies"),
     )
 
 
@@ -99,18 +101,19 @@ def _unknown(
 def _single_gpu(server: AllReduceSetup) -> Iterator[AllReducePath]:
     world = server.size("tp_size")
     if world == 0:
-        yield _unknown("", "the tensor-parallel size is not known")
+        yield _unknown("", "the tensor-parallel size is unknown")
     elif world == 1 and server.size("pp_size") == 1 and server.size("dp_size") <= 1:
         yield AllReducePath(
             NcclUse.BYPASSED,
             "no all-reduce",
-            "one GPU a replica (tp_size 1): there is nothing to reduce",
+            "one GPU per replica (tp_size 1): there is nothing to reduce",
             VersionRange("0.4.1", "0.5.23"),
         )
     elif world == 1:
         yield _unknown(
             "",
-            "tp_size 1 has no all-reduce, but pipeline or data parallel ranks exchange other messages over NCCL",
+            "tp_size 1 has no all-reduce, but pipeline or data parallel ranks exchange other "
+            "messages over NCCL",
         )
 
 
@@ -121,27 +124,32 @@ def _other_collectives(server: AllReduceSetup) -> Iterator[AllReducePath]:
     ):
         yield _unknown(
             "",
-            "data-parallel attention and expert parallelism use gathers and scatters beside all-reduce, and these reach NCCL",
+            "data-parallel attention and expert parallelism use gathers and scatters as well as "
+            "all-reduce, and these reach NCCL",
         )
 
 
 def _symmetric(server: AllReduceSetup) -> Iterator[AllReducePath]:
     if server.is_on("enable_symm_mem"):
-        reason = "with --enable-symm-mem NCCL runs symmetric kernels on registered buffers, which take no algorithm or protocol"
+        reason = (
+            "with --enable-symm-mem NCCL runs symmetric kernels on registered buffers, for which "
+            "no algorithm or protocol is chosen"
+        )
         yield _unknown("symmetric memory", reason, VersionRange("0.5.1", "0.5.23"))
 
 
 def _deterministic(server: AllReduceSetup) -> Iterator[AllReducePath]:
     if server.is_on("enable_deterministic_inference"):
         yield _reaches_nccl(
-            "deterministic inference switches custom all-reduce off and sets NCCL_ALGO=allreduce:tree itself"
+            "deterministic inference disables custom all-reduce and sets NCCL_ALGO=allreduce:tree"
         )
 
 
 def _several_hosts(server: AllReduceSetup) -> Iterator[AllReducePath]:
     if server.size("nnodes") > 1:
         yield _reaches_nccl(
-            "ranks on several hosts: custom all-reduce works inside one host (one NVLink domain over hosts excepted, from 0.5.23)"
+            "ranks on several hosts: custom all-reduce only works inside one host (or, from "
+            "0.5.23, one NVLink domain over several hosts)"
         )
 
 
@@ -154,7 +162,10 @@ def _custom(server: AllReduceSetup) -> Iterator[AllReducePath]:
     ):
         return
     if server.step_bytes >= CUSTOM_LIMIT_BYTES:
-        reason = f"a step reduces up to {server.step_bytes / MIB:.0f} MiB, and custom all-reduce takes messages below 8 MiB (more from 0.5.12)"
+        reason = (
+            f"a step reduces up to {server.step_bytes / MIB:.0f} MiB, and custom all-reduce takes "
+            "messages below 8 MiB (larger ones from 0.5.12)"
+        )
         yield _unknown("custom all-reduce", reason)
     elif server.topology == "nvlink" or (world == 2 and server.topology == "pcie"):
         yield AllReducePath(NcclUse.BYPASSED, "custom all-reduce", _custom_reason(server, world))
@@ -162,22 +173,27 @@ def _custom(server: AllReduceSetup) -> Iterator[AllReducePath]:
         where = (
             f"all {world} GPUs have NVLink to each other"
             if world > 2
-            else "the two GPUs reach each other's memory"
+            else "the two GPUs can access each other's memory"
         )
-        reason = f"where {where}, SGLang's custom all-reduce takes messages below 8 MiB itself; the topology is not known"
+        reason = (
+            f"where {where}, SGLang's custom all-reduce takes messages below 8 MiB; "
+            "the topology is unknown"
+        )
         yield _unknown("custom all-reduce", reason)
 
 
 def _custom_reason(server: AllReduceSetup, world: int) -> str:
-    joined = "two GPUs that reach each other" if world == 2 else f"{world} GPUs with NVLink"
+    joined = (
+        "two GPUs that access each other's memory" if world == 2 else f"{world} GPUs with NVLink"
+    )
     size = (
-        f"{server.step_bytes / 1024:.0f} KiB a step"
+        f"{server.step_bytes / 1024:.0f} KiB per step"
         if server.hidden_size and server.step_tokens
         else "decode steps are far smaller"
     )
     first = CUSTOM_LIMIT_BYTES // ((server.hidden_size or MAX_HIDDEN_SIZE) * _BYTES_PER_VALUE)
     prefill = (
-        f"only prefill chunks from {first} tokens can reach NCCL"
+        f"only prefill chunks of {first} tokens or more can reach NCCL"
         if server.hidden_size
         else "only long prefill chunks can reach NCCL"
     )
@@ -195,7 +211,10 @@ def _mscclpp(server: AllReduceSetup) -> Iterator[AllReducePath]:
 
 def _torch_symmetric(server: AllReduceSetup) -> Iterator[AllReducePath]:
     if server.is_on("enable_torch_symm_mem") and server.size("tp_size") in _CUSTOM_WORLDS:
-        reason = "--enable-torch-symm-mem takes messages below 64 MiB (128 MiB on 6 and 8 GPUs) on Hopper and Blackwell"
+        reason = (
+            "--enable-torch-symm-mem takes messages below 64 MiB (128 MiB on 6 and 8 GPUs) on "
+            "Hopper and Blackwell"
+        )
         yield _unknown("torch symmetric memory", reason, VersionRange("0.5.3", "0.5.23"))
 
 
@@ -223,7 +242,8 @@ def _remaining_cases(server: AllReduceSetup) -> Iterator[AllReducePath]:
         yield _reaches_nccl("--disable-custom-all-reduce leaves it to NCCL")
     elif server.topology == "pcie" and server.size("tp_size") > 2:
         yield _reaches_nccl(
-            "SGLang switches its custom all-reduce off on more than two GPUs without NVLink, and says so in its log"
+            "SGLang disables its custom all-reduce on more than two GPUs without NVLink, and "
+            "logs it"
         )
     elif server.size("tp_size") not in _CUSTOM_WORLDS:
         reason = "custom all-reduce takes 2, 4, 6 or 8 ranks (from 0.5.12 also 3, 5, 7)"
@@ -235,6 +255,6 @@ def _remaining_cases(server: AllReduceSetup) -> Iterator[AllReducePath]:
 
 
 _ATTEMPTS = (
-    _single_gpu, _other_collectives, _symmetric, _deterministic, _several_hosts, _custom, _mscclpp, _torch_symmetric, _pcie_ipc, _fusion,
-    _remaining_cases,
+    _single_gpu, _other_collectives, _symmetric, _deterministic, _several_hosts, _custom, _mscclpp,
+    _torch_symmetric, _pcie_ipc, _fusion, _remaining_cases,
 )  # fmt: skip

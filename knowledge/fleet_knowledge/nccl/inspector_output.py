@@ -1,5 +1,4 @@
-"""Owns the reading of what NCCL's inspector plug-in writes (Prometheus text, or one JSON object a
-line); reads no file itself.
+"""Reads what NCCL's inspector plug-in writes: Prometheus text, or one JSON object per line.
 
 Formats: plugins/profiler/inspector of NCCL 2.30 (inspector_prom.cc, inspector_json.cc),
 ext-profiler/inspector of 2.28 and 2.29.
@@ -23,11 +22,11 @@ _MAX_ROWS = 4096
 
 @dataclass(frozen=True, slots=True)
 class InspectorRow:
-    """One collective of one size on one GPU. `algo_proto` is as the plug-in names it (`Ring_ll`),
-    empty in JSON, which has none.
+    """One collective of one size on one GPU.
 
-    `message_size` is bytes as text, or a range such as `4-5GB`; bandwidth in GB/s, time in
-    microseconds, None where it is not told.
+    `algo_proto` is the plug-in's name for both (`Ring_ll`), empty in JSON dumps without them.
+    `message_size` is bytes as text, or a range such as `4-5GB`. `busbw_gb_s` is in GB/s and
+    `exec_time_us` in microseconds; each is None if the dump lacks it.
     """
 
     collective: str
@@ -41,12 +40,12 @@ class InspectorRow:
 
     @property
     def algo(self) -> str:
-        """The algorithm in capitals, as NCCL's log has it; empty when unknown."""
+        """The algorithm in capitals, as in NCCL's log; empty if unknown."""
         return _algo_or_proto(self.algo_proto, 0)
 
     @property
     def proto(self) -> str:
-        """The protocol in capitals; empty when unknown."""
+        """The protocol in capitals; empty if unknown."""
         return _algo_or_proto(self.algo_proto, 1)
 
 
@@ -57,9 +56,7 @@ def _algo_or_proto(algo_proto: str, index: int) -> str:
 
 
 def read_inspector(text: str) -> tuple[InspectorRow, ...]:
-    """What the dump shows, whichever of the two forms it has; lines of neither form are passed
-    over.
-    """
+    """Return the rows of a dump in either form; other lines are skipped."""
     rows: dict[tuple[str, ...], InspectorRow] = {}
     for one in _read_rows(text):
         key = one.collective, one.message_size, one.algo_proto, one.gpu, str(one.nranks)
@@ -72,12 +69,12 @@ def read_inspector(text: str) -> tuple[InspectorRow, ...]:
 
 
 def is_inspector_dump(text: str) -> bool:
-    """True when the start of `text` has the form of a dump."""
+    """Return whether the start of `text` has the form of a dump."""
     return any(True for _ in _read_rows(text[:65_536]))
 
 
 def algo_proto_by_collective(rows: tuple[InspectorRow, ...]) -> Mapping[str, tuple[str, ...]]:
-    """The choices seen for each collective, each once, in the order in which they came."""
+    """Return the distinct choices of each collective, in the order in which they appear."""
     found: dict[str, dict[str, None]] = {}
     for row in rows:
         if row.algo_proto:
@@ -118,7 +115,7 @@ def _read_json_line(line: str) -> Iterator[InspectorRow]:
     try:
         content = json.loads(line)
     except (ValueError, RecursionError):
-        return  # the last line of a dump that is still written is cut
+        return  # the last line of a dump that is still being written is incomplete
     work, header = (_mapping(content, key) for key in ("coll_perf", "header"))
     if isinstance(work.get("coll"), str):
         algo = (
@@ -143,8 +140,8 @@ def _mapping(content: Any, key: str) -> Mapping[str, Any]:
 
 
 def _merge_rows(known: InspectorRow, newer: InspectorRow) -> InspectorRow:
-    """A second figure of the same sample, or one more call of the same kind (the newest figures are
-    kept).
+    """Merge a second figure of the same sample, or count another call of the same kind; the newest
+    figures are kept.
     """
     again = known.busbw_gb_s is not None and newer.busbw_gb_s is not None
     return InspectorRow(

@@ -1,6 +1,4 @@
-"""Owns NCCL's configuration files: what their text sets and which source wins. Opens none: text
-comes in, values go out.
-"""
+"""NCCL's configuration files: what their text sets, and which source wins."""
 
 from __future__ import annotations
 
@@ -15,12 +13,13 @@ USER_FILE = ".nccl.conf"
 USER_FILE_VARIABLE = "NCCL_CONF_FILE"
 RCCL_FILES = "/etc/rccl.conf", ".rccl.conf"
 COMMENT_VERSIONS = VersionRange("2.26")
-"""Versions in which a line that starts with `#` is a comment; before, it sets a variable of that odd name, which nobody reads."""
+"""Versions in which a line that starts with `#` is a comment. Older ones set a variable with that
+name, which nothing reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class NcclConfFile:
-    """One file: its name for people, and its text; a file that is not there is left out."""
+    """One file that exists: its name for messages, and its text."""
 
     name: str
     text: str
@@ -28,7 +27,7 @@ class NcclConfFile:
 
 @dataclass(frozen=True, slots=True)
 class EffectiveSetting:
-    """The value that wins, where it came from, and what it hides."""
+    """The value that wins, its source, and the (source, value) pairs that it hides."""
 
     value: str
     source: str
@@ -36,8 +35,8 @@ class EffectiveSetting:
 
 
 def parse_nccl_conf(text: str) -> dict[str, str]:
-    """The variables of one file: NAME=VALUE lines, nothing trimmed; the first of a name wins; other
-    lines and comments say nothing.
+    """Return the variables of one file: NAME=VALUE lines with nothing trimmed. The first line of a
+    name wins; comments and other lines set nothing.
     """
     found: dict[str, str] = {}
     for line in text.split("\n"):
@@ -48,8 +47,8 @@ def parse_nccl_conf(text: str) -> dict[str, str]:
 
 
 def user_file(env: Mapping[str, str], release: Release | None, home: str) -> str:
-    """The path of the user's file: NCCL_CONF_FILE from 2.23 where it is set (taken as it is, `~`
-    not expanded), else HOME/.nccl.conf.
+    """Return the path of the user's file: NCCL_CONF_FILE where it is set (from 2.23, `~` not
+    expanded), otherwise HOME/.nccl.conf.
     """
     named = env.get(USER_FILE_VARIABLE, "")
     return (
@@ -62,8 +61,8 @@ def user_file(env: Mapping[str, str], release: Release | None, home: str) -> str
 def resolve_settings(
     process: Mapping[str, str], *files: NcclConfFile
 ) -> dict[str, EffectiveSetting]:
-    """Every NCCL_ variable with the value that NCCL sees: the process first, then `files` in order
-    (the user's before the system's).
+    """Return every NCCL_ and RCCL_ variable with the value that NCCL sees: that of the process,
+    else that of the first of `files` that sets it (pass the user's before the system's).
     """
     layers = [
         (
@@ -85,8 +84,8 @@ def resolve_settings(
 
 
 def find_misleading_lines(text: str) -> list[tuple[int, str]]:
-    """(line, what is odd) for lines that NCCL does not read as they look: blanks around `=`,
-    quotes, `export`.
+    """Return (line number, problem) for lines that NCCL does not read as they look: blanks around
+    `=`, quotes, `export`.
     """
     found = []
     for number, line in enumerate(text.split("\n"), 1):
@@ -99,11 +98,11 @@ def find_misleading_lines(text: str) -> list[tuple[int, str]]:
             found.append(
                 (
                     number,
-                    "the name has blanks or `export` in it: NCCL sets a variable of that very name",
+                    "the name contains blanks or `export`: NCCL sets a variable with that name",
                 )
             )
         elif line.endswith("\r"):
-            found.append((number, "a Windows line end is part of the value in most versions"))
+            found.append((number, "most versions take the Windows line end as part of the value"))
         elif value != value.strip() or value[:1] in ("'", '"') or "#" in value:
-            found.append((number, "blanks, quotes or a comment are part of the value"))
+            found.append((number, "NCCL takes blanks, quotes or a comment as part of the value"))
     return found

@@ -1,5 +1,5 @@
-"""Owns what to tell about a job's NCCL variables before it runs: one by itself, and those of a
-whole server. Reads no file.
+"""Findings about a job's NCCL variables before it runs: each by itself, and those of a whole
+server.
 """
 
 from __future__ import annotations
@@ -40,10 +40,8 @@ from fleet_knowledge.sglang.environment_rules import DEFAULTS_WHEN_UNSET
 
 _ANY = VersionRange()
 _NETWORK_PREFIXES = ("NCCL_IB_", "NCCL_NET_", "NCCL_SOCKET_N", "NCCL_CROSS_NIC", "NCCL_PXN_")
-_NETWORK_CHOICE = (
-    "NCCL_IB_DISABLE",
-    "NCCL_NET_PLUGIN",
-)  # read while NCCL looks for a network, on one host too
+# read while NCCL looks for a network, even on one host
+_NETWORK_CHOICE = ("NCCL_IB_DISABLE", "NCCL_NET_PLUGIN")
 _NO_SPEED_EFFECT = (
     "NCCL_DEBUG",
     "NCCL_CHECK",
@@ -59,8 +57,8 @@ _NO_SPEED_EFFECT = (
 def apply_nccl_variable_rules(
     name: str, value: str, release: Release | None = None
 ) -> Iterator[RuleFinding]:
-    """What to tell about one variable, whatever stands beside it; nothing for names that are not
-    NCCL's. `release` is NCCL's.
+    """Yield the findings about one variable by itself; none for names that are not NCCL's.
+    `release` is NCCL's.
     """
     if not is_nccl_name(name):
         return
@@ -78,30 +76,35 @@ def apply_nccl_variable_rules(
     if name == "NCCL_ALGO" and fault is None:
         yield from _algorithm_findings(value, release)
     if fault is None and needs_output_check(name, value):
-        message = f"`{name}={value}` allows LL128 where NCCL would not choose it: without the hardware's ordering it corrupts data silently"
+        message = (
+            f"`{name}={value}` allows LL128 where NCCL would not choose it: on hardware that does "
+            "not keep the order of stores it silently corrupts data"
+        )
         yield RuleFinding(
             "nccl_output_check",
             WARNING,
             subject,
             message,
-            "compare this arm's output with the default's, or exclude it: NCCL_PROTO: ^LL128",
+            "compare this variant's output with the default's, or exclude it: NCCL_PROTO: ^LL128",
         )
     yield from _debug_findings(name, value)
     if files_needed({name: value}) and fault is None:
-        message = f"`{name}` names a file of the host: `{value}` must be there on every host (in its container), readable"
+        message = (
+            f"`{name}` names a file on the host: `{value}` must be readable on every host "
+            "(in its container)"
+        )
         yield RuleFinding(
-            "nccl_host_file", INFO, subject, message, "preflight looks for it before each launch"
+            "nccl_host_file", INFO, subject, message, "preflight checks it before each launch"
         )
 
 
-_PLUGIN_FILES = (
-    "NCCL_TUNER_CONFIG_FILE",
-)  # NCCL's example tuner reads it; NCCL itself documents none
+# read by NCCL's example tuner; NCCL itself documents no such variable
+_PLUGIN_FILES = ("NCCL_TUNER_CONFIG_FILE",)
 
 
 def files_needed(env: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """(variable, path) of each file that NCCL reads for a job with `env`: it must be there on the
-    host, in its container if any.
+    """Return (variable, path) of each file that NCCL reads for a job with `env`. It must exist on
+    the host, or in its container.
     """
     return tuple(
         (name, value)
@@ -120,7 +123,9 @@ def _is_file(name: str, value: str) -> bool:
 
 
 def _is_read(name: str, values: FilePathValue, value: str) -> bool:
-    """What NCCL writes need not be there; a plug-in without a slash is found by the loader."""
+    """Return whether NCCL reads this file: not one that it writes, nor a plug-in without a slash,
+    which the loader finds.
+    """
     return (
         "_DUMP_" not in name and name != "NCCL_DEBUG_FILE" and ("/" in value or not values.plugin)
     )
@@ -138,11 +143,17 @@ def _unknown_name_findings(name: str) -> Iterator[RuleFinding]:
                 "leave it out",
             )
     elif name in UNDOCUMENTED:
-        message = f"`{name}` is in NCCL's sources and in no documentation: it may change or vanish with any version"
+        message = (
+            f"`{name}` is in NCCL's sources but in no documentation: any version may change or "
+            "remove it"
+        )
         yield RuleFinding("nccl_undocumented", INFO, subject, message)
     else:
         near = nearest_variable(name)
-        message = f"`{name[:80]}` is no variable of NCCL or RCCL (up to {NEWEST_NCCL_READ}); it is passed on as it is"
+        message = (
+            f"`{name[:80]}` is not a variable of NCCL or RCCL (up to {NEWEST_NCCL_READ}); "
+            "it is passed on unchanged"
+        )
         hint = f"did you mean `{near}`?" if near else "check its spelling"
         yield RuleFinding("nccl_unknown_variable", WARNING, subject, message, hint)
 
@@ -154,9 +165,9 @@ def _value_findings(
     assert fault is not None
     does = {
         InvalidValueEffect.REFUSED: "NCCL refuses it and the server dies",
-        InvalidValueEffect.IGNORED: "NCCL ignores it without a word",
+        InvalidValueEffect.IGNORED: "NCCL ignores it silently",
         InvalidValueEffect.MISREAD: "",
-        InvalidValueEffect.ADJUSTED: "NCCL takes the nearest legal value",
+        InvalidValueEffect.ADJUSTED: "NCCL uses the nearest legal value",
         InvalidValueEffect.DISCOURAGED: "",
     }[fault.outcome]
     where = f" (NCCL {describe_versions(fault.versions)})" if fault.versions != _ANY else ""
@@ -173,8 +184,8 @@ def _value_findings(
 
 
 def _severity(row: NcclVariable, outcome: InvalidValueEffect, versions: VersionRange) -> str:
-    """An error for what every version refuses, ignores or misreads; lists of words grow, so an
-    unknown word there is no error.
+    """Return an error for what every version refuses, ignores or misreads. Lists of words grow with
+    each version, so an unknown word is only a warning.
     """
     if outcome in (InvalidValueEffect.ADJUSTED, InvalidValueEffect.DISCOURAGED) or versions != _ANY:
         return WARNING
@@ -182,18 +193,18 @@ def _severity(row: NcclVariable, outcome: InvalidValueEffect, versions: VersionR
 
 
 def no_effect_reason(name: str, value: str, release: Release | None = None) -> str:
-    """Why `value` is what a server of SGLang has anyway, with NCCL's versions where they matter;
-    empty when it is not.
+    """Return why `value` is what an SGLang server has anyway, with NCCL's versions where they
+    matter; empty if it is not.
 
-    SGLang sets some variables itself where the job leaves them unset, so for those NCCL's own
-    default is a change.
+    SGLang sets some variables itself where the job leaves them unset; for those, NCCL's own default
+    is a change.
     """
     row = find_variable(name)
     if row is None or not value:
         return ""
     if name in DEFAULTS_WHEN_UNSET:
         return (
-            f"SGLang sets {DEFAULTS_WHEN_UNSET[name]} itself when it is unset"
+            f"SGLang sets {DEFAULTS_WHEN_UNSET[name]} itself if it is unset"
             if row.values.means_same(value, DEFAULTS_WHEN_UNSET[name])
             else ""
         )
@@ -216,7 +227,7 @@ def _default_findings(
             INFO,
             f"env.{row.name}",
             f"`{row.name}={value}` changes nothing: {why}",
-            "an arm with nothing else equals one without it",
+            "a variant with only this setting equals one without it",
         )
 
 
@@ -234,18 +245,21 @@ def _deprecation_findings(row: NcclVariable, release: Release | None) -> Iterato
             f"{instead} ({row.note.rstrip('.')})" if row.note else instead,
         )
     elif row.exists.last:
-        message = f"`{row.name}` is read {describe_versions(row.exists)} only: no NCCL that SGLang uses knows it"
+        message = (
+            f"`{row.name}` is only read {describe_versions(row.exists)}: "
+            "no NCCL version that SGLang uses knows it"
+        )
         yield RuleFinding("nccl_deprecated", WARNING, f"env.{row.name}", message, instead)
 
 
 def _algorithm_findings(value: str, release: Release | None) -> Iterator[RuleFinding]:
-    """From 2.24 there is no way back to Ring: the logits' AllGather of every tensor-parallel server
-    fails.
+    """From 2.24 NCCL no longer falls back to Ring: without an algorithm for AllGather, every
+    tensor-parallel server fails when it gathers the logits.
     """
     left_out = collectives_without_algorithm(value)
     serious = [function for function in left_out if function != "Reduce"]
     if serious and FUNCTION_LISTS.contains(release):
-        fails = f"their first call ends the server (NCCL {FUNCTION_LISTS})"
+        fails = f"their first call makes the server fail (NCCL {FUNCTION_LISTS})"
         message = f"`NCCL_ALGO={value}` leaves {', '.join(left_out)} without an algorithm: {fails}"
         second = "" if "ring" in value.lower() else ",ring"
         hint = (
@@ -258,19 +272,22 @@ def _algorithm_findings(value: str, release: Release | None) -> Iterator[RuleFin
 
 def _debug_findings(name: str, value: str) -> Iterator[RuleFinding]:
     if name == "NCCL_DEBUG" and value.strip().upper() in ("INFO", "TRACE"):
-        message = f"`NCCL_DEBUG={value}` writes lines while requests are measured: the timed launches pay for it"
-        hint = "leave it out: the agent lets NCCL tell its variables at the start of each launch, and its choices in a witness launch"
+        message = f"`NCCL_DEBUG={value}` writes lines while requests are measured, which costs time"
+        hint = (
+            "leave it out: the agent makes NCCL log its variables at the start of each launch, "
+            "and its choices in a witness launch"
+        )
         yield RuleFinding("nccl_debug_cost", WARNING, "env.NCCL_DEBUG", message, hint)
 
 
 def apply_nccl_server_rules(server: ServerConfiguration) -> Iterator[RuleFinding]:
-    """What to tell about variables beside each other."""
+    """Yield the findings about the variables of a server in combination."""
     least, most = (
         read_number(server.env.get(name, "")) for name in ("NCCL_MIN_CTAS", "NCCL_MAX_CTAS")
     )
     if least is not None and most is not None and least > most:
         message = (
-            f"`NCCL_MIN_CTAS={least}` is above `NCCL_MAX_CTAS={most}`: NCCL takes {most} for both"
+            f"`NCCL_MIN_CTAS={least}` is above `NCCL_MAX_CTAS={most}`: NCCL uses {most} for both"
         )
         yield RuleFinding(
             "nccl_settings_disagree",
@@ -280,7 +297,7 @@ def apply_nccl_server_rules(server: ServerConfiguration) -> Iterator[RuleFinding
             "raise NCCL_MAX_CTAS, or lower NCCL_MIN_CTAS",
         )
     if server.env.get("NCCL_P2P_DISABLE", "").strip() == "1" and "NCCL_P2P_LEVEL" in server.env:
-        message = "`NCCL_P2P_LEVEL` has no effect beside `NCCL_P2P_DISABLE=1`"
+        message = "`NCCL_P2P_LEVEL` has no effect together with `NCCL_P2P_DISABLE=1`"
         yield RuleFinding(
             "nccl_settings_disagree", WARNING, "env.NCCL_P2P_LEVEL", message, "keep one of the two"
         )
@@ -288,8 +305,8 @@ def apply_nccl_server_rules(server: ServerConfiguration) -> Iterator[RuleFinding
 
 
 def _unused_by_one_host(server: ServerConfiguration) -> tuple[str, ...]:
-    """Ranks of one host reach each other over NVLink, PCIe or shared memory, unless both are turned
-    off.
+    """Return the network variables of a server on one host. Its ranks reach each other over NVLink,
+    PCIe or shared memory, unless P2P and shared memory are both disabled.
     """
     forced = all(
         server.env.get(name, "").strip() == "1" for name in ("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE")
@@ -305,25 +322,28 @@ def _unused_by_one_host(server: ServerConfiguration) -> tuple[str, ...]:
 
 def _network_findings(server: ServerConfiguration) -> Iterator[RuleFinding]:
     if names := _unused_by_one_host(server):
-        message = f"{', '.join(names)}: no effect on a server of one host, whose GPUs do not talk over the network"
+        message = (
+            f"{', '.join(names)}: no effect on a server on one host, whose GPUs do not "
+            "communicate over the network"
+        )
         yield RuleFinding(
             "nccl_network_unused",
             INFO,
             f"env.{names[0]}",
             message,
-            "as a level of a factor it can be left out",
+            "a level of a factor that only sets this can be left out",
         )
 
 
 def can_affect_speed(name: str) -> bool:
-    """True for a variable of NCCL that can change how fast it is."""
+    """Return whether the name is an NCCL variable that can change NCCL's speed."""
     return is_nccl_name(name) and not name.startswith(_NO_SPEED_EFFECT)
 
 
 @dataclass(frozen=True, slots=True)
 class BypassedVariables:
-    """NCCL variables of a server whose decode steps never reach NCCL, or perhaps do not: `path`
-    tells which, and why.
+    """NCCL variables of a server whose decode steps do not reach NCCL, or may not; `path` says
+    which, and why.
     """
 
     variables: tuple[str, ...]
@@ -331,8 +351,8 @@ class BypassedVariables:
 
 
 def find_bypassed_variables(server: ServerConfiguration, topology: str) -> BypassedVariables | None:
-    """The variables that cannot matter to the all-reduce of decode steps; None when NCCL does it,
-    or none is set that could matter.
+    """Return the variables that cannot affect the all-reduce of decode steps; None if NCCL performs
+    it, or no variable is set that could matter.
     """
     unused_names = _unused_by_one_host(server)
     varied = tuple(

@@ -1,6 +1,4 @@
-"""Owns the comparison of the variables that a job asked for with what NCCL's log shows that it
-used; decides no gate.
-"""
+"""Compares the variables that a job sets with those that NCCL used according to its log."""
 
 from __future__ import annotations
 
@@ -16,18 +14,18 @@ from fleet_knowledge.release import Release
 
 
 class VariableState(Enum):
-    """What the log says of one variable."""
+    """What the log shows about one variable."""
 
     EFFECTIVE = "effective"
     OTHER_VALUE = "other_value"  # NCCL named another value
-    MISSING = "missing"  # NCCL always names it, and did not: the server does not have it
-    NOT_NAMED = "not_named"  # not named, and NCCL need not have read it, or never names it
-    NO_EVIDENCE = "no_evidence"  # no log that could have named it
+    MISSING = "missing"  # NCCL always names it but did not: the server does not have it
+    NOT_NAMED = "not_named"  # not named, but NCCL may not have read it, or never names it
+    NO_EVIDENCE = "no_evidence"  # there is no log that could have named it
 
 
 @dataclass(frozen=True, slots=True)
 class VariableEvidence:
-    """One variable that was asked for, its state, and the reason in words."""
+    """One variable that the job sets, its state, and the reason in words."""
 
     variable: str
     state: VariableState
@@ -37,11 +35,11 @@ class VariableEvidence:
 def verify_variables(
     env: Mapping[str, str], facts: NcclFacts | None, gpus: int, nodes: int = 1
 ) -> list[VariableEvidence]:
-    """The state of every NCCL_ and RCCL_ variable of `env`, the asked ones, by name, for a server
-    on `gpus` GPUs of each of `nodes` hosts.
+    """Return the state of every NCCL_ and RCCL_ variable in `env`, the variables that the job sets,
+    sorted by name, for a server on `gpus` GPUs of each of `nodes` hosts.
 
-    `facts` are those of the same launch, None when there was no log. Values are compared as NCCL
-    reads them: `0x10` is 16, `4` SYS.
+    `facts` are those of the same launch, None if there was no log. Values are compared as NCCL
+    reads them: `0x10` is 16, and `4` is SYS.
     """
     return [
         _verify_variable(name, value, env, facts, gpus * max(nodes, 1))
@@ -69,15 +67,15 @@ def _verify_variable(
         return VariableEvidence(
             name,
             VariableState.MISSING,
-            "NCCL reads it at every start and names it then; this log does not: the server started without it",
+            "NCCL reads and names it at every start, but this log does not name it: "
+            "the server started without it",
         )
-    when = f"only when {row.read_when}" if row and row.read_when else "nothing is known of when"
     return VariableEvidence(
         name,
         VariableState.NOT_NAMED,
-        f"NCCL did not read it: it does {when}"
+        f"NCCL did not read it: it only does when {row.read_when}"
         if row and row.read_when
-        else f"not named by the log; {when}",
+        else "the log does not name it; when NCCL reads it is unknown",
     )
 
 
@@ -97,7 +95,9 @@ def _compare_with_log(
 
 
 def _evidence_from_effect(name: str, value: str, facts: NcclFacts) -> VariableEvidence | None:
-    """Variables whose effect shows where their name does not."""
+    """Return the state of a variable whose effect is logged although its name is not; None for any
+    other.
+    """
     if name == "NCCL_DEBUG":
         wanted = value.strip().upper()
         if wanted in ("INFO", "TRACE") and facts.info_lines:
@@ -106,7 +106,7 @@ def _evidence_from_effect(name: str, value: str, facts: NcclFacts) -> VariableEv
             return VariableEvidence(
                 name,
                 VariableState.EFFECTIVE,
-                "the log names the version, and no INFO lines are there",
+                "the log names the version and has no INFO lines",
             )
     if name == "NCCL_NET" and facts.networks:
         same = any(value.strip().lower() == network.lower() for network in facts.networks)
@@ -121,11 +121,11 @@ def _evidence_from_effect(name: str, value: str, facts: NcclFacts) -> VariableEv
 def _never_logged_reason(
     name: str, value: str, row: NcclVariable | None, env: Mapping[str, str], ranks: int
 ) -> str:
-    """Why NCCL would not name the variable, whatever it did with it; empty when it would."""
+    """Return why NCCL would not name the variable, whatever it did with it; empty if it would."""
     if ranks < 2:
         return "one GPU: NCCL has nothing to set up"
     if not value.strip():
-        return "an empty value is as if the variable were not set"
+        return "an empty value means that the variable is not set"
     if row is not None and row.never_logged:
         return "NCCL never names it in its log"
     if name == "NCCL_P2P_DISABLE" and value.strip() != "1":
@@ -137,11 +137,11 @@ def _never_logged_reason(
 
 def _no_evidence_reason(env: Mapping[str, str], facts: NcclFacts | None) -> str:
     if facts is None or not (facts.info_lines or facts.warn_lines or facts.versions):
-        return "no line of NCCL was found: it logs with NCCL_DEBUG=INFO"
+        return "no line from NCCL was found: it only logs with NCCL_DEBUG=INFO"
     if not facts.info_lines:
         return "the log has no INFO lines: it needs NCCL_DEBUG=INFO"
     if not _names_variables(env.get("NCCL_DEBUG_SUBSYS", "")) and not facts.settings:
-        return "the log leaves out the ENV part: add it to NCCL_DEBUG_SUBSYS"
+        return "the log lacks the ENV subsystem: add it to NCCL_DEBUG_SUBSYS"
     if not facts.is_complete:
         return "the log ends before a communicator was complete"
     return ""
@@ -157,8 +157,8 @@ def _names_variables(subsystems: str) -> bool:
 
 
 def _is_logged(row: NcclVariable, facts: NcclFacts | None) -> bool:
-    """Every version that is loaded names it: two libraries in one process read their variables
-    each.
+    """Return whether every loaded version names the variable: two libraries in one process each
+    read their own variables.
     """
     releases = [
         release

@@ -1,5 +1,5 @@
-"""Owns the table of NCCL's choices (algorithm, protocol, channels by collective and size) as lines
-come in; its rows are bounded.
+"""Collects NCCL's choices (algorithm, protocol and channels by collective and size) from its log;
+the number of rows is limited.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from collections.abc import Mapping
 from fleet_knowledge.nccl.log.nccl_facts import CollectiveChoice
 
 ALGORITHM_NUMBERS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")
-"""Numbers of algorithms in the log up to 2.23 (src/include/nccl_common.h)."""
+"""Names of the algorithm numbers that the log has up to 2.23 (src/include/nccl_common.h)."""
 PROTOCOL_NUMBERS = ("LL", "LL128", "SIMPLE")
 
 _LINE = re.compile(
     r"(?:(?P<func>[A-Z]\w+)(?: \[(?P<kind>[\w ]{1,40})\])?: )?(?P<bytes>\d{1,20}) Bytes -> "
-    r"(?:Algo (?P<algo>\w+) proto (?P<proto>\w+)(?: channel\{Lo\.\.Hi\}=\{(?P<low>\d+)\.\.(?P<high>\d+)\})?"
+    r"(?:Algo (?P<algo>\w+) proto (?P<proto>\w+)(?:"
+    r" channel\{Lo\.\.Hi\}=\{(?P<low>\d+)\.\.(?P<high>\d+)\})?"
     r"|Kernel (?P<kernel>\w+)(?: nchannels (?P<channels>\d+))?|(?P<copy>cudaMemcpy|RMA proxy))"
 )
 _MAX_RANKS = 64
@@ -26,8 +27,8 @@ _Key = tuple[str | None, int, str, str, int | None]
 
 
 class ChoiceTable:
-    """Counts choices for each rank; one rank is shown, since all ranks of a collective choose
-    alike.
+    """Counts choices for each rank. Only one rank is shown, because all ranks of a collective
+    choose alike.
     """
 
     def __init__(self) -> None:
@@ -35,7 +36,9 @@ class ChoiceTable:
         self.dropped = 0
 
     def add_line(self, process: Process, text: str, times: int = 1) -> bool:
-        """Count the choice that `text` tells, so many times; False when it tells none."""
+        """Count the choice in `text` as often as `times` says. Return False if the text contains no
+        choice.
+        """
         found = _LINE.search(text)
         if not found:
             return False
@@ -53,8 +56,8 @@ class ChoiceTable:
         return True
 
     def rows(self, ranks: Mapping[Process, int]) -> tuple[CollectiveChoice, ...]:
-        """The table of the rank that is 0 (or else the lowest known, or else the lowest device),
-        AllReduce first, by size.
+        """Return the table of rank 0 (otherwise of the lowest known rank, otherwise of the lowest
+        device), AllReduce first, by size.
         """
         if not self._tables:
             return ()

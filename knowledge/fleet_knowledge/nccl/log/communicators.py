@@ -1,5 +1,5 @@
-"""Owns which communicators were made, by which ranks, as NCCL's `Init START` and `Init COMPLETE`
-lines tell; keeps a bounded number.
+"""Collects communicators and their ranks from NCCL's `Init START` and `Init COMPLETE` lines; their
+number is limited.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class _Ranks:
 
 
 class CommunicatorTable:
-    """Communicators by their identifier. Splits carry no identifier before 2.21 and are counted
-    only.
+    """Communicators by their identifier. Splits have no identifier before 2.21 and are only
+    counted.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class CommunicatorTable:
         self._largest: dict[Process, tuple[int, int]] = {}
 
     def add_line(self, process: Process, text: str) -> bool:
-        """Take what `text` tells of a communicator; False when it tells nothing."""
+        """Record the communicator in `text`. Return False if the text contains none."""
         found = _LINE.search(text)
         if not found:
             return False
@@ -64,11 +64,11 @@ class CommunicatorTable:
             self._largest[process] = (nranks, rank)
 
     def rank_by_process(self) -> dict[Process, int]:
-        """The rank of each process in its largest communicator."""
+        """Return the rank of each process in its largest communicator."""
         return {process: rank for process, (_, rank) in self._largest.items()}
 
     def communicators(self) -> dict[str, Communicator]:
-        """Each communicator by its identifier, ranks in order."""
+        """Return each communicator by its identifier, with its ranks in order."""
         return {
             name: Communicator(
                 ranks.nranks, tuple(sorted(ranks.started)), tuple(sorted(ranks.complete))
@@ -77,8 +77,8 @@ class CommunicatorTable:
         }
 
     def split_count(self) -> int:
-        """Communicators that were split off another: each has one rank 0, so the lines of one rank
-        count them.
+        """Return the number of communicators that were split off another. Each has exactly one rank
+        0, so the lines of one rank count them.
         """
         done = self._splits["COMPLETE"] or self._splits["START"]
         return max(done.values(), default=0)

@@ -1,6 +1,4 @@
-"""Owns how a physical line of a log is cut into NCCL's messages: prefix, level, text. Understands
-no message.
-"""
+"""Splits a physical line of a log into NCCL's messages: prefix, level and text."""
 
 from __future__ import annotations
 
@@ -26,8 +24,8 @@ MAX_TEXT_CHARS = 2000
 
 @dataclass(frozen=True, slots=True)
 class NcclMessage:
-    """One message. Who wrote it is empty where the line has no prefix (NCCL's version line,
-    PyTorch's errors).
+    """One message. Host, process and device are empty for a line without a prefix (NCCL's version
+    line, PyTorch's errors).
     """
 
     level: str
@@ -40,7 +38,7 @@ class NcclMessage:
 
     @property
     def process(self) -> tuple[str, int, int | None]:
-        """What tells one rank's lines from another's."""
+        """What identifies a rank's lines: host, process id, CUDA device."""
         return self.host, self.pid, self.dev
 
 
@@ -57,18 +55,16 @@ class _Prefix:
 
 
 class MessageSplitter:
-    """Cuts lines into messages; remembers hosts, so that it can tell a host from the end of a
-    message that is glued to it.
+    """Splits lines into messages. It remembers host names, so that it recognises one that directly
+    follows the end of another message.
     """
 
     def __init__(self) -> None:
         self._hosts: set[str] = set()
-        self._prefix_cache: dict[
-            str, NcclMessage
-        ] = {}  # prefixes of INFO lines that were read before
+        self._prefix_cache: dict[str, NcclMessage] = {}  # by the prefix of an INFO line
 
     def split(self, line: str) -> Iterator[NcclMessage]:
-        """Every message of `line`; what stands before the first prefix comes as one without a
+        """Yield every message of `line`; text before the first prefix becomes a message without a
         level.
         """
         at = line.find(" NCCL ")
@@ -111,8 +107,8 @@ class MessageSplitter:
                 floor = level.end()
 
     def _read(self, line: str, floor: int, level: re.Match[str]) -> _Prefix | None:
-        """The prefix that ends at `level`, or None when what stands there is none: a line torn by
-        another one.
+        """Return the prefix that ends at `level`; None if there is no complete prefix, because
+        another line tore this one.
         """
         words = line[floor : level.start()].rsplit(" ", 6)
         starts = [
@@ -147,7 +143,7 @@ class MessageSplitter:
         )
 
     def _host(self, name: str, *, glued: bool) -> str:
-        """The host in `name`, which may begin with the end of another message."""
+        """Return the host in `name`, which may start with the end of another message."""
         if name in self._hosts:
             return name
         tail = _GLUED.match(name) if glued else None
@@ -162,5 +158,5 @@ class MessageSplitter:
 
 
 def _base_name(path: str) -> str:
-    """The file as NCCL names it; without the folders that it was built in, which RCCL prints."""
+    """Return the file as NCCL names it, without the build folders that RCCL prints."""
     return path if path.count("/") < 2 else path.rsplit("/", 1)[-1]

@@ -1,5 +1,5 @@
-"""Owns what is worth telling about NCCL's lines beside failures: peer access that is off, missing
-log parts, advice. Reads no line.
+"""Advice from NCCL's log apart from failures: disabled peer access, missing log parts, host
+settings.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from fleet_knowledge.nccl.log.transports import container_bridges
 
 
 def add_advice(facts: NcclFacts, seen: frozenset[str]) -> NcclFacts:
-    """`facts` with its notes; `seen` names single lines that were there: p2p_off, iommu,
-    numa_balancing.
+    """Return `facts` with its advice in `notes`. `seen` names single lines that the log contains:
+    p2p_off, iommu, numa_balancing.
     """
     advice = (*_iommu("iommu" in seen), *_numa("numa_balancing" in seen))
     notes = (
@@ -33,11 +33,15 @@ def _p2p(facts: NcclFacts, was_logged: bool) -> Iterator[NcclAdvice]:
     through_host = facts.transport.get("SHM", 0)
     if facts.transport.get("P2P", 0) and not was_logged:
         if through_host:
-            message = f"{through_host} channels go through host memory, the others directly: not all GPUs reach each other"
+            message = (
+                f"{through_host} channels go through host memory and the others directly: "
+                "some GPUs cannot access each other's memory"
+            )
             yield NcclAdvice(
                 "p2p_partly_off",
                 message,
-                "Compare this host only with others of the same topology; NCCL_P2P_LEVEL sets how far P2P reaches.",
+                "Compare this host only with hosts of the same topology; NCCL_P2P_LEVEL sets the "
+                "distance at which P2P is used.",
             )
         return
     if not was_logged and not through_host:
@@ -46,30 +50,39 @@ def _p2p(facts: NcclFacts, was_logged: bool) -> Iterator[NcclAdvice]:
     if asked:
         yield NcclAdvice(
             "p2p_off",
-            f"GPU peer-to-peer is off as the job asks: collectives go through host memory{channels}",
+            "GPU peer-to-peer is off, as the job requests: collectives go through host "
+            f"memory{channels}",
         )
         return
-    message = f"GPU peer-to-peer is off (driver, IOMMU/ACS or consumer cards): all-reduce goes through host memory{channels}"
+    message = (
+        "GPU peer-to-peer is off (driver, IOMMU/ACS or consumer cards): all-reduce goes through "
+        f"host memory{channels}"
+    )
     yield NcclAdvice(
         "p2p_off",
         message,
-        "Compare this host only with others of the same transport; on PCIe boxes try NCCL_MIN_NCHANNELS=8 (NCCL_MIN_CTAS from 2.17).",
+        "Compare this host only with hosts of the same transport; on PCIe hosts try "
+        "NCCL_MIN_NCHANNELS=8 (NCCL_MIN_CTAS from 2.17).",
     )
 
 
 def _iommu(was_logged: bool) -> Iterator[NcclAdvice]:
     if was_logged:
-        message = "iommu=pt missing on the kernel command line (RCCL's advice, no error)"
+        message = "iommu=pt is missing on the kernel command line (RCCL's advice, not an error)"
         yield NcclAdvice(
             "iommu_pt_missing",
             message,
-            "Add iommu=pt to the kernel command line of AMD hosts: without it collectives can be slow or hang.",
+            "Add iommu=pt to the kernel command line of AMD hosts: without it collectives can be "
+            "slow or hang.",
         )
 
 
 def _numa(was_logged: bool) -> Iterator[NcclAdvice]:
     if was_logged:
-        message = "the kernel balances NUMA memory by itself: collectives vary from run to run (RCCL's advice, no error)"
+        message = (
+            "the kernel balances NUMA memory automatically: collectives vary from run to run "
+            "(RCCL's advice, not an error)"
+        )
         yield NcclAdvice(
             "numa_balancing_on",
             message,
@@ -82,26 +95,36 @@ def _bridges(facts: NcclFacts) -> Iterator[NcclAdvice]:
         dict.fromkeys((*facts.interfaces, *((facts.bootstrap,) if facts.bootstrap else ())))
     )
     if found:
-        message = f"docker bridge interfaces are candidates for the socket network: {', '.join(found[:8])}"
+        message = (
+            "docker bridge interfaces are candidates for the socket network: "
+            f"{', '.join(found[:8])}"
+        )
         yield NcclAdvice(
             "bridge_interfaces",
             message,
-            "Set NCCL_SOCKET_IFNAME for multi-node: other hosts cannot be reached over them.",
+            "Set NCCL_SOCKET_IFNAME for servers over several hosts: bridges do not reach them.",
         )
 
 
 def _tuning(facts: NcclFacts) -> Iterator[NcclAdvice]:
     if facts.info_lines and not facts.tuning and facts.is_complete and facts.failure is None:
-        message = "no line tells algorithm and protocol: the log leaves them out, or SGLang's own all-reduce takes every message"
+        message = (
+            "no line names algorithm and protocol: the log leaves them out, or SGLang's own "
+            "all-reduce takes every message"
+        )
         yield NcclAdvice("no_tuning_lines", message, "add NCCL_DEBUG_SUBSYS=INIT,ENV,TUNING")
 
 
 def _versions(facts: NcclFacts) -> Iterator[NcclAdvice]:
     plain = dict.fromkeys(version.split("+")[0].split("-")[0] for version in facts.versions)
     if len(plain) > 1:
-        message = f"several versions are loaded: {', '.join(plain)} (PyTorch's and the one that SGLang loads itself)"
+        message = (
+            f"several versions of NCCL are loaded: {', '.join(plain)} (PyTorch's and the one that "
+            "SGLang loads itself)"
+        )
         yield NcclAdvice(
             "nccl_versions_differ",
             message,
-            "SGLANG_NCCL_SO_PATH or LD_LIBRARY_PATH names the second one; settings must be legal for both.",
+            "SGLANG_NCCL_SO_PATH or LD_LIBRARY_PATH selects the second one; settings must be valid "
+            "for both.",
         )

@@ -1,4 +1,4 @@
-"""Owns what a log shows of NCCL or RCCL as one frozen value, and its JSON; reads no log."""
+"""What a log shows about NCCL or RCCL, as a frozen value, and its JSON."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 COLUMNS = ("func", "bytes", "algo", "proto", "channels", "count")
-"""Of the table of choices, as in its JSON."""
+"""Columns of the table of choices, as in its JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +24,15 @@ class CollectiveChoice:
     count: int
 
     def row(self) -> list[Any]:
-        """The values in the order of COLUMNS."""
+        """Return the values in the order of COLUMNS."""
         return [self.func, self.bytes, self.algo, self.proto, self.channels, self.count]
 
 
 @dataclass(frozen=True, slots=True)
 class Communicator:
-    """One communicator: its size, and the ranks whose start and end of initialisation were seen."""
+    """One communicator: its size, and the ranks whose start and end of initialisation
+    were logged.
+    """
 
     nranks: int
     started: tuple[int, ...]
@@ -39,8 +41,8 @@ class Communicator:
 
 @dataclass(frozen=True, slots=True)
 class NcclWarnLine:
-    """One WARN line. `dev` is the CUDA device of the process, never a TP rank; `time` as NCCL (from
-    2.26) printed it.
+    """One WARN line. `dev` is the CUDA device in the process, never a TP rank; `time` is as NCCL
+    prints it (from 2.26).
     """
 
     host: str
@@ -54,7 +56,7 @@ class NcclWarnLine:
 
 @dataclass(frozen=True, slots=True)
 class NcclAdvice:
-    """Something to tell about the log that is no failure."""
+    """Advice from the log that is not about a failure."""
 
     code: str
     message: str
@@ -63,8 +65,8 @@ class NcclAdvice:
 
 @dataclass(frozen=True, slots=True)
 class NcclFailure:
-    """Why NCCL failed: class as in `docs/failures.md`, the line, NCCL's result, and what an invalid
-    usage named.
+    """Why NCCL failed: the class as in `docs/failures.md`, the line, NCCL's result, and, for an
+    invalid usage, what the line names.
     """
 
     failure_class: str
@@ -80,8 +82,10 @@ class NcclFailure:
 
 @dataclass(frozen=True, slots=True)
 class NcclFacts:
-    """Everything that NCCL's lines of one server show. Empty where they show nothing; counts are of
-    lines that were read.
+    """Everything that NCCL's lines of one server show; fields that they do not show are empty or
+    None.
+
+    Counts are of lines that were read.
     """
 
     library: str = ""
@@ -115,12 +119,12 @@ class NcclFacts:
 
     @property
     def version(self) -> str:
-        """The newest version named, without what follows the numbers; empty when none was."""
+        """The newest version named, without what follows the numbers; empty if none was."""
         return self.versions[-1].split("-")[0].split("+")[0] if self.versions else ""
 
     @property
     def is_complete(self) -> bool:
-        """True when at least one rank finished its initialisation, so that NCCL has read and logged
+        """Whether at least one rank finished its initialisation, so that NCCL has read and logged
         its variables.
         """
         return (
@@ -130,8 +134,8 @@ class NcclFacts:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The facts as `fleetctl diagnose` and a trial's record hold them; what is unknown is null
-        or empty.
+        """Return the facts as `fleetctl diagnose` and a trial's record hold them; unknown values
+        are null or empty.
         """
         return {
             "library": self.library or None,

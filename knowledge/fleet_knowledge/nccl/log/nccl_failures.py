@@ -1,5 +1,5 @@
-"""Owns how NCCL's errors are told apart: the lines of each class, result codes, hints that name
-what the line names. Reads no file.
+"""Distinguishes NCCL's errors: the lines of each class, result codes, and hints that quote what the
+line names.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from fleet_knowledge.nccl.log.nccl_facts import NcclFailure
 
 _NCCL_CLASSES = ("nccl_no_interface", "nccl_duplicate_gpu", "nccl_nvls_failed")
 NCCL_FAILURES: Mapping[str, Failure] = {name: FAILURES[name] for name in _NCCL_CLASSES}
-"""Classes that only NCCL's own lines tell apart; all rows are in `fleet_knowledge.failure_classes`."""
+"""Classes that only NCCL's own lines distinguish; all rows are in `failure_classes`."""
 
 NCCL_RESULTS = (
-    "ncclSuccess", "ncclUnhandledCudaError", "ncclSystemError", "ncclInternalError", "ncclInvalidArgument", "ncclInvalidUsage",
-    "ncclRemoteError", "ncclInProgress",
+    "ncclSuccess", "ncclUnhandledCudaError", "ncclSystemError", "ncclInternalError",
+    "ncclInvalidArgument", "ncclInvalidUsage", "ncclRemoteError", "ncclInProgress",
 )  # fmt: skip
-"""NCCL's results by their number."""
+"""NCCL's results; the index is the result's number."""
 _RESULT_WORDS = {
     "unhandled cuda error": 1,
     "unhandled system error": 2,
@@ -29,13 +29,16 @@ _RESULT_WORDS = {
     "remote process exited": 6,
 }
 _RESULT = re.compile(
-    r"\b(nccl(?:UnhandledCudaError|SystemError|InternalError|InvalidArgument|InvalidUsage|RemoteError))\b"
+    r"\b(nccl(?:UnhandledCudaError|SystemError|InternalError|InvalidArgument|InvalidUsage"
+    r"|RemoteError))\b"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class NcclErrorPattern:
-    """Lines of one class. An earlier row is nearer to the root and wins over a later one."""
+    """The lines of one class. An earlier row is nearer to the root cause and wins over
+    a later one.
+    """
 
     failure_class: str
     lines: re.Pattern[str]
@@ -49,7 +52,8 @@ def _error_pattern(failure_class: str, lines: str, source: str) -> NcclErrorPatt
 NCCL_ERROR_PATTERNS = (
     _error_pattern(
         "shm_too_small",
-        r"(?:extend|create|allocate|map|posix_fallocate|[Ee]rror while (?:creating|attaching)).{0,80}/dev/shm/"
+        r"(?:extend|create|allocate|map|posix_fallocate|[Ee]rror while (?:creating"
+        r"|attaching)).{0,80}/dev/shm/"
         r"|/dev/shm/nccl-\S+.{0,80}No space left"
         r"|[Ee]rror while (?:creating|attaching to) shared memory segment",
         "src/misc/shmutils.cc 2.18 - 2.30; nccl issue 342",
@@ -81,7 +85,8 @@ NCCL_ERROR_PATTERNS = (
     ),
     _error_pattern(
         "nccl_nvls_failed",
-        r"Failed to bind NVLink SHARP|NVLS.{0,40}(?:multicast|[Mm]ulticast).{0,80}(?:fail|error)|cuMulticast\w+.{0,60}fail",
+        r"Failed to bind NVLink SHARP|NVLS.{0,40}(?:multicast|[Mm]ulticast).{0,80}(?:fail|error)"
+        r"|cuMulticast\w+.{0,60}fail",
         "src/transport/nvls.cc 2.18 - 2.30",
     ),
     _error_pattern(
@@ -101,32 +106,38 @@ NCCL_ERROR_PATTERNS = (
     ),
     _error_pattern(
         "ib_error",
-        r"NET/IB.{0,40}(?:Got completion .{0,80}(?:error|status)|[Gg]ot async event|Unable to (?:open|query))"
+        r"NET/IB.{0,40}(?:Got completion .{0,80}(?:error|status)|[Gg]ot async event"
+        r"|Unable to (?:open|query))"
         r"|ibv_\w+ failed",
         "src/transport/net_ib, src/misc/ibvwrap.cc 2.18 - 2.30",
     ),
     _error_pattern(
         "nccl_unreachable",
-        r"[Cc]onnect(?: to \S+)? (?:failed|returned).*(?:No route|unreachable|timed out|connection abort|Cannot assign)",
+        r"[Cc]onnect(?: to \S+)? (?:failed|returned).*(?:No route|unreachable|timed out"
+        r"|connection abort|Cannot assign)",
         "src/misc/socket.cc 2.18 - 2.30",
     ),
     _error_pattern(
         "nccl_init_failed",
-        r"[Cc]uda failure|CUDA failure|No transport found for rank|has no transport for|failed to peer with device"
+        r"[Cc]uda failure|CUDA failure|No transport found for rank|has no transport for"
+        r"|failed to peer with device"
         r"|cudaIpcGetMemHandle failed"
         r"|Could not (?:open|find) .{0,40}topology",
         "src/init.cc, checks.h, transport.cc 2.18 - 2.30",
     ),
     _error_pattern(
         "nccl_timeout",
-        r"Watchdog caught collective operation timeout|collective operation timeout|NCCL.{0,40}timed out in"
+        r"Watchdog caught collective operation timeout|collective operation timeout"
+        r"|NCCL.{0,40}timed out in"
         r"|watchdog thread terminated with exception",
         "PyTorch ProcessGroupNCCL.cpp",
     ),
     _error_pattern(
         "nccl_peer_lost",
-        r"remote process exited or there was a network error|ncclRemoteError|[Cc]onnection (?:closed|reset) by (?:remote )?peer"
-        r"|Socket recv failed|[Cc]onnection refused|exceeded (?:error )?retr|Could not receive type from localRank"
+        r"remote process exited or there was a network error|ncclRemoteError"
+        r"|[Cc]onnection (?:closed|reset) by (?:remote )?peer"
+        r"|Socket recv failed|[Cc]onnection refused|exceeded (?:error )?retr"
+        r"|Could not receive type from localRank"
         r"|socketProgress: Connection closed|Message truncated",
         "src/misc/socket.cc, src/proxy.cc 2.18 - 2.30",
     ),
@@ -137,7 +148,8 @@ NCCL_ERROR_PATTERNS = (
     ),
     _error_pattern(
         "nccl_init_failed",
-        r"NCCL error.{0,200}(?:unhandled (?:cuda|system) error|internal error)|nccl(?:UnhandledCuda|System|Internal)Error",
+        r"NCCL error.{0,200}(?:unhandled (?:cuda|system) error|internal error)"
+        r"|nccl(?:UnhandledCuda|System|Internal)Error",
         "PyTorch NCCLUtils.hpp",
     ),
 )
@@ -150,14 +162,18 @@ _CUDA = re.compile(r"[Cc][Uu][Dd][Aa] failure(?: \d+)? '(?P<reason>[^']*)'")
 
 
 def match_error(text: str) -> int | None:
-    """The place of the row that `text` is a line of; None when it is no error."""
+    """Return the index in NCCL_ERROR_PATTERNS of the row that matches `text`; None if it is not an
+    error.
+    """
     return next(
         (place for place, row in enumerate(NCCL_ERROR_PATTERNS) if row.lines.search(text)), None
     )
 
 
 def read_result(text: str) -> str:
-    """NCCL's result that `text` names, as `ncclSystemError (2)`; empty when it names none."""
+    """Return NCCL's result that `text` names, such as `ncclSystemError (2)`; empty if it names
+    none.
+    """
     found = _RESULT.search(text)
     number = (
         NCCL_RESULTS.index(found[1])
@@ -168,7 +184,7 @@ def read_result(text: str) -> str:
 
 
 def build_failure(place: int, text: str, result: str) -> NcclFailure:
-    """The failure of the row at `place`, with what its line names."""
+    """Return the failure of the row at index `place`, with what its line names."""
     name = NCCL_ERROR_PATTERNS[place].failure_class
     row = FAILURES.get(name)
     named, was_set, token = _NAMED.search(text), _SET.search(text), _TOKEN.search(text)
@@ -191,8 +207,14 @@ def _with_specific_hint(failure: NcclFailure, text: str) -> NcclFailure:
         return replace(failure, hint=_no_algorithm_hint(failure))
     token = _TOKEN.search(text)
     if token:
-        unknown = f"NCCL does not know `{token['token']}` in `{token['value']}`, and refuses unknown words from 2.24 on"
-        cure = "Edit NCCL_ALGO or NCCL_PROTO, whichever has it; `fleetctl lint` knows the words of each version."
+        unknown = (
+            f"NCCL does not know `{token['token']}` in `{token['value']}`; from 2.24 it refuses "
+            "unknown words"
+        )
+        cure = (
+            "Correct NCCL_ALGO or NCCL_PROTO, whichever contains it; `fleetctl lint` checks the "
+            "words of each version."
+        )
         return replace(failure, hint=f"{unknown}. {cure}")
     cuda = _CUDA.search(text)
     if failure.failure_class == "nccl_init_failed" and cuda:
@@ -211,16 +233,26 @@ def _no_algorithm_hint(failure: NcclFailure) -> str:
         else "NCCL_ALGO or NCCL_PROTO for that collective alone"
     )
     return (
-        f"{setting} has no implementation for {failure.function}. Restrict the setting to one collective (NCCL 2.24 and later) and give a"
-        f" second choice, for some datatypes lack one too: {cure}. That is the job's fault, not the host's: it fails on all hosts alike."
+        f"{setting} has no implementation for {failure.function}. Restrict the setting to one "
+        "collective (NCCL 2.24 and later) and add a second choice, because some datatypes lack an "
+        f"implementation too: {cure}. The cause is the job, not the host: every host fails alike."
     )
 
 
 def _cuda_hint(reason: str) -> str:
     first = f"CUDA refused an operation while NCCL initialised ('{reason}')."
     if "not supported" in reason:
-        cause = "cuMem or P2P on a virtual GPU or virtualised PCIe gives this"
-        return f"{first} {cause}: try NCCL_CUMEM_ENABLE=0 and NCCL_P2P_DISABLE=1; check driver against CUDA."
+        return (
+            f"{first} cuMem or P2P on a virtual GPU or virtualised PCIe causes this: try "
+            "NCCL_CUMEM_ENABLE=0 and NCCL_P2P_DISABLE=1; check that the driver supports the CUDA "
+            "version."
+        )
     if "out of memory" in reason:
-        return f"{first} NCCL needs GPU memory of its own: lower --mem-fraction-static, NCCL_BUFFSIZE or the channels."
-    return f"{first} Check driver against CUDA and the GPU's state (`nvidia-smi`, dmesg)."
+        return (
+            f"{first} NCCL needs its own GPU memory: lower --mem-fraction-static, NCCL_BUFFSIZE or "
+            "the number of channels."
+        )
+    return (
+        f"{first} Check that the driver supports the CUDA version, and check the GPU's state "
+        "(`nvidia-smi`, dmesg)."
+    )

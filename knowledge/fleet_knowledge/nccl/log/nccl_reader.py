@@ -1,5 +1,6 @@
-"""Owns the reading of NCCL's and RCCL's lines, one at a time, in bounded memory; never anchors, for
-a line may hold several messages.
+"""Reads NCCL's and RCCL's log lines, one at a time, in bounded memory.
+
+Patterns are searched for, not anchored, because a line may hold several messages.
 """
 
 from __future__ import annotations
@@ -15,16 +16,18 @@ from fleet_knowledge.nccl.log.nccl_facts import NcclFacts, NcclWarnLine
 from fleet_knowledge.nccl.log.transports import Transports
 
 MAX_LINE_CHARS = 65_536
-"""Characters of a line that are looked at; what follows is dropped."""
+"""Characters of a line that are read; the rest is dropped."""
 _VERSION = re.compile(
-    r"\b(?P<library>[NR]CCL) version ?:? ?(?P<version>\d+\.\d+\.\d+[\w.+:-]{0,60})|sglang is using nccl==(?P<pip>\d+\.[\w.]{1,20})"
+    r"\b(?P<library>[NR]CCL) version ?:? ?(?P<version>\d+\.\d+\.\d+[\w.+:-]{0,60})"
+    r"|sglang is using nccl==(?P<pip>\d+\.[\w.]{1,20})"
 )
 _BLOCK = re.compile(r"^(?P<what>HIP|ROCm) version\s*: (?P<version>\d[\w.]*)")
 _SETTING = re.compile(
     r"\b(?P<name>[NR]CCL_[A-Z0-9_]{2,80}) set(?: by environment)? to (?P<value>[^\n]{0,500})"
 )
 _PARSED = re.compile(
-    r"Parsed environment variable (?P<name>NCCL_\w+)=(?P<value>\S*) to|Comm config \w+ reset to (?P<reset>NCCL_\w+)=(?P<number>\S*)"
+    r"Parsed environment variable (?P<name>NCCL_\w+)=(?P<value>\S*) to"
+    r"|Comm config \w+ reset to (?P<reset>NCCL_\w+)=(?P<number>\S*)"
 )
 _INVALID = re.compile(
     r"Invalid value (?P<value>.{0,200}) for (?P<name>[NR]CCL_\w+), using default (?P<used>-?\d+)"
@@ -33,12 +36,13 @@ _PLUGIN_NAME = re.compile(
     r"(?P<kind>NET|TUNER|PROFILER|ENV)/Plugin ?: Plugin name set by env to (?P<value>\S+)"
 )
 _PLUGIN_USED = re.compile(
-    r"(?P<kind>NET|TUNER|PROFILER|ENV|GIN)/Plugin ?: (?:Loaded (?:net|gin) plugin|Using tuner plugin|loaded|Using)"
-    r" (?P<name>[\w.+-][\w .+-]{0,80})"
+    r"(?P<kind>NET|TUNER|PROFILER|ENV|GIN)/Plugin ?: "
+    r"(?:Loaded (?:net|gin) plugin|Using tuner plugin|loaded|Using) (?P<name>[\w.+-][\w .+-]{0,80})"
     r"|[Ss]uccessfully loaded external network plugin (?P<network>\S+)"
 )
 _CHANNELS = re.compile(
-    r"(?P<coll>\d+) coll channels,(?: \d+ collnet channels,)? (?P<nvls>\d+) nvls channels, (?P<p2p>\d+) p2p channels"
+    r"(?P<coll>\d+) coll channels,(?: \d+ collnet channels,)? (?P<nvls>\d+) nvls channels, "
+    r"(?P<p2p>\d+) p2p channels"
 )
 _OLD_CHANNELS = re.compile(r"(?P<coll>\d+) coll channels, (?P<p2p>\d+) p2p channels")
 _NETWORK = re.compile(r"Using network (?P<name>[^\n]{1,120})")
@@ -50,7 +54,9 @@ _MAX_VALUES = 8  # of one setting
 
 
 class NcclReader:
-    """Feed it any lines; those that are not NCCL's cost one look. Never raises on any text."""
+    """Collects facts from the lines that it is fed; lines that are not NCCL's cost one substring
+    search. Never raises, whatever the text.
+    """
 
     def __init__(self) -> None:
         self._splitter = MessageSplitter()
@@ -74,8 +80,8 @@ class NcclReader:
         self._repeats = 1
 
     def feed(self, line: str, times: int = 1) -> None:
-        """Take one line, with or without its end; `times` for a caller that has counted equal
-        lines.
+        """Read one line, with or without its line end. `times` is for a caller that has counted
+        equal lines.
         """
         self._repeats = times
         if "CCL" not in line and "nccl" not in line and not self._continues(line):
@@ -84,8 +90,8 @@ class NcclReader:
             self._read_message(message)
 
     def _continues(self, line: str) -> bool:
-        """Lines without the word that belong to one with it: RCCL's version block, and what follows
-        PyTorch's `Last error:`.
+        """Return whether a line without the word NCCL belongs to one with it: RCCL's version block,
+        and what follows PyTorch's `Last error:`.
         """
         if self._follows_error:
             return line.strip() != ""
@@ -112,7 +118,7 @@ class NcclReader:
                 return
 
     def _keep_worst_error(self, text: str) -> None:
-        """Keep the error that is nearest to the root, and NCCL's first result."""
+        """Keep the error that is nearest to the root cause, and NCCL's first result."""
         place = nccl_failures.match_error(text)
         if place is not None and (self._root_error is None or place < self._root_error[0]):
             self._root_error = place, text
@@ -240,7 +246,7 @@ class NcclReader:
             known.setdefault(name)
 
     def facts(self) -> NcclFacts:
-        """What all lines so far show."""
+        """Return what all lines so far show."""
         coll, nvls_channels, p2p = self._channels or (None, None, None)
         shown = NcclFacts(
             library=self._library or ("NCCL" if self._info_lines or self._warn_lines else ""),
@@ -277,5 +283,7 @@ class NcclReader:
 
 
 def _is_sentence(value: str) -> bool:
-    """NCCL ends the line of a number with a full stop, and that of a text without."""
+    """Return whether the full stop belongs to the sentence: NCCL ends a line with a number with
+    one, but not a line with a text.
+    """
     return value.endswith(".") and value[:-1].lstrip("-").isdigit()

@@ -1,5 +1,5 @@
-"""Owns the transports between pairs of ranks and the devices behind them, as NCCL's lines name
-them; keeps a bounded number of pairs.
+"""Collects the transports between pairs of ranks, and the devices that they use, from NCCL's log;
+the number of pairs is limited.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from collections import Counter
 from collections.abc import Mapping
 
 _CHANNEL = re.compile(
-    r"Channel \d+(?:/\d+)? : (?P<source>\d+)\[\w+\] -> (?P<target>\d+)\[\w+\](?: \[(?P<side>send|receive)\])? via (?P<via>[^\n]{1,200})"
+    r"Channel \d+(?:/\d+)? : (?P<source>\d+)\[\w+\] -> (?P<target>\d+)\[\w+\]"
+    r"(?: \[(?P<side>send|receive)\])? via (?P<via>[^\n]{1,200})"
 )
 _IB_DEVICE = re.compile(r"\[\d+\](?:\{\[\d+\] )?([A-Za-z][\w.+-]*):\d+/")
 _INTERFACE = re.compile(r"\[\d+\]([^\s:\]\[]+):")
@@ -21,8 +22,8 @@ KINDS = ("P2P", "SHM", "NET")
 
 
 class Transports:
-    """Counts channels by transport; one line of a channel counts once (a network channel prints its
-    sending side too).
+    """Counts channels by transport. The line of a channel counts once, although a network channel
+    also logs its sending side.
     """
 
     def __init__(self) -> None:
@@ -35,7 +36,7 @@ class Transports:
         self.gdr: bool | None = None
 
     def add_line(self, text: str) -> bool:
-        """Take what `text` tells of transports; False when it tells nothing."""
+        """Record the transport in `text`. Return False if the text contains none."""
         if "] -> " in text and " via " in text:
             return self._add_channel(text)
         if "Using " not in text:
@@ -69,18 +70,18 @@ class Transports:
         return True
 
     def pairs(self) -> tuple[tuple[int, int, str, int], ...]:
-        """(sending rank, receiving rank, path, channels), in order of ranks."""
+        """Return (sending rank, receiving rank, path, channels), in order of ranks."""
         return tuple((*pair, count) for pair, count in sorted(self._pairs.items()))
 
 
 def container_bridges(interfaces: Mapping[str, None]) -> tuple[str, ...]:
-    """Interfaces that belong to containers and reach no other host."""
+    """Return the interfaces that belong to containers and reach no other host."""
     return tuple(name for name in interfaces if _BRIDGE.match(name))
 
 
 def _path_name(via: str) -> str:
-    """`P2P/CUMEM`, `P2P/IPC`, `SHM/direct`, `NET/IB`, `NET/IB/GDR`, `NET/NAME OF A PLUG-IN`:
-    without device numbers and read marks.
+    """Return the path without device numbers and read marks: `P2P/CUMEM`, `P2P/IPC`, `SHM/direct`,
+    `NET/IB`, `NET/IB/GDR`, `NET/PLUG-IN`.
     """
     parts = via.split("/")
     kind = parts[0].strip()

@@ -1,5 +1,5 @@
-"""Owns the grammar of NCCL_ALGO and NCCL_PROTO by version: plain lists before 2.24, then
-`function:list;…`. Knows no other variable.
+"""The grammar of NCCL_ALGO and NCCL_PROTO by version: plain lists before 2.24, `function:list;...`
+from then on.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from fleet_knowledge.nccl.variables.value_types import InvalidValueEffect, Value
 from fleet_knowledge.release import Release, VersionRange
 
 FUNCTIONS = ("AllReduce", "AllGather", "ReduceScatter", "Broadcast", "Reduce")
-"""The collectives that a choice can be made for, in the order in which an inference server cares."""
+"""The collectives that a choice can apply to, the most important for an inference server first."""
 
 ALGORITHMS: Mapping[str, VersionRange] = {
     "Ring": VersionRange("2.5"),
@@ -32,15 +32,15 @@ PROTOCOLS: Mapping[str, VersionRange] = {
 FUNCTION_LISTS = VersionRange("2.24")
 """Versions that read `function:list;…`, refuse unknown words and no longer fall back to Ring."""
 
-# Which algorithm has an implementation for which collective (src/graph/tuning.cc, 2.18 - 2.30): all
-# have one for AllReduce but PAT
+# Which algorithm is implemented for which collective (src/graph/tuning.cc, 2.18 - 2.30): all but
+# PAT for AllReduce, Ring for all collectives, and these for AllGather and ReduceScatter
 _GATHERS = ("ring", "nvls", "collnetdirect", "pat")
 
 
 @dataclass(frozen=True, slots=True)
 class AlgoProtoEntry:
-    """One entry of the list: the function it is for (empty: all), whether it excludes, and the
-    words.
+    """One entry of the list: the collective it is for (empty for all), whether it excludes its
+    words, and the words.
     """
 
     function: str
@@ -49,7 +49,7 @@ class AlgoProtoEntry:
 
 
 def parse_entries(value: str) -> Iterator[AlgoProtoEntry]:
-    """The entries of `a,b;allreduce:^c`, words as they are written."""
+    """Yield the entries of a value such as `a,b;allreduce:^c`, with the words as written."""
     for entry in value.split(";"):
         function, colon, listed = entry.partition(":")
         if not colon:
@@ -64,18 +64,18 @@ class AlgoProtoValue:
     """The legal texts of one of the two variables."""
 
     words: Mapping[str, VersionRange]
-    # before 2.24 a list without a known word leaves no protocol at all, but for algorithms Ring and
-    # Tree
+    # before 2.24, a list without a known word leaves no protocol at all, but leaves the algorithms
+    # Ring and Tree
     empty_is_fatal: bool
 
     def fault(self, value: str, release: Release | None) -> ValueFault | None:
-        """Unknown words first, then what only some versions read."""
+        """Unknown words come first, then what only some versions accept."""
         listed = tuple(parse_entries(value))
         return next(
             (
                 fault
-                for judge in (self._unknown_words, self._grammar_faults, self._version_faults)
-                for fault in judge(listed, release)
+                for check in (self._unknown_words, self._grammar_faults, self._version_faults)
+                for fault in check(listed, release)
                 if fault
             ),
             None,
@@ -90,7 +90,7 @@ class AlgoProtoValue:
             if part.function and part.function.lower() not in functions:
                 yield ValueFault(
                     InvalidValueEffect.REFUSED,
-                    f"`{part.function}` is no collective",
+                    f"`{part.function}` is not a collective",
                     f"write one of {', '.join(FUNCTIONS)}",
                 )
             for word in part.words:
@@ -102,11 +102,13 @@ class AlgoProtoValue:
             word.strip().lower(), [name.lower() for name in self.words], n=1, cutoff=0.5
         )
         spelled = {name.lower(): name for name in self.words}
-        cure = f"did you mean {spelled[near[0]]}?" if near else f"there are {', '.join(self.words)}"
+        cure = (
+            f"did you mean {spelled[near[0]]}?" if near else f"write one of {', '.join(self.words)}"
+        )
         refused = release is None or FUNCTION_LISTS.contains(release) or self.empty_is_fatal
         return ValueFault(
             InvalidValueEffect.REFUSED if refused else InvalidValueEffect.IGNORED,
-            f"`{word}` is none of {', '.join(self.words)}",
+            f"`{word}` is not one of {', '.join(self.words)}",
             cure,
         )
 
@@ -152,7 +154,7 @@ class AlgoProtoValue:
 
 
 def allowed_words(value: str, function: str, words: Mapping[str, VersionRange]) -> frozenset[str]:
-    """The words that `value` leaves for a collective, in small letters."""
+    """Return the words that `value` leaves for a collective, in lower case."""
     every = frozenset(word.lower() for word in words)
     left = every
     for part in parse_entries(value):
@@ -163,8 +165,8 @@ def allowed_words(value: str, function: str, words: Mapping[str, VersionRange]) 
 
 
 def collectives_without_algorithm(value: str) -> tuple[str, ...]:
-    """Collectives for which NCCL_ALGO=`value` leaves no algorithm that has an implementation (from
-    2.24 their first call fails).
+    """Return the collectives for which NCCL_ALGO=`value` leaves no implemented algorithm; from 2.24
+    their first call fails.
     """
     return tuple(
         function

@@ -1,6 +1,4 @@
-"""Owns the table of variables as the guide prints it, so that the guide cannot differ from the
-table. Writes no file.
-"""
+"""Renders the variable table of docs/nccl.md, so that the guide cannot differ from the code."""
 
 from __future__ import annotations
 
@@ -13,7 +11,9 @@ _HEAD = (
 
 
 def render_variable_table() -> str:
-    """One line for each variable, those that every launch reads first, then by name."""
+    """Return the table in Markdown: first the variables that every launch reads, then the others,
+    by name.
+    """
     rows = sorted(
         VARIABLES.values(),
         key=lambda row: (row.name.startswith("RCCL"), not row.always_read, row.name),

@@ -1,7 +1,6 @@
-"""Owns the table of NCCL's and RCCL's variables as one mapping, and what can be asked of it by
-name. Reads no environment.
+"""The table of NCCL's and RCCL's variables as one mapping, and look-ups by name.
 
-Source of every row unless it says otherwise: NCCL's environment documentation (2.30) and the
+The source of every row, unless it names another, is NCCL's environment documentation (2.30) and the
 sources of 2.18 - 2.30.
 """
 
@@ -42,25 +41,25 @@ VARIABLES: Mapping[str, NcclVariable] = {row.name: row for table in _TABLES for 
 
 
 def find_variable(name: str) -> NcclVariable | None:
-    """The row of `name`; None for one that no documentation has."""
+    """Return the row of `name`; None for a name that no documentation lists."""
     return VARIABLES.get(name)
 
 
 def is_nccl_name(name: str) -> bool:
-    """True for a name that NCCL or RCCL could read."""
+    """Return whether NCCL or RCCL could read this name."""
     return name.startswith(("NCCL_", "RCCL_"))
 
 
 def is_known(name: str) -> bool:
-    """True when documentation or source of some version has it, or another tool is known to read
-    it.
+    """Return whether documentation or source of some version has the name, or another tool is known
+    to read it.
     """
     return name in VARIABLES or name in UNDOCUMENTED or foreign_owner(name) != ""
 
 
 def foreign_owner(name: str) -> str:
-    """The other tool that reads a name of NCCL's form, such as a plug-in or PyTorch; empty for
-    NCCL's own.
+    """Return the other tool that reads a name like NCCL's, such as a plug-in or PyTorch; empty for
+    NCCL's own names and unknown ones.
     """
     return next(
         (
@@ -73,14 +72,14 @@ def foreign_owner(name: str) -> str:
 
 
 def nearest_variable(name: str) -> str:
-    """The known name most like `name`; empty when none is."""
+    """Return the known name most similar to `name`; empty if none is similar."""
     found = get_close_matches(name[:80], [*VARIABLES, *UNDOCUMENTED], n=1, cutoff=0.75)
     return found[0] if found else ""
 
 
 def is_legal(name: str, value: str, release: Release | None = None) -> bool:
-    """True unless `value` is refused, ignored, misread or adjusted in `release`; unknown names are
-    never illegal.
+    """Return False if `value` is refused, ignored, misread or adjusted in `release`. Unknown names
+    are always legal.
     """
     row = VARIABLES.get(name)
     fault = row.fault(value, release) if row else None
@@ -88,8 +87,8 @@ def is_legal(name: str, value: str, release: Release | None = None) -> bool:
 
 
 def needs_output_check(name: str, value: str) -> bool:
-    """True when the value forces LL128, which corrupts data on hardware that does not keep the
-    order of 128-byte stores.
+    """Return whether the value allows LL128 explicitly, which corrupts data on hardware that does
+    not keep the order of 128-byte stores.
     """
     if name == "RCCL_LL128_FORCE_ENABLE":
         return value.strip() == "1"

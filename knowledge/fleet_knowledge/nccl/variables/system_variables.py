@@ -1,6 +1,4 @@
-"""Owns the rows of NCCL's variables about files, log, plug-ins, checks and the multi-node NVLink
-domain. Decides nothing.
-"""
+"""NCCL's variables for files, logging, plug-ins, checks and the multi-node NVLink domain."""
 
 from __future__ import annotations
 
@@ -15,8 +13,8 @@ from fleet_knowledge.release import VersionRange
 
 _FLAG = NumberValue(choices=(0, 1))
 SUBSYSTEMS = (
-    "INIT", "COLL", "P2P", "SHM", "NET", "GRAPH", "TUNING", "ENV", "ALLOC", "ALLOC_HOST", "CALL", "PROXY", "NVLS", "BOOTSTRAP", "REG",
-    "PROFILE", "RAS", "DESTROY", "ALL",
+    "INIT", "COLL", "P2P", "SHM", "NET", "GRAPH", "TUNING", "ENV", "ALLOC", "ALLOC_HOST", "CALL",
+    "PROXY", "NVLS", "BOOTSTRAP", "REG", "PROFILE", "RAS", "DESTROY", "ALL",
 )  # fmt: skip
 """Parts of the log that NCCL_DEBUG_SUBSYS can name."""
 _LOG_LEVELS = ("VERSION", "WARN", "INFO", "ABORT", "TRACE")
@@ -34,7 +32,7 @@ _LOG = (
     NcclVariable(
         "NCCL_DEBUG_SUBSYS",
         NamesValue(SUBSYSTEMS, separator=",", excludes=True),
-        "parts of the INFO log",
+        "subsystems in the INFO log",
         default="INIT,BOOTSTRAP,ENV",
         exists=VersionRange("2.3.4"),
         logged=NEVER,
@@ -43,22 +41,22 @@ _LOG = (
     NcclVariable(
         "NCCL_DEBUG_FILE",
         FilePathValue(),
-        "where the log goes; %h host, %p process",
+        "file for the log; %h is the host, %p the process",
         exists=VersionRange("2.2.12"),
         logged=NEVER,
-        note="Keeps NCCL's lines out of the server's log.",
+        note="NCCL's lines then no longer appear in the server's log.",
     ),
     NcclVariable(
         "NCCL_DEBUG_TIMESTAMP_FORMAT",
         TextValue("a strftime format"),
-        "stamp of log lines",
+        "time stamp format of log lines",
         exists=VersionRange("2.26"),
         logged=NEVER,
     ),
     NcclVariable(
         "NCCL_DEBUG_TIMESTAMP_LEVELS",
         NamesValue((*_LOG_LEVELS, "ALL"), separator=",", excludes=True),
-        "which lines get a stamp",
+        "levels whose lines get a time stamp",
         default="WARN",
         exists=VersionRange("2.26"),
         logged=NEVER,
@@ -66,7 +64,7 @@ _LOG = (
     NcclVariable(
         "NCCL_WARN_ENABLE_DEBUG_INFO",
         _FLAG,
-        "INFO after the first warning",
+        "logs INFO lines after the first warning",
         "0",
         logged=NEVER,
         source="src/debug.cc 2.19 - 2.30",
@@ -74,7 +72,7 @@ _LOG = (
     NcclVariable(
         "NCCL_SET_THREAD_NAME",
         _FLAG,
-        "names of NCCL's threads",
+        "names NCCL's threads",
         "0",
         exists=VersionRange("2.12"),
         read_when="a helper thread starts",
@@ -84,36 +82,37 @@ _FILES = (
     NcclVariable(
         "NCCL_CONF_FILE",
         FilePathValue(),
-        "the user's file of variables",
+        "the user's file with variables",
         exists=VersionRange("2.23"),
         logged=NEVER,
-        note="In place of ~/.nccl.conf. A variable of the process wins over it, it wins over /etc/nccl.conf.",
+        note="Replaces ~/.nccl.conf. The process environment overrides it, and it overrides "
+        "/etc/nccl.conf.",
     ),
     NcclVariable(
         "NCCL_TOPO_FILE",
         FilePathValue(),
-        "topology from a file",
+        "file from which the topology is read",
         exists=VersionRange("2.6"),
         always_read=True,
     ),
     NcclVariable(
         "NCCL_TOPO_DUMP_FILE",
         FilePathValue(),
-        "where the topology is written",
+        "file to which the topology is written",
         exists=VersionRange("2.6"),
-        read_when="on rank 0",
+        read_when="the process is rank 0",
     ),
     NcclVariable(
         "NCCL_HOSTID",
         TextValue(),
-        "what tells hosts apart",
+        "identity of the host",
         always_read=True,
         source="src/misc/utils.cc 2.18 - 2.30",
     ),
     NcclVariable(
         "NCCL_IGNORE_CPU_AFFINITY",
         _FLAG,
-        "the GPU's CPUs instead of the job's",
+        "uses the GPU's CPUs instead of the job's affinity",
         "0",
         exists=VersionRange("2.4.6"),
         always_read=True,
@@ -123,30 +122,30 @@ _PLUGINS = (
     NcclVariable(
         "NCCL_TUNER_PLUGIN",
         FilePathValue(plugin=True),
-        "library that chooses algorithm and protocol",
+        "tuner library, which chooses algorithm and protocol",
         exists=VersionRange("2.19"),
         read_when="NCCL looks for a tuner",
-        note="Can overrule NCCL_ALGO and NCCL_PROTO.",
+        note="Can override NCCL_ALGO and NCCL_PROTO.",
     ),
     NcclVariable(
         "NCCL_NET_PLUGIN",
         FilePathValue(plugin=True),
-        "library of the network",
+        "network library",
         exists=VersionRange("2.11"),
         read_when="NCCL looks for a network",
-        note="Some set NCCL_PROTO or NCCL_BUFFSIZE in the process.",
+        note="Some plug-ins set NCCL_PROTO or NCCL_BUFFSIZE in the process.",
     ),
     NcclVariable(
         "NCCL_PROFILER_PLUGIN",
         FilePathValue(plugin=True),
-        "library that observes, as the inspector",
+        "profiler library, such as the inspector",
         exists=VersionRange("2.23"),
         read_when="NCCL loads it",
     ),
     NcclVariable(
         "NCCL_ENV_PLUGIN",
         FilePathValue(plugin=True),
-        "library that answers for variables",
+        "library that supplies the values of variables",
         exists=VersionRange("2.28"),
         read_when="NCCL loads it",
     ),
@@ -163,7 +162,7 @@ _CHECKS = (
     NcclVariable(
         "NCCL_CHECK_POINTERS",
         _FLAG,
-        "check pointers of each call",
+        "checks the pointers of each call",
         default="0",
         exists=VersionRange("2.2.12"),
         deprecated=VersionRange("2.29.7"),
@@ -173,7 +172,7 @@ _CHECKS = (
     NcclVariable(
         "NCCL_CHECK_MODE",
         NamesValue(("DEFAULT", "DEBUG_LOCAL", "DEBUG_GLOBAL")),
-        "check arguments",
+        "how arguments are checked",
         "DEFAULT",
         exists=VersionRange("2.29.7"),
         always_read=True,
@@ -181,30 +180,30 @@ _CHECKS = (
     NcclVariable(
         "NCCL_CHECKS_DISABLE",
         _FLAG,
-        "no checks",
+        "disables checks",
         "0",
         deprecated=VersionRange("2.2.12"),
         replaced_by="NCCL_CHECK_POINTERS",
-        read_when="before 2.2.12",
+        read_when="NCCL is older than 2.2.12",
     ),
     NcclVariable(
         "NCCL_COMM_BLOCKING",
         _FLAG,
-        "calls may block",
+        "whether calls may block",
         exists=VersionRange("2.14"),
         always_read=True,
     ),
     NcclVariable(
         "NCCL_COMM_ID",
         TextValue("HOST:PORT"),
-        "where ranks meet",
-        read_when="the program makes no identifier itself",
+        "address for bootstrap",
+        read_when="the program does not create an identifier itself",
         source="src/bootstrap.cc",
     ),
     NcclVariable(
         "NCCL_SET_STACK_SIZE",
         _FLAG,
-        "stack of kernels at its largest",
+        "sets the kernels' stack to the maximum",
         "0",
         exists=VersionRange("2.9"),
         read_when="a kernel needs a local stack",
@@ -212,7 +211,7 @@ _CHECKS = (
     NcclVariable(
         "NCCL_LAUNCH_ORDER_IMPLICIT",
         _FLAG,
-        "order of calls between communicators",
+        "orders calls of different communicators",
         "0",
         exists=VersionRange("2.26"),
         read_when="a collective is launched",
@@ -220,7 +219,7 @@ _CHECKS = (
     NcclVariable(
         "NCCL_LAUNCH_RACE_FATAL",
         _FLAG,
-        "racing launches are an error",
+        "treats racing launches as an error",
         "1",
         exists=VersionRange("2.26"),
         read_when="NCCL_LAUNCH_ORDER_IMPLICIT is 1",
@@ -228,7 +227,7 @@ _CHECKS = (
     NcclVariable(
         "NCCL_MULTI_RANK_GPU_ENABLE",
         _FLAG,
-        "several ranks on one GPU",
+        "allows several ranks on one GPU",
         "0",
         exists=VersionRange("2.30"),
         read_when="two ranks share a GPU",
@@ -236,7 +235,7 @@ _CHECKS = (
     NcclVariable(
         "NCCL_RAS_ENABLE",
         _FLAG,
-        "service that tells the state of jobs",
+        "service that reports the state of jobs",
         "1",
         exists=VersionRange("2.24"),
         always_read=True,
@@ -244,7 +243,7 @@ _CHECKS = (
     NcclVariable(
         "NCCL_RAS_ADDR",
         TextValue("HOST:PORT"),
-        "where that service listens",
+        "address of the RAS service",
         "localhost:28028",
         exists=VersionRange("2.24"),
         read_when="NCCL_RAS_ENABLE is 1",
@@ -252,7 +251,7 @@ _CHECKS = (
     NcclVariable(
         "NCCL_RAS_TIMEOUT_FACTOR",
         NumberValue(low=1),
-        "factor of its timeouts",
+        "factor for the timeouts of the RAS service",
         "1",
         exists=VersionRange("2.24"),
         read_when="NCCL_RAS_ENABLE is 1",
@@ -260,7 +259,7 @@ _CHECKS = (
     NcclVariable(
         "NCCL_IPC_USE_ABSTRACT_SOCKET",
         _FLAG,
-        "abstract sockets between processes",
+        "uses abstract sockets between processes",
         "1",
         exists=VersionRange("2.29"),
         read_when="cuMem handles are exchanged",
@@ -270,11 +269,12 @@ _MULTI_NODE = (
     NcclVariable(
         "NCCL_MNNVL_ENABLE",
         NumberValue(choices=(0, 1, 2)),
-        "NVLink over several hosts",
+        "multi-node NVLink",
         default="2",
         exists=VersionRange("2.21"),
         read_when=_MULTI,
-        note="Needs NCCL_CUMEM_ENABLE=1. SGLang sets 1 itself over several hosts of such a domain from 0.5.18.",
+        note="Needs NCCL_CUMEM_ENABLE=1. From 0.5.18 SGLang sets 1 on a server over several "
+        "hosts of such a domain.",
     ),
     NcclVariable(
         "NCCL_MNNVL_UUID",
@@ -286,7 +286,7 @@ _MULTI_NODE = (
     NcclVariable(
         "NCCL_MNNVL_CLIQUE_ID",
         NumberValue(),
-        "part of the domain",
+        "clique of the domain",
         exists=VersionRange("2.25"),
         read_when=_MNNVL,
     ),
@@ -301,7 +301,7 @@ _MULTI_NODE = (
     NcclVariable(
         "NCCL_COLLNET_NODE_THRESHOLD",
         NumberValue(low=0),
-        "least hosts for it",
+        "minimum number of hosts for in-network reduction",
         "2",
         exists=VersionRange("2.9.9"),
         read_when="NCCL_COLLNET_ENABLE is 1",
@@ -309,7 +309,7 @@ _MULTI_NODE = (
     NcclVariable(
         "NCCL_IGNORE_COLLNET_MISMATCH",
         _FLAG,
-        "unequal devices for it",
+        "accepts unequal devices for in-network reduction",
         "0",
         exists=VersionRange("2.30"),
         read_when="NCCL_COLLNET_ENABLE is 1",
@@ -319,21 +319,21 @@ _REMOVED = (
     NcclVariable(
         "NCCL_SINGLE_RING_THRESHOLD",
         NumberValue(low=0, unit="bytes"),
-        "one ring below",
+        "message size below which one ring is used",
         exists=VersionRange("2.1", "2.2.99"),
         replaced_by="NCCL_ALGO",
     ),
     NcclVariable(
         "NCCL_LL_THRESHOLD",
         NumberValue(low=0, unit="bytes"),
-        "LL below",
+        "message size below which LL is used",
         exists=VersionRange("2.1", "2.4.99"),
         replaced_by="NCCL_PROTO",
     ),
     NcclVariable(
         "NCCL_TREE_THRESHOLD",
         NumberValue(low=0, unit="bytes"),
-        "trees below",
+        "message size below which trees are used",
         exists=VersionRange("2.4", "2.4.99"),
         replaced_by="NCCL_ALGO",
     ),

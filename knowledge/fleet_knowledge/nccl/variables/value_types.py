@@ -1,5 +1,5 @@
-"""Owns how NCCL reads the text of a variable: numbers, levels, names, lists; says what is wrong
-with one. Knows no variable.
+"""How NCCL reads the text of a variable (numbers, levels, names, lists), and what is wrong with a
+value.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ _OLD_LEVELS = ("LOC", "PIX", "PXB", "PHB", "SYS")
 
 
 class InvalidValueEffect(Enum):
-    """What NCCL does with a value that it was not made for."""
+    """What NCCL does with an invalid value."""
 
-    REFUSED = "refuses"  # the communicator is not made: the server dies
+    REFUSED = "refuses"  # creating the communicator fails: the server dies
     IGNORED = "ignores"  # as if the variable were not set
-    MISREAD = "misreads"  # another value is taken
-    ADJUSTED = "adjusts"  # the nearest legal value is taken
-    DISCOURAGED = "discourages"  # works, but means another thing in another version
+    MISREAD = "misreads"  # NCCL reads another value
+    ADJUSTED = "adjusts"  # NCCL uses the nearest legal value
+    DISCOURAGED = "discourages"  # works, but means something else in other versions
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,22 +37,22 @@ class ValueFault:
 
 
 class ValueType(Protocol):
-    """The legal values of a variable; `str()` names them for people."""
+    """The legal values of a variable; `str()` describes them to users."""
 
     def fault(self, value: str, release: Release | None) -> ValueFault | None:
-        """The first thing that is wrong with `value` in `release` (None: not known, the union of
-        all versions is legal).
+        """Return the first fault of `value` in `release`. If it is None, a value that some version
+        accepts is legal.
         """
         ...
 
     def means_same(self, asked: str, logged: str) -> bool:
-        """True when NCCL's own words `logged` mean the value `asked`."""
+        """Return whether `logged`, NCCL's own words, means the value `asked`."""
         ...
 
 
 def read_number(text: str) -> int | None:
-    """The number that C's strtoll with base 0 finds at the start: hexadecimal and octal too; None
-    when there is none.
+    """Return the number that C's strtoll with base 0 finds at the start, also hexadecimal and
+    octal; None if there is none.
     """
     found = _NUMBER.match(text)
     if not found:
@@ -69,8 +69,8 @@ def _is_whole_number(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class NumberValue:
-    """A whole number: one of `choices`, or within `low` and `high`; `limits` gives another highest
-    value by version.
+    """A whole number: one of `choices`, or between `low` and `high`. `limits` gives other upper
+    limits by version.
     """
 
     choices: tuple[int, ...] = ()
@@ -81,7 +81,7 @@ class NumberValue:
     limits: tuple[tuple[VersionRange, int], ...] = ()
 
     def fault(self, value: str, release: Release | None) -> ValueFault | None:
-        """Text is read as 0, a unit as nothing: `16M` is 16."""
+        """Text without a number is read as 0, and a unit is ignored: `16M` is 16."""
         number = read_number(value)
         if number is None:
             return ValueFault(
@@ -158,7 +158,7 @@ def _join_alternatives(words: tuple[object, ...]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LevelValue:
-    """A distance in the topology by name; the old numbers still work but count differently."""
+    """A distance in the topology, by name. The old numbers still work but count differently."""
 
     names: tuple[str, ...]
     undocumented: tuple[str, ...] = (
@@ -170,14 +170,14 @@ class LevelValue:
     )  # accepted by the source, named by no documentation
 
     def fault(self, value: str, release: Release | None) -> ValueFault | None:
-        """Names are compared as they are written: `sys` is no level."""
+        """Names are case-sensitive: `sys` is not one of them."""
         if value in self.names or value in self.undocumented:
             return None
         if value[:1].isdigit():
             name = self._level_name(value)
             return ValueFault(
                 InvalidValueEffect.DISCOURAGED,
-                f"the number {value} means {name}; numbers have changed between versions",
+                f"the number {value} means {name}, but numbers changed between versions",
                 f"write {name}",
             )
         if value.upper() in self.names:
@@ -186,7 +186,7 @@ class LevelValue:
                 "levels are written in capitals",
                 f"write {value.upper()}",
             )
-        return ValueFault(InvalidValueEffect.IGNORED, f"`{value}` is no level", f"write {self}")
+        return ValueFault(InvalidValueEffect.IGNORED, f"`{value}` is not a level", f"write {self}")
 
     def means_same(self, asked: str, logged: str) -> bool:
         """A number is logged as the level that it means."""
@@ -202,8 +202,8 @@ class LevelValue:
 
 @dataclass(frozen=True, slots=True)
 class NamesValue:
-    """One of some words, or a list of them where `many` is the separator; `^` in front excludes
-    where `excludes`.
+    """One of some words, or a list of them if there is a `separator`. A leading `^` excludes the
+    words if `excludes` is set.
     """
 
     words: tuple[str, ...]
@@ -214,7 +214,7 @@ class NamesValue:
     outcome: InvalidValueEffect = InvalidValueEffect.IGNORED
 
     def fault(self, value: str, release: Release | None) -> ValueFault | None:
-        """An unknown word is told with the ones that exist."""
+        """The fault of an unknown word lists the known ones."""
         if self.numbers and read_number(value) in self.numbers:
             return None
         rest = value[1:] if self.excludes and value.startswith("^") else value
@@ -229,7 +229,7 @@ class NamesValue:
         return None
 
     def means_same(self, asked: str, logged: str) -> bool:
-        """Case does not matter to people; NCCL repeats the word."""
+        """NCCL repeats the word; its case does not matter."""
         return asked.strip().upper() == logged.strip().upper()
 
     def __str__(self) -> str:
@@ -240,29 +240,29 @@ class NamesValue:
 
 @dataclass(frozen=True, slots=True)
 class PrefixesValue:
-    """A list of name prefixes: `^` first excludes, `=` after it makes names exact."""
+    """A list of name prefixes. A leading `^` excludes them; `=` after it matches whole names."""
 
     noun: str
     fields: int = 1  # parts of an entry, separated by `:`
 
     def fault(self, value: str, release: Release | None) -> ValueFault | None:
-        """Blanks and a `^` in the middle are taken as part of a name, so nothing matches."""
+        """Blanks, and a `^` inside the list, become part of a name, so that nothing matches."""
         rest = value.removeprefix("^").removeprefix("=")
         if not rest:
             return ValueFault(
-                InvalidValueEffect.IGNORED, f"no {self.noun} is named", f"write {self}"
+                InvalidValueEffect.IGNORED, f"it names no {self.noun}", f"write {self}"
             )
         for entry in rest.split(","):
             if entry != entry.strip() or " " in entry:
                 return ValueFault(
                     InvalidValueEffect.MISREAD,
-                    "blanks are part of a name here",
-                    "separate names by a comma alone",
+                    "NCCL takes blanks as part of a name",
+                    "separate names by commas without blanks",
                 )
             if entry.startswith(("^", "=")):
                 return ValueFault(
                     InvalidValueEffect.MISREAD,
-                    f"`{entry[0]}` counts only at the start, for the whole list",
+                    f"`{entry[0]}` only works at the start, for the whole list",
                     f"write {entry[0]}a,b",
                 )
             if not entry:
@@ -288,20 +288,20 @@ class PrefixesValue:
 
 @dataclass(frozen=True, slots=True)
 class FilePathValue:
-    """A path; `~` is not expanded. A plug-in may also be a suffix of its library's name."""
+    """A path; `~` is not expanded. For a plug-in, also a suffix of its library's name."""
 
     plugin: bool = False
 
     def fault(self, value: str, release: Release | None) -> ValueFault | None:
         """A tilde names a folder called `~`."""
         return (
-            ValueFault(InvalidValueEffect.IGNORED, "`~` is not expanded", "write the whole path")
+            ValueFault(InvalidValueEffect.IGNORED, "`~` is not expanded", "write the absolute path")
             if value.startswith("~")
             else None
         )
 
     def means_same(self, asked: str, logged: str) -> bool:
-        """A plug-in is logged by the library that it makes: `foo` as `libnccl-tuner-foo.so`."""
+        """A plug-in is logged by its library: `foo` as `libnccl-tuner-foo.so`."""
         return asked.strip() == logged.strip() or (self.plugin and f"-{asked.strip()}.so" in logged)
 
     def __str__(self) -> str:
@@ -310,16 +310,16 @@ class FilePathValue:
 
 @dataclass(frozen=True, slots=True)
 class TextValue:
-    """Anything."""
+    """Any text; `shape` describes it."""
 
     shape: str = "text"
 
     def fault(self, value: str, release: Release | None) -> ValueFault | None:
-        """Nothing is known to be wrong."""
+        """No text is known to be wrong."""
         return None
 
     def means_same(self, asked: str, logged: str) -> bool:
-        """NCCL repeats it."""
+        """NCCL repeats the text."""
         return asked.strip() == logged.strip()
 
     def __str__(self) -> str:

@@ -1,6 +1,4 @@
-"""Owns the form of one row of NCCL's variables: legal values, defaults and reading by version.
-Holds no row.
-"""
+"""The row type of NCCL's variable table: legal values, defaults and reading, by version."""
 
 from __future__ import annotations
 
@@ -12,13 +10,15 @@ from fleet_knowledge.release import Release, VersionRange
 
 _ANY = VersionRange()
 NEVER = VersionRange("1", "1")
-"""No version: NCCL reads the variable without a word in its log."""
+"""Matches no version: NCCL reads the variable without naming it in its log."""
 
 
 @dataclass(frozen=True, slots=True)
 class NcclVariable:
-    """One variable. `logged`: versions whose INFO log names it when it is read; `read_when`: for
-    one that is not read at every launch.
+    """One variable.
+
+    `logged` holds the versions whose INFO log names it when it is read. `read_when` completes "read
+    when ..." for a variable that is not read at every launch.
     """
 
     name: str
@@ -38,20 +38,20 @@ class NcclVariable:
     source: str = "NCCL environment documentation; src/ 2.18 - 2.30"
 
     def fault(self, value: str, release: Release | None = None) -> ValueFault | None:
-        """What is wrong with `value` in `release`; for None only what is wrong in every version, or
-        what the fault's versions say.
+        """Return what is wrong with `value` in `release`. Without a release, only faults of every
+        version and faults that name their versions are found.
         """
         return None if value == "" else self.values.fault(value, release)
 
     def default_in(self, release: Release | None) -> Iterator[tuple[VersionRange, str]]:
-        """The defaults that hold in `release`, each with its versions; all of them when the version
-        is not known.
+        """Return the defaults that hold in `release`, each with its versions; all of them if the
+        release is unknown.
         """
         rows = self.defaults or (((_ANY, self.default),) if self.default else ())
         return (row for row in rows if row[0].contains(release))
 
     def equals_default(self, value: str, release: Release | None = None) -> VersionRange | None:
-        """The versions in which `value` changes nothing; None when it is no default."""
+        """Return the versions in which `value` is the default; None if it never is."""
         return next(
             (
                 versions
@@ -63,12 +63,12 @@ class NcclVariable:
 
     @property
     def never_logged(self) -> bool:
-        """True for variables that act on the log itself, or that NCCL reads without a word."""
+        """Whether NCCL reads the variable without naming it in its log."""
         return self.logged == NEVER
 
 
 def describe_versions(versions: VersionRange) -> str:
-    """The range in words; an end such as 2.24.99 is `before 2.25`."""
+    """Return the range in words; an end such as 2.24.99 becomes `before 2.25`."""
     last = Release.parse(versions.last)
     if last is None or last.numbers[-1] != 99:
         return str(versions)
