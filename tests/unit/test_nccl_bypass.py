@@ -64,7 +64,7 @@ def test_a_verify_of_six_tokens_is_far_below_the_limit() -> None:
         AllReduceSetup({"tp_size": 8}, topology="nvlink", hidden_size=7168, step_tokens=6)
     )
     assert path.answer is BYPASSED
-    assert "84 KiB a step" in path.reason and "from 585 tokens" in path.reason
+    assert "84 KiB per step" in path.reason and "chunks of 585 tokens" in path.reason
 
 
 def test_a_step_of_many_requests_may_be_too_large_for_it() -> None:

@@ -99,7 +99,7 @@ def test_peer_access_that_the_job_switched_off_is_told_as_asked() -> None:
         "Channel 00/0 : 0[0] -> 1[1] via SHM/direct/direct",
     )
     [note] = [note for note in shown(info(*lines))["notes"] if note["code"] == "p2p_off"]
-    assert "as the job asks" in note["message"]
+    assert "as the job requests" in note["message"]
 
 
 def test_an_ordinary_start_has_no_failure() -> None:

@@ -55,7 +55,10 @@ def test_variables_that_nccl_names_with_the_jobs_values_are_proved(env: dict[str
     ("env", "told"),
     [
         ({"NCCL_PROTO": "Simple"}, "NCCL_PROTO=Simple did not reach NCCL: NCCL's log says LL"),
-        ({"NCCL_ALGO": "Ring"}, "NCCL_ALGO=Ring did not reach NCCL: NCCL reads it at every start"),
+        (
+            {"NCCL_ALGO": "Ring"},
+            "NCCL_ALGO=Ring did not reach NCCL: NCCL reads and names it at every start",
+        ),
     ],
 )
 def test_a_variable_that_did_not_arrive_voids_the_trial(env: dict[str, str], told: str) -> None:
@@ -74,14 +77,14 @@ def test_one_rank_with_another_value_voids_the_trial() -> None:
 def test_a_variable_that_nccl_reads_only_when_needed_is_unproved_and_not_lost() -> None:
     (gate,) = gates({"NCCL_IB_HCA": "mlx5_0", "NCCL_PROTOO": "LL"}, shown(*SET, *DONE))
     assert (gate.code, gate.effect) == ("env_unproved", FLAG)
-    assert "NCCL_IB_HCA=mlx5_0 (NCCL did not read it: it does only when" in gate.message
-    assert "NCCL_PROTOO=LL (not named by the log" in gate.message
+    assert "NCCL_IB_HCA=mlx5_0 (NCCL did not read it: it only does when" in gate.message
+    assert "NCCL_PROTOO=LL (the log does not name it" in gate.message
 
 
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({}, "no line of NCCL was found"), ({"proof": "off"}, "engine.proof is off"),
+        ({}, "no line from NCCL was found"), ({"proof": "off"}, "engine.proof is off"),
         ({"ranks": 1}, "one GPU: NCCL has nothing to set up"),
     ],
 )  # fmt: skip

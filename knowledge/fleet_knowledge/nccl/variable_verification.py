@@ -73,7 +73,7 @@ def _verify_variable(
     return VariableEvidence(
         name,
         VariableState.NOT_NAMED,
-        f"NCCL did not read it: it only does when {row.read_when}"
+        f"NCCL did not read it: it does so only when {row.read_when}"
         if row and row.read_when
         else "the log does not name it; when NCCL reads it is unknown",
     )
