@@ -233,8 +233,7 @@ def _keep_last(
     if before is not None and before.value != option.value:
         message = (
             f"{option.name} is given twice ({_shorten(before.value)}, "
-            f"{_shorten(option.value)}): the "
-            "last value wins"
+            f"{_shorten(option.value)}): the last value wins"
         )
         notes.warn(
             "last_wins",
