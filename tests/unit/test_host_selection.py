@@ -114,7 +114,11 @@ def test_a_plan_costs_each_host_for_as_long_as_it_is_held() -> None:
     )
     assert price is not None
     hours = estimate_seconds(plan, job) / 3600  # both work side by side and equally long
-    assert (price.amount, price.currency, price.untold) == (pytest.approx(hours * 108.0), "EUR", ())
+    assert (price.amount, price.currency, price.unknown_hosts) == (
+        pytest.approx(hours * 108.0),
+        "EUR",
+        (),
+    )
 
 
 def test_hosts_whose_cost_is_not_told_are_named() -> None:
@@ -125,7 +129,7 @@ def test_hosts_whose_cost_is_not_told_are_named() -> None:
         fleet(FleetHost(name="a", cost_per_hour=1.0), FleetHost(name="b")),
     )
     assert price is not None
-    assert (set(price.by_host), price.untold) == ({"a"}, ("b",))
+    assert (set(price.by_host), price.unknown_hosts) == ({"a"}, ("b",))
 
 
 def test_a_fleet_without_costs_has_no_price() -> None:

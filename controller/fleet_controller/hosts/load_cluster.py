@@ -48,7 +48,7 @@ class LoadHostConnection(Protocol):
 class _LoadCluster:
     """What was made for one attempt."""
 
-    trust: LoadClusterAuthority
+    authority: LoadClusterAuthority
     since_s: float  # monotonic
     joined: set[str] = field(default_factory=set)
 
@@ -112,7 +112,7 @@ class LoadClusters:
         if connection is None or not connection.connected:
             raise HostUnreachable(f"host {host} is not connected", "the trial waits for it")
         address = await self._address(spec, host, connection)
-        issued = cluster.trust.issue(host, address)
+        issued = cluster.authority.issue(host, address)
         part = LoadPart(
             trial_id=spec.trial_id,
             attempt=spec.attempt,
@@ -121,8 +121,8 @@ class LoadClusters:
             lead_address=lead,
             cores=count,
             hold_limit_s=load_host_limit_s(spec),
-            token=cluster.trust.token,
-            authority=cluster.trust.authority_pem,
+            token=cluster.authority.token,
+            authority=cluster.authority.authority_pem,
             certificate=issued.certificate_pem,
             key=issued.key_pem,
         )

@@ -15,8 +15,8 @@ from fleet_controller.job_file.parsed_job import ParsedJob
 from fleet_controller.job_file.sglang_arguments import resolve_name
 from fleet_controller.planning.equivalence import (
     EquivalentVariant,
-    configuration,
     equivalent_variants,
+    launch_configuration,
 )
 from fleet_controller.planning.variants import Variant
 from fleet_controller.yaml.findings import INFO, WARNING, Finding
@@ -56,7 +56,7 @@ def remark_findings(variant_set: VariantSet, rules: Sequence[RemarkRule]) -> Ite
     found: dict[_Key, list[Variant]] = {}
     paths: dict[KeyPath, int] = {}
     for variant in variant_set.variants:
-        asked = configuration(variant_set.job, variant)
+        asked = launch_configuration(variant_set.job, variant)
         seen: set[KeyPath] = set()
         for remark in (remark for rule in rules for remark in rule(asked)):
             path = places.path_of(remark.subject, variant)
@@ -276,7 +276,7 @@ def _check_bypassed_settings(variant_set: VariantSet) -> Iterator[Finding]:
     topology = interconnect_of_labels(variant_set.job.hosts.labels)
     for variant in variant_set.variants:
         passed = variable_rules.find_bypassed_variables(
-            configuration(variant_set.job, variant), topology
+            launch_configuration(variant_set.job, variant), topology
         )
         for path in _nccl_level_paths(variant_set.parsed, variant):
             if passed is None:

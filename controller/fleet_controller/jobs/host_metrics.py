@@ -1,4 +1,4 @@
-"""Owns the Prometheus series that only the controller has: its hosts by state. Labels are bounded."""
+"""The Prometheus series of the controller's hosts by state."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fleet_protos.metric_names import PROM_HOSTS
 
 
 class HostSeries:
-    """How many hosts are in which state."""
+    """The number of hosts in each state."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._hosts = Gauge(
@@ -22,6 +22,6 @@ class HostSeries:
         )
 
     def set_counts(self, counts: Mapping[str, int]) -> None:
-        """Every state has a number, so that an alert sees the fall to 0."""
+        """Set the number of each state, including 0, so that an alert sees a state become empty."""
         for state in HOST_STATES:
             self._hosts.labels(state).set(counts.get(state, 0))

@@ -19,11 +19,11 @@ from fleet_protos.trial_types import Outcome, Phase
 
 
 class IndexedJob:
-    """One job and its trials by id, in plan order. Counts as it goes: a job may hold 10,000 trials,
-    and each event asks.
+    """One job and its trials by id, in plan order. Counts are kept up to date, because a job may
+    have 10,000 trials and each event reads them.
 
-    `nodes` are the trials as their hosts tell them; those of a server over several hosts are one of
-    `trials`.
+    `nodes`: the trials as their hosts report them. The nodes of a server over several hosts make
+    one of `trials`.
     """
 
     def __init__(self, row: JobRow, nodes: Iterable[Trial]) -> None:
@@ -52,7 +52,7 @@ class IndexedJob:
         )
 
     def update_node(self, node: Trial) -> Trial:
-        """A trial, or a node of one, as it is now; the trial after it."""
+        """Replace a trial, or a node of one; return the trial after that."""
         self.nodes[node.spec.trial_id] = node
         lead = self.nodes[lead_and_rank(node.spec.trial_id)[0]]
         members = (
@@ -94,7 +94,7 @@ class IndexedJob:
             self.may_hold_hopeless = True
 
     def cancel(self) -> None:
-        """Nothing of it starts any more."""
+        """Mark the job cancelled; no trial starts any more."""
         self.row = replace(self.row, cancelled=True)
         self._waiting_index.clear()
         self._waiting = None
@@ -103,9 +103,7 @@ class IndexedJob:
 
     @property
     def waiting(self) -> WaitingJob:
-        """What of it may begin, and whose turn that is; the same value until one of its trials
-        begins or ends.
-        """
+        """Which of its trials may begin; the same value until one of its trials begins or ends."""
         if self._waiting is None:
             self._waiting = WaitingJob(
                 self.row.job_id,
@@ -121,17 +119,17 @@ class IndexedJob:
 
     @property
     def host_time_s(self) -> float:
-        """Host seconds that it counts as having had."""
+        """The host time of the job in seconds; see `core.fairness`."""
         hosts = sum(len(trial.hosts) for trial in self.active.values())
         return self._account.host_time_s(hosts, self._account.trial_s(self._planned_trial_s))
 
     def has_priority(self, priority: int) -> bool:
-        """It takes turns with jobs of that priority."""
+        """Whether the job has this priority."""
         return self.row.priority == priority
 
     def catch_up(self, others: Iterable[IndexedJob]) -> None:
-        """It begins after it had nothing running, beside these that run: what it could not use is
-        not owed to it.
+        """Raise the host time to the least of `others`, the running jobs. Call this when a job
+        starts again after it had nothing running.
         """
         trial_s = self._account.trial_s(self._planned_trial_s)
         before_s = (
@@ -143,7 +141,7 @@ class IndexedJob:
         self._waiting = None
 
     def works_elsewhere(self, trial: Trial) -> bool:
-        """The variant of a trial was launched well on another host."""
+        """Whether the variant of a trial was launched successfully on another host."""
         spec = trial.spec
         return any(
             other.spec.variant == spec.variant
@@ -155,12 +153,12 @@ class IndexedJob:
 
     @property
     def is_over(self) -> bool:
-        """Nothing more will happen to it."""
+        """Whether nothing more will happen to the job."""
         return self.trials_over == len(self.trials)
 
     @property
     def summary(self) -> JobSummary:
-        """As it is listed."""
+        """The job as it is listed."""
         return replace(
             summarize_trials(self.row, list(self.trials.values()), self.trials_over),
             trouble="" if self.is_over else self.trouble,
@@ -168,7 +166,7 @@ class IndexedJob:
 
     @property
     def left_s(self) -> float:
-        """Wall seconds that it still needs, computed anew when a trial began or ended."""
+        """Wall seconds that the job still needs; recomputed when a trial begins or ends."""
         if self._left_s is None:
             self._left_s = (
                 0.0 if self.is_over else remaining_s(list(self.trials.values()), self.row.planned_s)
@@ -180,7 +178,7 @@ SeenTrials = dict[str, tuple[Trial, bool]]  # the trial, and whether its job was
 
 
 def job_change(job: IndexedJob, seen: SeenTrials) -> JobChange:
-    """The job now, with the trials that differ from what was `seen`, which is brought up to date."""
+    """Return the job now, with the trials that differ from `seen`. Update `seen`."""
     cancelled = job.row.cancelled
     news = [
         (trial_id, trial)

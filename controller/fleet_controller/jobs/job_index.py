@@ -1,6 +1,4 @@
-"""Owns the controller's picture of its jobs while it works: what the store holds, in memory, and
-who waits for changes. Starts nothing.
-"""
+"""The jobs of a running controller in memory, and the notification of changes."""
 
 from __future__ import annotations
 
@@ -20,8 +18,8 @@ _KEPT_OVER = 16
 
 
 class JobIndex:
-    """Jobs that are not over, and of those that ended while this controller ran the last 16: what
-    is older is in the store alone.
+    """The jobs that are not over, and the last 16 that ended while this controller ran. Older ones
+    are only in the store.
     """
 
     def __init__(self) -> None:
@@ -32,7 +30,7 @@ class JobIndex:
         self._changed = asyncio.Event()
 
     def add(self, row: JobRow, trials: Iterable[Trial]) -> None:
-        """A job that was submitted, or read from the store."""
+        """Add a job that was submitted or read from the store."""
         job = self.jobs[row.job_id] = IndexedJob(row, trials)
         self._job_of.update(dict.fromkeys(job.nodes, job))
         self._active.update(dict.fromkeys(job.active, job))
@@ -41,10 +39,10 @@ class JobIndex:
         self.notify()
 
     def update_attempt(self, trial_id: str, attempt: Attempt, progress: str = "") -> Trial | None:
-        """Put an attempt in its place; the trial after it, that of all nodes, None when it is of no
-        job here.
+        """Replace an attempt and return its trial after that, with all its nodes. Return None if
+        the trial belongs to no job in this index.
 
-        `progress`: what its launch tells.
+        `progress`: how far its launch has come.
         """
         job = self.job_of(trial_id)
         if job is None:
@@ -72,13 +70,15 @@ class JobIndex:
                 del self._job_of[node]
 
     def assign_hosts(self, specs: Iterable[TrialSpec]) -> None:
-        """Trials, each node for itself, that have a host from here on."""
+        """Replace the specs of trials and nodes that now have a host."""
         for spec in specs:
             job = self._job_of[spec.trial_id]
             job.update_node(replace(job.nodes[spec.trial_id], spec=spec))
 
     def specs_for_start(self, start: TrialStart) -> list[TrialSpec]:
-        """The trials of the block that a start takes to its hosts, each node for itself."""
+        """Return the specs of all trials of the block, on the hosts of this start. Each node has
+        its own spec.
+        """
         job = self._job_of[start.trial_id]
         hosts = (start.host, *(host for _, host in start.members))
         blocks = (job.trials[trial_id].nodes or (job.trials[trial_id],) for trial_id in start.block)
@@ -89,7 +89,7 @@ class JobIndex:
         ]
 
     def cancel(self, job_id: str) -> list[Trial]:
-        """Mark the job cancelled; its trials that are active now."""
+        """Mark the job cancelled; return its active trials."""
         job = self.jobs[job_id]
         job.cancel()
         if job.is_over:
@@ -98,11 +98,13 @@ class JobIndex:
         return list(job.active.values())
 
     def job_of(self, trial_id: str) -> IndexedJob | None:
-        """The job that holds the trial or the node."""
+        """Return the job that has the trial or node, or None."""
         return self._job_of.get(trial_id)
 
     def is_known_over(self, trial_id: str, number: int) -> bool:
-        """The attempt of a trial or node has ended before, or is of no job here."""
+        """Whether the attempt of a trial or node has ended already, or belongs to no job in this
+        index.
+        """
         job = self.job_of(trial_id)
         return job is None or any(
             known.number == number and known.is_over for known in job.nodes[trial_id].attempts
@@ -110,19 +112,19 @@ class JobIndex:
 
     @property
     def open_jobs(self) -> tuple[IndexedJob, ...]:
-        """Those that are not over, oldest first."""
+        """The jobs that are not over, oldest first."""
         return tuple(self._open.values())
 
     def running_jobs(self, excluding: IndexedJob) -> list[IndexedJob]:
-        """The other jobs of its priority that have something running."""
+        """Return the other jobs of the same priority that have something running."""
         jobs = {id(job): job for job in self._active.values()}.values()
         return [
             job for job in jobs if job is not excluding and job.has_priority(excluding.row.priority)
         ]
 
     def host_times(self, priority: int) -> list[tuple[float, float]]:
-        """What jobs of that priority have had and what one more trial is reckoned at: of those that
-        run, else of those that wait.
+        """Return (host time, expected seconds of a trial) of the running jobs of this priority, or
+        of the waiting ones if none runs.
         """
         jobs = [job for job in self.open_jobs if job.has_priority(priority)]
         return [
@@ -131,8 +133,8 @@ class JobIndex:
         ]
 
     def newly_hopeless(self) -> Iterator[HopelessTrial]:
-        """Trials that are not to be launched, since their variant failed for good; each job is
-        looked at once after such a failure.
+        """Yield trials that will not be launched because their variant failed for good. A job is
+        checked once after such a failure.
         """
         for job in self.open_jobs:
             if job.may_hold_hopeless and not job.row.cancelled:
@@ -140,7 +142,7 @@ class JobIndex:
                 yield from hopeless_trials(list(job.trials.values()))
 
     def running_by_host(self) -> dict[str, list[Trial]]:
-        """The active trials of each host."""
+        """Return the active trials of each host."""
         found: dict[str, list[Trial]] = {}
         for trial_id, job in self._active.items():
             trial = job.trials[trial_id]
@@ -149,7 +151,7 @@ class JobIndex:
         return found
 
     def load_hosts_in_use(self) -> set[str]:
-        """Hosts that send the load of an active trial."""
+        """Return the hosts that send the load of an active trial."""
         return {
             host
             for trial_id, job in self._active.items()
@@ -157,7 +159,9 @@ class JobIndex:
         }
 
     def active_on(self, host: str) -> list[tuple[IndexedJob, Trial]]:
-        """Attempts begun on that host and not over, each node of a gang for itself."""
+        """Return the attempts that were begun on this host and are not over, each node of a gang on
+        its own.
+        """
         active = ((job, job.trials[trial_id]) for trial_id, job in self._active.items())
         nodes = (
             (job, node)
@@ -172,14 +176,14 @@ class JobIndex:
         ]
 
     def end_reason(self, trial_id: str) -> str:
-        """Why a node must end because another one of its server has ended; empty while it may go
-        on.
+        """Return why a node must end because another node of its server has ended; empty if it may
+        continue.
         """
         job = self.job_of(trial_id)
         return nodes_to_end(job.trials[lead_and_rank(trial_id)[0]]).get(trial_id, "") if job else ""
 
     def hosts_with_nodes_to_end(self) -> set[str]:
-        """Where a node must end because another one has."""
+        """Return the hosts on which a node must end because another node has ended."""
         trials = (job.trials[trial_id] for trial_id, job in self._active.items())
         ends = ((trial, nodes_to_end(trial)) for trial in trials if trial.nodes)
         return {
@@ -190,19 +194,19 @@ class JobIndex:
         }
 
     def notify(self) -> None:
-        """Wake whoever waits for a change."""
+        """Wake all tasks that wait for a change."""
         self._changed.set()
         self._changed = asyncio.Event()
 
     def next_change(self) -> asyncio.Event:
-        """Set at the next change; take it before looking, so that no change falls between look and
-        wait.
+        """Return an event that is set at the next change. Get it before reading the state, so that
+        no change is missed in between.
         """
         return self._changed
 
 
 async def wait_until_set(change: asyncio.Event, timeout_s: float) -> None:
-    """Returns when the event is set, or after the timeout."""
+    """Return when the event is set, or after the timeout."""
     try:
         async with asyncio.timeout(timeout_s):
             await change.wait()

@@ -1,4 +1,4 @@
-"""Builds what commands see of a job: its line in a list, its detail and the status of its trials."""
+"""Builds what commands show of a job: its line in a list, its detail, the status of its trials."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from fleet_protos.trial_types import Outcome, Phase
 
 
 def job_summary(row: JobRow, trials: Iterable[Trial]) -> JobSummary:
-    """A job as it is listed."""
+    """Return a job as it is listed."""
     trials = fold_gangs(trials)
     return summarize_trials(row, trials, sum(is_over(trial, row.cancelled) for trial in trials))
 
 
 def summarize_trials(row: JobRow, trials: list[Trial], trials_over: int) -> JobSummary:
-    """Return the same for trials that are folded and counted already."""
+    """Return the summary of a job whose gangs are folded and whose ended trials are counted."""
     return JobSummary(
         job_id=row.job_id,
         name=row.name,
@@ -34,7 +34,7 @@ def summarize_trials(row: JobRow, trials: list[Trial], trials_over: int) -> JobS
 
 
 def job_detail(row: JobRow, trials: Iterable[Trial], trouble: str = "") -> JobDetail:
-    """A job with all its trials."""
+    """Return a job with all its trials."""
     trials = fold_gangs(trials)
     job = replace(job_summary(row, trials), trouble=trouble)
     return JobDetail(
@@ -43,8 +43,9 @@ def job_detail(row: JobRow, trials: Iterable[Trial], trouble: str = "") -> JobDe
 
 
 def trial_status(trial: Trial, number: int = 0, *, is_cancelled: bool = False) -> TrialStatus:
-    """One attempt of a trial, the newest unless `number` says which; `is_cancelled`: its job is, so
-    nothing of it begins any more.
+    """Return one attempt of a trial: the newest, unless `number` names another.
+
+    `is_cancelled`: its job is cancelled, so a trial without an attempt never begins.
     """
     spec = trial.spec
     attempt = next((known for known in trial.attempts if known.number == number), trial.newest)

@@ -1,6 +1,4 @@
-"""Owns the answers that need only the store: the same for a running controller and for a command
-that finds none. Changes nothing.
-"""
+"""Answers queries from the store alone, for a running controller and for commands without one."""
 
 from __future__ import annotations
 
@@ -27,7 +25,9 @@ _START_HINT = "start one with `fleetctl up`, or use `fleetctl run JOB`"
 
 
 class ReadOnlyController:
-    """A `Controller` that can be asked and never told: for commands when no controller runs."""
+    """A `Controller` that answers queries and refuses orders: for commands when no
+    controller runs.
+    """
 
     def __init__(self, store: Store, artifacts: Path) -> None:
         self._store = store
@@ -36,49 +36,49 @@ class ReadOnlyController:
     async def submit(
         self, yaml: str, file_name: str, only_connected: bool = False, request_key: str = ""
     ) -> str:
-        """Needs a controller. Raises HostUnreachable."""
+        """Raise HostUnreachable, because this needs a controller."""
         raise HostUnreachable(_NO_CONTROLLER, _START_HINT)
 
     async def cancel(self, job_id: str) -> int:
-        """Needs a controller. Raises HostUnreachable."""
+        """Raise HostUnreachable, because this needs a controller."""
         raise HostUnreachable(_NO_CONTROLLER, _START_HINT)
 
     async def hosts(self) -> tuple[HostStatus, ...]:
-        """Needs a controller. Raises HostUnreachable."""
+        """Raise HostUnreachable, because this needs a controller."""
         raise HostUnreachable(_NO_CONTROLLER, _START_HINT)
 
     async def drain(self, host: str, reason: str) -> None:
-        """Needs a controller. Raises HostUnreachable."""
+        """Raise HostUnreachable, because this needs a controller."""
         raise HostUnreachable(_NO_CONTROLLER, _START_HINT)
 
     async def undrain(self, host: str) -> None:
-        """Needs a controller. Raises HostUnreachable."""
+        """Raise HostUnreachable, because this needs a controller."""
         raise HostUnreachable(_NO_CONTROLLER, _START_HINT)
 
     async def check_hosts(self, hosts: Sequence[str]) -> AsyncIterator[HostCheck]:
-        """Needs a controller. Raises HostUnreachable."""
+        """Raise HostUnreachable, because this needs a controller."""
         raise HostUnreachable(_NO_CONTROLLER, _START_HINT)
         yield HostCheck()
 
     async def jobs(self) -> tuple[JobSummary, ...]:
-        """All jobs, the newest first."""
+        """Return all jobs, the newest first."""
         return await asyncio.to_thread(self._jobs)
 
     async def job(self, job_id: str) -> JobDetail:
-        """One job by its id or a unique start of it."""
+        """Return one job by its id or a unique prefix of it."""
         return await asyncio.to_thread(self._job, job_id)
 
     async def watch(self, job_id: str) -> AsyncIterator[JobChange]:
-        """The job as it is; without a controller nothing changes."""
+        """Yield the job once; without a controller nothing changes."""
         found = await self.job(job_id)
         yield JobChange(found.job, found.trials)
 
     async def results(self, job_id: str) -> JobResults:
-        """Every stored run of a job."""
+        """Return every stored run of a job."""
         return await asyncio.to_thread(self._results, job_id)
 
     async def trial(self, trial_id: str, attempt: int, with_log: bool) -> TrialDetail:
-        """One attempt of a trial, 0 = the newest."""
+        """Return one attempt of a trial; 0 means the newest."""
         return await asyncio.to_thread(self._trial, trial_id, attempt, with_log)
 
     def _jobs(self) -> tuple[JobSummary, ...]:

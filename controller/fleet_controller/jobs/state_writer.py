@@ -1,6 +1,4 @@
-"""Owns the one place where the controller's state changes: store first, then board, then metrics,
-in the order of the calls.
-"""
+"""Changes the controller's state: first the store, then the index, then the metrics."""
 
 from __future__ import annotations
 
@@ -30,7 +28,9 @@ T = TypeVar("T")
 
 
 class StateWriter:
-    """Store, board and metrics of a working controller."""
+    """The only writer of store, job index and metrics in a running controller. Changes keep the
+    order of the calls.
+    """
 
     def __init__(self, store: Store, series: RunSeries) -> None:
         self.job_index = JobIndex()
@@ -46,7 +46,7 @@ class StateWriter:
         )  # one owner: writes never interleave
 
     async def load(self) -> None:
-        """Put the jobs that are not over back on the board; show all in the metrics."""
+        """Read the jobs that are not over into the index, and all jobs into the metrics."""
         for row in await self.run_in_store(self.store.jobs):
             trials = await self.run_in_store(partial(self.store.trial_outlines, row.job_id))
             for trial in fold_gangs(trials):
@@ -58,7 +58,9 @@ class StateWriter:
                 )
 
     async def add_job(self, row: JobRow, trials: list[Trial], request_key: str = "") -> str:
-        """A job that was submitted; its id, or that of the one which this request made before."""
+        """Store a submitted job; return its id, or the id of the job that the same request stored
+        before.
+        """
         job_id = await self.run_in_store(
             partial(self.store.add_job, row, [trial.spec for trial in trials], request_key)
         )
@@ -67,7 +69,7 @@ class StateWriter:
         return job_id
 
     async def job_of_request(self, request_key: str) -> str:
-        """The job that a submit with this key made; empty when there is none."""
+        """Return the id of the job that a submit with this key stored; empty if there is none."""
         return (
             await self.run_in_store(partial(self.store.job_of_request, request_key))
             if request_key
@@ -75,31 +77,33 @@ class StateWriter:
         )
 
     async def cancel_job(self, job_id: str) -> list[Trial]:
-        """Nothing of it starts any more; the trials that are active now."""
+        """Cancel a job; return its active trials."""
         await self.run_in_store(partial(self.store.cancel_job, job_id))
         return self.job_index.cancel(job_id)
 
     async def host_records(self) -> list[HostRecord]:
-        """What was decided about hosts."""
+        """Return what was decided about hosts."""
         return await self.run_in_store(self.store.host_records)
 
     async def save_host(self, record: HostRecord) -> None:
-        """What is decided about a host now."""
+        """Store what is decided about a host."""
         await self.run_in_store(partial(self.store.save_host, record))
 
     async def find_job(self, start: str) -> JobRow:
-        """The job with this id or the only one whose id begins so. Raises ConfigError."""
+        """Return the job with this id, or the only one whose id begins with `start`. Raises
+        NotFound, ConfigError.
+        """
         return await self.run_in_store(partial(self.store.find_job, start))
 
     async def save_attempt(self, trial_id: str, attempt: Attempt) -> None:
-        """An attempt that the controller itself closes."""
+        """Store an attempt that the controller ends."""
         await self.begin_attempts([trial_id], attempt)
 
     async def begin_attempts(
         self, trial_ids: Sequence[str], attempt: Attempt, placed: Sequence[TrialSpec] = ()
     ) -> None:
-        """One attempt of each of these nodes: of all of them or of none. `placed`: nodes that have
-        a host from here on.
+        """Store this attempt for all of these nodes, or for none if the store fails. `placed`:
+        specs of nodes that now have a host.
         """
         await self.run_in_store(partial(self.store.save_attempt, trial_ids, attempt, placed))
         self.store_error = ""
@@ -110,8 +114,10 @@ class StateWriter:
     async def record_event(
         self, agent_id: str, host: str, event: Event, clock: HostClock = NO_SKEW
     ) -> Trial | None:
-        """An event that an agent told; the trial after it, None when nothing new came of it.
-        `clock`: of its host, before ours.
+        """Store an event of an agent; return the trial after it, or None if the event changes
+        nothing.
+
+        `clock`: the clock of its host compared with ours.
         """
         clock = replace(clock, now_unix_ns=time.time_ns())
         attempt = await self.run_in_store(
@@ -125,19 +131,19 @@ class StateWriter:
         )
 
     async def last_sequence(self, agent_id: str) -> int:
-        """Up to here that agent's events are stored."""
+        """Return the number of the last stored event of this agent."""
         return await self.run_in_store(partial(self.store.last_sequence, agent_id))
 
     async def missing_artifacts(self, agent_id: str) -> list[Artifact]:
-        """Files that the agent told of and that are not here yet."""
+        """Return the files that the agent reported and that were not fetched yet."""
         return await self.run_in_store(partial(self.store.missing_artifacts, agent_id))
 
     async def mark_artifact_fetched(self, name: str) -> None:
-        """The file is here, whole."""
+        """Record that the complete file was fetched."""
         await self.run_in_store(partial(self.store.mark_artifact_fetched, name))
 
     async def run_in_store(self, work: Callable[[], T]) -> T:
-        """Do a piece of store work on the store's own thread, in order."""
+        """Run a piece of store work on the store's own thread, in the order of the calls."""
         try:
             done = await asyncio.get_running_loop().run_in_executor(self._store_thread, work)
         except StoreUnusable as error:
@@ -146,7 +152,7 @@ class StateWriter:
         return done
 
     def close(self) -> None:
-        """Let the store's thread end."""
+        """End the store's thread."""
         self._store_thread.shutdown()
 
     def _apply_attempt(self, trial_id: str, attempt: Attempt, progress: str = "") -> Trial | None:
@@ -166,7 +172,7 @@ class StateWriter:
 
 
 def _progress(event: Event) -> str:
-    """`load_weight 61/163`, empty for any other event."""
+    """Return `load_weight 61/163` for a ServerProgressed event, else an empty text."""
     if not isinstance(event.body, ServerProgressed):
         return ""
     return (

@@ -1,5 +1,5 @@
-"""Owns which trials of one job wait, by host and by block, kept as they change so that a decision
-looks at few of them. Starts none.
+"""The waiting trials of one job, by host and by block, kept up to date so that a decision reads
+only a few.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from fleet_controller.core.trial_state import Trial
 
 
 class WaitingIndex:
-    """The trials of a job that may start, each list in plan order. `pinned` by host; `blocks` by
-    number, those that no host has begun.
+    """The trials of a job that may start, each list in plan order. `pinned`: by host; `blocks`: by
+    number, for blocks that no host has begun.
     """
 
     def __init__(self, trials: Iterable[str]) -> None:
@@ -23,7 +23,7 @@ class WaitingIndex:
         self._kept: dict[str, Trial] = {}
 
     def update(self, trial: Trial) -> None:
-        """A trial as it is now."""
+        """Replace a trial."""
         before = self._kept.pop(trial.spec.trial_id, None)
         if before is not None:
             self._remove(before)
@@ -32,14 +32,14 @@ class WaitingIndex:
             insort(self._list_of(trial), trial, key=self._place_of)
 
     def clear(self) -> None:
-        """Nothing of the job starts any more."""
+        """Remove all trials: nothing of the job starts any more."""
         self.pinned.clear()
         self.blocks.clear()
         self._kept.clear()
 
     @property
     def ordered_blocks(self) -> tuple[Block, ...]:
-        """The blocks, in plan order."""
+        """The blocks in plan order."""
         return tuple(self.blocks[number] for number in sorted(self.blocks))
 
     def _place_of(self, trial: Trial) -> int:

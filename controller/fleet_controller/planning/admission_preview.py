@@ -1,8 +1,7 @@
-"""Owns what the controller can tell of a host's refusal before it sends anything there. Pure; the
-host itself decides, and knows more.
+"""Predicts what an agent will refuse, before anything is sent to its host.
 
-Told early: Python and image, by the patterns that the host's agent shows. Links, variables,
-arguments and models only the agent judges.
+It knows the patterns for Python and images that the agent advertises. Links, variables, arguments
+and models are judged by the agent alone, at the start of a trial.
 """
 
 from __future__ import annotations
@@ -15,8 +14,9 @@ from fleet_protos.trial_types import EngineKind, EngineSpec
 
 @dataclass(frozen=True, slots=True)
 class AdvertisedPolicy:
-    """What an agent says of its rules; not `is_strict`: it refuses nothing. `python` or `image`:
-    what a job without either gets.
+    """The rules of an agent as it advertises them. An agent that is not strict refuses nothing.
+
+    `python`, `image`: what a job without either gets.
     """
 
     is_strict: bool = False
@@ -27,8 +27,8 @@ class AdvertisedPolicy:
 
 
 def predicted_refusal(engine: EngineSpec, policy: AdvertisedPolicy) -> tuple[str, str]:
-    """(what the host will not start, the key of `allow` that would let it), empty when nothing is
-    known to be refused.
+    """Return what the host will refuse to start, and the entry of `allow` that would permit it.
+    Both are empty if no refusal is known.
     """
     if not policy.is_strict or engine.kind is not EngineKind.SGLANG:
         return "", ""

@@ -1,6 +1,4 @@
-"""Owns what a plan costs by the fleet file: hosts by the hour, for as long as trials hold them. A
-guess, as the time is.
-"""
+"""Estimates what a plan costs: the hourly price of each host, for as long as trials use it."""
 
 from __future__ import annotations
 
@@ -15,18 +13,18 @@ from fleet_controller.planning.job_plan import Plan
 
 @dataclass(frozen=True, slots=True)
 class PlanCost:
-    """`amount` in `currency` for the hosts whose cost is told; `untold`: those of the plan whose is
-    not.
+    """The cost of the hosts whose price is known. `unknown_hosts`: hosts of the plan without a
+    price.
     """
 
     amount: float
     currency: str
     by_host: Mapping[str, float] = field(default_factory=dict)
-    untold: tuple[str, ...] = ()
+    unknown_hosts: tuple[str, ...] = ()
 
 
 def estimate_cost(plan: Plan, job: Job, fleet: Inventory) -> PlanCost | None:
-    """What the plan costs; None when the fleet file tells no cost of any of its hosts."""
+    """Return the cost of the plan, or None if the fleet file has no price for any of its hosts."""
     seconds = busy_seconds(plan, job)
     lent_s = sum(seconds.values()) / max(
         job.engine.gang.nodes, 1

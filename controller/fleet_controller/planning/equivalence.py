@@ -1,6 +1,4 @@
-"""Owns what a variant launches as the rules about SGLang see it, and which variants launch a server
-that runs like another's. Pure.
-"""
+"""Finds variants whose servers run like another variant's server."""
 
 from __future__ import annotations
 
@@ -23,10 +21,10 @@ from fleet_protos.trial_types import EngineKind, EngineSpec
 
 @dataclass(frozen=True, slots=True)
 class EquivalentVariant:
-    """A variant without an effect of its own: its server runs like that of `same_as`. `settings`
-    are those that change nothing.
+    """A variant without an effect of its own: its server runs like that of `same_as`. `settings`:
+    the settings that change nothing.
 
-    `exclude` is the entry for the job's `exclude` that leaves it out and no variant that has an
+    `exclude`: an entry for the job's `exclude` that removes this variant and no variant with an
     effect.
     """
 
@@ -37,7 +35,7 @@ class EquivalentVariant:
     why: str
 
     def to_json(self) -> dict[str, Any]:
-        """The twin as `fleetctl plan --json` writes it."""
+        """Return the entry for `fleetctl plan --json`."""
         return {
             "variant": self.variant.name,
             "same_as": self.same_as.name,
@@ -47,12 +45,12 @@ class EquivalentVariant:
 
 
 def release_of(engine: EngineSpec) -> Release | None:
-    """The SGLang version that the container's tag names; None when there is none to tell."""
+    """Return the SGLang version that the container's tag names, or None."""
     return release_of_image(engine.container.image) if engine.container.image else None
 
 
-def configuration(job: Job, variant: Variant) -> ServerConfiguration:
-    """What the variant launches."""
+def launch_configuration(job: Job, variant: Variant) -> ServerConfiguration:
+    """Return what the variant launches, as the rules about SGLang take it."""
     engine = variant.engine
     most = max((workload.concurrency for workload in job.workloads), default=0)
     return ServerConfiguration(
@@ -67,16 +65,17 @@ def configuration(job: Job, variant: Variant) -> ServerConfiguration:
 
 
 def equivalent_variants(job: Job, variants: Sequence[Variant]) -> tuple[EquivalentVariant, ...]:
-    """Each variant of an SGLang job whose server runs like another's, by what surely has no effect;
-    the baseline is never one.
+    """Return each variant of an SGLang job whose server certainly runs like another's. The baseline
+    is never returned.
 
-    Variants that are written alike are none of them: that is an A/A comparison, which may be meant.
+    Variants with the same arguments and variables are not returned: that is an A/A comparison,
+    which may be intended.
     """
     if job.engine.kind != EngineKind.SGLANG or len(variants) < 2:
         return ()
     groups: dict[str, list[tuple[Variant, EffectiveConfiguration]]] = {}
     for variant in variants:
-        found = resolve_configuration(configuration(job, variant))
+        found = resolve_configuration(launch_configuration(job, variant))
         groups.setdefault(found.identity, []).append((variant, found))
     pairs = [pair for group in groups.values() for pair in _equivalent_pairs(group)]
     entries = _exclude_entries(pairs, variants)
@@ -89,9 +88,7 @@ _Pair = tuple[tuple[Variant, EffectiveConfiguration], tuple[Variant, EffectiveCo
 
 
 def _equivalent_pairs(group: Sequence[tuple[Variant, EffectiveConfiguration]]) -> Iterator[_Pair]:
-    """Each member but the one that is kept, with the one that is kept: the baseline, else the
-    first.
-    """
+    """Yield each variant of a group with the one that is kept: the baseline, or the first."""
     kept = next((member for member in group if member[0].is_baseline), group[0])
     yield from ((member, kept) for member in group if not _is_written_alike(member[0], kept[0]))
 
@@ -114,7 +111,7 @@ def _equivalent_variant(pair: _Pair, entry: Mapping[str, str]) -> EquivalentVari
 def _ineffective_settings(
     variant: Variant, found: EffectiveConfiguration, kept: Variant, other: EffectiveConfiguration
 ) -> Iterator[tuple[str, str]]:
-    """Settings without an effect that only one of the two has, or has otherwise."""
+    """Yield settings without an effect that differ between the two variants."""
     for each in (*found.ineffective, *other.ineffective):
         if _value(variant, each.subject) != _value(kept, each.subject):
             yield each.subject, each.why
@@ -123,7 +120,7 @@ def _ineffective_settings(
 def _corrected_arguments(
     variant: Variant, found: EffectiveConfiguration, kept: Variant
 ) -> Iterator[tuple[str, str]]:
-    """Arguments that differ as written and are the same as run."""
+    """Yield arguments that differ as written, but that SGLang runs with the same value."""
     for name, used in found.args.items():
         asked, other = variant.engine.args.get(name), kept.engine.args.get(name)
         if asked != other and str(asked) != str(used):
@@ -148,8 +145,8 @@ _Levels = tuple[tuple[str, str], ...]
 def _exclude_entries(
     pairs: Sequence[_Pair], variants: Sequence[Variant]
 ) -> list[Mapping[str, str]]:
-    """For each pair the fewest levels that leave out its variant and others without an effect, and
-    no other variant.
+    """Return for each pair the fewest levels that exclude its variant, possibly others without an
+    effect, and no variant with one.
     """
     gone = {variant.index for (variant, _), _ in pairs}
     harmless: dict[_Levels, bool] = {}
@@ -173,8 +170,8 @@ def _exclude_entries(
 
 
 def _exclude_candidates(variant: Variant, kept: Variant) -> Iterator[_Levels]:
-    """The levels that differ, then those with each other level beside them, then all of the
-    variant's.
+    """Return the levels that differ, then those with each one of the other levels, then all levels
+    of the variant.
     """
     own = tuple(
         (factor, level)
@@ -186,12 +183,12 @@ def _exclude_candidates(variant: Variant, kept: Variant) -> Iterator[_Levels]:
 
 
 def exclusions(equivalents: Iterable[EquivalentVariant]) -> tuple[Mapping[str, str], ...]:
-    """The entries that leave out all twins, each once."""
+    """Return the entries that exclude all equivalent variants, each once."""
     return tuple(
         dict(entry) for entry in dict.fromkeys(tuple(twin.exclude.items()) for twin in equivalents)
     )
 
 
 def prune_job(job: Job, equivalents: Iterable[EquivalentVariant]) -> Job:
-    """The job without the variants that have no effect."""
+    """Return the job without the variants that have no effect."""
     return replace(job, exclude=(*job.exclude, *exclusions(equivalents)))

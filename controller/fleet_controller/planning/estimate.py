@@ -1,6 +1,4 @@
-"""Owns the guess of how long a plan takes before anything was measured; real durations replace it
-as soon as there are some.
-"""
+"""Estimates how long a plan takes before anything was measured."""
 
 from __future__ import annotations
 
@@ -20,8 +18,8 @@ _CROWDING = 0.02  # each further request in flight slows a step by so much
 
 
 def estimate_seconds(plan: Plan, job: Job) -> float:
-    """Wall seconds for the whole plan, hosts working side by side. A guess: within a factor of two
-    or three at best.
+    """Return the estimated wall seconds of the whole plan, with hosts working in parallel. It is
+    right within a factor of two or three at best.
     """
     busy_s: defaultdict[str, float] = defaultdict(float)
     for trial in plan.trials:
@@ -30,8 +28,8 @@ def estimate_seconds(plan: Plan, job: Job) -> float:
 
 
 def busy_seconds(plan: Plan, job: Job) -> dict[str, float]:
-    """Wall seconds for which the plan holds each of its hosts, every host of a server among them,
-    by the same guess.
+    """Return the estimated wall seconds for which the plan uses each host, including every host of
+    a server.
     """
     busy_s: defaultdict[str, float] = defaultdict(float)
     for trial in plan.trials:
@@ -41,7 +39,7 @@ def busy_seconds(plan: Plan, job: Job) -> dict[str, float]:
 
 
 def gpu_hours(plan: Plan, job: Job) -> float:
-    """GPU hours that the plan takes by the same guess; 0 for simulated GPUs, which nobody pays."""
+    """Return the estimated GPU hours of the plan; 0 for simulated GPUs, which cost nothing."""
     if job.engine.kind == EngineKind.SIMULATED:
         return 0.0
     seconds = (
@@ -57,8 +55,8 @@ def gpu_hours(plan: Plan, job: Job) -> float:
 
 
 def trial_seconds(trial: PlannedTrial, job: Job) -> float:
-    """Wall seconds of one launch with all its workloads: one warm-up each, and runs half-way
-    between the least and the most.
+    """Return the estimated wall seconds of one launch with all its workloads: one warm-up each, and
+    a number of runs half-way between minimum and maximum.
     """
     engine = trial.variant.engine
     runs = 1 + (job.measure.runs_min + job.measure.runs_max) / 2
@@ -68,7 +66,7 @@ def trial_seconds(trial: PlannedTrial, job: Job) -> float:
     )
     return (
         _READY_S[engine.kind]
-        + _ready_knob_s(engine)
+        + _simulated_ready_s(engine)
         + measured_s / engine.simulation.time_scale
         + _STOP_S[engine.kind]
     )
@@ -77,18 +75,18 @@ def trial_seconds(trial: PlannedTrial, job: Job) -> float:
 def _witness_s(plan: Plan, job: Job, trial: PlannedTrial) -> float:
     engine = trial.variant.engine
     return (
-        _READY_S[engine.kind] + _ready_knob_s(engine) + _STOP_S[engine.kind]
+        _READY_S[engine.kind] + _simulated_ready_s(engine) + _STOP_S[engine.kind]
         if has_witness(job, plan, trial)
         else 0.0
     )
 
 
-def _ready_knob_s(engine: EngineSpec) -> float:
+def _simulated_ready_s(engine: EngineSpec) -> float:
     return engine.simulation.ready_after_s if engine.kind == EngineKind.SIMULATED else 0.0
 
 
 def _search_seconds(workload: Workload) -> float:
-    """Half as many runs as there may be at most, at the load in the middle."""
+    """Assume half of the most runs that the search may take, at the geometric mean of its loads."""
     search = workload.search
     return (1 + search.max_runs / 2) * _run_seconds(
         workload.at_load(math.sqrt(search.least * search.most))

@@ -1,6 +1,4 @@
-"""Owns which hosts a job gets of those that are known, and what to tell when it asks for none of
-them. Starts nothing.
-"""
+"""Selects the hosts of a job, and explains why a job has none."""
 
 from __future__ import annotations
 
@@ -16,8 +14,8 @@ _MOST_SHOWN = 8
 
 @dataclass(frozen=True, slots=True)
 class HostCandidate:
-    """A host at the moment of a submit. `in_file`: the fleet file says that it exists, so trials
-    may wait for it.
+    """A host at the moment of a submit. `in_file`: it is in the fleet file, so trials may wait for
+    it.
     """
 
     name: str
@@ -27,14 +25,14 @@ class HostCandidate:
     load_only: bool = False
 
     def may_be_planned(self, only_connected: bool) -> bool:
-        """It may get trials, now or when it answers."""
+        """Whether the host may get trials, now or when it connects."""
         return not self.load_only and (self.connected or (self.in_file and not only_connected))
 
 
 def choose_hosts(
     job: Job, candidates: Sequence[HostCandidate], only_connected: bool = False
 ) -> tuple[str, ...]:
-    """Names of the hosts that the job runs on, sorted."""
+    """Return the sorted names of the hosts that the job runs on."""
     return job.hosts.matching(
         {host.name: host.labels for host in candidates if host.may_be_planned(only_connected)}
     )
@@ -43,7 +41,7 @@ def choose_hosts(
 def host_choice_findings(
     job: Job, candidates: Sequence[HostCandidate], only_connected: bool = False
 ) -> Iterator[Finding]:
-    """Hosts and labels that the job asks for and that do not exist, at their place in the job file."""
+    """Yield a finding for each host or label that the job asks for and that does not exist."""
     known = {host.name: host for host in candidates}
     for place, name in enumerate(job.hosts.names):
         yield from _name_findings(job, f"hosts.names[{place}]", name, known)
@@ -58,7 +56,7 @@ def _name_findings(
     host = known.get(name)
     if host is None:
         near = get_close_matches(name, list(known), n=1)
-        hint = f"did you mean `{near[0]}`?" if near else f"there are: {_shown(sorted(known))}"
+        hint = f"did you mean `{near[0]}`?" if near else f"there are: {_join_some(sorted(known))}"
         yield job.finding("unknown_host", ERROR, key, f"the fleet has no host `{name}`", hint)
     elif host.load_only:
         message = f"host `{name}` only drives load: it gets no trials"
@@ -74,13 +72,19 @@ def _name_findings(
 def _label_findings(
     job: Job, candidates: Sequence[HostCandidate], only_connected: bool
 ) -> Iterator[Finding]:
-    """What of the labels no host has, the first that none does; else that no host has all of them."""
+    """Yield a finding for the first label that no host has, or for no connected host having all of
+    them.
+    """
     hosts = [host for host in candidates if not host.load_only]
     for name, value in job.hosts.labels.items():
         values = sorted({host.labels[name] for host in hosts if name in host.labels})
         if value not in values:
             others = sorted({key for host in hosts for key in host.labels})
-            hint = f"`{name}` is {_shown(values)}" if values else f"labels are: {_shown(others)}"
+            hint = (
+                f"`{name}` is {_join_some(values)}"
+                if values
+                else f"labels are: {_join_some(others)}"
+            )
             yield job.finding(
                 "no_such_label",
                 ERROR,
@@ -100,7 +104,7 @@ def _label_findings(
         )
 
 
-def _shown(words: Sequence[str]) -> str:
+def _join_some(words: Sequence[str]) -> str:
     if not words:
         return "none"
     more = f" and {len(words) - _MOST_SHOWN} more" if len(words) > _MOST_SHOWN else ""

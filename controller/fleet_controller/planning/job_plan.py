@@ -1,6 +1,4 @@
-"""Owns the way from a job to its trials: variants, blocks and their order. Pure: the same job and
-hosts give the same plan.
-"""
+"""Plans the trials of a job: its variants in blocks, in a random order that the seed fixes."""
 
 from __future__ import annotations
 
@@ -27,8 +25,8 @@ _OWN_LOAD = LoadPlan()
 
 @dataclass(frozen=True, slots=True)
 class PlannedTrial:
-    """One launch to do: the `order`-th of the plan on its host, both counted from 1. `members`: the
-    other hosts of its server.
+    """One planned launch: the `order`-th of the plan on its host. Block and order count from 1.
+    `members`: the other hosts of its server.
     """
 
     host: str
@@ -38,7 +36,7 @@ class PlannedTrial:
     members: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """As in the plan's JSON."""
+        """Return the entry for the plan's JSON."""
         own = {
             "host": self.host,
             "block": self.block,
@@ -50,8 +48,8 @@ class PlannedTrial:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a job will do. `trials` are in the order in which each host does them, host by host;
-    empty when `findings` has an error.
+    """What a job will do. `trials`: host by host, in the order in which each host runs them; empty
+    if `findings` has an error.
     """
 
     job: str
@@ -66,11 +64,11 @@ class Plan:
 
     @property
     def is_refused(self) -> bool:
-        """True when the plan must not be carried out."""
+        """Whether the plan must not be carried out."""
         return has_errors(self.findings)
 
     def to_json(self) -> dict[str, Any]:
-        """The plan as `fleetctl plan --json` writes it (docs/user/job-file.md)."""
+        """Return the plan as `fleetctl plan --json` writes it (docs/user/job-file.md)."""
         return {
             "job": self.job,
             "engine": _engine_name(self.variants),
@@ -102,12 +100,12 @@ def _variant_json(variant: Variant) -> dict[str, Any]:
 
 
 def make_plan(job: Job, hosts: Sequence[str], load: LoadPlan = _OWN_LOAD) -> Plan:
-    """Every variant once in each block, in an order drawn from the seed; the plan's findings say
-    why it would be refused.
+    """Plan every variant once in each block, in an order that the seed determines. The findings of
+    the plan say why it would be refused.
 
-    The order of a block is that of the SHA-256 of seed, host, block and variant, so it can be
-    redrawn in any language and does not change when another variant is added. No host is in it
-    where any may take the block; the plan then shows one in turn.
+    The order within a block is that of the SHA-256 of seed, host, block and variant. It can be
+    recomputed in any language and does not change when another variant is added. If any host may
+    take the block, the host is left out of the hash, and the plan assigns the hosts in turn.
     """
     hosts = tuple(dict.fromkeys(hosts))
     variants = make_variants(job)
@@ -148,10 +146,10 @@ def _block_order(seed: int, host: str, block: int, variants: Sequence[Variant]) 
 
 
 def trial_id(job_id: str, plan: Plan, planned: PlannedTrial, is_movable: bool = False) -> str:
-    """`JOB-b2-v3`, with the host where each block is done on several; safe as the name of a folder.
+    """Return `JOB-b2-v3`, with the host appended if each block runs on several hosts. It is a safe
+    folder name.
 
-    A block that may go to any host is done once, so block and variant name the trial wherever it
-    goes.
+    A block that may go to any host runs once, so block and variant identify the trial on any host.
     """
     base = f"{job_id}-b{planned.block}-v{planned.variant.index}"
     return base if len(plan.hosts) < 2 or is_movable else f"{base}-{_safe(planned.host)}"
@@ -163,10 +161,10 @@ def _safe(host: str) -> str:
 
 
 def has_witness(job: Job, plan: Plan, planned: PlannedTrial) -> bool:
-    """True for the first trial of each variant on each host, where the job's mode of proof asks for
-    it. A gang has none.
+    """Whether this is the first trial of its variant on its host and the job's mode of proof needs
+    a witness. A gang never has one.
 
-    Of a block that may go to any host: as if each went where the plan has it.
+    For a block that may go to any host, the host of the plan is assumed.
     """
     if planned.members:
         return False
@@ -175,10 +173,10 @@ def has_witness(job: Job, plan: Plan, planned: PlannedTrial) -> bool:
 
 
 def trial_spec(job: Job, plan: Plan, planned: PlannedTrial, attempt: int, job_id: str) -> TrialSpec:
-    """What an agent needs to carry out `planned`; `attempt` counts from 1. Of a gang it is the
-    lead's; `member_specs` gives the others.
+    """Return what an agent needs to run `planned`; `attempt` counts from 1. For a gang this is the
+    lead's spec; see `member_specs` for the others.
 
-    Without a host where any may take the block: `placed_on` gives it one when it begins.
+    The host is empty if any may take the block; `place_on_host` sets it when the block begins.
     """
     is_movable = not job.hosts.every_host
     spec = TrialSpec(
@@ -207,7 +205,7 @@ def trial_spec(job: Job, plan: Plan, planned: PlannedTrial, attempt: int, job_id
 
 
 def trial_specs(job: Job, plan: Plan, planned: PlannedTrial, job_id: str) -> tuple[TrialSpec, ...]:
-    """The first attempt as each of its hosts carries it out, the one that serves first."""
+    """Return the specs of a trial's first attempt for each of its hosts, the lead first."""
     lead = trial_spec(job, plan, planned, 1, job_id)
     return (
         lead,
@@ -216,7 +214,7 @@ def trial_specs(job: Job, plan: Plan, planned: PlannedTrial, job_id: str) -> tup
 
 
 def place_on_host(spec: TrialSpec, host: str, hosts_used: Container[str]) -> TrialSpec:
-    """A trial of a block that goes to `host`; its witness only where no other block of the job has
-    been.
+    """Return the spec of a trial whose block goes to `host`. Its witness stays only if no other
+    block of the job has used the host.
     """
     return replace(spec, host=host, witness=spec.witness and host not in hosts_used)

@@ -1,4 +1,4 @@
-"""Owns which hosts lend load to a job's trials, and how much each. Gathers none."""
+"""Selects the hosts that send load for a job's trials, and how much each of them sends."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _MARGIN_S = 600.0  # for gathering, preparing and collecting
 def load_hosts_of(
     job: Job, candidates: Sequence[HostCandidate], hosts: Sequence[str]
 ) -> tuple[str, ...]:
-    """Names of the hosts that lend load, sorted: those that match and get none of the job's trials.
-    No names, no labels: load-only ones.
+    """Return the sorted names of the load hosts: those that match and get no trials of the job.
+    Without names and labels, all load-only hosts match.
     """
     if job.load is None:
         return ()
@@ -34,7 +34,7 @@ def load_hosts_of(
 def load_host_findings(
     job: Job, candidates: Sequence[HostCandidate], hosts: Sequence[str]
 ) -> Iterator[Finding]:
-    """Load hosts that the job asks for and cannot get, at their place in the job file."""
+    """Yield a finding for each load host that the job asks for and cannot get."""
     if job.load is None:
         return
     known = {host.name for host in candidates}
@@ -73,13 +73,13 @@ def load_host_findings(
 
 
 def load_plan(job: Job, load_hosts: Sequence[str]) -> LoadPlan:
-    """What of it goes into each trial."""
+    """Return the load plan of each trial."""
     return LoadPlan(tuple(load_hosts), job.load.shards) if job.load and load_hosts else LoadPlan()
 
 
 def shards_per_host(load: LoadPlan) -> Mapping[str, int]:
-    """How many shards each load host carries out: as many as its turn comes when they are dealt out
-    one by one.
+    """Return how many shards each load host runs, with the shards dealt out to the
+    hosts in turn.
     """
     shards = load.shards or len(load.hosts)
     count = len(load.hosts)
@@ -87,8 +87,8 @@ def shards_per_host(load: LoadPlan) -> Mapping[str, int]:
 
 
 def load_host_limit_s(spec: TrialSpec) -> float:
-    """Wall seconds after which a load host leaves by itself: the longest that the attempt may take
-    by its own limits.
+    """Return the wall seconds after which a load host leaves by itself: the longest that the
+    attempt may take by its own limits.
     """
     witness_s = spec.engine.ready_timeout_s + spec.engine.stop_timeout_s if spec.witness else 0.0
     return hold_limit_s(spec) + witness_s + _MARGIN_S

@@ -10,7 +10,7 @@ from fleet_controller.core.job import Job, blocks_of
 from fleet_controller.planning.variants import (
     MOST_TRIALS,
     Variant,
-    combinations,
+    count_combinations,
     gpus_per_host,
 )
 from fleet_controller.yaml.findings import ERROR, INFO, WARNING, Finding
@@ -20,9 +20,9 @@ MOST_FILE_BYTES = 256 << 20  # of all trials of a job together, in the store
 
 
 def variant_findings(job: Job, variants: Sequence[Variant]) -> Iterator[Finding]:
-    """What is wrong with the variants themselves, on whatever host."""
-    if combinations(job) > MOST_TRIALS:
-        message = f"the factors make {combinations(job)} variants, more than {MOST_TRIALS}"
+    """Yield what is wrong with the variants, on any host."""
+    if count_combinations(job) > MOST_TRIALS:
+        message = f"the factors make {count_combinations(job)} variants, more than {MOST_TRIALS}"
         yield job.finding(
             "too_many_variants",
             ERROR,
@@ -80,7 +80,7 @@ def _equal_variants(job: Job, variants: Sequence[Variant]) -> Iterator[Finding]:
 
 
 def _gpu_findings(job: Job, variants: Sequence[Variant]) -> Iterator[Finding]:
-    """Of the simulated engine alone: what a real one takes is among the rules about SGLang."""
+    """Check the simulated engine only: the GPUs of SGLang are checked by the rules about SGLang."""
     if job.gpus is None or job.engine.kind != EngineKind.SIMULATED:
         return
     for variant in variants:
@@ -98,6 +98,7 @@ def _gpu_findings(job: Job, variants: Sequence[Variant]) -> Iterator[Finding]:
 
 
 def size_findings(job: Job, variants: Sequence[Variant], hosts: Sequence[str]) -> Iterator[Finding]:
+    """Yield what is wrong with the hosts and the size of a plan."""
     if not hosts:
         yield job.finding(
             "no_hosts",

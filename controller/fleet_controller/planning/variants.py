@@ -1,4 +1,4 @@
-"""Makes the variants of a job: every combination of levels that it does not exclude."""
+"""Makes the variants of a job: every combination of levels that is not excluded."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ DEFAULT_VARIANT = "default"
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One combination of levels and the engine it makes. `index` counts from 1 in the order of the
-    file.
+    """One combination of levels and the engine that results from it. `index` counts from 1 in the
+    order of the file.
     """
 
     index: int
@@ -32,10 +32,10 @@ class Variant:
 
 
 def make_variants(job: Job) -> tuple[Variant, ...]:
-    """Every combination of levels that is not excluded, the last factor turning fastest; none when
-    there would be too many.
+    """Return every combination of levels that is not excluded; the last factor varies fastest.
+    Return none if there would be more than MOST_TRIALS.
     """
-    if combinations(job) > MOST_TRIALS:
+    if count_combinations(job) > MOST_TRIALS:
         return ()
     kept = [
         levels
@@ -45,8 +45,8 @@ def make_variants(job: Job) -> tuple[Variant, ...]:
     return tuple(_variant(job, index, levels) for index, levels in enumerate(kept, start=1))
 
 
-def combinations(job: Job) -> int:
-    """How many variants the factors would make before any is excluded."""
+def count_combinations(job: Job) -> int:
+    """Return how many variants the factors make before any is excluded."""
     return math.prod(len(levels) for levels in job.factors.values())
 
 
@@ -68,7 +68,9 @@ def _variant(job: Job, index: int, levels: Mapping[str, str]) -> Variant:
 
 
 def _resolved_engine(job: Job, levels: Sequence[Level]) -> EngineSpec:
-    """The engine with its levels laid over it, in the order of the file; a later one wins."""
+    """Return the engine with the levels applied in the order of the file; a later one has
+    precedence.
+    """
     args, env = dict(job.engine.args), dict[str, str | None](job.engine.env)
     simulation = job.engine.simulation
     for level in levels:
@@ -83,4 +85,5 @@ def _resolved_engine(job: Job, levels: Sequence[Level]) -> EngineSpec:
 
 
 def gpus_per_host(job: Job, args: Mapping[str, Any]) -> int:
+    """Return how many GPUs a server with these arguments needs on each of its hosts."""
     return -(-count_needed_gpus(args) // max(job.engine.gang.nodes, 1))

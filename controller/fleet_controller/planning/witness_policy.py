@@ -1,5 +1,5 @@
-"""Owns when a variant needs a witness: a launch that only shows what NCCL does, before those that
-are measured. Launches none.
+"""Decides which variants get a witness: a launch before the measured ones that only shows what NCCL
+does.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ _ENOUGH_GPUS = 2  # one GPU talks to nobody
 
 
 def needs_witness(job: Job, engine: EngineSpec) -> bool:
-    """`witness`: always. `timed`, `off`: never. `auto`: where NCCL is used, and the job has a say
-    in how. `engine` is a variant's.
+    """Whether a variant with this engine needs a witness.
+
+    Mode `witness`: always. `timed` and `off`: never. `auto`: if it uses NCCL and the job sets
+    something that affects communication.
     """
     if engine.kind is EngineKind.EXTERNAL or engine.proof in ("timed", "off"):
         return False
@@ -35,7 +37,9 @@ def needs_witness(job: Job, engine: EngineSpec) -> bool:
 
 
 def touches_communication(job: Job) -> bool:
-    """The job sets or varies a variable or an argument that decides how GPUs talk to each other."""
+    """Whether the job sets or varies a variable or an argument that decides how GPUs
+    communicate.
+    """
     levels = [level for levels in job.factors.values() for level in levels.values()]
     return _names_any(job.engine.env, job.engine.args) or any(
         _names_any(level.env, level.args) for level in levels

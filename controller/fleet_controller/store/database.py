@@ -1,4 +1,4 @@
-"""Owns the opening of a database and the state of its tables; knows no job."""
+"""Opens the database of a store and brings its tables up to date."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ HEAD = "0003"  # the newest revision in migrations/versions; a test compares
 
 
 def connect(address: str, *, read_only: bool = False) -> Engine:
-    """An engine for a file path (SQLite) or a SQLAlchemy URL such as postgresql+psycopg://… with
-    its tables at HEAD.
+    """Return an engine for a file path (SQLite) or a SQLAlchemy URL such as postgresql+psycopg://…,
+    with its tables at HEAD.
 
-    Raises ConfigError when it cannot be opened, Conflict when a newer benchfleet made its tables.
+    Raises ConfigError if the database cannot be opened, Conflict if a newer benchfleet made its
+    tables.
     """
     try:
         path = sqlite_path(address)
@@ -47,8 +48,8 @@ def connect(address: str, *, read_only: bool = False) -> Engine:
 
 
 def sqlite_path(address: str) -> Path | None:
-    """The file of an SQLite store, written as a path or as a URL; None for another database. Raises
-    ConfigError for no URL at all.
+    """Return the file of an SQLite store given as a path or URL, or None for another database.
+    Raises ConfigError for an invalid URL.
     """
     if "://" not in address:
         return Path(address)
@@ -60,7 +61,7 @@ def sqlite_path(address: str) -> Path | None:
 
 
 def unusable_error(address: str, error: Exception) -> ConfigError:
-    """What the user is told of a store that cannot be opened."""
+    """Return the error for a store that cannot be opened."""
     cause = getattr(error, "orig", None) or error
     hint = "is it a benchfleet store, and may you write there?"
     if isinstance(error, ImportError):
@@ -69,7 +70,7 @@ def unusable_error(address: str, error: Exception) -> ConfigError:
 
 
 def redact_password(address: str) -> str:
-    """The address without its password, for messages."""
+    """Return the address without its password, for messages."""
     try:
         return (
             make_url(address).render_as_string(hide_password=True) if "://" in address else address
@@ -108,7 +109,7 @@ def _sqlite(path: Path, read_only: bool) -> Engine:
 
 
 def _prepare(connection: Any, _: Any) -> None:
-    """A commit is on disk before it returns, and readers never wait for the writer."""
+    """Make commits durable before they return, and let readers never wait for the writer."""
     for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "busy_timeout=10000"):
         connection.execute(f"PRAGMA {pragma}")
 
@@ -149,6 +150,9 @@ def _upgrade(engine: Engine, address: str, found: str) -> None:
 
 @contextmanager
 def translate_errors() -> Iterator[None]:
+    """Raise errors of the database as ConfigError (it cannot hold a value) or StoreUnusable (it
+    cannot be used now).
+    """
     try:
         yield
     except DataError as error:  # of PostgreSQL: a NUL, or a text that is too long for its column

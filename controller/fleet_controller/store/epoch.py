@@ -1,9 +1,9 @@
-"""Owns the row that says which start of which controller works with the store; refuses the writes
-of an earlier one. Keeps no lock.
+"""The row that names the controller start that may write to the store; writes of an earlier start
+are refused.
 
-`claim` keeps two controllers apart as long as their connections live. A controller that slept, or
-whose line to the database was cut while another one took over, wakes up without its claim: then
-this row stops it.
+The writer lock keeps two controllers apart as long as their connections live. A controller that was
+suspended or cut off from the database while another one took over has lost that lock; this row then
+stops it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fleet_protos.protocol_version import PROTOCOL
 
 
 def begin_epoch(connection: Connection) -> ControllerEpoch:
-    """The lease of one more start on this store, from here on the only one that may write."""
+    """Return the epoch of a new controller start. From here on only this start may write."""
     row = connection.execute(select(t.controller).with_for_update()).mappings().first()
     if row is None:
         new_epoch = ControllerEpoch(uuid.uuid4().hex, 1, PROTOCOL)
@@ -32,8 +32,8 @@ def begin_epoch(connection: Connection) -> ControllerEpoch:
 
 
 def require_epoch(connection: Connection, ours: ControllerEpoch) -> None:
-    """Hold the row for the rest of the transaction, where the database can. Raises Conflict when a
-    later start has taken over.
+    """Lock the row for the rest of the transaction, if the database can. Raises Conflict if a later
+    start has taken over.
     """
     epoch = connection.execute(select(t.controller.c.epoch).with_for_update(read=True)).scalar()
     if epoch != ours.epoch:

@@ -1,4 +1,4 @@
-"""Owns the promise that one controller works in a state folder at a time. Never waits."""
+"""The lock that lets only one controller work in a state folder."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from fleet_protos.errors import ConfigError, Conflict
 
 @contextmanager
 def hold_lock(path: Path) -> Iterator[None]:
-    """Hold the lock file while inside; the kernel lets go of it when the process dies. Raises
-    Conflict, with the holder's pid.
+    """Hold the lock file in the with block; the kernel releases it if the process dies. Never
+    waits.
+
+    Raises Conflict with the holder's pid, ConfigError if the file cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -1,6 +1,4 @@
-"""Owns the form in which the store keeps what was decided about a host; reads and writes nothing
-itself.
-"""
+"""Converts between the store's rows and the controller's values."""
 
 from __future__ import annotations
 
@@ -32,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 def host_columns(record: HostRecord) -> dict[str, Any]:
-    """The row of a record. PostgreSQL holds no NUL."""
+    """Return the row of a host record. A NUL is replaced, because PostgreSQL cannot store it."""
     failures = [asdict(failed) for failed in record.failures]
     row = {name: getattr(record, name) for name in HostRecord.__dataclass_fields__} | {
         "failures": json.dumps(failures)
@@ -43,8 +41,8 @@ def host_columns(record: HostRecord) -> dict[str, Any]:
     }
 
 
-def host_record_of(row: RowMapping) -> HostRecord:
-    """The record of a row."""
+def host_record_from_row(row: RowMapping) -> HostRecord:
+    """Return the host record of a row."""
     return HostRecord(
         **{
             **row,
@@ -55,9 +53,9 @@ def host_record_of(row: RowMapping) -> HostRecord:
 
 @dataclass(frozen=True, slots=True)
 class JobRow:
-    """A job as submitted. `planned_s`: the plan's guess of its wall seconds.
+    """A job as submitted. `planned_s`: the plan's estimate of its wall seconds.
 
-    `placement`: JSON of its HostChoice, empty where each trial stays on the host of its plan;
+    `placement`: JSON of its HostChoice, empty if each trial stays on the host of its plan;
     `joined_s`: see `core.fairness`.
     """
 
@@ -76,8 +74,10 @@ class JobRow:
 
 
 def _is_first_copy(connection: Connection, table: Table, key: Mapping[str, Any]) -> bool:
-    """False, and told in the log, for a row that is there already: an agent's journal that was put
-    back tells it under another number.
+    """Return whether the table has no row with this key yet; log a warning if it has.
+
+    After an agent's journal was restored from a backup, the agent reports results again under new
+    event numbers.
     """
     row_filter = [table.c[name] == value for name, value in key.items()]
     if connection.execute(select(literal(1)).select_from(table).where(*row_filter)).first() is None:
@@ -91,10 +91,12 @@ def _is_first_copy(connection: Connection, table: Table, key: Mapping[str, Any])
 
 
 def spec_from_json(text: str) -> TrialSpec:
+    """Return the trial spec of a row's JSON."""
     return from_json(TrialSpec, text, trial_pb2.TrialSpec())
 
 
 def attempt_from_row(row: RowMapping) -> Attempt:
+    """Return the attempt of a row."""
     values: dict[str, Any] = {
         name: value for name, value in row.items() if name not in ("trial_id", "attempt")
     }
@@ -120,6 +122,7 @@ def _attempt_columns(attempt: Attempt) -> Mapping[str, Any]:
 
 
 def with_attempts(connection: Connection, job_id: str, specs: Iterable[TrialSpec]) -> list[Trial]:
+    """Return the trials of a job with these specs and all their stored attempts."""
     found = {spec.trial_id: Trial(spec) for spec in specs}
     query = (
         select(t.attempts)
@@ -132,6 +135,7 @@ def with_attempts(connection: Connection, job_id: str, specs: Iterable[TrialSpec
 
 
 def read_attempt(connection: Connection, trial_id: str, number: int) -> Attempt:
+    """Return a stored attempt, or a new one if there is none."""
     query = select(t.attempts).where(
         t.attempts.c.trial_id == trial_id, t.attempts.c.attempt == number
     )
@@ -140,6 +144,7 @@ def read_attempt(connection: Connection, trial_id: str, number: int) -> Attempt:
 
 
 def write_attempt(connection: Connection, trial_id: str, attempt: Attempt) -> None:
+    """Insert or update an attempt."""
     row_filter = (t.attempts.c.trial_id == trial_id) & (t.attempts.c.attempt == attempt.number)
     columns = _attempt_columns(attempt)
     if not connection.execute(update(t.attempts).where(row_filter).values(columns)).rowcount:
@@ -149,7 +154,9 @@ def write_attempt(connection: Connection, trial_id: str, attempt: Attempt) -> No
 
 
 def advance_sequence(connection: Connection, agent_id: str, host: str, sequence: int) -> bool:
-    """Note the sequence number; False when that event, or a later one, was stored before."""
+    """Record the event's sequence number; return False if this event or a later one was stored
+    before.
+    """
     last = connection.execute(
         select(t.agents.c.last_sequence).where(t.agents.c.agent_id == agent_id)
     ).scalar()
@@ -167,6 +174,7 @@ def advance_sequence(connection: Connection, agent_id: str, host: str, sequence:
 
 
 def write_results(connection: Connection, agent_id: str, event: ev.Event) -> None:
+    """Insert the run and the artifacts of an event."""
     artifacts: Iterable[Artifact] = ()
     if isinstance(event.body, ev.RunFinished):
         run = event.body.run
@@ -199,5 +207,6 @@ def write_results(connection: Connection, agent_id: str, event: ev.Event) -> Non
 
 
 def read_job_of_request(connection: Connection, request_key: str) -> str:
+    """Return the id of the job that a submit with this key stored; empty if there is none."""
     query = select(t.submissions.c.job_id).where(t.submissions.c.request_key == request_key)
     return str(connection.execute(query).scalar() or "") if request_key else ""

@@ -1,6 +1,4 @@
-"""Owns every read and write of the store. Synchronous, one transaction a call: an event and all
-that follows from it, or nothing.
-"""
+"""Reads and writes the store. Every call is synchronous and one transaction."""
 
 from __future__ import annotations
 
@@ -31,7 +29,7 @@ from fleet_controller.store.rows import (
     advance_sequence,
     attempt_from_row,
     host_columns,
-    host_record_of,
+    host_record_from_row,
     read_attempt,
     read_job_of_request,
     spec_from_json,
@@ -50,7 +48,9 @@ log = logging.getLogger(__name__)
 
 
 class Store:
-    """Jobs, trials, attempts, events, runs and artifacts. One writer; any number of readers."""
+    """Jobs, trials, attempts, events, runs and artifacts. There is one writer and any number of
+    readers.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -60,15 +60,15 @@ class Store:
 
     @classmethod
     def open(cls, address: str, *, read_only: bool = False) -> Store:
-        """`address` is a file path or a SQLAlchemy URL. Raises ConfigError, Conflict."""
+        """Open the store at a file path or a SQLAlchemy URL. Raises ConfigError, Conflict."""
         return cls(connect(address, read_only=read_only))
 
     def close(self) -> None:
-        """Let go of the database."""
+        """Close the connections to the database."""
         self.engine.dispose()
 
     def take_over(self) -> ControllerEpoch:
-        """Begin to work with it: from here on no earlier controller can write to it. Raises
+        """Begin a new epoch: from here on no earlier controller can write to the store. Raises
         Conflict.
         """
         with translate_errors(), self.engine.begin() as connection:
@@ -77,8 +77,8 @@ class Store:
 
     @contextmanager
     def _writing(self) -> Iterator[Connection]:
-        """One transaction. Raises Conflict when the database cannot take it: a full disk, a server
-        that is gone, another controller.
+        """Open a transaction for writing. Raises Conflict if another controller has taken over,
+        StoreUnusable if the database cannot be used, such as on a full disk.
         """
         with translate_errors(), self.engine.begin() as connection:
             if self.controller_epoch.names_controller:
@@ -93,8 +93,9 @@ class Store:
     # Jobs
 
     def add_job(self, job: JobRow, specs: Sequence[TrialSpec], request_key: str = "") -> str:
-        """Keep a job and its planned trials, in plan order; its id, or that of the job which this
-        request made before.
+        """Store a job and its planned trials in plan order; return its id.
+
+        If this request key was stored before, change nothing and return the id of that job.
         """
         columns = {name: getattr(job, name) for name in JobRow.__dataclass_fields__}
         rows = [
@@ -121,19 +122,19 @@ class Store:
         return job.job_id
 
     def job_of_request(self, request_key: str) -> str:
-        """The job that a submit with this key made; empty when there is none."""
+        """Return the id of the job that a submit with this key stored; empty if there is none."""
         with self._reading() as connection:
             return read_job_of_request(connection, request_key)
 
     def cancel_job(self, job_id: str) -> None:
-        """Nothing of it starts any more."""
+        """Mark the job cancelled."""
         with self._writing() as connection:
             connection.execute(
                 update(t.jobs).where(t.jobs.c.job_id == job_id).values(cancelled=True)
             )
 
     def jobs(self) -> list[JobRow]:
-        """All jobs, oldest first."""
+        """Return all jobs, oldest first."""
         with self._reading() as connection:
             rows = connection.execute(
                 select(t.jobs).order_by(t.jobs.c.submitted_unix_ns, t.jobs.c.job_id)
@@ -141,7 +142,9 @@ class Store:
             return [JobRow(**row) for row in rows]
 
     def find_job(self, start: str) -> JobRow:
-        """The job with this id or the only one whose id begins so. Raises NotFound, ConfigError."""
+        """Return the job with this id, or the only one whose id begins with `start`. Raises
+        NotFound, ConfigError.
+        """
         with self._reading() as connection:
             exact = (
                 connection.execute(select(t.jobs).where(t.jobs.c.job_id == start))
@@ -164,7 +167,7 @@ class Store:
         raise NotFound(f"there is no job {start!r}", "`fleetctl ls` lists them")
 
     def trials(self, job_id: str) -> list[Trial]:
-        """The job's trials in plan order, with their attempts."""
+        """Return the job's trials in plan order, with their attempts."""
         with self._reading() as connection:
             query = (
                 select(t.trials.c.spec)
@@ -176,8 +179,8 @@ class Store:
             )
 
     def trial_outlines(self, job_id: str) -> list[Trial]:
-        """The same with specs that name trial, job, variant, host and block only: enough for a
-        list, and much faster to read.
+        """Return the job's trials with specs that hold only trial, job, variant, host and block.
+        That is enough for a list and much faster to read.
         """
         columns = (
             t.trials.c.trial_id,
@@ -198,8 +201,8 @@ class Store:
             )
 
     def find_trial(self, trial_id: str) -> Trial:
-        """One trial with its attempts, of all its nodes together, or a node by its own id. Raises
-        NotFound when there is none.
+        """Return one trial with its attempts and all its nodes, or one node by its own id. Raises
+        NotFound.
         """
         with self._reading() as connection:
             spec = connection.execute(
@@ -229,10 +232,9 @@ class Store:
     def save_attempt(
         self, trial_ids: Sequence[str], attempt: Attempt, placed: Sequence[TrialSpec] = ()
     ) -> None:
-        """Write an attempt of each as it is now: begun by the scheduler, or closed because its
-        agent is gone.
+        """Store this attempt for each trial: begun by the scheduler, or closed by the controller.
 
-        `placed`: trials that have a host from here on, with it.
+        `placed`: specs of trials that now have a host.
         """
         with self._writing() as connection:
             for spec in placed:
@@ -246,15 +248,15 @@ class Store:
     # Hosts
 
     def host_records(self) -> list[HostRecord]:
-        """Hosts of which something was decided, by name."""
+        """Return the records of all hosts about which something was decided, by name."""
         with self._reading() as connection:
             return [
-                host_record_of(row)
+                host_record_from_row(row)
                 for row in connection.execute(select(t.hosts).order_by(t.hosts.c.name)).mappings()
             ]
 
     def save_host(self, record: HostRecord) -> None:
-        """What is decided of a host now, in place of what was."""
+        """Store the record of a host in place of the one before."""
         with self._writing() as connection:
             connection.execute(delete(t.hosts).where(t.hosts.c.name == record.name))
             connection.execute(insert(t.hosts).values(host_columns(record)))
@@ -262,7 +264,7 @@ class Store:
     # Events
 
     def last_sequence(self, agent_id: str) -> int:
-        """Of the newest stored event of that agent; 0 when it is new."""
+        """Return the number of the newest stored event of this agent; 0 for a new agent."""
         with self._reading() as connection:
             query = select(t.agents.c.last_sequence).where(t.agents.c.agent_id == agent_id)
             return connection.execute(query).scalar() or 0
@@ -270,11 +272,12 @@ class Store:
     def record_event(
         self, agent_id: str, host: str, event: ev.Event, clock: HostClock = NO_SKEW
     ) -> Attempt | None:
-        """Store an event once, with the attempt, run and artifacts that follow from it; the attempt
-        after it.
+        """Store an event once, with the attempt, run and artifacts that follow from it; return the
+        attempt after it.
 
-        None when it was stored before, when its trial is not of this store (then only the sequence
-        number is noted), and when its attempt was never begun here (then the event alone is kept).
+        Return None if the event was stored before; if its trial is not in this store, which stores
+        only the sequence number; or if its attempt was never begun here, which stores only the
+        event.
         """
         with self._writing() as connection:
             if not advance_sequence(connection, agent_id, host, event.sequence):
@@ -326,7 +329,7 @@ class Store:
             return attempt
 
     def attempt(self, trial_id: str, number: int) -> Attempt | None:
-        """One attempt of a trial or node as it is; None when it was never begun."""
+        """Return one attempt of a trial or node, or None if it was never begun."""
         with self._reading() as connection:
             query = select(t.attempts).where(
                 t.attempts.c.trial_id == trial_id, t.attempts.c.attempt == number
@@ -335,7 +338,7 @@ class Store:
             return attempt_from_row(row) if row else None
 
     def events(self, trial_id: str, attempt: int) -> list[ev.Event]:
-        """All stored events of one attempt, in order."""
+        """Return all stored events of one attempt, in order."""
         query = (
             select(t.events.c.event)
             .where(t.events.c.trial_id == trial_id, t.events.c.attempt == attempt)
@@ -347,7 +350,7 @@ class Store:
     # Results
 
     def runs(self, job_id: str) -> list[StoredRun]:
-        """Every stored run of a job with the outcome of its attempt, in plan order."""
+        """Return every stored run of a job with the outcome of its attempt, in plan order."""
         query = (
             select(
                 t.runs, t.trials.c.variant, t.trials.c.host, t.trials.c.block, t.attempts.c.outcome
@@ -376,7 +379,7 @@ class Store:
             ]
 
     def missing_artifacts(self, agent_id: str) -> list[Artifact]:
-        """Files of that agent that were told of and not fetched."""
+        """Return the files of this agent that were reported and not fetched."""
         query = (
             select(t.artifacts)
             .where(t.artifacts.c.agent_id == agent_id, t.artifacts.c.fetched.is_(False))
@@ -387,7 +390,9 @@ class Store:
             return [Artifact(row["name"], row["sha256"], row["size_bytes"]) for row in rows]
 
     def mark_artifact_fetched(self, name: str) -> None:
-        """The file lies in the controller's artifact folder, its digest checked."""
+        """Record that the file is in the controller's artifact folder and its digest
+        was checked.
+        """
         with self._writing() as connection:
             connection.execute(
                 update(t.artifacts).where(t.artifacts.c.name == name).values(fetched=True)

@@ -1,5 +1,5 @@
-"""Owns the tables of the store as SQLAlchemy knows them; their history is in `migrations`. JSON is
-text, so every database reads it.
+"""The tables of the store. Their history is in `migrations`. JSON is stored as text, so every
+database can read it.
 """
 
 from __future__ import annotations

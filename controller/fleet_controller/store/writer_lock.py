@@ -1,6 +1,4 @@
-"""Owns the promise that one controller writes to a store, wherever its state folder is. Never
-waits; readers need no claim.
-"""
+"""The lock that lets only one controller write to a store, independent of state folders."""
 
 from __future__ import annotations
 
@@ -23,11 +21,11 @@ _KEY = (
 
 @contextmanager
 def hold_writer_lock(address: str) -> Iterator[None]:
-    """Hold the store at `address` while inside; it is let go of when the process dies. Raises
-    Conflict when another one has it.
+    """Lock the store at `address` in the with block; the lock is released if the process dies.
+    Never waits. Readers need no lock.
 
-    SQLite: a lock file beside it. PostgreSQL: an advisory lock of a connection that stays open.
-    Others are not guarded.
+    SQLite uses a lock file next to the database, PostgreSQL an advisory lock of a connection that
+    stays open. Other databases are not locked. Raises Conflict if another controller has the lock.
     """
     path = sqlite_path(address)
     if path is not None:

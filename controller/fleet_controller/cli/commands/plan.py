@@ -124,8 +124,12 @@ def plan_for_fleet(job: Job, fleet: Inventory) -> Plan:
 
 def cost_text(cost: PlanCost) -> str:
     """Format a cost as `about 98 USD`, and name the hosts whose price is unknown."""
-    unpriced = cost.untold[0] if len(cost.untold) == 1 else f"{len(cost.untold)} hosts"
-    left_out = f" without {unpriced}, whose cost is not known" if cost.untold else ""
+    unpriced = (
+        cost.unknown_hosts[0]
+        if len(cost.unknown_hosts) == 1
+        else f"{len(cost.unknown_hosts)} hosts"
+    )
+    left_out = f" without {unpriced}, whose cost is not known" if cost.unknown_hosts else ""
     return f"about {cost.amount:.3g} {cost.currency}{left_out}"
 
 
