@@ -190,7 +190,7 @@ async def test_errors_keep_their_kind_and_their_hint_on_the_way(
             ]
     assert [type(error) for error in told] == [ConfigError] * 4
     assert told[0].message == "there is no job 'nothing'"
-    assert told[0].hint == "`fleetctl ls` lists them"
+    assert told[0].hint == "`fleetctl ls` lists all jobs"
     assert first in told[1].message
     assert second in told[1].message
 

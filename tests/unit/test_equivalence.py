@@ -96,7 +96,7 @@ def test_the_entries_leave_out_the_arms_and_nothing_else() -> None:
 def test_the_baseline_is_kept_though_it_stands_last() -> None:
     [twin] = found(loaded({"spec": FACTORS["spec"]}, {"spec": "eight"}, args={"tp_size": 2}).job)
     assert (twin.variant.name, twin.same_as.name) == ("spec=four", "spec=eight")
-    assert "asks for 8" in twin.why
+    assert "sets 8" in twin.why
 
 
 def test_arms_written_alike_are_left_to_the_user() -> None:

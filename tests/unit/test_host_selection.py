@@ -80,7 +80,11 @@ def test_a_host_for_load_alone_cannot_be_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("labels", "hint"), [({"gpu": "h100"}, "`gpu` is h200"), ({"cpu": "x"}, "labels are: gpu")]
+    ("labels", "hint"),
+    [
+        ({"gpu": "h100"}, "the hosts have gpu: h200"),
+        ({"cpu": "x"}, "the hosts have the labels: gpu"),
+    ],
 )
 def test_a_label_that_no_host_has_is_told_with_those_that_are(
     labels: dict[str, str], hint: str

@@ -222,7 +222,7 @@ def test_two_equal_variants_are_both_named() -> None:
     }
     plan = make_plan(replace(JOB, factors=factors, baseline={"nccl": "default"}), ["h1"])
     assert [finding.message for finding in plan.findings if finding.code == "equal_variants"] == [
-        "`nccl=default` and `nccl=same` launch the same server: they differ in no argument and no variable"
+        "`nccl=default` and `nccl=same` launch the same server: all their arguments and variables are equal"
     ]
     assert not plan.is_refused
 

@@ -31,14 +31,13 @@ class IndexedJob:
         self.choice = HostChoice.from_json(row.placement)
         self.trials: dict[str, Trial] = {}
         self.nodes: dict[str, Trial] = {node.spec.trial_id: node for node in nodes}
-        self.progress: dict[str, str] = {}  # of the trials that are launching
+        self.progress: dict[str, str] = {}  # of the launching trials, by trial id
         self.active: dict[str, Trial] = {}
-        self.hosts_used: set[str] = set()  # hosts that trials of it have
+        self.hosts_used: set[str] = set()  # hosts that its trials are assigned to
         self.trials_over = 0
         self.trouble = ""
-        self.trouble_inputs: tuple[WaitingJob, str] | None = (
-            None  # what waited when `trouble` was found, and what it was
-        )
+        # what waited when `trouble` was computed, and its value then
+        self.trouble_inputs: tuple[WaitingJob, str] | None = None
         self.may_hold_hopeless = True
         self._left_s: float | None = None
         self._waiting: WaitingJob | None = None

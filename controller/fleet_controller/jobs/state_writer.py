@@ -36,14 +36,12 @@ class StateWriter:
         self.job_index = JobIndex()
         self.series = series
         self.hosts_series = HostSeries(series.registry)
-        self.ended_attempts: deque[tuple[str, Attempt]] = (
-            deque()
-        )  # nodes whose attempts ended, until somebody has weighed them
-        self.store_error = ""  # why the store took nothing when it was last written to
-        self.store = store  # asked on its own thread alone: see `ask`
-        self._store_thread = ThreadPoolExecutor(
-            max_workers=1, thread_name_prefix="store"
-        )  # one owner: writes never interleave
+        # ended attempts of nodes, until they were counted for or against their hosts
+        self.ended_attempts: deque[tuple[str, Attempt]] = deque()
+        self.store_error = ""  # why the last write to the store failed; empty if it succeeded
+        self.store = store  # used on its own thread only: see `run_in_store`
+        # A single thread, so writes never interleave.
+        self._store_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
 
     async def load(self) -> None:
         """Read the jobs that are not over into the index, and all jobs into the metrics."""

@@ -26,10 +26,9 @@ class PlanCost:
 def estimate_cost(plan: Plan, job: Job, fleet: Inventory) -> PlanCost | None:
     """Return the cost of the plan, or None if the fleet file has no price for any of its hosts."""
     seconds = busy_seconds(plan, job)
-    lent_s = sum(seconds.values()) / max(
-        job.engine.gang.nodes, 1
-    )  # a load host is with every trial, one after the other
-    seconds = {**seconds, **dict.fromkeys(plan.load.hosts, lent_s)}
+    # A load host is used by every trial, one after the other.
+    load_s = sum(seconds.values()) / max(job.engine.gang.nodes, 1)
+    seconds = {**seconds, **dict.fromkeys(plan.load.hosts, load_s)}
     known_costs = {
         name: host.cost_per_hour
         for name in seconds

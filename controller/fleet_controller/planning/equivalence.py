@@ -126,12 +126,12 @@ def _corrected_arguments(
         if asked != other and str(asked) != str(used):
             yield (
                 f"args.{name}",
-                f"SGLang runs {used}"
-                + (f" where {asked} is asked" if asked is not None else " by itself"),
+                f"SGLang uses {used}"
+                + (f" instead of {asked}" if asked is not None else " by default"),
             )
         elif asked != other and str(other) != str(used):
-            asks = f"asks for {other}" if other is not None else "asks for none"
-            yield f"args.{name}", f"SGLang runs {used} where `{kept.name}` {asks}"
+            sets = f"sets {other}" if other is not None else "does not set it"
+            yield f"args.{name}", f"SGLang uses {used} where `{kept.name}` {sets}"
 
 
 def _value(variant: Variant, subject: str) -> Any:
@@ -165,8 +165,9 @@ def _exclude_entries(
     ]
     shortest = sorted(dict.fromkeys(found), key=len)
     return [
-        dict(next(part for part in shortest if dict(part).items() <= variant.levels.items())) for (variant, _), _ in pairs
-    ]  # fmt: skip
+        dict(next(part for part in shortest if dict(part).items() <= variant.levels.items()))
+        for (variant, _), _ in pairs
+    ]
 
 
 def _exclude_candidates(variant: Variant, kept: Variant) -> Iterator[_Levels]:
@@ -185,7 +186,7 @@ def _exclude_candidates(variant: Variant, kept: Variant) -> Iterator[_Levels]:
 def exclusions(equivalents: Iterable[EquivalentVariant]) -> tuple[Mapping[str, str], ...]:
     """Return the entries that exclude all equivalent variants, each once."""
     return tuple(
-        dict(entry) for entry in dict.fromkeys(tuple(twin.exclude.items()) for twin in equivalents)
+        dict(entry) for entry in dict.fromkeys(tuple(each.exclude.items()) for each in equivalents)
     )
 
 

@@ -9,12 +9,12 @@ from fleet_controller.core.job import Job
 from fleet_controller.planning.job_plan import Plan, PlannedTrial, has_witness
 from fleet_protos.trial_types import EngineKind, EngineSpec, Workload
 
-# Guesses in seconds. A large model loads in minutes; a step takes what the single-stream story of
-# an 8-GPU host shows (62.9 tok/s).
+# Estimates in seconds. A large model loads in minutes. A token takes as long as in a single stream
+# on a host with 8 GPUs (62.9 tok/s).
 _READY_S = {EngineKind.SGLANG: 300.0, EngineKind.SIMULATED: 1.0, EngineKind.EXTERNAL: 0.0}
 _STOP_S = {EngineKind.SGLANG: 10.0, EngineKind.SIMULATED: 0.3, EngineKind.EXTERNAL: 0.0}
 _TOKEN_S = 1 / 62.9
-_CROWDING = 0.02  # each further request in flight slows a step by so much
+_CROWDING = 0.02  # each further request in flight makes a step longer by this share
 
 
 def estimate_seconds(plan: Plan, job: Job) -> float:

@@ -56,16 +56,17 @@ def _name_findings(
     host = known.get(name)
     if host is None:
         near = get_close_matches(name, list(known), n=1)
-        hint = f"did you mean `{near[0]}`?" if near else f"there are: {_join_some(sorted(known))}"
+        known_names = f"the hosts are: {_join_some(sorted(known))}"
+        hint = f"did you mean `{near[0]}`?" if near else known_names
         yield job.finding("unknown_host", ERROR, key, f"the fleet has no host `{name}`", hint)
     elif host.load_only:
-        message = f"host `{name}` only drives load: it gets no trials"
+        message = f"host `{name}` only sends load: it gets no trials"
         yield job.finding(
             "load_only_host",
             ERROR,
             key,
             message,
-            "choose another, or take `load_only` away in the fleet file",
+            "choose another, or remove `load_only` from it in the fleet file",
         )
 
 
@@ -81,9 +82,9 @@ def _label_findings(
         if value not in values:
             others = sorted({key for host in hosts for key in host.labels})
             hint = (
-                f"`{name}` is {_join_some(values)}"
+                f"the hosts have {name}: {_join_some(values)}"
                 if values
-                else f"labels are: {_join_some(others)}"
+                else f"the hosts have the labels: {_join_some(others)}"
             )
             yield job.finding(
                 "no_such_label",
@@ -100,7 +101,7 @@ def _label_findings(
             ERROR,
             "hosts",
             message,
-            "`fleetctl hosts ls` says why; without --only-connected its trials wait",
+            "`fleetctl hosts ls` shows why; without --only-connected the trials wait for them",
         )
 
 

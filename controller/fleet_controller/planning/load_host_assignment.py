@@ -10,7 +10,7 @@ from fleet_controller.planning.host_selection import HostCandidate
 from fleet_controller.yaml.findings import ERROR, Finding
 from fleet_protos.trial_types import LoadPlan, TrialSpec
 
-_MARGIN_S = 600.0  # for gathering, preparing and collecting
+_MARGIN_S = 600.0  # for setting up the load hosts, preparing and collecting
 
 
 def load_hosts_of(
@@ -46,10 +46,13 @@ def load_host_findings(
                 ERROR,
                 key,
                 f"the fleet has no host `{name}`",
-                f"there are: {', '.join(sorted(known))}",
+                f"the hosts are: {', '.join(sorted(known))}",
             )
         elif name in hosts:
-            message = f"host `{name}` gets trials of this job: a host that sends load beside a server disturbs it"
+            message = (
+                f"host `{name}` gets trials of this job: "
+                "sending load next to a server would disturb it"
+            )
             yield job.finding(
                 "load_host_has_trials",
                 ERROR,
@@ -59,14 +62,14 @@ def load_host_findings(
             )
     if not job.load.hosts.names and not load_hosts_of(job, candidates, hosts):
         message = (
-            "no host is left that could send the load: none matches that gets no trials of this job"
+            "no host can send the load: every host that matches `load.hosts` "
+            "gets trials of this job, or none matches"
         )
-        hint = (
-            "give a host `load_only: true` in the fleet file, or choose others under `load.hosts`"
-        )
+        hint = "set `load_only: true` for a host in the fleet file, or change `load.hosts`"
         yield job.finding("no_load_hosts", ERROR, "load.hosts", message, hint)
     if job.load.shards and len(load_hosts_of(job, candidates, hosts)) > job.load.shards:
-        message = f"{len(load_hosts_of(job, candidates, hosts))} hosts cannot share {job.load.shards} shards"
+        count = len(load_hosts_of(job, candidates, hosts))
+        message = f"{job.load.shards} shards are too few for {count} load hosts"
         yield job.finding(
             "too_few_shards", ERROR, "load.shards", message, "raise it, or choose fewer load hosts"
         )

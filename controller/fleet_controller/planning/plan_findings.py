@@ -16,7 +16,7 @@ from fleet_controller.planning.variants import (
 from fleet_controller.yaml.findings import ERROR, INFO, WARNING, Finding
 from fleet_protos.trial_types import EngineKind
 
-MOST_FILE_BYTES = 256 << 20  # of all trials of a job together, in the store
+MOST_FILE_BYTES = 256 << 20  # in the store, all trials of a job together
 
 
 def variant_findings(job: Job, variants: Sequence[Variant]) -> Iterator[Finding]:
@@ -28,7 +28,7 @@ def variant_findings(job: Job, variants: Sequence[Variant]) -> Iterator[Finding]
             ERROR,
             "factors",
             message,
-            "take factors or levels away, or split the job",
+            "remove factors or levels, or split the job",
         )
         return
     if not variants:
@@ -47,15 +47,15 @@ def variant_findings(job: Job, variants: Sequence[Variant]) -> Iterator[Finding]
             ERROR,
             "exclude",
             message,
-            "exclude another, or choose another baseline",
+            "exclude another variant, or choose another baseline",
         )
     elif len(variants) == 1 and job.factors:
         yield job.finding(
             "one_variant",
             INFO,
             "factors",
-            "there is one variant: its speed is measured, nothing is compared",
-            "add a level",
+            "there is only one variant: it is measured, but not compared with another",
+            "add a level to compare",
         )
     yield from _equal_variants(job, variants)
     yield from _gpu_findings(job, variants)
@@ -69,13 +69,16 @@ def _equal_variants(job: Job, variants: Sequence[Variant]) -> Iterator[Finding]:
             json.dumps([engine.args, engine.env, repr(engine.simulation)], sort_keys=True), variant
         )
         if same is not variant:
-            message = f"`{same.name}` and `{variant.name}` launch the same server: they differ in no argument and no variable"
+            message = (
+                f"`{same.name}` and `{variant.name}` launch the same server: "
+                "all their arguments and variables are equal"
+            )
             yield job.finding(
                 "equal_variants",
                 WARNING,
                 "factors",
                 message,
-                "exclude one, unless you want to see two equal arms (A/A)",
+                "exclude one, unless you want an A/A comparison",
             )
 
 
@@ -86,13 +89,16 @@ def _gpu_findings(job: Job, variants: Sequence[Variant]) -> Iterator[Finding]:
     for variant in variants:
         needed = gpus_per_host(job, variant.engine.args)
         if needed != job.gpus:
-            message = f"engine.gpus is {job.gpus}, but the arguments of `{variant.name}` take {needed} (tp_size × pp_size × dp_size)"
+            message = (
+                f"engine.gpus is {job.gpus}, but the arguments of `{variant.name}` "
+                f"need {needed} (tp_size × pp_size × dp_size)"
+            )
             yield job.finding(
                 "gpus_mismatch",
                 WARNING,
                 "engine.gpus",
                 message,
-                f"write gpus: {needed}, or leave it out",
+                f"write `gpus: {needed}`, or remove it",
             )
             return
 
@@ -104,7 +110,7 @@ def size_findings(job: Job, variants: Sequence[Variant], hosts: Sequence[str]) -
             "no_hosts",
             ERROR,
             "hosts",
-            "no host matches: nothing would run",
+            "no host matches the job: nothing would run",
             "`fleetctl hosts ls` shows names and labels",
         )
     gangs = gangs_of(job, hosts)
@@ -113,16 +119,19 @@ def size_findings(job: Job, variants: Sequence[Variant], hosts: Sequence[str]) -
     count = len(variants) * blocks_of(job) * (len(gangs) if job.hosts.every_host else 1)
     if count > MOST_TRIALS:
         message = f"the plan has {count} trials, more than {MOST_TRIALS}"
-        hint = "ask for fewer launches, levels or hosts, or for `placement: any_host`"
+        hint = "use fewer launches, levels or hosts, or `placement: any_host`"
         yield job.finding("too_many_trials", ERROR, "measure.launches", message, hint)
     if count * (size := sum(len(file.content) for file in job.files)) > MOST_FILE_BYTES:
-        message = f"the files of this job, {size >> 10} KiB packed, would be kept with each of {count} trials"
+        message = (
+            f"the files of this job, {size >> 10} KiB compressed, "
+            f"would be stored with each of {count} trials: more than {MOST_FILE_BYTES >> 20} MiB"
+        )
         yield job.finding(
             "files_too_large",
             ERROR,
             "workloads",
             message,
-            "take shorter files, or ask for fewer trials",
+            "use shorter files or fewer trials",
         )
 
 
@@ -131,12 +140,15 @@ def _gang_findings(
 ) -> Iterator[Finding]:
     nodes = job.engine.gang.nodes
     if not gangs:
-        message = f"one server takes {nodes} hosts, and there {'is' if len(hosts) == 1 else 'are'} {len(hosts)}: {', '.join(hosts)}"
+        match = "host matches" if len(hosts) == 1 else "hosts match"
+        message = (
+            f"one server takes {nodes} hosts, but only {len(hosts)} {match}: {', '.join(hosts)}"
+        )
         yield job.finding(
             "too_few_hosts", ERROR, "engine.nodes", message, "choose more hosts, or lower nodes"
         )
     elif left := hosts[len(gangs) * nodes :]:
-        message = f"{', '.join(left)} is left over: each server takes {nodes} hosts"
+        message = f"not used: {', '.join(left)}; each server takes {nodes} hosts"
         yield job.finding(
             "hosts_left_over",
             WARNING,

@@ -63,9 +63,12 @@ def sqlite_path(address: str) -> Path | None:
 def unusable_error(address: str, error: Exception) -> ConfigError:
     """Return the error for a store that cannot be opened."""
     cause = getattr(error, "orig", None) or error
-    hint = "is it a benchfleet store, and may you write there?"
+    hint = "check that it is a benchfleet store and that you may write to it"
     if isinstance(error, ImportError):
-        hint = "install the driver: pip install 'benchfleet[postgres]', and write postgresql+psycopg://…"
+        hint = (
+            "install the driver with `pip install 'benchfleet[postgres]'`, "
+            "and write the address as postgresql+psycopg://…"
+        )
     return ConfigError(f"cannot open the store {redact_password(address)}: {cause}", hint)
 
 
@@ -85,16 +88,21 @@ def _bring_to_head(engine: Engine, address: str, read_only: bool) -> None:
     if found == HEAD:
         return
     if read_only:
-        message = f"the store {redact_password(address)} has tables of revision {found or 'none'}, this version reads {HEAD}"
-        raise ConfigError(message, "run a job first: a controller brings it up to date")
+        message = (
+            f"the store {redact_password(address)} has tables of revision {found or 'none'}, "
+            f"but this version reads {HEAD}"
+        )
+        raise ConfigError(message, "run a job first: a controller updates the tables")
     _upgrade(engine, address, found)
 
 
 def _sqlite(path: Path, read_only: bool) -> Engine:
     if read_only:
         if not path.exists():
-            hint = "run a job first: `fleetctl run JOB`; or begin a controller that takes jobs: `fleetctl up`"
-            raise ConfigError(f"there is no store at {path}", hint)
+            raise ConfigError(
+                f"there is no store at {path}",
+                "run a job with `fleetctl run JOB`, or start a controller with `fleetctl up`",
+            )
         engine = create_engine(
             URL.create(
                 "sqlite", database=f"file:{quote(str(path))}", query={"mode": "ro", "uri": "true"}
@@ -125,10 +133,8 @@ def _revision(connection: Any) -> str:
 
 
 def _upgrade(engine: Engine, address: str, found: str) -> None:
-    from alembic import (
-        # only when there is something to do: it takes longer to import than a store to open
-        command,
-    )
+    # Imported only when needed: the import takes longer than opening a store.
+    from alembic import command
     from alembic.config import Config
     from alembic.util.exc import CommandError
 
@@ -139,11 +145,14 @@ def _upgrade(engine: Engine, address: str, found: str) -> None:
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
     except CommandError as error:
-        message = f"the store {redact_password(address)} has tables of revision {found}, unknown to this version"
+        message = (
+            f"the store {redact_password(address)} has tables of revision {found}, "
+            "which this version does not know"
+        )
         raise Conflict(message, "update benchfleet") from error
     except DatabaseError as error:
         raise ConfigError(
-            f"the tables of {redact_password(address)} cannot be made: {error.orig}",
+            f"cannot create the tables of {redact_password(address)}: {error.orig}",
             "use an empty database",
         ) from error
 
@@ -155,15 +164,15 @@ def translate_errors() -> Iterator[None]:
     """
     try:
         yield
-    except DataError as error:  # of PostgreSQL: a NUL, or a text that is too long for its column
+    except DataError as error:  # PostgreSQL: a NUL, or a text that is too long for its column
         raise ConfigError(
-            f"the store cannot hold that: {str(error.orig)[:200]!a}",
-            "look for odd characters in it",
+            f"the store cannot hold a value: {str(error.orig)[:200]!a}",
+            "look for unusual characters in it",
         ) from error
     except DBAPIError as error:
         if not isinstance(error, OperationalError) and not error.connection_invalidated:
             raise
         raise StoreUnusable(
             f"the store cannot be used: {error.orig}",
-            "no event is lost: agents keep what is not stored",
+            "no event is lost: agents keep what is not stored yet",
         ) from error

@@ -37,5 +37,8 @@ def require_epoch(connection: Connection, ours: ControllerEpoch) -> None:
     """
     epoch = connection.execute(select(t.controller.c.epoch).with_for_update(read=True)).scalar()
     if epoch != ours.epoch:
-        message = f"another controller has taken over the store: start {epoch} of it came after this one, which is {ours.epoch}"
-        raise Conflict(message, "end this one")
+        raise Conflict(
+            "another controller has taken over the store: "
+            f"its epoch is {epoch}, that of this controller is {ours.epoch}",
+            "stop this controller",
+        )

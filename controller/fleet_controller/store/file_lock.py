@@ -24,16 +24,17 @@ def hold_lock(path: Path) -> Iterator[None]:
     except OSError as error:
         raise ConfigError(
             f"cannot use the state folder {path.parent}: {error.strerror}",
-            "choose another by --state DIR",
+            "choose another one with --state DIR",
         ) from error
     try:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             pid = os.read(file, 32).decode(errors="replace").strip() or "unknown"
-            hint = "fleetctl submit hands a job to a running `fleetctl up`; --state DIR keeps two apart"
             raise Conflict(
-                f"another fleetctl (pid {pid}) runs a controller in {path.parent}", hint
+                f"another fleetctl (pid {pid}) runs a controller in {path.parent}",
+                "`fleetctl submit` sends a job to a running `fleetctl up`; "
+                "--state DIR uses another folder",
             ) from error
         os.ftruncate(file, 0)
         os.write(file, f"{os.getpid()}\n".encode())

@@ -83,7 +83,7 @@ def _is_first_copy(connection: Connection, table: Table, key: Mapping[str, Any])
     if connection.execute(select(literal(1)).select_from(table).where(*row_filter)).first() is None:
         return True
     log.warning(
-        "%s of %s are told a second time: the first count",
+        "%s of %s were reported a second time: the first ones count",
         table.name,
         ", ".join(map(str, key.values())),
     )
@@ -112,9 +112,8 @@ def _attempt_columns(attempt: Attempt) -> Mapping[str, Any]:
     columns = {
         name: getattr(attempt, name) for name in Attempt.__dataclass_fields__ if name != "number"
     }
-    columns["message"] = attempt.message.replace(
-        "\0", "\N{REPLACEMENT CHARACTER}"
-    )  # PostgreSQL holds no NUL
+    # PostgreSQL cannot store a NUL.
+    columns["message"] = attempt.message.replace("\0", "\N{REPLACEMENT CHARACTER}")
     return {
         name: int(value) if name in ("phase", "outcome", "kind") else value
         for name, value in columns.items()

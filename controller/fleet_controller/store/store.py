@@ -54,9 +54,8 @@ class Store:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.controller_epoch = (
-            ControllerEpoch()
-        )  # of the controller that works with it; without one nobody is kept out
+        # Set by `take_over`; without an epoch, writes are not checked.
+        self.controller_epoch = ControllerEpoch()
 
     @classmethod
     def open(cls, address: str, *, read_only: bool = False) -> Store:
@@ -161,10 +160,10 @@ class Store:
             return found[0]
         if found:
             raise ConfigError(
-                f"{start!r} begins several job ids: {', '.join(job.job_id for job in found)}",
-                "write more of it",
+                f"several job ids begin with {start!r}: {', '.join(job.job_id for job in found)}",
+                "write more characters of the id",
             )
-        raise NotFound(f"there is no job {start!r}", "`fleetctl ls` lists them")
+        raise NotFound(f"there is no job {start!r}", "`fleetctl ls` lists all jobs")
 
     def trials(self, job_id: str) -> list[Trial]:
         """Return the job's trials in plan order, with their attempts."""
@@ -298,7 +297,7 @@ class Store:
             )
             if not may_report(before, agent_id, host, str(known), newest):
                 log.warning(
-                    "%s tells of attempt %d of %s, which is not its own: dropped",
+                    "%s reports on attempt %d of %s, which is not its own: dropped",
                     host,
                     event.attempt,
                     event.trial_id,
@@ -313,11 +312,10 @@ class Store:
                     event=event_to_json(event),
                 )
             )
-            if (
-                not 1 <= event.attempt <= newest + 1
-            ):  # one more than is known may be told by a store that was put back to an earlier day
+            # If the store was restored from a backup, an agent may know one more attempt than it.
+            if not 1 <= event.attempt <= newest + 1:
                 log.warning(
-                    "%s tells of attempt %d of %s, which was never begun",
+                    "%s reports on attempt %d of %s, which was never begun",
                     host,
                     event.attempt,
                     event.trial_id,

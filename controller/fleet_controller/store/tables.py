@@ -33,9 +33,8 @@ jobs = Table(
     Column("planned_s", Float, nullable=False),
     Column("cancelled", Boolean, nullable=False),
     Column("priority", Integer, nullable=False, server_default="0"),
-    Column(
-        "placement", Text, nullable=False, server_default=""
-    ),  # JSON of HostChoice; empty: each trial stays on the host of its plan
+    # JSON of HostChoice; empty: each trial stays on the host of its plan
+    Column("placement", Text, nullable=False, server_default=""),
     Column("joined_s", Float, nullable=False, server_default="0"),
 )
 
@@ -68,7 +67,7 @@ attempts = Table(
     Column("ended_unix_ns", BigInteger, nullable=False),
 )
 
-# Append-only: what the agents told, once each.
+# Append-only: every event that an agent reported, once.
 events = Table(
     "events",
     metadata,
@@ -80,7 +79,7 @@ events = Table(
     Index("events_of_attempt", "trial_id", "attempt"),
 )
 
-# Append-only: a run that is measured again is another row, of another attempt.
+# Append-only: a run that is measured again is a new row, with another attempt.
 runs = Table(
     "runs",
     metadata,
@@ -112,8 +111,8 @@ artifacts = Table(
     Index("artifacts_of_attempt", "trial_id", "attempt"),
 )
 
-# What the controller decided about a host; one that is not here takes trials. `failures` is JSON of
-# `health.Failed`.
+# What the controller decided about a host. A host without a row gets trials. `failures` is JSON of
+# `core.quarantine.HostFailure`.
 hosts = Table(
     "hosts",
     metadata,
@@ -126,8 +125,8 @@ hosts = Table(
     Column("failures", Text, nullable=False),
 )
 
-# One row: which controller works with the store. Each start raises the epoch, and a transaction of
-# an earlier start is refused.
+# One row: the controller that uses the store. Each start raises the epoch, and a transaction of an
+# earlier start is refused.
 controller = Table(
     "controller",
     metadata,
@@ -136,7 +135,7 @@ controller = Table(
     Column("epoch", BigInteger, nullable=False),
 )
 
-# The key that a client drew for a submit, so that a submit which is repeated makes no second job.
+# The key that a client chose for a submit, so that a repeated submit does not make a second job.
 submissions = Table(
     "submissions",
     metadata,

@@ -14,9 +14,8 @@ from fleet_controller.store.database import redact_password, sqlite_path, unusab
 from fleet_controller.store.file_lock import hold_lock
 from fleet_protos.errors import Conflict
 
-_KEY = (
-    0x62656E6368666C74  # "benchflt": advisory locks of PostgreSQL are numbers, one set a database
-)
+# "benchflt". The advisory locks of PostgreSQL are numbers, separate for each database.
+_KEY = 0x62656E6368666C74
 
 
 @contextmanager
@@ -48,7 +47,7 @@ def _hold_advisory_lock(address: str) -> Iterator[None]:
             text("select pg_try_advisory_lock(:key)"), {"key": _KEY}
         ):
             raise Conflict(
-                f"another controller works with {redact_password(address)}",
-                "end it first, or give this one a database of its own",
+                f"another controller uses {redact_password(address)}",
+                "stop it first, or use another database",
             )
         yield
