@@ -105,7 +105,7 @@ def fleet_option(command: argparse.ArgumentParser) -> None:
 
 
 def attempt_option(command: argparse.ArgumentParser) -> None:
-    """Add `--attempt`; 0 stands for the newest."""
+    """Add `--attempt`; 0 means the newest."""
     command.add_argument(
         "--attempt", type=int, default=0, metavar="N", help="which attempt (default: the newest)"
     )
@@ -185,6 +185,27 @@ def hosts_options(command: argparse.ArgumentParser) -> None:
 
 def undeploy_options(command: argparse.ArgumentParser) -> None:
     """Add the options of `undeploy`."""
+    _fleet_work_options(
+        command,
+        "include hosts that run trials or have results that no controller has fetched; this ends"
+        " those trials and deletes those results",
+    )
+
+
+def deploy_options(command: argparse.ArgumentParser) -> None:
+    """Add the options of `deploy`."""
+    _fleet_work_options(
+        command, "restart agents that run trials too; this ends the trials, which are then retried"
+    )
+    command.add_argument(
+        "--wheels",
+        default="",
+        metavar="DIR",
+        help="take the agent's wheels from this folder instead of a package index",
+    )
+
+
+def _fleet_work_options(command: argparse.ArgumentParser, force_text: str) -> None:
     command.add_argument(
         "hosts", nargs="*", metavar="HOST", help="host names (default: all of the fleet file)"
     )
@@ -198,22 +219,9 @@ def undeploy_options(command: argparse.ArgumentParser) -> None:
         metavar="N",
         help="how many hosts at a time (default: the value in the fleet file, else 16)",
     )
-    command.add_argument(
-        "--force", action="store_true", help="include hosts that run trials; this ends the trials"
-    )
+    command.add_argument("--force", action="store_true", help=force_text)
     fleet_option(command)
     trust_option(command)
-
-
-def deploy_options(command: argparse.ArgumentParser) -> None:
-    """Add the options of `deploy`."""
-    undeploy_options(command)
-    command.add_argument(
-        "--wheels",
-        default="",
-        metavar="DIR",
-        help="take the agent's wheels from this folder instead of a package index",
-    )
 
 
 def trust_command_options(command: argparse.ArgumentParser) -> None:

@@ -1,6 +1,4 @@
-"""Owns the way from stored jobs to a comparison: which baseline, what was planned, on which engine.
-Computes nothing.
-"""
+"""Compares stored jobs: fetches their runs, finds the baseline and what was planned, and prints."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ from fleet_protos.trial_types import Outcome
 
 @dataclass(frozen=True, slots=True)
 class VerdictOptions:
-    """What the user asked for; None or an empty string stands for the value of the job."""
+    """The options of the user; None or an empty string means the value of the job."""
 
     baseline: str = ""
     confidence: float | None = None

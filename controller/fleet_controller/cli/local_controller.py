@@ -83,12 +83,12 @@ async def run_local_controller(
             this_machine.state_folder.controller,
             [agent.config.address],
             endpoints=this_machine.endpoints,
-        ) as at_work:
+        ) as running:
             await agent.start()
-            await at_work.fleet.wait_for_agents()
+            await running.fleet.wait_for_agents()
             async with asyncio.TaskGroup() as tasks:
                 restart_task = tasks.create_task(agent.keep_alive(print_line))
-                yield at_work
+                yield running
                 restart_task.cancel()
     except BaseExceptionGroup as group:
         raise first_error(group) from group

@@ -35,8 +35,8 @@ async def run_to_verdict(
     with progress_display() as display:
         interrupts = Interrupts(lambda: exit_at_once(agent, display))
         with interrupts.handle_signals():
-            async with run_local_controller(agent, this_machine, display.print_line) as at_work:
-                outcome = await _follow_until_over(start_job, at_work.fleet, interrupts, display)
+            async with run_local_controller(agent, this_machine, display.print_line) as running:
+                outcome = await _follow_until_over(start_job, running.fleet, interrupts, display)
     code = print_outcome(outcome, as_json, console)
     console.print_stderr(
         f"job {outcome.detail.job.job_id}: its data is in {this_machine.state_folder.path}"

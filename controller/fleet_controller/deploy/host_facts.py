@@ -60,7 +60,7 @@ class Installed:
 
 @dataclass(frozen=True, slots=True)
 class UserAccount:
-    """A user of the host."""
+    """A user account of the host."""
 
     uid: int
     gid: int

@@ -77,7 +77,7 @@ class PlanExecutor:
 
     async def _execute_command(self, command: HostCommand) -> None:
         if isinstance(command, CheckHealth):
-            self._context.report_progress(self._host.name, "waiting for its agent")
+            self._context.report_progress(self._host.name, "waiting for the agent")
             return await self._check_health(command.version, HEALTH_TIMEOUT_S)
         answer = await self._context.run_in_thread(self._session.execute, command)
         if isinstance(command, RequireIdle):
@@ -197,4 +197,4 @@ class PlanExecutor:
             await self._check_health(version, HEALTH_TIMEOUT_S)
         except Unhealthy as error:
             return f"version {version} is back, but it is not healthy either: {error.message}"
-        return f"version {version} is back and answers; the new version was removed from use"
+        return f"version {version} is back and answers; the new version is not in use"

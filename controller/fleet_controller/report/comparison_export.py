@@ -65,7 +65,7 @@ def _row_json(row: ComparisonRow) -> dict[str, Any]:
 
 
 def limit_json(limit: SloLimit) -> dict[str, Any]:
-    """Return what the search of one launch found; None stands for an unknown load."""
+    """Return what the search of one launch found; None means an unknown load."""
     return {
         "trial": limit.trial_id,
         "met": limit.met or None,

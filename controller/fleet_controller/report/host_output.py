@@ -127,7 +127,7 @@ def hosts_json(hosts: Sequence[HostStatus]) -> dict[str, Any]:
 
 
 def host_json(host: HostStatus) -> dict[str, Any]:
-    """Return one host of the `hosts` contract; None stands for unknown or not applicable."""
+    """Return one host of the `hosts` contract; None means unknown or not applicable."""
     return {
         "host": host.host,
         "address": host.address,

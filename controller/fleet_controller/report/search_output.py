@@ -75,7 +75,7 @@ def group_by_load(runs: Sequence[StoredRun]) -> list[LoadRuns]:
 
 
 def limits_table(runs: Sequence[StoredRun]) -> Table:
-    """One row a launch: between which loads its limit lies."""
+    """Return one row for each launch, with the limits that its search found."""
     rows = tuple(
         (
             limit.trial_id,

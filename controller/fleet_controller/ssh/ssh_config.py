@@ -17,7 +17,7 @@ from paramiko import ConfigParseError, SSHConfig
 
 from fleet_protos.errors import ConfigError
 
-_DEEPEST_INCLUDE = 16  # as OpenSSH
+_DEEPEST_INCLUDE = 16  # the limit of OpenSSH
 _LINE = re.compile(r"\s*(\w+)(?:\s*=\s*|\s+)(.+?)\s*$")
 _NEVER = "Host !*"
 
@@ -83,7 +83,7 @@ def read_ssh_config(file: Path) -> SshConfig:
     except (OSError, UnicodeDecodeError) as error:
         return SshConfig(str(file), f"it cannot be read: {error}")
     except (ConfigParseError, ValueError) as error:
-        return SshConfig(str(file), f"it cannot be understood: {error}")
+        return SshConfig(str(file), f"it cannot be parsed: {error}")
     return SshConfig(str(file), "", tuple(dict.fromkeys(ignored)), reader)
 
 

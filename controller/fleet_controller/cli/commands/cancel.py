@@ -91,8 +91,8 @@ async def _stop_running_trials(
     this_machine = LocalMachine(state_folder, local_host_name())
     async with run_local_controller(
         local_agent(this_machine), this_machine, console.print_stderr
-    ) as at_work:
-        async for _ in at_work.fleet.watch(job.job_id):
+    ) as running:
+        async for _ in running.fleet.watch(job.job_id):
             pass
 
 
@@ -106,6 +106,6 @@ async def _stop_trials_on_hosts(
     async with start_controller(
         state_folder.controller,
         fleet_targets((), fleet, trust_folder_path(arguments.trust, state_folder.path)),
-    ) as at_work:
-        async for _ in at_work.fleet.watch(job.job_id):
+    ) as running:
+        async for _ in running.fleet.watch(job.job_id):
             pass

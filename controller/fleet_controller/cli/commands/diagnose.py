@@ -86,7 +86,7 @@ def _reject_compressed(name: str, first: bytes) -> None:
     start = first[:256]
     if (
         start[:2] in (b"\xff\xfe", b"\xfe\xff") and start.count(0) > len(start) // 4
-    ):  # what PowerShell writes
+    ):  # UTF-16, which PowerShell writes
         found = _UTF16
     if found:
         raise ConfigError(

@@ -73,14 +73,14 @@ async def _run_fleet_controller(
         with interrupts.handle_signals():
             async with start_controller(
                 this_machine.state_folder.controller, targets, endpoints=endpoints
-            ) as at_work:
-                await at_work.fleet.wait_for_agents()
+            ) as running:
+                await running.fleet.wait_for_agents()
                 console.print_stderr(
-                    f"controller at {at_work.address}",
-                    *connected_hosts_lines(await at_work.fleet.hosts(), str(file)),
+                    f"controller at {running.address}",
+                    *connected_hosts_lines(await running.fleet.hosts(), str(file)),
                     "submit a job with `fleetctl submit FILE --watch`; Ctrl-C stops the controller",
                 )
-                with _fleet_file_reloads(at_work, display):
+                with _fleet_file_reloads(running, display):
                     await interrupts.stop_requested.wait()
                 display.print_line(
                     "stopping: fetching the remaining files of finished trials; press Ctrl-C again"
@@ -103,11 +103,11 @@ def connected_hosts_lines(hosts: Sequence[HostStatus], file: str) -> list[str]:
 
 
 @contextmanager
-def _fleet_file_reloads(at_work: RunningController, display: ProgressDisplay) -> Iterator[None]:
+def _fleet_file_reloads(running: RunningController, display: ProgressDisplay) -> Iterator[None]:
     """Report changes of the fleet file on the display, and reload it at SIGHUP, while inside."""
-    if at_work.fleet_file is not None:
-        at_work.fleet_file.report = display.print_line
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, at_work.fleet_file.read_now)
+    if running.fleet_file is not None:
+        running.fleet_file.report = display.print_line
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, running.fleet_file.read_now)
     try:
         yield
     finally:
@@ -125,10 +125,10 @@ async def _run_with_local_agent(this_machine: LocalMachine, console: Console) ->
     with progress_display() as display:
         interrupts = Interrupts(lambda: exit_at_once(agent, display))
         with interrupts.handle_signals():
-            async with run_local_controller(agent, this_machine, display.print_line) as at_work:
-                await _wait_for_local_agent(at_work.fleet)
+            async with run_local_controller(agent, this_machine, display.print_line) as running:
+                await _wait_for_local_agent(running.fleet)
                 console.print_stderr(
-                    f"controller at {at_work.address},"
+                    f"controller at {running.address},"
                     f" local agent (pid {agent.pid}) as host {agent.config.host_name}",
                     "submit a job with `fleetctl submit FILE --watch`; Ctrl-C stops both",
                 )

@@ -93,7 +93,7 @@ def supervise(root: str) -> None:
             if time.monotonic() - started > GOOD_AFTER_S
             else min(pause_s * 2, LAST_PAUSE_S)
         )
-        log_line(f"starting it again in {pause_s:g} s")
+        log_line(f"restarting it in {pause_s:g} s")
         pause_until_signal(pause_s, stop_signals)
     os.unlink(os.path.join(root, "keeper.json"))
 
