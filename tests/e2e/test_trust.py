@@ -271,7 +271,7 @@ def test_show_tells_what_there_is_and_what_was_revoked(net: TrustedFleet) -> Non
     ("words", "told"),
     [
         (["trust", "issue"], "needs the name of one user and a folder"),
-        (["trust", "issue", "a/b", "-o", "new"], "is no name for a certificate"),
+        (["trust", "issue", "a/b", "-o", "new"], "cannot be the name in a certificate"),
         (["trust", "issue", "ann", "-o", "."], "exists already"),
         (["trust", "show", "ann"], "takes no names"),
         (["trust", "rotate", "--force"], "takes no --force"),
