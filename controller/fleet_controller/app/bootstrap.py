@@ -1,5 +1,5 @@
-"""Owns the making of a whole controller from its addresses, and its end in reverse order; the same
-for daemon and `fleetctl`.
+"""Builds a whole controller from its parts and stops them in reverse order, for the daemon and for
+`fleetctl`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from fleet_transport.tls_identity import TlsFiles
 @dataclass(frozen=True, slots=True)
 class ControllerEndpoints:
     """Where a controller is reached. `listen`: ADDRESS:PORT with the certificates of `trust`,
-    unix:PATH, or empty for its own socket.
+    unix:PATH, or empty for the socket in its state folder.
 
     `metrics`: (address, port) of its Prometheus endpoint.
     """
@@ -43,8 +43,8 @@ class ControllerEndpoints:
 
     @property
     def tls(self) -> TlsFiles | None:
-        """The controller's files where it listens with TLS. Raises ConfigError when it must and has
-        none.
+        """The controller's TLS files, or None if it listens without TLS. Raises ConfigError if it
+        needs them and has none.
         """
         if (
             not self.listen
@@ -61,7 +61,7 @@ class ControllerEndpoints:
 
 
 def endpoints_from_options(options: argparse.Namespace, state: Path) -> ControllerEndpoints:
-    """From the options of `fleet-controller`. Raises ConfigError."""
+    """Return the endpoints for the options of `fleet-controller`. Raises ConfigError."""
     metrics = options.metrics or (
         f"127.0.0.1:{options.metrics_port}" if options.metrics_port else ""
     )
@@ -75,7 +75,7 @@ def endpoints_from_options(options: argparse.Namespace, state: Path) -> Controll
 
 @dataclass(frozen=True, slots=True)
 class RunningController:
-    """A controller at work, and where `fleetctl` reaches it."""
+    """A running controller, and the address where `fleetctl` reaches it."""
 
     fleet: FleetController
     address: str
@@ -91,9 +91,9 @@ async def start_controller(
     endpoints: ControllerEndpoints = ControllerEndpoints(),
     first_contact_s: float = FIRST_CONTACT_S,
 ) -> AsyncIterator[RunningController]:
-    """A controller that works while inside. `agents` are addresses, or whom to follow altogether.
+    """Run a controller in the with block. `agents`: addresses, or all targets.
 
-    Raises Conflict when another one works in `folder`, ConfigError.
+    Raises Conflict if another controller works in `folder` or on the store, ConfigError.
     """
     targets = agents if isinstance(agents, FleetTargets) else FleetTargets(targets_of(agents))
     await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True, mode=0o700)

@@ -1,5 +1,5 @@
-"""Owns the controller's work: follows its agents, stores what they tell, starts what is next,
-fetches files. The core decides.
+"""The controller: follows its agents, stores their events, starts the next trials and fetches
+files.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _DOWNLOAD_LIMIT_S = 20.0  # how long the end waits for files that are still bein
 
 
 class FleetController:
-    """A `Controller` with agents. `load` it once; `run` must be running for anything to move."""
+    """A `Controller` with agents. Call `load` once; nothing happens unless `run` is running."""
 
     def __init__(
         self,
@@ -75,19 +75,22 @@ class FleetController:
     # Work
 
     async def apply_inventory(self, inventory: Inventory) -> None:
-        """The fleet file has changed: hosts come, go and change while all else goes on."""
+        """Apply a changed fleet file: add, remove and change hosts while everything
+        else continues.
+        """
         await self._connections.apply_targets(targets_of((), inventory))
 
     async def load(self) -> None:
-        """Read the jobs that are not over; before `run`, and before anybody asks."""
+        """Read the jobs that are not over. Call this before `run` and before any query."""
         await self._writer.load()
         await self._health.load()
 
     async def wait_for_agents(self) -> None:
-        """The agents were just started: returns when all are connected, or when the time for a
-        first contact is over.
+        """Return when all agents are connected, or after the time for a first contact. Call this
+        when they were just started.
 
-        Those of a fleet file were not: it is enough to know why one does not answer.
+        For a host of a fleet file it is enough to know why it does not answer, since its agent was
+        not started here.
         """
         deadline_s = time.monotonic() + self._first_contact_s
         for connection in self._host_connections:
@@ -101,8 +104,8 @@ class FleetController:
             await wait_until_set(self._writer.job_index.next_change(), left_s)
 
     async def run(self, stopping: asyncio.Event) -> None:
-        """Follow the agents and start trials until `stopping`; then fetch what is still owed and
-        hang up.
+        """Follow the agents and start trials until `stopping`; then fetch missing files and close
+        the connections.
         """
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -160,8 +163,8 @@ class FleetController:
             job.trouble = f"nothing is begun: {why}"
 
     async def _drop_removed_hosts(self) -> None:
-        """Hosts that were taken out of the fleet file, once nothing is active there; what waits for
-        them never begins.
+        """Drop hosts that were removed from the fleet file once nothing is active on them. Trials
+        that wait for them are closed.
         """
         for host in await self._connections.close_removed():
             for job in self._writer.job_index.open_jobs:
@@ -181,7 +184,9 @@ class FleetController:
                     await self._writer.save_attempt(trial.spec.trial_id, end)
 
     async def _start_attempts(self, start: TrialStart) -> None:
-        """Note the attempt first, then hand it over: an agent that hears of it twice takes it once."""
+        """Store the attempt before its order is sent. An agent that gets an order twice starts one
+        attempt.
+        """
         nodes = ((start.trial_id, start.host), *start.members)
         await self._writer.begin_attempts(
             [trial_id for trial_id, _ in nodes],
@@ -202,7 +207,7 @@ class FleetController:
             )
 
     async def _acknowledge_all(self) -> None:
-        """Tell each agent what is stored here: one that still owes us something obeys no other
+        """Acknowledge all stored events: an agent with unacknowledged events obeys no other
         controller.
         """
         try:
@@ -227,7 +232,7 @@ class FleetController:
         return await self._submission.submit(yaml, file_name, only_connected, request_key)
 
     async def jobs(self) -> tuple[JobSummary, ...]:
-        """All jobs, the newest first."""
+        """Return all jobs, the newest first."""
         indexed = self._writer.job_index.jobs
         jobs = await self._queries.jobs()
         return tuple(
@@ -236,7 +241,7 @@ class FleetController:
         )
 
     async def job(self, job_id: str) -> JobDetail:
-        """One job by its id or a unique start of it."""
+        """Return one job by its id or a unique prefix of it."""
         row = await self._writer.find_job(job_id)
         indexed = self._writer.job_index.jobs.get(row.job_id)
         if indexed is None:
@@ -244,7 +249,7 @@ class FleetController:
         return job_detail(indexed.row, indexed.trials.values(), indexed.summary.trouble)
 
     async def watch(self, job_id: str) -> AsyncIterator[JobChange]:
-        """What changes, until the job is over."""
+        """Yield the changes of a job until it is over."""
         row = await self._writer.find_job(job_id)
         seen: SeenTrials = {}
         job = self._writer.job_index.jobs.get(row.job_id)
@@ -260,7 +265,7 @@ class FleetController:
             await changed.wait()
 
     async def cancel(self, job_id: str) -> int:
-        """Start nothing more of the job and end what runs; counts the trials that this ended or
+        """Start nothing more of the job and end what runs; return how many trials that ended or
         kept from starting.
         """
         row = await self._writer.find_job(job_id)
@@ -274,25 +279,27 @@ class FleetController:
         return waiting + len(active)
 
     async def hosts(self) -> tuple[HostStatus, ...]:
-        """All hosts that this controller was given."""
+        """Return all hosts of this controller."""
         return tuple(
             self._health.with_decisions(connection.status())
             for connection in self._host_connections
         )
 
     async def drain(self, host: str, reason: str) -> None:
-        """No new trials there; what runs is measured to its end. Raises NotFound."""
+        """Start no new trials on a host; running ones are measured to their end. Raises
+        NotFound.
+        """
         self._connections_to([host])
         await self._health.drain(host, reason)
 
     async def undrain(self, host: str) -> None:
-        """Trials there again, also where failures had set it aside. Raises NotFound."""
+        """Allow trials on a host again, even if it is quarantined. Raises NotFound."""
         self._connections_to([host])
         await self._health.undrain(host)
 
     async def check_hosts(self, hosts: Sequence[str]) -> AsyncIterator[HostCheck]:
-        """What stands in the way on each, all when none is named, as each is ready. Raises
-        NotFound.
+        """Check the named hosts, or all if none is named, and yield each result when it is ready.
+        Raises NotFound.
         """
         async for check in check_connections(self._connections_to(hosts), self._health.record_of):
             yield check
@@ -314,9 +321,9 @@ class FleetController:
         ]
 
     async def results(self, job_id: str) -> JobResults:
-        """Every stored run of a job."""
+        """Return every stored run of a job."""
         return await self._queries.results(job_id)
 
     async def trial(self, trial_id: str, attempt: int, with_log: bool) -> TrialDetail:
-        """One attempt of a trial, 0 = the newest."""
+        """Return one attempt of a trial; 0 means the newest."""
         return await self._queries.trial(trial_id, attempt, with_log)

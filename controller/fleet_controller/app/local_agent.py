@@ -1,5 +1,5 @@
-"""Owns the local agent's process for `fleetctl run` and `up`: starts, watches, restarts and ends
-it. Speaks to no server.
+"""The process of the local agent for `fleetctl run` and `up`: started, watched, restarted and
+stopped.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LOG_TAIL_BYTES = 2000
 
 @dataclass(frozen=True, slots=True)
 class LocalAgentConfig:
-    """Where the local agent works and the name and labels it goes by."""
+    """The folder, name and labels of the local agent, its command and its timeouts."""
 
     folder: Path
     host_name: str
@@ -46,7 +46,7 @@ class LocalAgentConfig:
 
     @property
     def log(self) -> Path:
-        """What it prints."""
+        """The file with its output."""
         return self.folder / "agent.log"
 
     @property
@@ -70,8 +70,8 @@ class LocalAgentConfig:
 
 
 class LocalAgent:
-    """One agent process. An agent of an earlier controller that still answers at the socket is
-    taken over, not doubled.
+    """One agent process. An agent of an earlier controller that still answers at the socket is used
+    instead of starting a second one.
     """
 
     def __init__(self, config: LocalAgentConfig) -> None:
@@ -87,8 +87,8 @@ class LocalAgent:
         self._stopping = False
 
     async def start(self) -> None:
-        """Return when the agent answers healthy. Raises HostUnreachable, with the end of its log,
-        when it does not in time.
+        """Start the agent and return when it is healthy. Raises HostUnreachable with the end of its
+        log if it is not healthy in time.
         """
         self.config.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if await self._is_healthy():
@@ -112,8 +112,8 @@ class LocalAgent:
         self.ready.set()
 
     async def keep_alive(self, report: Callable[[str], None]) -> None:
-        """Until `stop`: start it again whenever it ends, so that the job goes on. Raises
-        HostUnreachable when it cannot.
+        """Restart the agent whenever it ends, until `stop`. Raises HostUnreachable if it does not
+        start.
         """
         while not self._stopping:
             await self._wait_exit(None)
@@ -125,13 +125,13 @@ class LocalAgent:
                 await self.start()
 
     def request_stop(self) -> None:
-        """Ask it to end, and do not wait."""
+        """Send SIGTERM without waiting for the end."""
         self._stopping = True
         self._signal(signal.SIGTERM)
 
     async def stop(self) -> str:
-        """End it by SIGTERM, after the stop timeout by SIGKILL, and reap it. The result says what
-        may be left, empty for nothing.
+        """Stop it by SIGTERM, or by SIGKILL after the stop timeout, and reap it. Return a warning
+        if it was killed, else an empty text.
         """
         self._stopping = True
         if self._pidfd is None:
@@ -188,9 +188,7 @@ class LocalAgent:
             self._pidfd = None
 
     async def _wait_exit(self, timeout_s: float | None) -> bool:
-        """Wait for the end of the process, ours or taken over; False when it lives on after
-        `timeout_s`.
-        """
+        """Wait for the end of the process; return False if it still runs after `timeout_s`."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._exited.wait()

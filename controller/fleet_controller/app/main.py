@@ -1,6 +1,4 @@
-"""Owns the start and the stop of `fleet-controller`, the controller as a daemon; `fleetctl run` and
-`up` embed the same parts.
-"""
+"""Starts and stops `fleet-controller`, the controller as a daemon."""
 
 from __future__ import annotations
 
@@ -21,8 +19,8 @@ from fleet_protos.escape import escape_unprintable, log_to_stderr
 log = logging.getLogger(__name__)
 
 
-def parser() -> argparse.ArgumentParser:
-    """The flags of `fleet-controller`."""
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of `fleet-controller`."""
     parse = argparse.ArgumentParser(
         prog="fleet-controller", description="Schedules jobs over agents and keeps their results."
     )
@@ -68,8 +66,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main() -> int:
-    """Run until SIGTERM or SIGINT. Returns a process exit code; no traceback for a user's mistake."""
-    options = parser().parse_args()
+    """Run until SIGTERM or SIGINT and return the exit code. A mistake of the user shows no
+    traceback.
+    """
+    options = build_parser().parse_args()
     log_to_stderr()
     os.environ.setdefault(
         "GRPC_VERBOSITY", "NONE"

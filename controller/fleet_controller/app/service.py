@@ -1,5 +1,5 @@
-"""Owns the controller's gRPC door: messages in, calls on a `Controller`, messages out; errors
-become status codes here.
+"""The controller's gRPC service: converts messages to calls of a `Controller`, and errors to status
+codes.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ Context = aio.ServicerContext[Any, Any]
 
 
 async def _abort_with(context: Context, error: FleetError) -> NoReturn:
-    """The status of the nearest kind in the tree; its text is message and hint, which `fleetctl`
-    shows as they are.
+    """Abort with the status of the error's kind. The text is message and hint, which `fleetctl`
+    shows unchanged.
     """
     text = f"{error.message}\n{error.hint}" if error.hint else error.message
     await context.abort(
@@ -45,7 +45,7 @@ async def _abort_with(context: Context, error: FleetError) -> NoReturn:
 
 
 class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
-    """What `fleetctl` calls, over the `Controller` that does it."""
+    """The service that `fleetctl` calls, on top of a `Controller`."""
 
     def __init__(self, controller: Controller) -> None:
         self._controller = controller
@@ -53,7 +53,7 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
     async def SubmitJob(
         self, request: pb.SubmitJobRequest, context: Context
     ) -> pb.SubmitJobResponse:
-        """Take a job file's text."""
+        """Submit the text of a job file."""
         try:
             job_id = await self._controller.submit(
                 request.yaml, request.file_name, request.only_connected, request.request_key
@@ -64,14 +64,14 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
         return pb.SubmitJobResponse(job_id=job_id, trials=job.job.trials)
 
     async def GetJob(self, request: pb.GetJobRequest, context: Context) -> pb.GetJobResponse:
-        """A job with its trials."""
+        """Return a job with its trials."""
         try:
             return to_proto(await self._controller.job(request.job_id), pb.GetJobResponse())
         except FleetError as error:
             await _abort_with(context, error)
 
     async def ListJobs(self, request: pb.ListJobsRequest, context: Context) -> pb.ListJobsResponse:
-        """All jobs, the newest first."""
+        """Return all jobs, the newest first."""
         try:
             jobs = await self._controller.jobs()
         except FleetError as error:
@@ -81,7 +81,7 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
     async def WatchJob(
         self, request: pb.WatchJobRequest, context: Context
     ) -> AsyncIterator[pb.WatchJobResponse]:
-        """What changes, until the job is over."""
+        """Stream the changes of a job until it is over."""
         try:
             async for change in self._controller.watch(request.job_id):
                 yield to_proto(change, pb.WatchJobResponse())
@@ -91,7 +91,7 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
     async def CancelJob(
         self, request: pb.CancelJobRequest, context: Context
     ) -> pb.CancelJobResponse:
-        """End a job."""
+        """Cancel a job."""
         try:
             return pb.CancelJobResponse(
                 trials_cancelled=await self._controller.cancel(request.job_id)
@@ -102,7 +102,7 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
     async def ListHosts(
         self, request: pb.ListHostsRequest, context: Context
     ) -> pb.ListHostsResponse:
-        """All hosts, connected or not."""
+        """Return all hosts, connected or not."""
         try:
             hosts = await self._controller.hosts()
         except FleetError as error:
@@ -112,14 +112,14 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
     async def GetResults(
         self, request: pb.GetResultsRequest, context: Context
     ) -> pb.GetResultsResponse:
-        """Every stored run of a job."""
+        """Return every stored run of a job."""
         try:
             return to_proto(await self._controller.results(request.job_id), pb.GetResultsResponse())
         except FleetError as error:
             await _abort_with(context, error)
 
     async def GetTrial(self, request: pb.GetTrialRequest, context: Context) -> pb.GetTrialResponse:
-        """One attempt of a trial with its events."""
+        """Return one attempt of a trial with its events."""
         try:
             trial = await self._controller.trial(
                 request.trial_id, request.attempt, request.with_log
@@ -131,7 +131,7 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
     async def DrainHost(
         self, request: pb.DrainHostRequest, context: Context
     ) -> pb.DrainHostResponse:
-        """No new trials on a host."""
+        """Start no new trials on a host."""
         try:
             await self._controller.drain(request.host, request.reason)
         except FleetError as error:
@@ -141,7 +141,7 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
     async def UndrainHost(
         self, request: pb.UndrainHostRequest, context: Context
     ) -> pb.UndrainHostResponse:
-        """Trials on a host again."""
+        """Allow trials on a host again."""
         try:
             await self._controller.undrain(request.host)
         except FleetError as error:
@@ -151,7 +151,7 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
     async def CheckHosts(
         self, request: pb.CheckHostsRequest, context: Context
     ) -> AsyncIterator[pb.CheckHostsResponse]:
-        """What stands in the way on each host, as each is ready."""
+        """Check hosts and stream each result when it is ready."""
         try:
             async for check in self._controller.check_hosts(tuple(request.hosts)):
                 yield to_proto(check, pb.CheckHostsResponse())
@@ -163,10 +163,10 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
 async def serve_controller(
     controller: Controller, address: str, tls_address: str = "", tls: TlsFiles | None = None
 ) -> AsyncIterator[str]:
-    """Serve it at `address` while inside, with the standard health service, and through a TLS door
-    at `outside` too when there is one.
+    """Serve the controller at `address` in the with block, with the standard health service, and
+    through a TLS gateway at `tls_address` if `tls` is given.
 
-    Yields the address, the outer one where there is one, with its real port. Raises ConfigError,
+    Yields the address with its real port: that of the gateway if there is one. Raises ConfigError,
     Conflict.
     """
     server = aio.server(options=_OPTIONS, interceptors=[RequestLimit(_LARGEST_MESSAGE_BYTES)])

@@ -1,5 +1,5 @@
-"""Owns one question: does somebody accept connections at this address? Needs no gRPC, so that it
-costs nothing to ask.
+"""Tests whether a process accepts connections at an address, without importing gRPC,
+which is slow.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ import socket
 
 
 def is_listening(address: str) -> bool:
-    """True for a `unix:PATH` where a process listens; a socket file that a killed one left behind
+    """Return whether a process listens at a `unix:PATH`. A socket file left by a killed process
     does not count.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:

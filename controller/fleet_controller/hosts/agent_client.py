@@ -1,6 +1,4 @@
-"""Owns the gRPC line to one agent: calls out, values in, foreign errors translated here and nowhere
-else. Keeps no state of trials.
-"""
+"""The gRPC client of one agent. It converts messages to values and gRPC errors to FleetError."""
 
 from __future__ import annotations
 
@@ -61,7 +59,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class AgentInfo:
-    """What an agent says of itself, field for field as `DescribeResponse`."""
+    """What an agent reports about itself. The fields are those of `DescribeResponse`."""
 
     agent_id: str = ""
     host: str = ""
@@ -89,8 +87,8 @@ class AgentInfo:
 
 @dataclass(frozen=True, slots=True)
 class LoadPart:
-    """A host's part in the load of an attempt, field for field as `JoinLoadRequest`. Its secrets
-    are shown nowhere.
+    """A host's part in the load of an attempt. The fields are those of `JoinLoadRequest`. Its
+    secrets are left out of its repr.
     """
 
     trial_id: str
@@ -107,11 +105,11 @@ class LoadPart:
 
 
 class AgentClient:
-    """One agent at one address. Raises HostUnreachable, Conflict or ConfigError, never a gRPC
-    error.
+    """A client of one agent at one address. Raises HostUnreachable, Conflict or ConfigError, never
+    a gRPC error.
 
-    With `tls` it speaks only to who holds a certificate for the DNS name `name`; without, only on
-    this machine.
+    With `tls` it connects only to a holder of a certificate for the DNS name `name`; without, only
+    to addresses on this machine.
     """
 
     def __init__(self, address: str, tls: TlsFiles | None = None, name: str = "") -> None:
@@ -128,7 +126,9 @@ class AgentClient:
     async def retarget(
         self, address: str, tls: TlsFiles | None, name: str, display_name: str = ""
     ) -> None:
-        """From now on at this address, with these files; hangs up only when that is another one."""
+        """Use this address and these files from now on. Closes the channel only if they differ from
+        the current ones.
+        """
         if (address, tls, name) != self._target:
             previous, self._transport = (
                 self._transport,
@@ -146,8 +146,8 @@ class AgentClient:
         return self._channel_stub[1]
 
     async def describe(self) -> AgentInfo:
-        """Who it is and what it does now: the first call of a contact. What stands in the way of
-        one is looked into and told.
+        """Return what the agent reports about itself, and update `clock`. This is the first call of
+        a connection; if it fails, the error explains why.
         """
         await self._transport.refresh()
         asked_ns = time.time_ns()
@@ -175,14 +175,14 @@ class AgentClient:
             raise
 
     async def present_epoch(self, agent_id: str) -> None:
-        """Have our lease looked at; acknowledges nothing. Raises Conflict with whose the host is
-        while it follows another controller.
+        """Present our epoch without acknowledging events. Raises Conflict if the host follows
+        another controller, and names it.
         """
         await self.acknowledge(0, agent_id)
 
     async def start(self, spec: TrialSpec) -> bool:
-        """Hand over a trial; True when it had it already. Raises Conflict while its GPUs are taken,
-        Superseded.
+        """Send a trial to start; return whether the agent had it already. Raises Conflict while its
+        GPUs are in use, Superseded.
         """
         request = pb.StartTrialRequest(
             spec=to_proto(spec, trial_pb2.TrialSpec()), lease=self._epoch_message
@@ -190,27 +190,27 @@ class AgentClient:
         return (await self._call(self._stub.StartTrial(request, timeout=_CALL_S))).known
 
     async def cancel(self, trial_id: str, attempt: int, reason: str) -> bool:
-        """Ask to end a trial; False when it is not active there."""
+        """Ask the agent to end a trial; return False if it is not active there."""
         request = pb.CancelTrialRequest(
             trial_id=trial_id, attempt=attempt, reason=reason, lease=self._epoch_message
         )
         return (await self._call(self._stub.CancelTrial(request, timeout=_CALL_S))).active
 
     async def join_load(self, part: LoadPart) -> str:
-        """Have it take part in an attempt's load; HOST:PORT of where the lead gathers. Raises
+        """Make the host take part in an attempt's load; return HOST:PORT of the lead's Ray. Raises
         Superseded, ConfigError, Conflict.
         """
         request = to_proto(part, pb.JoinLoadRequest(lease=self._epoch_message))
         return (await self._call(self._stub.JoinLoad(request, timeout=_LOAD_CALL_S))).lead_address
 
     async def leave_load(self, trial_id: str, attempt: int) -> bool:
-        """End that part; False when it had it not."""
+        """End the host's part in an attempt's load; return False if the host was not part of it."""
         request = pb.LeaveLoadRequest(trial_id=trial_id, attempt=attempt, lease=self._epoch_message)
         return (await self._call(self._stub.LeaveLoad(request, timeout=_LOAD_CALL_S))).joined
 
     async def events(self, agent_id: str, after_sequence: int) -> AsyncIterator[Event]:
-        """Events from there on, for ever. Raises Conflict when another agent answers at the
-        address.
+        """Yield the events after that sequence number until cancelled. Raises Conflict if another
+        agent answers at the address.
         """
         request = pb.WatchEventsRequest(
             agent_id=agent_id, after_sequence=after_sequence, lease=self._epoch_message
@@ -224,8 +224,8 @@ class AgentClient:
             raise self._translate_error(error) from error
 
     async def acknowledge(self, up_to_sequence: int, agent_id: str = "") -> None:
-        """Everything up to there of that agent's is stored. Raises Conflict when another agent
-        answers.
+        """Acknowledge all events of that agent up to this sequence number. Raises Conflict if
+        another agent answers.
         """
         request = pb.AckEventsRequest(
             up_to_sequence=up_to_sequence, lease=self._epoch_message, agent_id=agent_id
@@ -233,8 +233,8 @@ class AgentClient:
         await self._call(self._stub.AckEvents(request, timeout=_CALL_S))
 
     async def release(self, trial_id: str, attempt: int) -> None:
-        """The files of an ended attempt are all here: the host may free them. One of an older
-        version keeps them for ever.
+        """Allow the host to delete the files of an ended attempt, because all are stored here. An
+        agent of an older version never deletes them.
         """
         request = pb.ReleaseAttemptRequest(
             trial_id=trial_id, attempt=attempt, lease=self._epoch_message
@@ -242,10 +242,10 @@ class AgentClient:
         await self._call(self._stub.ReleaseAttempt(request, timeout=_CALL_S))
 
     async def fetch(self, artifact: Artifact, target: Path) -> None:
-        """Bring a file to `target`: goes on where an earlier try broke off, appears there only when
-        its digest is right.
+        """Download a file to `target`. It continues after the bytes of an interrupted download and
+        publishes the file only if its digest matches.
 
-        Raises NotFound when the agent no longer has it, Conflict when it cannot be written here.
+        Raises NotFound if the agent no longer has it, Conflict if it cannot be written here.
         """
         partial = target.with_name(target.name + ".partial")
         try:
@@ -278,8 +278,8 @@ class AgentClient:
             raise self._translate_error(error) from error
 
     async def check_host(self) -> tuple[HostFinding, ...]:
-        """What stands in the way of trials there, looked up now; an agent from before this could be
-        asked says just that.
+        """Return what prevents trials on the host, checked now. An agent that is too old to check
+        returns a single warning that says so.
         """
         try:
             answer = await self._stub.CheckHost(pb.CheckHostRequest(), timeout=_CHECK_S)
@@ -305,7 +305,7 @@ class AgentClient:
         )
 
     async def close(self) -> None:
-        """Hang up."""
+        """Close the channel."""
         await self._transport.close()
 
     async def _call(self, call: Awaitable[T]) -> T:
@@ -315,8 +315,8 @@ class AgentClient:
             raise self._translate_error(error) from error
 
     def _translate_error(self, error: aio.AioRpcError | asyncio.CancelledError) -> BaseException:
-        """What to raise: gRPC cancels the calls of a channel that is closed, which is no cancel of
-        the task that waits for one.
+        """Return the error to raise. When a channel is closed, gRPC cancels its calls; that is not
+        a cancellation of the waiting task.
         """
         if isinstance(error, asyncio.CancelledError):
             task = asyncio.current_task()
@@ -333,7 +333,7 @@ class AgentClient:
 
 
 def _open_partial(partial: Path, size_bytes: int) -> tuple[int, int]:
-    """A descriptor of the unfinished file, and how much of it an earlier try brought."""
+    """Return a descriptor of the unfinished file, and how many bytes an earlier download wrote."""
     partial.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     offset = min(os.fstat(descriptor).st_size, size_bytes)

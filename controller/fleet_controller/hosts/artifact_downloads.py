@@ -1,6 +1,4 @@
-"""Owns the files that one agent still owes the controller: fetches them one by one and again, never
-loses a run over one.
-"""
+"""Downloads the files of one agent one by one, and retries those that fail."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ _FIRST_PAUSE_S, _LAST_PAUSE_S = 2.0, 60.0
 
 
 class ArtifactDownloads:
-    """What is owed by one agent, by name. `fetch` must be running for anything to come."""
+    """The files to download from one agent, by name. `run` must be running."""
 
     def __init__(self, agent: AgentClient, writer: StateWriter, folder: Path) -> None:
         self._agent = agent
@@ -33,36 +31,34 @@ class ArtifactDownloads:
         self._all_done.set()
 
     def add(self, artifacts: Iterable[Artifact]) -> None:
-        """The agent told of these."""
+        """Add files that the agent reported."""
         self._pending.update((artifact.name, artifact) for artifact in artifacts)
         if self._pending:
             self._all_done.clear()
             self._added.set()
 
     def reset(self, artifacts: Iterable[Artifact]) -> None:
-        """A line was made: these are all that the store wants of the agent that is there now."""
+        """Replace all files by those that the store lacks from the agent that is connected now."""
         self._pending.clear()
         self._all_done.set()
         self.add(artifacts)
 
     @property
     def trouble(self) -> str:
-        """Why files are still to come though they were asked for; empty when nothing stands in the
-        way.
-        """
+        """Why the last download failed; empty if none failed or no file is missing."""
         return f"files wait: {self._trouble}" if self._trouble and self._pending else ""
 
     def has_pending(self, attempt: str) -> bool:
-        """Files of this TRIAL/ATTEMPT are still to come."""
+        """Whether files of this TRIAL/ATTEMPT are still missing."""
         return any(name.startswith(f"{attempt}/") for name in self._pending)
 
     async def wait_until_done(self) -> None:
-        """Returns when no file is owed."""
+        """Return when no file is missing."""
         await self._all_done.wait()
 
     async def run(self) -> None:
-        """Fetch what is owed, for ever; one that fails is tried again after the others, with
-        growing pauses.
+        """Download until cancelled. A file that fails is tried again after the others, with growing
+        pauses.
         """
         pause_s = _FIRST_PAUSE_S
         while True:
@@ -94,7 +90,9 @@ class ArtifactDownloads:
 
 
 def _safe_path(name: str) -> PurePosixPath:
-    """The name as a path below the artifact folder. Raises NotFound for one that leads out of it."""
+    """Return the name as a path below the artifact folder. Raises NotFound for a path outside of
+    it.
+    """
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name:
         raise NotFound(

@@ -1,5 +1,5 @@
-"""Owns the lines of a controller while it works: one for each agent, begun, changed and ended as
-the fleet file changes.
+"""The connections of a running controller: one for each agent, started, changed and closed as the
+fleet file changes.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ log = logging.getLogger(__name__)
 
 
 class HostConnections:
-    """All lines, in the order of the file, then of the addresses. `work` must be running for any of
-    them to move.
+    """All connections, in the order of the fleet file, then of the given addresses. `run` must be
+    running.
     """
 
     def __init__(self, targets: FleetTargets, writer: StateWriter, artifacts: Path) -> None:
@@ -31,23 +31,22 @@ class HostConnections:
         self._tasks: dict[HostConnection, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
-        """For ever."""
+        """Run all connections until cancelled."""
         async with asyncio.TaskGroup() as self._group:
             for connection in self.all:
                 self._start_task(connection)
             await asyncio.Event().wait()
 
     async def close(self) -> None:
-        """Hang up all, also those that have left."""
+        """Close all connections, including those of removed hosts."""
         for connection in self.all:
             await connection.agent.close()
 
     async def apply_targets(self, targets: Iterable[AgentTarget]) -> None:
-        """The hosts of the fleet file as it is now; addresses that were given alone stay as they
-        are.
+        """Apply the hosts of a changed fleet file. Addresses that were given on the command line
+        stay.
 
-        A host that is no longer there gets nothing new; its line ends when what runs there has
-        ended.
+        A removed host gets nothing new; its connection is closed when its last trial has ended.
         """
         wanted = {peer.fleet_host.name: peer for peer in targets if peer.fleet_host is not None}
         for connection in self.all:
@@ -67,9 +66,7 @@ class HostConnections:
         self._writer.job_index.notify()
 
     async def close_removed(self) -> list[str]:
-        """End the lines of hosts that have left and on which nothing is active any more; their
-        names.
-        """
+        """Close the connections of removed hosts on which nothing is active; return their names."""
         gone = [
             line
             for line in self.all

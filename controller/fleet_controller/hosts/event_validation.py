@@ -1,6 +1,4 @@
-"""Owns the hearing of one agent's events: what cannot be, or is too much, is dropped and told in
-the log. Stores and decides nothing.
-"""
+"""Validates the events of one agent; logs and drops invalid or oversized ones."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ _MOST_LOG_LINES = 20  # in the log, of one connection
 
 
 class EventValidator:
-    """What an agent tells over one connection."""
+    """Validates the events of one connection."""
 
     def __init__(self, agent: str) -> None:
         self._agent = agent
@@ -35,7 +33,7 @@ class EventValidator:
         self._logged = 0
 
     def validate(self, message: trial_pb2.Event) -> Event | None:
-        """The event as it is believed; None when it is not."""
+        """Return the event with invalid parts removed, or None if it is not acceptable."""
         if why := self._size_error(message):
             self._log_rejected(why)
             return None

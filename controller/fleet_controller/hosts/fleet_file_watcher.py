@@ -1,5 +1,5 @@
-"""Owns the fleet file of a working controller: reads it again when it has changed or somebody asks,
-keeps the old one when it is wrong.
+"""Reads the fleet file again when it has changed or on request; keeps the old one if the new one is
+wrong.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ _POLL_S = 2.0
 
 
 class FleetFileWatcher:
-    """One file. `adopt` gets each version of it that is right; `say` is told what came of a change."""
+    """Watches one fleet file. `apply` gets each correct version; `report` gets a line about each
+    change.
+    """
 
     def __init__(
         self,
@@ -36,11 +38,11 @@ class FleetFileWatcher:
         self._requested = asyncio.Event()
 
     def read_now(self) -> None:
-        """Do not wait for the next look, and read it even if it looks the same."""
+        """Read the file soon, even if it looks unchanged."""
         self._requested.set()
 
     async def run(self) -> None:
-        """For ever."""
+        """Watch the file until cancelled."""
         while True:
             await wait_until_set(self._requested, _POLL_S)
             stamp = await asyncio.to_thread(file_stamp, self._path)

@@ -1,5 +1,5 @@
-"""Owns the look at many hosts at once: each asked side by side, each answer with what the
-controller itself knows. Changes no host.
+"""Checks many hosts at once: what each agent finds, and what the controller knows about
+the host.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _EXPIRES_SOON_S = 30 * 86_400
 async def check_connections(
     connections: Sequence[HostConnection], record_of: Callable[[str], HostRecord]
 ) -> AsyncIterator[HostCheck]:
-    """One answer a host, as each is ready."""
+    """Check all these hosts and yield each result when it is ready."""
     answers: asyncio.Queue[HostCheck] = asyncio.Queue()
     turn = asyncio.Semaphore(_AT_ONCE)
 
@@ -42,7 +42,7 @@ async def check_connections(
 
 
 async def check_connection(connection: HostConnection) -> HostCheck:
-    """What one host finds about itself, and what shows from here."""
+    """Return what one host finds about itself and what the controller sees of it."""
     began_s = time.monotonic()
     name = connection.host or connection.agent.address
     try:
@@ -57,7 +57,7 @@ async def check_connection(connection: HostConnection) -> HostCheck:
 
 
 def connection_findings(connection: HostConnection) -> tuple[HostFinding, ...]:
-    """Clock, version and certificate, as seen from the controller."""
+    """Return findings about clock, version and certificate, as the controller sees them."""
     status = connection.status()
     found = []
     if abs(status.clock_ahead_s) > _CLOCK_APART_S:
@@ -89,7 +89,7 @@ def connection_findings(connection: HostConnection) -> tuple[HostFinding, ...]:
 
 
 def record_findings(record: HostRecord) -> tuple[HostFinding, ...]:
-    """What keeps trials away by a decision."""
+    """Return findings about decisions that keep trials away from the host."""
     found = []
     if record.drained:
         message = f"drained: {record.drain_reason}" if record.drain_reason else "drained"

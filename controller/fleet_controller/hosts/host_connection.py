@@ -1,6 +1,4 @@
-"""Owns the controller's line to one host: connects, hands trials over, stores each event before it
-is acknowledged.
-"""
+"""The controller's connection to one host: stores each event before it acknowledges it."""
 
 from __future__ import annotations
 
@@ -48,7 +46,7 @@ _POLL_INTERVAL_S = 3.0
 
 
 class HostConnection:
-    """One agent as the controller follows it: connected or not, and what it was told."""
+    """The connection to one agent, connected or not."""
 
     def __init__(
         self,
@@ -84,17 +82,19 @@ class HostConnection:
 
     @property
     def host(self) -> str:
-        """Its name in the fleet file, else as the agent tells it; empty before the first contact."""
+        """Its name in the fleet file, or as its agent reports it; empty before the
+        first contact.
+        """
         return self.fleet_host.name if self.fleet_host else self._info.host
 
     @property
     def labels(self) -> Mapping[str, str]:
-        """What jobs select it by."""
+        """The labels by which jobs select it."""
         return merge_labels(self.fleet_host, self._info.labels)
 
     @property
     def meeting_host(self) -> str:
-        """Where the other hosts of a server meet this one."""
+        """The address at which the other hosts of a server reach it."""
         return meeting_host(
             direct_address(self.fleet_host) if self.fleet_host else self.agent.address,
             self.labels.get("address", ""),
@@ -102,29 +102,29 @@ class HostConnection:
 
     @property
     def was_tried(self) -> bool:
-        """It is connected, or what stands in the way is known."""
+        """Whether it is connected, or it is known why not."""
         return self.connected or bool(self.trouble)
 
     @property
     def no_trials_reason(self) -> str:
-        """Why it takes none though it answers; empty when it does."""
+        """Why it takes no trials although it answers; empty if it takes them."""
         if self.removed_reason:
             return self.removed_reason
         return "it serves load only" if self.load_only else self._info.takes_no_trials
 
     @property
     def removed_reason(self) -> str:
-        """Why nothing new begins there; empty while it is in the fleet."""
+        """Why nothing new begins on it; empty while it is in the fleet."""
         return "it was taken out of the fleet file" if self.is_removed else ""
 
     @property
     def load_only(self) -> bool:
-        """It drives load for other hosts and never gets a trial."""
+        """Whether it only sends load for other hosts and never gets a trial."""
         return self._info.load_only or (self.fleet_host is not None and self.fleet_host.load_only)
 
     @property
     def advertised_policy(self) -> AdvertisedPolicy:
-        """What its agent says that it allows jobs."""
+        """What its agent reports to allow."""
         info = self._info
         return AdvertisedPolicy(
             info.strict,
@@ -135,7 +135,7 @@ class HostConnection:
         )
 
     def usable_gpus(self, kind: EngineKind) -> int:
-        """GPUs that servers of this kind may use here."""
+        """Return how many GPUs servers of this kind may use on it."""
         reported = {
             EngineKind.SGLANG: self._info.gpus,
             EngineKind.SIMULATED: self._info.simulated_gpus,
@@ -147,7 +147,7 @@ class HostConnection:
         )
 
     def status(self) -> HostStatus:
-        """As it is listed."""
+        """Return the host as it is listed."""
         info, fleet_host = self._info, self.fleet_host or FleetHost()
         return HostStatus(
             host=self.host or self.agent.address,
@@ -170,7 +170,7 @@ class HostConnection:
 
     @property
     def _status_message(self) -> str:
-        """What is to be known of a host that is connected."""
+        """What is worth knowing about the host while it is connected."""
         waits = (
             f"takes no new trials: {self._info.takes_no_trials}"
             if self._info.takes_no_trials
@@ -184,8 +184,10 @@ class HostConnection:
         )
 
     def away_s(self, now_s: float) -> float:
-        """Monotonic seconds for which it has been away, or since this controller began to look for
-        it; 0 while it is there.
+        """Return the seconds for which it has been away, counted at most from the start of this
+        controller; 0 while it is connected.
+
+        `now_s` is a monotonic time.
         """
         return 0.0 if self.connected else now_s - self._disconnected_at_s
 
@@ -194,7 +196,7 @@ class HostConnection:
         return 0 if room == GPUS_UNKNOWN else room
 
     async def run(self) -> None:
-        """Follow the agent, give it its orders and fetch its files, for ever."""
+        """Follow the agent, send its orders and download its files, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             for work in (
                 self._stay_connected(),
@@ -208,7 +210,7 @@ class HostConnection:
     # Following
 
     async def _stay_connected(self) -> None:
-        """Connect and follow; a broken line is connected again with growing pauses."""
+        """Connect and follow the agent's events; reconnect with growing pauses."""
         pause_s = _FIRST_PAUSE_S
         while True:
             stored = self._stored_sequence
@@ -249,8 +251,8 @@ class HostConnection:
             self._reconnect.clear()
 
     def cause_of(self, error: FleetError) -> FleetError:
-        """What is to be told when a call failed: that there is no certificate to know the host by,
-        before all that follows from it.
+        """Return the cause of a failed call: a missing certificate for the host comes before all
+        errors that follow from it.
         """
         try:
             if self.fleet_host is not None:
@@ -260,7 +262,9 @@ class HostConnection:
         return error
 
     async def _poll_agent(self) -> None:
-        """Every few seconds while it is connected: its room, its clock, and what it keeps for us."""
+        """Ask the agent every few seconds for its disk space, its clock and the attempts that it
+        keeps.
+        """
         while True:
             await asyncio.sleep(_POLL_INTERVAL_S)
             if not self.connected:
@@ -278,8 +282,8 @@ class HostConnection:
                 log.debug("%s: %s", self.host, error.message)
 
     async def update_fleet_host(self, fleet_host: FleetHost) -> None:
-        """The fleet file says otherwise of this host now; it is connected anew when that is about
-        the way there.
+        """Apply a changed entry of the fleet file. Reconnects if the address or the way to the host
+        changed.
         """
         before, self.fleet_host, self.is_removed = self.fleet_host, fleet_host, False
         route = fleet_host.address, fleet_host.port, fleet_host.through_ssh, fleet_host.ssh
@@ -293,7 +297,7 @@ class HostConnection:
             self.reconnect_now()
 
     def reconnect_now(self) -> None:
-        """The agent was just started: do not wait for the end of the pause."""
+        """End the pause before the next connection, because the agent was just started."""
         self._reconnect.set()
 
     async def _connect(self) -> None:
@@ -326,8 +330,8 @@ class HostConnection:
         self._writer.job_index.notify()
 
     async def _close_lost_attempts(self) -> None:
-        """Attempts that an earlier journal of this host held are gone with it: the new one will
-        never tell their end.
+        """End the attempts of an earlier journal of this host: the new journal will never report
+        their end.
         """
         for _, trial in self._writer.job_index.active_on(self.host):
             attempt = trial.newest
@@ -368,8 +372,8 @@ class HostConnection:
             self._orders.notify_trial_over()
 
     async def _acknowledge_loop(self) -> None:
-        """Tell the agent how far its events are stored: once for all that came since it was last
-        told, and not urgently.
+        """Acknowledge stored events: at most once in a short interval, for all events since the
+        last time.
         """
         while True:
             await self._stored_changed.wait()
@@ -378,7 +382,7 @@ class HostConnection:
             await asyncio.sleep(_ACKNOWLEDGE_PAUSE_S)
 
     async def acknowledge_stored(self) -> None:
-        """Tell the agent what is stored now."""
+        """Acknowledge all events that are stored."""
         if not self.connected or not self._stored_sequence:
             return
         try:
@@ -392,7 +396,7 @@ class HostConnection:
             )
 
     def notify_orders(self) -> None:
-        """Look for attempts to start or cancel here. Returns at once: a host that hangs delays no
-        other.
+        """Look for attempts to start or cancel on this host. Returns at once, so a host that hangs
+        delays no other.
         """
         self._orders.notify()

@@ -1,7 +1,6 @@
-"""Owns which hosts get trials: drained by a user, set aside for their failures, looked at and
-brought back. The core judges.
+"""Decides which hosts get trials: hosts may be drained by a user, or quarantined and checked again.
 
-What is decided is in the store before it counts, so it holds over a restart.
+Each decision is stored before it takes effect, so it survives a restart.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _TICK_S = 1.0
 
 
 class HostHealth:
-    """The standing of each host."""
+    """The records of all hosts, and their states for the scheduler, the listing and the metrics."""
 
     def __init__(
         self,
@@ -58,27 +57,27 @@ class HostHealth:
         ] = {}  # host → looks since it was set aside, monotonic seconds of the next
 
     async def load(self) -> None:
-        """What an earlier controller decided."""
+        """Read what an earlier controller decided."""
         self._records = {record.name: record for record in await self._writer.host_records()}
 
     def record_of(self, host: str) -> HostRecord:
-        """What is decided of a host."""
+        """Return what is decided about a host."""
         return self._records.get(host) or HostRecord(host)
 
     async def drain(self, host: str, why: str) -> None:
-        """No new trials there."""
+        """Start no new trials on the host."""
         await self._save_record(drain(self.record_of(host), why))
         log.info("%s: drained%s", host, f": {why}" if why else "")
 
     async def undrain(self, host: str) -> None:
-        """Trials there again, whatever was held against it."""
+        """Allow trials on the host again and forget its failures."""
         await self._save_record(undrain(self.record_of(host)))
         log.info("%s: takes trials again", host)
 
     # What the scheduler sees
 
     def schedulable_hosts(self) -> list[SchedulableHost]:
-        """Every host at this moment."""
+        """Return every host as the scheduler sees it now."""
         running, borrowed = (
             self._writer.job_index.running_by_host(),
             self._writer.job_index.load_hosts_in_use(),
@@ -103,7 +102,7 @@ class HostHealth:
         return SchedulableHost(
             connection.host,
             connection.labels,
-            self._closed_for(connection),
+            self._closed_reason(connection),
             len(running) + is_borrowed,
             not is_borrowed and all(trial.spec.shared for trial in running),
             gpus,
@@ -114,7 +113,7 @@ class HostHealth:
             or connection.removed_reason,
         )
 
-    def _closed_for(self, connection: HostConnection) -> str:
+    def _closed_reason(self, connection: HostConnection) -> str:
         return (
             self.record_of(connection.host).closed_reason
             or ("" if connection.connected else "away")
@@ -122,7 +121,7 @@ class HostHealth:
         )
 
     def publish(self, hosts: Sequence[SchedulableHost]) -> None:
-        """Bring up to date what jobs say they wait for, and the series of hosts."""
+        """Update what jobs report to wait for, and the series of hosts."""
         known = {host.name: host for host in hosts}
         if not self._writer.store_error and all(
             line.was_tried for line in self._connections()
@@ -162,7 +161,7 @@ class HostHealth:
         return host_state({**holds, "busy": host is not None and host.running > 0})
 
     def with_decisions(self, status: HostStatus) -> HostStatus:
-        """The status of a host with what is decided about it."""
+        """Return the status of a host together with what is decided about it."""
         record, running = (
             self.record_of(status.host),
             self._writer.job_index.running_by_host().get(status.host, []),
@@ -184,7 +183,7 @@ class HostHealth:
     # What failures say
 
     async def apply_ended_attempts(self) -> None:
-        """Take in the attempts that ended since the last call."""
+        """Count the attempts that ended since the last call for or against their hosts."""
         while self._writer.ended_attempts:
             trial_id, attempt = self._writer.ended_attempts[0]
             job = self._writer.job_index.job_of(trial_id)
@@ -213,8 +212,8 @@ class HostHealth:
     # Probes
 
     async def probe_quarantined(self) -> None:
-        """For ever: look at hosts that were set aside, each time after a longer pause; one with
-        nothing to find gets a trial again.
+        """Check quarantined hosts until cancelled, with growing pauses. A host without findings
+        gets a trial again.
         """
         while True:
             for connection in self._connections():

@@ -1,6 +1,4 @@
-"""Owns how long hosts may be away before what waits for them, or for a cancel, is closed; the core
-says what that is. Reaches no host.
-"""
+"""Closes attempts and trials whose hosts have been away for too long."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class HostTimeouts:
-    """One controller's, from its start on: what was away before counts from then."""
+    """The timeouts of one controller, counted at most from its start."""
 
     def __init__(
         self,
@@ -40,7 +38,9 @@ class HostTimeouts:
         self._logged: set[str] = set()
 
     async def close_expired(self) -> None:
-        """Close what is waited for no longer. Raises Conflict when the store cannot take it."""
+        """Close everything that has waited for too long. Raises Conflict if the store cannot be
+        written.
+        """
         for job in list(self._writer.job_index.open_jobs):
             for end in list(self._expired(job)):
                 await self._writer.save_attempt(end.trial_id, end.attempt)
@@ -58,7 +58,9 @@ class HostTimeouts:
             yield from end(_unfinished_trials(job), away_s, limit_s, time.time_ns())
 
     def _away_s(self, job: IndexedJob) -> dict[str, float]:
-        """Of the hosts that the job names, also of those that this controller does not know."""
+        """Return the seconds for which each host that the job names has been away, including hosts
+        that this controller does not know.
+        """
         now_s = time.monotonic()
         connections = {
             connection.host: connection for connection in self._connections() if connection.host
@@ -76,7 +78,7 @@ class HostTimeouts:
 
 
 def _unfinished_trials(job: IndexedJob) -> list[Trial]:
-    """The trials of a job that are active, and those that may begin unless it was cancelled."""
+    """Return the active trials of a job, and those that may begin if it is not cancelled."""
     waiting = job.waiting
     pinned = [trial for trials in waiting.pinned.values() for trial in trials]
     return [*job.active.values(), *pinned, *(trial for block in waiting.blocks for trial in block)]

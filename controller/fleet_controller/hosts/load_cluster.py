@@ -1,9 +1,9 @@
-"""Owns the gathering of load hosts for attempts: tells the lead and each load host its part, and
-sends them home. Waits for no Ray.
+"""Sets up the load hosts of attempts: gives the lead and each load host its part, and releases them
+at the end.
 
-What it hands out exists in memory alone. A controller that starts anew knows none of it: an attempt
-that began needs nothing more, since its cluster ends with its lead, and one that had not begun is
-gathered anew.
+Tokens and keys exist only in memory. A new controller knows none of them: an attempt that has begun
+does not need them any more, because its cluster ends with its lead; for one that has not begun, the
+cluster is set up again.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ LOAD_HOST_WAIT_S = 30.0
 
 
 class LoadHostConnection(Protocol):
-    """A host as gathering sees it."""
+    """A host as this module needs it."""
 
     agent: AgentClient
     connected: bool
 
     @property
     def meeting_host(self) -> str:
-        """Where other hosts reach it."""
+        """The address at which other hosts reach it."""
         ...
 
 
 @dataclass(slots=True)
 class _LoadCluster:
-    """What was made for one attempt."""
+    """The token and authority of one attempt, and the hosts that joined."""
 
     authority: LoadClusterAuthority
     since_s: float  # monotonic
@@ -54,18 +54,17 @@ class _LoadCluster:
 
 
 class LoadClusters:
-    """Of one controller; called on its loop."""
+    """The load clusters of one controller; all calls are on its loop."""
 
     def __init__(self, connections: Mapping[str, LoadHostConnection]) -> None:
         self._connections = connections
         self._clusters: dict[AttemptKey, _LoadCluster] = {}
 
     async def set_up(self, spec: TrialSpec) -> None:
-        """Give the lead and every load host its part; again is harmless. Raises HostUnreachable,
-        Conflict, ConfigError.
+        """Give the lead and every load host its part; doing so again is harmless. Raises
+        HostUnreachable, Conflict, ConfigError.
 
-        LoadFailed when a load host has not answered for so long that the lead should not wait any
-        longer.
+        Raises LoadError if a load host has not answered for LOAD_HOST_WAIT_S.
         """
         key = (spec.trial_id, spec.attempt)
         cluster = self._clusters.get(key) or self._clusters.setdefault(
@@ -81,8 +80,8 @@ class LoadClusters:
             raise
 
     async def tear_down(self, key: AttemptKey) -> None:
-        """The attempt is over: each of its hosts may go at once, and goes by itself when it does
-        not hear of it.
+        """Release the hosts of an attempt that is over. A host that cannot be reached leaves by
+        itself at its limit.
         """
         cluster = self._clusters.pop(key, None)
         joined = (
@@ -102,7 +101,7 @@ class LoadClusters:
                 )
 
     def active_keys(self) -> tuple[AttemptKey, ...]:
-        """Attempts that were gathered for and not left."""
+        """Return the attempts that have a load cluster."""
         return tuple(self._clusters)
 
     async def _join(
@@ -131,7 +130,7 @@ class LoadClusters:
         return answer
 
     async def _address(self, spec: TrialSpec, host: str, connection: LoadHostConnection) -> str:
-        """The IP address of a host for the others of the attempt. Raises ConfigError,
+        """Return the IP address of a host for the other hosts of the attempt. Raises ConfigError,
         HostUnreachable.
         """
         far = [
@@ -153,8 +152,8 @@ class LoadClusters:
 
 
 async def resolve_ip(host: str) -> str:
-    """The IP address of a host name, version 4 where it has one. Raises HostUnreachable for a name
-    that leads nowhere.
+    """Return the IP address of a host name, IPv4 if it has one. Raises HostUnreachable for an
+    unknown name.
     """
     try:
         found = await asyncio.get_running_loop().getaddrinfo(

@@ -1,7 +1,7 @@
-"""Owns what is left to do at a host for attempts that are over: ends what no longer counts, lets
-files go that are here. Starts nothing.
+"""Brings a host in line with the controller after attempts ended: cancels attempts that are over
+here, and releases files that are stored here.
 
-Both go by what the host says of itself now, so that nothing depends on a call that was lost.
+Both compare with what the host reports now, so nothing depends on a call that was lost.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class AttemptReconciler:
-    """Of one host. All calls raise HostUnreachable and Conflict."""
+    """Reconciles one host. All calls raise HostUnreachable and Conflict."""
 
     def __init__(
         self, agent: AgentClient, writer: StateWriter, downloads: ArtifactDownloads
@@ -29,7 +29,9 @@ class AttemptReconciler:
         self._foreign: set[str] = set()  # of another store: they are not ours to let go
 
     async def cancel_ended_attempts(self, info: AgentInfo) -> None:
-        """Cancel there what is over here: it was given up while the host was away."""
+        """Cancel attempts that still run on the host and are over here: they were given up while
+        the host was away.
+        """
         for name in info.active_trials:
             attempt = await self._attempt(name)
             if attempt is None or not attempt.is_over:
@@ -45,8 +47,8 @@ class AttemptReconciler:
                 )
 
     async def release_files(self, info: AgentInfo, stored: int) -> None:
-        """Let go of the files of attempts that are over, once all that was told of them is stored
-        up to `stored`, and fetched.
+        """Release the files of attempts that are over and fetched, if all events of the host up to
+        `stored` are stored.
         """
         if stored < info.last_sequence:
             return
@@ -67,6 +69,6 @@ class AttemptReconciler:
 
 
 def _attempt_key(name: str) -> tuple[str, int]:
-    """Trial id and attempt of TRIAL/ATTEMPT."""
+    """Split TRIAL/ATTEMPT into trial id and attempt."""
     trial_id, _, attempt = name.rpartition("/")
     return trial_id, int(attempt) if attempt.isdecimal() else 0

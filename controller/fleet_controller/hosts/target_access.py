@@ -1,5 +1,5 @@
-"""Owns what a controller follows, made of a fleet file and a trust folder: who, how reached, how
-recognised. Connects to none.
+"""Makes the targets of a controller from a fleet file and a trust folder, and opens their SSH
+tunnels.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from fleet_transport.tls_identity import TlsFiles
 def fleet_targets(
     addresses: Sequence[str], inventory: Inventory | None, trust: Path
 ) -> FleetTargets:
-    """Every host of the file with the certificates of `trust`, and every address.
+    """Return every host of the file with the certificates of `trust`, and every address.
 
-    A fleet on this machine alone needs no certificates. Raises ConfigError when others are to be
-    reached and there is no authority.
+    A fleet on this machine alone needs no certificates. Raises ConfigError if there are hosts on
+    other machines and there is no authority.
     """
     targets = targets_of(addresses, inventory)
     if inventory is None:
@@ -60,9 +60,7 @@ def fleet_targets(
 
 @asynccontextmanager
 async def open_tunnels(targets: FleetTargets) -> AsyncIterator[FleetTargets]:
-    """While inside, hosts of a fleet file that are behind SSH are reached by tunnels; they end with
-    it.
-    """
+    """In the with block, reach hosts behind SSH through tunnels; close them at the end."""
     if targets.file is None:
         yield targets
         return

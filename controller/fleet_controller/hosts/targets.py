@@ -1,6 +1,4 @@
-"""Owns whom a controller follows: hosts of the fleet file and single addresses, and how the agent
-of each is reached. Connects to none.
-"""
+"""The hosts and addresses that a controller connects to, and how it reaches the agent of each."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ TlsFilesOf = Callable[
 
 @dataclass(frozen=True, slots=True)
 class AgentTarget:
-    """One agent to follow. `known`: what the fleet file says of its host; None for an address that
+    """One agent to connect to. `fleet_host`: its entry in the fleet file, None for an address that
     was given alone.
     """
 
@@ -34,8 +32,8 @@ class AgentTarget:
 
 @dataclass(frozen=True, slots=True)
 class HostAccess:
-    """How the agents of a fleet file are reached and recognised; both are asked anew for each
-    connection.
+    """How the agents of a fleet file are reached and authenticated. Both functions are called again
+    for each connection.
     """
 
     resolve_address: ResolveAddress
@@ -45,7 +43,7 @@ class HostAccess:
 def targets_of(
     addresses: Iterable[str], inventory: Inventory | None = None
 ) -> tuple[AgentTarget, ...]:
-    """Every host of the file, then every address."""
+    """Return every host of the file, then every address."""
     hosts = inventory.hosts if inventory else ()
     return (
         *(AgentTarget(direct_address(host), host) for host in hosts),
@@ -54,12 +52,14 @@ def targets_of(
 
 
 def direct_address(host: FleetHost) -> str:
-    """HOST:PORT of its agent, as gRPC takes it."""
+    """Return HOST:PORT of its agent, as gRPC takes it."""
     return f"[{host.address}]:{host.port}" if ":" in host.address else f"{host.address}:{host.port}"
 
 
 async def resolve_direct(host: FleetHost) -> str:
-    """For controllers that make no tunnels. Raises HostUnreachable for a host that is behind one."""
+    """Return the address of a host without a tunnel. Raises HostUnreachable for a host that needs
+    one.
+    """
     if host.through_ssh:
         raise HostUnreachable(
             f"{host.name} is reached through ssh, and this controller makes no tunnels",
@@ -69,7 +69,7 @@ async def resolve_direct(host: FleetHost) -> str:
 
 
 def without_tls(host: str) -> TlsFiles | None:
-    """For agents on this machine alone: nothing else is reached without TLS."""
+    """Return no TLS files, for agents on this machine."""
     return None
 
 
@@ -78,11 +78,11 @@ LOCAL_ACCESS = HostAccess(resolve_direct, without_tls)
 
 @dataclass(frozen=True, slots=True)
 class FleetTargets:
-    """Whom a controller follows, and how it gets there. `file`: the fleet file that names hosts,
-    read again when it changes.
+    """What a controller connects to. `file`: the fleet file that names the hosts; it is read again
+    when it changes.
 
-    `probe_first_s`: from setting a host aside for its failures to the first look at it.
-    `give_up_after_s`: how long one may be away before what waits for it is closed.
+    `probe_first_s`: seconds from the start of a quarantine to the first check. `give_up_after_s`:
+    seconds that a host may be away before what waits for it is closed.
     """
 
     agents: tuple[AgentTarget, ...] = ()

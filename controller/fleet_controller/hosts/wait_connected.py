@@ -1,5 +1,5 @@
-"""Owns the wait of a submit for the first contact with the agents, and whom it then may plan on.
-Connects to none itself.
+"""Lets a submit wait for the first contact with the agents, and lists the hosts that it may plan
+on.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from fleet_protos.errors import ConfigError, HostUnreachable
 
 
 def planning_candidates(connections: Sequence[HostConnection]) -> tuple[HostCandidate, ...]:
-    """Every host that has a name, as it stands now."""
+    """Return every host that has a name and is not removed, as it is now."""
     hosts = (
         connection for connection in connections if connection.host and not connection.is_removed
     )
@@ -27,16 +27,17 @@ def planning_candidates(connections: Sequence[HostConnection]) -> tuple[HostCand
 
 
 async def wait_until_connected(
-    connections: Sequence[HostConnection], named: Sequence[str], board: JobIndex, limit_s: float
+    connections: Sequence[HostConnection], named: Sequence[str], job_index: JobIndex, limit_s: float
 ) -> None:
-    """Wait until it is known of each agent whether it answers, at most `limit_s`.
+    """Wait until every agent has answered or failed to, or all hosts in `named` are connected, at
+    most `limit_s`.
 
-    Raises HostUnreachable when none does, or a named one does not, of those that no fleet file
-    knows; trials may wait for the others.
+    Without a fleet file, raises HostUnreachable if no agent or not every named one is connected.
+    With one, trials may wait for their hosts.
     """
     deadline_s = time.monotonic() + limit_s
     while not _may_plan(connections, named) and (left_s := deadline_s - time.monotonic()) > 0:
-        await wait_until_set(board.next_change(), left_s)
+        await wait_until_set(job_index.next_change(), left_s)
     if not any(connection.fleet_host is not None for connection in connections):
         _raise_unreachable(connections, named)
 

@@ -1,8 +1,6 @@
-"""Owns the making of keys and certificates. Pure but for the random numbers of keys and serials;
-writes no file, keeps no list.
+"""Makes keys and certificates: EC P-256 and SHA-256.
 
-EC P-256 and SHA-256. A certificate is valid from a day before it is made, because clocks of hosts
-differ.
+A certificate is valid from a day before it is made, because the clocks of hosts differ.
 """
 
 from __future__ import annotations
@@ -28,9 +26,7 @@ _LONGEST_COMMON_NAME = 64  # X.520
 
 @dataclass(frozen=True, slots=True)
 class CertificateAndKey:
-    """A certificate and its key, as PEM. The key exists here and where it is written to, nowhere
-    else.
-    """
+    """A certificate and its key, as PEM."""
 
     certificate_pem: bytes
     key_pem: bytes
@@ -38,7 +34,7 @@ class CertificateAndKey:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """Whom a certificate is for. `addresses`: further DNS names and IP addresses."""
+    """The party that a certificate is for. `addresses`: further DNS names and IP addresses."""
 
     role: Role
     name: str
@@ -47,7 +43,7 @@ class Subject:
 
 
 def make_authority(now: datetime) -> CertificateAndKey:
-    """A new authority, signed by itself."""
+    """Make a new self-signed authority."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name(
         [
@@ -73,8 +69,8 @@ def make_authority(now: datetime) -> CertificateAndKey:
 def make_certificate(
     authority: CertificateAndKey, subject: Subject, now: datetime
 ) -> CertificateAndKey:
-    """A certificate of the authority for a new key, ending no later than it. Raises ValueError for
-    an authority or a name of no use.
+    """Make a certificate with a new key, signed by the authority and expiring no later than it.
+    Raises ValueError for an unusable authority, name or address.
     """
     signer, signer_key = (
         x509.load_pem_x509_certificate(authority.certificate_pem),
@@ -119,7 +115,7 @@ _USAGES = {  # an agent's key cannot come in at any door, a user's key can serve
 
 
 def key_matches(certificate_pem: bytes, key_pem: bytes) -> bool:
-    """True when the key is the certificate's. Raises ValueError for what is neither."""
+    """Return whether the key belongs to the certificate. Raises ValueError if either is invalid."""
     return (
         x509.load_pem_x509_certificate(certificate_pem).public_key()
         == _load_key(key_pem).public_key()
@@ -127,7 +123,9 @@ def key_matches(certificate_pem: bytes, key_pem: bytes) -> bool:
 
 
 def is_issued_by(certificate_pem: bytes, authority_pem: bytes) -> bool:
-    """True when the authority signed the certificate. Raises ValueError for what is none."""
+    """Return whether the authority signed the certificate. Raises ValueError if either
+    is invalid.
+    """
     authority = x509.load_pem_x509_certificate(authority_pem)
     try:
         x509.load_pem_x509_certificate(certificate_pem).verify_directly_issued_by(authority)

@@ -1,6 +1,4 @@
-"""Owns the warning before a certificate ends: a line a day in the controller's log, and a
-Prometheus series. Renews nothing.
-"""
+"""Warns before a certificate expires: a log line once a day, and a Prometheus series."""
 
 from __future__ import annotations
 
@@ -22,8 +20,8 @@ _WARN_INTERVAL_S = 86400.0
 
 
 class ExpiryWatcher:
-    """Looks once an hour. Labels: the role, and the host for an agent; of users only the next to
-    end is shown.
+    """Checks all certificates once an hour. Labels of the series: the role, and the host for an
+    agent. Of several users, the next to expire is shown.
     """
 
     def __init__(self, authority: Authority, registry: CollectorRegistry) -> None:
@@ -33,14 +31,14 @@ class ExpiryWatcher:
         self._warned_at_s: dict[tuple[str, str], float] = {}
 
     async def run(self) -> None:
-        """For ever."""
+        """Check until cancelled."""
         while True:
             self.check_now(time.time_ns() / 1e9)
             await asyncio.sleep(_CHECK_INTERVAL_S)
 
     def check_now(self, now_unix_s: float) -> None:
-        """Show all, and log a warning of each that ends within 30 days unless it was logged within
-        a day.
+        """Update the series, and log a warning for each certificate that expires within 30 days, at
+        most once a day.
         """
         try:
             parties = self._authority.expiring(now_unix_s)

@@ -1,6 +1,4 @@
-"""Owns the first making of a trust folder, whole or not at all. Replaces one only when told to, and
-then keeps the old one beside it.
-"""
+"""Creates a trust folder, completely or not at all."""
 
 from __future__ import annotations
 
@@ -27,11 +25,10 @@ from fleet_transport.tls_identity import CONTROLLER_NAME, Role
 
 
 def init_trust_folder(folder: Path, user: str, *, replace: bool = False) -> bool:
-    """An authority with a certificate for the controller and for `user`. False: there was one, and
-    it was kept.
+    """Create an authority with certificates for the controller and for `user`. Return False if
+    there was one, which is kept.
 
-    `replace`: the one that is there is moved aside to FOLDER.replaced-TIME. Raises ConfigError,
-    Conflict.
+    `replace`: the existing folder is renamed to FOLDER.replaced-TIME. Raises ConfigError, Conflict.
     """
     with files.exclusive_lock(lock_path(folder)):
         files.remove_leftovers(folder)

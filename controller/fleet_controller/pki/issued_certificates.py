@@ -1,6 +1,4 @@
-"""Owns what the authority remembers of each certificate that it issued, as a value and as the text
-of issued.json. Reads no file.
-"""
+"""The list of issued certificates, as a value and as the text of issued.json."""
 
 from __future__ import annotations
 
@@ -18,10 +16,10 @@ KEPT_S = 86400 * 30  # how long an expired certificate is remembered
 @dataclass(frozen=True, slots=True)
 class IssuedCertificate:
     """One certificate. `authority`: fingerprint of the authority that signed it. `renew`: a new one
-    was asked for.
+    was requested.
 
-    `installed`: a host's agent was seen with it. Certificates that never came to their host are no
-    reason to drop an authority.
+    `installed`: the host's agent was seen with it. A certificate that was never installed does not
+    count when an authority is dropped.
     """
 
     fingerprint: str
@@ -36,29 +34,33 @@ class IssuedCertificate:
 
 @dataclass(frozen=True, slots=True)
 class IssuedCertificates:
-    """All of them, the newest last."""
+    """All issued certificates, the newest last."""
 
     entries: tuple[IssuedCertificate, ...] = ()
 
     def issued_to(self, role: Role, name: str = "") -> tuple[IssuedCertificate, ...]:
-        """Those of one party, or of all of a role, the newest last."""
+        """Return the certificates of one party, or of all parties with a role if `name`
+        is empty.
+        """
         return tuple(
             entry for entry in self.entries if entry.role is role and name in ("", entry.name)
         )
 
     def newest(self) -> tuple[IssuedCertificate, ...]:
-        """The newest of each party."""
+        """Return the newest certificate of each party."""
         return tuple({(entry.role, entry.name): entry for entry in self.entries}.values())
 
     def with_entry(self, entry: IssuedCertificate) -> IssuedCertificates:
-        """One more; what expired long ago is forgotten."""
+        """Return the list with one more entry, without those that expired more than 30 days before
+        it was issued.
+        """
         kept = (
             known for known in self.entries if known.expires_unix_s > entry.issued_unix_s - KEPT_S
         )
         return IssuedCertificates((*kept, entry))
 
     def with_installed(self, fingerprint: str) -> IssuedCertificates:
-        """The host of this certificate was seen with it."""
+        """Return the list with this certificate marked as installed."""
         return IssuedCertificates(
             tuple(
                 replace(entry, installed=True) if entry.fingerprint == fingerprint else entry
@@ -67,7 +69,7 @@ class IssuedCertificates:
         )
 
     def with_renewal_requested(self, role: Role, name: str) -> IssuedCertificates:
-        """What this party holds is to be replaced."""
+        """Return the list with all certificates of this party marked for renewal."""
         return IssuedCertificates(
             tuple(
                 replace(entry, renew=True) if (entry.role, entry.name) == (role, name) else entry
@@ -77,7 +79,7 @@ class IssuedCertificates:
 
 
 def issued_json(ledger: IssuedCertificates) -> str:
-    """The content of issued.json."""
+    """Return the content of issued.json."""
     return (
         json.dumps(
             {"version": VERSION, "issued": [asdict(entry) for entry in ledger.entries]}, indent=1
@@ -87,7 +89,7 @@ def issued_json(ledger: IssuedCertificates) -> str:
 
 
 def read_issued(text: bytes) -> IssuedCertificates:
-    """The reverse. Raises ValueError that says what is wrong."""
+    """Read the content of issued.json. Raises ValueError that says what is wrong."""
     try:
         value = json.loads(text)
         if value["version"] != VERSION:

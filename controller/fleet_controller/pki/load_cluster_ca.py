@@ -1,8 +1,7 @@
-"""Owns what lets hosts into the load of one attempt and keeps all others out: a token and an
-authority that exist nowhere but here.
+"""The token and the authority that protect the load cluster of one attempt.
 
-They are made for the attempt, kept in memory, handed to its hosts over the fleet's own TLS, and
-forgotten: no file, no list, no revocation.
+They are made for the attempt, kept in memory and sent to its hosts over the fleet's TLS. They are
+in no file and on no list, and are never revoked: they end with the attempt.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ ATTEMPT_CERTIFICATE_LIFE: Final = timedelta(days=3)  # longer than any attempt m
 
 
 class LoadClusterAuthority:
-    """Of one attempt."""
+    """The token and the authority of one attempt."""
 
     def __init__(self, now: datetime) -> None:
         self._authority = make_authority(now)
@@ -36,10 +35,10 @@ class LoadClusterAuthority:
         return self._authority.certificate_pem
 
     def issue(self, host: str, address: str) -> CertificateAndKey:
-        """A certificate for a host at an IP address, as server and as client: Ray shows the same
-        one on both ends and checks the address.
+        """Issue a certificate for a host at an IP address, for both server and client: Ray uses the
+        same one on both sides and checks the address.
 
-        Raises ValueError for what is no address.
+        Raises ValueError for an invalid address.
         """
         signer = x509.load_pem_x509_certificate(self._authority.certificate_pem)
         signer_key = serialization.load_pem_private_key(self._authority.key_pem, password=None)

@@ -1,6 +1,4 @@
-"""Owns the trust folder as files: private modes, whole or not at all, one writer at a time. Knows
-nothing of certificates.
-"""
+"""Writes the files of a trust folder: with private modes, atomically, by one process at a time."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ _HALF_MADE = ".half-made-"
 
 
 def write_file(path: Path, content: bytes, *, private: bool) -> None:
-    """Put a file in place, whole or not at all: 0600 when `private`, else 0644. Raises ConfigError."""
+    """Replace a file atomically, with mode 0600 if `private`, else 0644. Raises ConfigError."""
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=_HALF_MADE)
         try:
@@ -42,8 +40,8 @@ def write_file(path: Path, content: bytes, *, private: bool) -> None:
 
 
 def create_folder(folder: Path, files: Mapping[str, tuple[bytes, bool]]) -> None:
-    """A folder (0700) with all these files (content, private), or none. Raises Conflict when it is
-    there already, ConfigError.
+    """Create a folder (0700) with all these files (content, private), or nothing. Raises Conflict
+    if it exists already, ConfigError.
     """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -67,7 +65,7 @@ def create_folder(folder: Path, files: Mapping[str, tuple[bytes, bool]]) -> None
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what a killed command left half made, in the folder and beside it."""
+    """Remove unfinished files that a killed command left in the folder and next to it."""
     for left in folder.parent.glob(f".{folder.name}{_HALF_MADE}*"):
         shutil.rmtree(left, ignore_errors=True)
     for file in folder.glob(f"{_HALF_MADE}*"):
@@ -76,8 +74,8 @@ def remove_leftovers(folder: Path) -> None:
 
 @contextmanager
 def exclusive_lock(lock: Path) -> Iterator[None]:
-    """The only one that changes the folder while inside, among processes and threads. Raises
-    Conflict after half a minute, ConfigError.
+    """Let no other process or thread change the folder in the with block. Raises Conflict after 30
+    s, ConfigError.
     """
     try:
         lock.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

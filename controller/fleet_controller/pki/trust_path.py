@@ -1,4 +1,4 @@
-"""Owns where a trust folder is looked for. Opens none."""
+"""The path of the trust folder."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 
 def trust_folder_path(named: str, state: Path) -> Path:
-    """The folder named, else $BENCHFLEET_TRUST, else `trust` in the state folder of `fleetctl` or
-    beside that of the controller.
+    """Return the named folder, else $BENCHFLEET_TRUST, else `trust` in the state folder of
+    `fleetctl` or next to that of the controller.
     """
     chosen = named or os.environ.get("BENCHFLEET_TRUST", "")
     if chosen:
