@@ -1,4 +1,4 @@
-"""Tells whether a file was written or replaced since it was last read."""
+"""Detects whether a file was written or replaced since it was last read."""
 
 from __future__ import annotations
 

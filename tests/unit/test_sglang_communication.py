@@ -77,7 +77,7 @@ def test_one_rank_with_another_value_voids_the_trial() -> None:
 def test_a_variable_that_nccl_reads_only_when_needed_is_unproved_and_not_lost() -> None:
     (gate,) = gates({"NCCL_IB_HCA": "mlx5_0", "NCCL_PROTOO": "LL"}, shown(*SET, *DONE))
     assert (gate.code, gate.effect) == ("env_unproved", FLAG)
-    assert "NCCL_IB_HCA=mlx5_0 (NCCL did not read it: it only does when" in gate.message
+    assert "NCCL_IB_HCA=mlx5_0 (NCCL did not read it: it does so only when" in gate.message
     assert "NCCL_PROTOO=LL (the log does not name it" in gate.message
 
 

@@ -97,7 +97,7 @@ class AgentServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def StartTrial(self, request, context):
-        """Start a trial; idempotent by trial id and attempt. RESOURCE_EXHAUSTED while its GPUs are taken.
+        """Start a trial; idempotent by trial id and attempt. FAILED_PRECONDITION while its GPUs are taken.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

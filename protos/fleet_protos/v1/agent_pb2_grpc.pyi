@@ -34,7 +34,7 @@ class AgentServiceStub:
     Describe: _grpc.UnaryUnaryMultiCallable[_agent_pb2.DescribeRequest, _agent_pb2.DescribeResponse]
     """Report who this agent is and what it is doing."""
     StartTrial: _grpc.UnaryUnaryMultiCallable[_agent_pb2.StartTrialRequest, _agent_pb2.StartTrialResponse]
-    """Start a trial; idempotent by trial id and attempt. RESOURCE_EXHAUSTED while its GPUs are taken."""
+    """Start a trial; idempotent by trial id and attempt. FAILED_PRECONDITION while its GPUs are taken."""
     CancelTrial: _grpc.UnaryUnaryMultiCallable[_agent_pb2.CancelTrialRequest, _agent_pb2.CancelTrialResponse]
     """Ask a trial to end; harmless if it is over."""
     WatchEvents: _grpc.UnaryStreamMultiCallable[_agent_pb2.WatchEventsRequest, _agent_pb2.WatchEventsResponse]
@@ -60,7 +60,7 @@ class AgentServiceAsyncStub(AgentServiceStub):
     Describe: _aio.UnaryUnaryMultiCallable[_agent_pb2.DescribeRequest, _agent_pb2.DescribeResponse]  # type: ignore[assignment]
     """Report who this agent is and what it is doing."""
     StartTrial: _aio.UnaryUnaryMultiCallable[_agent_pb2.StartTrialRequest, _agent_pb2.StartTrialResponse]  # type: ignore[assignment]
-    """Start a trial; idempotent by trial id and attempt. RESOURCE_EXHAUSTED while its GPUs are taken."""
+    """Start a trial; idempotent by trial id and attempt. FAILED_PRECONDITION while its GPUs are taken."""
     CancelTrial: _aio.UnaryUnaryMultiCallable[_agent_pb2.CancelTrialRequest, _agent_pb2.CancelTrialResponse]  # type: ignore[assignment]
     """Ask a trial to end; harmless if it is over."""
     WatchEvents: _aio.UnaryStreamMultiCallable[_agent_pb2.WatchEventsRequest, _agent_pb2.WatchEventsResponse]  # type: ignore[assignment]
@@ -95,7 +95,7 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _agent_pb2.StartTrialRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_agent_pb2.StartTrialResponse, _abc.Awaitable[_agent_pb2.StartTrialResponse]]:
-        """Start a trial; idempotent by trial id and attempt. RESOURCE_EXHAUSTED while its GPUs are taken."""
+        """Start a trial; idempotent by trial id and attempt. FAILED_PRECONDITION while its GPUs are taken."""
 
     @_abc_1.abstractmethod
     def CancelTrial(
