@@ -10,8 +10,10 @@ import json
 import logging
 import os
 import signal
+import socket
 import sys
 import time
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -186,7 +188,6 @@ async def _serve(options: argparse.Namespace) -> None:
 async def _run_agent(options: argparse.Namespace) -> None:
     from fleet_agent.app.bootstrap import build_agent
     from fleet_agent.app.config import resolve_config
-    from fleet_agent.app.systemd_notify import notify_ready
 
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -200,7 +201,7 @@ async def _run_agent(options: argparse.Namespace) -> None:
             await parts.server.start()
             serving = tasks.create_task(parts.gateway.serve()) if parts.gateway else None
             log.info("listening on %s as host %s", parts.address, parts.host)
-            notify_ready()
+            _notify_systemd()
             if options.linger > 0:
                 tasks.create_task(_stop_when_idle(parts.agent, options.linger, stopping))
             await working
@@ -212,13 +213,27 @@ async def _run_agent(options: argparse.Namespace) -> None:
     log.info("stopped")
 
 
+def _notify_systemd() -> None:
+    """Send READY=1 to $NOTIFY_SOCKET (sd_notify(3)) if it is set, and unset it: the agent's children
+    must not notify in its place.
+    """
+    path = os.environ.pop("NOTIFY_SOCKET", "")
+    if not path:
+        return
+    with (
+        suppress(OSError),
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as notify,
+    ):
+        notify.sendto(b"READY=1", "\0" + path[1:] if path.startswith("@") else path)
+
+
 async def _stop_when_idle(agent: Agent, linger_s: float, stopping: asyncio.Event) -> None:
     """Stop an agent without controller and trials after `linger_s` seconds, such as a local agent
     whose controller was killed.
     """
     while not stopping.is_set():
         await asyncio.sleep(_LINGER_CHECK_S)
-        idle_s = time.monotonic() - agent.quiet_since_s
+        idle_s = time.monotonic() - agent.idle_since_s
         if not agent.watchers and not agent.active and idle_s > linger_s:
             log.info("stopping: no controller and no trial for %.0f s", idle_s)
             stopping.set()

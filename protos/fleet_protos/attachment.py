@@ -36,7 +36,7 @@ class Trace:
     blocks: tuple[tuple[int, ...], ...] = ()
 
     def truncated(self, requests: int, end_ms: float) -> Trace:
-        """Its first requests, those that come before `end_ms`."""
+        """Return the first `requests` requests that arrive before `end_ms`."""
         count = sum(at < end_ms for at in self.at_ms[:requests])
         return Trace(
             self.at_ms[:count],

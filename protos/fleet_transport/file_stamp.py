@@ -8,7 +8,9 @@ FileStamp = tuple[int, int, int]  # modification time in ns, size in bytes, inod
 
 
 def file_stamp(path: Path) -> FileStamp | None:
-    """Return what changes when a file is written or replaced; None if it cannot be read."""
+    """Return the file's stamp, which changes when the file is written or replaced; None if it
+    cannot be read.
+    """
     try:
         status = path.stat()
     except OSError:

@@ -79,7 +79,7 @@ def _parse_revocation(entry: Mapping[str, Any]) -> Revocation:
         or len(bytes.fromhex(found.fingerprint)) != 32
         or not isinstance(found.revoked_unix_s, int)
     ):
-        raise ValueError(f"no valid fingerprint and date: {found.fingerprint!r}")
+        raise ValueError(f"an entry has an invalid fingerprint or date: {found.fingerprint!r}")
     return found
 
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from grpc import aio
 
 from fleet_protos.errors import ConfigError, Conflict
-from fleet_transport.tls_identity import TlsFiles
 
 _PATH_LIMIT = 100  # bytes; the kernel takes 107
 
@@ -56,14 +55,10 @@ def parse_endpoint(text: str) -> tuple[str, int]:
     return bare, int(port)
 
 
-def bind_server(server: aio.Server, address: str, tls: TlsFiles | None = None) -> str:
+def bind_server(server: aio.Server, address: str) -> str:
     """Make `server` listen on `address` and return the address with its real port. Raises
     ConfigError if it is not local, Conflict if it is in use.
     """
-    if tls is not None:
-        raise ConfigError(
-            "this version cannot serve TLS", "use a Unix socket, or an ssh tunnel from another host"
-        )
     if address.startswith("unix:"):
         return _bind_unix(server, address)
     host, _, port = address.rpartition(":")

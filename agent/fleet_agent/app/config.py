@@ -1,7 +1,7 @@
 """The agent's configuration file, agent.toml. It is validated as a whole, and all mistakes are
 reported at once.
 
-    host = "gpu01"                     # names on the command line win over the file
+    host = "gpu01"                     # options on the command line override the file
     listen = "0.0.0.0:7433"            # needs [tls]; unix:PATH and 127.0.0.1:PORT do not
     state = "/var/lib/benchfleet"
     gpus = 8                           # default: all that the driver shows

@@ -68,7 +68,7 @@ class Agent:
         self._ending = asyncio.Event()  # end the trials, then stop
         self._is_ending = False
         self.watchers = 0
-        self.quiet_since_s = time.monotonic()
+        self.idle_since_s = time.monotonic()
 
     @property
     def artifact_root(self) -> Path:
@@ -195,7 +195,7 @@ class Agent:
                 "update the agent on this host",
             )
         try:
-            self._launch_runner(spec, self._take_gpus(spec), ev.TrialAccepted(spec))
+            self._launch_runner(spec, self._claim_gpus(spec), ev.TrialAccepted(spec))
         except Conflict:
             self._release_gpus(spec)
             raise
@@ -230,7 +230,7 @@ class Agent:
                     await changed.wait()
         finally:
             self.watchers -= 1
-            self.quiet_since_s = time.monotonic()
+            self.idle_since_s = time.monotonic()
 
     def _read_events(self, after_sequence: int) -> list[ev.Event]:
         return list(self._journal.events(after_sequence))
@@ -257,7 +257,7 @@ class Agent:
                 "the controller tries again soon",
             )
 
-    def _take_gpus(self, spec: TrialSpec) -> tuple[int, ...]:
+    def _claim_gpus(self, spec: TrialSpec) -> tuple[int, ...]:
         pool = self._pools.get(spec.engine.kind)
         if pool is None:
             return ()
@@ -314,7 +314,7 @@ class Agent:
                 self.load_parts.release_lead(key)
             del self._runners[key]
             self._release_gpus(runner.spec)
-            self.quiet_since_s = time.monotonic()
+            self.idle_since_s = time.monotonic()
 
     def _release_gpus(self, spec: TrialSpec) -> None:
         kind = spec.engine.kind
@@ -364,7 +364,7 @@ class Agent:
         )
         message = "the agent was restarted while the trial ran"
         handlers = self._launch_runner(
-            spec, self._take_gpus(spec), ev.AgentRestarted(message), trial
+            spec, self._claim_gpus(spec), ev.AgentRestarted(message), trial
         )
         launched = _recorded_launch(history)
         if launched is not None:

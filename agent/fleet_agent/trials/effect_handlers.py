@@ -39,8 +39,6 @@ class EffectHandlers:
         # per workload, the level of each valid run, which shows whether the runs are steady
         self._levels: dict[str, tuple[float, ...]] = {}
 
-    # Server
-
     async def prove(self) -> ev.Body:
         """Prove the configuration with `TrialServer.prove`; its flags are added to each
         later run.
@@ -70,8 +68,6 @@ class EffectHandlers:
             message,
             hint="check that the controller still runs",
         )
-
-    # Load
 
     async def warm_up(self, workload: Workload) -> ev.Body:
         """Return WarmedUp with the rate seen, which never counts in a result, or LoadFailed."""
@@ -180,8 +176,6 @@ class EffectHandlers:
             salt_scope=scope,
             files={file.ref: file.content for file in spec.files if file.ref in workload.file_refs},
         )
-
-    # End
 
     async def collect(self) -> ev.Body:
         """Return EvidenceCollected with what could be read; a dead server still has a log."""

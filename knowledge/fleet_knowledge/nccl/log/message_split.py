@@ -101,12 +101,12 @@ class MessageSplitter:
     def _prefixes(self, line: str) -> Iterator[_Prefix]:
         floor = 0
         for level in _LEVEL.finditer(line):
-            prefix = self._read(line, max(floor, level.start() - _MAX_PREFIX_CHARS), level)
+            prefix = self._read_prefix(line, max(floor, level.start() - _MAX_PREFIX_CHARS), level)
             if prefix is not None:
                 yield prefix
                 floor = level.end()
 
-    def _read(self, line: str, floor: int, level: re.Match[str]) -> _Prefix | None:
+    def _read_prefix(self, line: str, floor: int, level: re.Match[str]) -> _Prefix | None:
         """Return the prefix that ends at `level`; None if there is no complete prefix, because
         another line tore this one.
         """
@@ -126,11 +126,11 @@ class MessageSplitter:
         if who is None:
             return None
         stamp = _STAMP.search(" ".join(words[at - 2 : at])) if at > 1 and who.start() == 0 else None
-        host = who[1] if stamp else self._host(who[1], glued=who.start() == 0)
+        host = who[1] if stamp else self._host_in(who[1], glued=who.start() == 0)
         start = starts[at] + who.end(1) - len(host)
         if stamp:
             start = starts[at] - 1 - len(stamp[0])
-        self._remember(host)
+        self._remember_host(host)
         return _Prefix(
             start,
             level.end(),
@@ -142,7 +142,7 @@ class MessageSplitter:
             f"{stamp[1]} {stamp[2]}" if stamp else "",
         )
 
-    def _host(self, name: str, *, glued: bool) -> str:
+    def _host_in(self, name: str, *, glued: bool) -> str:
         """Return the host in `name`, which may start with the end of another message."""
         if name in self._hosts:
             return name
@@ -152,7 +152,7 @@ class MessageSplitter:
             return known if known and len(known) >= len(name) - tail.end() else name[tail.end() :]
         return name
 
-    def _remember(self, host: str) -> None:
+    def _remember_host(self, host: str) -> None:
         if len(self._hosts) < _MAX_HOSTS:
             self._hosts.add(host)
 

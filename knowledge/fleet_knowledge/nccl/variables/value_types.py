@@ -167,7 +167,7 @@ class LevelValue:
         "C2C",
         "P2C",
         "PXN",
-    )  # accepted by the source, named by no documentation
+    )  # accepted by NCCL's source, but undocumented
 
     def fault(self, value: str, release: Release | None) -> ValueFault | None:
         """Names are case-sensitive: `sys` is not one of them."""
