@@ -214,8 +214,8 @@ async def _run_agent(options: argparse.Namespace) -> None:
 
 
 def _notify_systemd() -> None:
-    """Send READY=1 to $NOTIFY_SOCKET (sd_notify(3)) if it is set, and unset it: the agent's children
-    must not notify in its place.
+    """Send READY=1 to $NOTIFY_SOCKET (sd_notify(3)) if it is set, and unset it: the agent's
+    children must not notify in its place.
     """
     path = os.environ.pop("NOTIFY_SOCKET", "")
     if not path:

@@ -124,7 +124,9 @@ class Bug(FleetError):
 
 
 def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the error of a group that the user should see: its first FleetError, else its first."""
+    """Return the error of a group that the user should see: the first FleetError, else the first
+    error.
+    """
     errors = list(_leaf_errors(group))
     return next((error for error in errors if isinstance(error, FleetError)), errors[0])
 

@@ -1,4 +1,4 @@
-"""Maps the errors of errors.py to gRPC status codes and back: the one map of servers and clients."""
+"""Maps the errors of errors.py to gRPC status codes and back, for all servers and clients."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ _ERROR = {code: kind for kind, code in _STATUS.items()} | _ALIASES
 
 
 def status_code(kind: type[FleetError]) -> grpc.StatusCode:
-    """Return the status code of an error class, that of its nearest base class; INTERNAL if none."""
+    """Return the status code of an error class or of its nearest base class; INTERNAL if none has
+    one.
+    """
     matching = (code for base, code in _STATUS.items() if issubclass(kind, base))
     return next(matching, grpc.StatusCode.INTERNAL)
 
