@@ -1,4 +1,4 @@
-"""Reads nvidia-smi, lscpu, topologies and kernel messages."""
+"""Reads what tools print about a host: nvidia-smi, rocm-smi, lscpu, topologies, kernel messages."""
 
 from fleet_knowledge.host.host_text_detection import recognise_host_text
 

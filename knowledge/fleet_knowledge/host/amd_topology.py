@@ -1,8 +1,7 @@
-"""Owns the reading of AMD's topology tables, `rocm-smi --showtopo` and `amd-smi topology`, as the
-same matrix; judges nothing.
+"""Parses AMD's topology tables, `rocm-smi --showtopo` and `amd-smi topology`, into a device matrix.
 
-Format: ROCm 5.7 to 7.0: a section for each of weight, hops, link type and NUMA node; amd-smi names
-GPUs by PCI address.
+Format: ROCm 5.7 to 7.0, with a section each for weight, hops, link type and NUMA node. amd-smi
+names GPUs by PCI address.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]", re.I)
 
 
 def read_amd_matrix(text: str) -> Matrix | None:
-    """The link types; None when the text has no such section."""
+    """Return the matrix of link types; None if the text has no such section."""
     found = _LINKS.search(text)
     if found is None:
         return None
@@ -47,5 +46,5 @@ def read_amd_matrix(text: str) -> Matrix | None:
 
 
 def read_amd_numa(text: str) -> dict[str, int | None]:
-    """GPU label → NUMA node; -1 means that the kernel does not know."""
+    """Return the NUMA node by GPU label, None if the kernel does not know it (-1 in the text)."""
     return {f"GPU{gpu}": int(node) if int(node) >= 0 else None for gpu, node in _NODE.findall(text)}

@@ -1,6 +1,4 @@
-"""Owns what is known of one GPU and of a process on it, as plain values from any source: NVML,
-nvidia-smi, a recording. Asks nothing.
-"""
+"""The facts about a GPU and a process on it, from any source: NVML, nvidia-smi or a recording."""
 
 from __future__ import annotations
 
@@ -9,23 +7,44 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 STABLE = (
-    "name", "memory_mib", "power_limit_w", "ecc", "mig", "persistence", "sm_clock_max_mhz", "memory_clock_max_mhz", "driver", "vbios",
-    "nvlinks", "pcie_width", "pcie_width_max", "pcie_generation_max", "numa", "fabric",
-)  # fmt: skip
+    "name",
+    "memory_mib",
+    "power_limit_w",
+    "ecc",
+    "mig",
+    "persistence",
+    "sm_clock_max_mhz",
+    "memory_clock_max_mhz",
+    "driver",
+    "vbios",
+    "nvlinks",
+    "pcie_width",
+    "pcie_width_max",
+    "pcie_generation_max",
+    "numa",
+    "fabric",
+)
 VOLATILE = (
-    "memory_used_mib", "pcie_generation", "temperature_c", "sm_clock_mhz", "memory_clock_mhz", "power_w", "utilisation_percent",
-    "slowed_by", "uncorrected_errors",
-)  # fmt: skip
+    "memory_used_mib",
+    "pcie_generation",
+    "temperature_c",
+    "sm_clock_mhz",
+    "memory_clock_mhz",
+    "power_w",
+    "utilisation_percent",
+    "slowed_by",
+    "uncorrected_errors",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU; None: the source does not tell. Memory in MiB as the driver counts it, clocks in
-    MHz, power in W, temperature in °C.
+    """One GPU. A fact is None if the source does not have it.
 
-    `pcie_generation` falls while a GPU is idle, so it means something only under load; `pcie_width`
-    does not. `fabric` is the state of the NVSwitch registration (completed, in progress, not
-    started, not supported), `nvlinks` counts links that are up.
+    Memory is in MiB as the driver counts it, clocks in MHz, power in W, temperature in °C.
+    `pcie_generation` falls while a GPU is idle, so it is meaningful only under load; `pcie_width`
+    does not fall. `fabric` is the state of the NVSwitch registration (completed, in progress, not
+    started, not supported). `nvlinks` counts the links that are up.
     """
 
     index: int
@@ -60,7 +79,7 @@ class Gpu:
 
     @property
     def memory_free_mib(self) -> int | None:
-        """Total less used; what a driver reserves for itself may be in neither."""
+        """Total less used memory; what the driver reserves for itself may be in neither."""
         return (
             None
             if self.memory_mib is None or self.memory_used_mib is None
@@ -68,15 +87,16 @@ class Gpu:
         )
 
     def known_facts(self) -> dict[str, Any]:
-        """What is known, by field name."""
+        """Return the known facts by field name."""
         values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
         return {name: value for name, value in values.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
 class GpuProcess:
-    """A process that holds memory of a GPU. `name` empty and `visible` False: it is in another PID
-    namespace (a container).
+    """A process that holds GPU memory.
+
+    If it is in another PID namespace (a container), `visible` is False and `name` empty.
     """
 
     pid: int
@@ -88,8 +108,9 @@ class GpuProcess:
 
 
 def gpu_from(facts: Mapping[str, Any]) -> Gpu:
-    """The GPU of a mapping with names of `Gpu`; what it does not know is left out. Raises KeyError
-    without `index`.
+    """Build a GPU from a mapping with the field names of `Gpu`; ignores other keys.
+
+    Raises KeyError without `index`.
     """
     known = {entry.name for entry in fields(Gpu)}
     return Gpu(
@@ -99,8 +120,9 @@ def gpu_from(facts: Mapping[str, Any]) -> Gpu:
 
 
 def stable_facts(gpus: Iterable[Gpu]) -> dict[str, str]:
-    """What identifies the GPUs, one text a field: one value when all agree, else each GPU's own in
-    the order of indices.
+    """Return what identifies the GPUs, one text per field.
+
+    The text is one value if all GPUs agree, else each GPU's own in the order of their indices.
     """
     ordered = sorted(gpus, key=lambda gpu: gpu.index)
     return (
@@ -111,7 +133,7 @@ def stable_facts(gpus: Iterable[Gpu]) -> dict[str, str]:
 
 
 def volatile_facts(gpus: Iterable[Gpu]) -> dict[str, str]:
-    """What changes while a host is used, in the same form."""
+    """Return what changes while a host is used, in the form of `stable_facts`."""
     ordered = sorted(gpus, key=lambda gpu: gpu.index)
     return (
         {f"gpu_{name}": text for name in VOLATILE if (text := _column(ordered, name))}

@@ -1,8 +1,8 @@
-"""Owns what makes GPUs of one host, or two hosts that should be equal, unequal; measures nothing.
+"""Finds differences between the GPUs of one host, and between hosts that should be equal.
 
-The slowest GPU sets the speed of tensor parallelism, so a host is worth the least of each of its
-values. An idle GPU shows a lower PCIe generation to save power: it is judged under load only, the
-width always (nccl issue 1505, sglang issue 26482).
+The slowest GPU sets the speed of tensor parallelism, so the lowest value over its GPUs describes a
+host. An idle GPU lowers its PCIe generation to save power, so that is compared only under load. The
+PCIe width is always compared (nccl issue 1505, sglang issue 26482).
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from fleet_knowledge.host.gpu import Gpu
 
 @dataclass(frozen=True, slots=True)
 class HostWarning:
-    """One thing that costs speed or comparability; `message` names the GPU and what the others
-    have.
-    """
+    """Something that costs speed or makes results hard to compare."""
 
     code: str
     message: str
     hint: str
 
     def to_json(self) -> dict[str, str]:
-        """As `fleetctl diagnose` prints it."""
+        """Return the object that `fleetctl diagnose` prints."""
         return {"code": self.code, "message": self.message, "hint": self.hint}
 
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """A field whose value all GPUs of a host should share: `says` with the value, `other` with that
-    of the others.
+    """A field whose value all GPUs of a host should share.
+
+    `text` is formatted with a GPU's value, `others_text` with that of the other GPUs. The rule
+    applies only under load if `loaded`.
     """
 
     field: str
@@ -44,22 +44,98 @@ class _Rule:
     loaded: bool = False
 
 
-_RESEAT = "reseat the card or riser, look at the slot and the firmware's bifurcation; do not compare this host with whole ones"
+_RESEAT = (
+    "reseat the card or riser, and check the slot and the firmware's bifurcation setting; do not "
+    "compare this host with healthy ones"
+)
 _RULES = (
-    _Rule("name", "gpu_model", "is a {}", "{}", "tensor parallelism over different models runs at the speed of the slowest"),
-    _Rule("memory_mib", "gpu_memory", "has {} MiB of memory", "{}", "a part may be reserved or retired; MIG and ECC change it too"),
+    _Rule(
+        "name",
+        "gpu_model",
+        "is a {}",
+        "{}",
+        "tensor parallelism over different models runs at the speed of the slowest",
+    ),
+    _Rule(
+        "memory_mib",
+        "gpu_memory",
+        "has {} MiB of memory",
+        "{}",
+        "part of the memory may be reserved or retired; MIG and ECC change it too",
+    ),
     _Rule("pcie_width", "pcie_width", "runs at PCIe x{}", "x{}", _RESEAT),
-    _Rule("pcie_generation", "pcie_generation", "runs at PCIe generation {} under load", "{}", _RESEAT, loaded=True),
-    _Rule("power_limit_w", "power_limit", "power limit {} W", "{} W", "set it with `nvidia-smi -i INDEX -pl WATTS`, or find who capped it"),
-    _Rule("sm_clock_max_mhz", "clock_limit", "maximum SM clock {} MHz", "{} MHz", "reset application clocks: `nvidia-smi -i INDEX -rgc`"),
-    _Rule("memory_clock_max_mhz", "clock_limit", "maximum memory clock {} MHz", "{} MHz", "reset it: `nvidia-smi -i INDEX -rmc`"),
-    _Rule("nvlinks", "nvlinks", "has {} NVLinks up", "{}", "a link is down: `nvidia-smi nvlink -s`, dmesg for Xid 74; drain the host"),
-    _Rule("ecc", "ecc", "ECC {}", "{}", "ECC costs bandwidth on some models; make all alike and reboot"),
-    _Rule("mig", "mig", "MIG {}", "{}", "a sliced GPU has no NVLink: `nvidia-smi -i INDEX -mig 0`"),
-    _Rule("persistence", "persistence", "persistence mode {}", "{}", "run nvidia-persistenced: without it the first CUDA call is slow"),
-    _Rule("vbios", "vbios", "VBIOS {}", "{}", "different firmware may have other power and clock tables"),
-    _Rule("fabric", "fabric", "fabric state {}", "{}", "it has not joined the NVSwitch fabric: see nvidia-fabricmanager"),
-)  # fmt: skip
+    _Rule(
+        "pcie_generation",
+        "pcie_generation",
+        "runs at PCIe generation {} under load",
+        "{}",
+        _RESEAT,
+        loaded=True,
+    ),
+    _Rule(
+        "power_limit_w",
+        "power_limit",
+        "has a power limit of {} W",
+        "{} W",
+        "set the limit with `nvidia-smi -i INDEX -pl WATTS`, or find out who lowered it",
+    ),
+    _Rule(
+        "sm_clock_max_mhz",
+        "clock_limit",
+        "has a maximum SM clock of {} MHz",
+        "{} MHz",
+        "reset the GPU clocks with `nvidia-smi -i INDEX -rgc`",
+    ),
+    _Rule(
+        "memory_clock_max_mhz",
+        "clock_limit",
+        "has a maximum memory clock of {} MHz",
+        "{} MHz",
+        "reset the memory clocks with `nvidia-smi -i INDEX -rmc`",
+    ),
+    _Rule(
+        "nvlinks",
+        "nvlinks",
+        "has {} NVLinks up",
+        "{}",
+        "a link is down: see `nvidia-smi nvlink -s` and dmesg for Xid 74; drain the host",
+    ),
+    _Rule(
+        "ecc",
+        "ecc",
+        "has ECC {}",
+        "{}",
+        "set the same ECC mode on all GPUs and reboot: ECC costs bandwidth on some models",
+    ),
+    _Rule(
+        "mig",
+        "mig",
+        "has MIG {}",
+        "{}",
+        "turn MIG off with `nvidia-smi -i INDEX -mig 0`: a sliced GPU has no NVLink",
+    ),
+    _Rule(
+        "persistence",
+        "persistence",
+        "has persistence mode {}",
+        "{}",
+        "run nvidia-persistenced: without it the first CUDA call is slow",
+    ),
+    _Rule(
+        "vbios",
+        "vbios",
+        "has VBIOS {}",
+        "{}",
+        "install the same VBIOS: others may have different power and clock tables",
+    ),
+    _Rule(
+        "fabric",
+        "fabric",
+        "has fabric state {}",
+        "{}",
+        "check nvidia-fabricmanager: the GPU has not joined the NVSwitch fabric",
+    ),
+)
 _MINIMUM_FIELDS = (
     "memory_mib",
     "pcie_width",
@@ -72,17 +148,18 @@ _MINIMUM_FIELDS = (
 
 
 def find_inequalities(gpus: Sequence[Gpu], *, under_load: bool = False) -> tuple[HostWarning, ...]:
-    """What sets some GPUs of a host apart from the others, and what all of them lack of their own
-    maximum.
-    """
+    """Return how some GPUs of a host differ from the others, or all stay below their maximum."""
     found = [
-        warn for rule in _RULES if under_load or not rule.loaded for warn in _outliers(rule, gpus)
+        warning
+        for rule in _RULES
+        if under_load or not rule.loaded
+        for warning in _outliers(rule, gpus)
     ]
     return (*found, *_narrow_pcie(gpus), *(_throttled(gpus) if under_load else ()))
 
 
 def least_values(gpus: Sequence[Gpu]) -> dict[str, int]:
-    """The least of each value over the GPUs: what a server over all of them gets."""
+    """Return the lowest of each value over the GPUs, which limits a server over all of them."""
     values = {
         name: [value for gpu in gpus if (value := getattr(gpu, name)) is not None]
         for name in _MINIMUM_FIELDS
@@ -91,15 +168,16 @@ def least_values(gpus: Sequence[Gpu]) -> dict[str, int]:
 
 
 def numa_nodes(gpus: Sequence[Gpu]) -> int:
-    """NUMA nodes that own a GPU."""
+    """Return how many NUMA nodes have a GPU."""
     return len({gpu.numa for gpu in gpus if gpu.numa is not None})
 
 
 def find_differences(
     first: Mapping[str, str], second: Mapping[str, str]
 ) -> tuple[tuple[str, str, str], ...]:
-    """(name, its value in the first, in the second) of each fact that differs between two
-    fingerprints; empty where one lacks it.
+    """Return (name, first value, second value) of each fact that differs between two fingerprints.
+
+    A value is empty if the fingerprint does not have the fact.
     """
     names = sorted(set(first) | set(second))
     return tuple(
@@ -110,10 +188,10 @@ def find_differences(
 
 
 def parse_hosts(document: Mapping[str, Any]) -> dict[str, list[Gpu]]:
-    """Host → GPUs, of a mapping that gives each host lists of facts (`numa_affinity`, `pcie_width`,
-    `power_limit_w` …), else empty.
+    """Return the GPUs by host from a mapping of hosts to lists of facts, empty for other documents.
 
-    A mapping of such lists alone is the host of no name.
+    The facts are for example `numa_affinity`, `pcie_width` and `power_limit_w`. A mapping with such
+    lists at its top level is one host with an empty name.
     """
     if _has_columns(document):
         return {"": _gpus(document)}
@@ -126,7 +204,7 @@ def parse_hosts(document: Mapping[str, Any]) -> dict[str, list[Gpu]]:
 
 
 def compare_hosts(hosts: Mapping[str, Sequence[Gpu]]) -> dict[str, Any]:
-    """Each host's own warnings and least values, and what differs between the hosts."""
+    """Return each host's own warnings and lowest values, and what differs between the hosts."""
     names = list(hosts)
     by_host = {
         name: {"numa_nodes": numa_nodes(hosts[name]), **_host_summary(hosts[name])}
@@ -155,7 +233,7 @@ def _host_summary(gpus: Sequence[Gpu]) -> dict[str, Any]:
     )
     return {
         "gpus": len(gpus),
-        "warnings": [warn.message for warn in find_inequalities(gpus)],
+        "warnings": [warning.message for warning in find_inequalities(gpus)],
         "slowest": least_values(gpus),
         "notes": notes,
     }
@@ -171,11 +249,10 @@ def _outliers(rule: _Rule, gpus: Sequence[Gpu]) -> list[HostWarning]:
     if len(set(values.values())) < 2:
         return []
     common = _most_common(list(values.values()))
+    others = rule.others_text.format(_word(common))
     return [
         HostWarning(
-            rule.code,
-            f"GPU{index} {rule.text.format(_word(value))} (others {rule.others_text.format(_word(common))})",
-            rule.hint,
+            rule.code, f"GPU{index} {rule.text.format(_word(value))} (others {others})", rule.hint
         )
         for index, value in sorted(values.items())
         if value != common
@@ -183,8 +260,9 @@ def _outliers(rule: _Rule, gpus: Sequence[Gpu]) -> list[HostWarning]:
 
 
 def _most_common(values: list[Any]) -> Any:
-    """What most have; of equally frequent ones the greatest, since the lesser is what is to be
-    told.
+    """Return the most frequent value; of equally frequent ones the greatest.
+
+    The lower value is then the one that is reported.
     """
     counts = Counter(values)
     return max(
@@ -198,7 +276,7 @@ def _word(value: Any) -> str:
 
 
 def _narrow_pcie(gpus: Sequence[Gpu]) -> list[HostWarning]:
-    """All are alike, and all have less than they could."""
+    """Warn if all GPUs have the same PCIe width and it is below their maximum."""
     widths = {(gpu.pcie_width, gpu.pcie_width_max) for gpu in gpus}
     if len(widths) != 1 or not gpus:
         return []
@@ -212,8 +290,8 @@ def _throttled(gpus: Sequence[Gpu]) -> list[HostWarning]:
     return [
         HostWarning(
             "slowed",
-            f"GPU{gpu.index} is slowed by {gpu.slowed_by}",
-            "look at cooling and power; its figures are not those of the model",
+            f"GPU{gpu.index} is throttled by {gpu.slowed_by}",
+            "check cooling and power: results of this GPU are not typical of its model",
         )
         for gpu in gpus
         if gpu.slowed_by
@@ -221,11 +299,25 @@ def _throttled(gpus: Sequence[Gpu]) -> list[HostWarning]:
 
 
 _COLUMNS = {
-    "numa_affinity": "numa", "numa": "numa", "pcie_width": "pcie_width", "pcie_width_max": "pcie_width_max",
-    "pcie_generation": "pcie_generation", "pcie_gen": "pcie_generation", "power_limit_w": "power_limit_w", "nvlinks": "nvlinks",
-    "name": "name", "model": "name", "memory_mib": "memory_mib", "ecc": "ecc", "mig": "mig", "persistence": "persistence",
-    "sm_clock_max_mhz": "sm_clock_max_mhz", "memory_clock_max_mhz": "memory_clock_max_mhz", "vbios": "vbios", "driver": "driver",
-}  # fmt: skip
+    "numa_affinity": "numa",
+    "numa": "numa",
+    "pcie_width": "pcie_width",
+    "pcie_width_max": "pcie_width_max",
+    "pcie_generation": "pcie_generation",
+    "pcie_gen": "pcie_generation",
+    "power_limit_w": "power_limit_w",
+    "nvlinks": "nvlinks",
+    "name": "name",
+    "model": "name",
+    "memory_mib": "memory_mib",
+    "ecc": "ecc",
+    "mig": "mig",
+    "persistence": "persistence",
+    "sm_clock_max_mhz": "sm_clock_max_mhz",
+    "memory_clock_max_mhz": "memory_clock_max_mhz",
+    "vbios": "vbios",
+    "driver": "driver",
+}
 
 
 def _has_columns(document: Mapping[str, Any]) -> bool:

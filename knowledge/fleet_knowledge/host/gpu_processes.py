@@ -1,5 +1,4 @@
-"""Owns what is told of processes that hold GPU memory which a server needs; ends none, and never
-advises to end what is not one's own.
+"""Describes processes that hold GPU memory; never advises to end a process of somebody else.
 
 SGLang refuses to start, or with SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK off only warns, when the
 free memory of a rank is below nine tenths of the others': `memory capacity is unbalanced` (0.3 to
@@ -18,7 +17,7 @@ from fleet_knowledge.host.gpu import Gpu, GpuProcess
 from fleet_knowledge.host.nvidia_smi_gpus import parse_number
 
 LEFTOVER_FAILURE_CLASS = "gpu_busy_leftover"
-UNEQUAL_ABOVE = 0.10  # of the most: what SGLang's own check allows
+UNEQUAL_ABOVE = 0.10  # of the highest free memory; SGLang's own check allows this much
 _UNBALANCED = re.compile(r"memory capacity is unbalanced", re.I)
 _TABLE = re.compile(
     r"^\|\s+(\d+)\s+(?:\S+\s+\S+\s+)?(\d+)\s+([CGM+]+)\s+(.*?)\s+(\d+)\s*MiB\s*\|", re.M
@@ -29,8 +28,10 @@ _SERVER = re.compile(r"sglang|vllm|launch_server|ray::|python", re.I)
 
 @dataclass(frozen=True, slots=True)
 class GpuMemoryHolder:
-    """A process that holds GPU memory, and whose it is: `ours`, `orphan` (its parent is dead),
-    `foreign`, `unseen`, or `unknown`.
+    """A process that holds GPU memory, and whose it is.
+
+    `standing` is `ours`, `orphan` (its parent is dead), `foreign`, `unseen` (in another PID
+    namespace) or `unknown`.
     """
 
     process: GpuProcess
@@ -44,7 +45,7 @@ class GpuMemoryHolder:
 
     @property
     def description(self) -> str:
-        """Name and standing, for a sentence."""
+        """Name, owner and standing of the process, as part of a sentence."""
         name = self.process.name or "no name"
         of = f" of {self.owner}" if self.owner else ""
         return {
@@ -55,13 +56,14 @@ class GpuMemoryHolder:
 
 
 def is_unbalanced_message(text: str) -> bool:
-    """SGLang's own words for it, as an error or as a warning."""
+    """Whether a text is SGLang's error or warning about unequal free memory."""
     return _UNBALANCED.search(text) is not None
 
 
 def read_processes(text: str) -> tuple[GpuProcess, ...]:
-    """`nvidia-smi --query-compute-apps=… --format=csv` with its head line, or the processes of the
-    plain table.
+    """Read processes from `nvidia-smi --query-compute-apps=… --format=csv` or from the plain table.
+
+    The CSV needs its header line.
     """
     lines = [line for line in text.strip().split("\n") if line.strip()]
     names = [
@@ -106,8 +108,9 @@ def _is_unseen(name: str) -> bool:
 
 
 def classify_holders(processes: Sequence[GpuProcess]) -> tuple[GpuMemoryHolder, ...]:
-    """As far as the list alone tells: a server's process there before a launch is that of an
-    earlier run.
+    """Classify processes by their names alone.
+
+    A process of a server counts as left over from an earlier run.
     """
     return tuple(
         GpuMemoryHolder(
@@ -122,11 +125,12 @@ def _standing_by_name(name: str) -> str:
 
 
 def holders_hint(holders: Sequence[GpuMemoryHolder]) -> str:
-    """Who holds what, and what to do: end what this agent started, tell the rest to their owners."""
+    """Return who holds the memory and what to do: end one's own processes, report the others."""
     if not holders:
         return (
-            "No process is listed: it may be in another container. See `nvidia-smi --query-compute-apps=pid,process_name,used_gpu_memory"
-            " --format=csv` on the host itself. Never end a process that is not yours."
+            "No process is listed: it may be in another container. Run `nvidia-smi "
+            "--query-compute-apps=pid,process_name,used_gpu_memory --format=csv` on the host "
+            "itself. Never end a process that is not yours."
         )
     held = " and by ".join(f"pid {holder.process.pid} ({holder.description})" for holder in holders)
     known = [str(holder.process.pid) for holder in holders if holder.standing in ("ours", "orphan")]
@@ -136,11 +140,14 @@ def holders_hint(holders: Sequence[GpuMemoryHolder]) -> str:
     end = f"end {', '.join(known)} only if this agent or you started it" if known else ""
     report = f"report {', '.join(others)} to its owner" if others else ""
     steps = "; ".join(step for step in (end, report) if step)
-    return f"GPU memory is held by {held}. To do: {steps}; never kill a process that is not yours. Then wait until memory is free."
+    return (
+        f"GPU memory is held by {held}. To do: {steps}; never kill a process that is not yours. "
+        "Then wait until the memory is free."
+    )
 
 
 def explain_holders(processes: Sequence[GpuProcess]) -> dict[str, Any]:
-    """The part of a diagnosis that the list of processes gives."""
+    """Return the part of a diagnosis that follows from a list of processes."""
     holders = classify_holders(processes)
     return {
         "failure_class": LEFTOVER_FAILURE_CLASS,
@@ -159,8 +166,9 @@ def explain_holders(processes: Sequence[GpuProcess]) -> dict[str, Any]:
 
 
 def describe_unequal_memory(gpus: Sequence[Gpu]) -> str:
-    """Tells which GPU has less free memory than the most free one, when it is more than SGLang
-    allows; empty when none has.
+    """Return which GPUs have so much less free memory than another that SGLang refuses to start.
+
+    Empty if there are none.
     """
     free = {gpu.index: gpu.memory_free_mib for gpu in gpus if gpu.memory_free_mib is not None}
     most = max(free.values(), default=0)
@@ -169,8 +177,9 @@ def describe_unequal_memory(gpus: Sequence[Gpu]) -> str:
         for index, value in free.items()
         if value < most * (1 - UNEQUAL_ABOVE)
     ]
+    if not short:
+        return ""
     return (
-        f"free memory differs by more than {UNEQUAL_ABOVE:.0%}: {', '.join(short)}, others up to {most / 1024:.1f} GiB"
-        if short
-        else ""
+        f"free memory differs by more than {UNEQUAL_ABOVE:.0%}: {', '.join(short)}, "
+        f"others up to {most / 1024:.1f} GiB"
     )

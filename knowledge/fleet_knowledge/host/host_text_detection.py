@@ -1,6 +1,4 @@
-"""Owns which kind of text about a host a text is, and the JSON that `fleetctl diagnose` shows of
-it; reads no file.
-"""
+"""Recognises texts about a host and returns what `fleetctl diagnose` shows of them."""
 
 from __future__ import annotations
 
@@ -22,17 +20,15 @@ from fleet_knowledge.host.topology import Topology, read_topology
 from fleet_knowledge.host.topology_matrix import strip_decoration
 
 _DAMAGED = re.compile(r"infoROM is corrupted at gpu (\S+)", re.I)
-_INFOROM = (
-    "the GPU works, but its stored errors and limits may be wrong: have the card looked after"
-)
-_SHORT = 40  # lines: a terminal's paste, where one line may tell the state of the host
+_INFOROM = "have the card checked: the GPU works, but its stored errors and limits may be wrong"
+_SHORT = 40  # lines; in so short a text, one line is enough to show the state of the host
 
 
 def recognise_host_text(text: str) -> Mapping[str, Any] | None:
-    """What the text tells of a host, None when it is of another kind. Never raises.
+    """Return what the text shows of a host, None if it is of another kind. Never raises.
 
     Keys: `kind` (topology, nvidia_smi, gpu_processes, lscpu, hosts), `host_state`, `failure_class`,
-    `hint`, `warnings`, more by kind.
+    `hint`, `warnings`, and more that depend on the kind.
     """
     clean = strip_decoration(text)
     if not clean.strip():
@@ -61,9 +57,9 @@ def _document(text: str) -> dict[str, Any] | None:
     if not hosts:
         return None
     warnings = [
-        warn.to_json() | {"message": f"{name}: {warn.message}" if name else warn.message}
+        warning.to_json() | {"message": f"{name}: {warning.message}" if name else warning.message}
         for name, gpus in hosts.items()
-        for warn in gpu_comparison.find_inequalities(gpus)
+        for warning in gpu_comparison.find_inequalities(gpus)
     ]
     comparison = gpu_comparison.compare_hosts(hosts)
     return _host_result(
@@ -92,12 +88,12 @@ def _topology(text: str) -> dict[str, Any] | None:
 
 
 def _topology_summary(found: Topology) -> str:
-    """What of a table matters, in a line for a person."""
+    """Summarise a topology in one line."""
     if found.peer_access is not None:
         return (
-            "GPUs reach each other's memory"
+            "all GPUs can access each other's memory"
             if found.peer_access
-            else "not all GPUs reach each other's memory (peer access)"
+            else "not all GPUs can access each other's memory (peer access)"
         )
     numa = " ".join("-" if node is None else str(node) for node in found.numa.values())
     islands = " | ".join(",".join(map(str, island)) for island in found.islands)
@@ -108,12 +104,12 @@ def _topology_summary(found: Topology) -> str:
 
 
 def _driver_error(text: str) -> dict[str, Any] | None:
-    """Of a whole paste: a server log that quotes such a line is not this."""
+    """Read a driver error, unless the text is a server log that only quotes one."""
     lines = [line for line in text.split("\n") if line.strip()]
-    telling = sum(nvidia_smi_errors.is_driver_error_line(line) for line in lines)
+    errors = sum(nvidia_smi_errors.is_driver_error_line(line) for line in lines)
     if (
-        not telling
-        or (len(lines) > _SHORT and telling * 2 < len(lines))
+        not errors
+        or (len(lines) > _SHORT and errors * 2 < len(lines))
         or "Traceback (most recent call last)" in text
     ):
         return None
@@ -137,7 +133,7 @@ def _processes(text: str) -> dict[str, Any] | None:
     explained = (
         gpu_processes.explain_holders(processes)
         if processes
-        else {"pids": [], "holders": [], "hint": "no process holds memory of a GPU"}
+        else {"pids": [], "holders": [], "hint": "no process holds GPU memory"}
     )
     return _host_result(
         "gpu_processes", **(explained | {"host_state": "busy" if processes else "ok"})
@@ -157,19 +153,20 @@ def _gpus(text: str) -> dict[str, Any] | None:
 
 
 def _gpus_result(gpus: Sequence[Gpu], text: str) -> dict[str, Any]:
-    warnings = [warn.to_json() for warn in gpu_comparison.find_inequalities(gpus)] + _faults(gpus)
+    inequalities = gpu_comparison.find_inequalities(gpus)
+    warnings = [warning.to_json() for warning in inequalities] + _faults(gpus)
     least = ", ".join(
         f"{name} {value}" for name, value in gpu_comparison.least_values(gpus).items()
     )
     models = ", ".join(sorted({gpu.name for gpu in gpus if gpu.name}))
-    summary = f"{len(gpus)} GPUs ({models})" + (f"; the least of each: {least}" if least else "")
+    summary = f"{len(gpus)} GPUs ({models})" + (f"; lowest values: {least}" if least else "")
     damaged = (
         gpu_comparison.HostWarning(
             "inforom", f"the infoROM of the GPU at {bus} is damaged", _INFOROM
         )
         for bus in _DAMAGED.findall(text)
     )
-    warnings += [warn.to_json() for warn in damaged]
+    warnings += [warning.to_json() for warning in damaged]
     result = _host_result(
         "nvidia_smi",
         gpus=[gpu.known_facts() for gpu in gpus],
@@ -186,7 +183,10 @@ def _gpus_result(gpus: Sequence[Gpu], text: str) -> dict[str, Any]:
     broken = [gpu for gpu in gpus if gpu.fault]
     if broken:
         lost = any("lost" in (gpu.fault or "").lower() for gpu in broken)
-        hint = "A GPU does not answer in part: dmesg tells why (Xid). Drain the host and reset the GPU or reboot before you measure here."
+        hint = (
+            "A GPU does not answer some queries: dmesg shows why (Xid). Drain the host and reset "
+            "the GPU or reboot before you measure here."
+        )
         line = next(
             (line.strip() for line in text.split("\n") if str(broken[0].fault) in line), None
         )
@@ -196,11 +196,11 @@ def _gpus_result(gpus: Sequence[Gpu], text: str) -> dict[str, Any]:
             "cause_line": line,
             "hint": hint,
         }
-    if wrong := nvswitch_fabric.fabric_problem(gpus):
+    if problem := nvswitch_fabric.fabric_problem(gpus):
         result |= {
             "host_state": "degraded",
             "failure_class": nvswitch_fabric.FABRIC_FAILURE_CLASS,
-            "cause_line": wrong,
+            "cause_line": problem,
             "hint": nvswitch_fabric.fabric_hint(),
         }
     return result
@@ -215,9 +215,9 @@ def _fabric(gpus: Sequence[Gpu]) -> str:
 
 
 def _faults(gpus: Sequence[Gpu]) -> list[dict[str, str]]:
-    hint = "dmesg tells why (Xid); reset the GPU or reboot before anything is measured here"
+    hint = "see dmesg for the cause (Xid); reset the GPU or reboot before you measure here"
     faulty = [
-        gpu_comparison.HostWarning("gpu_fault", f"GPU{gpu.index} answers {gpu.fault}", hint)
+        gpu_comparison.HostWarning("gpu_fault", f"GPU{gpu.index} reports {gpu.fault}", hint)
         for gpu in gpus
         if gpu.fault
     ]
@@ -225,20 +225,18 @@ def _faults(gpus: Sequence[Gpu]) -> list[dict[str, str]]:
         gpu_comparison.HostWarning(
             "ecc_errors",
             f"GPU{gpu.index} has {gpu.uncorrected_errors} uncorrected memory errors",
-            "drain the host; reset it",
+            "drain the host and reset the GPU",
         )
         for gpu in gpus
         if gpu.uncorrected_errors
     ]
-    return [warn.to_json() for warn in (*faulty, *errors)]
+    return [warning.to_json() for warning in (*faulty, *errors)]
 
 
 def _processors(text: str) -> dict[str, Any] | None:
     found = lscpu.read_lscpu(text)
-    telling = [found.cpus, found.sockets, found.threads_per_core, found.numa_nodes_with_cpus]
-    if sum(value is not None for value in telling) < 1 or (
-        found.cpus is None and found.numa_nodes is None
-    ):
+    counts = [found.cpus, found.sockets, found.threads_per_core, found.numa_nodes_with_cpus]
+    if all(count is None for count in counts) or (found.cpus is None and found.numa_nodes is None):
         return None
     return _host_result("lscpu", lscpu=found.to_json(), **found.to_json())
 

@@ -1,4 +1,4 @@
-"""Owns the words for the way between two devices and which of them is nearer; reads no table.
+"""The link types between two devices, and which of them is nearer.
 
 Source: the legend of `nvidia-smi topo -m` (driver 535 to 580; `SOC` and `PSB` are those of drivers
 before 375), `rocm-smi --showtopo`.
@@ -11,23 +11,17 @@ from collections.abc import Iterable
 
 SELF = "X"
 _NVLINKS = re.compile(r"NV(\d+)")
-_NEAR_TO_FAR = (
-    "PIX",
-    "PXB",
-    "PHB",
-    "NODE",
-    "SYS",
-)  # one PCIe bridge, several, a host bridge, within and between NUMA nodes
+# one PCIe bridge, several, a host bridge, within a NUMA node, between NUMA nodes
+_NEAR_TO_FAR = ("PIX", "PXB", "PHB", "NODE", "SYS")
 _OLD = {"SOC": "SYS", "PSB": "PIX", "SELF": SELF}
-_LINKS = ("XGMI",)  # AMD's own, of which the tools print no count
+_LINKS = ("XGMI",)  # AMD's links; the tools do not print how many there are
 _OTHER = ("PCIE",)
-PEER_ACCESS = frozenset(
-    {"OK", "NS", "CNS", "GNS", "TNS", "U"}
-)  # `nvidia-smi topo -p2p`: yes, not supported and why, unknown
+# `nvidia-smi topo -p2p`: supported, not supported for different reasons, unknown
+PEER_ACCESS = frozenset({"OK", "NS", "CNS", "GNS", "TNS", "U"})
 
 
 def parse_link_type(cell: str) -> str | None:
-    """The path that a cell names; None for `N/A`, a blank, a cut or unknown word."""
+    """Return the link type that a cell names; None for `N/A`, a blank, a cut or an unknown word."""
     word = cell.strip().upper()
     word = _OLD.get(word, word)
     known = (
@@ -41,28 +35,28 @@ def parse_link_type(cell: str) -> str | None:
 
 
 def count_nvlinks(word: str | None) -> int:
-    """NVLinks of a path: `NV18` has 18; 0 for any other."""
+    """Return the number of NVLinks: 18 for `NV18`, 0 for any other link type."""
     found = _NVLINKS.fullmatch(word or "")
     return int(found[1]) if found else 0
 
 
 def is_direct_link(word: str | None) -> bool:
-    """NVLink or XGMI: the GPUs' own wires."""
+    """Whether the link is NVLink or XGMI, which connect GPUs directly."""
     return count_nvlinks(word) > 0 or word in _LINKS
 
 
 def distance(word: str) -> tuple[int, int]:
-    """Sorts paths from near to far; more NVLinks are nearer."""
+    """Return a sort key of a link type, from near to far; more NVLinks are nearer."""
     if is_direct_link(word):
         return 0, -count_nvlinks(word)
     return (1 + _NEAR_TO_FAR.index(word), 0) if word in _NEAR_TO_FAR else (len(_NEAR_TO_FAR), 0)
 
 
 def farthest_link(words: Iterable[str]) -> str | None:
-    """The worst of them; None of none."""
+    """Return the farthest of the link types; None if there are none."""
     return max(words, key=distance, default=None)
 
 
 def crosses_sockets(word: str | None) -> bool:
-    """It leaves the NUMA node: too far for a NIC to be called near."""
+    """Whether the link leaves the NUMA node or is not known; such a NIC does not count as near."""
     return word is None or word == "SYS"

@@ -1,9 +1,8 @@
-"""Owns the reading of `lscpu` in any language, `lscpu -J` and /proc/cpuinfo; what it cannot tell is
-None, never a guess and never an error.
+"""Parses `lscpu` in any language, `lscpu -J` and /proc/cpuinfo. What cannot be read is None.
 
-lscpu translates labels and some values with the locale (util-linux 2.2x to 2.41), so figures go by
-known words, and where these fail by place: threads a core, cores a socket and sockets follow each
-other, and their product is the number of CPUs.
+lscpu translates labels and some values by the locale (util-linux 2.2x to 2.41). Numbers are found
+by known labels, or else by their position: threads per core, cores per socket and sockets follow
+each other, and their product is the number of CPUs.
 """
 
 from __future__ import annotations
@@ -26,27 +25,45 @@ _BRAND = re.compile(
 # Labels of util-linux 2.38 as `lscpu` prints them in its languages: English first, then ca to
 # zh_TW.
 _LABELS: Mapping[str, str] = {
-    "model": "model name|název modelu|modelnavn|modellname|nombre del modelo|mallinimi|nom de modèle|ime modela|モデル名|modelnaam"
-    "|nazwa modelu|nome do modelo|имя модели|modellnamn|modem ismi|назва моделі|tên mô hình|型号名称|型號名稱|모델명|nome modello",
-    "threads": "thread(s) per core|vláken na jádro|tråde per kerne|thread(s) pro kern|hilo(s) de procesamiento por núcleo"
-    "|core bakoitzeko hari kopurua|thread(s) par cœur|dretva po jezgri|thread(s) setiap inti|コアあたりのスレッド数|draden per kern"
-    "|wątków na rdzeń|tópicos por núcleo|thread(s) per núcleo|потоков на ядро|tråd(ar) per kärna|çekirdek başına iş parçacığı"  # noqa: RUF001 - Turkish
-    "|số tuyến mỗi lõi|每个核的线程数|每核心執行緒數",
-    "cores": "core(s) per socket|core(s) per cluster|jader na patici|kerner per sokkel|kern(e) pro sockel|núcleo(s) por «socket»"
-    "|socket bakoitzeko core kopurua|cœur(s) par socket|jezgra po podnožju|inti setiap soket|ソケットあたりのコア数|kernen per voet"
-    "|rdzeni na gniazdo|núcleos por socket|núcleo(s) por soquete|ядер на сокет|kärn(or) per uttag|soket başına çekirdek"  # noqa: RUF001 - Turkish
-    "|số lõi mỗi đế cắm|每个座的核数|每通訊端核心數",
-    "sockets": "socket(s)|patic|sokler|sockel|«socket(s)»|cpu podnožja|ソケット数|cpu-voeten|gniazd|sockets|soquete(s)|сокетов|uttag"
-    "|soket(ler)|сокети|số đế cắm|座",
-    "cpus": "cpu(s)|počet cpu|cpu'er|processeur(s)|cpu(-a)|cpu|cpu's|cpu(er)|i̇şlemciler|процесори|prozessor(en)|وحدات المعالجة",
+    "model": (
+        "model name|název modelu|modelnavn|modellname|nombre del modelo|mallinimi"
+        "|nom de modèle|ime modela|モデル名|modelnaam|nazwa modelu|nome do modelo|имя модели"
+        "|modellnamn|modem ismi|назва моделі|tên mô hình|型号名称|型號名稱|모델명"
+        "|nome modello"
+    ),
+    "threads": (
+        "thread(s) per core|vláken na jádro|tråde per kerne|thread(s) pro kern"
+        "|hilo(s) de procesamiento por núcleo|core bakoitzeko hari kopurua|thread(s) par cœur"
+        "|dretva po jezgri|thread(s) setiap inti|コアあたりのスレッド数|draden per kern"
+        "|wątków na rdzeń|tópicos por núcleo|thread(s) per núcleo|потоков на ядро"
+        "|tråd(ar) per kärna|çekirdek başına iş parçacığı|số tuyến mỗi lõi|每个核的线程数"  # noqa: RUF001 - Turkish
+        "|每核心執行緒數"
+    ),
+    "cores": (
+        "core(s) per socket|core(s) per cluster|jader na patici|kerner per sokkel"
+        "|kern(e) pro sockel|núcleo(s) por «socket»|socket bakoitzeko core kopurua"
+        "|cœur(s) par socket|jezgra po podnožju|inti setiap soket|ソケットあたりのコア数"
+        "|kernen per voet|rdzeni na gniazdo|núcleos por socket|núcleo(s) por soquete"
+        "|ядер на сокет|kärn(or) per uttag|soket başına çekirdek|số lõi mỗi đế cắm"  # noqa: RUF001 - Turkish
+        "|每个座的核数|每通訊端核心數"
+    ),
+    "sockets": (
+        "socket(s)|patic|sokler|sockel|«socket(s)»|cpu podnožja|ソケット数|cpu-voeten|gniazd"
+        "|sockets|soquete(s)|сокетов|uttag|soket(ler)|сокети|số đế cắm|座"
+    ),
+    "cpus": (
+        "cpu(s)|počet cpu|cpu'er|processeur(s)|cpu(-a)|cpu|cpu's|cpu(er)|i̇şlemciler|процесори"
+        "|prozessor(en)|وحدات المعالجة"
+    ),
 }
 _WORDS = {label: name for name, labels in _LABELS.items() for label in labels.split("|")}
 
 
 @dataclass(frozen=True, slots=True)
 class Processors:
-    """The processors of a host. `numa_nodes_with_cpus` leaves out nodes that are memory alone (HBM
-    of Grace Hopper, CXL).
+    """The processors of a host.
+
+    `numa_nodes_with_cpus` does not count nodes with memory only (HBM of Grace Hopper, CXL).
     """
 
     cpu_model: str | None = None
@@ -58,17 +75,17 @@ class Processors:
     numa_nodes_with_cpus: int | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """As `fleetctl diagnose` prints it."""
+        """Return the object that `fleetctl diagnose` prints."""
         return asdict(self)
 
     @property
     def has_facts(self) -> bool:
-        """Anything at all."""
+        """Whether any fact is known."""
         return any(value is not None for value in asdict(self).values())
 
 
 def read_lscpu(text: str) -> Processors:
-    """From any of the three formats. Never raises."""
+    """Read any of the three formats. Never raises."""
     clean = strip_decoration(text)
     if re.search(r"^processor\s*:\s*\d+", clean, re.M):
         return _from_cpuinfo(clean)
@@ -132,7 +149,7 @@ def _number(pairs: Pairs, name: str) -> int | None:
 
 
 def _counts_by_position(pairs: Pairs, cpus: int | None) -> tuple[int, int, int] | None:
-    """Three whole numbers on end, after that of the CPUs, that multiply to it."""
+    """Find threads, cores and sockets: three numbers in a row whose product is the CPU count."""
     figures = [int(value) if _INTEGER.fullmatch(value) else None for _, value in pairs]
     first = next((figure for figure in figures if figure), None)
     total = cpus or first
@@ -144,7 +161,7 @@ def _counts_by_position(pairs: Pairs, cpus: int | None) -> tuple[int, int, int] 
 
 
 def _product(pairs: Pairs, *sizes: int | None) -> int | None:
-    """The number of CPUs under a label that is not known: the one that the other three multiply to."""
+    """Return the product of the sizes if a value equals it, under whatever label."""
     total = math.prod(size or 0 for size in sizes)
     return total if total and str(total) in (value for _, value in pairs) else None
 
@@ -165,7 +182,7 @@ def _model(pairs: Pairs) -> str | None:
 
 
 def _nodes(pairs: Pairs) -> Mapping[int, str]:
-    """NUMA node → its CPUs, empty for one without."""
+    """Return the CPU list of each NUMA node; empty for a node without CPUs."""
     nodes: dict[int, str] = {}
     for label, value in pairs:
         number = _INTEGER.search(label)

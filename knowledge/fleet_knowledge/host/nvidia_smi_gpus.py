@@ -1,8 +1,7 @@
-"""Owns the reading of GPUs out of nvidia-smi's forms: `-L`, `--query-gpu` as CSV, `-q`, and the
-plain table. Judges nothing.
+"""Parses the GPUs that nvidia-smi prints: `-L`, `--query-gpu` as CSV, `-q`, and the plain table.
 
-Formats: drivers 470 to 580. A value that a GPU does not have is `N/A` or `[N/A]`, one that could
-not be had `[Unknown Error]`, `[GPU is lost]` or `ERR!`.
+Formats: drivers 470 to 580. A value that a GPU does not have is `N/A` or `[N/A]`. A value that
+could not be read is `[Unknown Error]`, `[GPU is lost]` or `ERR!`.
 """
 
 from __future__ import annotations
@@ -26,7 +25,8 @@ _NOTHING = (
 )
 _BROKEN = re.compile(r"\[?(Unknown Error|GPU is lost|GPU requires reset)\]?|ERR!", re.I)
 _TABLE_HEAD = re.compile(
-    r"^\|\s+(\d+)\s+(\S.*?)\s+(On|Off|N/A)\s*\|\s*([0-9A-Fa-f]+:[0-9A-Fa-f:.]+)\s+\S+\s*\|\s*(\S+)\s*\|",
+    r"^\|\s+(\d+)\s+(\S.*?)\s+(On|Off|N/A)\s*\|"
+    r"\s*([0-9A-Fa-f]+:[0-9A-Fa-f:.]+)\s+\S+\s*\|\s*(\S+)\s*\|",
     re.M,
 )
 _TABLE_BODY = re.compile(
@@ -36,26 +36,26 @@ _TABLE_DRIVER = re.compile(r"Driver Version: (\S+)")
 
 
 def parse_number(text: str) -> int | None:
-    """The figure that a text begins with, its unit dropped; None for `N/A` and the like."""
+    """Return the number that a text begins with, without its unit; None for `N/A` and the like."""
     found = _NUMBER.match(text.strip())
     return int(float(found[0])) if found else None
 
 
 def parse_switch(text: str) -> bool | None:
-    """On and off in nvidia-smi's words."""
+    """Return whether nvidia-smi's text means on; None for texts other than on and off."""
     return {"enabled": True, "on": True, "disabled": False, "off": False}.get(
         text.strip().strip("[]").lower()
     )
 
 
 def parse_text(text: str) -> str | None:
-    """The text itself; None for one that says there is none."""
+    """Return the text; None if it means that there is no value."""
     clean = text.strip()
     return None if clean.strip("[]").lower() in _NOTHING else clean
 
 
 def read_gpu_list(text: str) -> tuple[Gpu, ...]:
-    """`nvidia-smi -L`: index, model and UUID."""
+    """Read `nvidia-smi -L`: index, model, UUID, and whether there are MIG slices."""
     slices = {found.start() for found in _SLICES.finditer(text)}
     listed = list(_LISTED.finditer(text))
     ends = [*(found.start() for found in listed[1:]), len(text)][: len(listed)]
@@ -72,25 +72,45 @@ def read_gpu_list(text: str) -> tuple[Gpu, ...]:
 
 Reader = Callable[[str], Any]
 _QUERY_FIELDS: Mapping[str, tuple[str, Reader]] = {
-    "index": ("index", parse_number), "name": ("name", parse_text), "gpu_name": ("name", parse_text), "uuid": ("uuid", parse_text), "gpu_uuid": ("uuid", parse_text),
-    "pci.bus_id": ("bus_id", parse_text), "gpu_bus_id": ("bus_id", parse_text), "memory.total": ("memory_mib", parse_number),
-    "memory.used": ("memory_used_mib", parse_number), "power.limit": ("power_limit_w", parse_number),
-    "enforced.power.limit": ("power_limit_w", parse_number), "power.draw": ("power_w", parse_number), "ecc.mode.current": ("ecc", parse_switch),
-    "mig.mode.current": ("mig", parse_switch), "persistence_mode": ("persistence", parse_switch), "clocks.max.sm": ("sm_clock_max_mhz", parse_number),
-    "clocks.max.memory": ("memory_clock_max_mhz", parse_number), "clocks.sm": ("sm_clock_mhz", parse_number),
-    "clocks.current.sm": ("sm_clock_mhz", parse_number), "clocks.mem": ("memory_clock_mhz", parse_number),
-    "clocks.current.memory": ("memory_clock_mhz", parse_number), "driver_version": ("driver", parse_text), "vbios_version": ("vbios", parse_text),
-    "pcie.link.width.current": ("pcie_width", parse_number), "pcie.link.width.max": ("pcie_width_max", parse_number),
-    "pcie.link.gen.current": ("pcie_generation", parse_number), "pcie.link.gen.max": ("pcie_generation_max", parse_number),
-    "pcie.link.gen.gpucurrent": ("pcie_generation", parse_number), "temperature.gpu": ("temperature_c", parse_number),
-    "utilization.gpu": ("utilisation_percent", parse_number), "fabric.state": ("fabric", parse_text),
+    "index": ("index", parse_number),
+    "name": ("name", parse_text),
+    "gpu_name": ("name", parse_text),
+    "uuid": ("uuid", parse_text),
+    "gpu_uuid": ("uuid", parse_text),
+    "pci.bus_id": ("bus_id", parse_text),
+    "gpu_bus_id": ("bus_id", parse_text),
+    "memory.total": ("memory_mib", parse_number),
+    "memory.used": ("memory_used_mib", parse_number),
+    "power.limit": ("power_limit_w", parse_number),
+    "enforced.power.limit": ("power_limit_w", parse_number),
+    "power.draw": ("power_w", parse_number),
+    "ecc.mode.current": ("ecc", parse_switch),
+    "mig.mode.current": ("mig", parse_switch),
+    "persistence_mode": ("persistence", parse_switch),
+    "clocks.max.sm": ("sm_clock_max_mhz", parse_number),
+    "clocks.max.memory": ("memory_clock_max_mhz", parse_number),
+    "clocks.sm": ("sm_clock_mhz", parse_number),
+    "clocks.current.sm": ("sm_clock_mhz", parse_number),
+    "clocks.mem": ("memory_clock_mhz", parse_number),
+    "clocks.current.memory": ("memory_clock_mhz", parse_number),
+    "driver_version": ("driver", parse_text),
+    "vbios_version": ("vbios", parse_text),
+    "pcie.link.width.current": ("pcie_width", parse_number),
+    "pcie.link.width.max": ("pcie_width_max", parse_number),
+    "pcie.link.gen.current": ("pcie_generation", parse_number),
+    "pcie.link.gen.max": ("pcie_generation_max", parse_number),
+    "pcie.link.gen.gpucurrent": ("pcie_generation", parse_number),
+    "temperature.gpu": ("temperature_c", parse_number),
+    "utilization.gpu": ("utilisation_percent", parse_number),
+    "fabric.state": ("fabric", parse_text),
     "ecc.errors.uncorrected.volatile.total": ("uncorrected_errors", parse_number),
-}  # fmt: skip
+}
 
 
 def read_gpu_query(text: str) -> tuple[Gpu, ...]:
-    """`nvidia-smi --query-gpu=… --format=csv` with its head line; empty when it has none that is
-    known. Units in the head are dropped.
+    """Read `nvidia-smi --query-gpu=… --format=csv` with its header line.
+
+    Empty unless at least two columns, and half of all, are known. Units in the header are ignored.
     """
     lines = [line for line in text.strip().split("\n") if line.strip()]
     names = [
@@ -119,26 +139,39 @@ def _gpu_from_row(names: list[str], row: list[str], place: int) -> Gpu:
     )
 
 
-# Path in `nvidia-smi -q`, from the section of a GPU on.
+# Path in `nvidia-smi -q` below the section of a GPU → field and reader
 _DETAIL_FIELDS: Mapping[tuple[str, ...], tuple[str, Reader]] = {
-    ("Product Name",): ("name", parse_text), ("GPU UUID",): ("uuid", parse_text), ("VBIOS Version",): ("vbios", parse_text),
-    ("Persistence Mode",): ("persistence", parse_switch), ("MIG Mode", "Current"): ("mig", parse_switch), ("Ecc Mode", "Current"): ("ecc", parse_switch),
-    ("ECC Mode", "Current"): ("ecc", parse_switch), ("FB Memory Usage", "Total"): ("memory_mib", parse_number),
-    ("FB Memory Usage", "Used"): ("memory_used_mib", parse_number), ("Max Clocks", "SM"): ("sm_clock_max_mhz", parse_number),
-    ("Max Clocks", "Memory"): ("memory_clock_max_mhz", parse_number), ("Clocks", "SM"): ("sm_clock_mhz", parse_number),
-    ("Clocks", "Memory"): ("memory_clock_mhz", parse_number), ("GPU Power Readings", "Current Power Limit"): ("power_limit_w", parse_number),
-    ("Power Readings", "Power Limit"): ("power_limit_w", parse_number), ("Power Readings", "Enforced Power Limit"): ("power_limit_w", parse_number),
-    ("PCIe Generation", "Max"): ("pcie_generation_max", parse_number), ("PCIe Generation", "Current"): ("pcie_generation", parse_number),
-    ("Link Width", "Max"): ("pcie_width_max", parse_number), ("Link Width", "Current"): ("pcie_width", parse_number),
-    ("Fabric", "State"): ("fabric", parse_text), ("Fabric", "Status"): ("fabric_status", parse_text),
-    ("Temperature", "GPU Current Temp"): ("temperature_c", parse_number), ("GPU NUMA ID",): ("numa", parse_number),
+    ("Product Name",): ("name", parse_text),
+    ("GPU UUID",): ("uuid", parse_text),
+    ("VBIOS Version",): ("vbios", parse_text),
+    ("Persistence Mode",): ("persistence", parse_switch),
+    ("MIG Mode", "Current"): ("mig", parse_switch),
+    ("Ecc Mode", "Current"): ("ecc", parse_switch),
+    ("ECC Mode", "Current"): ("ecc", parse_switch),
+    ("FB Memory Usage", "Total"): ("memory_mib", parse_number),
+    ("FB Memory Usage", "Used"): ("memory_used_mib", parse_number),
+    ("Max Clocks", "SM"): ("sm_clock_max_mhz", parse_number),
+    ("Max Clocks", "Memory"): ("memory_clock_max_mhz", parse_number),
+    ("Clocks", "SM"): ("sm_clock_mhz", parse_number),
+    ("Clocks", "Memory"): ("memory_clock_mhz", parse_number),
+    ("GPU Power Readings", "Current Power Limit"): ("power_limit_w", parse_number),
+    ("Power Readings", "Power Limit"): ("power_limit_w", parse_number),
+    ("Power Readings", "Enforced Power Limit"): ("power_limit_w", parse_number),
+    ("PCIe Generation", "Max"): ("pcie_generation_max", parse_number),
+    ("PCIe Generation", "Current"): ("pcie_generation", parse_number),
+    ("Link Width", "Max"): ("pcie_width_max", parse_number),
+    ("Link Width", "Current"): ("pcie_width", parse_number),
+    ("Fabric", "State"): ("fabric", parse_text),
+    ("Fabric", "Status"): ("fabric_status", parse_text),
+    ("Temperature", "GPU Current Temp"): ("temperature_c", parse_number),
+    ("GPU NUMA ID",): ("numa", parse_number),
     ("Utilization", "Gpu"): ("utilisation_percent", parse_number),
-}  # fmt: skip
+}
 _SECTION = re.compile(r"^GPU ([0-9A-Fa-f]+:[0-9A-Fa-f:.]+)\s*$", re.M)
 
 
 def read_gpu_details(text: str) -> tuple[Gpu, ...]:
-    """`nvidia-smi -q`: GPUs in its order, which is that of their indices."""
+    """Read `nvidia-smi -q`, which lists the GPUs in the order of their indices."""
     driver = re.search(r"^Driver Version\s*:\s*(\S+)", text, re.M)
     heads = list(_SECTION.finditer(text))
     ends = [*(head.start() for head in heads[1:]), len(text)][: len(heads)]
@@ -161,14 +194,14 @@ def _gpu_from_section(index: int, bus_id: str, section: str, driver: str | None)
 
 
 def _fabric(facts: Mapping[str, Any]) -> str | None:
-    """A registration that ended without success is not completed."""
+    """Return the fabric state; one that completed without success is `failed (STATUS)`."""
     state, status = facts.get("fabric"), facts.get("fabric_status")
     done = str(state).lower() == "completed" and status not in (None, "Success")
     return f"failed ({status})" if done else str(state).lower() if state else None
 
 
 def _entries(section: str) -> list[tuple[tuple[str, ...], str]]:
-    """(headings above and name, value) by indentation."""
+    """Return (path of headings and name, value) of each entry, by its indentation."""
     above: list[tuple[int, str]] = []
     entries = []
     for line in section.split("\n"):
@@ -184,9 +217,7 @@ def _entries(section: str) -> list[tuple[tuple[str, ...], str]]:
 
 
 def read_gpu_table(text: str) -> tuple[Gpu, ...]:
-    """The plain table of `nvidia-smi`: model, address, memory, power limit; `fault` where a cell
-    says ERR!.
-    """
+    """Read the plain table of `nvidia-smi`; a GPU with an error in a cell has a `fault`."""
     driver = _TABLE_DRIVER.search(text)
     found = []
     for head in _TABLE_HEAD.finditer(text):
@@ -214,6 +245,6 @@ def read_gpu_table(text: str) -> tuple[Gpu, ...]:
 
 
 def _table_fault(*cells: str) -> str | None:
-    """The words of a cell that tell most of what is wrong."""
+    """Return the longest error in the cells, None if there is none."""
     broken = [found[0].strip("[]") for cell in cells if (found := _BROKEN.search(cell))]
     return max(broken, key=len, default=None)

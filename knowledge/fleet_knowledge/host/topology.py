@@ -1,8 +1,7 @@
-"""Owns what the device matrix of `nvidia-smi topo -m` means for a server over several GPUs; runs no
-program.
+"""Interprets the device matrix of `nvidia-smi topo -m` for a server over several GPUs.
 
-Format: nvidia-smi of drivers 450 to 580, on tabs (as printed) or blanks (as copied); GPUs, then
-NICs as `NIC0` with a legend or by name.
+Format: nvidia-smi of drivers 450 to 580, separated by tabs (as printed) or blanks (as copied). It
+lists the GPUs, then the NICs as `NIC0` with a legend or by name.
 """
 
 from __future__ import annotations
@@ -17,20 +16,18 @@ from typing import Any
 from fleet_knowledge.host import amd_topology, link_types
 from fleet_knowledge.host.topology_matrix import Matrix, gpu_index, read_matrix, strip_decoration
 
-_OWN_NODE = re.compile(
-    r"(\d+)(?:,\d+-\d+)?"
-)  # Grace Blackwell: its processor's node, then those of GPU memory, `0,2-17`
+# On Grace Blackwell, the processor's node is followed by those of the GPU memory: `0,2-17`
+_OWN_NODE = re.compile(r"(\d+)(?:,\d+-\d+)?")
 _NIC_NAME = re.compile(r"^\s*(NIC\d+)\s*:\s*(\S+)\s*$", re.M)
 
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """How the GPUs of a host are wired. `None` where the text does not tell; labels are those of
-    the text (`GPU0`).
+    """How the GPUs of a host are connected; None where the text does not show it.
 
-    `islands` are groups of GPU indices that reach each other over better than the worst path (over
-    NVLink, where only some pairs have it). `nvlinks_per_pair` is the least of the pairs that have
-    any.
+    Labels are those of the text (`GPU0`). `islands` are groups of GPU indices that are connected
+    better than by the worst path; if only some pairs have NVLink, by NVLink. `nvlinks_per_pair` is
+    the lowest number over the pairs that have any.
     """
 
     gpus: int = 0
@@ -49,16 +46,16 @@ class Topology:
     peer_access: bool | None = None
     digest: str = ""
     notes: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()  # what a healthy host whose table was read whole does not have
+    warnings: tuple[str, ...] = ()  # none for a healthy host with a complete table
 
     @property
     def numa_nodes(self) -> int:
-        """NUMA nodes that own a GPU; their ids need not be in the order of the GPUs."""
+        """Number of NUMA nodes that have a GPU."""
         return len({node for node in self.numa.values() if node is not None})
 
     @property
     def kind(self) -> str:
-        """One word by which hosts are of the same class: `nvlink-NV18-8`, `pcie-SYS-4+4`."""
+        """Class of the topology; hosts with the same one are comparable: `nvlink-NV18-8`."""
         return "-".join(
             (
                 self.interconnect,
@@ -68,7 +65,7 @@ class Topology:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """As `fleetctl diagnose` prints it."""
+        """Return the object that `fleetctl diagnose` prints."""
         return {
             "gpus": self.gpus,
             "interconnect": self.interconnect,
@@ -91,7 +88,7 @@ class Topology:
 
 
 def read_topology(text: str) -> Topology:
-    """The topology in the text, `gpus` 0 when it holds none. Never raises on any text."""
+    """Read the topology in a text; `gpus` is 0 if there is none. Never raises."""
     clean = strip_decoration(text)
     found = amd_topology.read_amd_matrix(clean) or read_matrix(clean)
     if found is None:
@@ -159,7 +156,7 @@ def _interconnect(pairs: Pairs, labels: Labels) -> str:
 
 
 def _full_mesh(pairs: Pairs) -> bool | None:
-    """None when the text lacks a pair and none of the others answers."""
+    """Whether every pair has NVLink; None if a pair is missing and all others have it."""
     if any(path and not link_types.count_nvlinks(path) for path in pairs.values()) or not pairs:
         return False
     return True if all(pairs.values()) else None
@@ -180,7 +177,7 @@ def _islands(pairs: Pairs, indices: Sequence[int]) -> tuple[tuple[int, ...], ...
 
 
 def _between(pairs: Pairs, islands: Sequence[tuple[int, ...]]) -> Iterable[str]:
-    """The paths that leave an island."""
+    """Return the paths that leave an island."""
     home = {index: island for island in islands for index in island}
     return (path for (first, second), path in pairs.items() if path and home[first] != home[second])
 
@@ -199,7 +196,7 @@ def _cpus(found: Matrix, labels: Labels) -> dict[str, str]:
 
 
 def _numa_nodes(found: Matrix, labels: Labels) -> dict[str, int | None]:
-    """A GPU near several nodes (`0-1`) has none of its own."""
+    """Return each GPU's NUMA node; None for a GPU that is near several nodes (`0-1`)."""
     words = {
         labels[index]: _affinity(found, labels[index], "NUMA Affinity") for index in sorted(labels)
     }
@@ -210,8 +207,9 @@ def _numa_nodes(found: Matrix, labels: Labels) -> dict[str, int | None]:
 
 
 def _sockets(numa: Mapping[str, int | None], cpus: Mapping[str, str]) -> int | None:
-    """By the GPUs' NUMA nodes, else by their CPUs; more than two may be parts of one processor
-    (NPS4), so they are not told.
+    """Count sockets by the GPUs' NUMA nodes, or else by their CPUs.
+
+    Returns None for more than two nodes, since these may be parts of one processor (NPS4).
     """
     nodes = {str(node) for node in numa.values() if node is not None} or set(cpus.values()) - {
         "N/A"
@@ -228,7 +226,7 @@ def _nics(found: Matrix, text: str) -> dict[str, str]:
 
 
 def _nearest(found: Matrix, gpu: str, nics: Mapping[str, str]) -> str | None:
-    """The first of the nearest; none when all are on another NUMA node."""
+    """Return the nearest NIC of a GPU; None if all are on another NUMA node."""
     ways = {
         name: link_types.parse_link_type(found.cell(gpu, label)) for label, name in nics.items()
     }
@@ -243,7 +241,7 @@ def _peer_access(found: Matrix, labels: Labels) -> bool | None:
 
 
 def _digest(found: Matrix) -> str:
-    """Of labels and cells alone: the same host gives the same, however its table was printed."""
+    """Digest labels and cells only, so that it does not depend on how the table was printed."""
     cells = sorted(
         f"{first}/{second}={found.cell(first, second)}"
         for first in found.columns
@@ -256,20 +254,27 @@ def _notes(
     found: Matrix, pairs: Pairs, labels: Labels, numa: Mapping[str, int | None]
 ) -> Iterable[str]:
     if not found.tabs:
-        yield "separated by blanks, as copied from a terminal"
+        yield "the table is separated by blanks, as copied from a terminal"
     islands = _islands(pairs, sorted(labels))
     worst = link_types.farthest_link(path for path in pairs.values() if path)
     if len(islands) > 1 and worst:
         nearest = min(_between(pairs, islands), key=link_types.distance, default=worst)
-        way = worst if nearest == worst else f"{nearest} to {worst}, by the GPUs that it gets"
-        yield f"a server over more than the {max(map(len, islands))} GPUs of an island goes over {way}"
+        path = worst if nearest == worst else f"{nearest} to {worst}, depending on its GPUs"
+        largest = max(map(len, islands))
+        yield f"a server with more than the {largest} GPUs of an island communicates over {path}"
     if _interconnect(pairs, labels) == "pcie":
-        yield "no NVLink: SGLang's custom all-reduce is off above two GPUs; compare only with hosts of the same class"
+        yield (
+            "no NVLink: SGLang's custom all-reduce is off with more than two GPUs; compare only "
+            "with hosts of the same class"
+        )
     nodes = [node for node in numa.values() if node is not None]
     if nodes != sorted(nodes):
         yield "NUMA ids are not in the order of the GPUs: bind each rank by its own GPU's node"
     if len(set(nodes)) > 2:
-        yield f"{len(set(nodes))} NUMA nodes: a processor may be split into several, so sockets cannot be told from here"
+        yield (
+            f"{len(set(nodes))} NUMA nodes: a processor may be split into several nodes, so the "
+            "number of sockets is not known"
+        )
 
 
 def _warnings(found: Matrix, pairs: Pairs, labels: Labels) -> Iterable[str]:
@@ -281,12 +286,18 @@ def _warnings(found: Matrix, pairs: Pairs, labels: Labels) -> Iterable[str]:
 def _note_gaps(found: Matrix, labels: Labels) -> Iterable[str]:
     missing = sorted(set(range(max(labels, default=0) + 1)) - set(labels))
     if missing and labels:
-        yield f"{_gpus(missing)} missing: not given to this container, hidden, or lost; see `nvidia-smi -L` and dmesg"
+        yield (
+            f"{_gpus(missing)} missing: not given to this container, hidden, or lost; see "
+            "`nvidia-smi -L` and dmesg"
+        )
     rowless = [index for index, label in sorted(labels.items()) if label not in found.rows]
     if rowless:
-        yield f"the text is cut: no line for {_gpus(rowless)}; read from the other half where it could be"
+        yield (
+            f"the text is cut: there is no line for {_gpus(rowless)}; where possible, its links "
+            "were read from the other half of the table"
+        )
     if any("MIG" in label.upper() for label in found.columns):
-        yield "MIG is on: its slices have no peer-to-peer path, so no tensor parallelism over them"
+        yield "MIG is on: its slices have no peer-to-peer path, so tensor parallelism is impossible"
 
 
 def _note_cells(found: Matrix, pairs: Pairs, labels: Labels) -> Iterable[str]:
@@ -295,7 +306,7 @@ def _note_cells(found: Matrix, pairs: Pairs, labels: Labels) -> Iterable[str]:
     )
     foreign = [word for word in unknown if word and word not in link_types.PEER_ACCESS]
     if foreign:
-        yield f"unknown between GPUs: {', '.join(foreign)}"
+        yield f"unknown link type between GPUs: {', '.join(foreign)}"
     if "" in unknown:
         yield "some pairs of GPUs have no cell"
     for (first, second), path in pairs.items():
@@ -306,7 +317,7 @@ def _note_cells(found: Matrix, pairs: Pairs, labels: Labels) -> Iterable[str]:
         )
         there = link_types.parse_link_type(back)
         if there and path and there != path and not found.rows[labels[second]].cut:
-            yield f"GPU{first} to GPU{second} is {path} one way and {there} the other"
+            yield (f"GPU{first} to GPU{second} is {path} in one direction and {there} in the other")
 
 
 def _note_nvlinks(pairs: Pairs) -> Iterable[str]:
@@ -322,7 +333,10 @@ def _note_nvlinks(pairs: Pairs) -> Iterable[str]:
         pairs_text = ", ".join(
             f"GPU{first}-GPU{second} NV{count}" for (first, second), count in fewer.items()
         )
-        yield f"fewer NVLinks than the NV{most} of the others: {pairs_text}; a link may be down (`nvidia-smi nvlink -s`)"
+        yield (
+            f"fewer NVLinks than the NV{most} of the others: {pairs_text}; a link may be down "
+            "(`nvidia-smi nvlink -s`)"
+        )
 
 
 def _gpus(indices: Sequence[int]) -> str:

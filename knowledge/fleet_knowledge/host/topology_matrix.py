@@ -1,6 +1,4 @@
-"""Owns the reading of a device matrix as text, tabs or blanks, whole or cut, into labels and cells;
-knows no meaning of a cell.
-"""
+"""Parses a device matrix, separated by tabs or blanks and possibly cut, into labels and cells."""
 
 from __future__ import annotations
 
@@ -27,8 +25,10 @@ AFFINITIES = ("CPU Affinity", "NUMA Affinity", "GPU NUMA ID")
 
 @dataclass(frozen=True, slots=True)
 class MatrixRow:
-    """One device: its cells by column label (blank ones left out), what stands behind them, and
-    whether the line was cut.
+    """The row of one device.
+
+    `cells` has the cells by column label without blank ones, `affinities` the columns after the
+    matrix, and `cut` is whether the line ended early.
     """
 
     cells: Mapping[str, str] = field(default_factory=dict)
@@ -38,15 +38,19 @@ class MatrixRow:
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """A table of devices against devices. `columns` are those of its head, in order; rows may lack."""
+    """A table of devices against devices: its column labels in order, and its rows by label.
+
+    Rows may be missing. `tabs` is whether the table was separated by tabs.
+    """
 
     columns: tuple[str, ...]
     rows: Mapping[str, MatrixRow]
     tabs: bool = False
 
     def cell(self, first: str, second: str) -> str:
-        """The cell of a pair, from the other half of the table where its own is missing or cut;
-        empty when there is none.
+        """Return the cell of a pair of devices; empty if there is none.
+
+        Uses the cell of the reverse pair if this one is missing or its row was cut.
         """
         row = self.rows.get(first, MatrixRow())
         mirrored = self.rows.get(second, MatrixRow()).cells.get(first, "")
@@ -55,9 +59,7 @@ class Matrix:
 
 
 def strip_decoration(text: str) -> str:
-    """The text without terminal codes, carriage returns, and what a log or a quotation puts before
-    each line.
-    """
+    """Remove terminal codes, carriage returns, and the prefix of a log or quotation."""
     clean = _ANSI.sub("", text).replace("\r\n", "\n").replace("\r", "\n").replace("\u00a0", " ")
     return next(
         (
@@ -75,13 +77,13 @@ def _prefixes_every_line(pattern: re.Pattern[str], text: str) -> bool:
 
 
 def gpu_index(label: str) -> int | None:
-    """3 of `GPU3`; None for a NIC and for a slice of a GPU (MIG)."""
+    """Return the index of a GPU label: 3 for `GPU3`; None for a NIC or a slice of a GPU (MIG)."""
     found = _GPU.fullmatch(label)
     return int(found[1]) if found else None
 
 
 def read_matrix(text: str) -> Matrix | None:
-    """The first matrix in plain text; None when there is none."""
+    """Return the first matrix in a text; None if there is none."""
     lines = text.split("\n")
     if re.search(r"\sNV\d*$", lines[-1]):  # the text ends inside a row: NV1 may have been NV18
         lines[-1] = lines[-1].rsplit(None, 1)[0]
@@ -154,9 +156,7 @@ def _row(
 def _row_by_position(
     rest: str, columns: Sequence[str], tails: Sequence[str], starts: Sequence[int]
 ) -> MatrixRow:
-    """A row with blank cells, or one that ends early: each word belongs to the column whose head is
-    nearest.
-    """
+    """Parse a row that has blank cells or ends early: each word belongs to the nearest column."""
     cells: dict[str, str] = {}
     behind: list[str] = []
     for found in re.finditer(r"\S+", rest):
@@ -173,8 +173,9 @@ def _present(columns: Sequence[str], cells: Sequence[str]) -> dict[str, str]:
 
 
 def _affinities(tails: Sequence[str], behind: Sequence[str]) -> dict[str, str]:
-    """What stands behind the matrix; a doubled tab before the last column leaves one blank too
-    many.
+    """Return the columns after the matrix by name.
+
+    Some drivers print two tabs before the last column, which leaves one blank field too many.
     """
     if len(behind) > len(tails) >= 2:
         behind = [
