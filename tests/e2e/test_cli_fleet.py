@@ -155,4 +155,7 @@ def test_a_daemon_says_that_hosts_on_other_machines_need_an_authority(folder: Pa
         folder, "-m", "fleet_controller.app.main", "--state", "controller", "--fleet", "fleet.yaml"
     )
     assert ended.returncode == 2
-    assert "gpu1 and 2 more are reached by TLS" in ended.stderr and "fleetctl init" in ended.stderr
+    assert (
+        "gpu1 and 2 more are not on this machine" in ended.stderr
+        and "fleetctl init" in ended.stderr
+    )

@@ -111,7 +111,7 @@ async def test_an_agent_further_away_is_listed_with_what_to_do_and_gets_nothing(
         f"the agent of here (version unknown) speaks protocol 1.{protocol}, this controller 1.{PROTOCOL}"
         in status.message
     )
-    assert "update benchfleet here, to the version of its agents" in status.message
+    assert "update benchfleet on this machine to the version of the agents" in status.message
     assert agent.started == []
     await agent.down()
     agent.protocol = PROTOCOL
