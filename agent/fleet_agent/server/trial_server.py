@@ -26,10 +26,7 @@ from fleet_protos import events as ev
 from fleet_protos.errors import ConfigError, Conflict, ErrorKind, ServerError
 from fleet_protos.trial_types import EngineKind, TrialSpec
 
-_FIRST_POLL_S, _LONGEST_POLL_S = (
-    0.05,
-    1.0,
-)  # between two looks at readiness: short at first, then never above a second
+_FIRST_POLL_S, _LONGEST_POLL_S = 0.05, 1.0  # between two checks of readiness
 _READY_CHECK_LIMIT_S = 30.0  # one check includes a real completion on a cold server
 
 

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from fleet_agent.storage.attempt_index import AttemptKey
+
 log = logging.getLogger(__name__)
 
 KEPT_BYTES = 1 << 30  # of released files, which stay for users who look at the host itself
 _MAX_LISTED = 1000
 _RELEASED_MARK = ".released"
-
-AttemptKey = tuple[str, int]  # trial id, attempt
 
 
 @dataclass(frozen=True, slots=True)
