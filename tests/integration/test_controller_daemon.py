@@ -20,7 +20,7 @@ import pytest
 
 from fleet_controller.cli.controller_client import ControllerClient
 from fleet_controller.core.controller_api import JobDetail
-from fleet_protos.errors import ConfigError, Conflict, FleetError, HostUnreachable
+from fleet_protos.errors import ConfigError, Conflict, FleetError, HostUnreachable, NotFound
 from fleet_transport.sockets import listen_address
 from tests.fakes.agent import FakeAgent
 
@@ -188,7 +188,8 @@ async def test_errors_keep_their_kind_and_their_hint_on_the_way(
                 await refused(remote.trial(f"{first}-b1-v1", 7, False)),
                 await refused(remote.submit("kind: Jbo\n", "job.yaml")),
             ]
-    assert [type(error) for error in told] == [ConfigError] * 4
+    kinds = [NotFound, ConfigError, NotFound, ConfigError]
+    assert [type(error) for error in told] == kinds
     assert told[0].message == "there is no job 'nothing'"
     assert told[0].hint == "`fleetctl ls` lists all jobs"
     assert first in told[1].message

@@ -117,7 +117,7 @@ async def test_a_store_without_room_stops_what_must_be_noted_and_goes_on_after(
     seen = Counter((run.trial_id, run.run.index) for run in results.runs)
     assert (len(seen), set(seen.values())) == (199 + 1, {1})
     log = (tmp_path / "log").read_text()
-    assert 1 <= log.count("nothing is begun: the store cannot be used") < 5
+    assert 1 <= log.count("no trials are started: the store cannot be used") < 5
     assert "Traceback" not in log
 
 
@@ -140,7 +140,9 @@ async def test_files_without_room_wait_and_cost_no_run(
                 spec, 1, artifact=Artifact(name, hashlib.sha256(content).hexdigest(), len(content))
             ),
         )
-        (host,) = await eventually(remote.hosts, lambda hosts: "files wait" in hosts[0].message)
+        (host,) = await eventually(
+            remote.hosts, lambda hosts: "files are missing" in hosts[0].message
+        )
         assert "No space left on device" in host.message
         assert (await remote.job(spec.job_id)).trials[0].runs == 1
         disk.free()

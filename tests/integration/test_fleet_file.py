@@ -284,7 +284,7 @@ async def test_the_file_is_read_again_when_it_changes_and_a_broken_one_changes_n
                 await heard.wait()
             heard.clear()
         (host,) = await here.fleet.hosts()
-    assert (["is not taken" in text for text in said], host.labels) == ([True, False], {"x": "new"})
+    assert (["is not used" in text for text in said], host.labels) == ([True, False], {"x": "new"})
 
 
 def test_hosts_on_other_machines_need_an_authority(tmp_path: Path) -> None:

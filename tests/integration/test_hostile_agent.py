@@ -79,7 +79,7 @@ async def test_no_file_is_asked_for_or_written_but_those_of_the_attempt(
             await until(
                 here.fleet, job_id, lambda detail: any(trial.runs for trial in detail.trials)
             )
-    assert "not believed: a file" in caplog.text
+    assert "rejected: file" in caplog.text
     assert "\x1b" not in caplog.text
     assert agent.offsets == []
     assert [file for _, _, files in os.walk(tmp_path) for file in files if "outside" in file] == []
@@ -209,7 +209,7 @@ class Ear(logging.Handler):
 
 
 async def test_what_one_attempt_tells_has_an_end(tmp_path: Path, agent: FakeAgent) -> None:
-    ear = Ear("has told more than")
+    ear = Ear(" bytes of events")
     logging.getLogger("fleet_controller").addHandler(ear)
     try:
         async with (

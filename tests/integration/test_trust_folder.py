@@ -235,7 +235,7 @@ def test_a_name_that_cannot_stand_in_a_certificate_is_refused(
 
 
 def test_no_host_gets_the_name_of_another_as_an_address(authority: Authority) -> None:
-    with pytest.raises(ConfigError, match="a name that only the fleet gives"):
+    with pytest.raises(ConfigError, match="names in .benchfleet are reserved"):
         authority.issue_agent("gpu01", ["10.0.0.1", "gpu02.agent.benchfleet"])
 
 
@@ -413,8 +413,8 @@ def test_the_controller_warns_of_an_end_once_a_day_from_30_days_before(
         watch.check_now(now_s + 336 * 86400 + hours * 3600)
     told = [message for message in caplog.messages if "host gpu01" in message]
     assert len(told) == 3
-    assert told[0].startswith("the certificate of host gpu01 ends in 28 days, on ")
-    assert told[0].endswith("fleetctl deploy gpu01 renews it")
+    assert told[0].startswith("the certificate of host gpu01 expires in 28 days, on ")
+    assert told[0].endswith("`fleetctl deploy gpu01` renews it")
     ends = {(entry.role, entry.name): entry.expires_unix_s for entry in authority.ledger().entries}
     name = "fleet_certificate_expires_timestamp_seconds"
     assert (

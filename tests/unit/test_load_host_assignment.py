@@ -110,7 +110,7 @@ def test_one_load_host_serves_one_trial_at_a_time() -> None:
     hosts = [
         SchedulableHost("gpu1"),
         SchedulableHost("gpu2"),
-        SchedulableHost("load1", closed_reason="it serves load only"),
+        SchedulableHost("load1", closed_reason="it only sends load"),
     ]
     assert begun(hosts, [trial("a", "gpu1", "load1"), trial("b", "gpu2", "load1")]) == ["a"]
     assert begun(
@@ -131,7 +131,7 @@ def test_a_trial_whose_turn_it_is_keeps_its_busy_load_host_from_jobs_behind_it()
     hosts = [
         SchedulableHost("gpu1", running=1),
         SchedulableHost("gpu2"),
-        SchedulableHost("load1", closed_reason="it serves load only"),
+        SchedulableHost("load1", closed_reason="it only sends load"),
     ]
     older, younger = [trial("a", "gpu1", "load1")], [trial("b", "gpu2", "load1")]
     assert (

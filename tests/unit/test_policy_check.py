@@ -101,12 +101,12 @@ def test_a_warning_begins_30_days_before_the_end_and_says_what_to_do() -> None:
     assert (agent.is_near(NOW_S), agent.is_near(NOW_S + 1)) == (False, True)
     assert (
         expiry_warning(agent, NOW_S + 1)
-        == "the certificate of host gpu01 ends in 29 days, on 2026-10-21: fleetctl deploy gpu01 renews it"
+        == "the certificate of host gpu01 expires in 29 days, on 2026-10-21: `fleetctl deploy gpu01` renews it"
     )
     ended = expiry_warning(ExpiringCertificate("controller", "controller", NOW_S - 1), NOW_S)
     assert (
         ended
-        == "the certificate of the controller ended on 2026-09-21: fleetctl trust rotate renews it"
+        == "the certificate of the controller expired on 2026-09-21: `fleetctl trust rotate` renews it"
     )
 
 
@@ -118,7 +118,7 @@ def test_a_host_list_tells_of_a_certificate_that_ends_soon_and_of_no_other() -> 
     message = hosts_table([near], NOW_S).rows[0][-1]
     assert (
         message
-        == "the certificate of host gpu01 ends in 29 days, on 2026-10-20: fleetctl deploy gpu01 renews it"
+        == "the certificate of host gpu01 expires in 29 days, on 2026-10-20: `fleetctl deploy gpu01` renews it"
     )
     assert "certificate" not in str(hosts_table([far, HostStatus(host="gpu02")], NOW_S).rows)
 

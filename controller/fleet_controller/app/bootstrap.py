@@ -55,7 +55,7 @@ class ControllerEndpoints:
         if self.trust is None:
             raise ConfigError(
                 f"listening on {self.listen} needs certificates",
-                "`fleetctl init` makes them; --trust DIR names them",
+                "`fleetctl init` creates them; --trust DIR names their folder",
             )
         return Authority.open(self.trust).controller_files()
 

@@ -41,10 +41,10 @@ from fleet_protos.prometheus_series import RunSeries
 
 log = logging.getLogger(__name__)
 
-_SCHEDULE_INTERVAL_S = 1.0  # for pauses between attempts, which no event ends
+_SCHEDULE_INTERVAL_S = 1.0  # no event marks the end of a pause between attempts
 FIRST_CONTACT_S = 10.0  # how long a submit waits for an agent that was just started
 _ACKNOWLEDGE_LIMIT_S = 2.0
-_DOWNLOAD_LIMIT_S = 20.0  # how long the end waits for files that are still being fetched
+_DOWNLOAD_LIMIT_S = 20.0  # how long a stop waits for files that are still being fetched
 
 
 class FleetController:
@@ -70,7 +70,7 @@ class FleetController:
             self._writer, lambda: self._host_connections, targets.give_up_after_s
         )
         self._submission = JobSubmission(self._writer, self._connections, first_contact_s)
-        self._blocked_reason = ""  # why nothing is begun now
+        self._blocked_reason = ""  # why nothing is started now
 
     # Work
 
@@ -149,18 +149,16 @@ class FleetController:
                     self._blocked_reason = ""
                 else:
                     self._report_blocked(self._writer.store_error)
-            except (
-                FleetError
-            ) as error:  # the store cannot take it: nothing is begun that is not noted
+            except FleetError as error:  # nothing is started that the store does not have
                 self._report_blocked(error.message)
             await wait_until_set(changed, _SCHEDULE_INTERVAL_S)
 
     def _report_blocked(self, why: str) -> None:
         if why != self._blocked_reason:
-            log.warning("nothing is begun: %s", why)
+            log.warning("no trials are started: %s", why)
         self._blocked_reason = why
         for job in self._writer.job_index.open_jobs:
-            job.trouble = f"nothing is begun: {why}"
+            job.trouble = f"no trials are started: {why}"
 
     async def _drop_removed_hosts(self) -> None:
         """Drop hosts that were removed from the fleet file once nothing is active on them. Trials
@@ -173,7 +171,7 @@ class FleetController:
                     for trial in job.trials.values()
                     if host in trial.hosts and trial.may_start and not trial.is_active
                 ]:
-                    message = f"host {host} was taken out of the fleet file"
+                    message = f"host {host} was removed from the fleet file"
                     end = ended_by_controller(
                         Attempt(len(trial.attempts) + 1),
                         ErrorKind.CONFIG,
@@ -203,7 +201,7 @@ class FleetController:
                     await connection.downloads.wait_until_done()
         except TimeoutError:
             log.warning(
-                "some files of trials were not fetched; the next start of a controller goes on with them"
+                "some files of trials were not fetched; the next controller start continues"
             )
 
     async def _acknowledge_all(self) -> None:
@@ -216,7 +214,7 @@ class FleetController:
                     *(connection.acknowledge_stored() for connection in self._host_connections)
                 )
         except TimeoutError:
-            log.info("some hosts were not told what is stored here; the next connection does so")
+            log.info("some hosts got no acknowledgement of stored events; the next connection does")
 
     # What fleetctl asks
 
@@ -312,7 +310,7 @@ class FleetController:
             if host not in names:
                 raise NotFound(
                     f"there is no host {host}",
-                    f"there are: {', '.join(sorted(names))}" if names else "no host is known",
+                    f"the hosts are: {', '.join(sorted(names))}" if names else "no host is known",
                 )
         return [
             line

@@ -33,11 +33,9 @@ class LocalAgentConfig:
     host_name: str
     labels: tuple[str, ...] = ()  # KEY=VALUE
     command: tuple[str, ...] = (sys.executable, "-m", "fleet_agent.main")
-    linger_s: float = (
-        600.0  # how long it outlives its controller, so that a killed one can come back to it
-    )
+    linger_s: float = 600.0  # how long it runs without a controller, so that one may reconnect
     start_timeout_s: float = 30.0
-    stop_timeout_s: float = 120.0  # it stops its servers first
+    stop_timeout_s: float = 120.0  # long, because it stops its servers first
 
     @property
     def address(self) -> str:
@@ -79,10 +77,9 @@ class LocalAgent:
         self.pid = 0
         self.restarts = 0
         self.ready = asyncio.Event()  # set while it answers
-        self._pidfd: int | None = (
-            None  # a pidfd: names the process even after its number is used again
-        )
-        self._exited = asyncio.Event()  # of the process watched
+        # A pidfd identifies the process even if its pid is used again.
+        self._pidfd: int | None = None
+        self._exited = asyncio.Event()  # set when the process of the pidfd has ended
         self._child: subprocess.Popen[bytes] | None = None
         self._stopping = False
 
@@ -101,14 +98,18 @@ class LocalAgent:
                 while not await self._is_healthy():
                     if self._child is not None and self._child.poll() is not None:
                         raise HostUnreachable(
-                            f"the local agent ended with exit code {self._child.returncode} before it answered{self._log_tail()}",
-                            f"its log: {self.config.log}",
+                            f"the local agent ended with exit code {self._child.returncode} "
+                            f"before it answered{self._log_tail()}",
+                            f"see its log: {self.config.log}",
                         )
                     await asyncio.sleep(_POLL_S)
         except TimeoutError as error:
             await self.stop()
-            message = f"the local agent did not answer within {self.config.start_timeout_s:g} s{self._log_tail()}"
-            raise HostUnreachable(message, f"its log: {self.config.log}") from error
+            raise HostUnreachable(
+                f"the local agent did not answer within {self.config.start_timeout_s:g} s"
+                f"{self._log_tail()}",
+                f"see its log: {self.config.log}",
+            ) from error
         self.ready.set()
 
     async def keep_alive(self, report: Callable[[str], None]) -> None:
@@ -139,8 +140,10 @@ class LocalAgent:
         warning = ""
         self._signal(signal.SIGTERM)
         if not await self._wait_exit(self.config.stop_timeout_s):
-            waited = f"within {self.config.stop_timeout_s:g} s"
-            warning = f"the local agent (pid {self.pid}) did not stop {waited} and was killed; look at {self.config.log}"
+            warning = (
+                f"the local agent (pid {self.pid}) did not stop within "
+                f"{self.config.stop_timeout_s:g} s and was killed; see {self.config.log}"
+            )
             self._signal(signal.SIGKILL)
             await self._wait_exit(None)
         self._reap()
@@ -148,8 +151,8 @@ class LocalAgent:
 
     def _launch(self) -> None:
         with self.config.log.open("ab") as log:
-            # Popen, not asyncio's: the child must outlive the event loop of an interrupted
-            # controller without complaint.
+            # Not asyncio's subprocess: the child must outlive the event loop of an interrupted
+            # controller without a warning.
             self._child = subprocess.Popen(
                 self.config.argv,
                 stdin=subprocess.DEVNULL,
@@ -197,9 +200,9 @@ class LocalAgent:
         return True
 
     async def _is_healthy(self) -> bool:
-        if not is_listening(
-            self.config.address
-        ):  # cheaper than gRPC, whose pause after a refused connection would slow the start
+        # After a refused connection gRPC pauses, which would slow the start, so test the socket
+        # first.
+        if not is_listening(self.config.address):
             return False
         async with grpc.aio.insecure_channel(self.config.address) as channel:
             stub = health_pb2_grpc.HealthStub(channel)
@@ -217,7 +220,8 @@ class LocalAgent:
                 )
             except grpc.aio.AioRpcError as error:
                 raise HostUnreachable(
-                    f"something answers at {self.config.address} that is no agent: {error.details()}"
+                    f"the process that answers at {self.config.address} is not an agent: "
+                    f"{error.details()}"
                 ) from error
             return answer.pid
 

@@ -29,7 +29,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--state",
         type=Path,
         required=True,
-        help="folder of its artifacts, socket and (by default) its store",
+        help="folder for artifacts, socket and (by default) store",
     )
     parse.add_argument(
         "--store",
@@ -41,11 +41,17 @@ def build_parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="ADDRESS",
-        help="unix:PATH or 127.0.0.1:PORT of an agent; repeat it",
+        help="unix:PATH or 127.0.0.1:PORT of an agent; may be repeated",
     )
-    text = "hosts to follow (default without --agent: $BENCHFLEET_FLEET, else ./fleet.yaml); read again when it changes, and at SIGHUP"
+    text = (
+        "fleet file with the hosts (default without --agent: $BENCHFLEET_FLEET, else ./fleet.yaml); "
+        "it is read again when it changes, and at SIGHUP"
+    )
     parse.add_argument("--fleet", default=None, metavar="FILE", help=text)
-    text = "how long a host may be away before what waits for it is closed (default: what the fleet file says, else 3600)"
+    text = (
+        "how long a host may be away before the attempts that wait for it are closed "
+        "(default: give_up_after of the fleet file, else 3600)"
+    )
     parse.add_argument("--give-up-after", type=float, default=None, metavar="SECONDS", help=text)
     parse.add_argument(
         "--listen",
@@ -56,7 +62,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--trust",
         default="",
         metavar="DIR",
-        help="certificates (default: $BENCHFLEET_TRUST, else trust beside the state)",
+        help="trust folder (default: $BENCHFLEET_TRUST, else `trust` next to the state folder)",
     )
     parse.add_argument(
         "--metrics", default="", metavar="ADDRESS:PORT", help="Prometheus endpoint (default: none)"
@@ -71,17 +77,16 @@ def main() -> int:
     """
     options = build_parser().parse_args()
     log_to_stderr()
-    os.environ.setdefault(
-        "GRPC_VERBOSITY", "NONE"
-    )  # what it says of a broken line, the log says with the host's name
+    # gRPC's own lines about lost connections repeat our log, without the name of the host.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         asyncio.run(_serve(options))
     except FleetError as error:
-        findings = getattr(error, "findings", ())  # of a fleet file: all of them, not the first
+        findings = getattr(error, "findings", ())  # all findings of a fleet file, not only one
         output = "\n".join(map(str, findings)) or f"fleet-controller: {error.message}" + (
             f"\n  {error.hint}" if error.hint else ""
         )
-        print(escape_unprintable(output), file=sys.stderr)  # noqa: T201 - its way to tell
+        print(escape_unprintable(output), file=sys.stderr)  # noqa: T201 - the output of the program
         return error.exit_code
     return ExitCode.DONE
 

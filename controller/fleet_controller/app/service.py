@@ -23,10 +23,9 @@ from fleet_transport.sockets import bind_server
 from fleet_transport.tls_gateway import TlsGateway
 from fleet_transport.tls_identity import Role, TlsFiles
 
-_LARGEST_MESSAGE_BYTES = 4 << 20  # a job file, with some to spare
-_LONGEST_REASON_BYTES = (
-    2400  # it travels in the trailer, which takes 8 KiB; up to three bytes for each of its own
-)
+_LARGEST_MESSAGE_BYTES = 4 << 20  # more than any job file
+# The text is sent in the trailer, which takes 8 KiB and may need three bytes for one.
+_LONGEST_REASON_BYTES = 2400
 _OPTIONS = [
     ("grpc.max_receive_message_length", GRPC_MAX_BYTES),
     ("grpc.max_send_message_length", 256 << 20),

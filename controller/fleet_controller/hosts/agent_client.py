@@ -33,23 +33,18 @@ from fleet_transport.tls_client import ReloadingChannel
 from fleet_transport.tls_identity import TlsFiles
 
 _CALL_S = 15.0
-_LOAD_CALL_S = 5.0  # to a host that may have been cut a moment ago, while another one waits
+_LOAD_CALL_S = 5.0  # short, because other hosts wait while one may have lost its network
 _CHUNK_S = 60.0
-_CHECK_S = 30.0  # its slowest parts have shorter limits
+_CHECK_S = 30.0  # the parts of a check have shorter limits
 _OPTIONS = [
     ("grpc.keepalive_time_ms", 5_000),
     ("grpc.keepalive_timeout_ms", 5_000),
-    (
-        "grpc.http2.ping_timeout_ms",
-        5_000,
-        # the one that counts where there is no TCP to time out, as at the end of a tunnel; else 60 s
-    ),
+    # This limit (60 s by default) decides where no TCP timeout applies, as at the end of a tunnel.
+    ("grpc.http2.ping_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
-    (
-        "grpc.initial_reconnect_backoff_ms",
-        100,
-    ),  # an agent that was just started is to be reached at once
+    # Short, so that an agent that was just started is reached at once.
+    ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2_000),
     ("grpc.max_receive_message_length", 16 << 20),
@@ -114,14 +109,12 @@ class AgentClient:
 
     def __init__(self, address: str, tls: TlsFiles | None = None, name: str = "") -> None:
         self.address = address
-        self.display_name = f"agent at {address}"  # in what is told of it
+        self.display_name = f"agent at {address}"  # in messages
         self._transport = ReloadingChannel(address, tls, name, _OPTIONS)
         self._target = (address, tls, name)
         self._channel_stub: tuple[aio.Channel, agent_pb2_grpc.AgentServiceAsyncStub] | None = None
-        self.controller_epoch = (
-            ControllerEpoch()
-        )  # under which orders are given; not told until it is set
-        self.clock = NO_SKEW  # of the host, as it was at the last `describe`
+        self.controller_epoch = ControllerEpoch()  # sent with each order once it is set
+        self.clock = NO_SKEW  # the host's clock at the last `describe`
 
     async def retarget(
         self, address: str, tls: TlsFiles | None, name: str, display_name: str = ""
@@ -161,7 +154,7 @@ class AgentClient:
             ):
                 raise Conflict(
                     f"agent at {self.address}: {fault}",
-                    "look what answers there: no agent of benchfleet says so",
+                    "check which program answers there: a benchfleet agent does not report this",
                 )
             self.clock = (
                 HostClock(info.now_unix_ns - (asked_ns + time.time_ns()) // 2)
@@ -262,7 +255,7 @@ class AgentClient:
         except OSError as error:
             raise Conflict(
                 f"cannot write {target}: {error.strerror}",
-                "make room on that disk; the file is fetched again",
+                "free some disk space; the file is fetched again",
             ) from error
 
     async def _receive(
@@ -290,7 +283,7 @@ class AgentClient:
                 HostFinding(
                     "not_looked_at",
                     "warning",
-                    "the agent cannot look at its host yet",
+                    "the agent is too old to check its host",
                     "`fleetctl deploy` updates it",
                 ),
             )
@@ -323,7 +316,7 @@ class AgentClient:
             return (
                 error
                 if task is None or task.cancelling()
-                else HostUnreachable(f"{self.display_name}: the line was made anew")
+                else HostUnreachable(f"{self.display_name}: the channel was re-created")
             )
         kind = error_class(error.code())
         details = error.details() or error.code().name.lower()
@@ -344,7 +337,8 @@ def _open_partial(partial: Path, size_bytes: int) -> tuple[int, int]:
 def _check_chunk(chunk: pb.FetchArtifactResponse, artifact: Artifact) -> None:
     if chunk.offset + len(chunk.data) > artifact.size_bytes:
         raise HostUnreachable(
-            f"artifact {artifact.name} is longer than the {artifact.size_bytes} bytes that were told"
+            f"artifact {artifact.name} is longer than the {artifact.size_bytes} bytes "
+            "that the agent reported"
         )
     if hashlib.sha256(chunk.data).hexdigest() != chunk.sha256:
         raise HostUnreachable(
@@ -366,6 +360,7 @@ def _verify_and_publish(partial: Path, target: Path, artifact: Artifact) -> None
     if digest != artifact.sha256:
         partial.unlink()
         raise HostUnreachable(
-            f"artifact {artifact.name} arrived with digest {digest[:12]}, told was {artifact.sha256[:12]}"
+            f"artifact {artifact.name} has the digest {digest[:12]}, "
+            f"but the agent reported {artifact.sha256[:12]}"
         )
     partial.replace(target)

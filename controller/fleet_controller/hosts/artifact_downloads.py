@@ -46,7 +46,7 @@ class ArtifactDownloads:
     @property
     def trouble(self) -> str:
         """Why the last download failed; empty if none failed or no file is missing."""
-        return f"files wait: {self._trouble}" if self._trouble and self._pending else ""
+        return f"files are missing: {self._trouble}" if self._trouble and self._pending else ""
 
     def has_pending(self, attempt: str) -> bool:
         """Whether files of this TRIAL/ATTEMPT are still missing."""
@@ -77,7 +77,7 @@ class ArtifactDownloads:
         try:
             await self._agent.fetch(artifact, self._folder / _safe_path(artifact.name))
             await self._writer.mark_artifact_fetched(artifact.name)
-        except NotFound as error:  # asked for again at the next connection, not every few seconds
+        except NotFound as error:  # tried again at the next connection, not every few seconds
             log.warning("%s", error.message)
         except FleetError as error:
             if error.message != self._trouble:
@@ -95,7 +95,5 @@ def _safe_path(name: str) -> PurePosixPath:
     """
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name:
-        raise NotFound(
-            f"the agent names a file {name!r}, which lies outside of the artifact folder: it is not fetched"
-        )
+        raise NotFound(f"file {name!r} is not fetched: the path leads out of the artifact folder")
     return path

@@ -21,7 +21,7 @@ from fleet_protos.v1 import trial_pb2
 log = logging.getLogger(__name__)
 
 _MOST_ATTEMPTS = 10_000
-_MOST_LOG_LINES = 20  # in the log, of one connection
+_MOST_LOG_LINES = 20  # log lines about rejected events of one connection
 
 
 class EventValidator:
@@ -58,17 +58,19 @@ class EventValidator:
             self._received_bytes.clear()
         self._received_bytes[key] += size
         if self._received_bytes[key] > LARGEST_ATTEMPT_BYTES:
-            return f"{key[0]!a}, attempt {key[1]}, has told more than {LARGEST_ATTEMPT_BYTES} bytes"
+            return (
+                f"{key[0]!a}, attempt {key[1]}: more than {LARGEST_ATTEMPT_BYTES} bytes of events"
+            )
         return ""
 
     def _log_rejected(self, why: str) -> None:
         self._logged += 1
         if self._logged <= _MOST_LOG_LINES:
             more = (
-                "; what else it tells so is dropped without a line"
+                "; further rejected events of this connection are not logged"
                 if self._logged == _MOST_LOG_LINES
                 else ""
             )
             log.warning(
-                "agent at %s: not believed: %s%s", self._agent, escape_to_one_line(why)[:500], more
+                "agent at %s: rejected: %s%s", self._agent, escape_to_one_line(why)[:500], more
             )

@@ -54,10 +54,8 @@ class FleetFileWatcher:
     async def _read(self) -> None:
         try:
             inventory = (await asyncio.to_thread(load_fleet_file, self._path)).inventory
-        except (
-            ConfigError
-        ) as error:  # a save that is not whole yet, or a mistake: the next one makes up for it
-            self.report(f"{self._path} has changed and is not taken: {error.message}")
+        except ConfigError as error:  # an incomplete save or a mistake; a later save corrects it
+            self.report(f"{self._path} has changed but is not used: {error.message}")
             return
         await self._apply(inventory)
         self.report(f"{self._path}: read again, {len(inventory.hosts)} hosts")

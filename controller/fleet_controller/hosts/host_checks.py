@@ -25,10 +25,10 @@ async def check_connections(
 ) -> AsyncIterator[HostCheck]:
     """Check all these hosts and yield each result when it is ready."""
     answers: asyncio.Queue[HostCheck] = asyncio.Queue()
-    turn = asyncio.Semaphore(_AT_ONCE)
+    slots = asyncio.Semaphore(_AT_ONCE)
 
     async def ask(connection: HostConnection) -> None:
-        async with turn:
+        async with slots:
             found = await check_connection(connection)
         answers.put_nowait(
             replace(found, findings=(*found.findings, *record_findings(record_of(connection.host))))
@@ -49,8 +49,8 @@ async def check_connection(connection: HostConnection) -> HostCheck:
         found = await connection.agent.check_host()
     except FleetError as error:
         cause = connection.cause_of(error)
-        wrong = HostFinding("not_reached", "error", cause.message, cause.hint)
-        return HostCheck(name, False, (wrong,), time.monotonic() - began_s)
+        unreached = HostFinding("not_reached", "error", cause.message, cause.hint)
+        return HostCheck(name, False, (unreached,), time.monotonic() - began_s)
     return HostCheck(
         name, True, (*found, *connection_findings(connection)), time.monotonic() - began_s
     )
@@ -61,7 +61,8 @@ def connection_findings(connection: HostConnection) -> tuple[HostFinding, ...]:
     status = connection.status()
     found = []
     if abs(status.clock_ahead_s) > _CLOCK_APART_S:
-        message = f"the clock is {abs(status.clock_ahead_s):.1f} s {'ahead of' if status.clock_ahead_s > 0 else 'behind'} the controller's"
+        side = "ahead of" if status.clock_ahead_s > 0 else "behind"
+        message = f"the clock is {abs(status.clock_ahead_s):.1f} s {side} the controller's"
         found.append(
             HostFinding(
                 "clock_apart", "warning", message, "run chrony or systemd-timesyncd on both"
@@ -74,16 +75,14 @@ def connection_findings(connection: HostConnection) -> tuple[HostFinding, ...]:
                 "version_differs",
                 "warning",
                 message,
-                "`fleetctl deploy` brings the agent up to date",
+                "`fleetctl deploy` updates the agent",
             )
         )
     left_s = status.certificate_expires_unix_s - time.time_ns() / 1e9
     if status.certificate_expires_unix_s and left_s < _EXPIRES_SOON_S:
         message = f"the agent's certificate expires in {left_s / 86_400:.0f} days"
         found.append(
-            HostFinding(
-                "certificate_expires", "warning", message, "`fleetctl deploy` issues another"
-            )
+            HostFinding("certificate_expires", "warning", message, "`fleetctl deploy` renews it")
         )
     return tuple(found)
 
@@ -98,10 +97,14 @@ def record_findings(record: HostRecord) -> tuple[HostFinding, ...]:
                 "drained",
                 "info",
                 message,
-                f"`fleetctl hosts undrain {record.name}` lets trials in again",
+                f"`fleetctl hosts undrain {record.name}` allows trials again",
             )
         )
     if record.aside:
-        hint = f"it is looked at again by itself; `fleetctl hosts undrain {record.name}` lets trials in at once"
-        found.append(HostFinding("set_aside", "warning", f"set aside after {record.aside}", hint))
+        hint = (
+            "it is checked again automatically; "
+            f"`fleetctl hosts undrain {record.name}` allows trials at once"
+        )
+        message = f"quarantined after {record.aside}"
+        found.append(HostFinding("set_aside", "warning", message, hint))
     return tuple(found)

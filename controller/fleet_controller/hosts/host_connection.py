@@ -57,16 +57,16 @@ class HostConnection:
         access: HostAccess = LOCAL_ACCESS,
     ) -> None:
         self.agent = AgentClient(target.address)
-        self.fleet_host = target.fleet_host  # what the fleet file says of it
+        self.fleet_host = target.fleet_host  # its entry in the fleet file
         self._access = access
-        self._by_host = by_host  # which line speaks for which host
+        self._by_host = by_host  # the connection of each host
         if target.fleet_host is not None:
             by_host.setdefault(target.fleet_host.name, self)
         self.trouble = ""
         self.connected = False
         self._checks = AgentChecks(self.agent)
-        self._disconnected_at_s = time.monotonic()  # when it was last there; see `away_s`
-        self.is_removed = False  # it was taken out of the fleet file
+        self._disconnected_at_s = time.monotonic()  # see `away_s`
+        self.is_removed = False  # from the fleet file
         self.downloads = ArtifactDownloads(self.agent, writer, artifacts)
         self._reconciler = AttemptReconciler(self.agent, writer, self.downloads)
         self.agent.controller_epoch = writer.store.controller_epoch
@@ -76,9 +76,8 @@ class HostConnection:
         self._stored_sequence = 0
         self._stored_changed = asyncio.Event()
         self._reconnect = asyncio.Event()
-        self._last_logged_trouble = (
-            ""  # kept while connected, so that what comes again at once is told once
-        )
+        # Kept while connected, so that a trouble that returns at once is logged only once.
+        self._last_logged_trouble = ""
 
     @property
     def host(self) -> str:
@@ -110,12 +109,12 @@ class HostConnection:
         """Why it takes no trials although it answers; empty if it takes them."""
         if self.removed_reason:
             return self.removed_reason
-        return "it serves load only" if self.load_only else self._info.takes_no_trials
+        return "it only sends load" if self.load_only else self._info.takes_no_trials
 
     @property
     def removed_reason(self) -> str:
         """Why nothing new begins on it; empty while it is in the fleet."""
-        return "it was taken out of the fleet file" if self.is_removed else ""
+        return "it was removed from the fleet file" if self.is_removed else ""
 
     @property
     def load_only(self) -> bool:
@@ -218,9 +217,8 @@ class HostConnection:
                 await self._connect()
                 await self._follow_events()
             except FleetError as error:
-                if isinstance(
-                    error, StoreUnusable
-                ):  # that is no fault of the host, and not counted as its being away
+                if isinstance(error, StoreUnusable):
+                    # The host is not to blame, so it does not count as being away.
                     self._disconnected_at_s = time.monotonic()
                 cause = self.cause_of(error)
                 message = (
@@ -239,10 +237,9 @@ class HostConnection:
             if self.connected:
                 self.connected, self._disconnected_at_s = False, time.monotonic()
             self._writer.job_index.notify()
-            if (
-                self._stored_sequence > stored
-                # a line that brought something; one that breaks again at once is not tried ever faster
-            ):
+            # Only a connection that brought events resets the pause: one that breaks at once must not
+            # be retried at full speed.
+            if self._stored_sequence > stored:
                 pause_s = _FIRST_PAUSE_S
             await wait_until_set(self._reconnect, pause_s)
             pause_s = (
@@ -278,7 +275,7 @@ class HostConnection:
                         self._writer.job_index.notify()
                     await self._reconciler.cancel_ended_attempts(info)
                     await self._reconciler.release_files(info, self._stored_sequence)
-            except FleetError as error:  # the line is looked after where events are followed
+            except FleetError as error:  # `_stay_connected` handles a lost connection
                 log.debug("%s: %s", self.host, error.message)
 
     async def update_fleet_host(self, fleet_host: FleetHost) -> None:
@@ -316,8 +313,11 @@ class HostConnection:
         self._checks.check(info, self.fleet_host)
         other = self._by_host.setdefault(info.host, self)
         if other is not self:
-            message = f"the agent at {self.agent.address} calls itself {info.host} too, as the one at {other.agent.address} does"
-            raise Conflict(message, "give one another --host-name")
+            message = (
+                f"the agent at {self.agent.address} calls itself {info.host} too, "
+                f"as the one at {other.agent.address} does"
+            )
+            raise Conflict(message, "start one of them with a different --host-name")
         self._info = info
         await self._close_lost_attempts()
         await self._reconciler.cancel_ended_attempts(info)
@@ -336,7 +336,10 @@ class HostConnection:
         for _, trial in self._writer.job_index.active_on(self.host):
             attempt = trial.newest
             if attempt is not None and attempt.agent_id and attempt.agent_id != self._info.agent_id:
-                message = f"the agent of {self.host} lost its journal (agent {attempt.agent_id[:8]} is now {self._info.agent_id[:8]})"
+                message = (
+                    f"the agent of {self.host} lost its journal "
+                    f"(agent {attempt.agent_id[:8]} is now {self._info.agent_id[:8]})"
+                )
                 end = ended_by_controller(
                     attempt, ErrorKind.AGENT_RESTARTED, "agent_state_lost", message, time.time_ns()
                 )
@@ -347,16 +350,15 @@ class HostConnection:
         async for event in self.agent.events(agent_id, self._stored_sequence):
             if event.body is None:
                 log.info(
-                    "%s: event %d is of a kind that this version does not know: its place is kept",
+                    "%s: event %d is of a kind that this version does not know; only its number is stored",
                     self.host,
                     event.sequence,
                 )
             trial = await self._writer.record_event(agent_id, self.host, event, self.agent.clock)
             if trial is not None:
                 self._handle_event(event, trial)
-            elif isinstance(
-                event.body, ev.EvidenceCollected | ev.RunFinished
-            ):  # of a job that is only in the store any more
+            elif isinstance(event.body, ev.EvidenceCollected | ev.RunFinished):
+                # The job is no longer in memory, only in the store.
                 self.downloads.add(await self._writer.missing_artifacts(agent_id))
             self._stored_sequence = event.sequence
             self._stored_changed.set()
@@ -387,7 +389,7 @@ class HostConnection:
             return
         try:
             await self.agent.acknowledge(self._stored_sequence, self._info.agent_id)
-        except FleetError as error:  # the next event or the next connection makes up for it
+        except FleetError as error:  # the next event or connection acknowledges them
             log.info(
                 "%s: events up to %d are stored and not acknowledged: %s",
                 self.host,

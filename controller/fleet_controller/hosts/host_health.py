@@ -49,12 +49,10 @@ class HostHealth:
         self._connections = connections
         self._probe_first_s = probe_first_s
         self._records: dict[str, HostRecord] = {}
-        self._published_closed: dict[
-            str, str
-        ] = {}  # host → why it gets no trials, as jobs were last told
-        self._probes: dict[
-            str, tuple[int, float]
-        ] = {}  # host → looks since it was set aside, monotonic seconds of the next
+        # host → why it gets no trials, when the reasons of waiting jobs were last computed
+        self._published_closed: dict[str, str] = {}
+        # host → checks since its quarantine began, monotonic time of the next
+        self._probes: dict[str, tuple[int, float]] = {}
 
     async def load(self) -> None:
         """Read what an earlier controller decided."""
@@ -123,9 +121,8 @@ class HostHealth:
     def publish(self, hosts: Sequence[SchedulableHost]) -> None:
         """Update what jobs report to wait for, and the series of hosts."""
         known = {host.name: host for host in hosts}
-        if not self._writer.store_error and all(
-            line.was_tried for line in self._connections()
-        ):  # a store that takes nothing is told instead
+        # If the store cannot be written, jobs report that instead.
+        if not self._writer.store_error and all(line.was_tried for line in self._connections()):
             self._publish_waiting_reasons(known)
         counts: dict[str, int] = {}
         for connection in self._connections():
@@ -180,7 +177,7 @@ class HostHealth:
             active_trial=active or status.active_trial,
         )
 
-    # What failures say
+    # Failures
 
     async def apply_ended_attempts(self) -> None:
         """Count the attempts that ended since the last call for or against their hosts."""
@@ -199,7 +196,7 @@ class HostHealth:
                 if after != record:
                     await self._save_record(after)
                 if after.aside and not record.aside:
-                    log.warning("%s: set aside after %s", after.name, after.aside)
+                    log.warning("%s: quarantined after %s", after.name, after.aside)
             self._writer.ended_attempts.popleft()
 
     async def _save_record(self, record: HostRecord) -> None:
@@ -237,12 +234,12 @@ class HostHealth:
         if not record.aside:
             return
         if found.reached and not found.errors:
-            log.info("%s: nothing is found any more; the next trial there decides", connection.host)
+            log.info("%s: the check found nothing; the next trial on it decides", connection.host)
             await self._save_record(put_on_probation(record))
             return
         pause_s = probe_pause_s(record, probes + 1, self._probe_first_s)
         log.info(
-            "%s: still set aside (%s); the next look is in %.0f s",
+            "%s: still quarantined (%s); the next check is in %.0f s",
             connection.host,
             found.errors or "not reached",
             pause_s,

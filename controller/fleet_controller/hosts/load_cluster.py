@@ -27,8 +27,7 @@ from fleet_protos.trial_types import TrialSpec
 log = logging.getLogger(__name__)
 
 AttemptKey = tuple[str, int]
-# an attempt that was begun waits so long for a load host: then it is given up, and its lead's host
-# is free for others
+# How long an attempt waits for a load host before it fails, which frees its lead's host.
 LOAD_HOST_WAIT_S = 30.0
 
 
@@ -76,7 +75,7 @@ class LoadClusters:
                 await self._join(cluster, spec, host, count, lead)
         except HostUnreachable as error:
             if time.monotonic() - cluster.since_s > LOAD_HOST_WAIT_S:
-                raise LoadError(f"load hosts could not be gathered: {error.message}") from error
+                raise LoadError(f"the load hosts could not be set up: {error.message}") from error
             raise
 
     async def tear_down(self, key: AttemptKey) -> None:
@@ -95,7 +94,7 @@ class LoadClusters:
                     await connection.agent.leave_load(*key)
             except FleetError as error:
                 log.info(
-                    "the end of trial %s could not be told to a load host: %s",
+                    "a load host could not be released after trial %s: %s",
                     key[0],
                     error.message,
                 )
@@ -133,18 +132,20 @@ class LoadClusters:
         """Return the IP address of a host for the other hosts of the attempt. Raises ConfigError,
         HostUnreachable.
         """
-        far = [
+        remote = [
             other
             for other in (spec.host, *spec.load.hosts)
             if self._meeting_host(other) != LOOPBACK
         ]
-        place = connection.meeting_host
-        if place == LOOPBACK and far:
-            message = f"nothing says where the others reach host {host}: its agent is at {connection.agent.address}"
+        address = connection.meeting_host
+        if address == LOOPBACK and remote:
             raise ConfigError(
-                message, "start its agent with --label address=HOST, as the others reach it"
+                f"no address is known at which other hosts reach host {host}: "
+                f"its agent is at {connection.agent.address}",
+                "start its agent with --label address=HOST, "
+                "where HOST is its address for the other hosts",
             )
-        return await resolve_ip(place)
+        return await resolve_ip(address)
 
     def _meeting_host(self, host: str) -> str:
         connection = self._connections.get(host)
@@ -161,8 +162,8 @@ async def resolve_ip(host: str) -> str:
         )
     except OSError as error:
         raise HostUnreachable(
-            f"{host} is no name of a host here: {error.strerror}",
-            "give its IP address in the fleet file",
+            f"the host name {host} is not known on this machine: {error.strerror}",
+            "write its IP address in the fleet file",
         ) from error
     addresses = sorted(found, key=lambda entry: entry[0] != socket.AF_INET)
     return str(addresses[0][4][0])

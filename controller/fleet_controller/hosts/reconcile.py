@@ -26,7 +26,7 @@ class AttemptReconciler:
         self._agent = agent
         self._writer = writer
         self._downloads = downloads
-        self._foreign: set[str] = set()  # of another store: they are not ours to let go
+        self._foreign: set[str] = set()  # attempts of another store, which we must not release
 
     async def cancel_ended_attempts(self, info: AgentInfo) -> None:
         """Cancel attempts that still run on the host and are over here: they were given up while
@@ -40,7 +40,7 @@ class AttemptReconciler:
                 *_attempt_key(name), "the controller had given this attempt up"
             ):
                 log.info(
-                    "%s: %s still ran and is over here (%s): it is ended",
+                    "%s: cancelled %s, which still ran and is over here (%s)",
                     info.host,
                     name,
                     attempt.failure_class or "over",

@@ -34,13 +34,14 @@ def fleet_targets(
     targets = targets_of(addresses, inventory)
     if inventory is None:
         return FleetTargets(targets)
-    far = [
+    remote = [
         host.name
         for host in inventory.hosts
         if host.through_ssh or not is_local(direct_address(host))
     ]
-    if far and not (trust / "ca.crt").exists():
-        who = f"hosts {far[0]} and {len(far) - 1} more are" if far[1:] else f"host {far[0]} is"
+    if remote and not (trust / "ca.crt").exists():
+        more = len(remote) - 1
+        who = f"hosts {remote[0]} and {more} more are" if more else f"host {remote[0]} is"
         raise ConfigError(
             f"{inventory.file}: {who} not on this machine, so the connection needs TLS, "
             f"but there is no authority in {trust}",

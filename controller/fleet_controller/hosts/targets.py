@@ -12,12 +12,10 @@ from fleet_controller.core.quarantine import PROBE_FIRST_S
 from fleet_protos.errors import HostUnreachable
 from fleet_transport.tls_identity import TlsFiles
 
-ResolveAddress = Callable[
-    [FleetHost], Awaitable[str]
-]  # HOST:PORT at which the agent answers now, a tunnel's end among them; raises FleetError
-TlsFilesOf = Callable[
-    [str], TlsFiles | None
-]  # the controller's files for its line to a host; None: without TLS; raises ConfigError
+# Returns HOST:PORT at which the agent answers now, possibly the end of a tunnel; raises FleetError.
+ResolveAddress = Callable[[FleetHost], Awaitable[str]]
+# Returns the controller's files for its connection to a host, None for no TLS; raises ConfigError.
+TlsFilesOf = Callable[[str], TlsFiles | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +60,8 @@ async def resolve_direct(host: FleetHost) -> str:
     """
     if host.through_ssh:
         raise HostUnreachable(
-            f"{host.name} is reached through ssh, and this controller makes no tunnels",
-            "write `reach: direct`",
+            f"host {host.name} is reached through ssh, but this controller opens no tunnels",
+            "write `reach: direct` for it in the fleet file",
         )
     return direct_address(host)
 

@@ -62,16 +62,15 @@ def _raise_unreachable(connections: Sequence[HostConnection], named: Sequence[st
     connected = {connection.host for connection in connections if connection.connected}
     if not connected:
         raise HostUnreachable(
-            f"no agent is connected ({troubles or 'none was named'})",
-            "start an agent, or name its address",
+            f"no agent is connected ({troubles or 'no address was given'})",
+            "start an agent, or give its address",
         )
     missing = [name for name in named if name not in connected]
-    if missing and (
-        troubles or len(missing) < len(named)
-    ):  # none at all is a finding of the plan, with its line in the file
+    # If none of the named hosts is known, the plan has a finding with its line in the file.
+    if missing and (troubles or len(missing) < len(named)):
         kind = HostUnreachable if troubles else ConfigError
         message = f"hosts that the job names are not connected: {', '.join(missing)}"
         raise kind(
             f"{message} ({troubles})" if troubles else message,
-            f"connected are: {', '.join(sorted(connected))}",
+            f"the connected hosts are: {', '.join(sorted(connected))}",
         )

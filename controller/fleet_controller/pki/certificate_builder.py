@@ -53,9 +53,16 @@ def make_authority(now: datetime) -> CertificateAndKey:
         ]
     )
     usage = x509.KeyUsage(
-        digital_signature=False, content_commitment=False, key_encipherment=False, data_encipherment=False, key_agreement=False,
-        key_cert_sign=True, crl_sign=True, encipher_only=False, decipher_only=False,
-    )  # fmt: skip
+        digital_signature=False,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=True,
+        crl_sign=True,
+        encipher_only=False,
+        decipher_only=False,
+    )
     certificate = (
         _builder(name, name, key.public_key(), now, AUTHORITY_LIFE)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -107,7 +114,7 @@ def make_certificate(
     return CertificateAndKey(certificate.public_bytes(serialization.Encoding.PEM), _key_pem(key))
 
 
-_USAGES = {  # an agent's key cannot come in at any door, a user's key can serve nothing
+_USAGES = {  # an agent's key is not accepted as a client's, a user's key not as a server's
     Role.AGENT: [ExtendedKeyUsageOID.SERVER_AUTH],
     Role.CONTROLLER: [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH],
     Role.USER: [ExtendedKeyUsageOID.CLIENT_AUTH],
@@ -129,11 +136,7 @@ def is_issued_by(certificate_pem: bytes, authority_pem: bytes) -> bool:
     authority = x509.load_pem_x509_certificate(authority_pem)
     try:
         x509.load_pem_x509_certificate(certificate_pem).verify_directly_issued_by(authority)
-    except (
-        InvalidSignature,
-        ValueError,
-        TypeError,
-    ):  # another signer, another name, another kind of key
+    except (InvalidSignature, ValueError, TypeError):  # another signer, name or kind of key
         return False
     return True
 
@@ -160,7 +163,7 @@ def _addresses(addresses: Sequence[str]) -> list[x509.GeneralName]:
             names.append(x509.IPAddress(ipaddress.ip_address(address)))
         except ValueError:
             if address.endswith(".benchfleet"):
-                raise ValueError(f"{address} is a name that only the fleet gives") from None
+                raise ValueError(f"{address}: names in .benchfleet are reserved") from None
             names.append(x509.DNSName(address))
     return names
 
@@ -171,7 +174,7 @@ def _load_key(pem: bytes) -> ec.EllipticCurvePrivateKey:
     except (TypeError, UnsupportedAlgorithm) as error:
         raise ValueError(f"its key cannot be used: {error}") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise ValueError("its key is no key of an elliptic curve")
+        raise ValueError("its key is not an elliptic-curve key")
     return key
 
 

@@ -28,14 +28,14 @@ def expiry_warning(party: ExpiringCertificate, now_unix_s: float) -> str:
         party.role, f"the {party.role}"
     )
     todo = {
-        "agent": f"fleetctl deploy {party.name} renews it",
-        "user": f"fleetctl trust issue {party.name} makes a new one",
-        "controller": "fleetctl trust rotate renews it",
-    }.get(party.role, "fleetctl trust rotate --authority begins to replace it")
+        "agent": f"`fleetctl deploy {party.name}` renews it",
+        "user": f"`fleetctl trust issue {party.name}` issues a new one",
+        "controller": "`fleetctl trust rotate` renews it",
+    }.get(party.role, "`fleetctl trust rotate --authority` begins to replace it")
     left_days = int((party.expires_unix_s - now_unix_s) // 86400)
     when = (
-        f"ends in {left_days} days, on {format_day(party.expires_unix_s)}"
+        f"expires in {left_days} days, on {format_day(party.expires_unix_s)}"
         if left_days >= 0
-        else f"ended on {format_day(party.expires_unix_s)}"
+        else f"expired on {format_day(party.expires_unix_s)}"
     )
     return f"the certificate of {what} {when}: {todo}"

@@ -46,9 +46,8 @@ class ExpiryWatcher:
             log.warning("%s", error.message)
             return
         self._gauge.clear()
-        for party in reversed(
-            parties
-        ):  # the next to end comes last and stays, where several share a series
+        # If several parties share a series, the last one is shown: the next to expire.
+        for party in reversed(parties):
             self._gauge.labels(party.role, party.name if party.role == "agent" else "").set(
                 party.expires_unix_s
             )

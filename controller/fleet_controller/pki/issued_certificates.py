@@ -10,7 +10,7 @@ from typing import Any
 from fleet_transport.tls_identity import Role
 
 VERSION = 1
-KEPT_S = 86400 * 30  # how long an expired certificate is remembered
+KEPT_S = 86400 * 30  # how long an expired certificate stays on the list
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ def read_issued(text: bytes) -> IssuedCertificates:
     try:
         value = json.loads(text)
         if value["version"] != VERSION:
-            raise ValueError(f"version {value['version']!r}, known is {VERSION}")
+            raise ValueError(f"version {value['version']!r}, but only {VERSION} is known")
         return IssuedCertificates(tuple(_issued_certificate(entry) for entry in value["issued"]))
     except KeyError as error:
         raise ValueError(f"{error} is missing") from error
@@ -103,6 +103,12 @@ def read_issued(text: bytes) -> IssuedCertificates:
 
 def _issued_certificate(value: Mapping[str, Any]) -> IssuedCertificate:
     return IssuedCertificate(
-        str(value["fingerprint"]), Role(value["role"]), str(value["name"]), int(value["issued_unix_s"]), int(value["expires_unix_s"]),
-        str(value["authority"]), bool(value.get("renew", False)), bool(value.get("installed", False)),
-    )  # fmt: skip
+        fingerprint=str(value["fingerprint"]),
+        role=Role(value["role"]),
+        name=str(value["name"]),
+        issued_unix_s=int(value["issued_unix_s"]),
+        expires_unix_s=int(value["expires_unix_s"]),
+        authority=str(value["authority"]),
+        renew=bool(value.get("renew", False)),
+        installed=bool(value.get("installed", False)),
+    )

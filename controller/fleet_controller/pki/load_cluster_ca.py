@@ -18,7 +18,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fleet_controller.pki.certificate_builder import SKEW, CertificateAndKey, make_authority
 
-ATTEMPT_CERTIFICATE_LIFE: Final = timedelta(days=3)  # longer than any attempt may take
+ATTEMPT_CERTIFICATE_LIFE: Final = timedelta(days=3)  # longer than any attempt can take
 
 
 class LoadClusterAuthority:

@@ -35,7 +35,7 @@ def write_file(path: Path, content: bytes, *, private: bool) -> None:
     except OSError as error:
         raise ConfigError(
             f"cannot write {path}: {error.strerror}",
-            "make room on that disk, or name another folder",
+            "free some disk space, or choose another folder",
         ) from error
 
 
@@ -57,10 +57,11 @@ def create_folder(folder: Path, files: Mapping[str, tuple[bytes, bool]]) -> None
     except OSError as error:
         if folder.exists():
             raise Conflict(
-                f"{folder} was made in this moment by another command", "nothing is lost: use it"
+                f"{folder} was created by another command at the same time",
+                "nothing is lost: use that folder",
             ) from error
         raise ConfigError(
-            f"cannot make {folder}: {error.strerror}", "name a folder that you may write to"
+            f"cannot create {folder}: {error.strerror}", "choose a folder that you may write to"
         ) from error
 
 
@@ -82,7 +83,7 @@ def exclusive_lock(lock: Path) -> Iterator[None]:
         handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise ConfigError(
-            f"cannot write {lock.parent}: {error.strerror}", "name a folder that you may write to"
+            f"cannot write {lock.parent}: {error.strerror}", "choose a folder that you may write to"
         ) from error
     try:
         _wait_for(handle, lock)
@@ -100,8 +101,8 @@ def _wait_for(handle: int, lock: Path) -> None:
         except BlockingIOError:
             if time.monotonic() > deadline_s:
                 raise Conflict(
-                    f"another command changes {lock.parent} for {_LOCK_S:g} s already",
-                    "end it, then try again",
+                    f"another command has held the lock {lock} for more than {_LOCK_S:g} s",
+                    "wait for it or stop it, then try again",
                 ) from None
             time.sleep(_POLL_S)
 
