@@ -235,7 +235,7 @@ def test_a_name_that_cannot_stand_in_a_certificate_is_refused(
 
 
 def test_no_host_gets_the_name_of_another_as_an_address(authority: Authority) -> None:
-    with pytest.raises(ConfigError, match="names in .benchfleet are reserved"):
+    with pytest.raises(ConfigError, match=r"names in \.benchfleet are reserved"):
         authority.issue_agent("gpu01", ["10.0.0.1", "gpu02.agent.benchfleet"])
 
 
