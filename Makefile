@@ -6,7 +6,7 @@ SHELL := /bin/bash
 bin := .venv/bin
 LAB ?= tests/lab
 REAL ?= tests/real_sglang
-pins := pyproject.toml requirements/tools.txt tools/setup.sh
+pins := pyproject.toml simulator/pyproject.toml requirements/tools.txt tools/setup.sh
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

@@ -5,8 +5,9 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 uv=.venv/bin/uv
 compile() {
+  # benchfleet-simulator is the folder simulator/ of this repository, which tools/setup.sh installs.
   "$uv" pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
-    --no-header --no-annotate --no-emit-index-url --no-emit-find-links "$@"
+    --no-header --no-annotate --no-emit-index-url --no-emit-find-links --no-emit-package benchfleet-simulator "$@"
 }
 compile pyproject.toml --extra agent --extra controller --output-file requirements/run.txt
 # What deploy installs on hosts: the versions that were tested here.

@@ -39,4 +39,4 @@ make_venv() {
 .venv/bin/python -c "$new_enough" 2>/dev/null || make_venv
 .venv/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/tools.txt
 .venv/bin/uv pip install --python .venv/bin/python --compile-bytecode --require-hashes -r "requirements/$set_name.txt"
-.venv/bin/uv pip install --python .venv/bin/python --quiet --no-deps --no-build-isolation --editable .
+.venv/bin/uv pip install --python .venv/bin/python --quiet --no-deps --no-build-isolation --editable . --editable simulator

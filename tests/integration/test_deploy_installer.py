@@ -21,8 +21,8 @@ from typing import Any
 
 import pytest
 
-from fleet_controller.deploy.agent_wheel import WHEEL_NAME, build_agent_wheel
 from fleet_controller.deploy.installer_session import INSTALLER, remote_source
+from fleet_controller.deploy.own_wheels import AGENT_WHEEL, SIMULATOR_WHEEL
 from fleet_controller.deploy.remote.probe import STARTER
 
 KEEPER = Path(__file__).parents[2] / "controller/fleet_controller/deploy/remote/keeper.py"
@@ -100,8 +100,8 @@ def test_what_was_made_is_removed_with_the_folders_above_it(
     installer: Installer, tmp_path: Path
 ) -> None:
     installer.folder("wheels")
-    assert installer.ask({"op": "wheel", "name": "own"}, build_agent_wheel())["ok"]
-    assert (installer.root / "wheels/own/fleet_agent/main.py").exists(), WHEEL_NAME
+    assert installer.ask({"op": "wheel", "name": "own"}, AGENT_WHEEL.build())["ok"]
+    assert (installer.root / "wheels/own/fleet_agent/main.py").exists(), AGENT_WHEEL.file_name
     installer.put(installer.root / "agent.toml", b"x")
     assert installer.remove() == {"ok": True, "left": [], "troubles": []}
     assert list(tmp_path.iterdir()) == []
@@ -199,7 +199,7 @@ def test_an_old_python_can_install_and_probe(python: str, tmp_path: Path) -> Non
     installer = Installer(tmp_path / "root", python)
     assert installer.begun["ok"]
     installer.folder("wheels")
-    assert installer.ask({"op": "wheel", "name": "own"}, build_agent_wheel())["ok"]
+    assert installer.ask({"op": "wheel", "name": "own"}, AGENT_WHEEL.build())["ok"]
     asked = {
         "roots": [[str(tmp_path / "root"), "/var"]],
         "users": ["root"],
@@ -292,9 +292,9 @@ def test_a_process_that_was_given_the_keepers_id_is_not_ended(tmp_path: Path) ->
     assert (keeper("status", tmp_path), keeper("stop", tmp_path)) == (1, 0)
 
 
-def test_our_wheel_is_the_same_each_time_and_holds_no_controller() -> None:
-    content = build_agent_wheel()
-    assert content == build_agent_wheel()
+def test_our_wheel_is_the_same_each_time_and_holds_no_controller_and_no_simulator() -> None:
+    content = AGENT_WHEEL.build()
+    assert content == AGENT_WHEEL.build()
     wheel = zipfile.ZipFile(io.BytesIO(content))
     names = wheel.namelist()
     packages = {name.split("/")[0] for name in names if "dist-info" not in name}
@@ -302,7 +302,6 @@ def test_our_wheel_is_the_same_each_time_and_holds_no_controller() -> None:
         "fleet_agent",
         "fleet_knowledge",
         "fleet_protos",
-        "fleet_simulator",
         "fleet_transport",
     }
     imported = re.findall(
@@ -312,3 +311,12 @@ def test_our_wheel_is_the_same_each_time_and_holds_no_controller() -> None:
     )
     assert {name.decode() for name in imported} <= packages
     assert [name for name in names if name.endswith(".pyc")] == []
+
+
+def test_the_simulator_is_a_wheel_of_its_own() -> None:
+    names = zipfile.ZipFile(io.BytesIO(SIMULATOR_WHEEL.build())).namelist()
+    packages = {name.split("/")[0] for name in names if "dist-info" not in name}
+    assert (packages, SIMULATOR_WHEEL.file_name.split("-")[0]) == (
+        {"fleet_simulator"},
+        "benchfleet_simulator",
+    )

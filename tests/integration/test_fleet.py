@@ -282,6 +282,18 @@ async def test_a_job_that_needs_more_gpus_than_the_host_has_is_refused(
         assert await fleet.jobs() == ()
 
 
+async def test_a_simulated_job_on_hosts_without_simulated_gpus_is_refused_with_the_remedy(
+    tmp_path: Path, agent: FakeAgent
+) -> None:
+    agent.simulated_gpus = 0
+    async with controller(tmp_path, agent) as fleet:
+        with pytest.raises(ConfigError, match="host here runs no simulated servers") as refused:
+            await fleet.submit(JOB, "job.yaml")
+        assert await fleet.jobs() == ()
+    assert "simulated_gpus" in refused.value.hint
+    assert "benchfleet[simulator]" in refused.value.hint
+
+
 async def test_two_agents_of_one_name_are_not_taken_for_one_host(
     tmp_path: Path, agent: FakeAgent
 ) -> None:

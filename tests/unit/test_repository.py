@@ -28,9 +28,9 @@ from fleet_protos import metric_names
 from tools import sizes, structure
 
 ROOT = Path(__file__).resolve().parents[2]
+SIMULATOR = "simulator/fleet_simulator"
 PACKAGES = (
     "agent/fleet_agent", "controller/fleet_controller", "knowledge/fleet_knowledge", "protos/fleet_protos", "protos/fleet_transport",
-    "simulator/fleet_simulator",
 )  # fmt: skip
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
 ARCHITECTURE = ROOT / "docs/ARCHITECTURE.md"
@@ -247,7 +247,8 @@ def test_pins_satisfy_pyproject(pins: str, extras: tuple[str, ...]) -> None:
     texts = sum(
         (project["optional-dependencies"][extra] for extra in extras), project["dependencies"]
     )
-    wanted = [need for need in map(Requirement, texts) if need.name != "benchfleet"]
+    ours = ("benchfleet", "benchfleet-simulator")
+    wanted = [need for need in map(Requirement, texts) if need.name not in ours]
     unmet = [
         str(need)
         for need in wanted
@@ -268,16 +269,32 @@ def test_the_size_check_tells_long_files_and_functions(tmp_path: Path) -> None:
     assert "endless has 61 lines" in told[1]
 
 
-def test_the_wheel_holds_every_file_of_the_packages_and_nothing_else(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("folder", "packages"), [(ROOT, PACKAGES), (ROOT / "simulator", (SIMULATOR,))]
+)
+def test_each_wheel_holds_every_file_of_its_packages_and_nothing_else(
+    tmp_path: Path, folder: Path, packages: tuple[str, ...]
+) -> None:
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
-    subprocess.run(build, cwd=ROOT, check=True, capture_output=True, timeout=120)
+    subprocess.run(build, cwd=folder, check=True, capture_output=True, timeout=120)
     [wheel] = tmp_path.glob("*.whl")
     inside = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
-    expected = {name.split("/", 1)[1] for name in tracked(*PACKAGES)}
+    expected = {name.split("/", 1)[1] for name in tracked(*packages)}
     assert expected - inside == set()
     assert {name.split("/")[0] for name in inside} == {
-        package.split("/")[1] for package in PACKAGES
+        package.split("/")[1] for package in packages
     }
+
+
+def test_both_projects_have_one_version() -> None:
+    main, simulator = (
+        tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+        for folder in (ROOT, ROOT / "simulator")
+    )
+    assert simulator["version"] == main["version"]
+    assert main["optional-dependencies"]["simulator"] == [
+        f"{simulator['name']}=={simulator['version']}"
+    ]
 
 
 def test_alert_rules_name_only_series_that_are_exported() -> None:

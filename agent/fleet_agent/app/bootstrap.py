@@ -15,6 +15,7 @@ from fleet_agent.app.config import AgentConfig, split_address
 from fleet_agent.app.service import AgentService
 from fleet_agent.core.allocation import GpuPool
 from fleet_agent.engines.catalogue import ENGINES
+from fleet_agent.engines.simulated.simulated_engine import simulator_is_installed
 from fleet_agent.host.gpus import RecordedGpus
 from fleet_agent.host.host_state import HostState
 from fleet_agent.host.nvml import NvmlGpus
@@ -70,7 +71,7 @@ async def build_agent(
         RecordedGpus(recorded_gpus) if recorded_gpus else NvmlGpus(), state, memory_back_s
     )
     gpus = config.gpus if config.gpus is not None else await host_state.gpu_count()
-    simulated_gpus = config.simulated_gpus or 0
+    simulated_gpus = (config.simulated_gpus or 0) if simulator_is_installed() else 0
     tools = TrialTools(Supervisor(), LoadProcess(), Ports(), ENGINES, host_state, config.kept_bytes)
     pools = Pools(GpuPool(tuple(range(gpus))), GpuPool(tuple(range(simulated_gpus))))
     agent = Agent(state, journal, tools, pools, AgentMetrics(host, split_address(config.metrics)))

@@ -194,6 +194,12 @@ class Agent:
                 f"trial {spec.trial_id}: no engine {spec.engine.kind.name.lower()} on this host",
                 "update the agent on this host",
             )
+        if spec.engine.kind is EngineKind.SIMULATED and not self._pools[spec.engine.kind].gpus:
+            raise ConfigError(
+                f"trial {spec.trial_id}: this host runs no simulated servers",
+                "set simulated_gpus for it in the fleet file and run `fleetctl deploy`, or install"
+                " benchfleet[simulator] next to its agent",
+            )
         try:
             self._launch_runner(spec, self._claim_gpus(spec), ev.TrialAccepted(spec))
         except Conflict:

@@ -29,7 +29,12 @@ from fleet_controller.planning.load_host_assignment import (
 from fleet_controller.store.rows import JobRow
 from fleet_controller.yaml.findings import ERROR, JobRejected, has_errors
 from fleet_protos.errors import ConfigError
-from fleet_protos.trial_types import TrialSpec
+from fleet_protos.trial_types import EngineKind, TrialSpec
+
+_SIMULATOR_HINT = (
+    "set simulated_gpus for a host in the fleet file and run `fleetctl deploy`, or install"
+    " benchfleet[simulator] where the agent runs"
+)
 
 
 class JobSubmission:
@@ -104,6 +109,12 @@ class JobSubmission:
                 host: self._by_host[host].usable_gpus(spec.engine.kind)
                 for host in ([spec.host] if spec.host else hosts)
             }
+            if spec.engine.kind is EngineKind.SIMULATED and not any(gpus.values()):
+                raise ConfigError(
+                    f"variant {spec.variant} needs a simulated server, but host {', '.join(gpus)}"
+                    " runs no simulated servers",
+                    _SIMULATOR_HINT,
+                )
             if spec.engine.gpus > max(gpus.values()):
                 there = ", ".join(f"host {host} has {count}" for host, count in gpus.items())
                 raise ConfigError(

@@ -30,6 +30,7 @@ from fleet_controller.cli.command_options import (
     local_machine_options,
     report_options,
     schema_options,
+    simulate_options,
     trust_command_options,
     trust_option,
     undeploy_options,
@@ -58,6 +59,20 @@ def build_parser() -> argparse.ArgumentParser:
         )
         command.add_argument("--debug", action="store_true", help="show the traceback of a bug")
     return top
+
+
+def parse_command_line(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Parse the arguments of one command.
+
+    `server_arguments` of the result holds those that `simulate` passes on to its server; another
+    command does not accept arguments that it does not know.
+    """
+    parser = build_parser()
+    arguments, rest = parser.parse_known_args(argv)
+    if rest and arguments.command != "simulate":
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    arguments.server_arguments = rest
+    return arguments
 
 
 # (name of the command and of its module in cli/commands, help, options)
@@ -172,6 +187,11 @@ COMMANDS: Sequence[tuple[str, str, AddOptions]] = (
         "schema",
         "print the JSON Schema of a job or fleet file, for editors",
         schema_options,
+    ),
+    (
+        "simulate",
+        "run a simulated SGLang server in the foreground, for any client",
+        simulate_options,
     ),
     ("version", "print the version", json_option),
 )

@@ -153,6 +153,32 @@ def init_options(command: argparse.ArgumentParser) -> None:
     json_option(command)
 
 
+def simulate_options(command: argparse.ArgumentParser) -> None:
+    """Add the options of `simulate`; those that it does not know are passed on to the server."""
+    command.allow_abbrev = False
+    command.usage = "fleetctl simulate [any SGLang argument] [--simulation JSON]"
+    command.add_argument(
+        "--model-path",
+        "--model",
+        default="simulated/model",
+        metavar="NAME",
+        help="the model name that the server reports (default: simulated/model)",
+    )
+    command.add_argument(
+        "--host", default="127.0.0.1", help="the address to listen at (default: 127.0.0.1)"
+    )
+    command.add_argument(
+        "--port", type=int, default=30000, help="the port to listen at (default: 30000)"
+    )
+    command.add_argument(
+        "--simulation",
+        default="{}",
+        metavar="JSON",
+        help="the knobs of the simulation, for example '{\"time_scale\": 20}'"
+        " (docs/simulated-engine.md)",
+    )
+
+
 def schema_options(command: argparse.ArgumentParser) -> None:
     """Add the options of `schema`."""
     command.add_argument(

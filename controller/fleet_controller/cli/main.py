@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Sequence
 from importlib import import_module
 
-from fleet_controller.cli.argument_parser import build_parser
+from fleet_controller.cli.argument_parser import parse_command_line
 from fleet_controller.cli.missing_extras import missing_extra_error
 from fleet_controller.cli.terminal.console import Console, process_console
 from fleet_protos.errors import Bug, ExitCode, FleetError
@@ -22,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Raises SystemExit for --help (0) and wrong options (2), both from argparse.
     """
-    arguments = build_parser().parse_args(argv)
+    arguments = parse_command_line(argv)
     _reopen_closed_streams()
     # The errors that we raise describe a lost connection; gRPC's own log lines would repeat it.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")

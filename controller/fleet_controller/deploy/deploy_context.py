@@ -62,7 +62,7 @@ class DeployContext:
     force: bool = False
     dry_run: bool = False
     keyring: Keyring = field(default_factory=Keyring)
-    bundles: dict[WheelTarget, Bundle] = field(default_factory=dict)
+    bundles: dict[tuple[WheelTarget, bool], Bundle] = field(default_factory=dict)
     _building: threading.Lock = field(default_factory=threading.Lock)
 
     async def run_in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
@@ -71,12 +71,16 @@ class DeployContext:
             self.threads, partial(work, *arguments)
         )
 
-    def bundle_for(self, target: WheelTarget) -> Bundle:
-        """Return the wheels for a target; they are built once for all hosts."""
+    def bundle_for(self, target: WheelTarget, *, simulated: bool) -> Bundle:
+        """Return the wheels for a target, with the simulator if `simulated`.
+
+        They are built once for all hosts.
+        """
+        key = (target, simulated)
         with self._building:
-            if target not in self.bundles:
-                self.bundles[target] = self.bundler.build(target)
-            return self.bundles[target]
+            if key not in self.bundles:
+                self.bundles[key] = self.bundler.build(target, simulated=simulated)
+            return self.bundles[key]
 
     def bundled_interpreter(self, machine: str) -> AgentInterpreter:
         """Return a Python to send to hosts of an architecture."""

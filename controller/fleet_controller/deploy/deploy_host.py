@@ -177,7 +177,7 @@ def wanted_install(
         target = wheel_target(interpreter.version, facts.machine, facts.libc)
     except ConfigError as error:
         raise ConfigError(f"host {host.name}: {error.message}", error.hint) from error
-    bundle = context.bundle_for(target)
+    bundle = context.bundle_for(target, simulated=host.simulated_gpus > 0)
     trusted = _trust_files(
         host, facts.installed_at(location.root).certificate, context.authority, issue=issue
     )

@@ -24,7 +24,7 @@ from importlib.resources import as_file, files
 from importlib.util import find_spec
 from pathlib import Path
 
-from fleet_controller.deploy import agent_wheel
+from fleet_controller.deploy.own_wheels import AGENT_WHEEL, SIMULATOR_WHEEL, OwnWheel
 from fleet_protos import __version__
 from fleet_protos.errors import ConfigError
 
@@ -116,10 +116,11 @@ class Bundler:
         self.cache = cache
         self._wheels = wheels
 
-    def build(self, target: WheelTarget) -> Bundle:
-        """Build the bundle of a target; only wheels that are not in the cache are fetched.
+    def build(self, target: WheelTarget, *, simulated: bool = False) -> Bundle:
+        """Build the bundle of a target, with the simulator if `simulated`.
 
-        Raises ConfigError with pip's error.
+        Only wheels that are not in the cache are fetched. Raises ConfigError with pip's error, or if
+        the simulator is not installed here.
         """
         pins = files("fleet_controller.deploy") / "agent-requirements.txt"
         folder = (
@@ -136,15 +137,22 @@ class Bundler:
                     self._download(requirements, target, wheels)
                     wheels.rename(folder)  # complete, and never changed: others may be reading it
             pinned = [read_bundle_file(path) for path in sorted(folder.glob("*.whl"))]
-        return Bundle(__version__, (self._agent_wheel(), *pinned))
+        ours = (AGENT_WHEEL, SIMULATOR_WHEEL) if simulated else (AGENT_WHEEL,)
+        return Bundle(__version__, (*map(self._own_wheel, ours), *pinned))
 
-    def _agent_wheel(self) -> BundleFile:
-        content = agent_wheel.build_agent_wheel()
+    def _own_wheel(self, wheel: OwnWheel) -> BundleFile:
+        if not wheel.is_available:
+            raise ConfigError(
+                "simulated_gpus is set, but the simulator is not installed here, so deploy cannot"
+                " send it",
+                "install benchfleet[simulator] here, or set simulated_gpus: 0",
+            )
+        content = wheel.build()
         folder = self.cache / "own" / hashlib.sha256(content).hexdigest()[:16]
         folder.mkdir(parents=True, exist_ok=True)
         with _locked(folder / ".lock"):
-            _write_if_changed(folder / agent_wheel.WHEEL_NAME, content)
-            return read_bundle_file(folder / agent_wheel.WHEEL_NAME)
+            _write_if_changed(folder / wheel.file_name, content)
+            return read_bundle_file(folder / wheel.file_name)
 
     def _download(self, requirements: Path, target: WheelTarget, folder: Path) -> None:
         python = f"{target.python[0]}.{target.python[1]}"

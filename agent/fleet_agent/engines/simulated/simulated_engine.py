@@ -8,6 +8,7 @@ import json
 import os
 import sys
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -23,10 +24,16 @@ from fleet_protos.events import ConfigurationProved
 from fleet_protos.trial_types import TrialSpec
 
 _HOST = "127.0.0.1"
+_PACKAGE = "fleet_simulator"
 _AGENT_ONLY_ARGS = (
     *("model_path", "host", "port", "simulation"),
     *("nnodes", "node_rank", "dist_init_addr"),
 )
+
+
+def simulator_is_installed() -> bool:
+    """Return whether the agent's Python has the package of the simulated server."""
+    return find_spec(_PACKAGE) is not None
 
 
 class SimulatedEngine:
@@ -53,7 +60,7 @@ class SimulatedEngine:
         # Simulated GPUs have no NUMA node, so `auto` binds nothing; only a list of CPUs does.
         bound = bind_cpus(choose_cpus(asked, (), host), host, None)
         argv = (
-            *(*bound.prefix, sys.executable, "-m", "fleet_simulator.server"),
+            *(*bound.prefix, sys.executable, "-m", f"{_PACKAGE}.server"),
             *("--model-path", spec.engine.model_path, "--host", _HOST, "--port", str(place.port)),
             *gang_argv(spec.engine.gang),
             *to_argv(spec.engine.args),
