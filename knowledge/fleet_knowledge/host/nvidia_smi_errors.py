@@ -187,8 +187,8 @@ def _lost_gpu_state(lost: Mapping[str, str], line: str) -> dict[str, Any]:
     else:
         hint = (
             f"The {where} gone (Xid 79 in dmesg): the host needs a reboot, often a cold power "
-            "cycle. Take it out of the pool, and start no tensor-parallel job on the GPUs that seem "
-            "to be left."
+            "cycle. Take it out of the pool, and start no tensor-parallel job on the GPUs that "
+            "seem to be left."
         )
     state = _state("gpu_lost", hint, line, "degraded") | {
         "bus_ids": list(lost),
