@@ -97,8 +97,8 @@ class FleetController:
             connection.reconnect_now()
         while (left_s := deadline_s - time.monotonic()) > 0:
             if all(
-                line.connected or (line.fleet_host and line.was_tried)
-                for line in self._host_connections
+                connection.connected or (connection.fleet_host and connection.was_tried)
+                for connection in self._host_connections
             ):
                 return
             await wait_until_set(self._writer.job_index.next_change(), left_s)
@@ -313,8 +313,8 @@ class FleetController:
                     f"the hosts are: {', '.join(sorted(names))}" if names else "no host is known",
                 )
         return [
-            line
-            for line, name in zip(self._host_connections, names, strict=True)
+            connection
+            for connection, name in zip(self._host_connections, names, strict=True)
             if not hosts or name in hosts
         ]
 

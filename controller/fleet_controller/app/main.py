@@ -44,8 +44,8 @@ def build_parser() -> argparse.ArgumentParser:
         help="unix:PATH or 127.0.0.1:PORT of an agent; may be repeated",
     )
     text = (
-        "fleet file with the hosts (default without --agent: $BENCHFLEET_FLEET, else ./fleet.yaml); "
-        "it is read again when it changes, and at SIGHUP"
+        "fleet file with the hosts (default without --agent: $BENCHFLEET_FLEET, else "
+        "./fleet.yaml); it is read again when it changes, and at SIGHUP"
     )
     parse.add_argument("--fleet", default=None, metavar="FILE", help=text)
     text = (

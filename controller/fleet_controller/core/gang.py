@@ -28,10 +28,20 @@ LOOPBACK = "127.0.0.1"
 UNSPECIFIC = frozenset({"scheduler_crashed", "launch_crashed", "unknown"})
 
 # How a node ends because another one ended: never the cause if another node has one.
-CONSEQUENCES = frozenset({
-    "nccl_peer_lost", "nccl_timeout", "init_dist_timeout", "watchdog_timeout", "load_failed", "not_ready", "stalled_init_dist",
-    "stalled_load_weight", "stalled_capture_graph", "gang_hold_limit",
-})  # fmt: skip
+CONSEQUENCES = frozenset(
+    {
+        "gang_hold_limit",
+        "init_dist_timeout",
+        "load_failed",
+        "nccl_peer_lost",
+        "nccl_timeout",
+        "not_ready",
+        "stalled_capture_graph",
+        "stalled_init_dist",
+        "stalled_load_weight",
+        "watchdog_timeout",
+    }
+)
 
 
 def member_id(lead_id: str, rank: int) -> str:

@@ -21,9 +21,17 @@ PROBE_FIRST_S, PROBE_MOST_S = 60.0, 3600.0
 ALWAYS_HOST_FAULT = frozenset({"gpu_lost", "gpu_ecc_error", "nvlink_error", "fabric_manager_down"})
 
 # The host is to blame, but the cause may pass: QUARANTINE_POINTS of them in a row quarantine it.
-LIKELY_HOST_FAULT = frozenset({
-    "agent_restarted", "agent_state_lost", "preflight_disk", "gpu_busy_leftover", "left_over_processes", "no_free_port", "lease_lost",
-})  # fmt: skip
+LIKELY_HOST_FAULT = frozenset(
+    {
+        "agent_restarted",
+        "agent_state_lost",
+        "gpu_busy_leftover",
+        "lease_lost",
+        "left_over_processes",
+        "no_free_port",
+        "preflight_disk",
+    }
+)
 
 # The host is never to blame for these kinds. Any other kind counts if the same variant was launched
 # successfully on another host, because otherwise the variant may be to blame.

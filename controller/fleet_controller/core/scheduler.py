@@ -166,9 +166,12 @@ class _Capacity:
     def capable_hosts(self, choice: HostChoice, trial: Trial) -> list[str]:
         """Return the names of the hosts that match and could take the trial when they are free."""
         return [
-            name for name, host in self.known.items()
-            if not host.closed_reason and choice.matches(name, host.labels) and _is_large_enough(host, trial)
-        ]  # fmt: skip
+            name
+            for name, host in self.known.items()
+            if not host.closed_reason
+            and choice.matches(name, host.labels)
+            and _is_large_enough(host, trial)
+        ]
 
     def reserve(self, host: str, trial: Trial) -> None:
         """Assign the host to the trial, and its load hosts to nothing else."""

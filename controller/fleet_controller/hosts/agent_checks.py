@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 class AgentChecks:
-    """The checks at each connection to one agent. A warning is logged again only after it changed."""
+    """The checks at each connection to one agent. A warning is logged again only if it changed."""
 
     def __init__(self, agent: AgentClient) -> None:
         self._agent = agent

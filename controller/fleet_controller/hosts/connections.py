@@ -26,7 +26,7 @@ class HostConnections:
         self._targets = targets
         self._writer = writer
         self._artifacts = artifacts
-        self.all = [self._new_connection(peer) for peer in targets.agents]
+        self.all = [self._new_connection(target) for target in targets.agents]
         self._group: asyncio.TaskGroup | None = None
         self._tasks: dict[HostConnection, asyncio.Task[None]] = {}
 
@@ -48,7 +48,9 @@ class HostConnections:
 
         A removed host gets nothing new; its connection is closed when its last trial has ended.
         """
-        wanted = {peer.fleet_host.name: peer for peer in targets if peer.fleet_host is not None}
+        wanted = {
+            target.fleet_host.name: target for target in targets if target.fleet_host is not None
+        }
         for connection in self.all:
             if connection.fleet_host is None:
                 continue
@@ -68,9 +70,9 @@ class HostConnections:
     async def close_removed(self) -> list[str]:
         """Close the connections of removed hosts on which nothing is active; return their names."""
         gone = [
-            line
-            for line in self.all
-            if line.is_removed and not self._writer.job_index.active_on(line.host)
+            connection
+            for connection in self.all
+            if connection.is_removed and not self._writer.job_index.active_on(connection.host)
         ]
         for connection in gone:
             self.all.remove(connection)
@@ -78,7 +80,7 @@ class HostConnections:
             if connection in self._tasks:
                 self._tasks.pop(connection).cancel()
             await connection.agent.close()
-        return [line.host for line in gone]
+        return [connection.host for connection in gone]
 
     def _new_connection(self, target: AgentTarget) -> HostConnection:
         return HostConnection(

@@ -35,8 +35,8 @@ async def check_connections(
         )
 
     async with asyncio.TaskGroup() as tasks:
-        for line in connections:
-            tasks.create_task(ask(line))
+        for connection in connections:
+            tasks.create_task(ask(connection))
         for _ in connections:
             yield await answers.get()
 

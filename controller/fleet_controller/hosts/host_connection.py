@@ -237,8 +237,8 @@ class HostConnection:
             if self.connected:
                 self.connected, self._disconnected_at_s = False, time.monotonic()
             self._writer.job_index.notify()
-            # Only a connection that brought events resets the pause: one that breaks at once must not
-            # be retried at full speed.
+            # Only a connection that brought events resets the pause: one that breaks at once must
+            # not be retried at full speed.
             if self._stored_sequence > stored:
                 pause_s = _FIRST_PAUSE_S
             await wait_until_set(self._reconnect, pause_s)
@@ -349,11 +349,7 @@ class HostConnection:
         agent_id = self._info.agent_id
         async for event in self.agent.events(agent_id, self._stored_sequence):
             if event.body is None:
-                log.info(
-                    "%s: event %d is of a kind that this version does not know; only its number is stored",
-                    self.host,
-                    event.sequence,
-                )
+                log.info("%s: event %d is of an unknown kind; ignored", self.host, event.sequence)
             trial = await self._writer.record_event(agent_id, self.host, event, self.agent.clock)
             if trial is not None:
                 self._handle_event(event, trial)
@@ -398,7 +394,5 @@ class HostConnection:
             )
 
     def notify_orders(self) -> None:
-        """Look for attempts to start or cancel on this host. Returns at once, so a host that hangs
-        delays no other.
-        """
+        """Look for attempts to start or cancel on this host. Returns at once."""
         self._orders.notify()

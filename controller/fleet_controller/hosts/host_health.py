@@ -122,7 +122,9 @@ class HostHealth:
         """Update what jobs report to wait for, and the series of hosts."""
         known = {host.name: host for host in hosts}
         # If the store cannot be written, jobs report that instead.
-        if not self._writer.store_error and all(line.was_tried for line in self._connections()):
+        if not self._writer.store_error and all(
+            connection.was_tried for connection in self._connections()
+        ):
             self._publish_waiting_reasons(known)
         counts: dict[str, int] = {}
         for connection in self._connections():

@@ -68,11 +68,11 @@ class HostTimeouts:
         away_s = {
             host: now_s - self._started_at_s for host in job.hosts_used if host not in connections
         }
-        away_s |= {host: line.away_s(now_s) for host, line in connections.items()}
+        away_s |= {host: connection.away_s(now_s) for host, connection in connections.items()}
         matching = [
             away_s[host]
-            for host, line in connections.items()
-            if job.choice.matches(host, line.labels)
+            for host, connection in connections.items()
+            if job.choice.matches(host, connection.labels)
         ]
         return {**away_s, UNPLACED: min(matching, default=now_s - self._started_at_s)}
 

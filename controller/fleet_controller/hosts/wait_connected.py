@@ -20,9 +20,13 @@ def planning_candidates(connections: Sequence[HostConnection]) -> tuple[HostCand
     )
     return tuple(
         HostCandidate(
-            line.host, line.labels, line.connected, line.fleet_host is not None, line.load_only
+            connection.host,
+            connection.labels,
+            connection.connected,
+            connection.fleet_host is not None,
+            connection.load_only,
         )
-        for line in hosts
+        for connection in hosts
     )
 
 
@@ -44,20 +48,20 @@ async def wait_until_connected(
 
 def _may_plan(connections: Sequence[HostConnection], named: Sequence[str]) -> bool:
     connected = {connection.host for connection in connections if connection.connected}
-    if all(line.was_tried for line in connections):
+    if all(connection.was_tried for connection in connections):
         return (
             bool(connected)
             or not connections
-            or any(line.fleet_host is not None for line in connections)
+            or any(connection.fleet_host is not None for connection in connections)
         )
     return bool(connected) and bool(named) and connected.issuperset(named)
 
 
 def _raise_unreachable(connections: Sequence[HostConnection], named: Sequence[str]) -> None:
     troubles = "; ".join(
-        f"{line.agent.address}: {line.trouble or 'no answer yet'}"
-        for line in connections
-        if not line.connected
+        f"{connection.agent.address}: {connection.trouble or 'no answer yet'}"
+        for connection in connections
+        if not connection.connected
     )
     connected = {connection.host for connection in connections if connection.connected}
     if not connected:

@@ -50,7 +50,7 @@ class AuthorityFiles:
             raise ConfigError(f"{path}: {error}", "restore it from a backup") from error
 
     def issuing_pem(self) -> bytes:
-        """Return the authority that ca.key belongs to, as PEM. Raises ConfigError if there is none."""
+        """Return the authority whose key is ca.key, as PEM. Raises ConfigError if none matches."""
         from fleet_controller.pki.certificate_builder import key_matches
 
         key = self.authority_key()

@@ -13,5 +13,5 @@ def trust_folder_path(named: str, state: Path) -> Path:
     chosen = named or os.environ.get("BENCHFLEET_TRUST", "")
     if chosen:
         return Path(chosen).expanduser().absolute()
-    inside, beside = state / "trust", state.parent / "trust"
-    return beside if beside.is_dir() and not inside.is_dir() else inside
+    inside, sibling = state / "trust", state.parent / "trust"
+    return sibling if sibling.is_dir() and not inside.is_dir() else inside

@@ -11,11 +11,21 @@ from fleet_protos.trial_types import EngineKind, EngineSpec
 
 _PREFIXES = ("NCCL_", "RCCL_", "MSCCL")
 # Arguments of server_args.py 0.4.1 - 0.5.23 that choose how collectives are carried out.
-_ARGUMENTS = frozenset({
-    "disable_custom_all_reduce", "enable_custom_all_reduce_v2", "enable_deterministic_inference", "enable_dp_attention",
-    "enable_flashinfer_allreduce_fusion", "enable_mscclpp", "enable_nccl_nvls", "enable_symm_mem", "enable_torch_symm_mem",
-    "enable_two_batch_overlap", "moe_a2a_backend",
-})  # fmt: skip
+_ARGUMENTS = frozenset(
+    {
+        "disable_custom_all_reduce",
+        "enable_custom_all_reduce_v2",
+        "enable_deterministic_inference",
+        "enable_dp_attention",
+        "enable_flashinfer_allreduce_fusion",
+        "enable_mscclpp",
+        "enable_nccl_nvls",
+        "enable_symm_mem",
+        "enable_torch_symm_mem",
+        "enable_two_batch_overlap",
+        "moe_a2a_backend",
+    }
+)
 _ENOUGH_GPUS = 2  # a single GPU does not communicate
 
 

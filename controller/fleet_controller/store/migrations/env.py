@@ -1,4 +1,4 @@
-"""Runs migrations on the connection that `schema.upgrade` hands over; there is no other way in."""
+"""Runs the migrations on the connection that `store.database` passes in."""
 
 from alembic import context
 

@@ -8,7 +8,7 @@ down_revision = None
 
 
 def upgrade() -> None:
-    """Make all tables."""
+    """Create all tables."""
     op.create_table(
         "jobs",
         sa.Column("job_id", sa.String(128), primary_key=True),

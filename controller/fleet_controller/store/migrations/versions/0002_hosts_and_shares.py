@@ -1,6 +1,4 @@
-"""What the controller decides about hosts, and what of a job decides where and when its trials
-begin.
-"""
+"""The decisions about hosts, and the priority and placement of jobs."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -10,7 +8,7 @@ down_revision = "0001"
 
 
 def upgrade() -> None:
-    """Make the table of hosts; jobs from before have priority 0 and trials that stay on the hosts
+    """Create the table of hosts. Existing jobs get priority 0, and their trials stay on the hosts
     of their plan.
     """
     op.create_table(
@@ -29,7 +27,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Forget them."""
+    """Drop the table of hosts, the priorities and the placements."""
     for column in ("joined_s", "placement", "priority"):
         op.drop_column("jobs", column)
     op.drop_table("hosts")

@@ -1,6 +1,4 @@
-"""Whose store it is: one row that each start of a controller raises; and which submit made which
-job.
-"""
+"""The epoch of the controller that may write, and the job that each submit made."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -10,7 +8,7 @@ down_revision = "0002"
 
 
 def upgrade() -> None:
-    """Make both tables, empty: the next start of a controller writes the first row."""
+    """Create both tables, empty: the next controller start writes the first row."""
     op.create_table(
         "controller",
         sa.Column("row", sa.Integer, primary_key=True),
@@ -25,6 +23,6 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Drop them."""
+    """Drop both tables."""
     for table in ("submissions", "controller"):
         op.drop_table(table)
