@@ -263,8 +263,8 @@ class FleetController:
             await changed.wait()
 
     async def cancel(self, job_id: str) -> int:
-        """Start nothing more of the job and end what runs; return how many trials that ended or
-        kept from starting.
+        """Start nothing more of the job and end what runs; return how many trials it ended or
+        prevented.
         """
         row = await self._writer.find_job(job_id)
         job = self._writer.job_index.jobs.get(row.job_id)

@@ -187,7 +187,7 @@ class Controller(Protocol):
         ...
 
     async def cancel(self, job_id: str) -> int:
-        """Cancel a job; return how many trials that ended or kept from starting."""
+        """Cancel a job; return how many trials it ended or prevented."""
         ...
 
     async def hosts(self) -> tuple[HostStatus, ...]:

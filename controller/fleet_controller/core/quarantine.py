@@ -110,7 +110,8 @@ def after_attempt(
 ) -> HostRecord:
     """Return the record of a host after an attempt ended there; `weight` is its `failure_points`.
 
-    A successful attempt clears the failures. QUARANTINE_POINTS quarantine the host.
+    A successful attempt clears the failures, unless the host is quarantined. QUARANTINE_POINTS
+    quarantine the host.
     """
     if attempt.outcome is Outcome.OK:
         return record if record.aside else replace(record, failures=(), setbacks=0)
@@ -166,7 +167,8 @@ def probe_pause_s(record: HostRecord, probes: int, first_s: float = PROBE_FIRST_
     """Return the seconds to the next check of a quarantined host, from the start of the quarantine
     or from the last check.
 
-    `probes` counts the checks that found something; the pause doubles with each of them.
+    `probes` counts the checks that found something. The pause doubles with each of them and with
+    each quarantine in a row, up to PROBE_MOST_S.
     """
     doublings = min(max(record.setbacks - 1, 0) + probes, 10)
     return float(min(first_s * 2**doublings, max(PROBE_MOST_S, first_s)))

@@ -36,9 +36,7 @@ class AttemptReconciler:
             attempt = await self._attempt(name)
             if attempt is None or not attempt.is_over:
                 continue
-            if await self._agent.cancel(
-                *_attempt_key(name), "the controller had given this attempt up"
-            ):
+            if await self._agent.cancel(*_attempt_key(name), "the controller gave this attempt up"):
                 log.info(
                     "%s: cancelled %s, which still ran and is over here (%s)",
                     info.host,

@@ -33,8 +33,8 @@ def planning_candidates(connections: Sequence[HostConnection]) -> tuple[HostCand
 async def wait_until_connected(
     connections: Sequence[HostConnection], named: Sequence[str], job_index: JobIndex, limit_s: float
 ) -> None:
-    """Wait until every agent has answered or failed to, or all hosts in `named` are connected, at
-    most `limit_s`.
+    """Wait at most `limit_s` until each agent was tried and one of them, or a fleet file, gives a
+    host, or until all hosts in `named` are connected.
 
     Without a fleet file, raises HostUnreachable if no agent or not every named one is connected.
     With one, trials may wait for their hosts.

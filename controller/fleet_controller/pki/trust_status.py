@@ -30,7 +30,7 @@ class TrustStatus:
 def read_trust_status(folder: Path, now_unix_s: int) -> TrustStatus:
     """Read the trust folder of an authority or of a user.
 
-    Raises ConfigError when it has no certificates, or one that cannot be read.
+    Raises ConfigError if it has no certificates, or one that cannot be read.
     """
     if (folder / "ca.key").exists() or not (folder / "user.crt").exists():
         authority = Authority.open(folder)
