@@ -105,7 +105,7 @@ async def test_a_variable_that_is_not_allowed_ends_the_trial_for_good_with_the_l
         "fleetctl deploy",
     ):
         assert words in trial.message
-    assert "LD_PRELOAD tells the loader" in (agent.folder / "agent.log").read_text()
+    assert "LD_PRELOAD names libraries" in (agent.folder / "agent.log").read_text()
     assert not list((agent.folder / "state" / "artifacts").glob(f"{trial.trial_id}/*"))
 
 
