@@ -1,9 +1,9 @@
-/* The minimal client that a load client is measured against. One epoll loop, one read at a time, a timestamp an event. It wakes for what comes,
-   so it is no floor for a client that lets reads gather.
+/* The minimal client that a load client is compared with: one epoll loop, one read at a time, one timestamp per event. It wakes up for every
+   arrival, so a client that lets reads accumulate can use less CPU.
 
-   It keeps `streams` requests of `tokens` tokens in flight until `requests` were sent, looks for the end of each stream and counts the
-   events; it decodes nothing and checks nothing. Its first requests are `gap` microseconds apart: how many tokens a wake-up brings depends on
-   it, so clients are compared at the same one. Prints one JSON object: {"tokens", "cpu_s", "wall_s", "ttft_us": [...]}.
+   It keeps `streams` requests of `tokens` tokens in flight until `requests` were sent, finds the end of each stream and counts the events; it
+   decodes nothing and checks nothing. Its first requests are `gap` microseconds apart. The gap decides how many tokens a wake-up brings, so
+   clients are compared with the same gap. It prints one JSON object: {"tokens", "cpu_s", "wall_s", "ttft_us": [...]}.
 
    cc -O2 -Wall -o floor floor.c
    floor PORT STREAMS REQUESTS TOKENS GAP */

@@ -1,16 +1,16 @@
-/* A streaming server that knows the truth: it writes down when each request came and when each of its events was sent.
+/* The truth server: a streaming server that records when each request arrived and when it sent each event.
 
-   It speaks what a load client needs of SGLang 0.5.23: POST /v1/chat/completions, /v1/completions and /generate as streams of server-sent
-   events, one HTTP chunk each, GET /health and GET /v1/models. An event is due at an absolute time from the request on, so a late one makes
-   no other late. On SIGTERM it writes one line a request to --record:
+   It implements what a load client needs of SGLang 0.5.23: POST /v1/chat/completions, /v1/completions and /generate as streams of server-sent
+   events, one HTTP chunk each, GET /health and GET /v1/models. An event is due at an absolute time after its request, so a late event does
+   not delay others. On SIGTERM it writes one line per request to --record:
 
        KEY RECEIVED_NS TOKENS EVENTS FIRST_NS ... LAST_NS
 
-   KEY is the twelve characters in front of the prompt (the salt), times are CLOCK_MONOTONIC: of a request when the kernel received its last
-   bytes, since what then waits for this program waits in the server; of an event the moment before send(2).
+   KEY is the twelve characters before the prompt (the salt). Times are CLOCK_MONOTONIC. A request's time is when the kernel received its last
+   bytes, because waiting for this program after that is waiting in the server; an event's time is the moment before send(2).
 
    cc -O2 -Wall -o truth truth.c
-   truth --port 0 --ttft-us 50000 --token-us 5000 [--chunk 1] [--empty-every 0] [--record FILE]     prints "port N" when it listens */
+   truth --port 0 --ttft-us 50000 --token-us 5000 [--chunk 1] [--empty-every 0] [--record FILE]     prints "port N" once it listens */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -58,7 +58,7 @@ static record **records;
 static size_t record_count, record_room;
 static connection **heap; /* by due_ns */
 static size_t heap_count, heap_room;
-static connection *ready, **ready_end = &ready; /* burst: all that may send at once */
+static connection *ready, **ready_end = &ready; /* burst: connections that may send now */
 
 static int64_t now_ns(void) {
     struct timespec at;
@@ -75,7 +75,7 @@ static void *grown(void *from, size_t count, size_t *room, size_t size) {
     return larger;
 }
 
-/* The heap of what is due */
+/* The heap of connections, by due time */
 
 static void push(connection *one) {
     heap = grown(heap, heap_count, &heap_room, sizeof *heap);
@@ -99,7 +99,7 @@ static connection *pop(void) {
     return first;
 }
 
-/* What is written */
+/* Output */
 
 static void append(connection *to, const char *text, size_t length) {
     to->out = grown(to->out, to->out_length + length, &to->out_room, 1);
@@ -193,7 +193,7 @@ static void respond(connection *one, const char *status, const char *json) {
     flush(one);
 }
 
-/* What is streamed */
+/* Streams */
 
 static void queue(connection *one) {
     one->next_ready = NULL;
@@ -208,7 +208,7 @@ static void note(record *to, int64_t at_ns) {
     to->sent_ns[to->events++] = at_ns;
 }
 
-/* Send the next event, and what ends the stream behind the last one; true while there is more. */
+/* Send the next event, and the end of the stream after the last one; return true while there is more. */
 static bool step(connection *one) {
     int left = one->tokens - one->told, now = left < chunk_tokens ? left : chunk_tokens;
     bool is_empty = empty_every && one->record->events && one->record->events % empty_every == 0;
@@ -251,7 +251,7 @@ static void begin(connection *one, enum api api, const char *body, int64_t recei
     const char *head = "HTTP/1.1 200 OK\r\ndate: Sun, 29 Nov 2026 12:00:00 GMT\r\nserver: truth\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
         "transfer-encoding: chunked\r\n\r\n";
     append(one, head, strlen(head));
-    if (ttft_ns) flush(one); /* as SGLang does: the head comes ahead of the first token */
+    if (ttft_ns) flush(one); /* as SGLang does: the header is sent before the first token */
     one->due_ns = received_ns + ttft_ns;
     if (ttft_ns || token_ns) push(one); else queue(one);
 }
@@ -284,7 +284,7 @@ static void serve(connection *one) {
     }
 }
 
-/* As recv(2), and when the kernel had it. */
+/* Like recv(2), and also return when the kernel received the bytes. */
 static ssize_t receive_some(connection *one, char *into, size_t room) {
     _Alignas(struct cmsghdr) char control[CMSG_SPACE(sizeof(struct timespec))];
     struct iovec place = {.iov_base = into, .iov_len = room};
@@ -351,7 +351,7 @@ static void wait_for_work(struct epoll_event *found, int *count) {
     struct timespec none = {0}, long_enough = {.tv_nsec = 50000000}, until, *limit = &long_enough;
     if (ready) limit = &none;
     else if (heap_count) {
-        int64_t left_ns = heap[0]->due_ns - now_ns() - SPIN_NS; /* the last microseconds are spun away, so that none is late */
+        int64_t left_ns = heap[0]->due_ns - now_ns() - SPIN_NS; /* spin for the last microseconds, so that no event is late */
         until = (struct timespec){.tv_nsec = left_ns > 0 ? (left_ns < 50000000 ? left_ns : 50000000) : 0};
         limit = &until;
     }
@@ -394,7 +394,7 @@ int main(int count, char **arguments) {
     signal(SIGINT, end);
     int listener = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0), yes = 1;
     setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
-    setsockopt(listener, SOL_SOCKET, SO_TIMESTAMPNS, &yes, sizeof yes); /* what it accepts inherits that */
+    setsockopt(listener, SOL_SOCKET, SO_TIMESTAMPNS, &yes, sizeof yes); /* accepted sockets inherit it */
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t length = sizeof address;
     if (bind(listener, (void *)&address, sizeof address) || listen(listener, 16384) || getsockname(listener, (void *)&address, &length)) {

@@ -88,8 +88,8 @@ def _parse_requested_cpus(asked: str, host: HostCpus) -> frozenset[int]:
 def _cpus_near_gpus(gpus: tuple[int, ...], host: HostCpus) -> CpuChoice:
     """Return the CPUs of the nodes of these GPUs.
 
-    Returns no CPUs if a node is unknown, if there are no GPUs, or if these would be all allowed
-    CPUs of one node.
+    Returns no CPUs if there are no GPUs, if a GPU's node is unknown, or if all GPUs are at one node
+    that holds every allowed CPU.
     """
     if not gpus or any(gpu not in host.node_of_gpu for gpu in gpus):
         return CpuChoice()
