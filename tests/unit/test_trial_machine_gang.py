@@ -7,8 +7,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fleet_agent.core.effects import CloseTrial, CollectEvidence, Effect, HoldServer, StopServer
+from fleet_agent.core.transitions import HOLD_LIMIT_S
 from fleet_agent.core.trial import ServerState
-from fleet_agent.core.trial_machine import HOLD_LIMIT_S, AgentTrial, accepts, new_trial, step
+from fleet_agent.core.trial_machine import AgentTrial, accepts, new_trial, step
 from fleet_protos import events as ev
 from fleet_protos.errors import ErrorKind
 from fleet_protos.trial_types import (

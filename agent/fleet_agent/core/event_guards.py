@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from fleet_agent.core.effects import (
     AwaitReady,
@@ -14,24 +14,14 @@ from fleet_agent.core.effects import (
 )
 from fleet_agent.core.trial import AgentTrial, ServerState, WantedState
 from fleet_protos.events import (
-    AgentRestarted,
     Body,
-    CancelRequested,
     ConfigurationProved,
-    EvidenceCollected,
     LoadFailed,
     RunFinished,
-    ServerFailed,
-    ServerLaunched,
     ServerLaunching,
-    ServerProgressed,
-    ServerReady,
-    ServerStopped,
-    TrialAccepted,
-    TrialOver,
     WarmedUp,
 )
-from fleet_protos.trial_types import Outcome, Phase
+from fleet_protos.trial_types import Outcome
 
 EventGuard = Callable[[AgentTrial, Body], "bool | None"]
 
@@ -43,13 +33,13 @@ def accept_always(trial: AgentTrial, body: Body) -> bool | None:
     return True
 
 
-def _fits_launching(trial: AgentTrial, body: Body) -> bool | None:
+def fits_launching(trial: AgentTrial, body: Body) -> bool | None:
     assert isinstance(body, ServerLaunching)
     ordered = isinstance(trial.awaited, LaunchServer) and trial.awaited.witness == body.witness
     return True if ordered and trial.server is ServerState.ABSENT else None
 
 
-def _fits_launched(trial: AgentTrial, body: Body) -> bool | None:
+def fits_launched(trial: AgentTrial, body: Body) -> bool | None:
     return (
         True
         if isinstance(trial.awaited, LaunchServer) and trial.server is ServerState.LAUNCHING
@@ -57,24 +47,24 @@ def _fits_launched(trial: AgentTrial, body: Body) -> bool | None:
     )
 
 
-def _fits_progressed(trial: AgentTrial, body: Body) -> bool | None:
+def fits_progressed(trial: AgentTrial, body: Body) -> bool | None:
     return trial.server is ServerState.STARTING
 
 
-def _fits_ready(trial: AgentTrial, body: Body) -> bool | None:
+def fits_ready(trial: AgentTrial, body: Body) -> bool | None:
     if isinstance(trial.awaited, ProveConfiguration | StopServer):
         return False
     return True if isinstance(trial.awaited, AwaitReady) else None
 
 
-def _fits_proved(trial: AgentTrial, body: Body) -> bool | None:
+def fits_proved(trial: AgentTrial, body: Body) -> bool | None:
     assert isinstance(body, ConfigurationProved)
     if isinstance(trial.awaited, StopServer) or (body.witness and not trial.witnessing):
         return False
     return True if isinstance(trial.awaited, ProveConfiguration) else None
 
 
-def _fits_load(trial: AgentTrial, body: Body) -> bool | None:
+def fits_load(trial: AgentTrial, body: Body) -> bool | None:
     """Compare the event's workload and run with the running load; run 0 is the warm-up."""
     assert isinstance(body, WarmedUp | RunFinished | LoadFailed)
     expected = (
@@ -99,7 +89,7 @@ def _load_of(body: WarmedUp | RunFinished | LoadFailed, current: int) -> tuple[s
     return body.workload, 0 if isinstance(body, WarmedUp) else current
 
 
-def _fits_server_failed(trial: AgentTrial, body: Body) -> bool | None:
+def fits_server_failed(trial: AgentTrial, body: Body) -> bool | None:
     """Accept the first failure, unless the server was to end anyway.
 
     The server of a released gang member often ends on its own when its lead's server stops, which
@@ -113,48 +103,15 @@ def _fits_server_failed(trial: AgentTrial, body: Body) -> bool | None:
     return not trial.server_failed and trial.server is not ServerState.STOPPING and not released
 
 
-def _fits_cancel(trial: AgentTrial, body: Body) -> bool | None:
+def fits_cancel(trial: AgentTrial, body: Body) -> bool | None:
     return trial.wanted is WantedState.RUN
 
 
-def _fits_stopped(trial: AgentTrial, body: Body) -> bool | None:
+def fits_stopped(trial: AgentTrial, body: Body) -> bool | None:
     if isinstance(trial.awaited, StopServer):
         return True
     return False if trial.server is ServerState.GONE else None
 
 
-def _fits_over(trial: AgentTrial, body: Body) -> bool | None:
+def fits_over(trial: AgentTrial, body: Body) -> bool | None:
     return True if isinstance(trial.awaited, CloseTrial) else None
-
-
-# Events that may arrive twice, or from an effect that was overtaken. ServerLaunching and
-# ServerLaunched are missing: a second launch is never harmless.
-_REPEATED: frozenset[type] = frozenset({TrialAccepted})
-_FROM_LAUNCH: frozenset[type] = _REPEATED | {ServerProgressed, ServerReady, ConfigurationProved}
-_FROM_WORK: frozenset[type] = _FROM_LAUNCH | {WarmedUp, RunFinished, LoadFailed}
-
-LATE_EVENTS: Mapping[Phase, frozenset[type]] = {
-    Phase.QUEUED: frozenset(),
-    Phase.LAUNCHING: _REPEATED,
-    Phase.WARMING: _FROM_LAUNCH,
-    Phase.MEASURING: _FROM_LAUNCH,
-    Phase.COLLECTING: _FROM_WORK,
-    Phase.STOPPING: _FROM_WORK | {EvidenceCollected, ServerFailed, CancelRequested},
-    Phase.OVER: _FROM_WORK
-    | {EvidenceCollected, ServerFailed, CancelRequested, ServerStopped, AgentRestarted, TrialOver},
-}
-
-EVENT_GUARDS: Mapping[type, EventGuard] = {
-    ServerLaunching: _fits_launching,
-    ServerLaunched: _fits_launched,
-    ServerProgressed: _fits_progressed,
-    ServerReady: _fits_ready,
-    ConfigurationProved: _fits_proved,
-    WarmedUp: _fits_load,
-    RunFinished: _fits_load,
-    LoadFailed: _fits_load,
-    ServerFailed: _fits_server_failed,
-    CancelRequested: _fits_cancel,
-    ServerStopped: _fits_stopped,
-    TrialOver: _fits_over,
-}

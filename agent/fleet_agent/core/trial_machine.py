@@ -3,36 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from fleet_agent.core.effects import (
-    AbortLoad,
-    AwaitReady,
-    CloseTrial,
-    CollectEvidence,
-    Effect,
-    HoldServer,
-    LaunchServer,
-    MeasureRun,
-    ProveConfiguration,
-    StopServer,
-    WarmUp,
+from fleet_agent.core.effects import AbortLoad
+from fleet_agent.core.event_guards import (
+    EventGuard,
+    accept_always,
+    fits_cancel,
+    fits_launched,
+    fits_launching,
+    fits_load,
+    fits_over,
+    fits_progressed,
+    fits_proved,
+    fits_ready,
+    fits_server_failed,
+    fits_stopped,
 )
-from fleet_agent.core.event_guards import EVENT_GUARDS, LATE_EVENTS, accept_always
-from fleet_agent.core.run_sequence import count_run, decide_after_run, next_run, warm_up_workload
-from fleet_agent.core.stop_rule import VOID_IN_ROW_MAX, Decision
-from fleet_agent.core.trial import (
-    RECENT_KEPT,
-    TERMINAL,
-    AgentTrial,
-    InvalidTransition,
-    LaunchProgress,
-    MeasurePosition,
-    RecentEvent,
-    ServerState,
-    WantedState,
+from fleet_agent.core.transitions import (
+    Step,
+    on_accepted,
+    on_agent_restarted,
+    on_cancel_requested,
+    on_evidence_collected,
+    on_launched,
+    on_launching,
+    on_load_failed,
+    on_progressed,
+    on_proved,
+    on_ready,
+    on_run_finished,
+    on_server_failed,
+    on_server_stopped,
+    on_trial_over,
+    on_warmed_up,
+    on_witness_stopped,
 )
-from fleet_protos.errors import Bug, ErrorKind
+from fleet_agent.core.trial import RECENT_KEPT, TERMINAL, AgentTrial, InvalidTransition, RecentEvent
+from fleet_protos.errors import Bug
 from fleet_protos.events import (
     AgentRestarted,
     Body,
@@ -52,13 +60,17 @@ from fleet_protos.events import (
     TrialOver,
     WarmedUp,
 )
-from fleet_protos.trial_types import EngineKind, GateEffect, Outcome, Phase, TrialSpec
+from fleet_protos.trial_types import EngineKind, Phase, TrialSpec
 
 __all__ = ["TERMINAL", "AgentTrial", "InvalidTransition", "accepts", "new_trial", "replay", "step"]
 
-HOLD_LIMIT_S = 86_400.0  # how long a gang member is held when the controller sets no limit
 
-Step = tuple[AgentTrial, tuple[Effect, ...]]
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A legal move: what an event does to the trial, and whether it fits the awaited effect."""
+
+    transition: Callable[[AgentTrial, Body, float], Step]
+    guard: EventGuard = accept_always
 
 
 def new_trial(spec: TrialSpec) -> AgentTrial:
@@ -72,9 +84,10 @@ def step(trial: AgentTrial, body: Body, at_s: float) -> Step:
     `at_s` is in seconds; all calls for one trial must use the same clock. A late event changes
     nothing. Raises InvalidTransition if the event is impossible in the trial's current state.
     """
-    if not accepts(trial, body):
+    move = _find_move(trial, body)
+    if move is None:
         return trial, ()
-    after, effects = _MOVES[trial.phase][type(body)](trial, body, at_s)
+    after, effects = move.transition(trial, body, at_s)
     awaited = next(
         (effect for effect in reversed(effects) if not isinstance(effect, AbortLoad)), after.awaited
     )
@@ -89,14 +102,7 @@ def accepts(trial: AgentTrial, body: Body) -> bool:
 
     Raises InvalidTransition if the event is impossible in the trial's current state.
     """
-    if type(body) in LATE_EVENTS[trial.phase]:
-        return False
-    if type(body) not in _MOVES[trial.phase]:
-        raise InvalidTransition(trial, body)
-    fit = EVENT_GUARDS.get(type(body), accept_always)(trial, body)
-    if fit is None:
-        raise InvalidTransition(trial, body)
-    return fit
+    return _find_move(trial, body) is not None
 
 
 def replay(events: Iterable[Event]) -> AgentTrial:
@@ -121,273 +127,105 @@ def replay(events: Iterable[Event]) -> AgentTrial:
     return trial
 
 
-# The transitions. Each is called only with an event that `accepts` has let through.
+def _find_move(trial: AgentTrial, body: Body) -> Move | None:
+    """Return the move that an event makes, or LATE. Raises InvalidTransition if there is none."""
+    legal = _MOVES[trial.phase]
+    if type(body) not in legal:
+        raise InvalidTransition(trial, body)
+    move = legal[type(body)]
+    fits = move is not None and move.guard(trial, body)
+    if fits is None:
+        raise InvalidTransition(trial, body)
+    return move if fits else LATE
 
 
-def _on_accepted(trial: AgentTrial, body: Body, at_s: float) -> Step:
-    launching = replace(trial, phase=Phase.LAUNCHING)
-    if trial.spec.engine.kind is EngineKind.EXTERNAL:
-        return launching, (AwaitReady(at_s + trial.spec.engine.ready_timeout_s),)
-    return launching, (LaunchServer(trial.witnessing),)
+# The legal moves: for each phase, the events that may arrive in it. Any other event is impossible.
+# A late event is dropped. It may arrive twice, or from an effect that was overtaken. ServerLaunching
+# and ServerLaunched are never late: a second launch is never harmless.
+LATE = None
 
-
-def _on_launching(trial: AgentTrial, body: Body, at_s: float) -> Step:
-    return replace(trial, server=ServerState.LAUNCHING, progress=LaunchProgress()), ()
-
-
-def _on_launched(trial: AgentTrial, body: Body, at_s: float) -> Step:
-    started = replace(trial, server=ServerState.STARTING)
-    if trial.wanted is WantedState.STOP:  # cancelled while the process was being started
-        return _stop(started)
-    return started, (AwaitReady(at_s + trial.spec.engine.ready_timeout_s),)
-
-
-def _on_progressed(trial: AgentTrial, body: Body, at_s: float) -> Step:
-    assert isinstance(body, ServerProgressed)
-    return replace(trial, progress=LaunchProgress(body.phase, body.done, body.total)), ()
-
-
-def _on_ready(trial: AgentTrial, body: Body, at_s: float) -> Step:
-    return replace(trial, server=ServerState.READY if _has_server(trial) else trial.server), (
-        ProveConfiguration(),
-    )
-
-
-def _on_proved(trial: AgentTrial, body: Body, at_s: float) -> Step:
-    assert isinstance(body, ConfigurationProved)
-    gates = [gate for gate in body.gates if gate.effect is GateEffect.VOID_TRIAL]
-    if gates:
-        return _collect(
-            _fail(
-                trial,
-                ErrorKind.GATE_VOIDED,
-                gates[0].code,
-                "; ".join(gate.message for gate in gates),
-            )
-        )
-    if trial.witnessing:
-        return replace(trial, server=ServerState.STOPPING), (StopServer(),)
-    if trial.spec.engine.gang.is_member:
-        return replace(trial, phase=Phase.MEASURING), (
-            HoldServer(at_s + (trial.spec.engine.gang.hold_limit_s or HOLD_LIMIT_S)),
-        )
-    return _next_workload(replace(trial, phase=Phase.WARMING), MeasurePosition())
-
-
-def _on_witness_stopped(trial: AgentTrial, body: Body, at_s: float) -> Step:
-    """Launch the measured server, unless processes of the witness are left over."""
-    assert isinstance(body, ServerStopped)
-    if body.left_over:
-        return _on_server_stopped(trial, body, at_s)
-    return replace(trial, server=ServerState.ABSENT, witnessing=False), (LaunchServer(),)
-
-
-def _on_warmed_up(trial: AgentTrial, body: Body, at_s: float) -> Step:
-    return replace(trial, phase=Phase.MEASURING), (next_run(trial),)
-
-
-def _on_run_finished(trial: AgentTrial, body: Body, at_s: float) -> Step:
-    assert isinstance(body, RunFinished)
-    position = count_run(trial.position, body)
-    after = replace(trial, position=position)
-    if gate := next(
-        (gate for gate in body.run.gates if gate.effect is GateEffect.VOID_TRIAL), None
-    ):
-        return _collect(_fail(after, ErrorKind.GATE_VOIDED, gate.code, gate.message))
-    decision = decide_after_run(after)
-    if decision is Decision.MORE:
-        return after, (next_run(after),)
-    if decision is Decision.ENOUGH:
-        return _next_workload(after, MeasurePosition(position.workload + 1))
-    code, reason = next(
-        (
-            (gate.code, gate.message)
-            for gate in body.run.gates
-            if gate.effect >= GateEffect.VOID_RUN
-        ),
-        ("no_rate", ""),
-    )
-    message = f"{VOID_IN_ROW_MAX} void runs in a row, the last by {code}: {reason}"
-    return _collect(_fail(after, ErrorKind.GATE_VOIDED, code, message))
-
-
-def _on_load_failed(trial: AgentTrial, body: Body, at_s: float) -> Step:
-    assert isinstance(body, LoadFailed)
-    return _collect(_fail(trial, ErrorKind.LOAD_FAILED, "load_failed", body.message))
-
-
-def _on_server_failed(trial: AgentTrial, body: Body, at_s: float) -> Step:
-    """End the trial by the server's failure, also when another ending was decided before.
-
-    The server's failure is the cause, and what was seen first may only be its consequence.
-    """
-    assert isinstance(body, ServerFailed)
-    server = (
-        ServerState.ABSENT
-        if trial.server in (ServerState.ABSENT, ServerState.LAUNCHING)
-        else trial.server
-    )
-    failed = _fail(
-        trial, body.kind or ErrorKind.SERVER_EXITED, body.failure_class or "unknown", body.message
-    )
-    failed = replace(failed, server=server, server_failed=True)
-    if trial.phase is Phase.COLLECTING:
-        return failed, ()
-    if trial.wanted is WantedState.STOP:  # cancelled during a launch that then failed
-        return _stop(replace(failed, ending=trial.ending))
-    return _collect(failed, _abort(trial))
-
-
-def _on_cancel_requested(trial: AgentTrial, body: Body, at_s: float) -> Step:
-    assert isinstance(body, CancelRequested)
-    if isinstance(trial.awaited, HoldServer):  # the gang's lead has finished
-        return _collect(replace(trial, wanted=WantedState.STOP, ending=CloseTrial(Outcome.OK)))
-    message = _with_place(trial, body.reason or "cancelled")
-    ending = CloseTrial(Outcome.CANCELLED, message=message)
-    if trial.ending and trial.ending.outcome is Outcome.FAILED:
-        ending = trial.ending
-    stopped = replace(trial, wanted=WantedState.STOP, ending=ending)
-    if isinstance(
-        trial.awaited, LaunchServer | CollectEvidence
-    ):  # both end soon, and stopping in the middle of a launch could miss the new process
-        return stopped, ()
-    if isinstance(trial.awaited, StopServer):  # the witness is already being stopped
-        return replace(stopped, phase=Phase.STOPPING), ()
-    return _stop(stopped, _abort(trial))
-
-
-def _on_agent_restarted(trial: AgentTrial, body: Body, at_s: float) -> Step:
-    """Stop the trial, since the previous agent process took its load and its waits with it.
-
-    An ending that was decided before the restart stays. Without one, the trial has failed.
-    """
-    assert isinstance(body, AgentRestarted)
-    ended = (
-        trial
-        if trial.ending
-        else _fail(
-            trial,
-            ErrorKind.AGENT_RESTARTED,
-            "agent_restarted",
-            body.message or "the agent restarted",
-        )
-    )
-    return _stop(replace(ended, wanted=WantedState.STOP))
-
-
-def _on_evidence_collected(trial: AgentTrial, body: Body, at_s: float) -> Step:
-    return _stop(trial)
-
-
-def _on_server_stopped(trial: AgentTrial, body: Body, at_s: float) -> Step:
-    assert isinstance(body, ServerStopped)
-    gone = replace(trial, server=ServerState.GONE)
-    if body.left_over:
-        before = (
-            f"; before that: {trial.ending.message}"
-            if trial.ending and trial.ending.message
-            else ""
-        )
-        message = f"still there after the stop: {', '.join(body.left_over)}{before}"
-        gone = _fail(gone, ErrorKind.SERVER_UNHEALTHY, "left_over_processes", message)
-    return _close(gone)
-
-
-def _on_trial_over(trial: AgentTrial, body: Body, at_s: float) -> Step:
-    assert isinstance(body, TrialOver)
-    ending = CloseTrial(body.outcome, body.kind, body.failure_class, body.message)
-    return replace(trial, phase=Phase.OVER, ending=ending), ()
-
-
-# What the transitions share.
-
-
-def _has_server(trial: AgentTrial) -> bool:
-    return trial.server not in (ServerState.ABSENT, ServerState.GONE)
-
-
-def _abort(trial: AgentTrial) -> tuple[Effect, ...]:
-    return (AbortLoad(),) if isinstance(trial.awaited, WarmUp | MeasureRun) else ()
-
-
-def _next_workload(trial: AgentTrial, position: MeasurePosition) -> Step:
-    after = replace(trial, position=position)
-    if position.workload < len(trial.spec.workloads):
-        return after, (WarmUp(warm_up_workload(trial.spec.workloads[position.workload])),)
-    return _collect(replace(after, ending=CloseTrial(Outcome.OK)))
-
-
-def _collect(trial: AgentTrial, before: tuple[Effect, ...] = ()) -> Step:
-    return replace(trial, phase=Phase.COLLECTING), (*before, CollectEvidence())
-
-
-def _stop(trial: AgentTrial, before: tuple[Effect, ...] = ()) -> Step:
-    if not _has_server(trial):
-        return _close(trial, before)
-    return replace(trial, phase=Phase.STOPPING, server=ServerState.STOPPING), (
-        *before,
-        StopServer(),
-    )
-
-
-def _close(trial: AgentTrial, before: tuple[Effect, ...] = ()) -> Step:
-    assert trial.ending is not None
-    return replace(trial, phase=Phase.STOPPING), (*before, trial.ending)
-
-
-def _fail(trial: AgentTrial, kind: ErrorKind, failure_class: str, message: str) -> AgentTrial:
-    return replace(
-        trial, ending=CloseTrial(Outcome.FAILED, kind, failure_class, _with_place(trial, message))
-    )
-
-
-def _with_place(trial: AgentTrial, message: str) -> str:
-    """Put the place in front of the message: phase, then workload and run where there are any."""
-    place = trial.phase.name.lower()
-    if trial.witnessing and trial.phase is Phase.LAUNCHING:
-        place += " the witness"
-    if isinstance(trial.awaited, WarmUp):
-        place += f", warm-up of workload {trial.awaited.workload.name}"
-    if isinstance(trial.awaited, MeasureRun):
-        place += f", workload {trial.awaited.workload.name}, run {trial.awaited.index}"
-    return f"{place}: {message}"
-
-
-Move = Callable[[AgentTrial, Body, float], Step]
-
-_ANY_TIME: Mapping[type, Move] = {
-    ServerFailed: _on_server_failed,
-    CancelRequested: _on_cancel_requested,
-    AgentRestarted: _on_agent_restarted,
-}
-
-_MOVES: Mapping[Phase, Mapping[type, Move]] = {
+_MOVES: Mapping[Phase, Mapping[type, Move | None]] = {
     Phase.QUEUED: {
-        TrialAccepted: _on_accepted,
-        CancelRequested: _on_cancel_requested,
-        AgentRestarted: _on_agent_restarted,
+        TrialAccepted: Move(on_accepted),
+        CancelRequested: Move(on_cancel_requested, fits_cancel),
+        AgentRestarted: Move(on_agent_restarted),
     },
     Phase.LAUNCHING: {
-        ServerLaunching: _on_launching,
-        ServerLaunched: _on_launched,
-        ServerProgressed: _on_progressed,
-        ServerReady: _on_ready,
-        ConfigurationProved: _on_proved,
-        ServerStopped: _on_witness_stopped,
-        **_ANY_TIME,
+        TrialAccepted: LATE,
+        ServerLaunching: Move(on_launching, fits_launching),
+        ServerLaunched: Move(on_launched, fits_launched),
+        ServerProgressed: Move(on_progressed, fits_progressed),
+        ServerReady: Move(on_ready, fits_ready),
+        ConfigurationProved: Move(on_proved, fits_proved),
+        ServerFailed: Move(on_server_failed, fits_server_failed),
+        ServerStopped: Move(on_witness_stopped, fits_stopped),
+        CancelRequested: Move(on_cancel_requested, fits_cancel),
+        AgentRestarted: Move(on_agent_restarted),
     },
-    Phase.WARMING: {WarmedUp: _on_warmed_up, LoadFailed: _on_load_failed, **_ANY_TIME},
+    Phase.WARMING: {
+        TrialAccepted: LATE,
+        ServerProgressed: LATE,
+        ServerReady: LATE,
+        ConfigurationProved: LATE,
+        WarmedUp: Move(on_warmed_up, fits_load),
+        LoadFailed: Move(on_load_failed, fits_load),
+        ServerFailed: Move(on_server_failed, fits_server_failed),
+        CancelRequested: Move(on_cancel_requested, fits_cancel),
+        AgentRestarted: Move(on_agent_restarted),
+    },
     Phase.MEASURING: {
-        WarmedUp: _on_warmed_up,
-        RunFinished: _on_run_finished,
-        LoadFailed: _on_load_failed,
-        **_ANY_TIME,
+        TrialAccepted: LATE,
+        ServerProgressed: LATE,
+        ServerReady: LATE,
+        ConfigurationProved: LATE,
+        WarmedUp: Move(on_warmed_up, fits_load),
+        RunFinished: Move(on_run_finished, fits_load),
+        LoadFailed: Move(on_load_failed, fits_load),
+        ServerFailed: Move(on_server_failed, fits_server_failed),
+        CancelRequested: Move(on_cancel_requested, fits_cancel),
+        AgentRestarted: Move(on_agent_restarted),
     },
-    Phase.COLLECTING: {EvidenceCollected: _on_evidence_collected, **_ANY_TIME},
+    Phase.COLLECTING: {
+        TrialAccepted: LATE,
+        ServerProgressed: LATE,
+        ServerReady: LATE,
+        ConfigurationProved: LATE,
+        WarmedUp: LATE,
+        RunFinished: LATE,
+        LoadFailed: LATE,
+        EvidenceCollected: Move(on_evidence_collected),
+        ServerFailed: Move(on_server_failed, fits_server_failed),
+        CancelRequested: Move(on_cancel_requested, fits_cancel),
+        AgentRestarted: Move(on_agent_restarted),
+    },
     Phase.STOPPING: {
-        ServerStopped: _on_server_stopped,
-        TrialOver: _on_trial_over,
-        AgentRestarted: _on_agent_restarted,
+        TrialAccepted: LATE,
+        ServerProgressed: LATE,
+        ServerReady: LATE,
+        ConfigurationProved: LATE,
+        WarmedUp: LATE,
+        RunFinished: LATE,
+        LoadFailed: LATE,
+        EvidenceCollected: LATE,
+        ServerFailed: LATE,
+        ServerStopped: Move(on_server_stopped, fits_stopped),
+        CancelRequested: LATE,
+        AgentRestarted: Move(on_agent_restarted),
+        TrialOver: Move(on_trial_over, fits_over),
     },
-    Phase.OVER: {},
+    Phase.OVER: {
+        TrialAccepted: LATE,
+        ServerProgressed: LATE,
+        ServerReady: LATE,
+        ConfigurationProved: LATE,
+        WarmedUp: LATE,
+        RunFinished: LATE,
+        LoadFailed: LATE,
+        EvidenceCollected: LATE,
+        ServerFailed: LATE,
+        ServerStopped: LATE,
+        CancelRequested: LATE,
+        AgentRestarted: LATE,
+        TrialOver: LATE,
+    },
 }
