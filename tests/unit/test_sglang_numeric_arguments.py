@@ -64,8 +64,8 @@ def test_a_default_of_sglang_is_a_value_of_its_option(name: str) -> None:
 @pytest.mark.parametrize(
     ("written", "told"),
     [
-        ("tp_size: eight", "`tp_size` takes a whole number, it has 'eight'"), ("tp: '8 GPUs'", "'8 GPUs'"), ("tp_size: 8.0", "'8.0'"),
-        ("dp_size: ''", "it has ''"), ("page_size: 16k", "'16k'"), ("max_running_requests: 1e3", "'1000.0'"),
+        ("tp_size: eight", "`tp_size` takes a whole number, but it is 'eight'"), ("tp: '8 GPUs'", "'8 GPUs'"), ("tp_size: 8.0", "'8.0'"),
+        ("dp_size: ''", "but it is ''"), ("page_size: 16k", "'16k'"), ("max_running_requests: 1e3", "'1000.0'"),
         ("context_length: lots", "'lots'"), ("context_length: 32K", "'32K'"),
         ("mem_fraction_static: 85%", "`mem_fraction_static` takes a number"),
         ("tp_size: {a: 1}", "takes a whole number"),
