@@ -76,9 +76,10 @@ def _busy_hint(accumulator: LogAccumulator) -> str:
         return _BUSY_HINT
     return (
         f"No token and no batch line for {accumulator.silent_s:.0f} s when the last health check "
-        "failed: unless a long prefill or the compilation of a kernel is running, a collective hangs. "
-        "Read the last line of every rank, NCCL's output and dmesg (Xid). SGLang's own watchdog ends "
-        "such a server after --watchdog-timeout. Do not only raise the timeout of the health check."
+        "failed: unless a long prefill or the compilation of a kernel is running, a collective "
+        "hangs. Read the last line of every rank, NCCL's output and dmesg (Xid). SGLang's own "
+        "watchdog ends such a server after --watchdog-timeout. Do not only raise the timeout of "
+        "the health check."
     )
 
 

@@ -300,11 +300,7 @@ def _merge_in_log_order(pieces: Sequence[BatchColumns]) -> BatchColumns:
     columns: Mapping[str, Sequence[float]] = {
         name: [pieces[piece].columns[name][index] for _, piece, index in order] for name in names
     }
-    clock = (
-        [[pieces[piece].clock[part][index] for _, piece, index in order] for part in range(3)]
-        if timed
-        else []
-    )
+    clock = [pieces[piece].clock[index] for _, piece, index in order] if timed else []
     return replace(pieces[0], line_indices=[at for at, _, _ in order], clock=clock, columns=columns)
 
 

@@ -25,7 +25,9 @@ from fleet_knowledge.server_log.parsing.batch_lines import (
 from fleet_knowledge.server_log.parsing.log_lines import LogLine, Rank, read_log_lines
 
 DIGITS = b"0123456789"
-_LETTERS = bytes(code for code in range(256) if chr(code).isascii() and chr(code).isalpha())
+# Removed before a line is split into numbers, so that a time stamp is two numbers and not six. "T"
+# stays, since it stands between a date and a time and before a rank.
+_DROPPED = bytes(code for code in range(128) if chr(code).isalpha() and chr(code) != "T") + b"-:"
 _NUMBERS = bytes(code if chr(code) in "0123456789." else 32 for code in range(256))
 _RANK = {
     name: re.compile(rb"\[[^\]]*?\b(?:ATTN_)?" + name.encode() + rb"(\d{1,6})\b[^\]]*\]")
@@ -69,8 +71,8 @@ _NUMBER_CACHE = _NumberCache()
 class BatchColumns:
     """Batch lines of one rank as columns of equal length.
 
-    `line_indices` counts batch lines from the start of the log. `clock` has three columns: hours,
-    minutes, seconds; it is empty without time stamps.
+    `line_indices` counts batch lines from the start of the log. `clock` holds times as
+    `HHMMSS`, with a fraction or without; it is empty without time stamps.
     """
 
     kind: str
@@ -80,20 +82,20 @@ class BatchColumns:
     graph_kind: str
     role: str
     line_indices: Sequence[int]
-    clock: Sequence[Sequence[bytes]]
+    clock: Sequence[bytes]
     columns: Mapping[str, Sequence[float]]
 
     def second_of_day(self, index: int) -> float | None:
         """Return the second of the day at which a line was written, or None without a stamp."""
         if not self.clock:
             return None
-        hours, minutes, rest = (float(part[index]) for part in self.clock)
-        return hours * 3600 + minutes * 60 + rest
+        time = self.clock[index]
+        return int(time[:2]) * 3600 + int(time[2:4]) * 60 + float(time[4:])
 
     def select(self, picks: Sequence[int], rank: Rank) -> BatchColumns:
         """Return the rows at these positions, under this rank."""
         columns = {name: [column[i] for i in picks] for name, column in self.columns.items()}
-        clock = [[part[i] for i in picks] for part in self.clock]
+        clock = [self.clock[i] for i in picks] if self.clock else []
         return replace(
             self,
             rank=rank,
@@ -108,7 +110,7 @@ class BatchLineLayout:
     """The layout of one shape: which number is which column, and the lines that wait to be read.
 
     `width` is how many numbers a line has. `columns`, `rank_columns` (DP, PP, TP) and
-    `clock_column` (the hours) say which of them; -1 means absent.
+    `clock_column` say which of them; -1 means absent.
     """
 
     kind: str
@@ -116,7 +118,6 @@ class BatchLineLayout:
     graph: bool | None
     graph_kind: str
     role: str
-    dropped: bytes  # letters, unless removing them would join two numbers
     width: int
     columns: Mapping[str, int]
     rank_columns: tuple[int, ...]
@@ -128,7 +129,7 @@ class BatchLineLayout:
         """Return the waiting lines as columns, one value for each rank, and forget them."""
         raws, at = self.raws, self.line_indices
         self.raws, self.line_indices = [], []
-        tokens = b"\n".join(raws).translate(_NUMBERS, self.dropped).split()
+        tokens = b"\n".join(raws).translate(_NUMBERS, _DROPPED).split()
         try:
             if len(tokens) != self.width * len(raws):
                 raise ValueError
@@ -155,11 +156,7 @@ class BatchLineLayout:
         }
         if any(max(columns[name]) >= LARGEST for name in _UNCACHED_COLUMNS if name in columns):
             raise ValueError
-        clock = (
-            [tokens[self.clock_column + part :: width] for part in range(3)]
-            if self.clock_column >= 0
-            else []
-        )
+        clock = tokens[self.clock_column :: width] if self.clock_column >= 0 else []
         labels = [
             tokens[place::width] if place >= 0 else [b"-1"] * len(at) for place in self.rank_columns
         ]
@@ -191,33 +188,32 @@ def detect_layout(raw: bytes) -> BatchLineLayout | None:
     batch = read_batch(lines[0]) if len(lines) == 1 else None
     if batch is None:
         return None
-    tokens = raw.translate(_NUMBERS).split()
-    dropped = _LETTERS if len(raw.translate(_NUMBERS, _LETTERS).split()) == len(tokens) else b""
+    tokens = raw.translate(_NUMBERS, _DROPPED).split()
     places = _number_columns(raw, batch, tokens)
     ranks = tuple(
         _count_numbers_before(raw, found.start(1)) if (found := _RANK[name].search(raw)) else -1
         for name in ("DP", "PP", "TP")
     )
     own = batch.rank or Rank()
-    if places is None or tuple(int(tokens[place]) if place >= 0 else -1 for place in ranks) != (
-        own.dp,
-        own.pp,
-        own.tp,
+    found_rank = [_float(tokens[place]) if place >= 0 else -1 for place in ranks]
+    clock = _CLOCK.search(raw)
+    clock_column = _count_numbers_before(raw, clock.start(1)) if clock else -1
+    if (
+        places is None
+        or found_rank != [own.dp, own.pp, own.tp]
+        or (clock and tokens[clock_column].partition(b".")[0] != b"".join(clock.groups()))
     ):
         return None
-    clock = _CLOCK.search(raw)
-    hours = _count_numbers_before(raw, clock.start(1)) if clock else -1
     return BatchLineLayout(
         batch.kind,
         lines[0].source,
         batch.graph,
         batch.graph_kind,
         batch.role,
-        dropped,
         len(tokens),
         places,
         ranks,
-        hours,
+        clock_column,
     )
 
 
@@ -235,8 +231,8 @@ def columns_from_batch(batch: BatchLine, line: LogLine, place: int) -> BatchColu
         for name in _COLUMN_NAMES[batch.kind]
         if name in batch.values
     }
-    clock = re.fullmatch(r"(?:\S+ )?(\d\d):(\d\d):(\d\d(?:\.\d+)?)", line.stamp, re.ASCII)
-    parts = [[part.encode()] for part in clock.groups()] if clock else []
+    clock = re.fullmatch(r"(?:\S+ )?(\d\d:\d\d:\d\d(?:\.\d+)?)", line.stamp, re.ASCII)
+    times = [clock[1].replace(":", "").encode()] if clock else []
     return BatchColumns(
         batch.kind,
         batch.rank or Rank(),
@@ -245,7 +241,7 @@ def columns_from_batch(batch: BatchLine, line: LogLine, place: int) -> BatchColu
         batch.graph_kind,
         batch.role,
         [place],
-        parts,
+        times,
         merge_usage_columns(columns),
     )
 
@@ -280,7 +276,7 @@ def _number_columns(raw: bytes, batch: BatchLine, tokens: list[bytes]) -> dict[s
 
 def _count_numbers_before(raw: bytes, offset: int) -> int:
     """Return how many numbers stand before this offset."""
-    return len(raw[:offset].translate(_NUMBERS).split())
+    return len(raw[:offset].translate(_NUMBERS, _DROPPED).split())
 
 
 def _float(token: bytes) -> float | None:
