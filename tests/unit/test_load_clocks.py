@@ -4,6 +4,8 @@ sure that is can be told.
 
 from __future__ import annotations
 
+from array import array
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -45,7 +47,7 @@ def test_no_look_gives_no_offset() -> None:
 def test_moving_a_request_to_our_clock_keeps_its_latencies(
     offset_ns: int, sent_ns: int, gaps: list[int]
 ) -> None:
-    times = tuple(sent_ns + sum(gaps[: count + 1]) for count in range(len(gaps)))
+    times = array("q", (sent_ns + sum(gaps[: count + 1]) for count in range(len(gaps))))
     request = RequestRecord(
         3, sent_ns + 1, sent_ns + 2, DIGEST, Response(200, times, last_ns=times[-1])
     )

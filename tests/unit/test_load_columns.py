@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import pickle
 import random
+from array import array
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,9 +25,9 @@ TEXTS = st.sampled_from(["", "length", "stop", "tool_calls"])
 
 @st.composite
 def requests(draw: st.DrawFn) -> RequestRecord:
-    times = tuple(draw(st.lists(TIMES, max_size=5)))
+    times = array("q", draw(st.lists(TIMES, max_size=5)))
     tokens = (
-        tuple(draw(st.lists(st.integers(0, 9), min_size=len(times), max_size=len(times))))
+        array("i", draw(st.lists(st.integers(0, 9), min_size=len(times), max_size=len(times))))
         if draw(st.booleans())
         else None
     )
@@ -46,9 +47,13 @@ RUNS = st.lists(requests(), max_size=12).map(
 
 
 def answered(number: int, chunks: int, **fields: object) -> RequestRecord:
-    times = tuple(range(1000 * number + 1, 1000 * number + 1 + chunks))
+    times = array("q", range(1000 * number + 1, 1000 * number + 1 + chunks))
     response = Response(
-        200, times, (1,) * chunks, last_ns=1000 * number + chunks, completion_tokens=chunks
+        200,
+        times,
+        array("i", [1] * chunks),
+        last_ns=1000 * number + chunks,
+        completion_tokens=chunks,
     )
     return RequestRecord(
         number, 1000 * number, 1000 * number, "0" * 16, replace(response, **fields)
@@ -144,7 +149,9 @@ def test_a_large_run_without_a_disk_is_packed_to_a_third() -> None:
     for number in range(1000):
         times = [10**15 + number * 5_000_000]
         times += (times[0] + at for at in sorted(rng.randrange(10**9) for _ in range(199)))
-        response = Response(200, tuple(times), (1,) * 200, last_ns=times[-1], completion_tokens=200)
+        response = Response(
+            200, array("q", times), array("i", [1] * 200), last_ns=times[-1], completion_tokens=200
+        )
         builder.add(RequestRecord(number, 1, 1, "0" * 16, response))
     columns = builder.build()
     assert (columns.chunks, columns.spilled) == (200_000, False)

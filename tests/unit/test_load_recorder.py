@@ -4,6 +4,7 @@ written.
 
 from __future__ import annotations
 
+from array import array
 from hashlib import sha256
 from pathlib import Path
 
@@ -17,10 +18,16 @@ from fleet_agent.load.results import parquet_writer
 from fleet_agent.load.results.request_columns import Columns, ColumnsBuilder
 
 GOOD = RequestRecord(
-    0, 10, 11, "a" * 16, Response(200, (20, 30), (1, 4), 31, 100, 5, 7, 2, finish_reason="length")
+    0,
+    10,
+    11,
+    "a" * 16,
+    Response(
+        200, array("q", [20, 30]), array("i", [1, 4]), 31, 100, 5, 7, 2, finish_reason="length"
+    ),
 )
 BARE = RequestRecord(
-    1, 12, 13, "b" * 16, Response(200, (25,), None, 40, 90, 5, finish_reason="length")
+    1, 12, 13, "b" * 16, Response(200, array("q", [25]), None, 40, 90, 5, finish_reason="length")
 )
 FAILED = RequestRecord(2, 14, 0, "c" * 16, Response(error_kind="connect"))
 
@@ -74,9 +81,9 @@ def test_a_run_that_was_too_large_for_memory_is_recorded_whole_in_groups_that_ar
     tmp_path: Path, place: str
 ) -> None:
     builder, chunks = ColumnsBuilder(str(tmp_path / place) if place else "", held_chunks=0), 4000
-    times = tuple(range(100, 100 + chunks))
+    times = array("q", range(100, 100 + chunks))
     for number in range(parquet_writer.SORTED_CHUNKS // chunks, -1, -1):
-        tokens = (1,) * chunks if number % 2 else None
+        tokens = array("i", [1] * chunks) if number % 2 else None
         builder.add(
             RequestRecord(
                 number,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import replace
 from typing import Any
 
@@ -31,7 +32,7 @@ def made(
     """A request of 11 tokens in three chunks that ends with its last chunk; times in seconds after
     an arbitrary moment.
     """
-    times = tuple(BEGAN + round(at * S) for at in chunks)
+    times = array("q", (BEGAN + round(at * S) for at in chunks))
     response = Response(
         200,
         times,

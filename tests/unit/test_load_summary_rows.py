@@ -5,6 +5,7 @@ worked out request by request.
 from __future__ import annotations
 
 import statistics
+from array import array
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
@@ -36,7 +37,9 @@ def requests(draw: st.DrawFn) -> RequestRecord:
     intended_ns = draw(st.integers(1, 20 * S))
     sent_ns = draw(st.just(0) | st.integers(intended_ns, intended_ns + S))
     gaps = draw(st.lists(st.just(0) | st.integers(1, 3 * S), max_size=6))
-    times = tuple(max(sent_ns, intended_ns) + sum(gaps[: count + 1]) for count in range(len(gaps)))
+    times = array(
+        "q", (max(sent_ns, intended_ns) + sum(gaps[: count + 1]) for count in range(len(gaps)))
+    )
     kind = draw(st.sampled_from(["", "", "", ErrorName.RESET, ErrorName.STALLED]))
     response = Response(
         200, times, None, times[-1] + draw(st.integers(0, S)) if times else 0, draw(TOLD),

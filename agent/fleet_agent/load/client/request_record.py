@@ -4,7 +4,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from array import array
+from dataclasses import dataclass, field
 
 
 class ErrorName:
@@ -31,9 +32,10 @@ class Response:
     """
 
     status: int = 0  # 0: no answer arrived
-    chunk_ns: tuple[int, ...] = ()  # of each event that carried output text
+    # of each event that carried output text
+    chunk_ns: array[int] = field(default_factory=lambda: array("q"))
     # tokens of each of these events, if the server counts per event
-    chunk_tokens: tuple[int, ...] | None = None
+    chunk_tokens: array[int] | None = None
     last_ns: int = 0  # of the last byte; 0: nothing arrived
     prompt_tokens: int | None = None
     completion_tokens: int | None = None

@@ -7,10 +7,12 @@ them.
 from __future__ import annotations
 
 import json
+from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import compress, pairwise
+from operator import sub
 from typing import Any
 
 from fleet_agent.load.client import http_framing
@@ -28,7 +30,8 @@ _DETAIL_CHARACTERS = 300  # characters of a server's own text that are kept
 class _DecodeState:
     """What was decoded of the events so far."""
 
-    times: list[int] = field(default_factory=list)  # of each event that has a text field
+    # of each event that has a text field
+    times: array[int] = field(default_factory=lambda: array("q"))
     has_text: bytearray = field(default_factory=bytearray)  # 1 for each of these that has a text
     # one for each of these events (/generate), or one for a run of events
     texts: list[str] = field(default_factory=list)
@@ -305,14 +308,14 @@ def _find_error(
 
 
 def _response(state: _DecodeState, status: int, last_ns: int, kind: str, detail: str) -> Response:
-    texts, all_times = state.texts, state.times
+    texts = state.texts
     cumulative = state.generate and _is_cumulative(texts)
     is_output = (
         bytes(text not in ("", before) for before, text in zip(["", *texts], texts, strict=False))
         if cumulative
         else state.has_text
     )
-    times = all_times if all(is_output) else list(compress(all_times, is_output))
+    times = _times_of_output(state.times, is_output)
     counts = (
         [state.counts.get(place) for place in compress(range(len(is_output)), is_output)]
         if state.counts
@@ -321,7 +324,7 @@ def _response(state: _DecodeState, status: int, last_ns: int, kind: str, detail:
     own = max(state.ids, default=0) if cumulative else sum(state.ids)
     return Response(
         status=status,
-        chunk_ns=tuple(times),
+        chunk_ns=times,
         chunk_tokens=_differences(counts, state.completion_tokens),
         last_ns=last_ns,
         prompt_tokens=state.prompt_tokens,
@@ -337,6 +340,14 @@ def _response(state: _DecodeState, status: int, last_ns: int, kind: str, detail:
     )
 
 
+def _times_of_output(times: array[int], is_output: bytes | bytearray) -> array[int]:
+    """Return the times of the events with output. Few streams have others between them."""
+    begin, end = is_output.find(1), is_output.rfind(1) + 1
+    if is_output.count(1) == end - begin:
+        return times[begin:end]
+    return array("q", list(compress(times, is_output)))
+
+
 def _is_cumulative(texts: Sequence[str]) -> bool:
     """Whether each text repeats the one before: /generate does so unless the server streams
     increments. An incomplete character at the end may change.
@@ -344,7 +355,7 @@ def _is_cumulative(texts: Sequence[str]) -> bool:
     return all(later.startswith(text.rstrip("\ufffd")) for text, later in pairwise(texts))
 
 
-def _differences(counts: Sequence[int | None], total: int | None) -> tuple[int, ...] | None:
+def _differences(counts: Sequence[int | None], total: int | None) -> array[int] | None:
     """Return the tokens of each chunk from the cumulative counts, or None. Tokens without text
     count for the next chunk, those after the last chunk for the last one.
     """
@@ -353,7 +364,7 @@ def _differences(counts: Sequence[int | None], total: int | None) -> tuple[int, 
         return None
     if total is not None and total > known[-1]:
         known[-1] = total
-    steps = tuple(later - earlier for earlier, later in zip([0, *known], known, strict=False))
+    steps = array("i", map(sub, known, [0, *known]))
     return steps if min(steps) >= 0 else None
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import zlib
 from array import array
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain
 from operator import sub
@@ -33,11 +32,12 @@ class Chunks:
     tokens: array[int] = field(default_factory=lambda: array("i"))
     are_deltas: bool = False
 
-    def with_absolute_times(self) -> Chunks:
-        """Return the chunks with `times_ns` as times, not differences."""
-        return (
-            Chunks(array("q", accumulate(self.times_ns)), self.tokens) if self.are_deltas else self
-        )
+    def with_absolute_times(self, shift_ns: int = 0) -> Chunks:
+        """Return the chunks with `times_ns` as times, not differences, `shift_ns` later."""
+        times_ns = array("q", accumulate(self.times_ns)) if self.are_deltas else self.times_ns
+        if shift_ns:
+            times_ns = array("q", [ns + shift_ns for ns in times_ns])
+        return Chunks(times_ns, self.tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +101,11 @@ class ChunkStore:
         self._open = Chunks()
         self._rows = 0  # of the piece that is being filled
 
-    def add(self, times_ns: Sequence[int], tokens: Sequence[int]) -> None:
-        """Add the chunks of one row. Takes 0.1 µs per chunk."""
-        self._open.times_ns.extend(array("q", times_ns))
-        self._open.tokens.extend(array("i", tokens))
+    def add(self, times_ns: array[int], tokens: array[int] | None) -> None:
+        """Add the chunks of one row, by copying their memory. `tokens`: None if unknown."""
+        self._open.times_ns.extend(times_ns)
+        if tokens:
+            self._open.tokens.extend(tokens)
         self._rows += 1
         if len(self._open.times_ns) >= self._piece_chunks or self._rows >= PIECE_ROWS:
             self._close()

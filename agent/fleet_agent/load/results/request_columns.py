@@ -136,7 +136,7 @@ class Columns:
     def _rows(self) -> Iterator[RequestRecord]:
         row = 0
         for piece in self.pieces:
-            chunks = piece.read().with_absolute_times()
+            chunks = piece.read().with_absolute_times(piece.shift_ns)
             rows = range(row, row := row + piece.rows)
             ends = accumulate(self.scalars["chunks"][at] for at in rows)
             token_ends = accumulate(
@@ -144,17 +144,15 @@ class Columns:
             )
             for at, end, token_end in zip(rows, ends, token_ends, strict=True):
                 count = self.scalars["chunks"][at]
-                times = tuple(ns + piece.shift_ns for ns in chunks.times_ns[end - count : end])
+                times = chunks.times_ns[end - count : end]
                 tokens = (
-                    tuple(chunks.tokens[token_end - count : token_end])
+                    chunks.tokens[token_end - count : token_end]
                     if self.scalars["tokens_reported"][at]
                     else None
                 )
                 yield self._row(at, times, tokens)
 
-    def _row(
-        self, at: int, chunk_ns: tuple[int, ...], chunk_tokens: tuple[int, ...] | None
-    ) -> RequestRecord:
+    def _row(self, at: int, chunk_ns: array[int], chunk_tokens: array[int] | None) -> RequestRecord:
         value = {name: column[at] for name, column in self.scalars.items()}
         texts = {name: self.names[name][value[name] - 1] if value[name] else "" for name in _CODES}
         response = Response(
@@ -229,7 +227,7 @@ class ColumnsBuilder:
         for append, value in zip(self._appends, row, strict=True):
             append(value)
         self._columns.digests.extend(request.prompt_digest.encode("ascii"))
-        self._chunks.add(response.chunk_ns, response.chunk_tokens or ())
+        self._chunks.add(response.chunk_ns, response.chunk_tokens)
         if response.error_kind:
             self._examples.setdefault(response.error_kind, response.error_detail)
 

@@ -7,6 +7,7 @@ time.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -151,7 +152,7 @@ def preload_arrow() -> None:
     """Summarise an invented request, so that the first run does not pay for what Arrow loads at its
     first use.
     """
-    answered = Response(200, (2, 3), last_ns=3, prompt_tokens=1, completion_tokens=2)
+    answered = Response(200, array("q", (2, 3)), last_ns=3, prompt_tokens=1, completion_tokens=2)
     summarise(
         Columns.from_requests([RequestRecord(0, 1, 1, "0" * DIGEST_CHARACTERS, answered)]),
         RunConditions(Workload()),
