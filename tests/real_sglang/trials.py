@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
+from fleet_agent.core.trial_machine import new_trial
 from fleet_agent.engines.catalogue import ENGINES
 from fleet_agent.host.processes import (
     TOKEN_VARIABLE,
@@ -118,7 +119,7 @@ async def run_trial(
     home = folder / spec.trial_id / str(spec.attempt)
     home.mkdir(parents=True)
     async with asyncio.timeout(TRIAL_LIMIT_S), asyncio.TaskGroup() as tasks:
-        await TrialRunner(spec, EffectHandlers(spec, tools, (), home), record).run(
+        await TrialRunner(new_trial(spec), EffectHandlers(spec, tools, (), home), record).run(
             ev.TrialAccepted(spec)
         )
     return told

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from fleet_agent.core.trial import AgentTrial
+from fleet_agent.core.trial_machine import new_trial
 from fleet_agent.engines.catalogue import ENGINES
 from fleet_agent.load.load_process import LoadProcess
 from fleet_agent.server.ports import Ports
@@ -61,7 +62,7 @@ async def test_an_end_that_could_not_be_written_is_written_when_there_is_room(
 ) -> None:
     disk = Disk(refusals=3)
     async with asyncio.timeout(LIMIT_S):
-        await TrialRunner(SPEC, errands, disk.record).run(ev.TrialAccepted(SPEC))
+        await TrialRunner(new_trial(SPEC), errands, disk.record).run(ev.TrialAccepted(SPEC))
     (over,) = disk.written
     assert isinstance(over, ev.TrialOver)
     assert (over.outcome, over.kind, over.failure_class) == (
@@ -76,7 +77,7 @@ async def test_a_cancel_does_not_end_the_wait_and_the_stop_of_the_agent_does(
     errands: EffectHandlers,
 ) -> None:
     disk = Disk(refusals=1 << 30)
-    runner = TrialRunner(SPEC, errands, disk.record)
+    runner = TrialRunner(new_trial(SPEC), errands, disk.record)
     async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as tasks:
         running = tasks.create_task(runner.run(ev.TrialAccepted(SPEC)))
         await disk.asked.wait()

@@ -88,7 +88,7 @@ class Supervisor:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env=dict(command.env),
+                env=command.env,
                 cwd=command.cwd,
                 start_new_session=True,
             )

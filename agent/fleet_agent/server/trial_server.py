@@ -140,7 +140,7 @@ class TrialServer:
             session.start_ticks,
             self.url,
             command.argv,
-            dict(command.env),
+            command.env,
             str(current.log),
             session.boot_id,
         )

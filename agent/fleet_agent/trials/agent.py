@@ -14,7 +14,7 @@ from pathlib import Path
 
 from fleet_agent.core.admission.attempt_fencing import attempts_to_end
 from fleet_agent.core.allocation import GpuPool, claim_gpus, release
-from fleet_agent.core.trial_machine import AgentTrial, replay
+from fleet_agent.core.trial_machine import AgentTrial, new_trial, replay
 from fleet_agent.host.host_state import HostState
 from fleet_agent.load.cluster_roles import ClusterRoles
 from fleet_agent.load.load_process import LoadProcess, end_earlier
@@ -201,7 +201,7 @@ class Agent:
                 " benchfleet[simulator] next to its agent",
             )
         try:
-            self._launch_runner(spec, self._claim_gpus(spec), ev.TrialAccepted(spec))
+            self._launch_runner(new_trial(spec), self._claim_gpus(spec), ev.TrialAccepted(spec))
         except Conflict:
             self._release_gpus(spec)
             raise
@@ -278,17 +278,16 @@ class Agent:
 
     def _launch_runner(
         self,
-        spec: TrialSpec,
+        trial: AgentTrial,
         gpus: tuple[int, ...],
         first: ev.Body,
-        trial: AgentTrial | None = None,
     ) -> EffectHandlers:
         if self._tasks is None or self._is_ending:
             raise Conflict(
                 f"the agent is {'stopping' if self._is_ending else 'starting'}",
                 "the controller tries again soon",
             )
-        key = (spec.trial_id, spec.attempt)
+        spec, key = trial.spec, trial.key
         try:
             folder = self._retention.create_folder(*key)
         except OSError as error:
@@ -300,7 +299,7 @@ class Agent:
         if spec.load.hosts and isinstance(first, ev.TrialAccepted):
             tools = replace(tools, load=self.load_parts.start_lead(spec))
         handlers = EffectHandlers(spec, tools, gpus, folder)
-        runner = self._runners[key] = TrialRunner(spec, handlers, self._record, trial)
+        runner = self._runners[key] = TrialRunner(trial, handlers, self._record)
         self._tasks.create_task(self._run_to_end(key, runner, first, tools.load))
         return handlers
 
@@ -369,9 +368,7 @@ class Agent:
             "trial %s attempt %s was left unfinished: ending it", spec.trial_id, spec.attempt
         )
         message = "the agent was restarted while the trial ran"
-        handlers = self._launch_runner(
-            spec, self._claim_gpus(spec), ev.AgentRestarted(message), trial
-        )
+        handlers = self._launch_runner(trial, self._claim_gpus(spec), ev.AgentRestarted(message))
         launched = _recorded_launch(history)
         if launched is not None:
             handlers.server.adopt(launched)

@@ -14,7 +14,7 @@ from typing import Any
 
 from fleet_agent.core import effects as fx
 from fleet_agent.core.event_limits import limit_event_size
-from fleet_agent.core.trial_machine import AgentTrial, accepts, new_trial, step
+from fleet_agent.core.trial_machine import AgentTrial, accepts, step
 from fleet_agent.storage.journal import JournalFailed
 from fleet_agent.trials.effect_handlers import EffectHandlers
 from fleet_protos import events as ev
@@ -44,17 +44,20 @@ class TrialRunner:
 
     def __init__(
         self,
-        spec: TrialSpec,
+        trial: AgentTrial,
         handlers: EffectHandlers,
         record: RecordEvent,
-        trial: AgentTrial | None = None,
     ) -> None:
-        self.spec = spec
-        self.trial = trial or new_trial(spec)
+        self.trial = trial
         self._handlers = handlers
         self._record = record
         self._inbox = _Inbox()
         self._in_flight: asyncio.Task[None] | None = None
+
+    @property
+    def spec(self) -> TrialSpec:
+        """What the trial runs."""
+        return self.trial.spec
 
     def cancel(self, reason: str) -> None:
         """Ask the trial to end; harmless if it is over."""

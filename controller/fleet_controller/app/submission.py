@@ -12,7 +12,6 @@ from fleet_controller.core.fairness import initial_host_time
 from fleet_controller.core.gang import LOOPBACK
 from fleet_controller.core.host_view import GPUS_UNKNOWN
 from fleet_controller.core.job import HostChoice, Job
-from fleet_controller.core.trial_state import Trial
 from fleet_controller.hosts.connections import HostConnections
 from fleet_controller.hosts.wait_connected import planning_candidates, wait_until_connected
 from fleet_controller.job_file.job_loader import LoadedJob, load_job
@@ -76,7 +75,7 @@ class JobSubmission:
             placement=self._placement(loaded.job.hosts, specs, plan.hosts).to_json(),
             joined_s=initial_host_time(self._writer.job_index.host_times(loaded.job.priority)),
         )
-        return await self._writer.add_job(row, [Trial(spec) for spec in specs], request_key)
+        return await self._writer.add_job(row, specs, request_key)
 
     async def _plan(self, job: Job, only_connected: bool) -> Plan:
         """Plan the job on the hosts that match. Hosts of the fleet file that do not answer now are

@@ -155,9 +155,7 @@ def _container(container: job_models.Container | None) -> Container:
 
 
 def _level(level: job_models.Level) -> Level:
-    return Level(
-        normalise_arguments(level.args), dict(level.env), _simulation_settings(level.simulation)
-    )
+    return Level(normalise_arguments(level.args), level.env, _simulation_settings(level.simulation))
 
 
 def _simulation_settings(simulation: job_models.Simulation | None) -> Mapping[str, Any]:

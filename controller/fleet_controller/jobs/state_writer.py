@@ -55,15 +55,13 @@ class StateWriter:
                     row, await self.run_in_store(partial(self.store.trials, row.job_id))
                 )
 
-    async def add_job(self, row: JobRow, trials: list[Trial], request_key: str = "") -> str:
+    async def add_job(self, row: JobRow, specs: list[TrialSpec], request_key: str = "") -> str:
         """Store a submitted job; return its id, or the id of the job that the same request stored
         before.
         """
-        job_id = await self.run_in_store(
-            partial(self.store.add_job, row, [trial.spec for trial in trials], request_key)
-        )
+        job_id = await self.run_in_store(partial(self.store.add_job, row, specs, request_key))
         if job_id == row.job_id:
-            self.job_index.add(row, trials)
+            self.job_index.add(row, [Trial(spec) for spec in specs])
         return job_id
 
     async def job_of_request(self, request_key: str) -> str:

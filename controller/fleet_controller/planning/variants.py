@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -71,17 +71,22 @@ def _resolved_engine(job: Job, levels: Sequence[Level]) -> EngineSpec:
     """Return the engine with the levels applied in the order of the file; a later one has
     precedence.
     """
-    args, env = dict(job.engine.args), dict[str, str | None](job.engine.env)
+    args = _overlay(job.engine.args, [level.args for level in levels])
+    env = _overlay(job.engine.env, [level.env for level in levels])
     simulation = job.engine.simulation
     for level in levels:
-        args.update(level.args)
-        env.update(level.env)
         simulation = replace(simulation, **level.simulation)
-    args = {name: value for name, value in args.items() if value is not None}
-    kept_env = {name: value for name, value in env.items() if value is not None}
     needed = gpus_per_host(job, args)
     gpus = needed if job.gpus is None and job.engine.kind != EngineKind.EXTERNAL else job.gpus or 0
-    return replace(job.engine, args=args, env=kept_env, simulation=simulation, gpus=gpus)
+    return replace(job.engine, args=args, env=env, simulation=simulation, gpus=gpus)
+
+
+def _overlay(base: Mapping[str, Any], changes: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the base with the changes applied in order; None removes an entry."""
+    merged = dict(base)
+    for change in changes:
+        merged |= change
+    return {name: value for name, value in merged.items() if value is not None}
 
 
 def gpus_per_host(job: Job, args: Mapping[str, Any]) -> int:

@@ -30,11 +30,12 @@ def with_nccl_log(spec: TrialSpec, *, witness: bool, folder: str = "") -> TrialS
         engine.proof == "off" or any(name.startswith(_DEBUG) for name in engine.env)
     ):
         return spec
-    kept = {name: value for name, value in engine.env.items() if not name.startswith(_DEBUG)}
-    log = {_DEBUG: "INFO", f"{_DEBUG}_SUBSYS": _OF_EACH_CHOICE if full_log else _AT_START}
+    env = {name: value for name, value in engine.env.items() if not name.startswith(_DEBUG)}
+    env[_DEBUG] = "INFO"
+    env[f"{_DEBUG}_SUBSYS"] = _OF_EACH_CHOICE if full_log else _AT_START
     if folder and not engine.container.image:
-        log[f"{_DEBUG}_FILE"] = f"{folder}/nccl-{'witness-' if witness else ''}%h-%p.log"
-    return replace(spec, engine=replace(engine, env={**kept, **log}))
+        env[f"{_DEBUG}_FILE"] = f"{folder}/nccl-{'witness-' if witness else ''}%h-%p.log"
+    return replace(spec, engine=replace(engine, env=env))
 
 
 def uses_nccl(engine: EngineSpec) -> bool:
