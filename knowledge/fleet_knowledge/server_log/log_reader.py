@@ -118,37 +118,34 @@ class LogReader:
             self._partial_bytes += len(part)
 
     def _process_lines(self, block: bytes) -> None:
-        """Process complete lines. Clearing the actions or loading the filter interrupts a round."""
-        while True:
-            lines, relevant = (
-                self._filter.select(block) if self._filter else (block.split(b"\n"), None)
-            )
-            if not lines:
-                return
-            text = b"\n".join(lines) if self._filter else block
-            shapes = text.translate(None, DIGITS).split(b"\n")
-            done = self._process_by_shape(lines, shapes, relevant)
-            if done == len(lines):
-                return
-            block = b"\n".join(lines[done:])
+        """Process complete lines, in more than one round if a round is interrupted."""
+        lines: Sequence[bytes] = [block]
+        while lines:
+            text, relevant = b"\n".join(lines), None
+            if self._filter:
+                lines, relevant = self._filter.select(text)
+                text = b"\n".join(lines)
+            else:
+                lines = text.split(b"\n")
+            lines = self._process_by_shape(lines, text.translate(None, DIGITS), relevant)
 
     def _process_by_shape(
-        self,
-        lines: Sequence[bytes],
-        shapes: Sequence[bytes],
-        relevant: Collection[bytes] | None,
-    ) -> int:
-        """Return how many lines were processed: not all if the round was interrupted."""
+        self, lines: Sequence[bytes], shapes: bytes, relevant: Collection[bytes] | None
+    ) -> Sequence[bytes]:
+        """Return the lines that are left over if the round was interrupted.
+
+        Clearing the actions or loading the filter interrupts it.
+        """
         counted, limit, generation = (
             self._batches,
             self._flushed_batches + _MAX_BUFFERED_BATCHES,
             self._generation,
         )
         layout, nccl_line, nccl_counts = BatchLineLayout, NCCL_LINE, self._nccl_counts
-        for index, action in enumerate(map(self._actions.get, shapes)):
+        pairs = zip(lines, map(self._actions.get, shapes.split(b"\n")), strict=False)
+        for raw, action in pairs:
             if action is SKIP:
                 continue
-            raw = lines[index]
             if action.__class__ is layout:
                 action.raws.append(raw)
                 action.line_indices.append(counted)
@@ -165,10 +162,10 @@ class LogReader:
                 if relevant is None or raw in relevant or is_bulk_line(raw):
                     self._process_line(action, raw)
             if generation != self._generation:
-                return index + 1
+                return [raw for raw, _ in pairs]
             counted, limit = self._batches, self._flushed_batches + _MAX_BUFFERED_BATCHES
         self._batches = counted
-        return len(lines)
+        return []
 
     def _process_line(self, action: Action | None, raw: bytes) -> None:
         if action is None or action is READ_EACH_LINE:
