@@ -140,8 +140,8 @@ def _find_move(trial: AgentTrial, body: Body) -> Move | None:
 
 
 # The legal moves: for each phase, the events that may arrive in it. Any other event is impossible.
-# A late event is dropped. It may arrive twice, or from an effect that was overtaken. ServerLaunching
-# and ServerLaunched are never late: a second launch is never harmless.
+# A late event is dropped. It may arrive twice, or from an effect that was overtaken.
+# ServerLaunching and ServerLaunched are never late: a second launch is never harmless.
 LATE = None
 
 _MOVES: Mapping[Phase, Mapping[type, Move | None]] = {

@@ -119,8 +119,8 @@ class Bundler:
     def build(self, target: WheelTarget, *, simulated: bool = False) -> Bundle:
         """Build the bundle of a target, with the simulator if `simulated`.
 
-        Only wheels that are not in the cache are fetched. Raises ConfigError with pip's error, or if
-        the simulator is not installed here.
+        Only wheels that are not in the cache are fetched. Raises ConfigError with pip's error, or
+        if the simulator is not installed here.
         """
         pins = files("fleet_controller.deploy") / "agent-requirements.txt"
         folder = (
