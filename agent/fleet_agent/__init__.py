@@ -1,1 +1,1 @@
-"""The daemon of a host: launches servers, proves their configuration, drives load, keeps a journal."""
+"""The daemon of a host: launches servers, proves their configuration, drives load, journals events."""
