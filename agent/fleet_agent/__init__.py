@@ -1,1 +1,1 @@
-"""The daemon of a host: launches servers, proves their configuration, drives load, journals events."""
+"""The daemon of a host: launches servers, proves their configuration, measures, keeps a journal."""
