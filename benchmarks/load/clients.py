@@ -26,7 +26,8 @@ from benchmarks.load.programs import (
     truth_server,
 )
 from fleet_agent.load.load_process import LoadProcess
-from fleet_agent.load.messages import LoadReply, LoadRequest
+from fleet_agent.load.messages import LoadRequest
+from fleet_agent.load.results.load_reply import LoadReply
 from fleet_agent.load.workload.slot_schedule import first_due_ns
 from fleet_protos.trial_types import Workload
 

@@ -20,7 +20,8 @@ from benchmarks.load.errors import MeasuredRequest
 from benchmarks.load.programs import load_process
 from fleet_agent.host.processes import processes_of_session
 from fleet_agent.load.load_process import LoadProcess
-from fleet_agent.load.messages import LoadReply, LoadRequest
+from fleet_agent.load.messages import LoadRequest
+from fleet_agent.load.results.load_reply import LoadReply
 from fleet_agent.load.workload.prompts import PromptDraw, salt
 from fleet_protos.trial_types import Workload
 

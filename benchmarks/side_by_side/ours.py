@@ -17,7 +17,8 @@ from benchmarks.side_by_side.figures import RATE, Figures, Times, figures
 from benchmarks.side_by_side.servers import Load, Server
 from benchmarks.side_by_side.theirs import arrivals_s
 from fleet_agent.load.load_process import LoadProcess
-from fleet_agent.load.messages import LoadReply, LoadRequest
+from fleet_agent.load.messages import LoadRequest
+from fleet_agent.load.results.load_reply import LoadReply
 from fleet_protos.attachment import Trace, pack
 from fleet_protos.trial_types import AttachedFile, Workload
 

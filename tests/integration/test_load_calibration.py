@@ -18,8 +18,8 @@ from fleet_agent.core.gates import CLIENT_USE_MAX, RunFacts
 from fleet_agent.load.client.http_client import Endpoint, Exchange
 from fleet_agent.load.client.request_body import LoadTarget, http_request
 from fleet_agent.load.client.response_decoder import decode_response
+from fleet_agent.load.results.load_reply import LoadReply
 from fleet_agent.load.results.request_columns import Columns
-from fleet_agent.load.results.run_summary import RunSummary
 from fleet_agent.load.workers.calibration import (
     Calibration,
     ClientWork,
@@ -117,7 +117,7 @@ def test_the_use_of_a_run_is_that_of_its_reads_and_requests_over_its_shards() ->
     )
 
 
-SUMMARY = RunSummary(
+SUMMARY = LoadReply(
     {"output_tok_s": 400.0}, {"requests_ok": 90}, {}, 90, 10, 40_000, duration_s=100.0
 )
 

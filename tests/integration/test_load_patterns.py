@@ -11,8 +11,9 @@ import pytest
 
 from fleet_agent.load.client.request_body import LoadTarget
 from fleet_agent.load.messages import LoadRequest
+from fleet_agent.load.results.load_reply import LoadReply
 from fleet_agent.load.results.request_columns import Columns
-from fleet_agent.load.results.run_summary import RunConditions, RunSummary, summarise
+from fleet_agent.load.results.run_summary import RunConditions, summarise
 from fleet_agent.load.shard_planning import plan_shards
 from fleet_agent.load.workers.shard import run_shard
 from fleet_agent.load.workload.request_plan import RequestPlan
@@ -32,7 +33,7 @@ def simulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 def measured(
     server: Running, workload: Workload, run_index: int = 0, **files: str
-) -> tuple[Columns, RunSummary, RequestPlan]:
+) -> tuple[Columns, LoadReply, RequestPlan]:
     request = LoadRequest(
         server.url, workload, run_index=run_index, model="demo/model", time_scale=SCALE, files=files
     )

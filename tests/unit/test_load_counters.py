@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fleet_agent.load.results.run_summary import RunSummary
+from fleet_agent.load.results.load_reply import LoadReply
 from fleet_agent.load.results.server_counters import (
     CounterSnapshots,
     add_speculation,
@@ -34,8 +34,8 @@ def exposed(tokens: float, steps: float | None = None, **seconds: float) -> str:
     return "\n".join(lines) + "\n"
 
 
-def summary(tokens: int = 300, **metrics: float) -> RunSummary:
-    return RunSummary(
+def summary(tokens: int = 300, **metrics: float) -> LoadReply:
+    return LoadReply(
         {"output_tok_s": 50.0, **metrics},
         {"accept_length": metrics.get("accept_length")},
         {},
@@ -47,7 +47,7 @@ def summary(tokens: int = 300, **metrics: float) -> RunSummary:
 
 
 def added(
-    told: RunSummary, looks: CounterSnapshots, shape: DraftShape = SHAPE, time_scale: float = 1.0
+    told: LoadReply, looks: CounterSnapshots, shape: DraftShape = SHAPE, time_scale: float = 1.0
 ) -> dict[str, float]:
     found = add_speculation(told, looks, shape, time_scale).metrics
     return {name: value for name, value in found.items() if name != "output_tok_s"}
@@ -103,7 +103,7 @@ def test_seconds_of_a_cycle_are_model_time() -> None:
 
 
 def test_a_run_without_an_answer_is_left_as_it_is() -> None:
-    nothing = RunSummary({}, {"accept_length": None}, {}, 0, 3, 0, 0.0)
+    nothing = LoadReply({}, {"accept_length": None}, {}, 0, 3, 0, 0.0)
     assert (
         add_speculation(nothing, CounterSnapshots(exposed(1, 1), exposed(1, 1)), SHAPE) is nothing
     )

@@ -15,6 +15,7 @@ import pytest
 
 from fleet_agent.load.client.request_record import RequestRecord, Response
 from fleet_agent.load.results import parquet_writer
+from fleet_agent.load.results.load_reply import ParquetFile
 from fleet_agent.load.results.request_columns import Columns, ColumnsBuilder
 
 GOOD = RequestRecord(
@@ -33,7 +34,7 @@ FAILED = RequestRecord(2, 14, 0, "c" * 16, Response(error_kind="connect"))
 
 
 @pytest.fixture
-def raw(tmp_path: Path) -> parquet_writer.RawFile:
+def raw(tmp_path: Path) -> ParquetFile:
     return parquet_writer.write_parquet(
         tmp_path / "sub" / "run.parquet",
         Columns.from_requests([FAILED, GOOD, BARE]),
@@ -41,16 +42,16 @@ def raw(tmp_path: Path) -> parquet_writer.RawFile:
     )
 
 
-def test_the_digest_and_the_size_are_those_of_the_file(raw: parquet_writer.RawFile) -> None:
+def test_the_digest_and_the_size_are_those_of_the_file(raw: ParquetFile) -> None:
     content = Path(raw.path).read_bytes()
     assert (sha256(content).hexdigest(), len(content)) == (raw.sha256, raw.size_bytes)
 
 
-def test_nothing_but_the_file_is_left_beside_it(raw: parquet_writer.RawFile) -> None:
+def test_nothing_but_the_file_is_left_beside_it(raw: ParquetFile) -> None:
     assert [path.name for path in Path(raw.path).parent.iterdir()] == ["run.parquet"]
 
 
-def test_version_and_origin_are_in_the_files_metadata(raw: parquet_writer.RawFile) -> None:
+def test_version_and_origin_are_in_the_files_metadata(raw: ParquetFile) -> None:
     metadata = pq.read_schema(raw.path).metadata
     told = {key: value for key, value in metadata.items() if key.startswith(b"benchfleet.")}
     assert told == {
@@ -60,7 +61,7 @@ def test_version_and_origin_are_in_the_files_metadata(raw: parquet_writer.RawFil
     }
 
 
-def test_pandas_reads_what_was_written(raw: parquet_writer.RawFile) -> None:
+def test_pandas_reads_what_was_written(raw: ParquetFile) -> None:
     frame = pd.read_parquet(raw.path)
     assert list(frame.columns) == parquet_writer.SCHEMA.names
     assert [list(times) for times in frame["chunk_ns"]] == [[20, 30], [25], []]
@@ -71,7 +72,7 @@ def test_pandas_reads_what_was_written(raw: parquet_writer.RawFile) -> None:
 
 
 def test_rows_are_in_the_order_of_the_requests_and_not_in_that_of_the_answers(
-    raw: parquet_writer.RawFile,
+    raw: ParquetFile,
 ) -> None:
     assert pd.read_parquet(raw.path)["request"].tolist() == [0, 1, 2]
 
@@ -120,7 +121,7 @@ def test_a_run_that_was_too_large_for_memory_is_recorded_whole_in_groups_that_ar
         ).fetchone() == (f"{77:016x}",)
 
 
-def test_duckdb_computes_from_the_raw_times(raw: parquet_writer.RawFile) -> None:
+def test_duckdb_computes_from_the_raw_times(raw: ParquetFile) -> None:
     question = "select request, first_output_ns - intended_ns, len(chunk_ns), verify_ct from read_parquet(?) order by request"
     with duckdb.connect() as database:
         assert database.execute(question, [raw.path]).fetchall() == [

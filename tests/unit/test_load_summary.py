@@ -10,8 +10,9 @@ import pytest
 
 from fleet_agent.core.gates import RunFacts
 from fleet_agent.load.client.request_record import RequestRecord, Response
+from fleet_agent.load.results.load_reply import LoadReply
 from fleet_agent.load.results.request_columns import Columns
-from fleet_agent.load.results.run_summary import RunConditions, RunSummary
+from fleet_agent.load.results.run_summary import RunConditions
 from fleet_agent.load.results.run_summary import summarise as summarise_columns
 from fleet_protos.trial_types import Slo, Workload
 
@@ -50,7 +51,7 @@ def made(
     )
 
 
-def summarise(requests: list[RequestRecord], conditions: RunConditions) -> RunSummary:
+def summarise(requests: list[RequestRecord], conditions: RunConditions) -> LoadReply:
     return summarise_columns(Columns.from_requests(requests), conditions)
 
 

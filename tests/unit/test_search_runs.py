@@ -19,13 +19,8 @@ from fleet_agent.core.trial import AgentTrial
 from fleet_agent.core.trial_machine import new_trial, replay, step
 from fleet_agent.engines.catalogue import ENGINES
 from fleet_agent.load.load_process import LoadProcess
-from fleet_agent.load.messages import (
-    LoadReply,
-    LoadRequest,
-    ParquetFile,
-    read_request,
-    request_line,
-)
+from fleet_agent.load.messages import LoadRequest, read_request, request_line
+from fleet_agent.load.results.load_reply import LoadReply, ParquetFile
 from fleet_agent.load.workload.arrivals import send_offsets_s
 from fleet_agent.server.ports import Ports
 from fleet_agent.server.supervisor import Supervisor

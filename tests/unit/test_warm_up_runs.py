@@ -16,7 +16,8 @@ from fleet_agent.core.gates import RunFacts
 from fleet_agent.core.trial_machine import new_trial, step
 from fleet_agent.engines.catalogue import ENGINES
 from fleet_agent.load.load_process import LoadProcess
-from fleet_agent.load.messages import LoadReply, LoadRequest, ParquetFile
+from fleet_agent.load.messages import LoadRequest
+from fleet_agent.load.results.load_reply import LoadReply, ParquetFile
 from fleet_agent.server.ports import Ports
 from fleet_agent.server.supervisor import Supervisor
 from fleet_agent.server.trial_server import TrialTools

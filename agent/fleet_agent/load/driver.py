@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from fleet_agent.load import messages
 from fleet_agent.load.client.native.library import load_library
@@ -26,8 +26,9 @@ from fleet_agent.load.client.server_cache import flush_prefix_cache, probe_templ
 from fleet_agent.load.cluster.cluster_workers import ClusterWorkers
 from fleet_agent.load.cluster.membership import MembershipFiles
 from fleet_agent.load.cluster.ray_node import RayNode
-from fleet_agent.load.messages import LoadReply, LoadRequest, ParquetFile
+from fleet_agent.load.messages import LoadRequest
 from fleet_agent.load.results import server_counters
+from fleet_agent.load.results.load_reply import LoadReply, ParquetFile
 from fleet_agent.load.results.request_columns import Columns
 from fleet_agent.load.shard_planning import plan_shards
 from fleet_agent.load.workers.calibration import Calibration, ClientWork, add_client_use
@@ -43,9 +44,6 @@ from fleet_agent.load.workers.shard_plan import ShardPlan
 from fleet_agent.load.workload.request_plan import RequestPlan
 from fleet_knowledge.sglang_metrics.accept_rate import DraftShape
 from fleet_protos.errors import LoadError
-
-if TYPE_CHECKING:
-    from fleet_agent.load.results.run_summary import RunSummary
 
 LINE_LIMIT: Final = 1 << 20
 # followed by a number: the folder for chunks of a large run, until its file is written
@@ -147,24 +145,26 @@ class Driver:
         done = await self.workers.run(number, plans)
         _refuse_unfinished(done, plans[0].limit_s)
         columns = Columns.concatenate([result.columns for result in done.results])
-        run_summary = await asyncio.to_thread(
+        reply = await asyncio.to_thread(
             _summarise_run, columns, request, done, self.templates[url], plans[0].request_plan
         )
         if reads_counters:
             snapshots = server_counters.CounterSnapshots(
                 before,
-                await server_counters.fetch_metrics_after(url, before, run_summary.output_tokens),
+                await server_counters.fetch_metrics_after(url, before, reply.output_tokens),
             )
             shape = DraftShape(request.draft_steps or None, request.draft_tokens or None)
-            run_summary = server_counters.add_speculation(
-                run_summary, snapshots, shape, request.time_scale
-            )
+            reply = server_counters.add_speculation(reply, snapshots, shape, request.time_scale)
         if not warm:
             work = ClientWork.from_results(
                 done.results, is_open=request.workload.is_open, time_scale=request.time_scale
             )
-            run_summary = add_client_use(run_summary, capacity, work)
-        reply = _build_reply(run_summary, done)
+            reply = add_client_use(reply, capacity, work)
+        reply = replace(
+            reply,
+            started_unix_ns=min(result.started_unix_ns for result in done.results),
+            facts={**reply.facts, "start_skew_s": done.start_skew_s},
+        )
         if warm or not request.parquet:
             return reply
         notes = {
@@ -191,7 +191,7 @@ def _summarise_run(
     done: ShardResults,
     template_tokens: int | None,
     request_plan: RequestPlan | None,
-) -> RunSummary:
+) -> LoadReply:
     """Return the run in numbers. Raises OSError."""
     # imported here, so that pyarrow loads while Ray starts, not before
     from fleet_agent.load.results.run_summary import (
@@ -224,22 +224,8 @@ def _write_parquet(request: LoadRequest, columns: Columns, notes: Mapping[str, s
         "seed": request.seed,
         "time_scale": request.time_scale,
     }
-    written = parquet_writer.write_parquet(
+    return parquet_writer.write_parquet(
         Path(request.parquet), columns, known | dict(request.metadata) | dict(notes)
-    )
-    return ParquetFile(written.path, written.sha256, written.size_bytes)
-
-
-def _build_reply(summary: RunSummary, done: ShardResults) -> LoadReply:
-    return LoadReply(
-        started_unix_ns=min(result.started_unix_ns for result in done.results),
-        facts={**summary.facts, "start_skew_s": done.start_skew_s},
-        metrics=summary.metrics,
-        error_examples=summary.error_examples,
-        requests_ok=summary.requests_ok,
-        requests_failed=summary.requests_failed,
-        output_tokens=summary.output_tokens,
-        duration_s=summary.duration_s,
     )
 
 

@@ -21,7 +21,8 @@ from fleet_agent.host.processes import boot_id, processes_of_session, read_stat
 from fleet_agent.load import messages
 from fleet_agent.load.client.native.library import FOLDER_VARIABLE
 from fleet_agent.load.cluster.membership import JOIN_LIMIT_S
-from fleet_agent.load.messages import LoadReply, LoadRequest
+from fleet_agent.load.messages import LoadRequest
+from fleet_agent.load.results.load_reply import LoadReply
 from fleet_agent.load.workers.ray_temporary import temporary_folder
 from fleet_protos.errors import LoadError
 

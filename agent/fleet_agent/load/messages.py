@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
+from fleet_agent.load.results.load_reply import LoadReply, ParquetFile
 from fleet_protos.trial_types import Lengths, Part, Search, SharedPrefix, Slo, Stage, Workload
 
 WARM: Final = "warm"
@@ -42,35 +43,6 @@ class LoadRequest:
     salt_scope: str = ""  # the job on an external server, which outlives jobs; empty elsewhere
     # packed files that the workload names, by ref
     files: Mapping[str, str] = field(default_factory=dict, repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class ParquetFile:
-    """The raw data of a run. An empty path: none was requested."""
-
-    path: str = ""
-    sha256: str = ""
-    size_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class LoadReply:
-    """One run in numbers. `metrics` and `duration_s` are model time; see
-    `fleet_protos.metric_names` and docs/metrics.md.
-    """
-
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    facts: Mapping[str, Any] = field(default_factory=dict)  # the fields of core.gates.RunFacts
-    error_examples: Mapping[str, str] = field(
-        default_factory=dict
-    )  # one text for each error kind, for people
-    cache_flushed: bool = False
-    requests_ok: int = 0
-    requests_failed: int = 0
-    output_tokens: int = 0
-    started_unix_ns: int = 0
-    duration_s: float = 0.0
-    parquet: ParquetFile = field(default_factory=ParquetFile)
 
 
 def request_line(number: int, operation: str, request: LoadRequest | None = None) -> bytes:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,6 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from fleet_agent.load.results import arrow_tables
+from fleet_agent.load.results.load_reply import ParquetFile
 from fleet_agent.load.results.request_columns import NOT_REPORTED, Columns
 
 SCHEMA_VERSION: Final = "1"
@@ -55,16 +55,7 @@ _NULL_VALUES: Final = {  # the value of each column that means null
 _TEXTS: Final = ("finish_reason", "error_kind")
 
 
-@dataclass(frozen=True, slots=True)
-class RawFile:
-    """A written file."""
-
-    path: str
-    sha256: str
-    size_bytes: int
-
-
-def write_parquet(path: Path, columns: Columns, metadata: Mapping[str, object]) -> RawFile:
+def write_parquet(path: Path, columns: Columns, metadata: Mapping[str, object]) -> ParquetFile:
     """Write the requests to `path` through a temporary file that is flushed to disk and renamed.
     Raises OSError.
 
@@ -87,7 +78,7 @@ def write_parquet(path: Path, columns: Columns, metadata: Mapping[str, object]) 
         temporary.unlink(missing_ok=True)
         raise
     _sync_folder(path.parent)
-    return RawFile(str(path), digest, size_bytes)
+    return ParquetFile(str(path), digest, size_bytes)
 
 
 def preload_parquet() -> None:

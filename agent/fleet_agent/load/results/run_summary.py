@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from fleet_agent.load.client.request_record import RequestRecord, Response
 from fleet_agent.load.results import arrow_tables
+from fleet_agent.load.results.load_reply import LoadReply
 from fleet_agent.load.results.percentiles import percentile, percentiles, stream_percentiles
 from fleet_agent.load.results.request_columns import DIGEST_CHARACTERS, NOT_REPORTED, Columns
 from fleet_agent.load.workload.slot_schedule import all_due_ns
@@ -44,19 +45,6 @@ class RunConditions:
     planned_cached_ratio: float | None = None
     cpu_s: float = 0.0  # of the shards, while they ran
     decode_s: float = 0.0  # of the shards, afterwards
-
-
-@dataclass(frozen=True, slots=True)
-class RunSummary:
-    """One run in numbers. `duration_s` is model time."""
-
-    metrics: dict[str, float]
-    facts: dict[str, Any]
-    error_examples: dict[str, str]  # one original error text for each error kind
-    requests_ok: int
-    requests_failed: int
-    output_tokens: int
-    duration_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +112,7 @@ class _Rows:
         return pc.divide(rest_ns, pc.subtract(self["completion_tokens"], 1).cast(pa.float64()))
 
 
-def summarise(columns: Columns, conditions: RunConditions) -> RunSummary:
+def summarise(columns: Columns, conditions: RunConditions) -> LoadReply:
     """Compute metrics over the requests that succeeded (none if no request did) and facts over all
     requests.
 
@@ -136,11 +124,10 @@ def summarise(columns: Columns, conditions: RunConditions) -> RunSummary:
     wall_s = (_max(rows.end_ns) - _min(rows["intended_ns"])) / 1e9
     metrics = _metrics(columns, good, tokens, wall_s, conditions) if tokens and wall_s > 0 else {}
     facts = _facts(columns, rows, good, conditions)
-    examples = dict(columns.error_examples)
-    return RunSummary(
+    return LoadReply(
         metrics,
         facts,
-        examples,
+        columns.error_examples,
         len(good),
         len(rows) - len(good),
         tokens,

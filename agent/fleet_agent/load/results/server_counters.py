@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from fleet_agent.load.client.http_fetch import fetch
+from fleet_agent.load.results.load_reply import LoadReply
 from fleet_knowledge.sglang_metrics.accept_length import (
     AcceptLength,
     SpeculationCounters,
@@ -22,9 +23,6 @@ from fleet_knowledge.sglang_metrics.accept_rate import (
 from fleet_knowledge.sglang_metrics.device_timer import DeviceTimes, mean_cycle
 from fleet_knowledge.sglang_metrics.prometheus_text import is_complete
 from fleet_protos import metric_names as names
-
-if TYPE_CHECKING:
-    from fleet_agent.load.results.run_summary import RunSummary  # which loads pyarrow
 
 _FETCH_TIMEOUT_S: Final = 5.0
 _SETTLE_POLLS: Final = 5
@@ -73,8 +71,8 @@ async def fetch_metrics_after(url: str, before: str, tokens: int) -> str:
 
 
 def add_speculation(
-    summary: RunSummary, snapshots: CounterSnapshots, shape: DraftShape, time_scale: float = 1.0
-) -> RunSummary:
+    summary: LoadReply, snapshots: CounterSnapshots, shape: DraftShape, time_scale: float = 1.0
+) -> LoadReply:
     """Add to the summary what the counters and the shape of the draft give: accept length of the
     window, accept rates by definition, seconds of a cycle.
 

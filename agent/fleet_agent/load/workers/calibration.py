@@ -19,11 +19,11 @@ import uvloop
 
 from fleet_agent.load.client.http_client import Endpoint
 from fleet_agent.load.client.request_body import LoadTarget, http_request
+from fleet_agent.load.results.load_reply import LoadReply
 from fleet_agent.load.workers.null_server import LONG_PATH, SHORT_PATH, NullServer
 from fleet_protos import metric_names as names
 
 if TYPE_CHECKING:
-    from fleet_agent.load.results.run_summary import RunSummary
     from fleet_agent.load.workers.shard_plan import ShardResult
 
 STREAMS: Final = 64  # concurrent streams, as under a load near the limit
@@ -190,8 +190,8 @@ class Calibration:
 
 
 def add_client_use(
-    summary: RunSummary, capacity: ShardCapacity | None, work: ClientWork
-) -> RunSummary:
+    summary: LoadReply, capacity: ShardCapacity | None, work: ClientWork
+) -> LoadReply:
     """Add to the summary how much of the capacity of its shards the run used, as facts for the
     gates and as metrics. All of it is wall time.
 

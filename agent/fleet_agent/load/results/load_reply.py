@@ -1,0 +1,35 @@
+"""One run in numbers, from its summary in the load process to the agent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class ParquetFile:
+    """The raw data of a run. An empty path: none was requested."""
+
+    path: str = ""
+    sha256: str = ""
+    size_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReply:
+    """One run in numbers. `metrics` and `duration_s` are model time; see
+    `fleet_protos.metric_names` and docs/metrics.md.
+    """
+
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)  # the fields of core.gates.RunFacts
+    # one original error text for each error kind, for people
+    error_examples: Mapping[str, str] = field(default_factory=dict)
+    requests_ok: int = 0
+    requests_failed: int = 0
+    output_tokens: int = 0
+    duration_s: float = 0.0
+    started_unix_ns: int = 0
+    cache_flushed: bool = False
+    parquet: ParquetFile = field(default_factory=ParquetFile)
