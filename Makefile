@@ -39,11 +39,7 @@ lab-down: ## end the labs that make lab started
 	@$(bin)/python -m tests.lab.by_hand down
 
 bench: .venv/installed-dev ## overheads of fleetctl and the agent, diagnose, restart with 10,000 trials, the load client: tables and benchmarks/latest.json
-	$(bin)/python benchmarks/overhead.py
-	$(bin)/python benchmarks/diagnose.py
-	$(bin)/python -m benchmarks.restart
-	$(bin)/python tests/real_sglang/environment.py
-	$(bin)/python -m benchmarks.load
+	@tools/bench.sh
 
 soak: .venv/installed-dev ## many short trials for SOAK_MINUTES (30): fails when memory, descriptors or disk grow beyond what is stored
 	$(bin)/python -m benchmarks.soak
