@@ -9,14 +9,13 @@ import logging
 import socket
 import ssl
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Protocol
 
 from fleet_transport.caller import named_socket
 from fleet_transport.certificate import Certificate, parse_certificate
 from fleet_transport.tls_errors import REFUSAL_PREFIX, describe_server_handshake_error
-
-if TYPE_CHECKING:
-    from fleet_transport.tls_gateway import TlsGateway
+from fleet_transport.tls_reload import ReloadingTlsFiles
 
 log = logging.getLogger(__name__)
 
@@ -24,10 +23,30 @@ HANDSHAKE_S = 10.0
 _CHUNK_BYTES = 64 << 10
 
 
+class Gateway(Protocol):
+    """What a connection needs from the gateway that accepted it."""
+
+    backend_path: Path
+    tls_files: ReloadingTlsFiles
+    connections: set[ClientConnection]
+
+    def has_capacity(self, peer: str) -> bool:
+        """Return whether another connection from this peer fits."""
+
+    def refusal_reason(self, certificate: Certificate) -> str:
+        """Return why the certificate is refused now; empty if it is accepted."""
+
+    def log_refusal(self, peer: str, reason: str) -> None:
+        """Log that a peer is refused."""
+
+    def start_backend_connection(self, client: ClientConnection) -> None:
+        """Start to connect an accepted peer to the server behind the gateway."""
+
+
 class ClientConnection(asyncio.Protocol):
     """The network side of a connection: its TLS, and the bytes to and from the backend."""
 
-    def __init__(self, gateway: TlsGateway) -> None:
+    def __init__(self, gateway: Gateway) -> None:
         self.peer = ""
         self.certificate: Certificate | None = None
         self._gateway = gateway
