@@ -57,7 +57,7 @@ check-rest:
 fmt: .venv/installed-dev ## format, sort imports and apply ruff's safe fixes
 	$(bin)/ruff check --fix . && $(bin)/ruff format .
 
-protos: .venv/installed-dev ## regenerate the stubs of protos/fleet_protos/v1
+protos: .venv/installed-dev ## regenerate the stubs and values of protos/fleet_protos/v1
 	tools/protos.sh write
 
 lock: .venv/installed-dev ## refresh requirements/*.txt from pyproject.toml

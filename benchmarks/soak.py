@@ -26,6 +26,7 @@ from pathlib import Path
 import psutil
 
 from fleet_controller.cli.controller_client import ControllerClient
+from fleet_controller.core.controller_api import is_job_over
 from fleet_protos.errors import FleetError
 from fleet_transport.sockets import listen_address
 
@@ -234,7 +235,7 @@ async def work(soak: Soak, remote: ControllerClient, until_s: float) -> None:
         job_id, before = await remote.submit(JOB, "soak.yaml"), soak.trials
         async for change in remote.watch(job_id):
             soak.trials = before + change.job.trials_over
-            if time.monotonic() >= until_s and not change.job.is_over:
+            if time.monotonic() >= until_s and not is_job_over(change.job):
                 await remote.cancel(job_id)
         # A run that a gate voided shows a busy machine, not a failure of the product.
         trials = (await remote.job(job_id)).trials

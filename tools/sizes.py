@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -13,7 +14,7 @@ TEST_FILE_LINES = 600
 FUNCTION_LINES = 60
 SHORT_FUNCTION_LINES = 30
 SHORT_FUNCTIONS_SHARE = 0.9
-GENERATED = ("_pb2.py", "_pb2_grpc.py")
+GENERATED = re.compile(r"_pb2(_grpc)?\.py$|/v1/\w+_values\.py$")
 
 
 def tracked_python(root: Path) -> list[Path]:
@@ -27,7 +28,7 @@ def tracked_python(root: Path) -> list[Path]:
     return [
         root / name
         for name in sorted(set(names))
-        if name and not name.endswith(GENERATED) and (root / name).is_file()
+        if name and not GENERATED.search(name) and (root / name).is_file()
     ]
 
 

@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 FOLDER_MODULES = 20
 CROWDED = ("controller/fleet_controller/cli/commands",)  # one module a command
 TINY_LINES = 40
-GENERATED = ("_pb2.py", "_pb2_grpc.py")
+GENERATED = re.compile(r"_pb2(_grpc)?\.py$|/v1/\w+_values\.py$")
 SOURCES = ("protos", "knowledge", "agent", "controller", "simulator")
 # Words that readers stumble over. Write instead: report, log, say, return; "is not a"; again; next
 # to; the user, the client.
@@ -72,7 +72,7 @@ def product(root: Path) -> list[Module]:
     kept = [
         name
         for name in sorted(set(names))
-        if not name.endswith(GENERATED) and (root / name).is_file()
+        if not GENERATED.search(name) and (root / name).is_file()
     ]
     return [Module(PurePosixPath(name), (root / name).read_text(encoding="utf-8")) for name in kept]
 

@@ -19,7 +19,7 @@ from benchmarks.side_by_side.theirs import arrivals_s
 from fleet_agent.load.load_process import LoadProcess
 from fleet_agent.load.messages import LoadRequest
 from fleet_agent.load.results.load_reply import LoadReply
-from fleet_protos.attachment import Trace, pack
+from fleet_protos.attachment import Trace, file_ref, pack
 from fleet_protos.trial_types import AttachedFile, Workload
 
 SEED: Final = 1
@@ -52,7 +52,7 @@ def make_workload(load: Load, server: Server) -> tuple[Workload, Mapping[str, st
         at_ms, (load.input_tokens,) * load.requests, (load.output_tokens,) * load.requests
     )
     file = AttachedFile("trace:arrivals.csv", "0" * 64, pack(trace))
-    return replace(common, trace=file.ref), {file.ref: file.content}
+    return replace(common, trace=file_ref(file)), {file_ref(file): file.content}
 
 
 class LoadClient:

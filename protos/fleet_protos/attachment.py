@@ -10,8 +10,11 @@ import json
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from hashlib import sha256
 from itertools import accumulate, pairwise
 from typing import Any, Final
+
+from fleet_protos.v1.trial_values import AttachedFile
 
 MAX_PACKED_CHARS: Final = 384 << 10  # all files of a job together; each of its trials carries them
 MAX_UNPACKED_BYTES: Final = 16 << 20  # one file
@@ -53,6 +56,11 @@ class Prompts:
     """
 
     conversations: tuple[tuple[Message, ...], ...]
+
+
+def file_ref(file: AttachedFile) -> str:
+    """Return the name by which workloads refer to the file: equal for equal contents."""
+    return sha256(file.content.encode()).hexdigest()[:16]
 
 
 def pack(content: Trace | Prompts) -> str:

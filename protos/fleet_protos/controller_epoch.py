@@ -1,25 +1,16 @@
-"""Which controller gives an order to an agent, and which of that controller's starts."""
+"""Which controller gives an order to an agent, and which of that controller's starts: the value of
+the message Lease.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from fleet_protos.v1.agent_values import ControllerEpoch
+
+__all__ = ["ControllerEpoch", "names_controller"]
 
 
-@dataclass(frozen=True, slots=True)
-class ControllerEpoch:
-    """What a controller presents with each order.
-
-    `controller_id` belongs to its store and survives restarts; `epoch` grows by one at each start;
-    `protocol` is the contract's minor number.
+def names_controller(epoch: ControllerEpoch) -> bool:
+    """Return whether it names a controller. A peer from before epochs existed and a read-only
+    observer name none.
     """
-
-    controller_id: str = ""
-    epoch: int = 0
-    protocol: int = 0
-
-    @property
-    def names_controller(self) -> bool:
-        """Whether it names a controller. A peer from before epochs existed and a read-only observer
-        name none.
-        """
-        return bool(self.controller_id)
+    return bool(epoch.controller_id)

@@ -18,23 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from enum import IntEnum
 
-
-class ErrorKind(IntEnum):
-    """Why a trial failed; the numbers are those of `trial.proto`."""
-
-    NONE = 0
-    CONFIG = 1
-    HOST_UNREACHABLE = 2
-    DEPLOY_FAILED = 3
-    SERVER_LAUNCH = 4
-    SERVER_OOM = 5
-    SERVER_UNHEALTHY = 6
-    SERVER_EXITED = 7
-    LOAD_FAILED = 8
-    CONFLICT = 9
-    BUG = 10
-    AGENT_RESTARTED = 11
-    GATE_VOIDED = 12
+from fleet_protos.v1.trial_values import ErrorKind as ErrorKind
 
 
 class ExitCode(IntEnum):

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_serv
 
 from fleet_protos import metric_names as names
 from fleet_protos.errors import Conflict
-from fleet_protos.trial_types import Outcome, Phase, RunResult, TrialSpec
+from fleet_protos.trial_types import Outcome, Phase, RunResult, TrialSpec, is_void
 
 _GAUGES = {
     names.OUTPUT_TOK_S: (names.PROM_OUTPUT_TOK_S, "Output tokens per second of the last valid run"),
@@ -69,8 +69,8 @@ class RunSeries:
     def record_run(self, spec: TrialSpec, run: RunResult, host: str) -> None:
         """Record a finished run. A void run is counted, but its metrics are not shown."""
         labels = (host, spec.job_name, spec.variant, run.workload, spec.engine.kind.name.lower())
-        self._runs.labels(*labels, "true" if run.void else "false").inc()
-        if run.void:
+        self._runs.labels(*labels, "true" if is_void(run) else "false").inc()
+        if is_void(run):
             return
         for metric, gauge in self._gauges.items():
             if metric in run.metrics:

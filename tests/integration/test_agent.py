@@ -32,6 +32,7 @@ from fleet_protos.trial_types import (
     Simulation,
     TrialSpec,
     Workload,
+    is_void,
 )
 from fleet_protos.v1 import agent_pb2, agent_pb2_grpc, trial_pb2
 from fleet_transport.sockets import listen_address
@@ -273,7 +274,7 @@ def test_short_answers_void_the_runs_and_then_the_trial(line: DirectClient) -> N
     )
     runs = [body.run for body in bodies(events, ev.RunFinished)]
     assert len(runs) == 3
-    assert all(run.void for run in runs)
+    assert all(is_void(run) for run in runs)
 
 
 def test_variables_lost_on_the_way_are_caught_before_a_single_run(line: DirectClient) -> None:

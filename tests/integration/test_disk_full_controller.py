@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from fleet_controller.cli.controller_client import ControllerClient
+from fleet_controller.core.controller_api import is_job_over
 from fleet_protos import events as ev
 from fleet_protos.trial_types import Artifact, Phase
 from tests.fakes.agent import FakeAgent, run_of
@@ -106,7 +107,7 @@ async def test_a_store_without_room_stops_what_must_be_noted_and_goes_on_after(
         await eventually(remote.jobs, lambda _: len(agent.started) == 2)
         agent.tell(agent.started[1], run_of(spec, 1))
         agent.end(agent.started[1])
-        await eventually(remote.jobs, lambda jobs: jobs[0].is_over)
+        await eventually(remote.jobs, lambda jobs: is_job_over(jobs[0]))
         detail, results = await remote.job(job_id), await remote.results(job_id)
         await eventually(remote.jobs, lambda _: agent.acknowledged == len(agent.journal))
     assert (detail.job.state, detail.job.trouble, {trial.attempt for trial in detail.trials}) == (

@@ -15,7 +15,7 @@ import pytest
 
 from fleet_controller.app.bootstrap import start_controller
 from fleet_controller.app.controller import FleetController
-from fleet_controller.core.controller_api import JobDetail
+from fleet_controller.core.controller_api import JobDetail, is_job_over
 from fleet_controller.store.store import Store
 from fleet_protos import events as ev
 from fleet_protos.errors import ConfigError, Conflict, ErrorKind, HostUnreachable
@@ -63,7 +63,7 @@ async def until(
 
 
 async def done(fleet: FleetController, job_id: str) -> JobDetail:
-    return await until(fleet, job_id, lambda detail: detail.job.is_over)
+    return await until(fleet, job_id, lambda detail: is_job_over(detail.job))
 
 
 async def started(

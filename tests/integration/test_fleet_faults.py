@@ -14,7 +14,7 @@ import pytest
 
 from fleet_controller.app.bootstrap import start_controller
 from fleet_controller.app.controller import FleetController
-from fleet_controller.core.controller_api import JobDetail
+from fleet_controller.core.controller_api import JobDetail, is_job_over
 from fleet_protos import events as ev
 from fleet_protos.errors import ConfigError, Conflict, ErrorKind, HostUnreachable
 from fleet_protos.trial_types import Artifact, Outcome, Phase, TrialSpec
@@ -63,7 +63,7 @@ async def until(
 
 
 def is_over(detail: JobDetail) -> bool:
-    return detail.job.is_over
+    return is_job_over(detail.job)
 
 
 async def first_started(fleet: FleetController, job_id: str, agent: FakeAgent) -> TrialSpec:

@@ -14,7 +14,7 @@ import pytest
 from fleet_agent.host.processes import read_stat
 from fleet_controller.app.bootstrap import start_controller
 from fleet_controller.app.controller import FleetController
-from fleet_controller.core.controller_api import JobDetail
+from fleet_controller.core.controller_api import JobDetail, is_job_over
 from fleet_controller.core.gang import member_specs, spec_for_agent
 from fleet_controller.hosts.agent_client import AgentClient
 from fleet_controller.yaml.findings import JobRejected
@@ -107,7 +107,7 @@ async def kill(fleet: FleetController, trial_id: str, attempt: int = 1) -> None:
 
 async def test_a_server_over_two_hosts_is_measured_as_one_trial(fleet: FleetController) -> None:
     job_id, lead, member = await submit(fleet)
-    detail = await until(fleet, job_id, lambda detail: detail.job.is_over)
+    detail = await until(fleet, job_id, lambda detail: is_job_over(detail.job))
     assert (detail.job.state, detail.job.trials, [trial.message for trial in detail.trials]) == (
         "done",
         1,
@@ -124,7 +124,7 @@ async def test_a_server_over_two_hosts_is_measured_as_one_trial(fleet: FleetCont
 
 async def test_a_member_proves_the_variables_on_its_own_host(fleet: FleetController) -> None:
     job_id, _, member = await submit(fleet, engine=", env: {NCCL_PROTO: LL}")
-    await until(fleet, job_id, lambda detail: detail.job.is_over)
+    await until(fleet, job_id, lambda detail: is_job_over(detail.job))
     (proved,) = await bodies(fleet, member, 1, ev.ConfigurationProved)
     assert (proved.env["NCCL_PROTO"], proved.gates) == ("LL", ())
 
@@ -150,7 +150,7 @@ async def test_a_member_that_is_killed_ends_its_lead_within_seconds_and_all_is_t
     ]
     assert first_place != second_place
     await fleet.cancel(job_id)
-    await until(fleet, job_id, lambda detail: detail.job.is_over)
+    await until(fleet, job_id, lambda detail: is_job_over(detail.job))
 
 
 async def test_a_lead_that_is_killed_ends_its_members(fleet: FleetController) -> None:
@@ -162,14 +162,14 @@ async def test_a_lead_that_is_killed_ends_its_members(fleet: FleetController) ->
     assert (first.outcome, first.failure_class) == (Outcome.FAILED, "killed")
     await assert_nothing_left(fleet, member, 1)
     await fleet.cancel(job_id)
-    await until(fleet, job_id, lambda detail: detail.job.is_over)
+    await until(fleet, job_id, lambda detail: is_job_over(detail.job))
 
 
 async def test_a_cancel_ends_all_nodes(fleet: FleetController) -> None:
     job_id, lead, member = await submit(fleet, tokens=LONG)
     await until(fleet, job_id, is_at(Phase.WARMING))
     assert await fleet.cancel(job_id) == 1
-    detail = await until(fleet, job_id, lambda detail: detail.job.is_over, SOON_S)
+    detail = await until(fleet, job_id, lambda detail: is_job_over(detail.job), SOON_S)
     assert (detail.job.state, detail.trials[0].outcome) == ("cancelled", Outcome.CANCELLED)
     for node in (lead, member):
         await assert_nothing_left(fleet, node, 1)
@@ -179,7 +179,7 @@ async def test_a_member_that_cannot_launch_fails_the_trial_with_its_own_words(
     fleet: FleetController,
 ) -> None:
     job_id, lead, member = await submit(fleet, engine=", env: {HF_TOKEN: 'secret://only_a'}")
-    detail = await until(fleet, job_id, lambda detail: detail.job.is_over, SOON_S)
+    detail = await until(fleet, job_id, lambda detail: is_job_over(detail.job), SOON_S)
     (trial,) = detail.trials
     assert (detail.job.state, trial.attempt, trial.kind) == ("failed", 1, ErrorKind.CONFIG)
     assert trial.message.startswith("node 1 on host host-b: ") and "only_a" in trial.message
@@ -214,7 +214,7 @@ async def test_an_agent_that_forgot_its_part_ends_the_others_and_all_is_tried_ag
         member.agent_id, member.journal = "b-2", []
         lead.by_itself = True
         await member.up()
-        detail = await until(here.fleet, job_id, lambda detail: detail.job.is_over, SOON_S)
+        detail = await until(here.fleet, job_id, lambda detail: is_job_over(detail.job), SOON_S)
         first = (await here.fleet.trial(lead.started[0].trial_id, 1, with_log=False)).status
     assert (first.outcome, first.failure_class) == (Outcome.FAILED, "agent_state_lost")
     assert set(lead.cancelled) == {(lead.started[0].trial_id, 1)}
@@ -231,7 +231,7 @@ async def test_a_controller_that_comes_back_ends_what_is_left_of_a_gang(
         await until(here.fleet, job_id, lambda _: bool(lead.started and member.started), SOON_S)
     lead.end(lead.started[0])
     async with start_controller(tmp_path / "controller", [lead.address, member.address]) as here:
-        detail = await until(here.fleet, job_id, lambda detail: detail.job.is_over, SOON_S)
+        detail = await until(here.fleet, job_id, lambda detail: is_job_over(detail.job), SOON_S)
     assert (detail.job.state, detail.trials[0].attempt, set(member.cancelled)) == (
         "done",
         1,

@@ -14,7 +14,7 @@ import pytest
 
 from fleet_controller.app.bootstrap import start_controller
 from fleet_controller.app.controller import FleetController
-from fleet_controller.core.controller_api import JobDetail
+from fleet_controller.core.controller_api import JobDetail, is_job_over
 from fleet_controller.core.give_up import attempts_to_give_up
 from fleet_controller.core.trial_state import HOST_GIVEN_UP, Attempt, Trial
 from fleet_controller.hosts import host_timeouts
@@ -74,7 +74,7 @@ async def gave_up(fleet: FleetController, agent: FakeAgent) -> tuple[str, TrialS
     agent.tell(spec, run_of(spec, 1))
     await until(fleet, job_id, lambda detail: detail.trials[0].runs == 1)
     await agent.down()
-    detail = await until(fleet, job_id, lambda detail: detail.job.is_over)
+    detail = await until(fleet, job_id, lambda detail: is_job_over(detail.job))
     assert [(trial.outcome, trial.kind, trial.failure_class) for trial in detail.trials] == [
         (Outcome.FAILED, ErrorKind.HOST_UNREACHABLE, HOST_GIVEN_UP)
     ] * 2
@@ -98,7 +98,7 @@ async def test_a_host_that_is_back_in_time_costs_nothing(tmp_path: Path, agent: 
         agent.end(spec)
         await eventually(fleet.hosts, lambda hosts: hosts[0].state == "unreachable")
         await agent.up()
-        detail = await until(fleet, job_id, lambda detail: detail.job.is_over)
+        detail = await until(fleet, job_id, lambda detail: is_job_over(detail.job))
         assert (detail.job.state, {trial.attempt for trial in detail.trials}) == ("done", {1})
 
 
@@ -160,7 +160,7 @@ async def test_a_job_that_is_cancelled_while_its_host_is_away_ends(
     monkeypatch.setattr(host_timeouts, "CANCELLED_AFTER_S", 0.5)
     async with controller(tmp_path, agent, patience_s=3600.0) as fleet:
         job_id, spec = await cancelled_while_away(fleet, agent)
-        detail = await until(fleet, job_id, lambda detail: detail.job.is_over)
+        detail = await until(fleet, job_id, lambda detail: is_job_over(detail.job))
         assert (detail.job.state, {trial.outcome for trial in detail.trials}) == (
             "cancelled",
             {Outcome.CANCELLED},
@@ -189,7 +189,7 @@ async def test_what_a_cancelled_trial_had_measured_before_counts_once(
     agent.replays = True
     async with controller(tmp_path, agent, patience_s=3600.0) as fleet:
         job_id, spec = await cancelled_while_away(fleet, agent)
-        await until(fleet, job_id, lambda detail: detail.job.is_over)
+        await until(fleet, job_id, lambda detail: is_job_over(detail.job))
         agent.tell(spec, run_of(spec, 2))
         agent.end(spec)
         await agent.up()
@@ -206,7 +206,7 @@ async def test_a_controller_that_was_started_anew_waits_as_long_again(
         await started(fleet, job_id, agent)
     await agent.down()
     async with controller(tmp_path, agent) as fleet:
-        detail = await until(fleet, job_id, lambda detail: detail.job.is_over)
+        detail = await until(fleet, job_id, lambda detail: is_job_over(detail.job))
         assert {trial.failure_class for trial in detail.trials} == {HOST_GIVEN_UP}
 
 

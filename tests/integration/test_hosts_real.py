@@ -12,8 +12,8 @@ import pytest
 
 from fleet_controller.app.bootstrap import start_controller
 from fleet_controller.app.controller import FleetController
-from fleet_controller.core.controller_api import JobDetail
-from fleet_protos.trial_types import Outcome, Phase
+from fleet_controller.core.controller_api import JobDetail, error_messages, is_job_over
+from fleet_protos.trial_types import Outcome, Phase, is_void
 from tests.fakes.two_hosts import HOSTS, two_hosts
 
 JOB = """\
@@ -71,22 +71,24 @@ async def test_trials_share_a_host_say_so_and_are_not_disturbed_by_a_look(
     running = {trial.trial_id for trial in detail.trials if trial.phase < Phase.OVER}
     assert len(running) == 2
     checks = {check.host: check async for check in fleet.check_hosts([])}
-    assert all(check.reached and not check.errors for check in checks.values())
+    assert all(check.reached and not error_messages(check) for check in checks.values())
     (told,) = (
         finding.message for finding in checks[HOSTS[0]].findings if finding.code == "trial_running"
     )
     assert all(trial_id in told for trial_id in running)
-    ended = await until(fleet, job_id, lambda detail: detail.job.is_over)
+    ended = await until(fleet, job_id, lambda detail: is_job_over(detail.job))
     assert [(trial.outcome, trial.attempt) for trial in ended.trials] == [(Outcome.OK, 1)] * 2
     runs = [stored.run for stored in (await fleet.results(job_id)).runs]
     assert len(runs) == 4
-    assert all("shared_host" in [gate.code for gate in run.gates] and not run.void for run in runs)
+    assert all(
+        "shared_host" in [gate.code for gate in run.gates] and not is_void(run) for run in runs
+    )
 
 
 async def test_blocks_of_any_host_are_spread_over_free_hosts(fleet: FleetController) -> None:
     job_id = await fleet.submit(
         JOB.format(gpus=8, launches=2, hosts="placement: any_host"), "job.yaml"
     )
-    ended = await until(fleet, job_id, lambda detail: detail.job.is_over)
+    ended = await until(fleet, job_id, lambda detail: is_job_over(detail.job))
     assert ended.job.state == "done"
     assert {(trial.block, trial.host) for trial in ended.trials} == {(1, HOSTS[0]), (2, HOSTS[1])}

@@ -28,6 +28,7 @@ from fleet_controller.core.controller_api import (
     JobResults,
     StoredRun,
     TrialStatus,
+    is_job_over,
 )
 from fleet_controller.pki.authority import Authority
 from fleet_controller.pki.initialize import init_trust_folder
@@ -320,7 +321,7 @@ class LabFleet:
                     for told in stub.WatchJob(pb.WatchJobRequest(job_id=job_id), timeout=left_s):
                         change = from_proto(JobChange, told)
                         yield change
-                        if change.job.is_over:
+                        if is_job_over(change.job):
                             return
             except grpc.RpcError as error:
                 if error.code() is not grpc.StatusCode.UNAVAILABLE:

@@ -15,7 +15,7 @@ import pytest
 from fleet_controller.core.controller_api import JobDetail, TrialStatus
 from fleet_protos.codec import from_proto
 from fleet_protos.errors import ErrorKind
-from fleet_protos.trial_types import Outcome, Phase
+from fleet_protos.trial_types import Outcome, Phase, is_void
 from fleet_protos.v1 import controller_pb2 as pb
 from tests.lab.faults import Site
 from tests.lab.fleet import CALL_S, PORT, LabFleet
@@ -132,7 +132,7 @@ def _rates(fleet: LabFleet, detail: JobDetail) -> list[float]:
     return [
         stored.run.metrics["output_tok_s"]
         for stored in runs
-        if stored.attempt == newest[stored.trial_id] and not stored.run.void
+        if stored.attempt == newest[stored.trial_id] and not is_void(stored.run)
     ]
 
 

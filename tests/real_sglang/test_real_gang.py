@@ -14,7 +14,7 @@ import pytest
 
 from fleet_controller.app.bootstrap import start_controller
 from fleet_controller.app.controller import FleetController
-from fleet_controller.core.controller_api import JobDetail
+from fleet_controller.core.controller_api import JobDetail, is_job_over
 from fleet_protos import events as ev
 from fleet_protos.trial_types import Outcome, Phase
 from tests.fakes.two_hosts import two_hosts
@@ -76,7 +76,7 @@ async def launched(fleet: FleetController, trial_id: str) -> ev.ServerLaunched:
 
 async def test_a_model_over_two_nodes_is_measured_as_one_trial(fleet: FleetController) -> None:
     job_id = await fleet.submit(JOB.format(folder=ensure(), tokens=16), "job.yaml")
-    detail = await until(fleet, job_id, lambda detail: detail.job.is_over)
+    detail = await until(fleet, job_id, lambda detail: is_job_over(detail.job))
     lead = detail.trials[0].trial_id
     log = (await fleet.trial(f"{lead}_n1", 1, with_log=True)).server_log
     assert (detail.job.state, detail.job.trials, detail.trials[0].message) == ("done", 1, ""), log
@@ -96,4 +96,4 @@ async def test_a_node_that_is_killed_ends_the_whole_server(fleet: FleetControlle
     assert first.outcome is Outcome.FAILED
     assert first.message.startswith("node 1 on host host-b: "), first.message
     await fleet.cancel(job_id)
-    await until(fleet, job_id, lambda detail: detail.job.is_over, SOON_S)
+    await until(fleet, job_id, lambda detail: is_job_over(detail.job), SOON_S)

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from fleet_protos import events as ev
-from fleet_protos.attachment import Trace, pack
+from fleet_protos.attachment import Trace, file_ref, pack
 from fleet_protos.trial_types import (
     AttachedFile,
     Lengths,
@@ -38,7 +38,7 @@ WORKLOADS = (
     Workload("groups", requests=6, mix=(Part(1, "builtin:chat", 8, prefix=SharedPrefix(2, 200)),), **CHAT),  # type: ignore[arg-type]
     Workload("chats", requests=3, turns=3, think_s=0.2, mix=(Part(1, "builtin:chat", 12),), **CHAT),  # type: ignore[arg-type]
     Workload("lengths", concurrency=2, requests=4, prompts="builtin:code", output=Lengths("uniform", 4, 24), api="chat"),
-    Workload("replay", trace=FILE.ref, requests=3, api="chat", cache="flush", request_timeout_s=60.0),
+    Workload("replay", trace=file_ref(FILE), requests=3, api="chat", cache="flush", request_timeout_s=60.0),
 )  # fmt: skip
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from fleet_protos import events as ev
-from fleet_protos.search_types import CONCURRENCY, Search
-from fleet_protos.trial_types import Measure, Outcome, Slo, Workload
+from fleet_protos.search_rules import CONCURRENCY
+from fleet_protos.trial_types import Measure, Outcome, Search, Slo, Workload
 from tests.real_sglang.trials import example, run_with_load
 
 pytestmark = pytest.mark.real_sglang

@@ -14,7 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet_agent.core.gates import GATES, RunFacts, run_gates
-from fleet_protos.trial_types import Gate, GateEffect, Lengths, Measure, RunResult, Stage, Workload
+from fleet_protos.trial_types import (
+    Gate,
+    GateEffect,
+    Lengths,
+    Measure,
+    RunResult,
+    Stage,
+    Workload,
+    is_void,
+)
 
 CLOSED = Workload(name="busy", concurrency=8, requests=32, output_tokens=500)
 OPEN = Workload(name="open", rate_per_s=4.0, duration_s=60.0, output_tokens=500)
@@ -93,13 +102,13 @@ def test_a_run_that_shows_a_known_fault_is_void(
     assert [replace(gate, reasons=()) for gate in gates(**changes)] == [
         Gate(code, GateEffect.VOID_RUN, message)
     ]
-    assert RunResult(gates=gates(**changes)).void
+    assert is_void(RunResult(gates=gates(**changes)))
 
 
 def test_speculation_without_effect_voids_the_trial_not_only_the_run() -> None:
     told = "accept length 1.040: speculation was requested but has no effect"
     assert gates(accept_length=1.04) == (Gate("spec_ineffective", GateEffect.VOID_TRIAL, told),)
-    assert RunResult(gates=gates(accept_length=1.04)).void
+    assert is_void(RunResult(gates=gates(accept_length=1.04)))
 
 
 @pytest.mark.parametrize(
@@ -125,7 +134,7 @@ def test_what_could_not_be_checked_is_flagged_and_counts(
 ) -> None:
     found = gates(**changes)
     assert [(gate.code, gate.effect) for gate in found] == [(code, GateEffect.FLAG)]
-    assert not RunResult(gates=found).void
+    assert not is_void(RunResult(gates=found))
 
 
 @pytest.mark.parametrize(
@@ -279,7 +288,7 @@ def test_a_tripped_gate_is_a_listed_one_no_worse_than_listed_and_comes_once(
     assert all(GateEffect.UNSPECIFIED < gate.effect <= GATES[gate.code] for gate in found)
     assert len({gate.code for gate in found}) == len(found)
     if facts.requests_failed or not facts.requests_ok or facts.zero_token_requests:
-        assert RunResult(gates=found).void
+        assert is_void(RunResult(gates=found))
 
 
 def test_answers_whose_lengths_were_drawn_are_each_as_long_as_asked() -> None:

@@ -11,7 +11,9 @@ from fleet_controller.job_file.job_loader import LoadedJob, load_job
 from fleet_controller.planning.estimate import trial_seconds
 from fleet_controller.planning.job_plan import make_plan, trial_spec
 from fleet_controller.yaml.findings import ERROR, JobRejected
-from fleet_protos.search_types import CONCURRENCY, RATE, Search
+from fleet_protos.search_rules import CONCURRENCY, RATE, max_runs
+from fleet_protos.trial_types import Search
+from fleet_protos.workload_rules import at_load, is_open_loop
 
 HEAD = """\
 apiVersion: benchfleet/v1
@@ -44,8 +46,8 @@ def test_a_search_of_rates_has_arrivals_and_no_rate() -> None:
     ).job.workloads
     assert (cell.name, cell.search) == ("open", Search(RATE, 1.0, 64.0, 0.05, 0.99))
     assert (cell.rate_per_s, cell.concurrency, cell.requests, cell.duration_s) == (0, 0, 0, 60)
-    assert (cell.arrivals, cell.is_open) == ("poisson", True)
-    assert (cell.at_load(8.0).rate_per_s, cell.at_load(8.0).is_open) == (8.0, True)
+    assert (cell.arrivals, is_open_loop(cell)) == ("poisson", True)
+    assert (at_load(cell, 8.0).rate_per_s, is_open_loop(at_load(cell, 8.0))) == (8.0, True)
 
 
 def test_a_search_of_concurrencies_has_as_many_requests_as_each_load_takes() -> None:
@@ -54,16 +56,19 @@ def test_a_search_of_concurrencies_has_as_many_requests_as_each_load_takes() -> 
     ).job.workloads
     assert cell.search == Search(CONCURRENCY, 2.0, 32.0, 0.1, 0.95)
     assert [
-        (cell.at_load(load).concurrency, cell.at_load(load).requests) for load in (2.0, 32.0)
+        (at_load(cell, load).concurrency, at_load(cell, load).requests) for load in (2.0, 32.0)
     ] == [(2, 10), (32, 128)]
-    assert (cell.at_load(8.0).is_open, replace(cell, requests=50).at_load(8.0).requests) == (
+    assert (
+        is_open_loop(at_load(cell, 8.0)),
+        at_load(replace(cell, requests=50), 8.0).requests,
+    ) == (
         False,
         50,
     )
     [chats] = load(
         f"chats: {{search: {{of: concurrency, from: 1, to: 8}}, sessions: {{turns: 3}}, {SLO}}}"
     ).job.workloads
-    assert (chats.at_load(4.0).requests, chats.at_load(4.0).turns) == (24, 3)
+    assert (at_load(chats, 4.0).requests, at_load(chats, 4.0).turns) == (24, 3)
 
 
 @pytest.mark.parametrize(
@@ -225,8 +230,8 @@ def test_the_guess_of_the_time_and_the_longest_hold_grow_with_the_search() -> No
         job, workloads=(replace(job.workloads[0], search=Search(RATE, 1.0, 1024.0, 0.01, 0.99)),)
     )
     one, other = (trial_seconds(plan.trials[0], each) for each in (job, wider))
-    assert 0.5 * 60 * job.workloads[0].search.max_runs < one < other
+    assert 0.5 * 60 * max_runs(job.workloads[0].search) < one < other
     spec = trial_spec(job, plan, plan.trials[0], 1, "j")
-    assert hold_limit_s(spec) > job.workloads[0].search.max_runs * (
+    assert hold_limit_s(spec) > max_runs(job.workloads[0].search) * (
         60 + job.workloads[0].request_timeout_s
     )

@@ -28,7 +28,8 @@ from fleet_controller.job_file.workload_files import BadWorkloadFile, read_promp
 from fleet_controller.planning.estimate import estimate_seconds, trial_seconds
 from fleet_controller.planning.job_plan import make_plan, trial_specs
 from fleet_controller.yaml.findings import ERROR, JobRejected
-from fleet_protos.attachment import MAX_PACKED_CHARS, Prompts, Trace, pack, unpack
+from fleet_protos import workload_rules as rules
+from fleet_protos.attachment import MAX_PACKED_CHARS, Prompts, Trace, file_ref, pack, unpack
 from fleet_protos.trial_types import Lengths, Part, SharedPrefix, Stage, Workload
 
 GUIDE = Path(__file__).parents[2] / "docs" / "user" / "job-file.md"
@@ -136,13 +137,9 @@ def test_a_ramp_is_an_open_loop_as_long_as_its_stages() -> None:
         "r: {ramp: [{start: 0, end: 8, duration: 1m}, {start: 8, end: 8, duration: 30}], output_tokens: 5}"
     ).values()
     assert cell.stages == (Stage(0.0, 8.0, 60.0), Stage(8.0, 8.0, 30.0))
-    assert (cell.rate_per_s, cell.concurrency, cell.duration_s, cell.arrivals, cell.is_open) == (
-        0.0,
-        0,
-        90.0,
-        "poisson",
-        True,
-    )
+    assert rules.is_open_loop(cell)
+    assert (cell.rate_per_s, cell.concurrency, cell.duration_s) == (0.0, 0, 90.0)
+    assert cell.arrivals == "poisson"
 
 
 def test_gamma_arrivals_carry_their_burstiness() -> None:
@@ -168,7 +165,13 @@ def test_lengths_are_a_number_or_a_distribution() -> None:
         "even": (0, Lengths("uniform", 100, 300)),
         "tail": (0, Lengths("lognormal", most=2000, median=150, sigma=0.8)),
     }
-    assert (found["even"].mean_output_tokens, round(found["tail"].mean_output_tokens)) == (200, 207)
+    assert (
+        rules.mean_output_tokens(found["even"]),
+        round(rules.mean_output_tokens(found["tail"])),
+    ) == (
+        200,
+        207,
+    )
 
 
 def test_the_guess_of_the_time_knows_ramps_and_drawn_lengths() -> None:
@@ -197,7 +200,7 @@ def test_workloads_go_into_a_plan_as_json() -> None:
 
 
 def trace_of(job: Job, cell: Workload) -> Trace:
-    [file] = [file for file in job.files if file.ref == cell.trace]
+    [file] = [file for file in job.files if file_ref(file) == cell.trace]
     trace = unpack(file.content)
     assert isinstance(trace, Trace)
     return trace
@@ -209,13 +212,8 @@ def test_a_trace_is_as_much_of_its_file_as_is_replayed_and_no_more_travels(folde
         folder,
     ).job
     first, second = job.workloads
-    assert (first.requests, first.speed, first.duration_s, first.output_tokens, first.is_open) == (
-        3,
-        2.0,
-        45.0,
-        0,
-        True,
-    )
+    assert rules.is_open_loop(first)
+    assert (first.requests, first.speed, first.duration_s, first.output_tokens) == (3, 2.0, 45.0, 0)
     assert (second.requests, second.speed, second.duration_s) == (2, 1.0, 1.5)
     [file] = job.files
     assert (file.name, file.sha256) == (
@@ -416,7 +414,7 @@ def test_a_damaged_file_behind_a_job_is_refused(damage: Callable[[str], str], fo
 
 
 def prompts_of(job: Job, cell: Workload) -> Prompts:
-    [file] = [file for file in job.files if cell.prompts == f"file:{file.ref}"]
+    [file] = [file for file in job.files if cell.prompts == f"file:{file_ref(file)}"]
     prompts = unpack(file.content)
     assert isinstance(prompts, Prompts)
     return prompts
@@ -512,7 +510,8 @@ def test_the_cache_is_salted_unless_prompts_share_their_beginnings(folder: Path)
         folder,
     )
     assert {
-        name: (cell.cache, cell.parts[0].prefix, cell.shares_cache) for name, cell in found.items()
+        name: (cell.cache, rules.parts_of(cell)[0].prefix, rules.shares_cache(cell))
+        for name, cell in found.items()
     } == {
         "plain": ("", SharedPrefix(), False),
         "groups": ("flush", SharedPrefix(4, 100), True),
@@ -537,15 +536,15 @@ def test_a_mixture_has_a_part_for_each_kind_of_requests(folder: Path) -> None:
     [cell] = job.workloads
     assert cell.mix == (
         Part(3.0, "builtin:chat", 100, prefix=SharedPrefix(2, 50)),
-        Part(1.0, f"file:{job.files[0].ref}", output=Lengths("uniform", 10, 30)),
+        Part(1.0, f"file:{file_ref(job.files[0])}", output=Lengths("uniform", 10, 30)),
     )
-    assert (cell.prompts, cell.output_tokens, cell.cache, cell.mean_output_tokens) == (
+    assert (cell.prompts, cell.output_tokens, cell.cache, rules.mean_output_tokens(cell)) == (
         "",
         0,
         "flush",
         80,
     )
-    assert cell.file_refs == {job.files[0].ref}
+    assert rules.file_refs(cell) == {file_ref(job.files[0])}
 
 
 @pytest.mark.parametrize(

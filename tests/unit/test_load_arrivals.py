@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from fleet_agent.load.workload.arrivals import send_offsets_s
 from fleet_protos.trial_types import Stage, Workload
+from fleet_protos.workload_rules import requests_due
 
 RATE = Workload(
     "open",
@@ -106,7 +107,7 @@ STAGES = st.lists(
 
 
 @given(
-    STAGES.filter(lambda stages: sum(stage.requests for stage in stages) > 0.01),
+    STAGES.filter(lambda stages: sum(requests_due(stage) for stage in stages) > 0.01),
     st.sampled_from(["constant", "poisson", "gamma"]),
 )
 def test_arrivals_of_a_ramp_ascend_within_it_and_are_never_none(

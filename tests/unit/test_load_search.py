@@ -24,8 +24,8 @@ from fleet_agent.core.load_search import (
     share_met,
     to_search_run,
 )
-from fleet_protos.search_types import CONCURRENCY, RATE, Search
-from fleet_protos.trial_types import Gate, GateEffect, RunResult, Slo, Workload
+from fleet_protos.search_rules import CONCURRENCY, RATE, max_loads, max_runs
+from fleet_protos.trial_types import Gate, GateEffect, RunResult, Search, Slo, Workload, is_void
 
 RATES = Search(RATE, 1.0, 64.0, 0.05, 0.99)
 USERS = Search(CONCURRENCY, 1.0, 64.0, 0.05, 0.99)
@@ -46,7 +46,7 @@ def searched(
         told.append(
             SearchRun(following.load, answer(following.load, next_repeat(following.load, told) - 1))
         )
-        assert len(told) <= search.max_runs
+        assert len(told) <= max_runs(search)
     assert following.load == 0
     return told, following
 
@@ -168,7 +168,7 @@ def test_the_bracket_holds_the_limit_and_is_as_narrow_as_asked(
         assert end.highest_met <= limit < end.lowest_not_met
         neighbours = of == CONCURRENCY and end.lowest_not_met - end.highest_met == 1
         assert neighbours or end.lowest_not_met / end.highest_met <= 1 + within + 1e-6
-    assert len(told) <= 2 * search.max_loads + 1
+    assert len(told) <= 2 * max_loads(search) + 1
     assert of == RATE or all(one.load.is_integer() for one in told)
 
 
@@ -183,9 +183,9 @@ SEARCHES = st.builds(
 def test_whatever_runs_say_the_search_ends_inside_its_bounds_by_what_two_runs_said(
     search: Search, answers: list[LoadAnswer]
 ) -> None:
-    said = (answers * (search.max_runs // len(answers) + 1)).__iter__()
+    said = (answers * (max_runs(search) // len(answers) + 1)).__iter__()
     told, end = searched(search, lambda load, count: next(said))
-    assert len(told) <= search.max_runs
+    assert len(told) <= max_runs(search)
     assert all(search.least <= one.load <= search.most for one in told)
     counts = Counter((one.load, one.answer) for one in told)
     assert all(counts[load, MET] <= 2 and counts[load, NOT_MET] <= 2 for load, _ in counts)
@@ -254,7 +254,7 @@ def test_requests_that_fail_under_load_are_an_answer_and_no_void_run() -> None:
         a_run(1.0, 100, 3, FAILED), AT_FOUR, {"timeout": 2, "http_status": 1}, ()
     )
     assert share_met(run) == pytest.approx(100 / 103)
-    assert (run.void, run.searched.met, to_search_run(run).answer) == (False, False, NOT_MET)
+    assert (is_void(run), run.searched.met, to_search_run(run).answer) == (False, False, NOT_MET)
     assert "count as not meeting" in run.gates[0].message
 
 
@@ -353,10 +353,10 @@ def test_a_load_that_the_client_cannot_drive_decides_nothing_above_one_that_is_n
 
 def test_a_search_that_ends_with_its_last_run_has_found_what_it_found() -> None:
     narrow = Search(RATE, 1.0, 2.0, 1.0, 0.99)
-    told = [SearchRun(1.0, MET)] * (narrow.max_runs - 4) + [
+    told = [SearchRun(1.0, MET)] * (max_runs(narrow) - 4) + [
         SearchRun(1.0, MET),
         *[SearchRun(2.0, NOT_MET)] * 2,
         SearchRun(1.0, MET),
     ]
-    assert len(told) == narrow.max_runs
+    assert len(told) == max_runs(narrow)
     assert next_load(narrow, told).ended == core.FOUND

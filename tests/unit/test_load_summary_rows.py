@@ -20,6 +20,7 @@ from fleet_agent.load.results.percentiles import percentile
 from fleet_agent.load.results.request_columns import Columns, ColumnsBuilder
 from fleet_agent.load.results.run_summary import SALT_TOKENS, RunConditions, summarise
 from fleet_protos.trial_types import Slo, Workload
+from fleet_protos.workload_rules import is_open_loop
 
 S = 1_000_000_000
 SLO = Slo(ttft_p99_s=2.0, tpot_p99_s=0.5)
@@ -65,7 +66,7 @@ def first_ns(request: RequestRecord) -> int:
 def begun_ns(request: RequestRecord, conditions: RunConditions) -> int:
     return (
         request.intended_ns
-        if conditions.workload.is_open
+        if is_open_loop(conditions.workload)
         else max(request.sent_ns, request.intended_ns)
     )
 

@@ -31,7 +31,7 @@ from fleet_controller.report.job_progress import run_text
 from fleet_controller.report.search_output import limits_table, loads_table, searches_markdown
 from fleet_controller.report.terminal_layout import comparison_text
 from fleet_protos.events import Event, RunFinished
-from fleet_protos.search_types import CONCURRENCY, RATE
+from fleet_protos.search_rules import CONCURRENCY, RATE
 from fleet_protos.trial_types import Gate, GateEffect, Outcome, Phase, RunResult, Searched
 
 Bracket = tuple[float, float]  # highest met, lowest not met; 0: none

@@ -28,17 +28,20 @@ from fleet_agent.server.trial_server import TrialTools
 from fleet_agent.trials.effect_handlers import EffectHandlers
 from fleet_protos import events as ev
 from fleet_protos.codec import event_from_json, event_to_json
-from fleet_protos.search_types import CONCURRENCY, RATE, Search
+from fleet_protos.search_rules import CONCURRENCY, RATE
 from fleet_protos.trial_types import (
     EngineKind,
     EngineSpec,
     Measure,
     Outcome,
     RunResult,
+    Search,
     Slo,
     TrialSpec,
     Workload,
+    is_void,
 )
+from fleet_protos.workload_rules import at_load
 from tests.unit.test_warm_up_runs import FACTS
 
 RATES = Workload(
@@ -226,7 +229,7 @@ async def test_a_client_that_cannot_drive_a_load_leaves_the_limit_open(tmp_path:
 
     events, trial, _ = await searched(Capable(1000, late), tmp_path)
     runs = runs_of(events)
-    assert [(run.searched.load, run.void) for run in runs[-4:]] == [(16.0, True)] * 3 + [
+    assert [(run.searched.load, is_void(run)) for run in runs[-4:]] == [(16.0, True)] * 3 + [
         (8.0, False)
     ]
     assert (
@@ -275,7 +278,7 @@ async def test_a_server_that_is_not_done_with_the_load_before_is_not_measured(
 
 
 def test_a_search_crosses_to_the_load_process_as_it_is() -> None:
-    request = LoadRequest("http://x", RATES.at_load(4.0))
+    request = LoadRequest("http://x", at_load(RATES, 4.0))
     line = json.loads(request_line(1, "run", request))
     assert read_request(line) == request
 

@@ -45,7 +45,7 @@ from fleet_protos.events import (
     TrialOver,
     WarmedUp,
 )
-from fleet_protos.search_types import CONCURRENCY, Search, Searched
+from fleet_protos.search_rules import CONCURRENCY
 from fleet_protos.trial_types import (
     EngineKind,
     EngineSpec,
@@ -55,9 +55,13 @@ from fleet_protos.trial_types import (
     Outcome,
     Phase,
     RunResult,
+    Search,
+    Searched,
     TrialSpec,
     Workload,
+    is_void,
 )
+from fleet_protos.workload_rules import load_of
 
 WORKLOADS = (Workload(name="single", concurrency=1), Workload(name="busy", concurrency=8))
 SPEC = TrialSpec(
@@ -155,7 +159,7 @@ class Shell:
     def _run(self, workload: Workload, index: int, gates: tuple[Gate, ...]) -> RunFinished:
         rate = self.draw(st.sampled_from([99.0, 100.0, 140.0]))
         searched = (
-            Searched(workload.load, self.draw(st.booleans()), of=workload.search.of)
+            Searched(load_of(workload), self.draw(st.booleans()), of=workload.search.of)
             if workload.search.of
             else Searched()
         )
@@ -293,6 +297,6 @@ def test_an_ok_trial_measured_every_workload(shell: Shell) -> None:
         valid = {
             event.body.run.workload
             for event in shell.journal
-            if isinstance(event.body, RunFinished) and not event.body.run.void
+            if isinstance(event.body, RunFinished) and not is_void(event.body.run)
         }
         assert valid == {workload.name for workload in WORKLOADS}

@@ -40,6 +40,7 @@ from fleet_protos.trial_types import (
     RunResult,
     TrialSpec,
     Workload,
+    is_void,
 )
 
 STORY = (81.0, 83.6, 82.8, 92.0, 94.0)
@@ -114,7 +115,7 @@ async def test_the_published_five_runs_are_followed_by_more_until_the_second_lev
 ) -> None:
     runs = await measured((*STORY, *LATER), MEASURE, tmp_path)
     assert [run.warm_up_runs for run in runs] == [0, 0, 0, 0, 3, 3, 3, 3]
-    assert [run.void for run in runs] == [False] * 8  # each is kept as it was when it finished
+    assert [is_void(run) for run in runs] == [False] * 8  # each is kept as it was when it finished
     (launch,) = group_launches(without_warm_up(stored(runs)), ["output_tok_s"])
     assert launch.runs == {"output_tok_s": 5}
     assert launch.values["output_tok_s"] == pytest.approx(sum((92.0, 94.0, *LATER)) / 5)
@@ -130,7 +131,7 @@ async def test_runs_that_never_become_steady_all_count_and_the_last_one_says_so(
 ) -> None:
     runs = await measured(STORY, replace(MEASURE, runs_max=5), tmp_path)
     assert [[gate.code for gate in run.gates] for run in runs] == [[], [], [], [], ["not_steady"]]
-    assert (runs[-1].warm_up_runs, runs[-1].void) == (0, False)
+    assert (runs[-1].warm_up_runs, is_void(runs[-1])) == (0, False)
     comparison = compare(stored(runs), "v")
     assert comparison.rows[0].runs == 5
     (told,) = [line for line in comparison_remarks(comparison) if "not_steady" in line]
@@ -168,7 +169,9 @@ async def test_void_runs_are_no_levels_and_are_not_counted_among_the_dropped(
 
 
 def without_and_void(runs: Sequence[RunResult]) -> list[RunResult]:
-    return [stored_run.run for stored_run in without_warm_up(stored(runs)) if stored_run.run.void]
+    return [
+        stored_run.run for stored_run in without_warm_up(stored(runs)) if is_void(stored_run.run)
+    ]
 
 
 def three(warm_up_runs: Sequence[int], **changes: object) -> list[StoredRun]:
@@ -183,25 +186,28 @@ def three(warm_up_runs: Sequence[int], **changes: object) -> list[StoredRun]:
 
 def test_the_newest_valid_run_has_the_word_in_whatever_order_runs_come() -> None:
     for runs in (three([0, 2, 1]), three([0, 2, 1])[::-1]):
-        marked = {run.run.index: run.run.void for run in without_warm_up(runs)}
+        marked = {run.run.index: is_void(run.run) for run in without_warm_up(runs)}
         assert marked == {1: True, 2: False, 3: False}
     voided = three([0, 1, 0])
     voided[2] = replace(
         voided[2], run=replace(voided[2].run, gates=(Gate("short_output", GateEffect.VOID_RUN),))
     )
-    assert [run.run.void for run in without_warm_up(voided)] == [True, False, True]
+    assert [is_void(run.run) for run in without_warm_up(voided)] == [True, False, True]
 
 
 def test_each_launch_and_workload_has_a_warm_up_of_its_own() -> None:
     one, other = three([0, 0, 1]), three([0, 0, 0], trial_id="another")
     busy = [replace(run, run=replace(run.run, workload="busy")) for run in three([0, 0, 0])]
-    assert [run.run.void for run in without_warm_up([*one, *other, *busy])] == [True, *[False] * 8]
+    assert [is_void(run.run) for run in without_warm_up([*one, *other, *busy])] == [
+        True,
+        *[False] * 8,
+    ]
 
 
 def test_what_is_stored_is_not_changed_by_looking_at_it() -> None:
     runs = three([0, 0, 1])
     without_warm_up(runs)
-    assert not runs[0].run.void
+    assert not is_void(runs[0].run)
 
 
 def test_a_dropped_run_is_counted_in_the_comparison_and_named_by_show() -> None:

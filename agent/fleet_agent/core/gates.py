@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from fleet_protos.trial_types import Gate, GateEffect, Measure, TrialSpec, Workload
+from fleet_protos.workload_rules import fixes_lengths, is_open_loop, shares_cache
 
 TOKEN_MISMATCH_MAX = 0.02
 CACHED_RATIO_MAX = 0.01
@@ -144,7 +145,7 @@ def _output(facts: RunFacts, workload: Workload) -> Iterator[Gate]:
             "zero_tokens",
             f"{facts.zero_token_requests} of {facts.requests_ok} answers had no token",
         )
-    if not facts.requests_ok or not workload.fixes_lengths:
+    if not facts.requests_ok or not fixes_lengths(workload):
         return
     other = ", ".join(
         f"{count} × {reason}"
@@ -182,7 +183,7 @@ def _counts(facts: RunFacts) -> Iterator[Gate]:
 def _cache(facts: RunFacts, workload: Workload) -> Iterator[Gate]:
     if facts.cached_token_ratio is None:
         yield _flag("prefix_cache_unknown", "the server does not report cached prompt tokens")
-    elif workload.shares_cache:
+    elif shares_cache(workload):
         planned = facts.planned_cached_ratio
         if (
             planned
@@ -286,7 +287,7 @@ def _concurrency_limit(facts: RunFacts, workload: Workload, measure: Measure) ->
 
 
 def _dispatch_limit(facts: RunFacts, workload: Workload) -> Iterator[_Limit]:
-    if workload.is_open and not facts.dispatch_delay_p99_s <= DISPATCH_DELAY_FLAG_S:
+    if is_open_loop(workload) and not facts.dispatch_delay_p99_s <= DISPATCH_DELAY_FLAG_S:
         late = not facts.dispatch_delay_p99_s <= DISPATCH_DELAY_VOID_S
         effect = GateEffect.VOID_RUN if late else GateEffect.FLAG
         yield (

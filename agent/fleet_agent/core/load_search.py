@@ -18,8 +18,17 @@ from typing import Final
 from fleet_agent.core.gates import DISPATCH_DELAY, LOOP_LAG
 from fleet_agent.core.stop_rule import VOID_IN_ROW_MAX
 from fleet_protos.metric_names import DISPATCH_DELAY_P99, GOODPUT_RATIO, TPOT_P50, TTFT_P50
-from fleet_protos.search_types import CONCURRENCY, Search, Searched
-from fleet_protos.trial_types import Gate, GateEffect, RunResult, Workload
+from fleet_protos.search_rules import CONCURRENCY, max_runs
+from fleet_protos.trial_types import (
+    Gate,
+    GateEffect,
+    RunResult,
+    Search,
+    Searched,
+    Workload,
+    is_void,
+)
+from fleet_protos.workload_rules import load_of
 
 FOUND: Final = "found"
 ABOVE: Final = "above"  # the highest load meets the SLO
@@ -71,7 +80,7 @@ class NextLoad:
 
 def to_search_run(run: RunResult) -> SearchRun:
     """Reduce a run that `judge_search_run` returned to what the next load depends on."""
-    if not run.void:
+    if not is_void(run):
         return SearchRun(
             run.searched.load, LoadAnswer.MET if run.searched.met else LoadAnswer.NOT_MET
         )
@@ -97,7 +106,7 @@ def judge_search_run(
     `workload` is set to the load of the run, `error_kinds` counts the failed requests by kind, and
     `before` holds the earlier runs of the search.
     """
-    search, load = workload.search, workload.load
+    search, load = workload.search, load_of(workload)
     met = share_met(run) >= search.goodput - _EXACT and not any(
         gate.code == "rate_not_sustained" for gate in run.gates
     )
@@ -106,7 +115,7 @@ def judge_search_run(
         gates = tuple(_gate_of_missed_run(gate, run, workload) for gate in gates)
     run = replace(run, gates=gates, searched=Searched(load, met))
     after = next_load(search, (*before, to_search_run(run)))
-    met = met and not run.void
+    met = met and not is_void(run)
     return replace(
         run,
         searched=Searched(
@@ -194,7 +203,7 @@ def next_load(search: Search, runs: Sequence[SearchRun]) -> NextLoad:
     """Choose the next load after these runs, or end the search.
 
     All loads are between `search.least` and `search.most`. The search ends after
-    `search.max_runs` runs at the latest.
+    `max_runs(search)` runs at the latest.
     """
     tally = _Tally.from_runs(runs)
     lowest = min((load for load in tally.loads if tally.is_missed(load)), default=0.0)
@@ -214,7 +223,7 @@ def next_load(search: Search, runs: Sequence[SearchRun]) -> NextLoad:
     )
     if ended and highest and not tally.is_confirmed(highest):
         following, ended = highest, ""
-    if not ended and len(runs) >= search.max_runs:
+    if not ended and len(runs) >= max_runs(search):
         return NextLoad(0.0, confirmed, lowest, UNSETTLED)
     return NextLoad(0.0 if ended else following, highest, lowest, ended)
 

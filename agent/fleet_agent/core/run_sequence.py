@@ -11,18 +11,19 @@ from fleet_agent.core.stop_rule import Decision, decide
 from fleet_agent.core.trial import AgentTrial, MeasurePosition
 from fleet_protos.events import RunFinished
 from fleet_protos.trial_types import Workload
+from fleet_protos.workload_rules import at_load
 
 
 def warm_up_workload(workload: Workload) -> Workload:
     """Return the workload to warm up with; a search warms up at its lowest load."""
-    return workload.at_load(workload.search.least) if workload.search.of else workload
+    return at_load(workload, workload.search.least) if workload.search.of else workload
 
 
 def next_run(trial: AgentTrial) -> MeasureRun:
     """Return the next run of the current workload; in a search, at the next load."""
     position, workload = trial.position, trial.spec.workloads[trial.position.workload]
     if workload.search.of:
-        workload = workload.at_load(next_load(workload.search, position.search_runs).load)
+        workload = at_load(workload, next_load(workload.search, position.search_runs).load)
     return MeasureRun(workload, position.runs + 1, position.search_runs)
 
 

@@ -13,7 +13,7 @@ from typing import Final
 
 from fleet_agent.core.stop_rule import regularised_beta
 from fleet_protos.metric_names import E2E_P50, OUTPUT_TOK_S
-from fleet_protos.trial_types import Gate, GateEffect, Measure, RunResult, Workload
+from fleet_protos.trial_types import Gate, GateEffect, Measure, RunResult, Workload, is_void
 
 NOT_STEADY: Final = "not_steady"
 SIGNIFICANCE: Final = 0.05  # at most this share of flat series shows a change
@@ -79,7 +79,7 @@ def conclude_warm_up(values: Sequence[float], measure: Measure) -> tuple[int, tu
 def rate_of(run: RunResult) -> float | None:
     """Return the output tokens/s of a run that counts, None if it is void or has no usable rate."""
     rate = run.metrics.get(OUTPUT_TOK_S, 0.0)
-    return rate if not run.void and isfinite(rate) and rate > 0 else None
+    return rate if not is_void(run) and isfinite(rate) and rate > 0 else None
 
 
 def level_of(metrics: Mapping[str, float], workload: Workload) -> float:

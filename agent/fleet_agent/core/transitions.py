@@ -41,7 +41,7 @@ from fleet_protos.events import (
     ServerStopped,
     TrialOver,
 )
-from fleet_protos.trial_types import EngineKind, GateEffect, Outcome, Phase
+from fleet_protos.trial_types import EngineKind, GateEffect, Outcome, Phase, is_gang_member
 
 HOLD_LIMIT_S = 86_400.0  # how long a gang member is held when the controller sets no limit
 
@@ -97,7 +97,7 @@ def on_proved(trial: AgentTrial, body: Body, at_s: float) -> Step:
         )
     if trial.witnessing:
         return replace(trial, server=ServerState.STOPPING), (StopServer(),)
-    if trial.spec.engine.gang.is_member:
+    if is_gang_member(trial.spec.engine.gang):
         return replace(trial, phase=Phase.MEASURING), (
             HoldServer(at_s + (trial.spec.engine.gang.hold_limit_s or HOLD_LIMIT_S)),
         )

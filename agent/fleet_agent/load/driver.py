@@ -44,6 +44,7 @@ from fleet_agent.load.workers.shard_plan import ShardPlan
 from fleet_agent.load.workload.request_plan import RequestPlan
 from fleet_knowledge.sglang_metrics.accept_rate import DraftShape
 from fleet_protos.errors import LoadError
+from fleet_protos.workload_rules import is_open_loop
 
 LINE_LIMIT: Final = 1 << 20
 # followed by a number: the folder for chunks of a large run, until its file is written
@@ -157,7 +158,7 @@ class Driver:
             reply = server_counters.add_speculation(reply, snapshots, shape, request.time_scale)
         if not warm:
             work = ClientWork.from_results(
-                done.results, is_open=request.workload.is_open, time_scale=request.time_scale
+                done.results, is_open=is_open_loop(request.workload), time_scale=request.time_scale
             )
             reply = add_client_use(reply, capacity, work)
         reply = replace(

@@ -30,7 +30,7 @@ from fleet_agent.trials.trial_metrics import AgentMetrics
 from fleet_protos import events as ev
 from fleet_protos.controller_epoch import ControllerEpoch
 from fleet_protos.errors import ConfigError, Conflict, first_error
-from fleet_protos.trial_types import EngineKind, Phase, TrialSpec
+from fleet_protos.trial_types import EngineKind, Phase, TrialSpec, is_gang_member
 
 log = logging.getLogger(__name__)
 
@@ -308,7 +308,7 @@ class Agent:
     ) -> None:
         is_lead = load is not self._tools.load
         try:
-            if isinstance(first, ev.TrialAccepted) and not runner.spec.engine.gang.is_member:
+            if isinstance(first, ev.TrialAccepted) and not is_gang_member(runner.spec.engine.gang):
                 await load.start(
                     self.load_parts.lead_folder if is_lead else self._load_folder
                 )  # Ray starts while the server loads

@@ -15,7 +15,7 @@ from fleet_agent.core.admission.controller_takeover import (
     check_order,
 )
 from fleet_agent.storage.journal import Journal
-from fleet_protos.controller_epoch import ControllerEpoch
+from fleet_protos.controller_epoch import ControllerEpoch, names_controller
 from fleet_protos.errors import Conflict
 
 log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class ControllerFencing:
         )
         if refused is not None:
             raise Conflict(refused.message, refused.hint)
-        if not presented.names_controller or (presented.controller_id, presented.epoch) == (
+        if not names_controller(presented) or (presented.controller_id, presented.epoch) == (
             held.controller_id,
             held.epoch,
         ):
@@ -69,7 +69,7 @@ class ControllerFencing:
         `presented` was accepted.
         """
         held = self._journal.epoch
-        return presented.names_controller and (presented.controller_id, presented.epoch) != (
+        return names_controller(presented) and (presented.controller_id, presented.epoch) != (
             held.controller_id,
             held.epoch,
         )
@@ -79,7 +79,7 @@ class ControllerFencing:
         """Count an event stream to the holder of this epoch within the context. A read-only
         observer does not count.
         """
-        if not presented.names_controller:
+        if not names_controller(presented):
             yield
             return
         self._streams += 1

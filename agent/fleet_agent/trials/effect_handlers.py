@@ -17,8 +17,10 @@ from fleet_agent.server.trial_server import TrialServer, TrialTools
 from fleet_agent.storage import trial_artifacts
 from fleet_knowledge.sglang_metrics.accept_rate import DraftShape
 from fleet_protos import events as ev
+from fleet_protos.attachment import file_ref
 from fleet_protos.errors import ErrorKind, LoadError
 from fleet_protos.trial_types import EngineKind, Gate, GateEffect, RunResult, TrialSpec, Workload
+from fleet_protos.workload_rules import file_refs, load_of
 
 
 class EffectHandlers:
@@ -154,8 +156,11 @@ class EffectHandlers:
         # draws depend on the load and its repeat, not on the run's index: variants reach a load
         # after different numbers of runs
         if workload.search.of:
-            scope, draw = f"{scope}/{workload.load:g}", next_repeat(workload.load, earlier_runs)
-            metadata |= {"run": str(index), "load": f"{workload.load:g}"}
+            scope, draw = (
+                f"{scope}/{load_of(workload):g}",
+                next_repeat(load_of(workload), earlier_runs),
+            )
+            metadata |= {"run": str(index), "load": f"{load_of(workload):g}"}
         return LoadRequest(
             url=self.server.url,
             workload=workload,
@@ -174,7 +179,11 @@ class EffectHandlers:
             ),
             metadata=metadata,
             salt_scope=scope,
-            files={file.ref: file.content for file in spec.files if file.ref in workload.file_refs},
+            files={
+                file_ref(file): file.content
+                for file in spec.files
+                if file_ref(file) in file_refs(workload)
+            },
         )
 
     async def collect(self) -> ev.Body:

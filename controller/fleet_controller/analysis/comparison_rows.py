@@ -37,6 +37,7 @@ from fleet_controller.analysis.verdict import (
 )
 from fleet_controller.core.controller_api import StoredRun
 from fleet_protos.metric_names import ACCEPT_LENGTH, HIGHER_IS_BETTER
+from fleet_protos.trial_types import is_void
 
 _NO_LAUNCHES = (
     "an external server is not launched by benchfleet: no verdict is possible without launches"
@@ -127,7 +128,7 @@ def _limit_row(
         else _failure_reason(key[0], key[1], [], settings) or "no valid launch",
         needs=None,
         gates=gate_counts(
-            stored for stored in launch_set.runs if stored.run.void or stored.run.searched.met
+            stored for stored in launch_set.runs if is_void(stored.run) or stored.run.searched.met
         ),
         accept_length=None,
         limits=launch_set.limits,

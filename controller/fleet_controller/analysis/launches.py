@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from fleet_controller.analysis.statistics import mean
 from fleet_controller.core.controller_api import StoredRun
 from fleet_protos.metric_names import ACCEPT_LENGTH
-from fleet_protos.trial_types import Gate, GateEffect, Outcome
+from fleet_protos.trial_types import Gate, GateEffect, Outcome, is_void
 
 WARMING_UP = Gate(
     "warming_up",
@@ -53,7 +53,7 @@ def without_warm_up(runs: Iterable[StoredRun]) -> list[StoredRun]:
         list
     )  # launch and workload → indexes of its valid runs
     for place in sorted(range(len(runs)), key=lambda place: runs[place].run.index):
-        if not runs[place].run.void:
+        if not is_void(runs[place].run):
             valid[runs[place].trial_id, runs[place].attempt, runs[place].run.workload].append(place)
     for places in valid.values():
         for place in places[: runs[places[-1]].run.warm_up_runs]:
@@ -81,7 +81,7 @@ def group_launches(runs: Iterable[StoredRun], metrics: Sequence[str]) -> list[Me
     grouped: dict[tuple[str, str], list[StoredRun]] = defaultdict(list)
     for stored in counted_attempts(runs):
         if (
-            not stored.run.void and not stored.run.searched.load
+            not is_void(stored.run) and not stored.run.searched.load
         ):  # runs of a search have different loads
             grouped[stored.trial_id, stored.run.workload].append(stored)
     return [_launch(members, metrics) for members in grouped.values()]

@@ -22,7 +22,8 @@ from fleet_controller.analysis.statistics import (
 )
 from fleet_controller.core.controller_api import StoredRun
 from fleet_protos.metric_names import HIGHEST_CONCURRENCY, HIGHEST_RATE
-from fleet_protos.search_types import CONCURRENCY, RATE
+from fleet_protos.search_rules import CONCURRENCY, RATE
+from fleet_protos.trial_types import is_void
 
 METRIC_OF: Mapping[str, str] = {RATE: HIGHEST_RATE, CONCURRENCY: HIGHEST_CONCURRENCY}
 
@@ -32,7 +33,7 @@ class SloLimit:
     """The result of one launch's search. `met` is the highest load met, 0 for none; `not_met` is
     the lowest load not met, infinite for none.
 
-    `ended` is that of `fleet_protos.search_types.Searched`, empty while the search continues.
+    `ended` is that of `fleet_protos.trial_types.Searched`, empty while the search continues.
     `runs` counts the runs that are not void.
     """
 
@@ -96,7 +97,7 @@ def _limit(members: Sequence[StoredRun]) -> SloLimit:
         met=searched.highest_met,
         not_met=searched.lowest_not_met or math.inf,
         ended=searched.ended,
-        runs=sum(not stored.run.void for stored in members),
+        runs=sum(not is_void(stored.run) for stored in members),
     )
 
 

@@ -9,7 +9,13 @@ from fleet_controller.analysis.comparison_values import EXTERNAL, Comparison
 from fleet_controller.cli.job_comparison import VerdictOptions, compare_job, print_comparison
 from fleet_controller.cli.terminal.console import Console
 from fleet_controller.cli.terminal.live_display import ProgressDisplay, progress_display
-from fleet_controller.core.controller_api import Controller, JobDetail, JobSummary, TrialStatus
+from fleet_controller.core.controller_api import (
+    Controller,
+    JobDetail,
+    JobSummary,
+    TrialStatus,
+    is_job_over,
+)
 from fleet_controller.report.job_progress import (
     JobProgress,
     advance_progress,
@@ -90,7 +96,7 @@ def print_outcome(outcome: JobOutcome, as_json: bool, console: Console) -> int:
     ]
     if launched and job.engine != EXTERNAL:
         console.print_stderr(f"`fleetctl logs {launched[0].trial_id}` prints that server's log")
-    if not job.is_over:
+    if not is_job_over(job):
         console.print_stderr(
             f"job {job.job_id} is unfinished and no controller is running;"
             f" `fleetctl resume {job.job_id}` continues it"

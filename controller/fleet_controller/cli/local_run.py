@@ -14,7 +14,7 @@ from fleet_controller.cli.local_controller import LocalMachine, run_local_contro
 from fleet_controller.cli.terminal.console import Console
 from fleet_controller.cli.terminal.interrupts import Interrupts
 from fleet_controller.cli.terminal.live_display import ProgressDisplay, progress_display
-from fleet_controller.core.controller_api import Controller
+from fleet_controller.core.controller_api import Controller, is_job_over
 from fleet_protos.errors import ExitCode
 
 _POLL_S = 1.0
@@ -51,7 +51,7 @@ async def _follow_until_over(
     job = (await controller.job(job_id)).job
     display.print_line(f"job {job_id}: {job.trials} trials, {job.trials_over} over")
     for other in await controller.jobs():
-        if not other.is_over and other.job_id != job_id:
+        if not is_job_over(other) and other.job_id != job_id:
             display.print_line(
                 f"job {other.job_id} is unfinished too and also continues;"
                 f" `fleetctl cancel {other.job_id}` cancels it"

@@ -15,8 +15,8 @@ from typing import Any
 
 from fleet_controller.core.trial_state import Attempt
 from fleet_protos import events as ev
-from fleet_protos.search_types import CONCURRENCY, RATE, Searched
-from fleet_protos.trial_types import Artifact, RunResult
+from fleet_protos.search_rules import CONCURRENCY, RATE
+from fleet_protos.trial_types import Artifact, RunResult, Searched
 
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
 _AGENT_ID = re.compile(r"[A-Za-z0-9-]{1,64}")

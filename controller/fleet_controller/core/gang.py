@@ -12,6 +12,7 @@ from dataclasses import replace
 from fleet_controller.core.job import Job
 from fleet_controller.core.trial_state import Attempt, Trial
 from fleet_protos.errors import ErrorKind
+from fleet_protos.search_rules import max_runs
 from fleet_protos.trial_types import (
     LoadPlan,
     Outcome,
@@ -19,6 +20,7 @@ from fleet_protos.trial_types import (
     TrialSpec,
     Workload,
 )
+from fleet_protos.workload_rules import at_load
 
 _MARK = "_n"  # job names and hosts in a trial id have no underscore
 _FIRST_PORT, _PORTS = 20_000, 12_000  # below Linux's ephemeral ports, 32768 and above
@@ -87,7 +89,7 @@ def hold_limit_s(spec: TrialSpec) -> float:
 def _longest_s(workload: Workload, runs_max: int) -> float:
     """Return the longest wall seconds of all runs of a workload, with its warm-up."""
     if search := workload.search if workload.search.of else None:
-        return (1 + search.max_runs) * _longest_run_s(workload.at_load(search.most))
+        return (1 + max_runs(search)) * _longest_run_s(at_load(workload, search.most))
     return (1 + runs_max) * _longest_run_s(workload)
 
 

@@ -8,12 +8,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from fleet_controller.core.inventory import FleetHost
-from fleet_controller.hosts.agent_client import AgentClient, AgentInfo
+from fleet_controller.hosts.agent_client import AgentClient
 from fleet_controller.hosts.targets import direct_address
 from fleet_controller.pki.authority import Authority
 from fleet_controller.ssh.ssh_connection import SshConnection
 from fleet_controller.ssh.tunnel import Forwarder
 from fleet_protos.errors import FleetError, HostUnreachable
+from fleet_protos.v1.agent_values import AgentInfo
 from fleet_transport.tls_identity import agent_name
 
 _PAUSE_S = 0.15

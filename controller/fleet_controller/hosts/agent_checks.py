@@ -7,8 +7,9 @@ import logging
 from fleet_controller.core.compatibility import agent_incompatibility, clock_warning
 from fleet_controller.core.host_view import label_differences
 from fleet_controller.core.inventory import FleetHost
-from fleet_controller.hosts.agent_client import AgentClient, AgentInfo
+from fleet_controller.hosts.agent_client import AgentClient
 from fleet_protos.errors import Conflict
+from fleet_protos.v1.agent_values import AgentInfo
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Mapping
+from collections.abc import AsyncIterator, Awaitable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -19,7 +19,7 @@ from fleet_controller.core.event_rules import agent_info_error
 from fleet_controller.core.trial_state import NO_SKEW, HostClock
 from fleet_controller.hosts.event_validation import EventValidator
 from fleet_protos.codec import from_proto, to_proto
-from fleet_protos.controller_epoch import ControllerEpoch
+from fleet_protos.controller_epoch import ControllerEpoch, names_controller
 from fleet_protos.errors import (
     Conflict,
     HostUnreachable,
@@ -29,6 +29,7 @@ from fleet_protos.grpc_errors import error_class
 from fleet_protos.trial_types import Artifact, TrialSpec
 from fleet_protos.v1 import agent_pb2 as pb
 from fleet_protos.v1 import agent_pb2_grpc, trial_pb2
+from fleet_protos.v1.agent_values import AgentInfo
 from fleet_transport.tls_client import ReloadingChannel
 from fleet_transport.tls_identity import TlsFiles
 
@@ -50,34 +51,6 @@ _OPTIONS = [
     ("grpc.max_receive_message_length", 16 << 20),
 ]
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class AgentInfo:
-    """What an agent reports about itself. The fields are those of `DescribeResponse`."""
-
-    agent_id: str = ""
-    host: str = ""
-    version: str = ""
-    gpus: int = 0
-    simulated_gpus: int = 0
-    last_sequence: int = 0
-    active_trials: tuple[str, ...] = ()
-    labels: Mapping[str, str] = field(default_factory=dict)
-    fingerprint: Mapping[str, str] = field(default_factory=dict)
-    pid: int = 0
-    protocol: int = 0
-    now_unix_ns: int = 0
-    disk_free_bytes: int = 0
-    takes_no_trials: str = ""
-    certificate_expires_unix_s: int = 0
-    allowed_pythons: tuple[str, ...] = ()
-    allowed_images: tuple[str, ...] = ()
-    load_only: bool = False
-    strict: bool = False
-    server_python: str = ""
-    server_image: str = ""
-    kept_attempts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,7 +266,7 @@ class AgentClient:
     def _epoch_message(self) -> pb.Lease | None:
         return (
             to_proto(self.controller_epoch, pb.Lease())
-            if self.controller_epoch.names_controller
+            if names_controller(self.controller_epoch)
             else None
         )
 

@@ -19,7 +19,7 @@ from fleet_controller.core.host_view import (
 from fleet_controller.core.inventory import FleetHost
 from fleet_controller.core.trial_state import Trial, ended_by_controller
 from fleet_controller.hosts.agent_checks import AgentChecks
-from fleet_controller.hosts.agent_client import AgentClient, AgentInfo
+from fleet_controller.hosts.agent_client import AgentClient
 from fleet_controller.hosts.artifact_downloads import ArtifactDownloads
 from fleet_controller.hosts.order_sender import OrderSender
 from fleet_controller.hosts.reconcile import AttemptReconciler
@@ -36,6 +36,7 @@ from fleet_protos.errors import (
     StoreUnusable,
 )
 from fleet_protos.trial_types import EngineKind
+from fleet_protos.v1.agent_values import AgentInfo
 from fleet_transport.tls_identity import agent_name
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from fleet_controller.core.controller_api import HostStatus
+from fleet_controller.core.controller_api import HostStatus, error_messages
 from fleet_controller.core.gang import lead_and_rank
 from fleet_controller.core.quarantine import (
     PROBE_FIRST_S,
@@ -235,7 +235,7 @@ class HostHealth:
         record = self.record_of(connection.host)  # a user may have changed it meanwhile
         if not record.aside:
             return
-        if found.reached and not found.errors:
+        if found.reached and not error_messages(found):
             log.info("%s: the check found nothing; the next trial on it decides", connection.host)
             await self._save_record(put_on_probation(record))
             return
@@ -243,7 +243,7 @@ class HostHealth:
         log.info(
             "%s: still quarantined (%s); the next check is in %.0f s",
             connection.host,
-            found.errors or "not reached",
+            error_messages(found) or "not reached",
             pause_s,
         )
         self._probes[connection.host] = probes + 1, time.monotonic() + pause_s

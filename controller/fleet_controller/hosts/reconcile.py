@@ -10,9 +10,10 @@ import logging
 from functools import partial
 
 from fleet_controller.core.trial_state import Attempt
-from fleet_controller.hosts.agent_client import AgentClient, AgentInfo
+from fleet_controller.hosts.agent_client import AgentClient
 from fleet_controller.hosts.artifact_downloads import ArtifactDownloads
 from fleet_controller.jobs.state_writer import StateWriter
+from fleet_protos.v1.agent_values import AgentInfo
 
 log = logging.getLogger(__name__)
 

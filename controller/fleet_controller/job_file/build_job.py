@@ -26,7 +26,7 @@ from fleet_controller.job_file.workload_models import (
 )
 from fleet_controller.yaml.document import Document
 from fleet_controller.yaml.key_path import KeyPath, dotted
-from fleet_protos.attachment import Trace
+from fleet_protos.attachment import Trace, file_ref
 from fleet_protos.trial_types import (
     Container,
     EngineKind,
@@ -241,7 +241,7 @@ def _trace_workloads(
     if isinstance(trace, Trace):
         part = trace.truncated(*trace_extent(workload))
         duration_s = part.at_ms[-1] / 1000 / speed
-        ref = named.files[file].ref
+        ref = file_ref(named.files[file])
         prompts = RANDOM_ON_WIRE if workload.prompts == RANDOM_PROMPTS else ""
         cell = _common_workload(name, workload, named)
         cell = replace(cell, cache=workload.cache or ("flush" if part.blocks else ""))
@@ -313,7 +313,7 @@ def _prompts(written: str, named: NamedFiles) -> str:
     """Return the prompts as agents know them: a file by its ref."""
     if written.startswith(FILE_PREFIX):
         file = named.files.get(attached_name(PROMPTS, written.removeprefix(FILE_PREFIX)))
-        return f"{FILE_PREFIX}{file.ref}" if file else DEFAULT_PROMPTS
+        return f"{FILE_PREFIX}{file_ref(file)}" if file else DEFAULT_PROMPTS
     return RANDOM_ON_WIRE if written == RANDOM_PROMPTS else written
 
 

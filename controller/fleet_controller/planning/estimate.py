@@ -7,7 +7,9 @@ from collections import defaultdict
 
 from fleet_controller.core.job import Job
 from fleet_controller.planning.job_plan import Plan, PlannedTrial, has_witness
+from fleet_protos.search_rules import max_runs
 from fleet_protos.trial_types import EngineKind, EngineSpec, Workload
+from fleet_protos.workload_rules import at_load, is_open_loop, mean_output_tokens
 
 # Estimates in seconds. A large model loads in minutes. A token takes as long as in a single stream
 # on a host with 8 GPUs (62.9 tok/s).
@@ -88,14 +90,14 @@ def _simulated_ready_s(engine: EngineSpec) -> float:
 def _search_seconds(workload: Workload) -> float:
     """Assume half of the most runs that the search may take, at the geometric mean of its loads."""
     search = workload.search
-    return (1 + search.max_runs / 2) * _run_seconds(
-        workload.at_load(math.sqrt(search.least * search.most))
+    return (1 + max_runs(search) / 2) * _run_seconds(
+        at_load(workload, math.sqrt(search.least * search.most))
     )
 
 
 def _run_seconds(workload: Workload) -> float:
-    answer_s = workload.mean_output_tokens * _TOKEN_S
-    if workload.is_open:
+    answer_s = mean_output_tokens(workload) * _TOKEN_S
+    if is_open_loop(workload):
         return workload.duration_s + answer_s
     waves = -(-workload.requests // workload.concurrency)
     return waves * workload.think_s + waves * answer_s * (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fleet_controller.core.controller_api import HostCheck
+from fleet_controller.core.controller_api import HostCheck, error_messages
 from fleet_controller.report.table import Table
 
 JSON_VERSION = 1
@@ -67,7 +67,7 @@ def _check_json(check: HostCheck) -> dict[str, Any]:
         }
         for finding in check.findings
     ]
-    is_ok = check.reached and not check.errors
+    is_ok = check.reached and not error_messages(check)
     return {
         "host": check.host,
         "reached": check.reached,

@@ -12,7 +12,7 @@ from fleet_controller.core.controller_api import JobDetail, JobSummary, StoredRu
 from fleet_controller.report.job_progress import engine_mark
 from fleet_controller.report.search_output import searches_json
 from fleet_controller.report.table import Table
-from fleet_protos.trial_types import GateEffect, Outcome, Phase
+from fleet_protos.trial_types import GateEffect, Outcome, Phase, is_void
 
 JSON_VERSION = 1
 
@@ -145,7 +145,7 @@ def show_json(detail: JobDetail, runs: Sequence[StoredRun] = ()) -> dict[str, An
                 "gates": _voiding_gates(run),
             }
             for run in without_warm_up(runs)
-            if run.run.void
+            if is_void(run.run)
         ],
         "searches": searches_json(runs),
     }

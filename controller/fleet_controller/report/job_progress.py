@@ -8,10 +8,10 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from fleet_controller.analysis.slo_limits import load_text
-from fleet_controller.core.controller_api import JobChange, JobSummary, TrialStatus
+from fleet_controller.core.controller_api import JobChange, JobSummary, TrialStatus, is_job_over
 from fleet_controller.report.comparison_output import duration_text
 from fleet_protos.metric_names import GOODPUT_RATIO, OUTPUT_TOK_S
-from fleet_protos.trial_types import Outcome, Phase, RunResult
+from fleet_protos.trial_types import Outcome, Phase, RunResult, is_void
 
 _BAR_CELLS = 24
 _FIRST_WARM_UP = "the first on this host also starts Ray, about ten seconds"
@@ -52,7 +52,7 @@ def advance_progress(
     get no line.
     """
     trials = dict(before.trials)
-    is_news = change.job.trouble != before.job.trouble and not change.job.is_over
+    is_news = change.job.trouble != before.job.trouble and not is_job_over(change.job)
     lines = [f"{change.job.job_id}: {change.job.trouble or 'continues'}"] if is_news else []
     for trial in change.trials:
         if before.job.job_id or trial.phase != Phase.OVER:
@@ -90,7 +90,7 @@ def run_text(run: RunResult, job: JobSummary) -> str:
     whether it met the SLO. A run after which earlier ones count as warm-up says how many.
     """
     load = f" at {load_text(run.searched.load, run.searched.of)}" if run.searched.load else ""
-    if run.void:
+    if is_void(run):
         codes = ", ".join(gate.code for gate in run.gates)
         return f"{run.workload}{load} voided by {codes}{_search_result_text(run)}"
     if load:
@@ -138,7 +138,7 @@ def progress_lines(progress: JobProgress, since_s: float = 0.0) -> list[str]:
     bar = "█" * full + "·" * (_BAR_CELLS - full)
     head = f"{job.name} [{bar}] {job.trials_over}/{job.trials} trials"
     left_s = progress.left_s - since_s
-    if left_s > 0 and not job.is_over:
+    if left_s > 0 and not is_job_over(job):
         head += f" · about {duration_text(left_s / 60)} left"
     if job.trouble:
         head += f" · {job.trouble}"

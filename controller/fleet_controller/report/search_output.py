@@ -13,6 +13,7 @@ from fleet_controller.core.controller_api import StoredRun
 from fleet_controller.report.comparison_export import limit_json
 from fleet_controller.report.table import Table, as_markdown
 from fleet_protos.metric_names import GOODPUT_RATIO, TPOT_P99, TTFT_P99
+from fleet_protos.trial_types import is_void
 
 BY_LAUNCH, BY_LOAD = (
     "the highest load that meets the SLO, by launch",
@@ -43,7 +44,7 @@ class LoadRuns:
     @property
     def valid(self) -> list[StoredRun]:
         """The runs that are not void."""
-        return [stored for stored in self.runs if not stored.run.void]
+        return [stored for stored in self.runs if not is_void(stored.run)]
 
     @property
     def met(self) -> int:
@@ -188,7 +189,7 @@ def _search_json(limit: SloLimit, runs: Sequence[StoredRun]) -> dict[str, Any]:
 
 def _run_json(stored: StoredRun) -> dict[str, Any]:
     run = stored.run
-    answer = "void" if run.void else "met" if run.searched.met else "not_met"
+    answer = "void" if is_void(run) else "met" if run.searched.met else "not_met"
     goodput = run.metrics.get(GOODPUT_RATIO)
     counts = {"requests_ok": run.requests_ok, "requests_failed": run.requests_failed}
     return {

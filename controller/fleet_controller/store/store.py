@@ -39,9 +39,9 @@ from fleet_controller.store.rows import (
 )
 from fleet_protos import events as ev
 from fleet_protos.codec import event_from_json, event_to_json, from_json, to_json
-from fleet_protos.controller_epoch import ControllerEpoch
+from fleet_protos.controller_epoch import ControllerEpoch, names_controller
 from fleet_protos.errors import ConfigError, NotFound
-from fleet_protos.trial_types import Artifact, Outcome, RunResult, TrialSpec
+from fleet_protos.trial_types import Artifact, Outcome, RunResult, TrialSpec, is_gang_member
 from fleet_protos.v1 import trial_pb2
 
 log = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ class Store:
         StoreUnusable if the database cannot be used, such as on a full disk.
         """
         with translate_errors(), self.engine.begin() as connection:
-            if self.controller_epoch.names_controller:
+            if names_controller(self.controller_epoch):
                 epoch.require_epoch(connection, self.controller_epoch)
             yield connection
 
@@ -221,7 +221,7 @@ class Store:
                 spec_from_json(spec),
                 tuple(attempt_from_row(row) for row in connection.execute(query).mappings()),
             )
-        nodes = 0 if found.spec.engine.gang.is_member else found.spec.engine.gang.nodes
+        nodes = 0 if is_gang_member(found.spec.engine.gang) else found.spec.engine.gang.nodes
         return fold_gang(
             found, [self.find_trial(member_id(trial_id, rank)) for rank in range(1, nodes)]
         )

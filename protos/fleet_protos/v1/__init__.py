@@ -1,1 +1,1 @@
-"""Generated stubs of version 1 of the contract: `make protos` writes them."""
+"""Generated stubs and values of version 1 of the contract: `make protos` writes them."""

@@ -22,68 +22,73 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from fleet_protos.v1 import options_pb2 as fleet__protos_dot_v1_dot_options__pb2
 from fleet_protos.v1 import trial_pb2 as fleet__protos_dot_v1_dot_trial__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x66leet_protos/v1/agent.proto\x12\x0f\x66leet_protos.v1\x1a\x1b\x66leet_protos/v1/trial.proto\"?\n\x05Lease\x12\x15\n\rcontroller_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x10\n\x08protocol\x18\x03 \x01(\r\"\x11\n\x0f\x44\x65scribeRequest\"\xa4\x05\n\x10\x44\x65scribeResponse\x12\x10\n\x08\x61gent_id\x18\x01 \x01(\t\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\x0c\n\x04gpus\x18\x04 \x01(\r\x12\x16\n\x0esimulated_gpus\x18\x05 \x01(\r\x12\x15\n\rlast_sequence\x18\x06 \x01(\x04\x12\x15\n\ractive_trials\x18\x07 \x03(\t\x12=\n\x06labels\x18\x08 \x03(\x0b\x32-.fleet_protos.v1.DescribeResponse.LabelsEntry\x12G\n\x0b\x66ingerprint\x18\t \x03(\x0b\x32\x32.fleet_protos.v1.DescribeResponse.FingerprintEntry\x12\x0b\n\x03pid\x18\n \x01(\x05\x12\x10\n\x08protocol\x18\x0b \x01(\r\x12\x13\n\x0bnow_unix_ns\x18\x0c \x01(\x03\x12\x17\n\x0f\x64isk_free_bytes\x18\r \x01(\x04\x12\x17\n\x0ftakes_no_trials\x18\x0e \x01(\t\x12\"\n\x1a\x63\x65rtificate_expires_unix_s\x18\x0f \x01(\x03\x12\x17\n\x0f\x61llowed_pythons\x18\x10 \x03(\t\x12\x16\n\x0e\x61llowed_images\x18\x11 \x03(\t\x12\x11\n\tload_only\x18\x12 \x01(\x08\x12\x15\n\rkept_attempts\x18\x13 \x03(\t\x12\x0e\n\x06strict\x18\x14 \x01(\x08\x12\x15\n\rserver_python\x18\x15 \x01(\t\x12\x14\n\x0cserver_image\x18\x16 \x01(\t\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x32\n\x10\x46ingerprintEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"d\n\x11StartTrialRequest\x12(\n\x04spec\x18\x01 \x01(\x0b\x32\x1a.fleet_protos.v1.TrialSpec\x12%\n\x05lease\x18\x02 \x01(\x0b\x32\x16.fleet_protos.v1.Lease\"#\n\x12StartTrialResponse\x12\r\n\x05known\x18\x01 \x01(\x08\"n\n\x12\x43\x61ncelTrialRequest\x12\x10\n\x08trial_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12%\n\x05lease\x18\x04 \x01(\x0b\x32\x16.fleet_protos.v1.Lease\"%\n\x13\x43\x61ncelTrialResponse\x12\x0e\n\x06\x61\x63tive\x18\x01 \x01(\x08\"e\n\x12WatchEventsRequest\x12\x10\n\x08\x61gent_id\x18\x01 \x01(\t\x12\x16\n\x0e\x61\x66ter_sequence\x18\x02 \x01(\x04\x12%\n\x05lease\x18\x03 \x01(\x0b\x32\x16.fleet_protos.v1.Lease\"<\n\x13WatchEventsResponse\x12%\n\x05\x65vent\x18\x01 \x01(\x0b\x32\x16.fleet_protos.v1.Event\"c\n\x10\x41\x63kEventsRequest\x12\x16\n\x0eup_to_sequence\x18\x01 \x01(\x04\x12%\n\x05lease\x18\x02 \x01(\x0b\x32\x16.fleet_protos.v1.Lease\x12\x10\n\x08\x61gent_id\x18\x03 \x01(\t\"\x13\n\x11\x41\x63kEventsResponse\"4\n\x14\x46\x65tchArtifactRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x04\"E\n\x15\x46\x65tchArtifactResponse\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\x0e\n\x06sha256\x18\x03 \x01(\t\"\x12\n\x10\x43heckHostRequest\"C\n\x11\x43heckHostResponse\x12.\n\x08\x66indings\x18\x01 \x03(\x0b\x32\x1c.fleet_protos.v1.HostFinding\"L\n\x0bHostFinding\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x10\n\x08severity\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x0c\n\x04hint\x18\x04 \x01(\t\"a\n\x15ReleaseAttemptRequest\x12\x10\n\x08trial_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12%\n\x05lease\x18\x03 \x01(\x0b\x32\x16.fleet_protos.v1.Lease\"\x18\n\x16ReleaseAttemptResponse\"\xf9\x01\n\x0fJoinLoadRequest\x12\x10\n\x08trial_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\x14\n\x0clead_address\x18\x05 \x01(\t\x12\r\n\x05\x63ores\x18\x06 \x01(\r\x12\x14\n\x0chold_limit_s\x18\x07 \x01(\x01\x12\r\n\x05token\x18\x08 \x01(\t\x12\x11\n\tauthority\x18\t \x01(\x0c\x12\x13\n\x0b\x63\x65rtificate\x18\n \x01(\x0c\x12\x0b\n\x03key\x18\x0b \x01(\x0c\x12%\n\x05lease\x18\x0c \x01(\x0b\x32\x16.fleet_protos.v1.Lease\"7\n\x10JoinLoadResponse\x12\r\n\x05known\x18\x01 \x01(\x08\x12\x14\n\x0clead_address\x18\x02 \x01(\t\"\\\n\x10LeaveLoadRequest\x12\x10\n\x08trial_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12%\n\x05lease\x18\x03 \x01(\x0b\x32\x16.fleet_protos.v1.Lease\"#\n\x11LeaveLoadResponse\x12\x0e\n\x06joined\x18\x01 \x01(\x08\x32\xfe\x06\n\x0c\x41gentService\x12O\n\x08\x44\x65scribe\x12 .fleet_protos.v1.DescribeRequest\x1a!.fleet_protos.v1.DescribeResponse\x12U\n\nStartTrial\x12\".fleet_protos.v1.StartTrialRequest\x1a#.fleet_protos.v1.StartTrialResponse\x12X\n\x0b\x43\x61ncelTrial\x12#.fleet_protos.v1.CancelTrialRequest\x1a$.fleet_protos.v1.CancelTrialResponse\x12Z\n\x0bWatchEvents\x12#.fleet_protos.v1.WatchEventsRequest\x1a$.fleet_protos.v1.WatchEventsResponse0\x01\x12R\n\tAckEvents\x12!.fleet_protos.v1.AckEventsRequest\x1a\".fleet_protos.v1.AckEventsResponse\x12`\n\rFetchArtifact\x12%.fleet_protos.v1.FetchArtifactRequest\x1a&.fleet_protos.v1.FetchArtifactResponse0\x01\x12\x61\n\x0eReleaseAttempt\x12&.fleet_protos.v1.ReleaseAttemptRequest\x1a\'.fleet_protos.v1.ReleaseAttemptResponse\x12R\n\tCheckHost\x12!.fleet_protos.v1.CheckHostRequest\x1a\".fleet_protos.v1.CheckHostResponse\x12O\n\x08JoinLoad\x12 .fleet_protos.v1.JoinLoadRequest\x1a!.fleet_protos.v1.JoinLoadResponse\x12R\n\tLeaveLoad\x12!.fleet_protos.v1.LeaveLoadRequest\x1a\".fleet_protos.v1.LeaveLoadResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x66leet_protos/v1/agent.proto\x12\x0f\x66leet_protos.v1\x1a\x1d\x66leet_protos/v1/options.proto\x1a\x1b\x66leet_protos/v1/trial.proto\"T\n\x05Lease\x12\x15\n\rcontroller_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x10\n\x08protocol\x18\x03 \x01(\r:\x13\x82\xb5\x18\x0f\x43ontrollerEpoch\"\x11\n\x0f\x44\x65scribeRequest\"\xb3\x05\n\x10\x44\x65scribeResponse\x12\x10\n\x08\x61gent_id\x18\x01 \x01(\t\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\x0c\n\x04gpus\x18\x04 \x01(\r\x12\x16\n\x0esimulated_gpus\x18\x05 \x01(\r\x12\x15\n\rlast_sequence\x18\x06 \x01(\x04\x12\x15\n\ractive_trials\x18\x07 \x03(\t\x12=\n\x06labels\x18\x08 \x03(\x0b\x32-.fleet_protos.v1.DescribeResponse.LabelsEntry\x12G\n\x0b\x66ingerprint\x18\t \x03(\x0b\x32\x32.fleet_protos.v1.DescribeResponse.FingerprintEntry\x12\x0b\n\x03pid\x18\n \x01(\x05\x12\x10\n\x08protocol\x18\x0b \x01(\r\x12\x13\n\x0bnow_unix_ns\x18\x0c \x01(\x03\x12\x17\n\x0f\x64isk_free_bytes\x18\r \x01(\x04\x12\x17\n\x0ftakes_no_trials\x18\x0e \x01(\t\x12\"\n\x1a\x63\x65rtificate_expires_unix_s\x18\x0f \x01(\x03\x12\x17\n\x0f\x61llowed_pythons\x18\x10 \x03(\t\x12\x16\n\x0e\x61llowed_images\x18\x11 \x03(\t\x12\x11\n\tload_only\x18\x12 \x01(\x08\x12\x15\n\rkept_attempts\x18\x13 \x03(\t\x12\x0e\n\x06strict\x18\x14 \x01(\x08\x12\x15\n\rserver_python\x18\x15 \x01(\t\x12\x14\n\x0cserver_image\x18\x16 \x01(\t\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x32\n\x10\x46ingerprintEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01:\r\x82\xb5\x18\tAgentInfo\"d\n\x11StartTrialRequest\x12(\n\x04spec\x18\x01 \x01(\x0b\x32\x1a.fleet_protos.v1.TrialSpec\x12%\n\x05lease\x18\x02 \x01(\x0b\x32\x16.fleet_protos.v1.Lease\"#\n\x12StartTrialResponse\x12\r\n\x05known\x18\x01 \x01(\x08\"n\n\x12\x43\x61ncelTrialRequest\x12\x10\n\x08trial_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12%\n\x05lease\x18\x04 \x01(\x0b\x32\x16.fleet_protos.v1.Lease\"%\n\x13\x43\x61ncelTrialResponse\x12\x0e\n\x06\x61\x63tive\x18\x01 \x01(\x08\"e\n\x12WatchEventsRequest\x12\x10\n\x08\x61gent_id\x18\x01 \x01(\t\x12\x16\n\x0e\x61\x66ter_sequence\x18\x02 \x01(\x04\x12%\n\x05lease\x18\x03 \x01(\x0b\x32\x16.fleet_protos.v1.Lease\"<\n\x13WatchEventsResponse\x12%\n\x05\x65vent\x18\x01 \x01(\x0b\x32\x16.fleet_protos.v1.Event\"c\n\x10\x41\x63kEventsRequest\x12\x16\n\x0eup_to_sequence\x18\x01 \x01(\x04\x12%\n\x05lease\x18\x02 \x01(\x0b\x32\x16.fleet_protos.v1.Lease\x12\x10\n\x08\x61gent_id\x18\x03 \x01(\t\"\x13\n\x11\x41\x63kEventsResponse\"4\n\x14\x46\x65tchArtifactRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x04\"E\n\x15\x46\x65tchArtifactResponse\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\x0e\n\x06sha256\x18\x03 \x01(\t\"\x12\n\x10\x43heckHostRequest\"C\n\x11\x43heckHostResponse\x12.\n\x08\x66indings\x18\x01 \x03(\x0b\x32\x1c.fleet_protos.v1.HostFinding\"L\n\x0bHostFinding\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x10\n\x08severity\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x0c\n\x04hint\x18\x04 \x01(\t\"a\n\x15ReleaseAttemptRequest\x12\x10\n\x08trial_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12%\n\x05lease\x18\x03 \x01(\x0b\x32\x16.fleet_protos.v1.Lease\"\x18\n\x16ReleaseAttemptResponse\"\xf9\x01\n\x0fJoinLoadRequest\x12\x10\n\x08trial_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\x14\n\x0clead_address\x18\x05 \x01(\t\x12\r\n\x05\x63ores\x18\x06 \x01(\r\x12\x14\n\x0chold_limit_s\x18\x07 \x01(\x01\x12\r\n\x05token\x18\x08 \x01(\t\x12\x11\n\tauthority\x18\t \x01(\x0c\x12\x13\n\x0b\x63\x65rtificate\x18\n \x01(\x0c\x12\x0b\n\x03key\x18\x0b \x01(\x0c\x12%\n\x05lease\x18\x0c \x01(\x0b\x32\x16.fleet_protos.v1.Lease\"7\n\x10JoinLoadResponse\x12\r\n\x05known\x18\x01 \x01(\x08\x12\x14\n\x0clead_address\x18\x02 \x01(\t\"\\\n\x10LeaveLoadRequest\x12\x10\n\x08trial_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12%\n\x05lease\x18\x03 \x01(\x0b\x32\x16.fleet_protos.v1.Lease\"#\n\x11LeaveLoadResponse\x12\x0e\n\x06joined\x18\x01 \x01(\x08\x32\xfe\x06\n\x0c\x41gentService\x12O\n\x08\x44\x65scribe\x12 .fleet_protos.v1.DescribeRequest\x1a!.fleet_protos.v1.DescribeResponse\x12U\n\nStartTrial\x12\".fleet_protos.v1.StartTrialRequest\x1a#.fleet_protos.v1.StartTrialResponse\x12X\n\x0b\x43\x61ncelTrial\x12#.fleet_protos.v1.CancelTrialRequest\x1a$.fleet_protos.v1.CancelTrialResponse\x12Z\n\x0bWatchEvents\x12#.fleet_protos.v1.WatchEventsRequest\x1a$.fleet_protos.v1.WatchEventsResponse0\x01\x12R\n\tAckEvents\x12!.fleet_protos.v1.AckEventsRequest\x1a\".fleet_protos.v1.AckEventsResponse\x12`\n\rFetchArtifact\x12%.fleet_protos.v1.FetchArtifactRequest\x1a&.fleet_protos.v1.FetchArtifactResponse0\x01\x12\x61\n\x0eReleaseAttempt\x12&.fleet_protos.v1.ReleaseAttemptRequest\x1a\'.fleet_protos.v1.ReleaseAttemptResponse\x12R\n\tCheckHost\x12!.fleet_protos.v1.CheckHostRequest\x1a\".fleet_protos.v1.CheckHostResponse\x12O\n\x08JoinLoad\x12 .fleet_protos.v1.JoinLoadRequest\x1a!.fleet_protos.v1.JoinLoadResponse\x12R\n\tLeaveLoad\x12!.fleet_protos.v1.LeaveLoadRequest\x1a\".fleet_protos.v1.LeaveLoadResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'fleet_protos.v1.agent_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_LEASE']._loaded_options = None
+  _globals['_LEASE']._serialized_options = b'\202\265\030\017ControllerEpoch'
   _globals['_DESCRIBERESPONSE_LABELSENTRY']._loaded_options = None
   _globals['_DESCRIBERESPONSE_LABELSENTRY']._serialized_options = b'8\001'
   _globals['_DESCRIBERESPONSE_FINGERPRINTENTRY']._loaded_options = None
   _globals['_DESCRIBERESPONSE_FINGERPRINTENTRY']._serialized_options = b'8\001'
-  _globals['_LEASE']._serialized_start=77
-  _globals['_LEASE']._serialized_end=140
-  _globals['_DESCRIBEREQUEST']._serialized_start=142
-  _globals['_DESCRIBEREQUEST']._serialized_end=159
-  _globals['_DESCRIBERESPONSE']._serialized_start=162
-  _globals['_DESCRIBERESPONSE']._serialized_end=838
-  _globals['_DESCRIBERESPONSE_LABELSENTRY']._serialized_start=741
-  _globals['_DESCRIBERESPONSE_LABELSENTRY']._serialized_end=786
-  _globals['_DESCRIBERESPONSE_FINGERPRINTENTRY']._serialized_start=788
-  _globals['_DESCRIBERESPONSE_FINGERPRINTENTRY']._serialized_end=838
-  _globals['_STARTTRIALREQUEST']._serialized_start=840
-  _globals['_STARTTRIALREQUEST']._serialized_end=940
-  _globals['_STARTTRIALRESPONSE']._serialized_start=942
-  _globals['_STARTTRIALRESPONSE']._serialized_end=977
-  _globals['_CANCELTRIALREQUEST']._serialized_start=979
-  _globals['_CANCELTRIALREQUEST']._serialized_end=1089
-  _globals['_CANCELTRIALRESPONSE']._serialized_start=1091
-  _globals['_CANCELTRIALRESPONSE']._serialized_end=1128
-  _globals['_WATCHEVENTSREQUEST']._serialized_start=1130
-  _globals['_WATCHEVENTSREQUEST']._serialized_end=1231
-  _globals['_WATCHEVENTSRESPONSE']._serialized_start=1233
-  _globals['_WATCHEVENTSRESPONSE']._serialized_end=1293
-  _globals['_ACKEVENTSREQUEST']._serialized_start=1295
-  _globals['_ACKEVENTSREQUEST']._serialized_end=1394
-  _globals['_ACKEVENTSRESPONSE']._serialized_start=1396
-  _globals['_ACKEVENTSRESPONSE']._serialized_end=1415
-  _globals['_FETCHARTIFACTREQUEST']._serialized_start=1417
-  _globals['_FETCHARTIFACTREQUEST']._serialized_end=1469
-  _globals['_FETCHARTIFACTRESPONSE']._serialized_start=1471
-  _globals['_FETCHARTIFACTRESPONSE']._serialized_end=1540
-  _globals['_CHECKHOSTREQUEST']._serialized_start=1542
-  _globals['_CHECKHOSTREQUEST']._serialized_end=1560
-  _globals['_CHECKHOSTRESPONSE']._serialized_start=1562
-  _globals['_CHECKHOSTRESPONSE']._serialized_end=1629
-  _globals['_HOSTFINDING']._serialized_start=1631
-  _globals['_HOSTFINDING']._serialized_end=1707
-  _globals['_RELEASEATTEMPTREQUEST']._serialized_start=1709
-  _globals['_RELEASEATTEMPTREQUEST']._serialized_end=1806
-  _globals['_RELEASEATTEMPTRESPONSE']._serialized_start=1808
-  _globals['_RELEASEATTEMPTRESPONSE']._serialized_end=1832
-  _globals['_JOINLOADREQUEST']._serialized_start=1835
-  _globals['_JOINLOADREQUEST']._serialized_end=2084
-  _globals['_JOINLOADRESPONSE']._serialized_start=2086
-  _globals['_JOINLOADRESPONSE']._serialized_end=2141
-  _globals['_LEAVELOADREQUEST']._serialized_start=2143
-  _globals['_LEAVELOADREQUEST']._serialized_end=2235
-  _globals['_LEAVELOADRESPONSE']._serialized_start=2237
-  _globals['_LEAVELOADRESPONSE']._serialized_end=2272
-  _globals['_AGENTSERVICE']._serialized_start=2275
-  _globals['_AGENTSERVICE']._serialized_end=3169
+  _globals['_DESCRIBERESPONSE']._loaded_options = None
+  _globals['_DESCRIBERESPONSE']._serialized_options = b'\202\265\030\tAgentInfo'
+  _globals['_LEASE']._serialized_start=108
+  _globals['_LEASE']._serialized_end=192
+  _globals['_DESCRIBEREQUEST']._serialized_start=194
+  _globals['_DESCRIBEREQUEST']._serialized_end=211
+  _globals['_DESCRIBERESPONSE']._serialized_start=214
+  _globals['_DESCRIBERESPONSE']._serialized_end=905
+  _globals['_DESCRIBERESPONSE_LABELSENTRY']._serialized_start=793
+  _globals['_DESCRIBERESPONSE_LABELSENTRY']._serialized_end=838
+  _globals['_DESCRIBERESPONSE_FINGERPRINTENTRY']._serialized_start=840
+  _globals['_DESCRIBERESPONSE_FINGERPRINTENTRY']._serialized_end=890
+  _globals['_STARTTRIALREQUEST']._serialized_start=907
+  _globals['_STARTTRIALREQUEST']._serialized_end=1007
+  _globals['_STARTTRIALRESPONSE']._serialized_start=1009
+  _globals['_STARTTRIALRESPONSE']._serialized_end=1044
+  _globals['_CANCELTRIALREQUEST']._serialized_start=1046
+  _globals['_CANCELTRIALREQUEST']._serialized_end=1156
+  _globals['_CANCELTRIALRESPONSE']._serialized_start=1158
+  _globals['_CANCELTRIALRESPONSE']._serialized_end=1195
+  _globals['_WATCHEVENTSREQUEST']._serialized_start=1197
+  _globals['_WATCHEVENTSREQUEST']._serialized_end=1298
+  _globals['_WATCHEVENTSRESPONSE']._serialized_start=1300
+  _globals['_WATCHEVENTSRESPONSE']._serialized_end=1360
+  _globals['_ACKEVENTSREQUEST']._serialized_start=1362
+  _globals['_ACKEVENTSREQUEST']._serialized_end=1461
+  _globals['_ACKEVENTSRESPONSE']._serialized_start=1463
+  _globals['_ACKEVENTSRESPONSE']._serialized_end=1482
+  _globals['_FETCHARTIFACTREQUEST']._serialized_start=1484
+  _globals['_FETCHARTIFACTREQUEST']._serialized_end=1536
+  _globals['_FETCHARTIFACTRESPONSE']._serialized_start=1538
+  _globals['_FETCHARTIFACTRESPONSE']._serialized_end=1607
+  _globals['_CHECKHOSTREQUEST']._serialized_start=1609
+  _globals['_CHECKHOSTREQUEST']._serialized_end=1627
+  _globals['_CHECKHOSTRESPONSE']._serialized_start=1629
+  _globals['_CHECKHOSTRESPONSE']._serialized_end=1696
+  _globals['_HOSTFINDING']._serialized_start=1698
+  _globals['_HOSTFINDING']._serialized_end=1774
+  _globals['_RELEASEATTEMPTREQUEST']._serialized_start=1776
+  _globals['_RELEASEATTEMPTREQUEST']._serialized_end=1873
+  _globals['_RELEASEATTEMPTRESPONSE']._serialized_start=1875
+  _globals['_RELEASEATTEMPTRESPONSE']._serialized_end=1899
+  _globals['_JOINLOADREQUEST']._serialized_start=1902
+  _globals['_JOINLOADREQUEST']._serialized_end=2151
+  _globals['_JOINLOADRESPONSE']._serialized_start=2153
+  _globals['_JOINLOADRESPONSE']._serialized_end=2208
+  _globals['_LEAVELOADREQUEST']._serialized_start=2210
+  _globals['_LEAVELOADREQUEST']._serialized_end=2302
+  _globals['_LEAVELOADRESPONSE']._serialized_start=2304
+  _globals['_LEAVELOADRESPONSE']._serialized_end=2339
+  _globals['_AGENTSERVICE']._serialized_start=2342
+  _globals['_AGENTSERVICE']._serialized_end=3236
 # @@protoc_insertion_point(module_scope)

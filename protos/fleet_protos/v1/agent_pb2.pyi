@@ -66,6 +66,8 @@ Global___DescribeRequest: _TypeAlias = DescribeRequest  # noqa: Y015
 
 @_typing.final
 class DescribeResponse(_message.Message):
+    """What an agent says about itself."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     @_typing.final

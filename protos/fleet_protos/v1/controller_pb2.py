@@ -23,72 +23,87 @@ _sym_db = _symbol_database.Default()
 
 
 from fleet_protos.v1 import agent_pb2 as fleet__protos_dot_v1_dot_agent__pb2
+from fleet_protos.v1 import options_pb2 as fleet__protos_dot_v1_dot_options__pb2
 from fleet_protos.v1 import trial_pb2 as fleet__protos_dot_v1_dot_trial__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n fleet_protos/v1/controller.proto\x12\x0f\x66leet_protos.v1\x1a\x1b\x66leet_protos/v1/agent.proto\x1a\x1b\x66leet_protos/v1/trial.proto\"\xc0\x01\n\nJobSummary\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x19\n\x11submitted_unix_ns\x18\x04 \x01(\x03\x12\x0e\n\x06trials\x18\x05 \x01(\r\x12\x13\n\x0btrials_over\x18\x06 \x01(\r\x12\x0e\n\x06\x65ngine\x18\x07 \x01(\t\x12\x12\n\ntime_scale\x18\x08 \x01(\x01\x12\x10\n\x08priority\x18\t \x01(\x05\x12\x0f\n\x07trouble\x18\n \x01(\t\"\xb1\x02\n\x0bTrialStatus\x12\x10\n\x08trial_id\x18\x01 \x01(\t\x12\x0f\n\x07variant\x18\x02 \x01(\t\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\r\n\x05\x62lock\x18\x04 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x05 \x01(\r\x12%\n\x05phase\x18\x06 \x01(\x0e\x32\x16.fleet_protos.v1.Phase\x12)\n\x07outcome\x18\x07 \x01(\x0e\x32\x18.fleet_protos.v1.Outcome\x12(\n\x04kind\x18\x08 \x01(\x0e\x32\x1a.fleet_protos.v1.ErrorKind\x12\x15\n\rfailure_class\x18\t \x01(\t\x12\x0f\n\x07message\x18\n \x01(\t\x12\x0c\n\x04runs\x18\x0b \x01(\r\x12\x10\n\x08progress\x18\x0c \x01(\t\x12\r\n\x05nodes\x18\r \x03(\t\"\xb8\x03\n\nHostStatus\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0c\n\x04gpus\x18\x04 \x01(\r\x12\x16\n\x0esimulated_gpus\x18\x05 \x01(\r\x12\x0f\n\x07version\x18\x06 \x01(\t\x12\x37\n\x06labels\x18\x07 \x03(\x0b\x32\'.fleet_protos.v1.HostStatus.LabelsEntry\x12\x0f\n\x07message\x18\x08 \x01(\t\x12\x0f\n\x07\x64rained\x18\t \x01(\x08\x12\x14\n\x0c\x64rain_reason\x18\n \x01(\t\x12\r\n\x05\x61side\x18\x0b \x01(\t\x12\x1b\n\x13\x61side_since_unix_ns\x18\x0c \x01(\x03\x12\x15\n\rclock_ahead_s\x18\r \x01(\x01\x12\"\n\x1a\x63\x65rtificate_expires_unix_s\x18\x0e \x01(\x03\x12\x14\n\x0c\x61\x63tive_trial\x18\x0f \x01(\t\x12\x11\n\tload_only\x18\x10 \x01(\x08\x12\x15\n\rcost_per_hour\x18\x11 \x01(\x01\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xb6\x01\n\tStoredRun\x12\x10\n\x08trial_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0f\n\x07variant\x18\x03 \x01(\t\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\r\n\x05\x62lock\x18\x05 \x01(\r\x12/\n\rtrial_outcome\x18\x06 \x01(\x0e\x32\x18.fleet_protos.v1.Outcome\x12\'\n\x03run\x18\x07 \x01(\x0b\x32\x1a.fleet_protos.v1.RunResult\"`\n\x10SubmitJobRequest\x12\x0c\n\x04yaml\x18\x01 \x01(\t\x12\x11\n\tfile_name\x18\x02 \x01(\t\x12\x13\n\x0brequest_key\x18\x03 \x01(\t\x12\x16\n\x0eonly_connected\x18\x04 \x01(\x08\"3\n\x11SubmitJobResponse\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0e\n\x06trials\x18\x02 \x01(\r\"\x1f\n\rGetJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"v\n\x0eGetJobResponse\x12(\n\x03job\x18\x01 \x01(\x0b\x32\x1b.fleet_protos.v1.JobSummary\x12,\n\x06trials\x18\x02 \x03(\x0b\x32\x1c.fleet_protos.v1.TrialStatus\x12\x0c\n\x04yaml\x18\x03 \x01(\t\"\x11\n\x0fListJobsRequest\"=\n\x10ListJobsResponse\x12)\n\x04jobs\x18\x01 \x03(\x0b\x32\x1b.fleet_protos.v1.JobSummary\"!\n\x0fWatchJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"z\n\x10WatchJobResponse\x12(\n\x03job\x18\x01 \x01(\x0b\x32\x1b.fleet_protos.v1.JobSummary\x12,\n\x06trials\x18\x02 \x03(\x0b\x32\x1c.fleet_protos.v1.TrialStatus\x12\x0e\n\x06left_s\x18\x03 \x01(\x01\"\"\n\x10\x43\x61ncelJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"-\n\x11\x43\x61ncelJobResponse\x12\x18\n\x10trials_cancelled\x18\x01 \x01(\r\"\x12\n\x10ListHostsRequest\"?\n\x11ListHostsResponse\x12*\n\x05hosts\x18\x01 \x03(\x0b\x32\x1b.fleet_protos.v1.HostStatus\"#\n\x11GetResultsRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"v\n\x12GetResultsResponse\x12(\n\x03job\x18\x01 \x01(\x0b\x32\x1b.fleet_protos.v1.JobSummary\x12\x0c\n\x04yaml\x18\x02 \x01(\t\x12(\n\x04runs\x18\x03 \x03(\x0b\x32\x1a.fleet_protos.v1.StoredRun\"F\n\x0fGetTrialRequest\x12\x10\n\x08trial_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x10\n\x08with_log\x18\x03 \x01(\x08\"|\n\x10GetTrialResponse\x12,\n\x06status\x18\x01 \x01(\x0b\x32\x1c.fleet_protos.v1.TrialStatus\x12&\n\x06\x65vents\x18\x02 \x03(\x0b\x32\x16.fleet_protos.v1.Event\x12\x12\n\nserver_log\x18\x03 \x01(\t\"0\n\x10\x44rainHostRequest\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x13\n\x11\x44rainHostResponse\"\"\n\x12UndrainHostRequest\x12\x0c\n\x04host\x18\x01 \x01(\t\"\x15\n\x13UndrainHostResponse\"\"\n\x11\x43heckHostsRequest\x12\r\n\x05hosts\x18\x01 \x03(\t\"s\n\x12\x43heckHostsResponse\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x0f\n\x07reached\x18\x02 \x01(\x08\x12.\n\x08\x66indings\x18\x03 \x03(\x0b\x32\x1c.fleet_protos.v1.HostFinding\x12\x0e\n\x06took_s\x18\x04 \x01(\x01\x32\xad\x07\n\x11\x43ontrollerService\x12R\n\tSubmitJob\x12!.fleet_protos.v1.SubmitJobRequest\x1a\".fleet_protos.v1.SubmitJobResponse\x12I\n\x06GetJob\x12\x1e.fleet_protos.v1.GetJobRequest\x1a\x1f.fleet_protos.v1.GetJobResponse\x12O\n\x08ListJobs\x12 .fleet_protos.v1.ListJobsRequest\x1a!.fleet_protos.v1.ListJobsResponse\x12Q\n\x08WatchJob\x12 .fleet_protos.v1.WatchJobRequest\x1a!.fleet_protos.v1.WatchJobResponse0\x01\x12R\n\tCancelJob\x12!.fleet_protos.v1.CancelJobRequest\x1a\".fleet_protos.v1.CancelJobResponse\x12R\n\tListHosts\x12!.fleet_protos.v1.ListHostsRequest\x1a\".fleet_protos.v1.ListHostsResponse\x12U\n\nGetResults\x12\".fleet_protos.v1.GetResultsRequest\x1a#.fleet_protos.v1.GetResultsResponse\x12O\n\x08GetTrial\x12 .fleet_protos.v1.GetTrialRequest\x1a!.fleet_protos.v1.GetTrialResponse\x12R\n\tDrainHost\x12!.fleet_protos.v1.DrainHostRequest\x1a\".fleet_protos.v1.DrainHostResponse\x12X\n\x0bUndrainHost\x12#.fleet_protos.v1.UndrainHostRequest\x1a$.fleet_protos.v1.UndrainHostResponse\x12W\n\nCheckHosts\x12\".fleet_protos.v1.CheckHostsRequest\x1a#.fleet_protos.v1.CheckHostsResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n fleet_protos/v1/controller.proto\x12\x0f\x66leet_protos.v1\x1a\x1b\x66leet_protos/v1/agent.proto\x1a\x1d\x66leet_protos/v1/options.proto\x1a\x1b\x66leet_protos/v1/trial.proto\"\xc7\x01\n\nJobSummary\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x19\n\x11submitted_unix_ns\x18\x04 \x01(\x03\x12\x0e\n\x06trials\x18\x05 \x01(\r\x12\x13\n\x0btrials_over\x18\x06 \x01(\r\x12\x0e\n\x06\x65ngine\x18\x07 \x01(\t\x12\x19\n\ntime_scale\x18\x08 \x01(\x01\x42\x05\x82\xb5\x18\x01\x31\x12\x10\n\x08priority\x18\t \x01(\x05\x12\x0f\n\x07trouble\x18\n \x01(\t\"\xb1\x02\n\x0bTrialStatus\x12\x10\n\x08trial_id\x18\x01 \x01(\t\x12\x0f\n\x07variant\x18\x02 \x01(\t\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\r\n\x05\x62lock\x18\x04 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x05 \x01(\r\x12%\n\x05phase\x18\x06 \x01(\x0e\x32\x16.fleet_protos.v1.Phase\x12)\n\x07outcome\x18\x07 \x01(\x0e\x32\x18.fleet_protos.v1.Outcome\x12(\n\x04kind\x18\x08 \x01(\x0e\x32\x1a.fleet_protos.v1.ErrorKind\x12\x15\n\rfailure_class\x18\t \x01(\t\x12\x0f\n\x07message\x18\n \x01(\t\x12\x0c\n\x04runs\x18\x0b \x01(\r\x12\x10\n\x08progress\x18\x0c \x01(\t\x12\r\n\x05nodes\x18\r \x03(\t\"\xb8\x03\n\nHostStatus\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0c\n\x04gpus\x18\x04 \x01(\r\x12\x16\n\x0esimulated_gpus\x18\x05 \x01(\r\x12\x0f\n\x07version\x18\x06 \x01(\t\x12\x37\n\x06labels\x18\x07 \x03(\x0b\x32\'.fleet_protos.v1.HostStatus.LabelsEntry\x12\x0f\n\x07message\x18\x08 \x01(\t\x12\x0f\n\x07\x64rained\x18\t \x01(\x08\x12\x14\n\x0c\x64rain_reason\x18\n \x01(\t\x12\r\n\x05\x61side\x18\x0b \x01(\t\x12\x1b\n\x13\x61side_since_unix_ns\x18\x0c \x01(\x03\x12\x15\n\rclock_ahead_s\x18\r \x01(\x01\x12\"\n\x1a\x63\x65rtificate_expires_unix_s\x18\x0e \x01(\x03\x12\x14\n\x0c\x61\x63tive_trial\x18\x0f \x01(\t\x12\x11\n\tload_only\x18\x10 \x01(\x08\x12\x15\n\rcost_per_hour\x18\x11 \x01(\x01\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xbd\x01\n\tStoredRun\x12\x10\n\x08trial_id\x18\x01 \x01(\t\x12\x16\n\x07\x61ttempt\x18\x02 \x01(\rB\x05\x82\xb5\x18\x01\x31\x12\x0f\n\x07variant\x18\x03 \x01(\t\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\r\n\x05\x62lock\x18\x05 \x01(\r\x12/\n\rtrial_outcome\x18\x06 \x01(\x0e\x32\x18.fleet_protos.v1.Outcome\x12\'\n\x03run\x18\x07 \x01(\x0b\x32\x1a.fleet_protos.v1.RunResult\"`\n\x10SubmitJobRequest\x12\x0c\n\x04yaml\x18\x01 \x01(\t\x12\x11\n\tfile_name\x18\x02 \x01(\t\x12\x13\n\x0brequest_key\x18\x03 \x01(\t\x12\x16\n\x0eonly_connected\x18\x04 \x01(\x08\"3\n\x11SubmitJobResponse\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0e\n\x06trials\x18\x02 \x01(\r\"\x1f\n\rGetJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"\x85\x01\n\x0eGetJobResponse\x12(\n\x03job\x18\x01 \x01(\x0b\x32\x1b.fleet_protos.v1.JobSummary\x12,\n\x06trials\x18\x02 \x03(\x0b\x32\x1c.fleet_protos.v1.TrialStatus\x12\x0c\n\x04yaml\x18\x03 \x01(\t:\r\x82\xb5\x18\tJobDetail\"\x11\n\x0fListJobsRequest\"=\n\x10ListJobsResponse\x12)\n\x04jobs\x18\x01 \x03(\x0b\x32\x1b.fleet_protos.v1.JobSummary\"!\n\x0fWatchJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"\x89\x01\n\x10WatchJobResponse\x12(\n\x03job\x18\x01 \x01(\x0b\x32\x1b.fleet_protos.v1.JobSummary\x12,\n\x06trials\x18\x02 \x03(\x0b\x32\x1c.fleet_protos.v1.TrialStatus\x12\x0e\n\x06left_s\x18\x03 \x01(\x01:\r\x82\xb5\x18\tJobChange\"\"\n\x10\x43\x61ncelJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"-\n\x11\x43\x61ncelJobResponse\x12\x18\n\x10trials_cancelled\x18\x01 \x01(\r\"\x12\n\x10ListHostsRequest\"?\n\x11ListHostsResponse\x12*\n\x05hosts\x18\x01 \x03(\x0b\x32\x1b.fleet_protos.v1.HostStatus\"#\n\x11GetResultsRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"\x86\x01\n\x12GetResultsResponse\x12(\n\x03job\x18\x01 \x01(\x0b\x32\x1b.fleet_protos.v1.JobSummary\x12\x0c\n\x04yaml\x18\x02 \x01(\t\x12(\n\x04runs\x18\x03 \x03(\x0b\x32\x1a.fleet_protos.v1.StoredRun:\x0e\x82\xb5\x18\nJobResults\"F\n\x0fGetTrialRequest\x12\x10\n\x08trial_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x10\n\x08with_log\x18\x03 \x01(\x08\"\x8d\x01\n\x10GetTrialResponse\x12,\n\x06status\x18\x01 \x01(\x0b\x32\x1c.fleet_protos.v1.TrialStatus\x12&\n\x06\x65vents\x18\x02 \x03(\x0b\x32\x16.fleet_protos.v1.Event\x12\x12\n\nserver_log\x18\x03 \x01(\t:\x0f\x82\xb5\x18\x0bTrialDetail\"0\n\x10\x44rainHostRequest\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x13\n\x11\x44rainHostResponse\"\"\n\x12UndrainHostRequest\x12\x0c\n\x04host\x18\x01 \x01(\t\"\x15\n\x13UndrainHostResponse\"\"\n\x11\x43heckHostsRequest\x12\r\n\x05hosts\x18\x01 \x03(\t\"\x82\x01\n\x12\x43heckHostsResponse\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x0f\n\x07reached\x18\x02 \x01(\x08\x12.\n\x08\x66indings\x18\x03 \x03(\x0b\x32\x1c.fleet_protos.v1.HostFinding\x12\x0e\n\x06took_s\x18\x04 \x01(\x01:\r\x82\xb5\x18\tHostCheck2\xad\x07\n\x11\x43ontrollerService\x12R\n\tSubmitJob\x12!.fleet_protos.v1.SubmitJobRequest\x1a\".fleet_protos.v1.SubmitJobResponse\x12I\n\x06GetJob\x12\x1e.fleet_protos.v1.GetJobRequest\x1a\x1f.fleet_protos.v1.GetJobResponse\x12O\n\x08ListJobs\x12 .fleet_protos.v1.ListJobsRequest\x1a!.fleet_protos.v1.ListJobsResponse\x12Q\n\x08WatchJob\x12 .fleet_protos.v1.WatchJobRequest\x1a!.fleet_protos.v1.WatchJobResponse0\x01\x12R\n\tCancelJob\x12!.fleet_protos.v1.CancelJobRequest\x1a\".fleet_protos.v1.CancelJobResponse\x12R\n\tListHosts\x12!.fleet_protos.v1.ListHostsRequest\x1a\".fleet_protos.v1.ListHostsResponse\x12U\n\nGetResults\x12\".fleet_protos.v1.GetResultsRequest\x1a#.fleet_protos.v1.GetResultsResponse\x12O\n\x08GetTrial\x12 .fleet_protos.v1.GetTrialRequest\x1a!.fleet_protos.v1.GetTrialResponse\x12R\n\tDrainHost\x12!.fleet_protos.v1.DrainHostRequest\x1a\".fleet_protos.v1.DrainHostResponse\x12X\n\x0bUndrainHost\x12#.fleet_protos.v1.UndrainHostRequest\x1a$.fleet_protos.v1.UndrainHostResponse\x12W\n\nCheckHosts\x12\".fleet_protos.v1.CheckHostsRequest\x1a#.fleet_protos.v1.CheckHostsResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'fleet_protos.v1.controller_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_JOBSUMMARY'].fields_by_name['time_scale']._loaded_options = None
+  _globals['_JOBSUMMARY'].fields_by_name['time_scale']._serialized_options = b'\202\265\030\0011'
   _globals['_HOSTSTATUS_LABELSENTRY']._loaded_options = None
   _globals['_HOSTSTATUS_LABELSENTRY']._serialized_options = b'8\001'
-  _globals['_JOBSUMMARY']._serialized_start=112
-  _globals['_JOBSUMMARY']._serialized_end=304
-  _globals['_TRIALSTATUS']._serialized_start=307
-  _globals['_TRIALSTATUS']._serialized_end=612
-  _globals['_HOSTSTATUS']._serialized_start=615
-  _globals['_HOSTSTATUS']._serialized_end=1055
-  _globals['_HOSTSTATUS_LABELSENTRY']._serialized_start=1010
-  _globals['_HOSTSTATUS_LABELSENTRY']._serialized_end=1055
-  _globals['_STOREDRUN']._serialized_start=1058
-  _globals['_STOREDRUN']._serialized_end=1240
-  _globals['_SUBMITJOBREQUEST']._serialized_start=1242
-  _globals['_SUBMITJOBREQUEST']._serialized_end=1338
-  _globals['_SUBMITJOBRESPONSE']._serialized_start=1340
-  _globals['_SUBMITJOBRESPONSE']._serialized_end=1391
-  _globals['_GETJOBREQUEST']._serialized_start=1393
-  _globals['_GETJOBREQUEST']._serialized_end=1424
-  _globals['_GETJOBRESPONSE']._serialized_start=1426
-  _globals['_GETJOBRESPONSE']._serialized_end=1544
-  _globals['_LISTJOBSREQUEST']._serialized_start=1546
-  _globals['_LISTJOBSREQUEST']._serialized_end=1563
-  _globals['_LISTJOBSRESPONSE']._serialized_start=1565
-  _globals['_LISTJOBSRESPONSE']._serialized_end=1626
-  _globals['_WATCHJOBREQUEST']._serialized_start=1628
-  _globals['_WATCHJOBREQUEST']._serialized_end=1661
-  _globals['_WATCHJOBRESPONSE']._serialized_start=1663
-  _globals['_WATCHJOBRESPONSE']._serialized_end=1785
-  _globals['_CANCELJOBREQUEST']._serialized_start=1787
-  _globals['_CANCELJOBREQUEST']._serialized_end=1821
-  _globals['_CANCELJOBRESPONSE']._serialized_start=1823
-  _globals['_CANCELJOBRESPONSE']._serialized_end=1868
-  _globals['_LISTHOSTSREQUEST']._serialized_start=1870
-  _globals['_LISTHOSTSREQUEST']._serialized_end=1888
-  _globals['_LISTHOSTSRESPONSE']._serialized_start=1890
-  _globals['_LISTHOSTSRESPONSE']._serialized_end=1953
-  _globals['_GETRESULTSREQUEST']._serialized_start=1955
-  _globals['_GETRESULTSREQUEST']._serialized_end=1990
-  _globals['_GETRESULTSRESPONSE']._serialized_start=1992
-  _globals['_GETRESULTSRESPONSE']._serialized_end=2110
-  _globals['_GETTRIALREQUEST']._serialized_start=2112
-  _globals['_GETTRIALREQUEST']._serialized_end=2182
-  _globals['_GETTRIALRESPONSE']._serialized_start=2184
-  _globals['_GETTRIALRESPONSE']._serialized_end=2308
-  _globals['_DRAINHOSTREQUEST']._serialized_start=2310
-  _globals['_DRAINHOSTREQUEST']._serialized_end=2358
-  _globals['_DRAINHOSTRESPONSE']._serialized_start=2360
-  _globals['_DRAINHOSTRESPONSE']._serialized_end=2379
-  _globals['_UNDRAINHOSTREQUEST']._serialized_start=2381
-  _globals['_UNDRAINHOSTREQUEST']._serialized_end=2415
-  _globals['_UNDRAINHOSTRESPONSE']._serialized_start=2417
-  _globals['_UNDRAINHOSTRESPONSE']._serialized_end=2438
-  _globals['_CHECKHOSTSREQUEST']._serialized_start=2440
-  _globals['_CHECKHOSTSREQUEST']._serialized_end=2474
-  _globals['_CHECKHOSTSRESPONSE']._serialized_start=2476
-  _globals['_CHECKHOSTSRESPONSE']._serialized_end=2591
-  _globals['_CONTROLLERSERVICE']._serialized_start=2594
-  _globals['_CONTROLLERSERVICE']._serialized_end=3535
+  _globals['_STOREDRUN'].fields_by_name['attempt']._loaded_options = None
+  _globals['_STOREDRUN'].fields_by_name['attempt']._serialized_options = b'\202\265\030\0011'
+  _globals['_GETJOBRESPONSE']._loaded_options = None
+  _globals['_GETJOBRESPONSE']._serialized_options = b'\202\265\030\tJobDetail'
+  _globals['_WATCHJOBRESPONSE']._loaded_options = None
+  _globals['_WATCHJOBRESPONSE']._serialized_options = b'\202\265\030\tJobChange'
+  _globals['_GETRESULTSRESPONSE']._loaded_options = None
+  _globals['_GETRESULTSRESPONSE']._serialized_options = b'\202\265\030\nJobResults'
+  _globals['_GETTRIALRESPONSE']._loaded_options = None
+  _globals['_GETTRIALRESPONSE']._serialized_options = b'\202\265\030\013TrialDetail'
+  _globals['_CHECKHOSTSRESPONSE']._loaded_options = None
+  _globals['_CHECKHOSTSRESPONSE']._serialized_options = b'\202\265\030\tHostCheck'
+  _globals['_JOBSUMMARY']._serialized_start=143
+  _globals['_JOBSUMMARY']._serialized_end=342
+  _globals['_TRIALSTATUS']._serialized_start=345
+  _globals['_TRIALSTATUS']._serialized_end=650
+  _globals['_HOSTSTATUS']._serialized_start=653
+  _globals['_HOSTSTATUS']._serialized_end=1093
+  _globals['_HOSTSTATUS_LABELSENTRY']._serialized_start=1048
+  _globals['_HOSTSTATUS_LABELSENTRY']._serialized_end=1093
+  _globals['_STOREDRUN']._serialized_start=1096
+  _globals['_STOREDRUN']._serialized_end=1285
+  _globals['_SUBMITJOBREQUEST']._serialized_start=1287
+  _globals['_SUBMITJOBREQUEST']._serialized_end=1383
+  _globals['_SUBMITJOBRESPONSE']._serialized_start=1385
+  _globals['_SUBMITJOBRESPONSE']._serialized_end=1436
+  _globals['_GETJOBREQUEST']._serialized_start=1438
+  _globals['_GETJOBREQUEST']._serialized_end=1469
+  _globals['_GETJOBRESPONSE']._serialized_start=1472
+  _globals['_GETJOBRESPONSE']._serialized_end=1605
+  _globals['_LISTJOBSREQUEST']._serialized_start=1607
+  _globals['_LISTJOBSREQUEST']._serialized_end=1624
+  _globals['_LISTJOBSRESPONSE']._serialized_start=1626
+  _globals['_LISTJOBSRESPONSE']._serialized_end=1687
+  _globals['_WATCHJOBREQUEST']._serialized_start=1689
+  _globals['_WATCHJOBREQUEST']._serialized_end=1722
+  _globals['_WATCHJOBRESPONSE']._serialized_start=1725
+  _globals['_WATCHJOBRESPONSE']._serialized_end=1862
+  _globals['_CANCELJOBREQUEST']._serialized_start=1864
+  _globals['_CANCELJOBREQUEST']._serialized_end=1898
+  _globals['_CANCELJOBRESPONSE']._serialized_start=1900
+  _globals['_CANCELJOBRESPONSE']._serialized_end=1945
+  _globals['_LISTHOSTSREQUEST']._serialized_start=1947
+  _globals['_LISTHOSTSREQUEST']._serialized_end=1965
+  _globals['_LISTHOSTSRESPONSE']._serialized_start=1967
+  _globals['_LISTHOSTSRESPONSE']._serialized_end=2030
+  _globals['_GETRESULTSREQUEST']._serialized_start=2032
+  _globals['_GETRESULTSREQUEST']._serialized_end=2067
+  _globals['_GETRESULTSRESPONSE']._serialized_start=2070
+  _globals['_GETRESULTSRESPONSE']._serialized_end=2204
+  _globals['_GETTRIALREQUEST']._serialized_start=2206
+  _globals['_GETTRIALREQUEST']._serialized_end=2276
+  _globals['_GETTRIALRESPONSE']._serialized_start=2279
+  _globals['_GETTRIALRESPONSE']._serialized_end=2420
+  _globals['_DRAINHOSTREQUEST']._serialized_start=2422
+  _globals['_DRAINHOSTREQUEST']._serialized_end=2470
+  _globals['_DRAINHOSTRESPONSE']._serialized_start=2472
+  _globals['_DRAINHOSTRESPONSE']._serialized_end=2491
+  _globals['_UNDRAINHOSTREQUEST']._serialized_start=2493
+  _globals['_UNDRAINHOSTREQUEST']._serialized_end=2527
+  _globals['_UNDRAINHOSTRESPONSE']._serialized_start=2529
+  _globals['_UNDRAINHOSTRESPONSE']._serialized_end=2550
+  _globals['_CHECKHOSTSREQUEST']._serialized_start=2552
+  _globals['_CHECKHOSTSREQUEST']._serialized_end=2586
+  _globals['_CHECKHOSTSRESPONSE']._serialized_start=2589
+  _globals['_CHECKHOSTSRESPONSE']._serialized_end=2719
+  _globals['_CONTROLLERSERVICE']._serialized_start=2722
+  _globals['_CONTROLLERSERVICE']._serialized_end=3663
 # @@protoc_insertion_point(module_scope)

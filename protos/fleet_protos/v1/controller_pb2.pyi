@@ -22,6 +22,8 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class JobSummary(_message.Message):
+    """One job as listed."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     JOB_ID_FIELD_NUMBER: _builtins.int
@@ -50,7 +52,7 @@ class JobSummary(_message.Message):
     priority: _builtins.int
     """a higher priority goes first"""
     trouble: _builtins.str
-    """what blocks its progress now, such as a full disk; empty = nothing known"""
+    """what blocks its progress now, such as a full disk or a drained host; empty = nothing known"""
     def __init__(
         self,
         *,
@@ -75,6 +77,8 @@ Global___JobSummary: _TypeAlias = JobSummary  # noqa: Y015
 
 @_typing.final
 class TrialStatus(_message.Message):
+    """A trial in its newest attempt."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     TRIAL_ID_FIELD_NUMBER: _builtins.int
@@ -135,6 +139,8 @@ Global___TrialStatus: _TypeAlias = TrialStatus  # noqa: Y015
 
 @_typing.final
 class HostStatus(_message.Message):
+    """One host as the controller sees it."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     @_typing.final
@@ -248,6 +254,7 @@ class StoredRun(_message.Message):
     variant: _builtins.str
     host: _builtins.str
     block: _builtins.int
+    """0 = it belongs to no block, so it is never paired"""
     trial_outcome: _trial_pb2.Outcome.ValueType
     """outcome of the attempt"""
     @_builtins.property
@@ -348,6 +355,8 @@ Global___GetJobRequest: _TypeAlias = GetJobRequest  # noqa: Y015
 
 @_typing.final
 class GetJobResponse(_message.Message):
+    """A job with all its trials and the submitted text."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     JOB_FIELD_NUMBER: _builtins.int
@@ -429,6 +438,8 @@ Global___WatchJobRequest: _TypeAlias = WatchJobRequest  # noqa: Y015
 
 @_typing.final
 class WatchJobResponse(_message.Message):
+    """A job at one moment."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     JOB_FIELD_NUMBER: _builtins.int
@@ -551,6 +562,8 @@ Global___GetResultsRequest: _TypeAlias = GetResultsRequest  # noqa: Y015
 
 @_typing.final
 class GetResultsResponse(_message.Message):
+    """All stored runs of a job."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     JOB_FIELD_NUMBER: _builtins.int
@@ -605,6 +618,8 @@ Global___GetTrialRequest: _TypeAlias = GetTrialRequest  # noqa: Y015
 
 @_typing.final
 class GetTrialResponse(_message.Message):
+    """One attempt of a trial: its events and, if requested, the end of its server's log."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     STATUS_FIELD_NUMBER: _builtins.int
@@ -726,6 +741,8 @@ Global___CheckHostsRequest: _TypeAlias = CheckHostsRequest  # noqa: Y015
 
 @_typing.final
 class CheckHostsResponse(_message.Message):
+    """The findings of one host."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     HOST_FIELD_NUMBER: _builtins.int

@@ -111,6 +111,7 @@ class _ErrorKind:
 class _ErrorKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorKind.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     ERROR_KIND_UNSPECIFIED: _ErrorKind.ValueType  # 0
+    """it did not fail"""
     ERROR_KIND_CONFIG: _ErrorKind.ValueType  # 1
     """the user must edit the job"""
     ERROR_KIND_HOST_UNREACHABLE: _ErrorKind.ValueType  # 2
@@ -135,9 +136,10 @@ class _ErrorKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorKind.V
     """a gate voided the trial"""
 
 class ErrorKind(_ErrorKind, metaclass=_ErrorKindEnumTypeWrapper):
-    """Why a trial failed, divided by what to do next; see fleet_protos/errors.py. Unspecified: it did not fail."""
+    """Why a trial failed, divided by what to do next; see fleet_protos/errors.py."""
 
 ERROR_KIND_UNSPECIFIED: ErrorKind.ValueType  # 0
+"""it did not fail"""
 ERROR_KIND_CONFIG: ErrorKind.ValueType  # 1
 """the user must edit the job"""
 ERROR_KIND_HOST_UNREACHABLE: ErrorKind.ValueType  # 2
@@ -709,11 +711,11 @@ class Workload(_message.Message):
     INPUT_FIELD_NUMBER: _builtins.int
     CACHE_FIELD_NUMBER: _builtins.int
     PREFIX_FIELD_NUMBER: _builtins.int
+    MIX_FIELD_NUMBER: _builtins.int
     TURNS_FIELD_NUMBER: _builtins.int
     THINK_S_FIELD_NUMBER: _builtins.int
     VOCABULARY_FIELD_NUMBER: _builtins.int
     SEARCH_FIELD_NUMBER: _builtins.int
-    MIX_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """unique in the trial"""
     concurrency: _builtins.int
@@ -767,12 +769,12 @@ class Workload(_message.Message):
     @_builtins.property
     def prefix(self) -> Global___SharedPrefix: ...
     @_builtins.property
-    def search(self) -> Global___Search:
-        """with a search, concurrency and rate_per_s are 0, and requests is 0 where it depends on the load"""
-
-    @_builtins.property
     def mix(self) -> _containers.RepeatedCompositeFieldContainer[Global___Part]:
         """kinds of requests, instead of prompts, output_tokens, output, input_tokens, input and prefix"""
+
+    @_builtins.property
+    def search(self) -> Global___Search:
+        """with a search, concurrency and rate_per_s are 0, and requests is 0 where it depends on the load"""
 
     def __init__(
         self,
@@ -797,11 +799,11 @@ class Workload(_message.Message):
         input: Global___Lengths | None = ...,
         cache: _builtins.str = ...,
         prefix: Global___SharedPrefix | None = ...,
+        mix: _abc.Iterable[Global___Part] | None = ...,
         turns: _builtins.int = ...,
         think_s: _builtins.float = ...,
         vocabulary: _builtins.int = ...,
         search: Global___Search | None = ...,
-        mix: _abc.Iterable[Global___Part] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["input", b"input", "output", b"output", "prefix", b"prefix", "search", b"search", "slo", b"slo"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fleet_protos.controller_epoch import ControllerEpoch
+from fleet_protos.controller_epoch import ControllerEpoch, names_controller
 from fleet_protos.protocol_version import incompatibility, is_compatible
 
 TAKE_OVER_AFTER_S = 3600.0  # after so long without a connection, another controller may take over
@@ -47,7 +47,7 @@ def check_order(
 
     Orders without an epoch come from a version that did not send one, and are obeyed.
     """
-    if not presented.names_controller:
+    if not names_controller(presented):
         return None
     if not is_compatible(presented.protocol):
         return OrderRefused(*incompatibility("the controller", presented.protocol, "this agent"))
@@ -59,7 +59,7 @@ def check_order(
         )
     return (
         _refuse_other_controller(current, take_over_after_s)
-        if current.epoch.names_controller
+        if names_controller(current.epoch)
         else None
     )
 

@@ -12,9 +12,10 @@ from dataclasses import astuple, fields, is_dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from fleet_protos.attachment import MAX_FILES, MAX_PACKED_CHARS, unpack
-from fleet_protos.search_types import CONCURRENCY, RATE, Search
-from fleet_protos.trial_types import EngineKind, EngineSpec, TrialSpec, Workload
+from fleet_protos.attachment import MAX_FILES, MAX_PACKED_CHARS, file_ref, unpack
+from fleet_protos.search_rules import CONCURRENCY, RATE
+from fleet_protos.trial_types import EngineKind, EngineSpec, Search, TrialSpec, Workload
+from fleet_protos.workload_rules import at_load, file_refs, parts_of, requests_due
 
 LARGEST_SPEC_BYTES = 1 << 20
 _LONGEST = 4096  # characters of a name, path or address
@@ -151,9 +152,9 @@ def _check_files(spec: TrialSpec) -> Iterator[str]:
             unpack(file.content)
         except ValueError as error:
             yield f"files[{index}]: {error}"
-    refs = {file.ref for file in spec.files}
+    refs = {file_ref(file) for file in spec.files}
     for index, load in enumerate(spec.workloads):
-        if missing := sorted(load.file_refs - refs):
+        if missing := sorted(file_refs(load) - refs):
             yield (f"workloads[{index}]: the trial has no file {shorten_untrusted(missing[0])}")
 
 
@@ -225,7 +226,7 @@ def _check_measure(spec: TrialSpec) -> Iterator[str]:
     for index, load in enumerate(spec.workloads):
         searched = tuple(_check_search(load.search)) if load.search.of else ()
         found = searched or _check_workload(
-            load.at_load(load.search.most) if load.search.of else load
+            at_load(load, load.search.most) if load.search.of else load
         )
         yield from (f"workloads[{index}]{fault}" for fault in found)
 
@@ -256,7 +257,9 @@ def _check_workload(load: Workload) -> Iterator[str]:
     if load.cache not in ("", "salt", "flush", "shared"):
         yield f".cache: {shorten_untrusted(load.cache)} is not salt, flush or shared"
     for prompts in (
-        part.prompts for part in load.parts if part.prompts and not _PROMPTS.fullmatch(part.prompts)
+        part.prompts
+        for part in parts_of(load)
+        if part.prompts and not _PROMPTS.fullmatch(part.prompts)
     ):
         yield (
             f".prompts: {shorten_untrusted(prompts)} is not builtin:NAME, file:REF or random:ids"
@@ -287,8 +290,8 @@ def _check_arrivals(load: Workload) -> Iterator[str]:
         load.speed,
         *(number for stage in load.stages for number in astuple(stage)),
     )
-    if min(numbers) < 0 or not all(part.weight > 0 for part in load.parts):
+    if min(numbers) < 0 or not all(part.weight > 0 for part in parts_of(load)):
         yield "rate, burstiness, speed or a stage is below 0, or a weight is not above 0"
-    requests = load.rate_per_s * load.duration_s + sum(stage.requests for stage in load.stages)
+    requests = load.rate_per_s * load.duration_s + sum(requests_due(stage) for stage in load.stages)
     if not requests <= _MOST_REQUESTS:
         yield f"{requests:g} requests in a run, more than {_MOST_REQUESTS}"

@@ -24,7 +24,7 @@ from fleet_agent.engines.sglang.proof import configuration_proof, installed_vers
 from fleet_agent.engines.sglang.proof.configuration_proof import LaunchToProve
 from fleet_knowledge.release import Release
 from fleet_protos.events import ConfigurationProved
-from fleet_protos.trial_types import TrialSpec
+from fleet_protos.trial_types import TrialSpec, is_gang_member
 
 
 class SglangEngine:
@@ -52,7 +52,7 @@ class SglangEngine:
 
         Otherwise return what is missing. Raises ServerError if another server answers at `url`.
         """
-        if spec.engine.gang.is_member:
+        if is_gang_member(spec.engine.gang):
             return await readiness.check_member(url)
         home = str(Path.home())
         passed = (
@@ -73,7 +73,7 @@ class SglangEngine:
         """
         home = str(Path.home())
         installed = await _read_installed_versions(spec, home)
-        if spec.engine.gang.is_member:
+        if is_gang_member(spec.engine.gang):
             # It has no /server_info, so only its variables and installed versions can be proved.
             return await configuration_proof.prove_launch(
                 LaunchToProve(spec, log_path, {}, installed),

@@ -21,7 +21,7 @@ from fleet_agent.engines.sglang.proof import configuration_proof
 from fleet_agent.engines.sglang.proof.configuration_proof import LaunchToProve
 from fleet_protos.errors import ConfigError
 from fleet_protos.events import ConfigurationProved
-from fleet_protos.trial_types import TrialSpec
+from fleet_protos.trial_types import TrialSpec, is_gang_member
 
 _HOST = "127.0.0.1"
 _PACKAGE = "fleet_simulator"
@@ -81,7 +81,7 @@ class SimulatedEngine:
 
         Otherwise return what is missing. Raises ServerError if another server answers at `url`.
         """
-        if spec.engine.gang.is_member:
+        if is_gang_member(spec.engine.gang):
             return await readiness.check_member(url)
         passed = ("--port", str(urlsplit(url).port), *to_argv(spec.engine.args))
         return await readiness.check_server(url, model_path=spec.engine.model_path, argv=passed)
@@ -93,7 +93,7 @@ class SimulatedEngine:
 
         Raises ServerError if the server stopped answering.
         """
-        if spec.engine.gang.is_member:
+        if is_gang_member(spec.engine.gang):
             return await configuration_proof.prove_launch(
                 LaunchToProve(spec, log_path, {}, {}, names_all=True), {}
             )

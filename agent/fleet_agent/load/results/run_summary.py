@@ -23,6 +23,7 @@ from fleet_agent.load.results.request_columns import DIGEST_CHARACTERS, NOT_REPO
 from fleet_agent.load.workload.slot_schedule import all_due_ns
 from fleet_protos import metric_names as names
 from fleet_protos.trial_types import Workload
+from fleet_protos.workload_rules import is_open_loop
 
 # the first tokens of two salts may be equal by chance: so many cached tokens do not count as a hit
 SALT_TOKENS: Final = 4
@@ -118,7 +119,7 @@ def summarise(columns: Columns, conditions: RunConditions) -> LoadReply:
 
     Raises OSError if chunks that are in files cannot be read.
     """
-    rows = _Rows.from_columns(columns, is_open=conditions.workload.is_open)
+    rows = _Rows.from_columns(columns, is_open=is_open_loop(conditions.workload))
     good = rows.where(pc.equal(rows[_FAILED], 0))
     tokens = _sum(good.reported("completion_tokens"))
     wall_s = (_max(rows.end_ns) - _min(rows["intended_ns"])) / 1e9

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from fleet_protos.attachment import Trace
 from fleet_protos.trial_types import Stage, Workload
+from fleet_protos.workload_rules import requests_due
 
 CONSTANT = "constant"
 POISSON = "poisson"
@@ -35,7 +36,7 @@ def send_offsets_s(workload: Workload, seed: int, run_index: int) -> tuple[float
         )
     if arrivals == GAMMA and not workload.burstiness > 0:
         raise ValueError(f"workload {workload.name!r}: arrivals gamma needs a burstiness above 0")
-    total = sum(stage.requests for stage in stages)
+    total = sum(requests_due(stage) for stage in stages)
     if arrivals == CONSTANT:
         return _place_along_stages(stages, range(max(1, round(total))))
     load = f"@{workload.rate_per_s:g}" if workload.search.of else ""
@@ -63,7 +64,7 @@ def _stages(workload: Workload) -> Sequence[Stage]:
     sound = all(
         stage.start_per_s >= 0 and stage.end_per_s >= 0 and stage.duration_s > 0 for stage in stages
     )
-    if not sound or not sum(stage.requests for stage in stages) > 0:
+    if not sound or not sum(requests_due(stage) for stage in stages) > 0:
         raise ValueError(
             f"workload {workload.name!r} is not an open loop: it has no rate and duration"
         )
@@ -87,12 +88,12 @@ def _place_along_stages(stages: Sequence[Stage], places: Sequence[float]) -> tup
     stage, stage_start_s, requests_before = next(remaining), 0.0, 0.0
     for place in places:
         while (
-            place - requests_before >= stage.requests
+            place - requests_before >= requests_due(stage)
             and (following := next(remaining, None)) is not None
         ):
             stage_start_s, requests_before, stage = (
                 stage_start_s + stage.duration_s,
-                requests_before + stage.requests,
+                requests_before + requests_due(stage),
                 following,
             )
         offsets.append(stage_start_s + _time_in_stage_s(stage, place - requests_before))

@@ -27,6 +27,7 @@ from fleet_agent.load.workload.prompts import RANDOM, PromptDraw, prompts_in_ord
 from fleet_agent.load.workload.trace_prompts import TracePrompts
 from fleet_protos.attachment import Prompts, Trace
 from fleet_protos.trial_types import Lengths, Part, SharedPrefix, Workload
+from fleet_protos.workload_rules import parts_of
 
 SALT: Final = "salt"
 FLUSH: Final = "flush"
@@ -225,7 +226,7 @@ def build_request_plan(
     """Plan the requests of a run of the workload. `files` are the traces and prompts that it names,
     by ref. Raises ValueError for an unknown name or a file that did not come with the trial.
     """
-    parts, end_id = workload.parts, workload.vocabulary or END_ID
+    parts, end_id = parts_of(workload), workload.vocabulary or END_ID
     kinds = (
         (_replay_kind(workload, files),)
         if workload.trace

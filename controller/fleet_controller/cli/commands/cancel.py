@@ -15,7 +15,7 @@ from fleet_controller.cli.controller_connection import (
 from fleet_controller.cli.fleet_file_option import find_fleet_of_job
 from fleet_controller.cli.state_folder import StateFolder, local_host_name, resolve_state_folder
 from fleet_controller.cli.terminal.console import Console
-from fleet_controller.core.controller_api import JobSummary
+from fleet_controller.core.controller_api import JobSummary, is_job_over
 from fleet_controller.core.inventory import Inventory
 from fleet_protos.errors import ExitCode
 
@@ -45,7 +45,7 @@ async def _cancel(arguments: argparse.Namespace, console: Console) -> tuple[str,
             return job.job_id, await controller.cancel(job.job_id)
     with open_stored_jobs(state_folder) as jobs:
         job = (await jobs.job(arguments.job)).job
-    if not job.is_over:
+    if not is_job_over(job):
         _mark_cancelled(state_folder, job)
         await _stop_running_trials(state_folder, job, arguments, console)
     return job.job_id, job.trials - job.trials_over
@@ -72,7 +72,7 @@ async def _stop_running_trials(
     """
     with open_stored_jobs(state_folder) as jobs:
         detail = await jobs.job(job.job_id)
-    if detail.job.is_over:
+    if is_job_over(detail.job):
         return
     fleet = find_fleet_of_job(detail, arguments.fleet)
     if fleet is not None:

@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from fleet_controller.cli.controller_connection import open_controller
 from fleet_controller.cli.terminal.console import Console
 from fleet_controller.cli.trust_setup import certificate_count, open_authority
-from fleet_controller.core.controller_api import Controller, HostCheck, HostStatus
+from fleet_controller.core.controller_api import Controller, HostCheck, HostStatus, error_messages
 from fleet_controller.report.host_check_output import (
     check_hint_lines,
     check_line,
@@ -98,7 +98,7 @@ async def check(controller: Controller, arguments: argparse.Namespace, console: 
         console.print_lines(check_hint_lines(checks))
     if not all(found.reached for found in checks):
         return ExitCode.UNREACHABLE
-    return ExitCode.FAILED if any(found.errors for found in checks) else ExitCode.DONE
+    return ExitCode.FAILED if any(error_messages(found) for found in checks) else ExitCode.DONE
 
 
 async def drain(controller: Controller, arguments: argparse.Namespace, console: Console) -> int:

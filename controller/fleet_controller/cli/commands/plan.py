@@ -35,6 +35,7 @@ from fleet_controller.report.table import Table
 from fleet_controller.report.terminal_layout import table_text
 from fleet_controller.yaml.findings import in_order
 from fleet_protos.errors import ExitCode
+from fleet_protos.search_rules import max_runs
 from fleet_protos.trial_types import Workload
 
 
@@ -179,7 +180,9 @@ def _workload_text(workload: Workload) -> str:
     """Return the workload's name, and for a search how many runs a launch may take."""
     search = workload.search
     return (
-        f"{workload.name} (at most {search.max_runs} runs a launch)" if search.of else workload.name
+        f"{workload.name} (at most {max_runs(search)} runs a launch)"
+        if search.of
+        else workload.name
     )
 
 

@@ -11,7 +11,7 @@ from fleet_controller.cli.local_controller import local_agent, local_machine
 from fleet_controller.cli.local_run import run_to_verdict
 from fleet_controller.cli.missing_extras import require_agent_extra
 from fleet_controller.cli.terminal.console import Console
-from fleet_controller.core.controller_api import Controller
+from fleet_controller.core.controller_api import Controller, is_job_over
 from fleet_protos.errors import Conflict
 
 
@@ -30,7 +30,7 @@ async def _resume(arguments: argparse.Namespace, console: Console) -> int:
     with open_stored_jobs(this_machine.state_folder) as jobs:
         detail = await jobs.job(arguments.job)
     job = detail.job
-    if job.is_over:
+    if is_job_over(job):
         raise Conflict(
             f"job {job.job_id} is over: {job.state}",
             f"`fleetctl compare {job.job_id}` prints its verdicts",

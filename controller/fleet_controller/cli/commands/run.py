@@ -13,7 +13,7 @@ from fleet_controller.cli.missing_extras import require_agent_extra
 from fleet_controller.cli.state_folder import StateFolder
 from fleet_controller.cli.terminal.console import Console
 from fleet_controller.cli.terminal.finding_lines import finding_lines
-from fleet_controller.core.controller_api import Controller
+from fleet_controller.core.controller_api import Controller, is_job_over
 from fleet_controller.job_file.job_loader import LoadedJob
 from fleet_protos.errors import Conflict
 
@@ -43,7 +43,7 @@ async def _reject_duplicate_job(state_folder: StateFolder, loaded: LoadedJob) ->
         return
     with open_stored_jobs(state_folder) as jobs:
         for job in await jobs.jobs():
-            if not job.is_over and (await jobs.job(job.job_id)).yaml == loaded.text:
+            if not is_job_over(job) and (await jobs.job(job.job_id)).yaml == loaded.text:
                 raise Conflict(
                     f"a job with the same content is unfinished: {job.job_id},"
                     f" {job.trials_over} of {job.trials} trials over",
