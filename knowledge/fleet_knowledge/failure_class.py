@@ -13,7 +13,7 @@ _RETRIED = frozenset({ErrorKind.SERVER_LAUNCH, ErrorKind.SERVER_UNHEALTHY, Error
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """One failure class.
+    """What is known about one failure class.
 
     `avoid` is the tempting step that makes the failure worse or hides it. `source` says where the
     class was seen: an issue, a file, a version range.

@@ -1,5 +1,5 @@
-"""Lists all failure classes by name: what each means, what cures it, what makes it worse and
-whether to retry.
+"""Lists all failure classes by name. Each row says what the class means, what cures it, what makes
+it worse, and whether a retry can help.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ FAILURES: Mapping[str, Failure] = {
 def kind_of(failure_class: str) -> ErrorKind:
     """Return the error kind of a server that ended with this failure class.
 
-    `unknown` and names that have no row count as SERVER_EXITED.
+    Return SERVER_EXITED for `unknown` and for a name without a row.
     """
     failure = FAILURES.get(failure_class)
     return failure.kind if failure else ErrorKind.SERVER_EXITED

@@ -1,4 +1,4 @@
-"""Failure classes of the host: GPUs, drivers, libraries, limits."""
+"""Lists the failure classes of the host: GPUs, drivers, libraries, limits."""
 
 from __future__ import annotations
 

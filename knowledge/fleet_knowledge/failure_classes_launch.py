@@ -1,4 +1,4 @@
-"""Failure classes of a launch: memory, ports, arguments, models."""
+"""Lists the failure classes of a launch: memory, ports, arguments, models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Failure classes of a running server and of NCCL."""
+"""Lists the failure classes of a running server and of NCCL."""
 
 from __future__ import annotations
 

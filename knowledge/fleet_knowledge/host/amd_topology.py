@@ -1,7 +1,7 @@
 """Parses AMD's topology tables, `rocm-smi --showtopo` and `amd-smi topology`, into a device matrix.
 
-Format: ROCm 5.7 to 7.0, with a section each for weight, hops, link type and NUMA node. amd-smi
-names GPUs by PCI address.
+Format: ROCm 5.7 to 7.0. The text has one section for each of weight, hops, link type and NUMA node.
+amd-smi names GPUs by PCI address.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]", re.I)
 
 
 def read_amd_matrix(text: str) -> Matrix | None:
-    """Return the matrix of link types; None if the text has no such section."""
+    """Return the matrix of link types; None if the text has no section of link types."""
     found = _LINKS.search(text)
     if found is None:
         return None
@@ -46,5 +46,8 @@ def read_amd_matrix(text: str) -> Matrix | None:
 
 
 def read_amd_numa(text: str) -> dict[str, int | None]:
-    """Return the NUMA node by GPU label, None if the kernel does not know it (-1 in the text)."""
+    """Return the NUMA node of each GPU by its label.
+
+    The node is None if the kernel does not know it (-1 in the text).
+    """
     return {f"GPU{gpu}": int(node) if int(node) >= 0 else None for gpu, node in _NODE.findall(text)}

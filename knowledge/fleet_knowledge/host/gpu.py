@@ -1,4 +1,6 @@
-"""The facts about a GPU and a process on it, from any source: NVML, nvidia-smi or a recording."""
+"""Defines the facts about a GPU and about a process on it. They come from NVML, nvidia-smi or a
+recording.
+"""
 
 from __future__ import annotations
 
@@ -42,9 +44,9 @@ class Gpu:
     """One GPU. A fact is None if the source does not have it.
 
     Memory is in MiB as the driver counts it, clocks in MHz, power in W, temperature in °C.
-    `pcie_generation` falls while a GPU is idle, so it is meaningful only under load; `pcie_width`
-    does not fall. `fabric` is the state of the NVSwitch registration (completed, in progress, not
-    started, not supported). `nvlinks` counts the links that are up.
+    `pcie_generation` falls while a GPU is idle, so it is meaningful only while the GPU works.
+    `pcie_width` does not fall. `fabric` is the state of the NVSwitch registration (completed, in
+    progress, not started, not supported). `nvlinks` counts the links that are up.
     """
 
     index: int
@@ -79,7 +81,10 @@ class Gpu:
 
     @property
     def memory_free_mib(self) -> int | None:
-        """Total less used memory; what the driver reserves for itself may be in neither."""
+        """Return total memory minus used memory; None if either is unknown.
+
+        The memory that the driver reserves for itself may be missing from both.
+        """
         return (
             None
             if self.memory_mib is None or self.memory_used_mib is None
@@ -96,7 +101,8 @@ class Gpu:
 class GpuProcess:
     """A process that holds GPU memory.
 
-    If it is in another PID namespace (a container), `visible` is False and `name` empty.
+    If the process is in another PID namespace (a container), `visible` is False and `name` is
+    empty.
     """
 
     pid: int
@@ -108,7 +114,7 @@ class GpuProcess:
 
 
 def gpu_from(facts: Mapping[str, Any]) -> Gpu:
-    """Build a GPU from a mapping with the field names of `Gpu`; ignores other keys.
+    """Build a GPU from a mapping with the field names of `Gpu`. Other keys are ignored.
 
     Raises KeyError without `index`.
     """
@@ -120,9 +126,10 @@ def gpu_from(facts: Mapping[str, Any]) -> Gpu:
 
 
 def stable_facts(gpus: Iterable[Gpu]) -> dict[str, str]:
-    """Return what identifies the GPUs, one text per field.
+    """Return the facts that identify the GPUs, one text per field.
 
-    The text is one value if all GPUs agree, else each GPU's own in the order of their indices.
+    The text is a single value if all GPUs agree. Otherwise it lists the value of each GPU in the
+    order of their indices.
     """
     ordered = sorted(gpus, key=lambda gpu: gpu.index)
     return (
@@ -133,7 +140,7 @@ def stable_facts(gpus: Iterable[Gpu]) -> dict[str, str]:
 
 
 def volatile_facts(gpus: Iterable[Gpu]) -> dict[str, str]:
-    """Return what changes while a host is used, in the form of `stable_facts`."""
+    """Return the facts that change while a host is used, in the form of `stable_facts`."""
     ordered = sorted(gpus, key=lambda gpu: gpu.index)
     return (
         {f"gpu_{name}": text for name in VOLATILE if (text := _column(ordered, name))}

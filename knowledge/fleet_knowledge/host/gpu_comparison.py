@@ -1,8 +1,8 @@
 """Finds differences between the GPUs of one host, and between hosts that should be equal.
 
 The slowest GPU sets the speed of tensor parallelism, so the lowest value over its GPUs describes a
-host. An idle GPU lowers its PCIe generation to save power, so that is compared only under load. The
-PCIe width is always compared (nccl issue 1505, sglang issue 26482).
+host. An idle GPU lowers its PCIe generation to save power, so the generation is compared only while
+the GPUs work. The PCIe width is always compared (nccl issue 1505, sglang issue 26482).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fleet_knowledge.host.gpu import Gpu
 
 @dataclass(frozen=True, slots=True)
 class HostWarning:
-    """Something that costs speed or makes results hard to compare."""
+    """A warning about something that costs speed or makes results hard to compare."""
 
     code: str
     message: str
@@ -30,10 +30,10 @@ class HostWarning:
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """A field whose value all GPUs of a host should share.
+    """A field that should have the same value on all GPUs of a host.
 
-    `text` is formatted with a GPU's value, `others_text` with that of the other GPUs. The rule
-    applies only under load if `loaded`.
+    `text` is formatted with the value of one GPU. `others_text` is formatted with the value of the
+    other GPUs. If `loaded` is set, the rule applies only while the GPUs work.
     """
 
     field: str
@@ -148,7 +148,9 @@ _MINIMUM_FIELDS = (
 
 
 def find_inequalities(gpus: Sequence[Gpu], *, under_load: bool = False) -> tuple[HostWarning, ...]:
-    """Return how some GPUs of a host differ from the others, or all stay below their maximum."""
+    """Return a warning for each field in which some GPUs of a host differ from the others, or in
+    which all GPUs stay below their maximum.
+    """
     found = [
         warning
         for rule in _RULES
@@ -159,7 +161,9 @@ def find_inequalities(gpus: Sequence[Gpu], *, under_load: bool = False) -> tuple
 
 
 def least_values(gpus: Sequence[Gpu]) -> dict[str, int]:
-    """Return the lowest of each value over the GPUs, which limits a server over all of them."""
+    """Return the lowest value of each field over the GPUs. It limits a server that uses all of
+    them.
+    """
     values = {
         name: [value for gpu in gpus if (value := getattr(gpu, name)) is not None]
         for name in _MINIMUM_FIELDS
@@ -168,7 +172,7 @@ def least_values(gpus: Sequence[Gpu]) -> dict[str, int]:
 
 
 def numa_nodes(gpus: Sequence[Gpu]) -> int:
-    """Return how many NUMA nodes have a GPU."""
+    """Return the number of NUMA nodes that have a GPU."""
     return len({gpu.numa for gpu in gpus if gpu.numa is not None})
 
 
@@ -177,7 +181,7 @@ def find_differences(
 ) -> tuple[tuple[str, str, str], ...]:
     """Return (name, first value, second value) of each fact that differs between two fingerprints.
 
-    A value is empty if the fingerprint does not have the fact.
+    A value is empty if its fingerprint does not have the fact.
     """
     names = sorted(set(first) | set(second))
     return tuple(
@@ -188,10 +192,11 @@ def find_differences(
 
 
 def parse_hosts(document: Mapping[str, Any]) -> dict[str, list[Gpu]]:
-    """Return the GPUs by host from a mapping of hosts to lists of facts, empty for other documents.
+    """Return the GPUs of each host, from a mapping of hosts to lists of facts.
 
-    The facts are for example `numa_affinity`, `pcie_width` and `power_limit_w`. A mapping with such
-    lists at its top level is one host with an empty name.
+    The facts are for example `numa_affinity`, `pcie_width` and `power_limit_w`. A mapping that has
+    such lists at its top level describes one host with an empty name. The result is empty for other
+    documents.
     """
     if _has_columns(document):
         return {"": _gpus(document)}
@@ -204,7 +209,7 @@ def parse_hosts(document: Mapping[str, Any]) -> dict[str, list[Gpu]]:
 
 
 def compare_hosts(hosts: Mapping[str, Sequence[Gpu]]) -> dict[str, Any]:
-    """Return each host's own warnings and lowest values, and what differs between the hosts."""
+    """Return the warnings and lowest values of each host, and the differences between the hosts."""
     names = list(hosts)
     by_host = {
         name: {"numa_nodes": numa_nodes(hosts[name]), **_host_summary(hosts[name])}
@@ -260,9 +265,9 @@ def _outliers(rule: _Rule, gpus: Sequence[Gpu]) -> list[HostWarning]:
 
 
 def _most_common(values: list[Any]) -> Any:
-    """Return the most frequent value; of equally frequent ones the greatest.
+    """Return the most frequent value. If several are equally frequent, return the greatest.
 
-    The lower value is then the one that is reported.
+    A rule then reports the GPUs with the lower value.
     """
     counts = Counter(values)
     return max(

@@ -1,8 +1,8 @@
-"""Describes processes that hold GPU memory; never advises to end a process of somebody else.
+"""Describes processes that hold GPU memory. It never advises to end a process of somebody else.
 
-SGLang refuses to start, or with SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK off only warns, when the
-free memory of a rank is below nine tenths of the others': `memory capacity is unbalanced` (0.3 to
-0.5; sglang issues 1533, 4233, pulls 2457, 5426).
+SGLang compares the free memory of its ranks. If one rank has less than nine tenths of the others,
+SGLang refuses to start; with SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK off it only warns. The message
+is `memory capacity is unbalanced` (0.3 to 0.5; sglang issues 1533, 4233, pulls 2457, 5426).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SERVER = re.compile(r"sglang|vllm|launch_server|ray::|python", re.I)
 
 @dataclass(frozen=True, slots=True)
 class GpuMemoryHolder:
-    """A process that holds GPU memory, and whose it is.
+    """A process that holds GPU memory, with its owner.
 
     `standing` is `ours`, `orphan` (its parent is dead), `foreign`, `unseen` (in another PID
     namespace) or `unknown`.
@@ -45,7 +45,7 @@ class GpuMemoryHolder:
 
     @property
     def description(self) -> str:
-        """Name, owner and standing of the process, as part of a sentence."""
+        """Return the name, owner and standing of the process, as part of a sentence."""
         name = self.process.name or "no name"
         of = f" of {self.owner}" if self.owner else ""
         return {
@@ -56,7 +56,7 @@ class GpuMemoryHolder:
 
 
 def is_unbalanced_message(text: str) -> bool:
-    """Whether a text is SGLang's error or warning about unequal free memory."""
+    """Return whether a text is SGLang's error or warning about unequal free memory."""
     return _UNBALANCED.search(text) is not None
 
 
@@ -110,7 +110,7 @@ def _is_unseen(name: str) -> bool:
 def classify_holders(processes: Sequence[GpuProcess]) -> tuple[GpuMemoryHolder, ...]:
     """Classify processes by their names alone.
 
-    A process of a server counts as left over from an earlier run.
+    A process with the name of a server counts as left over from an earlier run.
     """
     return tuple(
         GpuMemoryHolder(
@@ -125,7 +125,9 @@ def _standing_by_name(name: str) -> str:
 
 
 def holders_hint(holders: Sequence[GpuMemoryHolder]) -> str:
-    """Return who holds the memory and what to do: end one's own processes, report the others."""
+    """Return who holds the memory and what to do: end the processes of your own, report
+    the rest.
+    """
     if not holders:
         return (
             "No process is listed: it may be in another container. Run `nvidia-smi "
@@ -166,9 +168,10 @@ def explain_holders(processes: Sequence[GpuProcess]) -> dict[str, Any]:
 
 
 def describe_unequal_memory(gpus: Sequence[Gpu]) -> str:
-    """Return which GPUs have so much less free memory than another that SGLang refuses to start.
+    """Return which GPUs have so much less free memory than another GPU that SGLang refuses to
+    start.
 
-    Empty if there are none.
+    The text is empty if no GPU has.
     """
     free = {gpu.index: gpu.memory_free_mib for gpu in gpus if gpu.memory_free_mib is not None}
     most = max(free.values(), default=0)

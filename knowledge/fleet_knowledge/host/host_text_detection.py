@@ -25,7 +25,7 @@ _SHORT = 40  # lines; in so short a text, one line is enough to show the state o
 
 
 def recognise_host_text(text: str) -> Mapping[str, Any] | None:
-    """Return what the text shows of a host, None if it is of another kind. Never raises.
+    """Return what the text shows of a host; None if the text is of another kind. Never raises.
 
     Keys: `kind` (topology, nvidia_smi, gpu_processes, lscpu, hosts), `host_state`, `failure_class`,
     `hint`, `warnings`, and more that depend on the kind.
@@ -104,7 +104,9 @@ def _topology_summary(found: Topology) -> str:
 
 
 def _driver_error(text: str) -> dict[str, Any] | None:
-    """Read a driver error, unless the text is a server log that only quotes one."""
+    """Return the driver error in a text; None if the text is a server log that only quotes an
+    error.
+    """
     lines = [line for line in text.split("\n") if line.strip()]
     errors = sum(nvidia_smi_errors.is_driver_error_line(line) for line in lines)
     if (

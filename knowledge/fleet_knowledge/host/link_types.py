@@ -1,4 +1,4 @@
-"""The link types between two devices, and which of them is nearer.
+"""Defines the link types between two devices, and orders them from near to far.
 
 Source: the legend of `nvidia-smi topo -m` (driver 535 to 580; `SOC` and `PSB` are those of drivers
 before 375), `rocm-smi --showtopo`.
@@ -21,7 +21,10 @@ PEER_ACCESS = frozenset({"OK", "NS", "CNS", "GNS", "TNS", "U"})
 
 
 def parse_link_type(cell: str) -> str | None:
-    """Return the link type that a cell names; None for `N/A`, a blank, a cut or an unknown word."""
+    """Return the link type that a cell names.
+
+    Return None for `N/A`, a blank cell, a cell that was cut off and an unknown word.
+    """
     word = cell.strip().upper()
     word = _OLD.get(word, word)
     known = (
@@ -41,12 +44,12 @@ def count_nvlinks(word: str | None) -> int:
 
 
 def is_direct_link(word: str | None) -> bool:
-    """Whether the link is NVLink or XGMI, which connect GPUs directly."""
+    """Return whether the link is NVLink or XGMI, which connect GPUs directly."""
     return count_nvlinks(word) > 0 or word in _LINKS
 
 
 def distance(word: str) -> tuple[int, int]:
-    """Return a sort key of a link type, from near to far; more NVLinks are nearer."""
+    """Return a sort key that puts link types in order from near to far; more NVLinks are nearer."""
     if is_direct_link(word):
         return 0, -count_nvlinks(word)
     return (1 + _NEAR_TO_FAR.index(word), 0) if word in _NEAR_TO_FAR else (len(_NEAR_TO_FAR), 0)
@@ -58,5 +61,5 @@ def farthest_link(words: Iterable[str]) -> str | None:
 
 
 def crosses_sockets(word: str | None) -> bool:
-    """Whether the link leaves the NUMA node or is not known; such a NIC does not count as near."""
+    """Return whether the link leaves the NUMA node or is unknown. A NIC behind it is not near."""
     return word is None or word == "SYS"

@@ -1,8 +1,8 @@
-"""Parses `lscpu` in any language, `lscpu -J` and /proc/cpuinfo. What cannot be read is None.
+"""Parses `lscpu` in any language, `lscpu -J` and /proc/cpuinfo. A fact that cannot be read is None.
 
 lscpu translates labels and some values by the locale (util-linux 2.2x to 2.41). Numbers are found
-by known labels, or else by their position: threads per core, cores per socket and sockets follow
-each other, and their product is the number of CPUs.
+by known labels. If the labels are unknown, they are found by position: threads per core, cores per
+socket and sockets follow each other, and their product is the number of CPUs.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _WORDS = {label: name for name, labels in _LABELS.items() for label in labels.sp
 class Processors:
     """The processors of a host.
 
-    `numa_nodes_with_cpus` does not count nodes with memory only (HBM of Grace Hopper, CXL).
+    `numa_nodes_with_cpus` leaves out nodes that only have memory (HBM of Grace Hopper, CXL).
     """
 
     cpu_model: str | None = None
@@ -80,7 +80,7 @@ class Processors:
 
     @property
     def has_facts(self) -> bool:
-        """Whether any fact is known."""
+        """Return whether any fact is known."""
         return any(value is not None for value in asdict(self).values())
 
 
@@ -161,7 +161,7 @@ def _counts_by_position(pairs: Pairs, cpus: int | None) -> tuple[int, int, int] 
 
 
 def _product(pairs: Pairs, *sizes: int | None) -> int | None:
-    """Return the product of the sizes if a value equals it, under whatever label."""
+    """Return the product of the sizes if some value equals it, whatever its label; else None."""
     total = math.prod(size or 0 for size in sizes)
     return total if total and str(total) in (value for _, value in pairs) else None
 

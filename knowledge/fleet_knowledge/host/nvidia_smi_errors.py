@@ -30,7 +30,7 @@ _NO_BUS_LOST = re.compile(r"GPU is lost|GPU has fallen off the bus", re.I)
 
 @dataclass(frozen=True, slots=True)
 class DriverErrorPattern:
-    """A pattern of an error text, with its failure class, the hint and the state of the host."""
+    """A pattern of an error text, with its failure class, its hint and the state of the host."""
 
     pattern: re.Pattern[str]
     failure_class: str
@@ -160,7 +160,7 @@ def lost_gpus(text: str) -> dict[str, str]:
 
 
 def is_driver_error_line(line: str) -> bool:
-    """Whether the line alone shows an error; a server log has few such lines."""
+    """Return whether the line alone shows an error. A server log has few lines that do."""
     return any(pattern.search(line) for pattern in _BUS_LOST) or any(
         error.pattern.search(line) for error in DRIVER_ERROR_PATTERNS
     )

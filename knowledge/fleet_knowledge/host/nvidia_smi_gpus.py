@@ -42,7 +42,9 @@ def parse_number(text: str) -> int | None:
 
 
 def parse_switch(text: str) -> bool | None:
-    """Return whether nvidia-smi's text means on; None for texts other than on and off."""
+    """Return True for a text of nvidia-smi that means on, False for off, None for any
+    other text.
+    """
     return {"enabled": True, "on": True, "disabled": False, "off": False}.get(
         text.strip().strip("[]").lower()
     )
@@ -108,9 +110,9 @@ _QUERY_FIELDS: Mapping[str, tuple[str, Reader]] = {
 
 
 def read_gpu_query(text: str) -> tuple[Gpu, ...]:
-    """Read `nvidia-smi --query-gpu=… --format=csv` with its header line.
+    """Read `nvidia-smi --query-gpu=… --format=csv` with its header line. Units in it are ignored.
 
-    Empty unless at least two columns, and half of all, are known. Units in the header are ignored.
+    The result is empty unless at least two columns, and half of all columns, are known.
     """
     lines = [line for line in text.strip().split("\n") if line.strip()]
     names = [
@@ -194,14 +196,14 @@ def _gpu_from_section(index: int, bus_id: str, section: str, driver: str | None)
 
 
 def _fabric(facts: Mapping[str, Any]) -> str | None:
-    """Return the fabric state; one that completed without success is `failed (STATUS)`."""
+    """Return the fabric state. A state that completed without success is `failed (STATUS)`."""
     state, status = facts.get("fabric"), facts.get("fabric_status")
     done = str(state).lower() == "completed" and status not in (None, "Success")
     return f"failed ({status})" if done else str(state).lower() if state else None
 
 
 def _entries(section: str) -> list[tuple[tuple[str, ...], str]]:
-    """Return (path of headings and name, value) of each entry, by its indentation."""
+    """Return (path of headings and name, value) of each entry. The indentation gives the path."""
     above: list[tuple[int, str]] = []
     entries = []
     for line in section.split("\n"):
@@ -217,7 +219,7 @@ def _entries(section: str) -> list[tuple[tuple[str, ...], str]]:
 
 
 def read_gpu_table(text: str) -> tuple[Gpu, ...]:
-    """Read the plain table of `nvidia-smi`; a GPU with an error in a cell has a `fault`."""
+    """Read the plain table of `nvidia-smi`. A GPU with an error in a cell gets a `fault`."""
     driver = _TABLE_DRIVER.search(text)
     found = []
     for head in _TABLE_HEAD.finditer(text):

@@ -24,7 +24,7 @@ _FINE = ("completed", "not supported", "n/a", "none")
 
 
 def needs_fabric(gpus: Sequence[Gpu]) -> bool:
-    """Whether the GPUs are of models that are usually connected by NVSwitches."""
+    """Return whether the GPUs are of models that are usually connected by NVSwitches."""
     return bool(gpus) and all(
         gpu.name and _SWITCHED.search(gpu.name) and not _ALONE.search(gpu.name) for gpu in gpus
     )

@@ -1,7 +1,7 @@
 """Interprets the device matrix of `nvidia-smi topo -m` for a server over several GPUs.
 
-Format: nvidia-smi of drivers 450 to 580, separated by tabs (as printed) or blanks (as copied). It
-lists the GPUs, then the NICs as `NIC0` with a legend or by name.
+Format: nvidia-smi of drivers 450 to 580. Columns are separated by tabs (as printed) or blanks (as
+copied). The text lists the GPUs, then the NICs. A NIC has its own name, or is `NIC0` with a legend.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _NIC_NAME = re.compile(r"^\s*(NIC\d+)\s*:\s*(\S+)\s*$", re.M)
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """How the GPUs of a host are connected; None where the text does not show it.
+    """The connections between the GPUs of a host. A value is None where the text does not show it.
 
-    Labels are those of the text (`GPU0`). `islands` are groups of GPU indices that are connected
-    better than by the worst path; if only some pairs have NVLink, by NVLink. `nvlinks_per_pair` is
-    the lowest number over the pairs that have any.
+    Labels are those of the text (`GPU0`). `islands` are sets of GPU indices. If some pairs have
+    NVLink, the GPUs of an island are connected by NVLink; otherwise by a path better than the worst
+    one. `nvlinks_per_pair` is the lowest number of NVLinks over the pairs that have any.
     """
 
     gpus: int = 0
@@ -50,12 +50,15 @@ class Topology:
 
     @property
     def numa_nodes(self) -> int:
-        """Number of NUMA nodes that have a GPU."""
+        """Return the number of NUMA nodes that have a GPU."""
         return len({node for node in self.numa.values() if node is not None})
 
     @property
     def kind(self) -> str:
-        """Class of the topology; hosts with the same one are comparable: `nvlink-NV18-8`."""
+        """Return the class of the topology, such as `nvlink-NV18-8`.
+
+        Hosts with the same class are comparable.
+        """
         return "-".join(
             (
                 self.interconnect,
@@ -88,7 +91,7 @@ class Topology:
 
 
 def read_topology(text: str) -> Topology:
-    """Read the topology in a text; `gpus` is 0 if there is none. Never raises."""
+    """Read the topology in a text. `gpus` is 0 if the text has no topology. Never raises."""
     clean = strip_decoration(text)
     found = amd_topology.read_amd_matrix(clean) or read_matrix(clean)
     if found is None:
@@ -156,7 +159,9 @@ def _interconnect(pairs: Pairs, labels: Labels) -> str:
 
 
 def _full_mesh(pairs: Pairs) -> bool | None:
-    """Whether every pair has NVLink; None if a pair is missing and all others have it."""
+    """Return whether every pair has NVLink; None if a pair is missing and all other pairs
+    have it.
+    """
     if any(path and not link_types.count_nvlinks(path) for path in pairs.values()) or not pairs:
         return False
     return True if all(pairs.values()) else None
@@ -177,7 +182,7 @@ def _islands(pairs: Pairs, indices: Sequence[int]) -> tuple[tuple[int, ...], ...
 
 
 def _between(pairs: Pairs, islands: Sequence[tuple[int, ...]]) -> Iterable[str]:
-    """Return the paths that leave an island."""
+    """Return the paths between GPUs of different islands."""
     home = {index: island for island in islands for index in island}
     return (path for (first, second), path in pairs.items() if path and home[first] != home[second])
 
@@ -207,9 +212,9 @@ def _numa_nodes(found: Matrix, labels: Labels) -> dict[str, int | None]:
 
 
 def _sockets(numa: Mapping[str, int | None], cpus: Mapping[str, str]) -> int | None:
-    """Count sockets by the GPUs' NUMA nodes, or else by their CPUs.
+    """Count sockets by the NUMA nodes of the GPUs, or else by their CPUs.
 
-    Returns None for more than two nodes, since these may be parts of one processor (NPS4).
+    Return None for more than two nodes, since these may be parts of one processor (NPS4).
     """
     nodes = {str(node) for node in numa.values() if node is not None} or set(cpus.values()) - {
         "N/A"
@@ -226,7 +231,7 @@ def _nics(found: Matrix, text: str) -> dict[str, str]:
 
 
 def _nearest(found: Matrix, gpu: str, nics: Mapping[str, str]) -> str | None:
-    """Return the nearest NIC of a GPU; None if all are on another NUMA node."""
+    """Return the nearest NIC of a GPU; None if every NIC is on another NUMA node."""
     ways = {
         name: link_types.parse_link_type(found.cell(gpu, label)) for label, name in nics.items()
     }
@@ -241,7 +246,7 @@ def _peer_access(found: Matrix, labels: Labels) -> bool | None:
 
 
 def _digest(found: Matrix) -> str:
-    """Digest labels and cells only, so that it does not depend on how the table was printed."""
+    """Return a digest of labels and cells only. It does not depend on how the table was printed."""
     cells = sorted(
         f"{first}/{second}={found.cell(first, second)}"
         for first in found.columns

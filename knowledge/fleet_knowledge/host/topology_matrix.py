@@ -1,4 +1,7 @@
-"""Parses a device matrix, separated by tabs or blanks and possibly cut, into labels and cells."""
+"""Parses a device matrix into labels and cells.
+
+The matrix may be separated by tabs or blanks, and its lines may be cut off.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +30,8 @@ AFFINITIES = ("CPU Affinity", "NUMA Affinity", "GPU NUMA ID")
 class MatrixRow:
     """The row of one device.
 
-    `cells` has the cells by column label without blank ones, `affinities` the columns after the
-    matrix, and `cut` is whether the line ended early.
+    `cells` maps column labels to cells, without blank cells. `affinities` holds the columns after
+    the matrix. `cut` says whether the line ended early.
     """
 
     cells: Mapping[str, str] = field(default_factory=dict)
@@ -40,7 +43,7 @@ class MatrixRow:
 class Matrix:
     """A table of devices against devices: its column labels in order, and its rows by label.
 
-    Rows may be missing. `tabs` is whether the table was separated by tabs.
+    Rows may be missing. `tabs` says whether tabs separated the columns.
     """
 
     columns: tuple[str, ...]
@@ -50,7 +53,7 @@ class Matrix:
     def cell(self, first: str, second: str) -> str:
         """Return the cell of a pair of devices; empty if there is none.
 
-        Uses the cell of the reverse pair if this one is missing or its row was cut.
+        Use the cell of the reverse pair if this cell is missing or its row was cut off.
         """
         row = self.rows.get(first, MatrixRow())
         mirrored = self.rows.get(second, MatrixRow()).cells.get(first, "")
@@ -77,7 +80,10 @@ def _prefixes_every_line(pattern: re.Pattern[str], text: str) -> bool:
 
 
 def gpu_index(label: str) -> int | None:
-    """Return the index of a GPU label: 3 for `GPU3`; None for a NIC or a slice of a GPU (MIG)."""
+    """Return the index in a GPU label: 3 for `GPU3`.
+
+    Return None for a NIC or a slice of a GPU (MIG).
+    """
     found = _GPU.fullmatch(label)
     return int(found[1]) if found else None
 

@@ -1,5 +1,5 @@
-"""Whether a server's all-reduce reaches NCCL, or something that SGLang tries before NCCL performs
-it.
+"""Determines whether NCCL performs a server's all-reduce, or something that SGLang tries before
+NCCL.
 
 The order of the attempts is that of `GroupCoordinator.all_reduce` in
 srt/distributed/parallel_state.py, read in SGLang 0.4.6 - 0.5.23.
@@ -26,7 +26,7 @@ _BYTES_PER_VALUE = 2
 
 
 class NcclUse(Enum):
-    """Whether the all-reduce of a decode step reaches NCCL."""
+    """The possible answers to whether the all-reduce of a decode step reaches NCCL."""
 
     REACHES = "reaches"
     BYPASSED = "bypassed"
@@ -35,9 +35,11 @@ class NcclUse(Enum):
 
 @dataclass(frozen=True, slots=True)
 class AllReduceSetup:
-    """What decides the path: arguments under SGLang's names, variables, the topology (`nvlink`,
-    `pcie` or `unknown`), the model's hidden size, and the tokens of one decode step (running
-    requests x draft tokens). Sizes are 0 where unknown.
+    """The settings that decide what performs the all-reduce.
+
+    `args` uses SGLang's names. `topology` is `nvlink`, `pcie` or `unknown`. `hidden_size` is that
+    of the model. `step_tokens` counts the tokens of one decode step: running requests x draft
+    tokens. Both sizes are 0 if unknown.
     """
 
     args: Mapping[str, Any] = field(default_factory=dict)
@@ -62,14 +64,16 @@ class AllReduceSetup:
 
     @property
     def step_bytes(self) -> int:
-        """Upper limit for the bytes of one all-reduce of a decode step; 0 if unknown."""
+        """Return an upper limit for the bytes of one all-reduce of a decode step; 0 if unknown."""
         return self.step_tokens * (self.hidden_size or MAX_HIDDEN_SIZE) * _BYTES_PER_VALUE
 
 
 @dataclass(frozen=True, slots=True)
 class AllReducePath:
-    """Whether NCCL performs the all-reduce, what else performs it (empty for NCCL), why, and the
-    versions of SGLang that were read.
+    """The answer to whether NCCL performs the all-reduce, with its reason.
+
+    `performed_by` names what performs the all-reduce instead of NCCL; it is empty for NCCL.
+    `versions` are the versions of SGLang that were read.
     """
 
     answer: NcclUse
@@ -79,8 +83,9 @@ class AllReducePath:
 
 
 def find_all_reduce_path(server: AllReduceSetup) -> AllReducePath:
-    """Return what performs the all-reduce of a decode step. Prefill chunks are larger and can still
-    reach NCCL; `reason` says from which size on.
+    """Return what performs the all-reduce of a decode step.
+
+    Prefill chunks are larger and can still reach NCCL; `reason` says from which size on.
     """
     return next(
         (path for attempt in _ATTEMPTS for path in attempt(server)),

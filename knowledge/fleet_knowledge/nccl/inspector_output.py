@@ -22,11 +22,11 @@ _MAX_ROWS = 4096
 
 @dataclass(frozen=True, slots=True)
 class InspectorRow:
-    """One collective of one size on one GPU.
+    """The figures of one collective of one size on one GPU.
 
-    `algo_proto` is the plug-in's name for both (`Ring_ll`), empty in JSON dumps without them.
-    `message_size` is bytes as text, or a range such as `4-5GB`. `busbw_gb_s` is in GB/s and
-    `exec_time_us` in microseconds; each is None if the dump lacks it.
+    `algo_proto` is the plug-in's name for algorithm and protocol (`Ring_ll`). It is empty for a
+    JSON dump without them. `message_size` is bytes as text, or a range such as `4-5GB`.
+    `busbw_gb_s` is in GB/s and `exec_time_us` in microseconds. Each is None if the dump lacks it.
     """
 
     collective: str
@@ -40,12 +40,12 @@ class InspectorRow:
 
     @property
     def algo(self) -> str:
-        """The algorithm in capitals, as in NCCL's log; empty if unknown."""
+        """Return the algorithm in capitals, as in NCCL's log; empty if unknown."""
         return _algo_or_proto(self.algo_proto, 0)
 
     @property
     def proto(self) -> str:
-        """The protocol in capitals; empty if unknown."""
+        """Return the protocol in capitals; empty if unknown."""
         return _algo_or_proto(self.algo_proto, 1)
 
 
@@ -74,7 +74,9 @@ def is_inspector_dump(text: str) -> bool:
 
 
 def algo_proto_by_collective(rows: tuple[InspectorRow, ...]) -> Mapping[str, tuple[str, ...]]:
-    """Return the distinct choices of each collective, in the order in which they appear."""
+    """Return the distinct pairs of algorithm and protocol of each collective, in order of
+    appearance.
+    """
     found: dict[str, dict[str, None]] = {}
     for row in rows:
         if row.algo_proto:
@@ -140,8 +142,9 @@ def _mapping(content: Any, key: str) -> Mapping[str, Any]:
 
 
 def _merge_rows(known: InspectorRow, newer: InspectorRow) -> InspectorRow:
-    """Merge a second figure of the same sample, or count another call of the same kind; the newest
-    figures are kept.
+    """Merge two rows of the same collective and keep the newest figures.
+
+    A second bandwidth counts as another call; any other figure belongs to the same sample.
     """
     again = known.busbw_gb_s is not None and newer.busbw_gb_s is not None
     return InspectorRow(

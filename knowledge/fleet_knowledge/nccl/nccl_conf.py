@@ -1,4 +1,4 @@
-"""NCCL's configuration files: what their text sets, and which source wins."""
+"""Reads NCCL's configuration files: what their text sets, and which source of a setting wins."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ name, which nothing reads."""
 
 @dataclass(frozen=True, slots=True)
 class NcclConfFile:
-    """One file that exists: its name for messages, and its text."""
+    """A configuration file that exists: its name for messages, and its text."""
 
     name: str
     text: str
@@ -27,7 +27,7 @@ class NcclConfFile:
 
 @dataclass(frozen=True, slots=True)
 class EffectiveSetting:
-    """The value that wins, its source, and the (source, value) pairs that it hides."""
+    """The value of a setting that wins, its source, and the (source, value) pairs that it hides."""
 
     value: str
     source: str
@@ -35,8 +35,9 @@ class EffectiveSetting:
 
 
 def parse_nccl_conf(text: str) -> dict[str, str]:
-    """Return the variables of one file: NAME=VALUE lines with nothing trimmed. The first line of a
-    name wins; comments and other lines set nothing.
+    """Return the variables of one file. It has NAME=VALUE lines, in which nothing is trimmed.
+
+    The first line of a name wins. Comments and other lines set nothing.
     """
     found: dict[str, str] = {}
     for line in text.split("\n"):
@@ -47,8 +48,10 @@ def parse_nccl_conf(text: str) -> dict[str, str]:
 
 
 def user_file(env: Mapping[str, str], release: Release | None, home: str) -> str:
-    """Return the path of the user's file: NCCL_CONF_FILE where it is set (from 2.23, `~` not
-    expanded), otherwise HOME/.nccl.conf.
+    """Return the path of the user's file.
+
+    From 2.23 it is NCCL_CONF_FILE if that is set, with `~` not expanded. Otherwise it is
+    HOME/.nccl.conf.
     """
     named = env.get(USER_FILE_VARIABLE, "")
     return (
@@ -61,8 +64,10 @@ def user_file(env: Mapping[str, str], release: Release | None, home: str) -> str
 def resolve_settings(
     process: Mapping[str, str], *files: NcclConfFile
 ) -> dict[str, EffectiveSetting]:
-    """Return every NCCL_ and RCCL_ variable with the value that NCCL sees: that of the process,
-    else that of the first of `files` that sets it (pass the user's before the system's).
+    """Return every NCCL_ and RCCL_ variable with the value that NCCL sees.
+
+    The value of the process wins, then that of the first file that sets the variable. Pass the
+    user's file before the system's.
     """
     layers = [
         (
@@ -84,8 +89,9 @@ def resolve_settings(
 
 
 def find_misleading_lines(text: str) -> list[tuple[int, str]]:
-    """Return (line number, problem) for lines that NCCL does not read as they look: blanks around
-    `=`, quotes, `export`.
+    """Return (line number, problem) of each line that NCCL reads in another way than it looks.
+
+    Such lines have blanks around `=`, quotes or `export`.
     """
     found = []
     for number, line in enumerate(text.split("\n"), 1):

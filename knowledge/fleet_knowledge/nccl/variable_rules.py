@@ -1,5 +1,5 @@
-"""Findings about a job's NCCL variables before it runs: each by itself, and those of a whole
-server.
+"""Finds problems in a job's NCCL variables before it runs: in each variable by itself, and in the
+variables of a whole server.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ _NO_SPEED_EFFECT = (
 def apply_nccl_variable_rules(
     name: str, value: str, release: Release | None = None
 ) -> Iterator[RuleFinding]:
-    """Yield the findings about one variable by itself; none for names that are not NCCL's.
-    `release` is NCCL's.
+    """Yield the findings about one variable by itself. Names that are not NCCL's have none.
+    `release` is the version of NCCL.
     """
     if not is_nccl_name(name):
         return
@@ -103,8 +103,8 @@ _PLUGIN_FILES = ("NCCL_TUNER_CONFIG_FILE",)
 
 
 def files_needed(env: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """Return (variable, path) of each file that NCCL reads for a job with `env`. It must exist on
-    the host, or in its container.
+    """Return (variable, path) of each file that NCCL reads for a job with `env`. The file must
+    exist on the host, or in the job's container.
     """
     return tuple(
         (name, value)
@@ -123,8 +123,10 @@ def _is_file(name: str, value: str) -> bool:
 
 
 def _is_read(name: str, values: FilePathValue, value: str) -> bool:
-    """Return whether NCCL reads this file: not one that it writes, nor a plug-in without a slash,
-    which the loader finds.
+    """Return whether NCCL reads the file that a variable names.
+
+    It does not read a file that it writes. A plug-in without a slash does not count, because the
+    loader finds it.
     """
     return (
         "_DUMP_" not in name and name != "NCCL_DEBUG_FILE" and ("/" in value or not values.plugin)
@@ -184,8 +186,9 @@ def _value_findings(
 
 
 def _severity(row: NcclVariable, outcome: InvalidValueEffect, versions: VersionRange) -> str:
-    """Return an error for what every version refuses, ignores or misreads. Lists of words grow with
-    each version, so an unknown word is only a warning.
+    """Return ERROR if every version refuses, ignores or misreads the value, else WARNING.
+
+    Lists of words grow with each version, so an unknown word is only a WARNING.
     """
     if outcome in (InvalidValueEffect.ADJUSTED, InvalidValueEffect.DISCOURAGED) or versions != _ANY:
         return WARNING
@@ -193,11 +196,11 @@ def _severity(row: NcclVariable, outcome: InvalidValueEffect, versions: VersionR
 
 
 def no_effect_reason(name: str, value: str, release: Release | None = None) -> str:
-    """Return why `value` is what an SGLang server has anyway, with NCCL's versions where they
-    matter; empty if it is not.
+    """Return why setting `value` changes nothing for an SGLang server; empty if it changes
+    something.
 
-    SGLang sets some variables itself where the job leaves them unset; for those, NCCL's own default
-    is a change.
+    The reason names NCCL's versions where they matter. SGLang sets some variables itself if the job
+    does not set them. For such a variable, NCCL's own default is a change.
     """
     row = find_variable(name)
     if row is None or not value:
@@ -253,7 +256,9 @@ def _deprecation_findings(row: NcclVariable, release: Release | None) -> Iterato
 
 
 def _algorithm_findings(value: str, release: Release | None) -> Iterator[RuleFinding]:
-    """From 2.24 NCCL no longer falls back to Ring: without an algorithm for AllGather, every
+    """Warn if NCCL_ALGO has no algorithm for some collective.
+
+    From 2.24 NCCL no longer falls back to Ring. Without an algorithm for AllGather, every
     tensor-parallel server fails when it gathers the logits.
     """
     left_out = collectives_without_algorithm(value)
@@ -281,7 +286,7 @@ def _debug_findings(name: str, value: str) -> Iterator[RuleFinding]:
 
 
 def apply_nccl_server_rules(server: ServerConfiguration) -> Iterator[RuleFinding]:
-    """Yield the findings about the variables of a server in combination."""
+    """Yield the findings about combinations of a server's variables."""
     least, most = (
         read_number(server.env.get(name, "")) for name in ("NCCL_MIN_CTAS", "NCCL_MAX_CTAS")
     )
@@ -305,8 +310,10 @@ def apply_nccl_server_rules(server: ServerConfiguration) -> Iterator[RuleFinding
 
 
 def _unused_by_one_host(server: ServerConfiguration) -> tuple[str, ...]:
-    """Return the network variables of a server on one host. Its ranks reach each other over NVLink,
-    PCIe or shared memory, unless P2P and shared memory are both disabled.
+    """Return the network variables that a server on one host does not use.
+
+    Its ranks reach each other over NVLink, PCIe or shared memory, unless P2P and shared memory are
+    both disabled.
     """
     forced = all(
         server.env.get(name, "").strip() == "1" for name in ("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE")
@@ -342,8 +349,8 @@ def can_affect_speed(name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class BypassedVariables:
-    """NCCL variables of a server whose decode steps do not reach NCCL, or may not; `path` says
-    which, and why.
+    """NCCL variables of a server that may have no effect, because its decode steps do not reach
+    NCCL or may not. `path` says what performs their all-reduce, and why.
     """
 
     variables: tuple[str, ...]
@@ -351,8 +358,10 @@ class BypassedVariables:
 
 
 def find_bypassed_variables(server: ServerConfiguration, topology: str) -> BypassedVariables | None:
-    """Return the variables that cannot affect the all-reduce of decode steps; None if NCCL performs
-    it, or no variable is set that could matter.
+    """Return the variables that may have no effect, because the all-reduce of decode steps may not
+    reach NCCL.
+
+    Return None if NCCL performs the all-reduce, or if no variable is set that could affect it.
     """
     unused_names = _unused_by_one_host(server)
     varied = tuple(

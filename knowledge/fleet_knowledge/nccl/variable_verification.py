@@ -14,7 +14,7 @@ from fleet_knowledge.release import Release
 
 
 class VariableState(Enum):
-    """What the log shows about one variable."""
+    """The possible answers to whether a variable took effect, according to the log."""
 
     EFFECTIVE = "effective"
     OTHER_VALUE = "other_value"  # NCCL named another value
@@ -35,11 +35,12 @@ class VariableEvidence:
 def verify_variables(
     env: Mapping[str, str], facts: NcclFacts | None, gpus: int, nodes: int = 1
 ) -> list[VariableEvidence]:
-    """Return the state of every NCCL_ and RCCL_ variable in `env`, the variables that the job sets,
-    sorted by name, for a server on `gpus` GPUs of each of `nodes` hosts.
+    """Return the state of every NCCL_ and RCCL_ variable that the job sets in `env`, sorted by
+    name.
 
-    `facts` are those of the same launch, None if there was no log. Values are compared as NCCL
-    reads them: `0x10` is 16, and `4` is SYS.
+    The server runs on `gpus` GPUs of each of `nodes` hosts. `facts` are those of the same launch;
+    None means that there was no log. Values are compared as NCCL reads them: `0x10` is 16, and `4`
+    is SYS.
     """
     return [
         _verify_variable(name, value, env, facts, gpus * max(nodes, 1))
@@ -95,9 +96,7 @@ def _compare_with_log(
 
 
 def _evidence_from_effect(name: str, value: str, facts: NcclFacts) -> VariableEvidence | None:
-    """Return the state of a variable whose effect is logged although its name is not; None for any
-    other.
-    """
+    """Return the state of a variable if its effect is logged but its name is not; else None."""
     if name == "NCCL_DEBUG":
         wanted = value.strip().upper()
         if wanted in ("INFO", "TRACE") and facts.info_lines:
@@ -121,7 +120,9 @@ def _evidence_from_effect(name: str, value: str, facts: NcclFacts) -> VariableEv
 def _never_logged_reason(
     name: str, value: str, row: NcclVariable | None, env: Mapping[str, str], ranks: int
 ) -> str:
-    """Return why NCCL would not name the variable, whatever it did with it; empty if it would."""
+    """Return why NCCL's log could not name the variable, even if NCCL used it; empty if
+    it could.
+    """
     if ranks < 2:
         return "one GPU: NCCL has nothing to set up"
     if not value.strip():
@@ -157,8 +158,9 @@ def _names_variables(subsystems: str) -> bool:
 
 
 def _is_logged(row: NcclVariable, facts: NcclFacts | None) -> bool:
-    """Return whether every loaded version names the variable: two libraries in one process each
-    read their own variables.
+    """Return whether every loaded version of NCCL names the variable in its log.
+
+    Two libraries in one process each read their own variables.
     """
     releases = [
         release

@@ -1,5 +1,5 @@
-"""Collects NCCL's choices (algorithm, protocol and channels by collective and size) from its log;
-the number of rows is limited.
+"""Collects from NCCL's log which algorithm, protocol and channels NCCL chose by collective and
+size. The number of rows is limited.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _Key = tuple[str | None, int, str, str, int | None]
 
 
 class ChoiceTable:
-    """Counts choices for each rank. Only one rank is shown, because all ranks of a collective
-    choose alike.
+    """Counts NCCL's choices for each rank. Only one rank is shown, because all ranks of a
+    collective make the same choices.
     """
 
     def __init__(self) -> None:
@@ -36,9 +36,7 @@ class ChoiceTable:
         self.dropped = 0
 
     def add_line(self, process: Process, text: str, times: int = 1) -> bool:
-        """Count the choice in `text` as often as `times` says. Return False if the text contains no
-        choice.
-        """
+        """Count the choice in `text` `times` times. Return False if the text contains no choice."""
         found = _LINE.search(text)
         if not found:
             return False
@@ -56,8 +54,9 @@ class ChoiceTable:
         return True
 
     def rows(self, ranks: Mapping[Process, int]) -> tuple[CollectiveChoice, ...]:
-        """Return the table of rank 0 (otherwise of the lowest known rank, otherwise of the lowest
-        device), AllReduce first, by size.
+        """Return the table of one rank, AllReduce first, by size.
+
+        That rank is rank 0, otherwise the lowest known rank, otherwise the lowest device.
         """
         if not self._tables:
             return ()

@@ -1,5 +1,5 @@
-"""Collects communicators and their ranks from NCCL's `Init START` and `Init COMPLETE` lines; their
-number is limited.
+"""Collects communicators and their ranks from NCCL's `Init START` and `Init COMPLETE` lines. The
+number of communicators is limited.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class _Ranks:
 
 
 class CommunicatorTable:
-    """Communicators by their identifier. Splits have no identifier before 2.21 and are only
-    counted.
+    """Holds communicators by their identifier. A communicator that was split off has no identifier
+    before 2.21 and is only counted.
     """
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class CommunicatorTable:
             self._largest[process] = (nranks, rank)
 
     def rank_by_process(self) -> dict[Process, int]:
-        """Return the rank of each process in its largest communicator."""
+        """Return each process's rank in the largest communicator of that process."""
         return {process: rank for process, (_, rank) in self._largest.items()}
 
     def communicators(self) -> dict[str, Communicator]:
@@ -77,8 +77,8 @@ class CommunicatorTable:
         }
 
     def split_count(self) -> int:
-        """Return the number of communicators that were split off another. Each has exactly one rank
-        0, so the lines of one rank count them.
+        """Return the number of communicators that were split off another. Each of them has exactly
+        one rank 0, so it is enough to count the lines of rank 0.
         """
         done = self._splits["COMPLETE"] or self._splits["START"]
         return max(done.values(), default=0)

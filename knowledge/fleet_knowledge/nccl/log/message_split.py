@@ -1,4 +1,6 @@
-"""Splits a physical line of a log into NCCL's messages: prefix, level and text."""
+"""Splits a physical line of a log into NCCL's messages. A message has a prefix, NCCL's log level
+and a text.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,10 @@ MAX_TEXT_CHARS = 2000
 
 @dataclass(frozen=True, slots=True)
 class NcclMessage:
-    """One message. Host, process and device are empty for a line without a prefix (NCCL's version
-    line, PyTorch's errors).
+    """One message of NCCL. `level` is NCCL's log level.
+
+    Host, process and device are empty for a line without a prefix (NCCL's version line, PyTorch's
+    errors).
     """
 
     level: str
@@ -38,7 +42,7 @@ class NcclMessage:
 
     @property
     def process(self) -> tuple[str, int, int | None]:
-        """What identifies a rank's lines: host, process id, CUDA device."""
+        """Return what identifies a rank's lines: host, process id, CUDA device."""
         return self.host, self.pid, self.dev
 
 
@@ -55,7 +59,7 @@ class _Prefix:
 
 
 class MessageSplitter:
-    """Splits lines into messages. It remembers host names, so that it recognises one that directly
+    """Splits lines into messages. It remembers host names to recognise a host name that directly
     follows the end of another message.
     """
 
@@ -64,8 +68,8 @@ class MessageSplitter:
         self._prefix_cache: dict[str, NcclMessage] = {}  # by the prefix of an INFO line
 
     def split(self, line: str) -> Iterator[NcclMessage]:
-        """Yield every message of `line`; text before the first prefix becomes a message without a
-        level.
+        """Yield every message of `line`. Text before the first prefix becomes a message with an
+        empty log level.
         """
         at = line.find(" NCCL ")
         known = self._prefix_cache.get(line[:at]) if 0 < at < _MAX_CACHED_PREFIX_CHARS else None
@@ -107,9 +111,7 @@ class MessageSplitter:
                 floor = level.end()
 
     def _read_prefix(self, line: str, floor: int, level: re.Match[str]) -> _Prefix | None:
-        """Return the prefix that ends at `level`; None if there is no complete prefix, because
-        another line tore this one.
-        """
+        """Return the prefix that ends at `level`; None if another line tore it apart."""
         words = line[floor : level.start()].rsplit(" ", 6)
         starts = [
             level.start() - sum(map(len, words[index:])) - (len(words) - 1 - index)
@@ -143,7 +145,7 @@ class MessageSplitter:
         )
 
     def _host_in(self, name: str, *, glued: bool) -> str:
-        """Return the host in `name`, which may start with the end of another message."""
+        """Return the host at the end of `name`. The end of another message may stand before it."""
         if name in self._hosts:
             return name
         tail = _GLUED.match(name) if glued else None
@@ -158,5 +160,5 @@ class MessageSplitter:
 
 
 def _base_name(path: str) -> str:
-    """Return the file as NCCL names it, without the build folders that RCCL prints."""
+    """Return the path of a source file as NCCL prints it, without the build folders of RCCL."""
     return path if path.count("/") < 2 else path.rsplit("/", 1)[-1]

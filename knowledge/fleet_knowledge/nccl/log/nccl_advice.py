@@ -1,5 +1,5 @@
-"""Advice from NCCL's log apart from failures: disabled peer access, missing log parts, host
-settings.
+"""Derives advice from NCCL's log that is not about failures: disabled peer access, missing log
+parts, host settings.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from fleet_knowledge.nccl.log.transports import container_bridges
 
 
 def add_advice(facts: NcclFacts, seen: frozenset[str]) -> NcclFacts:
-    """Return `facts` with its advice in `notes`. `seen` names single lines that the log contains:
-    p2p_off, iommu, numa_balancing.
+    """Return `facts` with its advice in `notes`.
+
+    `seen` names the kinds of single lines that the log contains: p2p_off, iommu, numa_balancing.
     """
     advice = (*_iommu("iommu" in seen), *_numa("numa_balancing" in seen))
     notes = (

@@ -1,4 +1,4 @@
-"""What a log shows about NCCL or RCCL, as a frozen value, and its JSON."""
+"""Defines what a log shows about NCCL or RCCL, as a frozen value, and its JSON."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ COLUMNS = ("func", "bytes", "algo", "proto", "channels", "count")
 
 @dataclass(frozen=True, slots=True)
 class CollectiveChoice:
-    """What NCCL chose for a collective of one size on one rank, and how often. `channels` is None
-    before 2.24.
+    """NCCL's choice for a collective of one size on one rank, and how often NCCL made it.
+    `channels` is None before 2.24.
     """
 
     func: str | None
@@ -65,8 +65,10 @@ class NcclAdvice:
 
 @dataclass(frozen=True, slots=True)
 class NcclFailure:
-    """Why NCCL failed: the class as in `docs/failures.md`, the line, NCCL's result, and, for an
-    invalid usage, what the line names.
+    """The reason why NCCL failed.
+
+    `failure_class` is a class of `docs/failures.md`. `cause_line` is the line that shows it, and
+    `result` is NCCL's own result code.
     """
 
     failure_class: str
@@ -82,8 +84,8 @@ class NcclFailure:
 
 @dataclass(frozen=True, slots=True)
 class NcclFacts:
-    """Everything that NCCL's lines of one server show; fields that they do not show are empty or
-    None.
+    """Everything that NCCL's lines of one server show. A field is empty or None if the lines do not
+    show it.
 
     Counts are of lines that were read.
     """
@@ -119,13 +121,15 @@ class NcclFacts:
 
     @property
     def version(self) -> str:
-        """The newest version named, without what follows the numbers; empty if none was."""
+        """Return the newest version that the log names, without what follows its numbers; empty if
+        the log names none.
+        """
         return self.versions[-1].split("-")[0].split("+")[0] if self.versions else ""
 
     @property
     def is_complete(self) -> bool:
-        """Whether at least one rank finished its initialisation, so that NCCL has read and logged
-        its variables.
+        """Return whether at least one rank finished its initialisation. NCCL has then read and
+        logged its variables.
         """
         return (
             self.split_comms > 0

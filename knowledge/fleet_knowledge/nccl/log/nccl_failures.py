@@ -1,5 +1,5 @@
-"""Distinguishes NCCL's errors: the lines of each class, result codes, and hints that quote what the
-line names.
+"""Distinguishes NCCL's errors. It holds the lines of each failure class, reads result codes, and
+fills hints with what the line names.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _RESULT = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class NcclErrorPattern:
-    """The lines of one class. An earlier row is nearer to the root cause and wins over
-    a later one.
+    """The pattern of the lines of one failure class. An earlier row is nearer to the root cause and
+    wins over a later row.
     """
 
     failure_class: str
@@ -162,8 +162,8 @@ _CUDA = re.compile(r"[Cc][Uu][Dd][Aa] failure(?: \d+)? '(?P<reason>[^']*)'")
 
 
 def match_error(text: str) -> int | None:
-    """Return the index in NCCL_ERROR_PATTERNS of the row that matches `text`; None if it is not an
-    error.
+    """Return the index in NCCL_ERROR_PATTERNS of the row that matches `text`; None if the text is
+    not an error.
     """
     return next(
         (place for place, row in enumerate(NCCL_ERROR_PATTERNS) if row.lines.search(text)), None
@@ -184,7 +184,7 @@ def read_result(text: str) -> str:
 
 
 def build_failure(place: int, text: str, result: str) -> NcclFailure:
-    """Return the failure of the row at index `place`, with what its line names."""
+    """Return the failure that the row at index `place` describes, with what its line names."""
     name = NCCL_ERROR_PATTERNS[place].failure_class
     row = FAILURES.get(name)
     named, was_set, token = _NAMED.search(text), _SET.search(text), _TOKEN.search(text)

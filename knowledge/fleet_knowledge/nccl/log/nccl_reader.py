@@ -54,7 +54,7 @@ _MAX_VALUES = 8  # of one setting
 
 
 class NcclReader:
-    """Collects facts from the lines that it is fed; lines that are not NCCL's cost one substring
+    """Collects facts from the lines that it is fed. A line that is not NCCL's costs one substring
     search. Never raises, whatever the text.
     """
 
@@ -80,8 +80,8 @@ class NcclReader:
         self._repeats = 1
 
     def feed(self, line: str, times: int = 1) -> None:
-        """Read one line, with or without its line end. `times` is for a caller that has counted
-        equal lines.
+        """Read one line, with or without its line end. `times` is the number of equal lines that
+        the caller counted.
         """
         self._repeats = times
         if "CCL" not in line and "nccl" not in line and not self._continues(line):
@@ -90,8 +90,9 @@ class NcclReader:
             self._read_message(message)
 
     def _continues(self, line: str) -> bool:
-        """Return whether a line without the word NCCL belongs to one with it: RCCL's version block,
-        and what follows PyTorch's `Last error:`.
+        """Return whether a line without the word NCCL continues an earlier line of NCCL.
+
+        RCCL's version block and the text after PyTorch's `Last error:` do.
         """
         if self._follows_error:
             return line.strip() != ""
@@ -283,7 +284,8 @@ class NcclReader:
 
 
 def _is_sentence(value: str) -> bool:
-    """Return whether the full stop belongs to the sentence: NCCL ends a line with a number with
-    one, but not a line with a text.
+    """Return whether the full stop at the end of `value` ends the sentence.
+
+    NCCL puts a full stop after a value that is a number, but not after a text.
     """
     return value.endswith(".") and value[:-1].lstrip("-").isdigit()

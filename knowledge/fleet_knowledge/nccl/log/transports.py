@@ -1,5 +1,5 @@
-"""Collects the transports between pairs of ranks, and the devices that they use, from NCCL's log;
-the number of pairs is limited.
+"""Collects the transports between pairs of ranks, and the devices that they use, from NCCL's log.
+The number of pairs is limited.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ KINDS = ("P2P", "SHM", "NET")
 
 
 class Transports:
-    """Counts channels by transport. The line of a channel counts once, although a network channel
-    also logs its sending side.
+    """Counts channels by transport. A network channel also logs its sending side, but counts only
+    once.
     """
 
     def __init__(self) -> None:
@@ -80,8 +80,10 @@ def container_bridges(interfaces: Mapping[str, None]) -> tuple[str, ...]:
 
 
 def _path_name(via: str) -> str:
-    """Return the path without device numbers and read marks: `P2P/CUMEM`, `P2P/IPC`, `SHM/direct`,
-    `NET/IB`, `NET/IB/GDR`, `NET/PLUG-IN`.
+    """Return the path without device numbers and read marks.
+
+    The result is for example `P2P/CUMEM`, `P2P/IPC`, `SHM/direct`, `NET/IB`, `NET/IB/GDR` or
+    `NET/PLUG-IN`.
     """
     parts = via.split("/")
     kind = parts[0].strip()

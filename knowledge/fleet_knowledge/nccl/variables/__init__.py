@@ -1,1 +1,1 @@
-"""Tables of NCCL and RCCL variables by version."""
+"""Holds tables of NCCL and RCCL variables by version."""

@@ -1,5 +1,5 @@
-"""The grammar of NCCL_ALGO and NCCL_PROTO by version: plain lists before 2.24, `function:list;...`
-from then on.
+"""Parses NCCL_ALGO and NCCL_PROTO by version. Before 2.24 they are plain lists; from then on the
+form is `function:list;...`.
 """
 
 from __future__ import annotations
@@ -39,8 +39,10 @@ _GATHERS = ("ring", "nvls", "collnetdirect", "pat")
 
 @dataclass(frozen=True, slots=True)
 class AlgoProtoEntry:
-    """One entry of the list: the collective it is for (empty for all), whether it excludes its
-    words, and the words.
+    """One entry of NCCL_ALGO or NCCL_PROTO.
+
+    `function` is the collective that the entry is for; empty means all. `excludes` says whether the
+    entry forbids its words or allows them.
     """
 
     function: str
@@ -61,7 +63,7 @@ def parse_entries(value: str) -> Iterator[AlgoProtoEntry]:
 
 @dataclass(frozen=True, slots=True)
 class AlgoProtoValue:
-    """The legal texts of one of the two variables."""
+    """The legal texts of NCCL_ALGO or of NCCL_PROTO."""
 
     words: Mapping[str, VersionRange]
     # before 2.24, a list without a known word leaves no protocol at all, but leaves the algorithms
@@ -69,7 +71,9 @@ class AlgoProtoValue:
     empty_is_fatal: bool
 
     def fault(self, value: str, release: Release | None) -> ValueFault | None:
-        """Unknown words come first, then what only some versions accept."""
+        """Return the first fault. Unknown words come before grammar that only some
+        versions accept.
+        """
         listed = tuple(parse_entries(value))
         return next(
             (
@@ -146,7 +150,7 @@ class AlgoProtoValue:
                 )
 
     def means_same(self, asked: str, logged: str) -> bool:
-        """NCCL repeats the text."""
+        """Compare the texts without case, because NCCL's log repeats the text."""
         return asked.strip().lower() == logged.strip().lower()
 
     def __str__(self) -> str:
@@ -154,7 +158,7 @@ class AlgoProtoValue:
 
 
 def allowed_words(value: str, function: str, words: Mapping[str, VersionRange]) -> frozenset[str]:
-    """Return the words that `value` leaves for a collective, in lower case."""
+    """Return the words that `value` still allows for a collective, in lower case."""
     every = frozenset(word.lower() for word in words)
     left = every
     for part in parse_entries(value):
@@ -165,8 +169,9 @@ def allowed_words(value: str, function: str, words: Mapping[str, VersionRange]) 
 
 
 def collectives_without_algorithm(value: str) -> tuple[str, ...]:
-    """Return the collectives for which NCCL_ALGO=`value` leaves no implemented algorithm; from 2.24
-    their first call fails.
+    """Return the collectives for which NCCL_ALGO=`value` allows no implemented algorithm.
+
+    From 2.24 on, the first call of such a collective fails.
     """
     return tuple(
         function

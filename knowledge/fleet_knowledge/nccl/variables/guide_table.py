@@ -1,4 +1,4 @@
-"""Renders the variable table of docs/nccl.md, so that the guide cannot differ from the code."""
+"""Renders the variable table of docs/nccl.md, so that the guide always agrees with the code."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ _HEAD = (
 
 
 def render_variable_table() -> str:
-    """Return the table in Markdown: first the variables that every launch reads, then the others,
-    by name.
+    """Return the table in Markdown. The variables that every launch reads come first, then the
+    rest. Both are sorted by name.
     """
     rows = sorted(
         VARIABLES.values(),

@@ -1,4 +1,4 @@
-"""NCCL's variables for InfiniBand and RoCE."""
+"""Lists NCCL's variables for InfiniBand and RoCE."""
 
 from __future__ import annotations
 

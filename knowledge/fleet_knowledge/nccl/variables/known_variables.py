@@ -1,4 +1,4 @@
-"""The table of NCCL's and RCCL's variables as one mapping, and look-ups by name.
+"""Holds the table of NCCL's and RCCL's variables as one mapping, and looks variables up by name.
 
 The source of every row, unless it names another, is NCCL's environment documentation (2.30) and the
 sources of 2.18 - 2.30.
@@ -51,15 +51,16 @@ def is_nccl_name(name: str) -> bool:
 
 
 def is_known(name: str) -> bool:
-    """Return whether documentation or source of some version has the name, or another tool is known
-    to read it.
+    """Return whether the documentation or source of some version has the name, or another tool is
+    known to read it.
     """
     return name in VARIABLES or name in UNDOCUMENTED or foreign_owner(name) != ""
 
 
 def foreign_owner(name: str) -> str:
-    """Return the other tool that reads a name like NCCL's, such as a plug-in or PyTorch; empty for
-    NCCL's own names and unknown ones.
+    """Return the other tool that reads a name like NCCL's, such as a plug-in or PyTorch.
+
+    Return an empty text for NCCL's own names and for unknown names.
     """
     return next(
         (
@@ -78,8 +79,8 @@ def nearest_variable(name: str) -> str:
 
 
 def is_legal(name: str, value: str, release: Release | None = None) -> bool:
-    """Return False if `value` is refused, ignored, misread or adjusted in `release`. Unknown names
-    are always legal.
+    """Return False if NCCL of `release` refuses, ignores, misreads or adjusts `value`. Values of
+    unknown names are always legal.
     """
     row = VARIABLES.get(name)
     fault = row.fault(value, release) if row else None
@@ -87,8 +88,9 @@ def is_legal(name: str, value: str, release: Release | None = None) -> bool:
 
 
 def needs_output_check(name: str, value: str) -> bool:
-    """Return whether the value allows LL128 explicitly, which corrupts data on hardware that does
-    not keep the order of 128-byte stores.
+    """Return whether the value explicitly allows the protocol LL128.
+
+    LL128 corrupts data on hardware that does not keep the order of 128-byte stores.
     """
     if name == "RCCL_LL128_FORCE_ENABLE":
         return value.strip() == "1"

@@ -1,5 +1,5 @@
-"""NCCL's variables for networks: sockets, choice of network, GPU Direct RDMA and NICs.
-`NETWORK_VARIABLES` includes those for InfiniBand.
+"""Lists NCCL's variables for networks: sockets, choice of network, GPU Direct RDMA and NICs.
+`NETWORK_VARIABLES` includes the variables for InfiniBand.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""RCCL's own variables (AMD); RCCL reads most of NCCL's too."""
+"""Lists RCCL's own variables (AMD). RCCL also reads most of NCCL's variables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NCCL's variables for files, logging, plug-ins, checks and the multi-node NVLink domain."""
+"""Lists NCCL's variables for files, logging, plug-ins, checks and the multi-node NVLink domain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NCCL's variables for how data moves between the GPUs of a host: choice of algorithm, channels,
+"""Lists NCCL's variables for moving data between the GPUs of a host: choice of algorithm, channels,
 peers and memory.
 """
 

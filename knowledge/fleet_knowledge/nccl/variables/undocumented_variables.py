@@ -1,5 +1,5 @@
-"""Names that NCCL's sources read but no documentation lists, and names that look like NCCL's but
-are read by other tools.
+"""Lists names that NCCL's sources read but no documentation lists, and names that look like NCCL's
+but are read by other tools.
 """
 
 from __future__ import annotations

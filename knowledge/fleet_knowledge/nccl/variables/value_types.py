@@ -1,5 +1,5 @@
-"""How NCCL reads the text of a variable (numbers, levels, names, lists), and what is wrong with a
-value.
+"""Defines how NCCL reads the text of a variable (numbers, topology levels, names, lists), and what
+is wrong with a value.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _OLD_LEVELS = ("LOC", "PIX", "PXB", "PHB", "SYS")
 
 
 class InvalidValueEffect(Enum):
-    """What NCCL does with an invalid value."""
+    """The things that NCCL may do with an invalid value."""
 
     REFUSED = "refuses"  # creating the communicator fails: the server dies
     IGNORED = "ignores"  # as if the variable were not set
@@ -28,7 +28,7 @@ class InvalidValueEffect(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ValueFault:
-    """What is wrong with a value, in which versions, and what to write instead."""
+    """A fault of a value: the problem, the versions that have it, and what to write instead."""
 
     outcome: InvalidValueEffect
     problem: str
@@ -40,19 +40,21 @@ class ValueType(Protocol):
     """The legal values of a variable; `str()` describes them to users."""
 
     def fault(self, value: str, release: Release | None) -> ValueFault | None:
-        """Return the first fault of `value` in `release`. If it is None, a value that some version
-        accepts is legal.
+        """Return the first fault of `value` in `release`. If the release is None, a value is legal
+        if some version accepts it.
         """
         ...
 
     def means_same(self, asked: str, logged: str) -> bool:
-        """Return whether `logged`, NCCL's own words, means the value `asked`."""
+        """Return whether `logged`, the text in NCCL's log, means the same as the job's value
+        `asked`.
+        """
         ...
 
 
 def read_number(text: str) -> int | None:
-    """Return the number that C's strtoll with base 0 finds at the start, also hexadecimal and
-    octal; None if there is none.
+    """Return the number at the start of a text, as C's strtoll with base 0 reads it. It may be
+    hexadecimal or octal. Return None if there is no number.
     """
     found = _NUMBER.match(text)
     if not found:
@@ -69,8 +71,9 @@ def _is_whole_number(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class NumberValue:
-    """A whole number: one of `choices`, or between `low` and `high`. `limits` gives other upper
-    limits by version.
+    """A whole number: one of `choices`, or between `low` and `high`.
+
+    `limits` gives the upper limits of versions in which they differ from `high`.
     """
 
     choices: tuple[int, ...] = ()
@@ -81,7 +84,9 @@ class NumberValue:
     limits: tuple[tuple[VersionRange, int], ...] = ()
 
     def fault(self, value: str, release: Release | None) -> ValueFault | None:
-        """Text without a number is read as 0, and a unit is ignored: `16M` is 16."""
+        """Return the first fault. NCCL reads text without a number as 0 and ignores a unit: `16M`
+        is 16.
+        """
         number = read_number(value)
         if number is None:
             return ValueFault(
@@ -136,7 +141,7 @@ class NumberValue:
         )
 
     def means_same(self, asked: str, logged: str) -> bool:
-        """NCCL logs the number that it read, in decimal."""
+        """Compare the numbers, because NCCL logs the number that it read, in decimal."""
         return read_number(asked) == read_number(logged)
 
     def __str__(self) -> str:
@@ -158,7 +163,10 @@ def _join_alternatives(words: tuple[object, ...]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LevelValue:
-    """A distance in the topology, by name. The old numbers still work but count differently."""
+    """A distance in the topology by its name (NCCL calls it a level).
+
+    The old numbers still work, but their meaning differs between versions.
+    """
 
     names: tuple[str, ...]
     undocumented: tuple[str, ...] = (
@@ -170,7 +178,9 @@ class LevelValue:
     )  # accepted by NCCL's source, but undocumented
 
     def fault(self, value: str, release: Release | None) -> ValueFault | None:
-        """Names are case-sensitive: `sys` is not one of them."""
+        """Return the fault of an unknown name or a number. Case matters: `sys` is not a
+        legal name.
+        """
         if value in self.names or value in self.undocumented:
             return None
         if value[:1].isdigit():
@@ -189,7 +199,7 @@ class LevelValue:
         return ValueFault(InvalidValueEffect.IGNORED, f"`{value}` is not a level", f"write {self}")
 
     def means_same(self, asked: str, logged: str) -> bool:
-        """A number is logged as the level that it means."""
+        """Compare the names, because NCCL logs the name that a number stands for."""
         return self._level_name(asked) == self._level_name(logged)
 
     def _level_name(self, value: str) -> str:
@@ -202,8 +212,9 @@ class LevelValue:
 
 @dataclass(frozen=True, slots=True)
 class NamesValue:
-    """One of some words, or a list of them if there is a `separator`. A leading `^` excludes the
-    words if `excludes` is set.
+    """One of several words, or a list of them if there is a `separator`.
+
+    If `excludes` is set, a leading `^` excludes the words.
     """
 
     words: tuple[str, ...]
@@ -214,7 +225,7 @@ class NamesValue:
     outcome: InvalidValueEffect = InvalidValueEffect.IGNORED
 
     def fault(self, value: str, release: Release | None) -> ValueFault | None:
-        """The fault of an unknown word lists the known ones."""
+        """Return the fault of the first unknown word. Its text lists the known words."""
         if self.numbers and read_number(value) in self.numbers:
             return None
         rest = value[1:] if self.excludes and value.startswith("^") else value
@@ -229,7 +240,7 @@ class NamesValue:
         return None
 
     def means_same(self, asked: str, logged: str) -> bool:
-        """NCCL repeats the word; its case does not matter."""
+        """Compare the words without case, because NCCL's log repeats the word."""
         return asked.strip().upper() == logged.strip().upper()
 
     def __str__(self) -> str:
@@ -240,13 +251,17 @@ class NamesValue:
 
 @dataclass(frozen=True, slots=True)
 class PrefixesValue:
-    """A list of name prefixes. A leading `^` excludes them; `=` after it matches whole names."""
+    """A list of prefixes of names. A leading `^` excludes them; a `=` after it matches
+    whole names.
+    """
 
     noun: str
     fields: int = 1  # parts of an entry, separated by `:`
 
     def fault(self, value: str, release: Release | None) -> ValueFault | None:
-        """Blanks, and a `^` inside the list, become part of a name, so that nothing matches."""
+        """Return the first fault. A blank or a `^` inside the list becomes part of a name, which
+        then matches nothing.
+        """
         rest = value.removeprefix("^").removeprefix("=")
         if not rest:
             return ValueFault(
@@ -278,7 +293,7 @@ class PrefixesValue:
         return None
 
     def means_same(self, asked: str, logged: str) -> bool:
-        """NCCL repeats the list."""
+        """Compare the texts, because NCCL's log repeats the list."""
         return asked.strip() == logged.strip()
 
     def __str__(self) -> str:
@@ -288,12 +303,16 @@ class PrefixesValue:
 
 @dataclass(frozen=True, slots=True)
 class FilePathValue:
-    """A path; `~` is not expanded. For a plug-in, also a suffix of its library's name."""
+    """A path, in which `~` is not expanded. A plug-in may also be given by a suffix of its
+    library's name.
+    """
 
     plugin: bool = False
 
     def fault(self, value: str, release: Release | None) -> ValueFault | None:
-        """A tilde names a folder called `~`."""
+        """Return the fault of a path that begins with `~`, which NCCL takes as the name of a
+        folder.
+        """
         return (
             ValueFault(InvalidValueEffect.IGNORED, "`~` is not expanded", "write the absolute path")
             if value.startswith("~")
@@ -301,7 +320,9 @@ class FilePathValue:
         )
 
     def means_same(self, asked: str, logged: str) -> bool:
-        """A plug-in is logged by its library: `foo` as `libnccl-tuner-foo.so`."""
+        """Compare paths. A plug-in is logged by its library's name: `foo` as
+        `libnccl-tuner-foo.so`.
+        """
         return asked.strip() == logged.strip() or (self.plugin and f"-{asked.strip()}.so" in logged)
 
     def __str__(self) -> str:
@@ -315,11 +336,11 @@ class TextValue:
     shape: str = "text"
 
     def fault(self, value: str, release: Release | None) -> ValueFault | None:
-        """No text is known to be wrong."""
+        """Return None, because no text is known to be wrong."""
         return None
 
     def means_same(self, asked: str, logged: str) -> bool:
-        """NCCL repeats the text."""
+        """Compare the texts, because NCCL's log repeats the text."""
         return asked.strip() == logged.strip()
 
     def __str__(self) -> str:

@@ -1,4 +1,6 @@
-"""The row type of NCCL's variable table: legal values, defaults and reading, by version."""
+"""Defines a row of NCCL's variable table: the legal values of a variable, its defaults, and when
+NCCL reads it.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,10 @@ NEVER = VersionRange("1", "1")
 
 @dataclass(frozen=True, slots=True)
 class NcclVariable:
-    """One variable.
+    """A variable of NCCL or RCCL.
 
-    `logged` holds the versions whose INFO log names it when it is read. `read_when` completes "read
-    when ..." for a variable that is not read at every launch.
+    `logged` holds the versions that name the variable in their INFO log when they read it.
+    `read_when` completes "read when ..." for a variable that not every launch reads.
     """
 
     name: str
@@ -38,20 +40,22 @@ class NcclVariable:
     source: str = "NCCL environment documentation; src/ 2.18 - 2.30"
 
     def fault(self, value: str, release: Release | None = None) -> ValueFault | None:
-        """Return what is wrong with `value` in `release`. Without a release, only faults of every
-        version and faults that name their versions are found.
+        """Return what is wrong with `value` in `release`.
+
+        Without a release, return only a fault that every version has, or a fault that names its
+        versions.
         """
         return None if value == "" else self.values.fault(value, release)
 
     def default_in(self, release: Release | None) -> Iterator[tuple[VersionRange, str]]:
-        """Return the defaults that hold in `release`, each with its versions; all of them if the
-        release is unknown.
+        """Return the defaults that hold in `release`, each with its versions. If the release is
+        unknown, return all defaults.
         """
         rows = self.defaults or (((_ANY, self.default),) if self.default else ())
         return (row for row in rows if row[0].contains(release))
 
     def equals_default(self, value: str, release: Release | None = None) -> VersionRange | None:
-        """Return the versions in which `value` is the default; None if it never is."""
+        """Return the versions that have `value` as the default; None if no version has."""
         return next(
             (
                 versions
@@ -63,7 +67,7 @@ class NcclVariable:
 
     @property
     def never_logged(self) -> bool:
-        """Whether NCCL reads the variable without naming it in its log."""
+        """Return whether NCCL reads the variable without naming it in its log."""
         return self.logged == NEVER
 
 
