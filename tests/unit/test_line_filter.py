@@ -18,6 +18,7 @@ from fleet_knowledge.server_log.diagnosis import accumulator, launch_phases, roo
 from fleet_knowledge.server_log.line_filter import is_bulk_line, load_line_filter
 from fleet_knowledge.server_log.log_reader import LogReader
 from fleet_knowledge.server_log.parsing import batch_lines, server_facts
+from fleet_knowledge.server_log.regex_literals import required_literals
 from fleet_knowledge.server_log.symptoms import symptom_matching
 from fleet_knowledge.server_log.symptoms.symptom_matching import LOG_SYMPTOMS
 from fleet_knowledge.server_log.symptoms.warning_patterns import WARNING_PATTERNS
@@ -59,8 +60,8 @@ def diagnosis(log: bytes, filter_from: int) -> str:
 def test_a_line_with_a_message_that_a_pattern_matches_is_kept(
     pattern: re.Pattern[str], data: st.DataObject
 ) -> None:
-    ascii_only = re.compile(pattern.pattern, re.ASCII | pattern.flags & re.IGNORECASE)
-    message = data.draw(st.from_regex(ascii_only)).translate(
+    assert required_literals(pattern)
+    message = data.draw(st.from_regex(pattern)).translate(
         dict.fromkeys(map(ord, "\n\r\x1b\x00"), " ")
     )
     if pattern.search(message):
@@ -72,6 +73,12 @@ def test_a_line_with_a_message_that_a_pattern_matches_is_kept(
 @pytest.mark.parametrize("name", LOGS)
 def test_a_log_that_is_filtered_from_its_second_line_gives_the_same_result(name: str) -> None:
     assert diagnosis(LOGS[name], 1) == diagnosis(LOGS[name], NEVER)
+
+
+def test_a_text_is_found_wherever_it_stands_in_a_line() -> None:
+    for length in range(0, 300, 7):
+        line = b"x" * length + b"Xid (PCI:0000:0f:00): 119, GPU requires reset" + b"y" * length
+        assert kept(line)
 
 
 def test_a_failure_among_lines_that_are_all_unlike_is_found() -> None:

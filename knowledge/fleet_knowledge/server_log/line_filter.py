@@ -1,4 +1,9 @@
-"""Finds the lines that any of our patterns can match, with the multi-pattern engine Hyperscan."""
+"""Finds the lines that any of our patterns can match, with the multi-pattern engine Hyperscan.
+
+The engine searches only for literal texts that the patterns require. With the patterns themselves
+its version 5.4.12 misses matches, for example of `Xid[^,]*:\\d+, Fatal` in a line that has more
+than 20 characters between `Xid` and `:`.
+"""
 
 from __future__ import annotations
 
@@ -8,33 +13,32 @@ from collections.abc import Collection, Sequence
 from functools import cache
 from typing import Any
 
+from fleet_knowledge.server_log.line_shapes import is_request_log
+from fleet_knowledge.server_log.regex_literals import required_literals
 from fleet_knowledge.server_log.symptoms.symptom_matching import LOG_SYMPTOMS
 from fleet_knowledge.server_log.symptoms.warning_patterns import WARNING_PATTERNS
 
-_BULK_LINES = rb"(?:Decode|Prefill) batch|CCL"
-_OTHER_LINES = (
-    rb"HIP version|ROCm version|Hostname +:|Librccl",
-    rb"server_args=|max_total_num_tokens=|--model\b.*(?:sglang|launch_server)",
-    rb"(?:sglang|launch_server).*--model",
-    rb"Init torch distributed|Init parallel|Load weight|Cache is allocated|Memory profiling",
-    rb"Memory pool end|Captur(?:e|ing) |DeepGEMM|[Ff]lash[Ii]nfer autotune|Started server",
-    rb"Application (?:startup|shutdown)|Uvicorn running|fired up and ready|Engine startup timings",
-    rb"% Completed|%\|",
-    rb"Finished server|Gracefully exiting|Shutting down|SIGTERM received|kill_process_tree",
-    rb"CANCELLED AT|exited with code|Health check failed|/health|HTTP/[\d.]+\\?\" 5",
-    rb"Traceback \(most recent|Exception in (?:thread|callback)|hit an exception",
-    rb"File \\?\"|\sassert |CUDA initialization: ",
-    rb"(?:Error|Exception|Interrupt|Exit|Warning)(?::|\s*$|[\\\"]|\S*\[|\S+:\d+:\d+ \[)",
-    rb"(?:[Vv]ersion|VERSION)(?:[: =]+\d|.*CUDA[: =]+\d)|CUDA[: =]+\d.*[Vv]ersion|==\d",
-    rb"(?:sglang|SGLang|SGLANG)(?::| )v\d",
+_BULK_TEXTS = (b"Decode batch", b"Prefill batch", b"CCL")
+_OTHER_PATTERNS = tuple(
+    re.compile(pattern)
+    for pattern in (
+        r"HIP version|ROCm version|Hostname +:|Librccl",
+        r"server_args=|max_total_num_tokens=|--model\b|CUDA initialization: ",
+        r"Init torch distributed|Init parallel|Load weight|Cache is allocated|Memory profiling",
+        r"Memory pool end|Captur(?:e|ing) |DeepGEMM|[Ff]lash[Ii]nfer autotune|Started server",
+        r"Application (?:startup|shutdown)|Uvicorn running|fired up and ready",
+        r"Engine startup timings|% Completed|%\|",
+        r"Finished server|Gracefully exiting|Shutting down|SIGTERM received|kill_process_tree",
+        r"CANCELLED AT|exited with code|Health check failed|/health|\" 5",
+        r"Traceback \(most recent|Exception in (?:thread|callback)|hit an exception",
+        r"File |assert |(?:Error|Exception|Interrupt|Exit|Warning)",
+        r"[Vv]ersion|VERSION|==|(?:sglang|SGLang|SGLANG)(?::| )v",
+    )
 )
 """What else the reader needs: launch phases, facts, requests, tracebacks, ends of servers."""
-# Parts of a pattern that hold for a message, but not for the physical line that contains it
-_MESSAGE_ONLY = re.compile(r"""\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|[\^$"]""")
-_QUOTE = r"\\?\""  # JSON escapes it
-_REPLACED = {"^": "", "$": "", r"\b": "", '"': _QUOTE, r"\"": _QUOTE}
 # As in parsing/log_lines.py, but inside one line of a block
 _ANSI = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[@-Z\\^_])|\x00")
+_QUOTED = re.compile(r'(?<=.)(?=")')  # JSON writes a backslash there
 _RELEVANT, _BULK = 0, 1
 
 
@@ -70,13 +74,15 @@ class LineFilter:
                 begin = block.rfind(b"\n", 0, end - 1) + 1
                 line_end = block.find(b"\n", end - 1)
                 line_end = line_end if line_end >= 0 else len(block)
-                relevant.append(block[begin:line_end])
+                line = block[begin:line_end]
+                if not is_request_log(line):
+                    relevant.append(line)
         return (block.split(b"\n") if bulk else relevant), set(relevant)
 
 
 def is_bulk_line(line: bytes) -> bool:
     """Return whether the filter leaves this line to the caller."""
-    return b"CCL" in line or b"Decode batch" in line or b"Prefill batch" in line
+    return any(map(line.__contains__, _BULK_TEXTS))
 
 
 def load_line_filter() -> LineFilter | None:
@@ -91,23 +97,25 @@ def _compiled_database() -> tuple[Any, Any] | None:
         engine: Any = importlib.import_module("hyperscan")
     except ImportError:
         return None
-    rows = [row.pattern for table in (LOG_SYMPTOMS, WARNING_PATTERNS) for row in table]
-    patterns = [*(line_pattern(row) for row in rows), *_OTHER_LINES]
-    superset = engine.HS_FLAG_PREFILTER | engine.HS_FLAG_MULTILINE
+    texts = sorted(required_texts())
     database = engine.Database(mode=engine.HS_MODE_BLOCK)
     try:
         database.compile(
-            expressions=[*patterns, _BULK_LINES],
-            ids=[*(_RELEVANT for _ in patterns), _BULK],
-            flags=[*(superset for _ in patterns), engine.HS_FLAG_SINGLEMATCH],
+            expressions=[*texts, *_BULK_TEXTS],
+            ids=[*(_RELEVANT for _ in texts), *(_BULK for _ in _BULK_TEXTS)],
+            flags=[*(0 for _ in texts), *(engine.HS_FLAG_SINGLEMATCH for _ in _BULK_TEXTS)],
+            literal=True,
         )
     except engine.error:  # a processor without SSSE3
         return None
     return engine, database
 
 
-def line_pattern(pattern: re.Pattern[str]) -> bytes:
-    """Return a pattern that matches every physical line with a message that `pattern` matches."""
-    return _MESSAGE_ONLY.sub(
-        lambda found: _REPLACED.get(found[0], found[0]), pattern.pattern
-    ).encode()
+def required_texts() -> set[bytes]:
+    """Return texts of which a line contains at least one if any pattern matches a message of it."""
+    rows = [row.pattern for table in (LOG_SYMPTOMS, WARNING_PATTERNS) for row in table]
+    return {
+        max(_QUOTED.split(text), key=len).encode()
+        for pattern in (*rows, *_OTHER_PATTERNS)
+        for text in required_literals(pattern)
+    }
