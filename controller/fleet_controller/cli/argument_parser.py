@@ -38,7 +38,9 @@ from fleet_controller.cli.command_options import (
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Build the parser of the whole command line; `command` of its namespace names the command."""
+    """Build the parser of the whole command line. Its namespace holds the name of the command in
+    `command`.
+    """
     top = argparse.ArgumentParser(
         prog="fleetctl",
         description="Benchmark SGLang servers on one machine or a fleet, and get verdicts that"
@@ -64,8 +66,8 @@ def build_parser() -> argparse.ArgumentParser:
 def parse_command_line(argv: Sequence[str] | None) -> argparse.Namespace:
     """Parse the arguments of one command.
 
-    `server_arguments` of the result holds those that `simulate` passes on to its server; another
-    command does not accept arguments that it does not know.
+    `server_arguments` of the result holds the arguments that `simulate` passes on to its server.
+    Every other command refuses unknown arguments.
     """
     parser = build_parser()
     arguments, rest = parser.parse_known_args(argv)

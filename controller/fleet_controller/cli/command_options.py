@@ -1,4 +1,4 @@
-"""Defines the options that the commands of `fleetctl` are put together from."""
+"""Defines the options of the `fleetctl` commands as functions that can be combined."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def init_options(command: argparse.ArgumentParser) -> None:
 
 
 def simulate_options(command: argparse.ArgumentParser) -> None:
-    """Add the options of `simulate`; those that it does not know are passed on to the server."""
+    """Add the options of `simulate`. Options that it does not know are passed on to the server."""
     command.allow_abbrev = False
     command.usage = "fleetctl simulate [any SGLang argument] [--simulation JSON]"
     command.add_argument(

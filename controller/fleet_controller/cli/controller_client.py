@@ -34,7 +34,8 @@ T = TypeVar("T")
 
 
 class ControllerClient:
-    """Implements `Controller` for one behind a gRPC address; an async context manager.
+    """Implements `Controller` with calls to a controller at a gRPC address. It is an async context
+    manager.
 
     A network address needs `tls`. Raises ConfigError, which names the file, for TLS files that
     cannot be used.
@@ -63,8 +64,8 @@ class ControllerClient:
     ) -> str:
         """Submit a job and return its id, see `Controller.submit`.
 
-        A connection that breaks before the response is retried with the same request key, so that
-        no second job is created.
+        If the connection breaks before the response, the call is repeated with the same request
+        key, so that no second job is created.
         """
         key = request_key or uuid.uuid4().hex
         request = pb.SubmitJobRequest(

@@ -1,5 +1,5 @@
-"""Connects a command to a controller: a named one, the running one of the state folder, or its
-store.
+"""Connects a command to a named controller, to the running controller of the state folder, or to
+the store in that folder.
 """
 
 from __future__ import annotations

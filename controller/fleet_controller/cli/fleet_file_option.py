@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def read_fleet(path: Path) -> Inventory:
-    """Load the fleet of a file; its SSH settings are resolved with the user's ~/.ssh/config.
+    """Load the fleet of a file, and resolve its SSH settings with the user's ~/.ssh/config.
 
     Raises FleetRejected with all findings, ConfigError for a file that cannot be read.
     """

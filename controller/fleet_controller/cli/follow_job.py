@@ -60,7 +60,7 @@ async def follow_job(controller: Controller, job_id: str, display: ProgressDispl
 
 @dataclass(frozen=True, slots=True)
 class JobOutcome:
-    """The state of a job after it was followed, and its verdicts."""
+    """Holds the last state of a followed job and its verdicts."""
 
     detail: JobDetail
     comparison: Comparison

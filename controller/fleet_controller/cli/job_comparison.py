@@ -24,7 +24,7 @@ from fleet_protos.trial_types import Outcome
 
 @dataclass(frozen=True, slots=True)
 class VerdictOptions:
-    """The options of the user; None or an empty string means the value of the job."""
+    """Holds the user's options for verdicts. None or an empty string means the value of the job."""
 
     baseline: str = ""
     confidence: float | None = None
@@ -62,7 +62,7 @@ async def _compare_stored(arguments: argparse.Namespace) -> Comparison:
 
 
 async def compare_job(controller: Controller, job_id: str, options: VerdictOptions) -> Comparison:
-    """Compare all variants of a job with its baseline, or with the one that the user names."""
+    """Compare all variants of a job with its baseline, or with the baseline that the user names."""
     results, detail = await controller.results(job_id), await controller.job(job_id)
     job = _parse_job(results)
     if not job.hosts.every_host:

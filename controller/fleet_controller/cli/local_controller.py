@@ -74,8 +74,8 @@ async def run_local_controller(
 ) -> AsyncIterator[RunningController]:
     """Run the controller and the agent while inside.
 
-    The agent stops after the controller, so that the controller can still fetch its files. Errors
-    of an exception group are raised singly.
+    The agent stops after the controller, so that the controller can still fetch its files. Of an
+    exception group, the first error is raised.
     """
     log_to_file(this_machine.state_folder)
     try:
@@ -99,7 +99,7 @@ async def run_local_controller(
 
 
 def log_to_file(state_folder: StateFolder) -> None:
-    """Send the controller's log to a file; on the terminal it would break the display.
+    """Send the controller's log to a file, because it would break the display on the terminal.
 
     Raises ConfigError when the state folder cannot be written.
     """

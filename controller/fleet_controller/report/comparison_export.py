@@ -84,7 +84,9 @@ def _end(value: float) -> float | None:
 
 
 def comparison_csv(comparison: Comparison) -> str:
-    """Return CSV with unrounded numbers in base units; every line has engine and time scale."""
+    """Return CSV with unrounded numbers in base units. Every line names the engine and the time
+    scale.
+    """
     ends = ("interval", "ratio_interval")
     columns = (
         "job",

@@ -23,8 +23,8 @@ _OK_STATES = ("ok", "host")
 class FileDiagnosis:
     """The diagnosis of one file.
 
-    `facts` is its part of the JSON; `distance` is how far its failure is from a root cause (0 is
-    nearest).
+    `facts` is the file's part of the JSON. `distance` says how far its failure is from a root cause
+    (0 is nearest).
     """
 
     file: str
@@ -84,7 +84,8 @@ def diagnose_file(file: str, diagnosis: Diagnosis, text: str) -> FileDiagnosis:
 def embedded_texts(text: str) -> Mapping[str, str]:
     """Return the texts of a JSON document that is a list of texts, or an object with only texts.
 
-    The keys are those of the object, or the positions in the list. Empty for anything else.
+    The keys are those of the object, or the positions in the list. The mapping is empty for any
+    other text.
     """
     if not text.lstrip().startswith(("[", "{")):
         return {}
@@ -184,7 +185,8 @@ def _log_kind(diagnosis: Diagnosis) -> str:
 
 
 def _root_diagnosis(diagnoses: Sequence[FileDiagnosis]) -> FileDiagnosis:
-    """Return the failure nearest to a root cause, the earliest of equals.
+    """Return the diagnosis with the failure nearest to a root cause. Among equally near failures,
+    return the first.
 
     Without a failure, return the first server log, preferably one with decode lines.
     """

@@ -104,9 +104,10 @@ def trials_table(trials: Sequence[TrialStatus]) -> Table:
 
 
 def kept_out_table(runs: Sequence[StoredRun]) -> Table:
-    """Return the runs that are stored but not used in any number, voided or warm-up.
+    """Return the runs that are stored but not used in any number, because they are voided or
+    warm-up.
 
-    One row for each launch, workload and gate.
+    The table has one row for each launch, workload and gate.
     """
     found: defaultdict[tuple[str, str, str, str], list[str]] = defaultdict(list)
     for stored in without_warm_up(runs):

@@ -21,7 +21,8 @@ _FIRST_WARM_UP = "the first on this host also starts Ray, about ten seconds"
 class JobProgress:
     """The last known state of a job.
 
-    `left_s` is wall seconds, 0 if unknown; `last` is the run that finished last.
+    `left_s` is the estimated remaining time in wall seconds, 0 if unknown. `last` is the run that
+    finished last.
     """
 
     job: JobSummary = field(default_factory=JobSummary)
@@ -86,8 +87,9 @@ def _change_lines(
 def run_text(run: RunResult, job: JobSummary) -> str:
     """Format a run: `single 88.8 tok/s (simulated ×100)`.
 
-    A voided run has the codes of its gates instead of a number. A run of a search has its load and
-    whether it met the SLO. A run after which earlier ones count as warm-up says how many.
+    For a voided run, the text has the codes of its gates instead of a number. For a run of a
+    search, it has the load and says whether the run met the SLO. If earlier runs count as warm-up
+    because of this run, it says how many.
     """
     load = f" at {load_text(run.searched.load, run.searched.of)}" if run.searched.load else ""
     if is_void(run):

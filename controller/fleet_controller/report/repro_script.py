@@ -1,4 +1,4 @@
-"""Writes a shell script that starts a recorded server by hand; it contains no secrets."""
+"""Writes a shell script, without secrets, that starts a recorded server by hand."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def repro_script(events: Sequence[Event], about: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Variables:
-    """The server's environment, by the source of each value.
+    """Holds the server's environment variables, sorted by the source of each value.
 
-    `plain` maps variables to values, `secrets` to names in the secrets file; the values of `hidden`
-    variables come from the user's shell.
+    `plain` maps variables to values. `secrets` maps variables to names in the secrets file. The
+    values of `hidden` variables come from the user's shell.
     """
 
     plain: Mapping[str, str]
@@ -177,8 +177,8 @@ def _runs_in_container(argv: Sequence[str]) -> bool:
 
 
 def _container_lines(launched: ServerLaunched, variables: _Variables) -> Iterator[str]:
-    """Yield the lines for a container; its variables are read from standard input, so that they
-    are neither on a command line nor in a file.
+    """Yield the lines for a container. Its variables are read from standard input, so that no
+    command line and no file contains them.
 
     Raises ConfigError for a value with a line end, which an environment file cannot hold.
     """

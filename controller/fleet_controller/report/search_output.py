@@ -48,7 +48,7 @@ class LoadRuns:
 
     @property
     def met(self) -> int:
-        """How many valid runs met the SLO."""
+        """Return the number of valid runs that met the SLO."""
         return sum(stored.run.searched.met for stored in self.valid)
 
     def mean(self, metric: str) -> float | None:
@@ -150,7 +150,9 @@ def searches_markdown(runs: Sequence[StoredRun]) -> str:
 
 
 def _slo_answer(load: LoadRuns) -> str:
-    """Return `met` or `not met` when all valid runs agree, else `mixed`; `–` without any."""
+    """Return `met` or `not met` when all valid runs agree, else `mixed`. Return `–` without valid
+    runs.
+    """
     if not load.valid:
         return "–"
     return "met" if load.met == len(load.valid) else "not met" if not load.met else "mixed"
@@ -165,7 +167,9 @@ def _cell(value: float | None, text: Callable[[float], str]) -> str:
 
 
 def searches_json(runs: Sequence[StoredRun]) -> list[dict[str, Any]]:
-    """Return `searches` of the `show` contract of docs/json.md: one for each launch and search."""
+    """Return `searches` of the `show` contract of docs/json.md, with one entry for each launch and
+    search.
+    """
     return [_search_json(limit, runs) for limit in all_limits(runs)]
 
 

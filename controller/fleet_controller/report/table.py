@@ -1,4 +1,4 @@
-"""Formats tables of text as aligned columns, one field a line, CSV or Markdown, without cutting."""
+"""Formats tables as aligned columns, one field a line, CSV or Markdown. No text is cut off."""
 
 from __future__ import annotations
 
@@ -66,7 +66,9 @@ def cell_width(text: str) -> int:
 
 
 def aligned_lines(table: Table) -> list[str]:
-    """Return a header line and one line a row, columns two blanks apart, of any width."""
+    """Return a header line and one line for each row. The columns are two blanks apart, and lines
+    may have any width.
+    """
     widths = table.widths()
     lines = []
     for row in (table.columns, *table.rows):

@@ -1,1 +1,1 @@
-"""The commands of fleetctl, one module each."""
+"""Implements the commands of fleetctl, one module for each command."""

@@ -67,8 +67,8 @@ def _mark_cancelled(state_folder: StateFolder, job: JobSummary) -> None:
 async def _stop_running_trials(
     state_folder: StateFolder, job: JobSummary, arguments: argparse.Namespace, console: Console
 ) -> None:
-    """Run a controller until the job is over: trials that ran when their controller was killed are
-    known to their agents only.
+    """Run a controller until the job is over. When a controller was killed, only the agents know
+    the trials that still run.
     """
     with open_stored_jobs(state_folder) as jobs:
         detail = await jobs.job(job.job_id)

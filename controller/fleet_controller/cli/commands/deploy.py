@@ -31,7 +31,7 @@ from fleet_protos.errors import ConfigError
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
-    """Deploy and return the exit code. Raises ConfigError for what prevents all of it."""
+    """Deploy agents and return the exit code. Raises ConfigError if no host can be deployed to."""
     return run_on_fleet(deploy_host, arguments, console)
 
 

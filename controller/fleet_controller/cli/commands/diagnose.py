@@ -34,7 +34,7 @@ _UTF16 = ("UTF-16 text", "iconv -f UTF-16 -t UTF-8")
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
-    """Print a diagnosis of the files; return FAILED when one shows a failure."""
+    """Print a diagnosis of the files. Return FAILED when a file shows a failure."""
     diagnoses = [diagnosis for name in arguments.files for diagnosis in _diagnose_file(name)]
     if arguments.json:
         console.print_json(merge_diagnoses(diagnoses))

@@ -80,9 +80,9 @@ def _find_host(hosts: tuple[HostStatus, ...], name: str) -> HostStatus:
 
 
 async def check(controller: Controller, arguments: argparse.Namespace, console: Console) -> int:
-    """Check the named hosts, or all, and print what prevents trials there.
+    """Check the named hosts, or all hosts without names, and print what prevents trials on them.
 
-    Return UNREACHABLE when a host is not reached, else FAILED when one has an error.
+    Return UNREACHABLE when a host is not reached, else FAILED when a host has an error.
     """
     checks: list[HostCheck] = []
     async for found in controller.check_hosts(arguments.hosts):
@@ -109,7 +109,7 @@ async def drain(controller: Controller, arguments: argparse.Namespace, console: 
 
 
 async def undrain(controller: Controller, arguments: argparse.Namespace, console: Console) -> int:
-    """Start trials on the named hosts again; this also ends a quarantine after failures."""
+    """Start trials on the named hosts again. This also ends a quarantine after failures."""
     if arguments.reason:
         raise ConfigError("hosts undrain takes no --reason", "leave the option out")
     for host in _required_hosts(arguments):

@@ -20,7 +20,7 @@ from fleet_protos.errors import ExitCode
 def run(arguments: argparse.Namespace, console: Console) -> int:
     """Print the job file or write it to `-o`, and print remarks on entries to standard error.
 
-    Return USAGE_ERROR when there is no entry or one is wrong.
+    Return USAGE_ERROR when there is no entry or an entry is wrong.
     """
     points = expand_sweep(split_entries(arguments.spec_sweep))
     wrong = not points or any(point.is_invalid for point in points)

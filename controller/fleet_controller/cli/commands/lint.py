@@ -44,8 +44,10 @@ def _findings(name: str) -> Sequence[Finding]:
 
 
 def is_fleet(text: str) -> bool:
-    """Return True for a file of `kind: fleet`, or one without a kind that has a top-level key of a
-    fleet file and no key of a job file.
+    """Return True for a fleet file.
+
+    A file without a `kind` counts as a fleet file if it has a top-level key of a fleet file and no
+    key of a job file.
     """
     kind = re.search(r"^[\"']?kind[\"']?\s*:\s*[\"']?(\w*)", text, re.MULTILINE)
     if kind and kind[1]:

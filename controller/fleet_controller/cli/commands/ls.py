@@ -16,7 +16,7 @@ from fleet_protos.errors import ExitCode
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
-    """Print all jobs; a state folder that was never used has none."""
+    """Print all jobs. A state folder that was never used has no jobs."""
     state_folder = resolve_state_folder(arguments.state)
     is_unused = (
         not controller_address(arguments.controller, state_folder)

@@ -82,7 +82,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
 
 
 def _find_fleet(arguments: argparse.Namespace, console: Console) -> Inventory | None:
-    """Load the fleet file if there is one; the plan is then for its hosts."""
+    """Load the fleet file if there is one, so that the plan is for its hosts."""
     path = find_fleet_file(arguments.fleet)
     if path is None:
         return None
@@ -177,7 +177,7 @@ def _print_plan(plan: Plan, job: Job, console: Console) -> None:
 
 
 def _workload_text(workload: Workload) -> str:
-    """Return the workload's name, and for a search how many runs a launch may take."""
+    """Return the workload's name, and for a search also how many runs a launch may take."""
     search = workload.search
     return (
         f"{workload.name} (at most {max_runs(search)} runs a launch)"
@@ -187,7 +187,7 @@ def _workload_text(workload: Workload) -> str:
 
 
 def _load_source_text(plan: Plan, job: Job) -> str:
-    """Return where the load comes from, or an empty text if from the server's own host."""
+    """Return where the load comes from, or an empty text if it comes from the server's own host."""
     if job.load is None:
         return ""
     labels = " ".join(f"{name}={value}" for name, value in job.load.hosts.labels.items())

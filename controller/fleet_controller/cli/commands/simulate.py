@@ -68,7 +68,7 @@ def _check_knobs(text: str) -> None:
 
 
 def _check_port(host: str, port: int) -> None:
-    """Raise Conflict if the port is taken: another server there would look like ours."""
+    """Raise Conflict if the port is taken, because another server there would look like ours."""
     try:
         socket.create_server((host, port), family=_family(host)).close()
     except (OSError, OverflowError) as error:

@@ -24,7 +24,7 @@ _MAX_LISTED = 10
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
-    """Submit a job, with `--watch` follow it to its verdicts, and return the exit code."""
+    """Submit a job and return the exit code. With `--watch`, first follow the job to its end."""
     return asyncio.run(_submit(arguments, console))
 
 
@@ -69,7 +69,9 @@ def waiting_lines(hosts: Sequence[HostStatus], detail: JobDetail) -> list[str]:
 
 
 def _cost_lines(job: Job, arguments: argparse.Namespace) -> list[str]:
-    """Return the cost by the local fleet file; the controller's file may have other prices."""
+    """Return the cost at the prices of the local fleet file. The controller's file may have other
+    prices.
+    """
     path = find_fleet_file(arguments.fleet)
     if path is None:
         return []

@@ -10,5 +10,7 @@ from fleet_controller.deploy.undeploy_host import undeploy_host
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
-    """Remove agents and return the exit code. Raises ConfigError for what prevents all of it."""
+    """Remove agents and return the exit code. Raises ConfigError if the work is impossible on all
+    hosts.
+    """
     return run_on_fleet(undeploy_host, arguments, console)

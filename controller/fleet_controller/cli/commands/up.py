@@ -93,7 +93,9 @@ async def _run_fleet_controller(
 
 
 def connected_hosts_lines(hosts: Sequence[HostStatus], file: str) -> list[str]:
-    """Return how many hosts are connected, and a line for each that is not, ten at most."""
+    """Return a line with the number of connected hosts, and a line for each other host, ten at
+    most.
+    """
     missing = [host for host in hosts if host.state != "connected"]
     lines = [f"{file}: {len(hosts) - len(missing)} of {len(hosts)} hosts connected"]
     lines += [f"  {host.host}: {host.message}" for host in missing[:_MAX_LISTED]]
@@ -115,7 +117,7 @@ def _fleet_file_reloads(running: RunningController, display: ProgressDisplay) ->
 
 
 def _exit_at_once(display: ProgressDisplay) -> None:
-    """Handle the second Ctrl-C: this process owns nothing that must be stopped first."""
+    """Leave at once at the second Ctrl-C. This process owns nothing that must be stopped first."""
     display.close()
     os._exit(ExitCode.FAILED)
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 
 class Interrupts:
-    """The first signal sets `stop_requested`, every further one calls `on_second`."""
+    """Handles signals: the first sets `stop_requested`, every further signal calls `on_second`."""
 
     def __init__(self, on_second: Callable[[], None]) -> None:
         self.stop_requested = asyncio.Event()
