@@ -83,7 +83,7 @@ class ExposedAgent:
 
 
 @contextlib.contextmanager
-def agent(state: Path) -> Iterator[ExposedAgent]:
+def agent(state: Path, simulated_gpus: int = 0) -> Iterator[ExposedAgent]:
     with (state / "log").open("wb") as log:
         options = (
             "--state",
@@ -93,7 +93,7 @@ def agent(state: Path) -> Iterator[ExposedAgent]:
             "--gpus",
             "0",
             "--simulated-gpus",
-            "0",
+            str(simulated_gpus),
         )
         process = subprocess.Popen(
             [sys.executable, "-m", "fleet_agent.main", *options], stderr=log, start_new_session=True
@@ -359,7 +359,9 @@ def test_a_trial_without_end_is_refused(line: ExposedAgent, number: int) -> None
     assert line.answers()
 
 
-def test_a_trial_full_of_shell_is_launched_and_executes_nothing(line: ExposedAgent) -> None:
+def test_a_trial_full_of_shell_is_launched_and_executes_nothing(
+    tmp_path: Path,
+) -> None:
     """What is let in may say anything: it is a word of a list, never a line of a shell."""
     trick = f"$(touch {MARK}); touch {MARK} `touch {MARK}` | touch {MARK}"
     spec = proto()
@@ -379,21 +381,23 @@ def test_a_trial_full_of_shell_is_launched_and_executes_nothing(line: ExposedAge
     spec.engine.cpu_binding, spec.engine.entry = "", ""
     spec.engine.ready_timeout_s = spec.engine.stop_timeout_s = 60.0
     spec.workloads[0].request_timeout_s = 60.0
-    assert line.start(spec) is None
-    for answer in line.stub.WatchEvents(pb.WatchEventsRequest(), timeout=120):
-        if answer.event.WhichOneof("body") == "server_launched":
-            assert trick in list(answer.event.server_launched.argv)
-        if answer.event.WhichOneof("body") == "server_ready":
-            line.stub.CancelTrial(
-                pb.CancelTrialRequest(trial_id=spec.trial_id, attempt=1, reason=trick), timeout=20
-            )
-        if answer.event.WhichOneof("body") == "trial_over":
-            assert answer.event.trial_over.outcome == Outcome.CANCELLED, (
-                answer.event.trial_over.message
-            )
-            break
-    assert [name for _, _, names in os.walk(line.state) for name in names if MARK in name] == []
-    assert MARK not in os.listdir(".")
+    with agent(tmp_path, simulated_gpus=1) as line:
+        assert line.start(spec) is None
+        for answer in line.stub.WatchEvents(pb.WatchEventsRequest(), timeout=120):
+            if answer.event.WhichOneof("body") == "server_launched":
+                assert trick in list(answer.event.server_launched.argv)
+            if answer.event.WhichOneof("body") == "server_ready":
+                line.stub.CancelTrial(
+                    pb.CancelTrialRequest(trial_id=spec.trial_id, attempt=1, reason=trick),
+                    timeout=20,
+                )
+            if answer.event.WhichOneof("body") == "trial_over":
+                assert answer.event.trial_over.outcome == Outcome.CANCELLED, (
+                    answer.event.trial_over.message
+                )
+                break
+        assert [name for _, _, names in os.walk(line.state) for name in names if MARK in name] == []
+        assert MARK not in os.listdir(".")
 
 
 # Messages that are none
