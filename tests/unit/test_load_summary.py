@@ -162,6 +162,20 @@ def test_steady_concurrency_leaves_out_the_end_when_slots_run_out_of_work() -> N
     assert summarise(requests, conditions).facts["achieved_concurrency"] == 2
 
 
+def test_a_slot_that_runs_out_of_work_before_the_last_send_ends_the_steady_part() -> None:
+    """Answers of one wave end together: the second slot finds no work 0.1 s after the last request
+    was due, which is sent 0.1 s later still.
+    """
+    conditions = RunConditions(Workload("w", concurrency=2, output_tokens=11))
+    requests = [
+        made(0, chunks=(1, 10.0)),
+        made(1, chunks=(1, 10.1)),
+        made(2, intended=10.0, sent=10.2, chunks=(11, 20)),
+    ]
+    concurrency = summarise(requests, conditions).facts["achieved_concurrency"]
+    assert concurrency == pytest.approx(2, rel=0.01)
+
+
 def test_steady_concurrency_leaves_out_the_beginning_when_slots_start_one_after_the_other() -> None:
     conditions = RunConditions(Workload("w", concurrency=250, output_tokens=11))
     requests = [

@@ -281,14 +281,15 @@ def _cached_ratio(good: _Rows, template_tokens: int | None) -> float | None:
 
 def _steady_concurrency(rows: _Rows, users: int) -> float:
     """Return the mean number of requests in flight while all slots have work: from the last slot's
-    first request to the first end after the last request was sent.
+    first request to the first end after the last request was due. A slot that ends then, even
+    before that request is sent, finds no more work.
     """
     sent = rows.where(pc.not_equal(rows["sent_ns"], 0))
     if not len(sent):
         return 0.0
-    last_sent = _max(sent["sent_ns"])
-    start = min(_min(sent["intended_ns"]) + all_due_ns(users), last_sent)
-    end = _min(sent.end_ns.filter(pc.greater(sent.end_ns, last_sent))) or last_sent
+    last_due = _max(sent["intended_ns"])
+    start = min(_min(sent["intended_ns"]) + all_due_ns(users), _max(sent["sent_ns"]))
+    end = _min(sent.end_ns.filter(pc.greater(sent.end_ns, last_due))) or _max(sent["sent_ns"])
     in_flight_ns = pc.subtract(
         pc.min_element_wise(sent.end_ns, end), pc.max_element_wise(sent["sent_ns"], start)
     )
