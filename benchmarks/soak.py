@@ -181,24 +181,21 @@ async def running(folder: Path) -> AsyncIterator[tuple[Soak, ControllerClient]]:
     """Run a controller and its agent inside the block."""
     (folder / "tmp").mkdir()
     env = {**os.environ, "TMPDIR": str(folder / "tmp")}
-    state, address = folder / "agent", listen_address(folder / "controller", "controller")
-    flags = (
-        *("--state", str(state), "--host-name", "soak"),
+    agent_state, controller_state = folder / "agent", folder / "controller"
+    agent_flags = (
+        *("--state", str(agent_state), "--host-name", "soak"),
         *("--gpus", "0", "--keep-files", str(KEPT_MIB)),
     )
-    agent = _start(folder / "agent.log", env, "fleet_agent.main", *flags)
-    address = listen_address(state, "agent")
+    agent = _start(folder / "agent.log", env, "fleet_agent.main", *agent_flags)
+    controller_flags = (
+        *("--state", str(controller_state)),
+        *("--agent", listen_address(agent_state, "agent")),
+    )
     controller = _start(
-        folder / "controller.log",
-        env,
-        "fleet_controller.app.main",
-        "--state",
-        str(folder / "controller"),
-        "--agent",
-        address,
+        folder / "controller.log", env, "fleet_controller.app.main", *controller_flags
     )
     try:
-        async with ControllerClient(address) as remote:
+        async with ControllerClient(listen_address(controller_state, "controller")) as remote:
             await _wait_connected(remote)
             yield Soak(folder, agent, controller), remote
     finally:
