@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit test-real test-lab lab lab-down bench soak check check-types check-rest fmt protos lock clean
+.PHONY: help setup demo test test-unit test-real test-lab lab lab-down bench soak nightly check check-types check-rest fmt protos lock clean
 bin := .venv/bin
 LAB ?= tests/lab
 REAL ?= tests/real_sglang
@@ -43,6 +43,9 @@ bench: .venv/installed-dev ## overheads of fleetctl and the agent, diagnose, res
 
 soak: .venv/installed-dev ## many short trials for SOAK_MINUTES (30): fails when memory, descriptors or disk grow beyond what is stored
 	$(bin)/python -m benchmarks.soak
+
+nightly: .venv/installed-dev ## every check, test and benchmark in its long form: about two hours (SOAK_MINUTES=30)
+	@tools/nightly.sh
 
 check: .venv/installed-dev ## ruff, mypy --strict, import contracts, proto drift, buf lint, sizes, folders, wording
 	@$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target check-types check-rest
