@@ -1,6 +1,4 @@
-"""Starts and stops `fleet-agent`: reads its options, builds its parts in order, and stops them in
-reverse.
-"""
+"""Starts and stops the program `fleet-agent`, and runs its commands `check` and `pending`."""
 
 from __future__ import annotations
 
@@ -35,8 +33,8 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of `fleet-agent`'s options."""
     parser = argparse.ArgumentParser(
         prog="fleet-agent",
-        description="The daemon of one host: launches servers, proves their configuration, "
-        "measures, and keeps a journal.",
+        description="The daemon of one host. It launches servers, proves their configuration, "
+        "measures them and keeps a journal.",
     )
     option = parser.add_argument
     option("--version", action="version", version=f"fleet-agent {__version__}")
@@ -44,7 +42,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--config",
         type=Path,
         metavar="FILE",
-        help="configuration file, agent.toml; the other options override it",
+        help="the configuration file agent.toml; other options override its values",
     )
     option("--state", type=Path, help="folder for the journal and artifacts")
     option(
@@ -55,7 +53,7 @@ def build_parser() -> argparse.ArgumentParser:
     option(
         "--host-name",
         default="",
-        help="name of this host in jobs and results (default: its own name)",
+        help="name of this host in jobs and results (default: the system's host name)",
     )
     _add_gpu_options(parser)
     option(
@@ -70,14 +68,14 @@ def build_parser() -> argparse.ArgumentParser:
         type=float,
         default=0.0,
         metavar="SECONDS",
-        help="stop after this long without a trial and a controller (default: never)",
+        help="stop after SECONDS with neither a trial nor a controller (default: never)",
     )
     option(
         "--keep-files",
         type=int,
         default=1024,
         metavar="MIB",
-        help="size limit on files of ended trials that the controller has too (default: 1024)",
+        help="keep at most MIB of files that the controller has fetched already (default: 1024)",
     )
     option(
         "--metrics", default="", metavar="ADDRESS:PORT", help="Prometheus endpoint (default: none)"
@@ -88,17 +86,21 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _add_gpu_options(parser: argparse.ArgumentParser) -> None:
     option = parser.add_argument
-    option("--gpus", type=int, help="GPUs that trials may use (default: all that the driver shows)")
+    option(
+        "--gpus",
+        type=int,
+        help="number of GPUs that trials may use (default: all GPUs that the driver shows)",
+    )
     option(
         "--simulated-gpus",
         type=int,
-        help="GPUs of simulated servers (default: 8; 0 with --config)",
+        help="number of GPUs for simulated servers (default: 8; 0 with --config)",
     )
     option(
         "--recorded-gpus",
         type=Path,
         metavar="FILE",
-        help="read the GPUs from this JSON file instead of the driver",
+        help="read the state of the GPUs from this JSON file instead of asking the driver",
     )
     option(
         "--memory-back",
@@ -110,8 +112,8 @@ def _add_gpu_options(parser: argparse.ArgumentParser) -> None:
 
 
 def main() -> int:
-    """Run the agent until SIGTERM or SIGINT, or run `check` or `pending`. Return the process's exit
-    code; a user's mistake prints no traceback.
+    """Run the agent until SIGTERM or SIGINT, or run the command `check` or `pending`. Return the
+    exit code of the process. A user's mistake prints no traceback.
     """
     if sys.argv[1:2] == ["check"]:
         return _run_check_command(sys.argv[2:])
@@ -146,12 +148,14 @@ def _run_check_command(words: list[str]) -> int:
 
 
 def _run_pending_command(words: list[str]) -> int:
-    """Print what would be lost if the agent's state were removed now; used by `fleetctl deploy`."""
+    """Print what would be lost if the agent's state folder were removed now. `fleetctl deploy` and
+    `fleetctl undeploy` run this before they replace or remove an agent.
+    """
     from fleet_agent.app.pending_command import read_pending
 
     parse = argparse.ArgumentParser(
         prog="fleet-agent pending",
-        description="Print what the journal still holds for the controller.",
+        description="Print which trials, events and files the controller does not have yet.",
     )
     parse.add_argument("--state", type=Path, required=True, help="the agent's state folder")
     try:
@@ -168,8 +172,8 @@ def _print_error(error: FleetError) -> int:
 
 
 def _require_agent_extra() -> None:
-    """Raise ConfigError if a package that only the load process needs is missing, before a server
-    is launched that could not be measured.
+    """Raise ConfigError if a package that the load process needs is not installed. Without this
+    check, the agent would launch a server before it finds that it cannot measure.
     """
     missing = next(
         (module for module in ("ray", "pyarrow", "uvloop") if find_spec(module) is None), None
@@ -214,8 +218,8 @@ async def _run_agent(options: argparse.Namespace) -> None:
 
 
 def _notify_systemd() -> None:
-    """Send READY=1 to $NOTIFY_SOCKET (sd_notify(3)) if it is set, and unset it: the agent's
-    children must not notify in its place.
+    """Send READY=1 to the socket that $NOTIFY_SOCKET names (sd_notify(3)), if the variable is set.
+    Unset the variable, so that no child process notifies systemd in the agent's place.
     """
     path = os.environ.pop("NOTIFY_SOCKET", "")
     if not path:
@@ -228,8 +232,8 @@ def _notify_systemd() -> None:
 
 
 async def _stop_when_idle(agent: Agent, linger_s: float, stopping: asyncio.Event) -> None:
-    """Stop an agent without controller and trials after `linger_s` seconds, such as a local agent
-    whose controller was killed.
+    """Stop the agent after `linger_s` seconds in which it had neither a trial nor a controller. A
+    local agent ends this way when its controller was killed.
     """
     while not stopping.is_set():
         await asyncio.sleep(_LINGER_CHECK_S)

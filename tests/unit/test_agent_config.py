@@ -90,15 +90,15 @@ def test_every_mistake_is_told_at_once_with_its_line_and_what_to_do() -> None:
     text = top + '[alow]\n[allow]\npython = "x"\n[server.env]\n"A-B" = ""\n'
     assert faults_of(text) == [
         "agent.toml:1: listn: unknown key: did you mean listen?",
-        "agent.toml:2: state: var is not absolute: write the absolute path: the daemon has no working folder of its own",
-        "agent.toml:3: gpus: must be a whole number: it is text in quotes",
-        'agent.toml:5: labels.gpu: must be text in quotes: write gpu = "200"',
-        'agent.toml:6: tls: authorities is missing: add authorities = "/PATH": authorities, certificate and key belong together',
-        'agent.toml:6: tls: certificate is missing: add certificate = "/PATH": authorities, certificate and key belong together',
+        "agent.toml:2: state: var is not absolute: write the absolute path: the agent runs as a daemon, without a working folder",
+        "agent.toml:3: gpus: the value must be a whole number: it is text in quotes",
+        'agent.toml:5: labels.gpu: the value must be text in quotes: write gpu = "200"',
+        'agent.toml:6: tls: authorities is missing: add authorities = "/PATH": TLS needs all of authorities, certificate and key',
+        'agent.toml:6: tls: certificate is missing: add certificate = "/PATH": TLS needs all of authorities, certificate and key',
         "agent.toml:7: tls.key: k is not absolute: write the absolute path",
         "agent.toml:8: alow: unknown key: did you mean allow?",
-        "agent.toml:10: allow.python: must be a list of texts: it is text in quotes",
-        "agent.toml:12: server.env.A-B: is not a variable name: use letters, digits and `_`",
+        "agent.toml:10: allow.python: the value must be a list of texts: it is text in quotes",
+        "agent.toml:12: server.env.A-B: this is not the name of an environment variable: use letters, digits and `_`",
     ]
 
 

@@ -1,7 +1,7 @@
-"""Decides whether a trial may run on this host: it must be valid and allowed, and gets the host's
-defaults.
+"""Decides whether a trial may run on this host, and fills in the host's defaults.
 
-A refusal is final: the controller closes the trial as a configuration error and does not retry it.
+A trial must be valid, and the host's policy must allow it. A refusal is final: the controller
+closes the trial as a configuration error and does not retry it.
 """
 
 from __future__ import annotations
@@ -27,12 +27,14 @@ from fleet_protos.trial_types import TrialSpec
 
 log = logging.getLogger(__name__)
 
-_INVALID_TRIAL_HINT = "correct the job; if a controller did not send it, check which client did"
+_INVALID_TRIAL_HINT = "correct the job; if no controller sent this trial, check which client did"
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """The rules of one host. `private` lists folders of the agent that no job may name."""
+    """The rules for trials on one host. `private` lists the agent's own folders, which no job may
+    use.
+    """
 
     host: str
     policy: Policy = field(default_factory=Policy)
@@ -41,7 +43,7 @@ class Admission:
 
     @classmethod
     def from_config(cls, host: str, config: AgentConfig, state: Path) -> Admission:
-        """Return the rules of the agent's configuration."""
+        """Return the rules that the agent's configuration sets. `state` is its state folder."""
         named = [state, *((Path(config.file).parent,) if config.file else ())]
         named += (
             [
@@ -55,14 +57,14 @@ class Admission:
         return cls(host, allow_defaults(config.policy, config.server), config.server, private)
 
     def admit(self, spec: TrialSpec) -> TrialSpec:
-        """Return the trial as it will run here. A refusal is logged and raises ConfigError. Follows
-        symbolic links on disk: call it in a thread.
+        """Return the trial with the host's defaults filled in. Log why a trial is refused, and
+        raise ConfigError. This reads symbolic links on disk: call it in a thread.
         """
         if faults_found := find_spec_faults(spec):
             self._log_refusal(spec, faults_found)
+            faults = "; ".join(faults_found)
             raise ConfigError(
-                f"host {self.host} rejects an invalid trial: {'; '.join(faults_found)}",
-                _INVALID_TRIAL_HINT,
+                f"host {self.host} rejects an invalid trial: {faults}", _INVALID_TRIAL_HINT
             )
         engine = with_defaults(spec.engine, self.defaults)
         given = tuple(name for name in self.defaults.env if name not in spec.engine.env)
@@ -92,14 +94,16 @@ class Admission:
                 lists.setdefault(refusal.allow, []).append(refusal.entry)
             else:
                 never.append(refusal.key)
-        allow = ", ".join(
+        missing = ", ".join(
             f"{name}: [{', '.join(dict.fromkeys(entries))}]" for name, entries in lists.items()
         )
-        hints = [f"remove {', '.join(never)} from the job"] if never else []
-        if allow:
+        keys = ", ".join(never)
+        hints = [f"remove {keys} from the job"] if never else []
+        if missing:
+            allow = f"allow: {{{missing}}}"
             hints.append(
-                "remove it from the job, or have the owner of the fleet add to "
-                f"{self.host} in fleet.yaml: allow: {{{allow}}}, and run `fleetctl deploy`"
+                "remove what is not allowed from the job, or ask the owner of the fleet to add "
+                f"`{allow}` to host {self.host} in fleet.yaml and to run `fleetctl deploy`"
             )
         return "; ".join(hints)
 

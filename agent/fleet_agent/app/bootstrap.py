@@ -47,7 +47,7 @@ _OPTIONS = [
 
 @dataclass(frozen=True, slots=True)
 class AgentParts:
-    """All parts of an agent that does not run yet."""
+    """Holds all parts of an agent that has not been started yet."""
 
     agent: Agent
     server: aio.Server
@@ -60,8 +60,10 @@ class AgentParts:
 async def build_agent(
     config: AgentConfig, recorded_gpus: Path | None = None, memory_back_s: float = 30.0
 ) -> AgentParts:
-    """Build all parts. Raises ConfigError for an invalid configuration, Conflict if the state
-    folder or the address is in use.
+    """Build all parts of an agent. `memory_back_s` is how long to wait for free GPU memory.
+
+    Raises ConfigError if the configuration is invalid. Raises Conflict if another process uses the
+    state folder or the address.
     """
     state = (config.state or Path()).absolute()
     await asyncio.to_thread(state.mkdir, parents=True, exist_ok=True, mode=0o700)

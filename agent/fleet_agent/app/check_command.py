@@ -1,5 +1,5 @@
-"""`fleet-agent check`: prints what preflight finds on this host without a trial, and its
-fingerprint.
+"""Implements `fleet-agent check`, which checks this host without a trial and prints the findings
+and the host's fingerprint.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from fleet_protos.errors import ExitCode
 
 
 def run_check(words: Sequence[str]) -> int:
-    """Print the findings for this host. Return 1 if one is an error. Raises ConfigError for an
-    invalid recording.
+    """Print the findings about this host and its fingerprint. Return 1 if a finding is an error,
+    otherwise 0. Raises ConfigError if the file of --recorded-gpus is invalid.
     """
     options = _parser().parse_args(words)
     gpus: Gpus = RecordedGpus(options.recorded_gpus) if options.recorded_gpus else NvmlGpus()
@@ -47,7 +47,9 @@ def run_check(words: Sequence[str]) -> int:
 
 
 def check_host(host: HostState) -> tuple[Finding, ...]:
-    """Return the findings that concern any trial here, on all GPUs at once. Blocking."""
+    """Return the findings that concern every trial on this host. All its GPUs are checked. This
+    blocks: call it in a thread.
+    """
     reading = host.gpus.read()
     indices = [gpu.index for gpu in reading.gpus]
     gpus = check_gpus(reading, indices) if indices or reading.fault else []
@@ -62,7 +64,8 @@ def check_host(host: HostState) -> tuple[Finding, ...]:
 
 def _parser() -> argparse.ArgumentParser:
     parse = argparse.ArgumentParser(
-        prog="fleet-agent check", description="Print findings about this host and its fingerprint."
+        prog="fleet-agent check",
+        description="Check this host, and print the findings and the host's fingerprint.",
     )
     parse.add_argument(
         "--state",
@@ -75,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         default=None,
         metavar="FILE",
-        help="read the GPUs from this JSON file instead of the driver",
+        help="read the state of the GPUs from this JSON file instead of asking the driver",
     )
     parse.add_argument("--json", action="store_true", help="print JSON")
     return parse

@@ -1,5 +1,5 @@
-"""The agent's configuration file, agent.toml. It is validated as a whole, and all mistakes are
-reported at once.
+"""Reads the agent's configuration file, agent.toml. The whole file is checked before its mistakes
+are reported, so that the user sees all of them at once.
 
     host = "gpu01"                     # options on the command line override the file
     listen = "0.0.0.0:7433"            # needs [tls]; unix:PATH and 127.0.0.1:PORT do not
@@ -28,8 +28,8 @@ reported at once.
     [server.env]
     NCCL_SOCKET_IFNAME = "eth0"
 
-With a file the agent is strict: jobs may only request what [allow] lists and what [server] sets.
-Without one the agent is open.
+With a configuration file the agent is strict: jobs may only request what [allow] lists and what
+[server] sets. Without a configuration file the agent allows everything.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ _MAX_FILE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class AgentConfig:
-    """What the file says, or the defaults without a file. An empty string or None means that it was
-    not given. `metrics` is ADDRESS:PORT.
+    """The settings of an agent: those of its configuration file, or the defaults. An empty string
+    or None means that a setting was not given. `metrics` is ADDRESS:PORT.
     """
 
     host: str = ""
@@ -77,8 +77,8 @@ class AgentConfig:
 
 
 def read_config(path: Path) -> AgentConfig:
-    """Return the configuration in a file. Raises ConfigError with all its mistakes, one
-    per line.
+    """Return the configuration that a file contains. Raises ConfigError with all mistakes of the
+    file, one per line, or if users other than root and this one can change the file.
     """
     try:
         with path.open("rb") as file:
@@ -87,7 +87,7 @@ def read_config(path: Path) -> AgentConfig:
     except OSError as error:
         raise ConfigError(
             f"cannot read {path}: {error.strerror}",
-            "name the agent's configuration with --config FILE",
+            "check the path that is given with --config",
         ) from error
     if about.st_uid not in (0, os.geteuid()) or about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         message = (
@@ -106,8 +106,8 @@ def read_config(path: Path) -> AgentConfig:
 
 
 def parse_config(content: bytes, file: str) -> AgentConfig:
-    """Return the configuration in the content of `file`. Raises ConfigError with all its mistakes,
-    one per line.
+    """Return the configuration that `content` describes. `file` names it in messages. Raises
+    ConfigError with all mistakes, one per line.
     """
     try:
         text = content.decode()
@@ -125,7 +125,7 @@ def parse_config(content: bytes, file: str) -> AgentConfig:
     if checker.faults:
         raise ConfigError(
             "\n".join(fault for _, fault in sorted(checker.faults)),
-            f"correct {file}; nothing was started",
+            f"correct {file}; the agent was not started",
         )
     return config
 
@@ -155,7 +155,7 @@ def _build_config(tables: Mapping[str, Mapping[str, Any]], file: str) -> AgentCo
 
 
 def _check(config: AgentConfig, checker: ConfigChecker) -> None:
-    """Check what each key must be beyond its type."""
+    """Check the value of each key; its type has been checked before."""
     if config.host and not re.fullmatch(HOST_PATTERN, config.host):
         checker.fault(
             "host",
@@ -166,11 +166,13 @@ def _check(config: AgentConfig, checker: ConfigChecker) -> None:
         checker.fault(
             "state",
             f"{config.state} is not absolute",
-            "write the absolute path: the daemon has no working folder of its own",
+            "write the absolute path: the agent runs as a daemon, without a working folder",
         )
     for key, number in (("gpus", config.gpus), ("simulated_gpus", config.simulated_gpus)):
         if number is not None and not 0 <= number <= 1024:
-            checker.fault(key, f"{number} is out of range", "write 0 to 1024, or leave it out")
+            checker.fault(
+                key, f"{number} is out of range", "write a number from 0 to 1024, or remove the key"
+            )
     _check_endpoint(config, checker)
     _check_tls(config.tls, checker)
     _check_server(config, checker)
@@ -187,13 +189,13 @@ def _check_endpoint(config: AgentConfig, checker: ConfigChecker) -> None:
         checker.fault(
             "listen",
             f"{config.listen!r} is not an address",
-            'write for example "0.0.0.0:7433" or "unix:/PATH"',
+            'write an address such as "0.0.0.0:7433" or "unix:/PATH"',
         )
     if config.metrics and not split_address(config.metrics):
         checker.fault(
             "metrics",
             f"{config.metrics!r} is not ADDRESS:PORT",
-            'write for example "127.0.0.1:9464"',
+            'write an address such as "127.0.0.1:9464"',
         )
 
 
@@ -205,7 +207,7 @@ def _check_tls(tls: TlsFiles | None, checker: ConfigChecker) -> None:
             checker.fault(
                 "tls",
                 f"{key} is missing",
-                f'add {key} = "/PATH": authorities, certificate and key belong together',
+                f'add {key} = "/PATH": TLS needs all of authorities, certificate and key',
             )
     for key in ("authorities", "certificate", "key", "revoked"):
         path = getattr(tls, key)
@@ -218,27 +220,33 @@ def _check_server(config: AgentConfig, checker: ConfigChecker) -> None:
         checker.fault(
             "server.python",
             f"{config.server.python} is not absolute",
-            "write the absolute path of the Python with SGLang",
+            "write the absolute path of the Python interpreter that has SGLang installed",
         )
     if config.server.python and config.server.image:
         checker.fault(
             "server.image",
-            "cannot be set together with server.python",
-            "remove one of them: a job may still choose the other",
+            "this key cannot be set together with server.python",
+            "remove one of the two keys; jobs can still request its value if [allow] lists it",
         )
 
 
 def _check_variables(env: Mapping[str, str], checker: ConfigChecker) -> None:
     for name, value in env.items():
         if name == "CUDA_VISIBLE_DEVICES" or name.startswith("BENCHFLEET_"):
-            checker.fault(f"server.env.{name}", "is set by the agent itself", "remove it")
+            checker.fault(
+                f"server.env.{name}", "the agent sets this variable itself", "remove this line"
+            )
         if not re.fullmatch(VARIABLE_PATTERN, name, re.ASCII):
             checker.fault(
-                f"server.env.{name}", "is not a variable name", "use letters, digits and `_`"
+                f"server.env.{name}",
+                "this is not the name of an environment variable",
+                "use letters, digits and `_`",
             )
         if "\0" in value:
             checker.fault(
-                f"server.env.{name}", "contains a NUL byte", "remove it: no variable can hold one"
+                f"server.env.{name}",
+                "the value contains a NUL byte",
+                "remove the NUL byte: an environment variable cannot contain it",
             )
 
 
@@ -249,13 +257,13 @@ def _check_patterns(config: AgentConfig, checker: ConfigChecker) -> None:
                 checker.fault(
                     f"allow.{key}",
                     f"{pattern!r} is not a pattern",
-                    "write a name, or one with `*` and `?`",
+                    "write a name; `*` and `?` in it match any characters",
                 )
 
 
 def split_address(text: str) -> tuple[str, int] | None:
-    """Return (address, port) of ADDRESS:PORT, None for any other text. An IPv6 address must be in
-    brackets.
+    """Split ADDRESS:PORT into (address, port). Return None for any other text. An IPv6 address must
+    be in brackets.
     """
     match = _ENDPOINT.fullmatch(text)
     if (
@@ -268,8 +276,8 @@ def split_address(text: str) -> tuple[str, int] | None:
 
 
 def resolve_config(options: argparse.Namespace) -> AgentConfig:
-    """Return the configuration of this start: the file, if one is named, overridden by the command
-    line. Raises ConfigError.
+    """Return the settings for this start of the agent. They come from the file of --config, if it
+    is given; other options override them. Raises ConfigError if a setting is missing or invalid.
     """
     config = read_config(options.config) if options.config else AgentConfig(simulated_gpus=8)
     overrides: dict[str, Any] = {
@@ -287,12 +295,13 @@ def resolve_config(options: argparse.Namespace) -> AgentConfig:
     )
     if config.state is None:
         raise ConfigError(
-            "no state folder is given", "add --state FOLDER, or `state` to the file of --config"
+            "no state folder is given",
+            "add the option --state FOLDER, or the key `state` in the configuration file",
         )
     if config.metrics and not split_address(config.metrics):
         raise ConfigError(
             f"--metrics {config.metrics!r} is not ADDRESS:PORT",
-            "write for example --metrics 127.0.0.1:9464",
+            "write an address such as --metrics 127.0.0.1:9464",
         )
     return replace(config, labels={**config.labels, **_labels(options.label)})
 
@@ -303,7 +312,7 @@ def _labels(pairs: Sequence[str]) -> dict[str, str]:
         key, equals, value = pair.partition("=")
         if not key or not equals:
             raise ConfigError(
-                f"--label {pair!r} is not KEY=VALUE", "write for example --label gpu=h200"
+                f"--label {pair!r} is not KEY=VALUE", "write a label such as --label gpu=h200"
             )
         labels[key] = value
     return labels

@@ -1,4 +1,4 @@
-"""Reads the tables of agent.toml: checks keys and types, and records each mistake with its line."""
+"""Reads the tables of agent.toml. Checks keys and types, and records each mistake with its line."""
 
 from __future__ import annotations
 
@@ -42,21 +42,25 @@ _TYPE_NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class ConfigChecker:
-    """A file that is being checked, and the faults found so far as (line, message)."""
+    """Checks one configuration file, and collects its mistakes in `faults` as (line, message)."""
 
     file: str
     text: str
     faults: list[tuple[int, str]]
 
     def fault(self, key: str, problem: str, fix: str) -> None:
-        """Add a mistake at a dotted key."""
+        """Record a mistake at `key`, a dotted key such as `server.python`. `fix` says what to write
+        instead.
+        """
         line = _find_line(self.text, key)
         self.faults.append(
             (line, f"{self.file}{f':{line}' if line else ''}: {key}: {problem}: {fix}")
         )
 
     def read_tables(self, document: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-        """Return table → its keys of the right type; everything else is a fault."""
+        """Return the keys and values of each table. Keys that are unknown or have a value of the
+        wrong type are left out and recorded as faults.
+        """
         found: dict[str, dict[str, Any]] = {name: {} for name in (*_TABLES, *_FREE_TABLES)}
         self._read_table("", document, found)
         return found
@@ -70,7 +74,9 @@ class ConfigChecker:
                 if isinstance(value, Mapping):
                     self._read_table(dotted, value, found)
                 else:
-                    self.fault(dotted, "must be a table", f"write [{dotted}] and its keys below it")
+                    self.fault(
+                        dotted, "must be a table", f"write a line [{dotted}] and its keys below"
+                    )
             elif table in _FREE_TABLES:
                 self._read_free_entry(dotted, key, value, found[table])
             elif key not in _TABLES[table]:
@@ -79,7 +85,8 @@ class ConfigChecker:
                 )
             elif not _has_type(value, _TABLES[table][key]):
                 seen = _TYPE_NAMES.get(type(value), f"a {type(value).__name__}")
-                self.fault(dotted, f"must be {_TYPE_NAMES[_TABLES[table][key]]}", f"it is {seen}")
+                wanted = _TYPE_NAMES[_TABLES[table][key]]
+                self.fault(dotted, f"the value must be {wanted}", f"it is {seen}")
             else:
                 found[table][key] = value
 
@@ -87,7 +94,7 @@ class ConfigChecker:
         if isinstance(value, str):
             into[key] = value
         else:
-            self.fault(dotted, "must be text in quotes", f'write {key} = "{value}"')
+            self.fault(dotted, "the value must be text in quotes", f'write {key} = "{value}"')
 
 
 def _has_type(value: Any, kind: type) -> bool:
@@ -105,12 +112,13 @@ def _subtables(table: str) -> list[str]:
 
 def _suggestion(key: str, known: Sequence[str]) -> str:
     near = difflib.get_close_matches(key, known, n=1)
-    return f"did you mean {near[0]}?" if near else f"known keys are {', '.join(known)}"
+    names = ", ".join(known)
+    return f"did you mean {near[0]}?" if near else f"the known keys are {names}"
 
 
 def _find_line(text: str, key: str) -> int:
-    """Return the line of a dotted key; 0 if it is written in a way that this does not recognise
-    (tomllib gives no line numbers).
+    """Return the number of the line that sets a dotted key. Return 0 if no line is recognised: the
+    text is searched by patterns, because tomllib gives no line numbers.
     """
     *tables, name = key.split(".")
     inside = ""

@@ -1,13 +1,18 @@
 """Limits the memory that glibc's malloc keeps in the agent's own process.
 
-By default, glibc creates an arena for each thread that allocates at the same time as others, up to
-eight per core, and raises the size above which a block is returned to the kernel at once to that of
-the largest block ever freed. The agent's work passes over a dozen threads (its own, gRPC's, one per
-child process) in blocks of up to a megabyte. With the defaults it had 14 arenas after 25 short
-trials. From the 100th to the 325th trial, memory in use grew from 11.6 to 11.7 MiB, but free memory
-inside the arenas grew from 25 to 31 MiB and was touched bit by bit, so that 41 MiB resident became
-49. Protobuf returns all free memory from time to time (malloc_trim(3), once per 10,000 of its
-arenas), after which the growth began again. Python threads run one at a time, so sharing two arenas
+With glibc's defaults the agent's resident memory grew for hundreds of trials, although its memory
+in use did not. The agent had 14 arenas after 25 short trials. From the 100th to the 325th trial,
+memory in use grew from 11.6 to 11.7 MiB, free memory inside the arenas from 25 to 31 MiB, and
+resident memory from 41 to 49 MiB.
+
+Two defaults cause this. First, glibc creates an arena for each thread that allocates at the same
+time as another thread, up to eight per core. The agent has more than a dozen threads: its own,
+those of gRPC and one per child process. Second, glibc returns a freed block to the kernel at once
+only if the block is larger than a threshold, and raises this threshold to the size of the largest
+block freed so far. The agent frees blocks of up to a megabyte.
+
+Protobuf sometimes returns all free memory to the kernel (malloc_trim(3), once per 10,000 arenas of
+protobuf), but the growth then began again. Python threads run one at a time, so sharing two arenas
 costs them nothing.
 """
 
@@ -22,11 +27,11 @@ _MMAP_THRESHOLD, _ARENA_MAX = -3, -8  # M_MMAP_THRESHOLD and M_ARENA_MAX of mall
 
 
 def limit_malloc_arenas() -> bool:
-    """Set the limits; call this before the first thread starts. Return False for a C library
-    without these settings (musl has no arenas).
+    """Set the limits. Call this before the first thread starts. Return False if the C library does
+    not have these settings (musl has no arenas).
 
-    It calls mallopt instead of setting MALLOC_ARENA_MAX, which servers and the load process would
-    inherit.
+    The limits are set with mallopt(3), because servers and the load process would inherit the
+    variable MALLOC_ARENA_MAX.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

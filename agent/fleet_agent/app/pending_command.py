@@ -1,4 +1,4 @@
-"""Reads from a journal, without its agent, what it still holds for the controller."""
+"""Reads from an agent's journal what the controller does not have yet. The agent need not run."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ AttemptKey = tuple[str, int]  # trial id and attempt
 
 @dataclass(slots=True)
 class UnacknowledgedState:
-    """What the journal's records show so far. `open_trials` are the trials that are not over."""
+    """Collects what the records of a journal show. `open_trials` are the trials that are not over.
+    `acknowledged` is the sequence number up to which the controller has stored all events.
+    """
 
     last_sequence: int
     acknowledged: int
     open_trials: dict[AttemptKey, None] = field(default_factory=dict)
 
     def add_record(self, record: dict[str, Any]) -> None:
-        """Add one record of the journal."""
+        """Take the next record of the journal into account."""
         if "acknowledged" in record:
             self.acknowledged = max(int(record["acknowledged"]), self.acknowledged)
             return
@@ -36,11 +38,14 @@ class UnacknowledgedState:
 
 
 def read_pending(state: Path) -> dict[str, object]:
-    """Return `trials`, TRIAL/ATTEMPT that are not over; `unacknowledged`, the number of events that
-    no controller has; and `owed`, the attempts whose files no controller has released.
+    """Return what the controller does not have yet, by name:
 
-    Works while the agent runs: a last record that is still being written is ignored. Raises
-    JournalDamaged, ConfigError.
+    - `trials`: the trials that are not over, as TRIAL/ATTEMPT
+    - `unacknowledged`: the number of events that no controller has stored
+    - `owed`: the attempts whose files no controller has released
+
+    This also works while the agent runs: a last record that is still being written is ignored.
+    Raises JournalDamaged if the journal is damaged. Raises ConfigError if it cannot be read.
     """
     path = state / "journal" / "events.jsonl"
     try:

@@ -1,4 +1,4 @@
-"""The agent's gRPC service: converts messages to calls on `Agent`, and results to messages."""
+"""Answers the gRPC calls to an agent: turns requests into calls on `Agent`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from fleet_protos.v1 import agent_pb2, agent_pb2_grpc, trial_pb2
 
 _CHUNK_BYTES = 256 << 10
 _MAX_REASON_BYTES = 2000
-_CHECK_SENDER = "check which client sent it"
+_CHECK_SENDER = "check which client sent this message"
 Context = aio.ServicerContext[Any, Any]
 
 
@@ -45,7 +45,9 @@ async def _refuse(context: Context, error: FleetError) -> NoReturn:
 
 
 class AgentService(agent_pb2_grpc.AgentServiceServicer):
-    """The RPCs of an agent. Each returns at once; what happens is reported through WatchEvents."""
+    """Answers the RPCs of one agent. StartTrial and CancelTrial only give an order and return at
+    once. WatchEvents reports what happens to the trial afterwards.
+    """
 
     def __init__(
         self,
@@ -62,7 +64,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
     async def Describe(
         self, request: agent_pb2.DescribeRequest, context: Context
     ) -> agent_pb2.DescribeResponse:
-        """Return who this agent is and what it is doing."""
+        """Return the agent's identity, version and host, its active trials and its free disk."""
         answer = agent_pb2.DescribeResponse()
         answer.CopyFrom(self._description)
         answer.agent_id = self._journal.agent_id
@@ -80,7 +82,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
     async def StartTrial(
         self, request: agent_pb2.StartTrialRequest, context: Context
     ) -> agent_pb2.StartTrialResponse:
-        """Start a trial; idempotent by trial id and attempt."""
+        """Start a trial. A repeated call with the same trial id and attempt changes nothing."""
         try:
             await self._agent.accept_epoch(_read_epoch(request))
             spec = _read_trial_spec(request)
@@ -93,7 +95,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
     async def CancelTrial(
         self, request: agent_pb2.CancelTrialRequest, context: Context
     ) -> agent_pb2.CancelTrialResponse:
-        """Cancel a trial; harmless if it is over."""
+        """Cancel a trial. Does nothing if the trial is over."""
         try:
             await self._agent.accept_epoch(_read_epoch(request))
         except FleetError as error:
@@ -104,7 +106,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
     async def WatchEvents(
         self, request: agent_pb2.WatchEventsRequest, context: Context
     ) -> AsyncIterator[agent_pb2.WatchEventsResponse]:
-        """Stream events from the requested sequence number on, until the caller cancels."""
+        """Stream the events after the requested sequence number until the caller cancels."""
         await self._refuse_other_agent(request.agent_id, context)
         try:
             epoch = _read_epoch(request)
@@ -117,7 +119,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
     async def AckEvents(
         self, request: agent_pb2.AckEventsRequest, context: Context
     ) -> agent_pb2.AckEventsResponse:
-        """Record that the controller has stored all events up to a sequence number."""
+        """Record up to which sequence number the controller has stored all events."""
         await self._refuse_other_agent(request.agent_id, context)
         try:
             await self._agent.accept_epoch(_read_epoch(request))
@@ -127,7 +129,9 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         return agent_pb2.AckEventsResponse()
 
     async def _refuse_other_agent(self, agent_id: str, context: Context) -> None:
-        """Refuse a request meant for another journal: sequence numbers mean nothing to this one."""
+        """Abort a call that names another agent id: the sequence numbers in it belong to another
+        journal.
+        """
         if agent_id and agent_id != self._journal.agent_id:
             message = (
                 f"this is agent {self._journal.agent_id}, not {agent_id}: "
@@ -138,7 +142,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
     async def ReleaseAttempt(
         self, request: agent_pb2.ReleaseAttemptRequest, context: Context
     ) -> agent_pb2.ReleaseAttemptResponse:
-        """Mark the files of an attempt as deletable."""
+        """Allow the agent to delete the files of an attempt."""
         try:
             await self._agent.accept_epoch(_read_epoch(request))
         except FleetError as error:
@@ -149,7 +153,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
     async def FetchArtifact(
         self, request: agent_pb2.FetchArtifactRequest, context: Context
     ) -> AsyncIterator[agent_pb2.FetchArtifactResponse]:
-        """Stream chunks from `offset` on, each with its digest."""
+        """Stream an artifact from byte `offset` on, in chunks that each carry a SHA-256 digest."""
         try:
             path = trial_artifacts.resolve_artifact(self._agent.artifact_root, request.name)
         except ConfigError as error:
@@ -164,7 +168,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
     async def CheckHost(
         self, request: agent_pb2.CheckHostRequest, context: Context
     ) -> agent_pb2.CheckHostResponse:
-        """Check the host now for what would prevent trials."""
+        """Return findings about what would prevent trials on this host now."""
         found = await inspect_host(
             self._agent.host, self._agent.activity, self._admission.policy, self._admission.defaults
         )
@@ -174,7 +178,9 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
     async def JoinLoad(
         self, request: agent_pb2.JoinLoadRequest, context: Context
     ) -> agent_pb2.JoinLoadResponse:
-        """Join the load cluster of an attempt; idempotent by trial id and attempt."""
+        """Join the load cluster of an attempt. A repeated call for the same attempt changes
+        nothing.
+        """
         try:
             await self._agent.accept_epoch(_read_epoch(request))
             known, lead_address = await self._agent.load_parts.join(*_read_load_part(request))
@@ -185,7 +191,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
     async def LeaveLoad(
         self, request: agent_pb2.LeaveLoadRequest, context: Context
     ) -> agent_pb2.LeaveLoadResponse:
-        """Leave the load cluster of an attempt; harmless if this host has not joined it."""
+        """Leave the load cluster of an attempt. Does nothing if this host has not joined it."""
         try:
             await self._agent.accept_epoch(_read_epoch(request))
             return agent_pb2.LeaveLoadResponse(
@@ -196,8 +202,8 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
 
 
 def _read_epoch(request: Any) -> ControllerEpoch:
-    """Return the controller epoch of a request; an empty one without a lease. Raises ConfigError if
-    it is invalid.
+    """Return the controller epoch that a request carries in `lease`. Return an empty epoch if the
+    request has no `lease`. Raises ConfigError if the epoch is invalid.
     """
     epoch = from_proto(ControllerEpoch, request.lease)
     _require_valid(epoch)
@@ -210,7 +216,9 @@ def _require_valid(value: Any) -> None:
 
 
 def _read_load_part(request: agent_pb2.JoinLoadRequest) -> tuple[Membership, ClusterSecrets]:
-    """Return a host's part in a load cluster. Raises ConfigError for invalid values."""
+    """Return the membership of this host in a load cluster, and the secrets of the cluster. Raises
+    ConfigError if a value is invalid.
+    """
     part = Membership(
         trial_id=request.trial_id,
         attempt=request.attempt,
@@ -227,24 +235,27 @@ def _read_load_part(request: agent_pb2.JoinLoadRequest) -> tuple[Membership, Clu
         ]
     except UnicodeDecodeError as error:
         raise ConfigError(
-            f"the certificates for the load of trial {request.trial_id} are not PEM text",
+            f"the certificates for the load cluster of trial {request.trial_id} are not PEM text",
             _CHECK_SENDER,
         ) from error
     return part, ClusterSecrets(request.token, *texts)
 
 
 def _read_trial_spec(request: agent_pb2.StartTrialRequest) -> TrialSpec:
-    """Return the request's trial. Raises ConfigError if it is too large or cannot be read."""
+    """Return the trial that a request contains. Raises ConfigError if the request is too large or
+    cannot be read.
+    """
     if (size := request.ByteSize()) > LARGEST_SPEC_BYTES:
         raise ConfigError(
-            f"a trial of {size} bytes is larger than {LARGEST_SPEC_BYTES} bytes", _CHECK_SENDER
+            f"the trial has {size} bytes, more than the limit of {LARGEST_SPEC_BYTES} bytes",
+            _CHECK_SENDER,
         )
     try:
         return from_proto(TrialSpec, request.spec)
     except (ValueError, json_format.Error) as error:
         # a number that JSON cannot hold, an invalid enum
         raise ConfigError(
-            f"cannot read a trial from the message: {error}", _CHECK_SENDER
+            f"cannot read a trial from the request: {error}", _CHECK_SENDER
         ) from error
 
 
