@@ -15,9 +15,9 @@ from dataclasses import fields, replace
 import pytest
 
 from fleet_agent.core.gates import CLIENT_USE_MAX, RunFacts
-from fleet_agent.load.client.http_client import Endpoint, Exchange
 from fleet_agent.load.client.request_body import LoadTarget, http_request
 from fleet_agent.load.client.response_decoder import decode_response
+from fleet_agent.load.client.timed_http_client import Endpoint, Exchange
 from fleet_agent.load.results.load_reply import LoadReply
 from fleet_agent.load.results.request_columns import Columns
 from fleet_agent.load.workers.calibration import (

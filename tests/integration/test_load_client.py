@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from fleet_agent.load.client.http_client import Endpoint, Exchange
 from fleet_agent.load.client.request_body import LoadTarget
 from fleet_agent.load.client.request_record import Response
 from fleet_agent.load.client.response_decoder import decode_response
 from fleet_agent.load.client.server_cache import flush_prefix_cache, probe_template_tokens
+from fleet_agent.load.client.timed_http_client import Endpoint, Exchange
 from fleet_agent.load.workers.shard import run_shard
 from fleet_agent.load.workers.shard_plan import ShardPlan, ShardResult
 from fleet_agent.load.workload.prompts import PromptDraw

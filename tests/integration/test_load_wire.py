@@ -20,13 +20,13 @@ from typing import cast
 import pytest
 import uvloop
 
-from fleet_agent.load.client import http_client
-from fleet_agent.load.client.http_client import Endpoint, Exchange, LoadConnection
+from fleet_agent.load.client import timed_http_client
 from fleet_agent.load.client.native.library import load_library
 from fleet_agent.load.client.native_reader import new_socket_reader
 from fleet_agent.load.client.request_body import LoadTarget
 from fleet_agent.load.client.response_decoder import decode_response
 from fleet_agent.load.client.socket_reader import arrival_ns
+from fleet_agent.load.client.timed_http_client import Endpoint, Exchange, LoadConnection
 from fleet_agent.load.workers.shard import run_shard
 from fleet_agent.load.workers.shard_plan import ShardLimits, ShardPlan
 from fleet_agent.load.workload.prompts import PromptDraw
@@ -187,7 +187,7 @@ async def test_a_server_under_another_name_is_not_met(tmp_path: Path) -> None:
 async def test_a_stream_without_an_end_ends_at_its_limit_of_bytes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(http_client, "MAX_ANSWER_BYTES", 1 << 20)
+    monkeypatch.setattr(timed_http_client, "MAX_ANSWER_BYTES", 1 << 20)
     endless = [streams.HEAD, *[streams.chunk(streams.delta(content="x" * 60_000))] * 400]
     with served(tuple(endless)) as server:
         endpoint = Endpoint(server.url)

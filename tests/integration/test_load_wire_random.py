@@ -18,9 +18,9 @@ from typing import Final
 import pytest
 
 from fleet_agent.load.client import native
-from fleet_agent.load.client.http_client import Endpoint, Exchange, LoadConnection
 from fleet_agent.load.client.native.library import FOLDER_VARIABLE, load_library
 from fleet_agent.load.client.response_decoder import decode_response
+from fleet_agent.load.client.timed_http_client import Endpoint, Exchange, LoadConnection
 from tests.fakes import streams
 from tests.fakes.native import WAYS, need_compiler, reading
 from tests.fakes.scripted_server import CLOSE, RESET, SILENCE, Script, served

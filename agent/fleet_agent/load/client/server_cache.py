@@ -8,9 +8,9 @@ import asyncio
 import secrets
 from typing import Final
 
-from fleet_agent.load.client.http_client import Endpoint
 from fleet_agent.load.client.request_body import PATHS, LoadTarget, completion_body, http_request
 from fleet_agent.load.client.response_decoder import decode_response
+from fleet_agent.load.client.timed_http_client import Endpoint
 
 # for half a minute: an overloaded server first finishes what a run left in its queue
 _TRIES: Final = 300

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Final
 
 import uvloop
 
-from fleet_agent.load.client.http_client import Endpoint
 from fleet_agent.load.client.request_body import LoadTarget, http_request
+from fleet_agent.load.client.timed_http_client import Endpoint
 from fleet_agent.load.results.load_reply import LoadReply
 from fleet_agent.load.workers.null_server import LONG_PATH, SHORT_PATH, NullServer
 from fleet_protos import metric_names as names

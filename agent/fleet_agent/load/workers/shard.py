@@ -20,11 +20,11 @@ from typing import Any, Final
 
 import uvloop
 
-from fleet_agent.load.client.http_client import Endpoint, Exchange, LoadConnection
 from fleet_agent.load.client.native.library import load_library
 from fleet_agent.load.client.request_body import PATHS, completion_body, http_request
 from fleet_agent.load.client.request_record import ErrorName, RequestRecord
 from fleet_agent.load.client.response_decoder import decode_response
+from fleet_agent.load.client.timed_http_client import Endpoint, Exchange, LoadConnection
 from fleet_agent.load.results.request_columns import ColumnsBuilder
 from fleet_agent.load.workers.loop_lag import LoopLag
 from fleet_agent.load.workers.shard_plan import ShardPlan, ShardResult

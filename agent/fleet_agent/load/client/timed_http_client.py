@@ -1,5 +1,5 @@
-"""Manages the connections of the load: sends prepared requests and keeps what arrives, without
-parsing content during a run.
+"""Sends the requests of the load and takes their times: when each was sent, and when each part of
+its answer arrived. It parses no content during a run.
 """
 
 from __future__ import annotations
