@@ -115,7 +115,7 @@ def test_a_disk_that_fills_up_under_way_is_told_and_room_is_all_that_is_needed(
     assert "No space left on device" in said
     assert "free some space on the host" in said
     refused = desk.results("deploy")[host.name]
-    assert "MB free, the agent needs" in refused["message"]
+    assert "MB free, but the agent needs" in refused["message"]
     host.free_disk()
     assert desk.results("deploy")[host.name]["state"] == "changed"
 

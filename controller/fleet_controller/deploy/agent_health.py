@@ -65,8 +65,8 @@ def _require_identity(info: AgentInfo, host: FleetHost, version: str) -> AgentIn
 
 
 class DeployedAgent:
-    """A client for the agent of one host, through SSH if the fleet file says so. Close it after
-    use.
+    """A client for the agent of one host, through SSH if the fleet file says that. Close the client
+    after use.
     """
 
     def __init__(self, host: FleetHost, authority: Authority, connection: SshConnection) -> None:

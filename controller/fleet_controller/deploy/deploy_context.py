@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class PlannedDeploy:
-    """The state of a host that was found, the wanted one, and the plan from one to the other."""
+    """Holds the state that was found on a host, the wanted state, and the plan to get there."""
 
     facts: ProbeFacts
     wanted: WantedInstall
@@ -36,8 +36,8 @@ class PlannedDeploy:
 class HostResult:
     """The result of a deploy or undeploy on one host.
 
-    `state` is changed, unchanged, planned, removed, rolled_back or failed; for the last two,
-    `message` and `hint` say why.
+    `state` is changed, unchanged, planned, removed, rolled_back or failed. If it is rolled_back or
+    failed, `message` and `hint` say why.
     """
 
     host: str
@@ -53,7 +53,7 @@ class HostResult:
 
 @dataclass(slots=True)
 class DeployContext:
-    """What all hosts of one command share. Blocking work runs in `threads`."""
+    """Holds what all hosts of one command share. Blocking work runs in `threads`."""
 
     authority: Authority
     bundler: Bundler
@@ -72,9 +72,9 @@ class DeployContext:
         )
 
     def bundle_for(self, target: WheelTarget, *, simulated: bool) -> Bundle:
-        """Return the wheels for a target, with the simulator if `simulated`.
+        """Return the wheels for a target, with the simulator's wheel if `simulated`.
 
-        They are built once for all hosts.
+        Each bundle is built once and used for all hosts of that target.
         """
         key = (target, simulated)
         with self._building:
@@ -83,7 +83,9 @@ class DeployContext:
             return self.bundles[key]
 
     def bundled_interpreter(self, machine: str) -> AgentInterpreter:
-        """Return a Python to send to hosts of an architecture."""
+        """Return a relocatable Python that can be sent to hosts with this processor
+        architecture.
+        """
         with self._building:
             version, file = fetch_python(self.bundler.cache, machine)
             return AgentInterpreter(version, bundled=file)

@@ -1,5 +1,5 @@
-"""Deploys to one host: reads facts, plans, repeats both with the installation locked, and executes
-the plan.
+"""Deploys to one host: reads its facts, plans, takes the installation's lock, reads and plans
+again, and executes the plan.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _PLACEHOLDER = b"(made when it is deployed)"
 
 
 async def deploy_host(host: FleetHost, context: DeployContext) -> HostResult:
-    """Deploy to a host; errors of the host are in the result."""
+    """Deploy to a host. If the deploy fails there, the result holds the error."""
     return await run_connected(host, context, _deploy)
 
 
@@ -100,7 +100,9 @@ def _plan_host(
 
 
 def _record_certificate(host: FleetHost, planned: PlannedDeploy, authority: Authority) -> None:
-    """Record the certificate that the agent answers with; earlier ones are no longer trusted."""
+    """Record the certificate that the agent answers with, so that its earlier certificates are no
+    longer trusted.
+    """
     pem = (
         planned.wanted.trust_files.certificate
         or planned.facts.installed_at(planned.wanted.location.root).certificate.encode()
@@ -126,7 +128,7 @@ async def _verify_unchanged(
     except Unhealthy as error:
         log_command = " ".join(planned.wanted.location.log_argv)
         raise HostUnreachable(
-            error.message, f"nothing was changed; see its log on the host: {log_command}"
+            error.message, f"nothing was changed; see the agent's log on the host: {log_command}"
         ) from error
     finally:
         await agent.close()
@@ -148,13 +150,12 @@ def fetch_facts(connection: SshConnection, host: FleetHost) -> ProbeFacts:
     }
     result = connection.run(["python3", "-I", "-c", STARTER], json.dumps(request).encode() + b"\n")
     if result.code != 0:
-        stderr_lines = result.error.decode(errors="replace").strip().splitlines()[-1:] or [
-            f"exit code {result.code}"
-        ]
+        last_lines = result.error.decode(errors="replace").strip().splitlines()[-1:]
+        problem = last_lines[0] if last_lines else f"exit code {result.code}"
         raise ConfigError(
-            f"host {host.name}: python3 does not work there: {stderr_lines[0]}",
-            "install python3 on the host: 3.11 or newer for the agent, or any version from 3.6 on"
-            " together with install.python: bundled",
+            f"host {host.name}: python3 does not work there: {problem}",
+            "install Python 3.11 or newer on the host; with install.python: bundled, Python 3.6 or"
+            " newer is enough",
         )
     return parse_facts(json.loads(result.out))
 
@@ -162,10 +163,10 @@ def fetch_facts(connection: SshConnection, host: FleetHost) -> ProbeFacts:
 def wanted_install(
     host: FleetHost, facts: ProbeFacts, context: DeployContext, *, issue: bool
 ) -> WantedInstall:
-    """Combine fleet file, wheels and authority into the wanted state of a host.
+    """Combine fleet file, wheels and certificate authority into the wanted state of a host.
 
-    `issue` makes a new certificate if the installed one must be replaced; otherwise a placeholder
-    stands for it in the plan. Raises ConfigError.
+    If the installed certificate must be replaced, `issue` makes a new certificate. Without `issue`,
+    the plan shows a placeholder for it. Raises ConfigError.
     """
     location = choose_location(host, facts)
     interpreter = (

@@ -46,9 +46,9 @@ _NOT_COMPILED = ("ray-", "pyarrow-")
 
 @dataclass(frozen=True, slots=True)
 class DeployPlan:
-    """What to do on a host to get to `version`.
+    """Says what to do on a host to get to `version`.
 
-    `commands` is empty when nothing has to change; then only the agent's health is checked.
+    `commands` is empty when nothing has to change. In that case only the agent's health is checked.
     """
 
     version: str
@@ -58,10 +58,10 @@ class DeployPlan:
 
 
 def plan_deploy(facts: ProbeFacts, wanted: WantedInstall) -> DeployPlan:
-    """Plan the way from the state that the probe found to the wanted one.
+    """Plan the way from the state that the probe found to the wanted state.
 
-    Raises ConfigError when the host has too little free space, or files that no deploy made at the
-    root of the installation.
+    Raises ConfigError when the host has too little free space, or when the root of the installation
+    has files that no deploy made.
     """
     location, found = wanted.location, facts.installed_at(wanted.location.root)
     if found.exists and not found.mode:
@@ -93,19 +93,19 @@ def plan_deploy(facts: ProbeFacts, wanted: WantedInstall) -> DeployPlan:
 
 
 def _require_state_outside_programs(wanted: WantedInstall) -> None:
-    """Raises ConfigError when the agent's records would be in a folder that a deploy cleans up."""
+    """Raise ConfigError if the agent's records would be in a folder that a deploy cleans up."""
     root, state = PurePosixPath(wanted.location.root), PurePosixPath(wanted.location.state)
     below = state.relative_to(root).parts if state.is_relative_to(root) else ("outside",)
     if root.is_relative_to(state) or below[0] in OWN_NAMES:
         raise ConfigError(
             f"host {wanted.host.name}: install.state: {state} overlaps with the programs in {root},"
-            " where a deploy removes what it does not need",
+            " and a deploy removes programs that it no longer needs",
             f"leave install.state out, or set it to {root}/state or a folder outside {root}",
         )
 
 
 def version_name(wanted: WantedInstall) -> str:
-    """Return the name of a version: it depends on the wheels, the interpreter and the layout."""
+    """Return the name of a version, which depends on the wheels, the interpreter and the layout."""
     contents = {
         "layout": LAYOUT,
         "wheels": sorted(item.sha256 for item in wanted.bundle.wheels),
@@ -144,7 +144,7 @@ def _copy_commands(wanted: WantedInstall, found: Installed, version: str) -> lis
 
 
 def _make_version(wanted: WantedInstall, folder: str, name: str) -> MakeVersion:
-    """Return the command that makes a virtual environment without copies.
+    """Return the command that makes a virtual environment, in which no wheel is copied.
 
     A .pth file names the folders of the wheels, so every program of the environment finds them.
     """
@@ -166,7 +166,9 @@ def _make_version(wanted: WantedInstall, folder: str, name: str) -> MakeVersion:
 
 
 def _names_to_keep(wanted: WantedInstall, version: str) -> tuple[str, ...]:
-    """Return this version and what it uses; the installer keeps those of the previous one too."""
+    """Return the names of this version, of its wheels and of its Python. The installer adds the
+    names that the previous version uses.
+    """
     python = [wanted.interpreter.bundled.name] if wanted.interpreter.bundled else []
     return (version, *(item.name for item in wanted.bundle.wheels), *python)
 
@@ -184,9 +186,10 @@ def _require_space(wanted: WantedInstall, found: Installed, plan: DeployPlan) ->
         + _SPARE_BYTES
     )
     if found.free_bytes < needed:
+        free_mb, needed_mb = found.free_bytes / 1e6, needed / 1e6
         raise ConfigError(
-            f"host {wanted.host.name}: {wanted.location.root} has {found.free_bytes / 1e6:.0f} MB"
-            f" free, the agent needs {needed / 1e6:.0f} MB",
+            f"host {wanted.host.name}: {wanted.location.root} has {free_mb:.0f} MB free,"
+            f" but the agent needs {needed_mb:.0f} MB",
             "free some space there, or set install.path to a folder on another disk",
         )
 
@@ -219,7 +222,8 @@ def _start_commands(wanted: WantedInstall) -> list[HostCommand]:
             timeout_s=150.0,
         )
         return [stopping, RunProgram((python, "-I", keeper, "start", location.root), restarts=True)]
-    hint = f"run on the host: {' '.join(location.systemctl('status', UNIT))}"
+    status_command = " ".join(location.systemctl("status", UNIT))
+    hint = f"run on the host: {status_command}"
     enabling = RunProgram(
         location.systemctl("enable", "--quiet", UNIT),
         undo=location.systemctl("disable", "--quiet", UNIT),
@@ -239,13 +243,14 @@ def _notes(wanted: WantedInstall, facts: ProbeFacts) -> list[str]:
     if location.mode == DAEMON:
         python, keeper = wanted.interpreter.executable(location.root), f"{location.root}/keeper.py"
         notes.append(
-            "there is no systemd unit, so the agent does not start at boot; to start it then, run"
-            f" crontab -e on the host and add: @reboot {python} -I {keeper} start {location.root}"
+            "there is no systemd unit, so the agent does not start at boot; to start it at boot,"
+            f" run crontab -e on the host and add: @reboot {python} -I {keeper} start"
+            f" {location.root}"
         )
         if facts.uid == 0:
             notes.append(
-                "the agent and its servers run as root, the user who deployed them;"
-                " set `user` to another user, who needs no rights on the host"
+                "the agent and its servers run as root, because root deployed them;"
+                " set `user` to another user, who needs no special rights on the host"
             )
     if location.makes_user or location.home == location.state:
         program = wanted.host.server_python

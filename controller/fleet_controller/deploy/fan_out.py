@@ -14,10 +14,10 @@ HostWork = Callable[[FleetHost, DeployContext], Awaitable[HostResult]]
 
 
 def select_hosts(inventory: Inventory, names: Sequence[str]) -> tuple[FleetHost, ...]:
-    """Return the named hosts, or all without names.
+    """Return the named hosts, or all hosts when no name is given.
 
-    Raises NotFound, which lists the known hosts, for an unknown name; ConfigError for an empty
-    fleet file.
+    Raises NotFound, which lists the known hosts, for an unknown name. Raises ConfigError for an
+    empty fleet file.
     """
     missing = [name for name in names if inventory.host(name) is None]
     if missing:
@@ -81,7 +81,9 @@ def result_line(result: HostResult) -> str:
 
 
 def exit_code(results: Sequence[HostResult]) -> int:
-    """Return DONE if all succeeded, else the worst code: BUG, USAGE_ERROR, UNREACHABLE, FAILED."""
+    """Return DONE if all hosts succeeded, else the worst code. BUG is the worst, then USAGE_ERROR,
+    UNREACHABLE and FAILED.
+    """
     codes = {result.exit_code for result in results}
     order = (ExitCode.BUG, ExitCode.USAGE_ERROR, ExitCode.UNREACHABLE, ExitCode.FAILED)
     return next((code for code in order if code in codes), ExitCode.DONE)

@@ -1,8 +1,8 @@
 """Defines the commands that a deploy may run on a host, as values that can be printed, sent and
 tested.
 
-Each command is one frame of `remote/installer.py`. The arguments of a program are a list, never a
-shell string.
+`remote/installer.py` reads each command as one frame. The arguments of a program are a list, never
+a shell string.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Any
 class FileOwnership:
     """The mode and owner of a file or folder.
 
-    An empty `owner` is the user who deploys. With `is_owner` False, root owns it, and the group of
-    `owner` has the group's rights.
+    An empty `owner` means the user who deploys. If `is_owner` is False, root owns the file, and the
+    Unix group of `owner` has the group's rights.
     """
 
     mode: int = 0o755
@@ -28,7 +28,7 @@ class FileOwnership:
     is_owner: bool = True
 
     def frame(self) -> dict[str, Any]:
-        """Return the installer's frame."""
+        """Return the keys that set mode and owner in a frame for the installer."""
         return {"mode": self.mode, "owner": self.owner, "owned": self.is_owner}
 
     def __str__(self) -> str:
@@ -40,7 +40,7 @@ class FileOwnership:
 class MakeFolder:
     """Create a folder unless it exists.
 
-    `agents` are the names that an agent creates in it; undeploy removes them too.
+    `agents` are the names of what an agent creates in this folder. Undeploy removes that too.
     """
 
     path: str
@@ -48,7 +48,7 @@ class MakeFolder:
     agents: tuple[str, ...] = ()
 
     def frame(self) -> dict[str, Any]:
-        """Return the installer's frame."""
+        """Return this command as a frame for the installer."""
         return {"op": "folder", "path": self.path, "agents": self.agents, **self.ownership.frame()}
 
     def __str__(self) -> str:
@@ -65,7 +65,9 @@ class PutFile:
     secret: bool = False
 
     def frame(self) -> dict[str, Any]:
-        """Return the installer's frame; the content follows it."""
+        """Return this command as a frame for the installer. The file's content is sent after the
+        frame.
+        """
         digest = hashlib.sha256(self.content).hexdigest()
         return {
             "op": "put",
@@ -81,7 +83,9 @@ class PutFile:
 
 @dataclass(frozen=True, slots=True)
 class SendWheel:
-    """Copy a wheel, check its digest and unpack it below `wheels/`; a Python below `pythons/`."""
+    """Copy a wheel or a Python, check its digest and unpack it: a wheel below `wheels/`, a Python
+    below `pythons/`.
+    """
 
     name: str
     source: Path
@@ -90,12 +94,17 @@ class SendWheel:
     op: str = "wheel"  # or `python`, a relocatable interpreter in a tar file
 
     def frame(self) -> dict[str, Any]:
-        """Return the installer's frame; the content of the file follows it."""
+        """Return this command as a frame for the installer. The file's content is sent after the
+        frame.
+        """
         return {"op": self.op, "name": self.name, "size": self.size, "sha256": self.sha256}
 
     def __str__(self) -> str:
-        checked = f"check sha256:{self.sha256[:12]}…, unpack it into {self.op}s/{self.name}"
-        return f"copy {self.source.name} ({self.size / 1e6:.1f} MB), {checked}"
+        digest, megabytes = self.sha256[:12], self.size / 1e6
+        return (
+            f"copy {self.source.name} ({megabytes:.1f} MB), check its digest sha256:{digest}…,"
+            f" unpack it into {self.op}s/{self.name}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,24 +116,25 @@ class MakeVersion:
     links: tuple[tuple[str, str], ...]
 
     def frame(self) -> dict[str, Any]:
-        """Return the installer's frame."""
+        """Return this command as a frame for the installer."""
         return {"op": "version", "name": self.name, "files": self.files, "links": self.links}
 
     def __str__(self) -> str:
-        return f"make versions/{self.name} ({len(self.files)} small files)"
+        file_count = len(self.files)
+        return f"make versions/{self.name} ({file_count} small files)"
 
 
 @dataclass(frozen=True, slots=True)
 class RequireIdle:
-    """Stop the deploy, before anything that runs is touched, if the agent's journal has trials that
-    are not over.
+    """Stop the deploy if the agent's journal has trials that are not over. This happens before the
+    running version is touched.
     """
 
     argv: tuple[str, ...]
     timeout_s: float = 20.0
 
     def frame(self) -> dict[str, Any]:
-        """Return the installer's frame."""
+        """Return this command as a frame for the installer."""
         return {"op": "run", "argv": self.argv, "timeout_s": self.timeout_s}
 
     def __str__(self) -> str:
@@ -133,12 +143,14 @@ class RequireIdle:
 
 @dataclass(frozen=True, slots=True)
 class SaveForRollback:
-    """Save the files and links that a switch replaces, so that they can be restored."""
+    """Save the files and links that a switch to another version replaces, so that they can be
+    restored.
+    """
 
     paths: tuple[str, ...]
 
     def frame(self) -> dict[str, Any]:
-        """Return the installer's frame."""
+        """Return this command as a frame for the installer."""
         return {"op": "remember", "paths": self.paths}
 
     def __str__(self) -> str:
@@ -153,7 +165,7 @@ class SwitchLink:
     to: str
 
     def frame(self) -> dict[str, Any]:
-        """Return the installer's frame."""
+        """Return this command as a frame for the installer."""
         return {"op": "link", "path": self.path, "to": self.to}
 
     def __str__(self) -> str:
@@ -164,9 +176,9 @@ class SwitchLink:
 class RunProgram:
     """Run a program.
 
-    `undo` is the program that undeploy runs to reverse it; `hint` says what to do when it fails.
-    `restarts` marks the program that starts the new agent: its failure leads to a rollback instead
-    of an error.
+    `undo` is the program that undeploy runs to reverse this program. `hint` says what to do when
+    this program fails. `restarts` marks the program that starts the new agent: its failure leads to
+    a rollback instead of an error.
     """
 
     argv: tuple[str, ...]
@@ -176,7 +188,7 @@ class RunProgram:
     timeout_s: float = 60.0
 
     def frame(self) -> dict[str, Any]:
-        """Return the installer's frame."""
+        """Return this command as a frame for the installer."""
         return {
             "op": "run",
             "argv": self.argv,
@@ -191,13 +203,15 @@ class RunProgram:
 
 @dataclass(frozen=True, slots=True)
 class CheckHealth:
-    """Check over gRPC that the right agent answers; otherwise roll back."""
+    """Check over gRPC that the right agent answers. Roll back if it does not."""
 
     host: str
     version: str
 
     def frame(self) -> dict[str, Any]:
-        """Return the frame for printing; the controller runs this command, not the installer."""
+        """Return this command as a frame that is only printed: the controller runs it, not the
+        installer.
+        """
         return {"op": "health", "host": self.host, "version": self.version}
 
     def __str__(self) -> str:
@@ -209,12 +223,14 @@ class CheckHealth:
 
 @dataclass(frozen=True, slots=True)
 class DropRollback:
-    """Remove what was saved for a rollback, and versions, wheels and Pythons not in `keep`."""
+    """Remove what was saved for a rollback, and the versions, wheels and Pythons that neither
+    `keep` names nor the previous version uses.
+    """
 
     keep: tuple[str, ...]
 
     def frame(self) -> dict[str, Any]:
-        """Return the installer's frame."""
+        """Return this command as a frame for the installer."""
         return {"op": "forget", "keep": self.keep}
 
     def __str__(self) -> str:
@@ -223,7 +239,7 @@ class DropRollback:
 
 @dataclass(frozen=True, slots=True)
 class RemoveAll:
-    """Remove everything on the installation's list, then the list.
+    """Remove everything that the list of the installation names, then the list.
 
     `logs` are the names of files that the agent's keeper creates in the root.
     """
@@ -232,7 +248,7 @@ class RemoveAll:
     logs: tuple[str, ...]
 
     def frame(self) -> dict[str, Any]:
-        """Return the installer's frame."""
+        """Return this command as a frame for the installer."""
         return {"op": "remove", "logs": self.logs}
 
     def __str__(self) -> str:
@@ -255,5 +271,5 @@ HostCommand = (
 
 
 def command_json(command: HostCommand) -> Mapping[str, Any]:
-    """Return a command as `--json` prints it: a text, and its frame without file contents."""
+    """Return a command as `--json` prints it: its text, and its frame without file contents."""
     return {"text": str(command), **command.frame()}

@@ -33,11 +33,12 @@ class PlacedFile:
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """What was found at one root.
+    """Describes what was found at one root.
 
-    An empty `mode` means that no deploy made an installation there; `exists` is True if there is
-    anything at all. `certificate` is the agent's, in PEM. `remembered` means that a switch was
-    interrupted before its agent was checked, `restarted` that the new agent had been started.
+    An empty `mode` means that no deploy made an installation there. `exists` is True if there is
+    anything at all. `certificate` is the agent's certificate in PEM. `remembered` means that a
+    switch to another version was interrupted before its agent was checked. `restarted` means that
+    the new agent had been started before the interruption.
     """
 
     root: str
@@ -71,8 +72,8 @@ class UserAccount:
 class ProbeFacts:
     """The facts of one host.
 
-    `sudo` means that sudo asks for no password. `users` has an entry for each requested name, None
-    for a user that does not exist.
+    `sudo` means that sudo asks for no password. `users` maps each requested name to its account, or
+    to None if there is no such user.
     """
 
     uid: int = 0
@@ -93,11 +94,11 @@ class ProbeFacts:
 
     @property
     def is_root(self) -> bool:
-        """Whether a deploy has root's rights there, by login or by sudo."""
+        """Whether a deploy has root's rights on the host, by login or by sudo."""
         return self.uid == 0 or self.sudo
 
     def installed_at(self, root: str) -> Installed:
-        """Return what was found at `root`; an empty value if it was not probed."""
+        """Return what was found at `root`, or an empty value if the probe did not look there."""
         return next((found for found in self.installed if found.root == root), Installed(root))
 
 

@@ -22,9 +22,9 @@ UNIT = "benchfleet-agent.service"
 class InstallLocation:
     """The paths and the user of one installation.
 
-    `owner` is the user that the agent runs as, `home` the home of that user; `unit` is the path of
-    the unit file, empty without systemd. `by_sudo` means that root's rights come from sudo,
-    `makes_user` that the deploy creates the owner.
+    `owner` is the user that the agent runs as. `home` is the home folder of that user. `unit` is
+    the path of the unit file, empty without systemd. `by_sudo` means that root's rights come from
+    sudo. `makes_user` means that the deploy creates the owner.
     """
 
     mode: str
@@ -40,7 +40,7 @@ class InstallLocation:
 
     @property
     def log_argv(self) -> tuple[str, ...]:
-        """The command that prints the last lines of the agent's log."""
+        """The arguments of the program that prints the last lines of the agent's log."""
         if self.mode == DAEMON:
             return ("tail", "-n", "12", f"{self.root}/agent.log")
         return (
@@ -56,14 +56,14 @@ class InstallLocation:
         )
 
     def systemctl(self, *words: str) -> tuple[str, ...]:
-        """Return a systemctl command for this installation."""
+        """Return the arguments of a systemctl call for this installation."""
         return ("systemctl", *(["--user"] if self.mode == USER else []), *words)
 
 
 def candidate_roots(install: Install) -> list[tuple[str, str]]:
-    """Return (root, state) of each possible installation, for the probe.
+    """Return the root and the state folder of each possible installation, for the probe.
 
-    `~` stands for the home of the user on the host.
+    `~` means the home folder of the user on the host.
     """
     if install.path:
         states = {SYSTEM: SYSTEM_STATE, "auto": SYSTEM_STATE}
@@ -88,7 +88,7 @@ def choose_location(host: FleetHost, facts: ProbeFacts) -> InstallLocation:
         if account is None and owner != SYSTEM_USER:
             raise ConfigError(
                 f"host {host.name}: install.run_as: there is no user {owner} on the host",
-                "create that user, or name another one",
+                "create that user, or set install.run_as to another user",
             )
         state = _expand_home(install.state, facts) or SYSTEM_STATE
         location = InstallLocation(
@@ -160,12 +160,12 @@ def _choose_mode(host: FleetHost, facts: ProbeFacts) -> str:
             f"host {host.name}: install.mode: system needs root, and sudo asks {facts.user} for a"
             " password",
             f"allow {facts.user} sudo without a password (NOPASSWD in /etc/sudoers.d), log in as"
-            " root (`user`), or set install.mode to user or daemon, which need neither",
+            " root (`user: root`), or set install.mode to user or daemon, which need no root",
         )
     if wanted == USER and not facts.user_systemd:
         raise ConfigError(
             f"host {host.name}: install.mode: user needs a systemd instance of user {facts.user},"
             " which does not run there",
-            "set install.mode: daemon, or start one with `loginctl enable-linger`",
+            "set install.mode: daemon, or start that instance with `loginctl enable-linger`",
         )
     return wanted

@@ -29,11 +29,13 @@ module.main()
 
 
 class DeployFailed(FleetError):
-    """A command failed on a host, which must be fixed; the message has the command's error."""
+    """A command failed on a host, and the user must fix the cause. The message has the command's
+    error.
+    """
 
 
 def remote_source(name: str) -> str:
-    """Return the source of a module in `remote`."""
+    """Return the source of a module in the folder `remote`."""
     return (files(_PACKAGE) / f"{name}.py").read_text(encoding="utf-8")
 
 
@@ -45,8 +47,8 @@ INSTALLER = (
 
 
 class InstallerSession:
-    """One session of the installer, which holds the installation's lock until the session is closed
-    or the connection ends.
+    """One SSH session of the installer. It holds the installation's lock until it is closed or the
+    connection ends.
     """
 
     def __init__(
@@ -63,9 +65,10 @@ class InstallerSession:
         )
 
     def execute(self, command: HostCommand) -> Mapping[str, Any]:
-        """Run a command on the host and return its answer.
+        """Run a command on the host and return the installer's answer.
 
-        Raises DeployFailed when it failed, Conflict when the installer refused it, HostUnreachable.
+        Raises DeployFailed if the command failed. Raises Conflict if the installer refused it.
+        Raises HostUnreachable if the connection ended.
         """
         frame = command.frame()
         self._pipe.send(json.dumps(frame).encode() + b"\n")
@@ -76,9 +79,10 @@ class InstallerSession:
         return self._read_answer(str(command))
 
     def restore(self) -> str:
-        """Put back what a switch replaced.
+        """Put back what a switch to another version replaced.
 
-        Return the link target of the version that is current then, or an empty text without one.
+        Return the link target of the restored version, or an empty text if there is no earlier
+        version.
         """
         current: str = self._request({"op": "restore"}, "go back to the previous version")[
             "current"

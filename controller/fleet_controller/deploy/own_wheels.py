@@ -1,6 +1,6 @@
 """Builds the wheels of the agent and of the simulator from the running checkout or installation.
 
-The same content gives the same bytes. The controller is in neither.
+The same content gives the same bytes. Neither wheel contains the controller.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class OwnWheel:
-    """One of our wheels: the name of its project and the packages in it."""
+    """One wheel of this project: the name of its distribution and the packages in it."""
 
     project: str
     packages: tuple[str, ...]
@@ -35,7 +35,7 @@ class OwnWheel:
 
     @property
     def is_available(self) -> bool:
-        """Whether its packages are installed here."""
+        """Whether the packages of this wheel are installed here."""
         return all(find_spec(package) is not None for package in self.packages)
 
     @property

@@ -49,9 +49,10 @@ class PlanExecutor:
         self._plan = planned.plan
 
     async def execute(self) -> HostResult:
-        """Run all commands in order; roll back if the new agent is not healthy.
+        """Run all commands in order. Roll back if the new agent is not healthy.
 
-        Raises Conflict when trials are running, DeployFailed, HostUnreachable.
+        Raises Conflict if trials are running. Raises DeployFailed if a command failed. Raises
+        HostUnreachable if the connection ended.
         """
         to_send = sum(
             command.size for command in self._plan.commands if isinstance(command, SendWheel)
@@ -59,8 +60,9 @@ class PlanExecutor:
         sent = 0
         for command in self._plan.commands:
             if isinstance(command, SendWheel):
+                sent_mb, total_mb = sent / 1e6, to_send / 1e6
                 self._context.report_progress(
-                    self._host.name, f"copying {sent / 1e6:.0f} of {to_send / 1e6:.0f} MB"
+                    self._host.name, f"copying {sent_mb:.0f} of {total_mb:.0f} MB"
                 )
                 sent += command.size
             try:
@@ -82,11 +84,11 @@ class PlanExecutor:
         answer = await self._context.run_in_thread(self._session.execute, command)
         if isinstance(command, RequireIdle):
             self._require_idle(answer)
-        elif isinstance(command, RunProgram) and answer["code"] != 0:
+        elif isinstance(command, RunProgram) and (code := answer["code"]) != 0:
             tail = output_tail(answer)
             if not command.restarts:
                 raise DeployFailed(
-                    f"host {self._host.name}: {command}: exit code {answer['code']}: {tail}",
+                    f"host {self._host.name}: {command}: the exit code is {code}: {tail}",
                     command.hint,
                 )
             raise Unhealthy(f"the agent of {self._host.name} could not be started: {tail}")
@@ -94,18 +96,19 @@ class PlanExecutor:
     def _require_idle(self, answer: Any) -> None:
         name = self._host.name
         if answer["code"] != 0:
+            error = answer["error"].strip()[-300:]
             raise Conflict(
-                f"host {name}: cannot find out whether trials are running there:"
-                f" {answer['error'].strip()[-300:]}",
+                f"host {name}: cannot find out whether trials are running there: {error}",
                 "check the agent's journal; --force restarts the agent in any case",
             )
         trials = json.loads(answer["out"])["trials"]
         if trials:
+            count, examples = len(trials), ", ".join(trials[:3])
             raise Conflict(
-                f"host {name}: {len(trials)} trials are running there ({', '.join(trials[:3])}),"
+                f"host {name}: {count} trials are running there ({examples}),"
                 " and a restart would end them",
-                f"wait for them, or run `fleetctl hosts drain {name}` and deploy later;"
-                " --force ends them, and they are retried",
+                f"wait until they end, or run `fleetctl hosts drain {name}` and deploy later;"
+                " --force ends them, and they are retried later",
             )
 
     async def _check_health(self, version: str, timeout_s: float) -> None:
@@ -127,7 +130,7 @@ class PlanExecutor:
         if version not in command_line["out"]:
             raise Unhealthy(
                 f"the agent that answers on {self._host.name} (process {info.pid})"
-                f" is not of version {version}"
+                f" does not run version {version}"
             )
 
     def _keeper_argv(self, action: str) -> tuple[str, ...]:
@@ -141,7 +144,9 @@ class PlanExecutor:
         return bool(answer["code"] == 0)
 
     async def _roll_back(self, error: Unhealthy) -> HostResult:
-        """Go back to the state before the switch; without an earlier version, stop the agent."""
+        """Go back to the state before the switch. If there is no earlier version, stop the
+        agent.
+        """
         self._context.report_progress(self._host.name, "going back to the previous version")
         location = self._wanted.location
         log = await self._context.run_in_thread(

@@ -42,7 +42,8 @@ def config_files(wanted: WantedInstall) -> list[PutFile]:
 def trust_files(wanted: WantedInstall) -> list[PutFile]:
     """Return the TLS files, which a running agent reloads by itself.
 
-    The key comes before its certificate: an agent that reads the pair in between keeps the old one.
+    The key comes before its certificate. An agent that reads the pair between the two writes keeps
+    the old pair.
     """
     location, trusted = wanted.location, wanted.trust_files
     readable = _readable_by_agent(location)
@@ -60,7 +61,7 @@ def trust_files(wanted: WantedInstall) -> list[PutFile]:
 def _readable_by_agent(location: InstallLocation) -> FileOwnership:
     """Return the mode of files that only root writes and only the agent reads.
 
-    Without root, one user owns everything.
+    Without root's rights, one user owns everything.
     """
     return (
         FileOwnership(0o640, location.owner, is_owner=False)
@@ -80,7 +81,11 @@ def differs(file: PutFile, found: Installed) -> bool:
 
 
 def account_commands(wanted: WantedInstall, facts: ProbeFacts) -> list[HostCommand]:
-    """Return the commands that create the agent's user or let its services run without a login."""
+    """Return the commands that prepare the agent's user account.
+
+    With root's rights they create the user if needed. In mode user they let the user's services run
+    without a login.
+    """
     location = wanted.location
     commands: list[HostCommand] = []
     if location.makes_user:

@@ -1,4 +1,4 @@
-"""Fetches relocatable Pythons with uv into the user's cache, for hosts without a usable one."""
+"""Fetches relocatable Pythons with uv into the user's cache, for hosts without a usable Python."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ _EXCLUDED_NAMES = {
 
 
 def fetch_python(cache: Path, machine: str) -> tuple[tuple[int, int, int], BundleFile]:
-    """Return (version, file) of a Python for `machine`. Raises ConfigError with uv's error."""
+    """Return the version and the file of a Python for `machine`. Raises ConfigError with uv's
+    error.
+    """
     folder = cache / "pythons"
     folder.mkdir(parents=True, exist_ok=True)
     tree = _find_tree(folder, machine) or _fetch_tree(folder, machine)
@@ -88,10 +90,8 @@ def _fetch_tree(folder: Path, machine: str) -> Path:
         ) from None
     tree = _find_tree(folder, machine)
     if done.returncode != 0 or tree is None:
-        raise ConfigError(
-            f"uv could not fetch a Python: {' / '.join(done.stderr.strip().splitlines()[-2:])}",
-            hint,
-        )
+        last_lines = " / ".join(done.stderr.strip().splitlines()[-2:])
+        raise ConfigError(f"uv could not fetch a Python: {last_lines}", hint)
     return tree
 
 
@@ -101,7 +101,7 @@ def _uv_path() -> str:
     if not found:
         raise ConfigError(
             "install.python: bundled needs uv on this machine to fetch a Python",
-            "pip install uv; or set install.python to an interpreter of the host",
+            "install uv (pip install uv), or set install.python to an interpreter of the host",
         )
     return found
 

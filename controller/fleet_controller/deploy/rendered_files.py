@@ -1,4 +1,6 @@
-"""Renders the files that a deploy writes: unit, configuration and launcher of the agent."""
+"""Renders the files that a deploy writes for the agent: systemd unit, configuration and
+launcher.
+"""
 
 from __future__ import annotations
 
@@ -55,15 +57,15 @@ def unit_text(location: InstallLocation, host: FleetHost) -> str:
 
 
 def launcher_text(version_folder: str) -> str:
-    """Return the program that systemd or the keeper starts.
+    """Return the text of the program that systemd or the keeper starts.
 
-    It names its interpreter, so that everything the agent starts uses the same one.
+    It names its interpreter, so that everything the agent starts uses the same interpreter.
     """
     return LAUNCHER.format(python=f"{version_folder}/bin/python3")
 
 
 def agent_listen_address(host: FleetHost) -> str:
-    """Return the address that the agent listens on; behind an SSH tunnel only loopback."""
+    """Return the address that the agent listens on. Behind an SSH tunnel this is loopback only."""
     if host.through_ssh:
         return f"127.0.0.1:{host.port}"
     return f"[::]:{host.port}" if ":" in host.address else f"0.0.0.0:{host.port}"
@@ -137,6 +139,6 @@ def _toml_value(value: object) -> str:
 def _toml_string(text: str) -> str:
     """Return a TOML basic string.
 
-    JSON's escapes are valid in TOML; only DEL, which JSON does not escape, needs one more.
+    JSON's escapes are valid in TOML. Only DEL, which JSON does not escape, is escaped in addition.
     """
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

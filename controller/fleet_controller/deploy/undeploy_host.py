@@ -1,4 +1,4 @@
-"""Removes an agent from a host with everything that deploys made there, unless results would be
+"""Removes from a host the agent and everything that deploys made there, unless results would be
 lost.
 """
 
@@ -23,7 +23,7 @@ LOG_NAMES = ("agent.log", "agent.log.1", "keeper.log", "keeper.json", "keeper.js
 
 
 async def undeploy_host(host: FleetHost, context: DeployContext) -> HostResult:
-    """Remove the agent of a host; errors of the host are in the result."""
+    """Remove the agent of a host. If this fails, the result holds the error."""
     return await run_connected(host, context, _undeploy)
 
 
@@ -55,7 +55,7 @@ async def _undeploy(
 def plan_removal(
     location: InstallLocation, found: Installed, facts: ProbeFacts, *, force: bool
 ) -> tuple[HostCommand, ...]:
-    """Plan the removal: check that nothing would be lost, stop the agent, check again, remove.
+    """Plan the removal: check that no results would be lost, stop the agent, check again, remove.
 
     `force` skips the checks.
     """
@@ -100,7 +100,7 @@ def plan_removal(
 def _check_answer(host: str, command: HostCommand, answer: Any) -> list[str]:
     """Return notes for the user about the answer to a command.
 
-    Raises Conflict when results would be lost, DeployFailed when a program failed.
+    Raises Conflict if results would be lost. Raises DeployFailed if a program failed.
     """
     if isinstance(command, RequireIdle):
         _require_nothing_pending(host, answer)
@@ -124,22 +124,21 @@ def _require_nothing_pending(host: str, answer: Any) -> None:
             "--force removes the agent in any case",
         )
     pending = json.loads(answer["out"])
-    if pending["trials"]:
+    if trials := pending["trials"]:
+        count, examples = len(trials), ", ".join(trials[:3])
         raise Conflict(
-            f"host {host}: {len(pending['trials'])} trials are running there"
-            f" ({', '.join(pending['trials'][:3])})",
-            "wait for them, or cancel their jobs; --force ends them."
-            f" `fleetctl hosts drain {host}` stops new ones",
+            f"host {host}: {count} trials are running there ({examples})",
+            "wait until they end, or cancel their jobs; --force ends them."
+            f" `fleetctl hosts drain {host}` keeps new trials away",
         )
-    if pending["unacknowledged"]:
+    if count := pending["unacknowledged"]:
         raise Conflict(
-            f"host {host}: {pending['unacknowledged']} events of its journal are not yet stored by"
-            " a controller",
+            f"host {host}: no controller has stored the last {count} events of the agent's journal",
             "run `fleetctl up` and let the controller read them; --force deletes them",
         )
     if owed := pending.get("owed"):
+        count, examples = len(owed), ", ".join(owed[:3])
         raise Conflict(
-            f"host {host}: files of {len(owed)} attempts are not yet fetched by a controller"
-            f" ({', '.join(owed[:3])})",
+            f"host {host}: no controller has fetched the files of {count} attempts ({examples})",
             "run `fleetctl up` and let the controller fetch them; --force deletes them",
         )

@@ -15,22 +15,24 @@ OLDEST_PYTHON, NEWEST_PYTHON = (3, 11), (3, 14)
 
 @dataclass(frozen=True, slots=True)
 class AgentInterpreter:
-    """The Python that an agent runs on: one of the host at `path`, or `bundled`, which is sent."""
+    """The Python that an agent runs on: the host's own Python at `path`, or the `bundled` Python,
+    which a deploy sends.
+    """
 
     version: tuple[int, int, int]
     path: str = ""
     bundled: BundleFile | None = None
 
     def executable(self, root: str) -> str:
-        """Return its path on the host, for an installation at `root`."""
+        """Return the interpreter's path on the host, for an installation at `root`."""
         return f"{root}/pythons/{self.bundled.name}/bin/python3" if self.bundled else self.path
 
 
 @dataclass(frozen=True, slots=True)
 class TrustFiles:
-    """The contents of an agent's TLS files in PEM, and its revocation list.
+    """The contents of an agent's TLS files in PEM, and its list of revoked certificates.
 
-    `certificate` and `key` are None when the installed pair stays. Only this host gets the key.
+    `certificate` and `key` are None when the installed pair stays. No other host gets this key.
     """
 
     authorities: bytes
@@ -79,12 +81,12 @@ def choose_python(host: FleetHost, facts: ProbeFacts) -> HostPython:
         or "none"
     )
     problem = (
-        "the agent needs Python 3.11 to 3.14, and the host has none that fits"
+        "the agent needs Python 3.11 to 3.14, and the host has no usable Python of these versions"
         if wanted == "auto"
         else f"the agent cannot run on {wanted}, which is not a usable Python 3.11 to 3.14"
     )
     raise ConfigError(
         f"host {host.name}: {problem} (found: {found})",
         "set install.python to an interpreter of the host that is not in a virtual environment, or"
-        " to `bundled`, which sends one along",
+        " to `bundled`, which sends a Python to the host",
     )

@@ -1,5 +1,5 @@
-"""Builds the set of wheels that is sent to hosts: our own and the pinned ones that it needs, cached
-per target.
+"""Builds the set of wheels that is sent to hosts, and caches it per target. It holds our own wheels
+and the pinned wheels that they need.
 
 `agent-requirements.txt` pins the wheels with their digests, so every host runs the agent that was
 tested.
@@ -35,10 +35,10 @@ _OLDEST_GLIBC = 17  # the minor version of manylinux2014, which wheels are built
 
 @dataclass(frozen=True, slots=True, order=True)
 class WheelTarget:
-    """What a wheel must run on.
+    """Says what a wheel must run on.
 
-    `python` is (major, minor), `machine` the architecture as the kernel names it, `glibc` the minor
-    version of glibc 2.
+    `python` is (major, minor). `machine` is the architecture as the kernel names it. `glibc` is the
+    minor version of glibc 2.
     """
 
     python: tuple[int, int]
@@ -51,7 +51,7 @@ class WheelTarget:
         return f"cp{self.python[0]}{self.python[1]}-{self.machine}-glibc2.{self.glibc}"
 
     def platforms(self) -> list[str]:
-        """Return the platform tags of wheels that run there, newest glibc first."""
+        """Return the platform tags of wheels that run on this target, newest glibc first."""
         newer = [
             f"manylinux_2_{minor}_{self.machine}"
             for minor in range(self.glibc, _OLDEST_GLIBC - 1, -1)
@@ -63,8 +63,8 @@ class WheelTarget:
 class BundleFile:
     """A wheel or Python to send.
 
-    `name` is the folder that it is unpacked to, unique by its digest; `unpacked_bytes` is the space
-    that it needs there.
+    `name` is the folder that it is unpacked to, unique by its digest. `unpacked_bytes` is the space
+    that it needs in that folder.
     """
 
     name: str
@@ -83,25 +83,27 @@ class Bundle:
 
     @property
     def size(self) -> int:
-        """How many bytes are copied to a new host."""
+        """The number of bytes that are copied to a new host."""
         return sum(item.size for item in self.wheels)
 
 
 def wheel_target(python: tuple[int, int, int], machine: str, libc: str) -> WheelTarget:
-    """Return the target of a host's interpreter.
+    """Return the wheel target that fits a host's Python, processor and C library.
 
     Raises ConfigError for a C library or processor that there are no wheels for.
     """
     match = re.fullmatch(r"glibc 2\.(\d+)", libc)
     if not match or int(match[1]) < _OLDEST_GLIBC:
+        library = libc or "not glibc"
         raise ConfigError(
-            f"its C library is {libc or 'not glibc'}, which is not supported",
+            f"its C library ({library}) is not supported",
             f"benchfleet needs glibc 2.{_OLDEST_GLIBC} or newer",
         )
     if machine not in _ARCHITECTURES:
+        supported = " and ".join(_ARCHITECTURES)
         raise ConfigError(
             f"its processor is {machine}, which is not supported",
-            f"benchfleet runs on {' and '.join(_ARCHITECTURES)}",
+            f"benchfleet runs on {supported}",
         )
     return WheelTarget(python[:2], machine, int(match[1]))
 
@@ -109,7 +111,7 @@ def wheel_target(python: tuple[int, int, int], machine: str, libc: str) -> Wheel
 class Bundler:
     """Builds bundles in the user's cache.
 
-    `wheels` is a folder to take wheels from; None stands for pip's package index.
+    `wheels` is a folder to take wheels from. None means that pip's package index is used.
     """
 
     def __init__(self, cache: Path, wheels: Path | None = None) -> None:
@@ -194,7 +196,9 @@ _NO_PIP = "install pip for the Python that runs fleetctl (python -m ensurepip), 
 
 
 def _pip_argv() -> list[str]:
-    """Return the command for pip: that of this interpreter, else uv's, else the one in PATH."""
+    """Return the arguments that start pip: this interpreter's pip, else uv's, else the pip in
+    PATH.
+    """
     if find_spec("pip") is not None:
         return [sys.executable, "-m", "pip"]
     if shutil.which("uv"):
@@ -205,7 +209,7 @@ def _pip_argv() -> list[str]:
 
 
 def read_bundle_file(path: Path) -> BundleFile:
-    """Describe a wheel; its digest and unpacked size are cached in a hidden file next to it."""
+    """Describe a wheel. Its digest and unpacked size are cached in a hidden file next to it."""
     status = path.stat()
     note, stamp = path.with_name(f".{path.name}.json"), [status.st_size, status.st_mtime_ns]
     cached = json.loads(_read_or_empty(note) or "{}")

@@ -1,4 +1,4 @@
-"""Writes files on a host so that a power cut leaves the old or the new one, never half of it."""
+"""Writes files on a host so that a power cut leaves the whole old file or the whole new file."""
 
 import os
 import pwd
@@ -9,11 +9,11 @@ UNFINISHED_SUFFIX = ".benchfleet-new"  # ends the name of everything that is not
 
 
 class InstallRefused(Exception):
-    """The installer refuses a command; the message is for the user."""
+    """The installer refuses a command. The message is for the user."""
 
 
 def set_owner(path: str, frame: "dict[str, Any]") -> None:
-    """Set mode and owner of a path; the owner's name is looked up on this host."""
+    """Set mode and owner of a path. The owner's name is looked up on this host."""
     if frame.get("owner"):
         user = pwd.getpwnam(frame["owner"])
         os.chown(path, user.pw_uid if frame.get("owned") else 0, user.pw_gid)
@@ -31,7 +31,7 @@ def switch_link(path: str, to: str) -> None:
 
 
 def remove_empty(path: str) -> bool:
-    """Remove a folder if it is empty; return True if it does not exist afterwards."""
+    """Remove a folder if it is empty. Return True if it does not exist afterwards."""
     try:
         os.rmdir(path)
     except FileNotFoundError:
@@ -42,7 +42,7 @@ def remove_empty(path: str) -> bool:
 
 
 def write_synced(path: str, content: bytes, mode: int) -> None:
-    """Write a file and flush it to disk; the caller renames it to its final name."""
+    """Write a file and flush it to disk. The caller renames it to its final name."""
     descriptor = os.open(
         path,
         os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW,
@@ -65,7 +65,9 @@ def sync_folder(path: str) -> None:
 
 
 def sync_disk(path: str) -> None:
-    """Flush the file system that holds `path`; for many files this is faster than one by one."""
+    """Flush the file system that holds `path`. For many files this is faster than flushing each
+    file.
+    """
     import ctypes
 
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)

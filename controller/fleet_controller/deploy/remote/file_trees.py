@@ -1,4 +1,6 @@
-"""Unpacks checked archives into trees of files, and removes such trees without files of others."""
+"""Unpacks checked archives into trees of files. Removes such trees, but keeps files that were added
+to them later.
+"""
 
 import csv
 import hashlib
@@ -44,7 +46,7 @@ def receive_file(source: BinaryIO, path: str, size: int, sha256: str) -> None:
 
 
 def unpack_wheel(archive: str, target: str) -> None:
-    """Unpack a wheel; executable files stay executable.
+    """Unpack a wheel. Executable files stay executable.
 
     Raises InstallRefused for a file that RECORD does not list or a name that leads out of the tree.
     """
@@ -77,7 +79,9 @@ def unpack_wheel(archive: str, target: str) -> None:
 
 
 def is_record(name: str) -> bool:
-    """Return True for a wheel's own RECORD or its signature, not for one of a vendored package."""
+    """Return True for a wheel's own RECORD or its signature. Return False for the RECORD of a
+    vendored package.
+    """
     folder, _, file = name.partition("/")
     return folder.endswith(".dist-info") and file in ("RECORD", "RECORD.jws", "RECORD.p7s")
 
@@ -90,7 +94,7 @@ def record_names(text: str) -> "set[str]":
 def path_in_install(name: str) -> str:
     """Return the installed path of a wheel's file: `x.data/purelib/a.py` belongs at `a.py`.
 
-    An agent does not use the other folders of `x.data`; they keep their path.
+    An agent does not use the other folders of `x.data`, so the files in them keep their path.
     """
     parts = name.split("/")
     if len(parts) > 2 and parts[0].endswith(".data") and parts[1] in ("purelib", "platlib"):
@@ -104,7 +108,7 @@ def unpack_tar(archive: str, target: str) -> None:
         for member in tar.getmembers():
             if not stays_inside(member, target):
                 raise InstallRefused(
-                    f"the Python contains {member.name}, which leads out of its folder"
+                    f"the archive of Python contains {member.name}, which leads out of its folder"
                 )
             member.uid = member.gid = 0
             member.uname = member.gname = ""
@@ -127,7 +131,9 @@ def stays_inside(member: tarfile.TarInfo, target: str) -> bool:
 
 
 def write_file_list(target: str) -> None:
-    """Write the names of all files of a tree to `.files`, to recognise files of others later."""
+    """Write the names of all files of a tree to `.files`, so that files that are added later can be
+    recognised.
+    """
     found = set()
     for folder, folders, files in os.walk(target):
         for name in files + [
@@ -139,7 +145,7 @@ def write_file_list(target: str) -> None:
 
 
 def remove_tree(root: str) -> "list[str]":
-    """Remove a tree and return the paths in it that it did not bring, which stay.
+    """Remove a tree, but keep the files that were not unpacked with it. Return the paths that stay.
 
     An unfinished tree was never used, so all of it is removed.
     """
@@ -168,7 +174,7 @@ def remove_tree(root: str) -> "list[str]":
 
 
 def try_unlink(path: str) -> bool:
-    """Remove a file; return False if we may not, such as in another user's folder."""
+    """Remove a file. Return False if this is not permitted, such as in another user's folder."""
     try:
         os.unlink(path)
     except OSError:

@@ -1,8 +1,8 @@
-"""Makes the changes of a deploy on a host, each of them atomic and recorded in the list of made
-things.
+"""Makes the changes of a deploy on a host. Each change is atomic and is recorded in the list of
+made things.
 
 It runs for one SSH session and holds the lock of the installation. A frame is a line of JSON,
-followed by `size` raw bytes if it has content; the answer to each is one line of JSON.
+followed by `size` raw bytes if it has content. The answer to a frame is one line of JSON.
 """
 
 import fcntl
@@ -45,7 +45,9 @@ NO_SPACE_ERRNOS = (28, 122)  # ENOSPC, EDQUOT
 
 
 class Installation:
-    """The folder of one installation. A public method handles the frame with its name as `op`."""
+    """The folder of one installation. The `op` of a frame names the public method that handles the
+    frame.
+    """
 
     def __init__(self, root: str) -> None:
         self.root = root
@@ -53,7 +55,9 @@ class Installation:
         self.lock = -1
 
     def begin(self, frame: "dict[str, Any]", _: BinaryIO) -> "dict[str, Any]":
-        """Create the root if it is missing, take its lock and read its list."""
+        """Create the root if it is missing, take the installation's lock and read the list of made
+        things.
+        """
         self.root = frame["root"]
         if not os.path.isdir(self.root) or not os.listdir(self.root):
             self._make_root()
@@ -68,7 +72,9 @@ class Installation:
         return {}
 
     def _make_root(self) -> None:
-        """Create the whole path with one rename, so that the list names all of it at once."""
+        """Create the whole path with one rename. The list of made things inside already names all
+        new folders.
+        """
         top = self.root
         while not os.path.isdir(os.path.dirname(top)):
             top = os.path.dirname(top)
@@ -104,7 +110,7 @@ class Installation:
         return os.path.join(self.root, name)
 
     def folder(self, frame: "dict[str, Any]", _: BinaryIO) -> "dict[str, Any]":
-        """Create a folder with a mode and an owner; an existing one of others stays as it is."""
+        """Create a folder with a mode and an owner. A folder that no deploy made stays as it is."""
         path, agents = (
             frame["path"],
             [os.path.join(frame["path"], name) for name in frame["agents"]],
@@ -196,7 +202,7 @@ class Installation:
         return {}
 
     def run(self, frame: "dict[str, Any]", _: BinaryIO) -> "dict[str, Any]":
-        """Run a program; the `undo` that reverses it is recorded first."""
+        """Run a program. The `undo` that reverses it is recorded first."""
         if frame.get("undo"):
             self.made.record({"kind": "undo", "argv": frame["undo"]})
         code, out, error = run_program(frame["argv"], frame["timeout_s"])
@@ -205,18 +211,20 @@ class Installation:
         return {"code": code, "out": out, "error": error}
 
     def remember(self, frame: "dict[str, Any]", _: BinaryIO) -> "dict[str, Any]":
-        """Save the files and links that a switch replaces."""
+        """Save the files and links that a switch to another version replaces."""
         self.made.record({"kind": "tree", "path": self._path_in_root("rollback")})
         save_for_rollback(self.root, frame["paths"])
         return {}
 
     def restore(self, _: "dict[str, Any]", __: BinaryIO) -> "dict[str, Any]":
-        """Restore what `remember` saved; `current` is empty without a previous version."""
+        """Restore what `remember` saved. The answer's `current` is empty if there is no previous
+        version.
+        """
         return {"current": restore_saved(self.root)}
 
     def forget(self, frame: "dict[str, Any]", _: BinaryIO) -> "dict[str, Any]":
-        """Accept the switch: remove what was saved, and all versions and wheels that neither `keep`
-        names nor the previous version uses.
+        """Accept the switch to the new version. Remove what was saved, and all versions, wheels and
+        Pythons that neither `keep` names nor the previous version uses.
         """
         left = remove_tree(self._path_in_root("rollback"))
         frame["keep"] += self._names_of_previous()
@@ -257,9 +265,10 @@ class Installation:
         return used
 
     def remove(self, frame: "dict[str, Any]", _: BinaryIO) -> "dict[str, Any]":
-        """Remove everything on the list, newest first, then the list itself.
+        """Remove everything on the list of made things, newest first, then the list itself.
 
-        `left` of the answer names what others put there, which stays; `troubles` has errors.
+        The answer's `left` names files that no deploy made, which stay. The answer's `troubles` has
+        errors.
         """
         left: list[str] = []
         troubles: list[str] = []
@@ -281,7 +290,9 @@ class Installation:
         return {"left": innermost[:20], "troubles": troubles}
 
     def _remove_folders(self) -> "list[str]":
-        """Remove the empty folders and the list; return what is in the other folders."""
+        """Remove the empty folders and the list of made things. Return the paths that stay in the
+        other folders.
+        """
         folders = [entry["path"] for entry in self.made.entries if entry["kind"] == "folder"]
         inside = [path for path in folders if path.startswith(self.root + "/")]
         left = remove_empty_folders(inside)
@@ -291,7 +302,9 @@ class Installation:
 
 
 def remove_empty_folders(folders: "list[str]") -> "list[str]":
-    """Remove the empty ones of these folders, innermost first; return what is in the others."""
+    """Remove the folders that are empty, innermost first. Return the paths that stay in the other
+    folders.
+    """
     left = []
     for path in sorted(folders, key=len, reverse=True):
         if not remove_empty(path):
@@ -304,7 +317,7 @@ def remove_empty_folders(folders: "list[str]") -> "list[str]":
 
 
 def remove_file(path: str) -> None:
-    """Remove a file, and what an interrupted write of it left."""
+    """Remove a file, and the unfinished file of an interrupted write to it."""
     for name in (path, path + UNFINISHED_SUFFIX):
         if os.path.lexists(name):
             os.unlink(name)
@@ -313,7 +326,7 @@ def remove_file(path: str) -> None:
 def handle_frame(
     installation: Installation, frame: "dict[str, Any]", source: BinaryIO
 ) -> "dict[str, Any]":
-    """Handle one frame and return its answer; an error becomes an answer too."""
+    """Handle one frame and return its answer. An error becomes an answer too."""
     try:
         result: dict[str, Any] = getattr(installation, frame["op"])(frame, source)
         return dict(result, ok=True)
@@ -328,7 +341,7 @@ def handle_frame(
 
 
 def main() -> None:
-    """Answer frames until the connection ends; the end of this process releases the lock."""
+    """Answer frames until the connection ends. The end of this process releases the lock."""
     os.umask(0o022)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     source, target = sys.stdin.buffer, sys.stdout.buffer

@@ -20,7 +20,9 @@ LOG_BYTES = 8 << 20
 
 
 def main() -> int:
-    """Run one action; return 0 if done or running, 1 if not running or failed, 2 for wrong use."""
+    """Run one action. Return 0 if done or running, 1 if failed or not running, 2 for wrong
+    arguments.
+    """
     if len(sys.argv) != 3 or sys.argv[1] not in ("start", "stop", "status", "steady"):
         log_line(__doc__ or "")
         return 2
@@ -35,7 +37,7 @@ def main() -> int:
 
 
 def start(root: str) -> int:
-    """Start a keeper unless one is running; return once keeper.json names it."""
+    """Start a keeper unless one is running. Return after the new keeper has written keeper.json."""
     if keeper_pid(root):
         return 0
     reader, writer = os.pipe()
@@ -61,7 +63,7 @@ def start(root: str) -> int:
 
 
 def supervise(root: str) -> None:
-    """Run the agent again and again until it exits with 0 or we get SIGTERM."""
+    """Run the agent again and again until it exits with 0 or this keeper gets SIGTERM."""
     stop_signals: list[int] = []
     pid, ended = surviving_agent(root), 0
 
@@ -93,13 +95,15 @@ def supervise(root: str) -> None:
             if time.monotonic() - started > GOOD_AFTER_S
             else min(pause_s * 2, LAST_PAUSE_S)
         )
-        log_line(f"restarting it in {pause_s:g} s")
+        log_line(f"restarting the agent in {pause_s:g} s")
         pause_until_signal(pause_s, stop_signals)
     os.unlink(os.path.join(root, "keeper.json"))
 
 
 def surviving_agent(root: str) -> int:
-    """Return the process id of an agent whose keeper was killed, else 0; this keeper adopts it."""
+    """Return the process id of an agent that still runs after its keeper was killed, else 0. This
+    keeper then watches that agent.
+    """
     state = read_state(root)
     pid = int(state.get("agent", 0))
     return (
@@ -112,7 +116,9 @@ def surviving_agent(root: str) -> int:
 
 
 def wait_for_exit(pid: int) -> int:
-    """Wait for a process that is not our child, and return 1: we cannot read its exit code."""
+    """Wait until a process that is not our child has ended. Return 1, since its exit code is
+    unknown.
+    """
     ticks = start_ticks(pid)
     while start_ticks(pid) == ticks != 0:
         time.sleep(0.5)
@@ -120,7 +126,7 @@ def wait_for_exit(pid: int) -> int:
 
 
 def launch(root: str) -> "subprocess.Popen[bytes] | None":
-    """Start the agent, after rotating a large log; return None when it cannot be started."""
+    """Start the agent, after rotating a large log. Return None if the agent cannot be started."""
     path = os.path.join(root, "agent.log")
     if os.path.exists(path) and os.path.getsize(path) > LOG_BYTES:
         os.rename(path, path + ".1")
@@ -149,7 +155,7 @@ def pause_until_signal(pause_s: float, stop_signals: "list[int]") -> None:
 
 
 def stop(root: str) -> int:
-    """Stop the keeper and its agent; return 1 when they do not stop in time."""
+    """Stop the keeper and its agent. Return 1 if they do not stop in time."""
     pid = keeper_pid(root)
     if not pid:
         return 0
@@ -180,7 +186,7 @@ def write_state(root: str, agent: int, ended: int) -> None:
 
 
 def read_state(root: str) -> "dict[str, Any]":
-    """Read what the newest keeper wrote; empty when there is none."""
+    """Return what the newest keeper wrote to keeper.json, or an empty dict without that file."""
     try:
         with open(os.path.join(root, "keeper.json")) as file:
             state: dict[str, Any] = json.load(file)
@@ -190,7 +196,7 @@ def read_state(root: str) -> "dict[str, Any]":
 
 
 def keeper_pid(root: str) -> int:
-    """Return the keeper's process id, 0 when none is running."""
+    """Return the keeper's process id, or 0 if no keeper is running."""
     state = read_state(root)
     pid = int(state.get("pid", 0))
     return (
@@ -201,7 +207,9 @@ def keeper_pid(root: str) -> int:
 
 
 def start_ticks(pid: int) -> int:
-    """Return the start time of a process in clock ticks since boot; 0 if it is gone or a zombie."""
+    """Return the start time of a process in clock ticks since boot, or 0 if it is gone or a
+    zombie.
+    """
     try:
         with open(f"/proc/{pid}/stat") as file:
             fields = file.read().rpartition(")")[2].split()

@@ -14,14 +14,14 @@ MADE_LIST = "made.jsonl"
 
 
 class MadeList:
-    """The list in ROOT/made.jsonl; an entry is on disk before the thing it names is made."""
+    """The list in ROOT/made.jsonl. An entry is on disk before the thing that it names is made."""
 
     def __init__(self, root: str) -> None:
         self.path = os.path.join(root, MADE_LIST)
         self.entries: list[dict[str, Any]] = read_list(self.path) if root else []
 
     def record(self, entry: "dict[str, Any]") -> None:
-        """Append an entry and flush it to disk, unless it is listed already."""
+        """Append an entry and flush it to disk, unless it is already in the list."""
         if entry in self.entries:
             return
         line = json.dumps(entry) + "\n"
@@ -54,7 +54,9 @@ def list_content(entries: "list[dict[str, Any]]") -> bytes:
 
 
 def read_list(path: str) -> "list[dict[str, Any]]":
-    """Read the entries of a list; a line that was cut off names nothing that was made."""
+    """Return the entries of a list. A line that was cut off is skipped, because nothing was made
+    for it yet.
+    """
     entries = []
     with open(path) as file:
         for line in file:

@@ -1,7 +1,7 @@
-"""Reads the facts of a host and what deploys have installed there; changes nothing.
+"""Reads the facts of a host and what deploys have installed there. Changes nothing.
 
-The starter sets `ASKED`: `{"roots": [[root, state], …], "users": [name, …], "python": a path or
-empty, "sudo": true|false, "source": this text}`.
+The starter program sets `ASKED`: `{"roots": [[root, state], …], "users": [name, …], "python": a
+path or empty, "sudo": true|false, "source": this text}`.
 """
 
 import glob
@@ -48,7 +48,9 @@ def main(request: "dict[str, Any]") -> None:
 
 
 def run(argv: "list[str]", timeout_s: float = 5.0, given: str = "") -> "tuple[int, str]":
-    """Run a program; return (exit code, output), with 127 if it is missing, 124 at a timeout."""
+    """Run a program and return its exit code and output. The code is 127 if the program is missing,
+    124 after a timeout.
+    """
     try:
         process = subprocess.Popen(
             argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
@@ -65,7 +67,7 @@ def run(argv: "list[str]", timeout_s: float = 5.0, given: str = "") -> "tuple[in
 
 
 def read_or_empty(path: str) -> str:
-    """Return the text of a small file, empty when it cannot be read."""
+    """Return the text of a small file, or an empty text if it cannot be read."""
     try:
         with open(path, "rb") as file:
             return file.read(MAX_FILE_BYTES).decode(errors="replace")
@@ -74,7 +76,9 @@ def read_or_empty(path: str) -> str:
 
 
 def probe_as_root(request: "dict[str, Any]") -> "list[dict[str, Any]] | None":
-    """Return the installations that root sees, None if sudo is missing or asks for a password."""
+    """Return the installations that root sees, or None if sudo is missing or asks for a
+    password.
+    """
     roots = [[os.path.expanduser(path) for path in pair] for pair in request["roots"]]
     question = json.dumps({"only_installed": True, "roots": roots, "source": request["source"]})
     code, output = run(
@@ -88,7 +92,7 @@ def probe_as_root(request: "dict[str, Any]") -> "list[dict[str, Any]] | None":
 
 
 def describe_host(request: "dict[str, Any]") -> "dict[str, Any]":
-    """Return the facts of the machine and of our user on it."""
+    """Return the facts of the machine and of the user that the probe runs as."""
     uid = os.getuid()
     me = pwd.getpwuid(uid)
     runtime = os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{uid}"
@@ -115,7 +119,7 @@ def describe_host(request: "dict[str, Any]") -> "dict[str, Any]":
 
 
 def describe_user(name: str) -> "list[Any] | None":
-    """Return [user id, group id, home] of a user, None if the user does not exist."""
+    """Return [user id, group id, home] of a user, or None if the user does not exist."""
     try:
         entry = pwd.getpwnam(name)
     except KeyError:
@@ -124,7 +128,7 @@ def describe_user(name: str) -> "list[Any] | None":
 
 
 def libc() -> str:
-    """Return the C library, such as `glibc 2.36`, empty for another one."""
+    """Return the C library, such as `glibc 2.36`, or an empty text if it is not glibc."""
     try:
         return os.confstr("CS_GNU_LIBC_VERSION") or ""
     except (ValueError, OSError):
@@ -132,7 +136,9 @@ def libc() -> str:
 
 
 def find_pythons(named: str) -> "list[dict[str, Any]]":
-    """Return the interpreters in PATH, the default one first; the named one comes before all."""
+    """Return the interpreters in PATH: first the interpreter `named`, then the default
+    interpreter.
+    """
     found: dict[str, dict[str, Any]] = {}
     for name in [named] * bool(named) + PYTHONS:
         path = shutil.which(name)
@@ -146,7 +152,9 @@ def find_pythons(named: str) -> "list[dict[str, Any]]":
 
 
 def describe_python(path: str) -> "dict[str, Any] | None":
-    """Describe one interpreter; `usable` is about its kind only, the plan checks its version."""
+    """Describe one interpreter. `usable` is about its kind only, because the plan checks its
+    version.
+    """
     code, output = run([path, "-I", "-c", ASK_PYTHON])
     if code != 0:
         return None
@@ -168,7 +176,9 @@ def describe_installs(roots: "list[list[str]]") -> "list[dict[str, Any]]":
 
 
 def describe_made(root: str) -> "dict[str, Any]":
-    """Describe what deploys made at a root by their list; empty without a list."""
+    """Describe what deploys made at a root, according to their list. Return an empty dict without a
+    list.
+    """
     made = []
     for line in read_or_empty(root + "/made.jsonl").splitlines():
         try:
@@ -202,7 +212,7 @@ def describe_made(root: str) -> "dict[str, Any]":
 
 
 def digest(path: str) -> "list[Any] | None":
-    """Return [SHA-256, mode, owner's id] of a file, None if it cannot be read."""
+    """Return [SHA-256, mode, owner's id] of a file, or None if it cannot be read."""
     try:
         with open(path, "rb") as file:
             about = os.fstat(file.fileno())
@@ -232,7 +242,7 @@ def is_active(root: str, mode: str) -> bool:
 
 
 def link_target(path: str) -> str:
-    """Return the last part of a link's target, empty if there is no link."""
+    """Return the last part of a link's target, or an empty text if there is no link."""
     try:
         return os.path.basename(os.readlink(path))
     except OSError:
@@ -240,7 +250,9 @@ def link_target(path: str) -> str:
 
 
 def list_names(folder: str) -> "list[str]":
-    """Return the names in a folder without hidden ones, which are unfinished."""
+    """Return the names in a folder. Hidden names are left out, because they belong to unfinished
+    files.
+    """
     try:
         return sorted(name for name in os.listdir(folder) if not name.startswith("."))
     except OSError:

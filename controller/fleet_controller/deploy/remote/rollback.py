@@ -19,7 +19,8 @@ LINKS = ("current", "previous")
 def save_for_rollback(root: str, paths: "list[str]") -> None:
     """Save `paths` and the version links of an installation in ROOT/rollback.
 
-    What an interrupted switch saved is older, so it is kept instead.
+    If an interrupted switch has already saved files, those are older. They are kept, and nothing is
+    saved.
     """
     folder = os.path.join(root, "rollback")
     if os.path.isfile(os.path.join(folder, "remembered.json")):
@@ -40,7 +41,9 @@ def save_for_rollback(root: str, paths: "list[str]") -> None:
 
 
 def restore_saved(root: str) -> str:
-    """Restore what was saved; return the target of `current`, empty without a previous version."""
+    """Restore what was saved. Return the target of the link `current`, or an empty text without a
+    previous version.
+    """
     folder = os.path.join(root, "rollback")
     with open(os.path.join(folder, "remembered.json")) as file:
         state = json.load(file)
@@ -61,7 +64,7 @@ def restore_saved(root: str) -> str:
 
 
 def read_link(path: str) -> str:
-    """Return a link's target, empty if there is no link."""
+    """Return a link's target, or an empty text if there is no link."""
     try:
         return os.readlink(path)
     except OSError:
