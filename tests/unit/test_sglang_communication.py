@@ -156,7 +156,7 @@ def test_a_witness_in_which_no_all_reduce_reached_nccl_tells_that_its_settings_c
     (gate,) = gates(env, shown(*SET, *DONE, gathers, witness=True))
     assert (gate.code, gate.effect) == ("nccl_bypassed", FLAG)
     assert gate.message.startswith(
-        "no all-reduce went through NCCL, only AllGather: NCCL_PROTO cannot affect"
+        "NCCL carried AllGather, but no all-reduce: NCCL_PROTO cannot affect"
     )
     assert gates(env, shown(*SET, *DONE, gathers, reduces, witness=True)) == ()
     assert gates(env, shown(*SET, *DONE, gathers)) == (), (

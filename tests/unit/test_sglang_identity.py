@@ -45,18 +45,18 @@ def test_the_launched_server_is_known(info: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("info", "told"),
     [
-        ({"port": 30000}, "it reports that it listens at port 30000"),
+        ({"port": 30000}, "it reports port 30000"),
         (
             {"port": 31007, "launch_command": COMMAND.replace("--tp-size 2", "--tp-size 4")},
-            "it was launched without 2",
+            "it was launched without the words `2`",
         ),
         (
             {"launch_command": "--model-path m/tiny"},
-            "it was launched without --host 127.0.0.1 --port 31007",
+            "it was launched without the words `--host 127.0.0.1 --port 31007`",
         ),
         (
             {"launch_command": COMMAND.replace("--port 31007", "--port 31008")},
-            "it was launched without 31007",
+            "it was launched without the words `31007`",
         ),
     ],
 )

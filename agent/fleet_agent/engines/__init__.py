@@ -1,1 +1,1 @@
-"""Adapters for each kind of server: SGLang, simulated, external."""
+"""Adapts each kind of server to the agent: SGLang, simulated, external."""

@@ -1,4 +1,4 @@
-"""The engine adapter for each kind of engine."""
+"""Maps each kind of engine to its adapter."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Adapter for a server that somebody else runs: it is probed and measured, never launched, changed
-or stopped.
+"""Adapts a server that somebody else runs. The agent probes and measures such a server; it never
+launches, changes or stops it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _RETRY_STATUSES = (502, 503, 504, 429)
 
 
 class ExternalEngine:
-    """Engine adapter for any server with the OpenAI API."""
+    """Adapts any server with the OpenAI API."""
 
     launches = False
 
@@ -34,11 +34,12 @@ class ExternalEngine:
         return spec.engine.url.rstrip("/")
 
     async def check_ready(self, spec: TrialSpec, url: str) -> str:
-        """Ask for a chat completion of 2 tokens. Return an empty text if it succeeds, else what is
-        missing.
+        """Ask the server for a chat completion of 2 tokens, and return what is still missing.
+        Return an empty text if the completion succeeds.
 
-        Raises ServerError when the server rejects the request itself with 4xx, for example because
-        it does not have the model. 429 counts as "not ready yet".
+        Status 429, 502, 503 or 504 means that the server is not ready yet. Raises ServerError if
+        the server rejects the request with another 4xx status, for example because it does not have
+        the model.
         """
         body = {
             "model": spec.engine.model_path,
@@ -67,10 +68,11 @@ class ExternalEngine:
     async def prove_configuration(
         self, spec: TrialSpec, url: str, log_path: Path
     ) -> ConfigurationProved:
-        """Read the configuration from /server_info if the server is an SGLang, else from its model
-        list.
+        """Return the configuration that the server shows: /server_info of an SGLang, else the list
+        of models.
 
-        Raises ServerError if the server shows neither, or serves another model.
+        Raises ServerError if the server shows neither of the two. Raises ServerError if it serves
+        another model.
         """
         for path in ("/server_info", "/get_server_info", "/v1/models"):
             try:
@@ -95,7 +97,8 @@ class ExternalEngine:
 def _check_identity(spec: TrialSpec, url: str, shown: dict[str, object]) -> None:
     """Raise ServerError if the server shows another model than the job names.
 
-    SGLang accepts any model name in a request; other servers reject a name that is not theirs.
+    A test request would not find this: SGLang accepts any model name in a request. Other servers
+    reject a name that is not theirs.
     """
     names = [str(shown[key]) for key in ("served_model_name", "model_path") if shown.get(key)]
     if names and spec.engine.model_path not in names:
@@ -107,7 +110,9 @@ def _check_identity(spec: TrialSpec, url: str, shown: dict[str, object]) -> None
 
 
 def _gates(shown: dict[str, object]) -> tuple[Gate, ...]:
-    """Flag a simulated server, so that its modelled times never pass for a measurement."""
+    """Return a flag if the server is a simulated one, so that nobody takes its modelled times for
+    measured times.
+    """
     if not shown.get("simulated"):
         return ()
     message = (

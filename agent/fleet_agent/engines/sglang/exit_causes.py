@@ -1,4 +1,4 @@
-"""Explains how a server ended by its exit code, where its log names no cause."""
+"""Explains by its exit code why a server ended, for a server whose log names no cause."""
 
 from __future__ import annotations
 
@@ -19,31 +19,32 @@ _CRASHED = (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS, -signal.SIGILL)
 def explain_silent_exit(exit_code: int) -> tuple[str, str]:
     """Return (failure class, cause) for a server whose log names no cause.
 
-    `exit_code` is negative for a signal.
+    A negative `exit_code` is the number of the signal that ended the server.
     """
     if exit_code in _KILLED:
         return (
             "killed",
-            "it got SIGKILL, but not from its agent: the kernel's out-of-memory killer does that,"
-            " see dmesg",
+            "the server got SIGKILL, and its agent did not send it: the kernel's out-of-memory"
+            " killer may have, see dmesg",
         )
     if exit_code == _USAGE:
         return (
             "argument_error",
-            "this exit code means a wrong argument, but its log does not say which",
+            "the exit code means a wrong argument, but the server's log does not say which one",
         )
     if exit_code in _CRASHED:
         return (
             "scheduler_crashed",
-            f"it got {signal.Signals(-exit_code).name}, but its log names no cause",
+            f"the server got {signal.Signals(-exit_code).name}, but its log names no cause",
         )
-    return "unknown", "its log names no cause"
+    return "unknown", "the server's log names no cause"
 
 
 def explain_runtime_exit(diagnosis: Diagnosis, exit_code: int) -> Diagnosis:
-    """Return the diagnosis of a container runtime's log, corrected where no container was started.
+    """Return the diagnosis of a container's log, corrected if the exit code shows that no container
+    was started.
 
-    The wording of such a log varies between runtimes; the exit code does not.
+    The exit code is the same for all container runtimes; the wording of their logs differs.
     """
     if exit_code not in _NO_CONTAINER or diagnosis.failure_class not in _UNCLASSIFIED:
         return diagnosis

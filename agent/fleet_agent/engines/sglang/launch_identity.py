@@ -1,4 +1,4 @@
-"""Compares what a server reports about its own launch with the launch that the agent made."""
+"""Checks from what a server reports about its own launch whether the agent launched it."""
 
 from __future__ import annotations
 
@@ -23,16 +23,17 @@ _HIDDEN = (
 
 
 def launch_difference(info: Mapping[str, Any], url: str, words: Sequence[str]) -> str:
-    """Return how the server behind /server_info differs from the one launched with `words`.
+    """Return how the launch that /server_info reports differs from the agent's own launch with
+    `words`. Return an empty text if the two may be the same.
 
-    An empty text means that it may be the same server; a server that reports nothing counts as the
-    same. The port is compared, and `launch_command` (0.5.10 - 0.5.23). That text is joined by
-    blanks, so it is compared blank by blank. Additional words do not count as a difference: 0.5.10
-    - 0.5.18 show the program too.
+    The port is compared, and `launch_command`, which 0.5.10 - 0.5.23 report. `launch_command` joins
+    the words with blanks, so the text between two blanks is compared. Additional words count as
+    equal, because 0.5.10 - 0.5.18 also show the program. A server that reports nothing counts as
+    the same launch.
     """
     port, reported_port = urlsplit(url).port, info.get("port")
     if isinstance(reported_port, int) and port is not None and reported_port != port:
-        return f"it reports that it listens at port {reported_port}"
+        return f"it reports port {reported_port}"
     command = info.get("launch_command")
     if not isinstance(command, str) or not command or not words:
         return ""
@@ -40,12 +41,13 @@ def launch_difference(info: Mapping[str, Any], url: str, words: Sequence[str]) -
     missing = min(
         (list((ours - Counter(shown)).elements()) for shown in _split_command(command)), key=len
     )
-    return f"it was launched without {' '.join(missing[:4])}" if missing else ""
+    words_missing = " ".join(missing[:4])
+    return f"it was launched without the words `{words_missing}`" if missing else ""
 
 
 def _split_command(command: str) -> Iterator[list[str]]:
-    """Yield the words of a joined command as they are and, if they can be read as quoted for a
-    shell, without the quotes.
+    """Yield the words between the blanks of a joined command. Then yield the words without quotes,
+    if the command can be read as shell text.
     """
     yield command.split()
     with suppress(ValueError):
@@ -53,7 +55,9 @@ def _split_command(command: str) -> Iterator[list[str]]:
 
 
 def _parts(words: Sequence[str]) -> list[str]:
-    """Return the words as a joined command shows them, without the values that it does not show."""
+    """Return `words` as a joined command shows them: split at blanks, without the values that
+    SGLang hides.
+    """
     shown: list[str] = []
     for at, word in enumerate(words):
         before = words[at - 1] if at else ""

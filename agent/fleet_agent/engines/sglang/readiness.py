@@ -1,4 +1,4 @@
-"""Probes a running SGLang: its health, its identity, a completion, and its configuration."""
+"""Probes a running SGLang: its health, its identity, a completion and its configuration."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _COMPLETION = {
 
 
 async def check_server(url: str, *, model_path: str, argv: Sequence[str] = ()) -> str:
-    """Return an empty text if the server is ready, else what is missing.
+    """Return what is still missing until the server is ready. Return an empty text if it is ready.
 
-    `argv`: the words that followed the program in the launch. Raises ServerError if another model,
-    or another launch, answers at `url`. /health alone proves nothing: up to 0.4.9 it returned 200
-    at once, and on a busy port another server may answer.
+    `argv` are the words that followed the program in the launch. Raises ServerError if another
+    model, or a server of another launch, answers at `url`. /health alone proves nothing: up to
+    0.4.9 it returned 200 at once, and on a busy port another server may answer.
     """
     try:
         status, _ = await fetch(url, "/health_generate")
@@ -45,10 +45,10 @@ async def check_server(url: str, *, model_path: str, argv: Sequence[str] = ()) -
 
 
 async def check_member(url: str) -> str:
-    """Return an empty text if a node of rank 1 or above has loaded its part of the model, else what
-    is missing.
+    """Return what is still missing until a node of rank 1 or above is ready. Return an empty text
+    if it has loaded its part of the model.
 
-    Such a node serves no requests; its /health returns 200 only once it is loaded.
+    Such a node serves no requests. Its /health returns 200 only when the model is loaded.
     """
     try:
         status, _ = await fetch(url, "/health")
@@ -58,7 +58,7 @@ async def check_member(url: str) -> str:
 
 
 async def fetch_server_info(url: str) -> dict[str, Any]:
-    """Return the arguments and version in /server_info.
+    """Return the arguments and the version that /server_info reports.
 
     Raises ServerError if they cannot be fetched.
     """
@@ -79,12 +79,14 @@ async def fetch_server_info(url: str) -> dict[str, Any]:
 def _check_launch(url: str, info: dict[str, Any], argv: Sequence[str]) -> None:
     difference = launch_difference(info, url, argv)
     if difference:
-        message = f"another server of {info.get('model_path')} answers at {url}: {difference}"
+        message = f"another server of the same model answers at {url}: {difference}"
         raise ServerError(ErrorKind.SERVER_UNHEALTHY, "wrong_identity", message)
 
 
 async def _fetch_either(url: str, path: str, older: str) -> HttpAnswer:
-    """Fetch the endpoint by its name from 0.5.6 on, or by its older name."""
+    """Fetch `path`, the name that the endpoint has since 0.5.6. If the server does not know it,
+    fetch the `older` name.
+    """
     status, content = await fetch(url, path)
     return await fetch(url, older) if status == 404 else (status, content)
 
@@ -93,6 +95,7 @@ def _check_identity(url: str, model_path: str, info: dict[str, Any]) -> None:
     found = info.get("model_path")
     if found != model_path:
         message = (
-            f"another server answers at {url}: it serves {found}, but {model_path} was launched"
+            f"another server answers at {url}: it serves {found},"
+            f" but the agent launched {model_path}"
         )
         raise ServerError(ErrorKind.SERVER_UNHEALTHY, "wrong_identity", message)

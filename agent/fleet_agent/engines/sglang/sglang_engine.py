@@ -1,4 +1,4 @@
-"""Adapter for SGLang: builds its launch command, probes it and proves its configuration."""
+"""Adapts SGLang to the agent: builds its launch command, probes it and proves its configuration."""
 
 from __future__ import annotations
 
@@ -28,17 +28,15 @@ from fleet_protos.trial_types import TrialSpec, is_gang_member
 
 
 class SglangEngine:
-    """Engine adapter for `python -m sglang.launch_server` and `sglang serve`, on the host or in a
-    container.
-    """
+    """Adapts `python -m sglang.launch_server` and `sglang serve`, on the host or in a container."""
 
     launches = True
 
     def launch_command(self, spec: TrialSpec, place: LaunchPlace) -> LaunchCommand:
-        """Return the command for this trial.
+        """Return the command that launches this trial.
 
-        Raises ConfigError if the job sets what only the agent may set, or needs something that this
-        host does not have.
+        Raises ConfigError if the job sets what only the agent may set. Raises ConfigError if the
+        launch needs something that this host does not have.
         """
         return server_command(spec, place, _read_host_facts(spec))
 
@@ -47,10 +45,10 @@ class SglangEngine:
         return f"http://{HOST}:{place.port}"
 
     async def check_ready(self, spec: TrialSpec, url: str) -> str:
-        """Return an empty text if the server is healthy, serves the requested model and completed a
-        request.
+        """Return what is still missing until the server is ready. Return an empty text if it is
+        healthy, serves the requested model and completed a request.
 
-        Otherwise return what is missing. Raises ServerError if another server answers at `url`.
+        Raises ServerError if another server answers at `url`.
         """
         if is_gang_member(spec.engine.gang):
             return await readiness.check_member(url)
@@ -67,7 +65,8 @@ class SglangEngine:
     async def prove_configuration(
         self, spec: TrialSpec, url: str, log_path: Path
     ) -> ConfigurationProved:
-        """Return what took effect, from /server_info, NCCL's own output and the installed packages.
+        """Return the configuration that took effect, from /server_info, NCCL's own output and the
+        installed packages.
 
         Raises ServerError if the server stopped answering.
         """
@@ -87,9 +86,9 @@ class SglangEngine:
 
 
 def _read_host_facts(spec: TrialSpec) -> HostFacts:
-    """Read the facts about this host that the launch needs, and no others.
+    """Read only those facts about this host that the launch needs.
 
-    Raises ConfigError if a container runtime is needed and not installed.
+    Raises ConfigError if the launch needs a container runtime that is not installed.
     """
     engine, home = spec.engine, str(Path.home())
     cpus = read_host_cpus() if engine.cpu_binding not in ("", "none") else HostCpus()
@@ -119,7 +118,9 @@ def _read_host_facts(spec: TrialSpec) -> HostFacts:
 
 
 async def _read_installed_versions(spec: TrialSpec, home: str) -> dict[str, str]:
-    """Return the versions installed for the server's Python; for a container, the image's id."""
+    """Return the versions installed for the server's Python. For a container, return only the
+    image's id.
+    """
     if image := spec.engine.container.image:
         found = await find_image_id(spec.engine.container.runtime, image, os.environ)
         return {"image": found} if found else {}

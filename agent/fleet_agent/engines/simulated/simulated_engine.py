@@ -1,4 +1,4 @@
-"""Adapter for the simulated server: builds its launch command, probes it and proves its
+"""Adapts the simulated server to the agent: builds its launch command, probes it and proves its
 configuration.
 """
 
@@ -32,17 +32,17 @@ _AGENT_ONLY_ARGS = (
 
 
 def simulator_is_installed() -> bool:
-    """Return whether the agent's Python has the package of the simulated server."""
+    """Return whether the package of the simulated server is installed in the agent's Python."""
     return find_spec(_PACKAGE) is not None
 
 
 class SimulatedEngine:
-    """Engine adapter whose servers are processes of `fleet_simulator` with a model of time."""
+    """Adapts the simulated server, a process of `fleet_simulator` with a model of time."""
 
     launches = True
 
     def launch_command(self, spec: TrialSpec, place: LaunchPlace) -> LaunchCommand:
-        """Return the command for this trial.
+        """Return the command that launches this trial.
 
         Raises ConfigError if the job sets what only the agent may set.
         """
@@ -50,10 +50,10 @@ class SimulatedEngine:
         if taken:
             raise ConfigError(
                 f"engine.args of {spec.variant}: a job cannot set {', '.join(taken)}",
-                "remove it: the agent sets it",
+                "remove this argument: the agent sets it",
             )
         if not spec.engine.model_path:
-            raise ConfigError(f"variant {spec.variant} has no model", "set model.path in the job")
+            raise ConfigError(f"variant {spec.variant} names no model", "set model.path in the job")
         knobs = {**asdict(spec.engine.simulation), "launch": place.token}
         asked = spec.engine.cpu_binding
         host = read_host_cpus() if asked not in ("", "none") else HostCpus()
@@ -76,10 +76,10 @@ class SimulatedEngine:
         return f"http://{_HOST}:{place.port}"
 
     async def check_ready(self, spec: TrialSpec, url: str) -> str:
-        """Return an empty text if the server is healthy, serves the requested model and completed a
-        request.
+        """Return what is still missing until the server is ready. Return an empty text if it is
+        healthy, serves the requested model and completed a request.
 
-        Otherwise return what is missing. Raises ServerError if another server answers at `url`.
+        Raises ServerError if another server answers at `url`.
         """
         if is_gang_member(spec.engine.gang):
             return await readiness.check_member(url)
@@ -89,7 +89,7 @@ class SimulatedEngine:
     async def prove_configuration(
         self, spec: TrialSpec, url: str, log_path: Path
     ) -> ConfigurationProved:
-        """Return what took effect, from /server_info and the log.
+        """Return the configuration that took effect, from /server_info and the server's log.
 
         Raises ServerError if the server stopped answering.
         """

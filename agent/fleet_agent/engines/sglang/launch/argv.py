@@ -24,16 +24,20 @@ _NUMBER = re.compile(r"-\d+|-\d*\.\d+")  # what argparse accepts as a negative n
 
 
 def to_argv(args: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the command line of all arguments, in the job's order."""
+    """Return the words of all arguments, in the job's order."""
     return tuple(word for name, value in args.items() for word in option_argv(name, value))
 
 
 def option_argv(name: str, value: Any) -> tuple[str, ...]:
-    """Return the words of one argument.
+    """Return the words that pass one argument to SGLang.
 
-    True gives the flag alone, False gives `--no-…` or nothing, None gives nothing, a list gives one
-    word for each entry, and a map is passed as JSON. Raises ConfigError for a list entry that
-    argparse would read as an option.
+    True: the flag alone.
+    False: `--no-…` if SGLang has that option, else nothing.
+    None: nothing.
+    A list: the flag, then one word for each entry.
+    A map: its JSON.
+
+    Raises ConfigError for a list entry that argparse would read as an option.
     """
     flag = "--" + name.replace("_", "-")
     if value is True:
@@ -43,9 +47,9 @@ def option_argv(name: str, value: Any) -> tuple[str, ...]:
     if value is None:
         return ()
     if isinstance(value, list | tuple):
-        if options := [entry for entry in map(str, value) if _is_option(entry)]:
-            message = f"engine.args.{name}: SGLang would read {options[0][:60]!r} as another option"
-            raise ConfigError(message, "write it as an argument of its own in engine.args")
+        if entry := next((text for text in map(str, value) if _is_option(text)), ""):
+            message = f"engine.args.{name}: SGLang would read {entry[:60]!r} as another option"
+            raise ConfigError(message, "write this entry as a separate argument in engine.args")
         return (flag, *map(str, value))
     text = json.dumps(dict(value)) if isinstance(value, Mapping) else str(value)
     # argparse would read a separate word that starts with `-` as an option
@@ -57,7 +61,8 @@ def _is_option(word: str) -> bool:
 
 
 def gang_argv(gang: Gang) -> tuple[str, ...]:
-    """Return the arguments for this host's part of a server over several hosts; empty for one host.
+    """Return the arguments that make this server a node of a gang: the number of nodes, its own
+    rank, and the rendezvous address. Return nothing for a server on one host.
 
     Raises ConfigError if the gang has no rendezvous address.
     """
@@ -75,9 +80,9 @@ def gang_argv(gang: Gang) -> tuple[str, ...]:
 
 
 def expand_home_paths(args: Mapping[str, Any], home: str) -> dict[str, Any]:
-    """Return the arguments with a leading `~/` of each path replaced by `home`.
+    """Return the arguments, with `home` in place of the leading `~` of each path.
 
-    Between the job and the server no shell runs that would expand it.
+    No shell runs between the job and the server, so nothing else expands a `~`.
     """
     return {
         name: expand_home(value, home) if name.endswith("_path") else value
@@ -86,5 +91,5 @@ def expand_home_paths(args: Mapping[str, Any], home: str) -> dict[str, Any]:
 
 
 def expand_home(path: Any, home: str) -> Any:
-    """Return `path` with a leading `~/` replaced by `home`; return any other value unchanged."""
+    """Return `path` with `home` in place of a leading `~`. Return any other value unchanged."""
     return home.rstrip("/") + path[1:] if isinstance(path, str) and path.startswith("~/") else path

@@ -1,8 +1,8 @@
 """Builds the docker or podman command line of a server in a container.
 
-Sources: docker-run(1) 20.10 - 28, podman-run(1) 4.3 - 5; GPUs by NVIDIA's Container Toolkit:
-`--gpus` for docker, CDI names for podman. The server's environment variables are passed in a file
-and never on the command line, because every user of the host can read a command line.
+The server's environment variables are passed in a file, because every user of the host can read a
+command line. GPUs are passed as NVIDIA's Container Toolkit defines: `--gpus` for docker, CDI names
+for podman. Sources: docker-run(1) 20.10 - 28, podman-run(1) 4.3 - 5.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _HUB_VARIABLES = ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME")
 
 @dataclass(frozen=True, slots=True)
 class ContainerRuntime:
-    """The container runtime of a host.
+    """Holds what a host's container runtime is and can do.
 
-    `hard_limits`: resource limits that podman cannot exceed on this host; empty if it can set any,
-    as docker's daemon can.
+    `hard_limits` are the resource limits that podman cannot exceed on this host. The map is empty
+    if the runtime can set any limit, as docker's daemon can.
     """
 
     kind: str  # docker | podman
@@ -43,7 +43,7 @@ class ContainerRuntime:
 
 @dataclass(frozen=True, slots=True)
 class ContainerProgram:
-    """What runs in the container: its program, its arguments and its CPUs."""
+    """Holds what runs in the container: its program, its arguments and its CPUs."""
 
     entrypoint: str
     words: tuple[str, ...]
@@ -57,7 +57,7 @@ def run_argv(
     home: str,
     inside: ContainerProgram,
 ) -> tuple[str, ...]:
-    """Return the `docker run …` or `podman run …` of one launch.
+    """Return the `docker run …` or `podman run …` command line of one launch.
 
     Raises ConfigError for a mount whose path the runtime's syntax cannot express.
     """
@@ -80,15 +80,15 @@ def run_argv(
 
 
 def container_name(token: str) -> str:
-    """Return a readable name for `docker ps` that ends in a digest, so that two tokens never share
-    one.
+    """Return the container's name for `docker ps`. It shows the token, and ends in a digest so that
+    two tokens never share a name.
     """
     readable = re.sub(r"[^A-Za-z0-9_.-]+", "-", token).strip("-.")
     return f"benchfleet-{readable[:80]}-{hashlib.sha256(token.encode()).hexdigest()[:8]}"
 
 
 def id_file(kind: str, place: LaunchPlace) -> PurePosixPath:
-    """Return the file to which the runtime writes the container's id; its name starts with
+    """Return the file to which the runtime writes the container's id. The file's name starts with
     `kind`.
     """
     return PurePosixPath(place.folder) / f"{kind}.{_digest(place)}.cid"
@@ -137,10 +137,12 @@ def _rights(runtime: ContainerRuntime, gpus: tuple[int, ...], choice: CpuChoice)
 
 
 def mounts(engine: EngineSpec, home: str) -> tuple[str, ...]:
-    """Return the `--mount` values of a server.
+    """Return the `--mount` values of a server, in this order:
 
-    These are the job's mounts, sorted by their path in the container; then each host path that an
-    argument names, at the same path unless another mount holds it; then the Hugging Face cache.
+    - the job's mounts, sorted by their path in the container;
+    - each host path that an argument names, at the same path in the container, unless an earlier
+      mount contains it;
+    - the Hugging Face cache, if the model or its draft has a Hugging Face name.
     """
     written = {
         inside: _source(outside, home)
@@ -159,15 +161,15 @@ def mounts(engine: EngineSpec, home: str) -> tuple[str, ...]:
 
 
 def is_in_mount(engine: EngineSpec, path: str) -> bool:
-    """Return whether a mount of the job holds this path of the container."""
+    """Return whether one of the job's mounts contains this path of the container."""
     return any(PurePosixPath(path).is_relative_to(inside) for inside in engine.container.mounts)
 
 
 def host_paths(engine: EngineSpec, home: str) -> dict[str, bool]:
-    """Return each host path that the model or an argument names, and whether it is mounted
-    read-only.
+    """Return the host paths that the model and the arguments name. Each maps to True if it is
+    mounted read-only.
 
-    Arguments whose name ends in `_dir` name folders to write to.
+    Only an argument whose name ends in `_dir` names a folder that the server writes to.
     """
     named = {"model_path": engine.model_path, **engine.args}
     at_home = {
@@ -184,7 +186,7 @@ def host_paths(engine: EngineSpec, home: str) -> dict[str, bool]:
 
 
 def needs_hub(engine: EngineSpec) -> bool:
-    """Return whether the model, or its draft, is a Hugging Face name and not a path."""
+    """Return whether the server loads its model or draft model by a Hugging Face name."""
     names = (engine.model_path, engine.args.get("speculative_draft_model_path"))
     return any(
         isinstance(name, str) and name and not name.startswith(("/", "~/", "./", "../"))
@@ -193,9 +195,9 @@ def needs_hub(engine: EngineSpec) -> bool:
 
 
 def hub_folder(engine: EngineSpec, home: str) -> str:
-    """Return the Hugging Face cache as the server sees it.
+    """Return the path of the Hugging Face cache in the container.
 
-    This is the folder in the job's variables, else the default one below `home`.
+    The job's environment variables may set it. The default is in `home`.
     """
     configured = next(
         (engine.env[name] for name in _HUB_VARIABLES if engine.env.get(name, "").startswith("/")),
@@ -205,9 +207,9 @@ def hub_folder(engine: EngineSpec, home: str) -> str:
 
 
 def server_variables(engine: EngineSpec, place: LaunchPlace, home: str) -> dict[str, str]:
-    """Return the whole environment that a server in a container gets on top of its image's.
+    """Return the environment variables that a container gets in addition to those of its image.
 
-    It holds nothing of the host's environment. Raises ConfigError for a value with a line end.
+    They contain nothing of the host's environment. Raises ConfigError for a value with a line end.
     """
     env: dict[str, str] = {}
     if needs_hub(engine) and not any(name in engine.env for name in _HUB_VARIABLES):
@@ -216,17 +218,21 @@ def server_variables(engine: EngineSpec, place: LaunchPlace, home: str) -> dict[
         # an image may ask the runtime for all GPUs
         env |= {"CUDA_VISIBLE_DEVICES": "", "NVIDIA_VISIBLE_DEVICES": "void"}
     env |= engine.env
-    if broken := [name for name, value in env.items() if "\n" in value or "\r" in value]:
+    name = next((name for name, value in env.items() if "\n" in value or "\r" in value), "")
+    if name:
         message = (
-            f"engine.env.{broken[0]} contains a line end, which the environment file of a container"
+            f"engine.env.{name} contains a line end, which the environment file of a container"
             " cannot express"
         )
-        raise ConfigError(message, "remove the line end, or mount a file and pass its path")
+        raise ConfigError(
+            message,
+            "remove the line end, or mount a file with the value and pass the path of the file",
+        )
     return env
 
 
 def python_argv(container: Container, entry: str) -> tuple[str, tuple[str, ...]]:
-    """Return (program, first words) of an entry point inside the image."""
+    """Return (program, first words) of the command that starts SGLang in the image."""
     python = container.python or "python3"
     if entry != "serve":
         return python, ("-m", "sglang.launch_server")
@@ -250,10 +256,10 @@ def _mount(inside: str, outside: str, read_only: bool) -> str:
 
 
 def _mount_root(path: str) -> str:
-    """Return the folder to mount for a path.
+    """Return the folder to mount, so that the container can read `path`.
 
-    A snapshot in the Hugging Face cache holds links to files outside its folder, so the whole
-    folder of the model is mounted.
+    A snapshot in the Hugging Face cache links to files outside its folder, so the whole folder of
+    the model is mounted.
     """
     parts = PurePosixPath(path).parts
     at = next(

@@ -1,6 +1,6 @@
 """Finds the container runtime of this host and the resource limits that it can set.
 
-Sources: capabilities(7), CAP_SYS_RESOURCE is bit 24; getrlimit(2).
+Sources: capabilities(7), where CAP_SYS_RESOURCE is bit 24; getrlimit(2).
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ def client_environment(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def find_runtime(asked: str, env: Mapping[str, str]) -> ContainerRuntime:
-    """Return the runtime that the job names, else the first available of: docker with a daemon,
-    podman, docker.
+    """Return the container runtime that the job names. If it names none, return docker if docker
+    has a daemon, else podman, else docker.
 
-    Raises ConfigError if it is not installed.
+    Raises ConfigError if no such runtime is installed.
     """
     docker, podman = shutil.which("docker"), shutil.which("podman")
     has_daemon = _DOCKER_SOCKET.exists() or bool(
@@ -56,18 +56,18 @@ def find_runtime(asked: str, env: Mapping[str, str]) -> ContainerRuntime:
     for kind, program in (("docker", docker), ("podman", podman)):
         if kind in kinds and program:
             return _runtime(kind, program)
-    missing = f"`{asked}` is not" if asked else "neither docker nor podman is"
+    runtime = asked or "docker or podman"
     raise ConfigError(
-        f"engine.container: {missing} installed on this host",
-        f"install {asked or 'one of them'}, or replace engine.container by engine.python",
+        f"engine.container: this host has no {runtime}",
+        f"install {runtime}, or replace engine.container by engine.python",
     )
 
 
 async def find_image_id(asked: str, image: str, env: Mapping[str, str]) -> str:
-    """Return the id of the image that a name stands for on this host now; empty if the runtime does
-    not return one.
+    """Return the id of the image that has this name on this host now. Return an empty text if the
+    runtime does not know the image.
 
-    A tag can move to another image; an id cannot.
+    The id is recorded because a tag can move to another image.
     """
     words = (find_runtime(asked, env).program, "image", "inspect", "--format", "{{.Id}}", image)
     pipe, nothing = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL

@@ -1,6 +1,6 @@
-"""Chooses the CPUs of a server and writes them as words of a command line.
+"""Chooses the CPUs of a server and builds the words of the command line that bind it to them.
 
-Sources: taskset(1) and numactl(8). SGLang's `--numa-node` takes one node for each GPU that the
+Sources: taskset(1) and numactl(8). SGLang's `--numa-node` takes one NUMA node for each GPU that the
 server sees (server_args.py, numa_utils.py).
 """
 
@@ -22,10 +22,12 @@ _MOST_CPUS = 65536
 
 @dataclass(frozen=True, slots=True)
 class HostCpus:
-    """The CPUs of a host as the kernel reports them.
+    """Holds the CPUs of a host, as the kernel reports them.
 
-    `node_of_gpu` leaves out a GPU whose node is unknown. `programs`: the full path of taskset and
-    numactl, as far as they are installed.
+    `nodes`: the CPUs of each NUMA node.
+    `allowed`: the CPUs that the agent may use.
+    `node_of_gpu`: the NUMA node of each GPU, without the GPUs whose node is unknown.
+    `programs`: the full paths of taskset and numactl, where they are installed.
     """
 
     nodes: Mapping[int, frozenset[int]] = field(default_factory=dict)
@@ -36,9 +38,10 @@ class HostCpus:
 
 @dataclass(frozen=True, slots=True)
 class CpuChoice:
-    """The CPUs chosen for one server; empty if it is not bound.
+    """Holds the CPUs chosen for one server. It is empty for a server that is not bound to CPUs.
 
-    `nodes`: the NUMA nodes of its GPUs. `per_gpu`: the node of each GPU, in the order of the GPUs.
+    `nodes`: the NUMA nodes of the server's GPUs.
+    `per_gpu`: the NUMA node of each GPU, in the order of the GPUs.
     """
 
     cpus: frozenset[int] = frozenset()
@@ -48,7 +51,7 @@ class CpuChoice:
 
 @dataclass(frozen=True, slots=True)
 class CpuBinding:
-    """What a binding adds to a command: words before it, and SGLang arguments after it."""
+    """Holds what binds a server to CPUs: words before its command and SGLang arguments after it."""
 
     prefix: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
@@ -57,8 +60,8 @@ class CpuBinding:
 def choose_cpus(asked: str, gpus: tuple[int, ...], host: HostCpus) -> CpuChoice:
     """Return the CPUs that `none`, `auto` or a list like `0-31,64-95` means on this host.
 
-    Raises ConfigError for a list that cannot be read, or that holds CPUs which the agent may not
-    use.
+    Raises ConfigError if the list cannot be read. Raises ConfigError if it contains a CPU that the
+    agent may not use.
     """
     if asked in ("", "none"):
         return CpuChoice()
@@ -77,19 +80,20 @@ def _parse_requested_cpus(asked: str, host: HostCpus) -> frozenset[int]:
             "set it to none, auto, or a list like 0-31,64-95",
         )
     if missing := cpus - host.allowed:
+        refused, allowed = format_cpu_list(missing), format_cpu_list(host.allowed)
         raise ConfigError(
-            f"engine.cpu_binding asks for CPU {format_cpu_list(missing)}, but the agent on this"
-            f" host may use only {format_cpu_list(host.allowed)}",
-            "choose among those, or allow the agent more (its cgroup or systemd unit limits it)",
+            f"engine.cpu_binding asks for CPU {refused}, but the agent on this host may use only"
+            f" CPU {allowed}",
+            f"choose from CPU {allowed}, or let the agent's cgroup or systemd unit use more CPUs",
         )
     return cpus
 
 
 def _cpus_near_gpus(gpus: tuple[int, ...], host: HostCpus) -> CpuChoice:
-    """Return the CPUs of the nodes of these GPUs.
+    """Return the CPUs of the NUMA nodes to which these GPUs are attached.
 
-    Returns no CPUs if there are no GPUs, if a GPU's node is unknown, or if all GPUs are at one node
-    that holds every allowed CPU.
+    Return no CPUs if there are no GPUs or the node of a GPU is unknown. Return no CPUs if one node
+    has all the GPUs and all CPUs that the agent may use.
     """
     if not gpus or any(gpu not in host.node_of_gpu for gpu in gpus):
         return CpuChoice()
@@ -107,11 +111,14 @@ def _cpus_near_gpus(gpus: tuple[int, ...], host: HostCpus) -> CpuChoice:
 def bind_cpus(
     choice: CpuChoice, host: HostCpus, version: Release | None, *, own_nodes: bool = False
 ) -> CpuBinding:
-    """Return how a command on this host is bound to the chosen CPUs.
+    """Return the words that bind a server on this host to the chosen CPUs.
 
-    `version`: of the SGLang that is launched, None if unknown. `own_nodes`: the job sets
-    `numa_node` itself. For GPUs of several nodes SGLang binds each of its processes to the node of
-    its GPU, if its version can. Raises ConfigError if the host has no program to bind with.
+    `version`: the version of SGLang to launch; None if unknown.
+    `own_nodes`: True if the job itself sets `numa_node`.
+
+    If the GPUs are on several NUMA nodes and this version of SGLang has `--numa-node`, SGLang binds
+    each of its processes to the node of the process's GPU. Raises ConfigError if the host has no
+    program that can bind a server.
     """
     if not choice.cpus or own_nodes:
         return CpuBinding()
@@ -128,15 +135,15 @@ def bind_cpus(
         return CpuBinding((host.programs["numactl"], f"--cpunodebind={node}", f"--membind={node}"))
     if "taskset" not in host.programs:
         raise ConfigError(
-            "engine.cpu_binding needs taskset or numactl, and neither is installed on this host",
+            "engine.cpu_binding needs taskset or numactl, and this host has neither of the two",
             "install util-linux, or set engine.cpu_binding: none",
         )
     return CpuBinding((host.programs["taskset"], "--cpu-list", format_cpu_list(choice.cpus)))
 
 
 def parse_cpu_list(text: str) -> frozenset[int]:
-    """Return the CPUs of a list in the format of the kernel and taskset; empty if the text is not
-    one.
+    """Return the CPUs in a list that has the format of the kernel and taskset. Return nothing if
+    the text has another format.
     """
     cpus: set[int] = set()
     for part in text.strip().split(","):

@@ -20,7 +20,7 @@ _ADDRESS = re.compile(r"[0-9a-f]+:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 
 def read_host_cpus(sysfs: Path = Path("/sys")) -> HostCpus:
-    """Return what the kernel reports now; a missing file leaves its part empty."""
+    """Return what the kernel reports now. A value whose file is missing stays empty."""
     programs = {name: path for name in ("taskset", "numactl") if (path := shutil.which(name))}
     return HostCpus(_nodes(sysfs), frozenset(os.sched_getaffinity(0)), _gpus(sysfs), programs)
 

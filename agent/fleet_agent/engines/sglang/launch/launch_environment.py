@@ -13,11 +13,11 @@ _KEPT = ("PATH", "HOME", "LANG", "TMPDIR")
 def server_environment(
     host: Mapping[str, str], job: Mapping[str, str], gpus: tuple[int, ...], token: str
 ) -> dict[str, str]:
-    """Return PATH, HOME, LANG and TMPDIR of the host, then the job's variables, the launch token
-    and the GPUs.
+    """Return the environment of a server: PATH, HOME, LANG and TMPDIR of the host, then the job's
+    variables, the launch token and the GPUs.
 
-    Nothing else of the host's environment reaches the server. A server without GPUs gets an empty
-    CUDA_VISIBLE_DEVICES, so it sees none.
+    The server gets no other variable of the host. A server without GPUs gets an empty
+    CUDA_VISIBLE_DEVICES, so that it sees no GPU.
     """
     env = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"}
     env |= {name: host[name] for name in _KEPT if name in host}

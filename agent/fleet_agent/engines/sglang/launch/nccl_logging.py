@@ -1,4 +1,4 @@
-"""Sets NCCL's logging variables of a launch, so that NCCL's own log shows what it does."""
+"""Sets NCCL's logging variables for a launch, so that NCCL's own log shows what NCCL does."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _DEBUG = "NCCL_DEBUG"
 def with_nccl_log(spec: TrialSpec, *, witness: bool, folder: str = "") -> TrialSpec:
     """Return the trial with the NCCL_DEBUG… variables that its server is launched with.
 
-    NCCL writes to `nccl-HOST-PID.log` in `folder`; in a container, to the server's log. NCCL_DEBUG…
-    variables of the job itself win, except for a witness, which is launched for its log alone. With
-    `proof: off` no variable is added.
+    NCCL writes to `nccl-HOST-PID.log` in `folder`. In a container it writes to the server's log.
+    NCCL_DEBUG… variables of the job take precedence, except in a witness, which is launched only
+    for NCCL's log. With `proof: off` no variable is added.
     """
     engine = spec.engine
     full_log = witness or engine.proof == "timed"

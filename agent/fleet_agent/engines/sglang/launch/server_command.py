@@ -1,4 +1,4 @@
-"""Builds the whole command of an SGLang server, on the host or in a container."""
+"""Builds the whole command of an SGLang server that runs on the host or in a container."""
 
 from __future__ import annotations
 
@@ -35,11 +35,12 @@ _SERVE = VersionRange("0.5.5")
 
 @dataclass(frozen=True, slots=True)
 class HostFacts:
-    """What a launch needs to know about its host.
+    """Holds what a launch needs to know about its host.
 
-    `serve_program`: path of the program `sglang` in the folder of the server's Python, empty if it
-    is missing. `sglang`: the version installed for that Python, None if it was not read. `has_hub`:
-    the Hugging Face cache exists on this host.
+    `runtime`: the container runtime; None if the server needs none.
+    `has_hub`: True if the Hugging Face cache exists on this host.
+    `serve_program`: the path of the program `sglang` next to the server's Python; empty if missing.
+    `sglang`: the version of SGLang installed for that Python; None if it was not read.
     """
 
     home: str
@@ -55,8 +56,8 @@ class HostFacts:
 def server_command(spec: TrialSpec, place: LaunchPlace, facts: HostFacts) -> LaunchCommand:
     """Return the command of one launch.
 
-    Raises ConfigError if the job sets what only the agent may set, or needs something that this
-    host does not have.
+    Raises ConfigError if the job sets what only the agent may set. Raises ConfigError if the launch
+    needs something that this host does not have.
     """
     _check(spec)
     return (
@@ -72,18 +73,18 @@ def _check(spec: TrialSpec) -> None:
     if taken := [name for name in ours if name in engine.args]:
         raise ConfigError(
             f"engine.args of {spec.variant}: a job cannot set {', '.join(taken)}",
-            "remove it: the agent sets it",
+            "remove this argument: the agent sets it",
         )
     if GPUS_VARIABLE in engine.env:
         raise ConfigError(
             f"engine.env of {spec.variant}: a job cannot set {GPUS_VARIABLE}",
-            "remove it: engine.gpus sets how many GPUs the server gets, and the agent chooses them",
+            "remove this variable: engine.gpus is the number of GPUs, and the agent chooses which",
         )
     if not engine.model_path:
-        raise ConfigError(f"variant {spec.variant} has no model", "set model.path in the job")
+        raise ConfigError(f"variant {spec.variant} names no model", "set model.path in the job")
     if not engine.python and not engine.container.image:
         raise ConfigError(
-            f"variant {spec.variant} has no Python with SGLang", "set engine.python in the job"
+            f"variant {spec.variant} names no Python with SGLang", "set engine.python in the job"
         )
 
 
@@ -105,22 +106,25 @@ def _host_command(engine: EngineSpec, place: LaunchPlace, facts: HostFacts) -> L
 
 
 def _serve_argv(python: str, facts: HostFacts) -> tuple[str, ...]:
-    """Return `sglang serve` of the environment of that Python."""
+    """Return the words that start `sglang serve` of the environment that `python` belongs to."""
     if not _SERVE.contains(facts.sglang):
         message = (
-            f"SGLang {facts.sglang} of {python} has no `sglang serve`: {_SERVE.first} added it"
+            f"the SGLang of {python} is {facts.sglang}, but `sglang serve` needs"
+            f" {_SERVE.first} or newer"
         )
         raise ConfigError(message, "set engine.entry: launch_server")
     if not facts.serve_program:
-        message = f"the folder of {python} has no program `sglang`, which `sglang serve` needs"
-        raise ConfigError(message, "set engine.entry: launch_server, or install SGLang there")
+        message = f"`sglang serve` needs the program `sglang`, which is missing next to {python}"
+        raise ConfigError(
+            message, "set engine.entry: launch_server, or install SGLang for this Python"
+        )
     return (facts.serve_program, "serve")
 
 
 def _container_command(engine: EngineSpec, place: LaunchPlace, facts: HostFacts) -> LaunchCommand:
     if facts.runtime is None:
         raise ConfigError(
-            "engine.container: no container runtime is installed on this host",
+            "engine.container: this host has neither docker nor podman",
             "install docker or podman, or replace engine.container by engine.python",
         )
     hub = container_command.hub_folder(engine, facts.home)
@@ -131,7 +135,7 @@ def _container_command(engine: EngineSpec, place: LaunchPlace, facts: HostFacts)
     ):
         raise ConfigError(
             f"{engine.model_path} is a Hugging Face name, but this host has no cache folder {hub}",
-            f"create it: mkdir -p {hub}",
+            f"create the folder: mkdir -p {hub}",
         )
     program, first = container_command.python_argv(engine.container, engine.entry)
     chosen = choose_cpus(engine.cpu_binding, place.gpus, facts.cpus)

@@ -1,5 +1,5 @@
-"""Collects the proof of a launch on this host: NCCL's log and files, the loaded library, installed
-versions.
+"""Collects the proof of a launch from this host: NCCL's log and files, the loaded NCCL library, the
+installed versions.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ WITNESS_LOG = "witness.log"  # server log of the witness launch
 
 @dataclass(frozen=True, slots=True)
 class LaunchToProve:
-    """The launch to prove.
+    """Holds what the proof of a launch needs.
 
-    `args`: the requested arguments as they were passed. `installed`: versions as
-    `read_installed_versions` returns them. `names_all`: the server's log names every NCCL variable
-    that it sees, as the simulated engine's does.
+    `args`: the requested arguments, as they were passed.
+    `installed`: the versions that `read_installed_versions` returned.
+    `names_all`: True if the server's log names every NCCL variable that the server sees. The log of
+      the simulated engine does this.
     """
 
     spec: TrialSpec
@@ -39,7 +40,7 @@ class LaunchToProve:
 
 
 async def prove_launch(launched: LaunchToProve, info: Mapping[str, Any]) -> ConfigurationProved:
-    """Return what took effect, from /server_info and this host's files.
+    """Return the configuration that took effect, from /server_info and this host's files.
 
     The host's fingerprint is left empty.
     """
@@ -80,7 +81,7 @@ def _gather_nccl_evidence(launched: LaunchToProve) -> NcclEvidence:
 
 
 def _versions(launched: LaunchToProve, shown: NcclEvidence) -> dict[str, str]:
-    """Return the installed versions, with CUDA, the driver and the path of the loaded NCCL where
+    """Return the installed versions. CUDA, the driver and the path of the loaded NCCL are added if
     they are known.
     """
     found = {

@@ -25,7 +25,7 @@ def build_proof(
     info: Mapping[str, Any],
     evidence: NcclEvidence,
 ) -> ConfigurationProved:
-    """Return what took effect, from /server_info and the NCCL evidence.
+    """Return the configuration that took effect, from /server_info and the NCCL evidence.
 
     The host's fingerprint is left empty.
     """
@@ -43,15 +43,15 @@ def build_proof(
 
 
 def add_versions(proved: ConfigurationProved, installed: Mapping[str, str]) -> ConfigurationProved:
-    """Return the proof with the installed versions added; a version that the server itself reports
-    wins.
+    """Return the proof with the installed versions added. A version that the server itself reports
+    takes precedence.
     """
     return replace(proved, versions={**installed, **proved.versions})
 
 
 def visible_args(info: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments in /server_info, without the server's state; secrets are replaced by
-    `…`.
+    """Return the arguments in /server_info, without the server's state. The value of a secret
+    becomes `…`.
     """
     return {
         name: "…" if name in _SECRET and value else value
@@ -61,9 +61,11 @@ def visible_args(info: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def compare_arguments(asked: Mapping[str, Any], shown: Mapping[str, Any]) -> tuple[Gate, ...]:
-    """Return one gate for each argument that the server reports with another value, or not at all.
+    """Return one gate for each argument that the server does not report, or reports with another
+    value.
 
-    A change that SGLang is known to make is flagged; any other change voids the trial.
+    An argument that the server does not report is flagged. So is a change that SGLang is known to
+    make. Any other change voids the trial.
     """
     gates = []
     for name, value in asked.items():
@@ -83,15 +85,17 @@ def compare_arguments(asked: Mapping[str, Any], shown: Mapping[str, Any]) -> tup
             )
             effect = GateEffect.FLAG if known else GateEffect.VOID_TRIAL
             why = f" ({known.why})" if known else ""
-            message = f"requested {name}={value}, in effect {shown[name]}{why}"
+            in_effect = shown[name]
+            message = f"the job requested {name}={value}, but {in_effect} is in effect{why}"
             gates.append(Gate(ARGS_CHANGED, effect, message))
     return tuple(gates)
 
 
 def _is_same(asked: Any, shown: Any) -> bool:
-    """Return whether two values are equal once both are read alike.
+    """Return whether a requested value and a reported value mean the same.
 
-    0.9 equals "0.90", one entry equals a list of it, and a map equals its JSON.
+    For example, 0.9 equals "0.90", a single value equals a list with only that value, and a map
+    equals its JSON.
     """
     if isinstance(asked, list | tuple):
         return (
@@ -117,5 +121,7 @@ def _json(value: Any) -> Any:
 
 
 def nccl_log_version(evidence: NcclEvidence) -> dict[str, str]:
-    """Return {"nccl": version} as the loaded library printed it; empty if it printed none."""
+    """Return {"nccl": version}, with the version that the loaded library printed. Return nothing if
+    it printed none.
+    """
     return {"nccl": evidence.facts.versions[-1]} if evidence.facts.versions else {}

@@ -1,6 +1,7 @@
-"""Reads the versions of packages installed for a Python from the names of their metadata folders.
+"""Reads which versions of packages are installed for a Python, from the names of their metadata
+folders.
 
-Starting that Python to ask it would cost seconds on a host that is about to measure. Source:
+To start that Python and ask it would cost seconds on a host that is about to measure. Source:
 `NAME-VERSION.dist-info` (PEP 376, 427).
 """
 
@@ -30,8 +31,8 @@ def read_installed_versions(
 ) -> dict[str, str]:
     """Return the versions of the named packages and of Python itself, as far as they can be read.
 
-    The result is empty if `python` is not an installed Python. In a virtual environment, packages
-    that it takes from the system are left out.
+    The result is empty if `python` is not an installed Python. Packages that a virtual environment
+    takes from the system are left out.
     """
     root = python.parent.parent
     found = {}
@@ -51,9 +52,7 @@ def read_installed_versions(
 
 def cuda_version(found: Mapping[str, str]) -> str:
     """Return the CUDA version that torch was built for (`2.9.1+cu129`), else that of the installed
-    runtime.
-
-    The result is empty for a build without CUDA.
+    CUDA runtime. Return an empty text if neither is known.
     """
     built = re.search(r"\+cu(\d+)(\d)\b", found.get("torch", ""))
     runtime = next(
@@ -68,9 +67,10 @@ def nccl_package_version(found: Mapping[str, str]) -> str:
 
 
 def driver_version(version_file: Path = Path("/proc/driver/nvidia/version")) -> str:
-    """Return the version of the loaded kernel driver; empty if none is loaded.
+    """Return the version of the loaded kernel driver of NVIDIA. Return an empty text if none is
+    loaded.
 
-    The file's line reads `NVRM version: … Kernel Module 580.65.06 …`.
+    The line in the file reads `NVRM version: … Kernel Module 580.65.06 …`.
     """
     try:
         match = re.search(
@@ -83,7 +83,7 @@ def driver_version(version_file: Path = Path("/proc/driver/nvidia/version")) -> 
 
 
 def _python(root: Path, python: Path) -> str:
-    """Return the full version from pyvenv.cfg, else the one in the name of the program itself."""
+    """Return Python's version from pyvenv.cfg, else the version in the name of the program."""
     try:
         lines = (root / "pyvenv.cfg").read_text(encoding="utf-8").splitlines()
     except OSError:

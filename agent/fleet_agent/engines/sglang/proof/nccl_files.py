@@ -1,7 +1,7 @@
-"""Reads what NCCL leaves on this host: log lines, configuration files, the mapped library,
-Inspector dumps.
+"""Reads what NCCL leaves on this host: log lines, configuration files, the mapped library and the
+files of NCCL Inspector.
 
-Source of the mapped libraries: proc_pid_maps(5).
+Source for the mapped libraries: proc_pid_maps(5).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _INSPECTOR_ON, _INSPECTOR_FOLDER = "NCCL_INSPECTOR_ENABLE", "NCCL_INSPECTOR_DUMP
 
 
 def read_nccl_lines(log: Path, *, witness: bool = False) -> Iterator[str]:
-    """Yield every line of the launch that may be NCCL's: first from NCCL's own files, then from the
-    server's log.
+    """Yield every line of a launch that NCCL may have written: first those of NCCL's own files,
+    then those of the server's log.
 
     Lines of 4096 characters or more are skipped.
     """
@@ -45,7 +45,7 @@ def read_nccl_lines(log: Path, *, witness: bool = False) -> Iterator[str]:
 
 
 def nccl_log_files(log: Path, *, witness: bool = False) -> tuple[Path, ...]:
-    """Return NCCL's own log files of the launch with this server log."""
+    """Return the log files that NCCL wrote in the launch whose server log is `log`."""
     of_witness = set(log.parent.glob(WITNESS_LOGS))
     return tuple(sorted(of_witness if witness else set(log.parent.glob(LOGS)) - of_witness))
 
@@ -53,7 +53,7 @@ def nccl_log_files(log: Path, *, witness: bool = False) -> tuple[Path, ...]:
 def read_nccl_configurations(
     env: Mapping[str, str], release: Release | None, home: str
 ) -> tuple[NcclConfFile, ...]:
-    """Return NCCL's configuration files that the server finds, the user's before the system's.
+    """Return NCCL's configuration files that the server finds: the user's file before the system's.
 
     A file that cannot be read counts as missing.
     """
@@ -70,7 +70,8 @@ def _text(path: str) -> str:
 
 
 def find_loaded_libraries(token: str) -> tuple[str, ...]:
-    """Return the NCCL libraries that processes of the launch with this token have mapped.
+    """Return the NCCL libraries that the processes of a launch have mapped. `token` identifies the
+    launch.
 
     The result is empty if the processes cannot be inspected.
     """
@@ -88,7 +89,7 @@ def find_loaded_libraries(token: str) -> tuple[str, ...]:
 
 
 def find_mapped_libraries(maps: Iterable[str]) -> set[str]:
-    """Return the NCCL libraries in lines of /proc/PID/maps."""
+    """Return the NCCL libraries that the lines of /proc/PID/maps name."""
     return {found[1] for line in maps if (found := _LIBRARY.search(line))}
 
 
@@ -100,9 +101,11 @@ def _maps(pid: int) -> list[str]:
 
 
 def read_inspector_dumps(env: Mapping[str, str], folder: Path) -> Iterator[str]:
-    """Yield the texts that NCCL Inspector wrote, if the job enables it.
+    """Yield the content of each file that NCCL Inspector wrote. Yield nothing if the job does not
+    enable it.
 
-    They are in the folder that the job names, else below the server's own.
+    The files are in the folder that the job names, else in a subfolder of `folder`, the server's
+    own.
     """
     if env.get(_INSPECTOR_ON, "0") in ("", "0"):
         return

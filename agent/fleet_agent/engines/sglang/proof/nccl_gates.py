@@ -1,5 +1,5 @@
-"""Checks a job's NCCL variables against what NCCL shows of the launch: its log, files, library and
-choices.
+"""Checks whether a job's NCCL variables took effect, from what NCCL shows about the launch: its
+log, files, library and choices.
 """
 
 from __future__ import annotations
@@ -36,10 +36,12 @@ _CHOOSE_COLLECTIVES = (
 
 @dataclass(frozen=True, slots=True)
 class NcclEvidence:
-    """What a launch shows about NCCL.
+    """Holds what a launch shows about NCCL.
 
-    `installed`: version of the NCCL package installed for the server's Python. `libraries`: paths
-    of the libraries that the server mapped.
+    `configurations`: NCCL's configuration files on the host.
+    `libraries`: the paths of the NCCL libraries that the server mapped.
+    `installed`: the version of the NCCL package installed for the server's Python.
+    `inspected`: what NCCL Inspector recorded.
     """
 
     facts: NcclFacts = field(default_factory=NcclFacts)
@@ -66,10 +68,10 @@ class NcclEvidence:
 def check_nccl(
     env: Mapping[str, str], evidence: NcclEvidence, info: Mapping[str, Any]
 ) -> tuple[Gate, ...]:
-    """Return the gates where the job's variables and what NCCL shows disagree.
+    """Return a gate for each point at which NCCL shows something else than the job's variables set.
 
-    `info`: the server's resolved arguments and version. The result is empty for a job without NCCL
-    variables on a host without NCCL.
+    `info` holds the server's resolved arguments and version. The result is empty for a job without
+    NCCL variables on a host without NCCL.
     """
     return (
         *_check_environment(env, evidence, info),
@@ -80,12 +82,16 @@ def check_nccl(
 
 
 def values_seen(facts: NcclFacts) -> dict[str, str]:
-    """Return each variable that NCCL named, with its value; `a | b` if its ranks differ."""
+    """Return each variable that NCCL named, with its value: `a | b` if ranks have
+    different values.
+    """
     return {name: " | ".join(values) for name, values in facts.settings.items()}
 
 
 def nccl_to_json(evidence: NcclEvidence) -> dict[str, Any]:
-    """Return what NCCL showed, for the record; empty if it showed nothing."""
+    """Return what NCCL showed, as JSON for the trial's record. The result is empty if it showed
+    nothing.
+    """
     found: dict[str, Any] = evidence.facts.to_json() if evidence.has_output else {}
     if evidence.libraries:
         found["libraries"] = list(evidence.libraries)
@@ -113,7 +119,7 @@ def _check_environment(
             and evidence.facts.info_lines > 0
         )
         if lost or proved.state in (VariableState.OTHER_VALUE, VariableState.MISSING):
-            reason = "NCCL's log does not name it" if lost else proved.detail
+            reason = "NCCL's log does not name the variable" if lost else proved.detail
             by_sglang = _by_sglang(name, env[name], info)
             message = f"{name}={env[name]} did not reach NCCL: {reason}{by_sglang}"
             yield Gate(ENV_NOT_EFFECTIVE, GateEffect.VOID_TRIAL, message)
@@ -123,7 +129,7 @@ def _check_environment(
         yield Gate(
             ENV_UNPROVED,
             GateEffect.FLAG,
-            f"nothing shows that these took effect: {'; '.join(unproved)}",
+            f"nothing shows that these NCCL variables took effect: {'; '.join(unproved)}",
         )
 
 
@@ -136,7 +142,7 @@ def _why(proved: VariableEvidence, evidence: NcclEvidence) -> str:
 
 
 def _by_sglang(name: str, value: str, info: Mapping[str, Any]) -> str:
-    """Return a remark if SGLang itself writes the variable, else an empty text."""
+    """Return a remark if SGLang itself sets the variable, else an empty text."""
     asked = ServerConfiguration(
         args=info, env={name: value}, release=Release.parse(str(info.get("version", "")))
     )
@@ -149,9 +155,10 @@ def _by_sglang(name: str, value: str, info: Mapping[str, Any]) -> str:
 
 
 def _check_configurations(env: Mapping[str, str], evidence: NcclEvidence) -> Iterator[Gate]:
-    """Yield a gate if a file of the host sets what the job does not set, or contradicts the job.
+    """Yield a gate if an NCCL file of the host sets a variable that the job leaves unset, or sets
+    another value than the job.
 
-    The environment takes precedence over either file.
+    The environment takes precedence over these files.
     """
     conflicts = []
     for name, setting in resolve_settings(env, *evidence.configurations).items():
@@ -163,7 +170,7 @@ def _check_configurations(env: Mapping[str, str], evidence: NcclEvidence) -> Ite
             for source, value in against
         ]
     if conflicts:
-        message = f"NCCL reads files of this host at each launch: {'; '.join(conflicts)}"
+        message = f"NCCL reads configuration files of this host: {'; '.join(conflicts)}"
         yield Gate(NCCL_CONF_OVERRIDES, GateEffect.FLAG, message)
 
 
@@ -185,9 +192,9 @@ def _check_library(evidence: NcclEvidence) -> Iterator[Gate]:
 
 
 def _check_bypass(env: Mapping[str, str], evidence: NcclEvidence) -> Iterator[Gate]:
-    """Yield a gate if the log has choices for other collectives but none for an all-reduce.
+    """Yield a gate if the log has choices for other collectives, but none for an all-reduce.
 
-    Something else than NCCL carried the all-reduces then.
+    In this case something else than NCCL carried the all-reduces.
     """
     varied = [name for name in _CHOOSE_COLLECTIVES if name in env]
     named = {choice.func for choice in evidence.facts.tuning}
@@ -200,7 +207,7 @@ def _check_bypass(env: Mapping[str, str], evidence: NcclEvidence) -> Iterator[Ga
     ):
         functions = ", ".join(sorted(name for name in named if name))
         message = (
-            f"no all-reduce went through NCCL, only {functions}: {', '.join(varied)} cannot affect"
-            " all-reduces (custom all-reduce carries them)"
+            f"NCCL carried {functions}, but no all-reduce: {', '.join(varied)} cannot affect"
+            " all-reduces, which custom all-reduce carries"
         )
         yield Gate(NCCL_BYPASSED, GateEffect.FLAG, message)
