@@ -140,7 +140,7 @@ async def test_a_newer_attempt_ends_the_older_one_and_an_older_one_comes_too_lat
     assert await client.start(newer) is True
     late = await refused(client.start(replace(SPEC, attempt=2)))
     assert isinstance(late, Superseded)
-    assert "attempt 2 is refused, this host already has the newer attempt 3" in late.message
+    assert "refused, because this host already has the newer attempt 3" in late.message
     assert await client.start(SPEC) is True, "that one is known: it has ended"
     assert (await client.describe()).active_trials == (f"{SPEC.trial_id}/3",)
     assert await client.cancel(SPEC.trial_id, 1, "late") is False
@@ -172,7 +172,7 @@ async def test_a_controller_that_was_replaced_orders_nothing_and_hears_nothing_m
             await old.start(SPEC)
             await new.acknowledge(0)
         assert "another controller has taken this host over" in listening.result().message
-    replaced = "this controller was replaced: it has epoch 5, and epoch 6 has been started on the same store"
+    replaced = "this controller was replaced: it has epoch 5, and a controller with epoch 6 has been started on the same store"
     for order in (
         old.start(replace(SPEC, trial_id="other")),
         old.cancel(SPEC.trial_id, 1, "late"),

@@ -38,7 +38,7 @@ def refused(now: CurrentController, shown: ControllerEpoch) -> str:
         (
             CurrentController(OURS),
             replace(OURS, epoch=4),
-            "this controller was replaced: it has epoch 4, and epoch 5 has been started on the same store",
+            "this controller was replaced: it has epoch 4, and a controller with epoch 5 has been started on the same store",
         ),
         (CurrentController(OURS), OTHER, ""),
         (

@@ -152,7 +152,7 @@ def test_a_client_that_is_the_limit_in_two_ways_trips_one_gate_with_both_reasons
     assert gate.effect is GateEffect.VOID_RUN
     assert (
         gate.message
-        == "the client was the limit: 4.00 requests in flight, 8 requested; its event loop woke 250.0 ms late (p99)"
+        == "the client was the limit: 4.00 requests in flight, 8 requested; the client's event loop woke up 250.0 ms late (p99)"
     )
 
 
@@ -186,10 +186,10 @@ def test_all_ways_at_once_are_all_told() -> None:
         ("concurrency", "loop_lag", "capacity"),
     )
     assert gate.message.endswith(
-        "; it took 90.0 % of 95400 tok/s that it can drive against a null server"
+        "; the run took 90.0 % of the 95400 tok/s that the client can drive against a null server"
     )
     (gate,) = gates(client_use=0.9)
-    assert gate.message == "the client was the limit: it took 90.0 % of the cores that it can use"
+    assert gate.message == "the client was the limit: the run took 90.0 % of the cores that the client can use"
 
 
 @pytest.mark.parametrize("use", [None, 0.0, 0.70])

@@ -308,11 +308,11 @@ def test_a_search_crosses_to_the_load_process_as_it_is() -> None:
         ),
         (
             Search(CONCURRENCY, 1.0, 200_000.0, 0.05, 0.99),
-            "workloads[0].concurrency: 200000, more than 100000",
+            "workloads[0].concurrency: 200000 is more than the limit of 100000",
         ),
         (
             Search(RATE, 1.0, 1e9, 0.05, 0.99),
-            "workloads[0]: 6e+10 requests in a run, more than 10000000",
+            "workloads[0]: 6e+10 requests in a run are more than the limit of 10000000",
         ),
     ],
 )

@@ -61,7 +61,7 @@ def test_the_published_five_runs_are_flagged_where_no_more_are_allowed_and_all_o
 ):
     measure = replace(MEASURE, runs_max=5)
     warm_up, (gate,) = conclude_warm_up(STORY, measure)
-    told = "never steady in 5 valid runs: the level still changed by +12.8 % after 3 of them; all runs count"
+    told = "the launch never became steady in 5 valid runs: its rate or latency still changed by +12.8 % after the first 3 runs; all runs count"
     assert (warm_up, gate) == (0, Gate(NOT_STEADY, GateEffect.FLAG, told))
     assert GATES[NOT_STEADY] is GateEffect.FLAG
     assert decide(STORY, 0, measure, warm_up) is Decision.ENOUGH

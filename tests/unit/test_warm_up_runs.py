@@ -136,7 +136,7 @@ async def test_runs_that_never_become_steady_all_count_and_the_last_one_says_so(
     assert comparison.rows[0].runs == 5
     (told,) = [line for line in comparison_remarks(comparison) if "not_steady" in line]
     assert told.startswith(
-        "gate not_steady: never steady in 5 valid runs: the level still changed by +12.8 % after 3 of them; all"
+        "gate not_steady: the launch never became steady in 5 valid runs: its rate or latency still changed by +12.8 % after the first 3 runs; all"
     )
     assert told.endswith(" (v single on h1 ×1)")
     assert comparison.notes == (

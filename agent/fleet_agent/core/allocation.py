@@ -1,4 +1,4 @@
-"""Assigns GPUs and ports to trials. A pool is a value that is replaced, so it needs no lock."""
+"""Assigns GPUs and ports to trials. A pool is never changed but replaced, so it needs no lock."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from fleet_protos.errors import Conflict
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """What one trial holds. `trial` is TRIAL/ATTEMPT; `port` is 0 until one is assigned."""
+    """The GPUs and the port that one trial holds. `trial` is TRIAL/ATTEMPT. `port` is 0 until a
+    port is assigned.
+    """
 
     trial: str
     gpus: tuple[int, ...]
@@ -19,7 +21,9 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True)
 class GpuPool:
-    """The GPU indices of a host and their allocations; no GPU or port is in two allocations."""
+    """Holds the GPU indices of a host and the allocations of its trials. No GPU and no port is in
+    two allocations.
+    """
 
     gpus: tuple[int, ...] = ()
     allocations: tuple[Allocation, ...] = ()
@@ -27,25 +31,26 @@ class GpuPool:
 
     @property
     def free(self) -> tuple[int, ...]:
-        """GPU indices that no trial holds and that are not quarantined, ascending."""
+        """The indices of the GPUs that no trial holds and that are not quarantined, ascending."""
         taken = {gpu for allocation in self.allocations for gpu in allocation.gpus}
         return tuple(
             gpu for gpu in sorted(self.gpus) if gpu not in taken and gpu not in self.quarantined
         )
 
     def allocation_of(self, trial: str) -> Allocation | None:
-        """Return the allocation of the trial, None if it holds nothing."""
+        """Return the allocation of a trial. Return None if the trial holds nothing."""
         return next(
             (allocation for allocation in self.allocations if allocation.trial == trial), None
         )
 
 
 def claim_gpus(pool: GpuPool, trial: str, gpus: int) -> tuple[GpuPool, tuple[int, ...]]:
-    """Give the trial `gpus` GPUs; a repeated call returns the same ones.
+    """Assign `gpus` GPUs to the trial. Return the new pool and the indices of these GPUs. A
+    repeated call returns the same GPUs.
 
-    Prefers an aligned block (0-3 or 4-7 for four GPUs): its GPUs share switches and a NUMA node, so
-    launches stay comparable. Raises Conflict if too few are free, or if the trial holds another
-    number of GPUs.
+    Prefers an aligned range of indices (0-3 or 4-7 for four GPUs), because its GPUs share switches
+    and a NUMA node. This keeps launches comparable. Raises Conflict if too few GPUs are free.
+    Raises Conflict if the trial already holds another number of GPUs.
     """
     held = pool.allocation_of(trial)
     if held and len(held.gpus) == gpus:
@@ -61,20 +66,20 @@ def claim_gpus(pool: GpuPool, trial: str, gpus: int) -> tuple[GpuPool, tuple[int
             "lower engine.gpus or choose another host",
         )
     if gpus > len(pool.free):
+        free, shortage = len(pool.free), _explain_shortage(pool)
         raise Conflict(
-            f"trial {trial} needs {gpus} GPUs, but {len(pool.free)} are free; "
-            f"{_explain_shortage(pool)}",
-            "wait until a trial is over",
+            f"trial {trial} needs {gpus} GPUs, but {free} are free; {shortage}",
+            "wait until another trial is over",
         )
     chosen = _choose(pool.free, gpus)
     return replace(pool, allocations=(*pool.allocations, Allocation(trial, chosen))), chosen
 
 
 def promise_port(pool: GpuPool, trial: str, port: int) -> GpuPool:
-    """Assign `port` to the trial's server, in place of an earlier one.
+    """Assign `port` to the trial's server. It replaces a port that was assigned before.
 
-    Raises Conflict if another trial has the port, or if this trial has no allocation (`claim_gpus`
-    with 0 GPUs is enough).
+    Raises Conflict if another trial has the port. Raises Conflict if the trial has no allocation:
+    call `claim_gpus` first, with 0 GPUs if the trial needs none.
     """
     held = pool.allocation_of(trial)
     if held is None:
@@ -99,7 +104,7 @@ def promise_port(pool: GpuPool, trial: str, port: int) -> GpuPool:
 
 
 def release(pool: GpuPool, trial: str) -> GpuPool:
-    """Release what the trial holds; does nothing if it holds nothing."""
+    """Return the pool without the allocation of the trial."""
     return replace(
         pool,
         allocations=tuple(
@@ -109,7 +114,7 @@ def release(pool: GpuPool, trial: str) -> GpuPool:
 
 
 def _explain_shortage(pool: GpuPool) -> str:
-    """List which trials hold GPUs, and why GPUs are quarantined."""
+    """Return a text that lists which trials hold GPUs, and why GPUs are quarantined."""
     holders = [
         f"{allocation.trial} has {list(allocation.gpus)}"
         for allocation in pool.allocations

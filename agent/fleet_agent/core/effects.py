@@ -1,4 +1,4 @@
-"""The effects that the trial machine orders. Each ends in one event, named in its docstring."""
+"""Defines the effects: the orders of a trial's state machine. Each effect ends with one event."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from fleet_protos.trial_types import Outcome, Workload
 
 @dataclass(frozen=True, slots=True)
 class LaunchServer:
-    """Journal ServerLaunching, then start the server.
+    """Order to journal the event ServerLaunching and then start the server.
 
-    Ends in ServerLaunched, or in ServerFailed if no process was started. A `witness` logs all that
-    NCCL does; it is proved and stopped without being measured.
+    Ends with the event ServerLaunched, or with ServerFailed if no process was started. If `witness`
+    is set, NCCL writes its full log, and the server is proved and stopped without being measured.
     """
 
     witness: bool = False
@@ -22,9 +22,9 @@ class LaunchServer:
 
 @dataclass(frozen=True, slots=True)
 class AwaitReady:
-    """Wait until the server is ready, at most until `deadline_s` on the clock of `step`.
+    """Order to wait until the server is ready, at most until `deadline_s` on the clock of `step`.
 
-    Ends in ServerReady or ServerFailed.
+    Ends with the event ServerReady or ServerFailed.
     """
 
     deadline_s: float
@@ -32,14 +32,19 @@ class AwaitReady:
 
 @dataclass(frozen=True, slots=True)
 class ProveConfiguration:
-    """Read back the configuration that took effect. Ends in ConfigurationProved or ServerFailed."""
+    """Order to read back the configuration that took effect.
+
+    Ends with the event ConfigurationProved or ServerFailed.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class HoldServer:
-    """Keep a gang member, whose lead on another host serves the requests, until it is cancelled.
+    """Order to keep a gang member running until it is cancelled. Its lead, on another host, serves
+    the requests.
 
-    Ends in CancelRequested, or in ServerFailed at `deadline_s` on the clock of `step`.
+    Ends with the event CancelRequested, or with ServerFailed at `deadline_s` on the clock of
+    `step`.
     """
 
     deadline_s: float
@@ -47,17 +52,17 @@ class HoldServer:
 
 @dataclass(frozen=True, slots=True)
 class WarmUp:
-    """Send unmeasured load. Ends in WarmedUp or LoadFailed."""
+    """Order to send load that is not measured. Ends with the event WarmedUp or LoadFailed."""
 
     workload: Workload
 
 
 @dataclass(frozen=True, slots=True)
 class MeasureRun:
-    """Measure run `index` of `workload`; the index starts at 1 and counts void runs.
+    """Order to measure run `index` of `workload`. The index starts at 1 and counts void runs, too.
 
-    Ends in RunFinished or LoadFailed. In a search, `workload` is set to the load of this run and
-    `search_runs` holds the earlier runs.
+    Ends with the event RunFinished or LoadFailed. In a search, `workload` is set to the load of
+    this run and `search_runs` holds the earlier runs.
     """
 
     workload: Workload
@@ -67,28 +72,34 @@ class MeasureRun:
 
 @dataclass(frozen=True, slots=True)
 class AbortLoad:
-    """Cancel the running load. Has no event; the event of that load counts as late from now on."""
+    """Order to cancel the load that is being sent. This effect has no event of its own. The event
+    of the cancelled load counts as late from now on.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class CollectEvidence:
-    """Keep the server's logs and metrics.
+    """Order to keep the server's logs and metrics as artifacts.
 
-    Ends in EvidenceCollected, without the artifacts that could not be read.
+    Ends with the event EvidenceCollected. It lists only the artifacts that could be read.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class StopServer:
-    """End every process of the server, found by its journalled session or by its launch token.
+    """Order to end every process of the server. The processes are found by the Linux session in the
+    journal or by the launch token.
 
-    Ends in ServerStopped.
+    Ends with the event ServerStopped.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class CloseTrial:
-    """Release GPUs and port and journal the end. Ends in TrialOver with the same content."""
+    """Order to release the trial's GPUs and port, and to journal its end.
+
+    Ends with the event TrialOver, which has the same content.
+    """
 
     outcome: Outcome
     kind: ErrorKind = ErrorKind.NONE

@@ -1,4 +1,4 @@
-"""The interface of an engine: how to launch a server, check it and read its configuration back."""
+"""Defines the interface of engines: launching a server, checking it, reading its configuration."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from fleet_protos.trial_types import TrialSpec
 
 @dataclass(frozen=True, slots=True)
 class LaunchCommand:
-    """The command that starts one server, as it is recorded: arguments, whole environment, folder.
+    """The command that starts one server, in the form in which it is recorded.
 
-    `env` holds secrets as `secret://NAME`. For a container, the environment is passed in `env_file`
-    (written for the launch, removed after it), and `client_env` is the environment of the started
-    process, which is the container runtime's client.
+    `env` is the whole environment; it holds secrets as `secret://NAME`. Two fields are for a server
+    in a container. `env_file` is the file that passes the environment to the container: it is
+    written for the launch and removed afterwards. `client_env` is the environment of the container
+    runtime's client, which is the process that the agent starts.
     """
 
     argv: tuple[str, ...]
@@ -29,10 +30,12 @@ class LaunchCommand:
 
 @dataclass(frozen=True, slots=True)
 class LaunchPlace:
-    """What one launch gets from the agent.
+    """Holds what the agent gives to one launch.
 
-    A free port on 127.0.0.1, GPU indices, its own empty folder, and the launch token by which its
-    processes are found again.
+    - `port`: a free port on 127.0.0.1
+    - `gpus`: GPU indices
+    - `folder`: an empty folder that only this launch uses
+    - `token`: the launch token, by which the agent finds the processes of the launch
     """
 
     port: int
@@ -42,12 +45,16 @@ class LaunchPlace:
 
 
 class EngineAdapter(Protocol):
-    """A kind of server. The methods keep no state and may be called from any task."""
+    """Launches and reads one kind of server. Its methods keep no state and may be called from any
+    task.
+    """
 
     launches: bool  # False: the server already runs and is only measured
 
     def launch_command(self, spec: TrialSpec, place: LaunchPlace) -> LaunchCommand:
-        """Return the command for this trial. Raises ConfigError if there is none for it."""
+        """Return the command that starts the trial's server. Raises ConfigError if the trial cannot
+        be started.
+        """
         ...
 
     def url(self, spec: TrialSpec, place: LaunchPlace) -> str:
@@ -55,17 +62,18 @@ class EngineAdapter(Protocol):
         ...
 
     async def check_ready(self, spec: TrialSpec, url: str) -> str:
-        """Check once whether the server is ready, healthy and the requested one.
+        """Check once whether the requested server is ready and healthy.
 
-        Returns what is missing, or an empty text if it is ready. Raises ServerError if waiting
-        longer cannot help, for example because another server answers at `url`.
+        Return what is still missing, or an empty text if the server is ready. Raises ServerError if
+        waiting longer cannot help, for example because another server answers at `url`.
         """
         ...
 
     async def prove_configuration(
         self, spec: TrialSpec, url: str, log: Path
     ) -> ConfigurationProved:
-        """Read the configuration that took effect from the server, without the host's fingerprint.
+        """Read from the server and its log which configuration took effect. The caller adds the
+        host's fingerprint.
 
         Raises ServerError if the server does not answer any more.
         """

@@ -1,4 +1,4 @@
-"""Decides whether an event fits the trial's awaited effect, is late, or is impossible."""
+"""Decides whether an event fits the effect that the trial awaits, is late, or is impossible."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EventGuard = Callable[[AgentTrial, Body], "bool | None"]
 
 
 def accept_always(trial: AgentTrial, body: Body) -> bool | None:
-    """Accept an event that fits whenever its phase allows it."""
+    """Accept the event. This guard is for events that always fit in the phases that allow them."""
     return True
 
 
@@ -65,7 +65,9 @@ def fits_proved(trial: AgentTrial, body: Body) -> bool | None:
 
 
 def fits_load(trial: AgentTrial, body: Body) -> bool | None:
-    """Compare the event's workload and run with the running load; run 0 is the warm-up."""
+    """Compare workload and run of the event with the load that is being sent. Run 0 is the warm-up.
+    An event of an earlier run is late, an event of a later run is impossible.
+    """
     assert isinstance(body, WarmedUp | RunFinished | LoadFailed)
     expected = (
         trial.position.workload,
@@ -83,17 +85,19 @@ def fits_load(trial: AgentTrial, body: Body) -> bool | None:
 
 
 def _load_of(body: WarmedUp | RunFinished | LoadFailed, current: int) -> tuple[str, int]:
-    """Return workload name and run; a failure names no run, so it belongs to the `current` run."""
+    """Return the workload's name and the run of an event. A failure names no run, so it belongs to
+    the `current` run.
+    """
     if isinstance(body, RunFinished):
         return body.run.workload, max(body.run.index, 1)
     return body.workload, 0 if isinstance(body, WarmedUp) else current
 
 
 def fits_server_failed(trial: AgentTrial, body: Body) -> bool | None:
-    """Accept the first failure, unless the server was to end anyway.
+    """Accept the first failure of a server, unless the server is being stopped.
 
-    The server of a released gang member often ends on its own when its lead's server stops, which
-    is not a failure.
+    When the lead of a gang stops its server, the servers of released members often end on their
+    own. This is not a failure.
     """
     released = (
         trial.wanted is WantedState.STOP

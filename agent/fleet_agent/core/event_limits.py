@@ -1,4 +1,4 @@
-"""Limits the size of events, so that a server's output can neither fill the journal nor exceed the
+"""Limits the size of events. Without limits, a server's output could fill the journal or exceed the
 message limit of gRPC.
 """
 
@@ -34,9 +34,10 @@ _EXEMPT = (ev.TrialAccepted, ev.ServerLaunching, ev.ServerLaunched, ev.RunFinish
 
 
 def limit_event_size(body: ev.Body) -> ev.Body:
-    """Return the event's body, cut only as far as needed to fit about `LARGEST_EVENT_BYTES`.
+    """Return the event's body. Texts, lists and mappings in it are cut as far as needed to make it
+    fit into about `LARGEST_EVENT_BYTES`.
 
-    In a proof, numbers that JSON cannot hold (infinite, not a number) become text.
+    In a proof, infinite numbers and NaN become text, because JSON cannot hold them.
     """
     if isinstance(body, _EXEMPT):
         return body

@@ -1,6 +1,6 @@
-"""The gates: checks that a measured run must pass before its numbers count.
+"""Implements the gates: named checks that flag or void a measured run.
 
-docs/gates.md gives the reason and the source of each code; a test compares it with `GATES`.
+docs/gates.md gives the reason and the source of each gate. A test compares it with `GATES`.
 """
 
 from __future__ import annotations
@@ -52,10 +52,11 @@ CONCURRENCY, DISPATCH_DELAY, LOOP_LAG, CAPACITY = (
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """What a run's raw data shows, as plain JSON values: `RunFacts(**json.loads(line))` reads it.
+    """Holds the facts about one run that its gates judge. All values are plain JSON values, so
+    `RunFacts(**json.loads(line))` reads them back.
 
-    Seconds are wall seconds of the client and never scaled, since they judge the client. None means
-    that the value is not known.
+    Seconds are wall seconds of the client and never scaled, because they show whether the client
+    kept up. None means that the value is not known.
     """
 
     requests_ok: int
@@ -93,10 +94,10 @@ class RunFacts:
 
 
 def run_gates(facts: RunFacts, workload: Workload, measure: Measure) -> tuple[Gate, ...]:
-    """Return the gates that this run trips, worst first; empty if the run counts without reserve.
+    """Return the gates that a run trips, the worst effect first. Empty if the run trips no gate.
 
-    A fact that is not a number trips its gate. A `measure.precision` coarser than 5 % tolerates
-    that share of missing concurrency.
+    A fact that is NaN trips its gate. The concurrency may be lower than requested by 5 %, or by
+    `measure.precision` if that is more.
     """
     found = [
         *_requests(facts),
@@ -112,10 +113,10 @@ def run_gates(facts: RunFacts, workload: Workload, measure: Measure) -> tuple[Ga
 
 
 def sharing_gates(spec: TrialSpec) -> tuple[Gate, ...]:
-    """Return the flag of every run of a trial that may share its host.
+    """Return the flag for the runs of a trial that may share its host with other trials.
 
-    The flag is set whether or not another trial ran: such a run must not pass for an undisturbed
-    one.
+    The flag is set even if no other trial ran: nobody must take the run for one that was certainly
+    undisturbed.
     """
     return (
         (_flag("shared_host", "the job lets other trials run on its hosts (hosts.share)"),)
@@ -220,7 +221,9 @@ def _speculation(facts: RunFacts) -> Iterator[Gate]:
 
 
 def _client(facts: RunFacts, workload: Workload, measure: Measure) -> Iterator[Gate]:
-    """Yield at most one gate: the worst effect, with all reasons why the client was the limit."""
+    """Yield one gate if the client was the limit. The gate has all reasons, and the worst of their
+    effects.
+    """
     # a failed request, which voids the run anyway, leaves its slot early
     all_answered = facts.requests_ok and not facts.requests_failed
     limits = [
@@ -232,7 +235,7 @@ def _client(facts: RunFacts, workload: Workload, measure: Measure) -> Iterator[G
             (
                 LOOP_LAG,
                 GateEffect.FLAG,
-                f"its event loop woke {_ms(facts.loop_lag_p99_s)} late (p99)",
+                f"the client's event loop woke up {_ms(facts.loop_lag_p99_s)} late (p99)",
             )
         )
     limits += _capacity_limit(facts)
@@ -248,9 +251,10 @@ def _client(facts: RunFacts, workload: Workload, measure: Measure) -> Iterator[G
 
 
 def _rate(facts: RunFacts, workload: Workload) -> Iterator[Gate]:
-    """Flag an open loop in which requests queue up without end.
+    """Flag an open loop in which the queue of requests grows to the end of the run.
 
-    The latencies then show how long the run was, and the rate is the most that the server can do.
+    The latencies then depend on how long the run was, and the server's rate of answers is its
+    maximum.
     """
     if (
         workload.rate_per_s
@@ -267,8 +271,9 @@ def _rate(facts: RunFacts, workload: Workload) -> Iterator[Gate]:
 
 def _start(facts: RunFacts) -> Iterator[Gate]:
     if not facts.start_skew_s <= START_SKEW_FLAG_S:
+        skew = _ms(facts.start_skew_s)
         yield _flag(
-            "load_start_skew", f"the load hosts may have started {_ms(facts.start_skew_s)} apart"
+            "load_start_skew", f"the load hosts may have started to send as much as {skew} apart"
         )
 
 
@@ -298,18 +303,19 @@ def _dispatch_limit(facts: RunFacts, workload: Workload) -> Iterator[_Limit]:
 
 
 def _capacity_limit(facts: RunFacts) -> Iterator[_Limit]:
-    """Compare the run with what the client could drive against a null server.
+    """Flag a run that used too much of the client's capacity, as calibrated against a null server.
 
-    Close to its capacity a client is slow before its loop lag shows it.
+    Near its capacity, a client slows down before its loop lag shows this.
     """
     if facts.client_use is not None and not facts.client_use <= CLIENT_USE_MAX:
         most = facts.client_capacity_tok_s
         reference = (
-            f"{most:.0f} tok/s that it can drive against a null server"
+            f"the {most:.0f} tok/s that the client can drive against a null server"
             if most
-            else "the cores that it can use"
+            else "the cores that the client can use"
         )
-        yield CAPACITY, GateEffect.FLAG, f"it took {_percent(facts.client_use)} of {reference}"
+        used = _percent(facts.client_use)
+        yield CAPACITY, GateEffect.FLAG, f"the run took {used} of {reference}"
 
 
 def _void(code: str, message: str) -> Gate:

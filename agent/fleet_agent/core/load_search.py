@@ -1,9 +1,10 @@
 """Searches for the highest load that meets an SLO: judges each run and chooses the next load.
 
-The search doubles the lowest load until the SLO is not met, then halves the bracket on a
-logarithmic scale, so that all variants of a job visit the same loads. A run that misses the SLO is
-repeated at once. A run that meets it is repeated only if its load becomes the result, because
-chance makes runs worse and hardly ever better. See docs/decisions/0017 and docs/statistics.md.
+The search begins at the lowest load and doubles it until the SLO is not met. Then it halves the
+bracket on a logarithmic scale. All variants of a job therefore visit the same loads. A run that
+misses the SLO is repeated at once. A run that meets the SLO is repeated only if its load becomes
+the result, because chance makes a run worse but hardly ever better. See docs/decisions/0017 and
+docs/statistics.md.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ _OVERLOADED = frozenset({"http_status", "server_error", "reset", "truncated", "t
 
 
 class LoadAnswer(Enum):
-    """Whether a run met the SLO at its load."""
+    """Says whether a run met the SLO at its load."""
 
     MET = "met"
     NOT_MET = "not_met"
@@ -58,7 +59,7 @@ class LoadAnswer(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SearchRun:
-    """What the choice of the next load uses of a run."""
+    """Holds the facts about a run that the choice of the next load depends on."""
 
     load: float
     answer: LoadAnswer
@@ -66,10 +67,10 @@ class SearchRun:
 
 @dataclass(frozen=True, slots=True)
 class NextLoad:
-    """The next step of a search.
+    """Describes the next step of a search.
 
-    `load` is to be measured next; it is 0 once the search has `ended`, which then says how.
-    `highest_met` and `lowest_not_met` are loads, 0 if there is none.
+    `load` is the load to measure next, 0 if the search has ended. `ended` says how the search ended
+    and is empty before. `highest_met` and `lowest_not_met` are loads, 0 if there is no such load.
     """
 
     load: float = 0.0
@@ -79,7 +80,9 @@ class NextLoad:
 
 
 def to_search_run(run: RunResult) -> SearchRun:
-    """Reduce a run that `judge_search_run` returned to what the next load depends on."""
+    """Return the facts that the next load depends on, from a run
+    that `judge_search_run` returned.
+    """
     if not is_void(run):
         return SearchRun(
             run.searched.load, LoadAnswer.MET if run.searched.met else LoadAnswer.NOT_MET
@@ -91,9 +94,10 @@ def to_search_run(run: RunResult) -> SearchRun:
 
 
 def next_repeat(load: float, runs: Sequence[SearchRun]) -> int:
-    """Return the number, from 1, of the next run at this load.
+    """Return the number of the next run at this load, counted from 1.
 
-    It seeds the arrivals, so that the n-th run at a load is the same whatever ran in between.
+    The number is part of the seed of the requests. The n-th run at a load therefore sends the same
+    requests, whichever loads were measured before.
     """
     return 1 + sum(one.load == load for one in runs)
 
@@ -101,9 +105,10 @@ def next_repeat(load: float, runs: Sequence[SearchRun]) -> int:
 def judge_search_run(
     run: RunResult, workload: Workload, error_kinds: Mapping[str, int], before: Sequence[SearchRun]
 ) -> RunResult:
-    """Return the run with its answer, its gates as they apply in a search, and the bracket so far.
+    """Return the run with three things added: whether it met the SLO, its gates as they apply in a
+    search, and the bracket of the search so far.
 
-    `workload` is set to the load of the run, `error_kinds` counts the failed requests by kind, and
+    `workload` is set to the load of the run. `error_kinds` counts the failed requests by kind.
     `before` holds the earlier runs of the search.
     """
     search, load = workload.search, load_of(workload)
@@ -125,13 +130,17 @@ def judge_search_run(
 
 
 def share_met(run: RunResult) -> float:
-    """Return the share of the run's requests that met the SLO; a failed request did not meet it."""
+    """Return the share of a run's requests that met the SLO. A failed request counts as not meeting
+    the SLO.
+    """
     requests = run.requests_ok + run.requests_failed
     return run.metrics.get(GOODPUT_RATIO, 0.0) * run.requests_ok / requests if requests else 0.0
 
 
 def _gate_in_search(gate: Gate, run: RunResult, error_kinds: Mapping[str, int]) -> Gate:
-    """Turn failed requests into a flag if the server was overloaded: that is an answer."""
+    """Return the gate as it applies in a search. Failed requests only flag the run if all of them
+    show an overloaded server: such a run has an answer, the SLO was not met.
+    """
     if gate.code == "requests_failed" and run.requests_ok and error_kinds.keys() <= _OVERLOADED:
         return replace(
             gate,
@@ -142,17 +151,20 @@ def _gate_in_search(gate: Gate, run: RunResult, error_kinds: Mapping[str, int]) 
 
 
 def _gate_of_missed_run(gate: Gate, run: RunResult, workload: Workload) -> Gate:
-    """Void a missed run that the client may have caused.
+    """Return the gate as it applies to a run that missed the SLO. The run is void if the client may
+    have been the cause.
 
     The client is not the cause if half of the requests missed the SLO by more than the client was
-    late; then the gate stays a flag.
+    late. The gate then stays a flag.
     """
     if gate.code != "client_limited":
         return gate
     slo, late_s = workload.slo, run.metrics.get(DISPATCH_DELAY_P99, 0.0)
     slow_start = slo.ttft_p99_s and run.metrics.get(TTFT_P50, 0.0) > slo.ttft_p99_s + late_s
     if slow_start or (slo.tpot_p99_s and run.metrics.get(TPOT_P50, 0.0) > slo.tpot_p99_s):
-        message = f"{gate.message}; half of the requests missed the SLO by more than that"
+        message = (
+            f"{gate.message}; half of the requests missed the SLO by more than the client's delay"
+        )
         return replace(gate, effect=min(gate.effect, GateEffect.FLAG), message=message)
     matters = late_s > _LATE_SHARE * (slo.ttft_p99_s or math.inf)
     if not set(gate.reasons) - {LOOP_LAG} - (set() if matters else {DISPATCH_DELAY}):
@@ -163,7 +175,9 @@ def _gate_of_missed_run(gate: Gate, run: RunResult, workload: Workload) -> Gate:
 
 @dataclass(frozen=True, slots=True)
 class _Tally:
-    """The answers so far. `last` holds the newest `VOID_IN_ROW_MAX` answers of each load."""
+    """Counts the answers of a search so far. `last` holds the newest `VOID_IN_ROW_MAX` answers at
+    each load.
+    """
 
     counts: Mapping[tuple[float, LoadAnswer], int]
     loads: tuple[float, ...]
@@ -182,14 +196,14 @@ class _Tally:
         return self.counts.get((load, answer), 0)
 
     def is_client_limited(self, load: float) -> bool:
-        """Whether the client cannot drive the load."""
+        """Return whether the client cannot drive the load."""
         return self.last[load] == [LoadAnswer.CLIENT_LIMITED] * VOID_IN_ROW_MAX
 
     def is_missed(self, load: float) -> bool:
         return self.count(load, LoadAnswer.NOT_MET) >= _DECIDED
 
     def is_met(self, load: float) -> bool:
-        """Whether more runs met the SLO at this load than missed it."""
+        """Return whether more runs at this load met the SLO than missed the SLO."""
         return self.count(load, LoadAnswer.MET) > self.count(load, LoadAnswer.NOT_MET)
 
     def is_confirmed(self, load: float) -> bool:
@@ -200,7 +214,7 @@ class _Tally:
 
 
 def next_load(search: Search, runs: Sequence[SearchRun]) -> NextLoad:
-    """Choose the next load after these runs, or end the search.
+    """Choose the load that follows after `runs`, or end the search.
 
     All loads are between `search.least` and `search.most`. The search ends after
     `max_runs(search)` runs at the latest.
@@ -241,7 +255,7 @@ def _is_given_up(runs: Sequence[SearchRun]) -> bool:
 def _choose_next(
     search: Search, highest: float, lowest: float, *, blocked: bool, any_run: bool
 ) -> tuple[float, str]:
-    """Return (next load, how the search ended), given that every measured load is decided."""
+    """Return (next load, how the search ended). Every load that was measured must be decided."""
     if not any_run:
         return search.least, ""
     if not highest:
@@ -255,9 +269,10 @@ def _choose_next(
 
 
 def _middle(search: Search, low: float, high: float) -> float:
-    """Return the middle of the bracket on a logarithmic scale; 0 if the bracket is narrow enough.
+    """Return the middle of the bracket on a logarithmic scale. Return 0 if the bracket is narrow
+    enough.
 
-    It is a whole number of requests in flight, or a rate with four significant digits.
+    The middle is a whole number of requests in flight, or a rate with four significant digits.
     """
     if high <= low * (1 + search.within) * (1 + _EXACT):
         return 0.0

@@ -15,12 +15,14 @@ from fleet_protos.workload_rules import at_load
 
 
 def warm_up_workload(workload: Workload) -> Workload:
-    """Return the workload to warm up with; a search warms up at its lowest load."""
+    """Return the workload that the warm-up sends. A search warms up at its lowest load."""
     return at_load(workload, workload.search.least) if workload.search.of else workload
 
 
 def next_run(trial: AgentTrial) -> MeasureRun:
-    """Return the next run of the current workload; in a search, at the next load."""
+    """Return the order for the next run of the current workload. In a search, the run has the next
+    load.
+    """
     position, workload = trial.position, trial.spec.workloads[trial.position.workload]
     if workload.search.of:
         workload = at_load(workload, next_load(workload.search, position.search_runs).load)
@@ -28,7 +30,7 @@ def next_run(trial: AgentTrial) -> MeasureRun:
 
 
 def decide_after_run(trial: AgentTrial) -> Decision:
-    """Decide whether to measure the current workload again, from its runs so far."""
+    """Decide from the runs so far whether the current workload is measured again."""
     position, search = trial.position, trial.spec.workloads[trial.position.workload].search
     if not search.of:
         return decide(position.values, position.void_in_row, trial.spec.measure, position.warm_up)
@@ -37,7 +39,7 @@ def decide_after_run(trial: AgentTrial) -> Decision:
 
 
 def count_run(position: MeasurePosition, body: RunFinished) -> MeasurePosition:
-    """Return the position after a run; a run without a usable rate counts as void."""
+    """Return the position after a run. A run without a usable rate counts as void."""
     if body.run.searched.load:
         return replace(
             position,

@@ -1,4 +1,6 @@
-"""Decides when a launch has progressed, when that is worth an event, and when it has stalled."""
+"""Tracks the progress of a launch. Decides when to report progress, and when a
+launch has stalled.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,11 @@ _TENTHS = 10
 
 @dataclass(frozen=True, slots=True)
 class StallState:
-    """Where a launch is.
+    """Describes how far a launch has got.
 
-    `advanced_at_s` is when it last progressed, in seconds on the clock of the caller. `reported` is
-    the phase and the tenth of it that the last event reported.
+    `phase` is the phase of the launch, with `done` of `total` steps. `advanced_at_s` is the time of
+    the last progress, in seconds on the clock of the caller. `reported` is the phase that the last
+    event reported, and how many tenths of the phase were done.
     """
 
     phase: str
@@ -28,7 +31,9 @@ class StallState:
 
 @dataclass(frozen=True, slots=True)
 class LogSample:
-    """What one reading of the log showed; `has_news` if a line was of a kind not seen before."""
+    """Holds what one reading of the log showed. `has_news` means that a line of a new kind
+    appeared.
+    """
 
     phase: str = ""
     done: int = 0
@@ -44,9 +49,9 @@ def start_tracking(at_s: float) -> StallState:
 def advance_stall_state(
     state: StallState, sample: LogSample, at_s: float
 ) -> tuple[StallState, ServerProgressed | None]:
-    """Return the state after a reading of the log, and the event to report or None.
+    """Return the state after a reading of the log, and the event to report, if any.
 
-    There is an event at each new phase, and at each tenth of a phase that has a count.
+    An event is reported at each new phase, and after each tenth of a phase that has a count.
     """
     phase = sample.phase or FIRST_PHASE
     moved = sample.has_news or (phase, sample.done, sample.total) != (
@@ -64,23 +69,20 @@ def advance_stall_state(
 
 
 def is_stalled(state: StallState, limits_s: Mapping[str, float], at_s: float) -> bool:
-    """Whether the launch has made no progress for longer than the limit of its phase.
+    """Return whether the launch has made no progress for longer than the limit of its phase.
 
-    `limits_s` maps phases to seconds; 0 or a missing entry means no limit.
+    `limits_s` maps phases to seconds. A phase without an entry, or with 0, has no limit.
     """
     limit_s = limits_s.get(state.phase, 0.0)
     return limit_s > 0 and at_s - state.advanced_at_s > limit_s
 
 
 def stall_message(state: StallState, at_s: float, last_line: str) -> str:
-    """Describe a stall: phase, count, duration and the last line of the log."""
+    """Return a text about a stall: phase, count, duration and the last line of the log."""
     count = f" at {state.done}/{state.total}" if state.total else ""
     last_line_note = f"the last line of its log: {last_line}" if last_line else "its log is empty"
-    stalled_s = at_s - state.advanced_at_s
-    return (
-        f"the launch made no progress in {state.phase}{count} for {stalled_s:.0f} s; "
-        f"{last_line_note}"
-    )
+    stalled_s, place = at_s - state.advanced_at_s, f"{state.phase}{count}"
+    return f"the launch made no progress in {place} for {stalled_s:.0f} s; {last_line_note}"
 
 
 def _tenth(done: int, total: int) -> int:

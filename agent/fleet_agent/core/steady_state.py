@@ -1,6 +1,6 @@
-"""Decides how many of a launch's first runs were still warm-up, and whether the rest is steady.
+"""Decides how many of a launch's first runs were still warm-up, and whether later runs are steady.
 
-docs/statistics.md, "Warm-up", explains the method, its reasons and its error rates.
+docs/statistics.md, section "Warm-up", explains the method, its reasons and its error rates.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ _ROUNDING: Final = 1e-9  # relative size of rounding errors
 
 @dataclass(frozen=True, slots=True)
 class LevelChange:
-    """A change of level after the first `at` values; `ratio` is the new level by the old one."""
+    """A lasting change in a series of values, after the first `at` values. `ratio` is the mean
+    after the change divided by the mean before.
+    """
 
     at: int
     ratio: float
@@ -32,9 +34,9 @@ class LevelChange:
 
 @dataclass(frozen=True, slots=True)
 class Steadiness:
-    """How many of the first values are warm-up, and the change of level that ended it.
+    """Says how many of the first values are warm-up, and which change ended the warm-up.
 
-    `is_steady` is whether the values after the warm-up are enough to count as a steady state.
+    `is_steady` is true if enough values follow the warm-up to count as a steady state.
     """
 
     warm_up: int = 0
@@ -43,10 +45,11 @@ class Steadiness:
 
 
 def judge_steadiness(values: Sequence[float], measure: Measure) -> Steadiness:
-    """Split the levels of a launch's valid runs, in order, into warm-up and steady state.
+    """Split the values of a launch's valid runs into warm-up and steady state. The values are in
+    the order of the runs.
 
-    The runs after the last change are steady if there are at least `measure.runs_min` of them and
-    at least as many as before it.
+    The runs after the last change are steady if their number is at least `measure.runs_min`, and at
+    least the number of runs before the change.
     """
     begin, last = 0, None
     while (
@@ -60,42 +63,45 @@ def judge_steadiness(values: Sequence[float], measure: Measure) -> Steadiness:
 
 
 def conclude_warm_up(values: Sequence[float], measure: Measure) -> tuple[int, tuple[Gate, ...]]:
-    """Return how many of the first runs are warm-up, and the flag if the launch was never steady.
+    """Return how many of the first runs are warm-up, and a flag if the launch never became steady.
 
-    The flag is set at the last run. A launch that never became steady keeps all its runs, since
-    picking some of them would mean choosing the result. Nothing is judged if the job fixes the
-    warm-up.
+    The flag is set at the last run. A launch that never became steady keeps all its runs: to select
+    some of them would be to choose the result. If the job sets the number of warm-up requests, no
+    run is judged to be warm-up.
     """
     found = Steadiness() if measure.warmup_requests else judge_steadiness(values, measure)
     if found.change is None or found.is_steady or len(values) < measure.runs_max:
         return found.warm_up, ()
+    runs, before, change = len(values), found.change.at, (found.change.ratio - 1) * 100
     message = (
-        f"never steady in {len(values)} valid runs: the level still changed by "
-        f"{(found.change.ratio - 1) * 100:+.1f} % after {found.change.at} of them; all runs count"
+        f"the launch never became steady in {runs} valid runs: its rate or latency still changed "
+        f"by {change:+.1f} % after the first {before} runs; all runs count"
     )
     return 0, (Gate(NOT_STEADY, GateEffect.FLAG, message),)
 
 
 def rate_of(run: RunResult) -> float | None:
-    """Return the output tokens/s of a run that counts, None if it is void or has no usable rate."""
+    """Return the output tokens/s of a valid run. Return None if the run is void or has no usable
+    rate.
+    """
     rate = run.metrics.get(OUTPUT_TOK_S, 0.0)
     return rate if not is_void(run) and isfinite(rate) and rate > 0 else None
 
 
 def level_of(metrics: Mapping[str, float], workload: Workload) -> float:
-    """Return what is tested for changes: output tokens/s, or seconds of median latency in an open
-    loop, where the job sets the rate.
+    """Return the value of a run that is tested for changes. This is the output tokens/s, but in an
+    open loop, where the job sets the rate, the median latency in seconds.
     """
     latency_s = 0.0 if workload.concurrency else metrics.get(E2E_P50, 0.0)
     return latency_s if latency_s > 0 else metrics.get(OUTPUT_TOK_S, 0.0)
 
 
 def _find_change(values: Sequence[float], negligible: float) -> LevelChange | None:
-    """Find the change of level that splits the values best, None if noise could explain it.
+    """Find the change that splits the values best. Return None if noise could explain it.
 
-    Each split into two parts is a two-sample t-test with pooled variance. Since the best split is
-    taken, its p is multiplied by the number of splits (Bonferroni) and compared with
-    `SIGNIFICANCE`. A step smaller than `negligible` times the mean is ignored.
+    Each split into earlier and later values is tested by a two-sample t-test with pooled variance.
+    The p-value of the best split is multiplied by the number of splits (Bonferroni) and compared
+    with `SIGNIFICANCE`. A step smaller than `negligible` times the mean is ignored.
     """
     count = len(values)
     mean = fsum(values) / count if count else 0.0

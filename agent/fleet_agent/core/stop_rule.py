@@ -1,7 +1,7 @@
-"""Decides when a workload has been measured often enough, from its valid runs alone.
+"""Decides from the valid runs of a workload when it has been measured often enough.
 
 The precision here is that of one launch. Verdicts are computed over launches, so an early stop
-cannot make them look more certain.
+cannot make a verdict look more certain.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ VOID_IN_ROW_MAX = 3
 
 
 class Decision(Enum):
-    """What to do after a run."""
+    """Says what follows after a run: another run, the end of the workload, or a failed trial."""
 
     MORE = "more"
     ENOUGH = "enough"
@@ -28,9 +28,9 @@ def decide(
 ) -> Decision:
     """Decide whether to measure the workload again.
 
-    `values` holds the output tokens/s of the valid runs so far, `void_in_row` counts the void runs
-    since the last valid one. The first `warm_up` values were not steady: at least as many runs, and
-    at least `measure.runs_min`, have to follow them.
+    `values` holds the output tokens/s of the valid runs so far. `void_in_row` counts the void runs
+    since the last valid run. The first `warm_up` values were not steady. At least `warm_up` more
+    runs must follow them, and at least `measure.runs_min`.
     """
     if void_in_row >= VOID_IN_ROW_MAX:
         return Decision.GIVE_UP
@@ -46,7 +46,7 @@ def decide(
 def relative_half_width(values: Sequence[float], confidence: float) -> float:
     """Return half the width of the two-sided t-interval of the mean, divided by the mean.
 
-    Infinite for fewer than two values or a mean that is not positive.
+    The result is infinite for fewer than two values or a mean that is not positive.
     """
     count = len(values)
     mean = fsum(values) / count if count else 0.0
@@ -59,10 +59,11 @@ def relative_half_width(values: Sequence[float], confidence: float) -> float:
 def t_quantile(p: float, df: float) -> float:
     """Return the quantile of Student's t distribution: the t with P(T ≤ t) = p.
 
-    Raises ValueError unless 0 < p < 1 and df > 0. Solves the distribution function, written with
-    the regularised incomplete beta function (DLMF 8.17, NIST), by bisection. Tail and centre are
-    solved separately, so that neither loses digits. One and two degrees of freedom have closed
-    forms.
+    `df` is the number of degrees of freedom. Raises ValueError unless 0 < p < 1 and df > 0.
+
+    For one and two degrees of freedom there are closed forms. Otherwise bisection inverts the
+    distribution function, which is computed with the regularised incomplete beta function (DLMF
+    8.17, NIST). Tail and centre use different formulas, so that neither loses digits.
     """
     if not (0 < p < 1 and df > 0):
         raise ValueError(f"t_quantile needs 0 < p < 1 and df > 0, got p={p}, df={df}")
@@ -88,7 +89,7 @@ def _bisect(p: float, df: float) -> float:
 
 
 def _is_below(t: float, p: float, df: float) -> bool:
-    """Whether P(T ≤ t) < p, for t ≥ 0 and p ≥ 0.5."""
+    """Return whether P(T ≤ t) < p, for t ≥ 0 and p ≥ 0.5."""
     share = t * t / (df + t * t)
     if p < 0.75:
         return regularised_beta(share, 0.5, df / 2) < 2 * p - 1
@@ -96,9 +97,10 @@ def _is_below(t: float, p: float, df: float) -> bool:
 
 
 def regularised_beta(x: float, a: float, b: float) -> float:
-    """Return I_x(a, b) for 0 ≤ x ≤ 1, by the continued fraction DLMF 8.17.22.
+    """Return the regularised incomplete beta function I_x(a, b) for 0 ≤ x ≤ 1.
 
-    Uses the symmetry DLMF 8.17.4 where that converges faster.
+    It is computed with the continued fraction DLMF 8.17.22, and with the symmetry DLMF 8.17.4 where
+    this converges faster.
     """
     if x <= 0 or x >= 1:
         return float(x >= 1)
@@ -109,7 +111,9 @@ def regularised_beta(x: float, a: float, b: float) -> float:
 
 
 def _beta_fraction(x: float, a: float, b: float) -> float:
-    """Evaluate the fraction of DLMF 8.17.22 by Lentz's method (Applied Optics 15, 668, 1976)."""
+    """Return the continued fraction of DLMF 8.17.22, computed by Lentz's method (Applied Optics 15,
+    668, 1976).
+    """
     tiny = 1e-300
     c, d = 1.0, 1 - (a + b) * x / (a + 1)
     d = 1 / (d if abs(d) > tiny else tiny)

@@ -1,6 +1,4 @@
-"""The transitions of a trial: what each event does to it, once the table of legal moves in
-`trial_machine` has let it through.
-"""
+"""Defines what each event does to a trial. `trial_machine` checks first that the event is legal."""
 
 from __future__ import annotations
 
@@ -49,7 +47,7 @@ Step = tuple[AgentTrial, tuple[Effect, ...]]
 
 
 def on_accepted(trial: AgentTrial, body: Body, at_s: float) -> Step:
-    """Launch the server, or wait for one that somebody else runs."""
+    """Launch the server. An external server already runs, so only wait until it is ready."""
     launching = replace(trial, phase=Phase.LAUNCHING)
     if trial.spec.engine.kind is EngineKind.EXTERNAL:
         return launching, (AwaitReady(at_s + trial.spec.engine.ready_timeout_s),)
@@ -57,7 +55,7 @@ def on_accepted(trial: AgentTrial, body: Body, at_s: float) -> Step:
 
 
 def on_launching(trial: AgentTrial, body: Body, at_s: float) -> Step:
-    """Note that a process is about to be started."""
+    """Record that a process is about to be started."""
     return replace(trial, server=ServerState.LAUNCHING, progress=LaunchProgress()), ()
 
 
@@ -70,7 +68,7 @@ def on_launched(trial: AgentTrial, body: Body, at_s: float) -> Step:
 
 
 def on_progressed(trial: AgentTrial, body: Body, at_s: float) -> Step:
-    """Note how far the launch has come."""
+    """Record how far the launch has got."""
     assert isinstance(body, ServerProgressed)
     return replace(trial, progress=LaunchProgress(body.phase, body.done, body.total)), ()
 
@@ -83,7 +81,9 @@ def on_ready(trial: AgentTrial, body: Body, at_s: float) -> Step:
 
 
 def on_proved(trial: AgentTrial, body: Body, at_s: float) -> Step:
-    """Begin the first workload: or stop the witness, hold a gang member, or end a void trial."""
+    """Begin the first workload. But stop a witness, hold a gang member, and end a trial that a gate
+    has voided.
+    """
     assert isinstance(body, ConfigurationProved)
     gates = [gate for gate in body.gates if gate.effect is GateEffect.VOID_TRIAL]
     if gates:
@@ -105,7 +105,7 @@ def on_proved(trial: AgentTrial, body: Body, at_s: float) -> Step:
 
 
 def on_witness_stopped(trial: AgentTrial, body: Body, at_s: float) -> Step:
-    """Launch the measured server, unless processes of the witness are left over."""
+    """Launch the server to measure. But end the trial if processes of the witness still run."""
     assert isinstance(body, ServerStopped)
     if body.left_over:
         return on_server_stopped(trial, body, at_s)
@@ -144,15 +144,16 @@ def on_run_finished(trial: AgentTrial, body: Body, at_s: float) -> Step:
 
 
 def on_load_failed(trial: AgentTrial, body: Body, at_s: float) -> Step:
-    """End the trial: what it measured is void."""
+    """End the trial as failed, because its load could not be sent to the end."""
     assert isinstance(body, LoadFailed)
     return _collect(_fail(trial, ErrorKind.LOAD_FAILED, "load_failed", body.message))
 
 
 def on_server_failed(trial: AgentTrial, body: Body, at_s: float) -> Step:
-    """End the trial by the server's failure, also when another ending was decided before.
+    """End the trial as failed, because its server failed. This replaces an ending that was decided
+    before: the first sign of trouble may only be a consequence of the server's failure.
 
-    The server's failure is the cause, and what was seen first may only be its consequence.
+    A trial that was cancelled during its launch keeps its ending.
     """
     assert isinstance(body, ServerFailed)
     server = (
@@ -172,7 +173,7 @@ def on_server_failed(trial: AgentTrial, body: Body, at_s: float) -> Step:
 
 
 def on_cancel_requested(trial: AgentTrial, body: Body, at_s: float) -> Step:
-    """Stop the trial, as soon as the effect under way allows it."""
+    """Stop the trial as soon as the current effect allows it."""
     assert isinstance(body, CancelRequested)
     if isinstance(trial.awaited, HoldServer):  # the gang's lead has finished
         return _collect(replace(trial, wanted=WantedState.STOP, ending=CloseTrial(Outcome.OK)))
@@ -191,9 +192,10 @@ def on_cancel_requested(trial: AgentTrial, body: Body, at_s: float) -> Step:
 
 
 def on_agent_restarted(trial: AgentTrial, body: Body, at_s: float) -> Step:
-    """Stop the trial, since the previous agent process took its load and its waits with it.
+    """Stop the trial. Its load and everything that it waited for ended with the previous agent
+    process.
 
-    An ending that was decided before the restart stays. Without one, the trial has failed.
+    An ending that was decided before the restart stays. Otherwise the trial has failed.
     """
     assert isinstance(body, AgentRestarted)
     ended = (
@@ -215,7 +217,7 @@ def on_evidence_collected(trial: AgentTrial, body: Body, at_s: float) -> Step:
 
 
 def on_server_stopped(trial: AgentTrial, body: Body, at_s: float) -> Step:
-    """Close the trial, which fails if processes of the server are left over."""
+    """Close the trial. It fails if the server's processes, container or GPU memory still exist."""
     assert isinstance(body, ServerStopped)
     gone = replace(trial, server=ServerState.GONE)
     if body.left_over:
@@ -224,13 +226,14 @@ def on_server_stopped(trial: AgentTrial, body: Body, at_s: float) -> Step:
             if trial.ending and trial.ending.message
             else ""
         )
-        message = f"still there after the stop: {', '.join(body.left_over)}{before}"
+        remains = ", ".join(body.left_over)
+        message = f"the server was stopped, but these still exist: {remains}{before}"
         gone = _fail(gone, ErrorKind.SERVER_UNHEALTHY, "left_over_processes", message)
     return _close(gone)
 
 
 def on_trial_over(trial: AgentTrial, body: Body, at_s: float) -> Step:
-    """End the trial with the outcome that was journalled."""
+    """End the trial with the outcome that the event holds."""
     assert isinstance(body, TrialOver)
     ending = CloseTrial(body.outcome, body.kind, body.failure_class, body.message)
     return replace(trial, phase=Phase.OVER, ending=ending), ()
@@ -279,7 +282,9 @@ def _fail(trial: AgentTrial, kind: ErrorKind, failure_class: str, message: str) 
 
 
 def _with_place(trial: AgentTrial, message: str) -> str:
-    """Put the place in front of the message: phase, then workload and run where there are any."""
+    """Return the message with its place in front: the trial's phase, and the workload and run that
+    were being sent.
+    """
     place = trial.phase.name.lower()
     if trial.witnessing and trial.phase is Phase.LAUNCHING:
         place += " the witness"

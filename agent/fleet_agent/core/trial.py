@@ -1,7 +1,7 @@
-"""The value of one trial, which only `trial_machine.step` changes.
+"""Defines the state of one trial as a frozen value. Only `trial_machine.step` computes a new state.
 
-Three things have a field each: what is wanted (run or stop), where the trial is (phase) and how it
-ends (ending).
+Separate fields say what the controller wants (run or stop), where the trial is (phase) and how the
+trial ends (ending).
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ RECENT_KEPT = 16
 
 
 class WantedState(Enum):
-    """What the controller wants from the trial."""
+    """Says what the controller wants from the trial."""
 
     RUN = "run"
     STOP = "stop"
 
 
 class ServerState(Enum):
-    """State of the server that the agent launches for the trial.
+    """The state of the server that the agent launches for the trial.
 
-    It goes from absent over launching, starting, ready and stopping to gone. It stays absent when
-    the trial measures an external server.
+    The states follow one another in the order of their definition. The state stays ABSENT if the
+    trial measures an external server.
     """
 
     ABSENT = "absent"
@@ -43,11 +43,14 @@ class ServerState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class MeasurePosition:
-    """How far the measuring has got.
+    """Says how far the measuring of a trial has got.
 
-    `workload` is the index of the current workload. `runs` counts its runs, void ones included, and
-    `values` holds the output tokens/s of its valid runs. `warm_up` is how many of the first values
-    were not steady, as of the newest run. `search_runs` holds all runs of a search.
+    - `workload`: index of the current workload
+    - `runs`: number of its runs, including void runs
+    - `values`: output tokens/s of its valid runs
+    - `void_in_row`: number of void runs since its last valid run
+    - `warm_up`: how many of the first `values` were not steady, according to the newest run
+    - `search_runs`: all its runs, if the workload is a search
     """
 
     workload: int = 0
@@ -60,9 +63,10 @@ class MeasurePosition:
 
 @dataclass(frozen=True, slots=True)
 class RecentEvent:
-    """One past event for a bug report.
+    """Holds a past event of a trial, for a bug report.
 
-    `at_s` is in seconds on the clock of `step`, `phase` is the trial's phase after the event.
+    `at_s` is the time in seconds on the clock of `step`. `phase` is the trial's phase after the
+    event.
     """
 
     at_s: float
@@ -72,9 +76,10 @@ class RecentEvent:
 
 @dataclass(frozen=True, slots=True)
 class LaunchProgress:
-    """How far a launch has got: its phase from the server's log, and `done` of `total` steps.
+    """Says how far a launch has got: its phase, read from the server's log, and `done` of `total`
+    steps of the phase.
 
-    `total` is 0 where the phase has no count.
+    `total` is 0 if the phase has no count.
     """
 
     phase: str = ""
@@ -84,11 +89,11 @@ class LaunchProgress:
 
 @dataclass(frozen=True, slots=True)
 class AgentTrial:
-    """One trial as the result of its events.
+    """Holds the state of a trial after its events so far.
 
-    `awaited` is the effect whose event has not arrived yet. `ending` is set when the end is
+    `awaited` is the effect that still has to end with its event. `ending` is set when the end is
     decided, which is before the trial is over. `witnessing` means that the current server is the
-    witness; the measured server is launched after it.
+    witness. The server to measure is launched after the witness.
     """
 
     spec: TrialSpec
@@ -105,27 +110,30 @@ class AgentTrial:
 
     @property
     def outcome(self) -> Outcome:
-        """How the trial ended; `UNSPECIFIED` until it is over."""
+        """The outcome of the trial; `UNSPECIFIED` until the trial is over."""
         return (
             self.ending.outcome if self.ending and self.phase in TERMINAL else Outcome.UNSPECIFIED
         )
 
     @property
     def key(self) -> tuple[str, int]:
-        """Trial id and attempt, which together identify the trial."""
+        """The trial id and the attempt, which together identify the trial on the agent."""
         return self.spec.trial_id, self.spec.attempt
 
 
 class InvalidTransition(Bug):
-    """An event is impossible in the trial's state; `recent` holds the last events, oldest first."""
+    """Raised for an event that is impossible in the trial's state. `recent` holds the last events,
+    oldest first.
+    """
 
     def __init__(self, trial: AgentTrial, body: Body) -> None:
         self.recent = trial.recent
         past = ", ".join(f"{entry.kind}→{entry.phase.name}" for entry in trial.recent) or "none"
         awaited = type(trial.awaited).__name__ if trial.awaited else "nothing"
+        event, phase, server = type(body).__name__, trial.phase.name, trial.server.value
         super().__init__(
-            f"trial {trial.spec.trial_id} attempt {trial.spec.attempt}: impossible event "
-            f"{type(body).__name__} in {trial.phase.name}, server {trial.server.value}, "
-            f"awaiting {awaited}; last events: {past}",
+            f"trial {trial.spec.trial_id} attempt {trial.spec.attempt}: the event {event} is "
+            f"impossible in phase {phase}: the server is {server}, and the trial awaits {awaited}; "
+            f"last events: {past}",
             "this is a bug in benchfleet: please report it with the agent's journal",
         )

@@ -1,4 +1,6 @@
-"""The state machine of a trial: `step` takes an event and returns the new trial and its effects."""
+"""Implements the state machine of a trial. `step` takes an event and returns the new state of the
+trial and the effects to carry out.
+"""
 
 from __future__ import annotations
 
@@ -67,22 +69,25 @@ __all__ = ["TERMINAL", "AgentTrial", "InvalidTransition", "accepts", "new_trial"
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A legal move: what an event does to the trial, and whether it fits the awaited effect."""
+    """A legal move of the state machine. `transition` computes what the event does to the trial.
+    `guard` decides whether the event fits the awaited effect.
+    """
 
     transition: Callable[[AgentTrial, Body, float], Step]
     guard: EventGuard = accept_always
 
 
 def new_trial(spec: TrialSpec) -> AgentTrial:
-    """Return a queued trial that has not been accepted yet."""
+    """Return a trial in its first state: queued and not accepted yet."""
     return AgentTrial(spec, witnessing=spec.witness and spec.engine.kind is not EngineKind.EXTERNAL)
 
 
 def step(trial: AgentTrial, body: Body, at_s: float) -> Step:
-    """Return the trial after the event and the effects to carry out once the event is journalled.
+    """Return the trial after the event, and the effects. The caller journals the event before it
+    carries out the effects.
 
-    `at_s` is in seconds; all calls for one trial must use the same clock. A late event changes
-    nothing. Raises InvalidTransition if the event is impossible in the trial's current state.
+    `at_s` is the time in seconds. All calls for one trial must use the same clock. A late event
+    changes nothing. Raises InvalidTransition if the event is impossible in the trial's state.
     """
     move = _find_move(trial, body)
     if move is None:
@@ -98,9 +103,10 @@ def step(trial: AgentTrial, body: Body, at_s: float) -> Step:
 
 
 def accepts(trial: AgentTrial, body: Body) -> bool:
-    """Return False for a late or repeated event, which the caller drops without journalling it.
+    """Return whether the event changes the trial. The caller drops a late or repeated event, which
+    changes nothing, and does not journal it.
 
-    Raises InvalidTransition if the event is impossible in the trial's current state.
+    Raises InvalidTransition if the event is impossible in the trial's state.
     """
     return _find_move(trial, body) is not None
 
@@ -128,7 +134,9 @@ def replay(events: Iterable[Event]) -> AgentTrial:
 
 
 def _find_move(trial: AgentTrial, body: Body) -> Move | None:
-    """Return the move that an event makes, or LATE. Raises InvalidTransition if there is none."""
+    """Return the move for an event, or LATE for an event to drop. Raises InvalidTransition if the
+    event is impossible in the trial's state.
+    """
     legal = _MOVES[trial.phase]
     if type(body) not in legal:
         raise InvalidTransition(trial, body)

@@ -1,4 +1,4 @@
-"""Decides whether an attempt of a trial may start on a host that already knows others of it."""
+"""Decides whether an attempt may start on a host that has seen other attempts of the same trial."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from fleet_protos.errors import Superseded
 def attempts_to_end(
     trial_id: str, attempt: int, active: Collection[int], newest_known: int
 ) -> tuple[int, ...]:
-    """Return the active attempts that must end before this one starts, in ascending order.
+    """Return the active attempts of a trial that must end before `attempt` starts, in ascending
+    order.
 
     `newest_known` is the newest attempt of the trial that has already ended, 0 if there is none.
-    Raises Superseded if a newer attempt than this one is known.
+    Raises Superseded if an attempt newer than `attempt` is known.
     """
     newest = max(*active, newest_known, 0)
     if attempt < newest:
         raise Superseded(
-            f"trial {trial_id}: attempt {attempt} is refused, this host already has the newer "
-            f"attempt {newest}"
+            f"trial {trial_id}: attempt {attempt} is refused, because this host already has the "
+            f"newer attempt {newest}"
         )
     return tuple(sorted(active))

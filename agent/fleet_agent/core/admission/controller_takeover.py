@@ -1,9 +1,9 @@
 """Decides which controller's orders an agent obeys.
 
 An agent obeys one controller at a time. The controller's acknowledgements let the agent delete
-events, so a second controller with another store would lose what the first has not stored yet. Of
-the controllers on one store, the agent obeys only the newest start: one that was replaced while it
-was suspended can neither start nor cancel anything.
+events. A second controller with another store would therefore lose the events that the first has
+not stored yet. If several controllers were started on one store, the agent obeys only the newest. A
+controller that was replaced while it was suspended can neither start nor cancel anything.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ TAKE_OVER_AFTER_S = 3600.0  # after so long without a connection, another contro
 
 @dataclass(frozen=True, slots=True)
 class CurrentController:
-    """What ties an agent to its current controller.
+    """Describes the controller that an agent obeys.
 
-    `epoch` is the newest that the agent obeyed, `unstored` says in words what the controller has
-    not stored yet (empty if nothing), and `away_s` is in seconds since it disconnected.
+    `epoch` is the newest epoch that the agent has obeyed. `unstored` says in words what the
+    controller has not stored yet; it is empty if everything is stored. `away_s` is the time in
+    seconds since the controller disconnected.
     """
 
     epoch: ControllerEpoch
@@ -32,7 +33,7 @@ class CurrentController:
 
 @dataclass(frozen=True, slots=True)
 class OrderRefused:
-    """Why an order is refused, and what to do."""
+    """Says why an order is refused, and what to do about it."""
 
     message: str
     hint: str
@@ -43,9 +44,9 @@ def check_order(
     presented: ControllerEpoch,
     take_over_after_s: float = TAKE_OVER_AFTER_S,
 ) -> OrderRefused | None:
-    """Return why orders of the presented epoch are refused, None if they are obeyed.
+    """Return why the agent refuses orders with the epoch `presented`. Return None if it obeys them.
 
-    Orders without an epoch come from a version that did not send one, and are obeyed.
+    Orders without an epoch are obeyed: they come from an older version, which sends no epoch.
     """
     if not names_controller(presented):
         return None
@@ -81,7 +82,9 @@ def _refuse_other_controller(
 
 def _refuse_replaced(current: ControllerEpoch, presented: ControllerEpoch) -> OrderRefused:
     message = (
-        f"this controller was replaced: it has epoch {presented.epoch}, and epoch {current.epoch} "
-        "has been started on the same store"
+        f"this controller was replaced: it has epoch {presented.epoch}, and a controller with "
+        f"epoch {current.epoch} has been started on the same store"
     )
-    return OrderRefused(message, "stop this controller: another one has taken over its store")
+    return OrderRefused(
+        message, "stop this controller: a newer controller has taken over its store"
+    )

@@ -1,4 +1,4 @@
-"""What jobs may use on a host, and the defaults that the host gives to its servers."""
+"""Defines what jobs may use on a host, and which defaults the host gives to its servers."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ PATH_PYTHON = "python3"  # on the agent's PATH, if neither the job nor the host 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Glob patterns of what jobs may use. An open policy refuses nothing (a user's local agent).
+    """Holds glob patterns of what jobs may use on a host. An open policy refuses nothing; a user's
+    local agent has one.
 
-    `models` are names and folders of models; empty allows every model that brings no code of its
-    own. `mounts` are folders of the host that containers may mount and that arguments and variables
-    may name. `env` and `args` are variables and arguments allowed in addition to the harmless ones.
+    - `models`: names and folders of models. If empty, every model is allowed that brings no code of
+      its own.
+    - `mounts`: folders of the host. Containers may mount them; arguments and variables may name
+      them.
+    - `env`, `args`: variables and arguments that are allowed in addition to the harmless ones.
     """
 
     is_open: bool = True
@@ -31,7 +34,7 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class ServerDefaults:
-    """What servers on this host get unless the job says otherwise."""
+    """Holds the Python, image and variables of servers on a host whose job does not set its own."""
 
     python: str = ""
     image: str = ""
@@ -41,7 +44,8 @@ class ServerDefaults:
 def with_defaults(engine: EngineSpec, defaults: ServerDefaults) -> EngineSpec:
     """Return the engine with the host's defaults filled in.
 
-    The job's own variables win. The host's Python or image is used only if the job names neither.
+    Variables that the job sets keep the job's values. The host's Python or image is used only if
+    the job names neither a Python nor an image.
     """
     if engine.kind is EngineKind.EXTERNAL:
         return engine
@@ -54,7 +58,7 @@ def with_defaults(engine: EngineSpec, defaults: ServerDefaults) -> EngineSpec:
 
 
 def allow_defaults(policy: Policy, defaults: ServerDefaults) -> Policy:
-    """Return the policy with the host's own default Python and image allowed."""
+    """Return the policy, extended so that the host's default Python and image are allowed."""
     python = (*policy.python, *((defaults.python,) if defaults.python else ()))
     return replace(
         policy,

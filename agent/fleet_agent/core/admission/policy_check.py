@@ -1,6 +1,6 @@
-"""Checks a trial against the host's policy, and names the entry that would allow what is refused.
+"""Checks a trial against the host's policy. A refusal names the policy entry that would permit it.
 
-Questions about the host's disk go to a `PathLookup`.
+What the check must know about the host's disk comes from a `PathLookup`.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ _METADATA = ("metadata.google.internal", "metadata", "instance-data")
 
 @dataclass(frozen=True, slots=True)
 class PathLookup:
-    """What the check needs to know of the host.
+    """Answers what the policy check must know about the host's disk.
 
-    `real` resolves symbolic links, `which` finds a program on PATH, `private` are the agent's own
-    folders.
+    `home` is the home folder of the agent's user. `real` resolves symbolic links. `which` finds a
+    program on PATH. `private` lists the agent's own folders.
     """
 
     home: str
@@ -66,10 +66,10 @@ class PathLookup:
 
 @dataclass(frozen=True, slots=True)
 class PolicyViolation:
-    """One thing that the host refuses.
+    """Describes one setting of a trial that the host refuses.
 
-    An `entry` in the list `allow` of the host's policy would permit it; `allow` is empty if nothing
-    can permit it.
+    An `entry` in the list `allow` of the host's policy would permit the setting. `allow` is empty
+    if no entry can permit it.
     """
 
     key: str
@@ -84,7 +84,7 @@ class PolicyViolation:
 def policy_violations(
     engine: EngineSpec, host_variables: tuple[str, ...], policy: Policy, lookup: PathLookup
 ) -> tuple[PolicyViolation, ...]:
-    """Return everything that the host refuses in a trial; nothing under an open policy.
+    """Return everything that the host refuses in a trial. An open policy refuses nothing.
 
     `host_variables` names the variables that come from the host's own defaults.
     """
@@ -155,7 +155,9 @@ def _is_allowed(
 
 
 def _expand_patterns(patterns: tuple[str, ...], lookup: PathLookup, links: bool) -> Iterator[str]:
-    """Yield the patterns with `~` replaced; with `links`, also with their links resolved."""
+    """Yield each pattern with `~` replaced by the home folder. If `links` is set, also yield it
+    with its symbolic links resolved.
+    """
     for pattern in patterns:
         at_home = _expand_home(pattern, lookup)
         yield at_home
@@ -165,7 +167,7 @@ def _expand_patterns(patterns: tuple[str, ...], lookup: PathLookup, links: bool)
 
 
 def _expand_home(path: str, lookup: PathLookup) -> str:
-    """Replace a leading `~` by the home folder, and several leading slashes by one."""
+    """Replace a leading `~` by the home folder. Replace several leading slashes by one."""
     path = lookup.home.rstrip("/") + path[1:] if path == "~" or path.startswith("~/") else path
     return f"/{path.lstrip('/')}" if path.startswith("//") else path
 
@@ -187,7 +189,7 @@ def _check_variables(
             fnmatchcase(name, pattern) for pattern in patterns
         ):
             yield PolicyViolation(
-                key, "is not known as a variable that tunes a server", "env", name
+                key, "is not a variable that is known to tune a server", "env", name
             )
         elif not value.startswith("secret://"):
             yield from _check_paths(key, value, engine, policy, lookup)
@@ -201,13 +203,13 @@ def _check_arguments(
         if name in policy.args:
             continue
         if name != written:
-            yield PolicyViolation(key, f"is another spelling of {name}: write {name}")
+            yield PolicyViolation(key, f"is an alias of {name}: write {name} instead")
             continue
         if risk := risky_arguments.argument_risk(name, value):
             yield PolicyViolation(key, risk, "args", name)
         elif name not in known_arguments():
             yield PolicyViolation(
-                key, "is not a known argument of SGLang, so its effect is not known", "args", name
+                key, "is not a known argument of SGLang, so its effect is unknown", "args", name
             )
         elif name not in (*risky_arguments.MODEL_ARGUMENTS, *risky_arguments.NOT_PATHS):
             yield from _check_paths(key, value, engine, policy, lookup)
@@ -217,7 +219,7 @@ def _check_paths(
     key: str, value: object, engine: EngineSpec, policy: Policy, lookup: PathLookup
 ) -> Iterator[PolicyViolation]:
     if path_patterns.has_parent_reference(value):
-        yield PolicyViolation(key, "leaves its folder by `..`")
+        yield PolicyViolation(key, "contains `..`, which may lead out of an allowed folder")
     for path in path_patterns.paths_in(value):
         if (
             path not in _ALWAYS
@@ -230,7 +232,9 @@ def _check_paths(
 
 
 def _is_mounted(path: str, engine: EngineSpec) -> bool:
-    """Whether the path is inside a mount of the job's container; the mount is checked itself."""
+    """Return whether the path is inside a mount of the job's container. Mounts are checked
+    separately.
+    """
     return bool(engine.container.image) and any(
         path_patterns.is_inside_pattern(path, target)
         for target in engine.container.mounts
@@ -239,7 +243,9 @@ def _is_mounted(path: str, engine: EngineSpec) -> bool:
 
 
 def _is_confined(path: str, patterns: tuple[str, ...], lookup: PathLookup) -> bool:
-    """Whether a path is in an allowed folder, both as written and resolved, and not private."""
+    """Return whether a path is in an allowed folder and not private. This must hold for the path as
+    written and for the path with its symbolic links resolved.
+    """
     written = _expand_home(path, lookup)
     real = lookup.real(written)
     if (
@@ -262,7 +268,9 @@ def _is_below(path: str, patterns: tuple[str, ...], lookup: PathLookup, *, links
 
 
 def _is_private(path: str, lookup: PathLookup) -> bool:
-    """Whether a path is in, or contains, a folder that controls the host or is the agent's."""
+    """Return whether a path is inside a private folder or contains one. Private are the folders
+    that control the host and the agent's own folders.
+    """
     path = posixpath.normpath(path)
     if path_patterns.is_inside_pattern(path, _SHARED_MEMORY):
         return False
@@ -303,14 +311,14 @@ def _check_models(
     is_on = engine.args.get("trust_remote_code") not in (None, False)
     if is_on and not policy.models and "trust_remote_code" not in policy.args:
         message = (
-            f"runs code that {engine.model_path} brings, and this host names no model whose code "
-            "may run"
+            f"runs code that the model {engine.model_path} brings, but this host allows no model "
+            "to run its own code"
         )
         yield PolicyViolation("engine.args.trust_remote_code", message, "models", engine.model_path)
 
 
 def _path_on_host(name: str, engine: EngineSpec) -> str:
-    """Return the path on the host that a path inside the container refers to."""
+    """Return the path on the host for a path inside the container."""
     for inside, outside in sorted(
         engine.container.mounts.items(), key=lambda mount: -len(mount[0])
     ):
@@ -356,7 +364,9 @@ def _check_mounts(
 
 
 def _check_url(url: str) -> Iterator[PolicyViolation]:
-    """Refuse addresses that only the host itself can reach, such as a cloud's metadata service."""
+    """Refuse addresses that cannot be a server to measure but give access to the host, such as a
+    cloud's metadata service.
+    """
     host = urlsplit(url).hostname or ""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])

@@ -1,6 +1,7 @@
-"""Validates a TrialSpec received over the network: names, lengths, counts and numbers.
+"""Validates a TrialSpec that was received over the network: names, lengths, counts and numbers.
 
-Every field is checked by its type, so that a field added later is covered without a change here.
+Every field is checked according to its type. A field that is added later is therefore checked
+without a change here.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _LAYOUT = str.maketrans("", "", "\n\t")
 
 
 def find_spec_faults(spec: TrialSpec) -> tuple[str, ...]:
-    """Return what is wrong with a spec, one line each, at most twenty."""
+    """Return the faults of a trial spec, one line for each fault, at most twenty lines."""
     found = []
     for fault in _iter_faults(spec):
         found.append(fault)
@@ -51,7 +52,7 @@ def find_spec_faults(spec: TrialSpec) -> tuple[str, ...]:
 
 
 def find_value_faults(value: Any) -> tuple[str, ...]:
-    """Return what is wrong with the texts and numbers of any other value, at most three lines."""
+    """Return faults in the texts, numbers and counts of any received value, at most three lines."""
     return tuple(fault for fault, _ in zip(_walk("", value, 0), range(3), strict=False))
 
 
@@ -63,7 +64,9 @@ def _iter_faults(spec: TrialSpec) -> Iterator[str]:
 
 
 def shorten_untrusted(text: str, limit: int = 60) -> str:
-    """Return a received text for a message: quoted, shortened, without control characters."""
+    """Return a received text in a form that is safe in a message: quoted, cut to `limit`
+    characters, with all characters other than printable ASCII escaped.
+    """
     return ascii(text if len(text) <= limit else f"{text[:limit]}…")
 
 
@@ -84,8 +87,8 @@ def _walk(key: str, value: Any, depth: int) -> Iterator[str]:
 
 
 def _parts(key: str, value: Any) -> Iterator[tuple[str, str, Any]]:
-    """Yield (name, dotted place, content) of each entry; the name is empty unless the sender chose
-    it.
+    """Yield (name, dotted key, content) for each entry of a container. `name` is the key of a
+    mapping, which the sender chose. It is empty for other containers.
     """
     if isinstance(value, Mapping):
         yield from (
@@ -132,20 +135,22 @@ def _check_text(key: str, text: str) -> Iterator[str]:
 def _check_trial(spec: TrialSpec) -> Iterator[str]:
     if not _TRIAL_ID.fullmatch(spec.trial_id):
         yield (
-            f"trial_id: {shorten_untrusted(spec.trial_id)} is not valid: it has 1 to 200 letters, "
-            "digits, `.`, `-` and `_`, and begins with a letter or digit"
+            f"trial_id: {shorten_untrusted(spec.trial_id)} is not valid: it must have 1 to 200 "
+            "letters, digits, `.`, `-` and `_`, and begin with a letter or digit"
         )
     if not 0 < spec.attempt < 1_000_000:
         yield f"attempt: {spec.attempt} is not between 1 and 999999"
-    if len(spec.workloads) > _MOST_WORKLOADS:
-        yield f"workloads: {len(spec.workloads)}, more than {_MOST_WORKLOADS}"
+    if (count := len(spec.workloads)) > _MOST_WORKLOADS:
+        yield f"workloads: there are {count}, more than the limit of {_MOST_WORKLOADS}"
     yield from _check_files(spec)
 
 
 def _check_files(spec: TrialSpec) -> Iterator[str]:
-    """Check that every file can be unpacked, and that every file a workload names is attached."""
-    if len(spec.files) > MAX_FILES:
-        yield f"files: {len(spec.files)}, more than {MAX_FILES}"
+    """Check that every file can be unpacked, and that each file that a workload names is attached
+    to the trial.
+    """
+    if (count := len(spec.files)) > MAX_FILES:
+        yield f"files: there are {count}, more than the limit of {MAX_FILES}"
         return
     for index, file in enumerate(spec.files):
         try:
@@ -155,7 +160,8 @@ def _check_files(spec: TrialSpec) -> Iterator[str]:
     refs = {file_ref(file) for file in spec.files}
     for index, load in enumerate(spec.workloads):
         if missing := sorted(file_refs(load) - refs):
-            yield (f"workloads[{index}]: the trial has no file {shorten_untrusted(missing[0])}")
+            name = shorten_untrusted(missing[0])
+            yield f"workloads[{index}]: the trial has no file {name}"
 
 
 def _check_engine(engine: EngineSpec) -> Iterator[str]:
@@ -221,8 +227,8 @@ def _check_url(url: str) -> Iterator[str]:
 
 
 def _check_measure(spec: TrialSpec) -> Iterator[str]:
-    if spec.measure.runs_max > _MOST_RUNS:
-        yield f"measure.runs_max: {spec.measure.runs_max}, more than {_MOST_RUNS}"
+    if (runs := spec.measure.runs_max) > _MOST_RUNS:
+        yield f"measure.runs_max: {runs} is more than the limit of {_MOST_RUNS}"
     for index, load in enumerate(spec.workloads):
         searched = tuple(_check_search(load.search)) if load.search.of else ()
         found = searched or _check_workload(
@@ -232,7 +238,7 @@ def _check_measure(spec: TrialSpec) -> Iterator[str]:
 
 
 def _check_search(search: Search) -> Iterator[str]:
-    """Yield what is wrong; each text begins with the key inside the workload."""
+    """Yield the faults of a search. Each text begins with the key inside the workload."""
     if search.of not in (RATE, CONCURRENCY):
         yield f".search.of: {shorten_untrusted(search.of)} is neither {RATE} nor {CONCURRENCY}"
     elif (
@@ -250,10 +256,10 @@ def _check_search(search: Search) -> Iterator[str]:
 
 
 def _check_workload(load: Workload) -> Iterator[str]:
-    """Yield what is wrong; each text begins with the key inside the workload."""
+    """Yield the faults of a workload. Each text begins with the key inside the workload."""
     for key, count, most in _counts(load):
         if count > most:
-            yield f".{key}: {count}, more than {most}"
+            yield f".{key}: {count} is more than the limit of {most}"
     if load.cache not in ("", "salt", "flush", "shared"):
         yield f".cache: {shorten_untrusted(load.cache)} is not salt, flush or shared"
     for prompts in (
@@ -283,7 +289,9 @@ def _counts(load: Workload) -> tuple[tuple[str, int, int], ...]:
 
 
 def _check_arrivals(load: Workload) -> Iterator[str]:
-    """Check an open loop, whose requests are all created before the run starts."""
+    """Check the numbers of an open loop. All its requests are created before the run starts, so
+    their number is limited.
+    """
     numbers = (
         load.rate_per_s,
         load.burstiness,
@@ -291,7 +299,7 @@ def _check_arrivals(load: Workload) -> Iterator[str]:
         *(number for stage in load.stages for number in astuple(stage)),
     )
     if min(numbers) < 0 or not all(part.weight > 0 for part in parts_of(load)):
-        yield "rate, burstiness, speed or a stage is below 0, or a weight is not above 0"
+        yield "rate, burstiness, speed and stages must be at least 0, and weights above 0"
     requests = load.rate_per_s * load.duration_s + sum(requests_due(stage) for stage in load.stages)
     if not requests <= _MOST_REQUESTS:
-        yield f"{requests:g} requests in a run, more than {_MOST_REQUESTS}"
+        yield f"{requests:g} requests in a run are more than the limit of {_MOST_REQUESTS}"
