@@ -189,7 +189,10 @@ def test_all_ways_at_once_are_all_told() -> None:
         "; the run took 90.0 % of the 95400 tok/s that the client can drive against a null server"
     )
     (gate,) = gates(client_use=0.9)
-    assert gate.message == "the client was the limit: the run took 90.0 % of the cores that the client can use"
+    assert (
+        gate.message
+        == "the client was the limit: the run took 90.0 % of the cores that the client can use"
+    )
 
 
 @pytest.mark.parametrize("use", [None, 0.0, 0.70])

@@ -412,7 +412,7 @@ def test_an_impossible_move_tells_the_last_events() -> None:
     trial, _ = follow(WHOLE[:6])
     with pytest.raises(
         InvalidTransition,
-        match=r"ServerStopped in MEASURING.*awaiting MeasureRun.*ServerReady→LAUNCHING",
+        match=r"ServerStopped is impossible in phase MEASURING.*awaits MeasureRun.*ServerReady→LAUNCHING",
     ) as told:
         step(trial, ServerStopped(), 9.0)
     assert [entry.kind for entry in told.value.recent][-2:] == ["ConfigurationProved", "WarmedUp"]
