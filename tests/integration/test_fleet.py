@@ -277,7 +277,7 @@ async def test_a_job_that_needs_more_gpus_than_the_host_has_is_refused(
 ) -> None:
     agent.simulated_gpus = 4
     async with controller(tmp_path, agent) as fleet:
-        with pytest.raises(ConfigError, match="needs 8 GPUs, host here has 4"):
+        with pytest.raises(ConfigError, match="needs 8 GPUs, but host here has 4"):
             await fleet.submit(JOB, "job.yaml")
         assert await fleet.jobs() == ()
 

@@ -190,7 +190,7 @@ async def test_a_host_for_load_alone_gets_no_trials(roads: Roads) -> None:
 
 async def test_a_job_gets_no_more_gpus_than_the_file_says(roads: Roads) -> None:
     async with up(roads.agent("a")), controller(roads, replace(A, simulated_gpus=4)) as fleet:
-        with pytest.raises(ConfigError, match="needs 8 GPUs, host a has 4"):
+        with pytest.raises(ConfigError, match="needs 8 GPUs, but host a has 4"):
             await fleet.submit(JOB, "job.yaml")
 
 

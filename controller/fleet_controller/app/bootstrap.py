@@ -1,5 +1,5 @@
-"""Builds a whole controller from its parts and stops them in reverse order, for the daemon and for
-`fleetctl`.
+"""Builds a controller from its parts and stops the parts in reverse order. The daemon and
+`fleetctl` both use it.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ from fleet_transport.tls_identity import TlsFiles
 
 @dataclass(frozen=True, slots=True)
 class ControllerEndpoints:
-    """Where a controller is reached. `listen`: ADDRESS:PORT with the certificates of `trust`,
-    unix:PATH, or empty for the socket in its state folder.
+    """The addresses at which a controller listens.
 
-    `metrics`: (address, port) of its Prometheus endpoint.
+    - `listen`: ADDRESS:PORT or unix:PATH; if empty, the socket in the controller's state folder.
+    - `trust`: the trust folder with the certificates for ADDRESS:PORT.
+    - `metrics`: (address, port) of the Prometheus endpoint; None for no endpoint.
     """
 
     listen: str = ""
@@ -43,8 +44,8 @@ class ControllerEndpoints:
 
     @property
     def tls(self) -> TlsFiles | None:
-        """The controller's TLS files, or None if it listens without TLS. Raises ConfigError if it
-        needs them and has none.
+        """Return the controller's TLS files, or None if it listens without TLS. Raises ConfigError
+        if TLS is needed and no trust folder is given.
         """
         if (
             not self.listen
@@ -61,7 +62,7 @@ class ControllerEndpoints:
 
 
 def endpoints_from_options(options: argparse.Namespace, state: Path) -> ControllerEndpoints:
-    """Return the endpoints for the options of `fleet-controller`. Raises ConfigError."""
+    """Return the endpoints that the options of `fleet-controller` ask for. Raises ConfigError."""
     metrics = options.metrics or (
         f"127.0.0.1:{options.metrics_port}" if options.metrics_port else ""
     )
@@ -75,7 +76,7 @@ def endpoints_from_options(options: argparse.Namespace, state: Path) -> Controll
 
 @dataclass(frozen=True, slots=True)
 class RunningController:
-    """A running controller, and the address where `fleetctl` reaches it."""
+    """A running controller with the address at which `fleetctl` reaches it."""
 
     fleet: FleetController
     address: str
@@ -91,9 +92,11 @@ async def start_controller(
     endpoints: ControllerEndpoints = ControllerEndpoints(),
     first_contact_s: float = FIRST_CONTACT_S,
 ) -> AsyncIterator[RunningController]:
-    """Run a controller in the with block. `agents`: addresses, or all targets.
+    """Run a controller in the with block. `agents` holds the addresses of agents, or all targets of
+    a fleet.
 
-    Raises Conflict if another controller works in `folder` or on the store, ConfigError.
+    Raises Conflict if another controller works in `folder` or on the store. Raises ConfigError for
+    settings that cannot be used.
     """
     targets = agents if isinstance(agents, FleetTargets) else FleetTargets(targets_of(agents))
     await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True, mode=0o700)

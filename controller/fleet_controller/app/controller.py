@@ -1,4 +1,4 @@
-"""The controller: follows its agents, stores their events, starts the next trials and fetches
+"""The controller, which follows its agents, stores their events, starts the next trials and fetches
 files.
 """
 
@@ -48,7 +48,9 @@ _DOWNLOAD_LIMIT_S = 20.0  # how long a stop waits for files that are still being
 
 
 class FleetController:
-    """A `Controller` with agents. Call `load` once; nothing happens unless `run` is running."""
+    """A `Controller` that is connected to agents. Call `load` once and then `run`. Without `run`,
+    no trial starts and no event is stored.
+    """
 
     def __init__(
         self,
@@ -75,8 +77,8 @@ class FleetController:
     # Work
 
     async def apply_inventory(self, inventory: Inventory) -> None:
-        """Apply a changed fleet file: add, remove and change hosts while everything
-        else continues.
+        """Add, remove and change hosts as a changed fleet file says. Everything else continues
+        meanwhile.
         """
         await self._connections.apply_targets(targets_of((), inventory))
 
@@ -86,11 +88,11 @@ class FleetController:
         await self._health.load()
 
     async def wait_for_agents(self) -> None:
-        """Return when all agents are connected, or after the time for a first contact. Call this
-        when they were just started.
+        """Return when all agents are connected, or when the time limit for the first contact is
+        over. Call this when the agents were just started.
 
-        For a host of a fleet file it is enough to know why it does not answer, since its agent was
-        not started here.
+        For a host of the fleet file, a known reason why it does not answer ends the wait too,
+        because its agent was not started here.
         """
         deadline_s = time.monotonic() + self._first_contact_s
         for connection in self._host_connections:
@@ -104,8 +106,8 @@ class FleetController:
             await wait_until_set(self._writer.job_index.next_change(), left_s)
 
     async def run(self, stopping: asyncio.Event) -> None:
-        """Follow the agents and start trials until `stopping`; then fetch missing files and close
-        the connections.
+        """Follow the agents and start trials until `stopping` is set. Then fetch missing files and
+        close the connections.
         """
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -161,8 +163,8 @@ class FleetController:
             job.trouble = f"no trials are started: {why}"
 
     async def _drop_removed_hosts(self) -> None:
-        """Drop hosts that were removed from the fleet file once nothing is active on them. Trials
-        that wait for them are closed.
+        """Drop hosts that were removed from the fleet file, once no trial runs on them. Close the
+        trials that wait for such a host.
         """
         for host in await self._connections.close_removed():
             for job in self._writer.job_index.open_jobs:
@@ -182,8 +184,8 @@ class FleetController:
                     await self._writer.save_attempt(trial.spec.trial_id, end)
 
     async def _start_attempts(self, start: TrialStart) -> None:
-        """Store the attempt before its order is sent. An agent that gets an order twice starts one
-        attempt.
+        """Store the attempt of each node of this start, and then send the orders. An agent that
+        gets the same order twice starts only one attempt.
         """
         nodes = ((start.trial_id, start.host), *start.members)
         await self._writer.begin_attempts(
@@ -201,11 +203,11 @@ class FleetController:
                     await connection.downloads.wait_until_done()
         except TimeoutError:
             log.warning(
-                "some files of trials were not fetched; the next controller start continues"
+                "not all files of trials were fetched; the next start of the controller continues"
             )
 
     async def _acknowledge_all(self) -> None:
-        """Acknowledge all stored events: an agent with unacknowledged events obeys no other
+        """Acknowledge all stored events, because an agent with unacknowledged events obeys no other
         controller.
         """
         try:
@@ -214,18 +216,21 @@ class FleetController:
                     *(connection.acknowledge_stored() for connection in self._host_connections)
                 )
         except TimeoutError:
-            log.info("some hosts got no acknowledgement of stored events; the next connection does")
+            log.info(
+                "some hosts do not know yet that their events are stored; they learn it at the next"
+                " connection"
+            )
 
     # What fleetctl asks
 
     async def submit(
         self, yaml: str, file_name: str, only_connected: bool = False, request_key: str = ""
     ) -> str:
-        """Plan, check and store a job; return its id. A repeated `request_key` returns the job
-        stored with it before.
+        """Plan, check and store a job, and return its id. If a job was stored with this
+        `request_key` before, return that job's id instead.
 
-        Raises JobRejected, HostUnreachable if no agent is connected, ConfigError if no host can run
-        the job.
+        Raises JobRejected for a job file with errors. Raises HostUnreachable if no agent is
+        connected. Raises ConfigError if no host can run the job.
         """
         return await self._submission.submit(yaml, file_name, only_connected, request_key)
 
@@ -263,8 +268,8 @@ class FleetController:
             await changed.wait()
 
     async def cancel(self, job_id: str) -> int:
-        """Start nothing more of the job and end what runs; return how many trials it ended or
-        prevented.
+        """Start no more trials of the job and end the running trials. Return how many trials were
+        ended or will never start.
         """
         row = await self._writer.find_job(job_id)
         job = self._writer.job_index.jobs.get(row.job_id)
@@ -284,8 +289,8 @@ class FleetController:
         )
 
     async def drain(self, host: str, reason: str) -> None:
-        """Start no new trials on a host; running ones are measured to their end. Raises
-        NotFound.
+        """Start no new trials on a host, and measure the running trials to their end. Raises
+        NotFound if no host has this name.
         """
         self._connections_to([host])
         await self._health.drain(host, reason)
@@ -306,11 +311,12 @@ class FleetController:
         names = [
             connection.host or connection.agent.address for connection in self._host_connections
         ]
+        known_hosts = ", ".join(sorted(names))
         for host in hosts:
             if host not in names:
                 raise NotFound(
                     f"there is no host {host}",
-                    f"the hosts are: {', '.join(sorted(names))}" if names else "no host is known",
+                    f"the hosts are: {known_hosts}" if names else "no host is known",
                 )
         return [
             connection
@@ -323,5 +329,5 @@ class FleetController:
         return await self._queries.results(job_id)
 
     async def trial(self, trial_id: str, attempt: int, with_log: bool) -> TrialDetail:
-        """Return one attempt of a trial; 0 means the newest."""
+        """Return one attempt of a trial. Attempt 0 means the newest."""
         return await self._queries.trial(trial_id, attempt, with_log)

@@ -1,6 +1,4 @@
-"""The process of the local agent for `fleetctl run` and `up`: started, watched, restarted and
-stopped.
-"""
+"""Starts, watches, restarts and stops the local agent's process for `fleetctl run` and `up`."""
 
 from __future__ import annotations
 
@@ -39,17 +37,17 @@ class LocalAgentConfig:
 
     @property
     def address(self) -> str:
-        """The gRPC target."""
+        """Return the gRPC target of the agent."""
         return listen_address(self.folder, "agent")
 
     @property
     def log(self) -> Path:
-        """The file with its output."""
+        """Return the file that the agent's output goes to."""
         return self.folder / "agent.log"
 
     @property
     def argv(self) -> tuple[str, ...]:
-        """The command that starts it."""
+        """Return the command that starts the agent."""
         options = (
             "--state",
             str(self.folder),
@@ -68,8 +66,8 @@ class LocalAgentConfig:
 
 
 class LocalAgent:
-    """One agent process. An agent of an earlier controller that still answers at the socket is used
-    instead of starting a second one.
+    """The agent process on this machine. If an agent of an earlier controller still answers at the
+    socket, it is used and no second agent is started.
     """
 
     def __init__(self, config: LocalAgentConfig) -> None:
@@ -84,8 +82,8 @@ class LocalAgent:
         self._stopping = False
 
     async def start(self) -> None:
-        """Start the agent and return when it is healthy. Raises HostUnreachable with the end of its
-        log if it is not healthy in time.
+        """Start the agent and return when it is healthy. If it is not healthy in time, raises
+        HostUnreachable with the end of the agent's log.
         """
         self.config.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if await self._is_healthy():
@@ -113,8 +111,8 @@ class LocalAgent:
         self.ready.set()
 
     async def keep_alive(self, report: Callable[[str], None]) -> None:
-        """Restart the agent whenever it ends, until `stop`. Raises HostUnreachable if it does not
-        start.
+        """Restart the agent whenever it ends, until `stop` is called. Raises HostUnreachable if the
+        agent does not start.
         """
         while not self._stopping:
             await self._wait_exit(None)
@@ -131,8 +129,8 @@ class LocalAgent:
         self._signal(signal.SIGTERM)
 
     async def stop(self) -> str:
-        """Stop it by SIGTERM, or by SIGKILL after the stop timeout, and reap it. Return a warning
-        if it was killed, else an empty text.
+        """Stop the agent by SIGTERM, or by SIGKILL after the stop timeout, and reap it. Return a
+        warning if it was killed, else an empty text.
         """
         self._stopping = True
         if self._pidfd is None:

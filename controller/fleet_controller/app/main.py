@@ -72,8 +72,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main() -> int:
-    """Run until SIGTERM or SIGINT and return the exit code. A mistake of the user shows no
-    traceback.
+    """Run until SIGTERM or SIGINT and return the exit code. A mistake of the user is printed
+    without a traceback.
     """
     options = build_parser().parse_args()
     log_to_stderr()

@@ -1,5 +1,5 @@
-"""The controller's gRPC service: converts messages to calls of a `Controller`, and errors to status
-codes.
+"""The controller's gRPC service. It turns gRPC requests into calls of a `Controller`, and errors
+into status codes.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ Context = aio.ServicerContext[Any, Any]
 
 
 async def _abort_with(context: Context, error: FleetError) -> NoReturn:
-    """Abort with the status of the error's kind. The text is message and hint, which `fleetctl`
-    shows unchanged.
+    """Abort the call with the status code that belongs to the error. The status text holds message
+    and hint, which `fleetctl` shows unchanged.
     """
     text = f"{error.message}\n{error.hint}" if error.hint else error.message
     await context.abort(
@@ -44,7 +44,7 @@ async def _abort_with(context: Context, error: FleetError) -> NoReturn:
 
 
 class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
-    """The service that `fleetctl` calls, on top of a `Controller`."""
+    """The gRPC service that `fleetctl` calls. It passes each call on to a `Controller`."""
 
     def __init__(self, controller: Controller) -> None:
         self._controller = controller
@@ -52,7 +52,7 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
     async def SubmitJob(
         self, request: pb.SubmitJobRequest, context: Context
     ) -> pb.SubmitJobResponse:
-        """Submit the text of a job file."""
+        """Submit the text of a job file. Return the id of the job and its number of trials."""
         try:
             job_id = await self._controller.submit(
                 request.yaml, request.file_name, request.only_connected, request.request_key
@@ -162,11 +162,11 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
 async def serve_controller(
     controller: Controller, address: str, tls_address: str = "", tls: TlsFiles | None = None
 ) -> AsyncIterator[str]:
-    """Serve the controller at `address` in the with block, with the standard health service, and
-    through a TLS gateway at `tls_address` if `tls` is given.
+    """Serve the controller at `address` in the with block, with gRPC's standard health service. If
+    `tls` is given, a TLS gateway at `tls_address` leads to it too.
 
-    Yields the address with its real port: that of the gateway if there is one. Raises ConfigError,
-    Conflict.
+    Yields the gateway's address if there is a gateway, else the address of the server; both with
+    the real port. Raises ConfigError, Conflict.
     """
     server = aio.server(options=_OPTIONS, interceptors=[RequestLimit(_LARGEST_MESSAGE_BYTES)])
     controller_pb2_grpc.add_ControllerServiceServicer_to_server(

@@ -1,6 +1,4 @@
-"""Tests whether a process accepts connections at an address, without importing gRPC,
-which is slow.
-"""
+"""Tests whether a process accepts connections at a socket. The slow import of gRPC is avoided."""
 
 from __future__ import annotations
 
@@ -8,8 +6,8 @@ import socket
 
 
 def is_listening(address: str) -> bool:
-    """Return whether a process listens at a `unix:PATH`. A socket file left by a killed process
-    does not count.
+    """Return whether a process listens at `unix:PATH`. The socket file of a killed process does not
+    count.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1.0)

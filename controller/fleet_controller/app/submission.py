@@ -1,4 +1,4 @@
-"""Turns a submitted job file into a stored job: plans it and checks it against the hosts."""
+"""Plans a submitted job file, checks it against the hosts, and stores the job."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _SIMULATOR_HINT = (
 class JobSubmission:
     """Plans, checks and stores the jobs that users submit.
 
-    `first_contact_s`: how long a submit waits for hosts that have not answered yet.
+    `first_contact_s` is how long a submit waits for hosts that have not answered yet.
     """
 
     def __init__(
@@ -53,10 +53,11 @@ class JobSubmission:
     async def submit(
         self, yaml: str, file_name: str, only_connected: bool, request_key: str
     ) -> str:
-        """Store a job and return its id; for a repeated request key, the id of the job stored then.
+        """Store a job and return its id. If a job was stored with this `request_key` before, return
+        that job's id instead.
 
-        Raises JobRejected, HostUnreachable if no agent is connected, ConfigError if no host can run
-        the job.
+        Raises JobRejected for a job file with errors. Raises HostUnreachable if no agent is
+        connected. Raises ConfigError if no host can run the job.
         """
         if existing_id := await self._writer.job_of_request(request_key):
             return existing_id
@@ -78,8 +79,8 @@ class JobSubmission:
         return await self._writer.add_job(row, specs, request_key)
 
     async def _plan(self, job: Job, only_connected: bool) -> Plan:
-        """Plan the job on the hosts that match. Hosts of the fleet file that do not answer now are
-        planned too, unless `only_connected`.
+        """Plan the job on the hosts that match. The plan includes hosts of the fleet file that do
+        not answer now, unless `only_connected` is set.
         """
         await wait_until_connected(
             self._connections.all, job.hosts.names, self._writer.job_index, self._first_contact_s
@@ -102,34 +103,39 @@ class JobSubmission:
         return plan
 
     def _check_runnable(self, specs: Sequence[TrialSpec], hosts: Sequence[str]) -> None:
-        """Raise ConfigError if no host has the GPUs of a trial, or a host does not allow it."""
+        """Raise ConfigError if no host has the GPUs that a trial needs, or if a host does not allow
+        the trial.
+        """
         for spec in specs:
             gpus = {
                 host: self._by_host[host].usable_gpus(spec.engine.kind)
                 for host in ([spec.host] if spec.host else hosts)
             }
             if spec.engine.kind is EngineKind.SIMULATED and not any(gpus.values()):
+                names = ", ".join(gpus)
                 raise ConfigError(
-                    f"variant {spec.variant} needs a simulated server, but host {', '.join(gpus)}"
+                    f"variant {spec.variant} needs a simulated server, but host {names}"
                     " runs no simulated servers",
                     _SIMULATOR_HINT,
                 )
             if spec.engine.gpus > max(gpus.values()):
-                there = ", ".join(f"host {host} has {count}" for host, count in gpus.items())
+                available = ", ".join(f"host {host} has {count}" for host, count in gpus.items())
                 raise ConfigError(
-                    f"variant {spec.variant} needs {spec.engine.gpus} GPUs, {there}",
+                    f"variant {spec.variant} needs {spec.engine.gpus} GPUs, but {available}",
                     "lower engine.gpus and the parallel sizes, or choose other hosts",
                 )
             self._check_allowed(spec, [*gpus])
 
     def _check_allowed(self, spec: TrialSpec, hosts: Sequence[str]) -> None:
-        """Refuse now what an agent would refuse at the start, by the policy that it advertises."""
+        """Raise ConfigError if the policy that a host's agent advertises forbids the trial. The
+        agent would refuse the trial at its start.
+        """
         for host in hosts:
             what, entry = predicted_refusal(spec.engine, self._by_host[host].advertised_policy)
             if what:
                 raise ConfigError(
                     f"variant {spec.variant}: host {host} does not allow {what}",
-                    f"choose another, or ask the owner of the fleet to write "
+                    f"use what the host allows, or ask the owner of the fleet to write "
                     f"`allow: {{{entry}}}` for host {host} in the fleet file "
                     "and to run `fleetctl deploy`",
                 )
@@ -137,7 +143,9 @@ class JobSubmission:
     def _placement(
         self, choice: HostChoice, specs: Sequence[TrialSpec], hosts: Sequence[str]
     ) -> HostChoice:
-        """Return the choice with the part of a host that a shared trial takes."""
+        """Return the host choice with the fraction of a host's GPUs that one trial takes. The
+        fraction is set only if the job's trials share hosts.
+        """
         largest = max(specs, key=lambda spec: spec.engine.gpus)
         reported = (self._by_host[host].usable_gpus(largest.engine.kind) for host in hosts)
         most = max((gpus for gpus in reported if gpus != GPUS_UNKNOWN), default=0)
@@ -148,21 +156,26 @@ class JobSubmission:
         )
 
     def _check_gang_addresses(self, gangs: Iterable[Sequence[str]]) -> None:
-        """Raise ConfigError if a remote member of a gang has no address to reach its lead at."""
+        """Raise ConfigError if a gang has remote members and no address is known at which they
+        reach the lead.
+        """
         for lead, *members in gangs:
             remote = [host for host in members if self._by_host[host].meeting_host != LOOPBACK]
             if remote and self._by_host[lead].meeting_host == LOOPBACK:
+                names, address = ", ".join(remote), self._by_host[lead].agent.address
                 raise ConfigError(
-                    f"no address is known at which host {', '.join(remote)} reaches host {lead}: "
-                    f"the agent of {lead} is at {self._by_host[lead].agent.address}",
-                    f"start the agent of {lead}, the first host of the server, with "
+                    f"no address is known at which host {names} reaches host {lead}: "
+                    f"the agent of host {lead} is at {address}",
+                    f"start the agent of host {lead}, the first host of the server, with "
                     "--label address=HOST, where HOST is its address for the other hosts",
                 )
 
 
 def _gangs(job: Job, plan: Plan) -> set[tuple[str, ...]]:
-    """Return the hosts of each server, the lead first: as planned, or with every host as a possible
-    lead where a block may go to any host.
+    """Return the hosts of each server, with the lead first.
+
+    If every block has its hosts in the plan, these hosts are returned. If a block may go to any
+    host, each host is returned once as the lead, with all other hosts as members.
     """
     if job.hosts.every_host:
         return {(planned.host, *planned.members) for planned in plan.trials}

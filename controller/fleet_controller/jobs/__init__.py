@@ -1,1 +1,1 @@
-"""Holds jobs and trials in memory; writes each change to the store first."""
+"""Holds jobs and trials in memory. Each change is written to the store first."""

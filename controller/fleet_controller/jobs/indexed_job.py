@@ -1,4 +1,6 @@
-"""One job with its trials in memory, and what changed in it since a watcher last looked."""
+"""Holds one job with its trials in memory, and finds what changed in the job since a watcher last
+looked.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,10 @@ from fleet_protos.trial_types import Outcome, Phase
 
 class IndexedJob:
     """One job and its trials by id, in plan order. Counts are kept up to date, because a job may
-    have 10,000 trials and each event reads them.
+    have 10,000 trials and each event reads the counts.
 
-    `nodes`: the trials as their hosts report them. The nodes of a server over several hosts make
-    one of `trials`.
+    `nodes` holds the trials as their hosts report them. If a server has nodes on several hosts, the
+    nodes are merged into a single entry of `trials`.
     """
 
     def __init__(self, row: JobRow, nodes: Iterable[Trial]) -> None:
@@ -51,7 +53,7 @@ class IndexedJob:
         )
 
     def update_node(self, node: Trial) -> Trial:
-        """Replace a trial, or a node of one; return the trial after that."""
+        """Replace a trial or one node of a trial. Return the trial after the change."""
         self.nodes[node.spec.trial_id] = node
         lead = self.nodes[lead_and_rank(node.spec.trial_id)[0]]
         members = (
@@ -93,7 +95,7 @@ class IndexedJob:
             self.may_hold_hopeless = True
 
     def cancel(self) -> None:
-        """Mark the job cancelled; no trial starts any more."""
+        """Mark the job as cancelled, so that no trial starts any more."""
         self.row = replace(self.row, cancelled=True)
         self._waiting_index.clear()
         self._waiting = None
@@ -102,7 +104,9 @@ class IndexedJob:
 
     @property
     def waiting(self) -> WaitingJob:
-        """Which of its trials may begin; the same value until one of its trials begins or ends."""
+        """Return which trials of the job may begin. The value stays the same until a trial of the
+        job begins or ends.
+        """
         if self._waiting is None:
             self._waiting = WaitingJob(
                 self.row.job_id,
@@ -118,17 +122,17 @@ class IndexedJob:
 
     @property
     def host_time_s(self) -> float:
-        """The host time of the job in seconds; see `core.fairness`."""
+        """Return the host time of the job in seconds; see `core.fairness`."""
         hosts = sum(len(trial.hosts) for trial in self.active.values())
         return self._account.host_time_s(hosts, self._account.trial_s(self._planned_trial_s))
 
     def has_priority(self, priority: int) -> bool:
-        """Whether the job has this priority."""
+        """Return whether the job has this priority."""
         return self.row.priority == priority
 
     def catch_up(self, others: Iterable[IndexedJob]) -> None:
-        """Raise the host time to the least of `others`, the running jobs. Call this when a job
-        starts again after it had nothing running.
+        """Raise the job's host time to the smallest host time of `others`, the running jobs. Call
+        this when a job starts again after none of its trials ran.
         """
         trial_s = self._account.trial_s(self._planned_trial_s)
         before_s = (
@@ -140,7 +144,7 @@ class IndexedJob:
         self._waiting = None
 
     def works_elsewhere(self, trial: Trial) -> bool:
-        """Whether the variant of a trial was launched successfully on another host."""
+        """Return whether a trial of the same variant ended well on another host."""
         spec = trial.spec
         return any(
             other.spec.variant == spec.variant
@@ -152,12 +156,12 @@ class IndexedJob:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more will happen to the job."""
+        """Return whether nothing more will happen to the job."""
         return self.trials_over == len(self.trials)
 
     @property
     def summary(self) -> JobSummary:
-        """The job as it is listed."""
+        """Return the job's summary for the list of jobs."""
         return replace(
             summarize_trials(self.row, list(self.trials.values()), self.trials_over),
             trouble="" if self.is_over else self.trouble,
@@ -165,7 +169,9 @@ class IndexedJob:
 
     @property
     def left_s(self) -> float:
-        """Wall seconds that the job still needs; recomputed when a trial begins or ends."""
+        """Return the wall seconds that the job still needs. The value is recomputed when a trial
+        begins or ends.
+        """
         if self._left_s is None:
             self._left_s = (
                 0.0 if self.is_over else remaining_s(list(self.trials.values()), self.row.planned_s)
@@ -177,7 +183,9 @@ SeenTrials = dict[str, tuple[Trial, bool]]  # the trial, and whether its job was
 
 
 def job_change(job: IndexedJob, seen: SeenTrials) -> JobChange:
-    """Return the job now, with the trials that differ from `seen`. Update `seen`."""
+    """Return the state of the job with the trials that changed since `seen`. Update `seen` to the
+    state that is returned.
+    """
     cancelled = job.row.cancelled
     news = [
         (trial_id, trial)

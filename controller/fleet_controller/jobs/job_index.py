@@ -1,4 +1,4 @@
-"""The jobs of a running controller in memory, and the notification of changes."""
+"""Holds the jobs of a running controller in memory, and wakes the tasks that wait for a change."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _KEPT_OVER = 16
 
 
 class JobIndex:
-    """The jobs that are not over, and the last 16 that ended while this controller ran. Older ones
-    are only in the store.
+    """The jobs that are not over, and the last 16 jobs that ended while this controller ran. Older
+    jobs are only in the store.
     """
 
     def __init__(self) -> None:
@@ -39,10 +39,10 @@ class JobIndex:
         self.notify()
 
     def update_attempt(self, trial_id: str, attempt: Attempt, progress: str = "") -> Trial | None:
-        """Replace an attempt and return its trial after that, with all its nodes. Return None if
-        the trial belongs to no job in this index.
+        """Replace an attempt and return its trial after the change, with all its nodes. Return None
+        if the trial belongs to no job in this index.
 
-        `progress`: how far its launch has come.
+        `progress` says how far the launch of the attempt has come.
         """
         job = self.job_of(trial_id)
         if job is None:
@@ -70,14 +70,14 @@ class JobIndex:
                 del self._job_of[node]
 
     def assign_hosts(self, specs: Iterable[TrialSpec]) -> None:
-        """Replace the specs of trials and nodes that now have a host."""
+        """Replace the specs of trials and nodes to which a host was assigned."""
         for spec in specs:
             job = self._job_of[spec.trial_id]
             job.update_node(replace(job.nodes[spec.trial_id], spec=spec))
 
     def specs_for_start(self, start: TrialStart) -> list[TrialSpec]:
-        """Return the specs of all trials of the block, on the hosts of this start. Each node has
-        its own spec.
+        """Return the specs of all trials of the block, placed on the hosts of this start. Each node
+        of a trial has a spec of its own.
         """
         job = self._job_of[start.trial_id]
         hosts = (start.host, *(host for _, host in start.members))
@@ -89,7 +89,7 @@ class JobIndex:
         ]
 
     def cancel(self, job_id: str) -> list[Trial]:
-        """Mark the job cancelled; return its active trials."""
+        """Mark the job as cancelled and return its active trials."""
         job = self.jobs[job_id]
         job.cancel()
         if job.is_over:
@@ -98,12 +98,12 @@ class JobIndex:
         return list(job.active.values())
 
     def job_of(self, trial_id: str) -> IndexedJob | None:
-        """Return the job that has the trial or node, or None."""
+        """Return the job to which the trial or node belongs, or None."""
         return self._job_of.get(trial_id)
 
     def is_known_over(self, trial_id: str, number: int) -> bool:
-        """Whether the attempt of a trial or node has ended already, or belongs to no job in this
-        index.
+        """Return whether the attempt of a trial or node has ended. Return True also if the trial
+        belongs to no job in this index.
         """
         job = self.job_of(trial_id)
         return job is None or any(
@@ -112,19 +112,19 @@ class JobIndex:
 
     @property
     def open_jobs(self) -> tuple[IndexedJob, ...]:
-        """The jobs that are not over, oldest first."""
+        """Return the jobs that are not over, the oldest first."""
         return tuple(self._open.values())
 
     def running_jobs(self, excluding: IndexedJob) -> list[IndexedJob]:
-        """Return the other jobs of the same priority that have something running."""
+        """Return the other jobs that have an active trial and the same priority as `excluding`."""
         jobs = {id(job): job for job in self._active.values()}.values()
         return [
             job for job in jobs if job is not excluding and job.has_priority(excluding.row.priority)
         ]
 
     def host_times(self, priority: int) -> list[tuple[float, float]]:
-        """Return (host time, expected seconds of a trial) of the running jobs of this priority, or
-        of the waiting ones if none runs.
+        """Return (host time, expected seconds of a trial) for each running job of this priority. If
+        none of these jobs runs, return the pairs of the waiting jobs.
         """
         jobs = [job for job in self.open_jobs if job.has_priority(priority)]
         return [
@@ -133,8 +133,8 @@ class JobIndex:
         ]
 
     def newly_hopeless(self) -> Iterator[HopelessTrial]:
-        """Yield trials that will not be launched because their variant failed for good. A job is
-        checked once after such a failure.
+        """Yield trials that will not be launched because their variant failed for good. Each such
+        failure makes its job be checked once.
         """
         for job in self.open_jobs:
             if job.may_hold_hopeless and not job.row.cancelled:
@@ -159,8 +159,8 @@ class JobIndex:
         }
 
     def active_on(self, host: str) -> list[tuple[IndexedJob, Trial]]:
-        """Return the attempts that were begun on this host and are not over, each node of a gang on
-        its own.
+        """Return the attempts that were begun on this host and are not over. Each node of a gang is
+        returned separately.
         """
         active = ((job, job.trials[trial_id]) for trial_id, job in self._active.items())
         nodes = (
@@ -176,8 +176,8 @@ class JobIndex:
         ]
 
     def end_reason(self, trial_id: str) -> str:
-        """Return why a node must end because another node of its server has ended; empty if it may
-        continue.
+        """Return why a node must end because another node of its server has ended. Return an empty
+        text if the node may continue.
         """
         job = self.job_of(trial_id)
         return nodes_to_end(job.trials[lead_and_rank(trial_id)[0]]).get(trial_id, "") if job else ""
@@ -199,8 +199,8 @@ class JobIndex:
         self._changed = asyncio.Event()
 
     def next_change(self) -> asyncio.Event:
-        """Return an event that is set at the next change. Get it before reading the state, so that
-        no change is missed in between.
+        """Return an event that is set at the next change. Get the event before you read the state,
+        so that no change between the two steps is missed.
         """
         return self._changed
 

@@ -1,4 +1,4 @@
-"""Builds what commands show of a job: its line in a list, its detail, the status of its trials."""
+"""Builds what commands show of a job: its line in a list, its detail and its trials' states."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from fleet_protos.trial_types import Outcome, Phase
 
 
 def job_summary(row: JobRow, trials: Iterable[Trial]) -> JobSummary:
-    """Return a job as it is listed."""
+    """Return the line of a job for the list of jobs."""
     trials = fold_gangs(trials)
     return summarize_trials(row, trials, sum(is_over(trial, row.cancelled) for trial in trials))
 
 
 def summarize_trials(row: JobRow, trials: list[Trial], trials_over: int) -> JobSummary:
-    """Return the summary of a job whose gangs are folded and whose ended trials are counted."""
+    """Return the line of a job for the list of jobs. Each gang must be one entry of `trials`;
+    `trials_over` is the number of trials that have ended.
+    """
     return JobSummary(
         job_id=row.job_id,
         name=row.name,
@@ -43,9 +45,9 @@ def job_detail(row: JobRow, trials: Iterable[Trial], trouble: str = "") -> JobDe
 
 
 def trial_status(trial: Trial, number: int = 0, *, is_cancelled: bool = False) -> TrialStatus:
-    """Return one attempt of a trial: the newest, unless `number` names another.
+    """Return one attempt of a trial: the attempt with this number, or the newest if there is none.
 
-    `is_cancelled`: its job is cancelled, so a trial without an attempt never begins.
+    `is_cancelled` says that the job is cancelled, so that a trial without an attempt never begins.
     """
     spec = trial.spec
     attempt = next((known for known in trial.attempts if known.number == number), trial.newest)

@@ -1,4 +1,6 @@
-"""Answers queries from the store alone, for a running controller and for commands without one."""
+"""Answers queries from the store alone. A running controller uses this module, and so do commands
+when no controller runs.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,8 @@ _START_HINT = "start one with `fleetctl up`, or use `fleetctl run JOB`"
 
 
 class ReadOnlyController:
-    """A `Controller` that answers queries and refuses orders: for commands when no
-    controller runs.
+    """A `Controller` that answers queries and refuses orders. Commands use it when no controller
+    runs.
     """
 
     def __init__(self, store: Store, artifacts: Path) -> None:
@@ -36,27 +38,27 @@ class ReadOnlyController:
     async def submit(
         self, yaml: str, file_name: str, only_connected: bool = False, request_key: str = ""
     ) -> str:
-        """Raise HostUnreachable, because this needs a controller."""
+        """Raise HostUnreachable, because only a running controller can do this."""
         raise HostUnreachable(_NO_CONTROLLER, _START_HINT)
 
     async def cancel(self, job_id: str) -> int:
-        """Raise HostUnreachable, because this needs a controller."""
+        """Raise HostUnreachable, because only a running controller can do this."""
         raise HostUnreachable(_NO_CONTROLLER, _START_HINT)
 
     async def hosts(self) -> tuple[HostStatus, ...]:
-        """Raise HostUnreachable, because this needs a controller."""
+        """Raise HostUnreachable, because only a running controller can do this."""
         raise HostUnreachable(_NO_CONTROLLER, _START_HINT)
 
     async def drain(self, host: str, reason: str) -> None:
-        """Raise HostUnreachable, because this needs a controller."""
+        """Raise HostUnreachable, because only a running controller can do this."""
         raise HostUnreachable(_NO_CONTROLLER, _START_HINT)
 
     async def undrain(self, host: str) -> None:
-        """Raise HostUnreachable, because this needs a controller."""
+        """Raise HostUnreachable, because only a running controller can do this."""
         raise HostUnreachable(_NO_CONTROLLER, _START_HINT)
 
     async def check_hosts(self, hosts: Sequence[str]) -> AsyncIterator[HostCheck]:
-        """Raise HostUnreachable, because this needs a controller."""
+        """Raise HostUnreachable, because only a running controller can do this."""
         raise HostUnreachable(_NO_CONTROLLER, _START_HINT)
         yield HostCheck()
 
@@ -69,7 +71,7 @@ class ReadOnlyController:
         return await asyncio.to_thread(self._job, job_id)
 
     async def watch(self, job_id: str) -> AsyncIterator[JobChange]:
-        """Yield the job once; without a controller nothing changes."""
+        """Yield the job once, because nothing changes without a controller."""
         found = await self.job(job_id)
         yield JobChange(found.job, found.trials)
 
@@ -78,7 +80,7 @@ class ReadOnlyController:
         return await asyncio.to_thread(self._results, job_id)
 
     async def trial(self, trial_id: str, attempt: int, with_log: bool) -> TrialDetail:
-        """Return one attempt of a trial; 0 means the newest."""
+        """Return one attempt of a trial. Attempt 0 means the newest."""
         return await asyncio.to_thread(self._trial, trial_id, attempt, with_log)
 
     def _jobs(self) -> tuple[JobSummary, ...]:
@@ -102,8 +104,9 @@ class ReadOnlyController:
     def _trial(self, trial_id: str, attempt: int, with_log: bool) -> TrialDetail:
         trial = self._store.find_trial(trial_id)
         if attempt and all(known.number != attempt for known in trial.attempts):
+            attempts = len(trial.attempts)
             raise NotFound(
-                f"trial {trial_id} has no attempt {attempt}", f"it has {len(trial.attempts)}"
+                f"trial {trial_id} has no attempt {attempt}", f"its newest attempt is {attempts}"
             )
         found = trial_status(trial, attempt)
         events = tuple(self._store.events(trial_id, found.attempt))

@@ -1,4 +1,6 @@
-"""Changes the controller's state: first the store, then the index, then the metrics."""
+"""Changes the controller's state in a fixed order: first the store, then the index, then the
+metrics.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,8 @@ T = TypeVar("T")
 
 
 class StateWriter:
-    """The only writer of store, job index and metrics in a running controller. Changes keep the
-    order of the calls.
+    """Writes store, job index and metrics of a running controller. Nothing else writes them.
+    Changes are made in the order of the calls.
     """
 
     def __init__(self, store: Store, series: RunSeries) -> None:
@@ -56,8 +58,8 @@ class StateWriter:
                 )
 
     async def add_job(self, row: JobRow, specs: list[TrialSpec], request_key: str = "") -> str:
-        """Store a submitted job; return its id, or the id of the job that the same request stored
-        before.
+        """Store a submitted job and return its id. If a job was stored with this `request_key`
+        before, return that job's id instead.
         """
         job_id = await self.run_in_store(partial(self.store.add_job, row, specs, request_key))
         if job_id == row.job_id:
@@ -65,7 +67,7 @@ class StateWriter:
         return job_id
 
     async def job_of_request(self, request_key: str) -> str:
-        """Return the id of the job that a submit with this key stored; empty if there is none."""
+        """Return the id of the job that was stored with this request key, or an empty text."""
         return (
             await self.run_in_store(partial(self.store.job_of_request, request_key))
             if request_key
@@ -73,21 +75,23 @@ class StateWriter:
         )
 
     async def cancel_job(self, job_id: str) -> list[Trial]:
-        """Cancel a job; return its active trials."""
+        """Cancel a job and return its active trials."""
         await self.run_in_store(partial(self.store.cancel_job, job_id))
         return self.job_index.cancel(job_id)
 
     async def host_records(self) -> list[HostRecord]:
-        """Return what was decided about hosts."""
+        """Return the stored record of each host: whether it is drained or quarantined, and its
+        failures.
+        """
         return await self.run_in_store(self.store.host_records)
 
     async def save_host(self, record: HostRecord) -> None:
-        """Store what is decided about a host."""
+        """Store the record of one host."""
         await self.run_in_store(partial(self.store.save_host, record))
 
     async def find_job(self, start: str) -> JobRow:
-        """Return the job with this id, or the only one whose id begins with `start`. Raises
-        NotFound, ConfigError.
+        """Return the job with the id `start`, or the only job with an id that begins with `start`.
+        Raises NotFound if there is none. Raises ConfigError if several ids begin so.
         """
         return await self.run_in_store(partial(self.store.find_job, start))
 
@@ -98,8 +102,8 @@ class StateWriter:
     async def begin_attempts(
         self, trial_ids: Sequence[str], attempt: Attempt, placed: Sequence[TrialSpec] = ()
     ) -> None:
-        """Store this attempt for all of these nodes, or for none if the store fails. `placed`:
-        specs of nodes that now have a host.
+        """Store this attempt for all of these nodes, or for none if the store fails. `placed` holds
+        the specs of nodes to which a host was assigned.
         """
         await self.run_in_store(partial(self.store.save_attempt, trial_ids, attempt, placed))
         self.store_error = ""
@@ -110,10 +114,10 @@ class StateWriter:
     async def record_event(
         self, agent_id: str, host: str, event: Event, clock: HostClock = NO_SKEW
     ) -> Trial | None:
-        """Store an event of an agent; return the trial after it, or None if the event changes
-        nothing.
+        """Store an event of an agent. Return the trial after the event, or None if the event
+        changes nothing.
 
-        `clock`: the clock of its host compared with ours.
+        `clock` compares the clock of the agent's host with the controller's clock.
         """
         clock = replace(clock, now_unix_ns=time.time_ns())
         attempt = await self.run_in_store(
@@ -148,7 +152,7 @@ class StateWriter:
         return done
 
     def close(self) -> None:
-        """End the store's thread."""
+        """Stop the store's thread."""
         self._store_thread.shutdown()
 
     def _apply_attempt(self, trial_id: str, attempt: Attempt, progress: str = "") -> Trial | None:

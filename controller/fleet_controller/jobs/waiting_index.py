@@ -1,5 +1,5 @@
-"""The waiting trials of one job, by host and by block, kept up to date so that a decision reads
-only a few.
+"""Holds the waiting trials of one job by host and by block, so that a scheduling decision reads
+only a few of them.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from fleet_controller.core.trial_state import Trial
 
 
 class WaitingIndex:
-    """The trials of a job that may start, each list in plan order. `pinned`: by host; `blocks`: by
-    number, for blocks that no host has begun.
+    """The trials of a job that may start, each list in plan order.
+
+    - `pinned`: the trials that must run on a host, by host.
+    - `blocks`: the trials of blocks that no host has begun, by block number.
     """
 
     def __init__(self, trials: Iterable[str]) -> None:
@@ -23,7 +25,7 @@ class WaitingIndex:
         self._kept: dict[str, Trial] = {}
 
     def update(self, trial: Trial) -> None:
-        """Replace a trial."""
+        """Replace a trial, or remove it if it may not start."""
         before = self._kept.pop(trial.spec.trial_id, None)
         if before is not None:
             self._remove(before)
@@ -32,14 +34,14 @@ class WaitingIndex:
             insort(self._list_of(trial), trial, key=self._place_of)
 
     def clear(self) -> None:
-        """Remove all trials: nothing of the job starts any more."""
+        """Remove all trials, because no trial of the job starts any more."""
         self.pinned.clear()
         self.blocks.clear()
         self._kept.clear()
 
     @property
     def ordered_blocks(self) -> tuple[Block, ...]:
-        """The blocks in plan order."""
+        """Return the blocks in plan order."""
         return tuple(self.blocks[number] for number in sorted(self.blocks))
 
     def _place_of(self, trial: Trial) -> int:
