@@ -1,1 +1,1 @@
-"""A server with SGLang's HTTP endpoints and a model of time in place of a GPU."""
+"""Serves SGLang's HTTP endpoints with a model of time in place of a GPU."""

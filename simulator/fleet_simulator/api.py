@@ -1,4 +1,4 @@
-"""The HTTP endpoints of the simulated server: maps each request to its response."""
+"""Serves the HTTP endpoints of the simulated server: maps each request to its response."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ _OTHER_MODEL = "somebody/else"
 
 @dataclass(slots=True)
 class DecodeRates:
-    """Rates of the latest decode log line; SGLang's gauges are updated no more often."""
+    """Holds the rates in the newest decode line of the log. SGLang's gauges show these values until
+    the next such line.
+    """
 
     gen_throughput: float = 0.0
     accept_length: float = 0.0
@@ -48,8 +50,8 @@ class DecodeRates:
 
 @dataclass(frozen=True, slots=True)
 class ServerSetup:
-    """The setup of one server: its resolved arguments, its command line and its simulation
-    knobs.
+    """Holds how one server is set up: its resolved arguments, its command line and its simulation
+    settings.
     """
 
     args: Mapping[str, Any]
@@ -58,33 +60,35 @@ class ServerSetup:
 
     @property
     def is_member(self) -> bool:
-        """Whether another node of the server serves the requests, and this one only answers health
-        checks.
+        """Whether this node only answers health checks, because another node of the server serves
+        the requests.
         """
         return int(self.args["node_rank"]) > 0
 
     @property
     def model(self) -> str:
-        """The model name that the server reports."""
+        """The name of the model that the server reports."""
         if self.simulation.wrong_identity:
             return _OTHER_MODEL
         return str(self.args["served_model_name"])
 
     @property
     def cap(self) -> int:
-        """How many requests run at once; further ones wait in the queue."""
+        """The maximum number of requests that run at the same time. More requests wait in the
+        queue.
+        """
         return int(self.args["max_running_requests"] or DEFAULT_RUNNING_CAP)
 
     @property
     def draft_tokens(self) -> int:
-        """How many tokens are verified in a step; 0 without speculation."""
+        """The number of tokens that one step verifies; 0 without speculation."""
         if not self.args["speculative_algorithm"]:
             return 0
         return int(self.args["speculative_num_draft_tokens"] or 0)
 
 
 class GenerationResponder:
-    """Token sink of one generation: formats its tokens and sends them to the client."""
+    """Formats the tokens of one generation and sends them to the client. Implements TokenSink."""
 
     def __init__(
         self, exchange: HttpExchange, response_format: ResponseFormat, *, stream: bool
@@ -115,10 +119,10 @@ class GenerationResponder:
 
 
 class Api:
-    """Routes requests to endpoints.
+    """Routes each request to its endpoint.
 
-    `submit` hands a generation to the batching loop; `call_later(seconds, call)` is the only way in
-    which an endpoint waits.
+    `submit` hands a generation to the batching loop. `call_later(seconds, call)` runs `call` after
+    a delay; endpoints wait in no other way.
     """
 
     def __init__(
@@ -162,7 +166,7 @@ class Api:
         }
 
     def serve(self, exchange: HttpExchange) -> None:
-        """Answer one request, either now or once its tokens exist."""
+        """Respond to one request at once, or when its tokens exist."""
         method, path = exchange.request.method, exchange.request.path
         if self._setup.is_member:
             known = path in ("/ping", "/health", "/health_generate")

@@ -1,9 +1,10 @@
-"""Continuous batching of the simulated server: which requests run or wait, and which tokens each
-step yields.
+"""Simulates continuous batching: decides which requests run, which wait, and which tokens each step
+yields.
 
-All running requests advance together at each step. A step's end is counted from the end of the step
-before, never from the moment of waking up, so that lateness does not add up. The caller passes the
-time in. Times named `*_s` without a further word are wall seconds of the monotonic clock.
+At each step, all running requests advance together. A step begins at the moment at which the step
+before it was due to end. A late wake-up therefore does not delay later steps. The caller passes the
+current time. A time named `*_s` is in wall seconds of the monotonic clock, unless its name says
+`model`.
 """
 
 from __future__ import annotations
@@ -23,18 +24,19 @@ class TokenSink(Protocol):
     """Receives the tokens of one generation."""
 
     def on_tokens(self, generation: Generation, count: int) -> None:
-        """Take note of `count` more tokens; `generation.done` already includes them."""
+        """Store `count` more tokens; `generation.done` already includes them."""
 
     def flush(self, generation: Generation) -> None:
-        """Send what has been collected: all steps that were due have been reported."""
+        """Send the stored tokens. All steps that were due have been reported."""
 
 
 @dataclass(slots=True, eq=False)
 class Generation:
-    """One request inside the engine.
+    """Holds the state of one request in the engine.
 
-    It ends at `token_limit` tokens. `stops_itself`: it then ends with a stop token, and not because
-    of its length limit. `correct_drafts[n]` counts the cycles in which n drafts were right.
+    `token_limit`: the number of tokens at which the request ends.
+    `stops_itself`: True if it ends with a stop token, False if it ends at its length limit.
+    `correct_drafts[n]`: the number of cycles in which exactly n drafts were accepted.
     """
 
     prompt_tokens: int
@@ -55,13 +57,13 @@ class Generation:
 
     @property
     def finished(self) -> bool:
-        """Whether all its tokens have been yielded."""
+        """Whether all tokens of the request have been generated."""
         return self.done >= self.token_limit
 
 
 @dataclass(slots=True)
 class Totals:
-    """Counters since the start of the server."""
+    """Counts requests, tokens and steps since the start of the server."""
 
     requests: int = 0
     prompt_tokens: int = 0
@@ -73,10 +75,11 @@ class Totals:
 
 
 class Batching:
-    """Continuous batching of one server.
+    """Runs the continuous batching of one server.
 
-    `noise_factor(at_s)` multiplies the duration of a step that starts at `at_s`; `scale` model
-    seconds pass in one wall second.
+    `cap`: the maximum number of requests that run at the same time.
+    `scale`: the model seconds that pass in one wall second.
+    `noise_factor(at_s)`: the factor for the duration of a step that begins at `at_s`.
     """
 
     def __init__(
@@ -109,7 +112,7 @@ class Batching:
         return self._step_ends_s is not None
 
     def submit(self, generation: Generation, now_s: float) -> float:
-        """Accept a request; return the time at which to call `wake`."""
+        """Accept a request. Return the time at which the caller must call `wake`."""
         self.totals.requests += 1
         generation.number = self.totals.requests
         generation.arrived_s = now_s
@@ -124,15 +127,19 @@ class Batching:
         return self._step_ends_s or now_s
 
     def cancel(self, generation: Generation) -> None:
-        """Mark a request whose client has disconnected; it leaves at the next step."""
+        """Mark a request whose client has disconnected. The request leaves the batch at the next
+        step.
+        """
         if not generation.finished and not generation.cancelled:
             generation.cancelled = True
             self.totals.aborted += 1
 
     def wake(self, now_s: float) -> float | None:
-        """End every step that is due and start the next ones.
+        """End the steps that are due, at most MAX_STEPS_PER_WAKE, and start the next step after
+        each.
 
-        Return the time at which to call `wake` again, or None if no request is left.
+        Return the time at which the caller must call `wake` again. Return None if no request is
+        left.
         """
         notified: dict[Generation, None] = {}
         steps = 0

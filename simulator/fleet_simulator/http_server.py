@@ -1,4 +1,4 @@
-"""HTTP/1.1 on a raw connection: parses requests and writes whole or chunked responses."""
+"""Serves HTTP/1.1 on a raw connection: parses requests, and writes responses whole or in chunks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """One request with its whole body; `target` is the path with its query."""
+    """Holds one request with its whole body. `target` is the path with its query."""
 
     method: str
     target: str
@@ -33,8 +33,8 @@ class HttpRequest:
 
 
 class BadRequest(Exception):
-    """The received bytes are not a valid HTTP request; holds the status and text to respond
-    with.
+    """Reports that the received bytes are not a valid HTTP request. It holds the status and the
+    text of the response.
     """
 
     def __init__(self, status: int, message: str) -> None:
@@ -43,7 +43,9 @@ class BadRequest(Exception):
 
 
 class HttpExchange:
-    """The response to one request; every method does nothing once the client has disconnected."""
+    """Sends the response to one request. Once the client has disconnected, its methods send
+    nothing.
+    """
 
     def __init__(self, connection: HttpConnection, request: HttpRequest, *, keep: bool) -> None:
         self.request = request
@@ -61,12 +63,12 @@ class HttpExchange:
         self._end(status)
 
     def start_stream(self) -> None:
-        """Send the header of an event stream; frames follow."""
+        """Send the header of an event stream. The caller then sends its frames."""
         fields = "content-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n"
         self._connection.write(self._head(200, fields))
 
     def write_frames(self, frames: bytes) -> None:
-        """Send one or several chunks made by `http_chunk` in one write."""
+        """Send one or more chunks that `http_chunk` made, in one write."""
         self._connection.write(frames)
 
     def end_stream(self) -> None:
@@ -90,9 +92,10 @@ def http_chunk(content: bytes) -> bytes:
 
 
 class HttpConnection(asyncio.Protocol):
-    """The connection of one client; its requests are answered in order, one at a time.
+    """Serves the connection of one client. Requests are answered in order, one at a time.
 
-    `serve` gets each request, `log` each request with the status of its response.
+    `serve` is called with each request. `log` is called with each request and the status of its
+    response.
     """
 
     def __init__(
@@ -128,7 +131,7 @@ class HttpConnection(asyncio.Protocol):
             self._transport.write(data)
 
     def on_replied(self, request: HttpRequest, status: int, *, keep: bool) -> None:
-        """Log a completed exchange, then serve the requests that arrived in the meantime."""
+        """Log a request that was answered. Then serve the requests that arrived in the meantime."""
         self._log(request, status)
         self._exchange = None
         if not keep and self._transport is not None:
@@ -199,7 +202,9 @@ def parse_head(head: bytes) -> tuple[str, str, dict[str, str]]:
 
 
 def read_body(received: bytearray, start: int, headers: dict[str, str]) -> tuple[bytes, int] | None:
-    """Return (body, position after its end), or None while it is incomplete. Raises BadRequest."""
+    """Return (body, position after its end). Return None if the body is incomplete. Raises
+    BadRequest.
+    """
     if headers.get("transfer-encoding", "").lower() == "chunked":
         return _read_chunks(received, start)
     try:

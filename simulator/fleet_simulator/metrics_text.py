@@ -1,4 +1,4 @@
-"""Renders /metrics with SGLang's metric names from the counters of the simulated server."""
+"""Renders the counters of the simulated server as /metrics, with SGLang's metric names."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fleet_simulator.batching import Totals
 
 _HELP = {
-    "simulated_engine_time_scale": "Model seconds per wall second of the simulated server.",
+    "simulated_engine_time_scale": "Model seconds in one wall second of the simulated server.",
     "sglang:num_running_reqs": "The number of running requests.",
     "sglang:num_queue_reqs": "The number of requests in the waiting queue.",
     "sglang:gen_throughput": "The generation throughput (token/s).",
@@ -28,9 +28,10 @@ _HELP = {
 
 @dataclass(frozen=True, slots=True)
 class MetricsSnapshot:
-    """The values that /metrics shows in addition to the totals.
+    """Holds the values that /metrics shows in addition to the totals.
 
-    Rates are per second of model time, over the latest interval between two decode log lines.
+    Rates are per second of model time, over the time between the newest two decode lines of the
+    log.
     """
 
     model: str

@@ -1,4 +1,6 @@
-"""The three kinds of noise of the simulated server, each seeded and switched off on its own."""
+"""Computes the noise of the simulated server. Each of its three kinds has a seed and can be
+switched off alone.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +13,21 @@ DRIFT_TURN_HOURS = 2.0
 
 
 def launch_factor(seed: int, launch: str, deviation: float) -> float:
-    """Return the factor of all step times of one launch.
+    """Return the factor by which all steps of one launch take longer or shorter.
 
-    It is log-normal with median 1 and relative standard deviation `deviation`.
+    The factor is log-normal with median 1 and relative standard deviation `deviation`.
     """
     return math.exp(deviation * _normal(seed, launch, "launch")) if deviation else 1.0
 
 
 def run_factor(seed: int, launch: str, deviation: float, at_s: float) -> float:
-    """Return the factor of step times at `at_s` seconds of model time after the launch's start.
+    """Return the factor by which steps take longer or shorter `at_s` seconds of model time after
+    the launch.
 
-    It varies slowly, with relative standard deviation `deviation`: a normal value every RUN_KNOT_S,
-    blended between with constant variance. So runs of that length differ, and longer runs average
-    the noise out.
+    The factor has the relative standard deviation `deviation` and varies slowly: a normal value is
+    drawn for every RUN_KNOT_S seconds, and values between two draws are blended with constant
+    variance. So runs of RUN_KNOT_S seconds differ from each other, and longer runs average the
+    noise out.
     """
     if not deviation:
         return 1.0
@@ -34,11 +38,11 @@ def run_factor(seed: int, launch: str, deviation: float, at_s: float) -> float:
 
 
 def drift_factor(seed: int, per_hour: float, model_hours: float) -> float:
-    """Return the drift that all launches of a seed share.
+    """Return the drift, a factor of step times that all launches with the same seed share.
 
-    It is a triangle wave around 1 with slope ±`per_hour` that turns every DRIFT_TURN_HOURS.
-    `model_hours` counts from the Unix epoch in model time, so that a launch continues where the one
-    before it stopped.
+    The drift is a triangle wave around 1. Its slope is ±`per_hour` and turns every
+    DRIFT_TURN_HOURS. `model_hours` counts from the Unix epoch in model time, so that a launch
+    continues the drift of the launch before it.
     """
     if not per_hour:
         return 1.0
@@ -50,7 +54,8 @@ def drift_factor(seed: int, per_hour: float, model_hours: float) -> float:
 def draw_accept_lengths(shares: tuple[float, ...], seed: str, size: int = 128) -> tuple[int, ...]:
     """Return `size` accept lengths in random order.
 
-    Their counts follow `shares`, so that their mean is exact to about 1 / size.
+    `shares` gives the share of each length. The counts follow the shares, so that the mean is exact
+    to about 1 / size.
     """
     quotas = [share * size for share in shares]
     counts = [int(quota) for quota in quotas]

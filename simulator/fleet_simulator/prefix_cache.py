@@ -1,4 +1,4 @@
-"""Records which prompts have been seen since the last flush, token by token."""
+"""Simulates SGLang's prefix cache: remembers which prompts were seen since the last flush."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Hashable, Sequence
 
 
 class PrefixCache:
-    """Finds the longest common prefix of a prompt with any earlier prompt, in tokens.
+    """Finds the longest prefix, in tokens, that a prompt shares with an earlier prompt.
 
-    It is never the whole prompt, because a prompt's last token is always computed.
+    The last token of a prompt never counts as cached, because a server always computes it.
     """
 
     def __init__(self, enabled: bool = True) -> None:

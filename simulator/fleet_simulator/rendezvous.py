@@ -1,5 +1,5 @@
-"""Connects the nodes of one simulated server, so that all start together and each notices the end
-of another.
+"""Connects the nodes of one simulated server, so that all nodes start together and each notices
+when another node ends.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ _GO = b"all nodes are connected\n"
 
 
 class Rendezvous:
-    """One node's connections to the others.
+    """Holds the connections of one node to other nodes of the same server.
 
-    Rank 0 listens at the rendezvous address; the other ranks connect to it.
+    Rank 0 listens at the rendezvous address. All other ranks connect to rank 0.
     """
 
     def __init__(self, args: Mapping[str, Any]) -> None:
@@ -26,9 +26,10 @@ class Rendezvous:
         self._joined = asyncio.Event()
 
     async def wait_complete(self) -> None:
-        """Return once all nodes are connected.
+        """Wait until all nodes are connected.
 
-        Raises OSError if rank 0 cannot listen, EOFError if rank 0 ended before all were connected.
+        Raises OSError if rank 0 cannot listen. Raises EOFError if rank 0 ended before all nodes
+        were connected.
         """
         if self._rank:
             reader, writer = await self._connect()
@@ -45,7 +46,7 @@ class Rendezvous:
             writer.write(_GO)
 
     async def wait_lost(self) -> str:
-        """Wait until a connected node ends; return its address as `HOST<PORT>`."""
+        """Wait until a connected node ends. Return the address of that node as `HOST<PORT>`."""
         waiting = {
             asyncio.ensure_future(reader.read(1)): writer for reader, writer in self._connections
         }

@@ -1,4 +1,4 @@
-"""Parses and validates the requests of a client; error texts read like SGLang's."""
+"""Parses and validates the requests of clients. Error texts have SGLang's wording."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ _NATURAL_TOKENS_SPREAD = 600
 
 
 class RequestRejected(Exception):
-    """The request gets status 400 with this text; `kind` is SGLang's name for the type of error."""
+    """Reports that a request gets status 400 with this text. `kind` is SGLang's name for the type
+    of error.
+    """
 
     def __init__(self, message: str, kind: str = "BadRequestError") -> None:
         super().__init__(message)
@@ -24,7 +26,9 @@ class RequestRejected(Exception):
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One requested generation. `limit` None: it runs until it ends by itself."""
+    """Holds one requested generation. `limit` is the maximum number of tokens; None
+    sets no limit.
+    """
 
     prompt: tuple[str | int, ...]
     limit: int | None
@@ -98,10 +102,11 @@ def parse_completion(body: dict[str, Any]) -> GenerationRequest:
 def choose_output_tokens(
     request: GenerationRequest, ring_start: int, *, short: bool
 ) -> tuple[int, bool]:
-    """Return (how many tokens the response gets, whether it ends with a stop token).
+    """Return (number of tokens in the response, whether the response ends with a stop token).
 
-    With ignore_eos that is the limit, else a length that the prompt decides, at most the limit.
-    `short` halves the limit.
+    With ignore_eos and a limit, the number is the limit. Otherwise the prompt decides the number,
+    up to the limit. `short` simulates a fault: the number is half of the limit, or half of what the
+    prompt decides if there is no limit.
     """
     natural = _NATURAL_TOKENS_MIN + ring_start % _NATURAL_TOKENS_SPREAD
     limit = natural if request.limit is None else request.limit

@@ -1,5 +1,5 @@
-"""Formats responses like SGLang 0.5.23: /generate, chat and text completions, whole and
-streamed.
+"""Formats responses as SGLang 0.5.23 does: /generate, chat completions and text completions, both
+streamed and whole.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ DONE = http_chunk(b"data: [DONE]\n\n")
 
 @dataclass(frozen=True, slots=True)
 class ResponseOptions:
-    """What the client wants its response to contain."""
+    """Holds what the client wants the response to contain."""
 
     stream: bool = False
     usage: bool = False
@@ -31,8 +31,8 @@ class ResponseOptions:
 
 @dataclass(frozen=True, slots=True)
 class ResponseContext:
-    """What every response to one request contains. `clock_offset_s`: Unix time minus the monotonic
-    clock.
+    """Holds what is the same in every response to one request. `clock_offset_s` is Unix time minus
+    the monotonic clock.
     """
 
     id: str
@@ -46,19 +46,20 @@ class ResponseContext:
 
 
 class ResponseFormat(Protocol):
-    """The response format of one API.
+    """Formats the responses of one API.
 
-    `delta` is called only before the end, `last_frames` once after it.
+    In a stream, `delta` is called for each group of new tokens, and `last_frames` once after the
+    last token.
     """
 
     def first_frames(self, generation: Generation) -> bytes:
-        """Return the frames before the first token."""
+        """Return the frames that are sent before the first token."""
 
     def delta(self, generation: Generation, count: int) -> bytes:
         """Return the frame of the newest `count` tokens."""
 
     def last_frames(self, generation: Generation) -> bytes:
-        """Return every frame after the tokens, the end mark included."""
+        """Return the frames that are sent after the last token, with the end mark."""
 
     def full_body(self, generation: Generation) -> bytes:
         """Return the body of a response that is not streamed."""
@@ -84,8 +85,8 @@ def finish_reason(generation: Generation) -> dict[str, Any]:
 
 
 def usage(generation: Generation, context: ResponseContext) -> dict[str, Any]:
-    """Return OpenAI's token counts; cached tokens only if the server runs with
-    --enable-cache-report.
+    """Return the token counts of the OpenAI API. Cached tokens are included only if the server runs
+    with --enable-cache-report.
     """
     reported = context.cache_report and generation.cached_tokens > 0
     return {
@@ -99,7 +100,7 @@ def usage(generation: Generation, context: ResponseContext) -> dict[str, Any]:
 
 
 def spec_counts(generation: Generation, draft_tokens: int) -> dict[str, Any]:
-    """Return the acceptance counts of one request.
+    """Return the acceptance counts of one request, in SGLang's format.
 
     The accept rate is (accepted drafts) / (proposed drafts), as in 0.5.12 and later.
     """
@@ -121,12 +122,12 @@ def spec_counts(generation: Generation, draft_tokens: int) -> dict[str, Any]:
 
 
 def cached_details(generation: Generation) -> dict[str, int] | None:
-    """Return how many cached tokens came from where; None if there were none."""
+    """Return the number of cached tokens by source. Return None if no token was cached."""
     return {"device": generation.cached_tokens, "host": 0} if generation.cached_tokens else None
 
 
 def running_meta(generation: Generation, context: ResponseContext) -> dict[str, Any]:
-    """Return `meta_info` of a request that still runs."""
+    """Return `meta_info` of a request that is still running."""
     return {
         "id": context.id,
         "finish_reason": None,
@@ -159,8 +160,8 @@ def final_meta(generation: Generation, context: ResponseContext) -> dict[str, An
 
 
 def sglang_extension(generation: Generation, context: ResponseContext) -> dict[str, Any] | None:
-    """Return SGLang's extension of OpenAI responses; None if the client wants none or it would be
-    empty.
+    """Return the object that SGLang adds to OpenAI responses. Return None if it would be empty, for
+    example because the client did not ask for it.
     """
     extension: dict[str, Any] = {}
     if context.options.cached_details and generation.cached_tokens:
@@ -186,9 +187,9 @@ def sglang_extension(generation: Generation, context: ResponseContext) -> dict[s
 
 
 class GenerateFormat:
-    """The format of /generate: each event holds all the text so far.
+    """Formats responses of /generate. Each event contains the whole text so far.
 
-    SGLang does this without --incremental-streaming-output.
+    SGLang does the same unless it is started with --incremental-streaming-output.
     """
 
     def __init__(self, context: ResponseContext) -> None:
@@ -217,8 +218,8 @@ class GenerateFormat:
 
 
 class OpenAiFormat:
-    """The format of /v1/chat/completions and /v1/completions: each event holds only the new
-    text.
+    """Formats responses of /v1/chat/completions and /v1/completions. Each event contains only the
+    new text.
     """
 
     def __init__(self, context: ResponseContext, *, chat: bool) -> None:

@@ -1,4 +1,4 @@
-r"""The process of the simulated server: command line, socket, signals and simulated faults.
+r"""Runs the simulated server as a process: command line, socket, signals and simulated faults.
 
     python -m fleet_simulator.server --model-path M --port P [any SGLang argument] \
         --simulation '{"time_scale": 20, "launch": "TRIAL/ATTEMPT"}'
@@ -32,7 +32,7 @@ from fleet_simulator.timerfd import TimerFd
 
 @dataclass(frozen=True, slots=True)
 class ServerStart:
-    """How the server was started, read from its command line and environment."""
+    """Holds how the server was started, as read from its command line and environment."""
 
     args: Mapping[str, Any]
     warnings: list[str]
@@ -43,9 +43,7 @@ class ServerStart:
 
 
 def parse_start(argv: Sequence[str], env: Mapping[str, str]) -> ServerStart:
-    """Parse the command line and the environment. Raises ValueError if the command line is
-    invalid.
-    """
+    """Return how the server was started. Raises ValueError if the command line is invalid."""
     given = server_args.parse(argv)
     raw = given.pop("simulation", "{}")
     knobs = json.loads(raw) if isinstance(raw, str) else {}
@@ -70,7 +68,7 @@ def parse_start(argv: Sequence[str], env: Mapping[str, str]) -> ServerStart:
 
 
 class SimulatedServer:
-    """One simulated server behind one socket."""
+    """Runs one simulated server on one listening socket."""
 
     def __init__(self, start: ServerStart, loop: asyncio.AbstractEventLoop) -> None:
         self._start = start
@@ -100,7 +98,8 @@ class SimulatedServer:
         self.stopped: asyncio.Future[int] = loop.create_future()
 
     async def serve(self) -> int:
-        """Listen until stopped; return the exit code, which is 0 after SIGTERM or SIGINT.
+        """Serve until stopped. Return the exit code: 0 after SIGTERM or SIGINT, 1 if another node
+        has ended.
 
         Raises OSError if the port is taken.
         """
@@ -123,8 +122,8 @@ class SimulatedServer:
         return code
 
     async def _load(self) -> None:
-        """Become ready after the load time; with several nodes, load together and stop when one of
-        them ends.
+        """Become ready after the load time. A server with several nodes first waits for all of
+        them, and stops when one of them ends.
         """
         nodes = int(self._start.args["nnodes"])
         rendezvous = Rendezvous(self._start.args) if nodes > 1 else None
@@ -228,7 +227,7 @@ class SimulatedServer:
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
-    """Return a new event loop: uvloop's if it is installed, else asyncio's."""
+    """Return a new event loop of uvloop, or of asyncio if uvloop is not installed."""
     try:
         import uvloop
     except ImportError:
@@ -238,8 +237,8 @@ def new_loop() -> asyncio.AbstractEventLoop:
 
 
 def main() -> int:
-    """Run the server; return 0 after SIGTERM, 1 if the port is taken, 2 for an invalid command
-    line.
+    """Run the server and return its exit code: 0 after SIGTERM or SIGINT, 1 if the port is taken or
+    another node has ended, 2 for an invalid command line.
     """
     try:
         start = parse_start(sys.argv[1:], os.environ)

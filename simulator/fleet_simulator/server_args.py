@@ -80,10 +80,10 @@ DEFAULTS: dict[str, Any] = {
 
 
 def parse(argv: Sequence[str]) -> dict[str, Any]:
-    """Return the options by SGLang's names with underscores.
+    """Return the options on a command line. The keys are SGLang's names with underscores.
 
-    A flag alone is True; several values make a list. Raises ValueError for a word that belongs to
-    no option.
+    An option without a value is True. An option with several values is a list. Raises ValueError
+    for a word that belongs to no option.
     """
     found: dict[str, list[str]] = {}
     values: list[str] | None = None
@@ -115,8 +115,8 @@ def _scalar(text: str) -> Any:
 
 
 def resolve(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return all server arguments as SGLang would report them, and the warnings that it
-    would log.
+    """Return all server arguments as SGLang would report them, and the warnings that SGLang would
+    log.
     """
     args = {**DEFAULTS, **given}
     args["tokenizer_path"] = args["tokenizer_path"] or args["model_path"]
@@ -169,7 +169,9 @@ def _resolve_eagle(args: dict[str, Any]) -> list[str]:
 
 
 def speculation(args: Mapping[str, Any]) -> Speculation | None:
-    """Return what the resolved arguments mean for the model of time; None without speculation."""
+    """Return the speculation that the resolved arguments set, as the model of time needs it. Return
+    None without speculation.
+    """
     algorithm = args["speculative_algorithm"]
     if not algorithm:
         return None

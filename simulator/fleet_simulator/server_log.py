@@ -1,4 +1,4 @@
-"""Writes the log of the simulated server to standard error, in the format of SGLang 0.5.23 and
+"""Writes the log of the simulated server to standard error, in the formats of SGLang 0.5.23 and
 NCCL.
 """
 
@@ -17,7 +17,7 @@ _QUIET_NCCL = ("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE")
 
 
 class ServerLog:
-    """Writes one line at a time, stamped with local wall time to the second."""
+    """Writes log lines. Each line begins with the local wall time to the second."""
 
     def __init__(self) -> None:
         self._second = 0
@@ -32,17 +32,17 @@ class ServerLog:
         self.write_unstamped(self._stamp + text)
 
     def write_unstamped(self, text: str) -> None:
-        """Write a line without a stamp; drop it if standard error cannot be written, for example on
-        a full disk.
+        """Write a line without the time. The line is dropped if standard error cannot be written,
+        for example on a full disk.
         """
         with contextlib.suppress(OSError):
             sys.stderr.write(text + "\n")
 
     def log_start(self, args: Mapping[str, Any], warnings: list[str], time_scale: float) -> None:
-        """Log what a server writes before it loads weights."""
+        """Log the lines that a server writes before it loads weights."""
         self.write(
-            f"SIMULATED ENGINE: not SGLang; a model of time at time scale x{time_scale:g}."
-            " Nothing below was computed by a model."
+            f"SIMULATED ENGINE: this is not SGLang. A model of time at time scale x{time_scale:g}"
+            " makes all numbers below."
         )
         for warning in warnings:
             self.write(warning)
@@ -71,7 +71,9 @@ class ServerLog:
             )
 
     def log_nccl(self, seen: Mapping[str, str]) -> None:
-        """Log what NCCL writes at level INFO about the variables that this process has."""
+        """Log the lines that NCCL writes at level INFO about its environment variables, which are
+        in `seen`.
+        """
         self.write_unstamped(f"NCCL version {NCCL_VERSION}")
         place = f"{socket.gethostname()}:{os.getpid()}:{os.getpid()} [0] NCCL INFO "
         for name, value in sorted(seen.items()):
@@ -84,7 +86,7 @@ class ServerLog:
         )
 
     def log_peer_lost(self, peer: str) -> None:
-        """Log what the ranks of a node write when another node has ended."""
+        """Log the lines that the ranks of a node write when another node has ended."""
         place = f"{socket.gethostname()}:{os.getpid()}:{os.getpid()} [0]"
         self.write_unstamped(
             f"{place} misc/socket.cc:58 NCCL WARN socketProgress:"
@@ -104,8 +106,9 @@ class ServerLog:
         accept: tuple[float, float] | None,
         tok_s: float,
     ) -> None:
-        """Log one line about the latest decode steps; `accept` is (length, rate)."""
-        spec = f"accept len: {accept[0]:.2f}, accept rate: {accept[1]:.2f}, " if accept else ""
+        """Log a line about the latest decode steps. `accept` is (accept length, accept rate)."""
+        length, rate = accept or (0.0, 0.0)
+        spec = f"accept len: {length:.2f}, accept rate: {rate:.2f}, " if accept else ""
         self.write(
             f"Decode batch, #running-req: {running}, #token: {tokens}, token usage: 0.00, {spec}"
             f"cuda graph: True, gen throughput (token/s): {tok_s:.2f}, #queue-req: {queued}"

@@ -1,10 +1,13 @@
-"""The model of time of the simulated server: how long a step takes and how many tokens it yields.
+"""Models the time of the simulated server: how long a step takes and how many tokens it yields.
 
-A step is one forward of a 61-layer mixture-of-experts model on 8 GPUs: compute, which grows with
-the tokens in it, and 122 all-reduces, whose latency and bandwidth depend on the NCCL variables. The
-constants are fitted to measured rates of one stream of 500 tokens after a prompt of 40: 62.9 tok/s
-with NCCL's defaults and 88.8 with tuned variables; with EAGLE-3 of 5 steps 71.3 and 86.7 (verify 21
-to 28 ms, the draft less than 5 % of a cycle). All times are seconds of model time.
+A step is one forward pass of a 61-layer mixture-of-experts model on 8 GPUs. It consists of compute,
+which takes longer with more tokens, and 122 all-reduces. The latency and bandwidth of an all-reduce
+depend on the NCCL variables.
+
+The constants are fitted to measured rates of one stream with a prompt of 40 tokens and 500 output
+tokens. Without speculation it reached 62.9 tok/s with NCCL's defaults and 88.8 with tuned
+variables. With EAGLE-3 and 5 steps it reached 71.3 and 86.7 tok/s; a verify took 21 to 28 ms, and
+the draft less than 5 % of a cycle. All times are seconds of model time.
 """
 
 from __future__ import annotations
@@ -59,11 +62,11 @@ _STANDALONE_PASS_S = 1.2e-3
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """Speculation as SGLang resolved it.
+    """Holds the settings of speculation after SGLang has resolved them.
 
-    `depth`: how many drafts in a row can be accepted. `draft_tokens`: how many tokens one forward
-    verifies. `matches_draft` False: EAGLE was requested for an EAGLE-3 draft, which accepts
-    nothing.
+    `depth`: the maximum number of drafts that one cycle can accept.
+    `draft_tokens`: the number of tokens that one forward pass verifies.
+    `matches_draft`: False if EAGLE was requested for an EAGLE-3 draft, so nothing is accepted.
     """
 
     algorithm: str
@@ -75,8 +78,8 @@ class Speculation:
 
 @dataclass(frozen=True, slots=True)
 class TimingConfiguration:
-    """Everything that decides the time of a step. `nccl`: the variables that the server process
-    has.
+    """Holds everything that decides how long a step takes. `nccl` are the NCCL variables of the
+    server process.
     """
 
     tp_size: int = REFERENCE_TP
@@ -85,7 +88,7 @@ class TimingConfiguration:
 
 
 def all_reduce_s(tokens: int, configuration: TimingConfiguration) -> float:
-    """Return the seconds of one all-reduce over `tokens` activations; 0 on one GPU."""
+    """Return the seconds of one all-reduce of `tokens` activations; 0 on one GPU."""
     if configuration.tp_size <= 1:
         return 0.0
     nccl = configuration.nccl
@@ -100,13 +103,13 @@ def all_reduce_s(tokens: int, configuration: TimingConfiguration) -> float:
 
 
 def compute_s(tokens: int) -> float:
-    """Return the seconds that one GPU computes in a forward over `tokens`."""
+    """Return the seconds for which one GPU computes in a forward pass over `tokens`."""
     experts_read = (1 - (1 - _EXPERTS_SHARE) ** tokens) / _EXPERTS_SHARE
     return _FIXED_S + _EXPERTS_S * experts_read + _PER_TOKEN_S * tokens
 
 
 def forward_s(tokens: int, configuration: TimingConfiguration) -> float:
-    """Return the seconds of one forward over `tokens`, all-reduces included."""
+    """Return the seconds of one forward pass over `tokens`, with its all-reduces."""
     return compute_s(tokens) + ALL_REDUCES * all_reduce_s(tokens, configuration)
 
 
@@ -117,7 +120,7 @@ def verify_s(batch: int, configuration: TimingConfiguration) -> float:
 
 
 def draft_s(batch: int, configuration: TimingConfiguration) -> float:
-    """Return the seconds of the draft model in one cycle; 0 for an n-gram table."""
+    """Return the seconds for which the draft model runs in one cycle; 0 for an n-gram table."""
     spec = configuration.speculation
     if spec is None or spec.algorithm == "NGRAM":
         return 0.0
@@ -130,9 +133,9 @@ def draft_s(batch: int, configuration: TimingConfiguration) -> float:
 
 
 def decode_s(batch: int, configuration: TimingConfiguration) -> float:
-    """Return the seconds of one decode step of `batch` running requests.
+    """Return the seconds of one decode step with `batch` running requests.
 
-    Under speculation that is one cycle of draft and verify.
+    Under speculation this is one cycle: draft and verify.
     """
     if configuration.speculation is None:
         return forward_s(batch, configuration)
@@ -140,16 +143,16 @@ def decode_s(batch: int, configuration: TimingConfiguration) -> float:
 
 
 def prefill_s(new_tokens: int, configuration: TimingConfiguration) -> float:
-    """Return the seconds until the first token of prompts with `new_tokens` outside the prefix
-    cache.
+    """Return the seconds of a prefill that computes `new_tokens` tokens, those that are not in the
+    prefix cache.
     """
     return _PREFILL_S + forward_s(max(new_tokens, 1), configuration)
 
 
 def accept_shares(speculation: Speculation) -> tuple[float, ...]:
-    """Return the share of cycles that yield 1, 2, … tokens, the bonus token included.
+    """Return the share of cycles that yield 1, 2, … tokens, with the bonus token.
 
-    The shares are geometric, because a draft is accepted only after all drafts before it.
+    The shares are geometric, because a draft is accepted only if all drafts before it are.
     """
     rate = 0.0
     if speculation.matches_draft:
@@ -161,7 +164,9 @@ def accept_shares(speculation: Speculation) -> tuple[float, ...]:
 
 
 def accept_length(configuration: TimingConfiguration) -> float:
-    """Return the mean tokens that a decode step yields for each request; 1 without speculation."""
+    """Return the mean number of tokens that a decode step yields per request; 1 without
+    speculation.
+    """
     if configuration.speculation is None:
         return 1.0
     return sum(
@@ -177,7 +182,7 @@ def stream_tok_s(
 ) -> float:
     """Return the output tokens per second of a single request without noise.
 
-    The time to first token counts too.
+    The time to first token is included.
     """
     steps = (tokens - 1) / accept_length(configuration)
     return tokens / (prefill_s(prompt_tokens, configuration) + steps * decode_s(1, configuration))

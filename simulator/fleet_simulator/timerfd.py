@@ -1,6 +1,6 @@
-"""A Linux timer that wakes an event loop at an absolute time, accurate to microseconds.
+"""Wakes an event loop at an absolute time with a Linux timer, accurate to microseconds.
 
-The timers of event loops themselves round to milliseconds.
+The timers of an event loop itself are accurate only to milliseconds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class _Spec(ctypes.Structure):
 
 
 class TimerFd:
-    """Calls `on_time` once for each time that is set; a new time replaces the one before.
+    """Calls `on_time` once at the time that was set. A newly set time replaces the earlier time.
 
     Raises OSError if the system does not support timerfd.
     """
@@ -37,7 +37,9 @@ class TimerFd:
         loop.add_reader(self._fd, self._on_readable)
 
     def set(self, at_s: float) -> None:
-        """Call `on_time` at `at_s` of the monotonic clock, or at once if that time has passed."""
+        """Call `on_time` when the monotonic clock reaches `at_s`, or at once if that time has
+        passed.
+        """
         whole = int(at_s)
         self._spec.value_s = whole
         self._spec.value_ns = max(int((at_s - whole) * 1e9), 1)

@@ -1,6 +1,6 @@
-"""The text that the simulated server generates: a fixed ring of made-up words.
+"""Makes the text that the simulated server generates, from a fixed ring of made-up words.
 
-The prompt decides at which word a response starts.
+The prompt decides at which word of the ring a response starts.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ _SYLLABLES = tuple(onset + vowel for onset in "bdfgklmnprstvzjw" for vowel in "a
 
 
 class TokenRing:
-    """The ring of words, encoded once, so that any run of tokens is a slice.
+    """Holds the ring of words, encoded once, so that the text of a response is a slice of it.
 
-    A token is one word with a space before it.
+    Each token is one word with a space before it.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class TokenRing:
         self._ids_at = _offsets(len(str(token)) + 1 for token in order * 2)
 
     def text(self, first: int, count: int) -> bytes:
-        """Return the words of `count` tokens; they need no escaping in JSON."""
+        """Return the words of `count` tokens. The words need no escaping in JSON."""
         return self._slice(self._text, self._text_at, first, count)
 
     def ids(self, first: int, count: int) -> bytes:
@@ -54,7 +54,7 @@ def _offsets(lengths: Iterable[int]) -> list[int]:
 
 
 def ring_position(prompt: tuple[str | int, ...]) -> int:
-    """Return where the response to `prompt` starts in the ring.
+    """Return the position in the ring at which the response to `prompt` starts.
 
     The position is the same in every process and under every configuration.
     """
