@@ -14,7 +14,8 @@ from dataclasses import fields, replace
 
 import pytest
 
-from fleet_agent.core.gates import CLIENT_USE_MAX, RunFacts
+from fleet_agent.core.gates import CLIENT_USE_MAX
+from fleet_agent.core.run_facts import RunFacts
 from fleet_agent.load.client.request_body import LoadTarget, http_request
 from fleet_agent.load.client.response_decoder import decode_response
 from fleet_agent.load.client.timed_http_client import Endpoint, Exchange

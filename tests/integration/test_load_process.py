@@ -5,11 +5,15 @@ leaves nothing behind.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import stat
 import sys
+import threading
+import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,11 +24,13 @@ import pyarrow.parquet as pq
 import pytest
 import pytest_asyncio
 
-from fleet_agent.core.gates import RunFacts
+from fleet_agent.core.gates import run_gates
+from fleet_agent.core.run_facts import RunFacts
 from fleet_agent.load.load_process import LoadProcess, driver_env
 from fleet_agent.load.messages import LoadRequest
+from fleet_agent.load.results.load_reply import LoadReply
 from fleet_protos.errors import LoadError
-from fleet_protos.trial_types import Workload
+from fleet_protos.trial_types import GateEffect, Measure, Workload
 from tests.fakes import streams
 from tests.fakes.scripted_server import SILENCE, served
 from tests.fakes.simulated_server import Running, simulated_server, speculative
@@ -188,6 +194,50 @@ async def test_a_run_gives_metrics_facts_and_a_raw_file(
     assert pq.read_metadata(path).metadata[b"benchfleet.client_reads_in"] == b"c"
     wall_s = (raw["last_ns"].max() - raw["intended_ns"].min()) / 1e9
     assert reply.duration_s == pytest.approx(50 * wall_s)
+
+
+@contextmanager
+def foreign_client(server: Running) -> Iterator[None]:
+    """Another client of the server, which sends one chat after the other."""
+    body = {"model": "demo/model", "messages": [{"role": "user", "content": "mine"}]}
+    stopped = threading.Event()
+
+    def send() -> None:
+        while not stopped.is_set():
+            request = urllib.request.Request(
+                f"{server.url}/v1/chat/completions",
+                json.dumps(body | {"max_tokens": 48, "ignore_eos": True}).encode(),
+                {"Content-Type": "application/json"},
+            )
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                answer.read()
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    try:
+        yield
+    finally:
+        stopped.set()
+        thread.join()
+
+
+async def test_the_requests_of_another_client_void_the_run(
+    load: LoadProcess, simulated: Running
+) -> None:
+    request = asked(simulated, workload=replace(SINGLE, concurrency=2), speculation=False)
+    await load.warm(request)
+
+    def gates(reply: LoadReply) -> list[tuple[str, GateEffect]]:
+        found = run_gates(RunFacts(**reply.facts), request.workload, Measure())
+        return [(gate.code, gate.effect) for gate in found if gate.code.startswith("foreign")]
+
+    alone = await load.run(request)
+    assert alone.facts["counted_output_tokens"] == alone.output_tokens == 240
+    assert gates(alone) == []
+    with foreign_client(simulated):
+        shared = await load.run(replace(request, run_index=1))
+    assert shared.facts["counted_output_tokens"] > 240
+    assert gates(shared) == [("foreign_requests", GateEffect.VOID_RUN)]
 
 
 async def test_many_users_are_shared_by_two_workers(

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet_agent.core.gates import GATES, RunFacts, run_gates
+from fleet_agent.core.gates import GATES, run_gates
+from fleet_agent.core.run_facts import RunFacts
 from fleet_protos.trial_types import (
     Gate,
     GateEffect,
@@ -31,6 +32,7 @@ GOOD = RunFacts(
     requests_ok=32, requests_failed=0, error_kinds={}, finish_reasons={"length": 32}, completion_tokens_min=500, completion_tokens_max=500,
     zero_token_requests=0, client_count_mismatch=0.0, cached_token_ratio=0.0, achieved_concurrency=7.9, dispatch_delay_p99_s=0.001,
     loop_lag_p99_s=0.001, speculation=True, accept_length=2.5, answered_share=None,
+    output_tokens=16000, prompt_tokens=3200, counted_output_tokens=16000.0, counted_prompt_tokens=3200.0, counted_requests=32.0,
 )  # fmt: skip
 NONE_OK = {
     "requests_ok": 0,
@@ -44,6 +46,42 @@ def gates(
     workload: Workload = CLOSED, measure: Measure | None = None, **changes: Any
 ) -> tuple[Gate, ...]:
     return run_gates(replace(GOOD, **changes), workload, measure or Measure())
+
+
+@pytest.mark.parametrize(
+    ("counted", "effect"),
+    [
+        ({"counted_output_tokens": 16200.0, "counted_requests": 33.0}, GateEffect.VOID_RUN),
+        ({"counted_prompt_tokens": 3300.0, "counted_requests": 33.0}, GateEffect.VOID_RUN),
+        ({"counted_output_tokens": float("nan")}, GateEffect.VOID_RUN),
+        ({"counted_output_tokens": 16100.0, "counted_requests": 33.0}, GateEffect.FLAG),
+        ({"counted_output_tokens": 16000.0}, None),
+        ({"counted_output_tokens": 15000.0}, None),
+        ({"counted_output_tokens": 20000.0, "requests_failed": 1}, None),
+        ({"counted_prompt_tokens": 9000.0, "prompt_tokens": None}, None),
+        ({"counted_prompt_tokens": None, "counted_requests": None}, None),
+    ],
+)
+def test_a_run_in_whose_window_the_server_worked_for_others_too_is_void(
+    counted: dict[str, Any], effect: GateEffect | None
+) -> None:
+    found = [gate.effect for gate in gates(**counted) if gate.code == "foreign_requests"]
+    assert found == ([effect] if effect is not None else [])
+
+
+def test_the_tokens_of_other_clients_are_named_with_those_of_the_run() -> None:
+    (gate,) = gates(
+        counted_output_tokens=28000.0, counted_prompt_tokens=4000.0, counted_requests=80.0
+    )
+    assert gate.message == (
+        "other clients used the server during the run: it counted 28000 output tokens, 16000 are "
+        "of this run; 4000 prompt tokens, 3200 of it; 80 requests, 32 of it"
+    )
+
+
+def test_a_server_without_counters_is_flagged_because_others_would_not_be_noticed() -> None:
+    (gate,) = gates(counted_output_tokens=None)
+    assert (gate.code, gate.effect) == ("foreign_requests_unknown", GateEffect.FLAG)
 
 
 @pytest.mark.parametrize("workload", [CLOSED, OPEN], ids=["closed", "open"])

@@ -12,7 +12,8 @@ from time import perf_counter_ns
 
 import pytest
 
-from fleet_agent.core.gates import GATES, RunFacts, run_gates
+from fleet_agent.core.gates import GATES, run_gates
+from fleet_agent.core.run_facts import RunFacts
 from fleet_agent.load.client.request_body import LoadTarget
 from fleet_agent.load.cluster.cluster_workers import ClusterWorkers
 from fleet_agent.load.cluster.membership import Membership, MembershipFiles

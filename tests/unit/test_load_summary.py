@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fleet_agent.core.gates import RunFacts
+from fleet_agent.core.run_facts import RunFacts
 from fleet_agent.load.client.request_record import RequestRecord, Response
 from fleet_agent.load.results.load_reply import LoadReply
 from fleet_agent.load.results.request_columns import Columns

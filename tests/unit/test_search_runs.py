@@ -14,7 +14,7 @@ import pytest
 
 from fleet_agent.core.admission.spec_validation import find_spec_faults
 from fleet_agent.core.effects import CollectEvidence, MeasureRun, WarmUp
-from fleet_agent.core.gates import RunFacts
+from fleet_agent.core.run_facts import RunFacts
 from fleet_agent.core.trial import AgentTrial
 from fleet_agent.core.trial_machine import new_trial, replay, step
 from fleet_agent.engines.catalogue import ENGINES

@@ -12,7 +12,7 @@ from typing import cast
 import pytest
 
 from fleet_agent.core.effects import MeasureRun
-from fleet_agent.core.gates import RunFacts
+from fleet_agent.core.run_facts import RunFacts
 from fleet_agent.core.trial_machine import new_trial, step
 from fleet_agent.engines.catalogue import ENGINES
 from fleet_agent.load.load_process import LoadProcess
@@ -51,6 +51,7 @@ FACTS = RunFacts(
     requests_ok=1, requests_failed=0, error_kinds={}, finish_reasons={"length": 1}, completion_tokens_min=9, completion_tokens_max=9,
     zero_token_requests=0, client_count_mismatch=0.0, cached_token_ratio=0.0, achieved_concurrency=1.0, dispatch_delay_p99_s=0.0,
     loop_lag_p99_s=0.0, speculation=False, accept_length=None, answered_share=None,
+    output_tokens=9, prompt_tokens=9, counted_output_tokens=9.0, counted_prompt_tokens=9.0, counted_requests=1.0,
 )  # fmt: skip
 
 

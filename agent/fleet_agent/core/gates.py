@@ -6,12 +6,12 @@ docs/gates.md gives the reason and the source of each gate. A test compares it w
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
+from fleet_agent.core.run_facts import RunFacts
+from fleet_agent.core.token_count_gates import token_count_gates
 from fleet_protos.trial_types import Gate, GateEffect, Measure, TrialSpec, Workload
-from fleet_protos.workload_rules import fixes_lengths, is_open_loop, shares_cache
+from fleet_protos.workload_rules import is_open_loop, shares_cache
 
-TOKEN_MISMATCH_MAX = 0.02
 CACHED_RATIO_MAX = 0.01
 CACHED_SHARE_MIN = 0.5  # of the prompt tokens that the workload planned to find in the cache
 ACCEPT_LENGTH_MIN = 1.05
@@ -29,6 +29,8 @@ GATES: Mapping[str, GateEffect] = {
     "short_output": GateEffect.VOID_RUN,
     "token_count_mismatch": GateEffect.VOID_RUN,
     "token_count_unchecked": GateEffect.FLAG,
+    "foreign_requests": GateEffect.VOID_RUN,
+    "foreign_requests_unknown": GateEffect.FLAG,
     "prefix_cache_hit": GateEffect.VOID_RUN,
     "prefix_cache_unknown": GateEffect.FLAG,
     "prefix_cache_missed": GateEffect.FLAG,
@@ -50,49 +52,6 @@ CONCURRENCY, DISPATCH_DELAY, LOOP_LAG, CAPACITY = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class RunFacts:
-    """Holds the facts about one run that its gates judge. All values are plain JSON values, so
-    `RunFacts(**json.loads(line))` reads them back.
-
-    Seconds are wall seconds of the client and never scaled, because they show whether the client
-    kept up. None means that the value is not known.
-    """
-
-    requests_ok: int
-    requests_failed: int
-    error_kinds: Mapping[str, int]  # of the failed requests
-    finish_reasons: Mapping[str, int]  # of the successful requests, as the server named them
-    completion_tokens_min: int  # over the successful requests, as the server counted them
-    completion_tokens_max: int
-    zero_token_requests: int
-    # |the client's count - the server's| / the server's, over the run
-    client_count_mismatch: float | None
-    # cached prompt tokens beyond those of the chat template / prompt tokens
-    cached_token_ratio: float | None
-    # mean requests in flight over the steady part; 0 unless the loop is closed
-    achieved_concurrency: float
-    dispatch_delay_p99_s: float  # real send - intended send
-    loop_lag_p99_s: float  # how late the client's event loop woke up
-    speculation: bool  # whether the variant requests it
-    accept_length: float | None  # output tokens per verify step, bonus token included
-    # open loop, second half of the arrivals: answers that ended / requests that were due; None also
-    # if there were too few
-    answered_share: float | None
-    # prompt tokens that the plan shares with an earlier request / prompt tokens; None: no plan
-    planned_cached_ratio: float | None = None
-    off_length: int = 0  # successful answers that do not have exactly the requested length
-    # the most that the shards of this run can drive, at one token per read; None: not calibrated
-    client_capacity_tok_s: float | None = None
-    # share of that capacity, or else of the client's cores, that this run took
-    client_use: float | None = None
-    # load from several hosts: how far apart its processes may have started, by the known accuracy
-    # of their clocks
-    start_skew_s: float = 0.0
-    client_cpu_s: float = 0.0  # CPU time of the client's processes, from start to last answer
-    client_decode_s: float = 0.0  # time that they then took to decode what was left
-
-
 def run_gates(facts: RunFacts, workload: Workload, measure: Measure) -> tuple[Gate, ...]:
     """Return the gates that a run trips, the worst effect first. Empty if the run trips no gate.
 
@@ -101,8 +60,7 @@ def run_gates(facts: RunFacts, workload: Workload, measure: Measure) -> tuple[Ga
     """
     found = [
         *_requests(facts),
-        *_output(facts, workload),
-        *_counts(facts),
+        *token_count_gates(facts, workload),
         *_cache(facts, workload),
         *_speculation(facts),
         *_client(facts, workload, measure),
@@ -138,47 +96,6 @@ def _requests(facts: RunFacts) -> Iterator[Gate]:
         )
     elif not facts.requests_ok:
         yield _void("requests_failed", "no request was answered")
-
-
-def _output(facts: RunFacts, workload: Workload) -> Iterator[Gate]:
-    if facts.zero_token_requests:
-        yield _void(
-            "zero_tokens",
-            f"{facts.zero_token_requests} of {facts.requests_ok} answers had no token",
-        )
-    if not facts.requests_ok or not fixes_lengths(workload):
-        return
-    other = ", ".join(
-        f"{count} × {reason}"
-        for reason, count in sorted(facts.finish_reasons.items())
-        if reason != "length"
-    )
-    reasons = f"; finish reasons other than length: {other}" if other else ""
-    least, most = facts.completion_tokens_min, facts.completion_tokens_max
-    if not workload.output_tokens:  # each answer has its own length
-        if other or facts.off_length:
-            message = (
-                f"{facts.off_length} of {facts.requests_ok} answers do not have the requested "
-                "length"
-            )
-            yield _void("short_output", message + reasons)
-    elif other or not least == most == workload.output_tokens:
-        message = f"{workload.output_tokens} tokens requested, {least} to {most} received"
-        yield _void("short_output", message + reasons)
-
-
-def _counts(facts: RunFacts) -> Iterator[Gate]:
-    if facts.client_count_mismatch is None:
-        yield _flag(
-            "token_count_unchecked",
-            "the client could not count the tokens, so the server's count is not checked",
-        )
-    elif not facts.client_count_mismatch <= TOKEN_MISMATCH_MAX:
-        yield _void(
-            "token_count_mismatch",
-            f"the token counts of client and server differ by "
-            f"{_percent(facts.client_count_mismatch)}",
-        )
 
 
 def _cache(facts: RunFacts, workload: Workload) -> Iterator[Gate]:

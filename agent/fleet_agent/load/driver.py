@@ -136,26 +136,23 @@ class Driver:
         *,
         warm: bool,
     ) -> LoadReply:
-        reads_counters = request.speculation and request.sglang and not warm
         capacity = (
             await self.calibration.measure_once()
             if isinstance(self.workers, LocalWorkers) and not warm
             else None
         )
-        before = await server_counters.fetch_metrics(url) if reads_counters else ""
+        before = await server_counters.fetch_metrics(url) if request.sglang else ""
         done = await self.workers.run(number, plans)
         _refuse_unfinished(done, plans[0].limit_s)
         columns = Columns.concatenate([result.columns for result in done.results])
         reply = await asyncio.to_thread(
             _summarise_run, columns, request, done, self.templates[url], plans[0].request_plan
         )
-        if reads_counters:
-            snapshots = server_counters.CounterSnapshots(
-                before,
-                await server_counters.fetch_metrics_after(url, before, reply.output_tokens),
-            )
-            shape = DraftShape(request.draft_steps or None, request.draft_tokens or None)
-            reply = server_counters.add_speculation(reply, snapshots, shape, request.time_scale)
+        # after a warm-up too, so that what it left to count does not count for the first run
+        after = await server_counters.fetch_metrics_after(url, before, reply.output_tokens)
+        reply = _with_counters(
+            reply, server_counters.CounterSnapshots(before, after), request, warm=warm
+        )
         if not warm:
             work = ClientWork.from_results(
                 done.results, is_open=is_open_loop(request.workload), time_scale=request.time_scale
@@ -174,6 +171,20 @@ class Driver:
         return replace(
             reply, parquet=await asyncio.to_thread(_write_parquet, request, columns, notes)
         )
+
+
+def _with_counters(
+    reply: LoadReply,
+    snapshots: server_counters.CounterSnapshots,
+    request: LoadRequest,
+    *,
+    warm: bool,
+) -> LoadReply:
+    reply = server_counters.add_counted(reply, snapshots)
+    if warm or not (request.speculation and request.sglang):
+        return reply
+    shape = DraftShape(request.draft_steps or None, request.draft_tokens or None)
+    return server_counters.add_speculation(reply, snapshots, shape, request.time_scale)
 
 
 def _refuse_unfinished(done: ShardResults, limit_s: float) -> None:

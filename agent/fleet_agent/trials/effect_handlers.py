@@ -9,8 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from fleet_agent.core.effects import CloseTrial
-from fleet_agent.core.gates import RunFacts, run_gates, sharing_gates
+from fleet_agent.core.gates import run_gates, sharing_gates
 from fleet_agent.core.load_search import SearchRun, judge_search_run, next_repeat
+from fleet_agent.core.run_facts import RunFacts
 from fleet_agent.core.steady_state import conclude_warm_up, level_of, rate_of
 from fleet_agent.load.messages import LoadRequest
 from fleet_agent.server.trial_server import TrialServer, TrialTools

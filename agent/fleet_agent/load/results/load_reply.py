@@ -23,7 +23,7 @@ class LoadReply:
     """
 
     metrics: Mapping[str, float] = field(default_factory=dict)
-    facts: Mapping[str, Any] = field(default_factory=dict)  # the fields of core.gates.RunFacts
+    facts: Mapping[str, Any] = field(default_factory=dict)  # the fields of core.run_facts.RunFacts
     # one original error text for each error kind, for people
     error_examples: Mapping[str, str] = field(default_factory=dict)
     requests_ok: int = 0

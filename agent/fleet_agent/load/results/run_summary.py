@@ -198,8 +198,8 @@ def _latencies_ns(columns: Columns, good: _Rows) -> dict[str, float]:
 
 
 def _facts(columns: Columns, rows: _Rows, good: _Rows, conditions: RunConditions) -> dict[str, Any]:
-    """Return the fields of core.gates.RunFacts. They judge the client, so their seconds are wall
-    seconds.
+    """Return the fields of core.run_facts.RunFacts. They judge the client, so their seconds are
+    wall seconds.
     """
     counts, workload = good.reported("completion_tokens"), conditions.workload
     failed = rows.where(pc.not_equal(rows[_FAILED], 0))
@@ -222,6 +222,8 @@ def _facts(columns: Columns, rows: _Rows, good: _Rows, conditions: RunConditions
         "accept_length": _accept_length(good),
         "answered_share": None if workload.concurrency else _answered_share(good),
         "client_count_mismatch": _count_mismatch(good),
+        "output_tokens": _sum(counts),
+        "prompt_tokens": _reported_sum(good, "prompt_tokens"),
         "off_length": _sum(
             pc.and_(pc.greater(good["asked_tokens"], 0), pc.not_equal(good["asked_tokens"], counts))
         ),
@@ -349,6 +351,12 @@ def _count_texts(columns: Columns, rows: _Rows, name: str) -> Mapping[str, int]:
     """Count the rows by their text."""
     found = arrow_tables.decode_texts(columns, name, rows[name]).fill_null("").value_counts()
     return {entry["values"]: entry["counts"] for entry in found.to_pylist()}
+
+
+def _reported_sum(rows: _Rows, name: str) -> int | None:
+    """Return the sum, or None if the server did not report the count with each answer."""
+    is_reported = pc.not_equal(rows[name], NOT_REPORTED)
+    return _sum(rows[name]) if pc.all(is_reported, min_count=0).as_py() else None
 
 
 def _sum(values: Any) -> int:

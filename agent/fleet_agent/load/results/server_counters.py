@@ -1,5 +1,5 @@
-"""Reads a server's /metrics before and after a run, and derives speculation metrics from the growth
-of its counters.
+"""Reads a server's /metrics before and after a run. The growth of its counters shows the requests
+of other clients, and the accept length.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Final
 from fleet_agent.load.client.http_fetch import fetch
 from fleet_agent.load.results.load_reply import LoadReply
 from fleet_knowledge.sglang_metrics.accept_length import (
+    GENERATED,
     AcceptLength,
     SpeculationCounters,
     accept_length_from_counters,
@@ -21,13 +22,20 @@ from fleet_knowledge.sglang_metrics.accept_rate import (
     accept_rates,
 )
 from fleet_knowledge.sglang_metrics.device_timer import DeviceTimes, mean_cycle
-from fleet_knowledge.sglang_metrics.prometheus_text import is_complete
+from fleet_knowledge.sglang_metrics.prometheus_text import is_complete, read_samples, total
 from fleet_protos import metric_names as names
 
 _FETCH_TIMEOUT_S: Final = 5.0
 _SETTLE_POLLS: Final = 5
 # the server counts a request when it finishes, which may be after its last byte was sent
 _SETTLE_PAUSE_S: Final = 0.1
+# field of core.run_facts.RunFacts → counter (0.4.1 - 0.5.23). SGLang does not count the requests of
+# /health_generate.
+_COUNTED: Final = {
+    "counted_output_tokens": GENERATED,
+    "counted_prompt_tokens": "sglang:prompt_tokens_total",
+    "counted_requests": "sglang:num_requests_total",
+}
 # a larger share of difference means that the window includes requests of other clients
 _MAX_TOKEN_MISMATCH: Final = 0.02
 _RATES: Final = {
@@ -68,6 +76,16 @@ async def fetch_metrics_after(url: str, before: str, tokens: int) -> str:
             break
         await asyncio.sleep(_SETTLE_PAUSE_S)
     return text
+
+
+def add_counted(summary: LoadReply, snapshots: CounterSnapshots) -> LoadReply:
+    """Add to the facts what the server counted in the window, for all of its clients."""
+    before, after = read_samples(snapshots.before), read_samples(snapshots.after)
+    counted = {
+        name: _growth(total(before, counter), total(after, counter))
+        for name, counter in _COUNTED.items()
+    }
+    return replace(summary, facts={**summary.facts, **counted})
 
 
 def add_speculation(
@@ -111,11 +129,18 @@ def _window_accept_length(snapshots: CounterSnapshots, tokens: int) -> AcceptLen
 
 
 def _counter_growth(before: str, after: str) -> float | None:
-    first, last = (
+    return _growth(
         SpeculationCounters.from_metrics(before).generated,
         SpeculationCounters.from_metrics(after).generated,
     )
-    return None if last is None else last - (first or 0.0)
+
+
+def _growth(before: float | None, after: float | None) -> float | None:
+    """Return None if the counter is missing or fell: the server then restarted. A counter appears
+    with its first request.
+    """
+    grown = None if after is None else after - (before or 0.0)
+    return None if grown is None or grown < 0 else grown
 
 
 def _cycle_metrics(snapshots: CounterSnapshots, time_scale: float) -> dict[str, float]:
