@@ -1,5 +1,5 @@
-"""Builds the inventory of a fleet from its checked file: lays the layers of each host over each
-other and expands ranges.
+"""Builds the inventory of a fleet from its checked file. The settings of a host, its group and the
+defaults are merged, and name ranges are expanded.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _ALLOW = ("python", "images", "models", "mounts", "env", "args")
 
 
 def file_ssh_settings(layers: Layers) -> FileSshSettings:
-    """Return what the file says about reaching the hosts of an entry."""
+    """Return the SSH settings that the file gives the hosts of an entry."""
     return FileSshSettings(
         user=layers.value("user"),
         port=layers.value("port"),
@@ -27,7 +27,7 @@ def file_ssh_settings(layers: Layers) -> FileSshSettings:
 
 
 def build_inventory(parsed: ParsedFleet, ssh_by_host: dict[str, Ssh]) -> Inventory:
-    """Return the fleet's inventory. `ssh_by_host` maps a host's name to how it is reached."""
+    """Return the fleet's inventory. `ssh_by_host` maps a host's name to its SSH settings."""
     fleet = parsed.fleet
     places = {dotted(path): place for path, place in parsed.document.keys.items()}
     hosts: list[FleetHost] = []
@@ -75,8 +75,8 @@ def _hosts(layers: Layers, ssh_by_host: dict[str, Ssh]) -> Iterator[FleetHost]:
 
 
 def server_default(layers: Layers) -> tuple[str, str]:
-    """Return (Python, image) of servers from the nearest layer that sets either, so that one
-    replaces the other.
+    """Return the Python and the image that servers use by default. Both come from the nearest layer
+    that sets one of them, so a Python there replaces an image of a farther layer.
     """
     found = (
         (layer.python or "", layer.image or "")
@@ -87,8 +87,8 @@ def server_default(layers: Layers) -> tuple[str, str]:
 
 
 def _joined_patterns(layers: Layers, key: str) -> tuple[str, ...]:
-    """Return the patterns that any layer allows, each once, beginning with the layer that applies
-    to the most hosts.
+    """Return the patterns that the layers allow, without duplicates. The patterns of the layer that
+    applies to the most hosts come first.
     """
     patterns = (
         pattern

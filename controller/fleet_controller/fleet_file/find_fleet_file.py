@@ -9,8 +9,8 @@ _HERE = Path("fleet.yaml")
 
 
 def find_fleet_file(named: str | None) -> Path | None:
-    """Return the file of `--fleet`, else of $BENCHFLEET_FLEET, else ./fleet.yaml if it exists, else
-    None.
+    """Return the file that `--fleet` names, else $BENCHFLEET_FLEET, else ./fleet.yaml if it exists,
+    else None.
     """
     text = named or os.environ.get("BENCHFLEET_FLEET", "")
     if text:

@@ -1,4 +1,4 @@
-"""Rules on single mappings of a fleet file: labels, variables, patterns, and keys that contradict
+"""Checks single mappings of a fleet file: labels, variables, patterns, and keys that contradict
 each other. Each rule yields findings.
 """
 
@@ -140,17 +140,17 @@ def _check_one_server(parsed: ParsedFleet, block: KeyPath, keys: HostKeys) -> It
 
 
 def _check_contradicting_labels(parsed: ParsedFleet, layers: Layers) -> Iterator[Finding]:
-    """Report labels of a host that contradict its group. Labels in `defaults` are meant to be
-    overridden.
+    """Report labels of a host that contradict its group. Labels in `defaults` are not compared,
+    because they are meant to be overridden.
     """
     for path, group in layers.behind:
         for name, value in group.labels.items() if path != ("defaults",) else ():
             own = layers.entry.labels.get(name, value)
             if own != value:
-                line = parsed.line((*path, "labels", name))
+                line, group_name = parsed.line((*path, "labels", name)), path[1]
                 message = (
-                    f"label `{name}` is `{own}` here, but `{value}` in its group `{path[1]}` (line "
-                    f"{line})"
+                    f"label `{name}` is `{own}` here, but `{value}` in the group `{group_name}` "
+                    f"(line {line})"
                 )
                 hint = "the host's own label applies; check that the host belongs to that group"
                 yield parsed.finding(
@@ -166,10 +166,8 @@ def _check_load_only(parsed: ParsedFleet, layers: Layers) -> Iterator[Finding]:
     if not layers.value("load_only"):
         return
     for key in ("gpus", "simulated_gpus"):
-        if layers.value(key):
-            message = (
-                f"a load-only host gets no trials, so nothing uses its {layers.value(key)} GPUs"
-            )
+        if count := layers.value(key):
+            message = f"a load-only host gets no trials, so nothing uses its {count} GPUs"
             hint = f"write `{key}: 0`, or remove `load_only`"
             path = (
                 layers.where(key)

@@ -1,5 +1,5 @@
-"""The keys of the fleet file: the model at each path, what to write where one is missing, and texts
-about passwords.
+"""Describes the keys of the fleet file: the model at each path, what to write where a key is
+missing, and what to do instead of writing a password.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ FLEET_FORMAT = FileFormat(
         "name": "write `name: gpu01`, or `name: gpu[01-16]` for several hosts",
         "hosts": "write `hosts: [gpu01, gpu02]`",
     },
-    empty={"groups.*": "write `hosts: [gpu01, gpu02]`, or remove it"},
+    empty={"groups.*": "write `hosts: [gpu01, gpu02]`, or remove the group"},
     names={
         ("name",): (
             "use at most 48 lower-case letters, digits and dashes, with a letter or digit at both "

@@ -1,5 +1,5 @@
-"""Loads a fleet file: returns a checked fleet with its findings, or raises everything that is wrong
-with it at once.
+"""Loads a fleet file. Returns a checked fleet with its findings, or raises an error that lists
+everything that is wrong with the file.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class LoadedFleet:
 
 
 def load_fleet_file(path: FilePath) -> LoadedFleet:
-    """Read and check the file at `path`. Raises FleetRejected for its content, and ConfigError if
-    it cannot be read.
+    """Read and check the file at `path`. Raises FleetRejected if its content is wrong. Raises
+    ConfigError if it cannot be read.
     """
     try:
         with path.open("rb") as stream:
@@ -55,7 +55,7 @@ def load_fleet_file(path: FilePath) -> LoadedFleet:
 
 def load_fleet(text: str | bytes, file: str) -> Inventory:
     """Return the fleet that the text of a file describes. Raises FleetRejected with every finding
-    if at least one is an error.
+    if at least one finding is an error.
     """
     return check_fleet(text, file).inventory
 
@@ -63,11 +63,11 @@ def load_fleet(text: str | bytes, file: str) -> Inventory:
 def check_fleet(
     text: str | bytes, file: str, config: SshConfig | None = None, home: FilePath | None = None
 ) -> LoadedFleet:
-    """Check a whole fleet file. `config` holds the ssh settings that fill what the file leaves
-    open, by default the user's; `home` is the user's home folder.
+    """Check a whole fleet file.
 
-    Paths in the file are relative to its folder. Raises FleetRejected with every finding if at
-    least one is an error.
+    `config` has the ssh settings for what the file leaves open. By default this is the user's ssh
+    configuration. `home` is the user's home folder. Paths in the file are relative to its folder.
+    Raises FleetRejected with every finding if at least one finding is an error.
     """
     document = _document(text, file)
     parsed, faults = _read_models(document)
@@ -101,8 +101,8 @@ def _document(text: str | bytes, file: str) -> Document:
 
 
 def _is_verbatim(path: KeyPath) -> bool:
-    """Return True for variables, labels and names, which stay text however they look: `rack: 07`
-    keeps its zero, and a host may be called `12`.
+    """Return True if the value at `path` stays text even if it looks like a number. Variables,
+    labels and names do: `rack: 07` keeps its zero, and a host may be called `12`.
     """
     return len(path) > 1 and (
         path[-2] in ("env", "labels") or path[-1] == "name" or path[-2] == "hosts"
@@ -110,7 +110,9 @@ def _is_verbatim(path: KeyPath) -> bool:
 
 
 def _read_models(document: Document) -> tuple[ParsedFleet, list[Finding]]:
-    """Return the models, with stand-ins in place of broken values, and the findings about those."""
+    """Return the models and the findings about broken values. A stand-in replaces each broken
+    value.
+    """
     value, broken = document.value, set(document.broken)
     found: list[Finding] = []
     for _ in range(_MOST_REPAIRS):
@@ -126,8 +128,8 @@ def _read_models(document: Document) -> tuple[ParsedFleet, list[Finding]]:
 
 
 def _without(value: Any, path: KeyPath) -> Any:
-    """Return a copy of `value` without the entry at `path`. List items keep their index, and a
-    stand-in replaces what is required.
+    """Return a copy of `value` without the entry at `path`. The other items of a list keep their
+    index. A stand-in replaces a required value.
     """
     if not path:
         return value

@@ -116,7 +116,9 @@ Patterns = Annotated[
 
 
 class Allow(Section):
-    """What jobs may use on a host beyond the agent's defaults; patterns with `*` and `?`."""
+    """What jobs may use on a host in addition to what every agent allows. The values are patterns
+    with `*` and `?`.
+    """
 
     python: Patterns = Field(
         default=(),
@@ -149,8 +151,8 @@ class Install(Section):
     mode: Literal["auto", "system", "user", "daemon"] | None = Field(
         default=None,
         description=(
-            "system or user: a systemd unit; daemon: without systemd; auto (default): the first of "
-            "these that works."
+            "system and user install a systemd unit, daemon works without systemd. auto (default) "
+            "takes the first of these that works."
         ),
     )
     path: RemotePath | None = Field(
@@ -171,8 +173,8 @@ class Install(Section):
 
 
 class HostKeys(Section):
-    """Settings of one host, of a group, or of all hosts (`defaults`). The nearest setting wins;
-    labels and env are merged.
+    """Settings of one host, of a group, or of all hosts (`defaults`). The setting nearest to the
+    host wins. Labels and variables of all three are merged.
     """
 
     address: Text | None = Field(
@@ -185,14 +187,14 @@ class HostKeys(Section):
     user: User | None = Field(default=None, description="User for ssh.")
     port: Port | None = Field(default=None, description="Port of ssh.")
     identity: Texts | None = Field(
-        default=None, description="Private key of ssh, or a list of them."
+        default=None, description="Private key of ssh, or a list of keys."
     )
     proxy_jump: Text | None = Field(
         default=None,
-        description="Jump hosts, such as `user@host:port,second`; none: connect directly.",
+        description="Jump hosts, such as `user@host:port,second`. none connects directly.",
     )
     known_hosts: Texts | None = Field(
-        default=None, description="File of known host keys, or a list of them."
+        default=None, description="File of known host keys, or a list of such files."
     )
     reach: Literal["direct", "ssh"] | None = Field(
         default=None,
@@ -222,8 +224,8 @@ class HostKeys(Section):
     env: Variables = Field(
         default={},
         description=(
-            "Environment variables of every server on the host; a job's own variables win, null "
-            "removes one."
+            "Environment variables of every server on the host. A job's own variables win. null "
+            "removes a variable."
         ),
     )
     cost_per_hour: Cost | None = Field(
@@ -283,12 +285,12 @@ class Group(HostKeys):
     """Hosts that share the settings of the group."""
 
     hosts: Annotated[tuple[HostEntry, ...], Field(min_length=1)] = Field(
-        description="Names, ranges, or mappings with `name` and more."
+        description="Host names, ranges of names, or mappings with `name` and other keys of a host."
     )
 
 
 class FleetFile(Section):
-    """A fleet of benchfleet."""
+    """The content of a fleet file: the hosts of a fleet and their settings."""
 
     model_config = ConfigDict(
         title="benchfleet fleet", json_schema_extra={"patternProperties": {"^x-": {}}}
@@ -308,16 +310,16 @@ class FleetFile(Section):
     )
     defaults: Annotated[HostKeys, none_as_empty(HostKeys)] = Field(
         default=HostKeys(),
-        description="Settings of all hosts, unless a group or a host sets its own.",
+        description="Settings of all hosts. A group or a host may set another value.",
     )
     groups: Annotated[dict[Name, Group], none_as_empty(dict[str, Group])] = Field(
-        default={}, description="group: {hosts: […], and any key of a host}."
+        default={}, description="Groups by name. A group has `hosts` and any key of a host."
     )
     hosts: Hosts = Field(default=(), description="Hosts without a group.")
 
 
 def fleet_schema() -> dict[str, Any]:
-    """Return the JSON Schema of a fleet file. It accepts all that the loader accepts; `lint` checks
-    the rules that span keys.
+    """Return the JSON Schema of a fleet file. It accepts every file that the loader accepts. Rules
+    about several keys are checked only by `lint`.
     """
     return json_schema_of(FleetFile, "benchfleet fleet")

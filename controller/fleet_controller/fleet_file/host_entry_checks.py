@@ -1,4 +1,4 @@
-"""Rules on all hosts of a fleet file: names, addresses, and how each host is reached. Each rule
+"""Checks all hosts of a fleet file: names, addresses, and how each host is reached. Each rule
 yields findings.
 """
 
@@ -26,11 +26,11 @@ _OTHER_PLACEHOLDER = re.compile(r"\{(?!name\})[^}]*\}|[{}]")
 
 @dataclass(slots=True)
 class HostsSeen:
-    """What was found while checking the hosts: the path of each name, how each host is reached, and
-    the host at each address.
+    """Collects what is found while the hosts are checked: the path of each name, how each host is
+    reached, and the host at each address.
 
-    `same` holds pairs of entries already reported for sharing an address; `notes` holds, by path
-    and code, the first note and the hosts that it applies to.
+    `same` holds pairs of entries already reported for sharing an address. `notes` maps a path and a
+    code to the first note and the hosts that it applies to.
     """
 
     names: dict[str, KeyPath] = field(default_factory=dict)
@@ -62,7 +62,7 @@ def check_hosts(
                 "too_many_hosts",
                 (*layers.path, "name"),
                 message,
-                "check the ranges for a digit too many",
+                "check whether a range has a digit too many",
             )
             return
         yield from _check_reach(parsed, layers, names, config, paths, seen)
@@ -87,8 +87,8 @@ def _check_not_empty(parsed: ParsedFleet) -> Iterator[Finding]:
 
 
 def _check_shared_addresses(parsed: ParsedFleet) -> Iterator[Finding]:
-    """Check addresses. A range in an address must match the range of one entry's name; in a group
-    or in `defaults`, only `{name}` can make the addresses differ.
+    """Report addresses that several hosts would share, because an address in a group or in
+    `defaults` has no `{name}`. Also report unknown placeholders.
     """
     for path, block in parsed.blocks():
         written, at = block.address, (*path, "address")
@@ -135,7 +135,7 @@ def _check_names(parsed: ParsedFleet, layers: Layers, names: Sequence[str]) -> I
 def _check_duplicates(
     parsed: ParsedFleet, layers: Layers, names: Sequence[str], seen: HostsSeen
 ) -> Iterator[Finding]:
-    """Yield one finding for each earlier entry that contains some of the names."""
+    """Yield one finding for each earlier entry that already has some of the names."""
     path: KeyPath = (*layers.path, "name")
     twice: dict[KeyPath, list[str]] = {}
     for name in names:
@@ -152,7 +152,9 @@ def _duplicate_finding(
     hosts = f"`{again[0]}`" if len(again) == 1 else f"`{again[0]}` and {len(again) - 1} more"
     where = "in this entry" if first == path else f"in line {parsed.line(first)}"
     message = f"{hosts} {'is' if len(again) == 1 else 'are'} listed twice: first {where}"
-    return parsed.finding("duplicate_host", path, message, "remove one, or narrow the range")
+    return parsed.finding(
+        "duplicate_host", path, message, "remove one of the entries, or make the range smaller"
+    )
 
 
 def _check_reach(
@@ -217,7 +219,7 @@ def _is_address(text: str) -> bool:
 def _check_same_address(
     parsed: ParsedFleet, layers: Layers, name: str, way: Ssh, seen: HostsSeen
 ) -> Iterator[Finding]:
-    """Report two agents at one address and port. Behind different jump hosts, the same address is
+    """Report two agents at one address and port. The same address behind different jump hosts is
     another machine.
     """
     port = layers.value("agent_port") or AGENT_PORT
@@ -232,7 +234,7 @@ def _check_same_address(
             f"{port}"
         )
         hint = (
-            "give each its own address; two agents on one machine need different values of "
+            "give each host its own address; two agents on one machine need different values of "
             "`agent_port`"
         )
         yield parsed.finding("same_address", _address_path(layers), message, hint)
@@ -244,7 +246,7 @@ def _check_ssh_config(parsed: ParsedFleet, config: SshConfig) -> Iterator[Findin
             "ssh_config",
             (),
             f"{config.file}: {config.problem}",
-            "fix it; `ssh -G HOST` shows what is wrong",
+            "fix this file; `ssh -G HOST` shows what is wrong",
         )
     if config.ignored:
         message = f"{config.file} uses {' and '.join(config.ignored)}, which benchfleet ignores"

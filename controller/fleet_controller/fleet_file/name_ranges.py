@@ -15,8 +15,8 @@ _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 
 
 class BadRange(ValueError):
-    """The text is not a valid range. `problem` says why and `hint` says what to write; both can be
-    shown to the user.
+    """The text is not a valid range. `problem` says why, and `hint` says what to write. Both texts
+    can be shown to the user.
     """
 
     def __init__(
@@ -29,7 +29,9 @@ class BadRange(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class _NumberRange:
-    """The numbers from `first` to `last`, both included, written with at least `width` digits."""
+    """The numbers from `first` to `last`, both included. They are written with at least `width`
+    digits.
+    """
 
     first: int
     last: int
@@ -51,26 +53,28 @@ def is_range(text: str) -> bool:
 
 
 def expand(text: str) -> tuple[str, ...]:
-    """Return all names that `text` stands for, the last range varying fastest, or `text` itself if
-    it contains no range.
+    """Return all names that `text` stands for. The last range varies fastest. Text without a range
+    is returned as it is.
 
-    `gpu[08-10]` keeps its zeros: gpu08, gpu09, gpu10. Raises BadRange, also for more than
-    MOST_NAMES names, before building them.
+    `gpu[08-10]` keeps its zeros: gpu08, gpu09, gpu10. Raises BadRange for a malformed range. Also
+    raises BadRange for more than MOST_NAMES names, before they are built.
     """
     if not is_range(text):
         return (text,)
     if _has_loose_bracket(text):
-        raise BadRange("has a bracket that is not closed or not opened")
+        raise BadRange("has a bracket without its counterpart")
     pieces = _PARTS.split(text)  # text, inside, text, inside, …, text
     ranges = [_read_ranges(inside) for inside in pieces[1::2]]
     if len(ranges) > _MOST_RANGES:
+        count = len(ranges)
         raise BadRange(
-            f"has {len(ranges)} ranges, more than {_MOST_RANGES}", "write several entries"
+            f"has {count} ranges, but at most {_MOST_RANGES} are allowed", "write several entries"
         )
     count = math.prod(sum(run.count for run in runs) for runs in ranges)
     if count > MOST_NAMES:
         raise BadRange(
-            f"stands for {count} names, more than {MOST_NAMES}", "check it for a digit too many"
+            f"stands for {count} names, but at most {MOST_NAMES} are allowed",
+            "check whether it has a digit too many",
         )
     chosen = itertools.product(*(tuple(itertools.chain.from_iterable(runs)) for runs in ranges))
     return tuple(

@@ -1,5 +1,5 @@
-"""A fleet file while it is checked: its sound parts, and which layer sets what for a host (its own
-entry, its group, the defaults).
+"""Represents a fleet file while it is checked: its sound parts, and which layer (host entry, group
+or defaults) sets a value for a host.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ PLACEHOLDER = "{name}"
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """One host entry of the file with the sections behind it, nearest first: the entry itself, its
-    group, the defaults.
+    """One host entry of the file together with the sections that it inherits settings from. The
+    nearest layer is the entry itself, then its group, then the defaults.
     """
 
     path: KeyPath
@@ -48,7 +48,9 @@ class Layers:
         )
 
     def merged(self, key: str) -> dict[str, Any]:
-        """Return a mapping with the layers laid over each other; null removes an entry."""
+        """Return the mappings at `key` of all layers merged into one. The nearest layer wins, and
+        null removes an entry.
+        """
         result: dict[str, Any] = {}
         for _, layer in reversed(list(self.each())):
             result.update(getattr(layer, key))
@@ -59,8 +61,8 @@ class Layers:
         return expand(self.entry.name)
 
     def addresses(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        """Return one address for each of `names`: the range of the address in step with them, or
-        with the name in place of `{name}`. Raises BadRange.
+        """Return one address for each of `names`. A range in the address is expanded in step with
+        the names, and `{name}` is replaced by the name. Raises BadRange.
         """
         written = self.value("address")
         if written is None:
@@ -71,10 +73,8 @@ class Layers:
         if len(found) == 1:
             return found * len(names)
         if len(found) != len(names):
-            problem = (
-                f"stands for {len(found)} addresses, but `{self.entry.name}` for {len(names)} "
-                f"host{'s' if len(names) > 1 else ''}"
-            )
+            count, hosts = len(found), "1 host" if len(names) == 1 else f"{len(names)} hosts"
+            problem = f"stands for {count} addresses, but `{self.entry.name}` stands for {hosts}"
             raise BadRange(
                 problem,
                 f"make both ranges the same size, or write `{PLACEHOLDER}` in place of the name",
@@ -85,7 +85,7 @@ class Layers:
 @dataclass(frozen=True, slots=True)
 class ParsedFleet:
     """The readable part of a fleet file. Values of `fleet` at or below a path in `broken` are
-    defaults or stand-ins, not the user's.
+    defaults or stand-ins, not what the user wrote.
     """
 
     document: Document
@@ -93,8 +93,8 @@ class ParsedFleet:
     broken: frozenset[KeyPath] = frozenset()
 
     def layers(self) -> Iterator[Layers]:
-        """Yield every sound entry: those of groups first, then those without a group, each in file
-        order.
+        """Yield every sound host entry: first the entries of groups, then the entries without a
+        group, both in file order.
         """
         defaults: tuple[KeyPath, HostKeys] = (("defaults",), self.fleet.defaults)
         for group, content in self.fleet.groups.items():
@@ -118,7 +118,7 @@ class ParsedFleet:
         yield from ((("hosts", place), entry) for place, entry in enumerate(self.fleet.hosts))
 
     def is_sound(self, *paths: KeyPath) -> bool:
-        """Return True if nothing at or above any of `paths` is broken."""
+        """Return True if no broken value is at or above any of `paths`."""
         return not any(path[: len(bad)] == bad for path in paths for bad in self.broken)
 
     def finding(
@@ -142,6 +142,6 @@ class ParsedFleet:
         return self.document.place(path)[0]
 
     def written(self, path: KeyPath) -> Mapping[str, Any]:
-        """Return the mapping at `path` as it was written, or an empty one."""
+        """Return the mapping at `path` as it was written, or an empty mapping if there is none."""
         found = self.document.value_at(path, {})
         return found if isinstance(found, dict) else {}

@@ -1,5 +1,5 @@
-"""Works out how a host of a fleet file is reached over SSH: from the file first, then from the
-user's ssh configuration.
+"""Works out how a host of a fleet file is reached over SSH. The file's settings take precedence
+over the user's ssh configuration.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _UNCHECKED = ("no", "off", "accept-new", "ask-new")
 
 @dataclass(frozen=True, slots=True)
 class FileSshSettings:
-    """What the fleet file says about one host. None and empty values leave a setting open; paths
-    are as written; `jump` `none` means a direct connection.
+    """What the fleet file says about reaching one host over SSH. None and empty values leave a
+    setting open. Paths are as written. `none` as `jump` means a direct connection.
     """
 
     user: str | None = None
@@ -39,8 +39,8 @@ class FileSshSettings:
 
 @dataclass(frozen=True, slots=True)
 class ReachNote:
-    """A remark on how a host is reached. `key` is the host's key that it is about, empty for the
-    host itself.
+    """A remark on how a host is reached. `key` is the key of the host entry that the remark is
+    about. It is empty if the remark is about the host as a whole.
     """
 
     code: str
@@ -60,13 +60,15 @@ class _CannotReach(Exception):
 
 @dataclass(frozen=True, slots=True)
 class PathRoots:
-    """Folders for relative paths: the fleet file's folder, and the user's home for `~`."""
+    """The folders that relative paths start from: the fleet file's folder, and the user's home for
+    `~`.
+    """
 
     home: Path
     folder: Path
 
     def absolute(self, written: str) -> str:
-        """Return the path as an absolute path."""
+        """Return the written path as an absolute path."""
         if written == "~" or written.startswith("~/"):
             return str(self.home / written[2:])
         return str(self.folder / written)
@@ -75,8 +77,8 @@ class PathRoots:
 def resolve_ssh(
     alias: str, file_settings: FileSshSettings, config: SshConfig, paths: PathRoots
 ) -> tuple[Ssh, tuple[ReachNote, ...]]:
-    """Return how `ssh ALIAS` would connect, with the file's settings taking precedence, and the
-    remarks on it, including errors.
+    """Return how `ssh ALIAS` would connect, and the remarks on that, including errors. The fleet
+    file's settings take precedence.
     """
     options = config.options_for(alias)
     notes = list(_unsupported_option_notes(options, config))
@@ -130,8 +132,8 @@ def _jump_text(
     options: Mapping[str, str | list[str]],
     config: SshConfig,
 ) -> str:
-    """Return the value of ProxyJump, or empty text for none. Raises _CannotReach for a ProxyCommand
-    without a replacement.
+    """Return the value of ProxyJump, or an empty text if there is no jump host. Raises _CannotReach
+    if only a ProxyCommand says how to connect.
     """
     if file_settings.jump is not None:
         return "" if file_settings.jump.strip().lower() == "none" else file_settings.jump
@@ -144,8 +146,8 @@ def _jump_text(
             "commands from a configuration"
         )
         hint = (
-            f"write `proxy_jump: {instead}` here, or `ProxyJump {instead}` there; `proxy_jump: "
-            "none` connects directly"
+            f"write `proxy_jump: {instead}` here, or `ProxyJump {instead}` in the ssh "
+            "configuration; `proxy_jump: none` connects directly"
         )
         raise _CannotReach(ReachNote("proxy_command", ERROR, message, hint))
     return "" if jump.lower() == "none" else jump
@@ -158,8 +160,8 @@ def _jumps(
     paths: PathRoots,
     seen: tuple[str, ...],
 ) -> tuple[Ssh, ...]:
-    """Return the jump hosts in connection order. The first one's own jumps come before it, as its
-    configuration says.
+    """Return the jump hosts in connection order. If the first jump host is itself reached through
+    jump hosts, they come before it.
     """
     chain: list[Ssh] = []
     for position, written in enumerate(part.strip() for part in text.split(",") if text):
@@ -197,16 +199,14 @@ def _jumps(
         )
         chain.append(_settings(host, of_jump, options, paths))
     if len(chain) > _MOST_JUMPS or len({(jump.address, jump.port) for jump in chain}) < len(chain):
-        message = (
-            "the connection goes through "
-            f"{', '.join(f'{jump.address}:{jump.port}' for jump in chain)}"
-        )
+        jump_hosts = ", ".join(f"{jump.address}:{jump.port}" for jump in chain)
+        message = f"the connection goes through {jump_hosts}"
         raise _CannotReach(
             ReachNote(
                 "jump_loop",
                 ERROR,
                 message,
-                f"use each jump host only once, and at most {_MOST_JUMPS} of them",
+                f"use each jump host only once, and at most {_MOST_JUMPS} jump hosts",
                 "proxy_jump",
             )
         )
@@ -232,7 +232,7 @@ def _read_jump(written: str, text: str) -> tuple[str, str, int | None]:
                 "bad_jump",
                 ERROR,
                 message,
-                "write it like `user@host:port`, and separate several with commas",
+                "write it like `user@host:port`, and separate several jump hosts with commas",
                 "proxy_jump",
             )
         )
@@ -242,7 +242,7 @@ def _read_jump(written: str, text: str) -> tuple[str, str, int | None]:
 def _unsupported_option_notes(
     options: Mapping[str, str | list[str]], config: SshConfig
 ) -> list[ReachNote]:
-    """Return remarks on options of the configuration that are ignored."""
+    """Return remarks on options of the user's ssh configuration that are ignored."""
     value = _option_text(options, "stricthostkeychecking").lower()
     if value not in _UNCHECKED:
         return []

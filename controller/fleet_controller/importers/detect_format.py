@@ -46,8 +46,8 @@ def plain_text(content: str) -> str:
 
 
 def _within_fences(text: str) -> str:
-    """Return only the lines between Markdown fences, if there are any; all other lines become
-    empty.
+    """Return the text with all lines outside of Markdown fences emptied. Text without fences stays
+    as it is.
     """
     lines = text.split("\n")
     fences = sum(bool(_FENCE.match(line)) for line in lines)
@@ -60,7 +60,7 @@ def _within_fences(text: str) -> str:
 
 
 def source_kind(text: str) -> str:
-    """Return the kind of the text, or empty text if it is none of these."""
+    """Return the kind of the text, or an empty text if the kind is not recognised."""
     if _SERVICES.search(text) and not _KUBERNETES.search(text):
         return COMPOSE
     if _PODS.search(text):

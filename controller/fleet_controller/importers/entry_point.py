@@ -1,5 +1,5 @@
 """Finds the entry point of a server among the words of a command: `python -m sglang.launch_server`,
-`sglang serve` or a path, behind any wrapper.
+`sglang serve` or a path. Wrappers may come before it.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _OTHERS = {
 
 
 def names_a_launch(text: str) -> bool:
-    """Return True if `text` starts SGLang's server somewhere, or looks like it."""
+    """Return True if some command in `text` seems to start SGLang's server."""
     return bool(_LAUNCH.search(text))
 
 
 def other_program_kind(words: Sequence[SourceText]) -> str:
-    """Return router, bench or vllm if the words start such a program, else empty text."""
+    """Return router, bench or vllm if the words start such a program, else an empty text."""
     text = " ".join(word.text for word in words[:12])
     return next((kind for kind, pattern in _OTHERS.items() if pattern.search(text)), "")
 
@@ -70,8 +70,8 @@ def _module(words: Sequence[SourceText], place: int) -> EntryPoint | None:
 def _entry(
     kind: str, module: str, words: Sequence[SourceText], place: int, options_at: int
 ) -> EntryPoint:
-    """Return an entry by `-m`. The interpreter comes before it, with its own options between the
-    two.
+    """Return the entry point of a `python -m` command. The interpreter and its own options come
+    before `-m`.
     """
     before = place - 1
     while before >= 0 and not _is_interpreter(words[before]):

@@ -1,4 +1,4 @@
-"""Finds the server launches among the commands of a file: looks into containers and scripts, and
+"""Finds the server launches among the commands of a file. Looks into containers and scripts, and
 reports other programs.
 """
 
@@ -43,7 +43,7 @@ _OTHER_PROGRAMS = {
     ),
     "bench": (
         "a benchmark client is left out: the job's workloads define the requests",
-        "write its load into `workloads`",
+        "write the load of that client into `workloads`",
     ),
     "vllm": ("a server of another engine is left out: a job launches SGLang", ""),
 }
@@ -65,8 +65,8 @@ def find_launches(starts: Iterable[StartedCommand], notes: FindingCollector) -> 
 def _open_command(
     start: StartedCommand, notes: FindingCollector, depth: int
 ) -> Iterator[StartedCommand]:
-    """Yield the command itself, or what runs in its container or in the script that one of its
-    words contains.
+    """Yield the command itself, or the commands inside it if it starts a container or contains a
+    script.
     """
     if depth > _DEEPEST or not start.words:
         return
@@ -147,14 +147,14 @@ def _read_launch(start: StartedCommand, notes: FindingCollector) -> ServerLaunch
 
 
 def image_version(image: str) -> str:
-    """Return the version of SGLang in an image's tag, or empty text."""
+    """Return the version of SGLang in an image's tag, or an empty text if the tag has none."""
     found = re.search(r":v?(\d+\.\d+\.\d+(?:[.-]?(?:post|rc|dev)\d+)?)", image)
     return found[1] if found else ""
 
 
 def _assumed_entry(start: StartedCommand, notes: FindingCollector) -> EntryPoint | None:
-    """Return the assumed entry point of a container that gets only options, because its image
-    starts the server.
+    """Return the entry point that a container with nothing but options is assumed to have: its
+    image starts the server. Return None for any other command.
     """
     texts = [word.text for word in start.words]
     if (
@@ -166,7 +166,9 @@ def _assumed_entry(start: StartedCommand, notes: FindingCollector) -> EntryPoint
     message = (
         "no entry point is named: the image is assumed to start `python3 -m sglang.launch_server`"
     )
-    notes.warn("entry_assumed", start.line, message, "check it with `docker inspect IMAGE`")
+    notes.warn(
+        "entry_assumed", start.line, message, "check the entry point with `docker inspect IMAGE`"
+    )
     return EntryPoint("launch_server", "python3 -m sglang.launch_server", None, (), 0, start.line)
 
 
@@ -195,7 +197,8 @@ def _report_surroundings(start: StartedCommand, notes: FindingCollector) -> None
             "pipe",
         )
     if start.within:
-        message = f"the command is inside a block (`{start.within[-1]}`): it is read as if it ran"
+        block = start.within[-1]
+        message = f"the command is inside a block (`{block}`): it is read as if it ran"
         notes.warn("conditional", start.line, message, "check that this is the right branch")
 
 
@@ -230,7 +233,7 @@ def _report_sourced(start: StartedCommand, notes: FindingCollector) -> None:
         "not_supported",
         start.line,
         message,
-        "paste its `export` lines too, or write them into engine.env",
+        "paste the `export` lines of that file too, or write its variables into engine.env",
         "source",
     )
 

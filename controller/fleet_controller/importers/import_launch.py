@@ -1,4 +1,4 @@
-"""Imports a pasted launch: returns what it launches, the job made from it, and all findings. Never
+"""Imports a pasted launch. Returns what it launches, the job made from it, and all findings. Never
 raises.
 """
 
@@ -70,11 +70,11 @@ _REPORTED_WITHOUT_LAUNCH = _ALREADY_REPORTED | {
 
 @dataclass(frozen=True, slots=True)
 class ImportedLaunch:
-    """The result of importing a pasted file. `job_file` is empty if no job can be made; no text in
-    it contains a secret.
+    """The result of importing a pasted file. `job_file` is empty if no job can be made. No text of
+    the result contains a secret.
 
-    `verdict`: ok; edit (something must be filled in or changed); no_launch_command; error (it is
-    not clear what would be launched).
+    `verdict` is ok, edit, no_launch_command or error. With edit, something must be filled in or
+    changed. With error, it is not clear what would be launched.
     """
 
     verdict: str
@@ -124,14 +124,16 @@ def import_launch(content: str, file_name: str) -> ImportedLaunch:
 def _from_here_documents(
     script: Script, starts: list[StartedCommand], notes: FindingCollector
 ) -> tuple[Script, list[StartedCommand], list[ServerLaunch]]:
-    """Read the text that a script writes, for a script that writes the launch script."""
+    """Find the launch in the here-documents of a script, because a script may write the launch
+    script.
+    """
     for document in script.here_documents:
         inner = read_script(document.body, FindingCollector(""), document.body_line)
         if find_launches(starts_of_script(inner), FindingCollector("")):
             notes.info(
                 "here_document",
                 document.line,
-                "the launch is inside a here-document: its text is read",
+                "the launch is inside a here-document, so the text of that here-document is read",
                 "",
             )
             inner = read_script(document.body, notes, document.body_line, script.env)
@@ -143,7 +145,7 @@ def _from_here_documents(
 def _choose_launch(
     launches: Sequence[ServerLaunch], notes: FindingCollector
 ) -> ServerLaunch | None:
-    """Return the one server that the job launches, and report the others."""
+    """Return the one server that the job launches, and report the other servers."""
     if not launches:
         return None
     first = min(launches, key=_rank)
@@ -159,10 +161,11 @@ def _choose_launch(
                 "node_rank",
             )
             continue
-        here = f" ({other.start.place})" if other.start.place else ""
+        line, first_line = other.entry.line, first.entry.line
+        place = f" ({other.start.place})" if other.start.place else ""
         message = (
-            f"a second server is launched in line {other.entry.line}{here}: a job launches one "
-            f"server, the one in line {first.entry.line}"
+            f"a second server is launched in line {line}{place}, but a job launches one server: "
+            f"the server in line {first_line} is used"
         )
         hint = "paste only the server that you want to measure, or make the difference a factor"
         notes.warn("several_servers", other.entry.line, message, hint)
@@ -170,7 +173,7 @@ def _choose_launch(
 
 
 def _rank(launch: ServerLaunch) -> tuple[bool, int]:
-    """Sort key: the first server, and among the hosts of one server the one with rank 0."""
+    """Return a sort key that puts a command for another host of the same server last."""
     rank = launch.options.get("node_rank")
     return bool(rank and rank.value not in (0, "0")), 0
 
@@ -210,11 +213,13 @@ def _warn_exported_late(script: Script, launch: ServerLaunch, notes: FindingColl
     for name, value in script.env.items() if launch.start.container is None else ():
         if name not in launch.env and value.line > _started_at(launch) and is_server_variable(name):
             message = f"{name} is exported after the server starts, so the server does not get it"
-            notes.warn("no_effect", value.line, message, "move it before the command", name)
+            notes.warn("no_effect", value.line, message, "move the export before the command", name)
 
 
 def _started_at(launch: ServerLaunch) -> int:
-    """Return the line of the command itself; its first words may come from an array further up."""
+    """Return the line of the command itself. Its first words may come from an array in an earlier
+    line.
+    """
     return max(word.line for word in launch.start.words)
 
 
@@ -226,7 +231,7 @@ def _installed_version(text: str) -> str:
 def _draft_from_variables(
     script: Script, starts: Sequence[StartedCommand], text: str, notes: FindingCollector
 ) -> JobDraft:
-    """Return a draft of the variables only, because no server is launched."""
+    """Return a draft that has only the variables, because no server is launched."""
     draft = JobDraft(version=_installed_version(text))
     draft.needs["MODEL"] = None
     env = {
@@ -287,8 +292,8 @@ def _result(
 
 
 def _mask(draft: JobDraft, secrets: Iterable[str]) -> None:
-    """Mask secret texts also where no secret belongs, such as in a path or in a variable of another
-    name.
+    """Mask secret texts also where no secret is expected, such as in a path or in another
+    variable.
     """
     draft.args = {name: mask_secrets(value, secrets) for name, value in draft.args.items()}
     draft.env = {
@@ -325,8 +330,8 @@ def _masked_finding(finding: Finding, secrets: Iterable[str]) -> Finding:
 def _job_findings(
     job: JobText, draft: JobDraft, file_name: str, launch: ServerLaunch | None
 ) -> Iterable[Finding]:
-    """Yield the findings of `lint` about the job, at the lines of the pasted file, without those
-    about values that already have a finding.
+    """Yield the findings of `lint` about the job, at the lines of the pasted file. Findings about
+    values that are already reported are left out.
     """
     try:
         findings: Sequence[Finding] = load_job(job.text, file_name).findings
@@ -353,7 +358,9 @@ def _pasted_line(key: str, places: Mapping[str, int]) -> int:
 
 
 def _without_repeated(findings: Iterable[Finding]) -> list[Finding]:
-    """Drop findings that repeat an earlier one about the same argument or variable."""
+    """Return the findings without those that repeat an earlier finding about the same argument or
+    variable.
+    """
     kept: dict[tuple[str, str, int], Finding] = {}
     for finding in findings:
         kept.setdefault(
@@ -363,7 +370,7 @@ def _without_repeated(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def launch_json(draft: JobDraft) -> dict[str, Any]:
-    """Return what the pasted file launches, as far as it could be read, without secrets."""
+    """Return what the pasted file launches, without secrets and as far as it could be read."""
     model = draft.model_path.text if draft.model_path else None
     args = ({"model_path": model} if model is not None else {}) | {
         name: value for name, value in draft.args.items() if name not in draft.not_read

@@ -1,5 +1,5 @@
-"""Sorts one launch into what a job can express and what it cannot: host, port, several hosts,
-secrets, unknown values.
+"""Sorts one launch into what a job can express and what it cannot, such as host, port and
+secrets.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _LEFT_OUT = {
     "ssl_keyfile": "the server is used on its own host, without TLS",
     "ssl_certfile": "the server is used on its own host, without TLS",
     "ssl_ca_certs": "the server is used on its own host, without TLS",
-    "help": "it prints the options and does not start a server",
+    "help": "this option only prints help and starts no server",
     "numa_node": "with engine.cpu_binding, the agent binds the server by the host's topology",
 }
 _ARITHMETIC = "shell arithmetic"
@@ -49,8 +49,8 @@ _ARITHMETIC = "shell arithmetic"
 
 @dataclass(slots=True)
 class JobDraft:
-    """The content of the future job. `args` holds typed values by SGLang's names; an unknown value
-    is its text with `$NAME` in it.
+    """The content of the future job. `args` maps SGLang's argument names to typed values. An
+    unknown value stays text with `$NAME` in it.
     """
 
     entry: str = ""
@@ -85,7 +85,7 @@ def draft_job(
     python: SourceText | None,
     notes: FindingCollector,
 ) -> JobDraft:
-    """Return the draft of the job, and report everything of the launch that is not carried over."""
+    """Return the draft of the job, and report everything in the launch that the job leaves out."""
     draft = JobDraft(
         launch.entry.kind,
         launch.entry.spelling,
@@ -164,21 +164,22 @@ def _drop_api_key(draft: JobDraft, launch: ServerLaunch) -> None:
 
 def _report_option(option: ServerOption, notes: FindingCollector) -> None:
     if option.name == "disaggregation_mode" and option.value in ("prefill", "decode"):
+        half = option.value
         message = (
-            f"this is the {option.value} half of a disaggregated pair: it cannot answer requests "
-            "alone"
+            f"this is the {half} server of a disaggregated pair: it cannot answer requests alone"
         )
         hint = (
             "start the pair by hand, and measure its router with `engine: {kind: external, url: …}`"
         )
         notes.error("not_supported", option.line, message, hint, f"args.{option.name}")
     elif option.name == "config":
-        message = f"the options in `{str(option.value)[:80]}` are not part of the pasted text"
+        config_file = str(option.value)[:80]
+        message = f"the options in `{config_file}` are not part of the pasted text"
         notes.warn(
             "not_supported",
             option.line,
             message,
-            "write them into engine.args; the file must exist on every host",
+            "put the file on every host, or write its options into engine.args",
             "args.config",
         )
     elif isinstance(option.value, str) and option.value.startswith(("/", "~/")) and option.is_known:
@@ -203,9 +204,7 @@ def _set_hosts(
             continue
         counted = "engine.nodes replaces it" if draft.hosts > 1 else "the server is on one host"
         why = (
-            counted
-            if name == "nnodes"
-            else "the agents of a server over several hosts set it themselves"
+            counted if name == "nnodes" else "the agents set this option on each host of the server"
         )
         notes.info(
             "dropped",
@@ -267,7 +266,7 @@ def _request_options(draft: JobDraft, word: SourceText, notes: FindingCollector)
         "needs_value",
         word.line,
         message,
-        "paste the line that sets it, or write its options into engine.args",
+        "paste the line that sets the variable, or write its options into engine.args",
         f"args.{name}",
     )
 
@@ -284,7 +283,7 @@ def _request_value(
             "value_missing",
             value.line,
             f"{spelling} has no value",
-            "give it one, or remove it",
+            f"give {spelling} a value, or remove {spelling}",
             key,
         )
     elif value.unevaluated:
@@ -294,14 +293,11 @@ def _request_value(
         notes.error("not_supported", value.line, message, f"write {wanted} instead", key)
     else:
         names = ", ".join(f"`${name}`" for name in value.unknown)
-        settable = value.unknown[0].isidentifier()
+        first_name = value.unknown[0]
         hint = (
-            (
-                f"set {value.unknown[0]} in the file before the command, or fill in the value in "
-                "the job"
-            )
-            if settable
-            else "write it into the job"
+            f"set {first_name} in the file before the command, or fill in the value in the job"
+            if first_name.isidentifier()
+            else "write the value into the job"
         )
         notes.error(
             "needs_value", value.line, f"{names} in {spelling} has no value in this file", hint, key
@@ -315,8 +311,8 @@ def _request_value(
 
 
 def _placeholder(value: SourceText, name: str) -> str:
-    """Return what the job contains until the value is filled in: `$NAME` as written, or a name made
-    from the option's.
+    """Return what the job contains until the value is filled in: the text with `$NAME` as written,
+    or a name made from the option's name.
     """
     return f"${{{name.upper()}}}" if value.unevaluated else value.text
 
@@ -342,7 +338,11 @@ def _set_gpus(
         line = environment.gpu_line or launch.start.line
         message = f"the launch has {given} GPUs, but its parallel sizes need {asked}"
         notes.warn(
-            "gpus_mismatch", line, message, "lower tp_size, or give it more GPUs", "engine.gpus"
+            "gpus_mismatch",
+            line,
+            message,
+            "lower tp_size, or give the server more GPUs",
+            "engine.gpus",
         )
 
 
@@ -354,7 +354,7 @@ def _check_model(draft: JobDraft, launch: ServerLaunch, notes: FindingCollector)
             "needs_value",
             launch.entry.line,
             message,
-            "add it, or fill in model.path in the job",
+            "add `--model-path`, or fill in model.path in the job",
             "model.path",
         )
         draft.unfilled["model.path"] = launch.entry.line
@@ -377,8 +377,8 @@ def _check_model(draft: JobDraft, launch: ServerLaunch, notes: FindingCollector)
     ):
         message = f"no mount brings the model `{path.text[:100]}` into the container"
         hint = (
-            "the agent mounts the host's folder of that name; if the model is elsewhere, write its "
-            "folder into engine.container.mounts"
+            "the agent mounts the host's folder of that name; if the model is in another folder, "
+            "write that folder into engine.container.mounts"
         )
         notes.warn("must_exist_on_host", path.line, message, hint, "model.path")
 

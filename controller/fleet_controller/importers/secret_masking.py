@@ -37,8 +37,8 @@ def is_secret_name(name: str) -> bool:
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Return True if the variable holds a secret: by its name, unless the value is a switch, a
-    small number or a path; or by its value.
+    """Return True if the variable holds a secret. Its value may look like a secret. Its name may
+    also say so, unless the value is a switch, a small number or a path.
     """
     return (is_secret_name(name) and not _PLAIN.fullmatch(value)) or holds_secret(value)
 
@@ -49,15 +49,15 @@ def is_secret_option(name: str) -> bool:
 
 
 def holds_secret(text: str) -> bool:
-    """Return True if the text contains something in the shape of a known kind of token, or a login
-    in an address.
+    """Return True if the text contains a token of a known kind, or an address with a password in
+    it.
     """
     return bool(_SHAPES.search(text) or _LOGIN.search(text))
 
 
 def secret_texts(text: str) -> set[str]:
-    """Return all parts of a file that look like secrets: by their shape, or after the name of a
-    secret variable or option.
+    """Return all parts of a file that look like secrets. They look like a known kind of token, or
+    they come after the name of a secret variable or option.
     """
     found = set(_SHAPES.findall(text)) | set(_LOGIN.findall(text))
     for name, value in re.findall(
@@ -80,7 +80,7 @@ def secret_texts(text: str) -> set[str]:
 
 
 def is_maskable(value: str) -> bool:
-    """Return True if the secret cannot be mistaken for another word wherever it occurs."""
+    """Return True if the secret is long or unusual enough to be masked wherever it occurs."""
     if re.match(r"[$\\]|secret://", value):
         return False
     return len(value) >= _SURE or (len(value) >= _SHORTEST and not value.isalpha())

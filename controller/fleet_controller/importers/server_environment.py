@@ -1,5 +1,5 @@
-"""Sorts the variables of a pasted file: those for the server, secrets, GPUs, and those that only
-the shell needs.
+"""Sorts the variables of a pasted file into variables for the server, secrets, GPU ids, and
+variables that only the shell needs.
 """
 
 from __future__ import annotations
@@ -65,13 +65,14 @@ _NOT_SERVER_VARIABLES = frozenset(
 )
 _WRITTEN_FILES = ("NCCL_GRAPH_DUMP_FILE", "NCCL_TOPO_DUMP_FILE", "NCCL_DEBUG_FILE")
 _SELF = r"(?::?\$\{?%(name)s(?::?\+:?\$\{?%(name)s\}?)?\}?:?)"
-_OWN_CONNECTIONS = "SGLang always sets it itself (4 in 0.4.6, 8 in 0.5.9 and 0.5.23)"
+_OWN_CONNECTIONS = "SGLang always sets this variable itself (4 in 0.4.6, 8 in 0.5.9 and 0.5.23)"
 
 
 @dataclass(slots=True)
 class ServerEnvironment:
-    """The variables of the server: `kept` maps a name to its value (`secret://NAME` for a secret).
-    Also the ids of its GPUs, and the names and texts of the secrets.
+    """The variables of the server, the ids of its GPUs, and the names and texts of its secrets.
+
+    `kept` maps a variable's name to its value. The value of a secret is `secret://NAME`.
     """
 
     kept: dict[str, SourceText] = field(default_factory=dict)
@@ -117,8 +118,8 @@ def unexported_server_variables(
     everything: bool = False,
     expanded: Collection[str] = (),
 ) -> dict[str, SourceText]:
-    """Return the variables that a script sets without exporting them although only a server reads
-    them; with `everything`, all variables (for a file that only sets variables).
+    """Return the variables that a script sets without `export` although only a server reads them.
+    With `everything`, return all variables. This is for a file that only sets variables.
 
     A variable that the script itself expands belongs to the script, unless NCCL knows the name.
     """
@@ -132,14 +133,18 @@ def unexported_server_variables(
                 "job includes it"
             )
             notes.warn(
-                "not_exported", value.line, message, "export it, or remove it from the job", name
+                "not_exported",
+                value.line,
+                message,
+                f"export {name}, or remove it from the job",
+                name,
             )
             found[name] = value
     return found
 
 
 def is_server_variable(name: str) -> bool:
-    """Return True if a server reads variables of such a name."""
+    """Return True if a server reads variables with this kind of name."""
     return bool(_SERVER_VARIABLE.fullmatch(name)) and name not in _NOT_SERVER_VARIABLES
 
 
@@ -154,7 +159,7 @@ def _add_devices(
     if name.startswith("NVIDIA") and (not ids or ids[0] in ("all", "none", "void")):
         return
     environment.gpu_ids, environment.gpu_line = ids or environment.gpu_ids, value.line
-    hint = "it chooses free GPUs, as many as engine.gpus says"
+    hint = "the agent chooses free GPUs, as many as engine.gpus says"
     notes.info(
         "dropped",
         value.line,
@@ -197,7 +202,7 @@ def _add_variable(
             "not_inherited",
             value.line,
             message,
-            "if the server needs the rest, write the whole value into the job",
+            "if the server needs the shell's value too, write the whole value into the job",
             name,
         )
     if name.endswith("PATH"):
@@ -206,7 +211,7 @@ def _add_variable(
     inside = " (inside the container)" if in_container else ""
     if "/" in value.text and (name == "LD_PRELOAD" or files_needed({name: value.text})):
         message = f"{name}={value.text[:100]} must exist on every host{inside}"
-        hint = "copy the file there before the job runs" + (
+        hint = "copy the file to every host before the job runs" + (
             ", and mount it" if in_container else ""
         )
         notes.warn("must_exist_on_host", value.line, message, hint, name)

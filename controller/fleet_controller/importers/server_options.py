@@ -26,8 +26,8 @@ _TEXT_OPTIONS = re.compile(
 
 
 def option_kind(name: str) -> str:
-    """Return how many values the option takes: flag, many or one, or empty text if that is not
-    known.
+    """Return how many values the option takes: flag, many or one. An empty text means that this is
+    not known.
     """
     known = known_arguments().get(name)
     if known is None:
@@ -38,8 +38,8 @@ def option_kind(name: str) -> str:
 def read_options(
     words: Sequence[SourceText], notes: FindingCollector, release: Release | None = None
 ) -> tuple[dict[str, ServerOption], tuple[SourceText, ...]]:
-    """Return the options by SGLang's names in that release, the last occurrence of each, and the
-    words that may contain more options. Never raises.
+    """Return the options under SGLang's names in that release, and the words that may contain more
+    options. The last occurrence of an option counts. Never raises.
     """
     found: dict[str, ServerOption] = {}
     loose: list[SourceText] = []
@@ -121,7 +121,7 @@ def _resolve_option(
             "argument_spelling",
             word.line,
             message,
-            "the job file takes both spellings; the pasted command itself would be refused",
+            "the job file takes both spellings; SGLang would refuse the pasted command",
         )
     return short.get(written) or resolve_name(written, release).name
 
@@ -152,12 +152,13 @@ def _flag_with_value(
     means = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}.get(
         value.text.lower(), True
     )
-    message = f"`{written}` takes no value: SGLang refuses `{written}={value.text[:40]}`"
+    shown, state = value.text[:40], "given" if means else "not given"
+    message = f"`{written}` takes no value: SGLang refuses `{written}={shown}`"
     notes.warn(
         "flag_with_value",
         line,
         message,
-        f"it is read as {'given' if means else 'not given'}",
+        f"the flag is read as {state}",
         f"args.{name}",
     )
     return ServerOption(name, means, line, written)
@@ -172,7 +173,9 @@ def _join_values(values: Sequence[SourceText]) -> SourceText:
 
 
 def _typed_value(name: str, text: str) -> Any:
-    """Return the value with its type, if writing it out again gives the same option."""
+    """Return the value as a number if its text is a plain number and the option takes no text.
+    Return any other value as text.
+    """
     if _TEXT_OPTIONS.fullmatch(name):
         return text
     if _WHOLE.fullmatch(text) and abs(int(text)) < 1 << 53:
@@ -212,8 +215,8 @@ def _report_stray(
         notes.warn(
             "stray_word",
             word.line,
-            "there is an empty word among the options",
-            "remove it: SGLang refuses it",
+            "there is an empty argument among the options",
+            "remove it, because SGLang refuses an empty argument",
         )
         return
     behind = f" after {found[next(reversed(found))].spelling}" if found else ""
@@ -222,7 +225,7 @@ def _report_stray(
         "stray_word",
         word.line,
         message,
-        "it is left out; remove it, or add the option that it belongs to",
+        "the word is left out: remove it, or add the option that it belongs to",
     )
 
 
@@ -239,7 +242,7 @@ def _keep_last(
             "last_wins",
             option.line,
             message,
-            f"it is also in line {before.line}: keep one",
+            f"the option is also in line {before.line}: keep one of the two",
             f"args.{option.name}",
         )
     elif before is not None:

@@ -74,7 +74,7 @@ def report_wrappers(words: Sequence[SourceText], notes: FindingCollector) -> Non
         notes.warn(
             "dropped",
             first.line,
-            f"the words before the server's command are left out: `{first.text[:60]}`",
+            f"the words before the server's command are left out, from `{first.text[:60]}` on",
             _STARTED,
             "wrapper",
         )

@@ -34,7 +34,9 @@ class JobText:
     places: dict[str, int] = field(default_factory=dict)
 
     def add(self, depth: int, text: str, key: str = "", place: int = 0) -> None:
-        """Add one line; `key` and `place` say where it comes from."""
+        """Add one line. If it writes `key`, `place` is the line of the pasted file that the key
+        comes from.
+        """
         self.lines.append(f"{'  ' * depth}{text}")
         if key and place:
             self.places[key] = place
@@ -179,8 +181,8 @@ def is_speculation(name: str, draft: JobDraft) -> bool:
 
 
 def is_factor(name: str) -> bool:
-    """Return True if the variable belongs to the factor `nccl`: it tunes, and does not control
-    logging or name the host's devices.
+    """Return True if the variable belongs to the factor `nccl`. Such a variable tunes NCCL: it
+    neither controls logging nor names devices of the host.
     """
     return name.startswith(("NCCL_", "RCCL_")) and not _IN_ENGINE.fullmatch(name)
 
@@ -223,8 +225,8 @@ def _factors(job: JobText, draft: JobDraft) -> None:
 
 
 def memory_size(written: str) -> str:
-    """Return a size in docker's spelling, from docker's, compose's or Kubernetes' (`10gb`, `1.5
-    GiB`, `16Gi`); anything else unchanged.
+    """Return a size in docker's spelling. The written size may have the spelling of docker, compose
+    or Kubernetes (`10gb`, `1.5 GiB`, `16Gi`). Other text is returned as it is.
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([bkmgt]?)i?b?", written.strip().lower())
     if not found:

@@ -14,7 +14,7 @@ _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(?:\[[^\]]*\])?(\+?)=")
 
 
 def builds_on(old: ShellVariable, new: ShellVariable) -> bool:
-    """Return True for `PATH=/x:$PATH`, which extends a value and does not contradict it."""
+    """Return True if the new value only extends the old value, as in `PATH=/x:$PATH`."""
     return (
         bool(old.value.text)
         and old.value.text in new.value.text
@@ -43,7 +43,9 @@ def is_conditional(command: Command) -> bool:
 
 
 def parse_assignment(word: Word) -> tuple[str, bool, Word] | None:
-    """Return (name, whether it appends, the value) of `NAME=value`, or None for any other word."""
+    """Return the name, whether the value is appended, and the value of `NAME=value` or
+    `NAME+=value`. Return None for any other word.
+    """
     if not word.pieces or word.pieces[0].quoted or word.pieces[0].kind != TEXT:
         return None
     found = _ASSIGNMENT.match(word.pieces[0].content)

@@ -1,5 +1,5 @@
-"""The variables of a script while it is read, and the expansion of words with them. Unknown
-variables stay `$NAME`.
+"""Keeps the variables of a script while it is read, and expands words with them. Unknown variables
+stay `$NAME`.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _MOST_NESTED = 20  # `${A:-${B:-…}}`
 
 @dataclass(frozen=True, slots=True)
 class SourceText:
-    """A word as the command would get it. Names in `unknown` appear in `text` as `$NAME`;
+    """A word as the command would get it. Names in `unknown` appear in `text` as `$NAME`.
     `unevaluated` names the kinds of expansion that were not evaluated.
 
-    `is_open`: the whole text is an unknown variable without quotes, so it may become no word or
-    several. `is_quoted`: a default brings its own quotes (`${NAME:-"a b"}`), so the text is not
-    split.
+    `is_open` means that the whole text is an unknown variable without quotes, so it may become no
+    word or several words. `is_quoted` means that a default brings its own quotes (`${NAME:-"a
+    b"}`), so the text is not split.
     """
 
     text: str
@@ -45,13 +45,13 @@ class SourceText:
 
     @property
     def is_known(self) -> bool:
-        """Whether `text` is what the command would get."""
+        """Whether `text` is exactly what the command would get."""
         return not self.unknown and not self.unevaluated
 
 
 @dataclass(frozen=True, slots=True)
 class ShellVariable:
-    """One variable: its value, or the items of an array, and whether commands get it."""
+    """One variable: its value or the items of its array, and whether it is exported to commands."""
 
     value: SourceText
     items: tuple[SourceText, ...] | None = None
@@ -208,8 +208,8 @@ class ShellVariables:
 def _append_parts(
     made: list[SourceText], open_field: SourceText | None, parts: Sequence[SourceText], quoted: bool
 ) -> SourceText | None:
-    """Add the parts of one piece to the open field, splitting at blanks where nothing is quoted.
-    Return the new open field.
+    """Add the parts of one piece to the unfinished argument, and split at blanks that are not
+    quoted. Return the new unfinished argument.
     """
     for number, part in enumerate(parts):
         if number and open_field is not None:  # each item of "${A[@]}" is a word of its own
@@ -245,7 +245,7 @@ def _join_texts(parts: Sequence[SourceText], line: int, between: str = " ") -> S
 
 
 def _array_slice(name: str, values: list[SourceText], operation: str) -> list[SourceText]:
-    """Return the slice of `${A[@]:1}` or `${@:2:3}`; empty for any other operation."""
+    """Return the slice of `${A[@]:1}` or `${@:2:3}`, or an empty list for any other operation."""
     part = re.fullmatch(r":\s*(\d{1,4})(?::(\d{1,4}))?", operation)
     if not part:
         return []

@@ -47,8 +47,8 @@ _TYPOGRAPHIC = {
 
 
 def tokenize(text: str, notes: FindingCollector, first_line: int = 1) -> list[Token]:
-    """Return all tokens of `text`. Never raises: problems are reported with their line, and the
-    rest is read as its author meant it.
+    """Return all tokens of `text`. Never raises. A problem is reported with its line, and the text
+    after it is read as its author probably meant it.
     """
     return _Lexer(text, notes, first_line).read()
 
@@ -94,8 +94,8 @@ class _Lexer:
         self._at = len(self._text) if end < 0 else end
 
     def _continues(self) -> bool:
-        """Consume a backslash that is meant to continue the line, at the start of a word, and
-        report one that does not.
+        """Consume a backslash at the start of a word if it is meant to continue the line. Report a
+        backslash that is not the last character of its line. Return True if one was consumed.
         """
         if self._text[self._at] != "\\":
             return False
@@ -129,15 +129,15 @@ class _Lexer:
         line, following = self._line, self._next_line_text()
         split = f", `{following}` would be a separate command" if following else ""
         if not rest:
-            message = f"blanks after `\\` in line {line}: the command ends there{split}"
+            message = f"blanks follow the `\\` in line {line}: the command ends there{split}"
             hint = "remove the blanks: `\\` must be the last character of the line"
         elif rest.startswith("#"):
-            message = f"text after `\\` in line {line}: the command ends there{split}"
+            message = f"a comment follows the `\\` in line {line}: the command ends there{split}"
             hint = "remove the comment: `\\` must be the last character of the line"
         else:
             message = (
-                f"text after `\\` in line {line}: there it does not continue the line, but makes "
-                "the blank part of the next word"
+                f"text follows the `\\` in line {line}: the `\\` does not continue the line, but "
+                "makes the blank part of the next word"
             )
             hint = "remove the `\\`, or start a new line after it"
         self._notes.error("text_after_continuation", line, message, hint)
@@ -330,7 +330,7 @@ class _Lexer:
         message = (
             f"the quote {quote} of line {line} is never closed: all that follows belongs to it"
         )
-        self._notes.error("unclosed_quote", line, message, "close it, or remove it")
+        self._notes.error("unclosed_quote", line, message, "close the quote, or remove it")
 
     def _expansion(self, quoted: bool) -> Piece:
         text, start = self._text, self._at

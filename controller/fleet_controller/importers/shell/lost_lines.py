@@ -1,4 +1,6 @@
-"""Finds command lines that lost their `\\` and joins them to the command that they belong to."""
+"""Finds command lines that lost the `\\` at their end, and joins them with the rest of their
+command.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,8 @@ from fleet_controller.yaml.finding_collector import FindingCollector
 
 
 def join_lost_lines(tokens: Sequence[Token], notes: FindingCollector) -> list[Token]:
-    r"""Join a line that starts with an option to the command above it: its `\` was lost, or a
-    comment is between the two.
+    """Join a line that starts with an option to the command above it. The `\\` between the two was
+    lost, or a comment is between them.
     """
     kept: list[Token] = []
     in_array = False
@@ -49,9 +51,13 @@ def _is_newline(token: Token) -> bool:
 
 def _report_lost_line(word: Word, kept: Sequence[Token], notes: FindingCollector) -> None:
     last = next(token.line for token in reversed(kept) if isinstance(token, Word))
+    line, option = word.line, word.bare[:40]
     message = (
-        f"line {word.line} starts with `{word.bare[:40]}`: the command ends in line {last}, and "
-        "this would be a separate command"
+        f"line {line} starts with `{option}`, but the command ends in line {last}: line {line} "
+        "would be a separate command"
     )
-    hint = f"end line {last} with `\\`, without a comment or an empty line between the two"
+    hint = (
+        f"end line {last} with `\\`, and remove comments and empty lines between line {last} and "
+        f"line {line}"
+    )
     notes.error("continuation_missing", word.line, message, hint)

@@ -25,9 +25,7 @@ _FUNCTION = re.compile(r"[A-Za-z_][\w.-]*")
 
 @dataclass(frozen=True, slots=True)
 class Redirection:
-    """What a command reads from or writes to instead of the terminal. `body` is the text of a
-    here-document.
-    """
+    """One redirection of a command's input or output. `body` is the text of a here-document."""
 
     sign: str
     line: int
@@ -89,7 +87,8 @@ class _Parser:
                 self._word(token)
         self._end("\n")
         for kind, line in self._blocks:
-            message = f"the `{kind}` of line {line} is never closed with `{_OPENS[kind]}`"
+            closing = _OPENS[kind]
+            message = f"the `{kind}` of line {line} is never closed with `{closing}`"
             self._notes.warn("block_open", line, message, "check whether the end was cut off")
         return self._commands
 
@@ -129,7 +128,7 @@ class _Parser:
         )
 
     def _keyword(self, word: Word) -> bool:
-        """Handle a reserved word at the start of a command. Return False if it is not one."""
+        """Handle a reserved word at the start of a command. Return False for any other word."""
         bare = word.bare
         if bare in ("{", "}"):
             self._brace(bare)

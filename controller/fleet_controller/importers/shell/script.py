@@ -1,5 +1,5 @@
-"""Walks through the commands of a script (assignments, exports, functions, blocks) and returns what
-each command would get.
+"""Walks through the commands of a script (assignments, exports, functions, blocks) and returns the
+words and variables that each command would get.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _MOST_STEPS = 20_000  # commands to walk through at most
 
 @dataclass(frozen=True, slots=True)
 class ScriptCommand:
-    """One command as it would run: its words, and its variables from `export` and from the words
-    before it.
+    """One command as it would run: its words, and the variables that it gets from `export` and from
+    the assignments before its words.
     """
 
     words: tuple[SourceText, ...]
@@ -62,7 +62,7 @@ def read_script(
     first_line: int = 1,
     given: Mapping[str, SourceText] | None = None,
 ) -> Script:
-    """Read shell text. `given` are variables that exist before its first line. Never raises."""
+    """Read shell text. `given` has the variables that exist before its first line. Never raises."""
     walk = _ScriptWalker(notes)
     for name, value in (given or {}).items():
         walk.variables.known[name] = ShellVariable(value, exported=True)
@@ -105,8 +105,8 @@ class _ScriptWalker:
         )
 
     def finish(self) -> None:
-        """Read functions that nothing calls as if something did, because a file may contain only
-        functions.
+        """Read functions that are never called as if they were called, because a file may contain
+        only functions.
         """
         for name, body in list(self._functions.items()):
             if name not in self._called:
@@ -134,10 +134,13 @@ class _ScriptWalker:
         if len(values) == 1 and values[0].is_known:
             self.variables.known[name] = ShellVariable(values[0])
         elif values:
-            listed = ", ".join(value.text for value in values[:8])
-            hint = f"give `{name}` one value, or make it a factor of the job with these levels"
+            listed = ", ".join(value.text for value in values[:8])[:80]
+            hint = (
+                f"give `{name}` one value, or make it a factor of the job with these values as "
+                "levels"
+            )
             self.notes.warn(
-                "loop", command.line, f"a loop gives `{name}` the values {listed[:80]}", hint
+                "loop", command.line, f"a loop gives `{name}` the values {listed}", hint
             )
 
     def _command(self, command: Command, depth: int) -> None:
@@ -223,6 +226,7 @@ class _ScriptWalker:
         elif (
             len(words) > 1 and words[1].text == "=" and _NAME.fullmatch(name) and not name.islower()
         ):  # `echo =` is one
+            value = words[2].text[:40] if len(words) > 2 else ""
             message = (
                 f"there are blanks around `=` after {name}: the shell would run {name} as a command"
             )
@@ -230,7 +234,7 @@ class _ScriptWalker:
                 "not_assigned",
                 words[0].line,
                 message,
-                f"write {name}={words[2].text[:40] if len(words) > 2 else ''}",
+                f"write {name}={value}",
                 name,
             )
         else:
@@ -273,10 +277,8 @@ class _ScriptWalker:
             elif exports and (known := self.variables.known.get(word.bare)):
                 self.variables.known[word.bare] = replace(known, exported=True)
             elif exports and any(piece.kind != TEXT for piece in word.pieces):
-                message = (
-                    "the variables that `export` takes from "
-                    f"`{self.variables.join(word).text[:60]}` are unknown"
-                )
+                source = self.variables.join(word).text[:60]
+                message = f"the variables that `export` takes from `{source}` are unknown"
                 self.notes.warn(
                     "not_supported",
                     word.line,
@@ -317,8 +319,8 @@ class _ScriptWalker:
     def _is_unambiguous(
         self, name: str, old: ShellVariable, new: ShellVariable, command: Command
     ) -> bool:
-        """Return True if an assignment inside a block leaves the value clear. Otherwise report it
-        and make the value unknown.
+        """Return True if the variable's value is clear after an assignment inside a block.
+        Otherwise report the assignment and make the value unknown.
         """
         if new.items is not None or old.items is not None or not new.value.is_known:
             return not old.value.is_known
@@ -362,7 +364,7 @@ class _ScriptWalker:
                 "last_wins",
                 command.line,
                 message,
-                f"it is also in line {old.value.line}: keep one",
+                f"the variable is also set in line {old.value.line}: keep one of the two",
                 name,
             )
 

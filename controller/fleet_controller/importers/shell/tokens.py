@@ -9,8 +9,8 @@ TEXT, VARIABLE, ARITHMETIC, COMMAND = "text", "variable", "arithmetic", "command
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of a word: literal text, or what follows a `$` or a backtick (`content`, without its
-    brackets).
+    """A part of a word: literal text or an expansion. For an expansion, `content` is what follows
+    the `$` or the backtick, without its brackets.
     """
 
     content: str

@@ -63,8 +63,8 @@ class _Service:
         return self._split(path, value) if isinstance(value, str) else ()
 
     def _split(self, path: KeyPath, text: str) -> tuple[SourceText, ...]:
-        """Split a command that is one text. The shell's quotes apply, but compose starts no shell:
-        operators are words too.
+        """Split a command that is one text. The shell's quotes apply, but compose starts no shell,
+        so operators count as words too.
         """
         whole = self._interpolated(path, text)
         holder = _UnknownVariables(whole)
@@ -76,7 +76,10 @@ class _Service:
                 joined = holder.restored(ShellVariables(FindingCollector("")).join(token))
                 words.append(lines.placed(joined) if lines else joined)
             elif token.sign != "\n":
-                hint = "compose starts no shell: write command as [bash, -c, …], or remove it"
+                hint = (
+                    "compose starts no shell: write the command as [bash, -c, …], or remove the "
+                    "operator"
+                )
                 message = (
                     f"`{token.sign}` in the command would be passed to the server as an argument; "
                     "it is left out"
@@ -103,7 +106,7 @@ class _Service:
                 "not_supported",
                 line,
                 message,
-                "write those that the server needs into engine.env",
+                "write the variables that the server needs into engine.env",
                 "env_file",
             )
 

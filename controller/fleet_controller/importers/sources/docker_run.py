@@ -124,8 +124,8 @@ def _options(words: Sequence[SourceText], at: int) -> tuple[Options, int]:
 
 
 def _split(word: SourceText) -> Iterator[tuple[str, SourceText, bool]]:
-    """Yield (name, value, whether the value is the next word) for each option in one word: `--rm`,
-    `--gpus=all`, `-it`, `-p80:80`.
+    """Yield each option in one word, such as `--rm`, `--gpus=all`, `-it` or `-p80:80`: its name,
+    its value, and whether the value is the next word.
     """
     if word.text.startswith("--"):
         name, equals, value = word.text[2:].partition("=")
@@ -198,13 +198,14 @@ def _mounts(options: Options, notes: FindingCollector) -> Iterator[tuple[str, So
 
 
 def read_mount(value: SourceText, notes: FindingCollector) -> Iterator[tuple[str, SourceText]]:
-    """Yield (path inside, path on the host) of `/host:/inside[:ro]`. Report a volume without a path
-    on the host instead.
+    """Yield the path inside and the path on the host of `/host:/inside[:ro]`. A volume without a
+    path on the host is only reported.
     """
     parts = value.text.split(":")
     if len(parts) >= 2 and re.match(r"[A-Za-z0-9]", parts[0]):
-        message = f"the volume `{parts[0][:60]}` is not a folder on the host: it is left out"
-        hint = f"write a folder on the host for {parts[1][:80]} into engine.container.mounts"
+        volume, inside = parts[0][:60], parts[1][:80]
+        message = f"the volume `{volume}` is not a folder on the host: it is left out"
+        hint = f"write a folder on the host for {inside} into engine.container.mounts"
         notes.warn("not_supported", value.line, message, hint, "volume")
     elif len(parts) >= 2:
         only = ":ro" if len(parts) > 2 and "ro" in parts[2].split(",") else ""
@@ -230,7 +231,9 @@ def _ports(options: Options) -> Iterator[tuple[str, str]]:
 
 
 def read_port(text: str) -> Iterator[tuple[str, str]]:
-    """Yield (port inside, port on the host) of `8011:8000`, `127.0.0.1:8011:8000/tcp` or `8000`."""
+    """Yield the port inside and the port on the host of `8011:8000`, `127.0.0.1:8011:8000/tcp` or
+    `8000`.
+    """
     parts = text.partition("/")[0].rsplit(":", 2)
     yield parts[-1], parts[-2] if len(parts) > 1 else parts[-1]
 
@@ -243,7 +246,7 @@ def _report_options(options: Options, notes: FindingCollector) -> None:
                 "not_supported",
                 value.line,
                 message,
-                "write those that the server needs into engine.env",
+                "write the variables that the server needs into engine.env",
                 "env-file",
             )
         elif name == "":
@@ -259,7 +262,7 @@ def _report_options(options: Options, notes: FindingCollector) -> None:
                 "dropped",
                 value.line,
                 f"the device `{value.text[:60]}` is left out",
-                "the agent passes only the GPUs",
+                "the agent passes only GPUs to the container",
                 "device",
             )
         elif name not in _HANDLED and name not in _QUIET and name not in _SHORT_SWITCHES:
@@ -308,6 +311,6 @@ def _warn_outside(
             "no_effect",
             outside[name].line,
             message,
-            f"add `-e {name}` to the command, or write it into engine.env",
+            f"add `-e {name}` to the command, or write {name} into engine.env",
             name,
         )

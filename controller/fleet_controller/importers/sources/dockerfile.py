@@ -1,5 +1,5 @@
 """Reads a Dockerfile: what its last stage starts (ENTRYPOINT and CMD, as a list or as shell text),
-and with which variables.
+and the variables that this gets.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def starts_of_dockerfile(text: str, notes: FindingCollector) -> list[StartedComm
             _instruct(stage, name, rest, line, notes)
     if stage.image.text:
         message = (
-            f"the job uses the base image `{stage.image.text[:80]}`, without what this file adds "
-            "to it"
+            f"the job uses the base image `{stage.image.text[:80]}`, without what this Dockerfile "
+            "adds to it"
         )
         notes.warn(
             "not_supported",
@@ -65,8 +65,8 @@ def starts_of_dockerfile(text: str, notes: FindingCollector) -> list[StartedComm
 
 
 def _instructions(text: str) -> Iterator[tuple[str, str, int]]:
-    """Yield (INSTRUCTION, the rest with its line ends, line). Comments between the lines of an
-    instruction are removed, as in Docker.
+    """Yield each instruction with its name, its text with line ends, and its line. Comments between
+    the lines of an instruction are removed, as in Docker.
     """
     collected, first = "", 0
     for number, line in enumerate(text.split("\n"), start=1):
@@ -159,7 +159,7 @@ def _starts_of_shell(
 
 
 def _list_form(written: tuple[str, int]) -> list[str] | None:
-    """Return the words of the list form, or None for shell text."""
+    """Return the words of an instruction in list form, or None for shell text."""
     if not written[0].lstrip().startswith("["):
         return None
     try:

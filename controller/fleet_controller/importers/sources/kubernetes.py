@@ -21,8 +21,8 @@ _SECRET = "secret://"
 
 
 def starts_of_manifest(text: str, notes: FindingCollector) -> list[StartedCommand]:
-    """Return what each container starts, in file order; a leader's containers come before its
-    workers'.
+    """Return what each container starts, in file order. A leader's containers come before its
+    workers' containers.
     """
     found = []
     for tree in read_trees(text, notes):
@@ -70,9 +70,14 @@ def _report_size(tree: YamlTree, kind: str, notes: FindingCollector) -> None:
     spec = as_mapping(as_mapping(tree.value).get("spec"))
     if kind == "LeaderWorkerSet":
         size = as_mapping(spec.get("leaderWorkerTemplate")).get("size")
-        message = f"a LeaderWorkerSet is one server over {size or 'several'} hosts"
+        hosts = size or "several"
+        message = f"a LeaderWorkerSet is one server over {hosts} hosts"
         notes.warn(
-            "not_supported", tree.line(("spec",)), message, "the leader's command is read", kind
+            "not_supported",
+            tree.line(("spec",)),
+            message,
+            "only the leader's command is read",
+            kind,
         )
     elif str(spec.get("replicas") or "1") != "1":
         message = f"{spec['replicas']} replicas: a job launches one server on each host"
@@ -128,7 +133,7 @@ class _Container:
         )
 
     def _referenced(self, path: KeyPath, value: Any) -> SourceText:
-        """Replace `$(NAME)` with the container's variable, and `$$` with `$`."""
+        """Replace `$(NAME)` with the value of the container's variable, and `$$` with `$`."""
         unknown: dict[str, None] = {}
 
         def found(match: re.Match[str]) -> str:
@@ -168,7 +173,7 @@ class _Container:
                 "not_supported",
                 line,
                 message,
-                "write those that the server needs into engine.env",
+                "write the variables that the server needs into engine.env",
                 "envFrom",
             )
 

@@ -1,5 +1,5 @@
-"""The values that a pasted launch is read into: what is started, with which options, variables and
-container.
+"""Defines the values that describe a pasted launch: what is started, with which options, variables
+and container.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from fleet_controller.importers.shell.script import Script, ScriptCommand
 
 @dataclass(frozen=True, slots=True)
 class LaunchContainer:
-    """The container that a command runs in. `mounts` and `ports` map inside to on the host."""
+    """The container that a command runs in. `mounts` maps each path inside to a path on the host.
+    `ports` maps each port inside to a port on the host.
+    """
 
     image: SourceText
     line: int
@@ -30,7 +32,9 @@ class LaunchContainer:
 
 @dataclass(frozen=True, slots=True)
 class StartedCommand:
-    """A command that is started, whether it is a server or not, with its variables."""
+    """A command that the pasted file starts, with its variables. It may be a server or any other
+    program.
+    """
 
     words: tuple[SourceText, ...]
     line: int
@@ -44,8 +48,8 @@ class StartedCommand:
 
 @dataclass(frozen=True, slots=True)
 class EntryPoint:
-    """Where SGLang's server begins in the words of a command. `kind` is launch_server or serve;
-    options start at `options_at`.
+    """Where SGLang's server begins in the words of a command. `kind` is launch_server or serve.
+    `options_at` is the index of the first option.
     """
 
     kind: str
@@ -58,8 +62,8 @@ class EntryPoint:
 
 @dataclass(frozen=True, slots=True)
 class ServerOption:
-    """One option of the server. `value` is typed: text, number, True for a flag, or a list;
-    `source` is its value as written.
+    """One option of the server. `value` is typed: text, number, True for a flag, or a list.
+    `source` is the value as written.
     """
 
     name: str
@@ -76,7 +80,7 @@ class ServerOption:
 
 @dataclass(frozen=True, slots=True)
 class ServerLaunch:
-    """One server launch as it was read, with its secrets."""
+    """One server launch as it was read. Its secrets are not masked."""
 
     start: StartedCommand
     entry: EntryPoint
@@ -86,7 +90,7 @@ class ServerLaunch:
 
 
 def starts_of_script(script: Script) -> list[StartedCommand]:
-    """Return what a shell script starts, in its order."""
+    """Return the commands that a shell script starts, in the order of the script."""
     return [started_command(run) for run in script.runs]
 
 

@@ -46,8 +46,8 @@ def _option(words: Sequence[SourceText], name: str) -> SourceText | None:
 
 
 def _mounts(given: SourceText | None) -> dict[str, SourceText]:
-    """Read `HOST:INSIDE[:ro]` entries separated by commas; one without a colon is the same path on
-    both sides.
+    """Read `HOST:INSIDE[:ro]` entries separated by commas. An entry without a colon names the same
+    path on both sides.
     """
     found = {}
     for mount in given.text.split(",") if given else ():

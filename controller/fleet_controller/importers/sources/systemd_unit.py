@@ -40,7 +40,7 @@ def starts_of_unit(text: str, notes: FindingCollector) -> list[StartedCommand]:
                 "not_supported",
                 line,
                 message,
-                "write those that the server needs into engine.env",
+                "write the variables that the server needs into engine.env",
                 key,
             )
         elif key in _IGNORED_KEYS:
@@ -59,8 +59,8 @@ def starts_of_unit(text: str, notes: FindingCollector) -> list[StartedCommand]:
 
 
 def _entries(text: str) -> Iterator[tuple[str, str, int]]:
-    """Yield (key, value with its line ends, line). Comments between the lines of a value are
-    removed, as in systemd.
+    """Yield each entry with its key, its value with line ends, and its line. Comments between the
+    lines of a value are removed, as in systemd.
     """
     collected, first = "", 0
     for number, line in enumerate([*text.split("\n"), ""], start=1):

@@ -1,5 +1,5 @@
 """Reads YAML files of other tools (compose files, manifests) into plain values, with the line of
-each.
+each value.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class YamlTree:
         return self.document.value
 
     def line(self, path: KeyPath) -> int:
-        """Return the line of the file where the text at `path` begins; for a block (`|`, `>`) the
-        line below the sign.
+        """Return the line of the file where the text at `path` begins. For a block (`|`, `>`) this
+        is the line below the sign.
         """
         place = self.document.values.get(path) or self.document.place(path)
         row = place[0]
@@ -67,7 +67,7 @@ def read_trees(text: str, notes: FindingCollector) -> Iterator[YamlTree]:
 
 
 def _documents(text: str) -> Iterator[tuple[int, str]]:
-    """Yield (number of lines before it, text) of each document between `---` lines."""
+    """Yield each document between `---` lines, with the number of lines before it."""
     lines, start = text.split("\n"), 0
     found = 0
     for number, line in enumerate([*lines, "---"]):
