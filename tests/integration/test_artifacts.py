@@ -60,7 +60,7 @@ async def test_what_an_earlier_try_left_is_believed_only_when_the_whole_is_right
     target = tmp_path / "single-001.parquet"
     (tmp_path / "single-001.parquet.partial").write_bytes(left)
     if left.startswith(b"?"):
-        with pytest.raises(HostUnreachable, match="has the digest"):
+        with pytest.raises(HostUnreachable, match="with the digest"):
             await client.fetch(FILE, target)
         assert not target.exists()
     await client.fetch(FILE, target)
@@ -72,6 +72,6 @@ async def test_a_file_that_changed_at_the_agent_never_appears(
 ) -> None:
     for changed in (CONTENT[:-1] + b"!", CONTENT[:-1], CONTENT + b"!"):
         agent.files[FILE.name] = changed
-        with pytest.raises(HostUnreachable, match=r"has the digest|longer than"):
+        with pytest.raises(HostUnreachable, match=r"with the digest|longer than"):
             await client.fetch(FILE, tmp_path / "x.parquet")
         assert not (tmp_path / "x.parquet").exists()

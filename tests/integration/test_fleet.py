@@ -303,7 +303,7 @@ async def test_two_agents_of_one_name_are_not_taken_for_one_host(
         await done(fleet, await fleet.submit(JOB, "job.yaml"))
         states = sorted((host.state, host.message) for host in await fleet.hosts())
         assert [state for state, _ in states] == ["connected", "unreachable"]
-        assert "calls itself here too" in states[1][1]
+        assert "have the same host name, here" in states[1][1]
     assert 0 in (len(agent.started), len(twin.started))
     await twin.down()
 

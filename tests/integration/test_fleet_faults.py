@@ -149,7 +149,7 @@ async def test_a_host_that_came_back_with_fewer_gpus_fails_what_no_longer_fits(
         await agent.up()
         detail = await until(here.fleet, job_id, is_over)
         assert [trial.failure_class for trial in detail.trials] == ["", *["too_few_gpus"] * 3]
-        assert detail.trials[1].message == "it needs 8 GPUs, host here has 4 now"
+        assert detail.trials[1].message == "it needs 8 GPUs, but host here has only 4 now"
 
 
 async def test_a_file_that_is_gone_costs_neither_the_run_nor_time_at_the_end(

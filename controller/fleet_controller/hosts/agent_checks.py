@@ -15,7 +15,9 @@ log = logging.getLogger(__name__)
 
 
 class AgentChecks:
-    """The checks at each connection to one agent. A warning is logged again only if it changed."""
+    """The checks that run at each connection to one agent. A warning is logged again only if its
+    text has changed.
+    """
 
     def __init__(self, agent: AgentClient) -> None:
         self._agent = agent
@@ -24,7 +26,9 @@ class AgentChecks:
         self._clock_logged = False
 
     def check(self, info: AgentInfo, fleet_host: FleetHost | None) -> None:
-        """Raise Conflict for an agent that is too old, too new, or of another host."""
+        """Raise Conflict if the agent's version is too old or too new, or if the agent belongs to
+        another host.
+        """
         self._check_compatibility(info)
         if fleet_host is not None:
             self._check_name(info, fleet_host)

@@ -55,8 +55,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class LoadPart:
-    """A host's part in the load of an attempt. The fields are those of `JoinLoadRequest`. Its
-    secrets are left out of its repr.
+    """A host's share in the load of an attempt. The fields are those of `JoinLoadRequest`. The repr
+    leaves out secrets.
     """
 
     trial_id: str
@@ -73,11 +73,11 @@ class LoadPart:
 
 
 class AgentClient:
-    """A client of one agent at one address. Raises HostUnreachable, Conflict or ConfigError, never
-    a gRPC error.
+    """A client of one agent at one address. Its calls raise HostUnreachable, Conflict or
+    ConfigError, and never a gRPC error.
 
-    With `tls` it connects only to a holder of a certificate for the DNS name `name`; without, only
-    to addresses on this machine.
+    With `tls`, the client accepts only an agent that has a certificate for the DNS name `name`.
+    Without `tls`, the client connects only to addresses on this machine.
     """
 
     def __init__(self, address: str, tls: TlsFiles | None = None, name: str = "") -> None:
@@ -92,8 +92,8 @@ class AgentClient:
     async def retarget(
         self, address: str, tls: TlsFiles | None, name: str, display_name: str = ""
     ) -> None:
-        """Use this address and these files from now on. Closes the channel only if they differ from
-        the current ones.
+        """Use this address, these TLS files and this name from now on. The channel is closed only
+        if one of the three has changed.
         """
         if (address, tls, name) != self._target:
             previous, self._transport = (
@@ -113,7 +113,7 @@ class AgentClient:
 
     async def describe(self) -> AgentInfo:
         """Return what the agent reports about itself, and update `clock`. This is the first call of
-        a connection; if it fails, the error explains why.
+        a connection. If the call fails, the error explains why.
         """
         await self._transport.refresh()
         asked_ns = time.time_ns()
@@ -127,7 +127,7 @@ class AgentClient:
             ):
                 raise Conflict(
                     f"agent at {self.address}: {fault}",
-                    "check which program answers there: a benchfleet agent does not report this",
+                    "check which program answers there; a benchfleet agent reports no such thing",
                 )
             self.clock = (
                 HostClock(info.now_unix_ns - (asked_ns + time.time_ns()) // 2)
@@ -141,14 +141,14 @@ class AgentClient:
             raise
 
     async def present_epoch(self, agent_id: str) -> None:
-        """Present our epoch without acknowledging events. Raises Conflict if the host follows
-        another controller, and names it.
+        """Present the epoch of this controller without acknowledging events. If the host follows
+        another controller, raises Conflict with the name of that controller.
         """
         await self.acknowledge(0, agent_id)
 
     async def start(self, spec: TrialSpec) -> bool:
-        """Send a trial to start; return whether the agent had it already. Raises Conflict while its
-        GPUs are in use, Superseded.
+        """Order the agent to start a trial. Return whether the agent had the trial already. Raises
+        Conflict while the trial's GPUs are in use. Raises Superseded if a newer attempt exists.
         """
         request = pb.StartTrialRequest(
             spec=to_proto(spec, trial_pb2.TrialSpec()), lease=self._epoch_message
@@ -156,27 +156,27 @@ class AgentClient:
         return (await self._call(self._stub.StartTrial(request, timeout=_CALL_S))).known
 
     async def cancel(self, trial_id: str, attempt: int, reason: str) -> bool:
-        """Ask the agent to end a trial; return False if it is not active there."""
+        """Ask the agent to end a trial. Return False if the trial is not active there."""
         request = pb.CancelTrialRequest(
             trial_id=trial_id, attempt=attempt, reason=reason, lease=self._epoch_message
         )
         return (await self._call(self._stub.CancelTrial(request, timeout=_CALL_S))).active
 
     async def join_load(self, part: LoadPart) -> str:
-        """Make the host take part in an attempt's load; return HOST:PORT of the lead's Ray. Raises
-        Superseded, ConfigError, Conflict.
+        """Make the host send its share of an attempt's load. Return HOST:PORT of the lead's Ray.
+        Raises Superseded, ConfigError, Conflict.
         """
         request = to_proto(part, pb.JoinLoadRequest(lease=self._epoch_message))
         return (await self._call(self._stub.JoinLoad(request, timeout=_LOAD_CALL_S))).lead_address
 
     async def leave_load(self, trial_id: str, attempt: int) -> bool:
-        """End the host's part in an attempt's load; return False if the host was not part of it."""
+        """End the host's share in an attempt's load. Return False if the host had no share."""
         request = pb.LeaveLoadRequest(trial_id=trial_id, attempt=attempt, lease=self._epoch_message)
         return (await self._call(self._stub.LeaveLoad(request, timeout=_LOAD_CALL_S))).joined
 
     async def events(self, agent_id: str, after_sequence: int) -> AsyncIterator[Event]:
-        """Yield the events after that sequence number until cancelled. Raises Conflict if another
-        agent answers at the address.
+        """Yield the events after sequence number `after_sequence` until cancelled. Raises Conflict
+        if another agent answers at the address.
         """
         request = pb.WatchEventsRequest(
             agent_id=agent_id, after_sequence=after_sequence, lease=self._epoch_message
@@ -199,8 +199,8 @@ class AgentClient:
         await self._call(self._stub.AckEvents(request, timeout=_CALL_S))
 
     async def release(self, trial_id: str, attempt: int) -> None:
-        """Allow the host to delete the files of an ended attempt, because all are stored here. An
-        agent of an older version never deletes them.
+        """Allow the host to delete the files of an ended attempt, because the controller has stored
+        all of them. An agent of an older version ignores this and keeps the files.
         """
         request = pb.ReleaseAttemptRequest(
             trial_id=trial_id, attempt=attempt, lease=self._epoch_message
@@ -208,10 +208,11 @@ class AgentClient:
         await self._call(self._stub.ReleaseAttempt(request, timeout=_CALL_S))
 
     async def fetch(self, artifact: Artifact, target: Path) -> None:
-        """Download a file to `target`. It continues after the bytes of an interrupted download and
-        publishes the file only if its digest matches.
+        """Download a file to `target`. An interrupted download continues after the bytes that have
+        arrived. The file appears at `target` only if its digest matches.
 
-        Raises NotFound if the agent no longer has it, Conflict if it cannot be written here.
+        Raises NotFound if the agent no longer has the file. Raises Conflict if the file cannot be
+        written here.
         """
         partial = target.with_name(target.name + ".partial")
         try:
@@ -228,7 +229,7 @@ class AgentClient:
         except OSError as error:
             raise Conflict(
                 f"cannot write {target}: {error.strerror}",
-                "free some disk space; the file is fetched again",
+                "free some disk space; the controller then fetches the file again",
             ) from error
 
     async def _receive(
@@ -244,8 +245,8 @@ class AgentClient:
             raise self._translate_error(error) from error
 
     async def check_host(self) -> tuple[HostFinding, ...]:
-        """Return what prevents trials on the host, checked now. An agent that is too old to check
-        returns a single warning that says so.
+        """Return what prevents trials on the host, checked now. If the agent is too old for this
+        check, return a single warning that says so.
         """
         try:
             answer = await self._stub.CheckHost(pb.CheckHostRequest(), timeout=_CHECK_S)
@@ -281,8 +282,8 @@ class AgentClient:
             raise self._translate_error(error) from error
 
     def _translate_error(self, error: aio.AioRpcError | asyncio.CancelledError) -> BaseException:
-        """Return the error to raise. When a channel is closed, gRPC cancels its calls; that is not
-        a cancellation of the waiting task.
+        """Return the error to raise. If a channel was closed, gRPC cancels its calls. Such a
+        cancellation becomes HostUnreachable, because nobody cancelled the waiting task.
         """
         if isinstance(error, asyncio.CancelledError):
             task = asyncio.current_task()
@@ -299,7 +300,9 @@ class AgentClient:
 
 
 def _open_partial(partial: Path, size_bytes: int) -> tuple[int, int]:
-    """Return a descriptor of the unfinished file, and how many bytes an earlier download wrote."""
+    """Return a descriptor of the unfinished file and the number of bytes that an earlier download
+    wrote.
+    """
     partial.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     offset = min(os.fstat(descriptor).st_size, size_bytes)
@@ -332,8 +335,9 @@ def _verify_and_publish(partial: Path, target: Path, artifact: Artifact) -> None
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if digest != artifact.sha256:
         partial.unlink()
+        arrived, reported = digest[:12], artifact.sha256[:12]
         raise HostUnreachable(
-            f"artifact {artifact.name} has the digest {digest[:12]}, "
-            f"but the agent reported {artifact.sha256[:12]}"
+            f"artifact {artifact.name} arrived with the digest {arrived}, "
+            f"but the agent reported {reported}"
         )
     partial.replace(target)

@@ -1,4 +1,4 @@
-"""Downloads the files of one agent one by one, and retries those that fail."""
+"""Downloads the files of one agent, one after the other, and retries a download that failed."""
 
 from __future__ import annotations
 
@@ -38,18 +38,22 @@ class ArtifactDownloads:
             self._added.set()
 
     def reset(self, artifacts: Iterable[Artifact]) -> None:
-        """Replace all files by those that the store lacks from the agent that is connected now."""
+        """Replace the list of files to download by `artifacts`, the reported files that the store
+        lacks.
+        """
         self._pending.clear()
         self._all_done.set()
         self.add(artifacts)
 
     @property
     def trouble(self) -> str:
-        """Why the last download failed; empty if none failed or no file is missing."""
+        """Return why the last download failed. Return an empty text if it succeeded or no file is
+        missing.
+        """
         return f"files are missing: {self._trouble}" if self._trouble and self._pending else ""
 
     def has_pending(self, attempt: str) -> bool:
-        """Whether files of this TRIAL/ATTEMPT are still missing."""
+        """Return whether files of this TRIAL/ATTEMPT are still missing."""
         return any(name.startswith(f"{attempt}/") for name in self._pending)
 
     async def wait_until_done(self) -> None:
@@ -57,8 +61,8 @@ class ArtifactDownloads:
         await self._all_done.wait()
 
     async def run(self) -> None:
-        """Download until cancelled. A file that fails is tried again after the others, with growing
-        pauses.
+        """Download files until cancelled. A file whose download failed is tried again after the
+        other files, with growing pauses.
         """
         pause_s = _FIRST_PAUSE_S
         while True:
@@ -90,8 +94,8 @@ class ArtifactDownloads:
 
 
 def _safe_path(name: str) -> PurePosixPath:
-    """Return the name as a path below the artifact folder. Raises NotFound for a path outside of
-    it.
+    """Return the name as a path relative to the artifact folder. Raises NotFound for a path that
+    leads out of the folder.
     """
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name:

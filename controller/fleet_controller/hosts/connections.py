@@ -1,5 +1,5 @@
-"""The connections of a running controller: one for each agent, started, changed and closed as the
-fleet file changes.
+"""Keeps one connection for each agent. When the fleet file changes, connections are added, changed
+and closed.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ log = logging.getLogger(__name__)
 
 
 class HostConnections:
-    """All connections, in the order of the fleet file, then of the given addresses. `run` must be
-    running.
+    """All connections: first those to the hosts of the fleet file, in its order, then those to the
+    given addresses. `run` must be running.
     """
 
     def __init__(self, targets: FleetTargets, writer: StateWriter, artifacts: Path) -> None:
@@ -46,7 +46,7 @@ class HostConnections:
         """Apply the hosts of a changed fleet file. Addresses that were given on the command line
         stay.
 
-        A removed host gets nothing new; its connection is closed when its last trial has ended.
+        A removed host gets no new trials. Its connection is closed when its last trial has ended.
         """
         wanted = {
             target.fleet_host.name: target for target in targets if target.fleet_host is not None
@@ -68,7 +68,9 @@ class HostConnections:
         self._writer.job_index.notify()
 
     async def close_removed(self) -> list[str]:
-        """Close the connections of removed hosts on which nothing is active; return their names."""
+        """Close the connections of removed hosts on which no trial is active. Return the names of
+        these hosts.
+        """
         gone = [
             connection
             for connection in self.all

@@ -1,4 +1,4 @@
-"""Validates the events of one agent; logs and drops invalid or oversized ones."""
+"""Validates the events of one agent. Invalid or too large events are logged and dropped."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class EventValidator:
         self._logged = 0
 
     def validate(self, message: trial_pb2.Event) -> Event | None:
-        """Return the event with invalid parts removed, or None if it is not acceptable."""
+        """Return the event without its invalid parts, or None if the whole event is rejected."""
         if why := self._size_error(message):
             self._log_rejected(why)
             return None
@@ -53,7 +53,9 @@ class EventValidator:
     def _size_error(self, message: trial_pb2.Event) -> str:
         size, key = message.ByteSize(), (message.trial_id[:300], message.attempt)
         if size > LARGEST_EVENT_BYTES:
-            return f"event {message.sequence} has {size} bytes, more than {LARGEST_EVENT_BYTES}"
+            return (
+                f"event {message.sequence} has {size} bytes, and the limit is {LARGEST_EVENT_BYTES}"
+            )
         if len(self._received_bytes) >= _MOST_ATTEMPTS:
             self._received_bytes.clear()
         self._received_bytes[key] += size
@@ -72,5 +74,8 @@ class EventValidator:
                 else ""
             )
             log.warning(
-                "agent at %s: rejected: %s%s", self._agent, escape_to_one_line(why)[:500], more
+                "rejected data from the agent at %s: %s%s",
+                self._agent,
+                escape_to_one_line(why)[:500],
+                more,
             )

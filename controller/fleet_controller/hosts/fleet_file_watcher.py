@@ -1,5 +1,5 @@
-"""Reads the fleet file again when it has changed or on request; keeps the old one if the new one is
-wrong.
+"""Reads the fleet file again on request and when the file has changed. If the new content is wrong,
+the old content stays in use.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _POLL_S = 2.0
 
 
 class FleetFileWatcher:
-    """Watches one fleet file. `apply` gets each correct version; `report` gets a line about each
-    change.
+    """Watches one fleet file. `apply` is called with each correct version of the file; `report` is
+    called with one line about each change.
     """
 
     def __init__(

@@ -1,5 +1,5 @@
-"""Checks many hosts at once: what each agent finds, and what the controller knows about
-the host.
+"""Checks many hosts at once. A result holds what the agent finds on its host and what the
+controller knows about the host.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ async def check_connections(
 
 
 async def check_connection(connection: HostConnection) -> HostCheck:
-    """Return what one host finds about itself and what the controller sees of it."""
+    """Return what the agent of a host finds there, and what the controller sees of the host."""
     began_s = time.monotonic()
     name = connection.host or connection.agent.address
     try:
@@ -62,14 +62,18 @@ def connection_findings(connection: HostConnection) -> tuple[HostFinding, ...]:
     found = []
     if abs(status.clock_ahead_s) > _CLOCK_APART_S:
         side = "ahead of" if status.clock_ahead_s > 0 else "behind"
-        message = f"the clock is {abs(status.clock_ahead_s):.1f} s {side} the controller's"
+        difference_s = abs(status.clock_ahead_s)
+        message = f"the host's clock is {difference_s:.1f} s {side} the controller's clock"
         found.append(
             HostFinding(
-                "clock_apart", "warning", message, "run chrony or systemd-timesyncd on both"
+                "clock_apart",
+                "warning",
+                message,
+                "run chrony or systemd-timesyncd on the host and on the controller's machine",
             )
         )
     if status.version and status.version != __version__:
-        message = f"the agent is benchfleet {status.version}, the controller {__version__}"
+        message = f"the agent has benchfleet {status.version}, but the controller has {__version__}"
         found.append(
             HostFinding(
                 "version_differs",
@@ -80,7 +84,8 @@ def connection_findings(connection: HostConnection) -> tuple[HostFinding, ...]:
         )
     left_s = status.certificate_expires_unix_s - time.time_ns() / 1e9
     if status.certificate_expires_unix_s and left_s < _EXPIRES_SOON_S:
-        message = f"the agent's certificate expires in {left_s / 86_400:.0f} days"
+        days_left = left_s / 86_400
+        message = f"the agent's certificate expires in {days_left:.0f} days"
         found.append(
             HostFinding("certificate_expires", "warning", message, "`fleetctl deploy` renews it")
         )
@@ -88,7 +93,7 @@ def connection_findings(connection: HostConnection) -> tuple[HostFinding, ...]:
 
 
 def record_findings(record: HostRecord) -> tuple[HostFinding, ...]:
-    """Return findings about decisions that keep trials away from the host."""
+    """Return findings about a drain or a quarantine that keeps trials away from the host."""
     found = []
     if record.drained:
         message = f"drained: {record.drain_reason}" if record.drain_reason else "drained"

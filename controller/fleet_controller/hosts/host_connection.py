@@ -1,4 +1,4 @@
-"""The controller's connection to one host: stores each event before it acknowledges it."""
+"""The controller's connection to one host. Each event is stored before it is acknowledged."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _POLL_INTERVAL_S = 3.0
 
 
 class HostConnection:
-    """The connection to one agent, connected or not."""
+    """The connection to one agent. The object exists also while the agent cannot be reached."""
 
     def __init__(
         self,
@@ -82,19 +82,19 @@ class HostConnection:
 
     @property
     def host(self) -> str:
-        """Its name in the fleet file, or as its agent reports it; empty before the
-        first contact.
+        """Return the host's name in the fleet file, or else the name that its agent reports. The
+        name is empty before the first contact.
         """
         return self.fleet_host.name if self.fleet_host else self._info.host
 
     @property
     def labels(self) -> Mapping[str, str]:
-        """The labels by which jobs select it."""
+        """Return the labels by which jobs select the host."""
         return merge_labels(self.fleet_host, self._info.labels)
 
     @property
     def meeting_host(self) -> str:
-        """The address at which the other hosts of a server reach it."""
+        """Return the address at which other hosts reach this host."""
         return meeting_host(
             direct_address(self.fleet_host) if self.fleet_host else self.agent.address,
             self.labels.get("address", ""),
@@ -102,29 +102,29 @@ class HostConnection:
 
     @property
     def was_tried(self) -> bool:
-        """Whether it is connected, or it is known why not."""
+        """Return whether the host is connected or the reason for no connection is known."""
         return self.connected or bool(self.trouble)
 
     @property
     def no_trials_reason(self) -> str:
-        """Why it takes no trials although it answers; empty if it takes them."""
+        """Return why a host that answers takes no trials; empty if it takes trials."""
         if self.removed_reason:
             return self.removed_reason
         return "it only sends load" if self.load_only else self._info.takes_no_trials
 
     @property
     def removed_reason(self) -> str:
-        """Why nothing new begins on it; empty while it is in the fleet."""
+        """Return why no new trial begins on the host; empty while the host is in the fleet."""
         return "it was removed from the fleet file" if self.is_removed else ""
 
     @property
     def load_only(self) -> bool:
-        """Whether it only sends load for other hosts and never gets a trial."""
+        """Return whether the host only sends load for other hosts and never gets a trial."""
         return self._info.load_only or (self.fleet_host is not None and self.fleet_host.load_only)
 
     @property
     def advertised_policy(self) -> AdvertisedPolicy:
-        """What its agent reports to allow."""
+        """Return which Python interpreters and images the agent reports as allowed."""
         info = self._info
         return AdvertisedPolicy(
             info.strict,
@@ -135,7 +135,7 @@ class HostConnection:
         )
 
     def usable_gpus(self, kind: EngineKind) -> int:
-        """Return how many GPUs servers of this kind may use on it."""
+        """Return how many of the host's GPUs may be used by servers of this kind."""
         reported = {
             EngineKind.SGLANG: self._info.gpus,
             EngineKind.SIMULATED: self._info.simulated_gpus,
@@ -147,7 +147,7 @@ class HostConnection:
         )
 
     def status(self) -> HostStatus:
-        """Return the host as it is listed."""
+        """Return the host's status for the list of hosts."""
         info, fleet_host = self._info, self.fleet_host or FleetHost()
         return HostStatus(
             host=self.host or self.agent.address,
@@ -170,7 +170,7 @@ class HostConnection:
 
     @property
     def _status_message(self) -> str:
-        """What is worth knowing about the host while it is connected."""
+        """Return what a user should know about the host while it is connected."""
         waits = (
             f"takes no new trials: {self._info.takes_no_trials}"
             if self._info.takes_no_trials
@@ -184,8 +184,8 @@ class HostConnection:
         )
 
     def away_s(self, now_s: float) -> float:
-        """Return the seconds for which it has been away, counted at most from the start of this
-        controller; 0 while it is connected.
+        """Return for how many seconds the host has been away, at most since the start of this
+        controller. Return 0 while the host is connected.
 
         `now_s` is a monotonic time.
         """
@@ -196,7 +196,7 @@ class HostConnection:
         return 0 if room == GPUS_UNKNOWN else room
 
     async def run(self) -> None:
-        """Follow the agent, send its orders and download its files, until cancelled."""
+        """Follow the agent, send orders to it and download its files, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             for work in (
                 self._stay_connected(),
@@ -210,7 +210,7 @@ class HostConnection:
     # Following
 
     async def _stay_connected(self) -> None:
-        """Connect and follow the agent's events; reconnect with growing pauses."""
+        """Connect and follow the agent's events. Reconnect with growing pauses."""
         pause_s = _FIRST_PAUSE_S
         while True:
             stored = self._stored_sequence
@@ -249,8 +249,8 @@ class HostConnection:
             self._reconnect.clear()
 
     def cause_of(self, error: FleetError) -> FleetError:
-        """Return the cause of a failed call: a missing certificate for the host comes before all
-        errors that follow from it.
+        """Return the error to report for a failed call. A missing certificate of the host is
+        reported first, because other errors follow from it.
         """
         try:
             if self.fleet_host is not None:
@@ -260,9 +260,7 @@ class HostConnection:
         return error
 
     async def _poll_agent(self) -> None:
-        """Ask the agent every few seconds for its disk space, its clock and the attempts that it
-        keeps.
-        """
+        """Ask the agent every few seconds for disk space, clock and kept attempts."""
         while True:
             await asyncio.sleep(_POLL_INTERVAL_S)
             if not self.connected:
@@ -280,8 +278,8 @@ class HostConnection:
                 log.debug("%s: %s", self.host, error.message)
 
     async def update_fleet_host(self, fleet_host: FleetHost) -> None:
-        """Apply a changed entry of the fleet file. Reconnects if the address or the way to the host
-        changed.
+        """Apply a changed entry of the fleet file. Reconnect if the address or the way to the host
+        has changed.
         """
         before, self.fleet_host, self.is_removed = self.fleet_host, fleet_host, False
         route = fleet_host.address, fleet_host.port, fleet_host.through_ssh, fleet_host.ssh
@@ -315,10 +313,10 @@ class HostConnection:
         other = self._by_host.setdefault(info.host, self)
         if other is not self:
             message = (
-                f"the agent at {self.agent.address} calls itself {info.host} too, "
-                f"as the one at {other.agent.address} does"
+                f"the agents at {other.agent.address} and {self.agent.address} "
+                f"have the same host name, {info.host}"
             )
-            raise Conflict(message, "start one of them with a different --host-name")
+            raise Conflict(message, "start one of the two agents with a different --host-name")
         self._info = info
         await self._close_lost_attempts()
         await self._reconciler.cancel_ended_attempts(info)
@@ -331,15 +329,14 @@ class HostConnection:
         self._writer.job_index.notify()
 
     async def _close_lost_attempts(self) -> None:
-        """End the attempts of an earlier journal of this host: the new journal will never report
-        their end.
-        """
+        """End attempts of a lost journal, because the new journal never reports their end."""
         for _, trial in self._writer.job_index.active_on(self.host):
             attempt = trial.newest
             if attempt is not None and attempt.agent_id and attempt.agent_id != self._info.agent_id:
+                lost_id, new_id = attempt.agent_id[:8], self._info.agent_id[:8]
                 message = (
-                    f"the agent of {self.host} lost its journal "
-                    f"(agent {attempt.agent_id[:8]} is now {self._info.agent_id[:8]})"
+                    f"the agent of {self.host} lost its journal: its id was {lost_id}, "
+                    f"and now it is {new_id}"
                 )
                 end = ended_by_controller(
                     attempt, ErrorKind.AGENT_RESTARTED, "agent_state_lost", message, time.time_ns()
@@ -371,8 +368,8 @@ class HostConnection:
             self._orders.notify_trial_over()
 
     async def _acknowledge_loop(self) -> None:
-        """Acknowledge stored events: at most once in a short interval, for all events since the
-        last time.
+        """Acknowledge stored events until cancelled. One call covers all events of a short
+        interval.
         """
         while True:
             await self._stored_changed.wait()
@@ -395,5 +392,5 @@ class HostConnection:
             )
 
     def notify_orders(self) -> None:
-        """Look for attempts to start or cancel on this host. Returns at once."""
+        """Start a search for attempts to start or cancel on this host. Returns at once."""
         self._orders.notify()

@@ -1,6 +1,7 @@
-"""Decides which hosts get trials: hosts may be drained by a user, or quarantined and checked again.
+"""Decides which hosts get trials. A user may drain a host. A host with failures is quarantined and
+then checked again.
 
-Each decision is stored before it takes effect, so it survives a restart.
+Each decision is stored before it takes effect, so that it survives a restart.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ _TICK_S = 1.0
 
 
 class HostHealth:
-    """The records of all hosts, and their states for the scheduler, the listing and the metrics."""
+    """The records of all hosts, and the states of hosts for the scheduler, the list of hosts and
+    the metrics.
+    """
 
     def __init__(
         self,
@@ -55,11 +58,13 @@ class HostHealth:
         self._probes: dict[str, tuple[int, float]] = {}
 
     async def load(self) -> None:
-        """Read what an earlier controller decided."""
+        """Read the host records that an earlier controller stored."""
         self._records = {record.name: record for record in await self._writer.host_records()}
 
     def record_of(self, host: str) -> HostRecord:
-        """Return what is decided about a host."""
+        """Return the record of a host, or an empty record if nothing was ever decided about the
+        host.
+        """
         return self._records.get(host) or HostRecord(host)
 
     async def drain(self, host: str, why: str) -> None:
@@ -119,7 +124,7 @@ class HostHealth:
         )
 
     def publish(self, hosts: Sequence[SchedulableHost]) -> None:
-        """Update what jobs report to wait for, and the series of hosts."""
+        """Update the reasons why jobs wait, and the Prometheus counts of hosts by state."""
         known = {host.name: host for host in hosts}
         # If the store cannot be written, jobs report that instead.
         if not self._writer.store_error and all(
@@ -160,7 +165,7 @@ class HostHealth:
         return host_state({**holds, "busy": host is not None and host.running > 0})
 
     def with_decisions(self, status: HostStatus) -> HostStatus:
-        """Return the status of a host together with what is decided about it."""
+        """Return the status of a host together with drain, quarantine and running trials."""
         record, running = (
             self.record_of(status.host),
             self._writer.job_index.running_by_host().get(status.host, []),
@@ -182,7 +187,7 @@ class HostHealth:
     # Failures
 
     async def apply_ended_attempts(self) -> None:
-        """Count the attempts that ended since the last call for or against their hosts."""
+        """Update the records of hosts by the attempts that ended there since the last call."""
         while self._writer.ended_attempts:
             trial_id, attempt = self._writer.ended_attempts[0]
             job = self._writer.job_index.job_of(trial_id)
@@ -211,8 +216,8 @@ class HostHealth:
     # Probes
 
     async def probe_quarantined(self) -> None:
-        """Check quarantined hosts until cancelled, with growing pauses. A host without findings
-        gets a trial again.
+        """Check quarantined hosts until cancelled, with growing pauses. A host whose check finds no
+        error gets trials again.
         """
         while True:
             for connection in self._connections():

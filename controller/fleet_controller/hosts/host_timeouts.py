@@ -23,7 +23,9 @@ log = logging.getLogger(__name__)
 
 
 class HostTimeouts:
-    """The timeouts of one controller, counted at most from its start."""
+    """Closes what waits for a host that has been away too long. The time away is counted at most
+    since the start of the controller.
+    """
 
     def __init__(
         self,
@@ -38,8 +40,8 @@ class HostTimeouts:
         self._logged: set[str] = set()
 
     async def close_expired(self) -> None:
-        """Close everything that has waited for too long. Raises Conflict if the store cannot be
-        written.
+        """Close all attempts and trials that have waited too long for their hosts. Raises Conflict
+        if the store cannot be written.
         """
         for job in list(self._writer.job_index.open_jobs):
             for end in list(self._expired(job)):
@@ -58,8 +60,8 @@ class HostTimeouts:
             yield from end(_unfinished_trials(job), away_s, limit_s, time.time_ns())
 
     def _away_s(self, job: IndexedJob) -> dict[str, float]:
-        """Return the seconds for which each host that the job names has been away, including hosts
-        that this controller does not know.
+        """Return for how many seconds each host that the job names has been away. Hosts that the
+        controller does not know are included.
         """
         now_s = time.monotonic()
         connections = {
@@ -78,7 +80,9 @@ class HostTimeouts:
 
 
 def _unfinished_trials(job: IndexedJob) -> list[Trial]:
-    """Return the active trials of a job, and those that may begin if it is not cancelled."""
+    """Return the active trials of a job and the trials that may still begin. A cancelled job has
+    none of the latter.
+    """
     waiting = job.waiting
     pinned = [trial for trials in waiting.pinned.values() for trial in trials]
     return [*job.active.values(), *pinned, *(trial for block in waiting.blocks for trial in block)]

@@ -1,9 +1,9 @@
-"""Sets up the load hosts of attempts: gives the lead and each load host its part, and releases them
-at the end.
+"""Sets up the load hosts of attempts. The lead and each load host get their share of the load, and
+are released at the end.
 
-Tokens and keys exist only in memory. A new controller knows none of them: an attempt that has begun
-does not need them any more, because its cluster ends with its lead; for one that has not begun, the
-cluster is set up again.
+Tokens and keys exist only in memory, so a new controller knows none of them. An attempt that has
+begun needs them no more, because its cluster ends with its lead. For an attempt that has not begun,
+the new controller sets up the cluster again.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ LOAD_HOST_WAIT_S = 30.0
 
 
 class LoadHostConnection(Protocol):
-    """A host as this module needs it."""
+    """The attributes of a host's connection that this module uses."""
 
     agent: AgentClient
     connected: bool
 
     @property
     def meeting_host(self) -> str:
-        """The address at which other hosts reach it."""
+        """Return the address at which other hosts reach the host."""
         ...
 
 
 @dataclass(slots=True)
 class _LoadCluster:
-    """The token and authority of one attempt, and the hosts that joined."""
+    """The token and certificate authority of one attempt, and the hosts that joined."""
 
     authority: LoadClusterAuthority
     since_s: float  # monotonic
@@ -53,17 +53,20 @@ class _LoadCluster:
 
 
 class LoadClusters:
-    """The load clusters of one controller; all calls are on its loop."""
+    """The load clusters of one controller. All methods must be called on the controller's event
+    loop.
+    """
 
     def __init__(self, connections: Mapping[str, LoadHostConnection]) -> None:
         self._connections = connections
         self._clusters: dict[AttemptKey, _LoadCluster] = {}
 
     async def set_up(self, spec: TrialSpec) -> None:
-        """Give the lead and every load host its part; doing so again is harmless. Raises
-        HostUnreachable, Conflict, ConfigError.
+        """Give the lead and every load host its share of the load. A second call for the same
+        attempt is harmless.
 
-        Raises LoadError if a load host has not answered for LOAD_HOST_WAIT_S.
+        Raises HostUnreachable, Conflict, ConfigError. Raises LoadError if a load host has not
+        answered for LOAD_HOST_WAIT_S seconds.
         """
         key = (spec.trial_id, spec.attempt)
         cluster = self._clusters.get(key) or self._clusters.setdefault(
@@ -79,8 +82,8 @@ class LoadClusters:
             raise
 
     async def tear_down(self, key: AttemptKey) -> None:
-        """Release the hosts of an attempt that is over. A host that cannot be reached leaves by
-        itself at its limit.
+        """Release the hosts of an attempt that is over. A host that cannot be reached leaves on its
+        own when its time limit ends.
         """
         cluster = self._clusters.pop(key, None)
         joined = (
@@ -108,7 +111,7 @@ class LoadClusters:
     ) -> str:
         connection = self._connections.get(host)
         if connection is None or not connection.connected:
-            raise HostUnreachable(f"host {host} is not connected", "the trial waits for it")
+            raise HostUnreachable(f"host {host} is not connected", "the trial waits for this host")
         address = await self._address(spec, host, connection)
         issued = cluster.authority.issue(host, address)
         part = LoadPart(
@@ -129,8 +132,8 @@ class LoadClusters:
         return answer
 
     async def _address(self, spec: TrialSpec, host: str, connection: LoadHostConnection) -> str:
-        """Return the IP address of a host for the other hosts of the attempt. Raises ConfigError,
-        HostUnreachable.
+        """Return the IP address at which the other hosts of the attempt reach a host. Raises
+        ConfigError, HostUnreachable.
         """
         remote = [
             other
@@ -142,7 +145,7 @@ class LoadClusters:
             raise ConfigError(
                 f"no address is known at which other hosts reach host {host}: "
                 f"its agent is at {connection.agent.address}",
-                "start its agent with --label address=HOST, "
+                f"start the agent of host {host} with --label address=HOST, "
                 "where HOST is its address for the other hosts",
             )
         return await resolve_ip(address)
@@ -153,8 +156,8 @@ class LoadClusters:
 
 
 async def resolve_ip(host: str) -> str:
-    """Return the IP address of a host name, IPv4 if it has one. Raises HostUnreachable for an
-    unknown name.
+    """Return an IP address of a host name, preferably IPv4. Raises HostUnreachable for an unknown
+    name.
     """
     try:
         found = await asyncio.get_running_loop().getaddrinfo(
@@ -163,7 +166,7 @@ async def resolve_ip(host: str) -> str:
     except OSError as error:
         raise HostUnreachable(
             f"the host name {host} is not known on this machine: {error.strerror}",
-            "write its IP address in the fleet file",
+            "write the host's IP address in the fleet file",
         ) from error
     addresses = sorted(found, key=lambda entry: entry[0] != socket.AF_INET)
     return str(addresses[0][4][0])

@@ -1,4 +1,4 @@
-"""Sends one host its orders: starts and cancels attempts, releases load hosts."""
+"""Sends one host its orders: to start and cancel attempts, and to release load hosts."""
 
 from __future__ import annotations
 
@@ -30,20 +30,22 @@ _RETRY_S = 2.0  # pause before an order that the host could not take is sent aga
 
 
 class OrderTarget(LoadHostConnection, Protocol):
-    """The connection to the host that gets the orders."""
+    """The connection to the host that gets the orders, as this module uses it."""
 
     @property
     def host(self) -> str:
-        """The name of the host."""
+        """Return the name of the host."""
         ...
 
     def usable_gpus(self, kind: EngineKind) -> int:
-        """Return how many GPUs servers of this kind may use on the host."""
+        """Return how many of the host's GPUs may be used by servers of this kind."""
         ...
 
 
 class OrderSender:
-    """Sends the orders of one host, one at a time, so that a cancel never overtakes its start."""
+    """Sends the orders of one host, one at a time. So a cancel never overtakes the start of the
+    same attempt.
+    """
 
     def __init__(
         self,
@@ -59,7 +61,9 @@ class OrderSender:
         self._cancel_sent: set[AttemptKey] = set()  # over this connection: asking once is enough
 
     def notify(self) -> None:
-        """Look for orders to send soon. Returns at once, so a host that hangs delays no other."""
+        """Wake `run`, which looks for orders to send. Returns at once, so that a host that hangs
+        delays no other host.
+        """
         self._pending.set()
 
     def notify_connected(self) -> None:
@@ -115,10 +119,13 @@ class OrderSender:
                 await self._load_clusters.tear_down(key)
 
     async def _start_attempt(self, spec: TrialSpec, attempt: Attempt) -> None:
-        """Send an attempt that no event has confirmed yet; sending it twice is harmless."""
+        """Order the agent to start an attempt that no event has confirmed yet. A repeated order is
+        harmless.
+        """
         usable = self._target.usable_gpus(spec.engine.kind)
         if spec.engine.gpus > usable:
-            message = f"it needs {spec.engine.gpus} GPUs, host {self._target.host} has {usable} now"
+            host = self._target.host
+            message = f"it needs {spec.engine.gpus} GPUs, but host {host} has only {usable} now"
             await self._close(spec.trial_id, attempt, ErrorKind.CONFIG, "too_few_gpus", message)
             return
         try:
@@ -146,8 +153,8 @@ class OrderSender:
         await self._writer.save_attempt(trial_id, end)
 
     async def _cancel_attempt(self, trial: Trial, attempt: Attempt, reason: str) -> None:
-        """Ask the agent to end an attempt. If the agent does not know it and no event has arrived,
-        it never began, and ends here.
+        """Ask the agent to end an attempt. If the agent does not know the attempt and no event of
+        it has arrived, the attempt never began and is closed here.
         """
         key = trial.spec.trial_id, attempt.number
         if key in self._cancel_sent:

@@ -1,7 +1,7 @@
-"""Brings a host in line with the controller after attempts ended: cancels attempts that are over
-here, and releases files that are stored here.
+"""Brings a host in line with the controller. Attempts that the controller has ended are cancelled
+on the host, and files that the controller has stored are released there.
 
-Both compare with what the host reports now, so nothing depends on a call that was lost.
+Both steps compare with what the host reports now, so nothing depends on a call that was lost.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ log = logging.getLogger(__name__)
 
 
 class AttemptReconciler:
-    """Reconciles one host. All calls raise HostUnreachable and Conflict."""
+    """Cancels attempts and releases files on one host. Its calls raise HostUnreachable and
+    Conflict.
+    """
 
     def __init__(
         self, agent: AgentClient, writer: StateWriter, downloads: ArtifactDownloads
@@ -30,24 +32,28 @@ class AttemptReconciler:
         self._foreign: set[str] = set()  # attempts of another store, which we must not release
 
     async def cancel_ended_attempts(self, info: AgentInfo) -> None:
-        """Cancel attempts that still run on the host and are over here: they were given up while
-        the host was away.
+        """Cancel attempts that still run on the host although the controller has ended them. The
+        controller gave them up while the host was away.
         """
         for name in info.active_trials:
             attempt = await self._attempt(name)
             if attempt is None or not attempt.is_over:
                 continue
-            if await self._agent.cancel(*_attempt_key(name), "the controller gave this attempt up"):
+            if await self._agent.cancel(
+                *_attempt_key(name), "the controller has given up this attempt"
+            ):
                 log.info(
-                    "%s: cancelled %s, which still ran and is over here (%s)",
+                    "%s: cancelled %s, which still ran although the controller has ended it (%s)",
                     info.host,
                     name,
                     attempt.failure_class or "over",
                 )
 
     async def release_files(self, info: AgentInfo, stored: int) -> None:
-        """Release the files of attempts that are over and fetched, if all events of the host up to
-        `stored` are stored.
+        """Release the files of each ended attempt if none of its files is missing here.
+
+        `stored` is the number of the host's last stored event. Nothing is released if the host has
+        newer events.
         """
         if stored < info.last_sequence:
             return

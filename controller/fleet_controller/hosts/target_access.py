@@ -1,5 +1,5 @@
-"""Makes the targets of a controller from a fleet file and a trust folder, and opens their SSH
-tunnels.
+"""Makes the targets of a controller from a fleet file and a trust folder. Opens SSH tunnels to
+hosts that need them.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ from fleet_transport.tls_identity import TlsFiles
 def fleet_targets(
     addresses: Sequence[str], inventory: Inventory | None, trust: Path
 ) -> FleetTargets:
-    """Return every host of the file with the certificates of `trust`, and every address.
+    """Return a target for every host of the fleet file and for every address. Connections to the
+    hosts use the certificates of the folder `trust`.
 
     A fleet on this machine alone needs no certificates. Raises ConfigError if there are hosts on
-    other machines and there is no authority.
+    other machines and there is no certificate authority.
     """
     targets = targets_of(addresses, inventory)
     if inventory is None:
@@ -40,11 +41,11 @@ def fleet_targets(
         if host.through_ssh or not is_local(direct_address(host))
     ]
     if remote and not (trust / "ca.crt").exists():
-        more = len(remote) - 1
-        who = f"hosts {remote[0]} and {more} more are" if more else f"host {remote[0]} is"
+        first, more = remote[0], len(remote) - 1
+        who = f"host {first} and {more} more hosts are" if more else f"host {first} is"
         raise ConfigError(
             f"{inventory.file}: {who} not on this machine, so the connection needs TLS, "
-            f"but there is no authority in {trust}",
+            f"but there is no certificate authority in {trust}",
             "`fleetctl init` creates one; --trust DIR names another folder",
         )
 
@@ -61,7 +62,7 @@ def fleet_targets(
 
 @asynccontextmanager
 async def open_tunnels(targets: FleetTargets) -> AsyncIterator[FleetTargets]:
-    """In the with block, reach hosts behind SSH through tunnels; close them at the end."""
+    """Reach hosts behind SSH through tunnels in the with block. Its end closes the tunnels."""
     if targets.file is None:
         yield targets
         return

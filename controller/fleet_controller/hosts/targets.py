@@ -1,4 +1,6 @@
-"""The hosts and addresses that a controller connects to, and how it reaches the agent of each."""
+"""Names the hosts and addresses that a controller connects to, and how it reaches the agent of each
+host.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,8 @@ TlsFilesOf = Callable[[str], TlsFiles | None]
 
 @dataclass(frozen=True, slots=True)
 class AgentTarget:
-    """One agent to connect to. `fleet_host`: its entry in the fleet file, None for an address that
-    was given alone.
+    """One agent to connect to. `fleet_host` is the host's entry in the fleet file, or None for an
+    address that was given alone.
     """
 
     address: str
@@ -30,8 +32,8 @@ class AgentTarget:
 
 @dataclass(frozen=True, slots=True)
 class HostAccess:
-    """How the agents of a fleet file are reached and authenticated. Both functions are called again
-    for each connection.
+    """The functions that reach and authenticate the agents of a fleet file. Both functions are
+    called again for each connection.
     """
 
     resolve_address: ResolveAddress
@@ -41,7 +43,7 @@ class HostAccess:
 def targets_of(
     addresses: Iterable[str], inventory: Inventory | None = None
 ) -> tuple[AgentTarget, ...]:
-    """Return every host of the file, then every address."""
+    """Return a target for every host of the fleet file, then one for every address."""
     hosts = inventory.hosts if inventory else ()
     return (
         *(AgentTarget(direct_address(host), host) for host in hosts),
@@ -50,24 +52,24 @@ def targets_of(
 
 
 def direct_address(host: FleetHost) -> str:
-    """Return HOST:PORT of its agent, as gRPC takes it."""
+    """Return HOST:PORT of the host's agent in the form that gRPC expects."""
     return f"[{host.address}]:{host.port}" if ":" in host.address else f"{host.address}:{host.port}"
 
 
 async def resolve_direct(host: FleetHost) -> str:
-    """Return the address of a host without a tunnel. Raises HostUnreachable for a host that needs
-    one.
+    """Return the address of a host's agent. Raises HostUnreachable for a host that is reached
+    through a tunnel.
     """
     if host.through_ssh:
         raise HostUnreachable(
             f"host {host.name} is reached through ssh, but this controller opens no tunnels",
-            "write `reach: direct` for it in the fleet file",
+            "write `reach: direct` for this host in the fleet file",
         )
     return direct_address(host)
 
 
 def without_tls(host: str) -> TlsFiles | None:
-    """Return no TLS files, for agents on this machine."""
+    """Return None, because agents on this machine need no TLS files."""
     return None
 
 
@@ -76,11 +78,12 @@ LOCAL_ACCESS = HostAccess(resolve_direct, without_tls)
 
 @dataclass(frozen=True, slots=True)
 class FleetTargets:
-    """What a controller connects to. `file`: the fleet file that names the hosts; it is read again
-    when it changes.
+    """The agents that a controller connects to, and how it treats their hosts.
 
-    `probe_first_s`: seconds from the start of a quarantine to the first check. `give_up_after_s`:
-    seconds that a host may be away before what waits for it is closed.
+    - `file`: the fleet file that names the hosts; it is read again when it changes.
+    - `probe_first_s`: seconds from the start of a quarantine to the first check.
+    - `give_up_after_s`: seconds that a host may be away before the attempts and trials that wait
+      for it are closed.
     """
 
     agents: tuple[AgentTarget, ...] = ()

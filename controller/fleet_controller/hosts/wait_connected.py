@@ -1,5 +1,5 @@
-"""Lets a submit wait for the first contact with the agents, and lists the hosts that it may plan
-on.
+"""Waits before a submit for the first contact with the agents, and lists the hosts on which trials
+may be planned.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from fleet_protos.errors import ConfigError, HostUnreachable
 
 
 def planning_candidates(connections: Sequence[HostConnection]) -> tuple[HostCandidate, ...]:
-    """Return every host that has a name and is not removed, as it is now."""
+    """Return the present state of every host that has a name and was not removed."""
     hosts = (
         connection for connection in connections if connection.host and not connection.is_removed
     )
@@ -33,11 +33,14 @@ def planning_candidates(connections: Sequence[HostConnection]) -> tuple[HostCand
 async def wait_until_connected(
     connections: Sequence[HostConnection], named: Sequence[str], job_index: JobIndex, limit_s: float
 ) -> None:
-    """Wait at most `limit_s` until each agent was tried and one of them, or a fleet file, gives a
-    host, or until all hosts in `named` are connected.
+    """Wait for at most `limit_s` seconds until a job can be planned.
 
-    Without a fleet file, raises HostUnreachable if no agent or not every named one is connected.
-    With one, trials may wait for their hosts.
+    The wait ends when each agent was tried and at least one is connected or in a fleet file. It
+    also ends when all hosts in `named` are connected.
+
+    Without a fleet file, raises HostUnreachable if no agent is connected. Raises HostUnreachable or
+    ConfigError if a host in `named` is not connected. With a fleet file, trials may wait for their
+    hosts.
     """
     deadline_s = time.monotonic() + limit_s
     while not _may_plan(connections, named) and (left_s := deadline_s - time.monotonic()) > 0:
@@ -65,16 +68,17 @@ def _raise_unreachable(connections: Sequence[HostConnection], named: Sequence[st
     )
     connected = {connection.host for connection in connections if connection.connected}
     if not connected:
+        why = troubles or "no address was given"
         raise HostUnreachable(
-            f"no agent is connected ({troubles or 'no address was given'})",
-            "start an agent, or give its address",
+            f"no agent is connected ({why})", "start an agent, or give the address of an agent"
         )
     missing = [name for name in named if name not in connected]
     # If none of the named hosts is known, the plan has a finding with its line in the file.
     if missing and (troubles or len(missing) < len(named)):
         kind = HostUnreachable if troubles else ConfigError
-        message = f"hosts that the job names are not connected: {', '.join(missing)}"
+        missing_names, connected_names = ", ".join(missing), ", ".join(sorted(connected))
+        message = f"the job names hosts that are not connected: {missing_names}"
         raise kind(
             f"{message} ({troubles})" if troubles else message,
-            f"the connected hosts are: {', '.join(sorted(connected))}",
+            f"the connected hosts are: {connected_names}",
         )
