@@ -499,5 +499,7 @@ def test_tables_of_a_newer_version_are_refused(tmp_path: Path) -> None:
     with engine.begin() as connection:
         connection.exec_driver_sql("update alembic_version set version_num = '9999'")
     engine.dispose()
-    with pytest.raises(Exception, match="revision 9999, which this version does not know"):
+    with pytest.raises(
+        Exception, match="revision 9999, which this version of benchfleet does not know"
+    ):
         Store.open(path)

@@ -26,11 +26,11 @@ HEAD = "0003"  # the newest revision in migrations/versions; a test compares
 
 
 def connect(address: str, *, read_only: bool = False) -> Engine:
-    """Return an engine for a file path (SQLite) or a SQLAlchemy URL such as postgresql+psycopg://…,
-    with its tables at HEAD.
+    """Return an engine for a SQLite file path or a SQLAlchemy URL such as postgresql+psycopg://….
+    The tables are brought to revision HEAD first.
 
-    Raises ConfigError if the database cannot be opened, Conflict if a newer benchfleet made its
-    tables.
+    Raises ConfigError if the database cannot be opened. Raises Conflict if a newer version of
+    benchfleet made the tables.
     """
     try:
         path = sqlite_path(address)
@@ -48,8 +48,8 @@ def connect(address: str, *, read_only: bool = False) -> Engine:
 
 
 def sqlite_path(address: str) -> Path | None:
-    """Return the file of an SQLite store given as a path or URL, or None for another database.
-    Raises ConfigError for an invalid URL.
+    """Return the file of a SQLite store that is given as a path or URL. Return None for another
+    database. Raises ConfigError for an invalid URL.
     """
     if "://" not in address:
         return Path(address)
@@ -62,18 +62,18 @@ def sqlite_path(address: str) -> Path | None:
 
 def unusable_error(address: str, error: Exception) -> ConfigError:
     """Return the error for a store that cannot be opened."""
-    cause = getattr(error, "orig", None) or error
+    store, cause = redact_password(address), getattr(error, "orig", None) or error
     hint = "check that it is a benchfleet store and that you may write to it"
     if isinstance(error, ImportError):
         hint = (
             "install the driver with `pip install 'benchfleet[postgres]'`, "
             "and write the address as postgresql+psycopg://…"
         )
-    return ConfigError(f"cannot open the store {redact_password(address)}: {cause}", hint)
+    return ConfigError(f"cannot open the store {store}: {cause}", hint)
 
 
 def redact_password(address: str) -> str:
-    """Return the address without its password, for messages."""
+    """Return the store's address without its password, for use in messages."""
     try:
         return (
             make_url(address).render_as_string(hide_password=True) if "://" in address else address
@@ -88,11 +88,12 @@ def _bring_to_head(engine: Engine, address: str, read_only: bool) -> None:
     if found == HEAD:
         return
     if read_only:
+        store, revision = redact_password(address), found or "none"
         message = (
-            f"the store {redact_password(address)} has tables of revision {found or 'none'}, "
-            f"but this version reads {HEAD}"
+            f"the store {store} has tables of revision {revision}, "
+            f"but this version of benchfleet reads revision {HEAD}"
         )
-        raise ConfigError(message, "run a job first: a controller updates the tables")
+        raise ConfigError(message, "run a job first, because a controller updates the tables")
     _upgrade(engine, address, found)
 
 
@@ -117,7 +118,9 @@ def _sqlite(path: Path, read_only: bool) -> Engine:
 
 
 def _prepare(connection: Any, _: Any) -> None:
-    """Make commits durable before they return, and let readers never wait for the writer."""
+    """Set up a SQLite connection so that commits are durable before they return and readers never
+    wait for the writer.
+    """
     for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "busy_timeout=10000"):
         connection.execute(f"PRAGMA {pragma}")
 
@@ -145,34 +148,37 @@ def _upgrade(engine: Engine, address: str, found: str) -> None:
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
     except CommandError as error:
+        store = redact_password(address)
         message = (
-            f"the store {redact_password(address)} has tables of revision {found}, "
-            "which this version does not know"
+            f"the store {store} has tables of revision {found}, "
+            "which this version of benchfleet does not know"
         )
         raise Conflict(message, "update benchfleet") from error
     except DatabaseError as error:
+        store = redact_password(address)
         raise ConfigError(
-            f"cannot create the tables of {redact_password(address)}: {error.orig}",
+            f"cannot create the tables of the store {store}: {error.orig}",
             "use an empty database",
         ) from error
 
 
 @contextmanager
 def translate_errors() -> Iterator[None]:
-    """Raise errors of the database as ConfigError (it cannot hold a value) or StoreUnusable (it
-    cannot be used now).
+    """Translate errors of the database in the with block. Raises ConfigError for a value that the
+    database cannot hold. Raises StoreUnusable if the database cannot be used now.
     """
     try:
         yield
     except DataError as error:  # PostgreSQL: a NUL, or a text that is too long for its column
+        reason = str(error.orig)[:200]
         raise ConfigError(
-            f"the store cannot hold a value: {str(error.orig)[:200]!a}",
-            "look for unusual characters in it",
+            f"the store cannot hold a value: {reason!a}",
+            "look for unusual characters in the value",
         ) from error
     except DBAPIError as error:
         if not isinstance(error, OperationalError) and not error.connection_invalidated:
             raise
         raise StoreUnusable(
             f"the store cannot be used: {error.orig}",
-            "no event is lost: agents keep what is not stored yet",
+            "no event is lost, because agents keep events until the controller has stored them",
         ) from error

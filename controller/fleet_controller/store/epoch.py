@@ -1,9 +1,9 @@
-"""The row that names the controller start that may write to the store; writes of an earlier start
-are refused.
+"""Keeps the row that names the controller start that may write to the store. Writes of an earlier
+start are refused.
 
-The writer lock keeps two controllers apart as long as their connections live. A controller that was
-suspended or cut off from the database while another one took over has lost that lock; this row then
-stops it.
+The writer lock keeps two controllers apart as long as their database connections live. If a
+controller is suspended or cut off from the database while another one takes over, the first
+controller loses that lock. This row then stops its writes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fleet_protos.protocol_version import PROTOCOL
 
 
 def begin_epoch(connection: Connection) -> ControllerEpoch:
-    """Return the epoch of a new controller start. From here on only this start may write."""
+    """Return the epoch of a new controller start. From now on, only this start may write."""
     row = connection.execute(select(t.controller).with_for_update()).mappings().first()
     if row is None:
         new_epoch = ControllerEpoch(uuid.uuid4().hex, 1, PROTOCOL)
@@ -32,13 +32,13 @@ def begin_epoch(connection: Connection) -> ControllerEpoch:
 
 
 def require_epoch(connection: Connection, ours: ControllerEpoch) -> None:
-    """Lock the row for the rest of the transaction, if the database can. Raises Conflict if a later
-    start has taken over.
+    """Check that no later controller start has taken over; else raise Conflict. The row stays
+    locked for the rest of the transaction if the database supports this.
     """
     epoch = connection.execute(select(t.controller.c.epoch).with_for_update(read=True)).scalar()
     if epoch != ours.epoch:
         raise Conflict(
             "another controller has taken over the store: "
-            f"its epoch is {epoch}, that of this controller is {ours.epoch}",
+            f"the store is at epoch {epoch}, but this controller is at epoch {ours.epoch}",
             "stop this controller",
         )

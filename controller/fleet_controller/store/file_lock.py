@@ -13,10 +13,11 @@ from fleet_protos.errors import ConfigError, Conflict
 
 @contextmanager
 def hold_lock(path: Path) -> Iterator[None]:
-    """Hold the lock file in the with block; the kernel releases it if the process dies. Never
-    waits.
+    """Hold the lock file in the with block. The kernel releases the lock if the process dies. This
+    function never waits.
 
-    Raises Conflict with the holder's pid, ConfigError if the file cannot be written.
+    Raises Conflict with the holder's pid if another process holds the lock. Raises ConfigError if
+    the file cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -24,7 +25,7 @@ def hold_lock(path: Path) -> Iterator[None]:
     except OSError as error:
         raise ConfigError(
             f"cannot use the state folder {path.parent}: {error.strerror}",
-            "choose another one with --state DIR",
+            "choose another folder with --state DIR",
         ) from error
     try:
         try:

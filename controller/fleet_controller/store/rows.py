@@ -1,4 +1,4 @@
-"""Converts between the store's rows and the controller's values."""
+"""Converts rows of the store to the controller's values and back. Reads and writes single rows."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ log = logging.getLogger(__name__)
 
 
 def host_columns(record: HostRecord) -> dict[str, Any]:
-    """Return the row of a host record. A NUL is replaced, because PostgreSQL cannot store it."""
+    """Return the row for a host record. NUL characters are replaced, because PostgreSQL cannot
+    store them.
+    """
     failures = [asdict(failed) for failed in record.failures]
     row = {name: getattr(record, name) for name in HostRecord.__dataclass_fields__} | {
         "failures": json.dumps(failures)
@@ -42,7 +44,7 @@ def host_columns(record: HostRecord) -> dict[str, Any]:
 
 
 def host_record_from_row(row: RowMapping) -> HostRecord:
-    """Return the host record of a row."""
+    """Return the host record that a row holds."""
     return HostRecord(
         **{
             **row,
@@ -53,10 +55,11 @@ def host_record_from_row(row: RowMapping) -> HostRecord:
 
 @dataclass(frozen=True, slots=True)
 class JobRow:
-    """A job as submitted. `planned_s`: the plan's estimate of its wall seconds.
+    """A job as it was submitted.
 
-    `placement`: JSON of its HostChoice, empty if each trial stays on the host of its plan;
-    `joined_s`: see `core.fairness`.
+    - `planned_s`: the plan's estimate of the job's wall seconds.
+    - `placement`: JSON of the job's HostChoice; empty if each trial stays on the host of its plan.
+    - `joined_s`: the host time in seconds with which the job began; see `core.fairness`.
     """
 
     job_id: str
@@ -74,10 +77,10 @@ class JobRow:
 
 
 def _is_first_copy(connection: Connection, table: Table, key: Mapping[str, Any]) -> bool:
-    """Return whether the table has no row with this key yet; log a warning if it has.
+    """Return whether the table has no row with this key yet. If it has one, log a warning.
 
-    After an agent's journal was restored from a backup, the agent reports results again under new
-    event numbers.
+    After an agent's journal was restored from a backup, the agent reports the same results again
+    under new event numbers.
     """
     row_filter = [table.c[name] == value for name, value in key.items()]
     if connection.execute(select(literal(1)).select_from(table).where(*row_filter)).first() is None:
@@ -91,12 +94,12 @@ def _is_first_copy(connection: Connection, table: Table, key: Mapping[str, Any])
 
 
 def spec_from_json(text: str) -> TrialSpec:
-    """Return the trial spec of a row's JSON."""
+    """Return the trial spec for the JSON of a row."""
     return from_json(TrialSpec, text, trial_pb2.TrialSpec())
 
 
 def attempt_from_row(row: RowMapping) -> Attempt:
-    """Return the attempt of a row."""
+    """Return the attempt that a row holds."""
     values: dict[str, Any] = {
         name: value for name, value in row.items() if name not in ("trial_id", "attempt")
     }
@@ -121,7 +124,7 @@ def _attempt_columns(attempt: Attempt) -> Mapping[str, Any]:
 
 
 def with_attempts(connection: Connection, job_id: str, specs: Iterable[TrialSpec]) -> list[Trial]:
-    """Return the trials of a job with these specs and all their stored attempts."""
+    """Return one trial of the job for each of these specs, with all its stored attempts."""
     found = {spec.trial_id: Trial(spec) for spec in specs}
     query = (
         select(t.attempts)
@@ -134,7 +137,7 @@ def with_attempts(connection: Connection, job_id: str, specs: Iterable[TrialSpec
 
 
 def read_attempt(connection: Connection, trial_id: str, number: int) -> Attempt:
-    """Return a stored attempt, or a new one if there is none."""
+    """Return a stored attempt, or a new attempt with this number if none is stored."""
     query = select(t.attempts).where(
         t.attempts.c.trial_id == trial_id, t.attempts.c.attempt == number
     )
@@ -153,8 +156,8 @@ def write_attempt(connection: Connection, trial_id: str, attempt: Attempt) -> No
 
 
 def advance_sequence(connection: Connection, agent_id: str, host: str, sequence: int) -> bool:
-    """Record the event's sequence number; return False if this event or a later one was stored
-    before.
+    """Record the sequence number of an agent's event. Return False if this event or a later one was
+    stored before.
     """
     last = connection.execute(
         select(t.agents.c.last_sequence).where(t.agents.c.agent_id == agent_id)
@@ -173,7 +176,7 @@ def advance_sequence(connection: Connection, agent_id: str, host: str, sequence:
 
 
 def write_results(connection: Connection, agent_id: str, event: ev.Event) -> None:
-    """Insert the run and the artifacts of an event."""
+    """Insert the run and the artifacts that an event reports."""
     artifacts: Iterable[Artifact] = ()
     if isinstance(event.body, ev.RunFinished):
         run = event.body.run
@@ -206,6 +209,6 @@ def write_results(connection: Connection, agent_id: str, event: ev.Event) -> Non
 
 
 def read_job_of_request(connection: Connection, request_key: str) -> str:
-    """Return the id of the job that a submit with this key stored; empty if there is none."""
+    """Return the id of the job that was stored with this request key, or an empty text."""
     query = select(t.submissions.c.job_id).where(t.submissions.c.request_key == request_key)
     return str(connection.execute(query).scalar() or "") if request_key else ""

@@ -1,4 +1,4 @@
-"""Reads and writes the store. Every call is synchronous and one transaction."""
+"""Reads and writes the store. Every call is synchronous and makes one transaction."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ log = logging.getLogger(__name__)
 
 
 class Store:
-    """Jobs, trials, attempts, events, runs and artifacts. There is one writer and any number of
-    readers.
+    """The stored jobs, trials, attempts, events, runs and artifacts. There is one writer and any
+    number of readers.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -67,8 +67,8 @@ class Store:
         self.engine.dispose()
 
     def take_over(self) -> ControllerEpoch:
-        """Begin a new epoch: from here on no earlier controller can write to the store. Raises
-        Conflict.
+        """Begin a new epoch, so that no earlier controller can write to the store any more. Raises
+        Conflict if the store cannot be used.
         """
         with translate_errors(), self.engine.begin() as connection:
             self.controller_epoch = epoch.begin_epoch(connection)
@@ -76,8 +76,8 @@ class Store:
 
     @contextmanager
     def _writing(self) -> Iterator[Connection]:
-        """Open a transaction for writing. Raises Conflict if another controller has taken over,
-        StoreUnusable if the database cannot be used, such as on a full disk.
+        """Open a transaction for writing. Raises Conflict if another controller has taken over.
+        Raises StoreUnusable if the database cannot be used, for example on a full disk.
         """
         with translate_errors(), self.engine.begin() as connection:
             if names_controller(self.controller_epoch):
@@ -92,9 +92,9 @@ class Store:
     # Jobs
 
     def add_job(self, job: JobRow, specs: Sequence[TrialSpec], request_key: str = "") -> str:
-        """Store a job and its planned trials in plan order; return its id.
+        """Store a job and its planned trials in plan order, and return its id.
 
-        If this request key was stored before, change nothing and return the id of that job.
+        If a job was stored with this request key before, change nothing and return that job's id.
         """
         columns = {name: getattr(job, name) for name in JobRow.__dataclass_fields__}
         rows = [
@@ -121,19 +121,19 @@ class Store:
         return job.job_id
 
     def job_of_request(self, request_key: str) -> str:
-        """Return the id of the job that a submit with this key stored; empty if there is none."""
+        """Return the id of the job that was stored with this request key, or an empty text."""
         with self._reading() as connection:
             return read_job_of_request(connection, request_key)
 
     def cancel_job(self, job_id: str) -> None:
-        """Mark the job cancelled."""
+        """Mark the job as cancelled."""
         with self._writing() as connection:
             connection.execute(
                 update(t.jobs).where(t.jobs.c.job_id == job_id).values(cancelled=True)
             )
 
     def jobs(self) -> list[JobRow]:
-        """Return all jobs, oldest first."""
+        """Return all jobs, the oldest first."""
         with self._reading() as connection:
             rows = connection.execute(
                 select(t.jobs).order_by(t.jobs.c.submitted_unix_ns, t.jobs.c.job_id)
@@ -141,8 +141,8 @@ class Store:
             return [JobRow(**row) for row in rows]
 
     def find_job(self, start: str) -> JobRow:
-        """Return the job with this id, or the only one whose id begins with `start`. Raises
-        NotFound, ConfigError.
+        """Return the job with the id `start`, or the only job with an id that begins with `start`.
+        Raises NotFound if there is none. Raises ConfigError if several ids begin so.
         """
         with self._reading() as connection:
             exact = (
@@ -159,8 +159,9 @@ class Store:
         if len(found) == 1:
             return found[0]
         if found:
+            job_ids = ", ".join(job.job_id for job in found)
             raise ConfigError(
-                f"several job ids begin with {start!r}: {', '.join(job.job_id for job in found)}",
+                f"several job ids begin with {start!r}: {job_ids}",
                 "write more characters of the id",
             )
         raise NotFound(f"there is no job {start!r}", "`fleetctl ls` lists all jobs")
@@ -178,8 +179,8 @@ class Store:
             )
 
     def trial_outlines(self, job_id: str) -> list[Trial]:
-        """Return the job's trials with specs that hold only trial, job, variant, host and block.
-        That is enough for a list and much faster to read.
+        """Return the job's trials with incomplete specs that hold only trial, job, variant, host
+        and block. This is enough for a list of trials and much faster to read.
         """
         columns = (
             t.trials.c.trial_id,
@@ -200,8 +201,8 @@ class Store:
             )
 
     def find_trial(self, trial_id: str) -> Trial:
-        """Return one trial with its attempts and all its nodes, or one node by its own id. Raises
-        NotFound.
+        """Return the trial with this id, with its attempts and all its nodes. If the id is that of
+        a single node, return that node. Raises NotFound.
         """
         with self._reading() as connection:
             spec = connection.execute(
@@ -231,9 +232,9 @@ class Store:
     def save_attempt(
         self, trial_ids: Sequence[str], attempt: Attempt, placed: Sequence[TrialSpec] = ()
     ) -> None:
-        """Store this attempt for each trial: begun by the scheduler, or closed by the controller.
+        """Store this attempt for each trial, because it has begun or was closed by the controller.
 
-        `placed`: specs of trials that now have a host.
+        `placed` holds the specs of trials to which a host was assigned.
         """
         with self._writing() as connection:
             for spec in placed:
@@ -247,7 +248,7 @@ class Store:
     # Hosts
 
     def host_records(self) -> list[HostRecord]:
-        """Return the records of all hosts about which something was decided, by name."""
+        """Return the record of each host that has one, sorted by name."""
         with self._reading() as connection:
             return [
                 host_record_from_row(row)
@@ -255,7 +256,7 @@ class Store:
             ]
 
     def save_host(self, record: HostRecord) -> None:
-        """Store the record of a host in place of the one before."""
+        """Store the record of a host in place of its earlier record."""
         with self._writing() as connection:
             connection.execute(delete(t.hosts).where(t.hosts.c.name == record.name))
             connection.execute(insert(t.hosts).values(host_columns(record)))
@@ -263,7 +264,7 @@ class Store:
     # Events
 
     def last_sequence(self, agent_id: str) -> int:
-        """Return the number of the newest stored event of this agent; 0 for a new agent."""
+        """Return the number of the newest stored event of this agent, or 0 for a new agent."""
         with self._reading() as connection:
             query = select(t.agents.c.last_sequence).where(t.agents.c.agent_id == agent_id)
             return connection.execute(query).scalar() or 0
@@ -271,12 +272,14 @@ class Store:
     def record_event(
         self, agent_id: str, host: str, event: ev.Event, clock: HostClock = NO_SKEW
     ) -> Attempt | None:
-        """Store an event once, with the attempt, run and artifacts that follow from it; return the
-        attempt after it.
+        """Store an event once, with the attempt, run and artifacts that follow from it. Return the
+        attempt after the event.
 
-        Return None if the event was stored before; if its trial is not in this store, which stores
-        only the sequence number; or if its attempt was never begun here, which stores only the
-        event.
+        Return None in three cases:
+        - The event was stored before.
+        - The event's trial is unknown here or belongs to another agent. Only the event's number is
+          stored.
+        - The event's attempt was never begun here. Only the event itself is stored.
         """
         with self._writing() as connection:
             if not advance_sequence(connection, agent_id, host, event.sequence):
@@ -336,7 +339,7 @@ class Store:
             return attempt_from_row(row) if row else None
 
     def events(self, trial_id: str, attempt: int) -> list[ev.Event]:
-        """Return all stored events of one attempt, in order."""
+        """Return all stored events of one attempt, in the order of their numbers."""
         query = (
             select(t.events.c.event)
             .where(t.events.c.trial_id == trial_id, t.events.c.attempt == attempt)
@@ -377,7 +380,7 @@ class Store:
             ]
 
     def missing_artifacts(self, agent_id: str) -> list[Artifact]:
-        """Return the files of this agent that were reported and not fetched."""
+        """Return the files that this agent reported and that were not fetched yet."""
         query = (
             select(t.artifacts)
             .where(t.artifacts.c.agent_id == agent_id, t.artifacts.c.fetched.is_(False))
@@ -388,9 +391,7 @@ class Store:
             return [Artifact(row["name"], row["sha256"], row["size_bytes"]) for row in rows]
 
     def mark_artifact_fetched(self, name: str) -> None:
-        """Record that the file is in the controller's artifact folder and its digest
-        was checked.
-        """
+        """Record that the file is in the artifact folder and that its digest was checked."""
         with self._writing() as connection:
             connection.execute(
                 update(t.artifacts).where(t.artifacts.c.name == name).values(fetched=True)

@@ -1,5 +1,5 @@
-"""The tables of the store. Their history is in `migrations`. JSON is stored as text, so every
-database can read it.
+"""Defines the tables of the store. Their history is in `migrations`. JSON is stored as text, so
+that every database can read it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The lock that lets only one controller write to a store, independent of state folders."""
+"""The lock that lets only one controller write to a store, whatever its state folder is."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ _KEY = 0x62656E6368666C74
 
 @contextmanager
 def hold_writer_lock(address: str) -> Iterator[None]:
-    """Lock the store at `address` in the with block; the lock is released if the process dies.
-    Never waits. Readers need no lock.
+    """Lock the store at `address` in the with block. The lock is released if the process dies. This
+    function never waits. Readers need no lock.
 
-    SQLite uses a lock file next to the database, PostgreSQL an advisory lock of a connection that
-    stays open. Other databases are not locked. Raises Conflict if another controller has the lock.
+    For SQLite the lock is a file next to the database. For PostgreSQL it is an advisory lock of a
+    connection that stays open. Other databases are not locked. Raises Conflict if another
+    controller has the lock.
     """
     path = sqlite_path(address)
     if path is not None:
@@ -48,6 +49,6 @@ def _hold_advisory_lock(address: str) -> Iterator[None]:
         ):
             raise Conflict(
                 f"another controller uses {redact_password(address)}",
-                "stop it first, or use another database",
+                "stop that controller first, or use another database",
             )
         yield

@@ -1,4 +1,4 @@
-"""Runs the migrations on the connection that `store.database` passes in."""
+"""Runs the migrations on the database connection that `store.database` passes in."""
 
 from alembic import context
 

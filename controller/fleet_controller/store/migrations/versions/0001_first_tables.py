@@ -1,4 +1,4 @@
-"""First tables: jobs, trials, attempts, events, runs, agents, artifacts."""
+"""Creates the first tables: jobs, trials, attempts, events, runs, agents, artifacts."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,6 @@
-"""The decisions about hosts, and the priority and placement of jobs."""
+"""Adds the table with the decisions about hosts, and columns for the priority and placement of
+jobs.
+"""
 
 import sqlalchemy as sa
 from alembic import op
@@ -8,8 +10,8 @@ down_revision = "0001"
 
 
 def upgrade() -> None:
-    """Create the table of hosts. Existing jobs get priority 0, and their trials stay on the hosts
-    of their plan.
+    """Create the table of hosts and the new columns of jobs. Existing jobs get priority 0, and
+    their trials stay on the hosts of their plan.
     """
     op.create_table(
         "hosts",
@@ -27,7 +29,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Drop the table of hosts, the priorities and the placements."""
+    """Drop the table of hosts and the columns for priority, placement and host time."""
     for column in ("joined_s", "placement", "priority"):
         op.drop_column("jobs", column)
     op.drop_table("hosts")

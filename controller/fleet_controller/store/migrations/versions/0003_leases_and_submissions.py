@@ -1,4 +1,6 @@
-"""The epoch of the controller that may write, and the job that each submit made."""
+"""Adds a table with the epoch of the controller that may write, and a table with the job that each
+submit made.
+"""
 
 import sqlalchemy as sa
 from alembic import op
@@ -8,7 +10,7 @@ down_revision = "0002"
 
 
 def upgrade() -> None:
-    """Create both tables, empty: the next controller start writes the first row."""
+    """Create both tables. They are empty until the next controller start writes the first row."""
     op.create_table(
         "controller",
         sa.Column("row", sa.Integer, primary_key=True),
