@@ -203,4 +203,4 @@ async def test_an_agent_takes_and_leaves_a_part_over_its_socket(tmp_path: Path) 
         assert await client.join_load(part) == LEAD
         await client.close()
     await gone(tmp_path)  # the agent was ended
-    assert (tmp_path / "a" / "log").read_text().count("joining the load of trial trial") == 2
+    assert (tmp_path / "a" / "log").read_text().count("joins the load of trial trial") == 2

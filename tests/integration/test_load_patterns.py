@@ -148,7 +148,7 @@ def test_random_prompts_have_their_lengths_exactly(simulated: Running) -> None:
 
 
 def test_a_run_whose_file_did_not_come_is_refused(simulated: Running) -> None:
-    with pytest.raises(ValueError, match="its trace x did not come with the trial"):
+    with pytest.raises(ValueError, match="the trial lacks the file of its trace x"):
         measured(simulated, Workload("w", trace="x", api="chat"))
 
 

@@ -271,7 +271,7 @@ async def test_a_load_that_cannot_be_built_is_told_and_the_next_run_works(
     load: LoadProcess, simulated: Running
 ) -> None:
     with pytest.raises(
-        LoadError, match="unknown prompts 'builtin:cat', expected one of builtin:chat"
+        LoadError, match="the prompts 'builtin:cat' are unknown: use one of builtin:chat"
     ):
         await load.run(asked(simulated, workload=replace(SINGLE, prompts="builtin:cat")))
     assert (await load.run(asked(simulated))).requests_ok == 4

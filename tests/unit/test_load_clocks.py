@@ -39,7 +39,7 @@ def test_the_offset_is_true_to_within_its_uncertainty_however_unequal_the_ways(
 
 
 def test_no_look_gives_no_offset() -> None:
-    with pytest.raises(ValueError, match="no sample"):
+    with pytest.raises(ValueError, match="never sampled"):
         estimate_offset([])
 
 

@@ -43,7 +43,7 @@ def test_a_set_has_at_least_forty_prompts_no_two_alike(name: str) -> None:
 def test_an_unknown_set_is_refused_with_the_known_names() -> None:
     with pytest.raises(
         ValueError,
-        match="unknown prompts 'builtin:chatt', expected one of builtin:chat, builtin:code",
+        match="the prompts 'builtin:chatt' are unknown: use one of builtin:chat, builtin:code",
     ):
         prompt_set("builtin:chatt")
 

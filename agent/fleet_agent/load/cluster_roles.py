@@ -1,8 +1,8 @@
-"""Manages the clusters that this host belongs to: as a load host of another host's trial, and as a
-lead for its own trials.
+"""Manages the clusters that this host belongs to: as a load host of another host's trial, or as the
+lead of its own trials.
 
-The controller decides who joins. As a load host it runs a process in a session of its own, which
-ends with this agent, with the lead, by order of the controller, or at its hold limit.
+The controller decides which hosts join. A load host runs a process in a session of its own. This
+process ends with the agent, with the lead, on an order of the controller, or at its hold limit.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ AttemptKey = tuple[str, int]
 
 @dataclass(slots=True)
 class _JoinedCluster:
-    """A cluster that this host joined as a load host."""
+    """Holds a cluster that this host joined as a load host."""
 
     membership: Membership
     process: asyncio.subprocess.Process
@@ -54,14 +54,14 @@ class _JoinedCluster:
 
 
 class ClusterRoles:
-    """All memberships of one host. Use it on one event loop. The host is a load host in at most one
-    cluster, and the running lead of at most one.
+    """Holds all memberships of this host. Use it on one event loop only.
+
+    At any time, the host is a load host in at most one cluster and runs the load as lead in at most
+    one.
     """
 
     def __init__(self, folder: Path) -> None:
-        """`folder` is the agent's own folder, below which memberships keep their secrets
-        and logs.
-        """
+        """Keep the secrets and logs of memberships below `folder`, which belongs to the agent."""
         self._as_host = folder / "load-host"
         self._as_lead = folder / "load-lead"
         self._joined: _JoinedCluster | None = None
@@ -70,14 +70,17 @@ class ClusterRoles:
         self._lock = asyncio.Lock()
 
     async def end_leftovers(self) -> None:
-        """End what an earlier process of the agent left, and remove its secrets."""
+        """End the processes that an earlier process of the agent left, and remove their secrets."""
         for folder in (self._as_host, self._as_lead):
             await end_earlier(folder)
             await asyncio.to_thread(_files(folder).remove)
 
     async def join(self, membership: Membership, secrets: ClusterSecrets) -> tuple[bool, str]:
-        """Accept a membership. Return whether it was accepted before, and the address of the lead.
-        Raises Superseded, Conflict, ConfigError.
+        """Accept a membership. Return (whether it had been accepted before, address of the lead's
+        Ray).
+
+        Raises ConfigError if this host cannot have the membership, Superseded if a newer attempt
+        has one, and Conflict if the process cannot be started.
         """
         _check_membership(membership)
         if not membership.lead_address:
@@ -89,9 +92,10 @@ class ClusterRoles:
                 and now.membership.trial_id == membership.trial_id
                 and now.membership.attempt > membership.attempt
             ):
+                newer = now.membership.attempt
                 raise Superseded(
                     f"attempt {membership.attempt} of trial {membership.trial_id} is over: "
-                    f"it is at attempt {now.membership.attempt}"
+                    f"this host already has attempt {newer} of the trial"
                 )
             if (
                 now is not None
@@ -104,7 +108,9 @@ class ClusterRoles:
         return False, membership.lead_address
 
     async def leave(self, trial_id: str, attempt: int) -> bool:
-        """End that membership. Return False if this host does not have it."""
+        """End the membership in the cluster of this attempt. Return False if this host has no such
+        membership.
+        """
         key = (trial_id, attempt)
         if key in self._leads and key != self._leading:
             del self._leads[key]
@@ -116,26 +122,32 @@ class ClusterRoles:
         return True
 
     async def stop(self) -> None:
-        """End the membership as a load host. The load processes of leads end with their trials."""
+        """End the membership as a load host. The load processes of the lead end with
+        their trials.
+        """
         async with self._lock:
             await self._leave()
 
     def start_lead(self, spec: TrialSpec) -> LoadProcess:
-        """Return the load process of a trial whose load comes from other hosts; `release_lead` ends
-        the membership. Raises Conflict if this host cannot lead now.
+        """Return the load process for a trial whose load comes from other hosts. Raises Conflict if
+        this host cannot be its lead now.
+
+        Call `release_lead` to end the membership.
         """
         key = (spec.trial_id, spec.attempt)
         if key not in self._leads:
+            load_hosts = ", ".join(spec.load.hosts)
             message = (
-                f"the load of trial {spec.trial_id} comes from {', '.join(spec.load.hosts)}, "
-                "but this host has no order to lead them"
+                f"the load of trial {spec.trial_id} comes from {load_hosts}, "
+                "but this host has no order to lead these hosts"
             )
-            hint = "the controller gathers the load hosts first and then tries again"
+            hint = "the controller will give the order and then try the trial again"
             raise Conflict(message, hint)
         if self._leading is not None:
+            leading = self._leading[0]
             raise Conflict(
-                f"this host is already leading the load of trial {self._leading[0]}",
-                "the controller tries the trial again",
+                f"this host is already leading the load of trial {leading}",
+                "the controller will try the trial again",
             )
         membership, secrets = self._leads[key]
         try:
@@ -144,7 +156,7 @@ class ClusterRoles:
             )
         except OSError as error:
             raise Conflict(
-                f"the membership in the load cluster cannot be written: {error}",
+                f"cannot write the files of this host's membership in the load cluster: {error}",
                 "free space in the agent's state folder",
             ) from error
         self._leading = key
@@ -156,7 +168,7 @@ class ClusterRoles:
         return self._as_lead
 
     def release_lead(self, key: AttemptKey) -> None:
-        """Forget the membership of a trial that is over and whose load process has ended."""
+        """Forget the membership of a trial that is over. Its load process must have ended."""
         self._leads.pop(key, None)
         if self._leading == key:
             self._leading = None
@@ -168,10 +180,10 @@ class ClusterRoles:
         for key in [
             key for key in self._leads if key[0] == membership.trial_id and key != self._leading
         ]:
-            if key[1] > membership.attempt:
+            if (newer := key[1]) > membership.attempt:
                 raise Superseded(
                     f"attempt {membership.attempt} of trial {membership.trial_id} is over: "
-                    f"it is at attempt {key[1]}"
+                    f"this host already has attempt {newer} of the trial"
                 )
             del self._leads[key]
         host = f"[{membership.address}]" if ":" in membership.address else membership.address
@@ -194,7 +206,7 @@ class ClusterRoles:
         joined = _JoinedCluster(membership, process, recorded)
         joined.watching = asyncio.get_running_loop().create_task(self._watch_until_end(joined))
         log.info(
-            "joining the load of trial %s attempt %d at %s",
+            "this host joins the load of trial %s, attempt %d, at %s",
             membership.trial_id,
             membership.attempt,
             membership.lead_address,
@@ -207,7 +219,7 @@ class ClusterRoles:
         await asyncio.to_thread(_files(self._as_host).remove)
         log_note = f": {log_tail(self._as_host / 'node.log')}" if code else ""
         log.info(
-            "left the load of trial %s attempt %d, exit code %d%s",
+            "this host has left the load of trial %s, attempt %d: exit code %d%s",
             joined.membership.trial_id,
             joined.membership.attempt,
             code,
@@ -263,12 +275,14 @@ def _env(folder: Path) -> Mapping[str, str]:
 
 
 def _check_membership(membership: Membership) -> None:
-    """Raise ConfigError if this host cannot accept the membership: it has too few cores for its
-    shards, or the address is not its own.
+    """Raise ConfigError if this host cannot have the membership: it has fewer cores than shards, or
+    the address belongs to another host.
     """
     cpus = max(os.cpu_count() or 1, _MIN_CORES)
     if membership.cores > cpus:
-        message = f"host {membership.host} has {cpus} cores, but must run {membership.cores} shards"
+        message = (
+            f"host {membership.host} has {cpus} cores, but would run {membership.cores} shards"
+        )
         raise ConfigError(message, "lower load.shards, or choose more load hosts")
     try:
         family = socket.AF_INET6 if ip_address(membership.address).version == 6 else socket.AF_INET
@@ -283,8 +297,8 @@ def _check_membership(membership: Membership) -> None:
             f"host {membership.host} does not own address {membership.address}: {error.strerror}"
         )
         hint = (
-            "set the host's own address in the fleet file: "
-            "load hosts cannot be gathered behind address translation"
+            "set an address of the host itself in the fleet file: "
+            "hosts behind address translation cannot send load together"
         )
         raise ConfigError(message, hint) from error
 

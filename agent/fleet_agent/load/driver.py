@@ -1,8 +1,8 @@
-"""The load process: keeps one Ray and runs load through its workers, as ordered on stdin.
+"""Implements the load process: starts Ray once and performs the orders that it reads on stdin.
 
-Protocol (messages.py): JSON lines. The first answer is {"ready": true, …}; then one {"id", "ok"} or
-{"id", "error"} for each warm-up or run. The end of stdin ends Ray and this process. Exit codes: 0
-after the end of stdin, 1 Ray did not start, 3 Ray broke.
+Orders and answers are JSON lines (messages.py). The first answer is {"ready": true, …}. Then each
+warm-up or run is answered with {"id", "ok"} or {"id", "error"}. The end of stdin ends Ray and this
+process. Exit codes: 0 stdin has ended, 1 Ray did not start, 3 Ray ended unexpectedly.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ _SPILL_PREFIX: Final = "chunks-"
 
 @dataclass(slots=True)
 class Driver:
-    """The state of the load process: Ray, its workers, the orders in flight, and what is known
-    about servers.
+    """Holds the state of the load process: Ray, its workers, the orders in progress, and what is
+    known about servers.
     """
 
     ray: Any
@@ -69,35 +69,37 @@ class Driver:
     calibration: Calibration = field(default_factory=Calibration)  # of shards on this host
 
     def write_answer(self, line: bytes) -> None:
-        """Write one line to the agent, which reads all the time, so this does not block for long.
-        If the agent is gone, the line is dropped.
+        """Write one line to the agent. The line is dropped if the agent is gone.
+
+        The agent reads all the time, so that this does not block for long.
         """
         with suppress(BrokenPipeError):
             os.write(self.answers_fd, line)
 
     async def execute(self, number: int, operation: str, content: Mapping[str, Any]) -> None:
-        """Perform one warm-up or run and answer it. Orders are performed one at a time, in their
-        order.
+        """Perform one warm-up or run and answer the order. Orders are performed one at a time, in
+        the order in which they arrive.
         """
         try:
             async with self.lock:
                 reply = await self.measure(number, operation, messages.read_request(content))
             line = messages.reply_line(number, reply)
         except (TypeError, KeyError, ValueError) as error:
-            line = messages.error_line(number, f"the load cannot be built: {error}")
+            line = messages.error_line(
+                number, f"the requests of the load cannot be planned: {error}"
+            )
         except LoadError as error:
             line = messages.error_line(number, error.message)
         except (OSError, self.ray.exceptions.RayError) as error:
-            line = messages.error_line(
-                number, f"the load broke: {type(error).__name__}: {task_error_cause(error)}"
-            )
+            cause = f"{type(error).__name__}: {task_error_cause(error)}"
+            line = messages.error_line(number, f"the load failed: {cause}")
         finally:
             self.pending.discard(number)
         self.write_answer(line)
 
     async def measure(self, number: int, operation: str, request: LoadRequest) -> LoadReply:
-        """Prepare the server's cache, run the shards, write the raw data. Raises LoadError,
-        ValueError, OSError, RayError.
+        """Empty the server's cache if requested, run the shards, and write the raw data. Raises
+        LoadError, ValueError, OSError or RayError.
         """
         warm = operation == messages.WARM
         workload = request.workload
@@ -188,10 +190,10 @@ def _with_counters(
 
 
 def _refuse_unfinished(done: ShardResults, limit_s: float) -> None:
-    """Raise LoadError if a shard was ended before its last request."""
+    """Raise LoadError if a shard ended before its last request."""
     if any(result.expired for result in done.results):
         raise LoadError(
-            f"the run did not end within {limit_s:.0f} s, the longest that its requests may take"
+            f"the run was ended after {limit_s:.0f} s, the longest time that its requests may take"
         )
     if any(result.cancelled for result in done.results):
         raise LoadError("cancelled")
@@ -204,7 +206,7 @@ def _summarise_run(
     template_tokens: int | None,
     request_plan: RequestPlan | None,
 ) -> LoadReply:
-    """Return the run in numbers. Raises OSError."""
+    """Return the numbers of a run. Raises OSError."""
     # imported here, so that pyarrow loads while Ray starts, not before
     from fleet_agent.load.results.run_summary import (
         RunConditions,
@@ -227,7 +229,7 @@ def _summarise_run(
 
 
 def _write_parquet(request: LoadRequest, columns: Columns, notes: Mapping[str, str]) -> ParquetFile:
-    """Write the run's raw file. Raises OSError."""
+    """Write the raw data of a run to its file. Raises OSError."""
     from fleet_agent.load.results import parquet_writer  # see _summarise_run
 
     known = {
@@ -242,8 +244,8 @@ def _write_parquet(request: LoadRequest, columns: Columns, notes: Mapping[str, s
 
 
 async def serve(driver: Driver, orders: asyncio.StreamReader) -> int:
-    """Perform orders until their stream or Ray ends. Returns the exit code; if Ray ends, exits with
-    3.
+    """Perform orders until stdin ends, then return exit code 0. If Ray ends earlier, the process
+    exits with 3.
     """
     async with asyncio.TaskGroup() as group:
         watch = group.create_task(wait_for_end_of_ray())
@@ -252,12 +254,10 @@ async def serve(driver: Driver, orders: asyncio.StreamReader) -> int:
         if reading.done():
             watch.cancel()
             return 0
+        ended = watch.result()
         for number in sorted(driver.pending):
-            driver.write_answer(
-                messages.error_line(
-                    number, f"a load task died: Ray's {watch.result()} ended", fatal=True
-                )
-            )
+            message = f"the load failed: Ray's process {ended} has ended"
+            driver.write_answer(messages.error_line(number, message, fatal=True))
         shutil.rmtree(driver.temporary, ignore_errors=True)
         # without its raylet Ray cannot shut down cleanly; its processes die with this one
         os._exit(3)
@@ -313,21 +313,23 @@ async def _main(
 
 def main() -> None:
     """Run `python -m fleet_agent.load.driver --folder DIR [--temporary DIR] [--cluster DIR]`."""
-    parser = argparse.ArgumentParser(
-        description="The load process of fleet-agent. It reads orders from stdin."
-    )
+    parser = argparse.ArgumentParser(description="Sends load for fleet-agent, as ordered on stdin.")
     parser.add_argument(
-        "--folder", required=True, type=Path, help="folder for its files while it runs"
+        "--folder",
+        required=True,
+        type=Path,
+        help="folder for the files of this process while it runs",
     )
     parser.add_argument(
         "--temporary",
         default="",
-        help="an empty folder with a short path; removed at the end",
+        help="an empty folder with a short path, removed at the end",
     )
     parser.add_argument(
         "--cluster",
         type=Path,
-        help="folder with its membership as the lead of a cluster (default: Ray on this host only)",
+        help="folder with this host's membership as the lead of a cluster"
+        " (default: Ray runs on this host only)",
     )
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)

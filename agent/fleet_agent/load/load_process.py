@@ -1,5 +1,7 @@
-"""The agent's side of the load: starts the load process, sends it requests, and ends it with all
-that it started. It does not import Ray.
+"""Runs the load process for the agent: starts it, sends it requests, and ends it with everything
+that it started.
+
+This module does not import Ray.
 """
 
 from __future__ import annotations
@@ -46,8 +48,8 @@ _KEPT_VARIABLES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class RecordedLoad:
-    """Identifies a load process after its agent died: its session, and the start time that
-    distinguishes it from a later process with the same id.
+    """Identifies a load process even after its agent has died. The start time distinguishes it from
+    a later process with the same id.
     """
 
     session_id: int
@@ -58,7 +60,7 @@ class RecordedLoad:
 
 @dataclass(slots=True)
 class _Running:
-    """A started load process."""
+    """Holds a load process that was started."""
 
     process: asyncio.subprocess.Process
     recorded: RecordedLoad
@@ -70,13 +72,13 @@ class _Running:
 
 
 class LoadProcess:
-    """The one load process of an agent. Call it on one event loop. A process that died is started
-    again at the next use.
+    """Runs the one load process of an agent. Call its methods on one event loop. If the process has
+    died, the next use starts it again.
     """
 
     def __init__(self, cluster: Path | None = None) -> None:
-        """`cluster` is the folder with its membership as the lead of a cluster that other hosts
-        join; None: Ray on this host only.
+        """With `cluster`, other hosts send the load: the folder holds this host's membership as the
+        lead. With None, Ray runs on this host only.
         """
         self._cluster = cluster
         self._folder: Path | None = None
@@ -88,15 +90,14 @@ class LoadProcess:
 
     @property
     def recorded(self) -> RecordedLoad | None:
-        """The record of the running process; None if none runs."""
+        """The record that identifies the running process; None if no process runs."""
         return self._running.recorded if self._running is not None else None
 
     async def start(self, folder: Path) -> None:
-        """Start the process unless it runs, and return at once: Ray needs some seconds, in which a
-        server can load its model. Raises LoadError.
+        """Start the process unless it runs, and return at once. Raises LoadError.
 
-        `folder` is for this process only: its log, and Python bytecode if the installation has
-        none.
+        Ray needs some seconds to start; meanwhile a server can load its model. `folder` must be for
+        this process only: it holds the log, and Python bytecode if the installation has none.
         """
         async with self._lock:
             self._folder = folder
@@ -104,7 +105,7 @@ class LoadProcess:
                 await self._launch(folder)
 
     async def wait_ready(self) -> float:
-        """Wait for Ray and return the seconds that its start took. Raises LoadError if it did not
+        """Wait for Ray, and return the seconds that its start took. Raises LoadError if Ray did not
         start; the hint names the log.
         """
         running = await self._ensure()
@@ -118,20 +119,20 @@ class LoadProcess:
             ) from None
 
     async def warm(self, request: LoadRequest) -> LoadReply:
-        """Send `request.requests` warm-up requests (0: the load process chooses). Otherwise like
-        `run`.
+        """Send `request.requests` warm-up requests. With 0 the load process chooses the number.
+        Raises what `run` raises.
         """
         return await self._request(messages.WARM, request)
 
     async def run(self, request: LoadRequest) -> LoadReply:
-        """Measure one run. Raises LoadError if the load itself broke; failed requests are part of
-        the reply.
+        """Measure one run. Failed requests are part of the reply. Raises LoadError if the load
+        itself failed.
         """
         return await self._request(messages.RUN, request)
 
     async def cancel(self) -> None:
-        """End the run in flight: its `run` raises LoadError("cancelled"). Does nothing if there is
-        none.
+        """Cancel the run in progress. Its `run` raises LoadError("cancelled"). Does nothing if no
+        run is in progress.
         """
         running = self._running
         if running is not None and running.process.stdin is not None:
@@ -140,8 +141,8 @@ class LoadProcess:
                     running.process.stdin.write(messages.request_line(number, messages.CANCEL))
 
     async def stop(self) -> None:
-        """End the process and its session: close its stdin, then send SIGKILL. Does nothing if it
-        never ran.
+        """Close the stdin of the process and wait until it ends. Then kill what still runs in its
+        session. Does nothing if no process was started.
         """
         async with self._lock:
             await self._end()
@@ -183,12 +184,12 @@ class LoadProcess:
         return running is not None and running.process.returncode is None and not running.ended
 
     async def _ensure(self) -> _Running:
-        """Return the running process; start a new one if it died."""
+        """Return the running process. Start a new process if the last one died."""
         async with self._lock:
             if self._running is not None and self._is_alive():
                 return self._running
             if self._folder is None:
-                raise LoadError("the load process was never started")
+                raise LoadError("the load process has not been started")
             return await self._launch(self._folder)
 
     async def _request(self, operation: str, request: LoadRequest) -> LoadReply:
@@ -215,22 +216,22 @@ class LoadProcess:
 
 
 async def _read_answers(running: _Running) -> None:
-    """Pass each answer to its waiter until the process ends. Then end what the process left, even
-    if nobody uses it again.
-    """
+    """Pass on each answer of the process until it ends. Then end the processes that it left."""
     assert running.process.stdout is not None
     while line := await running.process.stdout.readline():
         _resolve_answer(running, json.loads(line))
     running.ended = True
     code = await running.process.wait()
-    _fail_all(running, f"the load process ended with exit code {code}")
+    _fail_all(running, f"the load process has ended with exit code {code}")
     await end_leftover(running.recorded)
 
 
 async def _spawn(
     folder: Path, log: Path, cluster: Path | None
 ) -> tuple[asyncio.subprocess.Process, str]:
-    """Start the process in a session of its own; return it and Ray's folder. Raises OSError."""
+    """Start the process in a session of its own. Return the process and Ray's folder. Raises
+    OSError.
+    """
     with open_log(log) as output:
         temporary = temporary_folder()
         argv = [
@@ -256,7 +257,7 @@ async def _spawn(
 
 
 def open_log(log: Path) -> BinaryIO:
-    """Open a log for appending and create its folder. Raises OSError."""
+    """Create the folder of a log and open the log for appending. Raises OSError."""
     log.parent.mkdir(parents=True, exist_ok=True)
     return log.open("ab")
 
@@ -292,7 +293,7 @@ def _fail(future: asyncio.Future[Any], error: LoadError) -> None:
 
 
 def log_tail(log: Path) -> str:
-    """Return the last line of the load process's log, at most 300 characters."""
+    """Return the last line of a log, at most 300 characters."""
     with suppress(OSError):
         lines = log.read_bytes()[-4096:].decode("utf-8", "replace").splitlines()
         return next((line.strip()[-300:] for line in reversed(lines) if line.strip()), "")
@@ -300,12 +301,12 @@ def log_tail(log: Path) -> str:
 
 
 def driver_env(base: Mapping[str, str], folder: Path) -> dict[str, str]:
-    """Return the whole environment of the load process. It inherits no settings of Ray or Python
-    from the agent's shell.
+    """Return the whole environment of the load process. Settings of Ray and Python in the agent's
+    environment are left out.
 
-    Ray starts eight Python processes. Without compiled bytecode next to the sources that takes 8.5
-    s instead of 3.5 s (2 cores). So if the installation has none (read-only, or never compiled),
-    the bytecode is kept in `folder`.
+    Ray starts eight Python processes. Without compiled bytecode next to the sources, this takes 8.5
+    s instead of 3.5 s (2 cores). If the installation has no bytecode, for example because it is
+    read-only, the bytecode is kept in `folder`.
     """
     env = {name: base[name] for name in _KEPT_VARIABLES if name in base} | {
         "PYTHONUNBUFFERED": "1",
@@ -322,8 +323,10 @@ def driver_env(base: Mapping[str, str], folder: Path) -> dict[str, str]:
 
 
 async def end_earlier(folder: Path) -> tuple[int, ...]:
-    """End the load process that a killed agent left in `folder`, and return the killed process ids.
-    While its Ray starts, it does not notice that its agent is gone.
+    """End the load process that a killed agent left in `folder`. Return the ids of the killed
+    processes.
+
+    While Ray starts, a load process does not notice that its agent is gone.
     """
     try:
         recorded = RecordedLoad(
@@ -339,7 +342,7 @@ async def end_earlier(folder: Path) -> tuple[int, ...]:
 
 
 def write_record(folder: Path, recorded: RecordedLoad) -> None:
-    """Write the record of what was started in `folder`, for `end_earlier`. Raises OSError."""
+    """Write to `folder` the record that `end_earlier` needs to find the process. Raises OSError."""
     _record_path(folder).write_text(json.dumps(asdict(recorded)))
 
 
@@ -348,11 +351,11 @@ def _record_path(folder: Path) -> Path:
 
 
 async def end_leftover(recorded: RecordedLoad) -> tuple[int, ...]:
-    """Kill what is left of a recorded load process's session and remove its folder. Return the
-    killed process ids.
+    """Kill the processes that still run in the session of a recorded load process, and remove its
+    temporary folder. Return the ids of the killed processes.
 
-    Only processes of that session are killed, and only if its leader is gone or is the recorded
-    process.
+    Nothing is killed if the session may belong to another program: its leader is a newer process
+    with the same id, or the machine has started again.
     """
     killed: set[int] = set()
     leader = read_stat(recorded.session_id)

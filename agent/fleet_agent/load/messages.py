@@ -1,4 +1,4 @@
-"""Defines the messages between agent and load process: one JSON object per line. It imports neither
+"""Defines the messages between agent and load process, one JSON object per line. Imports neither
 Ray nor pyarrow.
 """
 
@@ -19,8 +19,8 @@ CANCEL: Final = "cancel"
 
 @dataclass(frozen=True, slots=True)
 class LoadRequest:
-    """One run or warm-up against one server. `time_scale` > 1: the server is simulated, and that
-    much faster than its model.
+    """Holds what the load process needs for one run or warm-up against one server. A `time_scale`
+    above 1 means that the server is simulated and runs that many times faster than its model.
     """
 
     url: str
@@ -52,8 +52,8 @@ def request_line(number: int, operation: str, request: LoadRequest | None = None
 
 
 def read_request(content: Mapping[str, Any]) -> LoadRequest:
-    """Parse the request of a decoded line. Raises TypeError or ValueError for one that
-    `request_line` did not write.
+    """Parse the request in a decoded line. Raises TypeError or ValueError if `request_line` did not
+    write the line.
     """
     values = {name: value for name, value in content.items() if name not in ("id", "op")}
     return LoadRequest(workload=_workload(values.pop("workload")), **values)
@@ -68,7 +68,7 @@ def _workload(content: Mapping[str, Any]) -> Workload:
 
 
 def _with_nested_values(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Parse what a workload and a part of a mixture have in common."""
+    """Parse the nested values that a workload and a part of a mixture both have."""
     lengths = {name: Lengths(**content.get(name, {})) for name in ("output", "input")}
     return {**content, **lengths, "prefix": SharedPrefix(**content.get("prefix", {}))}
 
@@ -79,14 +79,14 @@ def reply_line(number: int, reply: LoadReply) -> bytes:
 
 
 def error_line(number: int, message: str, *, fatal: bool = False) -> bytes:
-    """Return the line that reports a run or warm-up that failed. `fatal`: the load process ends
-    too.
+    """Return the line that reports that a run or warm-up failed. With `fatal` the load process also
+    ends.
     """
     return _encode_line({"id": number, "error": message, "fatal": fatal})
 
 
 def ready_line(ray_started_s: float) -> bytes:
-    """Return the first line: Ray runs."""
+    """Return the first line, which reports that Ray has started."""
     return _encode_line({"ready": True, "ray_started_s": round(ray_started_s, 3)})
 
 

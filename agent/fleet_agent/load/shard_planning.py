@@ -1,4 +1,4 @@
-"""Splits the load of a run into the shares of its shards."""
+"""Splits the load of a run into one share for each shard."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ WARM_UP_MAX_USERS: Final = 8
 def plan_shards(
     request: LoadRequest, target: LoadTarget, *, warm: bool, shard_count: Callable[[int], int]
 ) -> list[ShardPlan]:
-    """Split the load of a run or a warm-up over as many shards as `shard_count` gives for its
-    users. Arrival times are converted from model time to wall time; the request timeout is wall
-    time already.
+    """Return the shares of a run or warm-up, one for each shard. `shard_count` returns the number
+    of shards for a number of users.
 
-    Raises ValueError for a workload that is neither a closed nor an open loop, or whose files did
-    not come with it.
+    Arrival times are converted from model time to wall time; the request timeout is already in wall
+    time. Raises ValueError if the workload is neither a closed nor an open loop. Raises ValueError
+    if the request lacks a file that the workload names.
     """
     workload = request.workload
     files = {ref: unpack(word) for ref, word in request.files.items()}
@@ -69,8 +69,8 @@ def plan_shards(
 
 
 def _split(plan: ShardPlan, users: int, shard_count: Callable[[int], int]) -> list[ShardPlan]:
-    """Return shares of equal size. Request n belongs to share n modulo their number, and each user
-    to one share.
+    """Return shares of equal size. With n shares, request i belongs to share i modulo n. Each user
+    belongs to one share.
     """
     step = shard_count(users)
     waves = plan.turns * _wave_count(_session_count(plan), users)
@@ -90,12 +90,12 @@ def _split(plan: ShardPlan, users: int, shard_count: Callable[[int], int]) -> li
 
 
 def _session_count(plan: ShardPlan) -> int:
-    """Return the number of sessions; a request without a session counts as one."""
+    """Return the number of sessions. A request without a session counts as a session of its own."""
     return -(-plan.requests // plan.turns)
 
 
 def _wave_count(requests: int, users: int) -> int:
-    """Return how many requests follow one another at most. In an open loop none waits for
-    another.
+    """Return the largest number of requests that one user sends in a row. In an open loop it is 1,
+    because no request waits for another.
     """
     return -(-requests // users) if users else 1

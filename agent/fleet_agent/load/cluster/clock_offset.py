@@ -1,9 +1,8 @@
-"""Converts times of one host's clock to another's, and estimates the error.
+"""Converts times of one host's clock to the clock of another host, and estimates the error.
 
-Hosts share no clock, and a wall clock may be wrong by any amount, so it is never used. The offset
-between two monotonic clocks is measured by asking for the other's time and assuming that it was
-read halfway through the round trip (Cristian's algorithm). Its error is at most half of the
-quickest round trip.
+Only monotonic clocks are used, because a wall clock may be wrong by any amount. One host asks
+another for its time and assumes that the answer was read halfway through the round trip (Cristian's
+algorithm). The error is at most half of the quickest round trip.
 """
 
 from __future__ import annotations
@@ -16,8 +15,11 @@ from fleet_agent.load.results.request_columns import Columns
 
 @dataclass(frozen=True, slots=True)
 class ClockSample:
-    """One request for the other clock's time, in nanoseconds: our time when it was sent, their time
-    in the answer, our time when the answer arrived.
+    """Holds one request for the time of the other host's clock, in nanoseconds.
+
+    `asked_ns`: our time when the request was sent.
+    `theirs_ns`: the other host's time in the answer.
+    `answered_ns`: our time when the answer arrived.
     """
 
     asked_ns: int
@@ -32,42 +34,45 @@ class ClockSample:
 
 @dataclass(frozen=True, slots=True)
 class ClockOffset:
-    """Their clock minus ours, accurate to within `uncertainty_ns`."""
+    """Holds the other host's clock minus our clock, accurate to within `uncertainty_ns`."""
 
     offset_ns: int = 0
     uncertainty_ns: int = 0
 
     def theirs(self, ours_ns: int) -> int:
-        """Convert a time of our clock to their clock."""
+        """Convert a time of our clock to the other host's clock."""
         return ours_ns + self.offset_ns
 
     def ours(self, theirs_ns: int) -> int:
-        """Convert a time of their clock to our clock; 0, which means never, stays 0."""
+        """Convert a time of the other host's clock to our clock. The time 0, which means "never",
+        stays 0.
+        """
         return theirs_ns - self.offset_ns if theirs_ns else 0
 
 
 def estimate_offset(samples: Iterable[ClockSample]) -> ClockOffset:
-    """Return the offset from the sample with the quickest round trip. Raises ValueError without
-    samples.
+    """Return the clock offset from the sample with the quickest round trip. Raises ValueError
+    without samples.
     """
     best = min(samples, key=lambda sample: sample.took_ns, default=None)
     if best is None:
-        raise ValueError("no sample of the other clock")
+        raise ValueError("the other host's clock was never sampled")
     return ClockOffset(
         best.theirs_ns - (best.asked_ns + best.answered_ns) // 2, (best.took_ns + 1) // 2
     )
 
 
 def to_our_clock(columns: Columns, offset: ClockOffset) -> Columns:
-    """Return the requests with all times converted. Differences between times, such as latencies,
-    stay as they were measured.
+    """Return the requests with all times converted to our clock. Differences between times, such as
+    latencies, do not change.
     """
     return columns.shifted(-offset.offset_ns) if offset.offset_ns else columns
 
 
 def spread_ns(starts: Iterable[tuple[int, ClockOffset]]) -> int:
-    """Return the longest possible time between the starts of two shards, given each start on its
-    own clock, including the uncertainty of the clocks.
+    """Return the longest possible time between the starts of two shards.
+
+    Each start is given on its shard's own clock. The result includes the uncertainty of the clocks.
     """
     known = [(offset.ours(at_ns), offset.uncertainty_ns) for at_ns, offset in starts]
     if len(known) < 2:

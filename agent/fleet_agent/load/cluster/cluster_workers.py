@@ -1,4 +1,4 @@
-"""Runs the shards of a run on other hosts: waits for the load hosts, starts their shards at one
+"""Runs the shards of a run on load hosts: waits for the hosts, starts all shards at the same
 moment, and names a host that was lost.
 """
 
@@ -42,20 +42,20 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class _Member:
-    """A worker on a load host."""
+    """Holds a worker on a load host."""
 
     host: str
     actor: Any
 
     def call(self, name: str, *arguments: int) -> Any:
-        """Call a method that answers while a run goes on there. Return the reference to
-        its answer.
+        """Call a method of the worker that answers even while a run is in progress. Return the
+        reference to the answer.
         """
         return getattr(self.actor, name).options(concurrency_group=_ORDERS).remote(*arguments)
 
 
 class ClusterWorkers:
-    """Implements ShardWorkers with Ray actors, each pinned to a load host."""
+    """Implements ShardWorkers with Ray actors. Each actor stays on one load host."""
 
     def __init__(
         self,
@@ -72,8 +72,8 @@ class ClusterWorkers:
         self._relays = RelayLauncher(membership.address, files)
 
     async def prepare_workers(self) -> None:
-        """Wait for the load hosts, then for their workers. Raises LoadError with the names of
-        missing hosts.
+        """Wait for the load hosts, then for their workers. Raises LoadError that names the missing
+        hosts.
         """
         nodes = await self._wait_for_hosts()
         actor = self._ray.remote(
@@ -91,18 +91,18 @@ class ClusterWorkers:
         )
 
     def shard_count(self, users: int) -> int:
-        """Return one shard per worker, but no more than users."""
+        """Return the number of workers, but at most the number of users."""
         return min(self._shards, users or self._shards)
 
     async def make_reachable(self, target: LoadTarget) -> LoadTarget:
-        """Return the target: through a relay if the server listens on this host's loopback,
-        otherwise unchanged.
+        """Return the server as the load hosts reach it: through a relay if it listens on this
+        host's loopback, otherwise unchanged.
         """
         return await self._relays.make_reachable(target)
 
     async def run(self, number: int, plans: Sequence[ShardPlan]) -> ShardResults:
-        """Prepare all shards, measure the offsets of their clocks, and start them at one moment.
-        Raises LoadError with the name of a host that was lost.
+        """Prepare all shards, measure their clock offsets, and start the shards at the same moment.
+        Raises LoadError that names a lost host.
         """
         members = self._members[: len(plans)]
         limit_s = max(plan.limit_s for plan in plans) + _PREPARE_LIMIT_S + _GRACE_S
@@ -121,7 +121,7 @@ class ClusterWorkers:
         except TimeoutError:
             self.cancel(number)
             raise LoadError(
-                f"the load hosts did not finish the run within {limit_s:.0f} s"
+                f"the load hosts did not finish the run within its limit of {limit_s:.0f} s"
             ) from None
         except BaseExceptionGroup as failed:
             self.cancel(number)
@@ -130,14 +130,14 @@ class ClusterWorkers:
         return await self._collect(results, members, offsets)
 
     def cancel(self, number: int) -> None:
-        """Cancel the run on every worker. A lost worker does not get the order; it ends at its own
-        limit or with its node.
+        """Cancel the run on every worker. The order does not reach a lost worker, which ends at its
+        own limit or with its node.
         """
         for member in self._members:
             member.call("cancel", number)
 
     async def _wait_for_hosts(self) -> Mapping[str, str]:
-        """Return Ray's node id of each load host."""
+        """Wait until all load hosts have joined. Return Ray's node id of each."""
         try:
             async with asyncio.timeout(self._join_limit_s):
                 while self._missing(known := self._alive()):  # noqa: ASYNC110 - Ray does not notify about new nodes
@@ -145,7 +145,9 @@ class ClusterWorkers:
         except TimeoutError:
             missing = ", ".join(self._missing(self._alive()))
             message = f"load hosts did not join within {self._join_limit_s:.0f} s: {missing}"
-            hint = "check their agents' logs, and that they can reach this host on any port"
+            hint = (
+                "check the agents' logs there, and that those hosts can reach any port of this host"
+            )
             raise LoadError(message, hint) from None
         return known
 
@@ -179,18 +181,15 @@ class ClusterWorkers:
         return estimate_offset(samples)
 
     async def _await_answer(self, member: _Member, reference: Awaitable[T]) -> T:
-        """Return the answer. Raises LoadError with the name of the host."""
+        """Return the worker's answer. Raises LoadError that names the worker's host."""
         try:
             return await reference
         except self._ray.exceptions.RayTaskError as error:
-            raise LoadError(
-                f"the load cannot be sent from host {member.host}: {task_error_cause(error)}"
-            ) from error
+            cause = task_error_cause(error)
+            raise LoadError(f"load host {member.host} cannot send the load: {cause}") from error
         except self._ray.exceptions.RayError as error:
-            raise LoadError(
-                f"load host {member.host} was lost: "
-                f"{type(error).__name__}: {task_error_cause(error)}"
-            ) from error
+            cause = f"{type(error).__name__}: {task_error_cause(error)}"
+            raise LoadError(f"load host {member.host} was lost: {cause}") from error
 
     async def _collect(
         self,
@@ -219,7 +218,9 @@ class ClusterWorkers:
 
 
 def _pick_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the error to report for several failures: the first FleetError, if there is one."""
+    """Return the error to report when several shards failed: the first FleetError, if
+    there is one.
+    """
     chosen = first_error(group)
     if isinstance(chosen, TimeoutError):
         return LoadError(f"the load hosts were not ready to begin within {_PREPARE_LIMIT_S:.0f} s")

@@ -1,9 +1,8 @@
-"""Runs on a load host: joins the lead's Ray, provides workers, and ends with the lead, with its
-agent or at its hold limit.
+"""Runs on a load host: joins the Ray cluster of the lead and provides workers for the load.
 
-It ends at the first of: the end of its stdin, which its agent holds; the end of Ray here, which
-follows the end of the lead's Ray; its hold limit. Exit codes: 0 after the end of stdin, 1 it could
-not join, 3 Ray has ended, 4 hold limit.
+The process ends when its agent closes its stdin, when Ray ends on this host (as it does after the
+lead's Ray has ended), or at the hold limit. Exit codes: 0 stdin was closed, 1 the host could not
+join, 3 Ray has ended, 4 the hold limit was reached.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ DONE, NOT_JOINED, RAY_ENDED, LIMIT = 0, 1, 3, 4
 
 
 async def _wait_for_lead(membership: Membership) -> bool:
-    """Wait until the lead's address accepts connections. Return False if it does not within
+    """Wait until the lead's address accepts connections. Return False if this takes longer than
     LEAD_LIMIT_S.
     """
     host, _, port = membership.lead_address.rpartition(":")
@@ -63,7 +62,7 @@ async def _listens(host: str, port: int) -> bool:
 
 
 async def _serve(node: RayNode) -> int:
-    """Join the cluster, stay in it, and return the exit code."""
+    """Join the cluster and stay in it. Return the exit code."""
     membership = node.membership
     orders = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(
@@ -84,7 +83,7 @@ async def _stay_joined(node: RayNode) -> int:
     membership = node.membership
     if not await _wait_for_lead(membership):
         log.error(
-            "nothing listened at %s, where trial %s gathers its load, within %.0f s",
+            "the lead at %s, where the load of trial %s gathers, did not listen within %.0f s",
             membership.lead_address,
             membership.trial_id,
             LEAD_LIMIT_S,
@@ -96,7 +95,7 @@ async def _stay_joined(node: RayNode) -> int:
             break
         except (RuntimeError, OSError) as error:
             log.error(
-                "Ray did not join %s: %s%s",
+                "Ray on this host could not join the Ray of the lead at %s: %s%s",
                 membership.lead_address,
                 error,
                 "; trying again" if left else "",
@@ -105,19 +104,22 @@ async def _stay_joined(node: RayNode) -> int:
     else:
         return NOT_JOINED
     log.info(
-        "joined the load of trial %s at %s after %.1f s",
+        "this host has joined the load of trial %s at %s; Ray started in %.1f s",
         membership.trial_id,
         membership.lead_address,
         node.started_s,
     )
     ended = await wait_for_end_of_ray(("raylet",))
-    log.info("Ray's %s has ended: the lead has ended or lost contact with this host", ended)
+    log.info(
+        "Ray's process %s has ended: the lead has ended, or it lost contact with this host", ended
+    )
     return RAY_ENDED
 
 
 async def _start_in_thread(node: RayNode) -> None:
-    """Start Ray in a daemon thread, which does not block the exit of this process as a pool's
-    thread would. Raises RuntimeError or OSError.
+    """Start Ray in a daemon thread. Raises RuntimeError or OSError.
+
+    The thread of a pool would delay the exit of this process; a daemon thread does not.
     """
     done: Future[None] = Future()
 
@@ -134,18 +136,21 @@ async def _start_in_thread(node: RayNode) -> None:
 
 
 def main() -> None:
-    """`python -m fleet_agent.load.cluster.load_host_process --cluster DIR --temporary DIR`."""
+    """Run `python -m fleet_agent.load.cluster.load_host_process --cluster DIR --temporary DIR`."""
     parser = argparse.ArgumentParser(
         description="Lends this host's cores to the load of another host's trial. "
         "Started by fleet-agent."
     )
     parser.add_argument(
-        "--cluster", required=True, type=Path, help="the folder with its membership in the cluster"
+        "--cluster",
+        required=True,
+        type=Path,
+        help="the folder with this host's membership in the cluster",
     )
     parser.add_argument(
         "--temporary",
         required=True,
-        help="an empty folder with a short path; removed at the end",
+        help="an empty folder with a short path, removed at the end",
     )
     options = parser.parse_args()
     log_to_stderr()

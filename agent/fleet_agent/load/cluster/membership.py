@@ -1,4 +1,4 @@
-"""Holds one host's membership in the Ray cluster of an attempt, as a value and as files."""
+"""Defines the membership of a host in the Ray cluster of an attempt, as a value and as files."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _FAILURE_DETECTION: Final = {
 
 @dataclass(frozen=True, slots=True)
 class ClusterSecrets:
-    """The secrets that admit a host to the cluster of one attempt, as PEM texts and a token. The
-    authority is the cluster's own.
+    """Holds the secrets that admit a host to the cluster of one attempt: a token and PEM texts.
+    Each cluster has its own certificate authority.
     """
 
     token: str = field(default="", repr=False)
@@ -45,11 +45,13 @@ class ClusterSecrets:
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """A host's membership. `address` is its IP address in the cluster; `lead_address` is HOST:PORT
-    of the lead's Ray.
+    """Holds what one host needs to know to be a member of a cluster.
 
-    `cores` is the number of shards that run here at once, 0 on the lead. For the lead only:
-    `hosts`, for which it waits, and `shards`, the number over all of them.
+    `address`: the host's IP address in the cluster.
+    `lead_address`: HOST:PORT of the lead's Ray.
+    `cores`: the number of shards that run on this host at the same time; 0 on the lead.
+    `hosts`: the load hosts that the lead waits for; empty on a load host.
+    `shards`: the number of shards on all load hosts; set only on the lead.
     """
 
     trial_id: str
@@ -69,19 +71,19 @@ class Membership:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether the whole cluster runs on this machine."""
+        """Whether all hosts of the cluster are this machine."""
         return ip_address(self.address).is_loopback
 
 
 @dataclass(frozen=True, slots=True)
 class MembershipFiles:
-    """The files of a membership on its host, in a folder that only its owner can read."""
+    """Names the files of a membership. They are in a folder that only its owner can read."""
 
     folder: Path
 
     @property
     def membership(self) -> Path:
-        """The membership itself, as JSON."""
+        """The file of the membership itself, as JSON."""
         return self.folder / "part.json"
 
     @property
@@ -91,21 +93,23 @@ class MembershipFiles:
 
     @property
     def authority(self) -> Path:
-        """The authority that signed every certificate of the cluster."""
+        """The certificate of the authority that signed every certificate of the cluster."""
         return self.folder / "authority.crt"
 
     @property
     def certificate(self) -> Path:
-        """This host's certificate, with its address; used as server and as client."""
+        """The certificate of this host, with the host's address. It serves as server and client
+        certificate.
+        """
         return self.folder / "host.crt"
 
     @property
     def key(self) -> Path:
-        """The private key of the certificate."""
+        """The private key of this host's certificate."""
         return self.folder / "host.key"
 
     def write(self, membership: Membership, secrets: ClusterSecrets) -> None:
-        """Write the files, replacing earlier ones. Raises OSError."""
+        """Write the files in place of earlier files. Raises OSError."""
         self.remove()
         self.folder.mkdir(parents=True, mode=0o700)
         texts = {
@@ -121,21 +125,21 @@ class MembershipFiles:
                 file.write(text)
 
     def read(self) -> Membership:
-        """Return the membership. Raises OSError or ValueError."""
+        """Return the membership that the file holds. Raises OSError or ValueError."""
         content: dict[str, Any] = json.loads(self.membership.read_text(encoding="utf-8"))
         return Membership(**{**content, "hosts": tuple(content["hosts"])})
 
     def remove(self) -> None:
-        """Remove all files. Does nothing if there are none."""
+        """Remove all files. Does nothing if no file exists."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def ray_environment(membership: Membership, files: MembershipFiles) -> Mapping[str, str]:
-    """Return Ray's environment variables for this membership, in addition to those of any of our
-    Rays: token and mutual TLS on every port of Ray, and quick detection of a lost host.
+    """Return the environment variables that Ray needs for this membership, in addition to SETTINGS.
 
-    Ray 2.60 checks that a server's certificate contains the IP address that was called, and that
-    the authority signed a client's certificate.
+    They set the token, mutual TLS on every port of Ray, and quick detection of a lost host. Ray
+    2.60 checks two things: a server's certificate contains the IP address that was called, and the
+    authority has signed a client's certificate.
     """
     return {
         **_FAILURE_DETECTION,

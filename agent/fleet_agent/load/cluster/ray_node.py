@@ -1,8 +1,8 @@
-"""Starts and stops Ray's processes on one host of the cluster of an attempt, lead or load host.
+"""Starts and stops Ray's processes on one host of an attempt's cluster: the lead or a load host.
 
-`ray start` and `ray.init` open ports that this cluster must not have: the client server at a fixed
-port, and the autoscaler's metrics on all addresses without authentication. Ray's own Node class, on
-which both are built, can leave them out.
+`ray start` and `ray.init` open two ports that this cluster must not have: a client server at a
+fixed port, and the autoscaler's metrics without authentication on all addresses. Both use Ray's own
+Node class, which can leave these ports out.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ from fleet_agent.load.workers.ray_temporary import temporary_folder
 
 
 class RayNode:
-    """Ray on this host. Start it once per process; its processes are children of this process and
-    end with it.
+    """Runs Ray on this host. Start it once per process. Ray's processes are children of this
+    process and end with it.
     """
 
     def __init__(self, membership: Membership, files: MembershipFiles, temporary: str = "") -> None:
-        """`temporary` is an empty folder with a short path for Ray; empty: create one."""
+        """Use `temporary`, an empty folder with a short path, for Ray. If it is empty, `start`
+        creates a folder.
+        """
         self.membership = membership
         self.temporary = temporary
         self.started_s = 0.0
@@ -34,12 +36,12 @@ class RayNode:
 
     @property
     def is_lead(self) -> bool:
-        """Whether the other hosts join this one."""
+        """Whether this host is the lead, whose Ray cluster the other hosts join."""
         return bool(self.membership.hosts)
 
     def start(self) -> Any:
-        """Start Ray, which takes seconds, and return its module. Only the lead is connected to it.
-        Raises RuntimeError or OSError.
+        """Start Ray, which takes seconds, and return the module `ray`. Only the lead connects to
+        Ray. Raises RuntimeError or OSError.
         """
         began = time.monotonic()
         os.umask(0o077)
@@ -68,8 +70,8 @@ class RayNode:
         return ray
 
     def stop(self) -> None:
-        """Stop Ray here, which on the lead ends the cluster, and remove its folder. Does nothing if
-        it never started.
+        """Stop Ray on this host and remove its folder. On the lead this ends the cluster. Does
+        nothing if Ray never started.
         """
         if self._ray is not None:
             self._ray.shutdown()

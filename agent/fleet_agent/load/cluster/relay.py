@@ -1,8 +1,9 @@
-"""Connects load hosts to a server that listens on loopback: mutual TLS on the outer side, plain TCP
-to the server.
+"""Relays connections of load hosts to a server that listens on loopback. Load hosts connect with
+mutual TLS; the relay connects to the server with plain TCP.
 
-Protocol: the first line on stdout is its port. For each line on stdin it writes the samples of its
-loop's lag since the last one, as a JSON list of nanoseconds. The end of stdin ends it.
+Protocol: the first line on stdout is the relay's port. For each line on stdin, the relay writes a
+JSON list of numbers in nanoseconds: how late its event loop woke up, for each sample since the last
+list. The relay ends when stdin is closed.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ _BACKLOG: Final = 4096
 
 
 class _Side(asyncio.Protocol):
-    """One end of a relayed connection. What it reads is written to the other end."""
+    """Handles one of the two connections of a relayed connection: writes to the other side what it
+    reads.
+    """
 
     def __init__(self, other: _Side | None = None) -> None:
         self.transport: asyncio.Transport | None = None
@@ -46,11 +49,11 @@ class _Side(asyncio.Protocol):
             self._early.append(data)
 
     def eof_received(self) -> bool:
-        """Close the connection: HTTP does not use half-closed ones."""
+        """Close the connection, because HTTP does not use half-closed connections."""
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Close the other end after it has sent what was read."""
+        """Close the other side once it has sent what this side read."""
         self.transport = None
         if self.other is not None and self.other.transport is not None:
             self.other.transport.close()
@@ -66,13 +69,13 @@ class _Side(asyncio.Protocol):
             self.other.transport.resume_reading()
 
     def take_early(self) -> Iterator[bytes]:
-        """Yield once what was read before the other end was connected."""
+        """Yield what was read before the other side was connected. A second call yields nothing."""
         early, self._early = self._early, []
         yield from early
 
 
 class _Outer(_Side):
-    """A load host's connection, after its TLS handshake."""
+    """Handles the connection from a load host, after its TLS handshake."""
 
     def __init__(self, port: int, tasks: asyncio.TaskGroup) -> None:
         super().__init__()
@@ -102,7 +105,7 @@ class _Outer(_Side):
 
 
 def server_context(certificate: str, key: str, authority: str) -> ssl.SSLContext:
-    """Return a TLS context that admits only clients with a certificate of the cluster's own
+    """Return a TLS context that admits only clients with a certificate from the cluster's own
     authority. Raises OSError.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -141,18 +144,20 @@ def _write_line(line: str) -> None:
 
 
 def main() -> None:
-    """`python -m fleet_agent.load.cluster.relay --address IP --port PORT --certificate F --key F
-    --authority F`.
+    """Run the relay.
+
+    python -m fleet_agent.load.cluster.relay --address IP --port PORT
+        --certificate FILE --key FILE --authority FILE
     """
     parser = argparse.ArgumentParser(
         description="Lets the load hosts of one trial reach its server. "
         "Started by the load process."
     )
     parser.add_argument(
-        "--address", required=True, help="the address to listen on, at any free port"
+        "--address", required=True, help="the address to listen on; the port is any free one"
     )
     parser.add_argument(
-        "--port", required=True, type=int, help="the port of the server on 127.0.0.1"
+        "--port", required=True, type=int, help="the port at which the server listens on 127.0.0.1"
     )
     for name in ("certificate", "key", "authority"):
         parser.add_argument(f"--{name}", required=True, type=Path)

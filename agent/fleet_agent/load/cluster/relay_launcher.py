@@ -21,7 +21,7 @@ _LINE_LIMIT: Final = 1 << 24  # room for the lag samples of a long run
 
 @dataclass(slots=True)
 class _Relay:
-    """A running relay to the server at `server_port`."""
+    """Holds a running relay to the server at `server_port`."""
 
     process: asyncio.subprocess.Process
     server_port: int
@@ -29,8 +29,8 @@ class _Relay:
 
 
 class RelayLauncher:
-    """Runs at most one relay at a time, since a trial measures one server. The relay is a child in
-    our own session and ends with its stdin.
+    """Runs at most one relay, because a trial measures one server. The relay is a child process in
+    the session of this process, and ends when its stdin is closed.
     """
 
     def __init__(self, address: str, files: MembershipFiles) -> None:
@@ -39,7 +39,7 @@ class RelayLauncher:
         self._relay: _Relay | None = None
 
     async def make_reachable(self, target: LoadTarget) -> LoadTarget:
-        """Return the target with the URL at which other hosts reach it. Raises OSError or LoadError
+        """Return the server with the URL at which other hosts reach it. Raises OSError or LoadError
         if the relay does not start.
         """
         parts = urlsplit(target.url)
@@ -52,8 +52,8 @@ class RelayLauncher:
         )
 
     async def lags_ns(self) -> tuple[int, ...]:
-        """Return the samples of the relay's loop lag since the last call; none without a relay.
-        Raises LoadError if it has ended.
+        """Return how late the relay's event loop woke up, for each sample since the last call.
+        Return nothing if there is no relay. Raises LoadError if the relay has ended.
         """
         if self._relay is None:
             return ()
@@ -83,7 +83,7 @@ class RelayLauncher:
         return self._relay
 
     async def end(self) -> None:
-        """End the relay. Does nothing if there is none."""
+        """End the relay. Does nothing if no relay runs."""
         relay, self._relay = self._relay, None
         if relay is not None and relay.process.stdin is not None:
             relay.process.stdin.close()
@@ -98,7 +98,8 @@ async def _read_line(process: asyncio.subprocess.Process, limit_s: float) -> byt
     except TimeoutError:
         raise LoadError(f"the relay to the server did not answer within {limit_s:.0f} s") from None
     if not line:
-        raise LoadError(f"the relay to the server ended with exit code {await process.wait()}")
+        exit_code = await process.wait()
+        raise LoadError(f"the relay to the server ended with exit code {exit_code}")
     return line
 
 

@@ -1,4 +1,4 @@
-"""Computes when the requests of an open loop are due. The seed decides everything."""
+"""Computes when the requests of an open loop are due. Equal seeds give equal times."""
 
 from __future__ import annotations
 
@@ -17,25 +17,29 @@ ARRIVALS = (CONSTANT, POISSON, GAMMA)
 
 
 def send_offsets_s(workload: Workload, seed: int, run_index: int) -> tuple[float, ...]:
-    """Return the seconds after the start at which each request is due, ascending, none after the
-    end of the last stage.
+    """Return when each request is due, in seconds after the start. The times ascend and end with
+    the last stage.
 
-    Gaps are drawn with a mean of one request and then laid along the rate (the inverse of its
-    integral over time), so that a changing rate keeps the distribution of its arrivals. constant:
-    even gaps, the first request at 0. poisson: exponential gaps (a Poisson process). gamma: gaps
-    from a gamma distribution with the shape `burstiness`; 1 equals poisson, below 1 requests come
-    in bursts. At least one request is due, so that no run is empty. In a search, `run_index` counts
-    the runs at the same load. Raises ValueError if the workload is not an open loop.
+    The gaps between requests depend on `arrivals`:
+
+    - constant: even gaps; the first request is due at 0;
+    - poisson: exponential gaps (a Poisson process);
+    - gamma: gaps from a gamma distribution with the shape `burstiness`; 1 equals poisson, and below
+      1 the requests come in bursts.
+
+    Where the rate changes, the gaps are stretched to follow the rate. At least one request is due,
+    so that no run is empty. In a search, `run_index` counts the runs at one load. Raises ValueError
+    if the workload is not an open loop.
     """
     stages = _stages(workload)
     arrivals = workload.arrivals or CONSTANT
     if arrivals not in ARRIVALS:
+        known = ", ".join(ARRIVALS)
         raise ValueError(
-            f"workload {workload.name!r}: unknown arrivals {arrivals!r}, "
-            f"expected one of {', '.join(ARRIVALS)}"
+            f"workload {workload.name!r}: arrivals {arrivals!r} are unknown: use one of {known}"
         )
     if arrivals == GAMMA and not workload.burstiness > 0:
-        raise ValueError(f"workload {workload.name!r}: arrivals gamma needs a burstiness above 0")
+        raise ValueError(f"workload {workload.name!r}: arrivals: gamma needs a burstiness above 0")
     total = sum(requests_due(stage) for stage in stages)
     if arrivals == CONSTANT:
         return _place_along_stages(stages, range(max(1, round(total))))
@@ -47,16 +51,16 @@ def send_offsets_s(workload: Workload, seed: int, run_index: int) -> tuple[float
 
 
 def replay_offsets_s(trace: Trace, workload: Workload) -> tuple[float, ...]:
-    """Return the seconds after the start at which the requests of a trace are due: the recorded
-    times divided by the workload's speed.
+    """Return when each request of a trace is due, in seconds after the start: the recorded times
+    divided by the workload's speed.
     """
     count = workload.requests or len(trace.at_ms)
     return tuple(at_ms / 1000 / (workload.speed or 1.0) for at_ms in trace.at_ms[:count])
 
 
 def _stages(workload: Workload) -> Sequence[Stage]:
-    """Return the rate over time; a single rate is one even stage. Raises ValueError if no request
-    is ever due.
+    """Return the stages of the workload. A workload with a single rate has one stage. Raises
+    ValueError if no request is ever due.
     """
     stages = workload.stages or (
         Stage(workload.rate_per_s, workload.rate_per_s, workload.duration_s),
@@ -66,13 +70,15 @@ def _stages(workload: Workload) -> Sequence[Stage]:
     )
     if not sound or not sum(requests_due(stage) for stage in stages) > 0:
         raise ValueError(
-            f"workload {workload.name!r} is not an open loop: it has no rate and duration"
+            f"workload {workload.name!r} is not an open loop: it has no rate with a duration"
         )
     return stages
 
 
 def _draw_places(rng: random.Random, shape: float, total: float) -> Iterator[float]:
-    """Yield ascending places in 0..total, on average 1 apart. The first is capped at `total`."""
+    """Yield ascending numbers up to `total`, on average 1 apart. The first number is at most
+    `total`.
+    """
     at = rng.gammavariate(shape, 1 / shape)
     yield min(at, total)
     while (at := at + rng.gammavariate(shape, 1 / shape)) < total:
@@ -80,8 +86,8 @@ def _draw_places(rng: random.Random, shape: float, total: float) -> Iterator[flo
 
 
 def _place_along_stages(stages: Sequence[Stage], places: Sequence[float]) -> tuple[float, ...]:
-    """Return, for each place (a number of requests), the seconds by which that many requests are
-    due. `places` must ascend.
+    """Return the time, in seconds after the start, at which each place is reached. A place is a
+    number of requests, and places must ascend.
     """
     offsets: list[float] = []
     remaining = iter(stages)
@@ -101,8 +107,9 @@ def _place_along_stages(stages: Sequence[Stage], places: Sequence[float]) -> tup
 
 
 def _time_in_stage_s(stage: Stage, requests: float) -> float:
-    """Return the seconds into the stage by which `requests` are due: the positive root of start·t +
-    slope·t²/2 = requests.
+    """Return the seconds after the start of a stage at which `requests` requests are due.
+
+    This is the positive root of start·t + slope·t²/2 = requests.
     """
     slope = (stage.end_per_s - stage.start_per_s) / stage.duration_s
     root = math.sqrt(max(0.0, stage.start_per_s**2 + 2 * slope * requests))

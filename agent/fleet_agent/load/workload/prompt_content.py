@@ -1,5 +1,5 @@
-"""Handles the three forms of a prompt (text, messages, token ids): how each is salted, digested and
-converted.
+"""Handles the three forms of a prompt: text, messages and token ids. Salts, digests and converts
+prompts of each form.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ SALT_IDS: Final = 8  # number of leading ids that a salt replaces
 
 
 def is_ids(content: Content) -> TypeGuard[Ids]:
-    """Whether the content is token ids."""
+    """Return whether the content is token ids."""
     return not isinstance(content, str) and (not content or isinstance(content[0], int))
 
 
 def as_messages(content: Content) -> list[dict[str, str]]:
-    """Return the content as the messages of a chat endpoint; a text becomes one user message.
-    Raises ValueError for token ids.
+    """Return the content as messages for a chat endpoint. A text becomes one user message. Raises
+    ValueError for token ids.
     """
     return [{"role": role, "content": text} for role, text in messages_of(content)]
 
 
 def as_text(content: Content) -> str:
-    """Return the content as text for an endpoint without roles, messages joined by empty lines.
-    Raises ValueError for token ids.
+    """Return the content as one text, for an endpoint without roles. Messages are joined by empty
+    lines. Raises ValueError for token ids.
     """
     return (
         content if isinstance(content, str) else "\n\n".join(text for _, text in _messages(content))
@@ -44,15 +44,17 @@ def as_text(content: Content) -> str:
 
 
 def messages_of(content: Content) -> Messages:
-    """Return the content as (role, text) pairs; a text becomes one user message. Raises ValueError
+    """Return the content as (role, text) pairs. A text becomes one user message. Raises ValueError
     for token ids.
     """
     return (("user", content),) if isinstance(content, str) else _messages(content)
 
 
 def with_leading_text(content: Content, text: str, end_id: int = END_ID) -> Content:
-    """Return the content with a text before it, in the first of its messages. For token ids,
-    replace the first SALT_IDS ids by ids that the text seeds.
+    """Return the content with `text` at its beginning. In messages, `text` is put into the first
+    message.
+
+    In token ids, the first SALT_IDS ids are replaced by random ids, for which `text` is the seed.
     """
     if isinstance(content, str):
         return f"{text}\n\n{content}"
@@ -63,8 +65,8 @@ def with_leading_text(content: Content, text: str, end_id: int = END_ID) -> Cont
 
 
 def with_shared_beginning(content: Content, key: str, tokens: int, end_id: int = END_ID) -> Content:
-    """Return the content with a beginning of about `tokens` tokens before it (exactly that many for
-    token ids). Equal keys give equal beginnings.
+    """Return the content with about `tokens` additional tokens at its beginning; with exactly as
+    many for token ids. Equal keys give equal beginnings.
     """
     return (
         random_ids(key, tokens, end_id) + content
@@ -74,9 +76,7 @@ def with_shared_beginning(content: Content, key: str, tokens: int, end_id: int =
 
 
 def content_size(content: Content) -> int:
-    """Return the number of token ids, or of characters of text: comparable only between contents of
-    one kind.
-    """
+    """Return the number of token ids, or the number of characters of a text or of messages."""
     return len(content) if is_ids(content) else len(as_text(content))
 
 
@@ -89,9 +89,7 @@ def content_digest(content: Content) -> str:
 
 
 def random_ids(key: str, count: int, end_id: int = END_ID) -> Ids:
-    """Return `count` token ids below `end_id`, uniformly distributed and the same for the
-    same key.
-    """
+    """Return `count` uniformly distributed token ids below `end_id`. Equal keys give equal ids."""
     first = min(FIRST_ID, end_id // 2)
     drawn, ids = memoryview(Random(key).randbytes(4 * count)).cast("I"), end_id - first
     return tuple([first + number % ids for number in drawn])
@@ -99,5 +97,5 @@ def random_ids(key: str, count: int, end_id: int = END_ID) -> Ids:
 
 def _messages(content: Messages | Ids) -> Messages:
     if is_ids(content):
-        raise ValueError("token ids can be sent with api: generate only")
+        raise ValueError("token ids can be sent only with api: generate")
     return cast(Messages, content)

@@ -1,4 +1,4 @@
-"""Holds the texts of the builtin prompt sets. They were written for this project (Apache-2.0, see
+"""Holds the texts of the builtin prompt sets, written for this project (Apache-2.0, see
 docs/prompts.md).
 """
 

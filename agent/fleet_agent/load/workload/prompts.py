@@ -1,5 +1,5 @@
-"""Selects the prompt of each request of a run, and the salt that keeps a run out of another run's
-prefix cache.
+"""Selects the prompt and the salt of each request of a run. A salt keeps a server from using cached
+prefixes of other runs.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ WARM_UP = -1  # run index of a warm-up: no run has the same salts
 
 @dataclass(frozen=True, slots=True)
 class PromptDraw:
-    """The values that decide the prompts of a run. Equal draws give equal prompts, whatever the
-    variant.
+    """Holds the values that determine the prompts of a run. Equal values give equal prompts for
+    every variant.
 
-    `scope` is the job's id on a server that outlives jobs (an external one), so that jobs do not
-    share cached prefixes. It is empty elsewhere.
+    `scope` is the id of the job if the server is external. Such a server outlives jobs, and its
+    jobs must not share cached prefixes. For other servers `scope` is empty.
     """
 
     prompts: str  # builtin:NAME | file:REF | random:ids
@@ -45,46 +45,46 @@ def prompt_set(name: str) -> tuple[str, ...]:
     if name.startswith(PREFIX) and known == LONG_CONTEXT:
         return tuple(long_prompt(number, LONG_TOKENS) for number in range(LONG_PROMPTS))
     if not name.startswith(PREFIX) or known not in SETS:
-        raise ValueError(
-            f"unknown prompts {name!r}, "
-            f"expected one of {', '.join(PREFIX + known for known in BUILTIN_PROMPTS)}"
-        )
+        builtin = ", ".join(PREFIX + known for known in BUILTIN_PROMPTS)
+        raise ValueError(f"the prompts {name!r} are unknown: use one of {builtin}")
     return SETS[known]
 
 
 def prompts_in_order(
     prompts: str, seed: int, files: Mapping[str, Trace | Prompts]
 ) -> tuple[Content, ...]:
-    """Return the prompts of a builtin set or of a file, shuffled by the seed. Raises ValueError if
-    the set is unknown or the file did not come with the trial.
+    """Return the prompts of a builtin set or of a file, in the order in which the seed shuffles
+    them.
+
+    Raises ValueError if the set is unknown or the trial lacks the file.
     """
     listed: tuple[Content, ...] = ()
     if prompts.startswith(FILE):
         found = files.get(prompts.removeprefix(FILE))
         listed = found.conversations if isinstance(found, Prompts) else ()
         if not listed:
-            raise ValueError(f"the prompts {prompts} did not come with the trial")
+            raise ValueError(f"the trial lacks the file of the prompts {prompts}")
     else:
         listed = prompt_set(prompts)
     return tuple(listed[place] for place in prompt_order(seed, len(listed)))
 
 
 def salt(draw: PromptDraw, number: int) -> str:
-    """Return the salt of one request: twelve hex digits in front of the user message. A prefix
-    cache can then match only the chat template, apart from chance.
+    """Return the salt of one request: twelve hex digits before the user message. With it, a prefix
+    cache can match only the chat template.
     """
     return sha256(f"{draw.scope}/{draw.seed}/{draw.run_index}/{number}".encode()).hexdigest()[:12]
 
 
 def run_salt(draw: PromptDraw) -> str:
-    """Return the salt of a run, the same for all of its requests. A prefix cache then matches what
-    the requests of this run share, and nothing from other runs.
+    """Return the salt that all requests of a run have. With it, a prefix cache can match only what
+    requests of the same run share.
     """
     return sha256(f"{draw.scope}/{draw.seed}/{draw.run_index}".encode()).hexdigest()[:12]
 
 
 def prompt_order(seed: int, count: int) -> list[int]:
-    """Return the numbers 0..count-1 in the order in which the prompts are sent."""
+    """Return the numbers from 0 to count - 1 in the order in which the prompts are sent."""
     places = list(range(count))
     random.Random(f"prompts/{seed}").shuffle(places)
     return places

@@ -39,8 +39,8 @@ _NO_FILES: Final[Mapping[str, Trace | Prompts]] = {}
 
 @dataclass(frozen=True, slots=True)
 class PlannedRequest:
-    """One request. `digest` is 16 hex digits of its prompt; exactly `output_tokens` are
-    requested.
+    """Holds one planned request. `digest` is 16 hex digits of the prompt. Exactly `output_tokens`
+    tokens are requested.
     """
 
     prompt: Content
@@ -49,17 +49,17 @@ class PlannedRequest:
 
 
 class PromptSource(Protocol):
-    """A source of prompts. It is a value, so that it can be sent to shards."""
+    """Returns the prompts of a run. A source is a plain value, so that it can be sent to shards."""
 
     def prompt(self, number: int) -> Content:
-        """Return the prompt of request `number`, before its salt."""
+        """Return the prompt of request `number` without its salt."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ListedPrompts:
-    """The prompts of a set or a file, in the order in which they are sent; after the last one they
-    start over.
+    """Returns the prompts of a set or a file in the order in which they are sent. After the last
+    prompt follows the first again.
     """
 
     prompts: tuple[Content, ...]
@@ -70,8 +70,8 @@ class ListedPrompts:
 
 @dataclass(frozen=True, slots=True)
 class RandomPrompts:
-    """Random token ids, as many as the lengths say. The text means nothing, so a server may answer
-    with repetitions.
+    """Returns random token ids as prompts, with the lengths of the workload. The ids mean nothing,
+    so a model may answer with repetitions.
     """
 
     seed: int
@@ -88,7 +88,9 @@ class RandomPrompts:
 
 @dataclass(frozen=True, slots=True)
 class RequestKind:
-    """One kind of request of a run: where its prompts come from and how long its answers are."""
+    """Defines one kind of request of a run: the source of its prompts and the length of its
+    answers.
+    """
 
     source: PromptSource
     output_tokens: int  # of every answer; 0: drawn from `output`, or else taken from `outputs`
@@ -99,8 +101,8 @@ class RequestKind:
 
 @dataclass(frozen=True, slots=True)
 class RequestPlan:
-    """All requests of a run, by number from 0. It is a value: it is sent to each shard, and any
-    reader of the results can compute the requests again.
+    """Computes every request of a run from its number, which starts at 0. A plan is a plain value
+    that is sent to each shard, and results can be checked against it later.
     """
 
     draw: PromptDraw
@@ -111,10 +113,11 @@ class RequestPlan:
     turns: int = 1  # session n is the requests `n * turns` to `(n + 1) * turns - 1`
 
     def planned_request(self, number: int, history: Messages = ()) -> PlannedRequest:
-        """Return request `number`. `history` is what its session contains so far, the answers
-        included.
+        """Return request `number`. `history` contains the earlier messages of its session, with the
+        answers.
 
-        Takes about 5 µs for a prompt from a list, and about 0.1 µs per token for a generated one.
+        Takes about 5 µs for a prompt from a list, and about 0.1 µs per token for a generated
+        prompt.
         """
         prompt = self._unsalted(number, history)
         if self.cache != SHARED:
@@ -122,12 +125,14 @@ class RequestPlan:
         return PlannedRequest(prompt, content_digest(prompt), self.output_length(number))
 
     def extend_history(self, number: int, history: Messages, answer: str) -> Messages:
-        """Return the history of a session after request `number` got its answer."""
+        """Return `history` with the prompt of request `number` and its answer added."""
         return (*messages_of(self._unsalted(number, history)), ("assistant", answer))
 
     def think_s(self, number: int, mean_s: float) -> float:
-        """Return the pause in seconds before request `number` of a session: exponential, at most
-        MAX_THINK_MEANS times the mean, the same in every run.
+        """Return the pause in seconds before request `number` of a session.
+
+        Pauses are exponentially distributed, at most MAX_THINK_MEANS times the mean, and the same
+        in every run.
         """
         return (
             mean_s * min(MAX_THINK_MEANS, -log(1 - uniform_share(self.draw.seed, "think", number)))
@@ -136,8 +141,8 @@ class RequestPlan:
         )
 
     def kind(self, number: int) -> RequestKind:
-        """Return the kind of request `number`: the same in every run and throughout a session. Each
-        kind is as frequent as its weight says.
+        """Return the kind of request `number`. It is the same in every run and for all requests of
+        a session. The weights decide how frequent each kind is.
         """
         drawn = (
             uniform_share(self.draw.seed, "kind", self._first_of_session(number))
@@ -155,10 +160,8 @@ class RequestPlan:
         if history:
             return (*history, messages_of(prompt)[-1])
         if kind.prefix.groups:  # the salt makes what follows the shared beginning unique
-            group = (
-                f"group/{self.draw.seed}/"
-                f"{self._first_of_session(number) // self.turns % kind.prefix.groups}"
-            )
+            session = self._first_of_session(number) // self.turns
+            group = f"group/{self.draw.seed}/{session % kind.prefix.groups}"
             return with_shared_beginning(
                 with_leading_text(prompt, salt(self.draw, number), self.end_id),
                 group,
@@ -168,8 +171,8 @@ class RequestPlan:
         return prompt
 
     def _salt(self, number: int) -> str:
-        """Return the salt of the request (cache: salt), of its session if only its own turns share
-        a beginning, or of the run.
+        """Return the salt of request `number`: its own with `cache: salt`, the salt of its session
+        if only requests of one session share a beginning, else the salt of the run.
         """
         if self.cache == SALT:
             return salt(self.draw, number)
@@ -177,7 +180,7 @@ class RequestPlan:
         return salt(self.draw, self._first_of_session(number)) if apart else run_salt(self.draw)
 
     def output_length(self, number: int) -> int:
-        """Return the number of output tokens of request `number`: the same in each run."""
+        """Return the number of output tokens of request `number`, which is the same in each run."""
         kind = self.kind(number)
         if kind.output_tokens or not kind.outputs or kind.output.distribution:
             return kind.output_tokens or length_at_share(
@@ -186,12 +189,11 @@ class RequestPlan:
         return kind.outputs[number % len(kind.outputs)]
 
     def planned_cached_share(self, requests: int) -> float | None:
-        """Return the share of the prompt tokens of `requests` requests that the prefix cache can
-        serve, because an earlier request of the run begins the same way. Return None if no share
-        can be computed.
+        """Return the share of prompt tokens that the prefix cache can serve, because an earlier
+        request of the run begins with the same text. Return None if the share cannot be computed.
 
-        The share is measured in characters of text, because the server's tokens are not known here,
-        over the first PLAN_SAMPLE requests.
+        The share is computed over the first `requests` requests, at most PLAN_SAMPLE. Texts are
+        measured in characters, because the server's tokenizer is not known here.
         """
         sample = min(requests, PLAN_SAMPLE)
         if self.cache not in (FLUSH, SHARED) or not sample or self.turns > 1:
@@ -223,8 +225,10 @@ class RequestPlan:
 def build_request_plan(
     workload: Workload, draw: PromptDraw, files: Mapping[str, Trace | Prompts] = _NO_FILES
 ) -> RequestPlan:
-    """Plan the requests of a run of the workload. `files` are the traces and prompts that it names,
-    by ref. Raises ValueError for an unknown name or a file that did not come with the trial.
+    """Return the plan for a run of the workload. `files` maps refs to the traces and prompts that
+    the workload names.
+
+    Raises ValueError for an unknown name, or if the trial lacks a file.
     """
     parts, end_id = parts_of(workload), workload.vocabulary or END_ID
     kinds = (
@@ -246,7 +250,7 @@ def _replay_kind(workload: Workload, files: Mapping[str, Trace | Prompts]) -> Re
     trace = files.get(workload.trace)
     if not isinstance(trace, Trace):
         raise ValueError(
-            f"workload {workload.name!r}: its trace {workload.trace} did not come with the trial"
+            f"workload {workload.name!r}: the trial lacks the file of its trace {workload.trace}"
         )
     source = TracePrompts(trace, workload.vocabulary or END_ID if workload.prompts == RANDOM else 0)
     return RequestKind(

@@ -1,8 +1,8 @@
-"""Makes English text of a given length: plain sentences, the same for the same key. The phrases
-were written for this project.
+"""Makes English text of a given length: plain sentences from phrases that were written for this
+project. Equal keys give equal text.
 
-It uses real words in real sentences and hardly repeats one, because repeated or random text makes a
-draft model look better or worse than it is (docs/prompts.md).
+The sentences are meaningful and hardly ever repeat, because repeated or random text makes a draft
+model look better or worse than it is (docs/prompts.md).
 """
 
 from __future__ import annotations
@@ -157,8 +157,8 @@ _QUESTIONS: Final = (
 
 @lru_cache(maxsize=8192)
 def make_text(key: str, tokens: int) -> str:
-    """Return English text of about `tokens` tokens: WORDS_PER_TOKEN words for each, cut at a word.
-    Equal keys give texts with equal beginnings.
+    """Return English text of about `tokens` tokens, with WORDS_PER_TOKEN words per token. Texts for
+    the same key have the same beginning.
     """
     left = max(1, round(tokens * WORDS_PER_TOKEN))
     rng = Random(key).random
@@ -175,7 +175,7 @@ def long_prompt(number: int, tokens: int) -> str:
 
 
 def make_question(number: int) -> str:
-    """Return the question about generated text that belongs to `number`."""
+    """Return question `number` about a generated text."""
     return _QUESTIONS[number % len(_QUESTIONS)]
 
 

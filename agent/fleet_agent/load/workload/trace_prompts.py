@@ -1,5 +1,5 @@
-"""Makes the prompts of a replayed trace: text of the recorded lengths, with the shared beginnings
-that the trace recorded.
+"""Makes the prompts of a replayed trace. Prompts have the recorded lengths and share beginnings as
+the trace recorded.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _QUESTION_TOKENS: Final = 40  # upper limit for the tokens of a question
 
 @dataclass(frozen=True, slots=True)
 class TracePrompts:
-    """One prompt for each request of the trace. Equal blocks become equal text; tokens that no
-    block covers get text of that request alone.
+    """Makes one prompt for each request of the trace. Equal blocks of the trace become equal text.
+    Tokens that no block covers become text that only this request has.
     """
 
     trace: Trace
@@ -27,17 +27,18 @@ class TracePrompts:
     end_id: int = 0
 
     def prompt(self, number: int) -> Content:
-        """Return a prompt of about the recorded number of tokens. It ends with a question if it is
-        long enough for one.
+        """Return a prompt of about the recorded number of tokens. A prompt that is long enough ends
+        with a question.
         """
         place = number % len(self.trace.at_ms)
         tokens = self.trace.prompt_tokens[place]
         return self._ids(place, tokens) if self.end_id else self._text(place, tokens)
 
     def shared_beginning_share(self, requests: int) -> float | None:
-        """Return the share of the prompt tokens of the first `requests` requests that belong to
-        leading blocks which an earlier request also began with. Return None for a trace without
-        blocks.
+        """Return the share of prompt tokens that are in leading blocks with which an earlier
+        request also began. Return None for a trace without blocks.
+
+        The share is computed over the first `requests` requests.
         """
         if not self.trace.blocks:
             return None
