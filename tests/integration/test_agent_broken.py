@@ -73,7 +73,7 @@ async def test_an_agent_that_can_journal_nothing_ends_and_the_next_one_ends_what
         await first(parts.agent, ev.ServerLaunched)
         parts.journal.close()
         parts.agent.cancel(SPEC.trial_id, 1, "enough")
-        with pytest.raises(JournalFailed, match="this agent stops, and the next one reopens it"):
+        with pytest.raises(JournalFailed, match="this agent stops, and its next process opens"):
             await running
         await parts.server.stop(grace=None)
         again = await build_agent(config)
@@ -124,7 +124,7 @@ async def test_an_agent_whose_state_is_lost_ends_its_servers_says_so_and_goes(
         assert isinstance(launched, ev.ServerLaunched)
         lose(state)
         with pytest.raises(
-            JournalFailed, match=f"events.jsonl {told} while the agent ran: it stops"
+            JournalFailed, match=f"events.jsonl {told} while the agent ran: the agent stops"
         ) as raised:
             await running
     assert "state folder" in raised.value.hint

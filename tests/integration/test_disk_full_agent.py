@@ -102,7 +102,7 @@ def test_a_full_disk_takes_no_new_trial_until_there_is_room(
     with pytest.raises(grpc.RpcError) as refused:
         line.start(spec)
     assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
-    told = f"the disk of {disk.folder} has 0 MiB free, a trial needs 64 MiB"
+    told = f"the disk of {disk.folder} has 0 MiB free, but a trial needs 64 MiB"
     assert told in refused.value.details()
     assert line.about().takes_no_trials == told
     disk.free()

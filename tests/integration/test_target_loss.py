@@ -215,7 +215,7 @@ def test_only_a_clock_that_is_far_off_is_remarked_on(ahead_s: float, told: str) 
 async def test_a_host_without_room_waits_and_no_attempt_is_spent(
     fleet: FleetController, agent: FakeAgent
 ) -> None:
-    agent.takes_no_trials = "the disk of /state has 3 MiB free, a trial needs 64 MiB"
+    agent.takes_no_trials = "the disk of /state has 3 MiB free, but a trial needs 64 MiB"
     told = f"takes no new trials: {agent.takes_no_trials}"
     await eventually(
         fleet.hosts, lambda hosts: told in hosts[0].message and hosts[0].state == "connected"

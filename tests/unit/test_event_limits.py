@@ -109,7 +109,7 @@ def test_what_is_collected_of_a_bounded_log_is_as_small_as_the_log(tmp_path: Pat
 async def test_a_folder_above_its_budget_is_told(tmp_path: Path) -> None:
     os.close(written(tmp_path / "dump", 200_000))
     told = await enforce_limits(tmp_path / "server.log", LIMIT, check_every_s=0.01)
-    assert "more than 1 MiB" in told
+    assert "more than the limit of 1 MiB" in told
 
 
 NAMES = [

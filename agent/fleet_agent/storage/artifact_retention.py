@@ -1,4 +1,6 @@
-"""Keeps the files of ended attempts until the controller has them, and then as long as they fit."""
+"""Keeps the files of ended attempts. Files that the controller has stored too are removed, oldest
+first, once they exceed a limit.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +28,9 @@ class _AttemptFolder:
 
 
 class ArtifactRetention:
-    """The attempt folders TRIAL/ATTEMPT below `root`, oldest first.
+    """Manages the folders TRIAL/ATTEMPT below `root`.
 
-    Only folders that the controller released are removed.
+    Only folders that the controller has released are removed, the oldest first.
     """
 
     def __init__(self, root: Path, kept_bytes: int = KEPT_BYTES) -> None:
@@ -40,7 +42,9 @@ class ArtifactRetention:
         }
 
     def unreleased(self, active: frozenset[AttemptKey]) -> list[str]:
-        """Return the oldest 1000 ended attempts that are not released, as TRIAL/ATTEMPT."""
+        """Return the ended attempts that the controller has not released, as TRIAL/ATTEMPT: the
+        1000 oldest. Attempts in `active` have not ended.
+        """
         waiting = (
             key for key, kept in self._attempts.items() if not kept.released and key not in active
         )
@@ -50,17 +54,17 @@ class ArtifactRetention:
         ]
 
     def create_folder(self, trial_id: str, attempt: int) -> Path:
-        """Return the folder of an attempt, created if it does not exist. Raises OSError."""
+        """Return the folder of an attempt. Create it if it does not exist. Raises OSError."""
         folder = self._root / trial_id / str(attempt)
         folder.mkdir(parents=True, exist_ok=True)
         self._attempts.setdefault((trial_id, attempt), _AttemptFolder(folder))
         return folder
 
     def release(self, trial_id: str, attempt: int) -> None:
-        """Mark the attempt's files as stored by the controller.
+        """Record that the controller has stored the files of an attempt.
 
-        Then removes the oldest released folders until what is left fits. Does nothing for an
-        attempt that is released already or not on this host.
+        Then remove the oldest released folders until the released files fit into the limit. Do
+        nothing if the attempt is released already or is not on this host.
         """
         kept = self._attempts.get((trial_id, attempt))
         if kept is None or kept.released:
@@ -95,7 +99,7 @@ class ArtifactRetention:
 
 
 def _find_attempts(root: Path) -> Iterator[tuple[AttemptKey, Path]]:
-    """Yield the attempt folders, oldest first."""
+    """Yield the key and the folder of each attempt, the oldest first."""
     folders = (
         [folder for folder in root.glob("*/*") if folder.is_dir() and folder.name.isdecimal()]
         if root.is_dir()

@@ -1,4 +1,4 @@
-"""Keeps which attempts of trials a journal knows: the active ones, and the latest finished ones."""
+"""Indexes the attempts in a journal: all active attempts and the latest finished attempts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ AttemptKey = tuple[str, int]  # trial id and attempt
 
 
 class AttemptIndex:
-    """The attempts of one journal. Of the finished ones it knows the last `finished_kept`."""
+    """Holds the attempts of one journal: all active attempts, and the last `finished_kept` finished
+    attempts.
+    """
 
     def __init__(self, finished: Iterable[AttemptKey], finished_kept: int) -> None:
         self._finished_kept = finished_kept
@@ -24,31 +26,33 @@ class AttemptIndex:
         return tuple(self._finished)
 
     def knows(self, trial_id: str, attempt: int) -> bool:
-        """Whether the attempt was accepted, as far back as the index reaches."""
+        """Return whether the attempt was accepted. Older finished attempts are not known."""
         return (trial_id, attempt) in self._active or (trial_id, attempt) in self._finished
 
     def newest_attempt(self, trial_id: str) -> int:
-        """Return the highest attempt of the trial that was accepted; 0 if none is known."""
+        """Return the number of the trial's newest accepted attempt. Return 0 if none is known."""
         return self._newest.get(trial_id, 0)
 
     def first_active_sequence(self, default: int) -> int:
-        """Return the lowest sequence number of an active attempt's event, else the default."""
+        """Return the lowest sequence number of the events of active attempts. Return `default` if
+        no attempt is active.
+        """
         return min(self._active.values(), default=default)
 
     def begin(self, trial_id: str, attempt: int, sequence: int) -> None:
-        """Add an active attempt whose first event has this sequence number."""
+        """Add an active attempt. `sequence` is the sequence number of its first event."""
         self._active[trial_id, attempt] = sequence
         self._newest[trial_id] = max(attempt, self._newest.get(trial_id, 0))
 
     def end(self, trial_id: str, attempt: int) -> None:
-        """Mark an attempt as finished; forgets the oldest finished one if there are too many."""
+        """Mark an attempt as finished. Forget the oldest finished attempt if there are too many."""
         self._active.pop((trial_id, attempt), None)
         self._finished[trial_id, attempt] = None
         if len(self._finished) > self._finished_kept:
             self._forget(*next(iter(self._finished)))
 
     def clear_active(self) -> None:
-        """Forget the active attempts, before the journal is read again."""
+        """Forget the active attempts. Call this before the journal is read again."""
         self._active.clear()
 
     def _forget(self, trial_id: str, attempt: int) -> None:

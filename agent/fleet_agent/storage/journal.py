@@ -1,9 +1,9 @@
-"""The agent's journal: an append-only file of events, on disk before the agent acts on them.
+"""Keeps the agent's journal: an append-only file of events. Each is on disk before it takes effect.
 
-The folder holds `events.jsonl` and `lock`. The file has a header, then events and acknowledgements;
-an acknowledgement may carry the epoch of the controller that sent it (the key `lease`). A new or
-compacted file is written under another name and renamed, so the header is always complete. One
-process has the journal open at a time, and one task uses it, so there are no locks inside.
+The folder holds `events.jsonl` and `lock`. The file has a header, then events and acknowledgements.
+An acknowledgement may carry the epoch of its controller, under the key `lease`. A new or compacted
+file is written under another name and then renamed, so the header is always complete. Only one
+process opens the journal at a time, and only one task uses it, so the class has no locks inside.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 
 class Journal:
-    """The events of one agent.
+    """Holds the events of one agent.
 
     Sequence numbers count from 1 without a gap, across restarts and compactions.
     """
@@ -80,12 +80,11 @@ class Journal:
         compact_above_bytes: int = COMPACT_ABOVE_BYTES,
         finished_kept: int = FINISHED_KEPT,
     ) -> Journal:
-        """Open or create the journal in `folder`.
+        """Open or create the journal in `folder`. It remembers `finished_kept` finished attempts.
 
-        Cuts off a torn last record, logs that and describes it in `repaired`. `finished_kept` is
-        how many finished attempts the journal remembers. Raises Conflict if another process has the
-        journal, JournalDamaged if a record before the last cannot be read, JournalFailed if the
-        folder cannot be written.
+        A torn last record is cut off, which is logged and described in `repaired`. Raises Conflict
+        if another process has the journal. Raises JournalDamaged if a record before the last cannot
+        be read. Raises JournalFailed if the folder cannot be written.
         """
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -93,7 +92,7 @@ class Journal:
         except OSError as error:
             raise JournalFailed(
                 f"the journal in {folder} cannot be opened: {error.strerror}",
-                "choose another folder with --state, or make this one writable",
+                "make this folder writable, or choose another folder with --state",
             ) from error
         with ExitStack() as on_failure:
             on_failure.callback(os.close, lock)
@@ -124,43 +123,45 @@ class Journal:
 
     @property
     def agent_id(self) -> str:
-        """Created with the journal; a new one means that the earlier events are lost."""
+        """The agent's id. It is created with the journal: a new id means that events were lost."""
         return self._header.agent_id
 
     @property
     def last_sequence(self) -> int:
-        """Sequence number of the newest event, 0 before the first."""
+        """The sequence number of the newest event, 0 if there has been no event."""
         return self._header.base_sequence + len(self._offsets)
 
     @property
     def first_sequence(self) -> int:
-        """Sequence number of the oldest event held; `last_sequence` + 1 if there is none."""
+        """The sequence number of the oldest event in the file, `last_sequence` + 1 if
+        it has none.
+        """
         return self._header.base_sequence + 1
 
     @property
     def acknowledged(self) -> int:
-        """Sequence number up to which the controller has stored all events."""
+        """The sequence number up to which the controller has stored all events."""
         return self._acknowledged
 
     @property
     def finished(self) -> frozenset[AttemptKey]:
-        """The last finished attempts, including those whose events compaction dropped."""
+        """The last finished attempts, even if compaction has dropped their events."""
         return frozenset(self._attempts.finished)
 
     @property
     def epoch(self) -> ControllerEpoch:
-        """Epoch of the controller that the agent obeyed last."""
+        """The epoch of the controller that the agent obeyed last."""
         return self._epoch
 
     @property
     def is_broken(self) -> bool:
-        """Whether nothing more can be written until the journal is opened again."""
+        """True if nothing can be written until the journal is opened again."""
         return bool(self._broken_reason)
 
     def missing_files(self) -> str:
-        """Return which of the open files is no longer at its path, and why; empty if all are.
+        """Return which open file is no longer at its path, and why. Empty if no file is missing.
 
-        If one is not, the journal in this folder cannot be opened again.
+        If a file is missing, the journal in this folder cannot be opened again.
         """
         if self._file < 0:
             return ""  # closed
@@ -172,19 +173,19 @@ class Journal:
 
     @property
     def lacks_reserve(self) -> bool:
-        """Whether too little disk space is reserved to write the end of another trial."""
+        """True if too little disk space is reserved to write the end of another trial."""
         return self._reserve.lacks(self._size)
 
     def knows(self, trial_id: str, attempt: int) -> bool:
-        """Whether the attempt was accepted; knows only the last finished ones."""
+        """Return whether the attempt was accepted. Old finished attempts are not known any more."""
         return self._attempts.knows(trial_id, attempt)
 
     def newest_attempt(self, trial_id: str) -> int:
-        """Return the highest attempt of the trial that was accepted; 0 if none is known."""
+        """Return the number of the trial's newest accepted attempt. Return 0 if none is known."""
         return self._attempts.newest_attempt(trial_id)
 
     def refill_reserve(self) -> None:
-        """Reserve disk space for the ends of trials again, if it is used up."""
+        """Reserve disk space for the ends of trials again, if the reserve is used up."""
         if self._file >= 0:
             self._reserve.refill(self._file, self._size)
 
@@ -198,10 +199,10 @@ class Journal:
         phase: Phase,
         time_unix_ns: int,
     ) -> Event:
-        """Write one event to disk and return it with its sequence number.
+        """Write one event to disk. Return the event with its sequence number.
 
-        Raises JournalFailed; the event then counts as not written, and the file ends with the
-        previous one.
+        Raises JournalFailed if this fails. The event then counts as not written, and the previous
+        event stays the last in the file.
         """
         event = Event(self.last_sequence + 1, time_unix_ns, trial_id, attempt, cause, phase, body)
         record = journal_file.encode_line(event_to_json(event))
@@ -228,7 +229,7 @@ class Journal:
         """Yield the events with a sequence number above `after_sequence`, oldest first.
 
         Events that are appended during the iteration are not included. Raises JournalFailed if the
-        file cannot be opened, JournalDamaged if a record changed after it was written.
+        file cannot be opened. Raises JournalDamaged if a record changed after it was written.
         """
         first = max(after_sequence - self._header.base_sequence, 0)
         if first >= len(self._offsets):
@@ -246,11 +247,11 @@ class Journal:
                     yield event_from_json(content.decode())
 
     def acknowledge(self, up_to: int) -> None:
-        """Record that the controller has stored all events up to this one, and compact if worth it.
+        """Record that the controller has stored all events up to `up_to`. Compact a large journal.
 
-        A lower number than before does nothing. The record survives the end of this process but
+        A lower number than before does nothing. The record survives the end of this process, but
         not always a crash of the machine; the controller then acknowledges again. Raises Conflict
-        for a number above the last event, and JournalFailed.
+        if `up_to` is above the last event. Raises JournalFailed if the record cannot be written.
         """
         if up_to > self.last_sequence:
             raise Conflict(
@@ -270,10 +271,10 @@ class Journal:
                 log.warning("%s", error.message)
 
     def compact(self) -> bool:
-        """Drop the stored events before the first event of an active attempt.
+        """Drop the events that the controller has stored and that no active attempt needs.
 
-        Returns False if there are none. The old file stays if this fails or is interrupted. Raises
-        JournalFailed.
+        Return False if there are no such events. The old file stays if this fails or is
+        interrupted. Raises JournalFailed.
         """
         base = self._droppable
         if base == self._header.base_sequence:
@@ -300,12 +301,12 @@ class Journal:
 
     @property
     def _droppable(self) -> int:
-        """The last event that neither the controller nor the restart of a trial needs."""
+        """The number of the last event that neither the controller nor an active attempt needs."""
         before_active = self._attempts.first_active_sequence(self.last_sequence + 1) - 1
         return min(self._acknowledged, before_active)
 
     def _offset_after(self, sequence: int) -> int:
-        """Return the byte offset of the record that follows this event."""
+        """Return the byte offset of the record that follows the event `sequence`."""
         following = sequence - self._header.base_sequence
         return self._offsets[following] if following < len(self._offsets) else self._size
 
@@ -315,7 +316,7 @@ class Journal:
             return file.read(self._size - offset)
 
     def close(self) -> None:
-        """Close the file and release the lock; a second call does nothing."""
+        """Close the file and release the lock. A second call does nothing."""
         for descriptor in (self._file, self._lock):
             if descriptor >= 0:
                 os.close(descriptor)
@@ -344,8 +345,8 @@ class Journal:
     def _restore_record(self, number: int, content: bytes) -> None:
         """Index a record from its plain JSON.
 
-        It is not decoded into an event, since the agent reads the whole journal at its start and
-        needs only a few fields.
+        To decode every record into an event would slow down the agent's start, and only a few
+        fields are needed.
         """
         record = json.loads(content)
         if content.startswith(_ACKNOWLEDGED):

@@ -1,6 +1,6 @@
-"""The journal's file: lines with checksums, header, replacement in one step, lock and reserve.
+"""Reads and writes the journal's file: lines with checksums, the header, the lock and the reserve.
 
-A line is a CRC-32 in eight hex digits, a space, and JSON.
+A line consists of a CRC-32 in eight hex digits, a space, and JSON.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ _MOVE_AWAY = (
 
 
 class JournalDamaged(FleetError):
-    """A record before the last one cannot be read, so the records after it cannot be trusted."""
+    """Raised if a record before the last cannot be read. The records after it are not trusted."""
 
 
 class JournalFailed(FleetError):
-    """The journal cannot be opened, read or written. Events written before are intact."""
+    """Raised if the journal cannot be opened, read or written. Its earlier events are intact."""
 
 
 @dataclass(frozen=True, slots=True)
 class JournalHeader:
-    """The first record of the file. The field names are its JSON keys."""
+    """The first record of the journal's file. The field names are the JSON keys of the record."""
 
     agent_id: str
     base_sequence: int = 0  # sequence number of the last event before this file
@@ -48,30 +48,30 @@ class JournalHeader:
 
     @classmethod
     def read(cls, path: Path) -> JournalHeader:
-        """Read the header of the file. Raises JournalDamaged and OSError."""
+        """Read the header of the file. Raises JournalDamaged or OSError."""
         header = read_header(path)
         finished = tuple((str(trial), int(attempt)) for trial, attempt in header["finished"])
         epoch = ControllerEpoch(**header.get("lease", {}))
         return cls(str(header["agent_id"]), int(header["base_sequence"]), finished, epoch)
 
     def encoded(self) -> bytes:
-        """Return the header's line."""
+        """Return the header as a line of the file."""
         return encode_record(journal=FORMAT, **asdict(self))
 
 
 def encode_record(**fields: object) -> bytes:
-    """Return the line of a record with these JSON keys."""
+    """Return a record as a line of the file. The arguments are its JSON keys and values."""
     return encode_line(json.dumps(fields, separators=(",", ":")))
 
 
 def encode_line(text: str) -> bytes:
-    """Return the line of a JSON text."""
+    """Return a JSON text as a line of the file, with its checksum."""
     content = text.encode()
     return b"%08x %s\n" % (zlib.crc32(content), content)
 
 
 def decode_line(raw_line: bytes) -> bytes | None:
-    """Return the JSON of a line, None if the line is incomplete or damaged."""
+    """Return the JSON of a line. Return None if the line is incomplete or damaged."""
     if len(raw_line) < 10 or not raw_line.endswith(b"\n"):
         return None
     content = raw_line[9:-1]
@@ -79,20 +79,20 @@ def decode_line(raw_line: bytes) -> bytes | None:
 
 
 def read_header(path: Path) -> dict[str, Any]:
-    """Return the JSON of the header. Raises JournalDamaged if there is none of `FORMAT`."""
+    """Return the header as JSON. Raises JournalDamaged if the file has no header of `FORMAT`."""
     with path.open("rb") as file:
         content = decode_line(file.readline())
     # never incomplete, since the file was renamed to its path with the header in it
     header: dict[str, Any] = json.loads(content) if content else {}
     if header.get("journal") != FORMAT:
-        raise damaged_record(path, 1, f"it is not a header of {FORMAT}")
+        raise damaged_record(path, 1, f"the line is not a header of {FORMAT}")
     return header
 
 
 def read_records(path: Path) -> Iterator[tuple[int, bytes, bytes]]:
-    """Yield (line number, line, its JSON) of each complete record.
+    """Yield (line number, line, JSON of the line) for each complete record.
 
-    Skips an incomplete last record. Raises JournalDamaged if an earlier record cannot be read.
+    An incomplete last record is skipped. Raises JournalDamaged if an earlier record cannot be read.
     """
     with path.open("rb") as file:
         for number, raw_line in enumerate(file, start=1):
@@ -122,7 +122,7 @@ def write_error(path: Path, error: OSError) -> JournalFailed:
 
 
 def open_for_reading(path: Path) -> BinaryIO:
-    """Open the file. Raises JournalFailed."""
+    """Open the file for reading. Raises JournalFailed if it cannot be opened."""
     try:
         return path.open("rb")
     except OSError as error:
@@ -132,7 +132,9 @@ def open_for_reading(path: Path) -> BinaryIO:
 
 
 def why_moved(path: Path, descriptor: int) -> str:
-    """Return why `path` no longer leads to the open file; empty if it does."""
+    """Return why `path` no longer leads to the file that is open as `descriptor`. Empty if `path`
+    still leads to it.
+    """
     try:
         there, ours = path.stat(), os.fstat(descriptor)
     except FileNotFoundError:
@@ -153,7 +155,8 @@ def write_all(descriptor: int, record: bytes) -> None:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Replace the file at `path` in one step: after a crash it is the old or the new one.
+    """Replace the file at `path` in one step: after a crash, the old or the new file is there, and
+    it is complete.
 
     Raises OSError.
     """
@@ -177,7 +180,9 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def acquire_lock(path: Path) -> int:
-    """Return an open descriptor that holds the lock. Raises Conflict if another process has it."""
+    """Lock the file at `path`, and return the open descriptor that holds the lock. Raises Conflict
+    if another process holds the lock.
+    """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -194,7 +199,9 @@ def acquire_lock(path: Path) -> int:
 
 
 class DiskReserve:
-    """Disk space allocated beyond the end of a file, for its last records when the disk is full."""
+    """Keeps disk space allocated beyond the end of a file, so that its last records can be written
+    even when the disk is full.
+    """
 
     def __init__(self, least_bytes: int) -> None:
         self._least_bytes = least_bytes
@@ -202,11 +209,11 @@ class DiskReserve:
         self._possible = True  # False on a file system without fallocate(2)
 
     def lacks(self, size: int) -> bool:
-        """Whether less than half of the reserve is left beyond `size` bytes."""
+        """Return whether less than half of the reserve remains beyond `size` bytes."""
         return self._possible and self._up_to - size < self._least_bytes // 2
 
     def refill(self, descriptor: int, size: int) -> None:
-        """Allocate the reserve again if it is used up; does nothing on a full disk."""
+        """Allocate the reserve again if it is used up. Does nothing on a full disk."""
         if not self.lacks(size):
             return
         try:
@@ -217,12 +224,14 @@ class DiskReserve:
         self._up_to = size + self._least_bytes
 
     def reset(self) -> None:
-        """Forget the reserve, since the file was replaced or cut."""
+        """Forget the reserve, because the file was replaced or cut."""
         self._up_to = 0
 
 
 def _fallocate(descriptor: int, mode: int, offset: int, length: int) -> None:
-    """Call fallocate(2), which Python offers without its mode argument only. Raises OSError."""
+    """Call fallocate(2) by ctypes, because Python's os.posix_fallocate has no mode argument. Raises
+    OSError.
+    """
     call: Callable[..., int] = ctypes.CDLL(None, use_errno=True).fallocate
     if call(descriptor, mode, ctypes.c_int64(offset), ctypes.c_int64(length)):
         number = ctypes.get_errno()

@@ -1,8 +1,9 @@
-"""Limits the files of a server: a log above its limit loses its middle, with a notice in its place.
+"""Limits the disk space of a server's files. A log that is too large loses its middle, and a notice
+in the log says so.
 
 The middle is replaced by a hole (fallocate(2), FALLOC_FL_PUNCH_HOLE: ext4, XFS, Btrfs, tmpfs), so
-that the offsets of the server and of the log's readers stay valid. On a file system without holes,
-the log stays complete until the trial exceeds its disk budget and is ended.
+that byte offsets in the log stay valid for the server and for readers. On a file system without
+holes, the log stays complete until the trial exceeds its disk budget and is ended.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ _CHECK_EVERY_S, _CHECKS_PER_FULL_CHECK = 1.0, 5
 async def enforce_limits(
     log_path: Path, budget_bytes: int = ATTEMPT_BYTES, check_every_s: float = _CHECK_EVERY_S
 ) -> str:
-    """Trim a server's logs regularly until the files in its folder exceed the budget.
+    """Trim a server's logs regularly. Run until the files in the folder of `log_path` exceed the
+    budget, or until cancelled.
 
-    Returns a message about that; until then it runs until it is cancelled.
+    Return a message that says how much disk space the files take.
     """
     folder, checks = log_path.parent, 0
     while True:
@@ -46,16 +48,17 @@ async def enforce_limits(
                 await asyncio.to_thread(trim_log, path)
             used = await asyncio.to_thread(used_bytes, folder)
             if used > budget_bytes:
+                used_mib, budget_mib = used >> 20, budget_bytes >> 20
                 return (
-                    f"the files of the trial in {folder} take {used >> 20} MiB of disk space, more "
-                    f"than {budget_bytes >> 20} MiB"
+                    f"the files of the trial in {folder} take {used_mib} MiB of disk space, more "
+                    f"than the limit of {budget_mib} MiB"
                 )
 
 
 def trim_log(path: Path, limit: int = LOG_BYTES) -> int:
     """Drop the middle of a log that takes more than `limit` bytes of disk space.
 
-    Returns how many bytes were dropped. Does not follow symbolic links.
+    Return how many bytes were dropped. A symbolic link is not followed.
     """
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -92,7 +95,9 @@ def read_data_chunks(path: Path) -> Iterator[bytes]:
 
 
 def next_data_offset(descriptor: int, at: int) -> int:
-    """Return the offset of the next data at or after `at`; -1 if there is none."""
+    """Return the offset of the first data at or after the offset `at`. Return -1 if only a hole
+    follows.
+    """
     try:
         return os.lseek(descriptor, at, os.SEEK_DATA)
     except OSError as error:
@@ -104,7 +109,7 @@ def next_data_offset(descriptor: int, at: int) -> int:
 def used_bytes(folder: Path) -> int:
     """Return the disk space in bytes that the files below a folder take.
 
-    Returns more than `ATTEMPT_BYTES` for too many files to count.
+    If there are too many files to count, return more than `ATTEMPT_BYTES`.
     """
     used = 0
     for count, path in enumerate(folder.rglob("*")):

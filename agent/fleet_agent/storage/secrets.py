@@ -35,7 +35,9 @@ V = TypeVar("V")
 
 
 def secrets_file(env: Mapping[str, str]) -> Path:
-    """Return `$BENCHFLEET_SECRETS`, else benchfleet/secrets in the user's configuration folder."""
+    """Return the path of the secrets file: `$BENCHFLEET_SECRETS` if that is set, otherwise
+    benchfleet/secrets in the user's configuration folder.
+    """
     if env.get("BENCHFLEET_SECRETS"):
         return Path(env["BENCHFLEET_SECRETS"])
     config = env.get("XDG_CONFIG_HOME")
@@ -47,7 +49,7 @@ def secrets_file(env: Mapping[str, str]) -> Path:
 
 
 def secret_names(env: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the names of the secrets that an environment refers to, each once."""
+    """Return the names of the secrets that an environment refers to, without duplicates."""
     return tuple(
         dict.fromkeys(
             value.removeprefix(SECRET_SCHEME)
@@ -59,7 +61,7 @@ def secret_names(env: Mapping[str, str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Secrets:
-    """Secrets of one trial by name. `repr` shows neither names nor values."""
+    """Holds the secrets of one trial by name. `repr` shows neither names nor values."""
 
     _values: Mapping[str, str] = field(default_factory=dict, repr=False)
 
@@ -81,16 +83,17 @@ class Secrets:
     def mask(self, value: V) -> V:
         """Return a copy of the value with each secret replaced by `secret://NAME`.
 
-        Takes texts, mappings, lists, tuples and dataclasses of them; other values stay as they are.
+        Masks texts, and texts inside mappings, lists, tuples and dataclasses. Other values stay as
+        they are.
         """
         masked: V = self._masked(value) if self._values else value
         return masked
 
     def mask_file(self, path: Path) -> bool:
-        """Replace the secrets in a file; return whether there were any.
+        """Replace the secrets in a file by `secret://NAME`. Return whether the file had secrets.
 
-        Uses constant memory. If the disk has no room for a second file, overwrites the secrets in
-        place. Raises OSError if they could not be removed.
+        Uses constant memory. If the disk has no room for a second file, the secrets are overwritten
+        in place. Raises OSError if the secrets could not be removed.
         """
         pairs = self._byte_pairs()
         if not pairs or not _contains_any(path, [value for value, _ in pairs]):
@@ -111,7 +114,7 @@ class Secrets:
         return True
 
     def mask_or_remove(self, path: Path) -> bool:
-        """Mask a file, or remove it if that fails; return False if it was removed."""
+        """Mask the secrets in a file. If that fails, remove the file and return False."""
         try:
             self.mask_file(path)
         except OSError as error:
@@ -125,9 +128,9 @@ class Secrets:
         return True
 
     def mask_folder(self, folder: Path, keep: str = ".parquet") -> None:
-        """Mask every file below a folder, except those with the suffix `keep`.
+        """Mask the secrets in every file below a folder, except in files with the suffix `keep`.
 
-        Our own Parquet files contain no text of the server.
+        The excepted Parquet files are written by the agent and contain no text of the server.
         """
         if self._values:
             for path in sorted(folder.rglob("*")):
@@ -151,9 +154,10 @@ class Secrets:
         return value
 
     def _pairs(self) -> list[tuple[str, str]]:
-        """Return (spelling, name) pairs, longest first: a secret may contain another.
+        """Return (spelling, name) pairs, the longest spelling first, because a secret may contain
+        another secret.
 
-        Includes long words of each secret, since a log may show only a part of it.
+        Long words of each secret are included, because a log may show only a piece of the secret.
         """
         found = {
             spelling: name
@@ -208,7 +212,7 @@ def _write_masked(path: Path, fresh: Path, pairs: Sequence[tuple[bytes, bytes]])
 
 
 def _overwrite_secrets(path: Path, values: Sequence[bytes]) -> None:
-    """Overwrite each value with asterisks in place, which needs no disk space."""
+    """Overwrite each value in place with asterisks. This needs no disk space."""
     overlap, at = max(map(len, values)) - 1, 0
     descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
@@ -232,7 +236,7 @@ def _contains_any(path: Path, values: list[bytes]) -> bool:
 
 
 def read_secrets(names: Iterable[str], path: Path) -> Secrets:
-    """Read the secrets with these names from the secrets file.
+    """Read the secrets with the given names from the secrets file.
 
     Raises ConfigError if the file or a secret is missing, or if other users may read the file.
     """
@@ -242,10 +246,10 @@ def read_secrets(names: Iterable[str], path: Path) -> Secrets:
     known = _parse_secrets(_read_private_file(path, wanted), path)
     missing = [name for name in wanted if name not in known]
     if missing:
+        first, names, present = missing[0], ", ".join(missing), ", ".join(sorted(known))
         raise ConfigError(
-            f"the secrets file {path} has no secret {', '.join(missing)}",
-            f"add a line {missing[0]}=VALUE to it"
-            + (f"; it has {', '.join(sorted(known))}" if known else ""),
+            f"the secrets file {path} has no secret {names}",
+            f"add a line {first}=VALUE to this file" + (f"; it has {present}" if known else ""),
         )
     return Secrets({name: known[name] for name in wanted})
 
@@ -253,23 +257,25 @@ def read_secrets(names: Iterable[str], path: Path) -> Secrets:
 def _read_private_file(path: Path, wanted: tuple[str, ...]) -> str:
     """Return the content of a file that only the agent's user may read.
 
-    Owner and mode are checked on the open file, so that it cannot be exchanged in between.
+    Owner and mode are checked on the open file, so that nobody can replace the file between check
+    and reading.
     """
+    name = wanted[0]
     try:
         with path.open("rb") as file:
             _check_private(path, os.fstat(file.fileno()))
             return file.read(_LARGEST_BYTES).decode("utf-8")
     except FileNotFoundError as error:
         message = (
-            f"the job needs the secret {wanted[0]}, but the secrets file {path} does not exist on "
-            "this host"
+            f"the job needs the secret {name}, but the secrets file {path} does not exist on this "
+            "host"
         )
-        hint = f"install -m 600 /dev/null {path}, then add a line {wanted[0]}=VALUE"
+        hint = f"run install -m 600 /dev/null {path}, then add a line {name}=VALUE to that file"
         raise ConfigError(message, hint) from error
     except OSError as error:
         raise ConfigError(
             f"the secrets file {path} cannot be read: {error.strerror}",
-            "check its owner and mode",
+            "check the owner and the mode of the file",
         ) from error
     except UnicodeDecodeError as error:
         raise ConfigError(
@@ -285,9 +291,11 @@ def _check_private(path: Path, status: os.stat_result) -> None:
             "set BENCHFLEET_SECRETS to the path of a regular file",
         )
     user = os.geteuid()
-    if status.st_uid != user:
-        message = f"the secrets file {path} belongs to user {status.st_uid}, not to the agent's"
-        raise ConfigError(f"{message} user {user}", f"chown {user} {path}")
+    if (owner := status.st_uid) != user:
+        message = (
+            f"the secrets file {path} belongs to user {owner}, but the agent runs as user {user}"
+        )
+        raise ConfigError(message, f"chown {user} {path}")
     mode = stat.S_IMODE(status.st_mode)
     if mode & 0o077:
         message = f"the secrets file {path} has mode {mode:04o}, so other users may read it"
@@ -308,7 +316,7 @@ def _parse_secrets(text: str, path: Path) -> dict[str, str]:
         name, value = match.groups()
         if name in known:
             raise ConfigError(
-                f"{path}, line {number}: {name} is defined twice", "remove one of the lines"
+                f"{path}, line {number}: {name} is defined twice", "remove one of the two lines"
             )
         if len(value) < MIN_SECRET_LENGTH:
             raise ConfigError(

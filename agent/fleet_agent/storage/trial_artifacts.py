@@ -1,4 +1,4 @@
-"""The artifacts of a trial: server log, metrics and raw runs, with their digests."""
+"""Collects the artifacts of a trial, with their digests: server logs, metrics, raw data of runs."""
 
 from __future__ import annotations
 
@@ -26,12 +26,14 @@ _MOST_NCCL_LOGS = 256
 
 
 def safe_file_name(name: str) -> str:
-    """Return a workload's name as a file name."""
+    """Return a workload's name with all characters replaced that do not fit into a file name."""
     return re.sub(r"[^A-Za-z0-9._-]+", "_", name)
 
 
 def read_tail(path: Path, limit: int = _TAIL_BYTES) -> str:
-    """Return the last complete lines of a file, at most `limit` bytes; empty without a file."""
+    """Return the last complete lines of a file, at most `limit` bytes. Empty if the file cannot be
+    read.
+    """
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -43,13 +45,17 @@ def read_tail(path: Path, limit: int = _TAIL_BYTES) -> str:
 
 
 def read_last_line(path: Path) -> str:
-    """Return the last line that is not blank, at most 400 characters; empty if there is none."""
+    """Return the last line of a file that is not blank, at most 400 characters. Empty if there is
+    no such line.
+    """
     lines = [line.strip() for line in re.split(r"[\r\n]+", read_tail(path)) if line.strip()]
     return lines[-1][:400] if lines else ""
 
 
 def make_artifact(path: Path, root: Path, sha256: str = "") -> Artifact:
-    """Return the artifact of a file below `root`; computes the digest unless it is given."""
+    """Return the artifact that describes a file below `root`. The digest is computed if it is not
+    given.
+    """
     if not sha256:
         with path.open("rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
@@ -61,8 +67,8 @@ def collect_artifacts(
 ) -> tuple[Artifact, ...]:
     """Return the server's own files as artifacts, with secrets masked.
 
-    Logs are copied first, since the server may still write to them. Raw runs are not included:
-    their RunFinished events name them.
+    Logs are copied first, because the server may still write to them. The raw data of runs is not
+    included, because the RunFinished events name it.
     """
     found = []
     for log, frozen in (
@@ -80,7 +86,9 @@ def collect_artifacts(
 
 
 def _is_plain_file(path: Path) -> bool:
-    """Whether the path is a file and not a link, which the server could point anywhere."""
+    """Return whether the path is a file and not a symbolic link, which the server could point to
+    any file.
+    """
     return path.is_file() and not path.is_symlink()
 
 
@@ -90,9 +98,9 @@ def _copy_log(log: Path, frozen: Path) -> bool:
 
 
 def _write_file(path: Path, content: Iterable[bytes]) -> bool:
-    """Write a complete file; if that fails, remove it, log a warning and return False.
+    """Write a complete file. If that fails, remove the file, log a warning and return False.
 
-    The measurements count without the file.
+    The trial's measurements count even without the file.
     """
     try:
         path.unlink(missing_ok=True)
@@ -107,7 +115,9 @@ def _write_file(path: Path, content: Iterable[bytes]) -> bool:
 
 
 async def save_metrics(url: str, target: Path) -> None:
-    """Save the server's current /metrics; writes no file if the server does not answer."""
+    """Save the server's current /metrics as `target`. Write no file if the server
+    does not answer.
+    """
 
     # EOFError: the answer is cut off; ValueError: it is not HTTP; a timeout is an OSError
     with contextlib.suppress(OSError, EOFError, ValueError):
@@ -118,17 +128,19 @@ async def save_metrics(url: str, target: Path) -> None:
 
 
 def resolve_artifact(root: Path, name: str) -> Path:
-    """Return the file of an artifact.
+    """Return the path of an artifact's file.
 
-    Raises ConfigError if the name leads outside of `root` or to no file, and for a container's
-    environment file.
+    Raises ConfigError if the name leads to a place outside `root` or to no file. Raises ConfigError
+    for the environment file of a container.
     """
     path = root
     # a name that is too long, a NUL, a loop of links
     with contextlib.suppress(OSError, ValueError, RuntimeError):
         path = (root / name).resolve(strict=True)
     if not path.is_relative_to(root.resolve()) or not path.is_file() or path.suffix == ".env":
+        short = name[:300]
         raise ConfigError(
-            f"no artifact {name[:300]!a}", "use a name TRIAL/ATTEMPT/FILE from the trial's events"
+            f"there is no artifact {short!a}",
+            "use a name TRIAL/ATTEMPT/FILE from the trial's events",
         )
     return path

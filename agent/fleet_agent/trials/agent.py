@@ -1,5 +1,5 @@
-"""The trials of one host: accepts them, assigns GPUs, restores them after a restart, streams their
-events.
+"""Manages the trials of one host: accepts trials, assigns GPUs, restores trials after a restart and
+streams their events.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ AttemptKey = tuple[str, int]  # trial id, attempt
 
 @dataclass(frozen=True, slots=True)
 class Pools:
-    """GPUs by kind of engine: real ones, and those that simulated servers claim."""
+    """Holds the real GPUs, and the GPUs that simulated servers claim, as separate pools."""
 
     real: GpuPool
     simulated: GpuPool
 
 
 class Agent:
-    """All trials of this host. Use it only on its event loop."""
+    """Manages all trials of this host. Call its methods only on its event loop."""
 
     def __init__(
         self, folder: Path, journal: Journal, tools: TrialTools, pools: Pools, metrics: AgentMetrics
@@ -77,7 +77,7 @@ class Agent:
 
     @property
     def active(self) -> list[str]:
-        """TRIAL/ATTEMPT of each trial that is not over."""
+        """The trials that are not over, as TRIAL/ATTEMPT."""
         return [f"{trial_id}/{attempt}" for trial_id, attempt in sorted(self._runners)]
 
     @property
@@ -87,8 +87,8 @@ class Agent:
 
     @property
     def activity(self) -> AgentActivity:
-        """What a host check must leave alone: the running trials, and, of the GPUs that the driver
-        shows, those that trials may use and those that they hold.
+        """What a host check must not disturb: the active trials, the GPUs that trials may use, and
+        the GPUs that they hold. Only GPUs that the driver shows are included.
         """
         read = [pool for kind, pool in self._pools.items() if self._tools.host.uses_gpus(kind)]
         gpus = sorted({gpu for pool in read for gpu in pool.gpus})
@@ -99,26 +99,26 @@ class Agent:
 
     @property
     def unreleased_attempts(self) -> list[str]:
-        """TRIAL/ATTEMPT that are over and whose files the controller has not released yet."""
+        """The ended attempts, as TRIAL/ATTEMPT, that the controller has not released yet."""
         return self._retention.unreleased(frozenset(self._runners))
 
     @property
     def free_bytes(self) -> int:
-        """Free bytes on the disk that holds its state."""
+        """The number of free bytes on the disk that holds the agent's state."""
         return self._state.free_bytes
 
     @property
     def takes_no_trials(self) -> str:
-        """Why no new trial may begin here now; empty if one may."""
+        """The reason why no new trial may begin on this host now. Empty if a trial may begin."""
         return self._state.shortage
 
     async def run(self, stopping: asyncio.Event) -> None:
-        """Restore what the journal holds, then serve until `stopping` is set; then end the running
-        trials, which count as failed, and wait until they have ended.
+        """Restore the trials of the journal, then run trials until `stopping` is set. Then end the
+        active trials, which count as failed, and wait until they have ended.
 
-        Raises JournalFailed if nothing can be journalled any more, because only a new process can
-        reopen the journal. If the journal's files are gone, the running trials are ended first: the
-        new process would not know about them.
+        Raises JournalFailed if the journal accepts no more records, because only a new process can
+        open it again. If the journal's files are gone, the active trials are ended first: the new
+        process would not know about them.
         """
         await end_earlier(self._load_folder)
         await self.load_parts.end_leftovers()
@@ -159,46 +159,48 @@ class Agent:
         self._notify_watchers()  # their streams end
 
     async def accept_epoch(self, epoch: ControllerEpoch) -> None:
-        """Accept orders from this epoch, and from now on none from an older one. Raises Conflict,
-        JournalFailed.
+        """Obey orders with this epoch, and from now on refuse orders with an older epoch. Raises
+        Conflict if the epoch must not be obeyed. Raises JournalFailed if it cannot be recorded.
         """
         if await self._journal_thread.run(lambda: self._fencing.accept_epoch(epoch)):
             self._notify_watchers()  # the replaced controller's streams end
 
     def release(self, trial_id: str, attempt: int) -> None:
-        """Mark the files of an attempt as deletable: the controller has its end and all
-        its files.
+        """Allow that the files of an ended attempt are deleted, because the controller has stored
+        all of them.
         """
         if (trial_id, attempt) not in self._runners:
             self._retention.release(trial_id, attempt)
 
     def knows(self, trial_id: str, attempt: int) -> bool:
-        """Return whether this attempt was accepted before; it may be over."""
+        """Return whether this attempt was accepted before. It may be over."""
         return (trial_id, attempt) in self._runners or self._journal.knows(trial_id, attempt)
 
     def start(self, spec: TrialSpec) -> bool:
         """Accept a trial. Return True if this trial and attempt was accepted before.
 
-        Raises Superseded if a newer attempt is known; Conflict while an older one ends, its GPUs
-        are taken or the disk is full; ConfigError for an engine that this host lacks.
+        Raises Superseded if a newer attempt is known. Raises Conflict while an older attempt ends,
+        the GPUs are taken or the disk is full. Raises ConfigError if this host lacks the engine.
         """
         if self.knows(spec.trial_id, spec.attempt):
             return True
         self._fence_attempt(spec)
         if missing := self.takes_no_trials:
             raise Conflict(
-                f"this host takes no new trials: {missing}", "free disk space; the trial waits"
+                f"this host takes no new trials: {missing}",
+                "free disk space on this host; the trial waits until then",
             )
         if spec.engine.kind not in self._tools.engines:
+            engine = spec.engine.kind.name.lower()
             raise ConfigError(
-                f"trial {spec.trial_id}: no engine {spec.engine.kind.name.lower()} on this host",
+                f"trial {spec.trial_id}: the agent on this host does not know the engine {engine}",
                 "update the agent on this host",
             )
         if spec.engine.kind is EngineKind.SIMULATED and not self._pools[spec.engine.kind].gpus:
             raise ConfigError(
                 f"trial {spec.trial_id}: this host runs no simulated servers",
-                "set simulated_gpus for it in the fleet file and run `fleetctl deploy`, or install"
-                " benchfleet[simulator] next to its agent",
+                "set simulated_gpus for this host in the fleet file and run `fleetctl deploy`, or"
+                " install benchfleet[simulator] next to the agent",
             )
         try:
             self._launch_runner(new_trial(spec), self._claim_gpus(spec), ev.TrialAccepted(spec))
@@ -208,15 +210,16 @@ class Agent:
         return False
 
     def cancel(self, trial_id: str, attempt: int, reason: str) -> bool:
-        """Ask a trial to end. Return False if it is not active."""
+        """Ask a trial to end. Return False if the trial is not active."""
         runner = self._runners.get((trial_id, attempt))
         if runner is not None:
             runner.cancel(reason or "cancelled")
         return runner is not None
 
     async def events(self, after_sequence: int, epoch: ControllerEpoch) -> AsyncIterator[ev.Event]:
-        """Yield each event after that sequence number, then new ones until cancelled. Raises
-        Conflict once another controller has taken over, JournalFailed if the journal is lost.
+        """Yield the events after that sequence number, then wait for new events until cancelled.
+        Raises Conflict once another controller has taken over. Raises JournalFailed if the
+        journal's files are lost.
         """
         self.watchers += 1
         try:
@@ -242,13 +245,13 @@ class Agent:
         return list(self._journal.events(after_sequence))
 
     async def acknowledge(self, up_to_sequence: int) -> None:
-        """Record that the controller has stored all events up to that sequence number."""
+        """Record up to which sequence number the controller has stored all events."""
         await self._journal_thread.run(lambda: self._journal.acknowledge(up_to_sequence))
 
     def _fence_attempt(self, spec: TrialSpec) -> None:
-        """Make sure that this attempt is the newest and that no older one runs.
+        """Check that this attempt is the newest and that no older attempt runs.
 
-        Raises Superseded if a newer attempt is known. Older attempts are asked to end; raises
+        Raises Superseded if a newer attempt is known. Asks older attempts to end, and raises
         Conflict until they have ended.
         """
         active = [attempt for trial_id, attempt in self._runners if trial_id == spec.trial_id]
@@ -283,10 +286,8 @@ class Agent:
         first: ev.Body,
     ) -> EffectHandlers:
         if self._tasks is None or self._is_ending:
-            raise Conflict(
-                f"the agent is {'stopping' if self._is_ending else 'starting'}",
-                "the controller tries again soon",
-            )
+            state = "stopping" if self._is_ending else "starting"
+            raise Conflict(f"the agent is {state}", "the controller tries again soon")
         spec, key = trial.spec, trial.key
         try:
             folder = self._retention.create_folder(*key)
@@ -351,8 +352,8 @@ class Agent:
         self._changed = asyncio.Event()
 
     def _restore(self) -> None:
-        """End what an earlier process of this agent left unfinished; its servers are found by their
-        recorded sessions.
+        """End the trials that an earlier process of this agent has not ended. Their servers are
+        found by the Linux sessions in the journal.
         """
         histories: dict[AttemptKey, list[ev.Event]] = {}
         for event in self._journal.events(0):
@@ -365,7 +366,9 @@ class Agent:
         trial = replay(history)
         spec = trial.spec
         log.warning(
-            "trial %s attempt %s was left unfinished: ending it", spec.trial_id, spec.attempt
+            "trial %s attempt %s had not ended when the agent stopped: ending it now",
+            spec.trial_id,
+            spec.attempt,
         )
         message = "the agent was restarted while the trial ran"
         handlers = self._launch_runner(trial, self._claim_gpus(spec), ev.AgentRestarted(message))
@@ -375,8 +378,8 @@ class Agent:
 
 
 def _recorded_launch(history: list[ev.Event]) -> ev.ServerLaunched | None:
-    """Return the newest launch of a trial. None if it was ordered but its process was not recorded:
-    then the launch token finds it.
+    """Return the newest launch of a trial. Return None if that launch was ordered but its process
+    was not recorded. Such a process is found by its launch token.
     """
     newest = next(
         (

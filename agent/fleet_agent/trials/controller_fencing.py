@@ -1,5 +1,5 @@
-"""Which controller this agent follows: checks each epoch that a controller presents and records the
-newest in the journal.
+"""Decides which controller this agent obeys: checks each epoch that a controller presents, and
+records the newest epoch in the journal.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ log = logging.getLogger(__name__)
 
 
 class ControllerFencing:
-    """The current controller. `active` returns TRIAL/ATTEMPT of the trials that run here."""
+    """Holds which controller the agent obeys. `active` returns the trials that are not over, as
+    TRIAL/ATTEMPT.
+    """
 
     def __init__(
         self,
@@ -37,10 +39,11 @@ class ControllerFencing:
         self._no_stream_since_s = time.monotonic()
 
     def accept_epoch(self, presented: ControllerEpoch) -> bool:
-        """Check an epoch; if it is newer, record it and return True. Writes to disk: call it on the
-        journal's thread.
+        """Check an epoch that a controller presents. If it is new, record it and return True. This
+        writes to disk: call it on the journal's thread.
 
-        Raises Conflict if orders from it must not be obeyed, JournalFailed.
+        Raises Conflict if orders with this epoch must not be obeyed. Raises JournalFailed if the
+        epoch cannot be recorded.
         """
         held = self._journal.epoch
         away_s = time.monotonic() - self._no_stream_since_s
@@ -58,7 +61,7 @@ class ControllerFencing:
             return False
         self._journal.record_epoch(presented)
         log.info(
-            "this agent now follows controller %s, start %d",
+            "this agent now obeys controller %s with epoch %d",
             presented.controller_id[:8],
             presented.epoch,
         )
@@ -76,8 +79,8 @@ class ControllerFencing:
 
     @contextmanager
     def count_stream(self, presented: ControllerEpoch) -> Iterator[None]:
-        """Count an event stream to the holder of this epoch within the context. A read-only
-        observer does not count.
+        """Count an event stream to a controller for as long as the context is open. A stream to a
+        read-only observer, which presents no epoch, does not count.
         """
         if not names_controller(presented):
             yield

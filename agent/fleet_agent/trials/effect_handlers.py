@@ -1,4 +1,4 @@
-"""Carries out the effects of one trial; each ends in exactly one event body."""
+"""Carries out the effects of one trial. Each effect ends with exactly one event."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fleet_protos.workload_rules import file_refs, load_of
 
 
 class EffectHandlers:
-    """Carries out the effects of one trial, those on its server through `server`."""
+    """Carries out the effects of one trial. Effects on the trial's server go through `server`."""
 
     def __init__(
         self, spec: TrialSpec, tools: TrialTools, gpus: tuple[int, ...], folder: Path
@@ -43,8 +43,8 @@ class EffectHandlers:
         self._levels: dict[str, tuple[float, ...]] = {}
 
     async def prove(self) -> ev.Body:
-        """Prove the configuration with `TrialServer.prove`; its flags are added to each
-        later run.
+        """Prove the configuration with `TrialServer.prove`. The flags of the proof are added to
+        each later run.
         """
         proved = await self.server.prove()
         if isinstance(proved, ev.ConfigurationProved):
@@ -56,14 +56,15 @@ class EffectHandlers:
         return proved
 
     async def hold(self, deadline_s: float) -> ev.Body:
-        """Hold this host's part of a server until it is cancelled because the lead has finished;
-        return ServerFailed if that has not happened by `deadline_s` (monotonic seconds).
+        """Keep a gang member running until this call is cancelled, which happens when the lead has
+        finished. Return ServerFailed if the lead has not finished by `deadline_s` (monotonic
+        seconds).
         """
-        limit_s = max(0.0, deadline_s - time.monotonic())
+        limit_s, rank = max(0.0, deadline_s - time.monotonic()), self._spec.engine.gang.rank
         await asyncio.sleep(limit_s)
         message = (
-            f"rank {self._spec.engine.gang.rank} was not released within its hold limit of "
-            f"{limit_s:.0f} s; the lead should have finished by then"
+            f"rank {rank} was not released within its hold limit of {limit_s:.0f} s; "
+            "the lead should have finished by then"
         )
         return ev.ServerFailed(
             ErrorKind.SERVER_UNHEALTHY,
@@ -73,7 +74,9 @@ class EffectHandlers:
         )
 
     async def warm_up(self, workload: Workload) -> ev.Body:
-        """Return WarmedUp with the rate seen, which never counts in a result, or LoadFailed."""
+        """Send the warm-up of a workload. Return WarmedUp with the rate that was seen, which never
+        counts in a result. Return LoadFailed if the load could not be sent.
+        """
         requests = self._spec.measure.warmup_requests or max(1, workload.concurrency)
         try:
             reply = await self._tools.load.warm(
@@ -86,11 +89,11 @@ class EffectHandlers:
     async def measure(
         self, workload: Workload, index: int, earlier_runs: Sequence[SearchRun] = ()
     ) -> ev.Body:
-        """Return RunFinished with metrics, gates and the digest of the raw data, or LoadFailed if
-        our own measuring broke.
+        """Measure one run. Return RunFinished with metrics, gates and the digest of the raw data.
+        Return LoadFailed if the load could not be sent or its data could not be kept.
 
-        In a search, `workload` is the one for a single load, and `earlier_runs` are the search's
-        runs so far.
+        In a search, `workload` is set to the load of this run, and `earlier_runs` are the runs of
+        the search so far.
         """
         request = self._load_request(workload, index, earlier_runs)
         try:
@@ -130,8 +133,8 @@ class EffectHandlers:
         return ev.RunFinished(self._with_warm_up_runs(run, workload))
 
     def _with_warm_up_runs(self, run: RunResult, workload: Workload) -> RunResult:
-        """Return the run with what it shows about earlier ones: how many were warm-up, and a gate
-        if the launch never became steady.
+        """Return the run with two things added: how many runs of this launch were warm-up, and a
+        gate if the launch never became steady.
         """
         if rate_of(run) is None:
             return run
@@ -188,7 +191,9 @@ class EffectHandlers:
         )
 
     async def collect(self) -> ev.Body:
-        """Return EvidenceCollected with what could be read; a dead server still has a log."""
+        """Save the server's metrics and logs. Return EvidenceCollected with the artifacts that
+        could be read. A server that has ended still has its log.
+        """
         await self.server.wait_death_reported()
         if self.server.is_observable:
             await trial_artifacts.save_metrics(self.server.url, self._folder / "metrics.txt")

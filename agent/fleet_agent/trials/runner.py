@@ -1,5 +1,5 @@
-"""The course of one trial: passes events to the trial machine, journals them, then carries out the
-effects that it returns.
+"""Runs one trial: passes its events to the state machine, journals them, and carries out the
+effects that the state machine returns.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ RecordEvent = Callable[[ev.Body, AgentTrial, int], Awaitable[ev.Event]]
 
 @dataclass(slots=True)
 class _Inbox:
-    """Events that happened and were not processed yet: (body, sequence of its cause)."""
+    """Holds the events that were not processed yet, as (body, sequence number of the event that
+    caused it).
+    """
 
     queue: asyncio.Queue[tuple[ev.Body, int]] = field(default_factory=asyncio.Queue)
 
@@ -40,7 +42,7 @@ class _Inbox:
 
 
 class TrialRunner:
-    """Runs one trial from `TrialAccepted` to `TrialOver`; the only owner of its state."""
+    """Runs one trial from TrialAccepted to TrialOver. Nothing else changes the trial's state."""
 
     def __init__(
         self,
@@ -56,24 +58,24 @@ class TrialRunner:
 
     @property
     def spec(self) -> TrialSpec:
-        """What the trial runs."""
+        """The specification of the trial."""
         return self.trial.spec
 
     def cancel(self, reason: str) -> None:
-        """Ask the trial to end; harmless if it is over."""
+        """Ask the trial to end. Does nothing if the trial is over."""
         self._inbox.put(ev.CancelRequested(reason))
 
     async def interrupt(self, reason: str) -> None:
-        """End the trial because the agent stops: the trial has failed, and the controller retries
-        it.
+        """End the trial because the agent stops. The trial counts as failed, and the controller
+        retries it.
         """
         # a process that is being started must be recorded first
         await self._handlers.server.wait_launch_settled()
         self._inbox.put(ev.AgentRestarted(reason))
 
     async def run(self, first: ev.Body) -> None:
-        """Run the trial from `first` (TrialAccepted, or AgentRestarted for a trial found in the
-        journal) to its end; never raises.
+        """Run the trial to its end. Never raises. `first` is TrialAccepted, or AgentRestarted for a
+        trial that was found in the journal.
         """
         self._inbox.put(first)
         try:
@@ -84,7 +86,10 @@ class TrialRunner:
         except* Exception as broken:
             # a top loop: whatever broke, the server must end and the trial must report it
             log.exception(
-                "trial %s attempt %s broke", self.spec.trial_id, self.spec.attempt, exc_info=broken
+                "trial %s attempt %s failed with an unexpected exception",
+                self.spec.trial_id,
+                self.spec.attempt,
+                exc_info=broken,
             )
             await self._close_after_bug(first_error(broken))
 
@@ -92,7 +97,7 @@ class TrialRunner:
         # mask and limit the event before it reaches journal or watchers
         body = limit_event_size(self._handlers.server.secrets.mask(body))
         if not accepts(self.trial, body):
-            log.info("trial %s: dropped a late %s", self.spec.trial_id, type(body).__name__)
+            log.info("trial %s: ignored the late event %s", self.spec.trial_id, type(body).__name__)
             return
         self.trial, orders = step(self.trial, body, time.monotonic())
         event = await self._record(body, self.trial, cause)
@@ -105,8 +110,8 @@ class TrialRunner:
                 self._in_flight = tasks.create_task(self._carry_out(order, event.sequence))
 
     async def _cancel_effect_in_flight(self) -> None:
-        """Cancel the effect in flight, whose event no longer counts. A launch is never interrupted:
-        its process must be recorded.
+        """Cancel the effect in flight, because its event no longer counts. A launch is never
+        interrupted, because its process must be recorded.
         """
         task, self._in_flight = self._in_flight, None
         if task is None or task is asyncio.current_task() or task.done():
@@ -137,8 +142,8 @@ class TrialRunner:
         return table[type(order)](order)
 
     async def _close_after_bug(self, reason: BaseException) -> None:
-        """Stop the server by its recorded session and close the trial as a fault of our own: the
-        last resort after a broken effect.
+        """Stop the server and close the trial, with a bug as the reason. This is the last resort
+        after an effect raised an exception that nobody expected.
         """
         with contextlib.suppress(FleetError, OSError):
             await self._handlers.server.stop()
@@ -151,10 +156,10 @@ class TrialRunner:
             )
 
     async def _journal_trial_over(self, over: ev.TrialOver) -> None:
-        """Journal the end as soon as the journal accepts it. Until then the controller does not
-        learn of it, and nothing else may run on these GPUs.
+        """Journal the end of the trial as soon as the journal accepts it. Until then, the
+        controller does not know that the trial has ended, and no other trial may use its GPUs.
 
-        If the agent stops before, the next agent process finds the trial unfinished and ends it.
+        If the agent stops before that, its next process finds the trial unfinished and ends it.
         """
         last_message = ""
         while not _is_cancelling():
@@ -164,7 +169,7 @@ class TrialRunner:
             except FleetError as error:
                 if error.message != last_message:
                     log.error(
-                        "trial %s: its end cannot be journalled: %s",
+                        "trial %s: the end of the trial cannot be journalled: %s",
                         self.spec.trial_id,
                         error.message,
                     )
@@ -177,8 +182,8 @@ class TrialRunner:
 
 
 def _is_cancelling() -> bool:
-    """Return whether the agent is stopping. A task group that broke before may have swallowed the
-    cancel itself (Python 3.11 and 3.12).
+    """Return whether the agent is stopping. The task's cancel count is read, because a task group
+    that failed before may have swallowed the cancellation (Python 3.11 and 3.12).
     """
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

@@ -1,5 +1,5 @@
-"""Watches the agent's state folder: free disk space, the journal's health, and whether its files
-still exist.
+"""Watches the agent's state folder: how much disk space is free, and whether the journal can be
+written and its files still exist.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ _DISK_CHECK_S = 2.0
 
 
 class JournalThread:
-    """The one thread that reads and writes the journal, so that disk waits never block the loop."""
+    """Runs all reading and writing of the journal in one thread, so that a slow disk never blocks
+    the event loop.
+    """
 
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="journal")
@@ -33,7 +35,7 @@ class JournalThread:
 
 
 class StateWatch:
-    """The condition of the state folder `folder`."""
+    """Watches the agent's state folder `folder` and the journal in it."""
 
     def __init__(
         self,
@@ -51,12 +53,12 @@ class StateWatch:
 
     @property
     def free_bytes(self) -> int:
-        """Free bytes on the disk of the state folder."""
+        """The number of free bytes on the disk of the state folder."""
         return self._disk_space.free_bytes()
 
     @property
     def shortage(self) -> str:
-        """Why no new trial may begin here now; empty if one may."""
+        """The reason why no new trial may begin on this host now. Empty if a trial may begin."""
         full = (
             "the disk is full: the end of a trial might not be journalled"
             if self._journal.lacks_reserve
@@ -65,8 +67,8 @@ class StateWatch:
         return self._disk_space.shortage() or full
 
     async def free_disk_space(self) -> None:
-        """Run until cancelled: while the disk is full, delete files that the controller has too,
-        and restore the journal's reserve as soon as there is space.
+        """Watch the disk until cancelled. While it is full, delete files that the controller has
+        stored too, and restore the journal's reserve as soon as there is space.
         """
         while True:
             if self.shortage:
@@ -75,7 +77,9 @@ class StateWatch:
             await asyncio.sleep(_DISK_CHECK_S)
 
     def report_journal_failure(self) -> None:
-        """Check, after a write to the journal failed, whether it accepts any further records."""
+        """Check whether the journal accepts further records. Call this after a write to the journal
+        has failed.
+        """
         if self._journal.is_broken:
             self._journal_broken.set()
 
@@ -83,13 +87,14 @@ class StateWatch:
         """Wait until the journal accepts no more records, then raise JournalFailed."""
         await self._journal_broken.wait()
         raise JournalFailed(
-            "the journal accepts no more records: this agent stops, and the next one reopens it",
+            "the journal accepts no more records: this agent stops, and its next process opens the "
+            "journal again",
             "check the disk of the agent's state folder",
         )
 
     async def wait_until_lost(self) -> None:
-        """Wait until files of the journal no longer exist. What is written from then on is lost and
-        cannot be read again.
+        """Wait until a file of the journal no longer exists. Records that are written from then on
+        are lost.
         """
         while not self.loss:
             await asyncio.sleep(_DISK_CHECK_S)
@@ -97,11 +102,11 @@ class StateWatch:
         log.error("%s: this agent ends its trials and stops", self.loss)
 
     def raise_if_lost(self) -> None:
-        """Raise JournalFailed if files of the journal no longer exist."""
+        """Raise JournalFailed if a file of the journal no longer exists."""
         if self.loss:
             raise JournalFailed(
-                f"{self.loss} while the agent ran: it stops, and the next one starts with the "
-                "files that exist then",
+                f"{self.loss} while the agent ran: the agent stops, and its next process starts "
+                "with the files that exist then",
                 "keep other programs away from the agent's state folder; events that the "
-                "controller had not stored are lost, and it retries their trials",
+                "controller had not stored are lost, and the controller retries their trials",
             )

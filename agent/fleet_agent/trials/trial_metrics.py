@@ -1,4 +1,4 @@
-"""The agent's Prometheus metrics: its trials by phase and outcome, and the last run of
+"""Provides the agent's Prometheus metrics: its trials by phase and outcome, and the last run of
 each series.
 """
 
@@ -10,7 +10,9 @@ from fleet_protos.trial_types import TrialSpec
 
 
 class AgentMetrics:
-    """Counts what the journal records; serves it if an (address, port) is given."""
+    """Updates the metrics with each journalled event. Serves them if `endpoint`, an (address,
+    port), is given.
+    """
 
     def __init__(self, host: str, endpoint: tuple[str, int] | None = None) -> None:
         self._host = host
@@ -19,7 +21,7 @@ class AgentMetrics:
             self.series.serve(endpoint[1], endpoint[0])
 
     def record(self, event: ev.Event, spec: TrialSpec) -> None:
-        """Count one journalled event."""
+        """Update the metrics with one journalled event."""
         key, outcome = (
             f"{spec.trial_id}/{spec.attempt}",
             event.body.outcome if isinstance(event.body, ev.TrialOver) else None,
