@@ -280,7 +280,7 @@ def test_show_tells_what_there_is_and_what_was_revoked(net: TrustedFleet) -> Non
         (["hosts", "revoke"], "needs the name of a host"),
         (["hosts", "revoke", "nobody"], "no certificate was issued to host nobody"),
         (["trust", "rotate", "nobody"], "no certificate was issued to host nobody"),
-        (["trust", "show", "--trust", "nowhere"], "there is no authority in"),
+        (["trust", "show", "--trust", "nowhere"], "there is no certificate authority in"),
     ],
 )
 def test_a_users_mistake_is_told_without_a_traceback(

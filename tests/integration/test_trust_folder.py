@@ -319,7 +319,7 @@ def test_what_is_installed_is_kept_until_there_is_a_reason_to_replace_it(
     assert authority.renewal_reason("gpu01", "", now_s) == "it has none"
     assert (
         authority.renewal_reason("gpu02", mark, now_s)
-        == "it is not one that this authority issued to the host"
+        == "this authority did not issue it to the host"
     )
     assert (
         authority.renewal_reason("gpu01", mark, now_s + 365 * 86400 - RENEW_BEFORE_S + 60)

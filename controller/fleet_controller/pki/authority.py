@@ -2,14 +2,12 @@
 
 The files of a trust folder:
 
-    ca.crt              the trusted authorities, the issuing one first (two while the authority is
-                        being replaced)
-    ca.key              the key of the issuing authority
+    ca.crt              the trusted authorities; two while the authority is being replaced
+    ca.key              the key of the issuing authority, the first in ca.crt
     controller.*        certificate and key of the controller
     user.*              certificate and key of the user of this machine
     *.next              a key and certificate that are not in place yet
-    agents/HOST.crt     the certificates by which the controller knows a host's agent: issued to it
-                        and not revoked
+    agents/HOST.crt     the certificates that the controller accepts from the host's agent
     issued.json         all issued certificates
     revoked.json        all revoked certificates
 
@@ -40,9 +38,8 @@ _PINS = 4
 
 
 class Authority:
-    """The authority of an existing trust folder.
-
-    All calls raise ConfigError, which names the file, if a file is damaged or readable by others.
+    """The certificate authority of an existing trust folder. All calls raise ConfigError, which
+    names the file, if a file is damaged or readable by other users.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -51,11 +48,13 @@ class Authority:
 
     @classmethod
     def open(cls, folder: Path) -> Authority:
-        """Open a trust folder and check it. Raises ConfigError if it is missing or damaged."""
+        """Open a trust folder and check its files. Raises ConfigError if the folder is missing or
+        damaged.
+        """
         authority = cls(folder)
         if not (folder / "ca.crt").exists():
             raise ConfigError(
-                f"there is no authority in {folder}",
+                f"there is no certificate authority in {folder}",
                 "`fleetctl init` creates one; --trust DIR names another folder",
             )
         if authority._files.has_unfinished_replacement():
@@ -69,15 +68,15 @@ class Authority:
     # Queries
 
     def trusted_authorities(self) -> tuple[Certificate, ...]:
-        """Return the trusted authorities, the newest first."""
+        """Return the certificates of the trusted authorities, the newest first."""
         return self._files.trusted_authorities()
 
     def authorities_pem(self) -> bytes:
-        """Return the trusted authorities as PEM, for a host or a user."""
+        """Return the certificates of the trusted authorities as PEM, for a host or a user."""
         return self._files.authorities_pem()
 
     def ledger(self) -> IssuedCertificates:
-        """Return every issued certificate that has not expired long ago."""
+        """Return every issued certificate, without those that expired long ago."""
         return self._files.ledger()
 
     def revoked(self) -> tuple[Revocation, ...]:
@@ -85,12 +84,12 @@ class Authority:
         return self._files.revoked()
 
     def revoked_text(self) -> str:
-        """Return the revocation list as the text of a file for a host."""
+        """Return the text of the file with all revocations, which is sent to hosts."""
         return revocations_json(self.revoked())
 
     def expiring(self, now_unix_s: float) -> tuple[ExpiringCertificate, ...]:
-        """Return the newest certificate of each party that is not revoked, the next to expire
-        first.
+        """Return the newest certificate of each party and of the authority, sorted by expiry time.
+        Revoked certificates are left out.
         """
         gone = {entry.fingerprint for entry in self.revoked()}
         parties = [
@@ -107,7 +106,7 @@ class Authority:
         )
 
     def controller_files(self) -> TlsFiles:
-        """Return the controller's TLS files for its gateway and for connections without a host."""
+        """Return the controller's TLS files that are not specific to one host."""
         return self._files.pair_files("controller")
 
     def user_files(self) -> TlsFiles:
@@ -115,10 +114,10 @@ class Authority:
         return self._files.pair_files("user")
 
     def agent_files(self, host: str) -> TlsFiles:
-        """Return the controller's TLS files for its connection to one host.
+        """Return the controller's TLS files for its connection to one host. These files trust only
+        certificates that were issued to this host and not revoked.
 
-        They trust only the certificates issued to that host and not revoked, so another key of the
-        fleet cannot pass for it. Raises ConfigError if none was issued or all are revoked.
+        Raises ConfigError if no certificate was issued to the host or all are revoked.
         """
         pins = self._files.pinned_path(host)
         if not pins.exists():
@@ -137,15 +136,17 @@ class Authority:
         )
 
     def renewal_reason(self, host: str, fingerprint: str, now_unix_s: float) -> str:
-        """Return why the certificate on a host must be replaced; empty if it is good.
+        """Return why the certificate on a host must be replaced. Return an empty text if it need
+        not be.
 
-        `fingerprint`: SHA-256 of its DER in hex; empty if the host has no certificate.
+        `fingerprint` is the SHA-256 of the certificate's DER in hex. It is empty if the host has no
+        certificate.
         """
         if not fingerprint:
             return "it has none"
         entry = self._entry(host, fingerprint)
         if entry is None:
-            return "it is not one that this authority issued to the host"
+            return "this authority did not issue it to the host"
         issuing = self._files.issuing_certificate().fingerprint
         reasons = (
             (any(gone.fingerprint == fingerprint for gone in self.revoked()), "it is revoked"),
@@ -156,7 +157,7 @@ class Authority:
         return next((reason for holds, reason in reasons if holds), "")
 
     def hosts_to_redeploy(self) -> tuple[str, ...]:
-        """Return the hosts that were not yet seen with a certificate of the issuing authority."""
+        """Return the hosts that are not yet known to use a certificate of the issuing authority."""
         issuing = self._files.issuing_certificate().fingerprint
         gone = {entry.fingerprint for entry in self.revoked()}
         agents = [
@@ -167,15 +168,16 @@ class Authority:
 
     @property
     def is_being_replaced(self) -> bool:
-        """Whether two authorities are trusted."""
+        """Return whether the authority is being replaced, so that an old and a new authority are
+        trusted.
+        """
         return len(self.trusted_authorities()) > 1
 
     # Changes
 
     def issue_agent(self, host: str, addresses: Iterable[str] = ()) -> CertificateAndKey:
-        """Issue a certificate for a host's agent. The key is not stored here.
-
-        Raises ConfigError for a name that cannot be in a certificate.
+        """Issue a certificate for a host's agent. The key is not stored here. Raises ConfigError
+        for a name that is not allowed in a certificate.
         """
         check_name(host)
         with self._files.lock():
@@ -192,16 +194,16 @@ class Authority:
         return issued
 
     def mark_installed(self, host: str, fingerprint: str) -> None:
-        """Record that the host's agent uses this certificate; earlier ones are no longer trusted.
-
-        Raises NotFound if it was not issued to that host.
+        """Record that the host's agent uses this certificate. The host's earlier certificates are
+        no longer trusted. Raises NotFound if the certificate was not issued to this host.
         """
         with self._files.lock():
             self._require_issued(Role.AGENT, host)
             entry = self._entry(host, fingerprint)
             if entry is None:
+                short_fingerprint = fingerprint[:12]
                 raise NotFound(
-                    f"the certificate {fingerprint[:12]} was not issued to host {host}",
+                    f"the certificate {short_fingerprint} was not issued to host {host}",
                     f"`fleetctl deploy {host}` issues a new one",
                 )
             if not entry.installed:
@@ -218,10 +220,10 @@ class Authority:
             return self._issue(Role.USER, name, f"{name}.user.benchfleet")
 
     def renew_controller(self) -> None:
-        """Replace the controller's key and certificate. A running controller uses them from its
-        next connection on.
+        """Replace the controller's key and certificate. A running controller uses the new files
+        from its next connection on.
 
-        Raises Conflict while the authority is being replaced: hosts that know only the old
+        Raises Conflict while the authority is being replaced, because hosts that know only the old
         authority would refuse the new certificate.
         """
         with self._files.lock():
@@ -240,9 +242,8 @@ class Authority:
             self._files.write_ledger(self.ledger().with_renewal_requested(Role.AGENT, host))
 
     def revoke(self, host: str, reason: str = "") -> int:
-        """Revoke all certificates of a host; return how many were not revoked before.
-
-        Raises NotFound if none was issued to it.
+        """Revoke all certificates of a host. Return how many were not revoked before. Raises
+        NotFound if no certificate was issued to the host.
         """
         with self._files.lock():
             known = self._require_issued(Role.AGENT, host)
@@ -252,16 +253,15 @@ class Authority:
             return self._revoke(known, reason)
 
     def revoke_user(self, name: str, reason: str = "") -> int:
-        """Revoke all certificates of a user; return how many were not revoked before.
-
-        Raises NotFound if none was issued to that user.
+        """Revoke all certificates of a user. Return how many were not revoked before. Raises
+        NotFound if no certificate was issued to the user.
         """
         with self._files.lock():
             return self._revoke(self._require_issued(Role.USER, name), reason)
 
     def revoke_controller(self, reason: str = "") -> int:
-        """Revoke all certificates of the controller and issue a new one; return how many were not
-        revoked before. A host learns of it at its next deploy.
+        """Revoke all certificates of the controller and issue a new one. Return how many were not
+        revoked before. A host learns of the revocation at its next deploy.
         """
         with self._files.lock():
             self._refuse_while_replacing()
@@ -270,9 +270,8 @@ class Authority:
             return self._revoke(before, reason)
 
     def begin_replacing(self) -> None:
-        """Create a new authority, which issues from now on; the old one stays trusted.
-
-        Raises Conflict if a replacement has begun already.
+        """Create a new authority, which issues all certificates from now on. The old authority
+        stays trusted. Raises Conflict if a replacement has begun already.
         """
         from fleet_controller.pki.certificate_builder import make_authority
 
@@ -290,8 +289,7 @@ class Authority:
             self._files.write_authority_key(new.key_pem)
 
     def finish_replacing(self, user: str) -> None:
-        """Drop the old authority and renew the certificates of the controller and of `user`.
-
+        """Drop the old authority, and renew the certificates of the controller and of `user`.
         Raises Conflict if hosts still have to be deployed, or if no replacement has begun.
         """
         with self._files.lock():
@@ -302,10 +300,11 @@ class Authority:
                     "`fleetctl trust rotate --authority` begins a replacement",
                 )
             if waiting := self.hosts_to_redeploy():
+                listed, words = ", ".join(waiting), " ".join(waiting)
                 raise Conflict(
-                    f"hosts with a certificate of the old authority: {', '.join(waiting)}",
-                    f"run `fleetctl deploy {' '.join(waiting)}`, "
-                    "or `fleetctl hosts revoke` for one that is gone",
+                    f"these hosts still have a certificate of the old authority: {listed}",
+                    f"run `fleetctl deploy {words}`, "
+                    "or `fleetctl hosts revoke HOST` for a host that is gone",
                 )
             self._replace_controller()
             self._replace_user(user)
@@ -358,7 +357,7 @@ class Authority:
         if self.is_being_replaced:
             raise Conflict(
                 "the authority is being replaced; "
-                "the controller's certificate is renewed at the end of that",
+                "the controller's certificate is renewed when the replacement ends",
                 "deploy the hosts that still have an old certificate, "
                 "then run `fleetctl trust rotate --authority` again",
             )

@@ -1,4 +1,4 @@
-"""Reads and writes what an authority keeps in its trust folder."""
+"""Reads and writes the files that an authority keeps in its trust folder."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _BEGIN, _END = b"-----BEGIN CERTIFICATE-----", b"-----END CERTIFICATE-----"
 
 
 class AuthorityFiles:
-    """The files of a trust folder. Each call reads its files again; callers hold the lock when they
-    write.
+    """The files of a trust folder. Each call reads its files again. A caller that writes must hold
+    the lock.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -36,21 +36,25 @@ class AuthorityFiles:
     # Authorities
 
     def authorities_pem(self) -> bytes:
-        """Return ca.crt: the trusted authorities, the newest first."""
+        """Return the content of ca.crt: the certificates of the trusted authorities, the newest
+        first.
+        """
         return _read(self.folder / "ca.crt")
 
     def trusted_authorities(self) -> tuple[Certificate, ...]:
-        """Return the trusted authorities, the newest first. Raises ConfigError if ca.crt is
-        damaged.
+        """Return the certificates of the trusted authorities, the newest first. Raises ConfigError
+        if ca.crt is damaged.
         """
         path = self.folder / "ca.crt"
         try:
             return parse_certificates(_read(path))
         except ValueError as error:
-            raise ConfigError(f"{path}: {error}", "restore it from a backup") from error
+            raise ConfigError(f"{path}: {error}", "restore the file from a backup") from error
 
     def issuing_pem(self) -> bytes:
-        """Return the authority whose key is ca.key, as PEM. Raises ConfigError if none matches."""
+        """Return the certificate in ca.crt that ca.key belongs to, as PEM. Raises ConfigError if
+        there is none.
+        """
         from fleet_controller.pki.certificate_builder import key_matches
 
         key = self.authority_key()
@@ -58,20 +62,20 @@ class AuthorityFiles:
             return next(pem for pem in split_pem(self.authorities_pem()) if key_matches(pem, key))
         except ValueError as error:
             raise ConfigError(
-                f"{self.folder / 'ca.key'}: {error}", "restore it from a backup"
+                f"{self.folder / 'ca.key'}: {error}", "restore the file from a backup"
             ) from error
         except StopIteration:
             raise ConfigError(
                 f"{self.folder / 'ca.key'}: it is not the key of ca.crt",
-                "restore both from the same backup",
+                "restore ca.key and ca.crt from the same backup",
             ) from None
 
     def issuing_certificate(self) -> Certificate:
-        """Return the authority that ca.key belongs to."""
+        """Return the certificate in ca.crt that ca.key belongs to."""
         return parse_certificates(self.issuing_pem())[0]
 
     def authority_key(self) -> bytes:
-        """Return ca.key. Raises ConfigError if other users may read the file."""
+        """Return the content of ca.key. Raises ConfigError if other users may read the file."""
         path = self.folder / "ca.key"
         content = _read(path)
         if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
@@ -90,8 +94,8 @@ class AuthorityFiles:
         write_file(self.folder / "ca.key", key_pem, private=True)
 
     def drop_unfinished_authority(self) -> None:
-        """Remove an authority that has no key, left by a command that was killed while it began a
-        replacement. Such an authority comes before the issuing one in ca.crt.
+        """Remove an authority without a key. A command that was killed while it began a replacement
+        leaves such an authority before the issuing one in ca.crt.
         """
         pems, issuing = split_pem(self.authorities_pem()), self.issuing_pem()
         if pems[0] != issuing:
@@ -100,14 +104,14 @@ class AuthorityFiles:
     # Lists
 
     def ledger(self) -> IssuedCertificates:
-        """Return every issued certificate that has not expired long ago."""
+        """Return every issued certificate, without those that expired long ago."""
         path = self.folder / "issued.json"
         try:
             return read_issued(_read(path)) if path.exists() else IssuedCertificates()
         except ValueError as error:
             raise ConfigError(
                 f"{path}: it is not a list of issued certificates ({error})",
-                "restore it from a backup",
+                "restore the file from a backup",
             ) from error
 
     def write_ledger(self, ledger: IssuedCertificates) -> None:
@@ -125,8 +129,8 @@ class AuthorityFiles:
     # Certificates that the controller trusts for one host
 
     def pinned_path(self, host: str) -> Path:
-        """Return the file with the certificates of one host's agent. Raises ConfigError for a name
-        that cannot be a file name.
+        """Return the file with the certificates of one host's agent. Raises ConfigError for a host
+        name that cannot be a file name.
         """
         check_name(host)
         return self.folder / "agents" / f"{host}.crt"
@@ -156,8 +160,8 @@ class AuthorityFiles:
     def replace_pair(self, name: str, issued: CertificateAndKey) -> None:
         """Replace the key and certificate of `controller` or `user`.
 
-        A reader that finds a key and a certificate that do not belong together keeps its old pair
-        and reads again. If the command is killed in between, `finish_replacement` completes it.
+        A reader may find a new key with an old certificate. It then keeps its old pair and reads
+        again. If the command is killed meanwhile, `finish_replacement` completes the change.
         """
         write_file(
             self.folder / f"{name}.next", issued.key_pem + issued.certificate_pem, private=True
@@ -165,11 +169,11 @@ class AuthorityFiles:
         self.finish_replacement()
 
     def has_unfinished_replacement(self) -> bool:
-        """Whether a killed command left a pair that is not in place."""
+        """Return whether a killed command left a new key and certificate that are not in place."""
         return any(self.folder.glob("*.next"))
 
     def finish_replacement(self) -> None:
-        """Put the pairs in place that a killed command left as *.next."""
+        """Put each key and certificate in place that a killed command left as *.next."""
         for pair in self.folder.glob("*.next"):
             key, begin, certificate = _read(pair).partition(_BEGIN)
             write_file(pair.with_suffix(".key"), key, private=True)
@@ -183,16 +187,16 @@ def lock_path(folder: Path) -> Path:
 
 
 def check_name(name: str) -> None:
-    """Raise ConfigError for a name that cannot be in a certificate or cannot be a file name."""
+    """Raise ConfigError for a name that is not allowed in a certificate or as a file name."""
     if not PARTY_NAME_PATTERN.fullmatch(name):
         raise ConfigError(
             f"{name!r} cannot be the name in a certificate",
-            "use letters, digits, `.`, `-` and `_`, at most 63",
+            "use at most 63 letters, digits, `.`, `-` and `_`",
         )
 
 
 def split_pem(text: bytes) -> list[bytes]:
-    """Split a PEM text into its certificates, each as PEM."""
+    """Split a PEM text into its certificates. Each result is PEM again."""
     return [_BEGIN + part.partition(_END)[0] + _END + b"\n" for part in text.split(_BEGIN)[1:]]
 
 

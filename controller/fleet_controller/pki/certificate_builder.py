@@ -1,6 +1,6 @@
-"""Makes keys and certificates: EC P-256 and SHA-256.
+"""Makes keys and certificates with EC P-256 and SHA-256.
 
-A certificate is valid from a day before it is made, because the clocks of hosts differ.
+A certificate is valid from one day before it is made, because the clocks of hosts differ.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LONGEST_COMMON_NAME = 64  # X.520
 
 @dataclass(frozen=True, slots=True)
 class CertificateAndKey:
-    """A certificate and its key, as PEM."""
+    """A certificate and its key, both as PEM."""
 
     certificate_pem: bytes
     key_pem: bytes
@@ -34,7 +34,7 @@ class CertificateAndKey:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """The party that a certificate is for. `addresses`: further DNS names and IP addresses."""
+    """The party that a certificate is for. `addresses` holds further DNS names and IP addresses."""
 
     role: Role
     name: str
@@ -43,7 +43,7 @@ class Subject:
 
 
 def make_authority(now: datetime) -> CertificateAndKey:
-    """Make a new self-signed authority."""
+    """Make a new self-signed certificate authority."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name(
         [
@@ -76,7 +76,9 @@ def make_authority(now: datetime) -> CertificateAndKey:
 def make_certificate(
     authority: CertificateAndKey, subject: Subject, now: datetime
 ) -> CertificateAndKey:
-    """Make a certificate with a new key, signed by the authority and expiring no later than it.
+    """Make a certificate with a new key. It is signed by the authority and expires no later than
+    the authority's certificate.
+
     Raises ValueError for an unusable authority, name or address.
     """
     signer, signer_key = (
@@ -122,7 +124,9 @@ _USAGES = {  # an agent's key is not accepted as a client's, a user's key not as
 
 
 def key_matches(certificate_pem: bytes, key_pem: bytes) -> bool:
-    """Return whether the key belongs to the certificate. Raises ValueError if either is invalid."""
+    """Return whether the key belongs to the certificate. Raises ValueError if one of them is
+    invalid.
+    """
     return (
         x509.load_pem_x509_certificate(certificate_pem).public_key()
         == _load_key(key_pem).public_key()
@@ -130,8 +134,8 @@ def key_matches(certificate_pem: bytes, key_pem: bytes) -> bool:
 
 
 def is_issued_by(certificate_pem: bytes, authority_pem: bytes) -> bool:
-    """Return whether the authority signed the certificate. Raises ValueError if either
-    is invalid.
+    """Return whether the authority signed the certificate. Raises ValueError if one of the two
+    texts is not a certificate.
     """
     authority = x509.load_pem_x509_certificate(authority_pem)
     try:
@@ -172,9 +176,9 @@ def _load_key(pem: bytes) -> ec.EllipticCurvePrivateKey:
     try:
         key = serialization.load_pem_private_key(pem, password=None)
     except (TypeError, UnsupportedAlgorithm) as error:
-        raise ValueError(f"its key cannot be used: {error}") from error
+        raise ValueError(f"the key cannot be used: {error}") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise ValueError("its key is not an elliptic-curve key")
+        raise ValueError("the key is not an elliptic-curve key")
     return key
 
 

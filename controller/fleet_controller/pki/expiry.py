@@ -1,4 +1,4 @@
-"""When a certificate is close to its end, and the warning about it."""
+"""Says whether a certificate expires soon, and writes the warning about it."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ RENEW_BEFORE_S = 30 * 86400
 
 @dataclass(frozen=True, slots=True)
 class ExpiringCertificate:
-    """A certificate in use and its end. `role`: authority, controller, agent or user."""
+    """A certificate in use with its expiry time. `role` is authority, controller, agent or user."""
 
     role: str
     name: str
     expires_unix_s: int
 
     def is_near(self, now_unix_s: float) -> bool:
-        """Whether it expires within 30 days or has expired."""
+        """Return whether the certificate expires within 30 days or has expired."""
         return self.expires_unix_s - now_unix_s < RENEW_BEFORE_S
 
 
 def expiry_warning(party: ExpiringCertificate, now_unix_s: float) -> str:
-    """Return one line with the end of the certificate and how to renew it."""
+    """Return one line that says when the certificate expires and how to renew it."""
     what = {"agent": f"host {party.name}", "user": f"user {party.name}"}.get(
         party.role, f"the {party.role}"
     )

@@ -1,4 +1,4 @@
-"""Warns before a certificate expires: a log line once a day, and a Prometheus series."""
+"""Warns before a certificate expires, by a log line once a day and by a Prometheus series."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ _WARN_INTERVAL_S = 86400.0
 
 
 class ExpiryWatcher:
-    """Checks all certificates once an hour. Labels of the series: the role, and the host for an
-    agent. Of several users, the next to expire is shown.
+    """Checks all certificates once an hour and keeps the Prometheus series of their expiry times.
+
+    The labels of the series are the role and, for an agent, the host. All users share one series,
+    which shows the next certificate to expire.
     """
 
     def __init__(self, authority: Authority, registry: CollectorRegistry) -> None:
         self._authority = authority
-        text = "When the certificate ends, in seconds since 1970"
+        text = "When the certificate expires, in seconds since 1970"
         self._gauge = Gauge(PROM_CERTIFICATE_EXPIRES, text, ("role", "host"), registry=registry)
         self._warned_at_s: dict[tuple[str, str], float] = {}
 
@@ -37,8 +39,8 @@ class ExpiryWatcher:
             await asyncio.sleep(_CHECK_INTERVAL_S)
 
     def check_now(self, now_unix_s: float) -> None:
-        """Update the series, and log a warning for each certificate that expires within 30 days, at
-        most once a day.
+        """Update the series. Log a warning for each certificate that expires within 30 days, at
+        most once a day for the same certificate.
         """
         try:
             parties = self._authority.expiring(now_unix_s)

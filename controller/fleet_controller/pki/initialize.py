@@ -1,4 +1,4 @@
-"""Creates a trust folder, completely or not at all."""
+"""Creates a trust folder with all its files, or nothing."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ from fleet_transport.tls_identity import CONTROLLER_NAME, Role
 
 
 def init_trust_folder(folder: Path, user: str, *, replace: bool = False) -> bool:
-    """Create an authority with certificates for the controller and for `user`. Return False if
-    there was one, which is kept.
+    """Create a trust folder with an authority and certificates for the controller and for `user`.
+    Return False if there is a trust folder, which is kept.
 
-    `replace`: the existing folder is renamed to FOLDER.replaced-TIME. Raises ConfigError, Conflict.
+    With `replace`, an existing folder is first renamed to FOLDER.replaced-TIME. Raises ConfigError,
+    Conflict.
     """
     with files.exclusive_lock(lock_path(folder)):
         files.remove_leftovers(folder)

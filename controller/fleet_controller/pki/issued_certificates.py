@@ -1,4 +1,4 @@
-"""The list of issued certificates, as a value and as the text of issued.json."""
+"""Keeps the list of issued certificates, and converts it to and from the text of issued.json."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ KEPT_S = 86400 * 30  # how long an expired certificate stays on the list
 
 @dataclass(frozen=True, slots=True)
 class IssuedCertificate:
-    """One certificate. `authority`: fingerprint of the authority that signed it. `renew`: a new one
-    was requested.
+    """One certificate on the list.
 
-    `installed`: the host's agent was seen with it. A certificate that was never installed does not
-    count when an authority is dropped.
+    - `authority`: fingerprint of the authority that signed the certificate.
+    - `renew`: a user requested a new certificate for this party.
+    - `installed`: the host's agent was seen with this certificate. Without this mark, a certificate
+      does not count when an old authority is dropped.
     """
 
     fingerprint: str
@@ -39,8 +40,8 @@ class IssuedCertificates:
     entries: tuple[IssuedCertificate, ...] = ()
 
     def issued_to(self, role: Role, name: str = "") -> tuple[IssuedCertificate, ...]:
-        """Return the certificates of one party, or of all parties with a role if `name`
-        is empty.
+        """Return the certificates of the party with this role and name. If `name` is empty, return
+        those of all parties with this role.
         """
         return tuple(
             entry for entry in self.entries if entry.role is role and name in ("", entry.name)
@@ -51,8 +52,8 @@ class IssuedCertificates:
         return tuple({(entry.role, entry.name): entry for entry in self.entries}.values())
 
     def with_entry(self, entry: IssuedCertificate) -> IssuedCertificates:
-        """Return the list with one more entry, without those that expired more than 30 days before
-        it was issued.
+        """Return the list with one more entry. Certificates that expired more than 30 days before
+        the new entry was issued are dropped.
         """
         kept = (
             known for known in self.entries if known.expires_unix_s > entry.issued_unix_s - KEPT_S
@@ -79,7 +80,7 @@ class IssuedCertificates:
 
 
 def issued_json(ledger: IssuedCertificates) -> str:
-    """Return the content of issued.json."""
+    """Return the text of issued.json for the list."""
     return (
         json.dumps(
             {"version": VERSION, "issued": [asdict(entry) for entry in ledger.entries]}, indent=1
@@ -89,11 +90,13 @@ def issued_json(ledger: IssuedCertificates) -> str:
 
 
 def read_issued(text: bytes) -> IssuedCertificates:
-    """Read the content of issued.json. Raises ValueError that says what is wrong."""
+    """Return the list that the text of issued.json holds. Raises ValueError that says what is
+    wrong.
+    """
     try:
         value = json.loads(text)
-        if value["version"] != VERSION:
-            raise ValueError(f"version {value['version']!r}, but only {VERSION} is known")
+        if (version := value["version"]) != VERSION:
+            raise ValueError(f"it has version {version!r}, but only version {VERSION} is known")
         return IssuedCertificates(tuple(_issued_certificate(entry) for entry in value["issued"]))
     except KeyError as error:
         raise ValueError(f"{error} is missing") from error

@@ -1,7 +1,7 @@
-"""The token and the authority that protect the load cluster of one attempt.
+"""Makes the token and the certificate authority that protect the load cluster of one attempt.
 
 They are made for the attempt, kept in memory and sent to its hosts over the fleet's TLS. They are
-in no file and on no list, and are never revoked: they end with the attempt.
+never written to a file and need no revocation, because they end with the attempt.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ATTEMPT_CERTIFICATE_LIFE: Final = timedelta(days=3)  # longer than any attempt c
 
 
 class LoadClusterAuthority:
-    """The token and the authority of one attempt."""
+    """The token and the certificate authority of one attempt."""
 
     def __init__(self, now: datetime) -> None:
         self._authority = make_authority(now)
@@ -31,12 +31,12 @@ class LoadClusterAuthority:
 
     @property
     def authority_pem(self) -> bytes:
-        """The certificate of the authority."""
+        """Return the certificate of the authority as PEM."""
         return self._authority.certificate_pem
 
     def issue(self, host: str, address: str) -> CertificateAndKey:
-        """Issue a certificate for a host at an IP address, for both server and client: Ray uses the
-        same one on both sides and checks the address.
+        """Issue a certificate for a host at an IP address. It is valid for both server and client,
+        because Ray uses the same certificate on both sides and checks the address.
 
         Raises ValueError for an invalid address.
         """

@@ -1,4 +1,4 @@
-"""Writes the files of a trust folder: with private modes, atomically, by one process at a time."""
+"""Writes the files of a trust folder: with private modes, atomically, one process at a time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ _HALF_MADE = ".half-made-"
 
 
 def write_file(path: Path, content: bytes, *, private: bool) -> None:
-    """Replace a file atomically, with mode 0600 if `private`, else 0644. Raises ConfigError."""
+    """Replace a file atomically. Its mode is 0600 if `private` is set, else 0644. Raises
+    ConfigError.
+    """
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=_HALF_MADE)
         try:
@@ -40,8 +42,10 @@ def write_file(path: Path, content: bytes, *, private: bool) -> None:
 
 
 def create_folder(folder: Path, files: Mapping[str, tuple[bytes, bool]]) -> None:
-    """Create a folder (0700) with all these files (content, private), or nothing. Raises Conflict
-    if it exists already, ConfigError.
+    """Create a folder with mode 0700 and all these files, or nothing. `files` maps a name to
+    (content, private).
+
+    Raises Conflict if the folder exists already. Raises ConfigError if it cannot be written.
     """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -75,8 +79,8 @@ def remove_leftovers(folder: Path) -> None:
 
 @contextmanager
 def exclusive_lock(lock: Path) -> Iterator[None]:
-    """Let no other process or thread change the folder in the with block. Raises Conflict after 30
-    s, ConfigError.
+    """Let no other process or thread change the folder in the with block. Raises Conflict if the
+    lock is not free within 30 s. Raises ConfigError if the lock file cannot be written.
     """
     try:
         lock.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -102,7 +106,7 @@ def _wait_for(handle: int, lock: Path) -> None:
             if time.monotonic() > deadline_s:
                 raise Conflict(
                     f"another command has held the lock {lock} for more than {_LOCK_S:g} s",
-                    "wait for it or stop it, then try again",
+                    "wait until that command ends, or stop it; then try again",
                 ) from None
             time.sleep(_POLL_S)
 

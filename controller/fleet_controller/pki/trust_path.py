@@ -1,4 +1,4 @@
-"""The path of the trust folder."""
+"""Finds the path of the trust folder."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 
 def trust_folder_path(named: str, state: Path) -> Path:
-    """Return the named folder, else $BENCHFLEET_TRUST, else `trust` in the state folder of
-    `fleetctl` or next to that of the controller.
+    """Return the folder `named`, or else $BENCHFLEET_TRUST. Without both, return `trust` in the
+    state folder, or `trust` next to the state folder if only that one exists.
     """
     chosen = named or os.environ.get("BENCHFLEET_TRUST", "")
     if chosen:

@@ -16,7 +16,7 @@ from fleet_transport.revocation_list import Revocation
 class TrustStatus:
     """The state of a trust folder at `now_unix_s`.
 
-    `waiting` are the hosts to deploy before the authority can be replaced.
+    `waiting` holds the hosts that must be deployed before the authority can be replaced.
     """
 
     folder: Path
@@ -30,7 +30,7 @@ class TrustStatus:
 def read_trust_status(folder: Path, now_unix_s: int) -> TrustStatus:
     """Read the trust folder of an authority or of a user.
 
-    Raises ConfigError if it has no certificates, or one that cannot be read.
+    Raises ConfigError if the folder has no certificates or one of them cannot be read.
     """
     if (folder / "ca.key").exists() or not (folder / "user.crt").exists():
         authority = Authority.open(folder)
@@ -55,6 +55,6 @@ def read_trust_status(folder: Path, now_unix_s: int) -> TrustStatus:
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"cannot use {folder / 'user.crt'}: {error}",
-            "create a new one with `fleetctl trust issue` on the controller's machine",
+            "create a new certificate with `fleetctl trust issue` on the controller's machine",
         ) from error
     return TrustStatus(folder, now_unix_s, tuple(parties))
