@@ -144,13 +144,13 @@ def test_a_search_of_concurrencies_has_as_many_requests_as_each_load_takes() -> 
             "search: {of: concurrency, from: 1, to: 64}, requests: 32",
             "bad_search",
             "32",
-            "at most 32 in flight",
+            "at most 32 requests in flight",
         ),
         (
             "search: {of: concurrency, from: 1, to: 8}, requests: 16, sessions: {turns: 4}",
             "bad_search",
             "16",
-            "at most 4 in flight",
+            "at most 4 requests in flight",
         ),
         (
             "search: {of: rate, from: 1, to: 99999}, duration: 1h",

@@ -287,7 +287,7 @@ def test_without_its_files_a_job_is_refused_and_nothing_is_opened() -> None:
         ),
         ("a.jsonl", "{\n", "line 1: not JSON"),
         ("a.jsonl", "[1]\n", "line 1: not a JSON object"),
-        ("a.txt", "1 2 3\n", "a trace must be a .jsonl with timestamp"),
+        ("a.txt", "1 2 3\n", "a trace must be a .jsonl file with timestamp"),
     ],
 )
 def test_a_file_that_is_no_trace_is_told_with_its_line(
@@ -323,7 +323,7 @@ def test_files_that_are_too_large_to_travel_are_refused_with_their_size(tmp_path
     (tmp_path / "a.csv").write_text("time_s,prompt_tokens,output_tokens\n" + rows)
     [(code, _, message)] = refused("a: {trace: a.csv}", tmp_path)
     assert code == "files_too_large"
-    assert "more than the limit of 384 KiB" in message
+    assert "but the limit is 384 KiB" in message
     assert load("a: {trace: a.csv, duration: 1h}", tmp_path).job.workloads[0].requests == 3600
 
 
@@ -447,7 +447,7 @@ def test_prompts_of_a_file_are_those_that_a_user_asked(
     ("name", "content", "message"),
     [
         ("a.txt", " \n", "the file holds no prompt of a user"),
-        ("a.md", "hi", "a file of prompts must be a .jsonl of {messages: …} objects"),
+        ("a.md", "hi", "a file of prompts must be a .jsonl file of {messages: …} objects"),
         ("a.jsonl", '{"prompt": "x"}', "line 1: `messages` is missing or not a list"),
         (
             "a.jsonl",
@@ -462,7 +462,7 @@ def test_prompts_of_a_file_are_those_that_a_user_asked(
         (
             "a.jsonl",
             '{"messages": [{"role": "system", "content": "x"}]}',
-            "line 1: there is no message of the user",
+            "line 1: the request has no message of the user",
         ),
         ("a.json", '{"a": 1}', "line 1: a ShareGPT file must be a list of conversations"),
         ("a.json", '[{"conversations": 1}]', "conversation 1 has no list `conversations`"),

@@ -1,5 +1,5 @@
-"""Rules on single arguments and variables: spelling, kind of value, what a job may set, what SGLang
-renamed, and shell variables that nothing expands.
+"""Checks single arguments and variables: their spelling, the kind of their values, whether a job
+may set them, what SGLang renamed, and shell variables that nothing expands.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from fleet_knowledge.sglang_releases import Certainty, release_of_image
 
 _ARGUMENT = re.compile(r"[a-z][a-z0-9_]*")
 VARIABLE_NAME_PATTERN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_ON_LOOPBACK = "remove it: the server listens on a loopback port of its own"
+_ON_LOOPBACK = "remove this argument: the server listens on a loopback port of its own"
 _GANG = "the agents set the rank and the addresses of each host of a server"
 _RESERVED_ARGUMENTS = {
     "model_path": "write `model.path` instead",
-    "host": "remove it: the agent sets the address of each launch",
+    "host": "remove this argument: the agent sets the address of each launch",
     "port": (
-        "remove it: the agent gives each launch its own port, so that another server cannot answer "
-        "in its place"
+        "remove this argument: the agent gives each launch its own port, so that another server "
+        "cannot answer in its place"
     ),
     "api_key": f"{_ON_LOOPBACK}, so it needs no key, and a key would be written to logs",
     "admin_api_key": f"{_ON_LOOPBACK}, so it needs no key, and a key would be written to logs",
@@ -52,29 +52,29 @@ _RESERVED_ARGUMENTS = {
 }
 RESERVED_VARIABLES = {
     "CUDA_VISIBLE_DEVICES": (
-        "the agent sets it for each launch; a job asks for GPUs with `engine.gpus`"
+        "the agent sets this variable for each launch; a job asks for GPUs with `engine.gpus`"
     ),
-    "BENCHFLEET_LAUNCH": "the agent sets it to recognise its own servers",
+    "BENCHFLEET_LAUNCH": "the agent sets this variable to recognise its own servers",
 }
 _KIND_HINTS = {
-    "f": "write true, or remove it",
+    "f": "write true, or remove the argument",
     "n": "write true or false",
     "v": "write a value",
     "m": "write a list of values",
 }
 
 _NUMBERS = {
-    WHOLE: ("a whole number", "write it in digits, without a unit or a decimal point"),
-    COUNTED: ("a whole number", "write it in digits; newer versions take 32k or 1Ki too"),
-    NUMBER: ("a number", "write it in digits, without a unit"),
+    WHOLE: ("a whole number", "write the number in digits, without a unit or a decimal point"),
+    COUNTED: ("a whole number", "write the number in digits; newer versions take 32k or 1Ki too"),
+    NUMBER: ("a number", "write the number in digits, without a unit"),
 }
 
 _UNEXPANDED = re.compile(r"\$\{[A-Za-z_]\w*\}|\$[A-Z_][A-Z0-9_]*(?![A-Za-z0-9_])|^\$[@*\d]$")
 
 
 def release_of(parsed: ParsedJob) -> Release | None:
-    """Return the SGLang version that the tag of the container image names, or None if there is
-    none.
+    """Return the SGLang version in the tag of the container image, or None if there is no image or
+    its tag has no version.
     """
     container = parsed.job.engine.container
     return (
@@ -85,8 +85,8 @@ def release_of(parsed: ParsedJob) -> Release | None:
 
 
 def setting_layers(parsed: ParsedJob, key: str) -> Iterator[tuple[KeyPath, Mapping[str, Any]]]:
-    """Yield every readable `args` or `env` mapping of the file with its path, the engine's
-    first.
+    """Yield every readable `args` or `env` mapping of the file with its path: first the engine's
+    mapping, then those of the levels.
     """
     if parsed.is_readable(("engine", key)):
         yield ("engine", key), getattr(parsed.job.engine, key)
@@ -98,8 +98,8 @@ def setting_layers(parsed: ParsedJob, key: str) -> Iterator[tuple[KeyPath, Mappi
 
 
 def check_arguments(parsed: ParsedJob) -> Iterator[Finding]:
-    """Check the spelling and the kind of value of each argument. Unknown arguments are only
-    warnings, because a newer SGLang or a plug-in may know them.
+    """Check the spelling of each argument and the kind of its value. An unknown argument is only a
+    warning, because a newer SGLang or a plug-in may know it.
     """
     release = release_of(parsed)
     for path, args in setting_layers(parsed, "args"):
@@ -146,7 +146,7 @@ def _check_name(
         hint = (
             f"did you mean `{near}`?"
             if near
-            else "check it against `sglang serve --help` of your version"
+            else "compare the name with `sglang serve --help` of your version"
         )
         message = (
             f"`{written}` is not an argument of SGLang {NEWEST_SGLANG_READ} or an older version; "
@@ -157,7 +157,7 @@ def _check_name(
         if spelling.shortened:
             message, hint = (
                 f"`{written}` is read as `{spelling.name}`",
-                "write the full name: another version may read it differently",
+                "write the full name: another version may read the short name differently",
             )
             yield parsed.finding(
                 "argument_shortened", path, message, hint, severity=INFO, at_key=True
@@ -194,26 +194,29 @@ def _ambiguous_finding(
 def _check_version(
     parsed: ParsedJob, path: KeyPath, argument: ServerArgument, release: Release | None
 ) -> Iterator[Finding]:
-    retired = RETIRED_ARGUMENTS.get(argument.name)
+    name, last = argument.name, argument.last
+    retired = RETIRED_ARGUMENTS.get(name)
     instead = f"write {retired.instead} instead" if retired and retired.instead else ""
     if release and argument.certainty_in(release) == Certainty.NO:
         gone = argument.last and release > (Release.parse(argument.last) or release)
         span = (
-            f"the last version with it is {argument.last}"
+            f"the last version with this argument is {last}"
             if gone
-            else f"it was added in {argument.first}"
+            else f"this argument was added in {argument.first}"
         )
-        message = f"SGLang {release} has no argument `{argument.name}`: {span}"
-        hint = instead if gone and instead else "remove it, or use another version"
+        message = f"SGLang {release} has no argument `{name}`: {span}"
+        hint = (
+            instead if gone and instead else "remove the argument, or use another version of SGLang"
+        )
         yield parsed.finding(
             "argument_not_in_version", path, message, hint, severity=ERROR, at_key=True
         )
     elif release is None and argument.certainty_in(newest_release()) == Certainty.NO:
         message = (
-            f"newer versions of SGLang refuse `{argument.name}`: {argument.last} is the last known "
-            "version with it"
+            f"newer versions of SGLang refuse `{name}`: {last} is the last known version that has "
+            "this argument"
         )
-        hint = instead or "remove it unless your version has it"
+        hint = instead or "remove the argument unless your version has it"
         yield parsed.finding(
             "argument_not_in_version", path, message, hint, severity=WARNING, at_key=True
         )
@@ -239,8 +242,8 @@ def _check_version(
 def _check_value_kind(
     parsed: ParsedJob, path: KeyPath, argument: ServerArgument | None, value: Any
 ) -> Iterator[Finding]:
-    """Report a flag with a value, an argument without one, or text in place of a number: argparse
-    refuses these in every version.
+    """Report a flag with a value, an argument without a value, or text in place of a number.
+    SGLang's argparse refuses these in every version.
     """
     if (
         argument is None
@@ -304,15 +307,15 @@ def check_variables(parsed: ParsedJob) -> Iterator[Finding]:
 
 
 def has_unexpanded_variable(value: Any) -> bool:
-    """Return True if `value` is text that contains a shell variable. Other rules skip such values,
-    so that each gets one finding.
+    """Return True if `value` is text that contains a shell variable. Other rules skip such a value,
+    so that it gets only one finding.
     """
     return isinstance(value, str) and bool(_UNEXPANDED.search(value))
 
 
 def check_unexpanded_variables(parsed: ParsedJob) -> Iterator[Finding]:
-    """Report values that contain a shell variable. A job made from a pasted command has them where
-    a value was missing.
+    """Report values that contain a shell variable. A job made from a pasted command contains a
+    variable wherever a value was missing.
     """
     for path, value in _launch_texts(parsed):
         found = _UNEXPANDED.search(value)

@@ -1,5 +1,5 @@
-"""Finds the files that a job's workloads name, attached to its text or on disk, and reports what is
-wrong with them.
+"""Finds the files that a job's workloads name and reports what is wrong with them. The files are
+attached to the job's text or are on disk.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _LINE: Final = re.compile(r'^# file ("(?:[^"\\]|\\.)*") ([0-9a-f]{64}) ([A-Za-z0
 
 @dataclass(frozen=True, slots=True)
 class FileSources:
-    """Where files may come from: `attached` to the job's text, else relative to `folder`. If
-    `folder` is None, no other files are read.
+    """Says where files may come from: `attached` to the job's text, else relative to `folder`. If
+    `folder` is None, only attached files are used.
     """
 
     attached: Mapping[AttachedName, AttachedFile] = field(default_factory=dict)
@@ -48,7 +48,9 @@ class FileSources:
 
 @dataclass(frozen=True, slots=True)
 class NamedFiles:
-    """The files of a job that could be read, by name, and the findings about all of them."""
+    """The files of a job that could be read, by name, and the findings about all files that the job
+    names.
+    """
 
     files: Mapping[AttachedName, AttachedFile]
     contents: Mapping[AttachedName, Trace | Prompts]
@@ -57,7 +59,7 @@ class NamedFiles:
 
 @dataclass(frozen=True, slots=True)
 class _NamedFileUse:
-    """A place in the job that names a file, and how much of a trace it takes."""
+    """A place in the job that names a file, and how much of a trace that place replays."""
 
     name: AttachedName
     path: KeyPath
@@ -66,11 +68,11 @@ class _NamedFileUse:
 
 
 class _FileUnavailable(Exception):
-    """A file that cannot be used; the arguments are code, message and hint."""
+    """A file cannot be used. The arguments are code, message and hint."""
 
 
 def find_files(parsed: ParsedJob, sources: FileSources) -> NamedFiles:
-    """Read each file that a sound part of the job names, once."""
+    """Read each file that a sound part of the job file names. Each file is read once."""
     by_name: dict[AttachedName, list[_NamedFileUse]] = {}
     for wanted in _file_uses(parsed):
         by_name.setdefault(wanted.name, []).append(wanted)
@@ -87,9 +89,10 @@ def find_files(parsed: ParsedJob, sources: FileSources) -> NamedFiles:
     size = sum(len(file.content) for file in files.values())
     if size > MAX_PACKED_CHARS:
         first = max(by_name, key=lambda name: len(files[name].content) if name in files else 0)
+        packed_kib, limit_kib = size >> 10, MAX_PACKED_CHARS >> 10
         message = (
-            f"the files of this job are {size >> 10} KiB when packed, more than the limit of "
-            f"{MAX_PACKED_CHARS >> 10} KiB"
+            f"the files of this job have {packed_kib} KiB when packed, but the limit is "
+            f"{limit_kib} KiB"
         )
         hint = (
             "use less of the largest file: set `duration` or `requests` of a trace, or use fewer "
@@ -105,7 +108,7 @@ def _check_file_count(count: int) -> None:
         raise _FileUnavailable(
             "files_too_large",
             f"the job names more than {MAX_FILES} files",
-            "split it into several jobs",
+            "split the job into several jobs",
         )
 
 
@@ -136,8 +139,8 @@ def _file_uses(parsed: ParsedJob) -> Iterator[_NamedFileUse]:
 
 
 def request_kinds(path: KeyPath, workload: Workload) -> Iterator[tuple[KeyPath, Requests]]:
-    """Yield the kinds of requests of the workload at `path`, each with its path: the parts of its
-    mixture, or else the workload itself.
+    """Yield each kind of requests of the workload at `path`, with its path. The kinds are the parts
+    of the workload's mixture, or the workload itself if it has no mixture.
     """
     parts = workload.mix or ()
     yield from (
@@ -148,8 +151,8 @@ def request_kinds(path: KeyPath, workload: Workload) -> Iterator[tuple[KeyPath, 
 
 
 def trace_extent(workload: Workload) -> tuple[int, float]:
-    """Return how much of its trace the workload replays: (requests, end in ms of the trace's own
-    time).
+    """Return how much of its trace the workload replays: the number of requests, and the end in ms
+    of the trace's own time.
     """
     return workload.requests or 1 << 30, (workload.duration or inf) * 1000 * (workload.speed or 1.0)
 
@@ -173,14 +176,14 @@ def _load_file(
         raise _FileUnavailable(
             "file_not_attached",
             message,
-            "submit the job with fleetctl, which attaches its files; the controller opens none",
+            "submit the job with fleetctl, which attaches its files; the controller opens no files",
         )
     content = _read_file(sources.folder, written)
     try:
         read = read_trace(content, written) if kind == TRACE else read_prompts(content, written)
     except BadWorkloadFile as error:
         raise _FileUnavailable(
-            "bad_file", f"`{written}`: {error}", "fix the file, or name another one"
+            "bad_file", f"`{written}`: {error}", "fix the file, or name another file"
         ) from error
     if isinstance(read, Trace):
         read = read.truncated(
@@ -190,7 +193,7 @@ def _load_file(
         return AttachedFile(name, sha256(content).hexdigest(), pack(read)), read
     except ValueError as error:
         raise _FileUnavailable(
-            "files_too_large", f"`{written}` is too large: {error}", "use a part of it"
+            "files_too_large", f"`{written}` is too large: {error}", "use a part of this file"
         ) from error
 
 
@@ -208,14 +211,14 @@ def _read_file(folder: FilePath, written: str) -> bytes:
         raise _FileUnavailable(
             "files_too_large",
             f"`{written}` is larger than {LARGEST_FILE_BYTES >> 20} MiB",
-            "use a part of it",
+            "use a part of this file",
         )
     return content
 
 
 def split_attached_files(text: str) -> tuple[str, tuple[AttachedFile, ...]]:
-    """Split a job's text into its own part and the files attached at its end. Lines there that are
-    not files are dropped.
+    """Split a job's text into its own part and the files attached at its end. Lines at the end that
+    are not files are dropped.
     """
     own, mark, behind = text.rpartition(f"\n{_BEGIN}\n")
     if not mark:

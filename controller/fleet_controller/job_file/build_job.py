@@ -102,7 +102,7 @@ def build_job(file: job_models.JobFile, document: Document, named: NamedFiles) -
 
 
 def _list_item_paths(document: Document) -> Iterator[KeyPath]:
-    """Yield the paths of list items, which have no key."""
+    """Yield the paths of list items, which the document's keys do not include."""
     return (path for path in document.values if path and isinstance(path[-1], int))
 
 
@@ -159,7 +159,9 @@ def _level(level: job_models.Level) -> Level:
 
 
 def _simulation_settings(simulation: job_models.Simulation | None) -> Mapping[str, Any]:
-    """Return the simulation settings that were written, by the field names of `Simulation`."""
+    """Return the simulation settings that the job file contains, by the field names of
+    `Simulation`.
+    """
     written = simulation.model_fields_set if simulation else set()
     return {
         _SIMULATION_FIELD.get(name, name): getattr(simulation, name)
@@ -171,8 +173,8 @@ def _simulation_settings(simulation: job_models.Simulation | None) -> Mapping[st
 def _expand_workload(
     name: str, workload: workload_models.Workload, named: NamedFiles
 ) -> Iterator[Workload]:
-    """Yield one workload for each value of a list, named `busy@8` or `open@4/s`, or one under its
-    plain name if no list was written.
+    """Yield one workload for each value of a list, named like `busy@8` or `open@4/s`. Without a
+    list, yield one workload under its plain name.
     """
     if workload.trace is not None:
         yield from _trace_workloads(name, workload, named)
@@ -260,8 +262,8 @@ def _arrivals(workload: workload_models.Workload) -> Mapping[str, Any]:
 
 
 def default_requests(concurrency: int) -> int:
-    """Return the requests of one run if the file does not say: one at concurrency 1, else two waves
-    but at least four requests.
+    """Return the number of requests of one run if the job file does not say it. This is 1 at
+    concurrency 1, else two waves of requests but at least four requests.
     """
     return 1 if concurrency == 1 else max(4, 2 * concurrency)
 
@@ -310,7 +312,7 @@ def _request_fields(requests: workload_models.Requests, named: NamedFiles) -> di
 
 
 def _prompts(written: str, named: NamedFiles) -> str:
-    """Return the prompts as agents know them: a file by its ref."""
+    """Return the prompts as agents know them. A file is named by its ref."""
     if written.startswith(FILE_PREFIX):
         file = named.files.get(attached_name(PROMPTS, written.removeprefix(FILE_PREFIX)))
         return f"{FILE_PREFIX}{file_ref(file)}" if file else DEFAULT_PROMPTS

@@ -1,5 +1,5 @@
-"""Rules on the engine section and the levels laid over it: keys that fit its kind, the container,
-and secrets.
+"""Checks the engine section and the levels laid over it: keys that fit the engine's kind, the
+container, and secrets.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ _RESERVED_INSIDE = ("/", "/dev", "/proc", "/sys")
 
 
 def check_kind(parsed: ParsedJob) -> Iterator[Finding]:
-    """Check that the keys of the engine fit its kind, and that the kind's own keys are there."""
+    """Check that the keys of the engine fit its kind, and that keys which this kind needs are
+    there.
+    """
     if not parsed.is_sound(("engine", "kind")):
         return
     kind = parsed.job.engine.kind
@@ -64,12 +66,12 @@ def _check_external(parsed: ParsedJob) -> Iterator[Finding]:
                 "external_key",
                 ("engine", key),
                 message,
-                "remove it, or write `kind: sglang`",
+                f"remove `{key}`, or write `kind: sglang`",
                 at_key=True,
             )
     if parsed.factor_levels():
         message = "factors are set at launch, and an external server is not launched"
-        hint = "remove them, and measure each setting in a job of its own"
+        hint = "remove the factors, and measure each setting in a job of its own"
         yield parsed.finding("external_factors", ("factors",), message, hint, at_key=True)
 
 
@@ -83,7 +85,7 @@ def _check_launched(parsed: ParsedJob) -> Iterator[Finding]:
             "url_not_external",
             ("engine", "url"),
             message,
-            "remove it, or write `kind: external`",
+            "remove `url`, or write `kind: external`",
             at_key=True,
         )
     if engine.kind == "sglang" and parsed.is_written(("engine", "simulation")):
@@ -129,7 +131,7 @@ def _not_simulated_finding(parsed: ParsedJob, path: KeyPath) -> Finding:
 
 
 def check_container(parsed: ParsedJob) -> Iterator[Finding]:
-    """Report keys that exclude each other, and mounts that are impossible."""
+    """Report keys that exclude each other, and impossible mounts."""
     engine = parsed.job.engine
     if engine.kind == "external" or not parsed.is_sound(("engine", "kind")):
         return
@@ -143,12 +145,12 @@ def check_container(parsed: ParsedJob) -> Iterator[Finding]:
                     "not_sglang",
                     ("engine", key),
                     message,
-                    "remove it, or write `kind: sglang`",
+                    f"remove `{key}`, or write `kind: sglang`",
                     at_key=True,
                 )
     elif engine.container is not None and parsed.is_written(("engine", "python")):
         message = "`python` is a path on the host, but the server runs in a container"
-        hint = "remove it; for the Python inside the image, write `container: {python: …}`"
+        hint = "remove `python`; for the Python inside the image, write `container: {python: …}`"
         yield parsed.finding("container_python", ("engine", "python"), message, hint, at_key=True)
     yield from _check_mounts(parsed)
 
@@ -180,8 +182,8 @@ def _check_mounts(parsed: ParsedJob) -> Iterator[Finding]:
                 (*path, inside),
                 message,
                 (
-                    "start it with `/` or `~/`, without commas, colons and quotes; end it with "
-                    "`:ro` for read-only"
+                    "start the path with `/` or `~/`, without commas, colons and quotes; end the "
+                    "path with `:ro` for read-only"
                 ),
             )
 
@@ -198,7 +200,7 @@ def check_secrets(parsed: ParsedJob) -> Iterator[Finding]:
                     f"`{name}` would put a secret on the command line, which every user of the "
                     "host can read"
                 )
-                hint = "pass it in `env`, or in a file that only the server's user can read"
+                hint = "pass the secret in `env`, or in a file that only the server's user can read"
                 yield parsed.finding("secret_in_args", (*path, name), message, hint)
 
 

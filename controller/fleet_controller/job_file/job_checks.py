@@ -1,4 +1,4 @@
-"""Rules that span several keys of a job file, and the list of all rules. Each rule yields
+"""Checks rules that span several keys of a job file, and lists all rules. Each rule yields
 findings.
 """
 
@@ -38,14 +38,16 @@ _SHARE_PATH = ("hosts", "share")
 
 
 def check_job(parsed: ParsedJob) -> Iterator[Finding]:
-    """Yield the findings of every rule that the parsed part of the job file allows to check."""
+    """Yield the findings of every rule, as far as the readable part of the job file allows the
+    check.
+    """
     for rule in _RULES:
         yield from rule(parsed)
 
 
 def check_variants(parsed: ParsedJob, job: Job, variants: Sequence[Variant]) -> Iterator[Finding]:
-    """Yield the findings about whole variants (levels laid over the engine). Only SGLang has such
-    rules, because only its arguments are known.
+    """Yield the findings about whole variants (levels laid over the engine). Such rules exist only
+    for SGLang, because only its arguments are known.
     """
     if parsed.job.engine.kind == "sglang":
         for rule in _VARIANT_RULES:
@@ -61,13 +63,14 @@ def _check_baseline(parsed: ParsedJob) -> Iterator[Finding]:
         yield from _check_level_exists(parsed, ("baseline", factor), factor, level)
     missing = [factor for factor in levels if factor not in baseline]
     if missing:
+        names = "`, `".join(missing)
         hint = "add " + ", ".join(
             f"{factor}: {next(iter(levels[factor]), '…')}" for factor in missing
         )
         yield parsed.finding(
             "baseline_incomplete",
             ("baseline",),
-            f"the baseline has no level for `{'`, `'.join(missing)}`",
+            f"the baseline has no level for `{names}`",
             hint,
         )
 
@@ -131,10 +134,11 @@ def _check_level_exists(
 
 def _suggest_name(word: str, known: Mapping[str, object]) -> str:
     found = get_close_matches(word, list(known), n=1, cutoff=0.6) if len(word) <= 64 else []
+    names = ", ".join(known)
     return (
         f"did you mean `{found[0]}`?"
         if found
-        else f"use one of: {', '.join(known)}"
+        else f"use one of these names: {names}"
         if known
         else "`factors` is empty: define the factor there first"
     )
@@ -147,7 +151,7 @@ def _check_runs_order(parsed: ParsedJob) -> Iterator[Finding]:
         at = (*path, "min") if parsed.is_written((*path, "min")) else (*path, "max")
         message = f"`min` asks for at least {runs.min} runs, but `max` allows at most {runs.max}"
         yield parsed.finding(
-            "runs_order", at, message, f"raise max to {runs.min} or more, or lower min"
+            "runs_order", at, message, f"raise `max` to {runs.min} or more, or lower `min`"
         )
 
 
@@ -181,16 +185,16 @@ def _check_launches(parsed: ParsedJob) -> Iterator[Finding]:
 
 
 def check_host_sharing(parsed: ParsedJob) -> Iterator[Finding]:
-    """Check `hosts.share`: a server over several hosts cannot share them, and without GPUs nothing
-    keeps trials apart.
+    """Check `hosts.share`. A server over several hosts cannot share them. Without GPUs, nothing
+    keeps trials on a host apart.
     """
     job = parsed.job
     if not job.hosts.share or not parsed.is_sound(_SHARE_PATH, ("engine",)):
         return
-    if job.engine.nodes > 1:
+    if (nodes := job.engine.nodes) > 1:
         message = (
-            f"a server over {job.engine.nodes} hosts cannot share them: every rank waits for the "
-            "slowest one"
+            f"a server over {nodes} hosts cannot share these hosts: every rank waits for the "
+            "slowest rank"
         )
         yield parsed.finding("shared_gang", _SHARE_PATH, message, "remove `share`")
     elif job.engine.kind == "external" or job.engine.gpus == 0:

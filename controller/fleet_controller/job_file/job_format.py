@@ -1,4 +1,6 @@
-"""The keys of the job file: the model at each path, and what to write where one is missing."""
+"""Describes the keys of the job file: the model at each path, and what to write where a key is
+missing.
+"""
 
 from __future__ import annotations
 
@@ -45,22 +47,24 @@ JOB_FORMAT = FileFormat(
         "workloads": "write `workloads: {single: {concurrency: 1, output_tokens: 500}}`",
         "output_tokens": "write how many tokens each answer has, such as `output_tokens: 500`",
         "of": "write which load to search: `of: rate` or `of: concurrency`",
-        "from": "write the first load, one that surely meets the slo, such as `from: 1`",
+        "from": "write the first load, which should surely meet the slo, such as `from: 1`",
         "to": "write the highest load to try, such as `to: 64`",
         "turns": "write how many requests a session has, such as `turns: 4`",
         "groups": "write the number of different beginnings, such as `groups: 4`",
         "tokens": "write the length of each beginning in tokens, such as `tokens: 1000`",
         "start": "write the rate at which the stage begins, such as `start: 0`",
         "end": "write the rate at which the stage ends, such as `end: 8`",
-        "duration": "write how long it lasts, such as `duration: 60s`",
+        "duration": "write the duration, such as `duration: 60s`",
         "min": "write the smallest number of tokens, such as `min: 100`",
         "max": "write the largest number of tokens, such as `max: 2000`",
         "median": "write the median number of tokens, such as `median: 200`",
         "sigma": "write how widely the lengths vary, such as `sigma: 0.8`",
     },
     empty={
-        "workloads": "write at least one, such as `single: {concurrency: 1, output_tokens: 500}`",
-        "factors.*": "give the factor at least one level, or remove it",
+        "workloads": (
+            "write at least one workload, such as `single: {concurrency: 1, output_tokens: 500}`"
+        ),
+        "factors.*": "give the factor at least one level, or remove the factor",
     },
     common=frozenset({"of", "from", "to"}),
     names={

@@ -1,5 +1,5 @@
-"""Loads a job file: returns a checked job with its findings, or raises everything that is wrong
-with it at once.
+"""Loads a job file. Returns a checked job with its findings, or raises an error that lists
+everything that is wrong with the file.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ class LoadedJob:
 
 
 def load_job_file(path: FilePath) -> LoadedJob:
-    """Read and check the file at `path`. Raises JobRejected for its content, and ConfigError if it
-    cannot be read.
+    """Read and check the file at `path`. Raises JobRejected if its content is wrong. Raises
+    ConfigError if it cannot be read.
     """
     try:
         with path.open("rb") as stream:
@@ -97,10 +97,11 @@ def load_job_file(path: FilePath) -> LoadedJob:
 
 
 def load_job(text: str | bytes, file_name: str, folder: FilePath | None = None) -> LoadedJob:
-    """Check a whole job file. Raises JobRejected with every finding if at least one is an error.
+    """Check a whole job file. Raises JobRejected with every finding if at least one finding is an
+    error.
 
-    The files that the job names are taken from the end of its text, or else read relative to
-    `folder`. Without a folder, no file is opened.
+    Files that the job names are taken from the end of its text, or else read relative to `folder`.
+    Without a folder, no file is opened.
     """
     own, attached = split_attached_files(
         decode_text(text, file_name, most_bytes=LARGEST_BYTES + 2 * MAX_PACKED_CHARS)
@@ -142,8 +143,8 @@ def load_job(text: str | bytes, file_name: str, folder: FilePath | None = None) 
 
 
 def _hides_variants(finding: Finding) -> bool:
-    """Return True if the error makes it impossible to judge whole variants. An error in a single
-    argument does not: the other arguments can still be judged.
+    """Return True if the error makes it impossible to judge whole variants. After an error in a
+    single argument, the other arguments can still be judged.
     """
     return finding.key.startswith(_VARIANT_SECTIONS) and not finding.code.startswith(
         _SINGLE_ARGUMENT_CODES
@@ -185,8 +186,8 @@ def decode_text(
 
 
 def _is_verbatim(path: KeyPath) -> bool:
-    """Return True for variables, labels and a few other values that stay text however they look:
-    `NCCL_NTHREADS: 512` is the text `512`.
+    """Return True if the value at `path` stays text even if it looks like a number. This holds for
+    variables, labels and a few other values: `NCCL_NTHREADS: 512` is the text `512`.
     """
     match path:
         case (
@@ -202,7 +203,9 @@ def _is_verbatim(path: KeyPath) -> bool:
 
 
 def _read_models(document: Document) -> tuple[ParsedJob, list[Finding]]:
-    """Return the models, with stand-ins in place of broken values, and the findings about those."""
+    """Return the models and the findings about broken values. A stand-in replaces each broken
+    value.
+    """
     value, broken = document.value, set(document.broken)
     found: list[Finding] = []
     for _ in range(6):  # removing one broken part can empty another
@@ -219,8 +222,8 @@ def _read_models(document: Document) -> tuple[ParsedJob, list[Finding]]:
 
 
 def _without(value: Any, rest: KeyPath, path: KeyPath) -> Any:
-    """Return a copy of `value` without the entry at `rest`. A list is removed as a whole, and a
-    stand-in replaces what is required.
+    """Return a copy of `value` without the entry at `rest`. A list is removed as a whole. A
+    stand-in replaces a required value.
     """
     if not rest or not isinstance(value, dict):
         return value

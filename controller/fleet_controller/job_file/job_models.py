@@ -1,5 +1,5 @@
-"""The job file as frozen pydantic models: types, ranges and defaults of each key. The `workloads`
-section is in workload_models.
+"""Defines the job file as frozen pydantic models: types, ranges and defaults of each key. The
+`workloads` section is in workload_models.
 """
 
 from __future__ import annotations
@@ -101,17 +101,18 @@ class Container(Section):
 
     image: Text = Field(description="Image with its tag or digest.")
     runtime: Literal["docker", "podman"] | None = Field(
-        default=None, description="Default: the one that is installed on the host."
+        default=None,
+        description="docker or podman. Default: the one of them that is installed on the host.",
     )
     shm_size: ShmSize | None = Field(
         default=None,
-        description="Size of a private shared memory, such as 32g; default: the host's.",
+        description="Size of the container's own shared memory, such as 32g. Default: the host's.",
     )
     mounts: Annotated[dict[str, Text], none_as_empty(dict[str, str])] = Field(
         default={},
         description=(
-            "PATH_INSIDE: PATH_ON_HOST; `:ro` at the end mounts it read-only. The model's path is "
-            "always mounted."
+            "PATH_INSIDE: PATH_ON_HOST. `:ro` at the end mounts the path read-only. The model's "
+            "path is always mounted."
         ),
     )
     python: Text | None = Field(
@@ -147,7 +148,7 @@ class PhaseTimeouts(Section):
 
 
 class Simulation(Section):
-    """Settings of the simulated engine. Every one is off unless written."""
+    """Settings of the simulated engine. Each setting is off unless it is written."""
 
     time_scale: float = Field(
         default=1.0,
@@ -163,10 +164,10 @@ class Simulation(Section):
         default=0.0, description="Relative standard deviation between runs of one launch."
     )
     drift_per_hour: Drift = Field(
-        default=0.0, description="Relative slow drift in an hour of model time."
+        default=0.0, description="Relative slow change of step times in an hour of model time."
     )
     ready_after: Duration = Field(
-        default=0.0, description="Real time before the server answers healthy."
+        default=0.0, description="Real time until the server answers that it is healthy."
     )
     crash_after: Duration = Field(
         default=0.0,
@@ -182,23 +183,24 @@ class Simulation(Section):
 
 
 class Engine(Section):
-    """What is launched, or what already runs and is measured."""
+    """The server to launch, or a running server to measure."""
 
     kind: Literal["sglang", "simulated", "external"] = Field(
-        description="sglang, simulated, or external: a server that already runs."
+        description="sglang and simulated are launched. external is a server that already runs."
     )
     python: Text | None = Field(
-        default=None, description="Python on the host whose environment has SGLang."
+        default=None, description="Path of a Python on the host that has SGLang installed."
     )
     container: Container | None = Field(
-        default=None, description="An image with SGLang, in place of `python`."
+        default=None, description="A container image with SGLang, used in place of `python`."
     )
     entry: Literal["launch_server", "serve"] | None = Field(
         default=None,
-        description="python -m sglang.launch_server (default), or sglang serve, from 0.5.5.",
+        description="launch_server (default), or serve for `sglang serve` (needs SGLang 0.5.5).",
     )
     cpu_binding: CpuBinding | None = Field(
-        default=None, description="none (default), auto: the CPUs nearest to the GPUs, or a list."
+        default=None,
+        description="none (default), auto (the CPUs nearest to the GPUs), or a list of CPUs.",
     )
     nodes: Annotated[int, Field(gt=0, le=1024)] = Field(
         default=1, description="Number of hosts of one server."
@@ -211,10 +213,12 @@ class Engine(Section):
     )
     url: Text | None = Field(default=None, description="Address of an external server.")
     gpus: Gpus | None = Field(
-        default=None, description="GPUs of one launch; default: from the parallel sizes in args."
+        default=None,
+        description="Number of GPUs of one launch. Default: what the parallel sizes in args need.",
     )
     args: Arguments = Field(
-        default={}, description="Server arguments by SGLang's own names, underscores for dashes."
+        default={},
+        description="Server arguments under SGLang's own names, with underscores for dashes.",
     )
     env: Variables = Field(
         default={},
@@ -225,7 +229,7 @@ class Engine(Section):
     )
     stop_timeout: Deadline = Field(
         default=30.0,
-        description="How long the server may take to exit after SIGTERM, before SIGKILL.",
+        description="How long the server may take to exit after SIGTERM. Then it gets SIGKILL.",
     )
     simulation: Simulation | None = Field(
         default=None, description="Settings of the simulated engine."
@@ -235,8 +239,8 @@ class Engine(Section):
 class Level(Section):
     """One setting of a factor, laid over the engine. null removes an argument or a variable."""
 
-    args: Arguments = Field(default={}, description="Arguments to set; null removes one.")
-    env: Variables = Field(default={}, description="Variables to set; null removes one.")
+    args: Arguments = Field(default={}, description="Arguments to set. null removes an argument.")
+    env: Variables = Field(default={}, description="Variables to set. null removes a variable.")
     simulation: Simulation | None = Field(
         default=None, description="Settings of the simulated engine to change."
     )
@@ -253,12 +257,12 @@ class Runs(Section):
     )
     max: Annotated[int, Field(gt=0, le=10_000)] | None = Field(
         default=None,
-        description="Maximum number of valid runs; default 20, or min if that is more.",
+        description="Maximum number of valid runs. Default: 20, or min if min is greater.",
     )
 
 
 class Measure(Section):
-    """How sure the verdict must be."""
+    """How often to measure, and how sure the verdict must be."""
 
     launches: Annotated[int, Field(gt=0, le=10_000)] = Field(
         default=3, description="Launches of each variant on each host."
@@ -267,18 +271,19 @@ class Measure(Section):
     precision: Precision = Field(
         default=0.02,
         description=(
-            "Relative half-width of the interval over runs at which measuring a workload ends."
+            "A workload is measured until the interval over its runs has this relative half-width."
         ),
     )
     confidence: Confidence = Field(default=0.95, description="Confidence of every interval.")
     margin: Precision = Field(
-        default=0.02, description="Differences below this do not matter: the verdict is EQUIVALENT."
+        default=0.02,
+        description="Relative differences below this do not matter: the verdict is EQUIVALENT.",
     )
     warmup: WarmUp = Field(
         default=0,
         description=(
-            "auto: warm up until the runs are steady; or a number of requests, after which every "
-            "run counts."
+            "auto warms up until the runs are steady. A number is the number of requests after "
+            "which every run counts."
         ),
     )
     seed: Seed = Field(default=1, description="Seed of the order of launches and of prompts.")
@@ -293,12 +298,15 @@ class Hosts(Section):
     labels: Labels = Field(default={}, description="Labels that a host must have.")
     placement: Literal["every_host", "any_host"] = Field(
         default="every_host",
-        description="Run every block on every host, or each block on one host.",
+        description=(
+            "every_host runs every block on every host. any_host runs each block on one host."
+        ),
     )
     share: bool = Field(
         default=False,
         description=(
-            "Let trials of jobs that share run side by side on a host, each on its own GPUs."
+            "Let trials run next to other trials that may share their host. Each trial has its "
+            "own GPUs."
         ),
     )
 
@@ -312,19 +320,19 @@ class LoadHosts(Section):
     labels: Labels = Field(
         default={},
         description=(
-            "Labels that a host must have; without names and labels: the hosts that are load_only."
+            "Labels that a host must have. Without names and labels, the load_only hosts are used."
         ),
     )
 
 
 class Load(Section):
-    """Load from other hosts than the server's, through a Ray cluster that each attempt has for
-    itself.
+    """Load from hosts other than the server's host. Each attempt sends it through a Ray cluster of
+    its own.
     """
 
     hosts: LoadHosts = Field(
         default=LoadHosts(),
-        description="Hosts that send load; hosts that get trials of the job never do.",
+        description="Hosts that send load. A host that gets trials of the job never sends load.",
     )
     shards: Annotated[int, Field(gt=0, le=1024)] | None = Field(
         default=None,
@@ -333,7 +341,7 @@ class Load(Section):
 
 
 class JobFile(Section):
-    """A job of benchfleet."""
+    """The content of a job file."""
 
     model_config = ConfigDict(
         title="benchfleet job", json_schema_extra={"patternProperties": {"^x-": {}}}
@@ -343,20 +351,25 @@ class JobFile(Section):
     kind: Literal["Job"] = Field(description="Job.")
     name: JobName = Field(description="A label of lower-case letters, digits and dashes.")
     model: Model = Field(description="Which model is served.")
-    engine: Engine = Field(description="What is launched, or measured as it runs.")
+    engine: Engine = Field(description="The server to launch, or a running server to measure.")
     factors: dict[Name, Levels] = Field(
         default={},
-        description="factor: {level: {args, env, simulation}}; every combination is a variant.",
+        description=(
+            "factor: {level: {args, env, simulation}}. Every combination of levels is a variant."
+        ),
     )
     exclude: tuple[Mapping[str, str], ...] = Field(
-        default=(), description="Combinations of levels, partial or full, that are left out."
+        default=(),
+        description=(
+            "Combinations of levels that are left out. A combination may name only some factors."
+        ),
     )
     baseline: dict[str, str] | None = Field(
         default=None,
-        description="factor: level to compare with; default: the first level of each factor.",
+        description="factor: level, for the variant to compare with. Default: the first levels.",
     )
     workloads: Annotated[dict[Name, Workload], Field(min_length=1)] = Field(
-        description="Load patterns, all measured in every launch."
+        description="Load patterns. Every launch measures all of them."
     )
     measure: Measure = Field(
         default=Measure(), description="How often to measure, and how sure the verdict must be."
@@ -372,7 +385,7 @@ class JobFile(Section):
 
 
 def job_schema() -> dict[str, Any]:
-    """Return the JSON Schema of a job file. It accepts all that the loader accepts; `lint` checks
-    the rules that span keys.
+    """Return the JSON Schema of a job file. It accepts every file that the loader accepts. Rules
+    about several keys are checked only by `lint`.
     """
     return json_schema_of(JobFile, "benchfleet job")

@@ -1,4 +1,6 @@
-"""A job file while it is checked: the document, its models, and which parts are sound."""
+"""Represents a job file while it is checked: the document, its models, and which parts are
+sound.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from fleet_controller.yaml.key_path import KeyPath, dotted
 @dataclass(frozen=True, slots=True)
 class ParsedJob:
     """The readable part of a job file. Values of `job` at or below a path in `broken` are defaults
-    or stand-ins, not the user's.
+    or stand-ins, not what the user wrote.
     """
 
     document: Document
@@ -23,12 +25,12 @@ class ParsedJob:
     broken: frozenset[KeyPath] = field(default=frozenset())
 
     def is_sound(self, *paths: KeyPath) -> bool:
-        """Return True if nothing at, above or below any of `paths` is broken."""
+        """Return True if no broken value is at, above or below any of `paths`."""
         return not any(_paths_overlap(path, bad) for path in paths for bad in self.broken)
 
     def is_readable(self, path: KeyPath) -> bool:
-        """Return True if the value of `job` at `path` is the user's. Broken parts below it may have
-        been left out.
+        """Return True if the user wrote the value of `job` at `path`. Broken parts below it may
+        have been left out.
         """
         return not any(path[: len(bad)] == bad for bad in self.broken)
 
@@ -53,8 +55,8 @@ class ParsedJob:
         return path in self.document.keys
 
     def factor_levels(self) -> Mapping[str, Mapping[str, Any]]:
-        """Return factor → level → content as written, as far as the file has that shape, whether or
-        not the levels are sound.
+        """Return the levels of each factor with their content as written, even if a level is not
+        sound. A factor that is not a mapping is left out.
         """
         factors = (
             self.document.value.get("factors") if isinstance(self.document.value, dict) else None

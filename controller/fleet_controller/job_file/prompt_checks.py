@@ -1,4 +1,4 @@
-"""Rules on the prompts of a workload: known names, and random prompts that would make a measurement
+"""Checks the prompts of a workload: known names, and random prompts that would make a measurement
 invalid.
 """
 
@@ -25,7 +25,7 @@ _DEGENERATE_TEXT = (
     "acceptance looks better than it is"
 )
 _FORCE_RANDOM_HINT = (
-    "use real prompts, or write `force_random: true` if you want the speed with random ones"
+    "use real prompts, or write `force_random: true` if you want the speed with random prompts"
 )
 
 
@@ -41,7 +41,7 @@ def check_prompts(
     elif requests.prompts is not None:
         yield from _check_known_prompts(parsed, place, requests.prompts)
     if workload.trace is not None and requests.prompts not in (None, RANDOM_PROMPTS):
-        message = "a trace has its own prompts, generated to its lengths"
+        message = "the prompts of a trace are generated with the lengths in the trace"
         yield parsed.finding(
             "wrong_prompts",
             place,
@@ -60,7 +60,7 @@ def check_prompts(
                 "wrong_prompts",
                 (*path, key),
                 message,
-                "remove it, or write `prompts: random`",
+                f"remove `{key}`, or write `prompts: random`",
                 at_key=True,
             )
 
@@ -69,11 +69,12 @@ def _check_known_prompts(parsed: ParsedJob, place: KeyPath, written: str) -> Ite
     known = [BUILTIN_PREFIX + name for name in BUILTIN_PROMPTS]
     if written.startswith(FILE_PREFIX) or written in known:
         return
+    names = ", ".join(known)
     near = get_close_matches(written[:64], [*known, RANDOM_PROMPTS], n=1, cutoff=0.6)
     hint = (
         f"did you mean `{near[0]}`?"
         if near
-        else f"use one of: {', '.join(known)}, {FILE_PREFIX}PATH or {RANDOM_PROMPTS}"
+        else f"use one of these: {names}, {FILE_PREFIX}PATH or {RANDOM_PROMPTS}"
     )
     yield parsed.finding(
         "unknown_prompts", place, f"there are no prompts called `{written[:64]}`", hint

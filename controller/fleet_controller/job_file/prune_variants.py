@@ -1,5 +1,5 @@
-"""Removes variants without an effect from a job: adds the `exclude` entries that do so to the text
-of its file.
+"""Removes variants without an effect from a job. Adds the `exclude` entries for them to the text of
+the job file.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _WIDEST_LINE = 4096
 
 @dataclass(frozen=True, slots=True)
 class PrunedJob:
-    """A job without the variants that have no effect, and those variants. If there are none, the
-    job is unchanged.
+    """A job without the variants that have no effect, and the variants that were left out. If no
+    variant was left out, the job is unchanged.
     """
 
     loaded: LoadedJob
@@ -37,8 +37,8 @@ class PrunedJob:
 
 
 def prune_loaded_job(loaded: LoadedJob) -> PrunedJob:
-    """Leave out every variant that runs the same server as another. Raises ConfigError if the text
-    cannot be changed safely.
+    """Leave out every variant that runs the same server as another variant. Raises ConfigError if
+    the text cannot be changed safely.
     """
     found = equivalent_variants(loaded.job, make_variants(loaded.job))
     if not found:
@@ -50,14 +50,14 @@ def prune_loaded_job(loaded: LoadedJob) -> PrunedJob:
         written = "; ".join(f"- {dict(entry)}" for entry in entries)
         raise ConfigError(
             "the entries of `exclude` could not be added to this file automatically",
-            f"add them to the file by hand: {written}",
+            f"add these entries to the file by hand: {written}",
         )
     return PrunedJob(changed, found)
 
 
 def with_exclusions(text: str, entries: Sequence[Mapping[str, str]]) -> str:
-    """Return the job file's text with `entries` added to `exclude`; comments and the order of keys
-    stay. Raises ConfigError.
+    """Return the job file's text with `entries` added to `exclude`. Comments and the order of keys
+    stay. Raises ConfigError if the text cannot be changed.
     """
     yaml = YAML(typ="rt")
     yaml.preserve_quotes = True

@@ -1,6 +1,4 @@
-"""Turns the arguments of a job file into SGLang's own: its names, and values as the engine takes
-them.
-"""
+"""Turns the arguments of a job file into SGLang's names and values."""
 
 from __future__ import annotations
 
@@ -12,8 +10,10 @@ from fleet_knowledge.sglang.server_arguments import is_negatable, resolve_name
 
 
 def normalise_arguments(written: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments by SGLang's names, with values as the engine takes them: a mapping
-    becomes JSON text, and a flag that is off becomes None (absent).
+    """Return the arguments under SGLang's names, with values as the engine takes them.
+
+    A mapping becomes JSON text. A flag that is off becomes None (absent), unless SGLang has a
+    `--no-…` form of it.
     """
     return {(name := resolve_name(key).name): _value(name, value) for key, value in written.items()}
 

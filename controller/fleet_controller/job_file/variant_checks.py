@@ -1,4 +1,4 @@
-"""Rules on whole variants: speculation, parallel sizes, server limits, NCCL variables, and variants
+"""Checks whole variants: speculation, parallel sizes, server limits, NCCL variables, and variants
 that run the same server. Each finding is placed at the setting that causes it.
 """
 
@@ -49,8 +49,9 @@ class VariantSet:
 
 
 def remark_findings(variant_set: VariantSet, rules: Sequence[RemarkRule]) -> Iterator[Finding]:
-    """Yield the remarks of `rules` on all variants, each once, at the setting that causes it. If
-    only some of the variants with that setting have a remark, its message names them.
+    """Yield the remarks of `rules` on all variants as findings. Each remark is reported once, at
+    the setting that causes it. If it applies to only some of the variants with that setting, its
+    message names them.
     """
     places = _SettingPaths(variant_set.parsed)
     found: dict[_Key, list[Variant]] = {}
@@ -87,14 +88,12 @@ def _and_more(count: int) -> str:
 
 
 def _has_setting(path: KeyPath, variant: Variant) -> bool:
-    """Return True if the variant includes the level that holds `path`, or if `path` belongs to the
-    engine.
-    """
+    """Return True if `path` belongs to the engine or to a level of the variant."""
     return path[0] != "factors" or variant.levels.get(str(path[1])) == path[2]
 
 
 class _SettingPaths:
-    """Finds where a setting is written, by the name that the server knows it under."""
+    """Finds where the job file sets an argument or a variable, by the name that the server uses."""
 
     def __init__(self, parsed: ParsedJob) -> None:
         self._parsed = parsed
@@ -109,8 +108,8 @@ class _SettingPaths:
                     )
 
     def path_of(self, subject: str, variant: Variant) -> KeyPath:
-        """Return the path where the last layer of the variant that sets `subject` does so, or the
-        engine's path if no layer sets it.
+        """Return the path of `subject` in the last layer of the variant that sets it. If no layer
+        sets it, return the engine's path.
         """
         if subject == "concurrency":
             return self._busiest_workload()
@@ -136,7 +135,7 @@ class _SettingPaths:
 
 
 def level_path(parsed: ParsedJob, levels: Mapping[str, str]) -> KeyPath:
-    """Return the path of the level that comes last in the file among those named."""
+    """Return the path of that one of the given levels which comes last in the file."""
     paths: list[KeyPath] = [("factors", factor, level) for factor, level in levels.items()]
     return max(
         paths, key=lambda path: parsed.document.place(path, at_key=True), default=("factors",)
@@ -144,9 +143,9 @@ def level_path(parsed: ParsedJob, levels: Mapping[str, str]) -> KeyPath:
 
 
 def check_ineffective_settings(variant_set: VariantSet) -> Iterator[Finding]:
-    """Check environment variables that SGLang overwrites or that contradict arguments, and report
-    variants that run the same server as another. Variants that one `exclude` entry would remove
-    share a finding.
+    """Check environment variables that SGLang overwrites or that contradict arguments. Also report
+    variants that run the same server as another variant. Variants that one `exclude` entry would
+    remove share a finding.
     """
     yield from remark_findings(variant_set, (environment_rules.apply_environment_rules,))
     groups: dict[tuple[tuple[str, str], ...], list[EquivalentVariant]] = {}
@@ -166,7 +165,8 @@ def _ineffective_finding(
     )
     written = ", ".join(f"{factor}: {level}" for factor, level in entry.items())
     hint = (
-        f"leave it out with `exclude: [{{{written}}}]` or `--prune`; keep it only as an A/A variant"
+        f"leave the variant out with `exclude: [{{{written}}}]` or `--prune`; keep it only for an "
+        "A/A comparison"
     )
     return variant_set.parsed.finding(
         "arm_without_effect",
@@ -197,8 +197,8 @@ def check_parallel_sizes(variant_set: VariantSet) -> Iterator[Finding]:
 
 
 def check_speculation(variant_set: VariantSet) -> Iterator[Finding]:
-    """Check the speculation settings of each variant, and the draft's config.json if it is on this
-    machine.
+    """Check the speculation settings of each variant, and the draft model's config.json if it is on
+    this machine.
     """
     yield from remark_findings(
         variant_set, (speculation_rules.apply_speculation_rules, draft_config)
@@ -206,8 +206,8 @@ def check_speculation(variant_set: VariantSet) -> Iterator[Finding]:
 
 
 def draft_config(asked: ServerConfiguration) -> Iterator[RuleFinding]:
-    """Report EAGLE for a draft whose config.json says EAGLE-3, if the draft's folder is on this
-    machine.
+    """Report the algorithm EAGLE for a draft model with a config.json that says EAGLE-3, if the
+    draft's folder is on this machine.
     """
     draft = asked.text(DRAFT)
     if (
@@ -231,7 +231,9 @@ def draft_config(asked: ServerConfiguration) -> Iterator[RuleFinding]:
 
 
 def _read_draft_config(draft: str) -> dict[str, object]:
-    """Return the draft's config.json, or {} if it is not here or not a JSON mapping."""
+    """Return the draft model's config.json, or {} if it is not on this machine or is not a JSON
+    mapping.
+    """
     try:
         with (FilePath(draft).expanduser() / "config.json").open("rb") as stream:
             content = json.loads(stream.read(_LARGEST_CONFIG_BYTES))
@@ -241,7 +243,9 @@ def _read_draft_config(draft: str) -> dict[str, object]:
 
 
 def check_nccl_variables(parsed: ParsedJob) -> Iterator[Finding]:
-    """Check each NCCL variable as it is written: invalid, outdated, without effect, costly."""
+    """Report NCCL variables that are invalid, outdated, without effect or costly, at the place
+    where each is written.
+    """
     if parsed.job.engine.kind != "sglang":
         return
     for path, env in setting_layers(parsed, "env"):
@@ -260,7 +264,7 @@ def check_nccl_variables(parsed: ParsedJob) -> Iterator[Finding]:
 
 
 def check_nccl_variants(variant_set: VariantSet) -> Iterator[Finding]:
-    """Check the combined NCCL variables of each variant, and report levels that cannot change
+    """Check the NCCL variables of each variant together. Also report levels that cannot change
     anything.
     """
     yield from remark_findings(variant_set, (variable_rules.apply_nccl_server_rules,))
@@ -289,7 +293,7 @@ def _check_bypassed_settings(variant_set: VariantSet) -> Iterator[Finding]:
 
 def _nccl_level_paths(parsed: ParsedJob, variant: Variant) -> Iterator[KeyPath]:
     """Yield the paths of the variant's levels that set a variable which could change NCCL's speed.
-    Settings that all variants share are left out: they are not compared.
+    Settings of the engine are left out, because all variants share them.
     """
     for path, env in setting_layers(parsed, "env"):
         mine = path[0] == "factors" and variant.levels.get(str(path[1])) == path[2]
@@ -326,8 +330,8 @@ def _bypassed_finding(
     )
     if not sure:
         hint = (
-            f"if so, {hint}; with `interconnect: nvlink` or `interconnect: pcie` in hosts.labels, "
-            "lint knows which applies"
+            f"if it has no effect, {hint}; with `interconnect: nvlink` or `interconnect: pcie` in "
+            "hosts.labels, lint knows whether it has"
         )
     return variant_set.parsed.finding(
         "nccl_bypassed", path[:3], message, hint, severity=WARNING if sure else INFO, at_key=True

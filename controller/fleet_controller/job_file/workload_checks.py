@@ -1,5 +1,5 @@
-"""Rules that span the keys of one workload: which load it is, how requests arrive, lengths and the
-search.
+"""Checks rules that span the keys of one workload: which load it has, how requests arrive, lengths
+and the search.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _BAD_SEARCH = "bad_search"
 
 
 def check_workloads(parsed: ParsedJob) -> Iterator[Finding]:
-    """Yield what is wrong with each workload; rules that span keys run only on a workload without
+    """Yield what is wrong with each workload. Rules that span keys run only on a workload without
     broken values.
     """
     for name, workload in parsed.job.workloads.items():
@@ -52,13 +52,15 @@ def check_workloads(parsed: ParsedJob) -> Iterator[Finding]:
 
 def _check_load(parsed: ParsedJob, path: KeyPath, workload: Workload) -> Iterator[Finding]:
     written = [key for key in _LOADS if getattr(workload, key) is not None]
+    choices = _join_or(_LOADS)
     if len(written) > 1:
-        message = (
-            f"a workload takes one of {_join_or(_LOADS)}, but this one has {_join_and(written)}"
+        given = _join_and(written)
+        message = f"a workload takes one of {choices}, but this workload has {given}"
+        yield parsed.finding(
+            "two_loads", path, message, "write a separate workload for each", at_key=True
         )
-        yield parsed.finding("two_loads", path, message, "write a workload for each", at_key=True)
     elif not written:
-        message = f"the workload has none of {_join_or(_LOADS)}: it sends no requests"
+        message = f"the workload has none of {choices}, so it sends no requests"
         yield parsed.finding(
             "no_load",
             path,
@@ -86,7 +88,7 @@ def _check_load(parsed: ParsedJob, path: KeyPath, workload: Workload) -> Iterato
         if len(written) == 1 and kind not in loads and getattr(workload, key) is not None:
             message, hint = (
                 f"`{key}` applies only to {_join_or(loads)}",
-                f"remove it, or use {_join_or(loads)}",
+                f"remove `{key}`, or use {_join_or(loads)}",
             )
             yield parsed.finding("wrong_loop", (*path, key), message, hint, at_key=True)
 
@@ -122,14 +124,14 @@ def _check_burstiness(parsed: ParsedJob, path: KeyPath, workload: Workload) -> I
             "wrong_arrivals",
             (*path, "burstiness"),
             message,
-            "write `arrivals: gamma`, or remove it",
+            "write `arrivals: gamma`, or remove `burstiness`",
             at_key=True,
         )
 
 
 def _check_ramp(parsed: ParsedJob, path: KeyPath, workload: Workload) -> Iterator[Finding]:
     if workload.ramp is not None and not any(stage.start or stage.end for stage in workload.ramp):
-        message = "every rate of the ramp is 0: it sends no requests"
+        message = "every rate of the ramp is 0, so the workload sends no requests"
         yield parsed.finding(
             "no_load",
             (*path, "ramp"),
@@ -148,8 +150,7 @@ def _check_request_count(parsed: ParsedJob, path: KeyPath, workload: Workload) -
     if due > MOST_REQUESTS:
         key = next(key for key in ("rate", "search", "ramp") if getattr(workload, key) is not None)
         message = (
-            f"one run would send about {due:,.0f} requests, more than the limit of "
-            f"{MOST_REQUESTS:,}"
+            f"one run would send about {due:,.0f} requests, but the limit is {MOST_REQUESTS:,}"
         )
         yield parsed.finding(
             "too_many_requests",
@@ -195,7 +196,7 @@ def _check_mix(parsed: ParsedJob, path: KeyPath, workload: Workload) -> Iterator
                 "wrong_mix",
                 (*path, key),
                 message,
-                "write it in the parts that need it",
+                f"write `{key}` in the parts that need it",
                 at_key=True,
             )
 
@@ -260,7 +261,7 @@ def _check_search_slo(parsed: ParsedJob, path: KeyPath, workload: Workload) -> I
             _BAD_SEARCH,
             at,
             message,
-            "write `slo: {ttft_p99: 2s, tpot_p99: 50ms}`, or one of the two",
+            "write `slo: {ttft_p99: 2s, tpot_p99: 50ms}`, or one of the two limits",
             at_key=True,
         )
 
@@ -271,7 +272,8 @@ def _check_search_bounds(parsed: ParsedJob, place: KeyPath, search: Search) -> I
             f"the search goes from {search.from_:g} to {search.to:g}: there is nothing to search"
         )
         hint = (
-            "write a load that surely meets the slo as `from`, and one that surely does not as `to`"
+            "write a load that surely meets the slo as `from`, and a load that surely misses it as "
+            "`to`"
         )
         yield parsed.finding(_BAD_SEARCH, (*place, "to"), message, hint)
 
@@ -288,13 +290,14 @@ def _check_search_in_flight(
     turns = workload.sessions.turns if workload.sessions else 1
     if workload.requests is not None and workload.requests < search.to * turns:
         users = workload.requests // turns
+        needed = round(search.to) * turns
         message = (
-            f"a run of {workload.requests} requests has at most {users} in flight, but the search "
-            f"goes up to {search.to:g}"
+            f"a run of {workload.requests} requests has at most {users} requests in flight, but "
+            f"the search goes up to {search.to:g}"
         )
         hint = (
-            f"write `requests: {round(search.to) * turns}` or more, or remove it: each load then "
-            "gets as many as it needs"
+            f"write `requests: {needed}` or more, or remove `requests`: each load then gets as "
+            "many requests as it needs"
         )
         yield parsed.finding(_BAD_SEARCH, (*path, "requests"), message, hint)
 

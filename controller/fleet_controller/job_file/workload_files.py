@@ -1,4 +1,4 @@
-"""Parses the files that a workload may name, traces and prompts, from their bytes."""
+"""Parses the files that a workload may name (traces and prompts) from their bytes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any, Final
 from fleet_protos.attachment import Message, Prompts, Trace
 
 TRACE_FORMS: Final = (
-    "a .jsonl with timestamp (ms), input_length, output_length and hash_ids, or a .csv with "
-    "time_s, prompt_tokens, output_tokens"
+    "a .jsonl file with timestamp (ms), input_length, output_length and hash_ids, or a .csv file "
+    "with time_s, prompt_tokens and output_tokens"
 )
 PROMPT_FORMS: Final = (
-    "a .jsonl of {messages: …} objects, a .json of ShareGPT conversations, or a .txt with a prompt "
-    "a line"
+    "a .jsonl file of {messages: …} objects, a .json file of ShareGPT conversations, or a .txt "
+    "file with one prompt on each line"
 )
 MOST_TOKENS: Final = 10_000_000
 
@@ -33,7 +33,9 @@ _TraceRow = tuple[float, int, int, tuple[int, ...]]  # time in ms, tokens in and
 
 
 class BadWorkloadFile(Exception):
-    """Says what is wrong with a file and in which line (from 1; 0 = no particular line)."""
+    """A file cannot be used. The message says what is wrong and in which line. Line 0 means that no
+    particular line is wrong.
+    """
 
     def __init__(self, line: int, message: str) -> None:
         self.line = line
@@ -41,8 +43,8 @@ class BadWorkloadFile(Exception):
 
 
 def read_trace(content: bytes, name: str) -> Trace:
-    """Return the requests of a trace, sorted by time; times count from the first request, and
-    lengths of 0 become 1. Raises BadWorkloadFile.
+    """Return the requests of a trace, sorted by time. Times count from the first request. Lengths
+    of 0 become 1. Raises BadWorkloadFile.
     """
     text = _text(content)
     if name.lower().endswith(".csv"):
@@ -65,7 +67,7 @@ def read_trace(content: bytes, name: str) -> Trace:
 
 
 def read_prompts(content: bytes, name: str) -> Prompts:
-    """Return the prompts of a file, in its order. Raises BadWorkloadFile."""
+    """Return the prompts of a file, in the order of the file. Raises BadWorkloadFile."""
     readers = {".jsonl": _openai, ".json": _sharegpt, ".txt": _plain_text_prompts}
     ending = next((ending for ending in readers if name.lower().endswith(ending)), "")
     if not ending:
@@ -86,7 +88,7 @@ def _text(content: bytes) -> str:
 
 
 def _objects(text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Yield each line of JSON as (line number, object). Raises BadWorkloadFile."""
+    """Yield the line number and the object of each line of JSON. Raises BadWorkloadFile."""
     for line, written in enumerate(text.split("\n"), start=1):
         if not written.strip():
             continue
@@ -121,8 +123,9 @@ def _csv_rows(text: str) -> Iterator[_TraceRow]:
     try:
         missing = [key for key in _CSV if key not in (reader.fieldnames or ())]
         if missing:
+            absent, needed = missing[0], ", ".join(_CSV)
             raise BadWorkloadFile(
-                1, f"the first line has no column `{missing[0]}`; it needs {', '.join(_CSV)}"
+                1, f"the first line has no column `{absent}`; the file needs the columns {needed}"
             )
         for row in reader:
             at_s, *tokens = (_number(reader.line_num, key, row[key]) for key in _CSV)
@@ -158,8 +161,8 @@ def _tokens(line: int, numbers: Sequence[float]) -> tuple[int, int]:
 
 
 def _openai(text: str) -> Iterator[tuple[Message, ...]]:
-    """Yield the messages of requests to a chat endpoint, one request a line. Messages after the
-    user's last one are left out.
+    """Yield the messages of requests to a chat endpoint. Each line is one request. Messages after
+    the user's last message are left out.
     """
     for line, found in _objects(text):
         messages = found.get("messages")
@@ -168,7 +171,7 @@ def _openai(text: str) -> Iterator[tuple[Message, ...]]:
         read = [_message(line, message) for message in messages]
         last = max((place for place, (role, _) in enumerate(read) if role == "user"), default=-1)
         if last < 0:
-            raise BadWorkloadFile(line, "there is no message of the user")
+            raise BadWorkloadFile(line, "the request has no message of the user")
         yield tuple(read[: last + 1])
 
 
@@ -184,8 +187,8 @@ def _message(line: int, written: object) -> Message:
 
 
 def _sharegpt(text: str) -> Iterator[tuple[Message, ...]]:
-    """Yield the first question of each conversation. A conversation without text, or that the
-    assistant begins, is left out, as in other benchmarks.
+    """Yield the first question of each conversation. As in other benchmarks, a conversation is left
+    out if it has no text or if the assistant begins it.
     """
     try:
         conversations = json.loads(text)

@@ -1,5 +1,5 @@
-"""The `workloads` section of a job file as frozen pydantic models: types, ranges and defaults of
-each key.
+"""Defines the `workloads` section of a job file as frozen pydantic models: types, ranges and
+defaults of each key.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Stage(Section):
 
     start: AnyRate = Field(description="Requests a second when the stage begins; 0 = none.")
     end: AnyRate = Field(
-        description="Requests a second when it ends; the same as `start` holds the rate."
+        description="Requests a second when the stage ends. The value of `start` keeps the rate."
     )
     duration: Deadline = Field(description="How long the stage lasts.")
 
@@ -78,7 +78,7 @@ class Uniform(Section):
 
 
 class Lognormal(Section):
-    """Most lengths are near the median, a few are many times longer."""
+    """Most lengths are near the median. A few lengths are many times longer."""
 
     median: Annotated[float, Field(ge=1, le=1_000_000)] = Field(
         description="Number of tokens that half of the lengths are below."
@@ -86,11 +86,11 @@ class Lognormal(Section):
     sigma: Annotated[float, Field(gt=0, le=5)] = Field(
         description="Standard deviation of the natural logarithm."
     )
-    max: Tokens = Field(description="Largest number of tokens; longer draws are cut to it.")
+    max: Tokens = Field(description="Largest number of tokens. Longer lengths are cut to it.")
 
 
 class Lengths(Section):
-    """Lengths drawn from the seed; they are the same for every variant and every run."""
+    """Lengths that are drawn from the seed. They are the same for every variant and every run."""
 
     model_config = ConfigDict(
         json_schema_extra={"oneOf": [{"required": ["uniform"]}, {"required": ["lognormal"]}]}
@@ -122,7 +122,7 @@ _LOADS: list[JsonValue] = [
 
 
 class SharedPrefix(Section):
-    """Requests that begin with the same text, as those of one application do."""
+    """Requests that begin with the same text, as the requests of one application do."""
 
     groups: Count = Field(
         description="Number of different beginnings; request n has beginning n modulo groups."
@@ -131,8 +131,8 @@ class SharedPrefix(Section):
 
 
 class Sessions(Section):
-    """Requests that follow one another in a conversation, each with the whole conversation
-    so far.
+    """Requests that follow one another in a conversation. Each request carries the whole
+    conversation so far.
     """
 
     turns: Annotated[int, Field(ge=2, le=1000)] = Field(
@@ -140,45 +140,54 @@ class Sessions(Section):
     )
     think_time: Duration = Field(
         default=0.0,
-        description="Mean time between an answer and the next request; exponentially distributed.",
+        description=(
+            "Mean of the exponentially distributed time from an answer to the next request."
+        ),
     )
 
 
 class Search(Section):
-    """A search for the highest load that meets the workload's `slo`, run by run in every launch."""
+    """A search for the highest load that meets the workload's `slo`. Each launch searches run by
+    run.
+    """
 
     of: Literal["rate", "concurrency"] = Field(
-        description="Which load to search: requests a second, or requests in flight at once."
+        description=(
+            "Which load to search: rate (requests a second) or concurrency (requests in flight)."
+        )
     )
-    from_: Rate = Field(alias="from", description="The first load; it should surely meet the slo.")
+    from_: Rate = Field(
+        alias="from", description="The first load, which should surely meet the slo."
+    )
     to: Rate = Field(description="The highest load to try.")
     within: Within = Field(
         default=0.05,
         description=(
-            "The search ends when the lowest load that fails the slo is at most this much above "
-            "the highest that meets it."
+            "The search ends when the lowest load that fails the slo is at most this share above "
+            "the highest load that meets it."
         ),
     )
     goodput: Share = Field(
         default=0.99,
         description=(
-            "Share of a run's requests that must meet the slo; failed requests do not meet it."
+            "Share of a run's requests that must meet the slo. A failed request does not meet it."
         ),
     )
 
 
 class Requests(Section):
-    """One kind of requests: prompts and lengths."""
+    """One kind of requests: its prompts and its lengths."""
 
     prompts: Text | None = Field(
-        default=None, description="builtin:NAME, file:PATH, or random; default builtin:chat."
+        default=None,
+        description="Prompts to use: builtin:NAME, file:PATH, or random. Default: builtin:chat.",
     )
     input_tokens: TokenCounts | None = Field(default=None, description="Length of random prompts.")
     output_tokens: TokenCounts | None = Field(
         default=None,
         description=(
-            "Exact length of each answer: a number, or a distribution; default with a trace: the "
-            "trace's lengths."
+            "Exact length of each answer: a number, or a distribution. With a trace, the default "
+            "is the trace's lengths."
         ),
     )
     shared_prefix: SharedPrefix | None = Field(
@@ -201,20 +210,20 @@ class Part(Requests):
 
 
 class Workload(Requests):
-    """A load pattern: a closed loop by `concurrency`, an open loop by `rate`, `ramp` or `trace`, or
-    a search for the highest rate or concurrency.
+    """A load pattern. `concurrency` makes a closed loop. `rate`, `ramp` or `trace` makes an open
+    loop. `search` looks for the highest rate or concurrency.
     """
 
     model_config = ConfigDict(json_schema_extra={"oneOf": _LOADS})
 
     concurrency: Counts | None = Field(
         default=None,
-        description="Requests in flight at once; a list makes one workload for each value.",
+        description="Requests in flight at once. A list makes one workload for each value.",
     )
     rate: Rates | None = Field(
         default=None,
         description=(
-            "Requests a second, however fast the server answers; a list makes one workload for "
+            "Requests a second, however fast the server answers. A list makes one workload for "
             "each value."
         ),
     )
@@ -234,7 +243,7 @@ class Workload(Requests):
     burstiness: Annotated[float, Field(ge=0.01, le=100)] | None = Field(
         default=None,
         description=(
-            "With gamma arrivals, the shape of the gaps; 1 = Poisson, below 1 = bursts, above 1 = "
+            "Shape of the gaps between gamma arrivals: 1 = Poisson, below 1 = bursts, above 1 = "
             "more even."
         ),
     )
@@ -246,13 +255,15 @@ class Workload(Requests):
     )
     duration: Deadline | None = Field(
         default=None,
-        description="How long requests arrive in each run; or how much of a trace is replayed.",
+        description=(
+            "How long requests arrive in each run, or how much of a trace each run replays."
+        ),
     )
     requests: Count | None = Field(
         default=None,
         description=(
-            "Requests of one run; default 1 at concurrency 1, else max(4, 2 x concurrency); of a "
-            "trace: that many from its start, default all."
+            "Number of requests of one run. Default: 1 at concurrency 1, else max(4, 2 x "
+            "concurrency). Of a trace, this many requests are replayed; default: all."
         ),
     )
     mix: Annotated[tuple[Part, ...], Field(min_length=1, max_length=100)] | None = Field(
@@ -264,7 +275,9 @@ class Workload(Requests):
     )
     vocabulary: Annotated[int, Field(ge=16, le=10_000_000)] | None = Field(
         default=None,
-        description="Size of the model's vocabulary: random token ids are below it; default 30000.",
+        description=(
+            "Size of the model's vocabulary. Random token ids are below it. Default: 30000."
+        ),
     )
     force_random: bool = Field(
         default=False, description="Allow random prompts although a variant speculates."
@@ -274,7 +287,7 @@ class Workload(Requests):
     )
     sessions: Sessions | None = Field(
         default=None,
-        description="Conversations of several turns: {turns, think_time}; closed loop.",
+        description="Conversations of several turns, in a closed loop: {turns, think_time}.",
     )
     cache: Literal["salt", "flush", "shared"] | None = Field(
         default=None,
