@@ -255,7 +255,7 @@ async def test_hosts_that_cannot_meet_are_refused_before_anything_starts(
 async def test_one_host_alone_is_refused(agents: list[str], tmp_path: Path) -> None:
     async with start_controller(tmp_path / "controller", agents[:1]) as here:
         with pytest.raises(
-            JobRejected, match="one server takes 2 hosts, but only 1 host matches: host-a"
+            JobRejected, match="one server takes 2 hosts, but only 1 host matches the job: host-a"
         ):
             await submit(here.fleet)
 

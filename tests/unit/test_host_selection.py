@@ -82,7 +82,7 @@ def test_a_host_for_load_alone_cannot_be_asked_for() -> None:
 @pytest.mark.parametrize(
     ("labels", "hint"),
     [
-        ({"gpu": "h100"}, "the hosts have gpu: h200"),
+        ({"gpu": "h100"}, "the values of gpu on the hosts are: h200"),
         ({"cpu": "x"}, "the hosts have the labels: gpu"),
     ],
 )

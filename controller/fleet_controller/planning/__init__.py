@@ -1,1 +1,1 @@
-"""Plans a job: variants, order of launches, hosts, time and cost (pure)."""
+"""Plans a job: its variants, the order of launches, the hosts, the time and the cost (pure)."""

@@ -1,7 +1,7 @@
-"""Predicts what an agent will refuse, before anything is sent to its host.
+"""Predicts what an agent will refuse, before a trial is sent to its host.
 
-It knows the patterns for Python and images that the agent advertises. Links, variables, arguments
-and models are judged by the agent alone, at the start of a trial.
+The prediction uses the patterns for Python interpreters and images that the agent advertises. Only
+the agent itself, at the start of a trial, judges links, variables, arguments and models.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fleet_protos.trial_types import EngineKind, EngineSpec
 class AdvertisedPolicy:
     """The rules of an agent as it advertises them. An agent that is not strict refuses nothing.
 
-    `python`, `image`: what a job without either gets.
+    `python` and `image` are the host's defaults for a job that sets neither.
     """
 
     is_strict: bool = False
@@ -28,7 +28,7 @@ class AdvertisedPolicy:
 
 def predicted_refusal(engine: EngineSpec, policy: AdvertisedPolicy) -> tuple[str, str]:
     """Return what the host will refuse to start, and the entry of `allow` that would permit it.
-    Both are empty if no refusal is known.
+    Both texts are empty if no refusal is predicted.
     """
     if not policy.is_strict or engine.kind is not EngineKind.SGLANG:
         return "", ""

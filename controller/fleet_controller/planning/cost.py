@@ -1,4 +1,6 @@
-"""Estimates what a plan costs: the hourly price of each host, for as long as trials use it."""
+"""Estimates what a plan costs, from the hourly price of each host and the time for which trials use
+the host.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ from fleet_controller.planning.job_plan import Plan
 
 @dataclass(frozen=True, slots=True)
 class PlanCost:
-    """The cost of the hosts whose price is known. `unknown_hosts`: hosts of the plan without a
-    price.
+    """The cost of all hosts with a known price. `unknown_hosts` holds the hosts of the plan without
+    a price.
     """
 
     amount: float

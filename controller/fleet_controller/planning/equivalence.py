@@ -1,4 +1,4 @@
-"""Finds variants whose servers run like another variant's server."""
+"""Finds variants that differ in the job file although their servers run alike."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from fleet_protos.trial_types import EngineKind, EngineSpec
 
 @dataclass(frozen=True, slots=True)
 class EquivalentVariant:
-    """A variant without an effect of its own: its server runs like that of `same_as`. `settings`:
-    the settings that change nothing.
+    """A variant without an effect of its own, because its server runs like the server of `same_as`.
 
-    `exclude`: an entry for the job's `exclude` that removes this variant and no variant with an
-    effect.
+    - `settings`: the settings of the variant that change nothing.
+    - `exclude`: an entry for the job's `exclude` that removes this variant and no variant with an
+      effect.
     """
 
     variant: Variant
@@ -35,7 +35,7 @@ class EquivalentVariant:
     why: str
 
     def to_json(self) -> dict[str, Any]:
-        """Return the entry for `fleetctl plan --json`."""
+        """Return the entry for the output of `fleetctl plan --json`."""
         return {
             "variant": self.variant.name,
             "same_as": self.same_as.name,
@@ -45,12 +45,12 @@ class EquivalentVariant:
 
 
 def release_of(engine: EngineSpec) -> Release | None:
-    """Return the SGLang version that the container's tag names, or None."""
+    """Return the SGLang version that the tag of the container image names, or None."""
     return release_of_image(engine.container.image) if engine.container.image else None
 
 
 def launch_configuration(job: Job, variant: Variant) -> ServerConfiguration:
-    """Return what the variant launches, as the rules about SGLang take it."""
+    """Return what the variant launches, in the form that the rules about SGLang take."""
     engine = variant.engine
     most = max((workload.concurrency for workload in job.workloads), default=0)
     return ServerConfiguration(
@@ -65,11 +65,11 @@ def launch_configuration(job: Job, variant: Variant) -> ServerConfiguration:
 
 
 def equivalent_variants(job: Job, variants: Sequence[Variant]) -> tuple[EquivalentVariant, ...]:
-    """Return each variant of an SGLang job whose server certainly runs like another's. The baseline
-    is never returned.
+    """Return each variant of an SGLang job whose server certainly runs like the server of another
+    variant. The baseline is never returned.
 
-    Variants with the same arguments and variables are not returned: that is an A/A comparison,
-    which may be intended.
+    A variant with the same arguments and variables as another one is not returned either. That is
+    an A/A comparison, which may be intended.
     """
     if job.engine.kind != EngineKind.SGLANG or len(variants) < 2:
         return ()
@@ -88,7 +88,9 @@ _Pair = tuple[tuple[Variant, EffectiveConfiguration], tuple[Variant, EffectiveCo
 
 
 def _equivalent_pairs(group: Sequence[tuple[Variant, EffectiveConfiguration]]) -> Iterator[_Pair]:
-    """Yield each variant of a group with the one that is kept: the baseline, or the first."""
+    """Yield each variant of a group, paired with the variant that is kept: the baseline, or else
+    the first of the group.
+    """
     kept = next((member for member in group if member[0].is_baseline), group[0])
     yield from ((member, kept) for member in group if not _is_written_alike(member[0], kept[0]))
 
@@ -111,7 +113,7 @@ def _equivalent_variant(pair: _Pair, entry: Mapping[str, str]) -> EquivalentVari
 def _ineffective_settings(
     variant: Variant, found: EffectiveConfiguration, kept: Variant, other: EffectiveConfiguration
 ) -> Iterator[tuple[str, str]]:
-    """Yield settings without an effect that differ between the two variants."""
+    """Yield the settings without an effect that differ between the two variants."""
     for each in (*found.ineffective, *other.ineffective):
         if _value(variant, each.subject) != _value(kept, each.subject):
             yield each.subject, each.why
@@ -120,7 +122,9 @@ def _ineffective_settings(
 def _corrected_arguments(
     variant: Variant, found: EffectiveConfiguration, kept: Variant
 ) -> Iterator[tuple[str, str]]:
-    """Yield arguments that differ as written, but that SGLang runs with the same value."""
+    """Yield the arguments that differ between the two variants although SGLang uses the same value
+    for both.
+    """
     for name, used in found.args.items():
         asked, other = variant.engine.args.get(name), kept.engine.args.get(name)
         if asked != other and str(asked) != str(used):
@@ -130,8 +134,9 @@ def _corrected_arguments(
                 + (f" instead of {asked}" if asked is not None else " by default"),
             )
         elif asked != other and str(other) != str(used):
-            sets = f"sets {other}" if other is not None else "does not set it"
-            yield f"args.{name}", f"SGLang uses {used} where `{kept.name}` {sets}"
+            written = f"sets {other}" if other is not None else "sets nothing"
+            kept_name = kept.name
+            yield f"args.{name}", f"SGLang uses {used}, and `{kept_name}` {written}"
 
 
 def _value(variant: Variant, subject: str) -> Any:
@@ -145,8 +150,8 @@ _Levels = tuple[tuple[str, str], ...]
 def _exclude_entries(
     pairs: Sequence[_Pair], variants: Sequence[Variant]
 ) -> list[Mapping[str, str]]:
-    """Return for each pair the fewest levels that exclude its variant, possibly others without an
-    effect, and no variant with one.
+    """Return for each pair the fewest levels that exclude its variant. The levels may exclude
+    further variants without an effect, but no variant with an effect.
     """
     gone = {variant.index for (variant, _), _ in pairs}
     harmless: dict[_Levels, bool] = {}
@@ -171,8 +176,8 @@ def _exclude_entries(
 
 
 def _exclude_candidates(variant: Variant, kept: Variant) -> Iterator[_Levels]:
-    """Return the levels that differ, then those with each one of the other levels, then all levels
-    of the variant.
+    """Return sets of levels from the smallest to the largest: first the levels that differ, then
+    these with one further level, then all levels of the variant.
     """
     own = tuple(
         (factor, level)
@@ -184,7 +189,7 @@ def _exclude_candidates(variant: Variant, kept: Variant) -> Iterator[_Levels]:
 
 
 def exclusions(equivalents: Iterable[EquivalentVariant]) -> tuple[Mapping[str, str], ...]:
-    """Return the entries that exclude all equivalent variants, each once."""
+    """Return the `exclude` entries of all these variants, each entry once."""
     return tuple(
         dict(entry) for entry in dict.fromkeys(tuple(each.exclude.items()) for each in equivalents)
     )

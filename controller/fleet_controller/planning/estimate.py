@@ -1,4 +1,4 @@
-"""Estimates how long a plan takes before anything was measured."""
+"""Estimates how long a plan takes, before anything was measured."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _CROWDING = 0.02  # each further request in flight makes a step longer by this s
 
 
 def estimate_seconds(plan: Plan, job: Job) -> float:
-    """Return the estimated wall seconds of the whole plan, with hosts working in parallel. It is
-    right within a factor of two or three at best.
+    """Return the estimated wall seconds of the whole plan, in which hosts work in parallel. The
+    estimate is right within a factor of two or three at best.
     """
     busy_s: defaultdict[str, float] = defaultdict(float)
     for trial in plan.trials:
@@ -30,8 +30,8 @@ def estimate_seconds(plan: Plan, job: Job) -> float:
 
 
 def busy_seconds(plan: Plan, job: Job) -> dict[str, float]:
-    """Return the estimated wall seconds for which the plan uses each host, including every host of
-    a server.
+    """Return for each host the estimated wall seconds for which the plan uses it. Every host of a
+    server counts.
     """
     busy_s: defaultdict[str, float] = defaultdict(float)
     for trial in plan.trials:
@@ -41,7 +41,7 @@ def busy_seconds(plan: Plan, job: Job) -> dict[str, float]:
 
 
 def gpu_hours(plan: Plan, job: Job) -> float:
-    """Return the estimated GPU hours of the plan; 0 for simulated GPUs, which cost nothing."""
+    """Return the estimated GPU hours of the plan, or 0 for simulated GPUs, which cost nothing."""
     if job.engine.kind == EngineKind.SIMULATED:
         return 0.0
     seconds = (
@@ -57,8 +57,8 @@ def gpu_hours(plan: Plan, job: Job) -> float:
 
 
 def trial_seconds(trial: PlannedTrial, job: Job) -> float:
-    """Return the estimated wall seconds of one launch with all its workloads: one warm-up each, and
-    a number of runs half-way between minimum and maximum.
+    """Return the estimated wall seconds of one launch with all its workloads. Each workload counts
+    one warm-up and a number of runs half-way between minimum and maximum.
     """
     engine = trial.variant.engine
     runs = 1 + (job.measure.runs_min + job.measure.runs_max) / 2
@@ -88,7 +88,9 @@ def _simulated_ready_s(engine: EngineSpec) -> float:
 
 
 def _search_seconds(workload: Workload) -> float:
-    """Assume half of the most runs that the search may take, at the geometric mean of its loads."""
+    """Assume half of the maximum number of runs, each at the geometric mean of the search's lowest
+    and highest load.
+    """
     search = workload.search
     return (1 + max_runs(search) / 2) * _run_seconds(
         at_load(workload, math.sqrt(search.least * search.most))

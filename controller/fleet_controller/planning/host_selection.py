@@ -1,4 +1,4 @@
-"""Selects the hosts of a job, and explains why a job has none."""
+"""Selects the hosts of a job, and explains why a job gets no host."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _MOST_SHOWN = 8
 
 @dataclass(frozen=True, slots=True)
 class HostCandidate:
-    """A host at the moment of a submit. `in_file`: it is in the fleet file, so trials may wait for
-    it.
+    """A host at the moment of a submit. If `in_file` is set, the host is in the fleet file, and
+    trials may wait for it.
     """
 
     name: str
@@ -25,7 +25,7 @@ class HostCandidate:
     load_only: bool = False
 
     def may_be_planned(self, only_connected: bool) -> bool:
-        """Whether the host may get trials, now or when it connects."""
+        """Return whether the host may get trials, now or when it connects."""
         return not self.load_only and (self.connected or (self.in_file and not only_connected))
 
 
@@ -60,31 +60,32 @@ def _name_findings(
         hint = f"did you mean `{near[0]}`?" if near else known_names
         yield job.finding("unknown_host", ERROR, key, f"the fleet has no host `{name}`", hint)
     elif host.load_only:
-        message = f"host `{name}` only sends load: it gets no trials"
+        message = f"host `{name}` only sends load and gets no trials"
         yield job.finding(
             "load_only_host",
             ERROR,
             key,
             message,
-            "choose another, or remove `load_only` from it in the fleet file",
+            "choose another host, or remove `load_only` from this host in the fleet file",
         )
 
 
 def _label_findings(
     job: Job, candidates: Sequence[HostCandidate], only_connected: bool
 ) -> Iterator[Finding]:
-    """Yield a finding for the first label that no host has, or for no connected host having all of
-    them.
+    """Yield a finding for the first label that no host has. If there is none, yield a finding if no
+    connected host has all labels.
     """
     hosts = [host for host in candidates if not host.load_only]
     for name, value in job.hosts.labels.items():
         values = sorted({host.labels[name] for host in hosts if name in host.labels})
         if value not in values:
             others = sorted({key for host in hosts for key in host.labels})
+            known_values, known_labels = _join_some(values), _join_some(others)
             hint = (
-                f"the hosts have {name}: {_join_some(values)}"
+                f"the values of {name} on the hosts are: {known_values}"
                 if values
-                else f"the hosts have the labels: {_join_some(others)}"
+                else f"the hosts have the labels: {known_labels}"
             )
             yield job.finding(
                 "no_such_label",
@@ -95,13 +96,13 @@ def _label_findings(
             )
             return
     if only_connected and choose_hosts(job, candidates):
-        message = "none of the hosts that match is connected now"
+        message = "no host that matches the job is connected now"
         yield job.finding(
             "no_hosts",
             ERROR,
             "hosts",
             message,
-            "`fleetctl hosts ls` shows why; without --only-connected the trials wait for them",
+            "`fleetctl hosts ls` shows why; without --only-connected, the trials wait for a host",
         )
 
 

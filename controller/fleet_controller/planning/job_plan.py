@@ -1,4 +1,6 @@
-"""Plans the trials of a job: its variants in blocks, in a random order that the seed fixes."""
+"""Plans the trials of a job: its variants in blocks, in a random order that depends only on the
+seed.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,10 @@ _OWN_LOAD = LoadPlan()
 
 @dataclass(frozen=True, slots=True)
 class PlannedTrial:
-    """One planned launch: the `order`-th of the plan on its host. Block and order count from 1.
-    `members`: the other hosts of its server.
+    """One planned launch. `order` is its place among the launches of the host. Block and order
+    count from 1.
+
+    `members` holds the other hosts of a server over several hosts.
     """
 
     host: str
@@ -36,7 +40,7 @@ class PlannedTrial:
     members: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return the entry for the plan's JSON."""
+        """Return the entry for the output of `fleetctl plan --json`."""
         own = {
             "host": self.host,
             "block": self.block,
@@ -48,8 +52,10 @@ class PlannedTrial:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a job will do. `trials`: host by host, in the order in which each host runs them; empty
-    if `findings` has an error.
+    """What a job will do.
+
+    `trials` lists all planned launches host by host, in the order in which each host runs them. It
+    is empty if `findings` has an error.
     """
 
     job: str
@@ -64,11 +70,11 @@ class Plan:
 
     @property
     def is_refused(self) -> bool:
-        """Whether the plan must not be carried out."""
+        """Return whether the plan has an error, so that it must not be carried out."""
         return has_errors(self.findings)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the plan as `fleetctl plan --json` writes it (docs/user/job-file.md)."""
+        """Return the plan for the output of `fleetctl plan --json`; see docs/user/job-file.md."""
         return {
             "job": self.job,
             "engine": _engine_name(self.variants),
@@ -100,12 +106,12 @@ def _variant_json(variant: Variant) -> dict[str, Any]:
 
 
 def make_plan(job: Job, hosts: Sequence[str], load: LoadPlan = _OWN_LOAD) -> Plan:
-    """Plan every variant once in each block, in an order that the seed determines. The findings of
-    the plan say why it would be refused.
+    """Plan every variant once in each block, in an order that the seed determines. If the plan has
+    to be refused, its findings say why.
 
-    The order within a block is that of the SHA-256 of seed, host, block and variant. It can be
-    recomputed in any language and does not change when another variant is added. If any host may
-    take the block, the host is left out of the hash, and the plan assigns the hosts in turn.
+    The order within a block follows the SHA-256 of seed, host, block and variant. Any language can
+    recompute it, and a further variant does not change it. If a block may go to any host, the hash
+    leaves the host out, and the plan assigns the hosts in turn.
     """
     hosts = tuple(dict.fromkeys(hosts))
     variants = make_variants(job)
@@ -146,10 +152,10 @@ def _block_order(seed: int, host: str, block: int, variants: Sequence[Variant]) 
 
 
 def trial_id(job_id: str, plan: Plan, planned: PlannedTrial, is_movable: bool = False) -> str:
-    """Return `JOB-b2-v3`, with the host appended if each block runs on several hosts. It is a safe
-    folder name.
+    """Return a trial id such as `JOB-b2-v3`, which is a safe folder name. The host is appended if
+    each block runs on several hosts.
 
-    A block that may go to any host runs once, so block and variant identify the trial on any host.
+    A block that may go to any host runs only once, so block and variant identify the trial.
     """
     base = f"{job_id}-b{planned.block}-v{planned.variant.index}"
     return base if len(plan.hosts) < 2 or is_movable else f"{base}-{_safe(planned.host)}"
@@ -161,8 +167,8 @@ def _safe(host: str) -> str:
 
 
 def has_witness(job: Job, plan: Plan, planned: PlannedTrial) -> bool:
-    """Whether this is the first trial of its variant on its host and the job's mode of proof needs
-    a witness. A gang never has one.
+    """Return whether the trial needs a witness: it is the first trial of its variant on its host,
+    and the job's proof mode asks for one. A gang never has a witness.
 
     For a block that may go to any host, the host of the plan is assumed.
     """
@@ -173,10 +179,11 @@ def has_witness(job: Job, plan: Plan, planned: PlannedTrial) -> bool:
 
 
 def trial_spec(job: Job, plan: Plan, planned: PlannedTrial, attempt: int, job_id: str) -> TrialSpec:
-    """Return what an agent needs to run `planned`; `attempt` counts from 1. For a gang this is the
-    lead's spec; see `member_specs` for the others.
+    """Return what an agent needs to run `planned`. `attempt` counts from 1. For a gang, the result
+    is the spec of the lead; `member_specs` makes those of the members.
 
-    The host is empty if any may take the block; `place_on_host` sets it when the block begins.
+    If any host may take the block, the host is empty. `place_on_host` sets the host when the block
+    begins.
     """
     is_movable = not job.hosts.every_host
     spec = TrialSpec(
@@ -205,7 +212,9 @@ def trial_spec(job: Job, plan: Plan, planned: PlannedTrial, attempt: int, job_id
 
 
 def trial_specs(job: Job, plan: Plan, planned: PlannedTrial, job_id: str) -> tuple[TrialSpec, ...]:
-    """Return the specs of a trial's first attempt for each of its hosts, the lead first."""
+    """Return the specs of a trial's first attempt, one for each of its hosts. The lead's spec is
+    first.
+    """
     lead = trial_spec(job, plan, planned, 1, job_id)
     return (
         lead,
@@ -214,7 +223,7 @@ def trial_specs(job: Job, plan: Plan, planned: PlannedTrial, job_id: str) -> tup
 
 
 def place_on_host(spec: TrialSpec, host: str, hosts_used: Container[str]) -> TrialSpec:
-    """Return the spec of a trial whose block goes to `host`. Its witness stays only if no other
-    block of the job has used the host.
+    """Return the spec of a trial after its block was assigned to `host`. The trial keeps its
+    witness only if no other block of the job has used the host.
     """
     return replace(spec, host=host, witness=spec.witness and host not in hosts_used)

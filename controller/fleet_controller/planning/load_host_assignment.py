@@ -1,4 +1,6 @@
-"""Selects the hosts that send load for a job's trials, and how much each of them sends."""
+"""Selects the hosts that send load for a job's trials, and decides how much of the load each host
+sends.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,8 @@ _MARGIN_S = 600.0  # for setting up the load hosts, preparing and collecting
 def load_hosts_of(
     job: Job, candidates: Sequence[HostCandidate], hosts: Sequence[str]
 ) -> tuple[str, ...]:
-    """Return the sorted names of the load hosts: those that match and get no trials of the job.
-    Without names and labels, all load-only hosts match.
+    """Return the sorted names of the load hosts: all hosts that match and get no trials of the job.
+    If the job gives neither names nor labels, all load-only hosts match.
     """
     if job.load is None:
         return ()
@@ -34,10 +36,11 @@ def load_hosts_of(
 def load_host_findings(
     job: Job, candidates: Sequence[HostCandidate], hosts: Sequence[str]
 ) -> Iterator[Finding]:
-    """Yield a finding for each load host that the job asks for and cannot get."""
+    """Yield a finding for each load host that the job asks for but cannot get."""
     if job.load is None:
         return
     known = {host.name for host in candidates}
+    known_names = ", ".join(sorted(known))
     for place, name in enumerate(job.load.hosts.names):
         key = f"load.hosts.names[{place}]"
         if name not in known:
@@ -46,24 +49,24 @@ def load_host_findings(
                 ERROR,
                 key,
                 f"the fleet has no host `{name}`",
-                f"the hosts are: {', '.join(sorted(known))}",
+                f"the hosts are: {known_names}",
             )
         elif name in hosts:
             message = (
-                f"host `{name}` gets trials of this job: "
-                "sending load next to a server would disturb it"
+                f"host `{name}` gets trials of this job, "
+                "and sending load from there would disturb its server"
             )
             yield job.finding(
                 "load_host_has_trials",
                 ERROR,
                 key,
                 message,
-                "name another, or keep it out of `hosts`",
+                "name another host, or keep this host out of `hosts`",
             )
     if not job.load.hosts.names and not load_hosts_of(job, candidates, hosts):
         message = (
-            "no host can send the load: every host that matches `load.hosts` "
-            "gets trials of this job, or none matches"
+            "no host can send the load: either no host matches `load.hosts`, "
+            "or every matching host gets trials of this job"
         )
         hint = "set `load_only: true` for a host in the fleet file, or change `load.hosts`"
         yield job.finding("no_load_hosts", ERROR, "load.hosts", message, hint)
@@ -71,27 +74,29 @@ def load_host_findings(
         count = len(load_hosts_of(job, candidates, hosts))
         message = f"{job.load.shards} shards are too few for {count} load hosts"
         yield job.finding(
-            "too_few_shards", ERROR, "load.shards", message, "raise it, or choose fewer load hosts"
+            "too_few_shards",
+            ERROR,
+            "load.shards",
+            message,
+            "raise `load.shards`, or choose fewer load hosts",
         )
 
 
 def load_plan(job: Job, load_hosts: Sequence[str]) -> LoadPlan:
-    """Return the load plan of each trial."""
+    """Return the load plan, which is the same for each trial of the job."""
     return LoadPlan(tuple(load_hosts), job.load.shards) if job.load and load_hosts else LoadPlan()
 
 
 def shards_per_host(load: LoadPlan) -> Mapping[str, int]:
-    """Return how many shards each load host runs, with the shards dealt out to the
-    hosts in turn.
-    """
+    """Return how many shards each load host runs. The shards are dealt out to the hosts in turn."""
     shards = load.shards or len(load.hosts)
     count = len(load.hosts)
     return {host: (shards - place + count - 1) // count for place, host in enumerate(load.hosts)}
 
 
 def load_host_limit_s(spec: TrialSpec) -> float:
-    """Return the wall seconds after which a load host leaves by itself: the longest that the
-    attempt may take by its own limits.
+    """Return the wall seconds after which a load host leaves without an order. By then, the attempt
+    is over by its own limits.
     """
     witness_s = spec.engine.ready_timeout_s + spec.engine.stop_timeout_s if spec.witness else 0.0
     return hold_limit_s(spec) + witness_s + _MARGIN_S

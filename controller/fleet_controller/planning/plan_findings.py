@@ -20,9 +20,10 @@ MOST_FILE_BYTES = 256 << 20  # in the store, all trials of a job together
 
 
 def variant_findings(job: Job, variants: Sequence[Variant]) -> Iterator[Finding]:
-    """Yield what is wrong with the variants, on any host."""
+    """Yield a finding for each problem with the variants that does not depend on the hosts."""
     if count_combinations(job) > MOST_TRIALS:
-        message = f"the factors make {count_combinations(job)} variants, more than {MOST_TRIALS}"
+        count = count_combinations(job)
+        message = f"the factors make {count} variants, but at most {MOST_TRIALS} are allowed"
         yield job.finding(
             "too_many_variants",
             ERROR,
@@ -36,12 +37,12 @@ def variant_findings(job: Job, variants: Sequence[Variant]) -> Iterator[Finding]
             "no_trials",
             ERROR,
             "exclude",
-            "every variant is excluded: nothing would run",
+            "every variant is excluded, so nothing would run",
             "keep at least two variants",
         )
         return
     if not any(variant.is_baseline for variant in variants):
-        message = "the baseline is excluded: nothing could be compared with it"
+        message = "the baseline is excluded, so no variant could be compared with it"
         yield job.finding(
             "baseline_excluded",
             ERROR,
@@ -54,8 +55,8 @@ def variant_findings(job: Job, variants: Sequence[Variant]) -> Iterator[Finding]
             "one_variant",
             INFO,
             "factors",
-            "there is only one variant: it is measured, but not compared with another",
-            "add a level to compare",
+            "there is only one variant, which is measured but compared with nothing",
+            "add a level to make a second variant",
         )
     yield from _equal_variants(job, variants)
     yield from _gpu_findings(job, variants)
@@ -78,12 +79,14 @@ def _equal_variants(job: Job, variants: Sequence[Variant]) -> Iterator[Finding]:
                 WARNING,
                 "factors",
                 message,
-                "exclude one, unless you want an A/A comparison",
+                "exclude one of the two, unless you want an A/A comparison",
             )
 
 
 def _gpu_findings(job: Job, variants: Sequence[Variant]) -> Iterator[Finding]:
-    """Check the simulated engine only: the GPUs of SGLang are checked by the rules about SGLang."""
+    """Check the number of GPUs for the simulated engine only. For SGLang, the rules about SGLang
+    check it.
+    """
     if job.gpus is None or job.engine.kind != EngineKind.SIMULATED:
         return
     for variant in variants:
@@ -98,19 +101,19 @@ def _gpu_findings(job: Job, variants: Sequence[Variant]) -> Iterator[Finding]:
                 WARNING,
                 "engine.gpus",
                 message,
-                f"write `gpus: {needed}`, or remove it",
+                f"write `gpus: {needed}`, or remove `gpus`",
             )
             return
 
 
 def size_findings(job: Job, variants: Sequence[Variant], hosts: Sequence[str]) -> Iterator[Finding]:
-    """Yield what is wrong with the hosts and the size of a plan."""
+    """Yield a finding for each problem with the hosts or the size of a plan."""
     if not hosts:
         yield job.finding(
             "no_hosts",
             ERROR,
             "hosts",
-            "no host matches the job: nothing would run",
+            "no host matches the job, so nothing would run",
             "`fleetctl hosts ls` shows names and labels",
         )
     gangs = gangs_of(job, hosts)
@@ -118,13 +121,14 @@ def size_findings(job: Job, variants: Sequence[Variant], hosts: Sequence[str]) -
         yield from _gang_findings(job, hosts, gangs)
     count = len(variants) * blocks_of(job) * (len(gangs) if job.hosts.every_host else 1)
     if count > MOST_TRIALS:
-        message = f"the plan has {count} trials, more than {MOST_TRIALS}"
+        message = f"the plan has {count} trials, but at most {MOST_TRIALS} are allowed"
         hint = "use fewer launches, levels or hosts, or `placement: any_host`"
         yield job.finding("too_many_trials", ERROR, "measure.launches", message, hint)
     if count * (size := sum(len(file.content) for file in job.files)) > MOST_FILE_BYTES:
+        size_kib, limit_mib = size >> 10, MOST_FILE_BYTES >> 20
         message = (
-            f"the files of this job, {size >> 10} KiB compressed, "
-            f"would be stored with each of {count} trials: more than {MOST_FILE_BYTES >> 20} MiB"
+            f"the files of this job ({size_kib} KiB compressed) are stored with each of its "
+            f"{count} trials, which takes more than the limit of {limit_mib} MiB"
         )
         yield job.finding(
             "files_too_large",
@@ -140,15 +144,15 @@ def _gang_findings(
 ) -> Iterator[Finding]:
     nodes = job.engine.gang.nodes
     if not gangs:
-        match = "host matches" if len(hosts) == 1 else "hosts match"
-        message = (
-            f"one server takes {nodes} hosts, but only {len(hosts)} {match}: {', '.join(hosts)}"
-        )
+        count, names = len(hosts), ", ".join(hosts)
+        match = "host matches" if count == 1 else "hosts match"
+        message = f"one server takes {nodes} hosts, but only {count} {match} the job: {names}"
         yield job.finding(
-            "too_few_hosts", ERROR, "engine.nodes", message, "choose more hosts, or lower nodes"
+            "too_few_hosts", ERROR, "engine.nodes", message, "choose more hosts, or lower `nodes`"
         )
     elif left := hosts[len(gangs) * nodes :]:
-        message = f"not used: {', '.join(left)}; each server takes {nodes} hosts"
+        names = ", ".join(left)
+        message = f"each server takes {nodes} hosts, so these hosts are not used: {names}"
         yield job.finding(
             "hosts_left_over",
             WARNING,

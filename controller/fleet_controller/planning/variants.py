@@ -1,4 +1,4 @@
-"""Makes the variants of a job: every combination of levels that is not excluded."""
+"""Makes the variants of a job. A variant is a combination of levels that is not excluded."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ DEFAULT_VARIANT = "default"
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One combination of levels and the engine that results from it. `index` counts from 1 in the
-    order of the file.
+    """One combination of levels and the engine that results from it. `index` counts from 1, in the
+    order of the job file.
     """
 
     index: int
@@ -32,8 +32,8 @@ class Variant:
 
 
 def make_variants(job: Job) -> tuple[Variant, ...]:
-    """Return every combination of levels that is not excluded; the last factor varies fastest.
-    Return none if there would be more than MOST_TRIALS.
+    """Return every combination of levels that is not excluded. The last factor varies fastest.
+    Return nothing if the factors make more than MOST_TRIALS combinations.
     """
     if count_combinations(job) > MOST_TRIALS:
         return ()
@@ -46,7 +46,7 @@ def make_variants(job: Job) -> tuple[Variant, ...]:
 
 
 def count_combinations(job: Job) -> int:
-    """Return how many variants the factors make before any is excluded."""
+    """Return how many combinations of levels the factors make before any is excluded."""
     return math.prod(len(levels) for levels in job.factors.values())
 
 
@@ -68,8 +68,8 @@ def _variant(job: Job, index: int, levels: Mapping[str, str]) -> Variant:
 
 
 def _resolved_engine(job: Job, levels: Sequence[Level]) -> EngineSpec:
-    """Return the engine with the levels applied in the order of the file; a later one has
-    precedence.
+    """Return the engine with the levels applied in the order of the job file. If two levels change
+    the same setting, the later level has precedence.
     """
     args = _overlay(job.engine.args, [level.args for level in levels])
     env = _overlay(job.engine.env, [level.env for level in levels])
@@ -82,7 +82,7 @@ def _resolved_engine(job: Job, levels: Sequence[Level]) -> EngineSpec:
 
 
 def _overlay(base: Mapping[str, Any], changes: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the base with the changes applied in order; None removes an entry."""
+    """Return the base with the changes applied in order. A value of None removes an entry."""
     merged = dict(base)
     for change in changes:
         merged |= change

@@ -30,10 +30,10 @@ _ENOUGH_GPUS = 2  # a single GPU does not communicate
 
 
 def needs_witness(job: Job, engine: EngineSpec) -> bool:
-    """Whether a variant with this engine needs a witness.
+    """Return whether a variant with this engine needs a witness.
 
-    Mode `witness`: always. `timed` and `off`: never. `auto`: if it uses NCCL and the job sets
-    something that affects communication.
+    The proof mode `witness` means always; `timed` and `off` mean never. `auto` means that the
+    variant uses NCCL and the job sets something that affects communication.
     """
     if engine.kind is EngineKind.EXTERNAL or engine.proof in ("timed", "off"):
         return False
@@ -47,7 +47,7 @@ def needs_witness(job: Job, engine: EngineSpec) -> bool:
 
 
 def touches_communication(job: Job) -> bool:
-    """Whether the job sets or varies a variable or an argument that decides how GPUs
+    """Return whether the job sets or varies a variable or an argument that affects how GPUs
     communicate.
     """
     levels = [level for levels in job.factors.values() for level in levels.values()]
