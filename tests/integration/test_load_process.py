@@ -322,7 +322,7 @@ async def test_a_dead_raylet_is_told_the_next_run_starts_anew_and_stopping_leave
         await until(lambda: len(server.requests) == 3)
         named(load, "raylet").kill()
         async with asyncio.timeout(10):
-            with pytest.raises(LoadError, match="Ray's raylet ended"):
+            with pytest.raises(LoadError, match="Ray's process raylet has ended"):
                 await run
     assert (await load.run(asked(simulated))).requests_ok == 4
     recorded = load.recorded

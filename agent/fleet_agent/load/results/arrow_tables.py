@@ -1,5 +1,7 @@
 """Converts the columns of a run to Arrow without needless copies: the rows as one table, the chunks
-piece by piece. Only the load process imports it.
+piece by piece.
+
+Only the load process imports this module.
 """
 
 from __future__ import annotations
@@ -19,8 +21,8 @@ _TYPES: Final = {"q": pa.int64(), "i": pa.int32(), "B": pa.uint8()}
 
 
 def build_scalar_batch(columns: Columns) -> Any:
-    """Return a batch with a column for each of `SCALARS`, with their values as they are: 0 and -1
-    are not null.
+    """Return a batch with a column for each of `SCALARS`. Values are not changed: 0 and -1 do not
+    become null.
     """
     return pa.RecordBatch.from_pydict(
         {name: _wrap_array(_TYPES[code], columns.scalars[name]) for name, code in SCALARS.items()}
@@ -36,12 +38,12 @@ def build_digest_array(columns: Columns) -> Any:
 
 
 def decode_texts(columns: Columns, name: str, codes: Any) -> Any:
-    """Return the texts for the codes of the column `name`; null for code 0."""
+    """Return the texts that the codes of the column `name` stand for. Code 0 becomes null."""
     return pa.array([None, *columns.names[name]], pa.string()).take(codes)
 
 
 def good_gaps_ns(columns: Columns) -> Iterator[Any]:
-    """Yield, piece by piece, the time between neighbouring chunks of each successful request.
+    """Yield the times between neighbouring chunks of each successful request, piece by piece.
     Raises OSError if a piece cannot be read.
     """
     row = 0
@@ -56,8 +58,8 @@ def good_gaps_ns(columns: Columns) -> Iterator[Any]:
 
 
 def _within_good_rows(counts: array[int], failed: array[int], chunks: int) -> Any:
-    """Return a mask with one entry for each pair of neighbouring chunks: True if both belong to the
-    same successful row.
+    """Return a mask with an entry for each pair of neighbouring chunks. It is True if both chunks
+    belong to the same successful row.
     """
     kept = array("B", b"\1" * chunks)
     end = 0
@@ -72,8 +74,8 @@ def _within_good_rows(counts: array[int], failed: array[int], chunks: int) -> An
 
 
 def chunk_lists(columns: Columns, row: int, piece: ChunkPiece) -> tuple[Any, Any]:
-    """Return the times and the tokens of the chunks of each row of the piece, which begins at
-    `row`, as arrays of lists.
+    """Return (times, tokens) of the chunks of a piece as arrays of lists, one list for each row.
+    The piece begins at `row`.
 
     Raises OSError if the piece cannot be read.
     """
@@ -102,5 +104,5 @@ def _list_offsets(counts: Any) -> Any:
 
 
 def _wrap_array(kind: Any, values: array[int]) -> Any:
-    """Return an Arrow array that uses the array's own memory."""
+    """Return an Arrow array that uses the memory of `values` without a copy."""
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])

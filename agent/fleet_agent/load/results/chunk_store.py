@@ -1,5 +1,5 @@
-"""Stores the chunks of requests, flattened into pieces of neighbouring rows: in memory or, beyond a
-limit, in a file or compressed.
+"""Stores the chunks of requests in pieces, each for consecutive rows. Pieces are held in memory;
+beyond a limit, older pieces go into a file or are compressed.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ _ZLIB_LEVEL: Final = 1  # a piece is compressed during the run, in about 7 ms
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """The chunks of some rows, one row after another. Times are nanoseconds; `tokens` covers only
-    rows whose tokens are known.
+    """Holds the chunks of some rows, one row after another.
 
-    `are_deltas`: each time but the first is the difference to the one before it.
+    `times_ns`: the time of each chunk in nanoseconds.
+    `tokens`: the tokens of each chunk, only of rows whose tokens are known.
+    `are_deltas`: True if each time after the first is the difference to the time before it.
     """
 
     times_ns: array[int] = field(default_factory=lambda: array("q"))
@@ -33,7 +34,9 @@ class Chunks:
     are_deltas: bool = False
 
     def with_absolute_times(self, shift_ns: int = 0) -> Chunks:
-        """Return the chunks with `times_ns` as times, not differences, `shift_ns` later."""
+        """Return the chunks with absolute times instead of differences. `shift_ns` is added to each
+        time.
+        """
         times_ns = array("q", accumulate(self.times_ns)) if self.are_deltas else self.times_ns
         if shift_ns:
             times_ns = array("q", [ns + shift_ns for ns in times_ns])
@@ -42,8 +45,10 @@ class Chunks:
 
 @dataclass(frozen=True, slots=True)
 class ChunkPiece:
-    """The chunks of `rows` consecutive rows: `held` in memory, `packed`, or at `offset` of the file
-    `path`. `shift_ns` is to be added to each time.
+    """Holds the chunks of `rows` consecutive rows.
+
+    The chunks are in memory (`held`), compressed (`packed`), or in the file `path` from `offset`
+    on. `shift_ns` must be added to each time.
     """
 
     rows: int
@@ -56,8 +61,8 @@ class ChunkPiece:
     shift_ns: int = 0
 
     def read(self) -> Chunks:
-        """Return the chunks, with times before the shift and possibly as differences. Raises
-        OSError if the file is missing or too short.
+        """Return the chunks without the shift; their times may be differences. Raises OSError if
+        the file is missing or too short.
         """
         if self.held is not None:
             return self.held
@@ -78,15 +83,16 @@ class ChunkPiece:
         return found
 
     def shifted(self, by_ns: int) -> ChunkPiece:
-        """Return the same chunks, `by_ns` later; reads nothing."""
+        """Return the same chunks with times `by_ns` later. Does not read the file."""
         return replace(self, shift_ns=self.shift_ns + by_ns)
 
 
 class ChunkStore:
     """Collects chunks row by row.
 
-    Beyond `held_chunks` the oldest pieces are appended to the file `path`. With an empty path, or
-    on a full disk, they stay in memory, compressed: a chunk then takes 3 to 4 bytes instead of 12.
+    When more than `held_chunks` are in memory, the oldest pieces are appended to the file `path`.
+    With an empty path, or on a full disk, these pieces stay in memory but are compressed: a chunk
+    then takes 3 to 4 bytes instead of 12.
     """
 
     def __init__(
@@ -102,7 +108,7 @@ class ChunkStore:
         self._rows = 0  # of the piece that is being filled
 
     def add(self, times_ns: array[int], tokens: array[int] | None) -> None:
-        """Add the chunks of one row, by copying their memory. `tokens`: None if unknown."""
+        """Copy the chunks of one row into the store. `tokens` is None if the tokens are unknown."""
         self._open.times_ns.extend(times_ns)
         if tokens:
             self._open.tokens.extend(tokens)
@@ -111,8 +117,8 @@ class ChunkStore:
             self._close()
 
     def finish(self) -> tuple[ChunkPiece, ...]:
-        """Return all pieces in the order of their rows. The store must not be used afterwards. If
-        some pieces were put into the file or compressed, all are.
+        """Return all pieces in the order of their rows. If any piece is in the file or compressed,
+        then all pieces are. The store must not be used afterwards.
         """
         if self._rows:
             self._close()
@@ -151,8 +157,10 @@ class ChunkStore:
 
 
 def _pack(chunks: Chunks) -> bytes:
-    """Compress the differences between times, then the tokens. Of each array the first bytes of all
-    values come first, then the second ones, and so on: most of them are zeros.
+    """Compress the differences between times, then the tokens.
+
+    To compress well, the bytes of each array are reordered: the first byte of every value, then the
+    second byte of every value, and so on. Most bytes are zeros.
     """
     steps = array("q", map(sub, chunks.times_ns, chain((0,), chunks.times_ns)))
     return zlib.compress(_shuffle_bytes(steps) + _shuffle_bytes(chunks.tokens), _ZLIB_LEVEL)
@@ -179,8 +187,8 @@ def _unshuffle_bytes(content: bytes, size: int) -> bytearray:
 
 
 def _append(path: str, chunks: Chunks) -> int:
-    """Append the chunks to the file, creating it and its folder if necessary. Return their offset.
-    Raises OSError.
+    """Append the chunks to the file and return their offset in it. The file and its folder are
+    created if missing. Raises OSError.
     """
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with open(path, "ab") as file:

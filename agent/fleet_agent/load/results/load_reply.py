@@ -1,4 +1,4 @@
-"""One run in numbers, from its summary in the load process to the agent."""
+"""Defines the reply that carries the results of one run from the load process to the agent."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class ParquetFile:
-    """The raw data of a run. An empty path: none was requested."""
+    """Identifies the file with the raw data of a run. The path is empty if no file was
+    requested.
+    """
 
     path: str = ""
     sha256: str = ""
@@ -18,7 +20,7 @@ class ParquetFile:
 
 @dataclass(frozen=True, slots=True)
 class LoadReply:
-    """One run in numbers. `metrics` and `duration_s` are model time; see
+    """Holds the results of one run. `metrics` and `duration_s` are in model time. See
     `fleet_protos.metric_names` and docs/metrics.md.
     """
 

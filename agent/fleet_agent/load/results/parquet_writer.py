@@ -1,5 +1,7 @@
-"""Writes the raw file of a run: one Parquet row per request, in wall time, written completely or
-not at all. The schema is described in docs/metrics.md.
+"""Writes the raw data of a run to a Parquet file with one row per request, in wall time. A file is
+written completely or not at all.
+
+The schema is described in docs/metrics.md.
 """
 
 from __future__ import annotations
@@ -56,11 +58,11 @@ _TEXTS: Final = ("finish_reason", "error_kind")
 
 
 def write_parquet(path: Path, columns: Columns, metadata: Mapping[str, object]) -> ParquetFile:
-    """Write the requests to `path` through a temporary file that is flushed to disk and renamed.
-    Raises OSError.
+    """Write the requests to `path`. Raises OSError.
 
-    `metadata` goes into the key-value metadata of the file, next to benchfleet.schema_version. At
-    most one row group is held in memory.
+    The data goes to a temporary file first, which is flushed to disk and then renamed. `metadata`
+    becomes key-value metadata of the file, next to benchfleet.schema_version. At most one row group
+    is held in memory, except for a run that is small enough to be sorted.
     """
     keys = {f"benchfleet.{name}": str(value) for name, value in metadata.items()} | {
         "benchfleet.schema_version": SCHEMA_VERSION
@@ -82,14 +84,14 @@ def write_parquet(path: Path, columns: Columns, metadata: Mapping[str, object]) 
 
 
 def preload_parquet() -> None:
-    """Encode an empty run, so that the first run does not pay for what pyarrow imports at its first
-    use (pandas, if installed).
+    """Encode an empty run, so that the first run need not wait for what pyarrow imports at its
+    first use (pandas, if installed).
     """
     _encode(pa.BufferOutputStream(), Columns(), {})
 
 
 def _encode(sink: Any, columns: Columns, keys: Mapping[str, str]) -> None:
-    """Write row group by row group to a path or an Arrow stream."""
+    """Write the row groups one after another to a path or an Arrow stream."""
     with pq.ParquetWriter(
         sink, SCHEMA.with_metadata(keys), compression="zstd", use_dictionary=list(_TEXTS)
     ) as writer:
@@ -98,7 +100,9 @@ def _encode(sink: Any, columns: Columns, keys: Mapping[str, str]) -> None:
 
 
 def _row_groups(columns: Columns) -> Iterator[Any]:
-    """Yield tables of the size of a row group. Rows are sorted by request if all fit in memory."""
+    """Yield tables of the size of a row group. The rows are sorted by request if all rows fit in
+    memory.
+    """
     if columns.chunks > SORTED_CHUNKS:
         yield from _merge_batches(_batches(columns))
         return
@@ -108,7 +112,7 @@ def _row_groups(columns: Columns) -> Iterator[Any]:
 
 
 def _merge_batches(batches: Iterator[Any]) -> Iterator[Any]:
-    """Join batches until they have the size of a row group."""
+    """Join batches to tables of the size of a row group."""
     pending: list[Any] = []
     for batch in batches:
         pending.append(batch)
@@ -152,12 +156,12 @@ def _batches(columns: Columns) -> Iterator[Any]:
 
 
 def _null_where(values: Any, nothing: int) -> Any:
-    """Replace the value `nothing` by null."""
+    """Return `values` with null in place of each value that equals `nothing`."""
     return pc.if_else(pc.equal(values, nothing), pa.scalar(None, values.type), values)
 
 
 def _sync_folder(folder: Path) -> None:
-    """Flush the folder, so that the rename survives a power cut."""
+    """Flush the folder to disk, so that the renamed file survives a power cut."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

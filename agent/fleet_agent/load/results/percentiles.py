@@ -1,8 +1,8 @@
-"""Computes exact percentiles, of values in memory and of a stream that is too long for memory but
-can be iterated again.
+"""Computes exact percentiles: of values in memory, or of a stream that does not fit in memory but
+can be read several times.
 
 A percentile is that of the sample itself, with linear interpolation between the closest ranks
-(NumPy's default, Hyndman and Fan's type 7). It is never estimated from histogram buckets.
+(NumPy's default, Hyndman and Fan's type 7). No percentile is estimated from histogram buckets.
 """
 
 from __future__ import annotations
@@ -23,14 +23,16 @@ Stream = Callable[[], Iterable[Any]]  # each call iterates over the same Arrow a
 
 
 def percentile(values: Sequence[float] | Any, share: float) -> float:
-    """Return one percentile of a sequence of numbers or an Arrow array without nulls. `share` is in
-    0..1. Return 0.0 for no values.
+    """Return a percentile of numbers or of an Arrow array without nulls. `share` is between 0 and
+    1. Return 0.0 if there are no values.
     """
     return percentiles(values, share)[0]
 
 
 def percentiles(values: Sequence[float] | Any, *shares: float) -> list[float]:
-    """Return several percentiles of the same values, which are sorted once; 0.0 for no values."""
+    """Return several percentiles of the same values, which are sorted only once. Return 0.0 for
+    each if there are no values.
+    """
     if not len(values):
         return [0.0 for _ in shares]
     ordered = values.sort() if isinstance(values, pa.Array) else sorted(values)
@@ -42,12 +44,12 @@ def percentiles(values: Sequence[float] | Any, *shares: float) -> list[float]:
 
 
 def stream_percentiles(stream: Stream, *shares: float) -> list[float]:
-    """Return percentiles of all integers of the stream. They are exact and take three passes, in
-    the memory of one array and some counts.
+    """Return exact percentiles of the integers in a stream. Return an empty list if there are no
+    values.
 
-    The first pass counts values by their leading bits, which gives the groups that contain the
-    wanted ranks. The second counts only those groups, by more bits; the third by all bits. Return
-    an empty list for no values.
+    The stream is read three times, and only one array and some counts are held in memory. The first
+    pass counts values by their leading bits, which shows in which ranges the wanted ranks are. The
+    second pass counts only values in these ranges, by more bits. The third pass counts by all bits.
     """
     counts = _count_values(stream, _SHIFTS[0])
     total = sum(counts.values())
@@ -68,8 +70,8 @@ def stream_percentiles(stream: Stream, *shares: float) -> list[float]:
 def _count_values(
     stream: Stream, shift: int, groups: Collection[int] = (), groups_shift: int = 0
 ) -> Counter[int]:
-    """Count values by what is left of them after the shift: all values, or only those in the
-    groups.
+    """Count values by the bits that remain after a right shift by `shift`. With `groups`, count
+    only the values whose bits after a shift by `groups_shift` are in `groups`.
     """
     counts: Counter[int] = Counter()
     for values in stream():
@@ -92,18 +94,19 @@ def _counts_of_group(counts: Mapping[int, int], group: int, bits: int) -> dict[i
 
 
 def _locate_rank(counts: Mapping[int, int], rank: int) -> tuple[int, int]:
-    """Return the key at the rank when all keys are laid out in order, and the rank within
-    that key.
+    """Return (key, rank within the key) for a rank among all values, with the keys in ascending
+    order.
     """
     for key in sorted(counts):
         if rank < counts[key]:
             return key, rank
         rank -= counts[key]
-    raise ValueError(f"the stream has changed between passes: {rank + 1} values are missing")
+    missing = rank + 1
+    raise ValueError(f"the stream has changed between two passes: {missing} values are missing")
 
 
 def _ranks(share: float, count: int) -> tuple[int, int, float]:
-    """Return the two ranks around the percentile, and its distance from the lower one."""
+    """Return the two ranks next to the percentile, and its distance from the lower rank."""
     position = share * (count - 1)
     low = floor(position)
     return low, min(low + 1, count - 1), position - low

@@ -1,8 +1,8 @@
-"""Holds the measured requests of a run as columns, one row per request, using the standard library
-only.
+"""Holds the measured requests of a run as columns, with one row for each request. Uses only the
+standard library.
 
-A row takes about 80 bytes, however long its prompt and answer are. The chunks of all rows are
-stored flattened, in pieces (`chunk_store.py`).
+A row takes about 80 bytes, however long the prompt and the answer are. The chunks of all rows are
+stored separately, in pieces (`chunk_store.py`).
 """
 
 from __future__ import annotations
@@ -50,10 +50,11 @@ _CODES: Final = ("finish_reason", "error_kind")
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Rows in the order in which their requests ended, shard by shard.
+    """Holds rows in the order in which their requests ended, shard after shard.
 
-    `digests` has 16 ASCII characters per row. `names` lists, for each column of codes, the texts of
-    the codes from 1 on; code 0 means that nothing was reported.
+    `digests`: 16 ASCII characters for each row.
+    `names`: the texts that the codes of a column stand for. Code 1 is the first text; code 0 means
+      that nothing was reported.
     """
 
     scalars: Mapping[str, array[int]] = field(
@@ -69,7 +70,7 @@ class Columns:
 
     @staticmethod
     def from_requests(requests: Iterable[RequestRecord]) -> Columns:
-        """Make columns from records."""
+        """Return columns with the given records as rows."""
         builder = ColumnsBuilder()
         for request in requests:
             builder.add(request)
@@ -77,8 +78,8 @@ class Columns:
 
     @staticmethod
     def concatenate(parts: Sequence[Columns]) -> Columns:
-        """Return the rows of all parts, one part after another. Their pieces are neither read nor
-        copied.
+        """Return the rows of all parts, one part after another. Pieces of chunks are neither read
+        nor copied.
         """
         tables = {name: _Names() for name in _CODES}
         scalars = {name: array(code) for name, code in SCALARS.items()}
@@ -107,16 +108,18 @@ class Columns:
 
     @property
     def chunks(self) -> int:
-        """The number of events with output, over all requests."""
+        """The number of events with output in all requests."""
         return sum(piece.chunks for piece in self.pieces)
 
     @property
     def spilled(self) -> bool:
-        """Whether some of the chunks are in files."""
+        """Whether some chunks are in files."""
         return any(piece.path for piece in self.pieces)
 
     def shifted(self, by_ns: int) -> Columns:
-        """Return the columns with all times `by_ns` later; a time of 0 (never) stays 0."""
+        """Return the columns with all times `by_ns` later. A time of 0, which means "never", stays
+        0.
+        """
         moved = {
             name: array("q", (ns + by_ns if ns else 0 for ns in self.scalars[name]))
             for name in _TIMES
@@ -128,8 +131,8 @@ class Columns:
         )
 
     def requests(self) -> list[RequestRecord]:
-        """Return the rows as records, sorted by number: for small runs. Raises OSError if chunks
-        cannot be read from their file.
+        """Return the rows as records, sorted by number. Use it only for small runs. Raises OSError
+        if chunks cannot be read from their file.
         """
         return sorted(self._rows(), key=lambda request: request.number)
 
@@ -181,8 +184,8 @@ class Columns:
 
 
 class ColumnsBuilder:
-    """Collects rows and keeps their chunks in bounded memory; see `ChunkStore` for the
-    arguments.
+    """Collects rows. `ChunkStore` keeps their chunks in bounded memory and describes
+    the arguments.
     """
 
     def __init__(
@@ -196,13 +199,14 @@ class ColumnsBuilder:
         self._examples: dict[str, str] = {}
 
     def add(self, request: RequestRecord) -> None:
-        """Add one row; the answer's text is not kept. Raises ValueError for a digest of another
-        length.
+        """Add a row for the request, without the text of its answer. Raises ValueError if the
+        prompt's digest has another length than 16.
         """
         response = request.response
         if len(request.prompt_digest) != DIGEST_CHARACTERS:
+            digest = request.prompt_digest
             raise ValueError(
-                f"prompt digest {request.prompt_digest!r} of request {request.number} "
+                f"the prompt digest {digest!r} of request {request.number} "
                 f"must have {DIGEST_CHARACTERS} characters"
             )
         row = (
@@ -232,7 +236,7 @@ class ColumnsBuilder:
             self._examples.setdefault(response.error_kind, response.error_detail)
 
     def build(self) -> Columns:
-        """Return all rows. The builder must not be used afterwards."""
+        """Return the columns with all rows. The builder must not be used afterwards."""
         names = {"finish_reason": self._finish_reasons.names, "error_kind": self._error_kinds.names}
         return replace(
             self._columns, names=names, error_examples=self._examples, pieces=self._chunks.finish()
@@ -240,7 +244,7 @@ class ColumnsBuilder:
 
 
 class _Names:
-    """Codes from 1 on for a small number of different texts; 0 for an empty text."""
+    """Maps a small number of different texts to codes from 1 on. An empty text has code 0."""
 
     def __init__(self) -> None:
         self._codes: dict[str, int] = {}
@@ -265,7 +269,7 @@ class _Names:
         return known
 
     def recode(self, codes: array[int], names: Sequence[str]) -> array[int]:
-        """Translate another table's codes into codes of this one."""
+        """Translate codes of another table, whose texts are `names`, into codes of this table."""
         ours = bytes([0, *(self.code(name) for name in names)])
         return array("B", codes.tobytes().translate(ours.ljust(256, b"\0")))
 

@@ -1,8 +1,8 @@
-"""Computes the metrics of one run and the facts that gates judge from its columns. The definitions
-are in docs/metrics.md. Only the load process imports it.
+"""Computes the metrics of one run, and the facts that the gates check, from the run's columns. The
+definitions are in docs/metrics.md.
 
-Wall time becomes model time only here: metrics and `duration_s` are model time, the facts stay wall
-time.
+Wall time is converted to model time only here: metrics and `duration_s` are in model time, facts
+are in wall time. Only the load process imports this module.
 """
 
 from __future__ import annotations
@@ -33,8 +33,10 @@ _FAILED: Final = "error_kind"
 
 @dataclass(frozen=True, slots=True)
 class RunConditions:
-    """The conditions of a run. `template_tokens` are the prompt tokens of the chat template, which
-    are cached by plan; None: the probes reported none.
+    """Holds the conditions under which a run was measured.
+
+    `template_tokens` is the number of prompt tokens of the chat template, which every request
+    shares and the server may cache; None if the probes reported no number.
     """
 
     workload: Workload
@@ -50,12 +52,12 @@ class RunConditions:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Requests as an Arrow batch of `request_columns.SCALARS`, and when the latency of each begins
-    and ends.
+    """Holds requests as an Arrow batch of `request_columns.SCALARS`, and the times at which the
+    latency of each request begins and ends.
 
-    In an open loop it begins when the request was due. In a closed loop requests have no due time:
-    it begins when the request was sent. The time between the previous answer and the sending is the
-    client's dispatch delay, not latency of the server.
+    In an open loop, the latency begins when the request was due. In a closed loop requests have no
+    due time, so it begins when the request was sent. The time between the previous answer and the
+    sending is then the dispatch delay of the client.
     """
 
     table: Any
@@ -79,14 +81,16 @@ class _Rows:
         return self.table.column(name)
 
     def where(self, mask: Any) -> _Rows:
-        """Return the rows for which the mask is true; copies nothing if that is all of them."""
+        """Return the rows for which the mask is true. Nothing is copied if the mask is true for all
+        rows.
+        """
         return self if pc.all(mask, min_count=0).as_py() else self._filtered(mask)
 
     def _filtered(self, mask: Any) -> _Rows:
         return _Rows(self.table.filter(mask), self.begin_ns.filter(mask), self.end_ns.filter(mask))
 
     def reported(self, name: str) -> Any:
-        """Return counts, 0 where the server reported none."""
+        """Return the counts of a column, with 0 where the server reported no count."""
         return pc.max_element_wise(self[name], 0)
 
     @property
@@ -95,7 +99,7 @@ class _Rows:
 
     @property
     def ttft_ns(self) -> Any:
-        """Of rows with output; it is negative for others."""
+        """The time to first token of each row. It is valid only for rows with output."""
         return pc.subtract(self["first_output_ns"], self.begin_ns)
 
     @property
@@ -108,16 +112,16 @@ class _Rows:
 
     @property
     def tpot_ns(self) -> Any:
-        """Of rows for which `has_tpot` is true."""
+        """The time per output token of each row. It is valid only where `has_tpot` is true."""
         rest_ns = pc.subtract(self.end_ns, self["first_output_ns"]).cast(pa.float64())
         return pc.divide(rest_ns, pc.subtract(self["completion_tokens"], 1).cast(pa.float64()))
 
 
 def summarise(columns: Columns, conditions: RunConditions) -> LoadReply:
-    """Compute metrics over the requests that succeeded (none if no request did) and facts over all
-    requests.
+    """Return the results of a run: metrics over the requests that succeeded, and facts over all
+    requests. The metrics are empty if no request succeeded.
 
-    Raises OSError if chunks that are in files cannot be read.
+    Raises OSError if chunks cannot be read from their files.
     """
     rows = _Rows.from_columns(columns, is_open=is_open_loop(conditions.workload))
     good = rows.where(pc.equal(rows[_FAILED], 0))
@@ -137,8 +141,8 @@ def summarise(columns: Columns, conditions: RunConditions) -> LoadReply:
 
 
 def preload_arrow() -> None:
-    """Summarise an invented request, so that the first run does not pay for what Arrow loads at its
-    first use.
+    """Summarise an invented request, so that the first run need not wait for what Arrow loads at
+    its first use.
     """
     answered = Response(200, array("q", (2, 3)), last_ns=3, prompt_tokens=1, completion_tokens=2)
     summarise(
@@ -168,7 +172,9 @@ def _metrics(
 
 
 def _latencies_ns(columns: Columns, good: _Rows) -> dict[str, float]:
-    """Return percentiles in wall nanoseconds; leave out those that no request has."""
+    """Return percentiles in wall nanoseconds. A percentile is left out if no request has a value
+    for it.
+    """
     first, timed = good.where(good.has_output), good.where(good.has_tpot)
     e2e = percentiles(good.e2e_ns, 0.5, 0.99)
     found = {
@@ -198,8 +204,8 @@ def _latencies_ns(columns: Columns, good: _Rows) -> dict[str, float]:
 
 
 def _facts(columns: Columns, rows: _Rows, good: _Rows, conditions: RunConditions) -> dict[str, Any]:
-    """Return the fields of core.run_facts.RunFacts. They judge the client, so their seconds are
-    wall seconds.
+    """Return the fields of core.run_facts.RunFacts. All seconds are wall seconds, because the gates
+    check the client.
     """
     counts, workload = good.reported("completion_tokens"), conditions.workload
     failed = rows.where(pc.not_equal(rows[_FAILED], 0))
@@ -248,8 +254,8 @@ def _dispatch_p99_s(rows: _Rows) -> float:
 
 
 def _accept_length(good: _Rows) -> float | None:
-    """Return the tokens per verify step over the requests that report steps; None without
-    speculation.
+    """Return completion tokens divided by verify steps, over the requests that report verify steps.
+    Return None if none does.
     """
     reporting = good.where(pc.greater(good["verify_ct"], 0))
     return (
@@ -260,11 +266,12 @@ def _accept_length(good: _Rows) -> float | None:
 
 
 def _cached_ratio(good: _Rows, template_tokens: int | None) -> float | None:
-    """Return the cached prompt tokens, without those of the template and of equal salts by chance,
-    divided by the prompt tokens. Return None if the server does not report them.
+    """Return the share of prompt tokens that were cached. Tokens of the chat template, and salts
+    that are equal by chance, are not counted. Return None if the server does not report cached
+    tokens.
 
-    SGLang's chat answers leave out a count of 0, so for a server that reported a count to the
-    probes a missing count means 0.
+    SGLang's chat answers leave out a count of 0. If the server reported a count to the probes, a
+    missing count therefore means 0.
     """
     reporting = (
         good
@@ -282,9 +289,10 @@ def _cached_ratio(good: _Rows, template_tokens: int | None) -> float | None:
 
 
 def _steady_concurrency(rows: _Rows, users: int) -> float:
-    """Return the mean number of requests in flight while all slots have work: from the last slot's
-    first request to the first end after the last request was due. A slot that ends then, even
-    before that request is sent, finds no more work.
+    """Return the mean number of requests in flight while every slot has a request to send.
+
+    This time begins when the last slot has begun. It ends when the first request ends after the
+    last request was due, because that slot then finds no more work.
     """
     sent = rows.where(pc.not_equal(rows["sent_ns"], 0))
     if not len(sent):
@@ -299,8 +307,8 @@ def _steady_concurrency(rows: _Rows, users: int) -> float:
 
 
 def _answered_share(good: _Rows) -> float | None:
-    """Return the answers that ended in the second half of the arrivals, divided by the requests due
-    in it. Return None for fewer than MIN_SHARE_REQUESTS of these.
+    """Return the answers that ended in the second half of the arrivals, divided by the requests
+    that were due in this half. Return None if fewer than MIN_SHARE_REQUESTS were due.
     """
     due = good["intended_ns"]
     first, last = _min(due), _max(due)
@@ -312,11 +320,11 @@ def _answered_share(good: _Rows) -> float | None:
 
 
 def _count_mismatch(good: _Rows) -> float | None:
-    """Return how far the client's own token count is from the server's, as a share; None if the
-    client could not count.
+    """Return the difference between the client's and the server's token counts, as a share of the
+    server's count. Return None if the client could not count.
 
-    Without token ids the client has only chunks, each of at least one token: more chunks than
-    tokens are a mismatch, fewer prove nothing.
+    Without token ids the client can only count chunks, which contain at least one token each. More
+    chunks than tokens are therefore a mismatch, but fewer chunks prove nothing.
     """
     counts = good.reported("completion_tokens")
     counted_tokens = _sum(counts)
@@ -327,8 +335,8 @@ def _count_mismatch(good: _Rows) -> float | None:
 
 
 def _goodput(good: _Rows, conditions: RunConditions) -> float | None:
-    """Return the share of the requests that met every limit of the SLO; None if the SLO limits
-    neither TTFT nor TPOT.
+    """Return the share of successful requests that met the SLO's limits for TTFT and TPOT. Return
+    None if the SLO has neither limit.
     """
     slo, to_s = conditions.workload.slo, conditions.time_scale / 1e9
     if not (slo.ttft_p99_s or slo.tpot_p99_s):
@@ -348,13 +356,15 @@ def _goodput(good: _Rows, conditions: RunConditions) -> float | None:
 
 
 def _count_texts(columns: Columns, rows: _Rows, name: str) -> Mapping[str, int]:
-    """Count the rows by their text."""
+    """Count the rows for each text of the column `name`."""
     found = arrow_tables.decode_texts(columns, name, rows[name]).fill_null("").value_counts()
     return {entry["values"]: entry["counts"] for entry in found.to_pylist()}
 
 
 def _reported_sum(rows: _Rows, name: str) -> int | None:
-    """Return the sum, or None if the server did not report the count with each answer."""
+    """Return the sum of a column. Return None if the server did not report a count with every
+    answer.
+    """
     is_reported = pc.not_equal(rows[name], NOT_REPORTED)
     return _sum(rows[name]) if pc.all(is_reported, min_count=0).as_py() else None
 
@@ -364,10 +374,10 @@ def _sum(values: Any) -> int:
 
 
 def _min(values: Any) -> int:
-    """Return 0 for no values."""
+    """Return the lowest value; 0 if there are no values."""
     return pc.min(values).as_py() or 0
 
 
 def _max(values: Any) -> int:
-    """Return 0 for no values."""
+    """Return the highest value; 0 if there are no values."""
     return pc.max(values).as_py() or 0

@@ -1,5 +1,5 @@
-"""Reads a server's /metrics before and after a run. The growth of its counters shows the requests
-of other clients, and the accept length.
+"""Reads a server's /metrics before and after a run. The growth of the counters shows the requests
+of other clients and the accept length.
 """
 
 from __future__ import annotations
@@ -47,14 +47,16 @@ _RATES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class CounterSnapshots:
-    """The texts of /metrics before and after a run; empty if the server has none."""
+    """Holds the text of /metrics before and after a run. A text is empty if the server has no
+    /metrics.
+    """
 
     before: str = ""
     after: str = ""
 
 
 async def fetch_metrics(url: str) -> str:
-    """Return the text of /metrics, or an empty text if it cannot be read completely."""
+    """Return the text of /metrics. Return an empty text if it cannot be read completely."""
     try:
         async with asyncio.timeout(_FETCH_TIMEOUT_S):
             status, content = await fetch(url, "/metrics")
@@ -65,8 +67,8 @@ async def fetch_metrics(url: str) -> str:
 
 
 async def fetch_metrics_after(url: str, before: str, tokens: int) -> str:
-    """Return /metrics once the server has counted `tokens` more than in `before`, or as it is after
-    half a second.
+    """Return /metrics when the server has counted `tokens` more than in `before`. After half a
+    second, return what it shows then.
     """
     text = ""
     for _ in range(_SETTLE_POLLS if before else 0):
@@ -79,7 +81,9 @@ async def fetch_metrics_after(url: str, before: str, tokens: int) -> str:
 
 
 def add_counted(summary: LoadReply, snapshots: CounterSnapshots) -> LoadReply:
-    """Add to the facts what the server counted in the window, for all of its clients."""
+    """Return the summary with what the server counted during the run, for all of its clients, added
+    to the facts.
+    """
     before, after = read_samples(snapshots.before), read_samples(snapshots.after)
     counted = {
         name: _growth(total(before, counter), total(after, counter))
@@ -91,10 +95,11 @@ def add_counted(summary: LoadReply, snapshots: CounterSnapshots) -> LoadReply:
 def add_speculation(
     summary: LoadReply, snapshots: CounterSnapshots, shape: DraftShape, time_scale: float = 1.0
 ) -> LoadReply:
-    """Add to the summary what the counters and the shape of the draft give: accept length of the
-    window, accept rates by definition, seconds of a cycle.
+    """Return the summary with metrics about speculation: the accept length by the server's
+    counters, the accept rates and the seconds of a cycle.
 
-    If no request reported its verify steps, the accept length of the window replaces theirs.
+    `shape` is the number of draft steps and draft tokens. If no request reported its verify steps,
+    the accept length by the counters is also used as the accept length of the requests.
     """
     if not summary.metrics:
         return summary
@@ -120,7 +125,7 @@ def _window_accept_length(snapshots: CounterSnapshots, tokens: int) -> AcceptLen
     grown = _counter_growth(snapshots.before, snapshots.after)
     if grown is None or not tokens or abs(grown - tokens) > _MAX_TOKEN_MISMATCH * tokens:
         return AcceptLength(
-            reason="the window includes other requests, or the server has no counters"
+            reason="other clients sent requests during the run, or the server has no counters"
         )
     return accept_length_from_counters(
         SpeculationCounters.from_metrics(snapshots.before),
@@ -136,8 +141,10 @@ def _counter_growth(before: str, after: str) -> float | None:
 
 
 def _growth(before: float | None, after: float | None) -> float | None:
-    """Return None if the counter is missing or fell: the server then restarted. A counter appears
-    with its first request.
+    """Return how much a counter has grown. Return None if the counter is missing, or has fallen
+    because the server restarted.
+
+    A counter that is missing before the run counts as 0, because it appears with its first request.
     """
     grown = None if after is None else after - (before or 0.0)
     return None if grown is None or grown < 0 else grown

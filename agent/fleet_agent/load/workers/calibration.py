@@ -1,9 +1,9 @@
-"""Measures how much load one shard can drive on this host: its own client runs against a null
-server, and its CPU time counts.
+"""Measures how much load one shard can send on this host. The shard's own client talks to a null
+server, and the client's CPU time is measured.
 
 CPU time is used instead of wall time, so that other work on the host has little effect. A shard is
-one loop on one core: when its events and requests need as much CPU time as there is, the shard is
-the limit. The best of several rounds counts, because disturbances only add time.
+one event loop on one core: it is the limit when its events and requests need all CPU time of that
+core. The best of several rounds counts, because disturbances only add time.
 """
 
 from __future__ import annotations
@@ -36,25 +36,28 @@ LIMIT_S: Final = 2.0  # timeout of one answer: only a stuck host takes that long
 
 @dataclass(frozen=True, slots=True)
 class ShardCapacity:
-    """The most that one shard can drive: tokens per second at one token per read, including the
-    requests, and requests per second with answers of one token.
+    """Holds the most that one shard can do.
+
+    `tok_s`: the tokens per second that it can receive, if each read brings one token.
+    `requests_s`: the requests per second that it can send, if each answer has one token.
     """
 
     tok_s: float
     requests_s: float
 
     def used_share(self, reads: int, requests: int, wall_s: float, shards: int) -> float:
-        """Return the share of the capacity of `shards` shards that a run used."""
+        """Return which share of the capacity of `shards` shards a run used."""
         taken_s = reads / self.tok_s + requests / self.requests_s
         return taken_s / (wall_s * shards)
 
 
 @dataclass(frozen=True, slots=True)
 class ClientWork:
-    """The work that the shards of a run did: how often they read, and the CPU seconds that this
-    took (0: unknown).
+    """Holds how much work the shards of a run did.
 
-    `time_scale` is model time divided by wall time.
+    `reads`: how often they read from a connection.
+    `cpu_s`: the CPU seconds that they used; 0 if unknown.
+    `time_scale`: model seconds per wall second.
     """
 
     reads: int
@@ -66,18 +69,18 @@ class ClientWork:
     def from_results(
         results: Sequence[ShardResult], *, is_open: bool, time_scale: float
     ) -> ClientWork:
-        """Sum up the shards. In an open loop the CPU time is left out: shards also use a core to
-        wait for the moment to send, which is not work.
+        """Return the total work of all shards. In an open loop the CPU seconds are unknown, because
+        shards also use a core to wait for the moment to send.
         """
         cpu_s = 0.0 if is_open else sum(result.cpu_s for result in results)
         return ClientWork(sum(result.reads for result in results), len(results), cpu_s, time_scale)
 
 
 def calibrate(limit_s: float = LIMIT_S) -> ShardCapacity | None:
-    """Measure for 0.2 to 0.3 s in the calling thread. Return None if loopback does not work or an
-    answer failed; a run can do without the result.
+    """Return the capacity of a shard, measured for 0.2 to 0.3 s in the calling thread. Return None
+    if loopback does not work or an answer failed; a run does not need the result.
 
-    `limit_s` is the timeout of a single answer.
+    `limit_s` is the timeout of each answer.
     """
     collects = gc.isenabled()
     gc.disable()  # as a shard does
@@ -122,7 +125,7 @@ async def _measure_capacity(users: _Users) -> ShardCapacity | None:
 
 @dataclass(frozen=True, slots=True)
 class _Cost:
-    """The CPU seconds of a round in the client, and how often it read."""
+    """Holds the CPU seconds that the client used in a round, and how often it read."""
 
     cpu_s: float
     reads: int
@@ -130,7 +133,7 @@ class _Cost:
 
 @dataclass(slots=True)
 class _Users:
-    """`STREAMS` concurrent users, each of whom sends one request after another."""
+    """Acts as `STREAMS` concurrent users. Each user sends one request after another."""
 
     server: NullServer
     endpoint: Endpoint
@@ -141,7 +144,7 @@ class _Users:
     async def measure_best(
         self, request: bytes, count: int, unit_s: Callable[[_Cost], float]
     ) -> float:
-        """Return the lowest value of `unit_s` over some rounds."""
+        """Run some rounds and return the lowest value of `unit_s`."""
         until_s = time.monotonic() + ROUNDS_LIMIT_S
         best_s = unit_s(await self.drive(request, count))
         for _ in range(ROUNDS - 1):
@@ -150,7 +153,7 @@ class _Users:
         return best_s
 
     async def drive(self, request: bytes, count: int) -> _Cost:
-        """Run a round of `count` requests."""
+        """Send `count` requests. Return what they cost the client."""
         numbers = iter(range(count))
         before_s, reads = self._client_cpu_s(), self.reads
         async with asyncio.TaskGroup() as group:
@@ -172,16 +175,16 @@ class _Users:
 
 @dataclass(slots=True)
 class Calibration:
-    """The capacity of one load process's shards: measured at the first use, then remembered, even
-    if the result is None.
+    """Measures the capacity of a shard at the first use and remembers the result, even if it is
+    None.
     """
 
     capacity: ShardCapacity | None = None
     is_done: bool = False
 
     async def measure_once(self) -> ShardCapacity | None:
-        """Return the result of `calibrate`, run in a thread so that the loop can read orders
-        meanwhile.
+        """Return the result of `calibrate`. It runs in a thread, so that the event loop can read
+        orders at the same time.
         """
         if not self.is_done:
             self.capacity = await asyncio.to_thread(calibrate)
@@ -192,12 +195,12 @@ class Calibration:
 def add_client_use(
     summary: LoadReply, capacity: ShardCapacity | None, work: ClientWork
 ) -> LoadReply:
-    """Add to the summary how much of the capacity of its shards the run used, as facts for the
-    gates and as metrics. All of it is wall time.
+    """Return the summary with the share of its shards' capacity that the run used, as facts for the
+    gates and as metrics. All times in it are wall time.
 
-    Waking up for few reads costs more than the calibration shows. So the share of their cores that
-    the shards used counts if it is larger, or if the capacity is unknown. If both are unknown, the
-    summary stays as it is.
+    To wake up for a few reads costs more than the calibration shows. Therefore the share of CPU
+    time that the shards used counts instead, if it is larger or if the capacity is unknown. The
+    summary is unchanged if neither is known.
     """
     wall_s = summary.duration_s / work.time_scale
     if not wall_s > 0 or (capacity is None and not work.cpu_s):

@@ -1,6 +1,4 @@
-"""Runs the shards of a run as tasks of a Ray on this host. `ClusterWorkers` runs them on other
-hosts.
-"""
+"""Runs the shards of a run as Ray tasks on this host. `ClusterWorkers` runs them on other hosts."""
 
 from __future__ import annotations
 
@@ -24,11 +22,11 @@ SPLIT_FROM_USERS: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class ShardResults:
-    """What the shards of one run measured, all on this host's clock. `start_skew_s` is the longest
-    possible time between two of their starts.
+    """Holds what the shards of one run measured. All times use the clock of this host.
 
-    `lags_ns` are the loop lags of what stood between shards and server (a relay); `notes` go into
-    the raw file.
+    `start_skew_s`: the longest possible time between the starts of two shards.
+    `lags_ns`: how late the event loop of the relay woke up; empty without a relay.
+    `notes`: texts for the raw file.
     """
 
     results: Sequence[ShardResult]
@@ -38,28 +36,34 @@ class ShardResults:
 
 
 class ShardWorkers(Protocol):
-    """The workers that run shards."""
+    """Runs shards in worker processes."""
 
     async def prepare_workers(self) -> None:
-        """Make each worker import what a shard needs. Raises LoadError if a worker is missing."""
+        """Let each worker import what a shard needs. Raises LoadError if a worker is missing."""
         ...
 
     def shard_count(self, users: int) -> int:
-        """Return the number of shards for a closed loop of `users`; 0 means an open loop."""
+        """Return the number of shards for a closed loop of `users`. For an open loop,
+        `users` is 0.
+        """
         ...
 
     async def make_reachable(self, target: LoadTarget) -> LoadTarget:
-        """Return the server with the address at which the shards reach it. Raises OSError,
+        """Return the server with the address at which the shards reach it. Raises OSError or
         LoadError.
         """
         ...
 
     async def run(self, number: int, plans: Sequence[ShardPlan]) -> ShardResults:
-        """Run the shards; when one dies, end the others. Raises LoadError, RayError."""
+        """Run the shards of run `number`. If a shard dies, the other shards are ended. Raises
+        LoadError or RayError.
+        """
         ...
 
     def cancel(self, number: int) -> None:
-        """End that run: its shards then return as cancelled. Does nothing if the run is over."""
+        """End run `number`. Its shards return their results, marked as cancelled. Does nothing if
+        the run is over.
+        """
         ...
 
 
@@ -96,14 +100,14 @@ class LocalWorkers:
             path.unlink(missing_ok=True)
 
     def cancel(self, number: int) -> None:
-        """Implement ShardWorkers. A blocked Ray task does not notice a cancellation, so a file that
-        appears ends it.
+        """Create the file that ends the shards of run `number`. A Ray task that is busy does not
+        notice Ray's own cancellation.
         """
         self._cancel_path(number).touch()
 
     async def _await_shard(self, number: int, reference: Any) -> ShardResult:
-        """Return the result of one shard. If it has none, end the other shards of the run and raise
-        RayError.
+        """Return the result of one shard. If the shard fails, end the other shards of the run and
+        raise RayError.
         """
         try:
             result: ShardResult = await reference
@@ -117,7 +121,7 @@ class LocalWorkers:
 
 
 def remove_stale_cancels(folder: Path) -> None:
-    """Remove the cancel files of a load process that was killed: they would end later runs with the
+    """Remove the cancel files that a killed load process left. They would end later runs with the
     same numbers.
     """
     for left in folder.glob(f"{_CANCEL}*"):
@@ -127,19 +131,21 @@ def remove_stale_cancels(folder: Path) -> None:
 def require_all_results(
     results: Sequence[ShardResult | BaseException], ray: Any
 ) -> list[ShardResult]:
-    """Return the results if no shard failed. Raises LoadError."""
+    """Return the results of all shards. Raises LoadError if a shard failed."""
     for result in results:
         if isinstance(result, ray.exceptions.RayTaskError):
-            raise LoadError(f"the load cannot be sent: {task_error_cause(result)}")
+            cause = task_error_cause(result)
+            raise LoadError(f"the load cannot be sent: {cause}")
         if isinstance(result, ray.exceptions.RayError):
-            raise LoadError(f"a load task died: {type(result).__name__}")
+            error = type(result).__name__
+            raise LoadError(f"a load task died: {error}")
         if isinstance(result, BaseException):
             raise result
     return [result for result in results if isinstance(result, ShardResult)]
 
 
 def task_error_cause(error: Any) -> str:
-    """Return the error that was raised inside a task, in one line."""
+    """Return one line about the error that was raised inside a Ray task."""
     inner = getattr(error, "cause", None) or error
     return next(
         (line for line in reversed(str(inner).splitlines()) if line.strip()), type(inner).__name__

@@ -12,13 +12,15 @@ TIMER_NS: Final = 1_000_000  # the resolution of uvloop's timers, which does not
 
 
 class LoopLag:
-    """The samples of one loop's lag beyond the resolution of its timers, in nanoseconds."""
+    """Samples how much later than requested an event loop wakes up, in nanoseconds. The resolution
+    of the loop's timers is subtracted.
+    """
 
     def __init__(self) -> None:
         self._samples_ns: list[int] = []
 
     async def sample(self, on_sample: Callable[[], None] = lambda: None) -> None:
-        """Take samples until cancelled, and call `on_sample` after each."""
+        """Take samples until cancelled. Call `on_sample` after each sample."""
         while True:
             before = perf_counter_ns()
             await asyncio.sleep(PROBE_S)

@@ -1,9 +1,9 @@
-"""Serves prepared answers over loopback, on the loop of its client, so that a client can measure
-its own cost.
+"""Answers requests over loopback with prepared answers, so that a load client can measure its own
+cost.
 
-It takes turns with its client in one thread and counts its own CPU time, so that the rest is the
-client's alone. In a thread of its own it would make the client wait for Python's lock, and a
-process of its own takes longer to start than the calibration may take.
+Server and client take turns in one thread. The server counts its own CPU time; all other CPU time
+of the thread is the client's. A server in another thread would make the client wait for Python's
+lock. A server in another process would take longer to start than the calibration may take.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _READ_BYTES: Final = 1 << 16
 
 
 class NullServer:
-    """Listens from its construction until it is closed, and answers while `serve` runs. `events` is
-    the number of events of an answer to `LONG_PATH`.
+    """Listens from its construction until it is closed, and answers requests while `serve` runs. An
+    answer to `LONG_PATH` has `events` events.
 
     Raises OSError if it cannot listen on loopback.
     """
@@ -68,7 +68,7 @@ class NullServer:
         self._poll.close()
 
     async def serve(self) -> None:
-        """Alternate with the other tasks of the loop until cancelled."""
+        """Answer requests in turns with the other tasks of the loop, until cancelled."""
         while True:
             before_s = time.thread_time()
             for number, _ in self._poll.poll(0):
@@ -119,8 +119,8 @@ class NullServer:
             self._write(number, self._pieces[written])
 
     def _write(self, number: int, data: bytes) -> None:
-        """Send an answer, which is far smaller than the buffer of the socket. If it does not fit,
-        the client is gone.
+        """Send the bytes to a client. They are far smaller than the buffer of the socket: if they
+        do not fit, the client is gone.
         """
         try:
             is_sent = self._connections[number].send(data) == len(data)
@@ -138,8 +138,8 @@ class NullServer:
 
 
 def _long_pieces(events: int) -> Sequence[bytes]:
-    """Return what each turn writes: the head with the first event, then one event each, and the end
-    after the last one.
+    """Return the bytes that are written in each turn: first the head with one event, then one event
+    per turn, last the end of the answer.
     """
     pieces = [_chunk(_delta(" word")) for _ in range(events)]
     pieces[0] = _HEAD + pieces[0]
@@ -165,7 +165,7 @@ _COMMON: Final = {"id": "0" * 32, "object": "chat.completion.chunk", "created": 
 
 
 def _delta(text: str, finish: str | None = None) -> bytes:
-    """Return a chat event as SGLang 0.5.23 writes it."""
+    """Return a chat event in the format of SGLang 0.5.23."""
     delta = {"role": None, "content": text, "reasoning_content": None, "tool_calls": None}
     choice = {
         "index": 0,

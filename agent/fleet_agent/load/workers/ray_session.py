@@ -1,5 +1,5 @@
-"""Starts and stops the local Ray that runs the load: on loopback only, with a token, in a folder of
-its own with a short path.
+"""Starts and stops the local Ray that runs the load. It listens only on loopback, requires a token,
+and has its own folder with a short path.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ SETTINGS: Final = {
 
 
 def start_node(parameters: Mapping[str, Any], *, head: bool, reaper: bool) -> Any:
-    """Start the Ray processes of one host that a load needs: gcs_server (on a head), raylet and its
-    two agents.
+    """Start the Ray processes that a load needs on one host: raylet, its two agents and, on the
+    head, gcs_server.
 
     `ray.init` and `ray start` also start the API server of a dashboard, an autoscaler and a log
-    monitor, which are not needed here: half of the CPU time of a start, and 260 MB. Ray's own Node
-    class, on which both are built, can leave them out. `reaper`: the kernel ends the processes when
-    this process dies. Raises what Ray raises.
+    monitor. The load does not need them, and they cost half of the CPU time of a start and 260 MB.
+    Both use Ray's own Node class, which can leave them out. With `reaper`, the kernel ends the
+    processes when this process dies. Raises what Ray raises.
     """
     from ray._private.node import Node
     from ray._private.parameter import RayParams
@@ -66,25 +66,27 @@ def start_node(parameters: Mapping[str, Any], *, head: bool, reaper: bool) -> An
 
 
 def end_node(node: Any) -> None:
-    """Kill the processes of `start_node` that still run."""
+    """Kill the processes of `start_node` that are still running."""
     node.kill_all_processes(check_alive=False, allow_graceful=False)
 
 
 class RaySession:
-    """One local Ray. Start it once per process; its processes are children of this process and end
-    with it.
+    """Runs one local Ray. Start it once per process. Ray's processes are children of this process
+    and end with it.
     """
 
     def __init__(self, temporary: str = "") -> None:
-        """`temporary` is an empty folder with a short path for Ray; empty: create one."""
+        """Use `temporary`, an empty folder with a short path, for Ray. If it is empty, `start`
+        creates a folder.
+        """
         self.temporary = temporary
         self.started_s = 0.0
         self._ray: Any = None
         self._node: Any = None
 
     def start(self) -> Any:
-        """Start Ray, which takes seconds, and return its module. Raises RuntimeError or OSError if
-        it cannot start.
+        """Start Ray, which takes seconds, and return the module `ray`. Raises RuntimeError or
+        OSError if Ray cannot start.
         """
         began = time.monotonic()
         os.umask(0o077)
@@ -131,7 +133,7 @@ class RaySession:
             self._node = None
 
     def stop(self) -> None:
-        """Stop Ray and remove its folder. Does nothing if it never started."""
+        """Stop Ray and remove its folder. Does nothing if Ray never started."""
         if self._ray is not None:
             self._end(self._ray)
             self._ray = None
@@ -140,11 +142,11 @@ class RaySession:
 
 
 def end_own_session() -> None:
-    """Kill what is left of Ray in the session that this process leads: the agents of a dead raylet
-    notice its death only a minute later.
+    """Kill the processes that Ray left in the session of this process. The agents of a dead raylet
+    would notice its death only after a minute.
 
-    The process that started us does the same; this covers the case that it was killed. Does nothing
-    if another process leads the session.
+    Does nothing if another process leads the session. The fleet-agent also kills these processes,
+    unless it has been killed itself.
     """
     if os.getsid(0) != os.getpid():
         return
@@ -155,8 +157,9 @@ def end_own_session() -> None:
 
 
 async def wait_for_end_of_ray(process_names: tuple[str, ...] = ("raylet", "gcs_server")) -> str:
-    """Return the name of the first of Ray's processes that ends; they should never end. A load host
-    has no gcs_server.
+    """Wait until one of these processes of Ray ends, although none should end. Return its name.
+
+    A load host has no gcs_server.
     """
     names = {pid: name for pid, name in _children().items() if name in process_names}
     if len(names) < len(process_names):
@@ -182,7 +185,7 @@ def _set_ended(ended: asyncio.Future[str], name: str) -> None:
 
 
 def _children() -> dict[int, str]:
-    """Return the process names of the children of this process, by id."""
+    """Return the children of this process: the name of each by its process id."""
     found: dict[int, str] = {}
     for entry in Path("/proc").iterdir():
         with suppress(OSError, ValueError):

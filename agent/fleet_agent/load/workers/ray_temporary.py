@@ -1,5 +1,5 @@
-"""Chooses Ray's temporary folder. It does not import Ray, so that the agent can create and remove
-the folder.
+"""Chooses the temporary folder of Ray. This module does not import Ray, so that the agent can
+create and remove the folder.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ _SOCKET_ROOM: Final = 28
 
 
 def temporary_folder() -> str:
-    """Create a folder whose path leaves room for Ray's sockets. Raises OSError if there is none."""
+    """Create a folder with a path that is short enough for Ray's sockets, and return it. Raises
+    OSError if no such folder is possible.
+    """
     for folder in (tempfile.gettempdir(), "/tmp", "/var/tmp"):
         if len(folder) <= _SOCKET_ROOM and os.access(folder, os.W_OK | os.X_OK):
             return tempfile.mkdtemp(prefix="bf-", dir=folder)
     raise OSError(
-        "no writable folder with a short path for Ray's sockets: "
-        f"set TMPDIR to one of at most {_SOCKET_ROOM} characters"
+        "Ray's sockets need a writable folder with a short path: "
+        f"set TMPDIR to a folder whose path has at most {_SOCKET_ROOM} characters"
     )

@@ -1,5 +1,5 @@
-"""Runs one shard's share of a run in a Ray worker, with its own loop, clock and deadline. Answers
-are decoded after the run.
+"""Runs a shard in a Ray worker: sends one worker's share of a run, with its own event loop, clock
+and time limit. Answers are decoded after the run.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ SPIN_NS: Final = 100_000  # the system's timers are usually late by at most this
 
 @dataclass(frozen=True, slots=True)
 class _PreparedRequest:
-    """The bytes of one request, and what identifies it afterwards."""
+    """Holds the bytes of one request, and what its result needs to be identified."""
 
     content: bytes
     digest: str
@@ -62,12 +62,12 @@ class _RawExchange:
 
 
 class _PreparedRequests:
-    """The requests of a shard: the first ones are built before the start, the others when they are
-    sent. None is kept after that.
+    """Builds the requests of a shard. The first ones, up to the plan's limits, are built before the
+    start; all later requests are built when they are sent. A request is not kept after it was sent.
     """
 
     def __init__(self, plan: ShardPlan) -> None:
-        """Raises ValueError for a plan that cannot be sent."""
+        """Raise ValueError for a plan that cannot be sent."""
         self._plan = plan
         self.request_plan = plan.request_plan or build_request_plan(
             Workload(prompts=plan.draw.prompts, output_tokens=plan.output_tokens), plan.draw
@@ -94,7 +94,7 @@ class _PreparedRequests:
 
 @dataclass(slots=True)
 class _Shard:
-    """The state of a running shard."""
+    """Holds the state of a running shard."""
 
     plan: ShardPlan
     endpoint: Endpoint
@@ -113,8 +113,8 @@ class _Shard:
     reads: int = 0
 
     async def send(self, number: int, intended_ns: int, history: Messages = ()) -> Exchange:
-        """Send one request and wait for the end of its answer, which is recorded whatever it is.
-        `history` is its session so far.
+        """Send one request, wait for the end of its answer and record the answer, even a failed
+        one. `history` contains the earlier messages of its session.
         """
         mine: list[LoadConnection] = []
 
@@ -136,13 +136,13 @@ class _Shard:
         return exchange
 
     def cancel(self) -> None:
-        """End every request in flight and send no more."""
+        """End all requests in flight and send no more requests."""
         self.cancelled = True
         for connection in tuple(self.in_flight):
             connection.cancel()
 
     def check_stop(self) -> None:
-        """End the shard if it is past its limit or was cancelled."""
+        """End the shard if it was cancelled or has reached its time limit."""
         limit_s = self.plan.limit_s
         self.expired = self.expired or bool(
             limit_s and self.start_ns and perf_counter_ns() - self.start_ns > limit_s * 1e9
@@ -151,7 +151,7 @@ class _Shard:
             self.cancel()
 
     def result(self) -> ShardResult:
-        """Decode and return all that was measured."""
+        """Decode the answers and return all that was measured."""
         began = time.perf_counter()
         while self.raw:
             self.done.add(_decode_raw(self.raw.popleft()))
@@ -172,7 +172,6 @@ class _Shard:
 
 
 def _decode_raw(raw: _RawExchange) -> RequestRecord:
-    """Decode one recorded exchange."""
     exchange = raw.exchange
     response = decode_response(
         exchange.reads, closed=exchange.closed, failure=exchange.failure, detail=exchange.detail
@@ -186,11 +185,11 @@ def _decode_raw(raw: _RawExchange) -> RequestRecord:
 def run_shard(
     plan: ShardPlan, start: StartGate | None = None, tls: ssl.SSLContext | None = None
 ) -> ShardResult:
-    """Run the share; failed requests are part of the result. Raises ValueError for a plan that
-    cannot be sent.
+    """Run a shard and return what it measured, failed requests included. Raises ValueError for a
+    plan that cannot be sent.
 
-    `start` decides when it begins (default: at once). `tls` is the context for an https server
-    (default: the host's trust store).
+    `start` decides when the shard begins (default: at once). `tls` is the TLS context for an https
+    server (default: the host's trust store).
     """
     _raise_file_limit()
     done = ColumnsBuilder(plan.spill_path, plan.limits.chunks)
@@ -211,8 +210,8 @@ def run_shard(
 
 
 def preload_shard() -> int:
-    """Import all that a shard needs, so that the first run does not pay for it. Runs once in each
-    worker; returns the worker's process id.
+    """Import all that a shard needs, so that the first run need not wait for it. Runs once in each
+    worker. Return the worker's process id.
     """
     _raise_file_limit()
     load_library()
@@ -222,8 +221,10 @@ def preload_shard() -> int:
 
 
 async def _drive(shard: _Shard) -> None:
-    """Run the shard. Raises the error of a callback of the loop, such as reading a socket:
-    otherwise requests would wait until their timeout.
+    """Run the shard until its requests are done.
+
+    Raises the error of any callback of the event loop, for example from reading a socket. Without
+    this, requests would wait until their timeout.
     """
     broken: list[BaseException] = []
 
@@ -276,8 +277,8 @@ async def _closed_loop(shard: _Shard, start_ns: int) -> None:
 
 
 async def _slot(shard: _Shard, numbers: Iterator[int], intended_ns: int) -> None:
-    """Act as one user: the next request or session is due when the last byte of the previous one
-    arrives.
+    """Act as one user: send a request, or a session, as soon as the last byte of the previous
+    answer has arrived.
     """
     failures = 0
     send_one: Callable[[_Shard, int, int], Awaitable[Exchange]] = (
@@ -292,8 +293,8 @@ async def _slot(shard: _Shard, numbers: Iterator[int], intended_ns: int) -> None
 
 
 async def _session(shard: _Shard, first: int, intended_ns: int) -> Exchange:
-    """Send the requests of one session, each with the history before it, until one fails. Return
-    the last exchange.
+    """Send the requests of one session, one after another, until a request fails. Each request
+    carries the earlier messages. Return the last exchange.
     """
     plan, request_plan = shard.plan, shard.sends.request_plan
     history: Messages = ()
@@ -314,8 +315,8 @@ def _ended_ns(exchange: Exchange) -> int:
 
 
 async def _think_until(due_ns: int, shard: _Shard) -> None:
-    """Wait without blocking naps, since other sessions share the loop: the last millisecond is
-    spent in turns of the loop.
+    """Wait until `due_ns` without a nap that blocks the loop, because other sessions share the
+    loop. The last millisecond is spent in turns of the loop.
     """
     while (left_ns := due_ns - perf_counter_ns()) > 0 and not shard.cancelled:  # noqa: ASYNC110 - time passing sets no event
         await asyncio.sleep(min(left_ns / 1e9 - 0.001, 0.1) if left_ns > 1_500_000 else 0)
@@ -341,8 +342,10 @@ async def _open_loop(shard: _Shard, start_ns: int) -> None:
 
 
 async def _sleep_until(due_ns: int, shard: _Shard) -> None:
-    """Wait until `due_ns`, or return early if cancelled. The loop's timers are accurate to a
-    millisecond: the last one is spent in naps, and its end in turns of the loop.
+    """Wait until `due_ns`. Return early if the shard is cancelled.
+
+    The loop's timers are accurate only to a millisecond. The last millisecond is therefore spent in
+    short naps, and the end of it in turns of the loop.
     """
     while (left_ns := due_ns - perf_counter_ns()) > 0 and not shard.cancelled:
         if left_ns > 1_500_000:
@@ -354,15 +357,14 @@ async def _sleep_until(due_ns: int, shard: _Shard) -> None:
 
 
 def _every_other(check: Callable[[], None]) -> Callable[[], None]:
-    """Call `check` at every other call: looking at the disk at each sample of the lag would be too
-    often.
+    """Return a function that calls `check` at every second call, so that the disk is read less
+    often than the lag is sampled.
     """
     calls = count(1)
     return lambda: check() if next(calls) % 2 == 0 else None
 
 
 def _exists(path: str) -> bool:
-    """Whether the file exists; a stat of a local file takes microseconds."""
     return path != "" and os.path.exists(path)
 
 
@@ -371,7 +373,9 @@ def _max_in_flight() -> int:
 
 
 def _raise_file_limit() -> None:
-    """Allow as many file descriptors as the system permits: each connection needs one."""
+    """Allow this process as many file descriptors as the system permits, because each connection
+    needs one.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with suppress(ValueError, OSError):

@@ -1,4 +1,6 @@
-"""Defines a shard's share of a run, its limits and its result, as values that Ray can send."""
+"""Defines a shard's share of a run, its limits and its result, as plain values that Ray
+can send.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,8 @@ from fleet_agent.load.workload.request_plan import RequestPlan
 
 @dataclass(frozen=True, slots=True)
 class ShardLimits:
-    """How much a shard keeps in memory. Beyond that it works during the run, which its loop lag
-    shows.
+    """Holds how much a shard keeps in memory. Beyond these limits it builds, decodes or writes
+    during the run, which makes its event loop wake up late.
     """
 
     # requests that are built before the start; later ones are built when they are sent, in about
@@ -29,8 +31,8 @@ class ShardLimits:
 
 @dataclass(frozen=True, slots=True)
 class ShardPlan:
-    """One shard's share: the requests `first, first + step, …` below `requests`. All seconds are
-    wall seconds, never model time.
+    """Holds one shard's share: the requests `first`, `first + step` and so on, below `requests`.
+    All seconds are wall seconds, never model time.
     """
 
     target: LoadTarget
@@ -57,23 +59,28 @@ class ShardPlan:
 
     @property
     def numbers(self) -> range:
-        """The requests of this shard; with sessions, the first request of each."""
+        """The numbers of the shard's requests. With sessions, only the first request of each
+        session is listed.
+        """
         return range(self.first * self.turns, self.requests, self.step * self.turns)
 
     @property
     def spill_path(self) -> str:
-        """This shard's own file in the folder; empty if it has none."""
+        """The shard's own file in the spill folder; empty without such a folder."""
         return os.path.join(self.spill_folder, f"{self.first}.chunks") if self.spill_folder else ""
 
 
 @dataclass(frozen=True, slots=True)
 class ShardResult:
-    """What one shard measured. `lags_ns` are the samples of its loop's lag beyond the timer's
-    resolution; `start_ns` is perf_counter_ns.
+    """Holds what one shard measured.
 
-    `expired`: it ended itself at its limit, and is marked as cancelled. `cpu_s` are the CPU seconds
-    from its start to its last answer; `decode_s` those that it took afterwards to decode the rest.
-    `reads` is how often it read from a connection; `reads_in` is c or python.
+    `lags_ns`: how late the event loop woke up, beyond the resolution of its timers.
+    `start_ns`: the start, as perf_counter_ns.
+    `expired`: True if the shard ended itself at its time limit; `cancelled` is then also True.
+    `cpu_s`: the CPU seconds from the start to the last answer.
+    `decode_s`: the wall seconds that decoding took after the last answer.
+    `reads`: how often the shard read from a connection.
+    `reads_in`: the language of the code that read, c or python.
     """
 
     columns: Columns
@@ -89,5 +96,5 @@ class ShardResult:
 
 
 def with_cancel(plan: ShardPlan, path: str) -> ShardPlan:
-    """Return the plan of a shard that ends when a file appears at `path`."""
+    """Return the plan of a shard that ends when the file `path` appears."""
     return replace(plan, cancel_path=path)

@@ -1,5 +1,5 @@
-"""Synchronises the start of a shard with other shards: prepared, then the moment to begin, or a
-cancellation.
+"""Lets all shards of a run start at the same moment: a shard reports that it is prepared, then
+waits for the order to begin or a cancellation.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ BEGIN_TIMEOUT_S: Final = 60.0  # from prepared to the order to begin; its sender
 
 
 class StartGate:
-    """The start of one run, used from two threads: the shard waits in its own, and orders arrive in
-    another.
+    """Controls the start of one shard. The shard waits in its own thread, and another thread passes
+    on the orders.
     """
 
     def __init__(self) -> None:
@@ -32,32 +32,32 @@ class StartGate:
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether the shard must end, before or after it has begun."""
+        """Whether the shard must end. This may be ordered before or after it has begun."""
         return self._cancelled.is_set()
 
     def await_prepared(self) -> None:
-        """Block until the shard is prepared to begin, or will never begin."""
+        """Block until the shard is prepared to begin, or has ended without being prepared."""
         self._prepared.wait()
 
     def mark_ended(self) -> None:
-        """Release the threads that wait for a shard that has ended."""
+        """Release the threads that wait in `await_prepared`, because the shard has ended."""
         self._prepared.set()
 
     def begin(self, at_ns: int) -> None:
-        """Let the shard begin at `at_ns` of perf_counter_ns on this host; at once if that
-        is past.
+        """Let the shard begin when perf_counter_ns of this host reaches `at_ns`, or at once if that
+        time has passed.
         """
         if not self._begin.done():
             self._begin.set_result(at_ns)
 
     def cancel(self) -> None:
-        """End the shard."""
+        """Order the shard to end."""
         self._cancelled.set()
         self.begin(0)
 
     async def wait_to_begin(self) -> int:
-        """Report that the shard is prepared, and wait for the moment to begin. Raises TimeoutError
-        after BEGIN_TIMEOUT_S.
+        """Report that the shard is prepared, wait for the order to begin, and return the time to
+        begin at. Raises TimeoutError after BEGIN_TIMEOUT_S.
         """
         self._prepared.set()
         async with asyncio.timeout(BEGIN_TIMEOUT_S):
