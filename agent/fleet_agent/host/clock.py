@@ -1,4 +1,4 @@
-"""Checks the host's clock: whether it jumped, and whether the kernel says it is synchronised."""
+"""Checks whether the host's clock has jumped, and whether the kernel reports it as synchronised."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _JUMP_S = 1.0
 
 
 class _Timex(ctypes.Structure):
-    """The beginning of `struct timex`; `rest` is larger than what follows there."""
+    """The first fields of `struct timex` of adjtimex(2). `rest` has room for all other fields."""
 
     _fields_ = [
         ("modes", ctypes.c_uint),
@@ -24,7 +24,7 @@ class _Timex(ctypes.Structure):
 
 
 class ClockWatch:
-    """Compares wall time with monotonic time since it was created.
+    """Compares the wall clock with the monotonic clock, since this object was created.
 
     Durations are measured in monotonic time, so a jump affects only the dates of events.
     """
@@ -33,16 +33,18 @@ class ClockWatch:
         self._offset_ns = time.time_ns() - time.monotonic_ns()
 
     def jumped_s(self) -> float:
-        """Return by how many seconds the wall clock was set forward (negative: back).
+        """Return how many seconds the wall clock was set forward. Negative if it was set back.
 
-        Returns 0 for at most one second, which is drift.
+        Return 0 for a difference of at most one second, which may be drift.
         """
         jump_s = (time.time_ns() - time.monotonic_ns() - self._offset_ns) / 1e9
         return jump_s if abs(jump_s) > _JUMP_S else 0.0
 
 
 def is_synchronised() -> bool | None:
-    """Return whether the kernel's clock is synchronised by NTP; None if that cannot be read."""
+    """Return whether the kernel's clock is synchronised by NTP. Return None if that cannot be
+    read.
+    """
     try:
         libc = ctypes.CDLL(None, use_errno=True)
         state = _Timex()

@@ -1,7 +1,8 @@
-"""Reads the host's fingerprint: the facts that identify its conditions, and those that change.
+"""Reads the host's fingerprint: stable facts, which identify its conditions, and volatile facts.
 
 The identity is a digest of the stable facts alone, so two readings of an unchanged host agree.
-Temperature, clocks, used memory and an idle GPU's PCIe generation are recorded but not part of it.
+Temperature, clocks, used memory and an idle GPU's PCIe generation are volatile: they are recorded
+but are not part of the identity.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from fleet_knowledge.host.topology import read_topology
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """Facts by name. The `stable` ones make up the identity, the `volatile` ones change."""
+    """Holds facts about a host by name. The `stable` facts make up the identity of the host. The
+    `volatile` facts change while the host runs.
+    """
 
     stable: Mapping[str, str]
     volatile: Mapping[str, str]
@@ -35,9 +38,10 @@ class Fingerprint:
         ]
 
     def facts(self) -> dict[str, str]:
-        """Return the facts as an event carries them.
+        """Return all facts in the form in which an event carries them.
 
-        Stable facts have their own names, volatile ones `now.NAME`; `identity` is added.
+        A stable fact keeps its name. A volatile fact gets the name `now.NAME`. The fact `identity`
+        is added.
         """
         return (
             {"identity": self.identity}
@@ -47,7 +51,7 @@ class Fingerprint:
 
 
 def read_fingerprint(gpus: Gpus, topology_text: str = "", root: Path = Path("/")) -> Fingerprint:
-    """Read the fingerprint of this host from the kernel's files and NVML; blocks."""
+    """Read the fingerprint of this host from the kernel's files and NVML. This blocks."""
     reading = gpus.read()
     facts = (
         sysfs.kernel_facts(root)

@@ -1,4 +1,4 @@
-"""Compares GPU memory before and after a launch, and names the processes that still hold some."""
+"""Compares GPU memory before and after a launch, and names the processes that still hold it."""
 
 from __future__ import annotations
 
@@ -19,24 +19,28 @@ _FIRST_POLL_S, _LONGEST_POLL_S = 0.1, 2.0
 
 @dataclass(frozen=True, slots=True)
 class UnreleasedMemory:
-    """A GPU that uses `mib` MiB more than before the launch, and the processes listed on it."""
+    """A GPU that uses `mib` MiB more than before the launch. `holders` are the processes that the
+    driver lists on this GPU.
+    """
 
     gpu: int
     mib: int
     holders: tuple[GpuMemoryHolder, ...] = ()
 
     def __str__(self) -> str:
-        by = (
+        holders = (
             ", ".join(map(str, self.holders))
             or "no listed process (another container, or a driver that has not cleaned up)"
         )
+        more = self.mib / 1024
         return (
-            f"GPU{self.gpu} still holds {self.mib / 1024:.1f} GiB more than before the launch: {by}"
+            f"GPU{self.gpu} still holds {more:.1f} GiB more than before the launch, used by: "
+            f"{holders}"
         )
 
 
 def classify_holder(process: GpuProcess) -> GpuMemoryHolder:
-    """Find out whose a GPU process is, from what this host shows of it."""
+    """Classify a process on a GPU as orphan, foreign, unseen or unknown, and find its user."""
     stat = read_stat(process.pid)
     if stat is None or not process.visible:
         return GpuMemoryHolder(process, "unseen" if not process.visible else "unknown")
@@ -48,7 +52,9 @@ def classify_holder(process: GpuProcess) -> GpuMemoryHolder:
 
 
 def used_mib_by_gpu(reading: GpuReading, indices: Sequence[int]) -> dict[int, int]:
-    """Return the MiB in use by GPU index; leaves out GPUs that do not report it."""
+    """Return the memory in use, in MiB, for each GPU index. GPUs that do not report their memory
+    are left out.
+    """
     return {
         gpu.index: gpu.memory_used_mib
         for gpu in reading.select(tuple(indices))
@@ -79,10 +85,11 @@ def find_unreleased(
 async def wait_until_released(
     gpus: Gpus, baseline: Mapping[int, int], limit_s: float
 ) -> tuple[UnreleasedMemory, ...]:
-    """Wait at most `limit_s` until every GPU is back at its baseline; return the GPUs that are not.
+    """Wait at most `limit_s` seconds until every GPU is back at its baseline. Return the GPUs that
+    still use more memory then.
 
-    Polls, since the kernel frees the memory of a dead process some time after its end and offers no
-    notification.
+    This polls, because the kernel frees the memory of a dead process some time after the process
+    has ended, and sends no notification.
     """
     loop = asyncio.get_running_loop()
     deadline_s, pause_s = loop.time() + limit_s, _FIRST_POLL_S

@@ -1,4 +1,4 @@
-"""The interface to the host's GPUs, and its implementation that reads a recorded state."""
+"""Defines the interface to the host's GPUs, and an implementation that reads a recorded state."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fleet_protos.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
-    """All GPUs and their processes at one moment.
+    """The state of all GPUs and their processes at one moment.
 
     `fault` is the driver's error if it did not answer. It is empty if the driver answered or is not
     installed.
@@ -26,33 +26,33 @@ class GpuReading:
     failure_class: str = ""
 
     def select(self, indices: tuple[int, ...]) -> tuple[Gpu, ...]:
-        """Return the GPUs with these indices; leaves out the missing ones."""
+        """Return the GPUs with these indices. Indices without a GPU are ignored."""
         return tuple(gpu for gpu in self.gpus if gpu.index in indices)
 
 
 class Gpus(Protocol):
-    """A source of readings. Both methods block."""
+    """Reads the state of the host's GPUs. Both methods block."""
 
     is_recorded: bool  # True: they also stand for the GPUs of simulated servers
 
     def read(self) -> GpuReading:
-        """Read everything that is known now.
+        """Read the present state of all GPUs.
 
-        Facts that cannot be read are absent, and the error of a broken driver is the `fault`.
+        Facts that cannot be read are absent. If the driver does not answer, `fault` is its error.
         """
         ...
 
     def topology_text(self) -> str:
-        """Return the table of `nvidia-smi topo -m`; empty if it cannot be read."""
+        """Return the table of `nvidia-smi topo -m`. Empty if it cannot be read."""
         ...
 
 
 class RecordedGpus:
-    """GPUs from a JSON file, which is read again each time.
+    """Reads the GPUs from a JSON file instead of the driver. Each reading reads the file again.
 
-    Its form is {"gpus": [{"index": 0, …}], "processes": [{"pid": 1, …}], "topology": "…"} with the
-    field names of `fleet_knowledge.host.gpu`. "fault" and "failure_class" simulate a driver that
-    does not answer.
+    The file has the form {"gpus": [{"index": 0, …}], "processes": [{"pid": 1, …}], "topology": "…"}
+    with the field names of `fleet_knowledge.host.gpu`. The keys "fault" and "failure_class"
+    simulate a driver that does not answer.
     """
 
     is_recorded = True

@@ -1,4 +1,4 @@
-"""The state of the host while the agent runs: GPUs, fingerprint, GPU memory, quarantined GPUs."""
+"""Keeps the state of the host while the agent runs: GPUs, their memory, and the fingerprint."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ _QUARANTINE_CHECK_S = 2.0
 
 
 class HostState:
-    """This host. Used only on the agent's event loop; blocking calls run in threads."""
+    """Reads the state of this host and keeps which GPUs are quarantined. Use it only on the agent's
+    event loop: it runs blocking calls in threads.
+    """
 
     def __init__(
         self,
@@ -46,40 +48,42 @@ class HostState:
 
     @property
     def quarantined(self) -> Mapping[int, str]:
-        """Quarantined GPUs, which get no trial, each with the reason."""
+        """The quarantined GPUs, which get no trial, with the reason for each GPU."""
         return {gpu: reason for gpu, (_, reason) in self._quarantined.items()}
 
     def uses_gpus(self, kind: EngineKind) -> bool:
-        """Whether this kind of engine uses the GPUs that are read here.
+        """Return whether servers of this kind use the GPUs that are read here.
 
-        A simulated engine does only if the GPUs are recorded.
+        Simulated servers use these GPUs only if they are recorded.
         """
         return kind is EngineKind.SGLANG or (kind is EngineKind.SIMULATED and self.gpus.is_recorded)
 
     async def read_gpus(self) -> GpuReading:
-        """Read all GPUs now."""
+        """Read the present state of all GPUs."""
         return await asyncio.to_thread(self.gpus.read)
 
     async def gpu_count(self) -> int:
         """Return how many GPUs trials may use.
 
-        Falls back to the number that the kernel driver shows if NVML shows none.
+        If NVML shows no GPU, return the number that the kernel driver shows.
         """
         return len((await self.read_gpus()).gpus) or (
             0 if self.gpus.is_recorded else await asyncio.to_thread(sysfs.driver_gpus)
         )
 
     async def fingerprint(self) -> dict[str, str]:
-        """Return the host's identity, its stable facts and, as `now.NAME`, its volatile ones.
+        """Return the host's identity, its stable facts, and its volatile facts as `now.NAME`.
 
-        The topology is read once, since it does not change.
+        The topology is read only once, because it does not change.
         """
         if self._topology_text is None:
             self._topology_text = await asyncio.to_thread(self.gpus.topology_text)
         return (await asyncio.to_thread(read_fingerprint, self.gpus, self._topology_text)).facts()
 
     async def memory_baseline(self, kind: EngineKind, gpus: tuple[int, ...]) -> dict[int, int]:
-        """Return the MiB in use on each GPU; empty if the engine does not use this host's GPUs."""
+        """Return the memory in use on each GPU, in MiB. Empty if servers of this kind do not use
+        this host's GPUs.
+        """
         return (
             used_mib_by_gpu(await self.read_gpus(), gpus) if gpus and self.uses_gpus(kind) else {}
         )
@@ -87,7 +91,7 @@ class HostState:
     async def wait_memory_released(self, baseline: Mapping[int, int]) -> tuple[str, ...]:
         """Wait until the GPU memory of a stopped server is released.
 
-        Quarantines the GPUs whose memory is not, and returns one line about each.
+        Quarantine each GPU that still holds memory then. Return one line for each such GPU.
         """
         left = (
             await wait_until_released(self.gpus, baseline, self._release_limit_s)
@@ -99,7 +103,9 @@ class HostState:
         return tuple(map(str, left))
 
     async def watch_quarantined(self, stopping: asyncio.Event) -> None:
-        """Release each quarantined GPU once its memory is free again, until `stopping` is set."""
+        """Watch the quarantined GPUs until `stopping` is set. Release each GPU once its memory is
+        free again.
+        """
         while not stopping.is_set():
             if not self._quarantined:
                 await _wait_first(self._changed, stopping)
@@ -109,7 +115,7 @@ class HostState:
             await _wait_first(stopping, limit_s=_QUARANTINE_CHECK_S)
 
     async def release_recovered(self) -> None:
-        """Release the quarantined GPUs whose memory is free now.
+        """Release each quarantined GPU that has its memory free again.
 
         A GPU that does not report its memory stays quarantined.
         """
@@ -132,7 +138,7 @@ class HostState:
 
 
 async def _wait_first(*events: asyncio.Event, limit_s: float | None = None) -> None:
-    """Wait until one of the events is set, at most `limit_s`."""
+    """Wait until one of the events is set, at most `limit_s` seconds."""
     waiting = [asyncio.ensure_future(event.wait()) for event in events]
     try:
         await asyncio.wait(waiting, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,6 @@
-"""Checks whether a model folder has the files that a server needs, all of them complete."""
+"""Checks whether a model folder has all files that a server needs, and whether
+they are complete.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ _MAX_NAMED = 3
 
 
 def describe_missing(path: Path, *, is_tokenizer: bool = False, is_dummy: bool = False) -> str:
-    """Return what a model at this path lacks; empty if nothing is known to be missing.
+    """Return what a model at this path lacks. Empty if nothing is known to be missing.
 
     A dummy model needs no weights.
     """
@@ -42,7 +44,9 @@ def describe_missing(path: Path, *, is_tokenizer: bool = False, is_dummy: bool =
 
 
 def _has_configuration(path: Path) -> bool:
-    """Whether there is a configuration: Mistral's is params.json, GGUF files need none."""
+    """Return whether the folder has a model configuration. Mistral calls it params.json. GGUF files
+    contain their configuration.
+    """
     return any((path / name).is_file() for name in ("config.json", "params.json")) or any(
         path.glob("*.gguf")
     )
@@ -82,7 +86,9 @@ def _shards(index: Path) -> Iterator[str]:
 
 
 def _is_complete(file: Path) -> bool:
-    """Whether a file is readable, not empty, not an LFS pointer, and as long as its header says."""
+    """Return whether a file can be read, is not empty, is not a Git LFS pointer, and is as long as
+    its header says.
+    """
     try:
         with file.open("rb") as opened:
             head = opened.read(max(8, len(_LFS_POINTER)))
@@ -95,10 +101,10 @@ def _is_complete(file: Path) -> bool:
 
 
 def _is_long_enough(head: bytes, size: int, descriptor: int) -> bool:
-    """Whether a safetensors file has all its data.
+    """Return whether a safetensors file has all its data.
 
-    It has eight bytes with the length of a JSON header, the header, then data up to the largest
-    offset in it.
+    Such a file begins with eight bytes that give the length of a JSON header. The header follows,
+    and then data up to the largest offset in the header.
     """
     length = int.from_bytes(head[:8], "little")
     if 8 + length > size or length > 100 << 20:

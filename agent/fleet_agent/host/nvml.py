@@ -1,7 +1,7 @@
-"""Reads NVIDIA GPUs through NVML (nvidia-ml-py). Fields that a GPU or driver lacks are None.
+"""Reads NVIDIA GPUs through NVML (nvidia-ml-py). A field that a GPU or a driver lacks is None.
 
-NVML is initialised again for each reading, since the handle of a GPU that fell off the bus stays
-broken until then.
+NVML is initialised again for each reading. Without this, the handle of a GPU that fell off the bus
+would stay broken.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ def _fabric(nvml: Any, handle: Any) -> str:
 
 
 def _nvlinks(nvml: Any, handle: Any) -> int:
-    """Count the links that are up. Raises NVMLError (not supported) if the model has no NVLink."""
+    """Return the number of NVLinks that are up. Raises NVMLError (not supported) if this model of
+    GPU has no NVLink.
+    """
     states = [nvml.nvmlDeviceGetNvLinkState(handle, 0)]
     for link in range(1, nvml.NVML_NVLINK_MAX_LINKS):
         try:
@@ -104,9 +106,9 @@ _FIELDS: Mapping[str, Read] = {
 
 
 class NvmlGpus:
-    """The GPUs that the driver of this host shows.
+    """Reads the GPUs that the driver of this host shows.
 
-    `nvml` is the module pynvml or a replacement for it; it is imported if None.
+    `nvml` is the module pynvml or a replacement. If it is None, pynvml is imported.
     """
 
     is_recorded = False
@@ -116,7 +118,7 @@ class NvmlGpus:
         self._root = root
 
     def read(self) -> GpuReading:
-        """Read all GPUs; returns no GPU and no fault on a host without a driver."""
+        """Read all GPUs. On a host without a driver, the result has no GPU and no fault."""
         nvml = self._nvml or _import_pynvml()
         if nvml is None:
             return GpuReading()
@@ -132,7 +134,7 @@ class NvmlGpus:
             nvml.nvmlShutdown()
 
     def topology_text(self) -> str:
-        """Return the output of `nvidia-smi topo -m` in English; empty if it fails."""
+        """Return the output of `nvidia-smi topo -m` in English. Empty if the command fails."""
         try:
             done = subprocess.run(
                 ["nvidia-smi", "topo", "-m"],

@@ -1,6 +1,6 @@
-"""Finds the process that listens on a TCP port of this host, from /proc.
+"""Finds in /proc the process that listens on a TCP port of this host.
 
-Unlike an answer over HTTP, this shows for certain which process it is.
+Unlike an answer over HTTP, this shows with certainty which process listens.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ _LISTEN = "0A"
 
 
 def foreign_listener(port: int, ours: Iterable[ProcessStat]) -> str:
-    """Return the process that listens on `port` if it is not one of `ours`.
+    """Return a description of the process that listens on `port`, if it is not one of `ours`.
 
-    Empty if one of them listens, if nothing listens, or if that cannot be seen.
+    Empty if a process of `ours` listens, if no process listens, or if /proc does not show it.
     """
     sockets = frozenset(_listening_sockets(port))
     ours = tuple(ours)
@@ -40,7 +40,9 @@ def foreign_listener(port: int, ours: Iterable[ProcessStat]) -> str:
 
 
 def _listening_sockets(port: int) -> Iterator[str]:
-    """Yield the sockets that listen on the port, as links in /proc name them; see proc_net_tcp."""
+    """Yield the sockets that listen on the port, written like the links in /proc/PID/fd. See
+    proc_net_tcp in the Linux documentation.
+    """
     for table in ("net/tcp", "net/tcp6"):
         try:
             lines = (_PROC / table).read_text(encoding="ascii").splitlines()[1:]
@@ -52,7 +54,9 @@ def _listening_sockets(port: int) -> Iterator[str]:
 
 
 def _open_files(pid: int) -> set[str] | None:
-    """Return what the process has open; None without permission, empty if it has just ended."""
+    """Return the files and sockets that a process has open. Return None without the permission to
+    read them, and an empty set if the process has just ended.
+    """
     folder = _PROC / str(pid) / "fd"
     found = set()
     try:

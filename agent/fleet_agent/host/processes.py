@@ -1,12 +1,13 @@
 """Finds the processes of a launched server in /proc, never by their names.
 
-A process belongs to a server if one of these holds:
-- It is in the recorded session, and the session is shown to be the server's: its leader has the
-  recorded start time, or a member has a mark.
-- It has a mark: the launch token in its environment, or the server's log as its output (scheduler
-  children overwrite their environment).
-- It descends from such a process, or is in a session that such a process leads.
-Start times are compared, so that a process id that the kernel has reused is not mistaken.
+A session is a Linux session here, see setsid(2). A process belongs to a server if one of these
+holds:
+- It has a mark: the launch token is in its environment, or it writes its output to the server's log
+  (scheduler children overwrite their environment).
+- It is in the recorded session, and this session is still the server's: the leader has the recorded
+  start time, or the leader is gone and another process in the session has a mark.
+- It descends from a process of the server, or is in a session that a process of the server leads.
+Start times are compared, because the kernel may have reused a process id.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ _DEAD_STATES = frozenset("ZXx")  # a zombie holds no resources, it only waits fo
 
 @dataclass(frozen=True, slots=True)
 class RecordedSession:
-    """What is recorded of a launched server to find its processes again.
+    """Holds what is recorded of a launched server, so that its processes can be found again.
 
-    An empty text means not known. `start_ticks` is 0 if the leader ended before it could be read.
+    An empty text means that the value is not known. `start_ticks` is 0 if the leader of the session
+    ended before its start time could be read.
     """
 
     pid: int
@@ -39,7 +41,7 @@ class RecordedSession:
 
 @dataclass(frozen=True, slots=True)
 class ProcessStat:
-    """One process at one moment; the fields are those of proc_pid_stat(5)."""
+    """The state of one process at one moment. The fields are those of proc_pid_stat(5)."""
 
     pid: int
     name: str
@@ -51,7 +53,7 @@ class ProcessStat:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process is not a zombie or dead."""
+        """True if the process is neither a zombie nor dead."""
         return self.state not in _DEAD_STATES
 
     def __str__(self) -> str:
@@ -59,7 +61,7 @@ class ProcessStat:
 
 
 def boot_id() -> str:
-    """Return the boot id of the running kernel; empty if it cannot be read."""
+    """Return the boot id of the running kernel. Empty if it cannot be read."""
     try:
         return (_PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
@@ -67,9 +69,9 @@ def boot_id() -> str:
 
 
 def oom_kills() -> int:
-    """Return how many processes the kernel's OOM killer has ended since boot (Linux 4.13 on).
+    """Return how many processes the kernel's OOM killer has ended since boot (Linux 4.13 or newer).
 
-    Returns 0 if that cannot be read.
+    Return 0 if that cannot be read.
     """
     try:
         lines = (_PROC / "vmstat").read_text(encoding="ascii").splitlines()
@@ -79,7 +81,7 @@ def oom_kills() -> int:
 
 
 def read_stat(pid: int) -> ProcessStat | None:
-    """Return the process with this id, also if it is a zombie; None if there is none."""
+    """Return the process with this id, even if it is a zombie. Return None if there is none."""
     try:
         return parse_stat((_PROC / str(pid) / "stat").read_bytes())
     except OSError:
@@ -89,7 +91,7 @@ def read_stat(pid: int) -> ProcessStat | None:
 def parse_stat(line: bytes) -> ProcessStat:
     """Parse the content of /proc/PID/stat.
 
-    The name is in parentheses and may itself contain blanks and parentheses.
+    The name of the process is in parentheses and may itself contain blanks and parentheses.
     """
     head, _, tail = line.rpartition(b")")
     pid, _, name = head.partition(b"(")
@@ -113,7 +115,7 @@ def all_processes() -> dict[int, ProcessStat]:
 
 
 def processes_of_session(session_id: int) -> tuple[ProcessStat, ...]:
-    """Return the living processes in the session with this id, also if it is not the server's."""
+    """Return the living processes in the Linux session with this id, of any server."""
     return tuple(
         process
         for process in all_processes().values()
@@ -126,7 +128,7 @@ def members_of(
 ) -> tuple[ProcessStat, ...]:
     """Return the living processes of the recorded server, by the rules at the top of this file.
 
-    `known` are processes that were shown to be the server's earlier.
+    `known` are processes that were recognised as the server's before.
     """
     if _is_of_another_boot(session):
         return ()
@@ -148,9 +150,10 @@ def members_of(
 def unproven_members(
     session: RecordedSession, known: Iterable[ProcessStat] = ()
 ) -> tuple[ProcessStat, ...]:
-    """Return our user's living processes in the session that may be the server's, without proof.
+    """Return the living processes that may be the server's although nothing proves it.
 
-    The session's leader is gone and they have no mark.
+    They are in the recorded session and run as the agent's user, but the leader of the session is
+    gone and they have no mark.
     """
     inside = processes_of_session(session.session_id)
     if not inside or read_stat(session.session_id) or _is_of_another_boot(session):
@@ -161,10 +164,11 @@ def unproven_members(
 
 
 def find_session_by_token(token: str) -> RecordedSession | None:
-    """Find the server with this launch token by its oldest process; None if there is none.
+    """Find the server that has this launch token, by its oldest process. Return None if no process
+    has the token.
 
-    The session of that process is the server's only if the leader has the token too or is dead.
-    Otherwise the process may have been started in a session of others.
+    The session of that process is the server's only if the leader of the session has the token too
+    or is dead. Otherwise the process may have been started in the session of another program.
     """
     seen = all_processes()
     seen.pop(os.getpid(), None)
@@ -203,7 +207,9 @@ def _server_pids(
 
 
 def _descendants(seen: Mapping[int, ProcessStat], ours: set[int]) -> Iterator[int]:
-    """Yield the children of our processes, and the members of sessions that these lead."""
+    """Yield the children of the processes `ours`, and the processes in sessions
+    that `ours` lead.
+    """
     for pid, process in seen.items():
         leader = seen.get(process.session)
         if process.parent in ours or (

@@ -1,6 +1,6 @@
-"""Reads what the kernel shows of a host in /sys and /proc. Facts that cannot be read are left out.
+"""Reads facts about the host from /sys and /proc. Facts that cannot be read are left out.
 
-`root` differs from `/` only in tests.
+`root` is the folder that contains /sys and /proc. It differs from `/` only in tests.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _BRIDGE = 0x0604
 
 
 def read_text(path: Path) -> str:
-    """Return the stripped content of a small file; empty if it cannot be read."""
+    """Return the stripped content of a small file. Empty if the file cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
@@ -30,7 +30,7 @@ def read_text(path: Path) -> str:
 
 
 def pci_device_folder(bus_id: str, root: Path) -> Path:
-    """Return the folder of a PCI device.
+    """Return the folder of a PCI device in /sys.
 
     NVML writes the PCI domain with eight digits, the kernel with four.
     """
@@ -44,19 +44,20 @@ def host_name() -> str:
 
 
 def driver_gpus(root: Path = Path("/")) -> int:
-    """Return how many NVIDIA GPUs the kernel driver shows; 0 without the driver."""
+    """Return how many NVIDIA GPUs the kernel driver shows. Return 0 without the driver."""
     folder = root / "proc/driver/nvidia/gpus"
     return len(list(folder.iterdir())) if folder.is_dir() else 0
 
 
 def numa_node(bus_id: str, root: Path = Path("/")) -> int | None:
-    """Return the NUMA node nearest to a PCI device; None if the kernel does not know it."""
+    """Return the NUMA node nearest to a PCI device. Return None if the kernel does not know it."""
     node = read_text(pci_device_folder(bus_id, root) / "numa_node")
     return int(node) if node.isdecimal() else None
 
 
 def process_name(pid: int, root: Path = Path("/")) -> str:
-    """Return a process's command line, else its short name, at most 200 characters.
+    """Return the command line of a process, at most 200 characters. Return its short name if it has
+    no command line.
 
     Empty for a process in another PID namespace.
     """
@@ -65,7 +66,7 @@ def process_name(pid: int, root: Path = Path("/")) -> str:
 
 
 def kernel_facts(root: Path = Path("/")) -> dict[str, str]:
-    """Return what identifies a host apart from its GPUs and does not change while it runs."""
+    """Return the facts that identify a host and do not change while it runs, without its GPUs."""
     meminfo = _parse_fields(read_text(root / "proc/meminfo"))
     processors = read_lscpu(read_text(root / "proc/cpuinfo"))
     facts = {
@@ -90,9 +91,10 @@ def kernel_facts(root: Path = Path("/")) -> dict[str, str]:
 
 
 def iommu(root: Path = Path("/")) -> str:
-    """Return the state of the IOMMU: `on`, `passthrough` or `off`; empty if /sys cannot be read.
+    """Return the state of the IOMMU: `on`, `passthrough` or `off`. Empty if /sys cannot be read.
 
-    In passthrough mode it is on, but addresses of the host's own devices are not translated.
+    In passthrough mode the IOMMU is on, but it does not translate the addresses of the host's own
+    devices.
     """
     groups = root / "sys/kernel/iommu_groups"
     if not groups.is_dir():
@@ -107,9 +109,10 @@ def iommu(root: Path = Path("/")) -> str:
 
 
 def acs(root: Path = Path("/")) -> str:
-    """Return `on` if a PCI bridge redirects peer-to-peer traffic, which slows GPUs without NVLink.
+    """Return `on` if a PCI bridge redirects peer-to-peer traffic, otherwise `off`. Redirection
+    slows down GPUs without NVLink.
 
-    Else `off`, or empty if that cannot be read: only root may read the register, since it is beyond
+    Empty if the register of the bridge cannot be read. Only root may read it, because it is beyond
     the first 64 bytes of a device's configuration.
     """
     redirecting = [
@@ -121,16 +124,17 @@ def acs(root: Path = Path("/")) -> str:
 
 
 def shm_size(root: Path = Path("/")) -> str:
-    """Return the size of /dev/shm in MiB; empty if it does not exist.
+    """Return the size of /dev/shm as a text such as `64 MiB`, the default in a container. Empty if
+    /dev/shm does not exist.
 
-    NCCL and SGLang's ranks exchange data through it. The default in a container is `64 MiB`.
+    NCCL and SGLang's ranks exchange data through /dev/shm.
     """
     total = shm_bytes(root)
     return f"{total >> 20} MiB" if total else ""
 
 
 def shm_bytes(root: Path = Path("/")) -> int:
-    """Return the size of /dev/shm in bytes; 0 if it does not exist."""
+    """Return the size of /dev/shm in bytes. Return 0 if it does not exist."""
     try:
         status = os.statvfs(root / "dev/shm")
     except OSError:
@@ -144,13 +148,13 @@ def _parse_fields(table: str) -> dict[str, str]:
 
 
 def _bracketed_word(words: str) -> str:
-    """Return the word in brackets: `madvise` in `always [madvise] never`."""
+    """Return the word in brackets, for example `madvise` for `always [madvise] never`."""
     found = re.search(r"\[(\w+)\]", words)
     return found[1] if found else ""
 
 
 def _governors(root: Path) -> str:
-    """Return the CPUs' frequency governors, each once."""
+    """Return the names of the CPUs' frequency governors, without duplicates."""
     found = {
         read_text(path)
         for path in (root / "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_governor")
@@ -159,7 +163,7 @@ def _governors(root: Path) -> str:
 
 
 def _numa_nodes(root: Path) -> str:
-    """Return how many NUMA nodes have CPUs; empty if that cannot be read."""
+    """Return how many NUMA nodes have CPUs. Empty if that cannot be read."""
     nodes = (root / "sys/devices/system/node").glob("node[0-9]*/cpulist")
     count = sum(bool(read_text(path)) for path in nodes)
     return str(count) if count else ""
@@ -172,7 +176,9 @@ def _bridges(root: Path) -> list[Path]:
 
 
 def _acs_control(bridge: Path) -> int | None:
-    """Return a bridge's ACS control register; None if there is none or it cannot be read."""
+    """Return the ACS control register of a bridge. Return None if the bridge has no such register
+    or it cannot be read.
+    """
     try:
         config = (bridge / "config").read_bytes()
     except OSError:
