@@ -41,5 +41,5 @@ def test_a_workload_of_one_name_that_is_another_load_is_told_with_what_differs()
         ),
     )
     assert job_differences(JOB, other) == (
-        "workload single is not the same load: requests 1 against 4, output_tokens 500 against 200",
+        "workload single does not have the same load in both jobs: requests 1 against 4, output_tokens 500 against 200",
     )

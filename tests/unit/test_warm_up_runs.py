@@ -141,7 +141,7 @@ async def test_runs_that_never_become_steady_all_count_and_the_last_one_says_so(
     )
     assert told.endswith(" (v single on h1 ×1)")
     assert comparison.notes == (
-        "no steady state in v single on h1: its mean mixes several levels or a drift",
+        "no steady state in v single on h1: its mean mixes different speeds or a drift",
     )
 
 

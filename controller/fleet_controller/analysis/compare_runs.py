@@ -44,11 +44,11 @@ def compare(
     margin: float = 0.02,
     conditions: ComparisonConditions | None = None,
 ) -> Comparison:
-    """Compare every variant with `baseline` on the same host, paired by block if at least two
-    blocks have both.
+    """Compare every variant with `baseline` on the same host. Launches are paired by block if at
+    least two blocks have launches of both variants.
 
-    Raises ConfigError for a baseline that is not among the variants, or a confidence or margin out
-    of range.
+    Raises ConfigError if the baseline is not among the variants. Raises ConfigError if confidence
+    or margin is out of range.
     """
     conditions = conditions or ComparisonConditions()
     settings = RowSettings(
@@ -62,9 +62,10 @@ def compare(
         [variant for variant, _ in conditions.planned], [stored.variant for stored in runs]
     )
     if variants and baseline not in variants:
+        known = ", ".join(variants)
         raise ConfigError(
             f"baseline {baseline!r} is not a variant of this job",
-            f"use one of: {', '.join(variants)}",
+            f"use one of these variants: {known}",
         )
     variants.sort(key=lambda variant: variant != baseline)
     launch_sets = _launch_sets(runs)
@@ -89,16 +90,17 @@ def compare_jobs(
     confidence: float,
     margin: float,
 ) -> Comparison:
-    """Compare each variant of `after` with the one of the same name, host and workload in `before`,
-    unpaired.
+    """Compare each variant of `after` with the variant of the same name in `before`, on the same
+    host and workload. Launches are not paired.
 
-    Raises ConfigError if only one of them is simulated: such a ratio would mean nothing.
+    Raises ConfigError if only one of the jobs is simulated, because such a ratio would mean
+    nothing.
     """
     (old, old_runs), (new, new_runs) = before, after
     if (old.engine == SIMULATED) != (new.engine == SIMULATED):
         raise ConfigError(
             (
-                f"job {old.job} ran on engine {old.engine}, job {new.job} on {new.engine}: "
+                f"job {old.job} ran on engine {old.engine}, and job {new.job} ran on {new.engine}: "
                 "simulated and real runs cannot be compared"
             ),
             "compare two jobs that ran on the same kind of engine",
@@ -212,20 +214,18 @@ def _comparison(
 
 
 def _unsteady_notes(rows: list[ComparisonRow]) -> list[str]:
-    """Return a note on launches without a steady state, because verdicts rest on them."""
+    """Return a note that names launches without a steady state, because verdicts rest on these
+    launches.
+    """
     unsteady = [row for row in rows if any(gate.code == NOT_STEADY for gate in row.gates)]
     places = _unique_names(
         [f"{row.variant} {row.workload}{f' on {row.host}' if row.host else ''}" for row in unsteady]
     )
     if not places:
         return []
+    named = ", ".join(places[:_PLACES_NAMED])
     more = f" and {len(places) - _PLACES_NAMED} more" if len(places) > _PLACES_NAMED else ""
-    return [
-        (
-            f"no steady state in {', '.join(places[:_PLACES_NAMED])}{more}: its mean mixes several "
-            "levels or a drift"
-        )
-    ]
+    return [(f"no steady state in {named}{more}: its mean mixes different speeds or a drift")]
 
 
 def _unmatched_notes(
@@ -233,8 +233,8 @@ def _unmatched_notes(
 ) -> list[str]:
     lost = sorted(old.keys() - new.keys())
     return [
-        f"not in the second job: {variant} on {host or 'no host'}, workload {workload}"
-        for variant, host, workload in lost
+        f"not in the second job: {variant} on {host}, workload {workload}"
+        for variant, host, workload in ((name[0], name[1] or "no host", name[2]) for name in lost)
     ]
 
 
@@ -243,7 +243,7 @@ def _time_scale_notes(old: ComparisonConditions, new: ComparisonConditions) -> l
         return []
     return [
         (
-            f"time scales differ: {old.job} ran simulated ×{old.time_scale:g}, {new.job} "
-            f"×{new.time_scale:g}"
+            f"the time scales differ: job {old.job} ran simulated ×{old.time_scale:g}, and job "
+            f"{new.job} ran simulated ×{new.time_scale:g}"
         )
     ]

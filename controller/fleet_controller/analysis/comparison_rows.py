@@ -58,7 +58,7 @@ class LaunchSet:
         return [launch.values[metric] for launch in self.launches if metric in launch.values]
 
     def by_block(self, metric: str) -> dict[int, float]:
-        """Return block → value of `metric`, for the launches that belong to a block."""
+        """Return the value of `metric` for each block, from the launches that belong to a block."""
         return {
             launch.block: launch.values[metric]
             for launch in self.launches
@@ -68,8 +68,8 @@ class LaunchSet:
 
 @dataclass(frozen=True, slots=True)
 class RowSettings:
-    """What all rows of one comparison share. `minutes` is the wall time of one launch, `failures`
-    as in ComparisonConditions.
+    """The settings that all rows of one comparison share. `minutes` is the wall time of one launch.
+    `failures` is as in ComparisonConditions.
     """
 
     question: Question
@@ -109,8 +109,8 @@ def make_row(
 def _limit_row(
     key: tuple[str, str, str, str], launch_set: LaunchSet, settings: RowSettings
 ) -> ComparisonRow:
-    """Return the row of a search. Its gates are only those of void runs and of runs that met the
-    SLO: what a run trips by failing the SLO is a result, not a fault.
+    """Return the row of a search. It counts the gates of void runs and of runs that met the SLO. A
+    gate that trips because a run fails the SLO is a result, not a fault.
     """
     independent = settings.engine != EXTERNAL
     value, interval = mean_limit(launch_set.limits, settings.question.confidence)
@@ -142,7 +142,7 @@ def judge_row(
     settings: RowSettings,
     baseline: str = "",
 ) -> ComparisonRow:
-    """Return `row` with its ratio to the baseline's launches (`reference`), the verdict and the
+    """Return `row` with its ratio to the baseline's launches (`reference`), its verdict and the
     reason.
     """
     if row.metric in METRIC_OF.values() and not launch_set.launches:
@@ -176,7 +176,7 @@ def _judge_limit_row(
     settings: RowSettings,
     baseline: str,
 ) -> ComparisonRow:
-    """Judge a search by the highest loads met, with an interval that includes what the searches
+    """Judge a search by the highest loads that met the SLO. The interval includes what the searches
     leave open.
     """
     values, references = [limit.met for limit in ours], [limit.met for limit in theirs]
@@ -217,8 +217,8 @@ def _judge_limit_row(
 
 
 def _failure_reason(variant: str, host: str, values: list[float], settings: RowSettings) -> str:
-    """Return why there is no launch and more would not help. Empty if there is one, or if launches
-    may still come.
+    """Return why the variant has no launch and more launches would not help. Return an empty text
+    if it has one, or if launches may still come.
     """
     why = settings.failures.get((variant, host), "")
     return f"no valid launch: {variant} failed ({why})" if why and not values else ""

@@ -1,4 +1,4 @@
-"""The result of a comparison, and the conditions under which its runs were measured."""
+"""Defines the result of a comparison, and the conditions under which its runs were measured."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ SIMULATED = "simulated"
 
 @dataclass(frozen=True, slots=True)
 class ComparisonConditions:
-    """The conditions under which the runs were measured. `planned` lists (variant, host) pairs of
-    the plan, so that one without runs has a row too; `workloads` lists the job's workloads in their
-    order.
+    """The conditions under which the runs were measured.
 
-    `failures` says why a pair has no valid launch and will get none, such as `short_output ×2`:
-    more launches would not help.
+    `planned` lists the (variant, host) pairs of the plan, so that a pair without runs has a row
+    too. `workloads` lists the job's workloads in their order. `failures` says why a pair has no
+    valid launch and will get none, such as `short_output ×2`. More launches of that pair would not
+    help.
     """
 
     job: str = ""
@@ -47,12 +47,12 @@ class ComparisonConditions:
 
 @dataclass(frozen=True, slots=True)
 class ComparisonRow:
-    """One variant on one host under one workload, by one metric. `mean` and `interval` are in the
-    metric's unit; ratios have no unit.
+    """One variant on one host under one workload, for one metric. `mean` and `interval` are in the
+    metric's unit. Ratios have no unit.
 
     The baseline's own row has ratio 1, no ratio interval and no verdict. `method` is `paired`,
-    `unpaired` or empty. `limits` holds the results of its launches' searches; then an interval may
-    be open, up to infinity, and the mean is None if a limit is open.
+    `unpaired` or empty. `limits` holds the results of the searches in its launches. In the row of a
+    search, an interval may be open, up to infinity, and the mean is None if a limit is open.
     """
 
     variant: str
@@ -76,7 +76,9 @@ class ComparisonRow:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """All rows by host, workload and metric, the baseline first. `notes` apply to every row."""
+    """All rows of a comparison, by host, workload and metric, with the baseline first. `notes`
+    apply to every row.
+    """
 
     job: str
     engine: str

@@ -1,4 +1,4 @@
-"""Reads measurements from CSV text into runs, or reports what is wrong by line."""
+"""Reads measurements from CSV text into runs, and reports what is wrong with which line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OPTIONAL = ("host", "workload", "metric", "block")
 
 @dataclass(frozen=True, slots=True)
 class RowFinding:
-    """What is wrong with one cell. `line` and `column` count from 1; `column` counts cells, not
+    """What is wrong with one cell. `line` and `column` count from 1. `column` counts cells, not
     characters.
     """
 
@@ -40,8 +40,8 @@ class CsvRuns:
 
 
 def parse_csv_runs(text: str) -> CsvRuns:
-    """Read the columns variant, launch and value, and optionally host, workload, metric and block.
-    Several rows of one launch are its runs.
+    """Read the columns variant, launch and value, and the optional columns host, workload, metric
+    and block. Several rows of one launch are its runs.
 
     Launches are paired only if `block` (a whole number from 1) says that they ran side by side.
     """
@@ -93,16 +93,16 @@ def parse_csv_runs(text: str) -> CsvRuns:
 def _header_findings(header: list[str]) -> Iterator[RowFinding]:
     for name in REQUIRED:
         if name not in header:
-            hint = f"the first line needs {','.join(REQUIRED)} and may have {', '.join(OPTIONAL)}"
+            required, optional = ", ".join(REQUIRED), ", ".join(OPTIONAL)
+            hint = f"the first line must name {required} and may name {optional}"
             yield RowFinding("csv_column_missing", 1, 1, name, f"column {name!r} is missing", hint)
     for column, name in enumerate(header, start=1):
         if name not in REQUIRED + OPTIONAL:
-            near = get_close_matches(name, REQUIRED + OPTIONAL, 1)
-            hint = (
-                f"did you mean {near[0]!r}?"
-                if near
-                else f"known columns: {', '.join(REQUIRED + OPTIONAL)}"
+            near, known = (
+                get_close_matches(name, REQUIRED + OPTIONAL, 1),
+                ", ".join(REQUIRED + OPTIONAL),
             )
+            hint = f"did you mean {near[0]!r}?" if near else f"the known columns are {known}"
             yield RowFinding(
                 "csv_column_unknown", 1, column, name, f"unknown column {name!r}", hint
             )
@@ -113,13 +113,14 @@ def _header_findings(header: list[str]) -> Iterator[RowFinding]:
 
 
 def _row_findings(line: int, header: list[str], cells: list[str]) -> Iterator[RowFinding]:
-    if len(cells) != len(header):
+    count, expected = len(cells), len(header)
+    if count != expected:
         yield RowFinding(
             "csv_cells",
             line,
             1,
             "",
-            f"the row has {len(cells)} cells, but the header has {len(header)}",
+            f"the row has {count} cells, but the header has {expected} cells",
             "write one cell per column",
         )
         return
@@ -141,15 +142,15 @@ def _cell_problem(key: str, cell: str) -> tuple[str, str] | None:
             "leave out the rows of failed measurements",
         )
     if key == "metric" and cell and cell not in HIGHER_IS_BETTER:
-        near = get_close_matches(cell, HIGHER_IS_BETTER, 1)
+        near, known = get_close_matches(cell, HIGHER_IS_BETTER, 1), ", ".join(HIGHER_IS_BETTER)
         return (
             f"unknown metric {cell!r}",
-            f"did you mean {near[0]!r}?" if near else f"use one of: {', '.join(HIGHER_IS_BETTER)}",
+            f"did you mean {near[0]!r}?" if near else f"use one of these metrics: {known}",
         )
     if key == "block" and cell and not (cell.isascii() and cell.isdigit() and int(cell) > 0):
         return (
             f"block {cell!r} is not a whole number from 1",
-            "give launches that ran side by side the same block, or leave it empty",
+            "give launches that ran side by side the same block, or leave the cell empty",
         )
     return None
 

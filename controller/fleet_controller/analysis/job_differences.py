@@ -1,4 +1,4 @@
-"""Finds differences between two jobs that a ratio between them would hide."""
+"""Finds differences between two jobs that a ratio of their results would hide."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from fleet_protos.trial_types import Workload
 
 
 def job_differences(before: Job, after: Job) -> tuple[str, ...]:
-    """Return one line for each such difference: another model, shared hosts, load from elsewhere, a
-    workload of the same name with other values. Settings that are under test may differ.
+    """Return one line for each difference that may mislead: another model, shared hosts, load from
+    other hosts, or other values of a workload with the same name. Settings that are under test may
+    differ.
     """
     return (
         *_models(before, after),
@@ -33,8 +34,8 @@ def _sharing(before: Job, after: Job) -> Iterator[str]:
     if before.hosts.share != after.hosts.share:
         which = "second" if after.hosts.share else "first"
         yield (
-            f"only the {which} job shared its hosts (hosts.share): other trials there may cause "
-            "the whole difference"
+            f"only the {which} job shared its hosts (hosts.share): other trials on these "
+            "hosts may cause the whole difference"
         )
 
 
@@ -42,8 +43,8 @@ def _load(before: Job, after: Job) -> Iterator[str]:
     if before.load != after.load:
         first, second = (_load_source(job) for job in (before, after))
         yield (
-            f"the load came from {first} in the first job and from {second} in the second: the "
-            "network path is part of the difference"
+            f"the load came from {first} in the first job and from {second} in the second job: "
+            "the network path is part of the difference"
         )
 
 
@@ -56,15 +57,17 @@ def _load_source(job: Job) -> str:
         or " ".join(f"{name}={value}" for name, value in hosts.labels.items())
         or "load-only hosts"
     )
-    return f"other hosts ({chosen}{f'; {job.load.shards} shards' if job.load.shards else ''})"
+    shards = f"; {job.load.shards} shards" if job.load.shards else ""
+    return f"other hosts ({chosen}{shards})"
 
 
 def _workloads(before: Job, after: Job) -> Iterator[str]:
     known = {workload.name: workload for workload in before.workloads}
     for workload in after.workloads:
-        changes = _changed_fields(known[workload.name], workload) if workload.name in known else []
+        name = workload.name
+        changes = ", ".join(_changed_fields(known[name], workload)) if name in known else ""
         if changes:
-            yield f"workload {workload.name} is not the same load: {', '.join(changes)}"
+            yield f"workload {name} does not have the same load in both jobs: {changes}"
 
 
 def _changed_fields(before: Workload, after: Workload) -> list[str]:

@@ -1,5 +1,5 @@
-"""Groups stored runs into launches: which attempt counts, which runs are valid, which gates
-tripped.
+"""Groups stored runs into launches. Finds the attempts that count and the valid runs, and counts
+the gates that tripped.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from fleet_protos.trial_types import Gate, GateEffect, Outcome, is_void
 WARMING_UP = Gate(
     "warming_up",
     GateEffect.VOID_RUN,
-    "not steady yet, as later runs of the same launch showed: kept, but not part of any result",
+    "later runs of the same launch showed that this run was not steady yet: it is kept, but it is "
+    "not part of any result",
 )
 
 
 @dataclass(frozen=True, slots=True)
 class GateCount:
-    """How often a gate tripped, its last message, and the codes of all reasons for which it did."""
+    """How often a gate tripped, its last message, and the codes of all its reasons."""
 
     code: str
     count: int
@@ -32,8 +33,8 @@ class GateCount:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredLaunch:
-    """One launch of a variant under one workload: the independent unit of the statistics. `values`
-    and `runs` cover only valid runs.
+    """One launch of a variant under one workload. It is the independent unit of the statistics.
+    `values` and `runs` cover only valid runs.
     """
 
     variant: str
@@ -45,8 +46,8 @@ class MeasuredLaunch:
 
 
 def without_warm_up(runs: Iterable[StoredRun]) -> list[StoredRun]:
-    """Return all runs. Those in the warm-up of their launch, as the newest valid run of the
-    workload reports it, become void.
+    """Return all runs, with the warm-up runs of each launch made void. The newest valid run of a
+    workload reports how many runs of its launch are warm-up.
     """
     runs = list(runs)
     valid: dict[tuple[str, int, str], list[int]] = defaultdict(
@@ -63,7 +64,7 @@ def without_warm_up(runs: Iterable[StoredRun]) -> list[StoredRun]:
 
 
 def counted_attempts(runs: Iterable[StoredRun]) -> list[StoredRun]:
-    """Return the runs of the newest attempt that ended OK, trial by trial. Only these become
+    """Return the runs of each trial's newest attempt that ended OK. Only these runs become
     numbers.
     """
     runs = list(runs)
@@ -75,8 +76,8 @@ def counted_attempts(runs: Iterable[StoredRun]) -> list[StoredRun]:
 
 
 def group_launches(runs: Iterable[StoredRun], metrics: Sequence[str]) -> list[MeasuredLaunch]:
-    """Return one launch per trial and workload in the order first seen, with each metric's mean
-    over the valid runs that have it.
+    """Return one launch for each trial and workload, in the order first seen. A metric's value is
+    its mean over the valid runs that have it.
     """
     grouped: dict[tuple[str, str], list[StoredRun]] = defaultdict(list)
     for stored in counted_attempts(runs):
@@ -98,8 +99,8 @@ def _launch(members: Sequence[StoredRun], metrics: Sequence[str]) -> MeasuredLau
 
 
 def gate_counts(runs: Iterable[StoredRun]) -> tuple[GateCount, ...]:
-    """Count gates over all given runs, including void and failed ones, so that a report shows what
-    was excluded. The most frequent gate comes first.
+    """Count the gates of all given runs, and put the most frequent gate first. Void and failed runs
+    count too, so that a report shows what was excluded.
     """
     counts: dict[str, GateCount] = {}
     for stored in runs:
@@ -112,11 +113,11 @@ def gate_counts(runs: Iterable[StoredRun]) -> tuple[GateCount, ...]:
 
 
 def minutes_per_launch(runs: Iterable[StoredRun]) -> float | None:
-    """Return the wall minutes that one launch takes: the median distance between the first runs of
-    neighbouring launches on one host.
+    """Return the wall minutes that one launch takes. This is the median time between the first runs
+    of neighbouring launches on one host.
 
-    This includes loading, the runs and stopping. With one launch per host it is the runs' own time,
-    a lower bound. None without runs.
+    It includes loading, the runs and stopping. With one launch per host it is only the time of the
+    runs, which is a lower bound. Return None without runs.
     """
     first: dict[tuple[str, str, int], int] = {}
     busy_s: dict[tuple[str, str, int], float] = defaultdict(float)

@@ -1,7 +1,7 @@
 """Averages and compares the limits that searches found.
 
-A limit is a bracket: a value known between two bounds. Every interval here includes all possible
-values of the true limits, so it is open if one of them is.
+A limit is a bracket: a value known between two bounds. Every interval includes all possible values
+of the true limits. The interval is open if one of the limits is open.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ METRIC_OF: Mapping[str, str] = {RATE: HIGHEST_RATE, CONCURRENCY: HIGHEST_CONCURR
 
 @dataclass(frozen=True, slots=True)
 class SloLimit:
-    """The result of one launch's search. `met` is the highest load met, 0 for none; `not_met` is
-    the lowest load not met, infinite for none.
+    """The limit that one launch's search found. `met` is the highest load that met the SLO, or 0 if
+    none did. `not_met` is the lowest load that did not meet it, or infinity if there is none.
 
-    `ended` is that of `fleet_protos.trial_types.Searched`, empty while the search continues.
-    `runs` counts the runs that are not void.
+    `ended` says why the search ended, as in `fleet_protos.trial_types.Searched`. It is empty while
+    the search continues. `runs` counts the runs that are not void.
     """
 
     trial_id: str
@@ -51,14 +51,14 @@ class SloLimit:
 
     @property
     def most(self) -> float:
-        """The upper bound of the limit. For whole requests in flight it is one below the lowest
-        load not met.
+        """The upper bound of the limit. For whole requests in flight, this is one below the lowest
+        load that did not meet the SLO.
         """
         return self.not_met - 1 if self.of == CONCURRENCY else self.not_met
 
     @property
     def is_closed(self) -> bool:
-        """Whether both ends are known."""
+        """Whether both bounds of the limit are known."""
         return self.met > 0 and math.isfinite(self.not_met)
 
 
@@ -68,8 +68,8 @@ def is_searched(stored: StoredRun) -> bool:
 
 
 def all_limits(runs: Iterable[StoredRun]) -> list[SloLimit]:
-    """Return one limit for each launch, attempt and search among the runs, in the order first seen,
-    including attempts that do not count.
+    """Return one limit for each launch, attempt and search among the runs, in the order first seen.
+    Attempts that do not count are included.
     """
     grouped: dict[tuple[str, int, str], list[StoredRun]] = defaultdict(list)
     for stored in runs:
@@ -79,7 +79,7 @@ def all_limits(runs: Iterable[StoredRun]) -> list[SloLimit]:
 
 
 def finished_limits(runs: Iterable[StoredRun]) -> list[SloLimit]:
-    """Return the limits of searches that ended, in attempts that count."""
+    """Return the limits of searches that ended, from attempts that count."""
     return [limit for limit in all_limits(counted_attempts(runs)) if limit.ended]
 
 
@@ -102,8 +102,8 @@ def _limit(members: Sequence[StoredRun]) -> SloLimit:
 
 
 def open_notes(limits: Sequence[SloLimit]) -> list[str]:
-    """Return one line for each way in which searches of a variant left their limit open or ended
-    before it was settled.
+    """Return one line for each way in which a variant's searches ended without settling the
+    limit.
     """
     notes = []
     for ended, text in _ENDINGS.items():
@@ -126,26 +126,26 @@ def open_notes(limits: Sequence[SloLimit]) -> list[str]:
 
 _ENDINGS = {
     "above": (
-        "the SLO was met at the highest load of the search, {0}: the limit is at or above it; "
-        "raise `to`"
+        "the SLO was met at the highest load of the search, {0}: the limit is at this load or "
+        "above; raise `to`"
     ),
     "below": (
-        "the SLO was not met at the lowest load of the search, {0}: the limit is below it; lower "
-        "`from`, or look at those runs"
+        "the SLO was not met at the lowest load of the search, {0}: the limit is below this load; "
+        "lower `from`, or look at the runs at this load"
     ),
     "client_limited": (
-        "the client could not drive the next load, and the SLO was met at {0}: the limit is at or "
-        "above it; use load hosts"
+        "the SLO was met at {0}, and the client could not send the next load: the limit is at this "
+        "load or above; use load hosts"
     ),
     "unsettled": (
-        "runs of the same load gave different results up to the limit of runs: {0} is certain; use "
-        "longer runs"
+        "the search reached its maximum number of runs before its limit was certain: {0} meets the "
+        "SLO for certain; runs of one load gave different results, so use longer runs"
     ),
 }
 
 
 def load_text(load: float, of: str) -> str:
-    """Return `12.3/s` or `12 at once`; a dash for none."""
+    """Return the load as `12.3/s` or `12 at once`, or a dash if there is none."""
     if not 0 < load < math.inf:
         return "–"
     return f"{load:.0f} at once" if of == CONCURRENCY else f"{load:.4g}/s"
@@ -154,8 +154,8 @@ def load_text(load: float, of: str) -> str:
 def mean_limit(
     limits: Sequence[SloLimit], confidence: float
 ) -> tuple[float | None, Interval | None]:
-    """Return (mean, interval) of the highest load over launches: the interval of the loads met,
-    extended upwards by the average width of the brackets.
+    """Return the mean of the highest load over launches, and its interval. The interval is that of
+    the loads met, extended upwards by the average width of the brackets.
     """
     value = (
         mean([limit.met for limit in limits])
@@ -178,8 +178,8 @@ def mean_limit(
 def limit_ratio(
     ours: Sequence[SloLimit], theirs: Sequence[SloLimit], confidence: float, *, may_pair: bool
 ) -> tuple[LogRatio | None, str]:
-    """Return the ratio of the highest loads and its method: `paired` by block if at least two
-    blocks have both, else `unpaired`.
+    """Return the ratio of the highest loads and its method. The method is `paired` (by block) if at
+    least two blocks have limits of both sides, else `unpaired`.
     """
     blocks = {limit.block: limit for limit in theirs if limit.block > 0}
     pairs = [(limit, blocks[limit.block]) for limit in ours if may_pair and limit.block in blocks]
@@ -193,8 +193,8 @@ def limit_ratio(
 def _ratio_between(
     ours: Sequence[SloLimit], theirs: Sequence[SloLimit], confidence: float, *, paired: bool
 ) -> LogRatio | None:
-    """Return the ratio of the loads met if all are known, else the ratio from the one bound that is
-    known.
+    """Return the ratio of the loads met if all bounds are known. Otherwise return the ratio that
+    the known bounds give, with one end open, or None.
     """
     is_met, is_bounded = (
         _all_met(ours) and _all_met(theirs),

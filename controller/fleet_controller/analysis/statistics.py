@@ -1,4 +1,4 @@
-"""Interval arithmetic: means over launches, and ratios on the log scale."""
+"""Computes intervals: of means over launches, and of ratios on the log scale."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LAUNCHES_CAP = 1000  # nobody launches a 600 GB model more often than this to se
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Both ends, in the unit of the estimate."""
+    """An interval with both ends in the unit of the estimate."""
 
     low: float
     high: float
@@ -27,8 +27,8 @@ class LogRatio:
     sides.
 
     `half_width(k)` is the half-width on the log scale after k more launches of each side at the
-    observed noise. `open_below` and `open_above` extend each end on that scale, because the values
-    themselves are only known between bounds; more launches do not change them.
+    observed noise. `open_below` and `open_above` extend the two ends on that scale, because the
+    values themselves are only known between bounds. More launches do not change these extensions.
     """
 
     log_ratio: float
@@ -72,8 +72,8 @@ def standard_deviation(values: Sequence[float]) -> float:
 
 
 def mean_interval(values: Sequence[float], confidence: float) -> Interval | None:
-    """Return Student's t-interval of the mean over independent launches, or None for fewer than
-    two.
+    """Return Student's t-interval of the mean over independent launches, or None for fewer than two
+    launches.
     """
     if len(values) < 2:
         return None
@@ -86,8 +86,8 @@ def mean_interval(values: Sequence[float], confidence: float) -> Interval | None
 
 
 def paired_ratio(pairs: Sequence[tuple[float, float]], confidence: float) -> LogRatio | None:
-    """Return the ratio first/second of launches paired by block, with a t-interval over log
-    differences, or None for fewer than two pairs.
+    """Return the ratio first/second of launches that are paired by block, with a t-interval over
+    log differences. Return None for fewer than two pairs.
     """
     if len(pairs) < 2:
         return None
@@ -103,9 +103,9 @@ def welch_ratio(
     values: Sequence[float], references: Sequence[float], confidence: float
 ) -> LogRatio | None:
     """Return the ratio of the geometric means of two independent sets of launches, with Welch's
-    interval on logs, or None for fewer than two on a side.
+    interval on logs. Return None if a side has fewer than two launches.
 
-    Degrees of freedom by Satterthwaite (Biometrics Bulletin 2, 1946).
+    The degrees of freedom are those of Satterthwaite (Biometrics Bulletin 2, 1946).
     """
     if min(len(values), len(references)) < 2:
         return None
@@ -135,7 +135,7 @@ def more_launches(
     half_width: Callable[[int], float], target: float, cap: int = LAUNCHES_CAP
 ) -> int | None:
     """Return the smallest number of additional launches, at least one, after which `half_width` is
-    at most `target`, or None if it is above `cap`.
+    at most `target`. Return None if that number is above `cap`.
     """
     if half_width(cap) > target:
         return None
@@ -153,7 +153,7 @@ def launches_for_precision(
     values: Sequence[float], precision: float, confidence: float, cap: int = LAUNCHES_CAP
 ) -> int | None:
     """Return the total number of launches that give one mean within ± `precision` (relative) at the
-    noise of `values`, or None if it is above `cap`.
+    noise of `values`. Return None if more than `cap` additional launches are needed.
     """
     relative = standard_deviation(values) / mean(values)
 

@@ -1,4 +1,4 @@
-"""The verdict on one ratio, and what would resolve it."""
+"""Gives the verdict on one ratio, and says what would resolve an inconclusive row."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fleet_controller.analysis.statistics import (
 
 
 class Verdict(StrEnum):
-    """What the data says about a variant against the baseline, by the rules of
+    """What the data says about a variant compared with the baseline, by the rules of
     docs/statistics.md.
     """
 
@@ -28,7 +28,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked of every row: `confidence` of each interval, and `margin`, the relative
+    """What is asked of every row. `confidence` is that of each interval. `margin` is the relative
     difference that does not matter.
     """
 
@@ -38,8 +38,8 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What would resolve a row: additional launches of both sides, wall minutes for them (None if
-    unknown), and the reason.
+    """What would resolve an inconclusive row: the additional launches of each side, the wall
+    minutes for all of these launches (None if unknown), and the reason.
     """
 
     launches: int
@@ -49,8 +49,8 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """A verdict with its reason in words and, if it is INCONCLUSIVE, what would resolve it (None if
-    launches would not help).
+    """A verdict and its reason in words. If the verdict is INCONCLUSIVE, `needs` says what would
+    resolve it. `needs` is None if launches would not help.
     """
 
     verdict: Verdict
@@ -59,8 +59,10 @@ class Judgement:
 
 
 def decide_verdict(interval: Interval, margin: float, higher_is_better: bool) -> Verdict:
-    """Return EQUIVALENT if the interval is within the margin, else FASTER or SLOWER if it excludes
-    1, else INCONCLUSIVE. `margin` is symmetric on the log scale: 1/(1+m) … 1+m.
+    """Return EQUIVALENT if the interval is within the margin. Else return FASTER or SLOWER if the
+    interval excludes 1. Else return INCONCLUSIVE.
+
+    The margin m is symmetric on the log scale: it reaches from 1/(1+m) to 1+m.
     """
     if interval.is_inside(1 / (1 + margin), 1 + margin):
         return Verdict.EQUIVALENT
@@ -99,18 +101,20 @@ def judge_ratio(
 def launches_needed(
     estimate: LogRatio, question: Question, minutes_per_launch: float | None
 ) -> Needs:
-    """Return the additional launches of both sides that resolve the row if estimate and noise stay
+    """Return how many additional launches of each side resolve the row if estimate and noise stay
     the same.
 
-    Resolved means that the half-width excludes 1 (it is below |log ratio|) or fits the margin (it
-    is below log(1+m) - |log ratio|).
+    A row is resolved when the half-width excludes 1 (it is below |log ratio|) or fits the margin
+    (it is below log(1+m) - |log ratio|).
     """
     more = more_launches(estimate.half_width, _target_half_width(estimate, question))
     return _make_needs(more, minutes_per_launch, "")
 
 
 def _target_half_width(estimate: LogRatio, question: Question) -> float:
-    """Return the half-width over launches that resolves the row, or 0 or less if none does."""
+    """Return the half-width over launches that resolves the row. The result is 0 or less if no
+    half-width resolves it.
+    """
     low, high = estimate.log_ratio - estimate.open_below, estimate.log_ratio + estimate.open_above
     return max(low, -high, math.log1p(question.margin) - max(high, -low))
 
@@ -121,8 +125,8 @@ def judge_without_interval(
     question: Question,
     minutes_per_launch: float | None,
 ) -> Judgement:
-    """Return the judgement if one side has fewer than two launches: always INCONCLUSIVE, with the
-    reason.
+    """Return the verdict INCONCLUSIVE with its reason, because one side has fewer than two
+    launches.
     """
     fewest = min(len(values), len(references))
     if fewest == 0:
@@ -135,14 +139,12 @@ def judge_without_interval(
         return Judgement(
             Verdict.INCONCLUSIVE,
             reason,
-            _make_needs(2, minutes_per_launch, "three launches of each give a first interval"),
+            _make_needs(2, minutes_per_launch, "three launches of each side give a first interval"),
         )
     total = launches_for_precision(noisy, question.margin, question.confidence)
+    percent = f"±{question.margin * 100:g} %"
     message = (
-        (
-            f"about {total} launches of each give a mean within ±{question.margin * 100:g} % at "
-            "the observed noise"
-        )
+        f"about {total} launches of each side give a mean within {percent} at the observed noise"
         if total
         else ""
     )
@@ -157,8 +159,8 @@ def _make_needs(more: int | None, minutes_per_launch: float | None, message: str
     launches = LAUNCHES_CAP if more is None else more
     if more is None:
         message = (
-            f"more than {LAUNCHES_CAP} launches: too noisy to resolve with more launches; look for "
-            "the source of the noise"
+            f"more than {LAUNCHES_CAP} launches would be needed, because the launches are too "
+            "noisy; look for the source of the noise"
         )
     minutes = None if minutes_per_launch is None else 2 * launches * minutes_per_launch
     return Needs(launches, minutes, message)
