@@ -182,7 +182,7 @@ async def test_a_variant_that_failed_for_good_is_not_launched_in_later_blocks(
             1,
         )
         assert closed.message.startswith(
-            f"not launched again: {first.trial_id} of block 1 failed, "
+            f"not launched again, because trial {first.trial_id} of block 1 failed: "
         )
         assert closed.trial_id not in [spec.trial_id for spec in agent.started]
 

@@ -167,7 +167,10 @@ def test_a_variant_that_failed_for_good_is_not_launched_again_on_that_host(kind:
     job = Job("j", [of_variant("1", "x", failed), of_variant("2", "x", block=2), *others])
     assert hopeless_trials(job.trials) == (
         HopelessTrial(
-            "2", kind, "too_bad", "not launched again: 1 of block 1 failed, launching: no room"
+            "2",
+            kind,
+            "too_bad",
+            "not launched again, because trial 1 of block 1 failed: launching: no room",
         ),
     )
 

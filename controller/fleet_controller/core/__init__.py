@@ -1,1 +1,1 @@
-"""Decides what happens to trials and hosts: scheduling, retries, quarantine, giving up (pure)."""
+"""Decides when trials start, are retried or given up, and when hosts are quarantined (pure)."""

@@ -1,4 +1,4 @@
-"""Messages about an agent whose version or clock does not fit this controller."""
+"""Writes the messages about an agent whose version or clock does not fit this controller."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ CLOCK_APART_S = 2.0
 def agent_incompatibility(
     host: str, version: str, protocol: int, ours: int = PROTOCOL
 ) -> tuple[str, str]:
-    """Return why the controller cannot work with this agent, and a hint; both are empty
-    if it can.
+    """Return why the controller cannot work with this agent, and a hint. Both texts are empty if
+    the controller can work with it.
     """
     if is_compatible(protocol, ours):
         return "", ""
@@ -27,15 +27,17 @@ def agent_incompatibility(
 
 
 def clock_warning(ahead_s: float) -> str:
-    """Return a warning if a host's clock differs from ours by more than 2 s, else an empty text.
+    """Return a warning if a host's clock differs from the controller's clock by more than 2 s.
+    Return an empty text otherwise.
 
-    `ahead_s` is negative if the host's clock is behind ours.
+    `ahead_s` is negative if the host's clock is behind.
     """
     if abs(ahead_s) <= CLOCK_APART_S:
         return ""
+    difference, side = _span(abs(ahead_s)), "ahead" if ahead_s > 0 else "behind"
     return (
-        f"its clock is {_span(abs(ahead_s))} {'ahead' if ahead_s > 0 else 'behind'}: "
-        "the times in its logs differ from ours, but no result depends on them"
+        f"its clock is {difference} {side}: the times in its logs differ from the controller's "
+        "times, but no result depends on them"
     )
 
 

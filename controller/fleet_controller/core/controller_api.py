@@ -1,5 +1,5 @@
-"""What `fleetctl` and the gRPC service ask of a controller, and the values that it returns,
-generated from `v1/controller.proto`.
+"""Defines the calls that `fleetctl` and the gRPC service make to a controller. The values that
+these calls return are generated from `v1/controller.proto`.
 """
 
 from __future__ import annotations
@@ -32,21 +32,23 @@ def is_job_over(job: JobSummary) -> bool:
 
 
 def error_messages(check: HostCheck) -> str:
-    """Return the messages of all findings of severity error; empty if there is none."""
+    """Return the messages of all findings of severity error, or an empty text."""
     return "; ".join(finding.message for finding in check.findings if finding.severity == "error")
 
 
 class Controller(Protocol):
-    """A controller in this process or behind a socket. All calls raise only kinds of FleetError."""
+    """The calls of a controller in this process or behind a socket. All calls raise only kinds of
+    FleetError.
+    """
 
     async def submit(
         self, yaml: str, file_name: str, only_connected: bool = False, request_key: str = ""
     ) -> str:
-        """Submit a job and return its id. `only_connected`: plan no trial on a host that does not
-        answer. Raises ConfigError.
+        """Submit a job and return its id. With `only_connected`, no trial is planned on a host that
+        does not answer. Raises ConfigError.
 
-        `request_key`: a repeated key returns the same job, so a submit whose response was lost can
-        be repeated. An empty key always makes a new job.
+        If a job was stored with this `request_key` before, its id is returned. So a submit can be
+        repeated if its response was lost. An empty key always makes a new job.
         """
         ...
 
@@ -55,8 +57,8 @@ class Controller(Protocol):
         ...
 
     async def job(self, job_id: str) -> JobDetail:
-        """Return one job by its id or a unique prefix of it. Raises ConfigError if
-        there is none.
+        """Return one job by its id or a unique prefix of it. Raises ConfigError if there is no such
+        job.
         """
         ...
 
@@ -65,7 +67,7 @@ class Controller(Protocol):
         ...
 
     async def cancel(self, job_id: str) -> int:
-        """Cancel a job; return how many trials it ended or prevented."""
+        """Cancel a job. Return how many trials were ended or will never start."""
         ...
 
     async def hosts(self) -> tuple[HostStatus, ...]:
@@ -73,8 +75,8 @@ class Controller(Protocol):
         ...
 
     async def drain(self, host: str, reason: str) -> None:
-        """Start no new trials on a host; running ones are measured to their end. Raises
-        NotFound.
+        """Start no new trials on a host, and measure the running trials to their end. Raises
+        NotFound if no host has this name.
         """
         ...
 
@@ -93,7 +95,7 @@ class Controller(Protocol):
         ...
 
     async def trial(self, trial_id: str, attempt: int, with_log: bool) -> TrialDetail:
-        """Return one attempt of a trial; 0 means the newest. Raises ConfigError if
-        there is none.
+        """Return one attempt of a trial. Attempt 0 means the newest. Raises ConfigError if there is
+        no such attempt.
         """
         ...

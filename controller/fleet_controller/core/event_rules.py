@@ -1,8 +1,8 @@
-"""Decides what the controller accepts from an agent: which trials it may report on, how long a text
-may be, which files it may name.
+"""Decides what the controller accepts from an agent: on which trials the agent may report, how long
+a text may be, and which files it may name.
 
-The host of an agent may have been taken over. It may then spoil the results of its own trials, but
-nothing of another host.
+An attacker may have taken over the host of an agent. Such an agent can spoil the results of its own
+trials, but nothing of another host.
 """
 
 from __future__ import annotations
@@ -33,12 +33,14 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 def agent_info_error(agent_id: str, host: str, reported: Mapping[str, str]) -> str:
-    """Return why an agent's description of itself is not acceptable; empty if it is.
+    """Return why an agent's description of itself is not acceptable. Return an empty text if it is
+    acceptable.
 
-    `reported` holds its labels and its fingerprint.
+    `reported` holds the labels and the fingerprint that the agent reports.
     """
     if not _AGENT_ID.fullmatch(agent_id) or not _HOST.fullmatch(host):
-        return f"it calls itself agent {agent_id[:80]!a} of the host {host[:80]!a}"
+        shown_id, shown_host = agent_id[:80], host[:80]
+        return f"its agent id {shown_id!a} or its host name {shown_host!a} is not valid"
     if len(reported) > 1000 or any(
         len(name) + len(value) > 4096 for name, value in reported.items()
     ):
@@ -47,7 +49,9 @@ def agent_info_error(agent_id: str, host: str, reported: Mapping[str, str]) -> s
 
 
 def event_error(event: ev.Event) -> str:
-    """Return why an agent cannot have sent this event; empty if it can have."""
+    """Return why no agent of benchfleet can have sent this event. Return an empty text for a valid
+    event.
+    """
     if not 0 < event.sequence < _MOST_NUMBER // 2:
         return f"event number {event.sequence} is not valid"
     if not _TRIAL_ID.fullmatch(event.trial_id):
@@ -57,15 +61,15 @@ def event_error(event: ev.Event) -> str:
         or not abs(event.time_unix_ns) < _MOST_NUMBER
         or not event.cause < _MOST_NUMBER
     ):
-        return f"event {event.sequence} has invalid numbers"
+        return f"event {event.sequence} has a number that is out of range"
     if isinstance(event.body, ev.RunFinished) and not 0 < event.body.run.index < 1_000_000:
         return f"event {event.sequence} has the invalid run index {event.body.run.index}"
     return ""
 
 
 def sanitize_event(event: ev.Event) -> tuple[ev.Event, tuple[str, ...]]:
-    """Return the event with long texts cut and without files of other attempts, and a description
-    of each removed file.
+    """Return the event with long texts cut and with files of other attempts removed. Return also a
+    description of each removed file.
     """
     body: Any = event.body
     refused: tuple[str, ...] = ()
@@ -87,11 +91,11 @@ def sanitize_event(event: ev.Event) -> tuple[ev.Event, tuple[str, ...]]:
 
 
 def may_report(before: Attempt, agent_id: str, host: str, trial_host: str, newest: int) -> bool:
-    """Whether an agent may report on an attempt: the agent that accepted it, or before that the
-    host that it was given to.
+    """Return whether an agent may report on an attempt. Before an agent has accepted the attempt,
+    only its host's agent may; afterwards, only the agent that accepted it.
 
-    An attempt older than the newest may have been given to another host than the trial has now. It
-    decides nothing any more, so any host may report on it.
+    An attempt older than the newest may belong to another host than the trial does now. It decides
+    nothing any more, so any host may report on it.
     """
     if before.agent_id:
         return before.agent_id == agent_id
@@ -114,8 +118,8 @@ def _artifact_error(file: Artifact, event: ev.Event) -> str:
 
 
 def _drop_invalid_numbers(run: RunResult) -> RunResult:
-    """Return the run without metrics that are not finite. A search with impossible loads is
-    dropped: the run then belongs to no search.
+    """Return the run without metrics that are not finite. The search of a run is dropped if its
+    loads are impossible, so that the run belongs to no search.
     """
     metrics = {
         name: value
@@ -131,7 +135,9 @@ def _drop_invalid_numbers(run: RunResult) -> RunResult:
 
 
 def _truncate_value(name: str, value: Any, depth: int) -> Any:
-    """Return any part of a body with texts, lists and maps cut to what every database can hold."""
+    """Return any part of an event's body, with texts, lists and maps cut to a size that every
+    database can store.
+    """
     if isinstance(value, str):
         return _truncate_text(value, _LONGEST_NAME if name in _NAMES else _LONGEST_TEXT)
     if is_dataclass(value) and not isinstance(value, type):

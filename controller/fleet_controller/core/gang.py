@@ -1,5 +1,5 @@
-"""Makes one trial of the nodes of a server over several hosts: their ids, addresses and combined
-attempts, and when all must end.
+"""Makes a single trial of the nodes of a server over several hosts: the nodes' ids and addresses,
+their combined attempts, and when all nodes must end.
 """
 
 from __future__ import annotations
@@ -47,21 +47,21 @@ CONSEQUENCES = frozenset(
 
 
 def member_id(lead_id: str, rank: int) -> str:
-    """Return the trial id of a node that is not the lead: `TRIAL_n1`."""
+    """Return the trial id of a node that is not the lead, such as `TRIAL_n1`."""
     return f"{lead_id}{_MARK}{rank}"
 
 
 def lead_and_rank(trial_id: str) -> tuple[str, int]:
-    """Return the id of the gang's trial and the rank of a node. The rank is 0 for the lead and for
-    every trial on one host.
+    """Return the trial id of a gang's lead and the rank of a node. The rank is 0 for the lead and
+    for every trial on one host.
     """
     lead, mark, rank = trial_id.rpartition(_MARK)
     return (lead, int(rank)) if mark and rank.isdecimal() else (trial_id, 0)
 
 
 def member_specs(lead: TrialSpec, hosts: Sequence[str]) -> tuple[TrialSpec, ...]:
-    """Return what the agents of the other hosts run together with `lead`: ranks 1 and up, without
-    load of their own.
+    """Return what the agents of the other hosts run together with the lead. These nodes have the
+    ranks 1 and up, and nobody sends load to them.
     """
     gang = lead.engine.gang
     return tuple(
@@ -79,15 +79,15 @@ def member_specs(lead: TrialSpec, hosts: Sequence[str]) -> tuple[TrialSpec, ...]
 
 
 def hold_limit_s(spec: TrialSpec) -> float:
-    """Return the wall seconds after which the lead must be over by its own limits: launch, all runs
-    and requests at their slowest, and stop.
+    """Return the wall seconds after which the lead is certainly over by its own limits: launch, all
+    runs with the slowest possible requests, and stop.
     """
     load_s = sum(_longest_s(workload, spec.measure.runs_max) for workload in spec.workloads)
     return spec.engine.ready_timeout_s + load_s + spec.engine.stop_timeout_s
 
 
 def _longest_s(workload: Workload, runs_max: int) -> float:
-    """Return the longest wall seconds of all runs of a workload, with its warm-up."""
+    """Return the longest wall seconds for all runs of a workload, including its warm-up."""
     if search := workload.search if workload.search.of else None:
         return (1 + max_runs(search)) * _longest_run_s(at_load(workload, search.most))
     return (1 + runs_max) * _longest_run_s(workload)
@@ -101,11 +101,11 @@ def _longest_run_s(workload: Workload) -> float:
 
 
 def meeting_host(address: str, label: str = "") -> str:
-    """Return where other hosts reach the host of an agent: its label `address`, or the host of its
-    gRPC address.
+    """Return the address at which other hosts reach the host of an agent: its label `address`, or
+    else the host in its gRPC address.
 
-    Return loopback for a Unix socket and for this machine's own names. That is right for agents on
-    one machine, and wrong for other hosts if the agent is behind a tunnel.
+    Return the loopback address for a Unix socket and for this machine's own names. This is right if
+    all agents are on one machine. It is wrong for other hosts if the agent is behind a tunnel.
     """
     if label:
         return f"[{label}]" if ":" in label and not label.startswith("[") else label
@@ -116,8 +116,8 @@ def meeting_host(address: str, label: str = "") -> str:
 
 
 def spec_for_agent(spec: TrialSpec, attempt: int, lead_host: str) -> TrialSpec:
-    """Return the spec of an attempt as its agent gets it. All nodes meet at `lead_host`, on a port
-    that differs for each attempt.
+    """Return the spec of an attempt as its agent gets it. All nodes of a gang meet at `lead_host`,
+    on a port that differs for each attempt.
     """
     gang = spec.engine.gang
     if gang.nodes < 2:
@@ -132,8 +132,8 @@ def spec_for_agent(spec: TrialSpec, attempt: int, lead_host: str) -> TrialSpec:
 
 
 def fold_gangs(nodes: Iterable[Trial]) -> list[Trial]:
-    """Return the trials in their order, with the nodes of each gang as one trial. Folded trials
-    stay as they are.
+    """Return the trials in their order, with the nodes of each gang combined into one trial. Trials
+    that were combined before stay as they are.
     """
     leads: list[Trial] = []
     members: dict[str, list[Trial]] = {}
@@ -146,8 +146,8 @@ def fold_gangs(nodes: Iterable[Trial]) -> list[Trial]:
 def fold_gang(lead: Trial, members: Sequence[Trial]) -> Trial:
     """Return the trial that a lead and its members make.
 
-    It is over when all nodes are, ended OK if the lead did, and otherwise failed with the cause of
-    the node that failed first.
+    The trial is over when all nodes are over. If the lead ended OK, the trial ended OK. Otherwise
+    the trial failed with the cause of the node that failed first.
     """
     if not members:
         return lead
@@ -183,8 +183,8 @@ def _fold_attempt(nodes: Sequence[Trial], lead: Attempt) -> Attempt:
 
 
 def _cause_order(failed: Attempt) -> tuple[int, int]:
-    """Return a key that sorts the cause first: by failure class, then by the end, as precisely as
-    the clocks of the hosts are known.
+    """Return a sort key that puts the cause of a gang's failure first. Failures are sorted by
+    failure class, then by end time, which is as precise as the hosts' clocks are known.
     """
     failure_class = failed.failure_class
     return (
@@ -193,7 +193,9 @@ def _cause_order(failed: Attempt) -> tuple[int, int]:
 
 
 def _unfinished(lead: Attempt) -> Attempt:
-    """Return the lead's attempt, or `stopping` if the lead is over and other nodes are not."""
+    """Return the lead's attempt. If the lead is over but other nodes are not, return it in the
+    phase `stopping`.
+    """
     if not lead.is_over:
         return lead
     undecided = replace(
@@ -208,15 +210,16 @@ def _attempts(nodes: Sequence[Trial], number: int) -> Iterator[tuple[Trial, Atte
 
 
 def _node_label(node: Trial) -> str:
-    return f"node {lead_and_rank(node.spec.trial_id)[1]} on host {node.spec.host}"
+    _, rank = lead_and_rank(node.spec.trial_id)
+    return f"node {rank} on host {node.spec.host}"
 
 
 def nodes_to_end(trial: Trial) -> Mapping[str, str]:
-    """Return the nodes of an active gang that must end now, with the reason: all of them, once one
-    has ended or begun to.
+    """Return the nodes of an active gang that must end now, with the reason. All nodes must end
+    once one node has ended or begun to end.
 
-    The lead counts from the phase stopping on, since its server is needed until then. A member
-    counts from the phase collecting on: it has then lost or released its server.
+    The lead counts as ending from the phase stopping on, because its server is needed until then. A
+    member counts from the phase collecting on, because it has then lost or released its server.
     """
     if not trial.nodes or trial.newest is None:
         return {}
@@ -233,8 +236,8 @@ def nodes_to_end(trial: Trial) -> Mapping[str, str]:
 
 
 def gangs_of(job: Job, hosts: Sequence[str]) -> list[tuple[str, ...]]:
-    """Group the hosts in their order by the number that one server takes: one, or `engine.nodes`.
-    Hosts left over are in no group.
+    """Group the hosts in their order. Each group has as many hosts as one server takes: one, or
+    `engine.nodes`. Hosts that do not fill a group are left out.
     """
     nodes = max(job.engine.gang.nodes, 1)
     return [

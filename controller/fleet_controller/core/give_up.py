@@ -1,4 +1,4 @@
-"""Decides which attempts are given up because a host has been away for too long."""
+"""Decides which attempts are given up because a host has been away too long."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ UNPLACED = ""  # stands for the host of a trial that any host may take, when all
 
 @dataclass(frozen=True, slots=True)
 class GivenUpAttempt:
-    """The attempt of a trial or node that is given up: one that was begun on a host that is away,
-    or the next one, which never begins.
+    """An attempt of a trial or node that is given up. It was begun on a host that is away, or it is
+    the next attempt, which never begins.
     """
 
     trial_id: str
@@ -33,8 +33,8 @@ class GivenUpAttempt:
 def attempts_to_cancel(
     trials: Iterable[Trial], away_s: Mapping[str, float], limit_s: float, now_unix_ns: int
 ) -> Iterator[GivenUpAttempt]:
-    """Yield what to close of a cancelled job whose hosts cannot be reached. The rules are those of
-    `attempts_to_give_up`; trials that ended OK still count.
+    """Yield the attempts of a cancelled job to close because their hosts cannot be reached. The
+    rules are those of `attempts_to_give_up`. Trials that ended OK are not closed.
     """
     for end in attempts_to_give_up(trials, away_s, limit_s, now_unix_ns):
         cause = end.attempt.message.partition(";")[0].replace(" has been ", " was ")
@@ -48,11 +48,11 @@ def attempts_to_cancel(
 def attempts_to_give_up(
     trials: Iterable[Trial], away_s: Mapping[str, float], limit_s: float, now_unix_ns: int
 ) -> Iterator[GivenUpAttempt]:
-    """Yield what to close of these trials. `away_s`: seconds for which each host that does not
-    answer has been away; the key UNPLACED stands for the hosts of trials that any host may take.
+    """Yield the attempts of these trials to close. `away_s` holds for each host the seconds for
+    which it has been away; the key UNPLACED stands for the hosts of trials that any host may take.
 
-    Of a server over several hosts, only the nodes on hosts that are away are closed. The other
-    nodes are ended by their own hosts, which report that.
+    Of a server over several hosts, only the nodes on hosts that are away are closed. The hosts of
+    the other nodes end and report these nodes themselves.
     """
     gone = {host: seconds for host, seconds in away_s.items() if seconds > limit_s}
     for trial in trials if gone else ():
@@ -77,8 +77,8 @@ def attempts_to_give_up(
 def _given_up_attempt(
     attempt: Attempt, host: str, away_s: float, limit_s: float, now_unix_ns: int
 ) -> Attempt:
-    who = f"host {host} has" if host else "every host that the job may go to has"
-    message = f"{who} been away for {_span(away_s)}; the limit is {_span(limit_s)}"
+    who = f"host {host}" if host else "every host that the job may go to"
+    message = f"{who} has been away for {_span(away_s)}; the limit is {_span(limit_s)}"
     return ended_by_controller(
         attempt, ErrorKind.HOST_UNREACHABLE, HOST_GIVEN_UP, message, now_unix_ns
     )

@@ -11,15 +11,15 @@ GPUS_UNKNOWN = 1 << 30
 
 
 def merge_labels(fleet_host: FleetHost | None, reported: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the labels by which jobs select a host: the agent's, overridden by those of the fleet
-    file.
+    """Return the labels by which jobs select a host. These are the agent's labels, overridden by
+    the labels of the fleet file.
     """
     return reported if fleet_host is None else {**reported, **fleet_host.labels}
 
 
 def label_differences(fleet_host: FleetHost | None, reported: Mapping[str, str]) -> tuple[str, ...]:
-    """Return `gpu is a100 for the agent and h200 in the fleet file` for each label that both set to
-    different values.
+    """Return a text for each label to which agent and fleet file give different values, such as
+    `gpu is a100 for the agent and h200 in the fleet file`.
     """
     wanted = fleet_host.labels if fleet_host else {}
     return tuple(
@@ -30,8 +30,8 @@ def label_differences(fleet_host: FleetHost | None, reported: Mapping[str, str])
 
 
 def merge_gpus(fleet_host: FleetHost | None, reported: int | None, simulated: bool = False) -> int:
-    """Return how many GPUs servers may use: as many as the agent reports, at most as many as the
-    fleet file says.
+    """Return how many GPUs servers may use: as many as the agent reports, but at most as many as
+    the fleet file says.
 
     `reported` is None before the first contact.
     """

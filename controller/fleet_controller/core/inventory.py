@@ -1,4 +1,4 @@
-"""A fleet as its file describes it: hosts, how to reach them and what they allow."""
+"""Describes a fleet as its file does: the hosts, how to reach them and what they allow."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ AGENT_PORT = 7433
 
 @dataclass(frozen=True, slots=True)
 class Ssh:
-    """How to reach one machine over SSH. `jumps`: the machines to go through, in order, each with
-    its own settings.
+    """How to reach one machine over SSH.
 
-    `identities` and `known_hosts` are absolute paths; empty means the defaults of OpenSSH.
-    `config_file`: the OpenSSH configuration whose settings were included.
+    - `jumps`: the machines to go through, in order, each with its own settings.
+    - `identities`, `known_hosts`: absolute paths; empty for the defaults of OpenSSH.
     """
 
     address: str = ""
@@ -44,11 +43,12 @@ class Allow:
 
 @dataclass(frozen=True, slots=True)
 class Install:
-    """Where and how the agent is installed on a host. `mode`: system (a systemd unit), user (a unit
-    of the user), daemon (supervised without systemd) or auto.
+    """Where and how the agent is installed on a host. Empty paths mean the defaults of the mode.
 
-    Empty paths mean the defaults of the mode. `python`: the interpreter of the agent; `bundled`
-    means one that the deploy brings along.
+    - `mode`: system (a systemd unit), user (a systemd unit of the user), daemon (supervised without
+      systemd) or auto.
+    - `python`: the interpreter of the agent; `bundled` means an interpreter that the deploy
+      installs.
     """
 
     mode: str = "auto"
@@ -60,12 +60,14 @@ class Install:
 
 @dataclass(frozen=True, slots=True)
 class FleetHost:
-    """One host. `address`: where the controller and other hosts reach its agent; `through_ssh`: the
-    controller uses an SSH tunnel.
+    """One host of the fleet file.
 
-    `gpus`: None means all GPUs of the host. `server_python`, `server_image`, `env`: defaults of
-    servers on the host. `cost_per_hour`: 0 means unknown. `metrics`: ADDRESS:PORT of the agent's
-    Prometheus endpoint; empty means none.
+    - `address`: where the controller and other hosts reach the agent.
+    - `through_ssh`: whether the controller uses an SSH tunnel.
+    - `gpus`: None means all GPUs of the host.
+    - `server_python`, `server_image`, `env`: defaults for servers on the host.
+    - `cost_per_hour`: 0 means unknown.
+    - `metrics`: ADDRESS:PORT of the agent's Prometheus endpoint; empty for none.
     """
 
     name: str = ""
@@ -88,10 +90,11 @@ class FleetHost:
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """A validated fleet file. `places`: line and column of each dotted key of the file.
+    """A validated fleet file.
 
-    `give_up_after_s`: how long a host may be away before the attempts and trials that wait for it
-    are closed as host_unreachable.
+    - `places`: line and column of each dotted key of the file.
+    - `give_up_after_s`: how long a host may be away before the attempts and trials that wait for it
+      are closed as host_unreachable.
     """
 
     hosts: tuple[FleetHost, ...] = ()

@@ -1,5 +1,5 @@
-"""A job as the planner sees it: every default filled in, every list expanded, names as the server
-knows them.
+"""Describes a job as the planner sees it: every default is filled in, every list is expanded, and
+names are those that the server knows.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fleet_protos.trial_types import (
 @dataclass(frozen=True, slots=True)
 class Level:
     """What a level changes in the engine. A value of None removes an argument or a variable. The
-    keys of `simulation` are the fields of `Simulation`.
+    keys of `simulation` are fields of `Simulation`.
     """
 
     args: Mapping[str, Any] = field(default_factory=dict)
@@ -32,11 +32,12 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class HostChoice:
-    """Which hosts a job asks for. `every_host` False: each block goes to one of them. `share`: its
-    trials may run next to others on a host.
+    """Which hosts a job asks for.
 
-    `part`: the part of a host that one of its trials takes, for the accounting of host time; 1
-    unless it shares.
+    - `every_host`: whether each matching host runs the job; if not, each block goes to one of them.
+    - `share`: whether the job's trials may run next to other trials on a host.
+    - `part`: the fraction of a host that one trial takes, for the accounting of host time; 1 unless
+      trials share hosts.
     """
 
     names: tuple[str, ...] = ()
@@ -46,30 +47,34 @@ class HostChoice:
     part: float = 1.0
 
     def to_json(self) -> str:
-        """Return the choice as the store keeps it."""
+        """Return the choice as the text that the store keeps."""
         return json.dumps(asdict(self), sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> HostChoice:
-        """Read a text written by `to_json`. An empty text means that every trial stays on the host
-        of its plan.
+        """Return the choice for a text written by `to_json`. An empty text means that every trial
+        stays on the host of its plan.
         """
         values = json.loads(text or "{}")
         return cls(**{**values, "names": tuple(values.get("names", ()))})
 
     def matching(self, known: Mapping[str, Mapping[str, str]]) -> tuple[str, ...]:
-        """Return the sorted names of the hosts in `known` (name → labels) that match."""
+        """Return the sorted names of the matching hosts. `known` maps the name of each host to its
+        labels.
+        """
         return tuple(name for name in sorted(known) if self.matches(name, known[name]))
 
     def matches(self, name: str, labels: Mapping[str, str]) -> bool:
-        """Whether a host with that name and those labels matches."""
+        """Return whether a host with this name and these labels matches."""
         return (not self.names or name in self.names) and self.labels.items() <= labels.items()
 
 
 @dataclass(frozen=True, slots=True)
 class LoadChoice:
-    """Which other hosts send the load. `hosts` without names and labels means all hosts that only
-    send load; `shards`: in total, 0 means one for each host.
+    """Which other hosts send the load.
+
+    - `hosts`: if it has neither names nor labels, all load-only hosts send load.
+    - `shards`: the number of shards in total; 0 means one shard for each host.
     """
 
     hosts: HostChoice = field(default_factory=HostChoice)
@@ -78,10 +83,12 @@ class LoadChoice:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A validated job. `factors` keep the order of the file; `gpus` None means that the parallel
-    sizes of each variant decide; `files` are those that the workloads name.
+    """A validated job.
 
-    `places`: line and column of each dotted key of the file.
+    - `factors`: in the order of the file.
+    - `gpus`: None if the parallel sizes of each variant determine the number.
+    - `files`: the files that the workloads name.
+    - `places`: line and column of each dotted key of the file.
     """
 
     name: str
@@ -102,7 +109,9 @@ class Job:
     places: Mapping[str, tuple[int, int]] = field(default_factory=dict, compare=False, repr=False)
 
     def finding(self, code: str, severity: str, key: str, message: str, hint: str = "") -> Finding:
-        """Return a finding at `key`, or at the nearest key above it that the file contains."""
+        """Return a finding at `key`. If the file does not contain the key, the finding is at the
+        nearest key above it.
+        """
         above = key
         while above and above not in self.places:
             above = above.rpartition("[" if above.endswith("]") else ".")[0]
@@ -111,5 +120,5 @@ class Job:
 
 
 def blocks_of(job: Job) -> int:
-    """Return the number of blocks. An external server is not launched, so it gets one."""
+    """Return the number of blocks. An external server is not launched, so its job has one block."""
     return 1 if job.engine.kind == EngineKind.EXTERNAL else job.launches

@@ -1,6 +1,6 @@
-"""Decides when failures quarantine a host and when it may be used again.
+"""Decides when failures quarantine a host and when the host may be used again.
 
-The record of a host is a fold over the attempts of all jobs on it, in the order in which the
+The record of a host follows from the attempts of all jobs on it, in the order in which the
 controller learned of their ends. The clocks of hosts do not matter.
 """
 
@@ -52,7 +52,7 @@ CAUSED_BY_OTHER_HOST = frozenset({"nccl_peer_lost", "gang_hold_limit"})
 
 @dataclass(frozen=True, slots=True)
 class HostFailure:
-    """An attempt that counts against its host, with its points."""
+    """A failed attempt that counts against its host with a number of points."""
 
     trial_id: str
     attempt: int
@@ -62,8 +62,10 @@ class HostFailure:
 
 @dataclass(frozen=True, slots=True)
 class HostRecord:
-    """What was decided about one host. `aside`: why it is quarantined, empty if it is not;
-    `setbacks`: how many times in a row it was quarantined.
+    """What was decided about one host.
+
+    - `aside`: why the host is quarantined; empty if it is not.
+    - `setbacks`: how many times in a row the host was quarantined.
     """
 
     name: str
@@ -76,9 +78,7 @@ class HostRecord:
 
     @property
     def closed_reason(self) -> str:
-        """Why the host gets no trials by a decision of a user or of ours; empty if it
-        may get them.
-        """
+        """Return why the host is drained or quarantined, or an empty text."""
         if self.drained:
             return f"drained: {self.drain_reason}" if self.drain_reason else "drained"
         return f"quarantined: {self.aside}" if self.aside else ""
@@ -87,7 +87,7 @@ class HostRecord:
 def failure_points(attempt: Attempt, works_elsewhere: bool) -> int:
     """Return how many points a finished attempt counts against its host.
 
-    `works_elsewhere`: its variant was launched successfully on another host.
+    `works_elsewhere` says that the attempt's variant was launched successfully on another host.
     """
     if (
         attempt.outcome is not Outcome.FAILED
@@ -108,10 +108,11 @@ def failure_points(attempt: Attempt, works_elsewhere: bool) -> int:
 def after_attempt(
     record: HostRecord, trial_id: str, attempt: Attempt, weight: int, now_unix_ns: int
 ) -> HostRecord:
-    """Return the record of a host after an attempt ended there; `weight` is its `failure_points`.
+    """Return the record of a host after an attempt ended there. `weight` is the number that
+    `failure_points` returns for the attempt.
 
-    A successful attempt clears the failures, unless the host is quarantined. QUARANTINE_POINTS
-    quarantine the host.
+    A successful attempt clears the failures, unless the host is quarantined. A sum of
+    QUARANTINE_POINTS quarantines the host.
     """
     if attempt.outcome is Outcome.OK:
         return record if record.aside else replace(record, failures=(), setbacks=0)
@@ -133,7 +134,7 @@ def after_attempt(
 
 
 def quarantine_reason(failures: tuple[HostFailure, ...]) -> str:
-    """Return each failure class with the trials that failed by it: `gpu_lost in
+    """Return each failure class with the trials that failed with it, such as `gpu_lost in
     kimi-1a2b3c-b1-v2`.
     """
     trials: dict[str, list[str]] = {}
@@ -151,32 +152,32 @@ def drain(record: HostRecord, why: str) -> HostRecord:
 
 
 def undrain(record: HostRecord) -> HostRecord:
-    """Return the record after a user undrained the host: all failures are forgotten."""
+    """Return the record after a user undrained the host. All failures are forgotten."""
     return HostRecord(record.name)
 
 
 def put_on_probation(record: HostRecord) -> HostRecord:
     """Return the record after a check of a quarantined host found nothing. The next failure that
-    the host is to blame for quarantines it again.
+    counts against the host quarantines it again.
     """
     last = tuple(replace(failed, points=QUARANTINE_POINTS - 1) for failed in record.failures[-1:])
     return replace(record, aside="", aside_since_unix_ns=0, failures=last)
 
 
 def probe_pause_s(record: HostRecord, probes: int, first_s: float = PROBE_FIRST_S) -> float:
-    """Return the seconds to the next check of a quarantined host, from the start of the quarantine
-    or from the last check.
+    """Return the seconds until the next check of a quarantined host, counted from the start of the
+    quarantine or from the last check.
 
-    `probes` counts the checks that found something. The pause doubles with each of them and with
-    each quarantine in a row, up to PROBE_MOST_S.
+    `probes` is the number of checks that found something. The pause doubles with each such check
+    and with each quarantine in a row, up to PROBE_MOST_S.
     """
     doublings = min(max(record.setbacks - 1, 0) + probes, 10)
     return float(min(first_s * 2**doublings, max(PROBE_MOST_S, first_s)))
 
 
 def host_state(closed: Mapping[str, bool]) -> str:
-    """Return the state of a host for counting: the first of away, drained, aside, busy that holds,
-    else free.
+    """Return the state under which a host is counted: the first of away, drained, aside and busy
+    that is True in `closed`, or else free.
     """
     return next((word for word in HOST_STATES[:-1] if closed.get(word)), "free")
 

@@ -1,4 +1,4 @@
-"""Decides by error kind whether and when a failed trial is tried again."""
+"""Decides by the error kind whether and when a failed trial is tried again."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from fleet_protos.errors import ErrorKind
 
 @dataclass(frozen=True, slots=True)
 class RetryRule:
-    """How many failures of one kind a trial may have and still be tried again, and the pause before
-    that in seconds.
+    """How many failures of one kind a trial may have and still be tried again. `pause_s` is the
+    pause in seconds before the next attempt.
     """
 
     retries: int
@@ -44,12 +44,12 @@ VOID_RUNS = 3
 
 
 def rule_for(kind: ErrorKind) -> RetryRule:
-    """Return the rule of a kind. A kind without a rule is never retried."""
+    """Return the rule for an error kind. A kind without a rule is never retried."""
     return RULES.get(kind, NEVER)
 
 
 def may_retry(failures: Sequence[ErrorKind]) -> bool:
-    """Whether a trial with these failures may be tried again. Each kind is counted on its own; the
-    last one decides.
+    """Return whether a trial with these failures may be tried again. Only failures of the same kind
+    as the last one count.
     """
     return bool(failures) and failures.count(failures[-1]) <= rule_for(failures[-1]).retries

@@ -1,4 +1,4 @@
-"""What a scheduling decision is made from: what waits of each job, and what each host
+"""Holds the inputs of a scheduling decision: the waiting trials of each job, and what each host
 could take.
 """
 
@@ -16,11 +16,14 @@ Block = Sequence[Trial]
 
 @dataclass(frozen=True, slots=True)
 class WaitingJob:
-    """The trials of one job that may begin, in plan order: `pinned` by the host that serves,
-    `blocks` that no host has begun yet.
+    """The trials of one job that may begin, in plan order.
 
-    `choice`: where a block may go; `hosts_used`: hosts that already have trials of the job.
-    `host_time_s` and `trial_s`: see `core.fairness`.
+    - `pinned`: trials that already have a host, by the host that serves.
+    - `blocks`: blocks that no host has begun yet.
+    - `choice`: the hosts to which a block may go.
+    - `hosts_used`: hosts that already have trials of the job.
+    - `host_time_s`, `trial_s`: the job's host time and the expected host seconds of one more trial;
+      see `core.fairness`.
     """
 
     job_id: str
@@ -33,8 +36,8 @@ class WaitingJob:
     trial_s: float = 60.0
 
     def may_use(self, hosts: Mapping[str, object]) -> bool:
-        """Return False only if certainly nothing of the job could begin on any of these hosts or
-        reserve one. This is a quick check, because there are many jobs.
+        """Return False only if certainly no trial of the job could begin on any of these hosts or
+        reserve any of them. This check is quick, because there are many jobs.
         """
         if self.blocks:
             return True
@@ -46,11 +49,12 @@ class WaitingJob:
 
 @dataclass(frozen=True, slots=True)
 class SchedulableHost:
-    """A host at the moment of a decision. `closed_reason`: why it gets no trials now, empty if it
-    may.
+    """A host at the moment of a scheduling decision.
 
-    `running`: number of trials there; `allows_sharing`: all of them may share the host. `gpus` and
-    `free_gpus`: by engine kind; a kind that is missing is not counted.
+    - `closed_reason`: why the host gets no trials now; empty if it may get trials.
+    - `running`: number of trials on the host.
+    - `allows_sharing`: whether all trials on the host may share it.
+    - `gpus`, `free_gpus`: by engine kind; a kind that is missing is not limited.
     """
 
     name: str
@@ -67,7 +71,7 @@ class SchedulableHost:
 def waiting_job_of(
     job_id: str, trials: Iterable[Trial], choice: HostChoice | None = None, **rest: float
 ) -> WaitingJob:
-    """Return what of these trials, given in plan order, may begin."""
+    """Return the WaitingJob for these trials, which must be in plan order."""
     pinned: dict[str, list[Trial]] = {}
     blocks: dict[int, list[Trial]] = {}
     trials = list(trials)
@@ -88,8 +92,8 @@ def waiting_job_of(
 
 
 def waiting_reason(job: WaitingJob, hosts: Mapping[str, SchedulableHost]) -> str:
-    """Return what keeps a job's trials from starting, other than busy hosts: `gpu03 (drained: new
-    kernel)`. Empty if nothing does.
+    """Return what other than busy hosts keeps a job's trials from starting, such as `gpu03
+    (drained: new kernel)`. Return an empty text if nothing does.
 
     A block that some host could take has no reason to wait. For a block that no host can take, all
     matching hosts are named.
@@ -136,8 +140,8 @@ def _block_reasons(job: WaitingJob, hosts: Mapping[str, SchedulableHost]) -> lis
 
 
 def _load_hosts(job: WaitingJob) -> list[str]:
-    """Return every load host of the waiting trials. All trials of a plan have the same
-    load hosts.
+    """Return every load host of the waiting trials. It is enough to look at first trials, because
+    all trials of a plan have the same load hosts.
     """
     firsts = [*(trials[0] for trials in job.pinned.values()), *(block[0] for block in job.blocks)]
     return sorted({host for trial in firsts for host in trial.spec.load.hosts})

@@ -1,5 +1,5 @@
-"""Decides which trials start next, on which hosts and in what order, and which are
-never started.
+"""Decides which trials start next, on which hosts and in what order. Decides also which trials
+never start.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from fleet_protos.trial_types import Outcome
 
 @dataclass(frozen=True, slots=True)
 class TrialStart:
-    """Begin this attempt of a trial on its host, and the attempts of its other nodes, `members`,
-    given as (trial id, host).
+    """The order to begin an attempt of a trial on its host, together with the attempts of its other
+    nodes.
 
-    `block`: all trials that are assigned to these hosts by this start, including this one; empty if
-    they were assigned before.
+    - `members`: the other nodes, each as (trial id, host).
+    - `block`: all trials that this start assigns to these hosts, including its own trial; empty if
+      they were assigned before.
     """
 
     trial_id: str
@@ -45,8 +46,8 @@ class HopelessTrial:
 
 
 def hopeless_trials(trials: Sequence[Trial]) -> tuple[HopelessTrial, ...]:
-    """Return the trials of a job to close unlaunched: their variant failed for good in another
-    block on their host.
+    """Return the trials of a job that must be closed without a launch, because their variant failed
+    for good in another block on their host.
 
     For a block that may go to any host, a failure on any host counts, unless only that host was to
     blame.
@@ -65,9 +66,10 @@ def _find_hopeless_trials(trials: Sequence[Trial]) -> Iterator[HopelessTrial]:
         cause = failed_for_good.get((trial.spec.host, trial.spec.variant))
         if cause is not None and cause.newest is not None and not trial.attempts:
             why = cause.newest
+            failed, block = cause.spec.trial_id, cause.spec.block
+            reason = why.message or why.failure_class
             message = (
-                f"not launched again: {cause.spec.trial_id} of block {cause.spec.block} failed, "
-                f"{why.message or why.failure_class}"
+                f"not launched again, because trial {failed} of block {block} failed: {reason}"
             )
             yield HopelessTrial(trial.spec.trial_id, why.kind, why.failure_class, message)
 
@@ -75,15 +77,16 @@ def _find_hopeless_trials(trials: Sequence[Trial]) -> Iterator[HopelessTrial]:
 def next_starts(
     jobs: Iterable[WaitingJob], hosts: Iterable[SchedulableHost], now_unix_ns: int
 ) -> tuple[TrialStart, ...]:
-    """Return what to begin now on open hosts. `jobs` are given oldest first; they are served by
-    priority, then by least host time, then by age.
+    """Return which attempts to begin now on open hosts. `jobs` must be sorted by age, the oldest
+    first. They are served by priority, then by smallest host time, then by age.
 
-    A host runs one trial: a second one would share its CPUs and links and so disturb the numbers of
-    the first, even on other GPUs. Only trials that allow sharing run together on a host.
+    A host runs one trial. A second trial would use the same CPUs and links and so disturb the
+    measurement of the first, even on other GPUs. Only trials that allow sharing run together on a
+    host.
 
-    A trial that is next keeps the hosts that it waits for from the jobs behind it: a gang keeps
-    those that are free until all are; a trial that needs a host alone keeps a host that others
-    share. Closed hosts are not waited for.
+    If the next trial of a job waits for hosts, jobs behind it do not get these hosts. A gang keeps
+    the free hosts until all its hosts are free. A trial that needs a host alone keeps a host that
+    other trials share. No trial waits for closed hosts.
     """
     capacity = _Capacity(hosts)
     if not capacity.open:
@@ -116,8 +119,8 @@ _Offer = tuple[TrialStart, Trial]
 
 
 class _Capacity:
-    """The hosts that are left to assign during one decision. `open`: hosts that may take a trial,
-    by name.
+    """The hosts that can still be assigned during one scheduling decision. `open` holds by name the
+    hosts that may take a trial.
     """
 
     def __init__(self, hosts: Iterable[SchedulableHost]) -> None:
@@ -138,17 +141,17 @@ class _Capacity:
         }
 
     def is_lendable(self, trial: Trial) -> bool:
-        """Whether each load host of the trial can be lent, now or when it is free again."""
+        """Return whether each load host of the trial may send load, now or when it is free."""
         lenders = [self.known.get(host) for host in trial.spec.load.hosts]
         return all(lender is not None and not lender.no_load_reason for lender in lenders)
 
     def is_up(self, host: str) -> bool:
-        """Whether the host takes trials, now or when it is free again."""
+        """Return whether the host takes trials, now or when it is free."""
         known = self.known.get(host)
         return known is not None and not known.closed_reason
 
     def fits(self, host: str, trial: Trial) -> bool:
-        """Whether the trial could begin on the host now."""
+        """Return whether the trial could begin on the host now."""
         is_empty = self.open.get(host)
         if not self._lending.issuperset(trial.spec.load.hosts):
             return False
@@ -174,7 +177,7 @@ class _Capacity:
         ]
 
     def reserve(self, host: str, trial: Trial) -> None:
-        """Assign the host to the trial, and its load hosts to nothing else."""
+        """Assign the host to the trial, and keep the trial's load hosts from all other trials."""
         self._lending -= {host, *trial.spec.load.hosts}
         for lender in trial.spec.load.hosts:
             self.open.pop(lender, None)
@@ -185,15 +188,15 @@ class _Capacity:
             del self.open[host]
 
     def hold_back(self, hosts: Iterable[str]) -> None:
-        """Keep these hosts for a trial that waits for them: no job behind it gets them."""
+        """Keep these hosts for a trial that waits for them, so that no job behind it gets them."""
         for host in hosts:
             self.open.pop(host, None)
             self._lending.discard(host)
 
 
 def _offers(job: WaitingJob, capacity: _Capacity, now_unix_ns: int) -> Iterator[_Offer]:
-    """Yield what the job could begin, one start after the other; each is valid at the moment when
-    it is yielded.
+    """Yield the starts that the job could make, one after the other. Each start is valid at the
+    moment when it is yielded.
     """
     if any(trials[0].nodes for trials in itertools.islice(job.pinned.values(), 1)):
         yield from _gangs(job.pinned, capacity, now_unix_ns)
@@ -240,7 +243,7 @@ def _gangs(
 
 def _block(job: WaitingJob, block: Block, capacity: _Capacity) -> _Offer | None:
     """Return the start of the first trial of a block that no host has begun. Hosts that other
-    trials of the job use come first, then hosts by name.
+    trials of the job use are preferred, and then hosts are taken by name.
     """
     largest, nodes = max(block, key=lambda trial: trial.spec.engine.gpus), len(block[0].hosts)
     if not capacity.open or not capacity.is_lendable(largest):
@@ -273,7 +276,8 @@ def _trial_start(trial: Trial) -> TrialStart:
 def pause_left_s(trial: Trial, now_unix_ns: int) -> float:
     """Return the seconds until the trial may be tried again.
 
-    Return 0 for a trial that has not failed, and if the clocks of its host and ours are apart.
+    Return 0 for a trial that has not failed. Return 0 also if the clock of its host and the
+    controller's clock are far apart.
     """
     newest = trial.newest
     if newest is None or newest.outcome is not Outcome.FAILED:
@@ -284,11 +288,11 @@ def pause_left_s(trial: Trial, now_unix_ns: int) -> float:
 
 
 def remaining_s(trials: Sequence[Trial], planned_s: float) -> float:
-    """Return the wall seconds that a job's trials still need: the median of its finished attempts
-    for each trial left, with hosts working in parallel.
+    """Return the wall seconds that a job's trials still need. Each unfinished trial counts the
+    median of the finished attempts, and hosts work in parallel.
 
-    Return `planned_s`, the plan's estimate, before one has finished. Blocks that no host has begun
-    are divided among the hosts that the job already uses.
+    Before an attempt has finished, return `planned_s`, the plan's estimate. Blocks that no host has
+    begun are divided among the hosts that the job already uses.
     """
     took_s = sorted(
         (attempt.ended_unix_ns - attempt.started_unix_ns) / 1e9

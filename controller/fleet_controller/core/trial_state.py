@@ -1,4 +1,4 @@
-"""Folds events into the state of attempts, trials and jobs. The state of a job is always derived
+"""Derives the state of attempts, trials and jobs from events. The state of a job is always derived
 from its trials.
 """
 
@@ -18,16 +18,18 @@ HOST_GIVEN_UP = "host_given_up"
 
 @dataclass(frozen=True, slots=True)
 class HostClock:
-    """A host's clock compared with ours. `ahead_ns`: how far it is ahead; `now_unix_ns`: the time
-    by our clock, 0 if unknown.
+    """A host's clock compared with the controller's clock.
+
+    - `ahead_ns`: how far the host's clock is ahead.
+    - `now_unix_ns`: the time by the controller's clock; 0 if unknown.
     """
 
     ahead_ns: int = 0
     now_unix_ns: int = 0
 
     def to_controller_time(self, time_unix_ns: int) -> int:
-        """Convert a time by the host's clock to our clock. The result is never later than now, even
-        if the host's clock jumped.
+        """Convert a time by the host's clock to the controller's clock. The result is never later
+        than now, even if the host's clock jumped.
         """
         our_time_ns = time_unix_ns - self.ahead_ns
         return min(our_time_ns, self.now_unix_ns) if self.now_unix_ns else our_time_ns
@@ -38,10 +40,10 @@ NO_SKEW = HostClock()
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One try of a trial. `agent_id` is empty until an agent has accepted it.
+    """One try at a trial. `agent_id` is empty until an agent has accepted the attempt.
 
-    Times are unix nanoseconds by the controller's clock, so those of different hosts can be
-    compared; 0 means not yet.
+    Times are unix nanoseconds by the controller's clock, so that times of different hosts can be
+    compared. A time of 0 means that it has not come yet.
     """
 
     number: int
@@ -57,13 +59,13 @@ class Attempt:
 
     @property
     def is_over(self) -> bool:
-        """Whether the attempt has ended."""
+        """Return whether the attempt has ended."""
         return self.phase is Phase.OVER
 
     @property
     def failed_for_good(self) -> bool:
-        """Whether it would fail again in any later launch. A gate that voided the launch counts, a
-        gate that voided runs does not.
+        """Return whether the attempt failed in a way that any later launch would repeat. A gate
+        that voided the launch counts. A gate that voided only runs does not count.
         """
         voided = self.kind is ErrorKind.GATE_VOIDED and self.runs < VOID_RUNS
         return self.is_over and self.outcome is Outcome.FAILED and (voided or self.kind in FOR_GOOD)
@@ -71,8 +73,8 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A planned trial and its attempts so far, oldest first. `nodes`: lead and members of a server
-    over several hosts.
+    """A planned trial and its attempts so far, the oldest first. For a server over several hosts,
+    `nodes` holds lead and members.
     """
 
     spec: TrialSpec
@@ -81,23 +83,23 @@ class Trial:
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """All hosts of the trial, the lead's first."""
+        """Return all hosts of the trial, with the lead's host first."""
         return tuple(node.spec.host for node in self.nodes) or (self.spec.host,)
 
     @property
     def newest(self) -> Attempt | None:
-        """The attempt that counts."""
+        """Return the newest attempt, which is the one that counts, or None."""
         return self.attempts[-1] if self.attempts else None
 
     @property
     def is_active(self) -> bool:
-        """Whether an attempt was begun and is not over."""
+        """Return whether an attempt was begun and is not over."""
         return self.newest is not None and not self.newest.is_over
 
     @property
     def may_start(self) -> bool:
-        """Whether the trial has no attempt yet, or its last one may be retried. The job may have
-        been cancelled; that is not checked here.
+        """Return whether the trial has no attempt yet or its last attempt may be retried. Whether
+        the job was cancelled is not checked here.
         """
         newest = self.newest
         if newest is None:
@@ -112,9 +114,7 @@ class Trial:
         return newest.is_over and newest.outcome is not Outcome.OK and may_retry(ends)
 
     def with_attempt(self, attempt: Attempt) -> Trial:
-        """Return the trial with this attempt in place of the one with its number, or added to the
-        others.
-        """
+        """Return the trial with this attempt. An attempt with the same number is replaced."""
         others = tuple(known for known in self.attempts if known.number != attempt.number)
         return replace(
             self, attempts=tuple(sorted((*others, attempt), key=lambda known: known.number))
@@ -122,8 +122,8 @@ class Trial:
 
 
 def _failure_kind(attempt: Attempt) -> ErrorKind:
-    """Return the kind that counts for retries. A cancelled attempt of a job that nobody cancelled
-    means that its agent was stopped.
+    """Return the error kind that counts for retries. If an attempt was cancelled but its job was
+    not, the agent was stopped.
     """
     return ErrorKind.AGENT_RESTARTED if attempt.outcome is Outcome.CANCELLED else attempt.kind
 
@@ -136,11 +136,11 @@ def apply_event(
     *,
     is_newest: bool = True,
 ) -> Attempt:
-    """Return the attempt after `event` of that agent. Events of another journal and events after
-    the end change nothing.
+    """Return the attempt after an event of this agent. Events of another journal and events after
+    the end of the attempt change nothing.
 
-    An exception is an attempt that was given up: later events of its host count, see
-    `_apply_late_event`. `is_newest`: no attempt was begun after this one.
+    For an attempt that was given up, later events of its host do count; see `_apply_late_event`.
+    `is_newest` says that no attempt was begun after this one.
     """
     if attempt.agent_id and attempt.agent_id != agent_id:
         return attempt
@@ -164,11 +164,11 @@ def apply_event(
 def _apply_late_event(
     attempt: Attempt, event: ev.Event, agent_id: str, clock: HostClock, is_newest: bool
 ) -> Attempt:
-    """Apply an event to an attempt that was given up.
+    """Return the attempt after an event that arrived when the attempt had been given up.
 
     Its runs are counted. An OK end replaces the end that the controller wrote, unless a newer
-    attempt was begun. Any other end is ignored, because ours says why the attempt was not waited
-    for.
+    attempt was begun. Any other end is ignored, because the controller's end says why the attempt
+    was given up.
     """
     updated = replace(attempt, agent_id=agent_id)
     match event.body:
@@ -194,15 +194,15 @@ def _apply_end(attempt: Attempt, over: ev.TrialOver, ended_unix_ns: int) -> Atte
 
 
 def is_over(trial: Trial, cancelled: bool) -> bool:
-    """Whether nothing more will happen to the trial; `cancelled` says whether its job
-    is cancelled.
+    """Return whether nothing more will happen to the trial. `cancelled` says whether its job was
+    cancelled.
     """
     return not trial.is_active and (cancelled or not trial.may_start)
 
 
 def job_state(trials: Iterable[Trial], cancelled: bool) -> str:
-    """Return queued, running, done, failed or cancelled, from the trials alone. Done: the newest
-    attempt of each trial ended OK.
+    """Return the state of a job from its trials alone: queued, running, done, failed or cancelled.
+    A job is done if the newest attempt of each trial ended OK.
     """
     trials = list(trials)
     if not all(is_over(trial, cancelled) for trial in trials):
@@ -215,7 +215,7 @@ def job_state(trials: Iterable[Trial], cancelled: bool) -> str:
 def ended_by_controller(
     attempt: Attempt, kind: ErrorKind, failure_class: str, message: str, now_unix_ns: int
 ) -> Attempt:
-    """Return the attempt as the controller ends it, because no agent will report its end."""
+    """Return the attempt as ended by the controller, because no agent will report its end."""
     return replace(
         attempt,
         phase=Phase.OVER,
