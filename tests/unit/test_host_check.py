@@ -62,7 +62,7 @@ async def test_a_trial_that_runs_is_told_and_its_memory_is_not_judged(tmp_path: 
     )
     assert "gpu_busy_leftover" in await codes(host, AgentActivity(gpus=(0, 1)))
     assert await codes(host, AgentActivity(("t/1",), gpus=(0, 1), gpus_in_use=(0,))) == {
-        "trial_running": "running undisturbed on this host: t/1; the memory of GPU 0 is not judged"
+        "trial_running": "these trials run on this host and were not disturbed: t/1; the memory of GPU 0 is not judged"
     }
 
 

@@ -1,7 +1,7 @@
-"""Ends the containers of a launch, found by the id file or by the label, never by name.
+"""Ends the containers of a launch. They are found by an id file or a label, never by name.
 
-The container's processes that the agent can see were ended before with the others. This ends what
-the runtime's daemon keeps.
+The supervisor has already ended all processes that the agent can see, also those in a container.
+This module ends the containers that the runtime's daemon still keeps.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _LIMIT_S = 60.0  # for one call; a daemon that is busy with a large container is
 async def end_containers(folder: Path, token: str, grace_s: float) -> tuple[str, ...]:
     """End every container of the launches with this token and folder.
 
-    `grace_s` is the time from SIGTERM to SIGKILL and is rounded to seconds. Returns one line for
-    each container that is left; does nothing if there is none.
+    `grace_s` is the time from SIGTERM to SIGKILL and is rounded to whole seconds. Return one line
+    for each container that still exists. Does nothing if there is no container.
     """
     written = _written_ids(folder)
     left = [
@@ -38,7 +38,7 @@ async def end_containers(folder: Path, token: str, grace_s: float) -> tuple[str,
 
 
 def _written_ids(folder: Path) -> dict[str, list[str]]:
-    """Return the container ids from the id files, by runtime.
+    """Return the container ids in the id files, for each runtime (`docker`, `podman`).
 
     An id is empty if the container was never created.
     """
@@ -58,7 +58,7 @@ def _remove(folder: Path, *patterns: str) -> None:
 async def _end_containers(kind: str, written: Sequence[str], token: str, grace_s: int) -> list[str]:
     program = shutil.which(kind)
     if program is None:
-        return [f"{kind} is no longer on this host, so a container may be left"]
+        return [f"{kind} is no longer on this host, so a container may still run"]
     code, found_ids = await _own_containers(program, written, token)
     for found in found_ids if code == 0 else ():
         await _run_client(
@@ -74,7 +74,9 @@ async def _end_containers(kind: str, written: Sequence[str], token: str, grace_s
 async def _own_containers(
     program: str, written: Sequence[str], token: str
 ) -> tuple[int, list[str]]:
-    """Return (0, ids of our existing containers), or (exit code, [message]) if that failed."""
+    """Return (0, ids of the launch's existing containers). If the runtime's client fails, return
+    (its exit code, [message]).
+    """
     words = ("ps", "--all", "--quiet", "--no-trunc")
     code, seen = await _run_client(program, *words)
     if code == 0:
@@ -84,11 +86,14 @@ async def _own_containers(
                 found for found in seen.split() if found in written or found in labelled.split()
             ]
         seen = labelled
-    return code, [f"{program} does not list its containers, so one may be left: {seen[-300:]}"]
+    reason = seen[-300:]
+    return code, [f"{program} does not list its containers, so one may still run: {reason}"]
 
 
 async def _run_client(program: str, *words: str, limit_s: float = _LIMIT_S) -> tuple[int, str]:
-    """Run the runtime's client; return (exit code, output). The code is 124 after a timeout."""
+    """Run the runtime's client. Return (exit code, output). The exit code is 124
+    after a timeout.
+    """
     process = await asyncio.create_subprocess_exec(
         program,
         *words,

@@ -1,7 +1,7 @@
-"""The host check: finds what keeps trials from running on this host, or makes results imprecise.
+"""Implements the host check: finds what prevents trials on this host or makes results imprecise.
 
-Running trials are not disturbed. Memory and processes of the GPUs that they use are not judged, and
-a finding says so.
+Running trials are not disturbed. The memory and the processes of the GPUs that they use are not
+judged, and a finding says so.
 """
 
 from __future__ import annotations
@@ -40,10 +40,11 @@ _GLOB = frozenset("*?[")
 
 @dataclass(frozen=True, slots=True)
 class AgentActivity:
-    """What the agent is doing.
+    """Describes what the agent is doing.
 
-    `gpus` are the indices that trials may use, `gpus_in_use` those that running trials have.
-    `takes_no_trials` is the reason why the agent accepts no trial, empty if it does.
+    `gpus` are the indices of the GPUs that trials may use. `gpus_in_use` are the indices of the
+    GPUs that running trials hold. `takes_no_trials` is the reason why the agent accepts no trials.
+    It is empty if the agent accepts trials.
     """
 
     trials: tuple[str, ...] = ()  # TRIAL/ATTEMPT
@@ -55,7 +56,7 @@ class AgentActivity:
 async def inspect_host(
     host: HostState, activity: AgentActivity, policy: Policy, defaults: ServerDefaults
 ) -> tuple[Finding, ...]:
-    """Return everything that is found now; running trials come first."""
+    """Check the host now and return all findings. The finding about running trials comes first."""
     found = [
         *_check_activity(activity),
         *_check_quarantined(host, activity),
@@ -75,7 +76,8 @@ async def inspect_host(
 
 def _check_activity(activity: AgentActivity) -> Iterator[Finding]:
     if activity.trials:
-        message = f"running undisturbed on this host: {', '.join(activity.trials)}"
+        trials = ", ".join(activity.trials)
+        message = f"these trials run on this host and were not disturbed: {trials}"
         if activity.gpus_in_use:
             gpus = ", ".join(map(str, activity.gpus_in_use))
             message += f"; the memory of GPU {gpus} is not judged"
@@ -101,7 +103,9 @@ def _check_quarantined(host: HostState, activity: AgentActivity) -> Iterator[Fin
 
 
 def _check_reading(reading: GpuReading, activity: AgentActivity) -> list[Finding]:
-    """Find what a trial on all GPUs would find, apart from the memory that running trials use."""
+    """Return the findings about the GPUs, as for a trial on all of them. The GPUs of running trials
+    are checked without their memory and processes.
+    """
     if not activity.gpus and not reading.gpus and not reading.fault:
         return []
     gpus = tuple(
@@ -117,11 +121,11 @@ def _check_reading(reading: GpuReading, activity: AgentActivity) -> list[Finding
 
 def _check_load_average(activity: AgentActivity, load: float, cpus: int) -> Iterator[Finding]:
     if not activity.trials and load > _BUSY_LOAD * cpus:
-        message = f"load average {load:.1f} on {cpus} CPUs while no trial runs"
+        message = f"the load average is {load:.1f} on {cpus} CPUs while no trial runs"
         yield Finding(
             "host_busy",
             message,
-            "find what uses the CPUs with `top`: it makes measurements imprecise",
+            "find with `top` what uses the CPUs: other programs make measurements imprecise",
         )
 
 
@@ -133,35 +137,40 @@ def _check_limits() -> Iterator[Finding]:
         hard = resource.getrlimit(number)[1]
         if hard not in (resource.RLIM_INFINITY, -1) and hard < least:
             message = f"the agent and its servers may have at most {hard} {name}"
-            yield Finding(code, message, f"raise the limit of the agent's unit to {least} or more")
+            yield Finding(
+                code, message, f"raise this limit to {least} or more in the agent's systemd unit"
+            )
     memory = resource.getrlimit(resource.RLIMIT_MEMLOCK)[1]
     if memory not in (resource.RLIM_INFINITY, -1) and Path("/sys/class/infiniband").is_dir():
+        limit_kib = memory >> 10
         message = (
-            f"locked memory is limited to {memory >> 10} KiB, and this host has InfiniBand or RoCE"
+            f"the agent may lock at most {limit_kib} KiB of memory, but this host has InfiniBand "
+            "or RoCE"
         )
         yield Finding(
             "limit_memlock",
             message,
-            "set LimitMEMLOCK=infinity in the agent's unit: RDMA pins its buffers",
+            "set LimitMEMLOCK=infinity in the agent's systemd unit: RDMA locks its buffers",
         )
 
 
 def _check_port_range() -> Iterator[Finding]:
-    """Check the kernel's range of local ports, from which servers get theirs."""
+    """Check the kernel's range of local ports. Servers get their ports from this range."""
     with socket.socket() as probe:
         try:
             probe.bind(("127.0.0.1", 0))
         except OSError as error:
             yield Finding(
                 "no_port",
-                f"no free port on 127.0.0.1: {error.strerror}",
-                "end the processes that hold the ports",
+                f"there is no free port on 127.0.0.1: {error.strerror}",
+                "end processes that hold ports",
             )
     words = sysfs.read_text(Path("/proc/sys/net/ipv4/ip_local_port_range")).split()
     if len(words) == 2 and int(words[1]) - int(words[0]) < _LEAST_PORTS:
+        first, last = words
         yield Finding(
             "ports_few",
-            f"the kernel assigns only the ports {words[0]} to {words[1]}",
+            f"the kernel assigns only the local ports from {first} to {last}",
             "widen net.ipv4.ip_local_port_range",
         )
 
@@ -169,7 +178,9 @@ def _check_port_range() -> Iterator[Finding]:
 def _check_pythons(
     activity: AgentActivity, policy: Policy, defaults: ServerDefaults
 ) -> Iterator[Finding]:
-    """Check the Python that servers get by default, and those that the host's policy names."""
+    """Check that the default Python of servers exists, and each Python that the host's policy
+    names.
+    """
     needed = (
         [defaults.python or PATH_PYTHON]
         if activity.gpus and not defaults.image
@@ -182,30 +193,34 @@ def _check_pythons(
             yield Finding(
                 "server_python_missing",
                 message,
-                "install it, or correct `server.python` and `allow.python` of this host",
+                "install this Python, or correct `server.python` and `allow.python` of this host",
             )
 
 
 async def _check_images(policy: Policy) -> list[Finding]:
-    """Check the images that the policy allows by their full name, not by a pattern."""
+    """Check that images exist on this host which the policy allows by their full names. Patterns
+    are not checked.
+    """
     images = [image for image in policy.images if image and not _GLOB.intersection(image)]
     if not images:
         return []
     runtimes = [program for program in map(shutil.which, ("docker", "podman")) if program]
     if not runtimes:
+        names = ", ".join(images)
         return [
             Finding(
                 "no_runtime",
-                f"{', '.join(images)}: neither docker nor podman is on this host",
-                "install one of them",
+                f"this host has neither docker nor podman, which the images {names} need",
+                "install docker or podman",
             )
         ]
+    runtime = Path(runtimes[0]).name
     there = await asyncio.gather(*(_has_image(runtimes, image) for image in images))
     return [
         Finding(
             "image_missing",
             f"image {image} is not on this host",
-            f"pull it first: `{Path(runtimes[0]).name} pull {image}`",
+            f"pull the image first: `{runtime} pull {image}`",
         )
         for image, found in zip(images, there, strict=True)
         if not found

@@ -1,4 +1,6 @@
-"""The codes of the findings of preflight and host check, and what they mean for a trial."""
+"""Defines the findings of preflight and host check: their codes, and what these mean
+for a trial.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ ERROR, WARNING, INFO = "error", "warning", "info"
 
 @dataclass(frozen=True, slots=True)
 class FindingCode:
-    """The severity of a finding, and how a trial fails if it is an error."""
+    """The severity of a finding. If the finding is an error, `kind` and `failure_class` say how the
+    trial fails.
+    """
 
     severity: str
     kind: ErrorKind = ErrorKind.NONE
@@ -67,7 +71,7 @@ FLAGGED_CODES = ("gpu_shared", "gpus_unequal", "mig_on")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that the preflight or the host check found."""
+    """One result of the preflight or the host check."""
 
     code: str
     message: str
@@ -75,7 +79,7 @@ class Finding:
 
     @property
     def severity(self) -> str:
-        """`error`, `warning` or `info`, by its code."""
+        """The severity of the finding's code: `error`, `warning` or `info`."""
         return CODES[self.code].severity
 
     def to_json(self) -> dict[str, str]:
@@ -94,9 +98,9 @@ class Finding:
 
 
 def launch_refusal(findings: Sequence[Finding]) -> ServerFailed | None:
-    """Return the event that fails the trial before the launch, None if no finding is an error.
+    """Return the event that fails a trial before its launch. Return None if no finding is an error.
 
-    Errors that the user must fix in the job come first.
+    If the user must correct an error in the job, that error comes first in the message.
     """
     errors = [finding for finding in findings if finding.severity == ERROR]
     if not errors:
@@ -116,7 +120,7 @@ def launch_refusal(findings: Sequence[Finding]) -> ServerFailed | None:
 
 
 def launch_flags(findings: Sequence[Finding]) -> tuple[Gate, ...]:
-    """Return one flag for each finding before the launch that makes its numbers less reliable."""
+    """Return one flag for each finding that makes the results of the launch less reliable."""
     return tuple(
         Gate(finding.code, GateEffect.FLAG, finding.message)
         for finding in findings

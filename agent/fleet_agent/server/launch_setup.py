@@ -1,4 +1,4 @@
-"""Prepares a launch and cleans up after it: secrets, the container's variables, the container."""
+"""Prepares a launch and cleans up after it: secrets, environment file and container."""
 
 from __future__ import annotations
 
@@ -16,14 +16,18 @@ from fleet_protos.trial_types import EngineSpec
 
 
 def load_secrets(env: Mapping[str, str]) -> Secrets:
-    """Read the secrets that an environment names from this host's file. Raises ConfigError."""
+    """Read the secrets that an environment refers to from the secrets file of this host. Raises
+    ConfigError.
+    """
     return read_secrets(secret_names(env), secrets_file(os.environ))
 
 
 def prepare_command(command: LaunchCommand, secrets: Secrets) -> LaunchCommand:
-    """Return the command to execute, with the values of its secrets; it must not be recorded.
+    """Return the command to execute, with the values of secrets filled in. The result must not be
+    recorded.
 
-    Writes the variables of a container to a file that only its owner may read. Raises OSError.
+    The environment of a container is written to a file that only its owner may read. Raises
+    OSError.
     """
     env = secrets.fill(command.env)
     if not command.env_file:
@@ -41,10 +45,12 @@ def prepare_command(command: LaunchCommand, secrets: Secrets) -> LaunchCommand:
 async def clean_up_launch(
     stopped: ServerStopped, spec: EngineSpec, place: LaunchPlace, secrets: Secrets
 ) -> ServerStopped:
-    """End the launch's container, remove its variables and mask the secrets in the trial's files.
+    """End the launch's container, remove its environment file and mask the secrets in the trial's
+    files.
 
-    Call it after the server's processes have ended. Containers that are left are added to
-    `left_over`. A container gets no time to end if its processes were already asked to end.
+    Call this after the server's processes have ended. Containers that still exist are added to
+    `left_over` of the result. A container gets no time to end if its processes were already asked
+    to end.
     """
     left = await end_containers(
         place.folder, place.token, spec.stop_timeout_s if stopped.ended_by == "none" else 0.0
@@ -58,7 +64,7 @@ async def clean_up_launch(
 def load_secrets_if_available(env: Mapping[str, str]) -> Secrets:
     """Read the secrets of a trial that an earlier agent process launched.
 
-    Returns no secrets if they cannot be read any more.
+    Return no secrets if they cannot be read any more.
     """
     try:
         return load_secrets(env)

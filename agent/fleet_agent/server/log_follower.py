@@ -1,4 +1,4 @@
-"""Follows the log of a server during its launch, in a thread, reading each part once."""
+"""Follows the log of a server during its launch. A thread reads each byte of the log once."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ _CLASSES_WITHOUT_EXIT = frozenset({"port_in_use"})
 
 @dataclass(frozen=True, slots=True)
 class LaunchStall:
-    """A launch that stalled for longer than its phase's limit; `at_s` is on the loop's clock."""
+    """A launch that has stalled for longer than the limit of its phase. `at_s` is when this was
+    noticed, in seconds on the event loop's clock.
+    """
 
     state: StallState
     at_s: float
@@ -42,11 +44,13 @@ class LaunchStall:
 
 @dataclass(frozen=True, slots=True)
 class FailedWithoutExit:
-    """A launch whose log shows a failure after which SGLang does not exit."""
+    """Means that the log of a launch shows a failure after which SGLang does not exit."""
 
 
 class LogFollower:
-    """Reads a log from the beginning and keeps what it showed so far, in constant memory."""
+    """Reads a log from its beginning and keeps what the log has shown so far,
+    in constant memory.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -59,9 +63,10 @@ class LogFollower:
     async def follow(
         self, report: Callable[[ServerProgressed], None], limits_s: Mapping[str, float]
     ) -> LaunchStall | FailedWithoutExit | None:
-        """Report each step of the launch until it fails, stalls, or `stop_following` is called.
+        """Report the progress of the launch until it fails, stalls, or `stop_following` is called.
 
-        `limits_s` maps phases to the seconds they may stall. Returns None after `stop_following`.
+        `limits_s` maps phases to the seconds for which they may stall. Return why following ended,
+        None after `stop_following`.
         """
         clock = asyncio.get_running_loop().time
         state = start_tracking(clock())
@@ -100,7 +105,7 @@ class LogFollower:
             return 0
 
     def read(self, end: int | None = None) -> LogSample:
-        """Read what was added since the last call, at most up to the byte `end`.
+        """Read what was added to the log since the last call, at most up to the byte `end`.
 
         A missing log counts as empty.
         """
@@ -127,7 +132,7 @@ class LogFollower:
         )
 
     def _has_new_line(self, piece: bytes) -> bool:
-        """Whether there is a progress bar, or a line that differs from all earlier ones.
+        """Return whether `piece` has a progress bar, or a line that differs from all earlier lines.
 
         A line that differs only in its numbers does not count.
         """

@@ -28,11 +28,11 @@ _DEATH_NOTICE = re.compile(r"exit code:? -9\b|SIGQUIT|sigquit")
 
 _STALLED_HINT = (
     "Read the last lines of the log. If the phase is known to be slow on this host, give it more "
-    "time with engine.phase_timeouts. A longer ready_timeout has no effect on this."
+    "time with engine.phase_timeouts. A longer ready_timeout does not allow longer stalls."
 )
 
 _DISK_BUDGET_HINT = (
-    "lower what the server dumps, traces or logs: its folder is for logs, not for results"
+    "make the server dump, trace or log less: its folder is meant for logs, not for results"
 )
 
 # What gloo, NCCL and torch's store log about a peer that is gone
@@ -60,11 +60,13 @@ class ServerMonitor:
         self._kills_before = oom_kills()
 
     def processes(self) -> tuple[ProcessStat, ...]:
-        """Return all living processes of the server; reads all of /proc."""
+        """Return all living processes of the server. This reads all of /proc."""
         return members_of(self._process.session)
 
     async def watch(self, report: ReportEvent) -> None:
-        """Report the launch's progress, and the first death or stall, until `stop_reporting`."""
+        """Report the launch's progress, and the first death or stall, until `stop_reporting` is
+        called.
+        """
 
         def report_unless_dismissed(body: ev.Body) -> None:
             if not self._dismissed.is_set():
@@ -89,16 +91,18 @@ class ServerMonitor:
                 task.cancel()
 
     async def finish_launch(self) -> Mapping[str, float]:
-        """Stop watching the launch, and from now on only report deaths.
+        """Stop watching the launch. From now on, report only deaths.
 
-        Returns the seconds that each phase of the launch took.
+        Return the seconds that each phase of the launch took.
         """
         self._process_watch.stop_scanning()
         await self._stop_following()
         return await asyncio.to_thread(self._follower.phases_s)
 
     async def wait_death_reported(self) -> None:
-        """Wait until a noticed death has been reported; return at once if there is none."""
+        """Wait until a death that was noticed has been reported. Return at once if none was
+        noticed.
+        """
         if self._is_dead or self._process.exit_code is not None:
             await self._death_reported.wait()
 
@@ -158,7 +162,7 @@ class ServerMonitor:
     async def _report_death(
         self, observation: str, member: WatchedProcess | None, report: ReportEvent
     ) -> None:
-        """Report the first death only, since the others are its consequences."""
+        """Report the first death only, because later deaths are its consequences."""
         if self._is_dead:
             return
         self._is_dead, size = True, self._follower.size()
@@ -176,9 +180,9 @@ class ServerMonitor:
         return explain_runtime_exit(self._follower.diagnose(end), self._process.exit_code or 0)
 
     def _explained_death(self, observation: str, member: WatchedProcess | None) -> ev.ServerFailed:
-        """Return the failure whose cause the log showed before the death.
+        """Return the failure event of a death that the log explains.
 
-        Which process ended first then does not matter.
+        It does not matter then which process ended first.
         """
         diagnosis, exit_code = self._diagnose(), self._process.exit_code or 0
         if not diagnosis.failure_class:
@@ -201,9 +205,9 @@ class ServerMonitor:
     def _unexplained_death(
         self, observation: str, member: WatchedProcess | None
     ) -> ev.ServerFailed:
-        """Return the failure of a death that the log does not explain.
+        """Return the failure event of a death that the log does not explain.
 
-        What other processes log afterwards is only a consequence.
+        What other processes log after the death is only a consequence.
         """
         exit_code = self._process.exit_code or 0
         failure_class, cause = self._infer_cause(exit_code, member)
@@ -236,16 +240,17 @@ class ServerMonitor:
         if member is not None:
             return (
                 "scheduler_died",
-                "its log names no cause, so something outside the server ended it",
+                "the log names no cause, so something outside the server ended the process",
             )
         return explain_silent_exit(exit_code)
 
 
 def _names_cause(diagnosis: Diagnosis, member: WatchedProcess | None) -> bool:
-    """Whether the log names a cause.
+    """Return whether the log names the cause of a death.
 
-    The death itself is not a cause, nor is another rank's loss of the connection to this one. A
-    SIGKILL in the log may come from anyone; the kernel counts those of its OOM killer.
+    A line about the death itself does not name a cause. Neither does a line of another rank that
+    has lost its connection to the dead process. A SIGKILL in the log does not show who sent it; the
+    kernel counts those of its OOM killer.
     """
     if not diagnosis.failure_class or (
         diagnosis.failure_class in _CONSEQUENCES and _DEATH_NOTICE.search(diagnosis.cause_line)

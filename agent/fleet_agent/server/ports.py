@@ -11,13 +11,13 @@ _ATTEMPTS = 64
 
 
 class Ports:
-    """Ports of 127.0.0.1 for launches; no two launches have the same one."""
+    """Assigns ports of 127.0.0.1 to launches. No two launches have the same port."""
 
     def __init__(self) -> None:
         self._pool = GpuPool()
 
     def allocate(self, trial: str) -> int:
-        """Return a port that was free a moment ago. Raises Conflict if there is none."""
+        """Return a port that was free a moment ago. Raises Conflict if no free port was found."""
         self._pool, _ = claim_gpus(self._pool, trial, 0)
         for _ in range(_ATTEMPTS):
             with socket.socket() as probe:
@@ -29,7 +29,7 @@ class Ports:
                 continue
             return port
         raise Conflict(
-            "no free port on 127.0.0.1",
+            "there is no free port on 127.0.0.1",
             "end processes that hold ports, or widen net.ipv4.ip_local_port_range",
         )
 

@@ -1,4 +1,4 @@
-"""The preflight: checks disk, model, GPUs, ports and clock of the host right before a launch."""
+"""Implements the preflight: checks disk, model, GPUs, ports and clock right before a launch."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ _MODEL_ARGUMENTS = ("speculative_draft_model_path", "tokenizer_path")
 
 
 async def preflight(spec: TrialSpec, place: LaunchPlace, host: HostState) -> tuple[Finding, ...]:
-    """Return everything that speaks against launching this trial now, of any severity.
+    """Return all findings, of any severity, that speak against launching this trial now.
 
-    Changes nothing. There is no preflight for an external server.
+    This changes nothing on the host. There is no preflight for an external server.
     """
     if spec.engine.kind is EngineKind.EXTERNAL:
         return ()
@@ -64,7 +64,9 @@ def _check_paths(spec: TrialSpec, host: HostState) -> list[Finding]:
 
 
 def check_disk(folder: Path) -> Iterator[Finding]:
-    """Check the free space in the state folder, which has the journal, logs and raw runs."""
+    """Check the free space on the disk of the state folder, which holds the journal, the logs and
+    the raw data of runs.
+    """
     try:
         free = shutil.disk_usage(folder).free
     except OSError:
@@ -74,12 +76,14 @@ def check_disk(folder: Path) -> Iterator[Finding]:
         yield Finding(
             code,
             f"{free >> 20} MiB are free in {folder}",
-            "free space there, or start the agent with another folder as --state",
+            "free space on this disk, or start the agent with another folder as --state",
         )
 
 
 def check_model(engine: EngineSpec) -> Iterator[Finding]:
-    """Check model, draft and tokeniser if they are paths; the server looks up names of the hub."""
+    """Check the files of model, draft model and tokeniser. Only paths are checked: the server
+    itself looks up model names of the hub.
+    """
     named = [
         ("model.path", engine.model_path),
         *((f"engine.args.{name}", engine.args.get(name)) for name in _MODEL_ARGUMENTS),
@@ -96,14 +100,15 @@ def check_model(engine: EngineSpec) -> Iterator[Finding]:
         if missing:
             code = "preflight_model_incomplete" if path.exists() else "preflight_model_missing"
             yield Finding(
-                code, f"{key}: {missing}", f"correct {key}, or put the model there on this host"
+                code, f"{key}: {missing}", f"correct {key}, or copy the model to this host"
             )
 
 
 def _path_on_host(engine: EngineSpec, value: object) -> Path | None:
-    """Return the path on this host that a value refers to, through mounts if it is in a container.
+    """Return the path on this host that `value` refers to. For a server in a container, the path is
+    translated by the container's mounts.
 
-    Returns None for a model name of the hub.
+    Return None for a model name of the hub.
     """
     text = expand_home(value, str(Path.home()))
     if not isinstance(text, str) or not text.startswith(("/", "./", "../")):
@@ -119,9 +124,9 @@ def _path_on_host(engine: EngineSpec, value: object) -> Path | None:
 
 
 def _check_named_files(engine: EngineSpec) -> Iterator[Finding]:
-    """Check the files that variables name.
+    """Check that the files exist that environment variables name.
 
-    NCCL continues without a file that it cannot read, and only logs that.
+    NCCL runs without a file that it cannot read, and only logs this.
     """
     if engine.container.image:
         return
@@ -131,7 +136,7 @@ def _check_named_files(engine: EngineSpec) -> Iterator[Finding]:
             yield Finding(
                 "preflight_file_missing",
                 message,
-                "put the file there or remove the variable: NCCL would run without it",
+                "copy the file there, or remove the variable: NCCL would run without the file",
             )
 
 
@@ -144,7 +149,7 @@ def _check_python(engine: EngineSpec) -> Iterator[Finding]:
         yield Finding(
             "preflight_python_missing",
             message,
-            "set it to the Python of a virtual environment with SGLang on this host",
+            "set engine.python to the Python of a virtual environment on this host that has SGLang",
         )
 
 
@@ -162,12 +167,12 @@ def _check_ports(engine: EngineSpec, place: LaunchPlace) -> Iterator[Finding]:
             yield Finding(
                 "dist_port_in_use",
                 message,
-                "choose another port, or wait: an earlier server may still hold it (TIME_WAIT)",
+                "choose another port, or wait: an earlier server may still hold it in TIME_WAIT",
             )
 
 
 def _dist_ports(engine: EngineSpec) -> Iterable[tuple[str, object]]:
-    """Yield (key, value) of the rendezvous ports that this host itself will listen on."""
+    """Yield (key, value) for each rendezvous port that the server on this host will listen on."""
     if engine.gang.rank == 0 and engine.gang.init_address:
         yield "rendezvous", engine.gang.init_address
     for name in ("dist_init_addr", "nccl_port"):
@@ -176,7 +181,9 @@ def _dist_ports(engine: EngineSpec) -> Iterable[tuple[str, object]]:
 
 
 def is_port_free(address: str, port: int) -> bool:
-    """Whether nothing listens on the port, found by binding it as a server would."""
+    """Return whether nothing listens on the port. This binds the port for a moment, as a server
+    would.
+    """
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -187,7 +194,9 @@ def is_port_free(address: str, port: int) -> bool:
 
 
 def check_gpus(reading: GpuReading, indices: Sequence[int]) -> list[Finding]:
-    """Check that the driver answers, and that these GPUs exist, work and have free memory."""
+    """Check that the driver answers, and that the GPUs `indices` exist, work and
+    have free memory.
+    """
     if reading.fault:
         code = (
             reading.failure_class
@@ -214,7 +223,7 @@ def _check_health(gpus: Sequence[Gpu]) -> Iterator[Finding]:
             yield Finding(
                 "mig_on",
                 f"GPU{gpu.index} is in MIG mode",
-                "turn MIG off with `nvidia-smi -i INDEX -mig 0`: its slices have no NVLink",
+                "turn MIG off with `nvidia-smi -i INDEX -mig 0`: MIG slices have no NVLink",
             )
     if problem := nvswitch_fabric.fabric_problem(gpus):
         yield Finding("fabric_manager_down", problem, nvswitch_fabric.fabric_hint())
@@ -246,12 +255,12 @@ def _check_memory(reading: GpuReading, gpus: Sequence[Gpu]) -> Iterator[Finding]
         yield Finding(
             "gpu_shared",
             f"other processes use these GPUs: {listed}",
-            "ask their owner to end them: their load disturbs the measurement",
+            "ask the owner of these processes to end them: they disturb the measurement",
         )
 
 
 def check_shm(gpus: int) -> tuple[Finding, ...]:
-    """Check the size of /dev/shm, through which the ranks of a server exchange data."""
+    """Check the size of /dev/shm. The ranks of a server exchange data through it."""
     size = sysfs.shm_bytes()
     if gpus < 2 or size >= _SHM_LEAST_BYTES:
         return ()
@@ -260,14 +269,14 @@ def check_shm(gpus: int) -> tuple[Finding, ...]:
         Finding(
             "shm_small",
             message,
-            "give the container --shm-size 32g or --ipc host; with too little, NCCL fails or is "
-            "slower",
+            "give the container --shm-size 32g or --ipc host; with too little shared memory, NCCL "
+            "fails or is slower",
         ),
     )
 
 
 def check_compiler() -> Iterator[Finding]:
-    """Check that there is a C compiler for the load's native reader."""
+    """Check that there is a C compiler. The load process builds its fast reader with it."""
     if not find_compiler():
         message = (
             "there is no C compiler (cc, gcc or clang) on PATH, so answers are read in Python, "
@@ -277,13 +286,14 @@ def check_compiler() -> Iterator[Finding]:
 
 
 def check_clock(host: HostState) -> Iterator[Finding]:
-    """Check the wall clock. Durations do not depend on it, dates of events do."""
+    """Check the wall clock. The dates of events depend on the wall clock, durations do not."""
     if jump_s := host.clock.jumped_s():
-        message = f"the wall clock was set by {jump_s:+.1f} s since the agent started"
+        message = f"the wall clock was changed by {jump_s:+.1f} s since the agent started"
         yield Finding(
             "clock_jumped",
             message,
-            "do not compare dates of events before and after it; durations are not affected",
+            "do not compare dates of events before and after this change; durations are not "
+            "affected",
         )
     if is_synchronised() is False:
         yield Finding(

@@ -1,4 +1,6 @@
-"""Watches the processes of one server, and reports when one that the server needs has ended."""
+"""Watches the processes of one server, and reports the end of each process that
+the server needs.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,8 @@ _LAUNCHER = re.compile(
 class WatchedProcess:
     """A process of a server as it was last seen.
 
-    `rank` is written as in SGLang's log (`DP0 TP1`), empty if it has none. The server cannot run
-    without a vital process.
+    `rank` is written as in SGLang's log (`DP0 TP1`). It is empty if the process has no rank. The
+    server cannot run without a vital process.
     """
 
     process: ProcessStat
@@ -44,7 +46,7 @@ ReportProcessEnd = Callable[[WatchedProcess], Awaitable[None]]
 
 
 class ProcessWatch:
-    """Waits for the end of each process of one server, except its launcher."""
+    """Waits for the end of each process of one server, except the launcher."""
 
     def __init__(self, session: RecordedSession) -> None:
         self._session = session
@@ -53,14 +55,13 @@ class ProcessWatch:
         self._scanning_done = asyncio.Event()
 
     def stop_scanning(self) -> None:
-        """Scan once more and then no longer, because the server is ready.
-
-        Scans would disturb the measurement.
+        """Make `watch` scan for new processes once more and then no longer. Call this when the
+        server is ready, because scans would disturb the measurement.
         """
         self._scanning_done.set()
 
     async def watch(self, report: ReportProcessEnd) -> None:
-        """Report each vital process that ends; return when all known processes have ended."""
+        """Report each vital process that ends. Return when all known processes have ended."""
         async with asyncio.TaskGroup() as tasks:
             while True:
                 was_complete = self._scanning_done.is_set()
@@ -92,9 +93,9 @@ class ProcessWatch:
 
 
 def scan_server_processes(session: RecordedSession) -> list[WatchedProcess]:
-    """Return the living processes of the server, except the leader of its session.
+    """Return the living processes of the server, except the leader of its Linux session.
 
-    They are classified by their command lines. Reads all of /proc.
+    The processes are classified by their command lines. This reads all of /proc.
     """
     found = members_of(session)
     lines = {process.pid: _command_line(process.pid) for process in found}
@@ -107,9 +108,10 @@ def scan_server_processes(session: RecordedSession) -> list[WatchedProcess]:
 
 
 def _classify(process: ProcessStat, line: str, launchers: Iterable[int]) -> WatchedProcess:
-    """Classify a process. It is vital if it has a title of SGLang or its launcher spawned it.
+    """Classify a process. It is vital if it has a title that SGLang sets, or if a launcher spawned
+    it.
 
-    Compilers, probes and their children are not.
+    Compilers, probes and their children are not vital.
     """
     title = line.partition(" ")[0]
     titled = _TITLE.match(title)
@@ -120,7 +122,9 @@ def _classify(process: ProcessStat, line: str, launchers: Iterable[int]) -> Watc
 
 
 def _with_final_name(member: WatchedProcess) -> WatchedProcess:
-    """Add the title that the zombie still has: it may have been set after the last scan."""
+    """Return the process with the title that its zombie still has. The title may have been set
+    after the last scan.
+    """
     now = read_stat(member.process.pid)
     if (
         _SGLANG_TITLE in member.title
@@ -133,7 +137,7 @@ def _with_final_name(member: WatchedProcess) -> WatchedProcess:
 
 
 def _command_line(pid: int) -> str:
-    """Return the command line, or the title that the process has set in its place."""
+    """Return the command line of a process, or the title that the process has set in its place."""
     try:
         return (
             (_PROC / str(pid) / "cmdline")

@@ -1,7 +1,7 @@
-"""Starts each server in its own session, waits for its end, and ends all of its processes.
+"""Starts each server in its own Linux session, waits for its end, and ends all of its processes.
 
-Every signal goes through a pidfd that was opened before the process's start time was checked, so it
-cannot reach another process. Processes are never found by name.
+Every signal is sent through a pidfd. The start time of the process is checked after the pidfd was
+opened, so the signal cannot reach another process. Processes are never found by name.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _KILL_AGAIN_S = 1.0  # while a killed process has not ended yet
 class ServerProcess:
     """A server that this agent process launched.
 
-    It has the handle to wait for the launcher, and the record by which a later agent process finds
-    the server again.
+    Holds the handle to wait for the launcher. `session` is the record by which a later agent
+    process can find the server again.
     """
 
     session: RecordedSession
@@ -51,18 +51,18 @@ class ServerProcess:
 
     @property
     def pid(self) -> int:
-        """Process id of the launcher, which leads the session and the process group."""
+        """The process id of the launcher, which leads the Linux session and the process group."""
         return self.session.pid
 
     @property
     def exit_code(self) -> int | None:
-        """Exit code of the launcher, negative for a signal; None while it runs."""
+        """The exit code of the launcher, negative for a signal. None while the launcher runs."""
         return self._process.returncode
 
     async def wait(self) -> int:
-        """Wait for the launcher's end and return its exit code, negative for a signal.
+        """Wait until the launcher has ended. Return its exit code, negative for a signal.
 
-        Several tasks may wait at once.
+        Several tasks may wait at the same time.
         """
         return await self._process.wait()
 
@@ -75,10 +75,10 @@ class Supervisor:
         self._children: dict[int, ServerProcess] = {}
 
     async def launch(self, command: LaunchCommand, log_path: Path) -> ServerProcess:
-        """Start the command in its own session, with exactly its environment.
+        """Start the command in a Linux session of its own, with exactly the command's environment.
 
-        Output is appended to `log_path`, input is empty. Raises OSError if no process was started,
-        for example because the program or the folder is missing.
+        The output is appended to `log_path`. The input is empty. Raises OSError if no process was
+        started, for example because the program or the folder is missing.
         """
         log_path.parent.mkdir(parents=True, exist_ok=True)
         output = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -109,10 +109,11 @@ class Supervisor:
         return child
 
     async def stop(self, session: RecordedSession, term_timeout_s: float) -> ServerStopped:
-        """End every process of the server: SIGTERM to all, wait, SIGKILL to the rest, wait, check.
+        """End every process of the server. All get SIGTERM. Processes that still run after
+        `term_timeout_s` get SIGKILL.
 
-        Takes about `term_timeout_s` plus the kill timeout at most. `left_over` is empty if two
-        scans in a row found nothing.
+        This takes at most about `term_timeout_s` plus the kill timeout. `left_over` of the result
+        is empty if two scans in a row found no process.
         """
         loop = asyncio.get_running_loop()
         began_s = loop.time()
@@ -127,20 +128,25 @@ class Supervisor:
         await self._reap(session)
         left = await shutdown.survivors()
         for process in left:
-            log.error("server of session %s: %s could not be ended", session.session_id, process)
+            log.error(
+                "server of Linux session %s: %s could not be ended", session.session_id, process
+            )
         return ServerStopped(
             ended_by, loop.time() - began_s, tuple(str(process) for process in left)
         )
 
     def find_by_token(self, token: str) -> RecordedSession | None:
-        """Find the server with this launch token in its environment; None if there is none.
+        """Find the server that has this launch token in its environment. Return None if there is no
+        such server.
 
-        Reads all of /proc, so call it in a thread.
+        This reads all of /proc: call it in a thread.
         """
         return find_session_by_token(token)
 
     def living_processes(self, session: RecordedSession) -> tuple[ProcessStat, ...]:
-        """Return every living process of the server, in any session; reads all of /proc."""
+        """Return every living process of the server, in any Linux session. This reads all of
+        /proc.
+        """
         return members_of(session)
 
     # Inside
@@ -158,24 +164,24 @@ class Supervisor:
 
 @dataclass(slots=True)
 class _Shutdown:
-    """The shutdown of one server.
+    """Ends the processes of one server.
 
-    It remembers the processes that it found, since a child can be assigned to the server only while
-    its parent lives.
+    Remembers the processes that it found, because a child can be recognised as the server's only
+    while its parent lives.
     """
 
     session: RecordedSession
     known: dict[int, ProcessStat] = field(default_factory=dict)
 
     async def members(self) -> tuple[ProcessStat, ...]:
-        """Return the living processes, after a second scan if the first found none.
+        """Return the living processes of the server. If the first scan finds none, scan again.
 
-        A process that forks and ends during one scan can hide its child from it.
+        A process that forks and ends during one scan can hide its child from this scan.
         """
         return await self._scan() or await self._scan()
 
     async def has_survivors(self, deadline_s: float) -> bool:
-        """Wait for the processes to end; return True if some are left at the deadline."""
+        """Wait for the processes to end. Return True if a process still lives at the deadline."""
         while members := await self.members():
             if asyncio.get_running_loop().time() >= deadline_s:
                 return True
@@ -183,14 +189,16 @@ class _Shutdown:
         return False
 
     async def kill(self, deadline_s: float) -> None:
-        """Send SIGKILL until no process is left, also to those that are started meanwhile."""
+        """Send SIGKILL until no process lives. Processes that start meanwhile get it, too."""
         loop = asyncio.get_running_loop()
         while loop.time() < deadline_s and (members := await self.members()):
             _send_signal(members, signal.SIGKILL)
             await _wait_all_gone(members, min(loop.time() + _KILL_AGAIN_S, deadline_s))
 
     async def survivors(self) -> tuple[ProcessStat, ...]:
-        """Return the living processes, including those that may be the server's without proof."""
+        """Return the living processes, including those that may be the server's although nothing
+        proves it.
+        """
         return *await self.members(), *await asyncio.to_thread(
             unproven_members, self.session, tuple(self.known.values())
         )
@@ -202,7 +210,7 @@ class _Shutdown:
 
 
 async def wait_gone(process: ProcessStat) -> None:
-    """Wait until the process has ended, without polling; it need not be our child."""
+    """Wait without polling until the process has ended. It need not be a child of the agent."""
     descriptor = _open_pidfd(process)
     if descriptor is None:
         return
@@ -227,7 +235,7 @@ async def _wait_all_gone(members: Iterable[ProcessStat], deadline_s: float) -> N
 
 
 def _open_pidfd(process: ProcessStat) -> int | None:
-    """Open a pidfd of exactly this process; return None if it has ended."""
+    """Open a pidfd of exactly this process. Return None if the process has ended."""
     try:
         descriptor = os.pidfd_open(process.pid)
     except ProcessLookupError:
@@ -256,6 +264,6 @@ def _send_signal(members: Iterable[ProcessStat], number: signal.Signals) -> None
         except ProcessLookupError:
             pass
         except PermissionError:
-            log.error("no permission to signal %s", process)
+            log.error("the agent has no permission to send a signal to %s", process)
         finally:
             os.close(descriptor)

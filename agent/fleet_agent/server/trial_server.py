@@ -1,4 +1,6 @@
-"""Launches the server of one trial, waits until it is ready, proves its configuration, ends it."""
+"""Launches the server of one trial, waits until it is ready, proves its configuration
+and ends it.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ _READY_CHECK_LIMIT_S = 30.0  # one check includes a real completion on a cold se
 
 @dataclass(frozen=True, slots=True)
 class TrialTools:
-    """What all trials of the agent share."""
+    """Holds the objects that all trials of the agent share."""
 
     supervisor: Supervisor
     load: LoadProcess
@@ -46,8 +48,8 @@ class TrialTools:
 class ServerLaunch:
     """One launch of the trial's server.
 
-    `process`, `session` and `monitor` are None until a process exists. `used_mib` is the memory in
-    use on each of its GPUs before the launch.
+    `process`, `session` and `monitor` are None until a process exists. `used_mib` is the memory, in
+    MiB, that was in use on each of the launch's GPUs before the launch.
     """
 
     place: LaunchPlace
@@ -62,7 +64,9 @@ class ServerLaunch:
 
 
 class TrialServer:
-    """The server that one trial launches, or the external one that it measures."""
+    """Manages the server of one trial: a server that the trial launches, or an external server that
+    the trial measures.
+    """
 
     def __init__(
         self, spec: TrialSpec, tools: TrialTools, gpus: tuple[int, ...], folder: Path
@@ -86,15 +90,15 @@ class TrialServer:
 
     @property
     def is_observable(self) -> bool:
-        """Whether a server may answer at `url`."""
+        """True if a server may answer at `url`."""
         return self._engine.launches or bool(self._spec.engine.url)
 
     # Launch
 
     async def launch(self, announce: Callable[[ev.Body], None], witness: bool = False) -> ev.Body:
-        """Launch the server; return ServerLaunched, or ServerFailed if no process was started.
+        """Launch the server. Return ServerLaunched, or ServerFailed if no process was started.
 
-        Calls `announce` with ServerLaunching right before the process is started.
+        `announce` is called with ServerLaunching right before the process is started.
         """
         self._launch_settled.clear()
         try:
@@ -156,11 +160,13 @@ class TrialServer:
         )
 
     async def wait_launch_settled(self) -> None:
-        """Wait until no launch is in progress, so that its process is known if there is one."""
+        """Wait until no launch is in progress. If a launch has started a process, the process is
+        known then.
+        """
         await self._launch_settled.wait()
 
     def watch(self, tasks: asyncio.TaskGroup, report: Callable[[ev.Body], None]) -> None:
-        """Report the launch's progress and the server's death or stall until `stop`."""
+        """Report the launch's progress, and the server's death or stall, until `stop` is called."""
         monitor = self._current.monitor
         if monitor is not None:
             tasks.create_task(monitor.watch(report))
@@ -168,9 +174,9 @@ class TrialServer:
     # Ready, proof
 
     async def await_ready(self, deadline_s: float) -> ev.Body:
-        """Wait until the server is ready; return ServerReady, or ServerFailed at the deadline.
+        """Wait until the server is ready. Return ServerReady, or ServerFailed at the deadline.
 
-        A ready server is healthy, is the one that was launched, and has completed a request.
+        A ready server is healthy, is the server that was launched, and has completed a request.
         `deadline_s` is in monotonic seconds.
         """
         missing, pause_s, checked_at_s = "nothing answered yet", _FIRST_POLL_S, 0.0
@@ -190,15 +196,16 @@ class TrialServer:
             # the result of the check before the last one is out of date
             if checked_at_s and time.monotonic() - checked_at_s > 1:
                 missing = self._no_answer_message(time.monotonic() - checked_at_s)
+            limit_s = self._spec.engine.ready_timeout_s
             return ev.ServerFailed(
                 ErrorKind.SERVER_UNHEALTHY,
                 "not_ready",
-                f"not ready within {self._spec.engine.ready_timeout_s:g} s; last check: {missing}",
+                f"the server was not ready within {limit_s:g} s; the last check found: {missing}",
                 log_tail=trial_artifacts.read_tail(self._current.log),
             )
 
     async def _confirm_ready(self) -> ev.Body:
-        """Return ServerReady if the answering server is ours.
+        """Return ServerReady if the server that answers is the one that was launched.
 
         Raises ServerError if another process listens on the port.
         """
@@ -217,7 +224,9 @@ class TrialServer:
         return ev.ServerReady(ready_s, await current.monitor.finish_launch())
 
     async def _check_ready(self) -> str:
-        """Return what is missing, empty if the server is ready. A timeout means not ready."""
+        """Return what the server still lacks to be ready. Empty if it is ready. After a timeout,
+        the server counts as not ready.
+        """
         try:
             async with asyncio.timeout(_READY_CHECK_LIMIT_S):
                 return await self._engine.check_ready(self._spec, self.url)
@@ -228,9 +237,10 @@ class TrialServer:
         return f"{self.url} has not answered for {seconds:.0f} s"
 
     async def prove(self) -> ev.Body:
-        """Read back the configuration; return ConfigurationProved with the host's fingerprint.
+        """Read back the configuration that took effect. Return ConfigurationProved with the host's
+        fingerprint.
 
-        Returns ServerFailed if the server does not answer any more.
+        Return ServerFailed if the server does not answer any more.
         """
         try:
             async with asyncio.timeout(_READY_CHECK_LIMIT_S):
@@ -268,14 +278,14 @@ class TrialServer:
     # End
 
     async def wait_death_reported(self) -> None:
-        """Wait until a noticed death of the server has been reported."""
+        """Wait until a death of the server that was noticed has been reported."""
         if self._current.monitor is not None:
             await self._current.monitor.wait_death_reported()
 
     async def stop(self) -> ev.ServerStopped:
-        """End the server and everything that belongs to it; does nothing if there is no server.
+        """End the server and everything that belongs to it. Does nothing if there is no server.
 
-        Returns ServerStopped, whose `left_over` lists what could not be ended or released.
+        Return ServerStopped. Its `left_over` lists what could not be ended or released.
         """
         await self.wait_launch_settled()
         current = self._current
@@ -311,5 +321,5 @@ class TrialServer:
         )
 
     def release_port(self) -> None:
-        """Release the port."""
+        """Release the port of the trial's server."""
         self._tools.ports.release_port(self._current.place.token)
