@@ -135,7 +135,7 @@ async def test_times_are_those_of_the_reads_on_the_monotonic_clock() -> None:
 
 @pytest.mark.parametrize("url", ["ftp://h", "http://", "h:80"])
 def test_an_address_that_is_no_url_is_refused(url: str) -> None:
-    with pytest.raises(ValueError, match="is not http:// or https:// with a host"):
+    with pytest.raises(ValueError, match="must be http:// or https:// with a host"):
         Endpoint(url)
 
 

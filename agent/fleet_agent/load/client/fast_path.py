@@ -1,10 +1,10 @@
-"""Decodes events of a stream that differ from an earlier event only in their text, without parsing
-JSON.
+"""Decodes stream events without parsing JSON, if they differ from an earlier event only in their
+text.
 
-A server writes thousands of events that are the same bytes around another text. After one of them
-was parsed as JSON, the bytes before and after its text are known. A later chunk with exactly one
-event and the same bytes around its text has the same meaning with that text. Anything else is
-parsed as JSON, and so is a text with escapes where this runs in Python.
+A server writes thousands of events in which only the text changes. Once such an event has been
+parsed as JSON, the bytes before and after its text are known. If a later chunk has exactly one
+event with the same bytes before and after the text, only its text is read. Any other chunk is
+parsed as JSON. So is a text with escapes, if this runs in Python.
 """
 
 from __future__ import annotations
@@ -36,8 +36,11 @@ _TEXT_FIELDS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class EventRun:
-    """Consecutive events that match a template: the byte offset after the last one, when each
-    arrived (perf_counter_ns), and their texts joined.
+    """Holds consecutive events that match a template.
+
+    `end`: the byte offset after the last event.
+    `times_ns`: the arrival time of each event, as perf_counter_ns.
+    `text`: the texts of all events, joined.
     """
 
     end: int
@@ -47,15 +50,17 @@ class EventRun:
 
 @dataclass(frozen=True, slots=True)
 class EventTemplate:
-    """The bytes around the text of an event, from `data: ` to the end of its chunk."""
+    """Holds the bytes before and after the text of an event, from `data: ` to the end of the
+    event's chunk.
+    """
 
     before: bytes
     after: bytes
 
     @classmethod
     def from_event(cls, data: bytes) -> EventTemplate | None:
-        """Make the template from the data of an event that was parsed. Return None if the event
-        says anything besides its text.
+        """Return the template for events like this one, of which `data` was parsed. Return None if
+        the event has more than a text.
         """
         for place in _TEXT_FIELDS:
             start = data.find(place) + len(place)
@@ -67,12 +72,12 @@ class EventTemplate:
         return None
 
     def read_run(self, reads: RecordedReads, read: int, at: int) -> EventRun:
-        """Read the events that match the template from byte `at`, where a chunk begins, within read
-        number `read`.
+        """Read the events that match the template, from byte `at` on. A chunk must begin there, and
+        read number `read` must contain this byte.
 
-        The run ends with the answer, before its buffer is full, or before the first chunk that is
-        incomplete, holds another event, an empty text or (in Python) a text with escapes. This is
-        the hot path of decoding.
+        Reading stops at the end of the answer, when the buffer is full, and before the first chunk
+        that does not match. A chunk does not match if it is incomplete, is another event, has an
+        empty text or (in Python) a text with escapes. This is the hot path of decoding.
         """
         found = load_library()
         return (
@@ -82,7 +87,7 @@ class EventTemplate:
         )
 
     def read_run_in_c(self, library: Library, reads: RecordedReads, read: int, at: int) -> EventRun:
-        """Implement `read_run` in C: 0.1 µs per event."""
+        """Implement `read_run` in C, in 0.1 µs per event."""
         data, before, after = reads.data, self.before, self.after
         size = min(len(data), at + MAX_RUN_BYTES)
         line = data.find(b"\r\n", at, at + 10)
@@ -109,7 +114,7 @@ class EventTemplate:
         return EventRun(run.at, times_ns[: run.events], text[: run.text_size].decode())
 
     def read_run_in_python(self, reads: RecordedReads, read: int, at: int) -> EventRun:
-        """Implement `read_run` in Python: 1 µs per event."""
+        """Implement `read_run` in Python, in 1 µs per event."""
         data, ends, before, after = reads.data, reads.ends, self.before, self.after
         size, length, rest = len(data), len(before), len(after)
         times_ns, texts = array("q"), []
@@ -141,8 +146,8 @@ class EventTemplate:
 
 
 def _is_only_text(before: bytes, after: bytes) -> bool:
-    """Whether the string between the two parts is the whole text of an event that says nothing
-    else.
+    """Return whether the string between `before` and `after` is the whole text of an event that has
+    nothing besides this text.
     """
     try:
         content = json.loads((before + _MARK.encode() + after).decode())

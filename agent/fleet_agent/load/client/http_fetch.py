@@ -1,4 +1,6 @@
-"""Makes single HTTP requests to a server, without retries and without keeping the connection."""
+"""Makes single HTTP requests to a server. It does not retry, and closes the connection after each
+request.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,8 @@ _PIECE_BYTES = 256 << 10
 
 
 async def fetch(url: str, path: str, body: dict[str, Any] | None = None) -> HttpAnswer:
-    """Send a GET, or a POST of `body` as JSON, and return (status, content). Raises OSError,
-    EOFError or ValueError if no complete answer arrives.
+    """Send a GET, or a POST of `body` as JSON. Return (status, content). Raises OSError, EOFError
+    or ValueError if no complete answer arrives.
     """
     parts = urlsplit(url)
     tls = parts.scheme == "https"
@@ -37,8 +39,10 @@ async def fetch(url: str, path: str, body: dict[str, Any] | None = None) -> Http
 
 
 async def _read_answer(reader: asyncio.StreamReader) -> HttpAnswer:
-    """Read up to the end that the answer itself gives, since not every server closes the connection
-    when asked to; otherwise to the end of the connection.
+    """Read one answer. If the answer itself does not show where it ends, read until the server
+    closes the connection.
+
+    Not every server closes the connection when the client asks for this.
     """
     framing, content, size = HttpFraming(), bytearray(), 0
     while framing.state not in (ENDED, BROKEN):
@@ -48,7 +52,7 @@ async def _read_answer(reader: asyncio.StreamReader) -> HttpAnswer:
             raise EOFError(
                 "the server closed the connection in the middle of an answer"
                 if size
-                else "the server closed the connection without an answer"
+                else "the server closed the connection without sending an answer"
             )
         if size > LARGEST_HTTP_ANSWER_BYTES:  # the server is not our program
             raise EOFError(f"the answer is larger than {LARGEST_HTTP_ANSWER_BYTES} bytes")
@@ -60,11 +64,14 @@ async def _read_answer(reader: asyncio.StreamReader) -> HttpAnswer:
 
 
 def parse_json_object(content: bytes) -> dict[str, Any]:
-    """Return the JSON object in `content`. Raises ValueError for anything else."""
+    """Return the JSON object in `content`. Raises ValueError if the content is not a
+    JSON object.
+    """
     try:
         value = json.loads(content)
     except RecursionError:
         raise ValueError("the JSON is nested too deeply") from None
     if not isinstance(value, dict):
-        raise ValueError(f"expected a JSON object, got {type(value).__name__}")
+        kind = type(value).__name__
+        raise ValueError(f"the content is JSON of type {kind}, not a JSON object")
     return value

@@ -1,5 +1,5 @@
-"""Parses the framing of one HTTP/1.1 answer, fed piece by piece. It never raises and never
-interprets the content.
+"""Finds the head, the chunks and the end of one HTTP/1.1 answer while it arrives. It never raises
+and never interprets the content.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ ANSWER_NEEDS_PARSING: Final = 2
 
 
 class HttpFraming:
-    """An incremental parser of one answer. `state` says where it is; `feed` returns the content
-    bytes of each piece.
+    """Parses one answer piece by piece. `state` is the part of the answer that comes next. `feed`
+    returns the content in each piece.
     """
 
     __slots__ = ("_left", "_rest", "_skip", "_trailer", "keep_alive", "problem", "state", "status")
@@ -42,14 +42,14 @@ class HttpFraming:
 
     @property
     def is_between(self) -> bool:
-        """True if the next byte begins a chunk."""
+        """Whether the next byte begins a chunk."""
         return self.state == CHUNKED and not (
             self._left or self._skip or self._trailer or self._rest
         )
 
     def end_of_chunk(self, data: bytes, start: int) -> int:
-        """Return the offset in `data` at which the current chunk ends, if byte `start` is the next
-        one to parse; len(data) if it does not end there.
+        """Return the offset in `data` at which the current chunk ends. Return len(data) if the
+        chunk does not end in `data`. Byte `start` must be the next byte to parse.
         """
         if self.state != CHUNKED or self._rest or self._trailer:
             return len(data)
@@ -63,8 +63,8 @@ class HttpFraming:
         return min(len(data), start + left)
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Parse the next bytes of the connection and return the content in them, in order. Bytes
-        after the end of the answer make it BROKEN.
+        """Parse the next bytes of the connection. Return their content in order. If bytes follow
+        the end of the answer, `state` becomes BROKEN.
         """
         if self.state == HEAD:
             data = self._read_head(data)
@@ -75,22 +75,22 @@ class HttpFraming:
         if self.state == UNTIL_CLOSE:
             return [data] if data else []
         if data and self.state == ENDED:
-            self._break("bytes after the end of the answer")
+            self._break("the server sent bytes after the end of the answer")
         return []
 
     def next_chunk(self) -> tuple[int, bytes] | None:
-        """Return the number of bytes left to the line with the next chunk's size, and what has
-        arrived of that line: what a `ChunkedEnd` needs to continue.
+        """Return what a `ChunkedEnd` needs to continue: the number of bytes before the line with
+        the size of the next chunk, and the part of this line that has arrived.
 
-        Return None if only this parser can find the end of the answer: it is not chunked, or the
-        position is inside a line end.
+        Return None if a `ChunkedEnd` cannot continue here, because the answer is not chunked or the
+        last byte was inside a line end.
         """
         if self.state != CHUNKED or self._trailer or (self._skip and self._rest):
             return None
         return self._left + self._skip, self._rest
 
     def close(self) -> bool:
-        """Handle the end of the connection. Return True if the answer is complete."""
+        """Handle the end of the connection. Return whether the answer is complete."""
         if self.state == UNTIL_CLOSE:
             self.state = ENDED
         return self.state == ENDED
@@ -127,7 +127,7 @@ class HttpFraming:
         if not self._left:
             self.state = ENDED
             if len(data) > len(content):
-                self._break("more content than the content-length")
+                self._break("the answer is longer than its content-length")
         return [content] if content else []
 
     def _read_chunks(self, data: bytes) -> list[bytes]:
@@ -150,17 +150,17 @@ class HttpFraming:
                 return content
             at += step
         if self.state == ENDED and at < len(data):
-            self._break("bytes after the end of the answer")
+            self._break("the server sent bytes after the end of the answer")
         return content
 
     def _read_chunk_line(self, data: bytes, at: int) -> int:
-        """Parse the line at `at`, between two chunks. Return the number of bytes parsed, or -1 if
-        the end of the line has not arrived.
+        """Parse the line at `at`, which is between two chunks. Return the number of parsed bytes.
+        Return -1 if the end of the line has not arrived.
         """
         end = data.find(b"\r\n", at)
         if end < 0:
             if len(data) - at > _LINE_LIMIT:
-                self._break("the size line of a chunk does not end")
+                self._break("the line with the size of a chunk does not end")
                 return 0
             return -1
         line = data[at:end]
@@ -178,7 +178,7 @@ class HttpFraming:
     def _start_chunk(self, line: bytes) -> None:
         size = line.partition(b";")[0].strip()
         if not size or len(size) > 12 or size.strip(b"0123456789abcdefABCDEF"):
-            self._break("a chunk's size is not a hexadecimal number")
+            self._break("the size of a chunk is not a hexadecimal number")
             return
         self._left = int(size, 16)
         self._trailer = self._left == 0
@@ -186,10 +186,10 @@ class HttpFraming:
 
 
 class ChunkedEnd:
-    """Finds the end of a chunked answer from the sizes of its chunks alone.
+    """Finds the end of a chunked answer only from the sizes of its chunks.
 
-    It does not understand chunk extensions and trailers; for these it returns ANSWER_NEEDS_PARSING,
-    and HttpFraming takes over.
+    It cannot parse chunk extensions and trailers. It then returns ANSWER_NEEDS_PARSING, and
+    HttpFraming must parse the answer.
     """
 
     __slots__ = ("_left", "_rest")
@@ -199,8 +199,8 @@ class ChunkedEnd:
         self._rest = rest  # the beginning of an incomplete size line
 
     def feed(self, data: bytes) -> int:
-        """Parse the next bytes, beginning after the head. Return ANSWER_GOES_ON, ANSWER_AT_END, or
-        ANSWER_NEEDS_PARSING if only a full parse can find the end.
+        """Parse the next bytes after the head of the answer. Return ANSWER_GOES_ON or
+        ANSWER_AT_END. Return ANSWER_NEEDS_PARSING if only HttpFraming can find the end.
         """
         at = self._left
         if self._rest:
@@ -225,8 +225,8 @@ class ChunkedEnd:
 
 
 class _Head(NamedTuple):
-    """What a head says: how its answer ends (HEAD: another head follows), or what is
-    wrong with it.
+    """Holds what the head of an answer shows. `state` is how the answer ends, or HEAD if another
+    head follows. `problem` is what is wrong with the head.
     """
 
     status: int = 0
@@ -260,7 +260,7 @@ def _head(head: bytes) -> _Head:
     length = headers.get(b"content-length")
     if length is not None:
         if not length.isdigit() or len(length) > 15:
-            return _Head(status, problem="content-length is not a number")
+            return _Head(status, problem="the content-length of the answer is not a number")
         return _Head(status, LENGTH if int(length) else ENDED, keep_alive, int(length))
     return (
         _Head(status, ENDED, keep_alive)

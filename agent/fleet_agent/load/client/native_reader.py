@@ -1,5 +1,5 @@
-"""Reads sockets in C: a thread without Python's lock stores what arrives, and the loop is notified
-when there is something to decide.
+"""Reads sockets in C. A thread without Python's lock stores what arrives. It notifies the event
+loop only when the client has to decide something.
 """
 
 from __future__ import annotations
@@ -44,19 +44,21 @@ _COPIES_DIVISOR: Final = 8
 
 
 def new_socket_reader() -> SocketReader:
-    """Return the reader that costs the least CPU here. Raises RuntimeError outside of a running
-    loop.
+    """Return the reader that needs the least CPU time on this host. Raises RuntimeError outside of
+    a running event loop.
     """
     library = load_library()
     return LoopSocketReader() if library is None else NativeSocketReader(library)
 
 
 class NativeSocketReader:
-    """Implements SocketReader. The loop reads TLS connections, since Python holds their keys."""
+    """Implements SocketReader in C. TLS connections are read by the event loop instead, because
+    Python holds their keys.
+    """
 
     def __init__(self, library: Library) -> None:
-        """Start the reading thread. Raises RuntimeError outside of a running loop, OSError if the
-        system has no more file descriptors or threads.
+        """Start the thread that reads. Raises RuntimeError outside of a running event loop. Raises
+        OSError if the system has no more file descriptors or threads.
         """
         self._loop = asyncio.get_running_loop()
         self.library = library
@@ -97,17 +99,17 @@ class NativeSocketReader:
         return stream
 
     def remove_stream(self, key: int) -> None:
-        """Forget a dropped stream."""
+        """Forget a stream that was dropped."""
         self._streams.pop(key, None)
 
     @property
     def uncopied(self) -> int:
-        """The number of answers whose memory C still owns."""
+        """The number of answers that are still in memory of the C library."""
         return len(self._uncopied)
 
     def copy_later(self, taken: NativeReads) -> NativeReads:
-        """Copy the answer a little later: where many answers end together, the next requests are
-        sent first.
+        """Schedule the copy of an answer and return the answer. If many answers end together, the
+        next requests are sent before the answers are copied.
         """
         if not self._uncopied:
             self._loop.call_later(_COPY_DELAY_S, self._copy_some)
@@ -123,7 +125,7 @@ class NativeSocketReader:
             self._loop.call_soon(self._copy_some)
 
     def close(self) -> None:
-        """Drop all streams, copy what is left and end the thread."""
+        """Drop all streams, copy the answers that are not copied yet, and end the thread."""
         if self._tls_reader is not None:
             self._tls_reader.close()
         for stream in tuple(self._streams.values()):
@@ -138,7 +140,7 @@ class NativeSocketReader:
             self.library.call.bf_reader_free(reader)
 
     def _on_news(self) -> None:
-        """Fetch the news of the streams from C and dispatch it."""
+        """Fetch the events of all streams from C and pass them on."""
         many = _NEWS_AT_ONCE
         while many == _NEWS_AT_ONCE and self.reader:
             many = self.library.call.bf_reader_news(self.reader, self._news, _NEWS_AT_ONCE)
@@ -146,8 +148,8 @@ class NativeSocketReader:
             self._dispatch_news()
 
     def _dispatch_news(self) -> None:
-        """Pass news to the streams. C reports each only once, so an error in one stream must not
-        lose the news of others.
+        """Pass events on to their streams. C reports an event only once, so the other events are
+        passed on later if a stream raises an error.
         """
         try:
             while self._pending:
@@ -161,7 +163,7 @@ class NativeSocketReader:
 
 
 class NativeSocketStream:
-    """Implements SocketStream."""
+    """Implements SocketStream for NativeSocketReader."""
 
     __slots__ = (
         "_call",
@@ -177,7 +179,7 @@ class NativeSocketStream:
     def __init__(
         self, reader: NativeSocketReader, sock: socket.socket, listener: StreamListener, key: int
     ) -> None:
-        """Raises OSError if the system cannot watch another connection."""
+        """Watch the socket. Raises OSError if the system cannot watch another connection."""
         self.key = key
         self._reader = reader
         self._socket = sock
@@ -194,7 +196,9 @@ class NativeSocketStream:
         return int(self._call.bf_stream_size(self._stream)) if self._stream else 0
 
     def on_news(self, what: int, error: int) -> None:
-        """Call the listener for the bits in `what`; `error` is the errno of BROKEN."""
+        """Call the listener for each event in the bits of `what`. `error` is the errno if the
+        connection broke.
+        """
         if what & END:
             self._listener.on_complete()
         elif what & LOOK:
@@ -249,8 +253,8 @@ class NativeSocketStream:
 
 
 class NativeReads:
-    """Implements DeferredReads. C owns the memory until `copy` copies it into Python objects and
-    returns it to C for the next answer.
+    """Implements DeferredReads. The answer is in memory of the C library until `copy` makes a
+    Python object of it. The memory then serves for another answer.
     """
 
     __slots__ = ("_answer", "_reader", "_reads", "count", "last_ns", "size")
@@ -271,8 +275,8 @@ class NativeReads:
         return self.copy()
 
     def copy(self) -> RecordedReads:
-        """Copy the answer once; later calls return the copy. The reader copies everything before it
-        closes and is not needed afterwards.
+        """Copy the answer at the first call. Return the same copy at later calls, even after the
+        reader was closed.
         """
         if self._reads is None:
             self._reads = _copy_reads(self._answer)

@@ -1,6 +1,4 @@
-"""Holds one answer as it arrived: its bytes, and for each read its arrival time and the end of its
-bytes.
-"""
+"""Holds one answer as it arrived: the bytes of each read and the time at which they arrived."""
 
 from __future__ import annotations
 
@@ -13,8 +11,11 @@ from typing import Final, Protocol
 
 @dataclass(frozen=True, slots=True)
 class RecordedReads:
-    """The reads of an answer. `times_ns` has the perf_counter_ns of each read, `ends` the number of
-    bytes up to the end of each read. `len` counts reads.
+    """Holds the reads of one answer. Its length is the number of reads.
+
+    `data`: the bytes of all reads.
+    `times_ns`: the arrival time of each read, as perf_counter_ns.
+    `ends`: the offset in `data` at which each read ends.
     """
 
     data: bytes = b""
@@ -23,7 +24,7 @@ class RecordedReads:
 
     @staticmethod
     def from_pairs(pairs: Iterable[tuple[int, bytes]]) -> RecordedReads:
-        """Make it from the time and the bytes of each read; no read may be empty."""
+        """Return the reads with these times and bytes. The bytes of a read must not be empty."""
         reads = list(pairs)
         ends = array("Q", accumulate(len(data) for _, data in reads))
         return RecordedReads(
@@ -35,11 +36,11 @@ class RecordedReads:
 
     @property
     def last_ns(self) -> int:
-        """The time of the last read; 0 if nothing arrived."""
+        """The arrival time of the last read; 0 if nothing arrived."""
         return self.times_ns[-1] if self.times_ns else 0
 
     def pairs(self) -> list[tuple[int, bytes]]:
-        """Return the time and the bytes of each read, for people and tests."""
+        """Return the time and the bytes of each read. This is for people and tests."""
         return [
             (ns, self.data[start:end])
             for ns, (start, end) in zip(self.times_ns, pairwise([0, *self.ends]), strict=True)
@@ -47,8 +48,8 @@ class RecordedReads:
 
 
 class DeferredReads(Protocol):
-    """An answer as its stream stored it. Nothing is copied while a run goes on, when the slot's
-    next request is due.
+    """Holds an answer as its stream stored it. It is copied later, because the slot's next request
+    is due as soon as the answer has ended.
     """
 
     @property
@@ -63,17 +64,17 @@ class DeferredReads(Protocol):
 
     @property
     def last_ns(self) -> int:
-        """The time of the last read; 0 if nothing arrived."""
+        """The arrival time of the last read; 0 if nothing arrived."""
         ...
 
     def reads(self) -> RecordedReads:
-        """Return the answer, copied by this call."""
+        """Return a copy of the answer as Python objects."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class BufferedReads:
-    """Implements DeferredReads with Python objects."""
+    """Implements DeferredReads for answers that are already Python objects."""
 
     times_ns: Sequence[int] = ()
     parts: Sequence[bytes] = ()

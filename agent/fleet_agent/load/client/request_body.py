@@ -1,4 +1,4 @@
-"""Builds the path, the JSON body and the HTTP request of one streamed completion."""
+"""Builds the path, the JSON body and the HTTP request for one streamed completion."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ PATHS: Final = {CHAT: "/v1/chat/completions", COMPLETIONS: "/v1/completions", GE
 
 @dataclass(frozen=True, slots=True)
 class LoadTarget:
-    """A server: its address, the name of its model, and whether it understands SGLang's
-    own fields.
+    """Holds how to reach a server: its address, the name of its model, and whether it accepts
+    SGLang's own fields in requests.
     """
 
     url: str  # http(s)://host[:port][/base], without a trailing slash
@@ -32,16 +32,16 @@ class LoadTarget:
 def completion_body(
     target: LoadTarget, api: str, prompt: Content, output_tokens: int
 ) -> dict[str, Any]:
-    """Return the JSON body of one streamed greedy completion of exactly `output_tokens` tokens
-    (where the server supports that).
+    """Return the JSON body of one streamed greedy completion with exactly `output_tokens` tokens.
 
-    An engine that is not SGLang gets standard fields only, so it may stop early, which the
-    finish_reason then shows. SGLang 0.5.23 rejects `return_meta_info` in a stream, so counts come
-    from `usage` and `sglext`. Raises ValueError for an unknown api, and for token ids with any api
-    but generate.
+    A server that is not SGLang gets only standard fields. It may therefore stop earlier, which its
+    finish_reason shows. SGLang 0.5.23 rejects `return_meta_info` in a stream, so token counts are
+    read from `usage` and `sglext`. Raises ValueError if the api is unknown, or if the prompt is
+    token ids and the api is not generate.
     """
     if api not in PATHS:
-        raise ValueError(f"unknown api {api!r}, expected one of {', '.join(PATHS)}")
+        known = ", ".join(PATHS)
+        raise ValueError(f"the api {api!r} is unknown: use one of {known}")
     if api == GENERATE:
         sampling = {"max_new_tokens": output_tokens, "temperature": 0, "ignore_eos": True}
         asked = {"input_ids": prompt} if is_ids(prompt) else {"text": as_text(prompt)}
@@ -64,8 +64,8 @@ def completion_body(
 
 
 def http_request(target: LoadTarget, path: str, content: dict[str, Any] | None) -> bytes:
-    """Return the bytes of a POST of `content` to `path` below the target's base path, on a
-    connection that stays open.
+    """Return the bytes of a POST of `content` to `path`, for a connection that stays open. The base
+    path of the target is put before `path`.
     """
     parts = urlsplit(target.url)
     data = b"" if content is None else json.dumps(content, ensure_ascii=False).encode()

@@ -1,4 +1,4 @@
-"""Defines the record of one measured request. A run keeps its records as columns
+"""Defines the record of one measured request. A run stores its records as columns
 (`results/request_columns.py`).
 """
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 
 class ErrorName:
-    """Why a request failed. A request has at most one of these; a failed request never enters a
-    metric.
+    """Names the reason why a request failed. A failed request has exactly one reason, and never
+    enters a metric.
     """
 
     CONNECT = "connect"  # no connection could be made
@@ -27,8 +27,8 @@ class ErrorName:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """What one answer said. Times are the perf_counter_ns of the read that completed the event;
-    None means that the server did not report the value.
+    """Holds what one answer contained. The time of an event is the perf_counter_ns of the read that
+    completed it. None means that the server did not report a value.
     """
 
     status: int = 0  # 0: no answer arrived
@@ -52,13 +52,13 @@ class Response:
 
     @property
     def first_output_ns(self) -> int:
-        """The time of the first event with output; 0 if there was none."""
+        """The time of the first event with output; 0 if no event had output."""
         return self.chunk_ns[0] if self.chunk_ns else 0
 
 
 @dataclass(frozen=True, slots=True)
 class RequestRecord:
-    """One request of a run: when it was due, when it was sent, and the answer. All times are
+    """Holds one request of a run: when it was due, when it was sent, and the answer. All times are
     perf_counter_ns.
     """
 
@@ -71,10 +71,12 @@ class RequestRecord:
 
     @property
     def ok(self) -> bool:
-        """True if the whole answer arrived and the server reported its tokens."""
+        """Whether the whole answer arrived and the server reported its number of tokens."""
         return not self.response.error_kind
 
     @property
     def end_ns(self) -> int:
-        """The time of the last byte; without an answer, when the request was sent or due."""
+        """The time of the last byte of the answer. If nothing arrived, the time when the request
+        was sent, or was due.
+        """
         return max(self.response.last_ns, self.sent_ns, self.intended_ns)

@@ -1,7 +1,7 @@
 """Decodes the recorded reads of one answer. It never raises and never guesses a count.
 
-It reads OpenAI chat and completions streams and SGLang's /generate stream, as SGLang 0.5.23 writes
-them.
+It understands the streams of SGLang 0.5.23: chat and text completions of the OpenAI API, and
+/generate.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _DETAIL_CHARACTERS = 300  # characters of a server's own text that are kept
 
 @dataclass(slots=True)
 class _DecodeState:
-    """What was decoded of the events so far."""
+    """Holds what has been decoded of an answer so far."""
 
     # of each event that has a text field
     times: array[int] = field(default_factory=lambda: array("q"))
@@ -51,12 +51,12 @@ class _DecodeState:
 
     @property
     def is_plain_text(self) -> bool:
-        """True if the last text field had text but no count, and more may follow."""
+        """Whether the newest event had a text but no count, and more such events may follow."""
         is_over = self.finish_reason or self.done or self.error[0]
         return bool(self.texts and self.texts[-1]) and not (self.counts or self.generate or is_over)
 
     def add_event(self, ns: int, text: str, count: int | None) -> None:
-        """Record an event with a text field."""
+        """Record one event that has a text field."""
         if count is not None:
             self.counts[len(self.times)] = count
         self.times.append(ns)
@@ -64,7 +64,7 @@ class _DecodeState:
         self.has_text.append(text != "")
 
     def add_run(self, run: EventRun) -> None:
-        """Record events that have a text and nothing else."""
+        """Record several events that have only a text."""
         self.times.extend(run.times_ns)
         self.texts.append(run.text)
         self.has_text += b"\1" * len(run.times_ns)
@@ -73,12 +73,14 @@ class _DecodeState:
 def decode_response(
     reads: RecordedReads, *, closed: bool, failure: str = "", detail: str = ""
 ) -> Response:
-    """Decode a recorded answer. `closed`: the peer ended the connection; `failure` and `detail`:
-    the error that the client saw.
+    """Decode a recorded answer.
 
-    The client's error counts only while the answer is incomplete: a connection reset after the last
-    byte does not make the request fail. Takes about 1 µs for each read that resembles the one
-    before it, as most do, and 10 µs for any other.
+    `closed`: True if the server closed the connection.
+    `failure`, `detail`: the error that the client saw, if any.
+
+    The client's error is used only if the answer is incomplete: a request does not fail because the
+    connection is reset after the last byte. Decoding takes about 1 µs for each read that resembles
+    the read before it, as most reads do, and 10 µs for any other read.
     """
     framing, state = http_framing.HttpFraming(), _DecodeState()
     beginning = _read_all(reads, framing, state)
@@ -112,7 +114,7 @@ def decode_response(
 def _read_all(
     reads: RecordedReads, framing: http_framing.HttpFraming, state: _DecodeState
 ) -> bytes:
-    """Decode every read into `state`. Return the first bytes of the content, for error details."""
+    """Decode all reads into `state`. Return the beginning of the content, for error messages."""
     events, beginning, data = SseParser(), b"", reads.data
     template: EventTemplate | None = None
     number = at = 0  # the next read, and the next byte of the answer
@@ -150,7 +152,7 @@ def _read_all(
 
 
 def _read_events(state: _DecodeState, found: Sequence[SseEvent]) -> None:
-    """Decode events in order; ignore all that follow the end or an error."""
+    """Decode events in their order. Events after the end or after an error are ignored."""
     for event in found:
         state.events += 1
         if state.done or state.error[0]:
@@ -169,14 +171,15 @@ def _read_events(state: _DecodeState, found: Sequence[SseEvent]) -> None:
         if isinstance(content, dict):
             _read_one(state, event.ns, content)
         else:
-            state.error = (ErrorName.MALFORMED, "an event is not a JSON object")
+            state.error = (ErrorName.MALFORMED, "an event of the stream is not a JSON object")
 
 
 def _read_one(state: _DecodeState, ns: int, content: Mapping[str, Any]) -> None:
     if content.get("error"):
         state.error = (
             ErrorName.SERVER_ERROR,
-            _text(_mapping(content["error"]).get("message")) or "an error in the stream",
+            _text(_mapping(content["error"]).get("message"))
+            or "the server sent an error in the stream",
         )
         return
     if content.get("meta_info"):
@@ -193,7 +196,7 @@ def _read_one(state: _DecodeState, ns: int, content: Mapping[str, Any]) -> None:
 
 
 def _read_generated(state: _DecodeState, ns: int, content: Mapping[str, Any]) -> None:
-    """Decode an event of /generate."""
+    """Decode an event of the /generate stream."""
     ids = content.get("output_ids")
     state.generate = True
     state.ids.append(len(ids) if isinstance(ids, list) else 0)
@@ -207,7 +210,7 @@ def _read_generated(state: _DecodeState, ns: int, content: Mapping[str, Any]) ->
 def _read_choice(
     state: _DecodeState, ns: int, choice: Mapping[str, Any], content: Mapping[str, Any]
 ) -> None:
-    """Decode an event of an OpenAI stream that has a choice."""
+    """Decode an event of an OpenAI stream that contains a choice."""
     if choice.get("meta_info"):
         _read_meta(state, _mapping(choice["meta_info"]))
     if choice.get("finish_reason"):
@@ -262,7 +265,7 @@ def _read_speculation(state: _DecodeState, source: Mapping[str, Any]) -> None:
 
 
 def _read_finish(state: _DecodeState, reason: Any) -> None:
-    """Read the finish reason: a text in the OpenAI APIs, {"type": text} in /generate."""
+    """Record the finish reason. It is a text in the OpenAI APIs and {"type": text} in /generate."""
     if isinstance(reason, dict):
         reason = reason.get("type")
     if isinstance(reason, str) and reason:
@@ -270,7 +273,7 @@ def _read_finish(state: _DecodeState, reason: Any) -> None:
 
 
 def _choice_text(choice: Mapping[str, Any]) -> str:
-    """Return the output text of a choice: content, reasoning and tool calls."""
+    """Return the output text of a choice: its content, reasoning and tool calls."""
     delta = _mapping(choice.get("delta"))
     texts = [
         choice.get("text"),
@@ -299,7 +302,7 @@ def _find_error(
         return state.error
     ended = state.done or (is_complete and state.finish_reason != "")
     if not ended or not is_complete:
-        return failure or ErrorName.TRUNCATED, detail or "the answer was cut off"
+        return failure or ErrorName.TRUNCATED, detail or "the answer ended before it was complete"
     if state.finish_reason == "abort":
         return ErrorName.SERVER_ERROR, "the server aborted the request"
     if state.completion_tokens is None:
@@ -341,7 +344,7 @@ def _response(state: _DecodeState, status: int, last_ns: int, kind: str, detail:
 
 
 def _times_of_output(times: array[int], is_output: bytes | bytearray) -> array[int]:
-    """Return the times of the events with output. Few streams have others between them."""
+    """Return the times of the events with output."""
     begin, end = is_output.find(1), is_output.rfind(1) + 1
     if is_output.count(1) == end - begin:
         return times[begin:end]
@@ -349,15 +352,16 @@ def _times_of_output(times: array[int], is_output: bytes | bytearray) -> array[i
 
 
 def _is_cumulative(texts: Sequence[str]) -> bool:
-    """Whether each text repeats the one before: /generate does so unless the server streams
-    increments. An incomplete character at the end may change.
+    """Return whether each text begins with the text before it, as in /generate without incremental
+    streaming. An incomplete character at the end may change in the next text.
     """
     return all(later.startswith(text.rstrip("\ufffd")) for text, later in pairwise(texts))
 
 
 def _differences(counts: Sequence[int | None], total: int | None) -> array[int] | None:
-    """Return the tokens of each chunk from the cumulative counts, or None. Tokens without text
-    count for the next chunk, those after the last chunk for the last one.
+    """Return the number of tokens in each chunk, computed from the cumulative counts. Return None
+    if a count is missing or falls. Tokens without text count for the next chunk, or for the last
+    chunk if no other chunk follows.
     """
     known = [count for count in counts if count is not None]
     if not known or len(known) < len(counts):
@@ -369,8 +373,8 @@ def _differences(counts: Sequence[int | None], total: int | None) -> array[int] 
 
 
 def _verify_ct(state: _DecodeState) -> int | None:
-    """Return the verify steps. Old servers report only the accept length, which is completion
-    tokens / verify steps.
+    """Return the number of verify steps. For old servers it is computed from the accept length,
+    which is completion tokens / verify steps.
     """
     if state.verify_ct is None and state.accept_length and state.completion_tokens:
         return max(1, round(state.completion_tokens / state.accept_length))

@@ -1,5 +1,5 @@
-"""Flushes the prefix cache of a server before a run, and probes which part of the chat template it
-caches.
+"""Empties a server's prefix cache before a run, and measures how many tokens of the chat template
+the server caches.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ _TIMEOUT_S: Final = 10.0
 
 
 async def flush_prefix_cache(target: LoadTarget, tries: int = _TRIES) -> bool:
-    """Empty the prefix cache of an SGLang server. Return False if it does not: it refuses while a
-    request runs, so `tries` attempts are made, 0.1 s apart.
+    """Empty the prefix cache of an SGLang server. Return whether this succeeded.
+
+    A server refuses while a request runs, so at most `tries` attempts are made, 0.1 s apart.
     """
     endpoint = Endpoint(target.url)
     try:
@@ -39,10 +40,11 @@ async def flush_prefix_cache(target: LoadTarget, tries: int = _TRIES) -> bool:
 
 
 async def probe_template_tokens(target: LoadTarget, api: str, timeout_s: float) -> int | None:
-    """Return the number of prompt tokens that any two requests share, those of the chat template:
-    what the second of two probes finds cached.
+    """Return the number of prompt tokens that any two requests share, which are those of the chat
+    template.
 
-    Return None if the server does not report cached tokens or a probe failed.
+    Two requests are sent; the result is what the server reports as cached in the second. Return
+    None if the server does not report cached tokens or a request failed.
     """
     endpoint = Endpoint(target.url)
     found = None

@@ -1,5 +1,5 @@
-"""Reads a one-line event that fills one HTTP chunk, without the general parsers of chunks and
-events.
+"""Reads an event that has one line and fills one HTTP chunk. This is faster than the general
+parsers of chunks and events.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ _BEGIN: Final = b"data: "
 
 
 def read_single_line_event(data: bytes, at: int) -> tuple[bytes, int] | None:
-    """Read an event from byte `at`, where a chunk and an event begin. Return the event's data and
-    the offset after its chunk, or None if it has any other shape.
+    """Return (data of the event, offset after its chunk). A chunk and an event must begin at byte
+    `at`. Return None if the chunk is not one event with one line.
     """
     line = data.find(b"\r\n", at, at + 10)
     if line <= at:
@@ -27,7 +27,7 @@ def read_single_line_event(data: bytes, at: int) -> tuple[bytes, int] | None:
 
 @lru_cache(4096)
 def parse_chunk_size(digits: bytes) -> int:
-    """Return the size of a chunk, or -1 for anything but hexadecimal digits, such as 0x1 and 1_0,
-    which int() would accept.
+    """Return the size of a chunk. Return -1 if it has other characters than hexadecimal digits.
+    int() alone would accept 0x1 and 1_0.
     """
     return int(digits, 16) if not digits.strip(b"0123456789abcdefABCDEF") else -1

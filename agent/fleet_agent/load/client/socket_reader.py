@@ -1,13 +1,12 @@
-"""Reads the sockets of a shard and records the kernel's arrival time of each read, converted to the
-monotonic clock.
+"""Reads the sockets of a shard and records when the bytes of each read arrived.
 
-The time of a read is when the kernel received the bytes (SO_TIMESTAMPNS), not when this process
-woke up. So whatever the loop does in between (another stream's read, a request that is sent) does
-not make an answer look late (decision 0014).
+The arrival time is when the kernel received the bytes (SO_TIMESTAMPNS), converted to the monotonic
+clock. It is not when this process woke up, so an answer does not look late because the event loop
+was busy with another stream or request (decision 0014).
 
-There are two readers. LoopSocketReader, here, reads in callbacks of the loop and runs everywhere;
-`native_reader` reads in C where the library could be built (decision 0018). A reader makes a stream
-of each socket. The stream calls its listener when there is something to decide.
+There are two readers. LoopSocketReader, in this module, reads in callbacks of the event loop and
+works everywhere. `native_reader` reads in C and needs a compiled library (decision 0018). A reader
+makes a stream for each socket. The stream calls its listener when there is something to decide.
 """
 
 from __future__ import annotations
@@ -35,77 +34,87 @@ _unpack: Final = STAMP.unpack
 
 
 class StreamListener(Protocol):
-    """Decides about a stream. Its methods are called on the loop, once for each event."""
+    """Receives the events of a stream and decides what happens next. Each method is called on the
+    event loop, once for each event.
+    """
 
     def on_data(self) -> None:
-        """Handle new data while the stream does not watch for the end, or can no longer do so (then
-        read everything with `read_all`).
+        """Handle new data. This is called while the stream does not watch for the end of the
+        answer, or when it can no longer watch for it. In the second case the listener must read the
+        whole answer with `read_all`.
         """
         ...
 
     def on_complete(self) -> None:
-        """Handle the end of the watched answer: the last byte that arrived completes it."""
+        """Handle the end of an answer that the stream watches. The answer is complete with the last
+        byte that arrived.
+        """
         ...
 
     def on_closed(self, error: OSError | None) -> None:
-        """Handle the end of the connection: the peer closed it (None), or it broke."""
+        """Handle the end of the connection. `error` is None if the server closed the connection,
+        else the reason why it broke.
+        """
         ...
 
 
 class SocketStream(Protocol):
-    """The receiving side of one connected socket."""
+    """Receives the data of one connected socket."""
 
     @property
     def size(self) -> int:
-        """The number of bytes since the last `expect_answer`."""
+        """The number of bytes that arrived since the last call of `expect_answer`."""
         ...
 
     def expect_answer(self, sent_ns: int, max_bytes: int) -> bool:
-        """Begin an answer of at most `max_bytes`. Beyond that, `StreamListener.on_data` is called
-        even while the stream watches for the end.
+        """Prepare for an answer of at most `max_bytes`. If it is longer, `StreamListener.on_data`
+        is called even while the stream watches for the end.
 
-        Return False if the connection has ended or has sent something unexpected.
+        Return False if the connection has ended or has received unexpected bytes.
         """
         ...
 
     def read_new(self) -> bytes:
-        """Return what arrived since the last call, or since `expect_answer`."""
+        """Return the bytes that arrived since the last call, or since `expect_answer`."""
         ...
 
     def read_all(self) -> bytes:
-        """Return all that arrived since `expect_answer`."""
+        """Return all bytes that arrived since `expect_answer`."""
         ...
 
     def watch_for_end(self, left: int, rest: bytes) -> None:
-        """Report no more reads, only the end of a chunked answer that was read up to here with
-        `read_new`; at once if the end is already there.
+        """Watch for the end of a chunked answer, and call the listener only at the end. It is
+        called at once if the end has already arrived.
 
-        `left` is the number of bytes to the next line with a chunk's size, `rest` what has arrived
-        of that line.
+        The listener has read the answer up to here with `read_new`. `left` is the number of bytes
+        before the next line with the size of a chunk. `rest` is the part of this line that has
+        arrived.
         """
         ...
 
     def detach_reads(self) -> DeferredReads:
-        """Return what arrived of the answer and forget it."""
+        """Return the reads of the answer. The stream forgets them."""
         ...
 
     def drop(self) -> None:
-        """Close the socket. Does nothing if it is closed."""
+        """Close the socket. Does nothing if it is already closed."""
         ...
 
 
 class SocketReader(Protocol):
-    """The reader of the sockets of one event loop. Use it on that loop only."""
+    """Reads the sockets of one event loop. Use it only on this loop."""
 
     @property
     def cpu_s(self) -> float:
-        """The CPU seconds spent outside of the loop's thread."""
+        """The CPU seconds that the reader used in another thread than the loop's."""
         ...
 
     def attach(
         self, sock: socket.socket, listener: StreamListener, tls: TlsStream | None
     ) -> SocketStream:
-        """Read from a connected, non-blocking socket. The stream owns the socket and closes it."""
+        """Begin to read a connected, non-blocking socket. The stream then owns the socket and
+        closes it.
+        """
         ...
 
     def close(self) -> None:
@@ -114,19 +123,19 @@ class SocketReader(Protocol):
 
 
 def arrival_ns(stamp_ns: int, offset_ns: int, after_ns: int, now_ns: int) -> int:
-    """Return the perf_counter_ns that belongs to a kernel timestamp of a read that just happened.
-    It is not before `after_ns` and not after `now_ns`.
+    """Convert the kernel's timestamp of a read that has just happened to perf_counter_ns. The
+    result is between `after_ns` and `now_ns`.
 
-    While the wall clock is being set, it is unknown which clock stamped a read; a time that is
-    impossible is replaced by now.
+    A timestamp outside of this range is replaced by `now_ns`. This happens if the wall clock is set
+    between the timestamp and the read.
     """
     arrived_ns = stamp_ns - offset_ns
     return arrived_ns if after_ns <= arrived_ns <= now_ns else now_ns
 
 
 class _NoListener:
-    """Replaces the listener of a dropped stream. This avoids a reference cycle through its
-    connection, since the garbage collector is off during a run.
+    """Replaces the listener of a dropped stream. A dropped stream must not refer to its connection,
+    because the garbage collector, which would end the reference cycle, is off during a run.
     """
 
     def on_data(self) -> None:
@@ -143,10 +152,10 @@ NO_LISTENER: Final = _NoListener()
 
 
 class LoopSocketReader:
-    """Implements SocketReader with callbacks of the loop."""
+    """Implements SocketReader with callbacks of the event loop."""
 
     def __init__(self) -> None:
-        """Raises RuntimeError outside of a running loop."""
+        """Raise RuntimeError outside of a running event loop."""
         self._loop = asyncio.get_running_loop()
         self._offset_taken_ns = perf_counter_ns()
         self._clock_offset_ns = time_ns() - self._offset_taken_ns
@@ -178,7 +187,7 @@ class LoopSocketReader:
             stream.drop()
 
     def arrived_ns(self, stamp: bytes, after_ns: int) -> int:
-        """Convert the kernel timestamp of a read that just happened."""
+        """Convert the kernel's timestamp of a read that has just happened."""
         now_ns = perf_counter_ns()
         if now_ns - self._offset_taken_ns > OFFSET_VALID_NS:
             self._offset_taken_ns, self._clock_offset_ns = now_ns, time_ns() - now_ns
@@ -189,8 +198,8 @@ class LoopSocketReader:
 
 
 class LoopSocketStream:
-    """Implements SocketStream. `_read_once` is the hot path: a read, two appends and one
-    comparison.
+    """Implements SocketStream for LoopSocketReader. The hot path is `_read_once`: one read, two
+    appends and one comparison.
     """
 
     __slots__ = (
@@ -232,8 +241,8 @@ class LoopSocketStream:
         self._next_check = self._max_bytes = 0
 
     def on_readable(self) -> None:
-        """Read once. uvloop reports a broken socket only once, even if bytes arrived before it
-        broke, so the rest is read here too.
+        """Read once. If the socket is broken, read everything that arrived before it broke, because
+        uvloop reports a broken socket only once.
         """
         if (
             self._read_once()
@@ -245,8 +254,8 @@ class LoopSocketStream:
             self._listener.on_closed(OSError(broke, os.strerror(broke)))
 
     def _read_once(self, *, is_last: bool = False) -> bool:
-        """Return True if bytes arrived and the socket is still open. `is_last`: the caller reports
-        the end.
+        """Read once. Return True if bytes arrived and the socket is still open. With `is_last`, the
+        caller reports the end of the connection.
         """
         try:
             data, control_data, _, _ = self._receive(READ_BYTES, ROOM)
@@ -268,7 +277,7 @@ class LoopSocketStream:
         return bool(data) and self.remove is not None
 
     def _read_tls(self, at_ns: int, data: bytes, tls: TlsStream) -> None:
-        """Decrypt a part of a TLS record, or several records."""
+        """Decrypt bytes that may be a part of a TLS record or several records."""
         try:
             plain, is_over = tls.decrypt(data)
         except ssl.SSLError as error:
@@ -289,10 +298,10 @@ class LoopSocketStream:
             self._find_end(self._chunked_end)
 
     def _find_end(self, ending: http_framing.ChunkedEnd) -> None:
-        """Check whether a chunked answer has ended: after a read that ends in an empty line or is
-        tiny, and after every CHECK_BYTES.
+        """Check whether a chunked answer has ended. This is done after a read that ends with an
+        empty line, after a tiny read, and after every CHECK_BYTES.
 
-        What was checked early need not be checked at the end, when the next request of the slot is
+        The early checks save time at the end of the answer, when the next request of the slot is
         due.
         """
         found = (

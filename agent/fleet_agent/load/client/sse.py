@@ -1,5 +1,5 @@
-"""Splits a body into server-sent events, piece by piece (WHATWG: any line ends, comments, several
-data lines).
+"""Splits a body into server-sent events, piece by piece. It accepts all forms that WHATWG defines:
+any line ends, comments, and several data lines.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class SseEvent:
-    """One server-sent event: its data and the time of the read that completed it."""
+    """Holds one server-sent event: its data, and the time of the read that completed the event."""
 
     ns: int
     data: bytes
 
 
 class SseParser:
-    """A parser of one body. An incomplete last event is never returned."""
+    """Parses one body. An incomplete event at the end is never returned."""
 
     __slots__ = ("_after_cr", "_rest")
 
@@ -26,12 +26,12 @@ class SseParser:
 
     @property
     def is_between(self) -> bool:
-        """True if the next byte begins an event."""
+        """Whether the next byte begins an event."""
         return not self._rest and not self._after_cr
 
     def feed(self, ns: int, piece: bytes) -> list[SseEvent]:
-        """Return the events with data that this piece completes. Each byte is scanned once, however
-        long an event is.
+        """Return the events that this piece completes, without those that have no data. Each byte
+        is scanned only once, even in a long event.
         """
         if self._after_cr or b"\r" in piece:
             piece = self._plain(piece)
@@ -55,7 +55,9 @@ class SseParser:
         return found
 
     def _plain(self, piece: bytes) -> bytes:
-        """Replace each CRLF or CR by LF; a CRLF split over two pieces counts in the first."""
+        """Replace each CRLF or CR by LF. If a CRLF is split over two pieces, its LF is dropped from
+        the second piece.
+        """
         if not piece:
             return piece
         text = piece[1:] if self._after_cr and piece.startswith(b"\n") else piece

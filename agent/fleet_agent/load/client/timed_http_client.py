@@ -1,5 +1,5 @@
-"""Sends the requests of the load and takes their times: when each was sent, and when each part of
-its answer arrived. It parses no content during a run.
+"""Sends the requests of the load and records times: when each request was sent, and when each part
+of its answer arrived. It parses no content during a run.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ MAX_ANSWER_BYTES: Final = 512 << 20
 
 @dataclass(slots=True)
 class Exchange:
-    """One request and its raw answer. Times are perf_counter_ns; `failure` is an ErrorName or
-    empty.
+    """Holds one request and its undecoded answer. Times are perf_counter_ns. `failure` is an
+    ErrorName, or empty.
     """
 
     sent_ns: int
@@ -43,13 +43,13 @@ class Exchange:
 
     @property
     def reads(self) -> RecordedReads:
-        """The recorded reads, copied into Python objects by this call."""
+        """The recorded reads of the answer, copied to Python objects."""
         return self.deferred_reads.reads()
 
 
 class LoadConnection:
-    """One connection that carries one request at a time. It implements StreamListener: its stream
-    calls it when a decision is needed.
+    """Sends requests on one connection, one at a time. As a StreamListener it decides when an
+    answer has ended.
     """
 
     __slots__ = (
@@ -80,8 +80,8 @@ class LoadConnection:
         self._stream = reader.attach(sock, self, tls)
 
     async def exchange(self, request: bytes, timeout_s: float) -> Exchange:
-        """Send `request` and wait for the end of its answer, at most `timeout_s`. Failures are
-        recorded in the result; only CancelledError is raised.
+        """Send `request` and wait for the end of its answer, for at most `timeout_s`. A failure is
+        recorded in the result. Only CancelledError is raised.
         """
         loop = asyncio.get_running_loop()
         self._framing, self._can_watch, self._is_watching = http_framing.HttpFraming(), True, False
@@ -109,12 +109,12 @@ class LoadConnection:
         return exchange
 
     def cancel(self) -> None:
-        """End the request in flight and record it as cancelled."""
+        """End the request in flight, and record it as cancelled."""
         self._fail(ErrorName.CANCELLED, "cancelled")
         self._give_up()
 
     def abort(self) -> None:
-        """Close the connection now."""
+        """Close the connection at once."""
         if self._unsent is not None:
             self._unsent.cancel()
             self._unsent = None
@@ -122,16 +122,15 @@ class LoadConnection:
         self._stream.drop()
 
     def on_data(self) -> None:
-        """Handle new data: the head of an answer, each read of an answer that cannot be watched,
-        and an answer whose end only full parsing can find.
+        """Handle the head of an answer, or new data of an answer that the stream does not watch. If
+        the stream could not find the end, parse the whole answer.
         """
         if self._done is None or self._done.done():
             self.abort()  # no request is in flight
             return
         if self._stream.size > MAX_ANSWER_BYTES:
-            self._fail(
-                ErrorName.MALFORMED, f"the answer did not end within {MAX_ANSWER_BYTES >> 20} MiB"
-            )
+            limit_mib = MAX_ANSWER_BYTES >> 20
+            self._fail(ErrorName.MALFORMED, f"the answer did not end within {limit_mib} MiB")
             self._give_up()
             return
         if self._is_watching:
@@ -147,8 +146,8 @@ class LoadConnection:
             self.on_complete()
 
     def _watch(self, data: bytes) -> bool:
-        """Parse new data. Return True if the stream watches for the end from now on; what follows
-        the head is then left to the stream.
+        """Parse new data. Return True if the stream watches for the end from now on. The stream
+        then also handles what follows the head.
         """
         framing = self._framing
         if framing.state == http_framing.HEAD and (end := data.find(b"\r\n\r\n")) >= 0:
@@ -164,8 +163,8 @@ class LoadConnection:
         return ahead is not None
 
     def on_complete(self) -> None:
-        """Finish the request: its answer is complete, or can never be. The connection is kept only
-        if the server keeps it alive and has read the whole request.
+        """Finish the request, because its answer is complete or can never be complete. The
+        connection is kept only if the server keeps it open and has read the whole request.
         """
         keeps = self._framing.keep_alive and self._unsent is None
         self._finish()
@@ -173,13 +172,15 @@ class LoadConnection:
             self.abort()
 
     def on_closed(self, error: OSError | None) -> None:
-        """Finish the request: the peer closed the connection, or it broke."""
+        """Finish the request, because the server closed the connection or the connection broke."""
         if self._done is not None and not self._done.done():
             self._exchange.closed = True
             if error is not None:
                 self._fail(ErrorName.RESET, str(error))
             elif not self._stream.size:
-                self._fail(ErrorName.RESET, "the server closed the connection without an answer")
+                self._fail(
+                    ErrorName.RESET, "the server closed the connection without sending an answer"
+                )
         self._give_up()
 
     def _send(self, data: bytes) -> None:
@@ -194,8 +195,8 @@ class LoadConnection:
             self._unsent = asyncio.get_running_loop().create_task(self._send_rest(data[sent:]))
 
     async def _send_rest(self, data: bytes) -> None:
-        """Send what did not fit into the socket's buffer: the prompt is very long, or the server
-        does not read.
+        """Send the bytes that did not fit into the socket's buffer. This happens if the prompt is
+        very long or the server does not read.
         """
         try:
             await asyncio.get_running_loop().sock_sendall(self._socket, data)
@@ -210,7 +211,7 @@ class LoadConnection:
         if silent_s >= timeout_s / 2:
             self._fail(
                 ErrorName.STALLED,
-                f"the answer began, then stalled for {silent_s:.1f} s; "
+                f"the answer began and then stalled for {silent_s:.1f} s; "
                 f"the request's timeout is {timeout_s:g} s",
             )
         else:
@@ -226,7 +227,9 @@ class LoadConnection:
         self.abort()
 
     def _finish(self) -> None:
-        """End the request in flight. What arrived stays in its Exchange."""
+        """End the request in flight. The part of the answer that has arrived stays in
+        its Exchange.
+        """
         if self._done is not None and not self._done.done():
             self._store_reads()
             self._done.set_result(None)
@@ -238,7 +241,9 @@ class LoadConnection:
 
 
 class Endpoint:
-    """The address of one server and the idle connections to it. Use it on one event loop."""
+    """Holds the address of one server and the idle connections to it. Use it on one event loop
+    only.
+    """
 
     def __init__(
         self,
@@ -246,14 +251,16 @@ class Endpoint:
         tls: ssl.SSLContext | None = None,
         new_reader: Callable[[], SocketReader] = new_socket_reader,
     ) -> None:
-        """Prepare for `url`, without connecting. `tls` is the context for an https server (default:
-        this host's trust store); `new_reader` makes the reader of its sockets.
+        """Prepare for requests to `url`, without connecting.
+
+        `tls`: the TLS context for an https server (default: the trust store of this host).
+        `new_reader`: makes the reader of the sockets.
 
         Raises ValueError unless `url` is http(s)://host[:port][/path].
         """
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"url {url!r} is not http:// or https:// with a host")
+            raise ValueError(f"the url {url!r} must be http:// or https:// with a host")
         self._host = parts.hostname
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
         self._tls = (tls or ssl.create_default_context()) if parts.scheme == "https" else None
@@ -264,21 +271,21 @@ class Endpoint:
 
     @property
     def idle(self) -> int:
-        """The number of idle connections that are not lost."""
+        """The number of idle connections that are still open."""
         return sum(not connection.lost for connection in self._idle)
 
     @property
     def reader(self) -> SocketReader:
-        """The reader of its sockets, made at the first use. Raises RuntimeError outside of a
-        running loop.
+        """The reader of the sockets, which is made at the first use. Raises RuntimeError outside of
+        a running event loop.
         """
         if self._reader is None:
             self._reader = self._new_reader()
         return self._reader
 
     async def connect(self, count: int) -> None:
-        """Open connections until `count` are idle. A server that refuses is not an error here; the
-        requests record it.
+        """Open connections until `count` are idle. If the server refuses, nothing is raised: each
+        request will record its own failure.
         """
         with suppress(OSError, TimeoutError):
             while self.idle < count:
@@ -290,7 +297,9 @@ class Endpoint:
         timeout_s: float,
         on_connection: Callable[[LoadConnection], None] | None = None,
     ) -> Exchange:
-        """Send on an idle connection, or on a new one. A failure is in the result, never raised.
+        """Send a request on an idle connection, or on a new connection. A failure is recorded in
+        the result and never raised.
+
         `on_connection` is called with the connection before the request is sent.
         """
         try:
@@ -299,7 +308,8 @@ class Endpoint:
             return Exchange(
                 perf_counter_ns(),
                 failure=ErrorName.CONNECT,
-                detail=str(error) or f"no connection within {CONNECT_TIMEOUT_S:g} s",
+                detail=str(error)
+                or f"the server accepted no connection within {CONNECT_TIMEOUT_S:g} s",
             )
         if on_connection is not None:
             on_connection(connection)
@@ -309,7 +319,7 @@ class Endpoint:
         return exchange
 
     def close(self) -> None:
-        """Close all idle connections and the reader."""
+        """Close the idle connections and the reader."""
         for connection in self._idle:
             connection.abort()
         self._idle.clear()
@@ -341,7 +351,7 @@ class Endpoint:
             return connection
 
     async def _connect(self) -> socket.socket:
-        """Return a socket connected to the first of the host's addresses that accepts. Raises
+        """Return a socket that is connected to the first address of the host that accepts. Raises
         OSError.
         """
         loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""Encrypts and decrypts one TLS connection of the load, over a socket that other code reads."""
+"""Encrypts and decrypts the data of one TLS connection. Other code reads the socket."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ _READ_BYTES: Final = 1 << 16
 
 
 class TlsStream:
-    """The client side of one TLS connection. The context decides how the server is verified."""
+    """Implements the client side of one TLS connection. The context decides how the server is
+    verified.
+    """
 
     def __init__(self, context: ssl.SSLContext, host: str) -> None:
         self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._in, self._out, server_hostname=host)
 
     async def handshake(self, link: socket.socket) -> None:
-        """Perform the handshake. Raises OSError (including ssl.SSLError) if it fails or the server
-        cannot be verified.
+        """Perform the TLS handshake. Raises OSError, of which ssl.SSLError is a kind, if the
+        handshake fails or the server cannot be verified.
         """
         loop = asyncio.get_running_loop()
         while True:
@@ -37,13 +39,13 @@ class TlsStream:
             self._in.write(data)
 
     def encrypt(self, data: bytes) -> bytes:
-        """Return the bytes to send for `data`."""
+        """Return the encrypted bytes of `data`."""
         self._tls.write(data)
         return self._out.read()
 
     def decrypt(self, data: bytes) -> tuple[bytes, bool]:
-        """Return the decrypted bytes, and whether the peer has closed TLS with them. Raises
-        ssl.SSLError for bytes that are not valid TLS.
+        """Return (decrypted bytes, whether the server has closed TLS). Raises ssl.SSLError if the
+        bytes are not valid TLS.
         """
         self._in.write(data)
         plain = bytearray()

@@ -1,9 +1,10 @@
-"""Builds the C parts of the load client on the host that uses them, loads them and declares their
-functions. Without them the client reads in Python.
+"""Builds the C code of the load client on the host that runs it, loads it and declares its
+functions. If it cannot be built, the client reads in Python.
 
-One wheel of the agent serves all hosts, and a host that serves models has a C compiler, since its
-server compiles kernels. So the wheel carries the source, which is compiled once, in a quarter of a
-second; the result is kept in the load process's folder under its digest (decision 0018).
+One wheel of the agent serves all hosts, so the wheel contains the source. A host that serves models
+has a C compiler, because its server compiles kernels. Compiling takes a quarter of a second. The
+library is then kept in the folder of the load process, with the digest of its source in its name
+(decision 0018).
 """
 
 from __future__ import annotations
@@ -102,13 +103,14 @@ _FUNCTIONS: Final[Mapping[str, tuple[Any, tuple[Any, ...]]]] = {
 
 
 class Library:
-    """The functions, by their names. All but `run`, which blocks, are called with Python's lock
-    held: they take microseconds.
+    """Holds the functions of the C library by their names. All functions but `run` take
+    microseconds and are called with Python's lock held. `run` blocks and is called without the
+    lock.
     """
 
     def __init__(self, path: Path) -> None:
-        """Load the library. Raises OSError if it is not a shared library, AttributeError if a
-        function is missing.
+        """Load the library. Raises OSError if the file is not a shared library. Raises
+        AttributeError if a function is missing.
         """
         short = ctypes.PyDLL(str(path))
         for name, (result, arguments) in _FUNCTIONS.items():
@@ -121,8 +123,8 @@ class Library:
 
 @lru_cache(1)
 def load_library() -> Library | None:
-    """Return the library of this process, built if necessary, or None if it cannot be built. A
-    failure is logged once.
+    """Return the library for this process, and build it if necessary. Return None if it cannot be
+    built; the reason is logged once.
     """
     folder = os.environ.get(FOLDER_VARIABLE, "")
     return _loaded(Path(folder)) if folder else None
@@ -140,8 +142,9 @@ def _loaded(folder: Path) -> Library | None:
 
 
 def find_compiler() -> Sequence[str]:
-    """Return the command of this host's C compiler, empty if there is none. CC may be several
-    words, such as `ccache gcc`.
+    """Return the command of the C compiler on this host. Return nothing if there is no compiler.
+
+    The variable CC may hold several words, such as `ccache gcc`.
     """
     named = shlex.split(os.environ.get("CC", ""))
     if named and shutil.which(named[0]):
@@ -151,8 +154,8 @@ def find_compiler() -> Sequence[str]:
 
 
 def build_library(folder: Path) -> Path:
-    """Return the path of the compiled library in `folder`, and compile it unless it exists. Raises
-    OSError, CalledProcessError, TimeoutExpired.
+    """Return the path of the library in `folder`. Compile the library unless it exists. Raises
+    OSError, CalledProcessError or TimeoutExpired.
     """
     target = folder / f"load-{_digest()}.so"
     if _is_ours(target):
@@ -185,8 +188,8 @@ def build_library(folder: Path) -> Path:
 
 
 def _digest() -> str:
-    """Return the digest of everything that the result depends on, except the compiler: a host has
-    only one.
+    """Return the digest of everything that the library depends on, except the compiler. A host has
+    only one compiler.
     """
     here = Path(__file__).parent
     content = b"".join((here / name).read_bytes() for name in (*_SOURCES, *_HEADERS))
@@ -196,7 +199,7 @@ def _digest() -> str:
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether the file exists and no other user could have written it."""
+    """Return whether the file exists and no other user can have written it."""
     try:
         found, folder = path.lstat(), path.parent.lstat()
     except OSError:
