@@ -1,1 +1,1 @@
-"""Connects to hosts over SSH, runs programs there, and forwards sockets to agents."""
+"""Connects to hosts over SSH, runs programs there, and forwards local sockets to the agents."""

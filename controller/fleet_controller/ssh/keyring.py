@@ -19,7 +19,9 @@ _TRIES = 3
 
 
 class Keyring:
-    """The keys of one command, safe for many threads; asks for each passphrase once."""
+    """The private keys that one command uses. Many threads may share a keyring, which asks for each
+    passphrase only once.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -27,10 +29,11 @@ class Keyring:
         self._agent: paramiko.Agent | None = None
 
     def keys(self, ssh: Ssh) -> Iterator[tuple[str, paramiko.PKey]]:
-        """Yield (origin, key) in the order to try them: named files, ssh-agent, default files.
+        """Yield (origin, key) in the order in which the keys should be tried: the keys of named
+        files, of ssh-agent, and of default files.
 
-        The key of a named file is taken from ssh-agent if it is there. Default files count only
-        when no file is named. Raises ConfigError for a key file that cannot be used.
+        If ssh-agent holds the key of a named file, that key is used. Default files are tried only
+        if no file is named. Raises ConfigError for a key file that cannot be used.
         """
         offered: set[bytes] = set()
         held = self._ssh_agent_keys() if ssh.use_agent else []
@@ -79,7 +82,9 @@ class Keyring:
 
 
 def _public_half(file: str) -> bytes:
-    """Return the public key in FILE.pub, which needs no passphrase; empty if it cannot be read."""
+    """Return the public key in FILE.pub, which needs no passphrase. Return empty bytes if the file
+    cannot be read.
+    """
     try:
         words = Path(file + ".pub").read_text(encoding="utf-8").split()
         return paramiko.PKey.from_type_string(words[0], _decode_base64(words[1])).asbytes()

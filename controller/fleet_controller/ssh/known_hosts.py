@@ -1,4 +1,6 @@
-"""Checks the key of a host against known_hosts, and refuses unknown, changed and revoked ones."""
+"""Checks the key of a host against the known_hosts files. Unknown, changed and revoked keys are
+refused.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,13 @@ USER_FILE, SYSTEM_FILE = "~/.ssh/known_hosts", "/etc/ssh/ssh_known_hosts"
 
 
 class HostKeyRefused(ConfigError):
-    """The key of a host is unknown, changed or revoked."""
+    """The error for a host key that is unknown, changed or revoked."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnownHosts:
-    """The known and the revoked host keys, and the files that they come from.
-
-    New keys belong into the first file.
+    """The known host keys, the revoked host keys, and the files that hold both. New keys belong
+    into the first file.
     """
 
     keys: paramiko.HostKeys
@@ -34,7 +35,7 @@ class KnownHosts:
 
     @classmethod
     def read(cls, files: Sequence[str]) -> KnownHosts:
-        """Read these files, else OpenSSH's own; missing files are skipped."""
+        """Read these files, or OpenSSH's own files if none is given. Missing files are skipped."""
         named = [str(Path(file).expanduser()) for file in (files or (USER_FILE, SYSTEM_FILE))]
         keys, revoked = paramiko.HostKeys(), set()
         for file in named:
@@ -51,11 +52,13 @@ class KnownHosts:
         return cls(keys, frozenset(revoked), tuple(named))
 
     def key_types(self, ssh: Ssh) -> list[str]:
-        """Return the types of the known keys of a host, which it should be asked for first."""
+        """Return the types of a host's known keys. The host should be asked for a key of these
+        types first.
+        """
         return list(self.keys.lookup(known_hosts_name(ssh)) or ())
 
     def check(self, ssh: Ssh, key: paramiko.PKey) -> None:
-        """Raises HostKeyRefused unless `key` is the known key of the host."""
+        """Raise HostKeyRefused unless `key` is the known key of the host."""
         known: Mapping[str, paramiko.PKey] = self.keys.lookup(known_hosts_name(ssh)) or {}
         shown = f"{key.get_name()} {fingerprint(key)}"
         if key.get_base64() in self.revoked:
@@ -107,14 +110,14 @@ def _file_has_host(file: str, name: str) -> bool:
 
 
 def known_hosts_name(ssh: Ssh) -> str:
-    """Return the name of a host in known_hosts."""
+    """Return the name under which known_hosts lists a host."""
     if ssh.host_key_alias:
         return ssh.host_key_alias
     return ssh.address if ssh.port == 22 else f"[{ssh.address}]:{ssh.port}"
 
 
 def display_name(ssh: Ssh) -> str:
-    """Return the name of a host in messages."""
+    """Return the name of a host for use in messages."""
     return ssh.address if ssh.port == 22 else f"{ssh.address} port {ssh.port}"
 
 
@@ -133,7 +136,9 @@ def _show_fingerprint_command(key: paramiko.PKey) -> str:
 
 
 def _add_key_command(ssh: Ssh, kind: str, file: str) -> str:
-    """Return the command that adds the key; behind jump hosts, the scan runs on the last one."""
+    """Return the shell command that adds a host's key to `file`. Behind jump hosts, it scans the
+    key from the last jump host.
+    """
     short = next((name for name in ("ed25519", "ecdsa", "rsa") if name in kind), "ed25519")
     scan = [
         "ssh-keyscan",

@@ -1,7 +1,7 @@
 """Reads a user's SSH configuration, with Host, Match and Include as in OpenSSH.
 
-paramiko parses the text. Whatever would run a command or ask DNS (`Match exec`, canonical names) is
-removed before.
+paramiko parses the text. Lines that would run a command or ask DNS (`Match exec`, canonical names)
+are removed before.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NEVER = "Host !*"
 
 
 class _OfflineSshConfig(SSHConfig):
-    """Leaves out the tokens that need a name server: %l, and %C, which contains it."""
+    """Leaves out the tokens that need a name server: %l, and also %C, which contains %l."""
 
     TOKENS_BY_CONFIG_KEY = {  # noqa: RUF012 -- overrides paramiko's attribute, which is never written
         "hostname": ["%h"],
@@ -35,9 +35,10 @@ class _OfflineSshConfig(SSHConfig):
 
 @dataclass(frozen=True, slots=True)
 class SshConfig:
-    """The configuration of one user.
+    """The SSH configuration of one user.
 
-    `problem` says why it could not be read; `ignored` lists the keywords that were left out.
+    - `problem`: why the file could not be read; empty if it could.
+    - `ignored`: the keywords that were left out.
     """
 
     file: str = ""
@@ -46,9 +47,10 @@ class SshConfig:
     _reader: SSHConfig = field(default_factory=SSHConfig, repr=False, compare=False)
 
     def options_for(self, host: str) -> Mapping[str, str | list[str]]:
-        """Return the options for `ssh HOST`, by lower-case keyword; the first value found holds.
+        """Return the options for `ssh HOST`, by lower-case keyword. If a keyword has several
+        values, the first one counts.
 
-        Raises ConfigError when the user of this process has no name, which the lookup needs.
+        Raises ConfigError if the user of this process has no name, which the lookup needs.
         """
         if not self.file or self.problem:
             return {}
@@ -66,13 +68,17 @@ class SshConfig:
 
 
 def user_ssh_config(home: Path | None = None) -> SshConfig:
-    """Read ~/.ssh/config, or that of another home; return an empty value if there is none."""
+    """Read ~/.ssh/config, or the same file in the folder `home`. Return an empty configuration if
+    there is no file.
+    """
     folder = (home or Path.home()) / ".ssh"
     return read_ssh_config(folder / "config")
 
 
 def read_ssh_config(file: Path) -> SshConfig:
-    """Read a configuration with the files that it includes; relative names start at its folder."""
+    """Read a configuration file with the files that it includes. Relative file names start at the
+    folder of the file.
+    """
     ignored: list[str] = []
     try:
         if not file.is_file():
@@ -88,9 +94,9 @@ def read_ssh_config(file: Path) -> SshConfig:
 
 
 def _lines(file: Path, folder: Path, ignored: list[str], depth: int) -> Iterator[str]:
-    """Yield the lines, with included files inserted.
+    """Yield the lines of the file, with included files inserted.
 
-    After an included file, the block that contains the Include continues.
+    After an included file, the Host or Match block that contains the Include continues.
     """
     block = "Host *"
     for line in file.read_text(encoding="utf-8").splitlines():

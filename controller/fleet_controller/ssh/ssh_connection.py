@@ -1,7 +1,7 @@
 """Opens SSH connections, through jump hosts if needed, and runs programs over them.
 
-All calls block; use threads for several hosts at once. Programs are lists of arguments, which are
-quoted in one place, where SSH needs a shell line.
+All calls block, so use a thread for each host. Programs are lists of arguments. They are quoted in
+a single place, where SSH needs a shell line.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "ae
 
 @dataclass(frozen=True, slots=True)
 class ProgramResult:
-    """The exit code and output of a program; the code is -1 if it is unknown."""
+    """The exit code and the output of a program. The code is -1 if it is unknown."""
 
     code: int
     out: bytes
@@ -38,7 +38,9 @@ class ProgramResult:
 
 
 class SshConnection:
-    """An open connection to one machine; closing it ends the programs that run over it."""
+    """An open SSH connection to one machine. Closing the connection ends the programs that run over
+    it.
+    """
 
     def __init__(self, ssh: Ssh, transport: paramiko.Transport, stack: ExitStack) -> None:
         self._ssh = ssh
@@ -47,9 +49,9 @@ class SshConnection:
 
     @classmethod
     def open(cls, ssh: Ssh, keyring: Keyring) -> SshConnection:
-        """Connect, through the machines that `ssh.jumps` names, in order.
+        """Connect to a machine, through all jump hosts of `ssh.jumps` in order.
 
-        Raises HostUnreachable, HostKeyRefused, and ConfigError when no key is accepted.
+        Raises HostUnreachable, HostKeyRefused. Raises ConfigError if no key is accepted.
         """
         with ExitStack() as stack:
             transport: paramiko.Transport | None = None
@@ -64,7 +66,7 @@ class SshConnection:
     ) -> ProgramResult:
         """Run a program to its end.
 
-        Raises HostUnreachable when the connection breaks, or nothing arrives for `timeout_s`.
+        Raises HostUnreachable if the connection breaks or nothing arrives for `timeout_s` seconds.
         """
         with self.start(argv, timeout_s) as pipe:
             pipe.send(stdin)
@@ -72,9 +74,10 @@ class SshConnection:
             return pipe.read_to_end()
 
     def start(self, argv: Sequence[str], timeout_s: float = SILENCE_TIMEOUT_S) -> RemoteProgram:
-        """Start a program. `timeout_s` is the longest time without output.
+        """Start a program. `timeout_s` is the longest time in seconds that the program may send no
+        output.
 
-        Raises HostUnreachable when the connection is broken.
+        Raises HostUnreachable if the connection is broken.
         """
         try:
             channel = self._transport.open_session(timeout=self._ssh.connect_timeout_s)
@@ -85,7 +88,9 @@ class SshConnection:
         return RemoteProgram(channel, display_name(self._ssh))
 
     def open_channel(self, address: str, port: int) -> paramiko.Channel:
-        """Open a connection from that machine to an address. Raises HostUnreachable."""
+        """Open a connection from the remote machine to an address. Raises HostUnreachable if
+        nothing answers there.
+        """
         try:
             return self._transport.open_channel(
                 "direct-tcpip",
@@ -101,7 +106,7 @@ class SshConnection:
 
     @property
     def is_open(self) -> bool:
-        """Whether neither side has ended the connection."""
+        """Return whether neither side has ended the connection."""
         return self._transport.is_active()
 
     def close(self) -> None:
@@ -127,7 +132,7 @@ class SshConnection:
 
 
 class RemoteProgram:
-    """A running program on another machine; its standard error is collected, up to 1 MiB."""
+    """A running program on another machine. Its standard error is collected, up to 1 MiB."""
 
     def __init__(self, channel: paramiko.Channel, host: str) -> None:
         self._channel = channel
@@ -138,7 +143,9 @@ class RemoteProgram:
         self._reader.start()
 
     def send(self, content: bytes) -> None:
-        """Write to the program. Raises HostUnreachable, with the program's last error lines."""
+        """Write to the program's standard input. Raises HostUnreachable with the program's last
+        error lines.
+        """
         try:
             self._channel.sendall(content)
         except OSError as error:
@@ -151,7 +158,7 @@ class RemoteProgram:
     def read_line(self) -> bytes:
         """Read one line of output.
 
-        Raises HostUnreachable when the program ends instead, or sends nothing for too long.
+        Raises HostUnreachable if the program ends instead, or sends nothing for too long.
         """
         try:
             line: bytes = self._file.readline()
@@ -162,7 +169,7 @@ class RemoteProgram:
         return line
 
     def read_to_end(self) -> ProgramResult:
-        """Read the rest of the output and wait for the program's end."""
+        """Read all further output and wait for the program's end."""
         try:
             out: bytes = self._file.read()
         except OSError as error:
@@ -263,7 +270,9 @@ def _connect_hop(
 
 
 def _order_key_types(offered: Sequence[str], known: Sequence[str]) -> list[str]:
-    """Sort host key types so that those with a known key come first, as OpenSSH does."""
+    """Sort the host key types. As in OpenSSH, types for which a key of the host is known come
+    first.
+    """
     names = {f"rsa-sha2-{bits}" for bits in (256, 512)} if "ssh-rsa" in known else set()
     return sorted(offered, key=lambda kind: kind not in known and kind not in names)
 

@@ -1,4 +1,6 @@
-"""Forwards local Unix sockets through SSH to the ports of agents; the TLS inside stays unopened."""
+"""Forwards local Unix sockets through SSH to the ports of agents. The TLS inside the tunnel is not
+decrypted.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ _CHUNK_BYTES = 1 << 16
 class Forwarder:
     """Forwards the connections of one Unix socket to a port of a host.
 
-    `connect` returns an open SSH connection to the host, a new one when the last has broken.
+    `connect` returns an open SSH connection to the host. It makes a new connection if the last one
+    has broken.
     """
 
     def __init__(self, path: Path, connect: Callable[[], SshConnection], port: int) -> None:
@@ -71,7 +74,7 @@ class Forwarder:
         return thread
 
     def _forward(self, client: socket.socket) -> None:
-        """Forward one connection until it ends."""
+        """Forward one connection until either side ends it."""
         self._open.add(client)
         try:
             channel = self._connect().open_channel(AGENT_LOOPBACK, self._port)
@@ -104,7 +107,9 @@ def _copy_to_socket(channel: paramiko.Channel, client: socket.socket) -> None:
 
 
 class _HostTunnel:
-    """The SSH connection to one host, re-created when it breaks, and the local socket."""
+    """The local socket and the SSH connection to one host. The connection is made again when it
+    breaks.
+    """
 
     def __init__(self, host: FleetHost, keyring: Keyring, folder: Path) -> None:
         self._host = host
@@ -114,7 +119,9 @@ class _HostTunnel:
         self.forwarder = Forwarder(folder / f"{host.name}.sock", self.open_connection, host.port)
 
     def open_connection(self) -> SshConnection:
-        """Return an open SSH connection, a new one if needed. Raises FleetError if SSH fails."""
+        """Return an open SSH connection, which is new if the last one has ended. Raises FleetError
+        if SSH fails.
+        """
         with self._lock:
             if self._connection is not None and not self._connection.is_open:
                 self._connection.close()
@@ -124,7 +131,9 @@ class _HostTunnel:
             return self._connection
 
     def close(self) -> None:
-        """Close the SSH connection first, which ends what it forwards, then the socket."""
+        """Close the SSH connection first, which ends all forwarded connections. Then close the
+        socket.
+        """
         with self._lock:
             if self._connection is not None:
                 self._connection.close()
@@ -132,7 +141,7 @@ class _HostTunnel:
 
 
 class Tunnels:
-    """The tunnels to all hosts that are reached through SSH; an async context manager."""
+    """The tunnels to all hosts that are reached through SSH, as an async context manager."""
 
     def __init__(self) -> None:
         self._keyring = Keyring()
@@ -157,9 +166,9 @@ class Tunnels:
             await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
 
     async def open_tunnel(self, host: FleetHost) -> str:
-        """Open the tunnel to the agent of `host` and return its local address, `unix:PATH`.
+        """Open the tunnel to the agent of `host`. Return the tunnel's local address, `unix:PATH`.
 
-        Raises FleetError when SSH fails.
+        Raises FleetError if SSH fails.
         """
         assert self._folder is not None
         tunnel = self._tunnels.get(host.name)

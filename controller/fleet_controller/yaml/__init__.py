@@ -1,1 +1,1 @@
-"""Reads YAML with the position of each key, and collects findings."""
+"""Reads YAML files with the position of each key, and collects findings about the files."""

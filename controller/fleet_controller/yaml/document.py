@@ -1,7 +1,7 @@
 """Reads YAML 1.2 text into plain values, with the position of each key and value.
 
-It works on nodes instead of ready-made values, because a finding needs the position of every key,
-and because a variable must keep the spelling in the file (`0x10`, `1e3`, `true`).
+The text is read node by node and not straight into values. A finding needs the position of every
+key, and a variable must keep its spelling in the file (`0x10`, `1e3`, `true`).
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _NOT_YAML = (
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A file as plain values (dict, tuple, str, int, float, bool, None), their positions in it
-    (from 1), and what is wrong with its YAML.
+    """The content of a YAML file: its plain values (dict, tuple, str, int, float, bool, None), the
+    positions of keys and values, and the findings about its YAML. Lines and columns count from 1.
     """
 
     value: Any
@@ -48,8 +48,9 @@ class Document:
     broken: frozenset[KeyPath] = frozenset()  # paths that `findings` are about
 
     def place(self, path: KeyPath, *, at_key: bool = False) -> LineColumn:
-        """Return the position of `path`: its value if that is on the line of its key, else its key.
-        If the path is not in the file, return the position of the nearest parent.
+        """Return the position of a finding about `path`: that of its value if key and value are on
+        one line, else that of its key. If the path is not in the file, return the position of the
+        nearest parent.
         """
         for length in range(len(path), 0, -1):
             here = path[:length]
@@ -61,7 +62,7 @@ class Document:
         return (1, 1)
 
     def value_at(self, path: KeyPath, otherwise: Any) -> Any:
-        """Return the value at `path`, or `otherwise` if there is none."""
+        """Return the value at `path`, or `otherwise` if the file has no value there."""
         value = self.value
         for part in path:
             try:
@@ -72,10 +73,10 @@ class Document:
 
 
 def read_document(text: str, file: str, is_verbatim: Callable[[KeyPath], bool]) -> Document:
-    """Read one YAML document. A scalar stays the text that was written where `is_verbatim(path)` is
-    true.
+    """Read one YAML document. A scalar for which `is_verbatim(path)` is true stays the text that
+    was written.
 
-    Never raises: what is wrong is in `findings`, and `value` is None if nothing could be read.
+    Never raises. Errors are in `findings`, and `value` is None if nothing could be read.
     """
     if _is_too_nested(text):
         return Document(None, file, findings=(_nesting_finding(file),))
@@ -119,8 +120,8 @@ def read_document(text: str, file: str, is_verbatim: Callable[[KeyPath], bool]) 
 
 
 def _is_too_nested(text: str) -> bool:
-    """Return True if more brackets are open at once than any job needs: the YAML library takes
-    quadratic time over them.
+    """Return whether more brackets are open at once than any job needs. The YAML library takes
+    quadratic time for nested brackets.
     """
     depth = 0
     for match in re.finditer(r"[\[\]{}]", text):

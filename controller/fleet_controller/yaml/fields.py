@@ -1,4 +1,4 @@
-"""Field types and the base model that the job file and the fleet file share: durations, ratios,
+"""Defines the field types and the base model that job file and fleet file share: durations, ratios,
 names, labels and variables.
 """
 
@@ -68,7 +68,7 @@ Gpus = Annotated[int, Field(ge=0, le=1024)]
 
 
 def none_as_empty(shape: Any) -> BeforeValidator:
-    """Return a validator that reads an empty `env:` as no variables."""
+    """Return a validator that reads an empty key, such as `env:`, as an empty mapping."""
     return BeforeValidator(
         lambda written: {} if written is None else written, json_schema_input_type=shape | None
     )
@@ -82,8 +82,8 @@ Labels = Annotated[_Texts, none_as_empty(_Texts)]
 
 
 class Section(BaseModel):
-    """A mapping of a job or fleet file. Unknown keys are errors, and values keep the type in which
-    they were written.
+    """The base of each mapping in a job or fleet file. Unknown keys are errors, and values keep the
+    type in which they were written.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)

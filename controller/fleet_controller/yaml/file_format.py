@@ -1,6 +1,4 @@
-"""Describes a kind of file for the translation of errors: its models by path, and what to write
-where something is missing.
-"""
+"""Describes a kind of file, so that validation errors can be translated into findings about it."""
 
 from __future__ import annotations
 
@@ -15,25 +13,28 @@ FindingText = tuple[str, str, str]  # code, message, hint
 
 
 def no_text_for_unknown_key(path: KeyPath) -> FindingText | None:
-    """Return None: in this kind of file, no unknown key has a text of its own."""
+    """Return None, because this kind of file has no special text for any unknown key."""
     return None
 
 
 def model_keys(model: type[BaseModel]) -> list[str]:
-    """Return the keys of a mapping as they are written in the file: by alias, such as `from`, which
-    cannot be a field's name.
+    """Return the keys of a mapping as they are written in the file. A key such as `from`, which
+    cannot be the name of a field, is written as an alias.
     """
     return [field.alias or name for name, field in model.model_fields.items()]
 
 
 @dataclass(frozen=True, slots=True)
 class FileFormat:
-    """One kind of file. `models` maps a path to the model of the mapping there; `*` matches any one
-    name or list index.
+    """One kind of file.
 
-    `missing` and `empty` say what to write, by the last key; `names` says what a name may be, by
-    path; `describe_unknown_key` gives the text for unknown keys that need one of their own;
-    `common` lists keys that do not show where they belong.
+    - `noun`: what messages call the file.
+    - `models`: the model of the mapping at each path; `*` matches any name or list index.
+    - `missing`, `empty`: what to write for a missing or empty key, by path or last key.
+    - `names`: what a name may be, by path.
+    - `describe_unknown_key`: returns a special text for an unknown key, or None.
+    - `common`: keys that occur in many sections, so that a key alone does not show where it
+      belongs.
     """
 
     noun: str
@@ -54,8 +55,8 @@ class FileFormat:
         return None
 
     def section_of(self, key: str) -> str | None:
-        """Return the section where `key` belongs, such as `workloads.NAME`: empty for the top of
-        the file, None if it belongs nowhere.
+        """Return the section to which `key` belongs, such as `workloads.NAME`. Return an empty text
+        for the top of the file, and None for a key that belongs nowhere.
         """
         if key in self.common:
             return None

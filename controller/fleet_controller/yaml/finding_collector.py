@@ -1,4 +1,4 @@
-"""Collects the findings about a file that is being imported, with their lines."""
+"""Collects the findings about a file that is being imported. Each finding has its line."""
 
 from __future__ import annotations
 
@@ -11,27 +11,29 @@ _MOST, _MOST_ERRORS = 200, 400
 
 @dataclass(slots=True)
 class FindingCollector:
-    """Findings about one file in the order of their creation, each once. `line` counts from 1; 0 =
-    no particular line.
+    """The findings about one file in the order of their creation, without duplicates. Lines count
+    from 1; 0 means no particular line.
     """
 
     file: str
     found: dict[Finding, None] = field(default_factory=dict)
 
     def error(self, code: str, line: int, message: str, hint: str = "", key: str = "") -> None:
-        """Add what must be edited before a job can be made from the file."""
+        """Add an error: something that must be edited before a job can be made from the file."""
         self._add(Finding(code, ERROR, self.file, line, min(line, 1), key, message, hint))
 
     def warn(self, code: str, line: int, message: str, hint: str = "", key: str = "") -> None:
-        """Add what was read but may mean something else than its author thinks."""
+        """Add a warning: something that was read but may mean something else than its author
+        thinks.
+        """
         self._add(Finding(code, WARNING, self.file, line, min(line, 1), key, message, hint))
 
     def info(self, code: str, line: int, message: str, hint: str = "", key: str = "") -> None:
-        """Add what was left out or moved."""
+        """Add a note about something that was left out or moved."""
         self._add(Finding(code, INFO, self.file, line, min(line, 1), key, message, hint))
 
     def has_error(self) -> bool:
-        """Return True if at least one finding is an error."""
+        """Return whether at least one finding is an error."""
         return any(finding.severity == ERROR for finding in self.found)
 
     def _add(self, finding: Finding) -> None:

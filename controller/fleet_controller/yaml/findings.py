@@ -1,4 +1,4 @@
-"""A finding: the one form in which `lint`, `plan` and the importers report what is wrong with a
+"""Defines the finding, the one form in which `lint`, `plan` and the importers report a problem of a
 file.
 """
 
@@ -18,8 +18,8 @@ _QUOTE = re.compile(r"`([^`]*)`")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One remark about a file. `line` and `column` count from 1, 0 = no particular place; `key` is
-    dotted.
+    """One remark about a file. `line` and `column` count from 1; 0 means no particular place. `key`
+    is a dotted path.
     """
 
     code: str
@@ -32,14 +32,14 @@ class Finding:
     hint: str = ""
 
     def __post_init__(self) -> None:
-        """Shorten long quoted values and texts, so that a finding stays readable whatever the file
+        """Shorten long texts and long quoted values. So a finding stays readable, whatever the file
         contains.
         """
         for name in ("key", "message", "hint"):
             object.__setattr__(self, name, _shorten(getattr(self, name)))
 
     def to_json(self) -> dict[str, str | int]:
-        """Return the finding in the JSON form of `lint`, keys in its order."""
+        """Return the finding in the JSON form of `lint`, with the keys in the documented order."""
         return {
             "code": self.code,
             "severity": self.severity,
@@ -52,8 +52,8 @@ class Finding:
         }
 
     def __str__(self) -> str:
-        """Return `file:line:column: severity code: message (hint)`, which editors and terminals can
-        open.
+        """Return `file:line:column: severity code: message (hint)`. Editors and terminals can open
+        such a place.
         """
         hint = f" ({self.hint})" if self.hint else ""
         return (
@@ -80,7 +80,9 @@ def _shorten(text: str) -> str:
 
 
 class FileRejected(ConfigError):
-    """A file has errors. `findings` holds all of them and the warnings, in file order."""
+    """The error for a file with findings of severity error. `findings` holds all errors and
+    warnings, in file order.
+    """
 
     def __init__(self, findings: Iterable[Finding]) -> None:
         self.findings = in_order(findings)
@@ -96,20 +98,20 @@ class FileRejected(ConfigError):
 
 
 class JobRejected(FileRejected):
-    """The job file has errors."""
+    """The error for a job file that is rejected."""
 
 
 class FleetRejected(FileRejected):
-    """The fleet file has errors."""
+    """The error for a fleet file that is rejected."""
 
 
 def has_errors(findings: Iterable[Finding]) -> bool:
-    """Return True if at least one finding is an error."""
+    """Return whether at least one finding is an error."""
     return any(finding.severity == ERROR for finding in findings)
 
 
 def in_order(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Return each finding once, by its place in the file."""
+    """Return each finding once, sorted by its place in the file."""
     return tuple(
         sorted(
             dict.fromkeys(findings),

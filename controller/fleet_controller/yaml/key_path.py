@@ -1,4 +1,4 @@
-"""Paths to the values of a YAML file, and positions in it."""
+"""Defines paths to the values of a YAML file and positions in the file."""
 
 from __future__ import annotations
 

@@ -21,8 +21,8 @@ _SCALARS = ("null", "bool", "int", "float", "timestamp", "str")
 
 
 class NodeReader:
-    """Walks the nodes once, keeps positions, and collects findings instead of stopping at the
-    first.
+    """Reads each node once and keeps its position. Findings are collected, so that reading does not
+    stop at the first one.
     """
 
     def __init__(self, file: str, is_verbatim: Callable[[KeyPath], bool]) -> None:
@@ -56,8 +56,8 @@ class NodeReader:
         return value
 
     def _has_room(self, node: Node, path: KeyPath) -> bool:
-        """Count one more value, of the file or brought in by `<<`. Return False beyond the limit on
-        values or depth, and report that once.
+        """Count one more value, either of the file itself or brought in by `<<`. Return False if
+        the file has too many values or levels. The first such value is reported.
         """
         self._nodes += 1
         if self._nodes <= _MOST_NODES and len(path) <= _DEEPEST:
@@ -115,8 +115,8 @@ class NodeReader:
         return self.read(value, path)
 
     def _merged(self, value: Node, path: KeyPath) -> Iterator[tuple[ScalarNode, Node]]:
-        """Yield the entries that `<<` brings in. Earlier mappings of a list win, as in YAML's merge
-        rule.
+        """Yield the entries that `<<` brings in. If several mappings are merged, the earlier one
+        has precedence, as in YAML's merge rule.
         """
         sources = value.value if isinstance(value, SequenceNode) else [value]
         for source in sources:
@@ -212,8 +212,8 @@ class NodeReader:
 
 
 def _plain_value(kind: str, text: str) -> Any:
-    """Return the value of an unquoted scalar; text that only looks like a number stays text. Raises
-    OverflowError for a number out of range.
+    """Return the value of an unquoted scalar. A text that only looks like a number stays text.
+    Raises OverflowError for a number that is out of range.
     """
     if kind == "bool":
         return {"true": True, "false": False}.get(text.lower(), text)

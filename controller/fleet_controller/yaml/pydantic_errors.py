@@ -34,10 +34,11 @@ _NAME_HINT = "use at most 63 letters, digits, `-`, `_` and `.`, with a letter or
 def pydantic_findings(
     error: ValidationError, document: Document, file_format: FileFormat
 ) -> Iterator[tuple[KeyPath, Finding | None]]:
-    """Yield each error as a finding, with the path that it is about. After MOST_REPORTED of them,
-    one finding counts the rest.
+    """Yield a pair for each error: its path in the file and its finding. After MOST_REPORTED
+    errors, one last finding gives the number of further errors.
 
-    The finding is None for an error that only follows from what the document already reports.
+    The finding is None for an error that only follows from a problem that the document reports
+    already.
     """
     details = error.errors(include_url=False)
     paths = [_path_in_file(detail, document.value) for detail in details]
@@ -71,14 +72,16 @@ def _follows_from_broken(detail: ErrorDetails, path: KeyPath, document: Document
 
 
 def _is_emptied(detail: ErrorDetails, path: KeyPath, paths: Sequence[KeyPath]) -> bool:
-    """Return True if a list is empty only because its entries are faulty."""
+    """Return whether a list is empty only because its entries are faulty."""
     return detail["type"] == "too_short" and any(
         len(other) > len(path) and other[: len(path)] == path for other in paths
     )
 
 
 def _path_in_file(detail: ErrorDetails, value: Any) -> KeyPath:
-    """Return pydantic's location without the parts that are its own (union tags, `[key]`)."""
+    """Return the path of an error in the file. Pydantic's location has further parts of its own
+    (union tags, `[key]`), which are left out.
+    """
     path: KeyPath = ()
     for part in detail["loc"]:
         inside = isinstance(value, dict) and part in value

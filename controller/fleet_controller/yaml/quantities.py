@@ -1,4 +1,4 @@
-"""Reads and writes durations and ratios as people write them."""
+"""Reads durations and ratios as people write them, and writes them back."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _LONGEST_TEXT = 64
 def read_duration(written: object) -> float:
     """Return the seconds of `250ms`, `60s`, `30m`, `1h30m` or a plain number of seconds.
 
-    Raises ValueError for anything else, for a negative duration and for more than a year; its text
-    can be shown to the user.
+    Raises ValueError for anything else, for a negative duration and for more than a year. The text
+    of the error can be shown to the user.
     """
     if isinstance(written, bool) or not isinstance(written, int | float | str):
         raise ValueError("is not a duration")
@@ -51,8 +51,8 @@ def _duration_of_text(text: str) -> float:
 
 
 def read_ratio(written: object) -> float:
-    """Return the share that `2%` or `0.02` means, here 0.02. Raises ValueError for anything else;
-    its text can be shown to the user.
+    """Return the ratio that `2%` or `0.02` means, here 0.02. Raises ValueError for anything else.
+    The text of the error can be shown to the user.
     """
     if isinstance(written, bool) or not isinstance(written, int | float | str):
         raise ValueError("is not a percentage")
@@ -65,8 +65,8 @@ def read_ratio(written: object) -> float:
 
 
 def write_duration(seconds: float) -> str:
-    """Return the duration as a person would write it, to whole milliseconds: `1h30m`, `250ms`,
-    `0s`.
+    """Return the duration as a person would write it, such as `1h30m`, `250ms` or `0s`. It is
+    rounded to whole milliseconds.
     """
     left_ms = round(seconds * 1000)
     parts = []
@@ -79,6 +79,6 @@ def write_duration(seconds: float) -> str:
 
 
 def write_ratio(share: float) -> str:
-    """Return the share in percent, without needless digits: `2%`, `0.5%`."""
+    """Return the ratio in percent without needless digits, such as `2%` or `0.5%`."""
     percent = share * 100
     return f"{percent:.6g}%" if math.isfinite(percent) else f"{share}"
