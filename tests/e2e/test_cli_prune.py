@@ -51,7 +51,7 @@ def test_a_plan_says_in_words_what_prune_does(tmp_path: Path) -> None:
     )
     assert (
         "v2 runs the same server as v1" in shown.stdout
-        and "--prune leaves them out" in shown.stdout
+        and "--prune leaves these variants out" in shown.stdout
     )
     assert (
         "left out variant connections=many" in pruned.stderr

@@ -284,7 +284,7 @@ def test_unfinished_job_is_offered_to_be_resumed_and_can_be_cancelled_at_rest(be
     assert bench.json("ls")["jobs"][0]["state"] == "cancelled"
     code, _, err = bench.call("resume", job)
     assert code == 2
-    assert "is over: cancelled" in err
+    assert "is already over: its state is cancelled" in err
 
 
 def test_up_takes_jobs_from_other_terminals_until_ctrl_c(bench: Bench) -> None:

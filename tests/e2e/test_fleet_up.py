@@ -207,7 +207,7 @@ def test_up_follows_the_hosts_of_the_file_and_a_job_runs_on_one_to_its_verdict(
         assert ran.returncode == 0, ran.stderr
     comparison = json.loads(ran.stdout)
     assert {row["host"] for row in comparison["rows"]} == {"alpha"}
-    assert "estimated cost by fleet.yaml: about" in ran.stderr and "EUR" in ran.stderr
+    assert "estimated cost at the prices in fleet.yaml: about" in ran.stderr and "EUR" in ran.stderr
 
 
 def test_submit_says_which_hosts_its_trials_wait_for(bench: Bench) -> None:

@@ -40,7 +40,9 @@ async def told(*messages: str) -> list[str]:
 
 
 async def test_what_lasts_is_told_once() -> None:
-    assert await told("", FULL, FULL, FULL, FULL) == [f"host box-1: {FULL}; the job waits for it"]
+    assert await told("", FULL, FULL, FULL, FULL) == [
+        f"host box-1: {FULL}; the job waits for this host"
+    ]
 
 
 async def test_what_passes_is_not_told() -> None:

@@ -108,7 +108,9 @@ def test_failure_without_a_class_shows_its_kind() -> None:
 def test_the_first_warm_up_of_a_host_says_what_it_waits_for() -> None:
     warming = replace(TRIAL, phase=Phase.WARMING)
     (told,) = lines(seen(TRIAL), warming)
-    assert told.endswith("warming: the first on this host also starts Ray, about ten seconds")
+    assert told.endswith(
+        "warming: the first warm-up on this host also starts Ray, which takes about ten seconds"
+    )
     over = replace(
         TRIAL, trial_id="demo-1a2b3c-b1-v1", phase=Phase.OVER, outcome=Outcome.OK, runs=3
     )

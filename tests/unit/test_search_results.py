@@ -293,7 +293,7 @@ def test_show_lists_what_each_launch_found_and_what_each_load_said() -> None:
     )
     runs = [*launches("base", [(10, 10.5), (64, 0)]), void]
     assert [row[4:] for row in limits_table(runs).rows] == [
-        ("10/s", "10.5/s", "3", "found"), ("64/s", "–", "2", "met at the highest load: open above")
+        ("10/s", "10.5/s", "3", "found"), ("64/s", "–", "2", "met at the highest load: the limit is open above")
     ]  # fmt: skip
     loads = {row[2]: row[3:] for row in loads_table(runs).rows}
     assert loads["10/s"] == ("met", "2", "0", "1", "100.0 %", "200 ms", "1.5 s")

@@ -60,7 +60,7 @@ PRUNE = flag_option(
 )
 ONLY_CONNECTED = flag_option(
     "--only-connected",
-    "leave out hosts that do not answer now; without it, their trials wait for them",
+    "leave out hosts that do not answer now; by default, their trials wait for these hosts",
 )
 JOB = positional("job", "job id, or the start of one")
 TRIAL = positional("trial", "trial id")
@@ -78,7 +78,7 @@ def controller_option(command: argparse.ArgumentParser) -> None:
         default="",
         metavar="ADDRESS",
         help="controller to ask, as host:port or unix:/path (default: $FLEET_CONTROLLER, else the"
-        " one of the state folder)",
+        " controller of the state folder)",
     )
     trust_option(command)
 
@@ -95,7 +95,9 @@ def trust_option(command: argparse.ArgumentParser) -> None:
 
 
 def fleet_option(command: argparse.ArgumentParser) -> None:
-    """Add `--fleet`, None by default: `find_fleet_file` then applies the documented defaults."""
+    """Add `--fleet`. Its default is None, for which `find_fleet_file` applies the documented
+    defaults.
+    """
     command.add_argument(
         "--fleet",
         default=None,
@@ -105,7 +107,7 @@ def fleet_option(command: argparse.ArgumentParser) -> None:
 
 
 def attempt_option(command: argparse.ArgumentParser) -> None:
-    """Add `--attempt`; 0 means the newest."""
+    """Add `--attempt`. 0 means the newest attempt."""
     command.add_argument(
         "--attempt", type=int, default=0, metavar="N", help="which attempt (default: the newest)"
     )
@@ -243,7 +245,7 @@ def _fleet_work_options(command: argparse.ArgumentParser, force_text: str) -> No
         type=int,
         default=0,
         metavar="N",
-        help="how many hosts at a time (default: the value in the fleet file, else 16)",
+        help="number of hosts to work on at a time (default: the value in the fleet file, else 16)",
     )
     command.add_argument("--force", action="store_true", help=force_text)
     fleet_option(command)
@@ -277,7 +279,7 @@ def trust_command_options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--authority",
         action="store_true",
-        help="rotate: replace the authority; run it again when all hosts are deployed",
+        help="rotate: replace the authority; run this command again when all hosts are deployed",
     )
     command.add_argument(
         "--controller",

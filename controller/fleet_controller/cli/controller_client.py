@@ -62,7 +62,7 @@ class ControllerClient:
     async def submit(
         self, yaml: str, file_name: str, only_connected: bool = False, request_key: str = ""
     ) -> str:
-        """Submit a job and return its id, see `Controller.submit`.
+        """Submit a job and return its id, as `Controller.submit` describes.
 
         If the connection breaks before the response, the call is repeated with the same request
         key, so that no second job is created.

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
 @asynccontextmanager
 async def open_controller(arguments: argparse.Namespace) -> AsyncIterator[Controller]:
-    """Connect to --controller, else $FLEET_CONTROLLER, else the running controller of the state
-    folder, else open its store read-only.
+    """Connect to the controller that --controller names, else to that of $FLEET_CONTROLLER, else to
+    the running controller of the state folder. If there is none, open the store of that folder
+    read-only.
     """
     state_folder = resolve_state_folder(arguments.state)
     address = controller_address(arguments.controller, state_folder)
@@ -78,8 +79,8 @@ def open_stored_jobs(state_folder: StateFolder) -> Iterator[ReadOnlyController]:
 
 
 def controller_address(named: str, state_folder: StateFolder) -> str:
-    """Return the address of the named controller, else of the one that runs in the state folder,
-    else an empty string.
+    """Return the address of the named controller, else that of the controller which runs in the
+    state folder. Return an empty text if there is neither.
     """
     from fleet_transport.sockets import listen_address
 
@@ -89,6 +90,6 @@ def controller_address(named: str, state_folder: StateFolder) -> str:
 
 
 async def fetch_trial(arguments: argparse.Namespace, *, with_log: bool) -> TrialDetail:
-    """Fetch the attempt of a trial that `arguments` name."""
+    """Fetch the trial and the attempt that `arguments` name."""
     async with open_controller(arguments) as controller:
         return await controller.trial(arguments.trial, arguments.attempt, with_log)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def read_fleet(path: Path) -> Inventory:
     """Load the fleet of a file, and resolve its SSH settings with the user's ~/.ssh/config.
 
-    Raises FleetRejected with all findings, ConfigError for a file that cannot be read.
+    Raises FleetRejected with all findings. Raises ConfigError for a file that cannot be read.
     """
     from fleet_controller.fleet_file.fleet_loader import load_fleet_file
 
@@ -35,9 +35,9 @@ def find_fleet_of_job(detail: JobDetail, named: str | None) -> Inventory | None:
 
 
 def load_required_fleet(arguments: argparse.Namespace) -> Inventory:
-    """Load the fleet of a command that cannot do without one.
+    """Load the fleet for a command that needs a fleet file.
 
-    Raises ConfigError when there is no fleet file, and what `read_fleet` raises.
+    Raises ConfigError if there is no fleet file. Raises what `read_fleet` raises.
     """
     path = find_fleet_file(arguments.fleet)
     if path is None:

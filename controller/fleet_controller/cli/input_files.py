@@ -24,8 +24,8 @@ def read_text(name: str) -> str:
 
 
 def base_folder(name: str) -> Path:
-    """Return the folder that relative paths in a file start from: the file's own, or for standard
-    input the current one.
+    """Return the folder that relative paths in a file start from. This is the folder of the file,
+    or the current folder for standard input.
     """
     return Path() if name == "-" else Path(name).parent
 

@@ -1,4 +1,6 @@
-"""Compares stored jobs: fetches their runs, finds the baseline and what was planned, and prints."""
+"""Compares stored jobs: fetches their runs, finds the baseline and the plan, and prints the
+comparison.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,7 @@ async def _compare_stored(arguments: argparse.Namespace) -> Comparison:
     if arguments.b and arguments.baseline:
         raise ConfigError(
             "--baseline has no effect between two jobs",
-            "each variant of B is compared with the same variant of A",
+            "leave --baseline out: each variant of B is compared with the same variant of A",
         )
     async with open_controller(arguments) as controller:
         if not arguments.b:
@@ -76,7 +78,7 @@ async def compare_job(controller: Controller, job_id: str, options: VerdictOptio
 
 
 def print_comparison(comparison: Comparison, as_json: bool, console: Console) -> None:
-    """Print the verdict table, or the `compare` contract of docs/json.md."""
+    """Print the verdict table, or the JSON of the `compare` contract in docs/json.md."""
     if as_json:
         console.print_json(comparison_json(comparison))
     else:
@@ -84,7 +86,8 @@ def print_comparison(comparison: Comparison, as_json: bool, console: Console) ->
 
 
 def _pool_hosts(results: JobResults, detail: JobDetail) -> tuple[JobResults, JobDetail]:
-    """Give all runs of an `any_host` job the same host: the only one, or an empty name.
+    """Give all runs of an `any_host` job the same host name: that of the only host, or an empty
+    name.
 
     All launches of a block run on one host and are compared within the block, so blocks of
     different hosts can be pooled.
@@ -98,7 +101,9 @@ def _pool_hosts(results: JobResults, detail: JobDetail) -> tuple[JobResults, Job
 
 
 def _planned_pairs(job: Job, detail: JobDetail) -> tuple[tuple[str, str], ...]:
-    """Return (variant, host) of every trial, by host, then in the order of the job file."""
+    """Return the (variant, host) pair of every trial, sorted by host and then in the order of the
+    job file.
+    """
     trials = {(trial.variant, trial.host) for trial in detail.trials}
     hosts = sorted({host for _, host in trials})
     return tuple(

@@ -13,9 +13,9 @@ from fleet_controller.planning.equivalence import EquivalentVariant
 def load_and_prune(
     arguments: argparse.Namespace, console: Console
 ) -> tuple[LoadedJob, tuple[EquivalentVariant, ...]]:
-    """Load `arguments.file`; with `--prune`, also print and return the variants left out.
+    """Load `arguments.file`. With `--prune`, also print and return the variants that are left out.
 
-    Raises JobRejected with all findings, ConfigError for a file that cannot be read.
+    Raises JobRejected with all findings. Raises ConfigError for a file that cannot be read.
     """
     name = arguments.file
     loaded = load_job(read_bytes(name), name, base_folder(name))

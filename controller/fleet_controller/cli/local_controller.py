@@ -20,7 +20,7 @@ from fleet_transport.sockets import listen_address
 
 @dataclass(frozen=True, slots=True)
 class LocalMachine:
-    """This machine as a host of a command. `metrics_port` 0 means no Prometheus endpoint."""
+    """This machine as the only host of a command. `metrics_port` 0 means no Prometheus endpoint."""
 
     state_folder: StateFolder
     host_name: str
@@ -29,7 +29,9 @@ class LocalMachine:
 
     @property
     def endpoints(self) -> ControllerEndpoints:
-        """The controller's Unix socket, and the Prometheus endpoint if one was asked for."""
+        """The endpoints of the controller: its Unix socket, and a Prometheus endpoint if the user
+        asked for it.
+        """
         return ControllerEndpoints(
             metrics=("127.0.0.1", self.metrics_port) if self.metrics_port else None
         )
@@ -46,7 +48,7 @@ def local_machine(arguments: argparse.Namespace) -> LocalMachine:
 
 
 def require_no_other_controller(state_folder: StateFolder) -> None:
-    """Raises Conflict when a controller is running in the state folder."""
+    """Raise Conflict if a controller is running in the state folder."""
     if is_listening(listen_address(state_folder.controller, "controller")):
         raise Conflict(
             f"a controller is already running in {state_folder.controller}",
@@ -56,9 +58,9 @@ def require_no_other_controller(state_folder: StateFolder) -> None:
 
 
 def local_agent(this_machine: LocalMachine) -> LocalAgent:
-    """Return the agent of this machine, not yet started.
+    """Return the agent of this machine. It is not started yet.
 
-    Raises Conflict when a controller is running in the state folder.
+    Raises Conflict if a controller is running in the state folder.
     """
     require_no_other_controller(this_machine.state_folder)
     return LocalAgent(
@@ -109,7 +111,7 @@ def log_to_file(state_folder: StateFolder) -> None:
     except OSError as error:
         raise ConfigError(
             f"cannot use the state folder {state_folder.path}: {error.strerror}",
-            "choose another one with --state DIR",
+            "choose another state folder with --state DIR",
         ) from error
     logging.raiseExceptions = False  # on a full disk, failed writes must not fill the terminal
     file.setFormatter(EscapingFormatter(LOG_FORMAT))

@@ -49,11 +49,11 @@ async def _follow_until_over(
 ) -> JobOutcome:
     job_id = await start_job(controller)
     job = (await controller.job(job_id)).job
-    display.print_line(f"job {job_id}: {job.trials} trials, {job.trials_over} over")
+    display.print_line(f"job {job_id}: {job.trials} trials, of which {job.trials_over} have ended")
     for other in await controller.jobs():
         if not is_job_over(other) and other.job_id != job_id:
             display.print_line(
-                f"job {other.job_id} is unfinished too and also continues;"
+                f"job {other.job_id} is unfinished too, so it also continues;"
                 f" `fleetctl cancel {other.job_id}` cancels it"
             )
     async with asyncio.TaskGroup() as tasks:
@@ -72,8 +72,8 @@ async def report_host_problems(
 ) -> None:
     """Print each problem of a host once, until cancelled.
 
-    Hosts are polled every `poll_s` seconds. A problem is printed when two polls in a row see it:
-    one that passes sooner, such as an agent's restart, needs no user.
+    Hosts are polled every `poll_s` seconds. A problem is printed if two polls in a row see it. A
+    problem that passes sooner, such as an agent's restart, needs no action by the user.
     """
     before: dict[str, str] = {}
     reported: dict[str, str] = {}
@@ -82,7 +82,7 @@ async def report_host_problems(
         for host, message in now.items():
             if before.get(host) == message and reported.get(host) != message:
                 reported[host] = message
-                print_line(f"host {host}: {message}; the job waits for it")
+                print_line(f"host {host}: {message}; the job waits for this host")
         before = now
         await asyncio.sleep(poll_s)
 

@@ -93,7 +93,7 @@ def _write_bug_log(report: str, arguments: argparse.Namespace) -> str:
         return (
             f"the log could not be written ({error}); run again with --debug to see the traceback"
         )
-    return f"please report it with this log: {file}"
+    return f"please report the bug with this log: {file}"
 
 
 if __name__ == "__main__":

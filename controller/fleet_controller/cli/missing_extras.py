@@ -18,9 +18,10 @@ def missing_extra_error(module: str, extra: str) -> ConfigError:
 
 
 def require_agent_extra() -> None:
-    """Raises ConfigError when a module of the agent's extra is missing.
+    """Raise ConfigError if a module of the agent's extra is missing.
 
-    Called before a server is launched that could not be put under load.
+    This is called before a server is launched, because without the extra no load could be sent to
+    it.
     """
     missing = next((module for module in _AGENT_MODULES if find_spec(module) is None), None)
     if missing:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class StateFolder:
-    """A state folder and the paths in it; nothing is created."""
+    """A state folder and the paths in it. Nothing is created."""
 
     path: Path
 

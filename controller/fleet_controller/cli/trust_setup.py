@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 
 def trust_path(arguments: argparse.Namespace) -> Path:
-    """Return the trust folder of a command: `--trust` if it has it, else the default one."""
+    """Return the trust folder of a command: the folder that `--trust` names, else the default
+    folder.
+    """
     return trust_folder_path(
         getattr(arguments, "trust", ""), resolve_state_folder(arguments.state).path
     )

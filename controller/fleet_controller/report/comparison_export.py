@@ -19,7 +19,7 @@ JSON_VERSION = 1
 
 
 def comparison_json(comparison: Comparison) -> dict[str, Any]:
-    """Return the `compare` contract of docs/json.md."""
+    """Return the JSON of the `compare` contract in docs/json.md."""
     return {
         "version": JSON_VERSION,
         "job": comparison.job,
@@ -65,7 +65,7 @@ def _row_json(row: ComparisonRow) -> dict[str, Any]:
 
 
 def limit_json(limit: SloLimit) -> dict[str, Any]:
-    """Return what the search of one launch found; None means an unknown load."""
+    """Return what the search of one launch found. None means an unknown load."""
     return {
         "trial": limit.trial_id,
         "met": limit.met or None,

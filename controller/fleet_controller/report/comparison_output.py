@@ -37,7 +37,9 @@ _WORDS = {
 
 
 def metric_words(metric: str) -> tuple[str, str, float]:
-    """Return (what a percentage refers to, unit, factor from the base unit) of a metric."""
+    """Return three values for a metric: what a percentage of it refers to, its unit, and the factor
+    from the base unit.
+    """
     if HIGHER_IS_BETTER.get(metric, True):
         return _WORDS.get(metric, (metric.replace("_", " "), "", 1.0))
     return _WORDS.get(metric, (metric.replace("_s_", " time ").replace("_", " "), "ms", 1e3))
@@ -128,7 +130,9 @@ def _cells(row: ComparisonRow) -> tuple[str, ...]:
 
 
 def _bound_text(row: ComparisonRow) -> str:
-    """Format the bound of a search whose limits are outside the loads searched."""
+    """Format the known bound of a search's limit, such as `≥ 12 /s`, if the limit is outside the
+    loads that were searched.
+    """
     unit = metric_words(row.metric)[1]
     if row.limits and all(limit.met for limit in row.limits):
         return f"≥ {_number(statistics.mean([limit.met for limit in row.limits]))} {unit}"
@@ -233,10 +237,11 @@ def _places(places: dict[str, int], everywhere: int) -> str:
     total = sum(places.values())
     runs = f"{total} run{'' if total == 1 else 's'}" if total else ""
     if len(places) > 2:
+        count, first = len(places), next(iter(places))
         where = (
             "everywhere"
-            if len(places) == everywhere
-            else f"in {len(places)} of {everywhere} places, first {next(iter(places))}"
+            if count == everywhere
+            else f"in {count} of {everywhere} places, first in {first}"
         )
         return ", ".join(part for part in (runs, where) if part)
     return ", ".join(f"{place} ×{count}" if count else place for place, count in places.items())
@@ -245,7 +250,7 @@ def _places(places: dict[str, int], everywhere: int) -> str:
 def comparison_sections(comparison: Comparison) -> list[tuple[str, Table]]:
     """Return a heading and a table for each host, workload and metric.
 
-    These tables have no column for what a row needs; the remarks contain it.
+    These tables have no column for what a row needs, because the remarks contain it.
     """
     confidence_text = f"{comparison.question.confidence * 100:g} %"
     columns = (
@@ -275,7 +280,9 @@ def comparison_sections(comparison: Comparison) -> list[tuple[str, Table]]:
 
 
 def comparison_narrow_lines(comparison: Comparison) -> list[str]:
-    """Return short lines for a narrow terminal: a variant and workload, then two lines a metric."""
+    """Return short lines for a narrow terminal: a line with variant and workload, then two lines
+    for each metric.
+    """
     grouped: dict[str, list[str]] = {}
     for row in comparison.rows:
         title = " · ".join(part for part in (row.variant, row.workload, row.host) if part)

@@ -236,7 +236,7 @@ def _facts_from_host(front: Mapping[str, Any], host_facts: Mapping[str, Any]) ->
 
 
 def _kind_specific_facts(diagnosis: FileDiagnosis) -> dict[str, Any]:
-    """Return the facts of a file whose keys are specific to its kind."""
+    """Return the facts of a file that only files of this kind have."""
     common = Diagnosis().to_json()
     return {
         key: value
@@ -276,7 +276,8 @@ def _launch_lines(document: Mapping[str, Any]) -> list[str]:
             + total
         )
     if progress := document.get("progress"):
-        lines.append(f"progress: {document.get('phase')} {progress['done']} of {progress['total']}")
+        phase, done, total = document.get("phase"), progress["done"], progress["total"]
+        lines.append(f"progress: {phase} {done} of {total}")
     return lines
 
 
@@ -326,7 +327,7 @@ def _nccl_line(nccl: Mapping[str, Any]) -> list[str]:
 
 
 def _other_kind_lines(document: Mapping[str, Any]) -> list[str]:
-    """Return the plain values of a file that is not a log, one a line."""
+    """Return the plain values of a file that is not a log, each on its own line."""
     if document["kind"] in _LOGS:
         return []
     common = Diagnosis().to_json()

@@ -1,4 +1,6 @@
-"""Formats the results of `fleetctl hosts check`: a line a host, the table of findings, and JSON."""
+"""Formats the results of `fleetctl hosts check`: a line for each host, the table of findings, and
+JSON.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ def check_line(check: HostCheck) -> str:
 
 
 def checks_table(checks: Sequence[HostCheck]) -> Table:
-    """Return one row for each finding, and one for a host without findings."""
+    """Return one row for each finding, and one row for each host without findings."""
     rows = tuple(
         row
         for check in checks
@@ -53,7 +55,7 @@ def check_hint_lines(checks: Sequence[HostCheck]) -> list[str]:
 
 
 def checks_json(checks: Sequence[HostCheck]) -> dict[str, Any]:
-    """Return the `hosts check` contract of docs/json.md."""
+    """Return the JSON of the `hosts check` contract in docs/json.md."""
     return {"version": JSON_VERSION, "hosts": [_check_json(check) for check in checks]}
 
 

@@ -15,9 +15,10 @@ _CLOCK_TOLERANCE_S = 1.0  # a smaller difference may be the round trip of the re
 
 
 def hosts_table(hosts: Sequence[HostStatus], now_unix_s: float = 0.0) -> Table:
-    """Return one row for each host; 30 days before its certificate expires, a message says so.
+    """Return one row for each host. The row has a message if the host's certificate expires within
+    30 days.
 
-    `now_unix_s` is the time to compare with; 0 turns the message off.
+    `now_unix_s` is the time to compare with. 0 turns the message off.
     """
     rows = tuple(
         (
@@ -88,7 +89,7 @@ def labels_text(labels: Mapping[str, str]) -> str:
 
 
 def host_lines(host: HostStatus) -> list[str]:
-    """Return the details of one host, a line for each that is known."""
+    """Return the details of one host, with one line for each detail that is known."""
     fields = {
         "state": host_state_text(host),
         "why": host.message,
@@ -122,12 +123,12 @@ def _when(unix_s: int) -> str:
 
 
 def hosts_json(hosts: Sequence[HostStatus]) -> dict[str, Any]:
-    """Return the `hosts` contract of docs/json.md."""
+    """Return the JSON of the `hosts` contract in docs/json.md."""
     return {"version": JSON_VERSION, "hosts": [host_json(host) for host in hosts]}
 
 
 def host_json(host: HostStatus) -> dict[str, Any]:
-    """Return one host of the `hosts` contract; None means unknown or not applicable."""
+    """Return the JSON of one host in the `hosts` contract. None means unknown or not applicable."""
     return {
         "host": host.host,
         "address": host.address,

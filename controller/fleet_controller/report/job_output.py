@@ -38,12 +38,12 @@ def jobs_table(jobs: Sequence[JobSummary]) -> Table:
 
 
 def jobs_json(jobs: Sequence[JobSummary]) -> dict[str, Any]:
-    """Return the `ls` contract of docs/json.md."""
+    """Return the JSON of the `ls` contract in docs/json.md."""
     return {"version": JSON_VERSION, "jobs": [job_json(job) for job in jobs]}
 
 
 def job_json(job: JobSummary) -> dict[str, Any]:
-    """Return one job of the `ls` contract."""
+    """Return the JSON of one job in the `ls` contract."""
     return {
         "id": job.job_id,
         "name": job.name,
@@ -64,7 +64,7 @@ def job_heading(job: JobSummary) -> str:
     priority = f" · priority {job.priority}" if job.priority else ""
     trouble = f" · {job.trouble}" if job.trouble else ""
     return (
-        f"job {job.job_id} · {job.state} · {job.trials_over}/{job.trials} trials over"
+        f"job {job.job_id} · {job.state} · {job.trials_over} of {job.trials} trials ended"
         f" · {engine}{priority}{trouble}"
     )
 
@@ -127,7 +127,7 @@ def _voiding_gates(stored: StoredRun) -> list[str]:
 
 
 def show_json(detail: JobDetail, runs: Sequence[StoredRun] = ()) -> dict[str, Any]:
-    """Return the `show` contract of docs/json.md."""
+    """Return the JSON of the `show` contract in docs/json.md."""
     return {
         "version": JSON_VERSION,
         "job": detail.job.job_id,
@@ -153,7 +153,7 @@ def show_json(detail: JobDetail, runs: Sequence[StoredRun] = ()) -> dict[str, An
 
 
 def trial_json(trial: TrialStatus) -> dict[str, Any]:
-    """Return one trial of the `show` contract."""
+    """Return the JSON of one trial in the `show` contract."""
     return {
         "id": trial.trial_id,
         "variant": trial.variant,

@@ -14,15 +14,15 @@ from fleet_protos.metric_names import GOODPUT_RATIO, OUTPUT_TOK_S
 from fleet_protos.trial_types import Outcome, Phase, RunResult, is_void
 
 _BAR_CELLS = 24
-_FIRST_WARM_UP = "the first on this host also starts Ray, about ten seconds"
+_FIRST_WARM_UP = "the first warm-up on this host also starts Ray, which takes about ten seconds"
 
 
 @dataclass(frozen=True, slots=True)
 class JobProgress:
     """The last known state of a job.
 
-    `left_s` is the estimated remaining time in wall seconds, 0 if unknown. `last` is the run that
-    finished last.
+    `left_s` is the estimated remaining time in wall seconds, or 0 if unknown. `last` is the run
+    that finished last.
     """
 
     job: JobSummary = field(default_factory=JobSummary)
@@ -88,8 +88,8 @@ def run_text(run: RunResult, job: JobSummary) -> str:
     """Format a run: `single 88.8 tok/s (simulated ×100)`.
 
     For a voided run, the text has the codes of its gates instead of a number. For a run of a
-    search, it has the load and says whether the run met the SLO. If earlier runs count as warm-up
-    because of this run, it says how many.
+    search, the text has the load and says whether the run met the SLO. If earlier runs count as
+    warm-up because of this run, the text says how many.
     """
     load = f" at {load_text(run.searched.load, run.searched.of)}" if run.searched.load else ""
     if is_void(run):
@@ -97,9 +97,10 @@ def run_text(run: RunResult, job: JobSummary) -> str:
         return f"{run.workload}{load} voided by {codes}{_search_result_text(run)}"
     if load:
         answer = "met" if run.searched.met else "not met"
-        goodput = f"goodput {run.metrics.get(GOODPUT_RATIO, 0.0) * 100:.1f} %"
+        percent = run.metrics.get(GOODPUT_RATIO, 0.0) * 100
         return (
-            f"{run.workload}{load}: {answer}, {goodput}{engine_mark(job)}{_search_result_text(run)}"
+            f"{run.workload}{load}: {answer}, goodput {percent:.1f} %"
+            f"{engine_mark(job)}{_search_result_text(run)}"
         )
     warm_up = {0: "", 1: ", the first run was warm-up"}.get(
         run.warm_up_runs, f", the first {run.warm_up_runs} runs were warm-up"
@@ -172,7 +173,8 @@ def _running_line(trial: TrialStatus, trials: Collection[TrialStatus]) -> str:
 def _phase_text(trial: TrialStatus, trials: Collection[TrialStatus]) -> str:
     """Format a phase with its detail: `measuring`, or `launching: load_weight 61/163`.
 
-    The first warm-up on a host, before any run of `trials` there, explains why it takes longer.
+    For the first warm-up on a host, before any run of `trials` there, the text explains why it
+    takes longer.
     """
     detail = trial.progress
     if trial.phase == Phase.WARMING and not any(

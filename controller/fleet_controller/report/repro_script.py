@@ -26,7 +26,7 @@ _AGENT_ONLY_OPTIONS = ("--name", "--label", "--cidfile")
 _SECRETS_FILE = (
     'secrets="${BENCHFLEET_SECRETS:-${XDG_CONFIG_HOME:-${HOME:?}/.config}/benchfleet/secrets}"'
 )
-_SET_IT = "set it first: it looks like a secret and is not printed"
+_SET_IT = "set this variable first: its value looks like a secret and is not printed"
 _HERE_DOCUMENT_END = "END_OF_VARIABLES"
 
 
@@ -95,8 +95,9 @@ def _classify_variables(env: Mapping[str, str]) -> _Variables:
     names, and the script would run whatever else a name contains.
     """
     if odd := [name for name in env if not _SHELL_NAME.fullmatch(name)]:
+        name = odd[0][:60]
         raise ConfigError(
-            f"the recorded launch has the variable {odd[0][:60]!a}, which is not a valid name;"
+            f"the recorded launch has the variable {name!a}, which is not a valid name;"
             " no script was made",
             "check the host that reported this launch",
         )
@@ -184,7 +185,8 @@ def _container_lines(launched: ServerLaunched, variables: _Variables) -> Iterato
     """
     if odd := [name for name, value in variables.plain.items() if "\n" in value]:
         raise ConfigError(
-            f"the variable {odd[0]} has a line end, which a container's variable cannot have",
+            f"the value of the variable {odd[0]} has a line end, which a container's variable"
+            " cannot have",
             "check the host that reported this launch",
         )
     command = " ".join(_quoted_words(_docker_run_by_hand(launched.argv)))

@@ -22,10 +22,10 @@ BY_LAUNCH, BY_LOAD = (
 _END_REASONS = {
     "": "continues",
     "found": "found",
-    "above": "met at the highest load: open above",
-    "below": "not met at the lowest load: open below",
+    "above": "met at the highest load: the limit is open above",
+    "below": "not met at the lowest load: the limit is open below",
     "client_limited": "ended: the client cannot drive a higher load",
-    "unsettled": "ended: runs of one load disagree",
+    "unsettled": "ended: runs of the same load gave different results",
     "void_runs": "ended: void runs",
 }
 
@@ -60,7 +60,9 @@ class LoadRuns:
 
 
 def group_by_load(runs: Sequence[StoredRun]) -> list[LoadRuns]:
-    """Group runs by workload, variant and host in their order, then by load, ascending."""
+    """Group runs by workload, variant and host in the order first seen. Within such a group, group
+    them by load, ascending.
+    """
     grouped: defaultdict[tuple[str, str, str], defaultdict[float, list[StoredRun]]] = defaultdict(
         lambda: defaultdict(list)
     )
@@ -104,7 +106,9 @@ def limits_table(runs: Sequence[StoredRun]) -> Table:
 
 
 def loads_table(runs: Sequence[StoredRun]) -> Table:
-    """Return one row for each load of a variant: how many runs met the SLO, and their means."""
+    """Return one row for each load of a variant, with the number of runs that met the SLO and the
+    means over the runs.
+    """
     rows = tuple(
         (
             load.workload,
@@ -142,7 +146,9 @@ def loads_table(runs: Sequence[StoredRun]) -> Table:
 
 
 def searches_markdown(runs: Sequence[StoredRun]) -> str:
-    """Return both tables under headings, or an empty text for a job without a search."""
+    """Return the tables of limits and of loads under headings, or an empty text for a job without a
+    search.
+    """
     limits, loads = limits_table(runs), loads_table(runs)
     if not limits.rows:
         return ""
@@ -167,8 +173,8 @@ def _cell(value: float | None, text: Callable[[float], str]) -> str:
 
 
 def searches_json(runs: Sequence[StoredRun]) -> list[dict[str, Any]]:
-    """Return `searches` of the `show` contract of docs/json.md, with one entry for each launch and
-    search.
+    """Return the JSON of `searches` in the `show` contract of docs/json.md, with one entry for each
+    launch and search.
     """
     return [_search_json(limit, runs) for limit in all_limits(runs)]
 

@@ -1,4 +1,6 @@
-"""Formats tables as aligned columns, one field a line, CSV or Markdown. No text is cut off."""
+"""Formats tables as aligned columns, as one field on each line, as CSV or as Markdown. No text is
+cut off.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +83,7 @@ def aligned_lines(table: Table) -> list[str]:
 
 
 def stacked_lines(table: Table) -> list[str]:
-    """Return one field a line and an empty line between rows, for narrow terminals."""
+    """Return each field on its own line, with an empty line between rows, for narrow terminals."""
     label = max(map(cell_width, table.columns))
     blocks = [
         [
@@ -95,7 +97,7 @@ def stacked_lines(table: Table) -> list[str]:
 
 
 def as_csv(table: Table) -> str:
-    """Return comma-separated values with a header; each line ends with a newline."""
+    """Return comma-separated values with a header. Each line ends with a newline."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(table.columns)
@@ -104,7 +106,7 @@ def as_csv(table: Table) -> str:
 
 
 def as_markdown(table: Table) -> str:
-    """Return a Markdown table; a pipe inside a cell is escaped."""
+    """Return a Markdown table. A pipe inside a cell is escaped."""
 
     def line(cells: Sequence[str]) -> str:
         return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

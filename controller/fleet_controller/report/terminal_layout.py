@@ -1,5 +1,5 @@
-"""Lays out tables and comparisons for a terminal: the widest layout that fits, with or without
-colours.
+"""Lays out tables and comparisons for a terminal. Takes the widest layout that fits, with or
+without colours.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ _RICH_GAP = 2
 
 
 def table_text(table: Table, width: int | None, colour: bool) -> str:
-    """Format a table for a terminal of `width` cells, or for a pipe (None); ends with a newline."""
+    """Format a table for a terminal of `width` cells, or for a pipe if `width` is None. The text
+    ends with a newline.
+    """
     if not table.rows:
         return ""
     table = replace(table, rows=tuple(tuple(map(escape_to_one_line, row)) for row in table.rows))
@@ -38,8 +40,8 @@ def table_text(table: Table, width: int | None, colour: bool) -> str:
 def comparison_text(comparison: Comparison, width: int | None, colour: bool) -> str:
     """Format heading, verdicts and remarks.
 
-    The verdicts are one table, else a table for each host, workload and metric, else short lines:
-    the first of these that fits `width`.
+    The verdicts take the first form that fits `width`: one table, a table for each host, workload
+    and metric, or short lines.
     """
     remarks = comparison_remarks(comparison)
     body = _verdicts_text(comparison, width, colour) if comparison.rows else ""

@@ -46,7 +46,7 @@ def trust_notes(trust: TrustStatus) -> list[str]:
 
 
 def trust_json(trust: TrustStatus) -> dict[str, Any]:
-    """Return the `trust show` contract of docs/json.md."""
+    """Return the JSON of the `trust show` contract in docs/json.md."""
     return {
         "version": JSON_VERSION,
         "folder": str(trust.folder),

@@ -1,5 +1,5 @@
-"""Implements `fleetctl cancel`: asks the running controller, or runs one until the job's servers
-have stopped.
+"""Implements `fleetctl cancel`. Asks the running controller to cancel a job. If none is running,
+runs a controller until the job's servers have stopped.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fleet_protos.errors import ExitCode
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
-    """Cancel a job; return DONE also when it was already over."""
+    """Cancel a job. Return DONE even if the job was already over."""
     job_id, trials_cancelled = asyncio.run(_cancel(arguments, console))
     if arguments.json:
         console.print_json({"version": 1, "job": job_id, "trials_cancelled": trials_cancelled})
@@ -52,7 +52,7 @@ async def _cancel(arguments: argparse.Namespace, console: Console) -> tuple[str,
 
 
 def _mark_cancelled(state_folder: StateFolder, job: JobSummary) -> None:
-    """Cancel the job in the store first, so that a controller starts no more of its trials."""
+    """Mark the job as cancelled in the store, so that a controller starts no more of its trials."""
     from fleet_controller.store.file_lock import hold_lock
     from fleet_controller.store.store import Store
 
@@ -67,8 +67,8 @@ def _mark_cancelled(state_folder: StateFolder, job: JobSummary) -> None:
 async def _stop_running_trials(
     state_folder: StateFolder, job: JobSummary, arguments: argparse.Namespace, console: Console
 ) -> None:
-    """Run a controller until the job is over. When a controller was killed, only the agents know
-    the trials that still run.
+    """Run a controller until the job is over. If an earlier controller was killed, only the agents
+    know which trials still run.
     """
     with open_stored_jobs(state_folder) as jobs:
         detail = await jobs.job(job.job_id)

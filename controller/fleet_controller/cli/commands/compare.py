@@ -16,9 +16,9 @@ from fleet_protos.errors import ConfigError, ExitCode
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
-    """Print the verdict table; return FAILED when a row is SLOWER under `--fail-on slower`.
+    """Print the verdict table. Return FAILED if a row is SLOWER under `--fail-on slower`.
 
-    Raises ConfigError for wrong options, JobRejected with all bad rows of a CSV file.
+    Raises ConfigError for wrong options. Raises JobRejected with all bad rows of a CSV file.
     """
     if bool(arguments.csv) == bool(arguments.a):
         raise ConfigError(
@@ -35,7 +35,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
 
 
 def compare_csv(file: str, arguments: argparse.Namespace) -> Comparison:
-    """Compare the numbers of a CSV file; without `--baseline` its first variant is the baseline.
+    """Compare the numbers of a CSV file. Without `--baseline`, its first variant is the baseline.
 
     Raises JobRejected with all bad rows.
     """

@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
 def run_on_fleet(work: HostWork, arguments: argparse.Namespace, console: Console) -> int:
     """Run `work` on the selected hosts, print progress and results, and return the exit code.
 
-    Raises ConfigError for what prevents the work on all hosts.
+    Raises ConfigError if the work is impossible on all hosts.
     """
     inventory = load_required_fleet(arguments)
     hosts = select_hosts(inventory, arguments.hosts)
@@ -46,7 +46,7 @@ def run_on_fleet(work: HostWork, arguments: argparse.Namespace, console: Console
     if at_once < 1:
         raise ConfigError(
             f"--at-once {at_once}: must be at least 1",
-            "leave the option out for the value in the fleet file",
+            "leave the option out to use the value in the fleet file",
         )
     # paramiko's errors reach us as exceptions, which become messages.
     logging.getLogger("paramiko").setLevel(logging.CRITICAL)

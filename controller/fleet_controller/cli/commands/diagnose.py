@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
 
 
 def _diagnose_file(name: str) -> list[FileDiagnosis]:
-    """Diagnose one file; a JSON document with several texts gives one diagnosis for each text."""
+    """Diagnose one file. A JSON document with several texts gives one diagnosis for each text."""
     reader, size = LogReader(), 0
     kept: list[bytes] = []
     for chunk in _file_chunks(name):
@@ -79,7 +79,7 @@ def _diagnose_part(name: str, text: str) -> FileDiagnosis:
 
 
 def _reject_compressed(name: str, first: bytes) -> None:
-    """Raises ConfigError for a compressed or UTF-16 file, which would otherwise look like a log
+    """Raise ConfigError for a compressed or UTF-16 file, which would otherwise look like a log
     without a failure.
     """
     found = next((known for magic, known in _COMPRESSED.items() if first.startswith(magic)), None)

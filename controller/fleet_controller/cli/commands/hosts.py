@@ -102,7 +102,7 @@ async def check(controller: Controller, arguments: argparse.Namespace, console: 
 
 
 async def drain(controller: Controller, arguments: argparse.Namespace, console: Console) -> int:
-    """Stop starting trials on the named hosts; running trials finish."""
+    """Stop starting trials on the named hosts. Running trials finish."""
     for host in _required_hosts(arguments):
         await controller.drain(host, arguments.reason)
     return await _print_drain_state(controller, arguments, console)
@@ -154,10 +154,10 @@ def _revoke(arguments: argparse.Namespace, console: Console) -> int:
         )
     authority = open_authority(arguments)
     for host in arguments.hosts:
-        revoked = certificate_count(authority.revoke(host, arguments.reason))
+        certificates = certificate_count(authority.revoke(host, arguments.reason))
         console.print_stderr(
-            f"host {host}: {revoked} revoked;"
-            " the controller stops talking to it, also if it is running now"
+            f"host {host}: {certificates} revoked;"
+            " the controller stops talking to this host, even if the controller is running now"
         )
     console.print_stderr(
         f"`fleetctl deploy {' '.join(arguments.hosts)}` would issue a new certificate"

@@ -50,12 +50,13 @@ def _write_templates(arguments: argparse.Namespace, console: Console) -> int:
         ) from error
     console.print_lines(f"wrote {path}" for path in files)
     console.print_stderr(ensure_authority(arguments))
-    console.print_stderr(f"next: fleetctl lint {folder / 'job.yaml'}")
+    job_file = folder / "job.yaml"
+    console.print_stderr(f"next: fleetctl lint {job_file}")
     return ExitCode.DONE
 
 
 def _check_options(arguments: argparse.Namespace) -> None:
-    """Raises ConfigError for options that do not go together."""
+    """Raise ConfigError for options that do not go together."""
     sources = [
         source for source in (arguments.from_command, arguments.spec_sweep) if source is not None
     ]
@@ -71,5 +72,5 @@ def _check_options(arguments: argparse.Namespace) -> None:
     if not sources and (arguments.output or arguments.json):
         raise ConfigError(
             "-o and --json need --from-command or --spec-sweep",
-            "without either, init writes two files into a folder",
+            "without these two options, init writes two files into a folder",
         )

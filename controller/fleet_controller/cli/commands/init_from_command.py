@@ -42,9 +42,10 @@ def _next_steps(imported: ImportedLaunch, written: str) -> list[str]:
     first = ""
     if imported.verdict != OK:
         first = (
-            "fill in what is marked `# fill in`, then: "
+            "fill in the places marked `# fill in`, then run: "
             if "# fill in" in imported.job_file
-            else "fix the errors above, then: "
+            else "fix the errors above, then run: "
         )
-    next_step = f"next: {first}fleetctl lint {written or 'job.yaml'}"
+    job_file = written or "job.yaml"
+    next_step = f"next: {first}fleetctl lint {job_file}"
     return [f"wrote {written}", next_step] if written else [next_step]

@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     if text and arguments.output:
         console.print_stderr(
             f"wrote {arguments.output}",
-            f"next: fill in what is marked, then: fleetctl lint {arguments.output}",
+            f"next: fill in the marked places, then run: fleetctl lint {arguments.output}",
         )
     return ExitCode.USAGE_ERROR if wrong else ExitCode.DONE
 

@@ -12,15 +12,16 @@ from fleet_protos.errors import ConfigError, ExitCode
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
-    """Print the log, and the cause of a failure to standard error. Raises ConfigError without a
-    log.
+    """Print the server log, and print the cause of a failure to standard error. Raises ConfigError
+    if there is no log.
     """
     detail = asyncio.run(fetch_trial(arguments, with_log=True))
     status = detail.status
     if not detail.server_log:
+        phase = status.phase.name.lower()
         raise ConfigError(
-            f"trial {status.trial_id}, attempt {status.attempt} has no server log"
-            f" (phase {status.phase.name.lower()})",
+            f"attempt {status.attempt} of trial {status.trial_id} has no server log (its phase is"
+            f" {phase})",
             "an external server has no log; the log of a launching trial will appear shortly",
         )
     console.print_text(

@@ -69,10 +69,10 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     else:
         _print_plan(plan, loaded.job, console)
         console.print_lines(_prunable_lines(equivalent_variants(loaded.job, plan.variants)))
-        paid_text = f", {cost_text(cost)}" if cost else ""
+        paid_text, duration = f", {cost_text(cost)}" if cost else "", duration_text(seconds / 60)
         console.print_lines(
             [
-                f"estimated: {duration_text(seconds / 60)}, {hours:.2g} GPU hours{paid_text}"
+                f"estimated: {duration}, {hours:.2g} GPU hours{paid_text}"
                 " (a guess, within a factor of two or three)"
             ]
         )
@@ -91,7 +91,7 @@ def _find_fleet(arguments: argparse.Namespace, console: Console) -> Inventory | 
 
 
 def _plan_without_fleet(job: Job) -> Plan:
-    """Plan a job without a fleet file; placeholders stand for hosts that the job does not name."""
+    """Plan a job without a fleet file. Placeholders stand for hosts that the job does not name."""
     return make_plan(
         job,
         job.hosts.names or _placeholder_hosts(job),
@@ -135,7 +135,9 @@ def cost_text(cost: PlanCost) -> str:
 
 
 def _placeholder_hosts(job: Job) -> tuple[str, ...]:
-    """Return this host and `host-2`, …: as many hosts as one server of the job needs."""
+    """Return as many host names as one server of the job needs: this host, then `host-2`, `host-3`
+    and so on.
+    """
     return (
         local_host_name(),
         *(f"host-{number}" for number in range(2, job.engine.gang.nodes + 1)),
@@ -154,13 +156,13 @@ def _print_plan(plan: Plan, job: Job, console: Console) -> None:
         if job.engine.gang.nodes > 1
         else f"{len(plan.hosts)} hosts"
     )
+    variants, trials = len(plan.variants), len(plan.trials)
+    workloads = ", ".join(map(_workload_text, job.workloads))
     console.print_lines(
         [
-            f"job {plan.job} · {simulated}"
-            f" · {len(plan.variants)} variants × {plan.blocks} launches × {places}"
-            f" = {len(plan.trials)} trials · seed {plan.seed}",
-            f"workloads: {', '.join(map(_workload_text, job.workloads))}"
-            f"{_load_source_text(plan, job)}",
+            f"job {plan.job} · {simulated} · {variants} variants × {plan.blocks} launches"
+            f" × {places} = {trials} trials · seed {plan.seed}",
+            f"workloads: {workloads}{_load_source_text(plan, job)}",
             "",
         ]
     )
@@ -200,7 +202,7 @@ def _prunable_lines(found: Sequence[EquivalentVariant]) -> list[str]:
         f"v{twin.variant.index} runs the same server as v{twin.same_as.index}: {twin.why}"
         for twin in found
     ]
-    return ["", *lines, "--prune leaves them out"] if lines else []
+    return ["", *lines, "--prune leaves these variants out"] if lines else []
 
 
 def _variants_table(plan: Plan) -> Table:

@@ -32,7 +32,7 @@ async def _resume(arguments: argparse.Namespace, console: Console) -> int:
     job = detail.job
     if is_job_over(job):
         raise Conflict(
-            f"job {job.job_id} is over: {job.state}",
+            f"job {job.job_id} is already over: its state is {job.state}",
             f"`fleetctl compare {job.job_id}` prints its verdicts",
         )
     if fleet := find_fleet_of_job(detail, arguments.fleet):

@@ -38,15 +38,15 @@ async def _run(arguments: argparse.Namespace, console: Console) -> int:
 
 
 async def _reject_duplicate_job(state_folder: StateFolder, loaded: LoadedJob) -> None:
-    """Raises Conflict when an unfinished job was submitted with the same text."""
+    """Raise Conflict if an unfinished job was submitted with the same text."""
     if not state_folder.store.exists():
         return
     with open_stored_jobs(state_folder) as jobs:
         for job in await jobs.jobs():
             if not is_job_over(job) and (await jobs.job(job.job_id)).yaml == loaded.text:
                 raise Conflict(
-                    f"a job with the same content is unfinished: {job.job_id},"
-                    f" {job.trials_over} of {job.trials} trials over",
+                    f"job {job.job_id} with the same content is unfinished:"
+                    f" {job.trials_over} of {job.trials} trials have ended",
                     f"`fleetctl resume {job.job_id}` continues it;"
                     f" `fleetctl cancel {job.job_id}` cancels it",
                 )

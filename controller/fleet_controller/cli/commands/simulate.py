@@ -26,8 +26,8 @@ _ANY_ADDRESS = ("0.0.0.0", "::")
 def run(arguments: argparse.Namespace, console: Console) -> int:
     """Run the server until it ends or the user interrupts it.
 
-    Raises ConfigError if the simulator is not installed or --simulation is invalid, Conflict if the
-    port is taken.
+    Raises ConfigError if the simulator is not installed or --simulation is invalid. Raises Conflict
+    if the port is taken.
     """
     if find_spec(_PACKAGE) is None:
         raise ConfigError("the simulator is not installed", "install benchfleet[simulator]")
@@ -62,8 +62,9 @@ def _check_knobs(text: str) -> None:
         )
     known = [field.name for field in fields(Simulation)]
     if unknown := [name for name in knobs if name not in known]:
+        names = ", ".join(known)
         raise ConfigError(
-            f"--simulation has no knob `{unknown[0][:60]}`", f"the knobs are: {', '.join(known)}"
+            f"--simulation has no knob `{unknown[0][:60]}`", f"the knobs are: {names}"
         )
 
 
@@ -93,7 +94,8 @@ def _server_argv(arguments: argparse.Namespace) -> list[str]:
 
 def _url(arguments: argparse.Namespace) -> str:
     host = "127.0.0.1" if arguments.host in _ANY_ADDRESS else arguments.host
-    return f"http://{f'[{host}]' if ':' in host else host}:{arguments.port}"
+    shown = f"[{host}]" if ":" in host else host
+    return f"http://{shown}:{arguments.port}"
 
 
 def _wait_ready(server: subprocess.Popen[bytes], url: str) -> bool:
@@ -108,7 +110,7 @@ def _wait_ready(server: subprocess.Popen[bytes], url: str) -> bool:
 
 
 def _stop(server: subprocess.Popen[bytes]) -> None:
-    """Ask the server to end, and kill it if it does not within a few seconds."""
+    """Ask the server to end. Kill it if it has not ended after a few seconds."""
     server.terminate()
     try:
         server.wait(_STOP_TIMEOUT_S)

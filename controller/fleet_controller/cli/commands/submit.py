@@ -53,7 +53,9 @@ async def _submit(arguments: argparse.Namespace, console: Console) -> int:
 
 
 def waiting_lines(hosts: Sequence[HostStatus], detail: JobDetail) -> list[str]:
-    """Return a line for each host of the job that is not connected, ten at most, with a heading."""
+    """Return a heading and a line for each host of the job that is not connected. At most ten hosts
+    get a line.
+    """
     counts = Counter(host for trial in detail.trials for host in {trial.host, *trial.nodes})
     missing = [host for host in hosts if host.state != "connected" and counts[host.host]]
     if not missing:
@@ -77,4 +79,4 @@ def _cost_lines(job: Job, arguments: argparse.Namespace) -> list[str]:
         return []
     fleet = read_fleet(path)
     cost = estimate_cost(plan_for_fleet(job, fleet), job, fleet)
-    return [f"estimated cost by {path}: {cost_text(cost)}"] if cost else []
+    return [f"estimated cost at the prices in {path}: {cost_text(cost)}"] if cost else []

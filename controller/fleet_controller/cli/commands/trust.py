@@ -78,8 +78,9 @@ def _rotate(arguments: argparse.Namespace, console: Console) -> None:
     elif arguments.names:
         for host in arguments.names:
             authority.request_renewal(host)
+        hosts = " ".join(arguments.names)
         console.print_stderr(
-            f"next: `fleetctl deploy {' '.join(arguments.names)}` installs new certificates;"
+            f"next: `fleetctl deploy {hosts}` installs new certificates;"
             " running agents start to use them at once"
         )
     else:
@@ -87,7 +88,7 @@ def _rotate(arguments: argparse.Namespace, console: Console) -> None:
         authority.renew_user(user_name())
         console.print_stderr(
             "the controller and you have new certificates;"
-            " a running controller starts to use its own at once"
+            " a running controller starts to use its new certificate at once"
         )
 
 
@@ -96,14 +97,14 @@ def _rotate_authority(authority: Authority, console: Console) -> None:
         authority.finish_replacing(user_name())  # raises Conflict, which names the waiting hosts
         console.print_stderr(
             "the previous authority is no longer trusted;"
-            " the controller and you have certificates of the new one",
-            "next: run `fleetctl deploy`, so that the hosts stop trusting the previous one;"
+            " the controller and you have certificates of the new authority",
+            "next: run `fleetctl deploy`, so that the hosts stop trusting the previous authority;"
             " other users need a new `fleetctl trust issue`",
         )
         return
     authority.begin_replacing()
-    waiting = authority.hosts_to_redeploy()
-    todo = f"run `fleetctl deploy` ({len(waiting)} hosts wait for it), then " if waiting else ""
+    waiting = len(authority.hosts_to_redeploy())
+    todo = f"run `fleetctl deploy` ({waiting} hosts wait for it), then " if waiting else ""
     console.print_stderr(
         "a new authority issues all certificates from now on; both authorities are trusted",
         f"next: {todo}run `fleetctl trust rotate --authority` again",
@@ -113,10 +114,10 @@ def _rotate_authority(authority: Authority, console: Console) -> None:
 def _revoke(arguments: argparse.Namespace, console: Console) -> None:
     authority = open_authority(arguments)
     if arguments.controller:
-        revoked = certificate_count(authority.revoke_controller(arguments.reason))
+        certificates = certificate_count(authority.revoke_controller(arguments.reason))
         console.print_stderr(
-            f"the controller: {revoked} revoked, and it has a new one",
-            "next: run `fleetctl deploy`, so that the hosts refuse the revoked ones",
+            f"the controller: {certificates} revoked; it has a new certificate now",
+            "next: run `fleetctl deploy`, so that the hosts refuse the revoked certificates",
         )
         return
     if not arguments.names:
@@ -125,8 +126,8 @@ def _revoke(arguments: argparse.Namespace, console: Console) -> None:
             "for hosts, use `fleetctl hosts revoke`",
         )
     for name in arguments.names:
-        revoked = certificate_count(authority.revoke_user(name, arguments.reason))
-        console.print_stderr(f"user {name}: {revoked} revoked; this holds at once")
+        certificates = certificate_count(authority.revoke_user(name, arguments.reason))
+        console.print_stderr(f"user {name}: {certificates} revoked; this takes effect at once")
 
 
 def _init(arguments: argparse.Namespace, console: Console) -> None:
@@ -150,7 +151,7 @@ _ACTIONS_WITH_NAMES = ("issue", "rotate", "revoke")
 
 
 def _check_options(arguments: argparse.Namespace) -> None:
-    """Raises ConfigError for an option or a name that the action does not use."""
+    """Raise ConfigError for an option or a name that the action does not use."""
     for option, action in _OPTION_ACTIONS.items():
         if getattr(arguments, option) and arguments.action != action:
             raise ConfigError(

@@ -58,8 +58,8 @@ async def _run_fleet_controller(
 ) -> int:
     """Run the controller of a fleet file.
 
-    Raises FleetRejected for a wrong file, Conflict when another controller works in the state
-    folder, ConfigError.
+    Raises FleetRejected for a wrong file. Raises Conflict if another controller works in the state
+    folder. Raises ConfigError for wrong settings.
     """
     loaded = load_fleet_file(file)
     console.print_stderr(*finding_lines(loaded.findings, console))
@@ -93,8 +93,8 @@ async def _run_fleet_controller(
 
 
 def connected_hosts_lines(hosts: Sequence[HostStatus], file: str) -> list[str]:
-    """Return a line with the number of connected hosts, and a line for each other host, ten at
-    most.
+    """Return a line with the number of connected hosts, and a line for each host that is not
+    connected. At most ten hosts get a line.
     """
     missing = [host for host in hosts if host.state != "connected"]
     lines = [f"{file}: {len(hosts) - len(missing)} of {len(hosts)} hosts connected"]
@@ -132,7 +132,8 @@ async def _run_with_local_agent(this_machine: LocalMachine, console: Console) ->
                 console.print_stderr(
                     f"controller at {running.address},"
                     f" local agent (pid {agent.pid}) as host {agent.config.host_name}",
-                    "submit a job with `fleetctl submit FILE --watch`; Ctrl-C stops both",
+                    "submit a job with `fleetctl submit FILE --watch`;"
+                    " Ctrl-C stops the controller and the agent",
                 )
                 await interrupts.stop_requested.wait()
                 display.print_line(

@@ -25,7 +25,7 @@ _ANSI_CODES = {
 
 @dataclass(frozen=True, slots=True)
 class Console:
-    """Standard output and error. `width` is in cells; None means that lines may have any length."""
+    """Standard output and error. `width` is in cells. None means that lines may have any length."""
 
     tty: bool
     colour: bool
@@ -33,13 +33,14 @@ class Console:
     debug: bool = False
 
     def print_lines(self, lines: Iterable[str]) -> None:
-        """Print results to standard output, one a line."""
+        """Print results to standard output, each on its own line."""
         self.print_text("".join(f"{line}\n" for line in lines))
 
     def print_text(self, text: str) -> None:
-        """Print a result that has its own line ends; a terminal gets control characters escaped.
+        """Print a result that has its own line ends. On a terminal, its control characters are
+        escaped.
 
-        Raises ConfigError when standard output cannot be written, such as on a full disk.
+        Raises ConfigError if standard output cannot be written, such as on a full disk.
         """
         try:
             sys.stdout.write(escape_all_but_colours(text) if self.tty else text)
@@ -51,7 +52,7 @@ class Console:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise ConfigError(
                 f"cannot write the result: {error.strerror}",
-                "write it to a place with enough free space",
+                "write the result to a place with enough free space",
             ) from error
 
     def print_json(self, value: Any) -> None:
@@ -64,7 +65,9 @@ class Console:
         sys.stderr.flush()
 
     def styled(self, word: str, text: str = "") -> str:
-        """Return `text`, or `word` without a text, in the colour of the word if colours are on."""
+        """Return `text` in the colour that belongs to `word`, if colours are on. An empty `text`
+        means `word`.
+        """
         code = _ANSI_CODES.get(WORD_STYLES.get(word, ""))
         return f"\033[{code}m{text or word}\033[0m" if self.colour and code else text or word
 
@@ -72,7 +75,7 @@ class Console:
 def process_console(debug: bool = False) -> Console:
     """Return the console of this process.
 
-    NO_COLOR and TERM=dumb turn colours off; COLUMNS sets the width of a terminal.
+    NO_COLOR and TERM=dumb turn colours off. COLUMNS sets the width of a terminal.
     """
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):

@@ -9,7 +9,9 @@ from fleet_controller.yaml.findings import ERROR, Finding
 
 
 def finding_lines(findings: Sequence[Finding], console: Console) -> list[str]:
-    """Format one finding a line and its hint on the next; severities are coloured on a terminal."""
+    """Format each finding on one line and its hint on the next line. Severities are coloured on a
+    terminal.
+    """
     lines = []
     for finding in findings:
         severity = console.styled(finding.severity)
@@ -21,7 +23,7 @@ def finding_lines(findings: Sequence[Finding], console: Console) -> list[str]:
 
 
 def findings_summary(file: str, findings: Sequence[Finding]) -> str:
-    """Return how many errors and other findings there are, in one line."""
+    """Return one line with the number of errors and the number of other findings."""
     if not findings:
         return f"{file}: no findings"
     errors = sum(finding.severity == ERROR for finding in findings)

@@ -1,5 +1,5 @@
-"""Shows what happens at each host while a command works on many: a live list on a terminal, a line
-for each change in a pipe.
+"""Shows what happens at each host while a command works on many hosts: a live list on a terminal,
+or a line for each change in a pipe.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class HostProgress:
-    """The current step of each host. Thread-safe."""
+    """Holds the current step of each host. It is thread-safe."""
 
     def __init__(self, hosts: Sequence[str], *, quiet: bool = False) -> None:
         self._quiet = quiet
@@ -45,7 +45,9 @@ class HostProgress:
 
 @contextmanager
 def host_progress_display(hosts: Sequence[str], *, quiet: bool) -> Iterator[HostProgress]:
-    """Show progress in the form that fits standard error while inside; `quiet` shows nothing."""
+    """Show progress in the form that fits standard error while inside. With `quiet`, nothing is
+    shown.
+    """
     progress = HostProgress(hosts, quiet=quiet)
     if quiet or not sys.stderr.isatty():
         yield progress

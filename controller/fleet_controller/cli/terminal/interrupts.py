@@ -1,5 +1,5 @@
-"""Handles Ctrl-C and SIGTERM for a command with running servers: the first asks it to stop, the
-second to leave at once.
+"""Handles Ctrl-C and SIGTERM for a command with running servers. The first signal asks the command
+to stop. The second signal asks it to leave at once.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from contextlib import contextmanager
 
 
 class Interrupts:
-    """Handles signals: the first sets `stop_requested`, every further signal calls `on_second`."""
+    """Handles signals. The first signal sets `stop_requested`. Every further signal calls
+    `on_second`.
+    """
 
     def __init__(self, on_second: Callable[[], None]) -> None:
         self.stop_requested = asyncio.Event()

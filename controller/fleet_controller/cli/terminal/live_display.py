@@ -1,5 +1,5 @@
-"""Shows the progress of a job on standard error: a live display on a terminal, plain lines with the
-time of day in a pipe.
+"""Shows the progress of a job on standard error: a live display on a terminal, or plain lines with
+the time of day in a pipe.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class ProgressDisplay(Protocol):
     """Shows the progress of a job."""
 
     def update(self, progress: JobProgress, lines: Sequence[str]) -> None:
-        """Show the new state; `lines` describe what changed."""
+        """Show the new state. `lines` describe what changed."""
         ...
 
     def print_line(self, text: str) -> None:
@@ -30,7 +30,7 @@ class ProgressDisplay(Protocol):
         ...
 
     def close(self) -> None:
-        """Stop drawing on the terminal; may be called again."""
+        """Stop drawing on the terminal. This may be called again."""
         ...
 
 
@@ -38,7 +38,7 @@ class PlainDisplay:
     """Prints one line for each change."""
 
     def update(self, progress: JobProgress, lines: Sequence[str]) -> None:
-        """Print each of `lines`; the state is not shown."""
+        """Print each of `lines`. The state is not shown."""
         for line in lines:
             self.print_line(line)
 
@@ -48,11 +48,13 @@ class PlainDisplay:
         sys.stderr.flush()
 
     def close(self) -> None:
-        """Do nothing: there is nothing to stop."""
+        """Do nothing, because there is nothing to stop."""
 
 
 class LiveDisplay:
-    """Redraws a few lines twice a second; lines about trials that ended stay above them."""
+    """Redraws a few lines twice a second. Lines about trials that ended stay above the redrawn
+    lines.
+    """
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -68,7 +70,7 @@ class LiveDisplay:
         )
 
     def update(self, progress: JobProgress, lines: Sequence[str]) -> None:
-        """Show the new state; of `lines`, print those about trials that ended."""
+        """Show the new state. Only those of `lines` that are about ended trials are printed."""
         self._progress, self._at = progress, time.monotonic()
         for line in lines:
             if line.endswith((": ok", ": cancelled")) or ": failed (" in line:
