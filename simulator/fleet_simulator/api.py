@@ -60,28 +60,28 @@ class ServerSetup:
 
     @property
     def is_member(self) -> bool:
-        """Whether this node only answers health checks, because another node of the server serves
-        the requests.
+        """Return whether this node only answers health checks, because another node of the server
+        serves the requests.
         """
         return int(self.args["node_rank"]) > 0
 
     @property
     def model(self) -> str:
-        """The name of the model that the server reports."""
+        """Return the name of the model that the server reports."""
         if self.simulation.wrong_identity:
             return _OTHER_MODEL
         return str(self.args["served_model_name"])
 
     @property
     def cap(self) -> int:
-        """The maximum number of requests that run at the same time. More requests wait in the
-        queue.
+        """Return the maximum number of requests that run at the same time. More requests wait in
+        the queue.
         """
         return int(self.args["max_running_requests"] or DEFAULT_RUNNING_CAP)
 
     @property
     def draft_tokens(self) -> int:
-        """The number of tokens that one step verifies; 0 without speculation."""
+        """Return the number of tokens that one step verifies; 0 without speculation."""
         if not self.args["speculative_algorithm"]:
             return 0
         return int(self.args["speculative_num_draft_tokens"] or 0)

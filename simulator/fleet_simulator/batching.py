@@ -57,7 +57,7 @@ class Generation:
 
     @property
     def finished(self) -> bool:
-        """Whether all tokens of the request have been generated."""
+        """Return whether all tokens of the request have been generated."""
         return self.done >= self.token_limit
 
 
@@ -108,7 +108,7 @@ class Batching:
 
     @property
     def busy(self) -> bool:
-        """Whether a request runs or waits."""
+        """Return whether a request runs or waits."""
         return self._step_ends_s is not None
 
     def submit(self, generation: Generation, now_s: float) -> float:

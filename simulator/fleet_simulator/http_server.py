@@ -28,7 +28,7 @@ class HttpRequest:
 
     @property
     def path(self) -> str:
-        """The path without the query."""
+        """Return the path without the query."""
         return self.target.partition("?")[0]
 
 

@@ -144,7 +144,7 @@ def running_meta(generation: Generation, context: ResponseContext) -> dict[str, 
 
 
 def final_meta(generation: Generation, context: ResponseContext) -> dict[str, Any]:
-    """Return `meta_info` of a finished request. Latencies are wall seconds."""
+    """Return `meta_info` of a finished request. Latencies are in wall seconds."""
     decode_s = generation.finished_s - generation.first_token_s
     return {
         **running_meta(generation, context),

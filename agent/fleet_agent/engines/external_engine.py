@@ -23,7 +23,7 @@ class ExternalEngine:
     launches = False
 
     def launch_command(self, spec: TrialSpec, place: LaunchPlace) -> LaunchCommand:
-        """Raise ConfigError: an external server is never launched."""
+        """Raise ConfigError, because an external server is never launched."""
         raise ConfigError(
             f"variant {spec.variant}: the agent does not launch an external server",
             "set engine.kind: sglang to have the agent launch one",
@@ -51,11 +51,12 @@ class ExternalEngine:
             status, content = await fetch(url, "/v1/chat/completions", body)
             if status == 200:
                 has_choices = bool(parse_json_object(content).get("choices"))
-                return "" if has_choices else "the reply to a completion of 2 tokens has no choices"
+                return "" if has_choices else "the answer to a request for 2 tokens has no choices"
         except ValueError:
             return f"{url} does not serve the OpenAI API: its reply is not valid HTTP with JSON"
         except (OSError, EOFError) as error:
-            return f"nothing answers at {url} yet ({type(error).__name__})"
+            reason = type(error).__name__
+            return f"nothing answers at {url} yet ({reason})"
         if 400 <= status < 500 and status not in _RETRY_STATUSES:
             excerpt = content[:300].decode(errors="replace")
             raise ServerError(
@@ -63,7 +64,7 @@ class ExternalEngine:
                 "request_refused",
                 f"{url} rejects a completion with status {status}: {excerpt}",
             )
-        return f"a completion of 2 tokens returns status {status}"
+        return f"the server answers a request for 2 tokens with status {status}"
 
     async def prove_configuration(
         self, spec: TrialSpec, url: str, log_path: Path
@@ -115,8 +116,9 @@ def _gates(shown: dict[str, object]) -> tuple[Gate, ...]:
     """
     if not shown.get("simulated"):
         return ()
+    time_scale = shown.get("time_scale", 1)
     message = (
-        f"the server reports that it is simulated with time scale ×{shown.get('time_scale', 1)}:"
+        f"the server reports that it is simulated with time scale ×{time_scale}:"
         " its numbers come from a model of time, not from a GPU"
     )
     return (Gate("simulated_server", GateEffect.FLAG, message),)

@@ -1,1 +1,3 @@
-"""The load process: sends the requests of a run through Ray tasks and summarises them."""
+"""Implements the load process: sends the requests of a run through Ray tasks and summarises the
+results.
+"""

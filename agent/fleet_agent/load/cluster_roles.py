@@ -164,7 +164,7 @@ class ClusterRoles:
 
     @property
     def lead_folder(self) -> Path:
-        """The folder in which the load process of a lead keeps its log."""
+        """Return the folder in which the load process of a lead keeps its log."""
         return self._as_lead
 
     def release_lead(self, key: AttemptKey) -> None:
@@ -206,7 +206,7 @@ class ClusterRoles:
         joined = _JoinedCluster(membership, process, recorded)
         joined.watching = asyncio.get_running_loop().create_task(self._watch_until_end(joined))
         log.info(
-            "this host joins the load of trial %s, attempt %d, at %s",
+            "this host joins the load of trial %s, attempt %d, led at %s",
             membership.trial_id,
             membership.attempt,
             membership.lead_address,
@@ -298,7 +298,7 @@ def _check_membership(membership: Membership) -> None:
         )
         hint = (
             "set an address of the host itself in the fleet file: "
-            "hosts behind address translation cannot send load together"
+            "hosts behind network address translation cannot join a load"
         )
         raise ConfigError(message, hint) from error
 

@@ -90,7 +90,7 @@ class LoadProcess:
 
     @property
     def recorded(self) -> RecordedLoad | None:
-        """The record that identifies the running process; None if no process runs."""
+        """Return the record that identifies the running process; None if no process runs."""
         return self._running.recorded if self._running is not None else None
 
     async def start(self, folder: Path) -> None:

@@ -1,1 +1,1 @@
-"""Launches SGLang and reads back what it runs with."""
+"""Launches SGLang and reads which configuration took effect."""

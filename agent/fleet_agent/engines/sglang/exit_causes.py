@@ -33,10 +33,8 @@ def explain_silent_exit(exit_code: int) -> tuple[str, str]:
             "the exit code means a wrong argument, but the server's log does not say which one",
         )
     if exit_code in _CRASHED:
-        return (
-            "scheduler_crashed",
-            f"the server got {signal.Signals(-exit_code).name}, but its log names no cause",
-        )
+        name = signal.Signals(-exit_code).name
+        return "scheduler_crashed", f"the server got {name}, but its log names no cause"
     return "unknown", "the server's log names no cause"
 
 

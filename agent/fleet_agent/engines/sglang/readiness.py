@@ -38,9 +38,10 @@ async def check_server(url: str, *, model_path: str, argv: Sequence[str] = ()) -
             _check_launch(url, parse_json_object(info), argv)
         status, answer = await fetch(url, "/generate", _COMPLETION)
         if status != 200 or not parse_json_object(answer).get("output_ids"):
-            return f"a completion of 2 tokens returns status {status}"
+            return f"the server answers a request for 2 tokens with status {status}"
     except (OSError, EOFError, ValueError) as error:
-        return f"nothing answers at {url} yet ({type(error).__name__})"
+        reason = type(error).__name__
+        return f"nothing answers at {url} yet ({reason})"
     return ""
 
 
@@ -53,7 +54,8 @@ async def check_member(url: str) -> str:
     try:
         status, _ = await fetch(url, "/health")
     except (OSError, EOFError, ValueError) as error:
-        return f"nothing answers at {url} yet ({type(error).__name__})"
+        reason = type(error).__name__
+        return f"nothing answers at {url} yet ({reason})"
     return "" if status == 200 else f"/health returns status {status}"
 
 

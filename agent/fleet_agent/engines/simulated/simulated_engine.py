@@ -48,8 +48,9 @@ class SimulatedEngine:
         """
         taken = [name for name in _AGENT_ONLY_ARGS if name in spec.engine.args]
         if taken:
+            names = ", ".join(taken)
             raise ConfigError(
-                f"engine.args of {spec.variant}: a job cannot set {', '.join(taken)}",
+                f"engine.args of {spec.variant}: a job cannot set {names}",
                 "remove this argument: the agent sets it",
             )
         if not spec.engine.model_path:

@@ -42,7 +42,7 @@ class HttpFraming:
 
     @property
     def is_between(self) -> bool:
-        """Whether the next byte begins a chunk."""
+        """Return whether the next byte begins a chunk."""
         return self.state == CHUNKED and not (
             self._left or self._skip or self._trailer or self._rest
         )

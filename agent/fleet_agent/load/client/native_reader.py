@@ -90,7 +90,9 @@ class NativeSocketReader:
     def attach(
         self, sock: socket.socket, listener: StreamListener, tls: TlsStream | None
     ) -> SocketStream:
-        """Implement SocketReader. Raises OSError."""
+        """Begin to read a connected socket: in C, or in the event loop if the connection uses TLS.
+        Raises OSError.
+        """
         if tls is not None:
             self._tls_reader = self._tls_reader or LoopSocketReader()
             return self._tls_reader.attach(sock, listener, tls)
@@ -104,7 +106,7 @@ class NativeSocketReader:
 
     @property
     def uncopied(self) -> int:
-        """The number of answers that are still in memory of the C library."""
+        """Return the number of answers that are still in memory of the C library."""
         return len(self._uncopied)
 
     def copy_later(self, taken: NativeReads) -> NativeReads:

@@ -36,7 +36,7 @@ class RecordedReads:
 
     @property
     def last_ns(self) -> int:
-        """The arrival time of the last read; 0 if nothing arrived."""
+        """Return the arrival time of the last read; 0 if nothing arrived."""
         return self.times_ns[-1] if self.times_ns else 0
 
     def pairs(self) -> list[tuple[int, bytes]]:
@@ -54,17 +54,17 @@ class DeferredReads(Protocol):
 
     @property
     def count(self) -> int:
-        """The number of reads."""
+        """Return the number of reads in the answer."""
         ...
 
     @property
     def size(self) -> int:
-        """The number of bytes."""
+        """Return the number of bytes in the answer."""
         ...
 
     @property
     def last_ns(self) -> int:
-        """The arrival time of the last read; 0 if nothing arrived."""
+        """Return the arrival time of the last read; 0 if nothing arrived."""
         ...
 
     def reads(self) -> RecordedReads:

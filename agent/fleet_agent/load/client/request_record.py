@@ -52,7 +52,7 @@ class Response:
 
     @property
     def first_output_ns(self) -> int:
-        """The time of the first event with output; 0 if no event had output."""
+        """Return the time of the first event with output; 0 if no event had output."""
         return self.chunk_ns[0] if self.chunk_ns else 0
 
 
@@ -71,12 +71,12 @@ class RequestRecord:
 
     @property
     def ok(self) -> bool:
-        """Whether the whole answer arrived and the server reported its number of tokens."""
+        """Return whether the whole answer arrived and the server reported its number of tokens."""
         return not self.response.error_kind
 
     @property
     def end_ns(self) -> int:
-        """The time of the last byte of the answer. If nothing arrived, the time when the request
-        was sent, or was due.
+        """Return the time of the last byte of the answer. If nothing arrived, the time when the
+        request was sent, or was due.
         """
         return max(self.response.last_ns, self.sent_ns, self.intended_ns)

@@ -51,7 +51,9 @@ class _DecodeState:
 
     @property
     def is_plain_text(self) -> bool:
-        """Whether the newest event had a text but no count, and more such events may follow."""
+        """Return whether the newest event had a text but no count, and more such events
+        may follow.
+        """
         is_over = self.finish_reason or self.done or self.error[0]
         return bool(self.texts and self.texts[-1]) and not (self.counts or self.generate or is_over)
 

@@ -63,7 +63,7 @@ class SocketStream(Protocol):
 
     @property
     def size(self) -> int:
-        """The number of bytes that arrived since the last call of `expect_answer`."""
+        """Return the number of bytes that arrived since the last call of `expect_answer`."""
         ...
 
     def expect_answer(self, sent_ns: int, max_bytes: int) -> bool:
@@ -106,7 +106,7 @@ class SocketReader(Protocol):
 
     @property
     def cpu_s(self) -> float:
-        """The CPU seconds that the reader used in another thread than the loop's."""
+        """Return the CPU seconds that the reader used outside of the event loop's thread."""
         ...
 
     def attach(

@@ -26,7 +26,7 @@ class SseParser:
 
     @property
     def is_between(self) -> bool:
-        """Whether the next byte begins an event."""
+        """Return whether the next byte begins an event."""
         return not self._rest and not self._after_cr
 
     def feed(self, ns: int, piece: bytes) -> list[SseEvent]:

@@ -43,7 +43,7 @@ class Exchange:
 
     @property
     def reads(self) -> RecordedReads:
-        """The recorded reads of the answer, copied to Python objects."""
+        """Return the recorded reads of the answer, copied to Python objects."""
         return self.deferred_reads.reads()
 
 
@@ -271,13 +271,13 @@ class Endpoint:
 
     @property
     def idle(self) -> int:
-        """The number of idle connections that are still open."""
+        """Return the number of idle connections that are still open."""
         return sum(not connection.lost for connection in self._idle)
 
     @property
     def reader(self) -> SocketReader:
-        """The reader of the sockets, which is made at the first use. Raises RuntimeError outside of
-        a running event loop.
+        """Return the reader of the sockets, which is made at the first use. Raises RuntimeError
+        outside of a running event loop.
         """
         if self._reader is None:
             self._reader = self._new_reader()

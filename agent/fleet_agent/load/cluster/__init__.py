@@ -1,1 +1,1 @@
-"""Spreads the load over several hosts."""
+"""Sends the load of one trial from several hosts."""

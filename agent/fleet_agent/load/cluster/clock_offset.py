@@ -28,7 +28,7 @@ class ClockSample:
 
     @property
     def took_ns(self) -> int:
-        """The round-trip time."""
+        """Return the round-trip time of the request."""
         return self.answered_ns - self.asked_ns
 
 

@@ -83,9 +83,9 @@ async def _stay_joined(node: RayNode) -> int:
     membership = node.membership
     if not await _wait_for_lead(membership):
         log.error(
-            "the lead at %s, where the load of trial %s gathers, did not listen within %.0f s",
-            membership.lead_address,
+            "the lead of the load of trial %s did not listen at %s within %.0f s",
             membership.trial_id,
+            membership.lead_address,
             LEAD_LIMIT_S,
         )
         return NOT_JOINED
@@ -104,7 +104,7 @@ async def _stay_joined(node: RayNode) -> int:
     else:
         return NOT_JOINED
     log.info(
-        "this host has joined the load of trial %s at %s; Ray started in %.1f s",
+        "this host has joined the load of trial %s, led at %s; Ray started in %.1f s",
         membership.trial_id,
         membership.lead_address,
         node.started_s,

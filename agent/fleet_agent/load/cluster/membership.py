@@ -66,12 +66,12 @@ class Membership:
 
     @property
     def key(self) -> tuple[str, int]:
-        """The trial id and the attempt that the cluster belongs to."""
+        """Return the trial id and the attempt that the cluster belongs to."""
         return self.trial_id, self.attempt
 
     @property
     def is_loopback(self) -> bool:
-        """Whether all hosts of the cluster are this machine."""
+        """Return whether all hosts of the cluster are this machine."""
         return ip_address(self.address).is_loopback
 
 
@@ -83,29 +83,31 @@ class MembershipFiles:
 
     @property
     def membership(self) -> Path:
-        """The file of the membership itself, as JSON."""
+        """Return the path of the membership itself, as JSON."""
         return self.folder / "part.json"
 
     @property
     def token(self) -> Path:
-        """The token that every call in the cluster must carry."""
+        """Return the path of the token that every call in the cluster must carry."""
         return self.folder / "token"
 
     @property
     def authority(self) -> Path:
-        """The certificate of the authority that signed every certificate of the cluster."""
+        """Return the path of the certificate of the cluster's authority, which signed all its
+        certificates.
+        """
         return self.folder / "authority.crt"
 
     @property
     def certificate(self) -> Path:
-        """The certificate of this host, with the host's address. It serves as server and client
-        certificate.
+        """Return the path of this host's certificate, which names the host's address. It serves as
+        server and client certificate.
         """
         return self.folder / "host.crt"
 
     @property
     def key(self) -> Path:
-        """The private key of this host's certificate."""
+        """Return the path of the private key of this host's certificate."""
         return self.folder / "host.key"
 
     def write(self, membership: Membership, secrets: ClusterSecrets) -> None:

@@ -36,7 +36,7 @@ class RayNode:
 
     @property
     def is_lead(self) -> bool:
-        """Whether this host is the lead, whose Ray cluster the other hosts join."""
+        """Return whether this host is the lead, whose Ray cluster the other hosts join."""
         return bool(self.membership.hosts)
 
     def start(self) -> Any:

@@ -37,12 +37,12 @@ class _Side(asyncio.Protocol):
         self._early: list[bytes] = []  # read before the other end was connected
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Implement asyncio.Protocol."""
+        """Remember the new connection. Implements asyncio.Protocol, as the methods below do."""
         self.transport = cast(asyncio.Transport, transport)
         self.transport.set_write_buffer_limits(high=_FULL_BYTES)
 
     def data_received(self, data: bytes) -> None:
-        """Implement asyncio.Protocol; this is the hot path."""
+        """Write the received bytes to the other side. This is the hot path."""
         if self.other is not None and self.other.transport is not None:
             self.other.transport.write(data)
         else:
@@ -59,12 +59,12 @@ class _Side(asyncio.Protocol):
             self.other.transport.close()
 
     def pause_writing(self) -> None:
-        """Implement asyncio.Protocol."""
+        """Stop reading from the other side while this side cannot send."""
         if self.other is not None and self.other.transport is not None:
             self.other.transport.pause_reading()
 
     def resume_writing(self) -> None:
-        """Implement asyncio.Protocol."""
+        """Read from the other side again."""
         if self.other is not None and self.other.transport is not None:
             self.other.transport.resume_reading()
 
@@ -83,7 +83,7 @@ class _Outer(_Side):
         self._tasks = tasks
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Implement asyncio.Protocol, and connect to the server."""
+        """Remember the new connection, and connect to the server."""
         super().connection_made(transport)
         self._tasks.create_task(self._connect_inner())
 

@@ -124,8 +124,8 @@ def _merge_batches(batches: Iterator[Any]) -> Iterator[Any]:
 
 
 def _batches(columns: Columns) -> Iterator[Any]:
-    """Yield a batch for each piece, in the schema of the file. Raises OSError if a piece cannot be
-    read.
+    """Yield a batch for each piece of chunks, in the schema of the file. Raises OSError if a piece
+    cannot be read.
     """
     scalars, digests, row = (
         arrow_tables.build_scalar_batch(columns),

@@ -103,17 +103,17 @@ class Columns:
 
     @property
     def rows(self) -> int:
-        """The number of requests."""
+        """Return the number of requests."""
         return len(self.scalars["number"])
 
     @property
     def chunks(self) -> int:
-        """The number of events with output in all requests."""
+        """Return the number of events with output in all requests."""
         return sum(piece.chunks for piece in self.pieces)
 
     @property
     def spilled(self) -> bool:
-        """Whether some chunks are in files."""
+        """Return whether some chunks are in files."""
         return any(piece.path for piece in self.pieces)
 
     def shifted(self, by_ns: int) -> Columns:

@@ -99,7 +99,7 @@ class _Rows:
 
     @property
     def ttft_ns(self) -> Any:
-        """The time to first token of each row. It is valid only for rows with output."""
+        """Return the time to first token of each row. It is valid only for rows with output."""
         return pc.subtract(self["first_output_ns"], self.begin_ns)
 
     @property
@@ -112,7 +112,9 @@ class _Rows:
 
     @property
     def tpot_ns(self) -> Any:
-        """The time per output token of each row. It is valid only where `has_tpot` is true."""
+        """Return the time per output token of each row. It is valid only where
+        `has_tpot` is true.
+        """
         rest_ns = pc.subtract(self.end_ns, self["first_output_ns"]).cast(pa.float64())
         return pc.divide(rest_ns, pc.subtract(self["completion_tokens"], 1).cast(pa.float64()))
 

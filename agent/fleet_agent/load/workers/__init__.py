@@ -1,1 +1,1 @@
-"""Runs the Ray workers that send the load, and checks that they keep up."""
+"""Runs the Ray workers that send the load, and checks that these workers are fast enough."""

@@ -30,6 +30,6 @@ class LoopLag:
             on_sample()
 
     def drain_samples(self) -> list[int]:
-        """Return the samples since the last call."""
+        """Return the samples that were taken since the last call."""
         taken, self._samples_ns = self._samples_ns, []
         return taken

@@ -51,7 +51,7 @@ class NullServer:
 
     @property
     def url(self) -> str:
-        """The URL of the server."""
+        """Return the URL of the server."""
         return f"http://127.0.0.1:{self._listener.getsockname()[1]}"
 
     def __enter__(self) -> NullServer:

@@ -59,14 +59,14 @@ class ShardPlan:
 
     @property
     def numbers(self) -> range:
-        """The numbers of the shard's requests. With sessions, only the first request of each
+        """Return the numbers of the shard's requests. With sessions, only the first request of each
         session is listed.
         """
         return range(self.first * self.turns, self.requests, self.step * self.turns)
 
     @property
     def spill_path(self) -> str:
-        """The shard's own file in the spill folder; empty without such a folder."""
+        """Return the shard's own file in the spill folder; empty without such a folder."""
         return os.path.join(self.spill_folder, f"{self.first}.chunks") if self.spill_folder else ""
 
 

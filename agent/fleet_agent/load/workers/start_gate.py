@@ -32,7 +32,7 @@ class StartGate:
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether the shard must end. This may be ordered before or after it has begun."""
+        """Return whether the shard must end. This may be ordered before or after it has begun."""
         return self._cancelled.is_set()
 
     def await_prepared(self) -> None:

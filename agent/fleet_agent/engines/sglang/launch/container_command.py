@@ -249,7 +249,8 @@ def _source(outside: str, home: str) -> tuple[str, bool]:
 def _mount(inside: str, outside: str, read_only: bool) -> str:
     if any(mark in f"{inside}{outside}" for mark in ',"\n'):
         message = (
-            f"cannot mount {outside} at {inside}: a path contains a comma, a quote or a line end"
+            f"cannot mount {outside} at {inside}: one of these paths contains a comma, a quote"
+            " or a line end"
         )
         raise ConfigError(message, "rename the folder, or mount it at another path")
     return f"type=bind,source={outside},target={inside}{',readonly' if read_only else ''}"

@@ -39,5 +39,5 @@ def with_nccl_log(spec: TrialSpec, *, witness: bool, folder: str = "") -> TrialS
 
 
 def uses_nccl(engine: EngineSpec) -> bool:
-    """Return whether the server has two GPUs or more, counted over all its hosts."""
+    """Return whether the server has at least two GPUs on all its hosts together."""
     return engine.gpus * max(1, engine.gang.nodes) > 1

@@ -71,8 +71,9 @@ def _check(spec: TrialSpec) -> None:
     engine = spec.engine
     ours = (*_AGENT_ONLY_ARGS, *(_GANG if engine.gang.nodes > 1 else ()))
     if taken := [name for name in ours if name in engine.args]:
+        names = ", ".join(taken)
         raise ConfigError(
-            f"engine.args of {spec.variant}: a job cannot set {', '.join(taken)}",
+            f"engine.args of {spec.variant}: a job cannot set {names}",
             "remove this argument: the agent sets it",
         )
     if GPUS_VARIABLE in engine.env:

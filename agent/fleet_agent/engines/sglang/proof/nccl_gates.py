@@ -56,12 +56,12 @@ class NcclEvidence:
 
     @property
     def has_output(self) -> bool:
-        """Whether NCCL wrote anything at all."""
+        """Return whether NCCL wrote anything at all."""
         return bool(self.facts.info_lines or self.facts.warn_lines or self.facts.versions)
 
     @property
     def logs_choices(self) -> bool:
-        """Whether the log records each choice of algorithm and protocol."""
+        """Return whether the log records each choice of algorithm and protocol."""
         return self.witness or self.proof == "timed"
 
 
@@ -126,10 +126,11 @@ def _check_environment(
         else:
             unproved.append(f"{name}={env[name]} ({_why(proved, evidence)})")
     if unproved:
+        found = "; ".join(unproved)
         yield Gate(
             ENV_UNPROVED,
             GateEffect.FLAG,
-            f"nothing shows that these NCCL variables took effect: {'; '.join(unproved)}",
+            f"nothing shows that these NCCL variables took effect: {found}",
         )
 
 
@@ -170,16 +171,18 @@ def _check_configurations(env: Mapping[str, str], evidence: NcclEvidence) -> Ite
             for source, value in against
         ]
     if conflicts:
-        message = f"NCCL reads configuration files of this host: {'; '.join(conflicts)}"
+        found = "; ".join(conflicts)
+        message = f"NCCL reads configuration files of this host: {found}"
         yield Gate(NCCL_CONF_OVERRIDES, GateEffect.FLAG, message)
 
 
 def _check_library(evidence: NcclEvidence) -> Iterator[Gate]:
     if len(evidence.libraries) > 1:
+        paths = ", ".join(evidence.libraries)
         yield Gate(
             NCCL_OTHER_LIBRARY,
             GateEffect.FLAG,
-            f"the server loaded several NCCL libraries: {', '.join(evidence.libraries)}",
+            f"the server loaded several NCCL libraries: {paths}",
         )
     loaded, installed = Release.parse(evidence.facts.version), Release.parse(evidence.installed)
     if loaded and installed and loaded != installed:
@@ -206,8 +209,9 @@ def _check_bypass(env: Mapping[str, str], evidence: NcclEvidence) -> Iterator[Ga
         and "AllReduce" not in named
     ):
         functions = ", ".join(sorted(name for name in named if name))
+        settings = ", ".join(varied)
         message = (
-            f"NCCL carried {functions}, but no all-reduce: {', '.join(varied)} cannot affect"
+            f"NCCL carried {functions}, but no all-reduce: {settings} cannot affect"
             " all-reduces, which custom all-reduce carries"
         )
         yield Gate(NCCL_BYPASSED, GateEffect.FLAG, message)

@@ -1,1 +1,1 @@
-"""Reads sockets in C, compiled on the host."""
+"""Reads sockets with C code that is compiled on the host."""

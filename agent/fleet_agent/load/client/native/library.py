@@ -35,7 +35,7 @@ _FLAGS: Final = ("-std=gnu11", "-O2", "-fPIC", "-shared", "-pthread")
 
 
 class StreamNews(ctypes.Structure):
-    """Mirrors struct news of native.h."""
+    """Mirrors `struct news` of native.h: an event of one stream."""
 
     _fields_ = (("key", ctypes.c_uint64), ("what", ctypes.c_int32), ("error", ctypes.c_int32))
     key: int
@@ -44,7 +44,7 @@ class StreamNews(ctypes.Structure):
 
 
 class NativeAnswer(ctypes.Structure):
-    """Mirrors struct answer of native.h."""
+    """Mirrors `struct answer` of native.h: the bytes and the reads of one answer."""
 
     _fields_ = (
         ("data", ctypes.c_void_p),
@@ -63,7 +63,7 @@ class NativeAnswer(ctypes.Structure):
 
 
 class NativeRun(ctypes.Structure):
-    """Mirrors struct run of native.h."""
+    """Mirrors `struct run` of native.h: the events that matched a template."""
 
     _fields_ = (
         ("at", ctypes.c_uint64),
