@@ -1,4 +1,4 @@
-"""Reads measurements from CSV text into runs, and reports what is wrong with which line."""
+"""Reads measurements from CSV text into runs, and reports what is wrong in each faulty line."""
 
 from __future__ import annotations
 

@@ -25,7 +25,9 @@ def read_fleet(path: Path) -> Inventory:
 
 
 def find_fleet_of_job(detail: JobDetail, named: str | None) -> Inventory | None:
-    """Return the fleet of the fleet file when the job has trials on any of its hosts, else None."""
+    """Return the fleet of the fleet file if the job has trials on any of the fleet's hosts, else
+    None.
+    """
     path = find_fleet_file(named)
     if path is None:
         return None

@@ -39,7 +39,9 @@ def read_verdict_options(arguments: argparse.Namespace) -> VerdictOptions:
 
 
 def compare_stored(arguments: argparse.Namespace) -> Comparison:
-    """Compare one job with its baseline, or the second of two jobs with the first."""
+    """Compare the variants of one job with its baseline, or the second of two jobs with the first
+    job.
+    """
     return asyncio.run(_compare_stored(arguments))
 
 

@@ -1,4 +1,4 @@
-"""Loads the job file that a command names, with `--prune` if it is given."""
+"""Loads the job file that a command names, and applies `--prune` if it is given."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks over gRPC that the agent of a host is the one that was deployed."""
+"""Checks over gRPC that the agent of a host is the agent that was deployed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ async def wait_healthy(
 ) -> AgentInfo:
     """Wait until the agent answers with the right host name and version, and return its answer.
 
-    Raises Unhealthy after `timeout_s`, when another agent answers, or when the agent has ended.
+    Raises Unhealthy if this takes longer than `timeout_s`, if another agent answers, or if the
+    agent has ended.
     """
     loop = asyncio.get_running_loop()
     deadline, problem, checked_at = loop.time() + timeout_s, "", loop.time()

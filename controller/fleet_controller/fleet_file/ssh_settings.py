@@ -51,7 +51,7 @@ class ReachNote:
 
 
 class _CannotReach(Exception):
-    """The host cannot be reached with these settings; `note` says why."""
+    """The host cannot be reached with these settings. `note` says why."""
 
     def __init__(self, note: ReachNote) -> None:
         super().__init__(note.message)

@@ -43,7 +43,7 @@ class JobText:
 
     @property
     def text(self) -> str:
-        """The whole file."""
+        """The whole job file as text."""
         return "\n".join(self.lines).rstrip("\n") + "\n"
 
 

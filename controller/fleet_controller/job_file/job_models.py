@@ -290,7 +290,7 @@ class Measure(Section):
 
 
 class Hosts(Section):
-    """Where trials run."""
+    """The hosts that trials run on."""
 
     names: tuple[Text, ...] = Field(
         default=(), description="Hosts by name; empty = all hosts that match the labels."
@@ -312,7 +312,7 @@ class Hosts(Section):
 
 
 class LoadHosts(Section):
-    """Where the load comes from."""
+    """The hosts that send the load."""
 
     names: tuple[Text, ...] = Field(
         default=(), description="Hosts by name; empty = all hosts that match the labels."

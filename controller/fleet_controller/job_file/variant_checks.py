@@ -135,7 +135,7 @@ class _SettingPaths:
 
 
 def level_path(parsed: ParsedJob, levels: Mapping[str, str]) -> KeyPath:
-    """Return the path of that one of the given levels which comes last in the file."""
+    """Return the path of the level that comes last in the job file, among the given levels."""
     paths: list[KeyPath] = [("factors", factor, level) for factor, level in levels.items()]
     return max(
         paths, key=lambda path: parsed.document.place(path, at_key=True), default=("factors",)

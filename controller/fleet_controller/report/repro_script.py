@@ -151,7 +151,9 @@ def _value_of(argv: Sequence[str], option: str) -> str:
 
 
 def _shell_references(variables: _Variables) -> Iterator[tuple[str, str]]:
-    """Yield (variable, shell expression) for the variables whose value is not in the script."""
+    """Yield the name and a shell expression of each variable that has its value outside of the
+    script.
+    """
     for name, secret in variables.secrets.items():
         yield name, f"${{{secret}:?no line {secret}=… in $secrets}}"
     for name in variables.hidden:

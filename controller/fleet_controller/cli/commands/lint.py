@@ -16,7 +16,7 @@ from fleet_protos.errors import ExitCode
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
-    """Print every finding, and return USAGE_ERROR when one is an error."""
+    """Print every finding. Return USAGE_ERROR if a finding is an error."""
     findings = _findings(arguments.file)
     if arguments.json:
         console.print_json({"findings": [finding.to_json() for finding in findings]})

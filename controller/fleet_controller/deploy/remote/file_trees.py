@@ -131,7 +131,7 @@ def stays_inside(member: tarfile.TarInfo, target: str) -> bool:
 
 
 def write_file_list(target: str) -> None:
-    """Write the names of all files of a tree to `.files`, so that files that are added later can be
+    """Write the names of all files of a tree to `.files`, so that files added later can be
     recognised.
     """
     found = set()

@@ -72,8 +72,8 @@ class Installation:
         return {}
 
     def _make_root(self) -> None:
-        """Create the whole path with one rename. The list of made things inside already names all
-        new folders.
+        """Create the whole path with one rename. The new root already has a list of made things,
+        which names all new folders.
         """
         top = self.root
         while not os.path.isdir(os.path.dirname(top)):

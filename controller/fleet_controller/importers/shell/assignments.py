@@ -23,7 +23,7 @@ def builds_on(old: ShellVariable, new: ShellVariable) -> bool:
 
 
 def append_value(old: ShellVariable, new: ShellVariable) -> ShellVariable:
-    """Return the variable after `NAME+=value`."""
+    """Return the variable as it is after `NAME+=value`."""
     if old.items is not None or new.items is not None:
         before = old.items if old.items is not None else (old.value,)
         return replace(old, items=before + (new.items if new.items is not None else (new.value,)))

@@ -28,8 +28,8 @@ class Word:
 
     @property
     def bare(self) -> str:
-        """The text of a word without quotes and expansions, such as a keyword; empty for any other
-        word.
+        """The text of a word without quotes and expansions, such as a keyword. It is empty for any
+        other word.
         """
         plain = all(piece.kind == TEXT and not piece.quoted for piece in self.pieces)
         return "".join(piece.content for piece in self.pieces) if plain else ""

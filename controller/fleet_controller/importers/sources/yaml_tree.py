@@ -42,7 +42,7 @@ class YamlTree:
         return self.offset + row + (1 if re.match(r"[|>][-+0-9]*\s*(#.*)?$", written) else 0)
 
     def is_folded(self, path: KeyPath) -> bool:
-        """Return True for a `>` block, whose line ends became blanks."""
+        """Return True for a `>` block, in which blanks replaced the line ends."""
         place = self.document.values.get(path, (1, 1))
         return place[0] <= len(self.lines) and self.lines[place[0] - 1][place[1] - 1 :].startswith(
             ">"
