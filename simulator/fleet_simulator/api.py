@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -11,7 +12,7 @@ from typing import Any
 from fleet_protos.trial_types import Simulation
 from fleet_simulator import request_parsing
 from fleet_simulator.batching import Batching, Generation
-from fleet_simulator.http_server import HttpExchange
+from fleet_simulator.http_server import HttpExchange, HttpRequest
 from fleet_simulator.metrics_text import MetricsSnapshot, render_metrics
 from fleet_simulator.prefix_cache import PrefixCache
 from fleet_simulator.responses import (
@@ -168,6 +169,9 @@ class Api:
     def serve(self, exchange: HttpExchange) -> None:
         """Respond to one request at once, or when its tokens exist."""
         method, path = exchange.request.method, exchange.request.path
+        if not self._is_allowed(exchange.request):
+            exchange.send(401, dump_json({"error": "Unauthorized"}))
+            return
         if self._setup.is_member:
             known = path in ("/ping", "/health", "/health_generate")
             exchange.send((200 if self.ready else 503) if known else 404)
@@ -179,6 +183,16 @@ class Api:
             exchange.send(405, dump_json({"detail": "Method Not Allowed"}))
         else:
             exchange.send(404, dump_json({"detail": "Not Found"}))
+
+    def _is_allowed(self, request: HttpRequest) -> bool:
+        """Return whether the request has the server's API key. As with SGLang, health checks and
+        metrics need none.
+        """
+        key = self._setup.args["api_key"]
+        if not key or request.path.startswith(("/health", "/metrics")):
+            return True
+        given = request.headers.get("authorization", "")
+        return hmac.compare_digest(given.encode(), f"Bearer {key}".encode())
 
     def _health_generate(self, exchange: HttpExchange) -> None:
         if self.ready and self._setup.simulation.hang:

@@ -10,7 +10,7 @@ from typing import cast
 MAX_HEADER_BYTES = 65536
 MAX_BODY_BYTES = 64 * 1024 * 1024
 REASONS = {
-    200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed",
+    200: "OK", 400: "Bad Request", 401: "Unauthorized", 404: "Not Found", 405: "Method Not Allowed",
     413: "Content Too Large", 431: "Request Header Fields Too Large",
     500: "Internal Server Error", 503: "Service Unavailable",
 }  # fmt: skip

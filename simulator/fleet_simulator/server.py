@@ -44,7 +44,7 @@ class ServerStart:
 
 def parse_start(argv: Sequence[str], env: Mapping[str, str]) -> ServerStart:
     """Return how the server was started. Raises ValueError if the command line is invalid."""
-    given = server_args.parse(argv)
+    given = server_args.read_config(server_args.parse(argv))
     raw = given.pop("simulation", "{}")
     knobs = json.loads(raw) if isinstance(raw, str) else {}
     launch = str(knobs.pop("launch", ""))

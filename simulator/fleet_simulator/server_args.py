@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from fleet_simulator.time_model import Speculation
@@ -69,6 +70,7 @@ DEFAULTS: dict[str, Any] = {
     "enable_deterministic_inference": False,
     "stream_interval": 1,
     "skip_server_warmup": False,
+    "api_key": None,
     "speculative_algorithm": None,
     "speculative_draft_model_path": None,
     "speculative_draft_model_revision": None,
@@ -97,6 +99,24 @@ def parse(argv: Sequence[str]) -> dict[str, Any]:
         else:
             values.append(word)
     return {name: _value(given) for name, given in found.items()}
+
+
+def read_config(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options with those of the `--config` file, which the command line overrides.
+    Raises ValueError if the file cannot be read.
+
+    The file holds a JSON object. SGLang reads any YAML.
+    """
+    options = {name: value for name, value in given.items() if name != "config"}
+    if "config" not in given:
+        return options
+    try:
+        content = json.loads(Path(str(given["config"])).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"argument --config: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError("argument --config: expected a JSON object")
+    return {name.replace("-", "_"): value for name, value in content.items()} | options
 
 
 def _value(given: list[str]) -> Any:

@@ -100,6 +100,25 @@ async def test_a_python_that_is_not_there_is_told(tmp_path: Path, where: str) ->
     assert found["server_python_missing"].startswith(gone)
 
 
+@pytest.mark.parametrize(("version", "told"), [("0.5.1.post3", True), ("0.5.3", False)])
+async def test_a_sglang_that_takes_a_key_only_on_its_command_line_is_told(
+    tmp_path: Path, version: str, told: bool
+) -> None:
+    python = tmp_path / "env/bin/python3"
+    python.parent.mkdir(parents=True)
+    python.symlink_to("/bin/true")
+    (tmp_path / f"env/lib/python3.11/site-packages/sglang-{version}.dist-info").mkdir(parents=True)
+    found = await codes(
+        view(tmp_path, {}), AgentActivity(gpus=(0,)), Policy(), ServerDefaults(python=str(python))
+    )
+    assert ("server_without_key" in found) == told
+    if told:
+        assert (
+            f"SGLang {version} of {python} takes an API key only on its command line"
+            in (found["server_without_key"])
+        )
+
+
 async def test_an_image_that_is_not_there_is_told_and_a_pattern_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

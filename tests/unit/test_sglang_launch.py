@@ -107,6 +107,36 @@ def test_no_variable_of_a_container_is_on_its_command_line(case: dict[str, Any])
     assert command.env_file in command.argv
 
 
+@pytest.mark.parametrize(
+    ("sglang", "engine", "gets_key"),
+    [
+        ("0.5.3", {}, True),
+        ("0.5.23", {}, True),
+        ("0.5.1.post3", {}, False),
+        ("", {}, False),
+        ("0.5.23", {"args": {"config": "/mine.yaml"}}, False),
+        ("0.5.23", {"args": {"tokenizer_worker_num": 4}}, False),
+        ("0.5.23", {"args": {"grpc_port": 5}}, False),
+        ("0.5.23", {"env": {"SGLANG_GRPC_PORT": "5"}}, False),
+        ("0.5.23", {"gang": {"nodes": 2, "rank": 0, "init_address": "a:5"}}, True),
+        ("0.5.23", {"gang": {"nodes": 2, "rank": 1, "init_address": "a:5"}}, False),
+        ("0.5.23", {"container": {"image": "i"}}, False),
+    ],
+)
+def test_a_server_gets_an_api_key_where_its_version_reads_one_from_a_file(
+    sglang: str, engine: dict[str, Any], gets_key: bool
+) -> None:
+    written = {"model_path": "/m", "python": "/env/bin/python3"} | engine
+    if "container" in engine:
+        del written["python"]
+    runtime = {"kind": "docker", "program": "/usr/bin/docker"}
+    command = launch(
+        {"engine": written, "gpus": [], "host": {"sglang": sglang, "runtime": runtime}}
+    )
+    assert command.key_file == ("/trial/server/api-key.yaml" if gets_key else "")
+    assert not any("key" in word for word in command.argv)
+
+
 def test_the_runtime_itself_gets_none_of_the_servers_variables_but_the_mark() -> None:
     command = launch(load(Path(__file__).parent / "data/launch/docker-hub-name.json"))
     assert command.client_env == {

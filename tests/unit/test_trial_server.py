@@ -32,14 +32,14 @@ class SlowAtFirst:
     def url(self, spec: TrialSpec, place: LaunchPlace) -> str:
         return "http://here"
 
-    async def check_ready(self, spec: TrialSpec, url: str) -> str:
+    async def check_ready(self, spec: TrialSpec, url: str, api_key: str = "") -> str:
         self.looks += 1
         if self.looks == 1:
             raise TimeoutError
         return ""
 
     async def prove_configuration(
-        self, spec: TrialSpec, url: str, log_path: Path
+        self, spec: TrialSpec, url: str, log_path: Path, api_key: str = ""
     ) -> ev.ConfigurationProved:
         return ev.ConfigurationProved()
 

@@ -10,6 +10,8 @@ from typing import Protocol
 from fleet_protos.events import ConfigurationProved
 from fleet_protos.trial_types import TrialSpec
 
+KEY_FILE = "api-key.yaml"
+
 
 @dataclass(frozen=True, slots=True)
 class LaunchCommand:
@@ -18,7 +20,9 @@ class LaunchCommand:
     `env` is the whole environment; it holds secrets as `secret://NAME`. Two fields are for a server
     in a container. `env_file` is the file that passes the environment to the container: it is
     written for the launch and removed afterwards. `client_env` is the environment of the container
-    runtime's client, which is the process that the agent starts.
+    runtime's client, which is the process that the agent starts. `key_file` is the configuration
+    file from which the server reads its API key: it is written for the launch, passed with
+    `--config` and removed afterwards. It is empty for a server that gets no key.
     """
 
     argv: tuple[str, ...]
@@ -26,6 +30,7 @@ class LaunchCommand:
     cwd: str
     env_file: str = ""
     client_env: Mapping[str, str] = field(default_factory=dict)
+    key_file: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +47,11 @@ class LaunchPlace:
     gpus: tuple[int, ...]
     folder: Path
     token: str
+
+    @property
+    def key_file(self) -> Path:
+        """The file for the server's API key."""
+        return self.folder / KEY_FILE
 
 
 class EngineAdapter(Protocol):
@@ -61,8 +71,9 @@ class EngineAdapter(Protocol):
         """Return the URL at which the server will answer, without a trailing slash."""
         ...
 
-    async def check_ready(self, spec: TrialSpec, url: str) -> str:
-        """Check once whether the requested server is ready and healthy.
+    async def check_ready(self, spec: TrialSpec, url: str, api_key: str = "") -> str:
+        """Check once whether the requested server is ready and healthy. `api_key` is the key that
+        the launch gave to the server.
 
         Return what is still missing, or an empty text if the server is ready. Raises ServerError if
         waiting longer cannot help, for example because another server answers at `url`.
@@ -70,7 +81,7 @@ class EngineAdapter(Protocol):
         ...
 
     async def prove_configuration(
-        self, spec: TrialSpec, url: str, log: Path
+        self, spec: TrialSpec, url: str, log: Path, api_key: str = ""
     ) -> ConfigurationProved:
         """Read from the server and its log which configuration took effect. The caller adds the
         host's fingerprint.

@@ -33,7 +33,7 @@ class ExternalEngine:
         """Return the URL that the job names, without a trailing slash."""
         return spec.engine.url.rstrip("/")
 
-    async def check_ready(self, spec: TrialSpec, url: str) -> str:
+    async def check_ready(self, spec: TrialSpec, url: str, api_key: str = "") -> str:
         """Ask the server for a chat completion of 2 tokens, and return what is still missing.
         Return an empty text if the completion succeeds.
 
@@ -48,7 +48,7 @@ class ExternalEngine:
             "temperature": 0,
         }
         try:
-            status, content = await fetch(url, "/v1/chat/completions", body)
+            status, content = await fetch(url, "/v1/chat/completions", body, api_key)
             if status == 200:
                 has_choices = bool(parse_json_object(content).get("choices"))
                 return "" if has_choices else "the answer to a request for 2 tokens has no choices"
@@ -67,7 +67,7 @@ class ExternalEngine:
         return f"the server answers a request for 2 tokens with status {status}"
 
     async def prove_configuration(
-        self, spec: TrialSpec, url: str, log_path: Path
+        self, spec: TrialSpec, url: str, log_path: Path, api_key: str = ""
     ) -> ConfigurationProved:
         """Return the configuration that the server shows: /server_info of an SGLang, else the list
         of models.
@@ -77,7 +77,7 @@ class ExternalEngine:
         """
         for path in ("/server_info", "/get_server_info", "/v1/models"):
             try:
-                status, content = await fetch(url, path)
+                status, content = await fetch(url, path, api_key=api_key)
                 if status == 200:
                     shown = parse_json_object(content)
                     _check_identity(spec, url, shown)

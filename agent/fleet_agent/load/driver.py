@@ -143,7 +143,7 @@ class Driver:
             if isinstance(self.workers, LocalWorkers) and not warm
             else None
         )
-        before = await server_counters.fetch_metrics(url) if request.sglang else ""
+        before = await server_counters.fetch_metrics(url, request.token) if request.sglang else ""
         done = await self.workers.run(number, plans)
         _refuse_unfinished(done, plans[0].limit_s)
         columns = Columns.concatenate([result.columns for result in done.results])
@@ -151,7 +151,9 @@ class Driver:
             _summarise_run, columns, request, done, self.templates[url], plans[0].request_plan
         )
         # after a warm-up too, so that what it left to count does not count for the first run
-        after = await server_counters.fetch_metrics_after(url, before, reply.output_tokens)
+        after = await server_counters.fetch_metrics_after(
+            url, before, reply.output_tokens, request.token
+        )
         reply = _with_counters(
             reply, server_counters.CounterSnapshots(before, after), request, warm=warm
         )

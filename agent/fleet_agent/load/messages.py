@@ -32,7 +32,7 @@ class LoadRequest:
     # empty the prefix cache of an SGLang server before a run; False for a server of other users
     flush: bool = True
     model: str = ""
-    token: str = ""
+    token: str = field(default="", repr=False)  # the server's API key; empty: none
     time_scale: float = 1.0
     speculation: bool = False  # the variant requests it
     draft_steps: int = 0  # from the server's resolved arguments; 0: unknown

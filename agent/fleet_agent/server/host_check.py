@@ -19,6 +19,8 @@ from pathlib import Path
 from fleet_agent.core.admission.host_policy import PATH_PYTHON, Policy, ServerDefaults
 from fleet_agent.engines.sglang.launch.argv import expand_home
 from fleet_agent.engines.sglang.launch.container_runtimes import client_environment
+from fleet_agent.engines.sglang.launch.server_command import API_KEY_FILE_VERSIONS
+from fleet_agent.engines.sglang.proof.installed_versions import read_installed_versions
 from fleet_agent.host import sysfs
 from fleet_agent.host.gpus import GpuReading
 from fleet_agent.host.host_state import HostState
@@ -30,6 +32,7 @@ from fleet_agent.server.preflight import (
     check_gpus,
     check_shm,
 )
+from fleet_knowledge.release import Release
 
 _BUSY_LOAD = 0.25  # runnable processes a CPU, when no trial runs
 _LEAST_FILES, _LEAST_PROCESSES = 65_536, 16_384  # of a server with eight ranks and many connections
@@ -195,6 +198,24 @@ def _check_pythons(
                 message,
                 "install this Python, or correct `server.python` and `allow.python` of this host",
             )
+        else:
+            yield from _check_api_key(program)
+
+
+def _check_api_key(program: str) -> Iterator[Finding]:
+    """Check whether the SGLang of this Python can read an API key from a file."""
+    path = shutil.which(expand_home(program, str(Path.home())))
+    installed = read_installed_versions(Path(path), ("sglang",)) if path else {}
+    version = installed.get("sglang", "")
+    if version and not API_KEY_FILE_VERSIONS.contains(Release.parse(version)):
+        yield Finding(
+            "server_without_key",
+            f"SGLang {version} of {program} takes an API key only on its command line, which every "
+            "user of this host can read: its servers get none, and every user can send requests "
+            "to them",
+            f"install SGLang {API_KEY_FILE_VERSIONS.first} or later; until then the gate "
+            "foreign_requests voids the runs that such requests disturb",
+        )
 
 
 async def _check_images(policy: Policy) -> list[Finding]:

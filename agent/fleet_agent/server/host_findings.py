@@ -56,6 +56,7 @@ CODES: Mapping[str, FindingCode] = {
     "ports_few": FindingCode(WARNING),
     "no_port": FindingCode(ERROR, ErrorKind.CONFLICT, "no_port"),
     "server_python_missing": FindingCode(WARNING),
+    "server_without_key": FindingCode(WARNING),
     "no_runtime": FindingCode(WARNING),
     "image_missing": FindingCode(WARNING),
     "clock_jumped": FindingCode(INFO),

@@ -16,7 +16,13 @@ from fleet_agent.host.host_state import HostState
 from fleet_agent.host.port_owner import foreign_listener
 from fleet_agent.load.load_process import LoadProcess
 from fleet_agent.server.host_findings import Finding, launch_flags, launch_refusal
-from fleet_agent.server.launch_setup import clean_up_launch, load_secrets, prepare_command
+from fleet_agent.server.launch_setup import (
+    clean_up_launch,
+    load_secrets,
+    new_api_key,
+    prepare_command,
+    with_api_key,
+)
 from fleet_agent.server.monitor import ServerMonitor
 from fleet_agent.server.ports import Ports
 from fleet_agent.server.preflight import preflight
@@ -81,6 +87,7 @@ class TrialServer:
         self._current = ServerLaunch(place, folder / "server.log")
         self._launch_settled = asyncio.Event()
         self._launch_settled.set()
+        self.api_key = ""  # that the server of this launch requires; empty: none
         self.secrets = Secrets()  # of the launch; they are masked in all that is reported or kept
 
     @property
@@ -122,7 +129,10 @@ class TrialServer:
         command = self._engine.launch_command(
             with_nccl_log(self._spec, witness=witness, folder=str(self._folder)), current.place
         )
-        self.secrets = await asyncio.to_thread(load_secrets, command.env)
+        self.api_key = new_api_key(command)
+        self.secrets = with_api_key(
+            await asyncio.to_thread(load_secrets, command.env), self.api_key
+        )
         current.findings = await preflight(self._spec, current.place, self._tools.host)
         if refused := launch_refusal(current.findings):
             return refused
@@ -134,7 +144,7 @@ class TrialServer:
         )
         current.began_s = time.monotonic()
         current.process = await self._tools.supervisor.launch(
-            prepare_command(command, self.secrets), current.log
+            prepare_command(command, self.secrets, self.api_key), current.log
         )
         current.session = session = current.process.session
         current.monitor = ServerMonitor(current.process, self._spec.engine)
@@ -229,7 +239,7 @@ class TrialServer:
         """
         try:
             async with asyncio.timeout(_READY_CHECK_LIMIT_S):
-                return await self._engine.check_ready(self._spec, self.url)
+                return await self._engine.check_ready(self._spec, self.url, self.api_key)
         except TimeoutError:
             return self._no_answer_message(_READY_CHECK_LIMIT_S)
 
@@ -248,7 +258,10 @@ class TrialServer:
                     self._spec.engine, env=self.secrets.fill(self._spec.engine.env)
                 )  # the server shows the values of secrets, not their references
                 proof = await self._engine.prove_configuration(
-                    replace(self._spec, engine=engine), self.url, self._current.log
+                    replace(self._spec, engine=engine),
+                    self.url,
+                    self._current.log,
+                    self.api_key,
                 )
         except ServerError as error:
             return self._failure_event(error)

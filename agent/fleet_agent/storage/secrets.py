@@ -80,6 +80,10 @@ class Secrets:
             for name, value in env.items()
         }
 
+    def with_secret(self, name: str, value: str) -> Secrets:
+        """Return these secrets and one more."""
+        return Secrets({**self._values, name: value})
+
     def mask(self, value: V) -> V:
         """Return a copy of the value with each secret replaced by `secret://NAME`.
 

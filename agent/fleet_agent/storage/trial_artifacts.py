@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from fleet_agent.core.engine import KEY_FILE
 from fleet_agent.load.client.http_fetch import fetch
 from fleet_agent.storage.log_limits import read_data_chunks
 from fleet_agent.storage.secrets import Secrets
@@ -114,7 +115,7 @@ def _write_file(path: Path, content: Iterable[bytes]) -> bool:
     return True
 
 
-async def save_metrics(url: str, target: Path) -> None:
+async def save_metrics(url: str, target: Path, api_key: str = "") -> None:
     """Save the server's current /metrics as `target`. Write no file if the server
     does not answer.
     """
@@ -122,22 +123,26 @@ async def save_metrics(url: str, target: Path) -> None:
     # EOFError: the answer is cut off; ValueError: it is not HTTP; a timeout is an OSError
     with contextlib.suppress(OSError, EOFError, ValueError):
         async with asyncio.timeout(_SCRAPE_TIMEOUT_S):
-            status, content = await fetch(url, "/metrics")
+            status, content = await fetch(url, "/metrics", api_key=api_key)
         if status == 200:
             await asyncio.to_thread(_write_file, target, (content[:_SCRAPE_LIMIT_BYTES],))
+
+
+def _passes_secrets(path: Path) -> bool:
+    return path.suffix == ".env" or path.name == KEY_FILE
 
 
 def resolve_artifact(root: Path, name: str) -> Path:
     """Return the path of an artifact's file.
 
     Raises ConfigError if the name leads to a place outside `root` or to no file. Raises ConfigError
-    for the environment file of a container.
+    for a file that passes secrets to a server.
     """
     path = root
     # a name that is too long, a NUL, a loop of links
     with contextlib.suppress(OSError, ValueError, RuntimeError):
         path = (root / name).resolve(strict=True)
-    if not path.is_relative_to(root.resolve()) or not path.is_file() or path.suffix == ".env":
+    if not path.is_relative_to(root.resolve()) or not path.is_file() or _passes_secrets(path):
         short = name[:300]
         raise ConfigError(
             f"there is no artifact {short!a}",

@@ -167,6 +167,7 @@ class EffectHandlers:
             metadata |= {"run": str(index), "load": f"{load_of(workload):g}"}
         return LoadRequest(
             url=self.server.url,
+            token=self.server.api_key,
             workload=workload,
             seed=spec.measure.seed,
             run_index=draw,
@@ -196,7 +197,9 @@ class EffectHandlers:
         """
         await self.server.wait_death_reported()
         if self.server.is_observable:
-            await trial_artifacts.save_metrics(self.server.url, self._folder / "metrics.txt")
+            await trial_artifacts.save_metrics(
+                self.server.url, self._folder / "metrics.txt", self.server.api_key
+            )
         artifacts = await asyncio.to_thread(
             trial_artifacts.collect_artifacts,
             self._folder,

@@ -42,8 +42,8 @@ _RESERVED_ARGUMENTS = {
         "remove this argument: the agent gives each launch its own port, so that another server "
         "cannot answer in its place"
     ),
-    "api_key": f"{_ON_LOOPBACK}, so it needs no key, and a key would be written to logs",
-    "admin_api_key": f"{_ON_LOOPBACK}, so it needs no key, and a key would be written to logs",
+    "api_key": f"{_ON_LOOPBACK}, and the agent gives each launch an API key of its own",
+    "admin_api_key": f"{_ON_LOOPBACK}, and the agent gives each launch an API key of its own",
     "ssl_keyfile": f"{_ON_LOOPBACK} and gets plain HTTP requests",
     "ssl_certfile": f"{_ON_LOOPBACK} and gets plain HTTP requests",
     "dist_init_addr": f"remove it: {_GANG}",

@@ -20,7 +20,9 @@ _COMPLETION = {
 }
 
 
-async def check_server(url: str, *, model_path: str, argv: Sequence[str] = ()) -> str:
+async def check_server(
+    url: str, api_key: str = "", *, model_path: str, argv: Sequence[str] = ()
+) -> str:
     """Return what is still missing until the server is ready. Return an empty text if it is ready.
 
     `argv` are the words that followed the program in the launch. Raises ServerError if another
@@ -28,15 +30,16 @@ async def check_server(url: str, *, model_path: str, argv: Sequence[str] = ()) -
     0.4.9 it returned 200 at once, and on a busy port another server may answer.
     """
     try:
-        status, _ = await fetch(url, "/health_generate")
+        status, _ = await fetch(url, "/health_generate", api_key=api_key)
         if status != 200:
             return f"/health_generate returns status {status}"
-        _, identity = await _fetch_either(url, *MODEL_INFO_PATHS)
+        status, identity = await _fetch_either(url, api_key, *MODEL_INFO_PATHS)
+        _check_key(url, status)
         _check_identity(url, model_path, parse_json_object(identity))
-        status, info = await _fetch_either(url, *SERVER_INFO_PATHS)
+        status, info = await _fetch_either(url, api_key, *SERVER_INFO_PATHS)
         if status == 200:
             _check_launch(url, parse_json_object(info), argv)
-        status, answer = await fetch(url, "/generate", _COMPLETION)
+        status, answer = await fetch(url, "/generate", _COMPLETION, api_key)
         if status != 200 or not parse_json_object(answer).get("output_ids"):
             return f"the server answers a request for 2 tokens with status {status}"
     except (OSError, EOFError, ValueError) as error:
@@ -59,13 +62,13 @@ async def check_member(url: str) -> str:
     return "" if status == 200 else f"/health returns status {status}"
 
 
-async def fetch_server_info(url: str) -> dict[str, Any]:
+async def fetch_server_info(url: str, api_key: str = "") -> dict[str, Any]:
     """Return the arguments and the version that /server_info reports.
 
     Raises ServerError if they cannot be fetched.
     """
     try:
-        status, content = await _fetch_either(url, *SERVER_INFO_PATHS)
+        status, content = await _fetch_either(url, api_key, *SERVER_INFO_PATHS)
         if status == 200:
             return dict(server_arguments_in(parse_json_object(content)))
     except (OSError, EOFError, ValueError) as error:
@@ -85,12 +88,21 @@ def _check_launch(url: str, info: dict[str, Any], argv: Sequence[str]) -> None:
         raise ServerError(ErrorKind.SERVER_UNHEALTHY, "wrong_identity", message)
 
 
-async def _fetch_either(url: str, path: str, older: str) -> HttpAnswer:
+async def _fetch_either(url: str, api_key: str, path: str, older: str) -> HttpAnswer:
     """Fetch `path`, the name that the endpoint has since 0.5.6. If the server does not know it,
     fetch the `older` name.
     """
-    status, content = await fetch(url, path)
-    return await fetch(url, older) if status == 404 else (status, content)
+    status, content = await fetch(url, path, api_key=api_key)
+    return await fetch(url, older, api_key=api_key) if status == 404 else (status, content)
+
+
+def _check_key(url: str, status: int) -> None:
+    if status in (401, 403):
+        message = (
+            f"another server answers at {url}: it rejects the API key of this launch with status"
+            f" {status}"
+        )
+        raise ServerError(ErrorKind.SERVER_UNHEALTHY, "wrong_identity", message)
 
 
 def _check_identity(url: str, model_path: str, info: dict[str, Any]) -> None:

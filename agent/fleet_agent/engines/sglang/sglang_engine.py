@@ -44,7 +44,7 @@ class SglangEngine:
         """Return the URL at which the server will answer."""
         return f"http://{HOST}:{place.port}"
 
-    async def check_ready(self, spec: TrialSpec, url: str) -> str:
+    async def check_ready(self, spec: TrialSpec, url: str, api_key: str = "") -> str:
         """Return what is still missing until the server is ready. Return an empty text if it is
         healthy, serves the requested model and completed a request.
 
@@ -59,11 +59,11 @@ class SglangEngine:
             *to_argv(expand_home_paths(spec.engine.args, home)),
         )
         return await readiness.check_server(
-            url, model_path=expand_home(spec.engine.model_path, home), argv=passed
+            url, api_key, model_path=expand_home(spec.engine.model_path, home), argv=passed
         )
 
     async def prove_configuration(
-        self, spec: TrialSpec, url: str, log_path: Path
+        self, spec: TrialSpec, url: str, log_path: Path, api_key: str = ""
     ) -> ConfigurationProved:
         """Return the configuration that took effect, from /server_info, NCCL's own output and the
         installed packages.
@@ -78,7 +78,7 @@ class SglangEngine:
                 LaunchToProve(spec, log_path, {}, installed),
                 {"version": installed.get("sglang", "")},
             )
-        info = await readiness.fetch_server_info(url)
+        info = await readiness.fetch_server_info(url, api_key)
         launched = LaunchToProve(
             spec, log_path, expand_home_paths(spec.engine.args, home), installed
         )
@@ -100,12 +100,11 @@ def _read_host_facts(spec: TrialSpec) -> HostFacts:
         )
     python = shutil.which(expand_home(engine.python, home)) or ""
     program = str(Path(python).with_name("sglang")) if python else ""
-    asked = engine.entry == "serve" or bool(cpus.nodes)
     version = (
         Release.parse(
             installed_versions.read_installed_versions(Path(python), ("sglang",)).get("sglang", "")
         )
-        if python and asked
+        if python
         else None
     )
     return HostFacts(

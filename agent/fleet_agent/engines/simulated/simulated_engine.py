@@ -68,15 +68,19 @@ class SimulatedEngine:
             *("--simulation", json.dumps(knobs)),
         )
         base = {"PATH": os.environ.get("PATH", os.defpath), "LANG": "C.UTF-8"}
+        is_member = is_gang_member(spec.engine.gang)
         return LaunchCommand(
-            argv, {**base, **spec.engine.env, "BENCHFLEET_LAUNCH": place.token}, str(place.folder)
+            argv,
+            {**base, **spec.engine.env, "BENCHFLEET_LAUNCH": place.token},
+            str(place.folder),
+            key_file="" if is_member else str(place.key_file),
         )
 
     def url(self, spec: TrialSpec, place: LaunchPlace) -> str:
         """Return the URL at which the server will answer."""
         return f"http://{_HOST}:{place.port}"
 
-    async def check_ready(self, spec: TrialSpec, url: str) -> str:
+    async def check_ready(self, spec: TrialSpec, url: str, api_key: str = "") -> str:
         """Return what is still missing until the server is ready. Return an empty text if it is
         healthy, serves the requested model and completed a request.
 
@@ -85,10 +89,12 @@ class SimulatedEngine:
         if is_gang_member(spec.engine.gang):
             return await readiness.check_member(url)
         passed = ("--port", str(urlsplit(url).port), *to_argv(spec.engine.args))
-        return await readiness.check_server(url, model_path=spec.engine.model_path, argv=passed)
+        return await readiness.check_server(
+            url, api_key, model_path=spec.engine.model_path, argv=passed
+        )
 
     async def prove_configuration(
-        self, spec: TrialSpec, url: str, log_path: Path
+        self, spec: TrialSpec, url: str, log_path: Path, api_key: str = ""
     ) -> ConfigurationProved:
         """Return the configuration that took effect, from /server_info and the server's log.
 
@@ -98,7 +104,7 @@ class SimulatedEngine:
             return await configuration_proof.prove_launch(
                 LaunchToProve(spec, log_path, {}, {}, names_all=True), {}
             )
-        info = await readiness.fetch_server_info(url)
+        info = await readiness.fetch_server_info(url, api_key)
         return await configuration_proof.prove_launch(
             LaunchToProve(spec, log_path, spec.engine.args, {}, names_all=True), info
         )

@@ -16,9 +16,11 @@ LARGEST_HTTP_ANSWER_BYTES = 32 << 20
 _PIECE_BYTES = 256 << 10
 
 
-async def fetch(url: str, path: str, body: dict[str, Any] | None = None) -> HttpAnswer:
-    """Send a GET, or a POST of `body` as JSON. Return (status, content). Raises OSError, EOFError
-    or ValueError if no complete answer arrives.
+async def fetch(
+    url: str, path: str, body: dict[str, Any] | None = None, api_key: str = ""
+) -> HttpAnswer:
+    """Send a GET, or a POST of `body` as JSON, with `api_key` as the bearer token. Return (status,
+    content). Raises OSError, EOFError or ValueError if no complete answer arrives.
     """
     parts = urlsplit(url)
     tls = parts.scheme == "https"
@@ -30,7 +32,8 @@ async def fetch(url: str, path: str, body: dict[str, Any] | None = None) -> Http
         head = (
             f"{'GET' if body is None else 'POST'} {parts.path.rstrip('/')}{path} HTTP/1.1\r\n"
             f"host: {parts.netloc}\r\nconnection: close\r\n"
-            f"content-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
+            + (f"authorization: Bearer {api_key}\r\n" if api_key else "")
+            + f"content-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
         )
         writer.write(head.encode() + content)
         return await _read_answer(reader)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -24,7 +24,7 @@ class LoadTarget:
     url: str  # http(s)://host[:port][/base], without a trailing slash
     model: str = ""
     sglang: bool = True
-    token: str = ""  # bearer token; empty: no Authorization header
+    token: str = field(default="", repr=False)  # bearer token; empty: no Authorization header
     # reached through our relay, with the TLS certificates of the load cluster
     in_cluster: bool = False
 

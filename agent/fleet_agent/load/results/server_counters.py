@@ -55,24 +55,24 @@ class CounterSnapshots:
     after: str = ""
 
 
-async def fetch_metrics(url: str) -> str:
+async def fetch_metrics(url: str, token: str = "") -> str:
     """Return the text of /metrics. Return an empty text if it cannot be read completely."""
     try:
         async with asyncio.timeout(_FETCH_TIMEOUT_S):
-            status, content = await fetch(url, "/metrics")
+            status, content = await fetch(url, "/metrics", api_key=token)
     except (OSError, EOFError, ValueError, TimeoutError):
         return ""
     text = content.decode(errors="replace")
     return text if status == 200 and is_complete(text) else ""
 
 
-async def fetch_metrics_after(url: str, before: str, tokens: int) -> str:
+async def fetch_metrics_after(url: str, before: str, tokens: int, token: str = "") -> str:
     """Return /metrics when the server has counted `tokens` more than in `before`. After half a
     second, return what it shows then.
     """
     text = ""
     for _ in range(_SETTLE_POLLS if before else 0):
-        text = await fetch_metrics(url)
+        text = await fetch_metrics(url, token)
         grown = _counter_growth(before, text)
         if not text or grown is None or grown >= tokens:
             break

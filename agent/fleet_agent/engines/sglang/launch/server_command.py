@@ -22,7 +22,7 @@ from fleet_agent.engines.sglang.launch.launch_environment import (
 )
 from fleet_knowledge.release import Release, VersionRange
 from fleet_protos.errors import ConfigError
-from fleet_protos.trial_types import EngineSpec, TrialSpec
+from fleet_protos.trial_types import EngineSpec, TrialSpec, is_gang_member
 
 HOST = "127.0.0.1"  # the load comes from this host too
 _AGENT_ONLY_ARGS = ("model_path", "host", "port")
@@ -51,6 +51,15 @@ class HostFacts:
     has_hub: bool = False
     serve_program: str = ""
     sglang: Release | None = None
+
+
+# By the wheels 0.5.3 - 0.5.23: `--config` reads arguments from a file, so a key in it is never on
+# the command line, which every user of the host can read. Earlier versions have no such file.
+API_KEY_FILE_VERSIONS = VersionRange("0.5.3")
+# With these a server has no key (several tokenizers), has two configuration files, or does not
+# start (0.5.23: native gRPC).
+_WITHOUT_KEY = ("config", "tokenizer_worker_num", "grpc_port", "grpc_mode", "smg_grpc_mode")
+_GRPC_VARIABLE = "SGLANG_GRPC_PORT"
 
 
 def server_command(spec: TrialSpec, place: LaunchPlace, facts: HostFacts) -> LaunchCommand:
@@ -103,6 +112,20 @@ def _host_command(engine: EngineSpec, place: LaunchPlace, facts: HostFacts) -> L
         argv,
         server_environment(facts.environment, engine.env, place.gpus, place.token),
         str(place.folder),
+        key_file=str(place.key_file) if _takes_key(engine, facts.sglang) else "",
+    )
+
+
+def _takes_key(engine: EngineSpec, version: Release | None) -> bool:
+    """Return whether the server can read an API key from a file. A node of rank 1 or above serves
+    no requests, and a container does not see the file.
+    """
+    return (
+        version is not None
+        and API_KEY_FILE_VERSIONS.contains(version)
+        and not is_gang_member(engine.gang)
+        and not any(engine.args.get(name) for name in _WITHOUT_KEY)
+        and _GRPC_VARIABLE not in engine.env
     )
 
 
