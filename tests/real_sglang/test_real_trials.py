@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from fleet_agent.load.client.http_fetch import fetch
 from fleet_agent.load.load_process import LoadProcess
 from fleet_agent.server.process_watch import scan_server_processes
 from fleet_protos import events as ev
@@ -76,6 +77,8 @@ async def kill_rank_1(body: ev.Body, told: Told) -> None:
         (members,) = [
             await asyncio.to_thread(scan_server_processes, session) for session in told.sessions()
         ]
+        url = told.one(ev.ServerLaunched).url
+        told.notes["stranger"] = (await fetch(url, "/flush_cache"))[0]
         (victim,) = (member.process.pid for member in members if member.title == RANK)
         told.notes |= {"pid": victim, "killed": time.monotonic()}
         os.kill(victim, signal.SIGKILL)
@@ -117,6 +120,11 @@ def test_two_ranks_are_launched_and_what_was_asked_took_effect(loaded: dict[str,
     proved = loaded["tp2"].one(ev.ConfigurationProved)
     assert proved.gates == ()
     assert proved.effective_args["tp_size"] == 2
+
+
+def test_a_request_without_the_servers_own_key_is_refused(loaded: dict[str, Told]) -> None:
+    assert loaded["tp2"].notes["stranger"] == 401
+    assert loaded["tp2"].one(ev.ConfigurationProved).effective_args["api_key"] == "…"
 
 
 def test_a_killed_rank_ends_the_trial_at_once_with_its_name(loaded: dict[str, Told]) -> None:
