@@ -298,7 +298,7 @@ def test_the_rejection_is_a_user_error_that_names_file_and_line() -> None:
         load(SMALL.replace("path: m", "path: 7"))
     assert (rejected.value.exit_code, rejected.value.hint) == (
         ExitCode.USAGE_ERROR,
-        'quote it: "7"',
+        'quote the value: "7"',
     )
 
 

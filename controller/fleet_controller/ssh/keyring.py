@@ -111,7 +111,7 @@ def _load_key(file: str) -> paramiko.PKey:
     except (paramiko.SSHException, ValueError, UnsupportedAlgorithm) as error:
         raise ConfigError(
             f"key file {file} cannot be used: {error}",
-            "it must be a private key of type Ed25519, ECDSA or RSA",
+            "the file must hold a private key of type Ed25519, ECDSA or RSA",
         ) from error
 
 
@@ -119,8 +119,8 @@ def _load_with_passphrase(file: str) -> paramiko.PKey:
     if not sys.stdin.isatty():
         raise ConfigError(
             f"key file {file} has a passphrase, and there is no terminal to ask for it",
-            f"add the key to ssh-agent: eval $(ssh-agent) && ssh-add {file};"
-            " or run this command on a terminal",
+            f"add the key to ssh-agent: eval $(ssh-agent) && ssh-add {file}; "
+            "or run this command in a terminal",
         )
     for _ in range(_TRIES):
         passphrase = getpass.getpass(f"Passphrase of {file}: ")
@@ -129,6 +129,6 @@ def _load_with_passphrase(file: str) -> paramiko.PKey:
         except (paramiko.SSHException, ValueError):
             sys.stderr.write("Wrong passphrase.\n")
     raise ConfigError(
-        f"key file {file}: {_TRIES} wrong passphrases",
+        f"key file {file}: a wrong passphrase was entered {_TRIES} times",
         f"add the key to ssh-agent: ssh-add {file}",
     )

@@ -68,15 +68,16 @@ class KnownHosts:
             )
         if known.get(key.get_name()) == key:
             return
+        show_command = _show_fingerprint_command(key)
+        add_command = _add_key_command(ssh, key.get_name(), self.files[0])
         if known:
             raise self._changed_key_error(
                 ssh, shown, [f"{kind} {fingerprint(one)}" for kind, one in known.items()]
             )
         raise HostKeyRefused(
             f"{display_name(ssh)} has a host key that is not in {self.files[0]}: {shown}",
-            f"compare it on the host's console: {_show_fingerprint_command(key)};"
-            " if it is the same, add it:"
-            f" {_add_key_command(ssh, key.get_name(), self.files[0])}",
+            f"compare this key with the one that `{show_command}` prints on the host's console; "
+            f"if they are the same, add the key: {add_command}",
         )
 
     def _changed_key_error(self, ssh: Ssh, shown: str, known: list[str]) -> HostKeyRefused:
@@ -84,14 +85,15 @@ class KnownHosts:
             (file for file in self.files if _file_has_host(file, known_hosts_name(ssh))),
             self.files[0],
         )
-        removing = shlex.join(["ssh-keygen", "-R", known_hosts_name(ssh), "-f", holder])
+        remove_command = shlex.join(["ssh-keygen", "-R", known_hosts_name(ssh), "-f", holder])
         kind = shown.split()[0]
+        key_file, add_command = _host_key_file(kind), _add_key_command(ssh, kind, holder)
         return HostKeyRefused(
             f"{display_name(ssh)} has another host key than before: {shown};"
             f" {holder} has {', '.join(known)}."
             " Either the host was reinstalled, or another machine answers at its address",
-            f"compare it on the host's console: ssh-keygen -lf {_host_key_file(kind)};"
-            f" only if it is the same: {removing}, then {_add_key_command(ssh, kind, holder)}",
+            f"compare the new key with the one that `ssh-keygen -lf {key_file}` prints on the "
+            f"host's console; only if they are the same, run {remove_command}, then {add_command}",
         )
 
 

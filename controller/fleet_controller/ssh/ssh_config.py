@@ -61,8 +61,9 @@ class SshConfig:
                 if value is not None
             }
         except (KeyError, OSError) as error:
+            uid = os.getuid()
             raise ConfigError(
-                f"cannot use {self.file}: the current user (uid {os.getuid()}) has no name",
+                f"cannot use {self.file}: the current user (uid {uid}) has no name",
                 "set $USER",
             ) from error
 

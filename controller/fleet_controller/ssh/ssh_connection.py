@@ -226,14 +226,15 @@ def _open_socket(hop: Ssh, through: paramiko.Transport | None) -> socket.socket 
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return connection
     except (OSError, EOFError, paramiko.SSHException) as error:
-        what = (
+        host = display_name(hop)
+        reason = (
             "no answer"
             if isinstance(error, TimeoutError)
             else getattr(error, "strerror", None) or str(error)
         )
         way = " from the jump host" if through is not None else ""
         raise HostUnreachable(
-            f"cannot reach {display_name(hop)} by SSH{way}: {what}",
+            f"cannot reach {host} by SSH{way}: {reason}",
             "check that the host is up, that `address` and `port` in the fleet file are right,"
             " and that no firewall blocks the connection",
         ) from error
@@ -261,7 +262,7 @@ def _connect_hop(
         transport.close()
         raise HostUnreachable(
             f"{display_name(hop)}: SSH failed: {error or 'the host closed the connection'}",
-            "check that sshd is running there; its log has more",
+            "check that sshd is running on the host; the log of sshd may say more",
         ) from error
     except FleetError:
         transport.close()
@@ -286,12 +287,12 @@ def _authenticate(hop: Ssh, transport: paramiko.Transport, keyring: Keyring) -> 
                 return
             raise ConfigError(
                 f"{display_name(hop)} requires more than a key from user {hop.user}",
-                "allow that user to log in with a key alone",
+                "allow this user to log in with a key alone",
             )
         except paramiko.BadAuthenticationType as error:
             raise ConfigError(
                 f"{display_name(hop)} accepts no keys, only {', '.join(error.allowed_types)}",
-                "allow PubkeyAuthentication there; passwords are not supported",
+                "allow PubkeyAuthentication on the host; benchfleet cannot use passwords",
             ) from error
         except paramiko.AuthenticationException:
             if not transport.is_active():
@@ -299,7 +300,7 @@ def _authenticate(hop: Ssh, transport: paramiko.Transport, keyring: Keyring) -> 
     used = (
         f"refused {', '.join(dict.fromkeys(tried))}"
         if tried
-        else "no key was offered: ssh-agent has none, and there is no key file"
+        else "no key was offered, because ssh-agent has no key and there is no key file"
     )
     raise ConfigError(
         f"{display_name(hop)} does not let user {hop.user} log in: {used}",

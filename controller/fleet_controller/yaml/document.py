@@ -90,9 +90,7 @@ def read_document(text: str, file: str, is_verbatim: Callable[[KeyPath], bool]) 
         return Document(
             None,
             file,
-            findings=(
-                Finding("too_large", ERROR, file, 1, 1, "", many, "split it into several jobs"),
-            ),
+            findings=(Finding("too_large", ERROR, file, 1, 1, "", many, "split the file"),),
         )
     yaml = YAML(typ="rt", pure=True)
     yaml.composer.warn_double_anchors = False
@@ -109,7 +107,7 @@ def read_document(text: str, file: str, is_verbatim: Callable[[KeyPath], bool]) 
             1,
             "",
             "the file is empty",
-            "`fleetctl init` writes one to start from",
+            "`fleetctl init` writes a file to start from",
         )
         return Document(None, file, findings=(empty,))
     reader = NodeReader(file, is_verbatim)
@@ -140,7 +138,7 @@ def _nesting_finding(file: str) -> Finding:
         1,
         "",
         "the file is nested too deeply to read",
-        "flatten it: a job or fleet file needs at most seven levels",
+        "use fewer levels: a job or fleet file needs at most seven",
     )
 
 
@@ -188,16 +186,16 @@ def _syntax_hint(problem: str) -> str:
             "check the indentation, and quote a value that holds `: `"
         ),
         "cannot start any token": "quote the value: its first character has a meaning in YAML",
-        "second document": "a file holds one document: remove the `---` between them",
+        "second document": "a file holds only one document: remove the `---` between documents",
         "undefined alias": (
-            "define it with `&name` before `*name`, or quote a value that starts with `*`"
+            "define the alias with `&name` before `*name`, or quote a value that starts with `*`"
         ),
         "end of stream": "close the quote",
         "<stream end>": "close the bracket or brace",
         "expected ','": "close the bracket or brace, or add the missing comma",
-        "<block end>": "check the indentation of this line against the one above",
+        "<block end>": "compare the indentation of this line with the line above",
     }
     return next(
         (hint for words, hint in hints.items() if words in problem),
-        "check this line and the one above it",
+        "check this line and the line above",
     )

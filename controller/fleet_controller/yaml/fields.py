@@ -43,9 +43,9 @@ def _parsed_by(code: str, read: Callable[[object], float], hint: str) -> BeforeV
 _DURATION = _parsed_by(
     "bad_duration",
     read_duration,
-    "write it like `250ms`, `60s`, `30m` or `1h30m`; a plain number is seconds",
+    "write a duration like `250ms`, `60s`, `30m` or `1h30m`; a plain number is seconds",
 )
-_RATIO = _parsed_by("bad_ratio", read_ratio, "write it like `2%` or `0.02`")
+_RATIO = _parsed_by("bad_ratio", read_ratio, "write a percentage like `2%`, or a ratio like `0.02`")
 _DURATION_SCHEMA = WithJsonSchema(
     {"anyOf": [{"type": "string", "pattern": DURATION_PATTERN}, {"type": "number", "minimum": 0}]}
 )

@@ -68,7 +68,7 @@ class NodeReader:
                 node,
                 path,
                 "the file has too many values or too many levels",
-                "check for aliases that multiply",
+                "check for aliases that contain other aliases many times",
             )
             self._nodes = _MOST_NODES + 2
         return False
@@ -99,7 +99,7 @@ class NodeReader:
                 first = _position_of(found[name][0])[0]
                 message, hint = (
                     f"`{_shorten(name)}` is written twice",
-                    f"it is already in line {first}: remove one",
+                    f"the key is already in line {first}; remove one of the two",
                 )
                 self._report("duplicate_key", key, (*path, name), message, hint)
                 continue
@@ -143,7 +143,7 @@ class NodeReader:
         text = str(key.value) if isinstance(key, ScalarNode) else ""
         if not isinstance(key, ScalarNode) or key.tag != f"{_STANDARD}str":
             hint = (
-                f'quote it: "{_shorten(text)}"'
+                f'quote the key: "{_shorten(text)}"'
                 if text and not _tag(key).startswith("!")
                 else "write a name as the key"
             )
@@ -168,7 +168,7 @@ class NodeReader:
                 node,
                 path,
                 f"the tag `{_shorten(tag)}` has no meaning here",
-                "remove it",
+                "remove the tag",
             )
         if not self._is_sound_text(text, node, path):
             return None
@@ -185,7 +185,7 @@ class NodeReader:
                 node,
                 path,
                 f"`{_shorten(text)}` is not a number that can be kept exactly",
-                "quote it if it is text",
+                "quote the value if it is text",
             )
 
     def _is_sound_text(self, text: str, node: Node, path: KeyPath) -> bool:
@@ -194,20 +194,20 @@ class NodeReader:
                 "not_text",
                 node,
                 path,
-                "this text contains a NUL or half a character",
-                "remove the escape",
+                "this text contains a NUL or an incomplete character",
+                "remove the escape sequence",
             )
             return False
         return True
 
     def _check_tag(self, node: Node, path: KeyPath, kind: str) -> None:
-        if _tag(node) != f"{_STANDARD}{kind}":
+        if (tag := _tag(node)) != f"{_STANDARD}{kind}":
             self._report(
                 "yaml_tag",
                 node,
                 path,
-                f"the tag `{_shorten(_tag(node))}` has no meaning here",
-                "remove it",
+                f"the tag `{_shorten(tag)}` has no meaning here",
+                "remove the tag",
             )
 
 

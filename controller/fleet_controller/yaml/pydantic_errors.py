@@ -172,18 +172,19 @@ def _describe_value(detail: ErrorDetails, name: str) -> FindingText:
 
 def _type_hint(kind: str, written: object) -> str:
     if kind == "string_type" and isinstance(written, int | float):
-        return f'quote it: "{str(written).lower() if isinstance(written, bool) else written}"'
+        text = str(written).lower() if isinstance(written, bool) else written
+        return f'quote the value: "{text}"'
     if (
         kind in ("int_type", "float_type")
         and isinstance(written, str)
         and re.fullmatch(r"-?[0-9.]+", written)
     ):
-        return f"write it without quotes: {written}"
+        return f"write the value without quotes: {written}"
     if kind == "tuple_type":
         return (
-            "write a list: `- ` before each"
+            "write a list, with `- ` before each entry"
             if isinstance(written, dict)
-            else f"write it in brackets: [{_plain(written)}]"
+            else f"write the value in brackets: [{_plain(written)}]"
         )
     return ""
 
@@ -196,13 +197,13 @@ def _section_name(path: KeyPath, file_format: FileFormat) -> str:
 def _unknown_key_hint(path: KeyPath, file_format: FileFormat) -> str:
     model, key = file_format.model_at(path[:-1]), str(path[-1])
     if model is None:
-        return "remove it"
+        return "remove the key"
     near = _nearest(key.replace("-", "_"), model_keys(model))
     if near:
         return f"did you mean `{near}`?"
     home = file_format.section_of(key)
     if home is not None:
-        return f"it belongs in `{home}`" if home else "it belongs at the top of the file"
+        return f"the key belongs in `{home}`" if home else "the key belongs at the top of the file"
     return f"known keys: {', '.join(model_keys(model))}"
 
 
