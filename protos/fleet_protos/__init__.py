@@ -1,3 +1,3 @@
-"""The contract between controller and agents: messages, values, error kinds and metric names."""
+"""Defines the contract between controller and agents: messages, values, errors, metric names."""
 
 __version__ = "0.1.0"

@@ -1,5 +1,5 @@
-"""The packed form in which a trace or a file of prompts travels with a job: compact and bounded,
-with equal text for equal content.
+"""Packs a trace or a file of prompts into a text that travels with a job. The text is compact and
+of limited size. Equal content gives equal text.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ Message = tuple[str, str]  # role, content
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Recorded requests, in the order of their arrival.
+    """Holds recorded requests, in the order of their arrival.
 
-    `at_ms` counts from the first arrival. `blocks` holds, for each prompt, the ids of its pieces of
-    BLOCK_TOKENS tokens; equal ids are equal pieces. It is empty for a trace without ids, otherwise
-    as long as the other columns.
+    `at_ms` is the time since the first arrival. `blocks` holds, for each prompt, one id for each
+    piece of BLOCK_TOKENS tokens. Pieces with equal ids are equal. `blocks` is empty for a trace
+    without ids. Otherwise it is as long as the other columns.
     """
 
     at_ms: tuple[int, ...]
@@ -51,42 +51,44 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """Prompts to draw from: each conversation holds the messages of one request, ending with the
-    user's.
+    """Holds prompts to draw from. Each conversation holds the messages of one request. Its last
+    message is from the user.
     """
 
     conversations: tuple[tuple[Message, ...], ...]
 
 
 def file_ref(file: AttachedFile) -> str:
-    """Return the name by which workloads refer to the file: equal for equal contents."""
+    """Return the name by which workloads refer to the file. Files with equal content have equal
+    names.
+    """
     return sha256(file.content.encode()).hexdigest()[:16]
 
 
 def pack(content: Trace | Prompts) -> str:
-    """Return the content as one ASCII word. Raises ValueError if it is too large to be unpacked
-    again.
+    """Return the content as one ASCII word. Raises ValueError if the content is larger than
+    `unpack` accepts.
     """
     plain = (
         _trace_json(content) if isinstance(content, Trace) else {"prompts": content.conversations}
     )
     data = json.dumps(plain, ensure_ascii=False, separators=(",", ":")).encode()
     if len(data) > MAX_UNPACKED_BYTES:
-        raise ValueError(
-            f"it holds {len(data) >> 20} MiB, more than {MAX_UNPACKED_BYTES >> 20} MiB"
-        )
+        size_mib, limit_mib = len(data) >> 20, MAX_UNPACKED_BYTES >> 20
+        raise ValueError(f"the content has {size_mib} MiB, more than the limit of {limit_mib} MiB")
     return base64.b64encode(zlib.compress(data, 9)).decode()
 
 
 def unpack(packed: str) -> Trace | Prompts:
-    """Return the content of a word made by `pack`. Raises ValueError for any other text and for
-    content that would be too large.
+    """Return the content of a word that `pack` made. Raises ValueError if `pack` did not make this
+    text, or if its content is too large.
     """
     try:
         unpacking = zlib.decompressobj()
         data = unpacking.decompress(base64.b64decode(packed, validate=True), MAX_UNPACKED_BYTES)
         if not unpacking.eof:
-            raise ValueError(f"it is truncated, or holds more than {MAX_UNPACKED_BYTES >> 20} MiB")
+            limit_mib = MAX_UNPACKED_BYTES >> 20
+            raise ValueError(f"the content is truncated, or has more than {limit_mib} MiB")
         plain = json.loads(data)
         return (
             _trace_from_json(plain)
@@ -100,12 +102,14 @@ def unpack(packed: str) -> Trace | Prompts:
 def _message_from_json(plain: Any) -> Message:
     role, content = plain
     if not isinstance(role, str) or not isinstance(content, str):
-        raise TypeError("a message must be a role and a text")
+        raise TypeError("a message must consist of a role and a text")
     return role, content
 
 
 def _trace_json(trace: Trace) -> Mapping[str, Any]:
-    """Return the trace with times and block ids as differences: small numbers compress well."""
+    """Return the trace as JSON. Times and block ids become differences, because small numbers
+    compress well.
+    """
     plain = {"at": _differences(trace.at_ms), "in": trace.prompt_tokens, "out": trace.output_tokens}
     return (
         {**plain, "blocks": [_differences(ids) for ids in trace.blocks]} if trace.blocks else plain
@@ -120,7 +124,9 @@ def _trace_from_json(plain: Mapping[str, Any]) -> Trace:
     if any(len(column) != len(trace.at_ms) for column in columns) or not all(
         isinstance(number, int) for number in numbers
     ):
-        raise ValueError("its columns differ in length, or hold something other than integers")
+        raise ValueError(
+            "the columns of the trace differ in length, or hold something other than integers"
+        )
     return trace
 
 

@@ -1,4 +1,4 @@
-"""Converts between our frozen values and proto messages, driven by field names."""
+"""Converts frozen values to protobuf messages and back. Fields are matched by name."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _type_hints(kind: Any) -> dict[str, Any]:
 
 
 def to_proto(value: Any, message: M) -> M:
-    """Fill `message` from the frozen value, field by field, and return it."""
+    """Fill `message` with the fields of the frozen value. Return the message."""
     for item in fields(value):
         content = getattr(value, item.name)
         if item.name == "body":
@@ -76,8 +76,8 @@ def _write(message: Message, name: str, content: Any) -> None:
 
 
 def from_proto(kind: type[V], message: Message) -> V:
-    """Return the frozen value of type `kind` that `message` holds; absent sub-messages become that
-    value's defaults.
+    """Return the frozen value of type `kind` that `message` holds. An absent sub-message is read as
+    a value with every field zero or empty.
     """
     values: dict[str, Any] = {}
     for name, hint in _type_hints(kind).items():
@@ -109,8 +109,8 @@ def _read(hint: Any, content: Any) -> Any:
 
 
 def _enum_member(kind: type[IntEnum], number: int) -> IntEnum:
-    """Return the member with that number. A number from a newer peer is logged and read as the safe
-    default, or as unspecified where there is none.
+    """Return the enum member with that number. A number that only newer versions know is logged,
+    and read as the safe default of the enum, or as unspecified if the enum has no safe default.
     """
     try:
         return kind(number)
@@ -137,7 +137,7 @@ def _restore_integers(entry: Any) -> Any:
 
 
 def to_json(value: Any, message: Message) -> str:
-    """Return the value as one line of JSON, the form kept by journal and store. `message` is an
+    """Return the value as one line of JSON, the form that journal and store keep. `message` is an
     empty message of the value's type.
     """
     return json_format.MessageToJson(
@@ -146,8 +146,8 @@ def to_json(value: Any, message: Message) -> str:
 
 
 def from_json(kind: type[V], text: str, message: Message) -> V:
-    """Return the value from a line written by `to_json`; unknown fields are ignored. Raises
-    json_format.ParseError for anything else.
+    """Return the value from a line that `to_json` wrote. Unknown fields are ignored. Raises
+    json_format.ParseError for any other text.
     """
     try:
         return read_json_line(kind, text, _BODY_TYPES, _empty_value)
@@ -162,10 +162,12 @@ def _empty_value(kind: type[V]) -> V:
 
 
 def event_to_json(event: events.Event) -> str:
-    """Return an event as one line of JSON; see `to_json`."""
+    """Return an event as one line of JSON, as `to_json` does."""
     return to_json(event, trial_pb2.Event())
 
 
 def event_from_json(text: str) -> events.Event:
-    """Return the event from a line written by `event_to_json`. Raises what `from_json` raises."""
+    """Return the event from a line that `event_to_json` wrote. Raises json_format.ParseError for
+    any other text.
+    """
     return from_json(events.Event, text, trial_pb2.Event())

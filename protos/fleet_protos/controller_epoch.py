@@ -1,5 +1,5 @@
-"""Which controller gives an order to an agent, and which of that controller's starts: the value of
-the message Lease.
+"""Defines the controller epoch: which controller gives an order, and which of its starts. It is the
+value of the message Lease.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ __all__ = ["ControllerEpoch", "names_controller"]
 
 
 def names_controller(epoch: ControllerEpoch) -> bool:
-    """Return whether it names a controller. A peer from before epochs existed and a read-only
-    observer name none.
+    """Return whether the epoch names a controller. A read-only observer names no controller, and
+    neither does a peer from before epochs existed.
     """
     return bool(epoch.controller_id)

@@ -1,5 +1,5 @@
-"""The error tree, divided by what to do next. Catch an error only where something can be done about
-it.
+"""Defines the error classes, divided by what to do next. Catch an error only where the program can
+do something about it.
 
 FleetError
 ├── ConfigError       the user must edit            no retry                exit 2
@@ -22,7 +22,7 @@ from fleet_protos.v1.trial_values import ErrorKind as ErrorKind
 
 
 class ExitCode(IntEnum):
-    """What `fleetctl` returns to its shell."""
+    """The exit codes of `fleetctl`."""
 
     DONE = 0
     FAILED = 1
@@ -32,8 +32,8 @@ class ExitCode(IntEnum):
 
 
 class FleetError(Exception):
-    """An error that its reader can act on: `message` says what happened and where, `hint` what to
-    do next.
+    """An error that its reader can act on. `message` says what happened and where. `hint` says what
+    to do next.
     """
 
     exit_code = ExitCode.FAILED
@@ -80,7 +80,7 @@ class ServerError(FleetError):
 
 
 class LoadError(FleetError):
-    """Our own measuring broke. This is never reported as a slow server."""
+    """Our own measuring failed. This is never reported as a slow server."""
 
 
 class Conflict(FleetError):
@@ -96,20 +96,20 @@ class Superseded(Conflict):
 
 
 class StoreUnusable(Conflict):
-    """The controller's store can be neither read nor written now. No events are lost: agents keep
-    them.
+    """The controller's store can be neither read nor written now. No events are lost, because the
+    agents keep them.
     """
 
 
 class Bug(FleetError):
-    """A promise of this program is broken; never the user's fault."""
+    """A promise of this program is broken. This is never the user's fault."""
 
     exit_code = ExitCode.BUG
 
 
 def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the error of a group that the user should see: the first FleetError, else the first
-    error.
+    """Return the error of a group that the user should see: the first FleetError, or the first
+    error if there is no FleetError.
     """
     errors = list(_leaf_errors(group))
     return next((error for error in errors if isinstance(error, FleetError)), errors[0])

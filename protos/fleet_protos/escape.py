@@ -1,8 +1,8 @@
-"""Escapes untrusted text for output, so that it cannot move the cursor, hide a word or start a
-line.
+"""Escapes untrusted text for output, so that the text cannot move the cursor, hide a word or start
+a line.
 
-Untrusted text comes from servers, agents and job files and appears in logs, failure messages and
-labels. Escapes are those of JSON, so escaped JSON stays JSON.
+Untrusted text comes from servers, agents and job files. It appears in logs, failure messages and
+labels. The escapes are those of JSON, so escaped JSON stays JSON.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _COLOUR_OR_UNPRINTABLE = re.compile(f"{_COLOUR}|[{_UNPRINTABLE_RANGES}]")
 
 
 def escape_unprintable(text: str) -> str:
-    """Return the text as it may be printed: line ends and tabs stay, a carriage return ends a line,
-    and invisible characters are escaped.
+    """Return the text in a form that is safe to print. Line ends and tabs stay, a carriage return
+    becomes a line end, and invisible characters are escaped.
     """
     return (
         _UNPRINTABLE.sub(_escape_match, _normalise_line_ends(text))
@@ -60,23 +60,23 @@ def _escape_match(match: re.Match[str]) -> str:
 
 
 class EscapingFormatter(logging.Formatter):
-    """Formats each record as one line, whatever its message holds; the lines of a traceback follow,
-    indented.
+    """Formats each log record as one line, whatever its message contains. The lines of a traceback
+    follow, indented.
     """
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        """Return the line of a record."""
+        """Return the record as one line, without its traceback."""
         record.message = escape_to_one_line(record.message)
         return super().formatMessage(record)
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the record with its traceback."""
+        """Return the record as one line, with the lines of its traceback below."""
         first, *rest = escape_unprintable(super().format(record)).split("\n")
         return "\n".join([first, *(f"    {line}" for line in rest)])
 
 
 def log_to_stderr() -> None:
-    """Send a daemon's log to standard error, from level INFO."""
+    """Write a daemon's log to standard error: messages of level INFO and above."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(EscapingFormatter(LOG_FORMAT))
     logging.basicConfig(level=logging.INFO, handlers=[handler])

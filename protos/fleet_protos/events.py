@@ -1,4 +1,4 @@
-"""The events of a trial as values, generated from `v1/trial.proto`, which documents each."""
+"""Exports the events of a trial as values. `v1/trial.proto` documents and generates them."""
 
 from __future__ import annotations
 

@@ -34,13 +34,15 @@ _ERROR = {code: kind for kind, code in _STATUS.items()} | _ALIASES
 
 
 def status_code(kind: type[FleetError]) -> grpc.StatusCode:
-    """Return the status code of an error class or of its nearest base class; INTERNAL if none has
-    one.
+    """Return the status code of an error class, or of its nearest base class that has a status
+    code. Return INTERNAL if there is none.
     """
     matching = (code for base, code in _STATUS.items() if issubclass(kind, base))
     return next(matching, grpc.StatusCode.INTERNAL)
 
 
 def error_class(code: grpc.StatusCode) -> type[FleetError]:
-    """Return the error class that a client raises for a status code; Bug for an unknown one."""
+    """Return the error class that a client raises for a status code. Return Bug for an unknown
+    code.
+    """
     return _ERROR.get(code, Bug)

@@ -1,8 +1,8 @@
-"""A fast reader from a line of JSON to a value of `trial.proto`: a controller reads 10,000 trials
-when it starts.
+"""Reads values of `trial.proto` from lines of JSON. It is fast, because a controller may read
+10,000 trials when it starts.
 
 It reads what `codec.to_json` writes, with the same result as protobuf's own parser: 64-bit numbers
-are text, enums are names, absent fields are zero.
+are text, enums are names, and absent fields are zero.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ _ENUMS: dict[type[IntEnum], dict[str, IntEnum]] = {}
 
 
 def read_json_line(kind: type[V], text: str, bodies: Mapping[str, type], zero: EmptyValueOf) -> V:
-    """Return the value that the line holds. Raises ValueError, TypeError, KeyError or
-    AttributeError for a line that was not written by `to_json`.
+    """Return the value that a line holds. `bodies` maps the names of event bodies to their types.
+    `zero` returns the value of a type with every field absent.
+
+    Raises ValueError, TypeError, KeyError or AttributeError if `to_json` did not write the line.
     """
     return _read_value(kind, json.loads(text), bodies, zero)
 
@@ -48,8 +50,8 @@ def _read_value(
 def _learn_fields(
     kind: type, bodies: Mapping[str, type], zero: EmptyValueOf
 ) -> tuple[dict[str, Reader], dict[str, Any], tuple[str, ...]]:
-    """Return how each field of a type is read, the value of an absent field, and which fields are
-    mappings, since each value needs mappings of its own.
+    """Return three things about a type: a reader for each field, the value of each absent field,
+    and which fields are mappings. Each value needs mappings of its own.
     """
     hints, empty = get_type_hints(kind), zero(kind)
     zeros = {name: getattr(empty, name) for name in hints}

@@ -1,6 +1,6 @@
-"""Names of what is measured and exported, shared by agent, controller, dashboards and reports.
+"""Defines the names of all metrics. Agent, controller, dashboards and reports share these names.
 
-Times in a run's metrics come from the client's monotonic clock; every token count is the server's.
+Times in a run's metrics come from the client's monotonic clock. Token counts come from the server.
 """
 
 from __future__ import annotations

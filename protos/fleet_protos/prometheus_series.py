@@ -1,5 +1,5 @@
-"""The Prometheus series of trials and runs that agent and controller both export. Labels are
-bounded; the exact results are in the store.
+"""Provides the Prometheus series of trials and runs that agent and controller both export. Labels
+take a limited number of values. The exact results are in the store.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _GAUGES = {
     names.TPOT_MEAN: (names.PROM_TPOT_MEAN, "Mean time per output token of the last valid run"),
     names.ACCEPT_LENGTH: (
         names.PROM_ACCEPT_LENGTH,
-        "Tokens per verify step of the last valid run, the bonus token counted",
+        "Tokens per verify step of the last valid run, including the bonus token",
     ),
 }
 
 
 class RunSeries:
-    """The series, in a registry of their own, so that two instances can live in one process."""
+    """Holds the series in a registry of its own, so that two instances can exist in one process."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -37,7 +37,7 @@ class RunSeries:
         )
         self._runs = Counter(
             names.PROM_RUNS,
-            "Finished runs, void ones too",
+            "Finished runs, including void runs",
             (*names.RUN_LABELS, "void"),
             registry=self.registry,
         )
@@ -49,8 +49,8 @@ class RunSeries:
         self._tally: Tally[tuple[str, str]] = Tally()
 
     def record_trial(self, key: str, phase: Phase, outcome: Outcome | None = None) -> None:
-        """Record that a trial (`key` is TRIAL/ATTEMPT) is now in `phase`, with its outcome once it
-        is over.
+        """Record the present phase of a trial, and its outcome once it is over. `key` is
+        TRIAL/ATTEMPT.
         """
         state = (phase.name.lower(), outcome.name.lower() if outcome else "none")
         before = self._states.get(key)
@@ -77,8 +77,8 @@ class RunSeries:
                 gauge.labels(*labels).set(run.metrics[metric])
 
     def serve(self, port: int, address: str = "127.0.0.1") -> Callable[[], None]:
-        """Answer `GET /metrics` on a separate thread and return a function that stops it. Raises
-        Conflict if the port is taken.
+        """Answer `GET /metrics` in a separate thread. Return a function that ends the thread.
+        Raises Conflict if the port is taken.
         """
         try:
             server, thread = start_http_server(port, addr=address, registry=self.registry)

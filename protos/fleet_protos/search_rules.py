@@ -1,4 +1,4 @@
-"""What a search for the highest load varies, and how many runs it takes at most."""
+"""Defines what a search for the highest load varies, and its maximum number of loads and runs."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _MIN_WITHIN: Final = 1e-3
 
 
 def max_loads(search: Search) -> int:
-    """Return the most loads that the search visits if no result is revised: doublings, then
-    halvings of the bracket.
+    """Return the maximum number of loads that the search visits if no result is revised. The search
+    first doubles the load and then halves the bracket.
     """
     doublings = math.ceil(math.log2(search.most / search.least))
     halvings = math.ceil(math.log2(math.log(2) / math.log1p(max(search.within, _MIN_WITHIN))))
@@ -24,7 +24,7 @@ def max_loads(search: Search) -> int:
 
 
 def max_runs(search: Search) -> int:
-    """Return the number of runs, void ones included, after which the search ends with what it has
-    found.
+    """Return the number of runs after which the search ends with what it has found. Void runs
+    count, too.
     """
     return MAX_RUNS_PER_LOAD * max_loads(search)

@@ -1,5 +1,5 @@
-"""The values that describe one trial, generated from `v1/trial.proto`, and short answers about
-them.
+"""Exports the values that describe one trial, and functions that answer simple questions about
+these values. The values are generated from `v1/trial.proto`.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ __all__ = [
 
 
 def is_gang_member(gang: Gang) -> bool:
-    """Return whether this host holds a part of a server that another host serves."""
+    """Return whether this host is a gang member: the lead on another host serves the requests."""
     return gang.rank > 0
 
 
 def is_void(run: RunResult) -> bool:
-    """Return whether a gate voided the run: it is kept but never counts in a result."""
+    """Return whether a gate voided the run. A void run is kept but never counts in a result."""
     return any(gate.effect >= GateEffect.VOID_RUN for gate in run.gates)

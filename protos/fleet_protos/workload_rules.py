@@ -1,4 +1,4 @@
-"""What follows from a workload's fields: its kind of loop, its parts, its lengths, its files."""
+"""Derives from a workload's fields its kind of loop, its parts, its lengths and its files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ _SEARCH_MIN_REQUESTS = 10  # requests in a run at the low loads of a search
 def at_load(workload: Workload, load: float) -> Workload:
     """Return the workload at one load of its search.
 
-    A closed loop without a number of requests gets four waves, or two sessions per user.
+    A closed loop without a number of requests gets four requests per user (at least ten in all), or
+    two sessions per user if it has sessions.
     """
     if workload.search.of != CONCURRENCY:
         return replace(workload, rate_per_s=load)
@@ -24,8 +25,8 @@ def at_load(workload: Workload, load: float) -> Workload:
 
 
 def load_of(workload: Workload) -> float:
-    """Return the requests in flight of a closed loop, or the requests per second of an open loop
-    with a single rate.
+    """Return the load of a workload: the requests in flight of a closed loop, or the requests per
+    second of an open loop with a single rate.
     """
     return float(workload.concurrency) or workload.rate_per_s
 
@@ -41,8 +42,8 @@ def is_open_loop(workload: Workload) -> bool:
 
 
 def parts_of(workload: Workload) -> tuple[Part, ...]:
-    """Return its kinds of requests: the mixture's parts, or the workload itself as the only
-    part.
+    """Return the kinds of requests of a workload: the parts of its mixture, or the workload itself
+    as the only part.
     """
     own = Part(
         1.0,
@@ -57,7 +58,7 @@ def parts_of(workload: Workload) -> tuple[Part, ...]:
 
 
 def file_refs(workload: Workload) -> frozenset[str]:
-    """Return the refs of the trial's attached files that the workload uses."""
+    """Return the refs of the attached files that the workload uses."""
     named = {
         part.prompts.removeprefix("file:")
         for part in parts_of(workload)
@@ -67,12 +68,12 @@ def file_refs(workload: Workload) -> frozenset[str]:
 
 
 def shares_cache(workload: Workload) -> bool:
-    """Return whether requests may find each other's prefixes in the prefix cache."""
+    """Return whether a request may find the prefixes of other requests in the prefix cache."""
     return workload.cache in ("flush", "shared")
 
 
 def fixes_lengths(workload: Workload) -> bool:
-    """Return whether each answer has a prescribed exact length, common to all or its own."""
+    """Return whether the exact length of each answer is prescribed."""
     return (
         workload.output_tokens > 0
         or workload.output.distribution != ""
@@ -88,8 +89,8 @@ def mean_output_tokens(workload: Workload) -> float:
 
 
 def mean_length(lengths: Lengths) -> float:
-    """Return the distribution's mean in tokens, before values above `most` are cut to it; 0 without
-    a distribution.
+    """Return the mean of a distribution in tokens, before values above `most` are cut to `most`.
+    Return 0 without a distribution.
     """
     if lengths.distribution == "lognormal":
         return lengths.median * math.exp(lengths.sigma**2 / 2)
@@ -97,5 +98,5 @@ def mean_length(lengths: Lengths) -> float:
 
 
 def requests_due(stage: Stage) -> float:
-    """Return the number of requests due in the stage."""
+    """Return the number of requests that are due in a stage."""
     return (stage.start_per_s + stage.end_per_s) / 2 * stage.duration_s

@@ -347,7 +347,7 @@ def test_a_file_that_packs_well_is_no_larger_for_it(tmp_path: Path) -> None:
     )
     assert (code, message) == (
         "files_too_large",
-        "`a.txt` is too large: it holds 17 MiB, more than 16 MiB",
+        "`a.txt` is too large: the content has 17 MiB, more than the limit of 16 MiB",
     )
 
 
@@ -356,7 +356,7 @@ def test_what_was_packed_to_burst_is_refused() -> None:
         zlib.compress(b'{"prompts":[[["user","' + b"x" * (17 << 20) + b'"]]]}', 9)
     ).decode()
     assert len(bomb) < 50_000
-    with pytest.raises(ValueError, match="it is truncated, or holds more than 16 MiB"):
+    with pytest.raises(ValueError, match="the content is truncated, or has more than 16 MiB"):
         unpack(bomb)
 
 

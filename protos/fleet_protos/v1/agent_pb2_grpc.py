@@ -90,28 +90,28 @@ class AgentServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Describe(self, request, context):
-        """Report who this agent is and what it is doing.
+        """Return the agent's identity, version and host, its active trials and its free disk.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def StartTrial(self, request, context):
-        """Start a trial; idempotent by trial id and attempt. FAILED_PRECONDITION while its GPUs are taken.
+        """Start a trial. A repeated call with the same trial id and attempt changes nothing. FAILED_PRECONDITION while the trial's GPUs are taken.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CancelTrial(self, request, context):
-        """Ask a trial to end; harmless if it is over.
+        """Ask a trial to end. Does nothing if the trial is over.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchEvents(self, request, context):
-        """Stream every event with a sequence number above after_sequence, then new ones as they happen.
+        """Stream every event with a sequence number above after_sequence, then new events as they happen.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -132,7 +132,7 @@ class AgentServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ReleaseAttempt(self, request, context):
-        """The controller has the attempt's end and all its files, so the host may delete them. Harmless if they are not kept, or the attempt is not over.
+        """Say that the controller has the attempt's end and all its files, so that the host may delete the files. Does nothing if the host does not keep them, or if the attempt is not over.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -146,15 +146,15 @@ class AgentServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def JoinLoad(self, request, context):
-        """Join the load cluster of an attempt, as its lead or as a load host, before StartTrial. Idempotent by trial id and attempt; a newer
-        attempt or another trial replaces the one that was joined before. ABORTED for an older attempt.
+        """Join the load cluster of an attempt, as its lead or as a load host, before StartTrial. A repeated call for the same attempt changes nothing.
+        A newer attempt or another trial replaces the cluster that was joined before. ABORTED for an older attempt.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def LeaveLoad(self, request, context):
-        """Leave the load cluster of an attempt; harmless if this host has not joined it.
+        """Leave the load cluster of an attempt. Does nothing if this host has not joined it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

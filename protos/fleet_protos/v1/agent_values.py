@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class ControllerEpoch:
-    """Which start of which controller gives an order. An agent obeys the highest epoch of one
-    controller at a time.
+    """Says which controller gives an order, and which of its starts. An agent obeys one controller
+    at a time, and only the highest epoch of it.
     """
 
     controller_id: str = ""  # identifies the controller's store; survives restarts
