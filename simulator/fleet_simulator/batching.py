@@ -3,8 +3,7 @@ yields.
 
 At each step, all running requests advance together. A step begins at the moment at which the step
 before it was due to end. A late wake-up therefore does not delay later steps. The caller passes the
-current time. A time named `*_s` is in wall seconds of the monotonic clock, unless its name says
-`model`.
+current time. Points in time, such as `now_s` and `at_s`, are wall seconds of the monotonic clock.
 """
 
 from __future__ import annotations

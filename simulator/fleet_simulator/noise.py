@@ -1,5 +1,5 @@
-"""Computes the noise of the simulated server. Each of its three kinds has a seed and can be
-switched off alone.
+"""Computes the noise of the simulated server. It has three kinds: one per launch, one within a
+launch, and a drift. Each kind has a seed and can be switched off alone.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ DRIFT_TURN_HOURS = 2.0
 
 
 def launch_factor(seed: int, launch: str, deviation: float) -> float:
-    """Return the factor by which all steps of one launch take longer or shorter.
+    """Return the factor that multiplies the duration of every step of one launch.
 
     The factor is log-normal with median 1 and relative standard deviation `deviation`.
     """
@@ -21,8 +21,8 @@ def launch_factor(seed: int, launch: str, deviation: float) -> float:
 
 
 def run_factor(seed: int, launch: str, deviation: float, at_s: float) -> float:
-    """Return the factor by which steps take longer or shorter `at_s` seconds of model time after
-    the launch.
+    """Return the factor that multiplies the duration of a step at `at_s`, in seconds of model time
+    after the launch began.
 
     The factor has the relative standard deviation `deviation` and varies slowly: a normal value is
     drawn for every RUN_KNOT_S seconds, and values between two draws are blended with constant
@@ -38,7 +38,8 @@ def run_factor(seed: int, launch: str, deviation: float, at_s: float) -> float:
 
 
 def drift_factor(seed: int, per_hour: float, model_hours: float) -> float:
-    """Return the drift, a factor of step times that all launches with the same seed share.
+    """Return the drift: a factor for the duration of steps that is the same for all launches with
+    this seed.
 
     The drift is a triangle wave around 1. Its slope is ±`per_hour` and turns every
     DRIFT_TURN_HOURS. `model_hours` counts from the Unix epoch in model time, so that a launch

@@ -79,8 +79,8 @@ class ClusterRoles:
         """Accept a membership. Return (whether it had been accepted before, address of the lead's
         Ray).
 
-        Raises ConfigError if this host cannot have the membership, Superseded if a newer attempt
-        has one, and Conflict if the process cannot be started.
+        Raises ConfigError if this host cannot have the membership. Raises Superseded if the host
+        has a newer attempt of the trial. Raises Conflict if the process cannot be started.
         """
         _check_membership(membership)
         if not membership.lead_address:

@@ -208,7 +208,7 @@ def _summarise_run(
     template_tokens: int | None,
     request_plan: RequestPlan | None,
 ) -> LoadReply:
-    """Return the numbers of a run. Raises OSError."""
+    """Return the summary of a run. Raises OSError."""
     # imported here, so that pyarrow loads while Ray starts, not before
     from fleet_agent.load.results.run_summary import (
         RunConditions,

@@ -77,8 +77,8 @@ class LoadProcess:
     """
 
     def __init__(self, cluster: Path | None = None) -> None:
-        """With `cluster`, other hosts send the load: the folder holds this host's membership as the
-        lead. With None, Ray runs on this host only.
+        """Prepare without starting the process. If other hosts send the load, `cluster` is the
+        folder with this host's membership as the lead. With None, Ray runs on this host only.
         """
         self._cluster = cluster
         self._folder: Path | None = None

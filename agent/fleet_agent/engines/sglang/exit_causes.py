@@ -1,4 +1,4 @@
-"""Explains by its exit code why a server ended, for a server whose log names no cause."""
+"""Explains from the exit code why a server ended, if the server's log names no cause."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CRASHED = (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS, -signal.SIGILL)
 def explain_silent_exit(exit_code: int) -> tuple[str, str]:
     """Return (failure class, cause) for a server whose log names no cause.
 
-    A negative `exit_code` is the number of the signal that ended the server.
+    A negative `exit_code` is minus the number of the signal that ended the server.
     """
     if exit_code in _KILLED:
         return (

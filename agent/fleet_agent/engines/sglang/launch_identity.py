@@ -1,4 +1,4 @@
-"""Checks from what a server reports about its own launch whether the agent launched it."""
+"""Checks whether the agent launched a server, from what the server reports about its own launch."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def launch_difference(info: Mapping[str, Any], url: str, words: Sequence[str]) -
     """Return how the launch that /server_info reports differs from the agent's own launch with
     `words`. Return an empty text if the two may be the same.
 
-    The port is compared, and `launch_command`, which 0.5.10 - 0.5.23 report. `launch_command` joins
-    the words with blanks, so the text between two blanks is compared. Additional words count as
-    equal, because 0.5.10 - 0.5.18 also show the program. A server that reports nothing counts as
-    the same launch.
+    Two values are compared: the port, and `launch_command`, which SGLang 0.5.10 - 0.5.23 report.
+    `launch_command` joins the words with blanks, so it is split at blanks before it is compared.
+    Additional words are no difference, because 0.5.10 - 0.5.18 also show the program. A server that
+    reports nothing counts as the same launch.
     """
     port, reported_port = urlsplit(url).port, info.get("port")
     if isinstance(reported_port, int) and port is not None and reported_port != port:

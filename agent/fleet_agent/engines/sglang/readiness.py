@@ -89,7 +89,7 @@ def _check_launch(url: str, info: dict[str, Any], argv: Sequence[str]) -> None:
 
 
 async def _fetch_either(url: str, api_key: str, path: str, older: str) -> HttpAnswer:
-    """Fetch `path`, the name that the endpoint has since 0.5.6. If the server does not know it,
+    """Fetch `path`, the name of the endpoint since 0.5.6. If the server does not know this name,
     fetch the `older` name.
     """
     status, content = await fetch(url, path, api_key=api_key)

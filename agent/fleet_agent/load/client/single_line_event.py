@@ -27,7 +27,7 @@ def read_single_line_event(data: bytes, at: int) -> tuple[bytes, int] | None:
 
 @lru_cache(4096)
 def parse_chunk_size(digits: bytes) -> int:
-    """Return the size of a chunk. Return -1 if it has other characters than hexadecimal digits.
-    int() alone would accept 0x1 and 1_0.
+    """Return the size of a chunk. Return -1 if `digits` has other characters than hexadecimal
+    digits, because int() would accept 0x1 and 1_0.
     """
     return int(digits, 16) if not digits.strip(b"0123456789abcdefABCDEF") else -1

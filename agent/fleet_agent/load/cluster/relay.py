@@ -27,8 +27,8 @@ _BACKLOG: Final = 4096
 
 
 class _Side(asyncio.Protocol):
-    """Handles one of the two connections of a relayed connection: writes to the other side what it
-    reads.
+    """Handles one side of a relayed connection. Everything that this side reads is written to the
+    other side.
     """
 
     def __init__(self, other: _Side | None = None) -> None:
@@ -37,7 +37,7 @@ class _Side(asyncio.Protocol):
         self._early: list[bytes] = []  # read before the other end was connected
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Remember the new connection. Implements asyncio.Protocol, as the methods below do."""
+        """Remember the new connection."""
         self.transport = cast(asyncio.Transport, transport)
         self.transport.set_write_buffer_limits(high=_FULL_BYTES)
 

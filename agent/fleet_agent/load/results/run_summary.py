@@ -293,8 +293,8 @@ def _cached_ratio(good: _Rows, template_tokens: int | None) -> float | None:
 def _steady_concurrency(rows: _Rows, users: int) -> float:
     """Return the mean number of requests in flight while every slot has a request to send.
 
-    This time begins when the last slot has begun. It ends when the first request ends after the
-    last request was due, because that slot then finds no more work.
+    The mean begins when the last slot has begun. It ends with the first answer that ends after the
+    last request was due, because the slot of that answer finds no more work.
     """
     sent = rows.where(pc.not_equal(rows["sent_ns"], 0))
     if not len(sent):
@@ -309,8 +309,8 @@ def _steady_concurrency(rows: _Rows, users: int) -> float:
 
 
 def _answered_share(good: _Rows) -> float | None:
-    """Return the answers that ended in the second half of the arrivals, divided by the requests
-    that were due in this half. Return None if fewer than MIN_SHARE_REQUESTS were due.
+    """Return the number of answers that ended in the second half of the arrivals, divided by the
+    number of requests due in that half. Return None if fewer than MIN_SHARE_REQUESTS were due.
     """
     due = good["intended_ns"]
     first, last = _min(due), _max(due)

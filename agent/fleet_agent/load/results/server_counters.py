@@ -81,8 +81,8 @@ async def fetch_metrics_after(url: str, before: str, tokens: int, token: str = "
 
 
 def add_counted(summary: LoadReply, snapshots: CounterSnapshots) -> LoadReply:
-    """Return the summary with what the server counted during the run, for all of its clients, added
-    to the facts.
+    """Return the summary with additional facts: what the server counted during the run, for all of
+    its clients.
     """
     before, after = read_samples(snapshots.before), read_samples(snapshots.after)
     counted = {

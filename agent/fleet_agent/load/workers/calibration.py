@@ -196,7 +196,7 @@ def add_client_use(
     summary: LoadReply, capacity: ShardCapacity | None, work: ClientWork
 ) -> LoadReply:
     """Return the summary with the share of its shards' capacity that the run used, as facts for the
-    gates and as metrics. All times in it are wall time.
+    gates and as metrics. Only wall time is used here.
 
     To wake up for a few reads costs more than the calibration shows. Therefore the share of CPU
     time that the shards used counts instead, if it is larger or if the capacity is unknown. The

@@ -185,7 +185,7 @@ def _set_ended(ended: asyncio.Future[str], name: str) -> None:
 
 
 def _children() -> dict[int, str]:
-    """Return the children of this process: the name of each by its process id."""
+    """Return the process id and the name of each child of this process."""
     found: dict[int, str] = {}
     for entry in Path("/proc").iterdir():
         with suppress(OSError, ValueError):

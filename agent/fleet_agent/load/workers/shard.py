@@ -45,7 +45,9 @@ SPIN_NS: Final = 100_000  # the system's timers are usually late by at most this
 
 @dataclass(frozen=True, slots=True)
 class _PreparedRequest:
-    """Holds the bytes of one request, and what its result needs to be identified."""
+    """Holds the bytes of one request, the digest of its prompt and the number of
+    requested tokens.
+    """
 
     content: bytes
     digest: str

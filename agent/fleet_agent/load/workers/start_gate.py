@@ -56,8 +56,8 @@ class StartGate:
         self.begin(0)
 
     async def wait_to_begin(self) -> int:
-        """Report that the shard is prepared, wait for the order to begin, and return the time to
-        begin at. Raises TimeoutError after BEGIN_TIMEOUT_S.
+        """Report that the shard is prepared, and wait for the order to begin. Return the time at
+        which to begin, as perf_counter_ns. Raises TimeoutError after BEGIN_TIMEOUT_S.
         """
         self._prepared.set()
         async with asyncio.timeout(BEGIN_TIMEOUT_S):

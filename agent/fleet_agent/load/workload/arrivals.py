@@ -17,8 +17,8 @@ ARRIVALS = (CONSTANT, POISSON, GAMMA)
 
 
 def send_offsets_s(workload: Workload, seed: int, run_index: int) -> tuple[float, ...]:
-    """Return when each request is due, in seconds after the start. The times ascend and end with
-    the last stage.
+    """Return when each request is due, in seconds after the start. The times ascend, and none is
+    after the end of the last stage.
 
     The gaps between requests depend on `arrivals`:
 

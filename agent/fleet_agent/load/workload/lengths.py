@@ -28,8 +28,8 @@ def uniform_share(seed: int, purpose: str, number: int) -> float:
 
 
 def length_at_share(lengths: Lengths, share_below: float) -> int:
-    """Return the length, in tokens and at least 1, that has the share `share_below` of all lengths
-    below it.
+    """Return the length in tokens below which the share `share_below` of all lengths lies. The
+    length is at least 1.
 
     This is the inverse of the distribution function. Raises ValueError for an unknown distribution.
     """

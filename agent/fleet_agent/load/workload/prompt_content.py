@@ -65,8 +65,8 @@ def with_leading_text(content: Content, text: str, end_id: int = END_ID) -> Cont
 
 
 def with_shared_beginning(content: Content, key: str, tokens: int, end_id: int = END_ID) -> Content:
-    """Return the content with about `tokens` additional tokens at its beginning; with exactly as
-    many for token ids. Equal keys give equal beginnings.
+    """Return the content with about `tokens` additional tokens at its beginning. For token ids, the
+    number is exact. Equal keys give equal beginnings.
     """
     return (
         random_ids(key, tokens, end_id) + content

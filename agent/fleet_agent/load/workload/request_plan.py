@@ -59,7 +59,7 @@ class PromptSource(Protocol):
 @dataclass(frozen=True, slots=True)
 class ListedPrompts:
     """Returns the prompts of a set or a file in the order in which they are sent. After the last
-    prompt follows the first again.
+    prompt, the first prompt is sent again.
     """
 
     prompts: tuple[Content, ...]
@@ -101,8 +101,8 @@ class RequestKind:
 
 @dataclass(frozen=True, slots=True)
 class RequestPlan:
-    """Computes every request of a run from its number, which starts at 0. A plan is a plain value
-    that is sent to each shard, and results can be checked against it later.
+    """Computes every request of a run from its number, which starts at 0. A plan is a plain value:
+    it is sent to each shard, and a reader of the results can compute the same requests again.
     """
 
     draw: PromptDraw

@@ -1,5 +1,5 @@
-"""Makes the prompts of a replayed trace. Prompts have the recorded lengths and share beginnings as
-the trace recorded.
+"""Makes the prompts of a replayed trace. They have the recorded lengths, and share beginnings where
+the recorded prompts did.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class TracePrompts:
         return self._ids(place, tokens) if self.end_id else self._text(place, tokens)
 
     def shared_beginning_share(self, requests: int) -> float | None:
-        """Return the share of prompt tokens that are in leading blocks with which an earlier
-        request also began. Return None for a trace without blocks.
+        """Return the share of prompt tokens that repeat the beginning of an earlier request, by the
+        blocks of the trace. Return None for a trace without blocks.
 
         The share is computed over the first `requests` requests.
         """

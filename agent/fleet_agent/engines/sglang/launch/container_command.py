@@ -166,10 +166,11 @@ def is_in_mount(engine: EngineSpec, path: str) -> bool:
 
 
 def host_paths(engine: EngineSpec, home: str) -> dict[str, bool]:
-    """Return the host paths that the model and the arguments name. Each maps to True if it is
-    mounted read-only.
+    """Return each host path that the model or an argument names. The value is True if the container
+    gets the path read-only.
 
-    Only an argument whose name ends in `_dir` names a folder that the server writes to.
+    Every path is read-only, except a folder that an argument ending in `_dir` names: the server
+    writes to it.
     """
     named = {"model_path": engine.model_path, **engine.args}
     at_home = {

@@ -92,8 +92,8 @@ def _parse_requested_cpus(asked: str, host: HostCpus) -> frozenset[int]:
 def _cpus_near_gpus(gpus: tuple[int, ...], host: HostCpus) -> CpuChoice:
     """Return the CPUs of the NUMA nodes to which these GPUs are attached.
 
-    Return no CPUs if there are no GPUs or the node of a GPU is unknown. Return no CPUs if one node
-    has all the GPUs and all CPUs that the agent may use.
+    Return no CPUs if there are no GPUs, or if the node of a GPU is unknown. Also return no CPUs if
+    one node has all the GPUs and all CPUs that the agent may use: binding would change nothing.
     """
     if not gpus or any(gpu not in host.node_of_gpu for gpu in gpus):
         return CpuChoice()

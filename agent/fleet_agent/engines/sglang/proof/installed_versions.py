@@ -1,8 +1,8 @@
 """Reads which versions of packages are installed for a Python, from the names of their metadata
 folders.
 
-To start that Python and ask it would cost seconds on a host that is about to measure. Source:
-`NAME-VERSION.dist-info` (PEP 376, 427).
+Starting this Python to ask for the versions would take seconds on a host that is about to measure.
+Source: `NAME-VERSION.dist-info` (PEP 376, 427).
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Checks whether a job's NCCL variables took effect, from what NCCL shows about the launch: its
-log, files, library and choices.
+log, its files, the loaded library and the chosen algorithms.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class NcclEvidence:
 def check_nccl(
     env: Mapping[str, str], evidence: NcclEvidence, info: Mapping[str, Any]
 ) -> tuple[Gate, ...]:
-    """Return a gate for each point at which NCCL shows something else than the job's variables set.
+    """Return a gate for each difference between what the job's variables set and what NCCL shows.
 
     `info` holds the server's resolved arguments and version. The result is empty for a job without
     NCCL variables on a host without NCCL.
