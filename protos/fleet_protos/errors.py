@@ -9,7 +9,8 @@ FleetError
 ├── LoadError         our measuring broke           trial void, retried once
 ├── Conflict          wrong state or busy           read the state again    exit 2
 │   ├── Superseded    a newer attempt is known      never retry
-│   └── StoreUnusable the database is full or gone  retry until it is usable
+│   ├── StoreUnusable the database is full or down  retry until it is usable
+│   └── StoreLost     removed, replaced or damaged  the controller ends
 └── Bug               a promise of ours is broken   stop loudly             exit 4
 """
 
@@ -98,6 +99,12 @@ class Superseded(Conflict):
 class StoreUnusable(Conflict):
     """The controller's store can be neither read nor written now. No events are lost, because the
     agents keep them.
+    """
+
+
+class StoreLost(Conflict):
+    """The controller's store is no longer the one that it opened, or is damaged. The controller
+    acknowledges nothing more and ends.
     """
 
 

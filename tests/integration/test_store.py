@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import stat
-import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +26,7 @@ from fleet_controller.store.tables import metadata
 from fleet_controller.store.writer_lock import hold_writer_lock
 from fleet_protos import events as ev
 from fleet_protos.codec import to_json
-from fleet_protos.errors import ConfigError, Conflict, ErrorKind
+from fleet_protos.errors import ConfigError, Conflict, ErrorKind, StoreLost
 from fleet_protos.trial_types import (
     Artifact,
     EngineKind,
@@ -42,6 +39,7 @@ from fleet_protos.trial_types import (
     TrialSpec,
 )
 from fleet_protos.v1 import trial_pb2
+from tests.fakes.postgres import run_postgres
 
 JOB = JobRow("job-1", "job", "name: job\n", "job.yaml", 5, "simulated", 20.0, 60.0)
 SPECS = [
@@ -68,55 +66,10 @@ def told(sequence: int, body: ev.Body, phase: Phase = Phase.MEASURING) -> ev.Eve
     return ev.Event(sequence, 100 + sequence, SPECS[0].trial_id, 1, 0, phase, body)
 
 
-def postgres_binaries() -> Path | None:
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
-    return found[-1].parent if found else None
-
-
 @pytest.fixture(scope="module")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """URL of a private server on a Unix socket, run as `nobody` when we are root (it refuses to run
-    as root); empty without one.
-    """
-    binaries = postgres_binaries()
-    if binaries is None:
-        yield ""
-        return
-    folder = Path(subprocess.check_output(["mktemp", "-d", "/tmp/bf-pg-XXXXXX"], text=True).strip())
-    user = (
-        ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups"]
-        if os.getuid() == 0
-        else []
-    )
-    if user:
-        shutil.chown(folder, "nobody", "nogroup")
-    data = folder / "data"
-    make = [*user, binaries / "initdb", "-D", data, "-U", "bench", "--no-sync", "-A", "trust"]
-    subprocess.run(make, check=True, capture_output=True, cwd="/")
-    options = f"-k {folder} -c listen_addresses= -c fsync=off"
-    start = [
-        *user,
-        binaries / "pg_ctl",
-        "-D",
-        data,
-        "-o",
-        options,
-        "-l",
-        folder / "log",
-        "-w",
-        "start",
-    ]
-    subprocess.run(start, check=True, capture_output=True, cwd="/")
-    try:
-        yield f"postgresql+psycopg://bench@/postgres?host={folder}"
-    finally:
-        subprocess.run(
-            [*user, binaries / "pg_ctl", "-D", data, "-m", "immediate", "-w", "stop"],
-            check=True,
-            capture_output=True,
-            cwd="/",
-        )
-        shutil.rmtree(folder)
+def postgres() -> Iterator[str]:
+    with run_postgres() as address:
+        yield address
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -487,7 +440,7 @@ def test_a_reader_cannot_write(tmp_path: Path) -> None:
 
 def test_a_file_that_is_no_store_is_told(tmp_path: Path) -> None:
     (tmp_path / "store.sqlite3").write_text("this is a letter to my aunt, not a database\n" * 40)
-    with pytest.raises(ConfigError, match="cannot open the store"):
+    with pytest.raises(StoreLost, match="is damaged: file is not a database"):
         Store.open(str(tmp_path / "store.sqlite3"))
 
 

@@ -96,17 +96,17 @@ async def start_controller(
     a fleet.
 
     Raises Conflict if another controller works in `folder` or on the store. Raises ConfigError for
-    settings that cannot be used.
+    settings that cannot be used. Raises StoreLost if the store is lost while the controller runs.
     """
     targets = agents if isinstance(agents, FleetTargets) else FleetTargets(targets_of(agents))
     await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True, mode=0o700)
     store = store or str(folder / "store.sqlite3")
-    with hold_lock(folder / "controller.lock"), hold_writer_lock(store):
+    with hold_lock(folder / "controller.lock") as folder_lock, hold_writer_lock(store) as lock:
         database = Store.open(store)
         series = RunSeries()
         stopping = asyncio.Event()
         try:
-            database.take_over()
+            database.take_over((folder_lock, lock))
             if endpoints.metrics is not None:
                 series.serve(endpoints.metrics[1], endpoints.metrics[0])
             async with open_tunnels(targets) as targets, asyncio.TaskGroup() as tasks:

@@ -5,6 +5,7 @@ files.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -36,13 +37,14 @@ from fleet_controller.jobs.job_views import job_detail
 from fleet_controller.jobs.queries import ReadOnlyController
 from fleet_controller.jobs.state_writer import StateWriter
 from fleet_controller.store.store import Store
-from fleet_protos.errors import ErrorKind, FleetError, NotFound
+from fleet_protos.errors import ErrorKind, FleetError, NotFound, StoreUnusable
 from fleet_protos.prometheus_series import RunSeries
 
 log = logging.getLogger(__name__)
 
 _SCHEDULE_INTERVAL_S = 1.0  # no event marks the end of a pause between attempts
 FIRST_CONTACT_S = 10.0  # how long a submit waits for an agent that was just started
+_STORE_CHECK_INTERVAL_S = 1.0
 _ACKNOWLEDGE_LIMIT_S = 2.0
 _DOWNLOAD_LIMIT_S = 20.0  # how long a stop waits for files that are still being fetched
 
@@ -117,16 +119,25 @@ class FleetController:
                         self._connections.run(),
                         self._schedule_loop(),
                         self._health.probe_quarantined(),
+                        self._watch_store(),
                     )
                 ]
                 await stopping.wait()
                 await self._finish_downloads()
                 await self._acknowledge_all()
+                await self._writer.check_store()
                 for task in working:
                     task.cancel()
         finally:
             await self._connections.close()
             self._writer.close()
+
+    async def _watch_store(self) -> None:
+        """Raise StoreLost, which ends the controller, soon after the store was lost."""
+        while True:
+            with contextlib.suppress(StoreUnusable):  # `store_error` says so
+                await self._writer.check_store()
+            await wait_until_set(self._writer.store_lost, _STORE_CHECK_INTERVAL_S)
 
     async def _schedule_loop(self) -> None:
         while True:

@@ -25,6 +25,11 @@ class StateFolder:
         return self.controller / "store.sqlite3"
 
     @property
+    def store_lock(self) -> Path:
+        """The lock file of the store, which is there since the first start."""
+        return self.controller / "store.sqlite3.lock"
+
+    @property
     def lock(self) -> Path:
         """The lock file that the running controller of this state folder holds."""
         return self.controller / "controller.lock"

@@ -378,10 +378,11 @@ class HostConnection:
             await asyncio.sleep(_ACKNOWLEDGE_PAUSE_S)
 
     async def acknowledge_stored(self) -> None:
-        """Acknowledge all events that are stored."""
+        """Acknowledge all events that are stored, if the store still holds them."""
         if not self.connected or not self._stored_sequence:
             return
         try:
+            await self._writer.check_store()
             await self.agent.acknowledge(self._stored_sequence, self._info.agent_id)
         except FleetError as error:  # the next event or connection acknowledges them
             log.info(

@@ -21,7 +21,7 @@ from fleet_controller.jobs.indexed_job import IndexedJob
 from fleet_controller.jobs.job_index import JobIndex
 from fleet_controller.store.rows import JobRow
 from fleet_controller.store.store import Store
-from fleet_protos.errors import StoreUnusable
+from fleet_protos.errors import StoreLost, StoreUnusable
 from fleet_protos.events import Event, ServerProgressed
 from fleet_protos.prometheus_series import RunSeries
 from fleet_protos.trial_types import Artifact, TrialSpec
@@ -41,6 +41,7 @@ class StateWriter:
         # ended attempts of nodes, until they were counted for or against their hosts
         self.ended_attempts: deque[tuple[str, Attempt]] = deque()
         self.store_error = ""  # why the last write to the store failed; empty if it succeeded
+        self.store_lost = asyncio.Event()  # from here on `check_store` raises StoreLost
         self.store = store  # used on its own thread only: see `run_in_store`
         # A single thread, so writes never interleave.
         self._store_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
@@ -149,7 +150,17 @@ class StateWriter:
         except StoreUnusable as error:
             self.store_error = error.message
             raise
+        except StoreLost as error:
+            self.store_error = error.message
+            self.store_lost.set()
+            raise
         return done
+
+    async def check_store(self) -> None:
+        """Raise StoreLost if the store is no longer the one that was opened, StoreUnusable if it
+        cannot be used now.
+        """
+        await self.run_in_store(self.store.check)
 
     def close(self) -> None:
         """Stop the store's thread."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,8 +21,11 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import DatabaseError, DataError, DBAPIError, OperationalError, SQLAlchemyError
 
-from fleet_protos.errors import ConfigError, Conflict, StoreUnusable
+from fleet_controller.store.file_lock import read_note
+from fleet_protos.errors import ConfigError, Conflict, FleetError, StoreLost, StoreUnusable
 
+# of PostgreSQL: data corrupted, index corrupted, undefined table, undefined column
+_POSTGRESQL_DAMAGE = ("XX001", "XX002", "42P01", "42703")
 HEAD = "0003"  # the newest revision in migrations/versions; a test compares
 
 
@@ -60,8 +64,10 @@ def sqlite_path(address: str) -> Path | None:
     return Path(url.database) if url.get_backend_name() == "sqlite" and url.database else None
 
 
-def unusable_error(address: str, error: Exception) -> ConfigError:
+def unusable_error(address: str, error: Exception) -> FleetError:
     """Return the error for a store that cannot be opened."""
+    if isinstance(error, DBAPIError) and is_damage(error):
+        return damage_error(store_name(address), str(error.orig))
     store, cause = redact_password(address), getattr(error, "orig", None) or error
     hint = "check that it is a benchfleet store and that you may write to it"
     if isinstance(error, ImportError):
@@ -70,6 +76,21 @@ def unusable_error(address: str, error: Exception) -> ConfigError:
             "and write the address as postgresql+psycopg://…"
         )
     return ConfigError(f"cannot open the store {store}: {cause}", hint)
+
+
+def store_gone_error(path: Path, note: str) -> ConfigError:
+    """Return the error for a store that is gone. A new and empty store in its place would lose the
+    results that agents still hold. `note` is what its lock file says about it.
+    """
+    return ConfigError(
+        f"the store {path} is gone: {note.strip()} was here at the last start",
+        f"put it back or restore a backup; to begin with an empty store, remove {path}.lock",
+    )
+
+
+def store_name(address: str) -> str:
+    """Return how messages name the store: its file, or its address without the password."""
+    return str(sqlite_path(address) or redact_password(address))
 
 
 def redact_password(address: str) -> str:
@@ -100,6 +121,8 @@ def _bring_to_head(engine: Engine, address: str, read_only: bool) -> None:
 def _sqlite(path: Path, read_only: bool) -> Engine:
     if read_only:
         if not path.exists():
+            if note := read_note(Path(f"{path}.lock")):
+                raise store_gone_error(path, note)
             raise ConfigError(
                 f"there is no store at {path}",
                 "run a job with `fleetctl run JOB`, or start a controller with `fleetctl up`",
@@ -163,9 +186,11 @@ def _upgrade(engine: Engine, address: str, found: str) -> None:
 
 
 @contextmanager
-def translate_errors() -> Iterator[None]:
-    """Translate errors of the database in the with block. Raises ConfigError for a value that the
-    database cannot hold. Raises StoreUnusable if the database cannot be used now.
+def translate_errors(name: str) -> Iterator[None]:
+    """Translate errors of the database in the with block. `name` is the store in messages.
+
+    Raises ConfigError for a value that the database cannot hold. Raises StoreUnusable if the
+    database cannot be used now. Raises StoreLost if it is damaged.
     """
     try:
         yield
@@ -176,9 +201,40 @@ def translate_errors() -> Iterator[None]:
             "look for unusual characters in the value",
         ) from error
     except DBAPIError as error:
+        if is_damage(error):
+            raise damage_error(name, str(error.orig)) from error
         if not isinstance(error, OperationalError) and not error.connection_invalidated:
             raise
-        raise StoreUnusable(
-            f"the store cannot be used: {error.orig}",
-            "no event is lost, because agents keep events until the controller has stored them",
-        ) from error
+        raise unusable_now(error) from error
+
+
+def unusable_now(error: DBAPIError) -> StoreUnusable:
+    """Return the error for a database that may be usable again later."""
+    return StoreUnusable(
+        f"the store cannot be used: {error.orig}",
+        "no event is lost, because agents keep events until the controller has stored them",
+    )
+
+
+def is_damage(error: DBAPIError) -> bool:
+    """Return whether the database reports that its own files or tables are not as it wrote them."""
+    sqlite_code = getattr(error.orig, "sqlite_errorcode", 0) & 0xFF
+    return (
+        sqlite_code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+        or str(error.orig).startswith("no such table")
+        or getattr(error.orig, "sqlstate", "") in _POSTGRESQL_DAMAGE
+    )
+
+
+def damage_error(name: str, what: str) -> StoreLost:
+    """Return the error for a damaged store."""
+    tool = (
+        "the backups of its PostgreSQL"
+        if "://" in name
+        else f"a backup, or what `sqlite3 {name} .recover` can still read"
+    )
+    return StoreLost(
+        f"the store {name} is damaged: {what}",
+        f"keep a copy of it, then restore {tool}; docs/durability.md says how; agents keep the "
+        "events that are not stored",
+    )

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, insert, select, update
 
 from fleet_controller.store import tables as t
 from fleet_protos.controller_epoch import ControllerEpoch
-from fleet_protos.errors import Conflict
+from fleet_protos.errors import StoreLost
 from fleet_protos.protocol_version import PROTOCOL
 
 
@@ -32,13 +32,22 @@ def begin_epoch(connection: Connection) -> ControllerEpoch:
 
 
 def require_epoch(connection: Connection, ours: ControllerEpoch) -> None:
-    """Check that no later controller start has taken over; else raise Conflict. The row stays
-    locked for the rest of the transaction if the database supports this.
+    """Check that no later controller start has taken over, and that the store is the same one; else
+    raise StoreLost. The row stays locked for the rest of the transaction if the database supports
+    this.
     """
-    epoch = connection.execute(select(t.controller.c.epoch).with_for_update(read=True)).scalar()
-    if epoch != ours.epoch:
-        raise Conflict(
+    columns = (t.controller.c.controller_id, t.controller.c.epoch)
+    row = connection.execute(select(*columns).with_for_update(read=True)).first()
+    if row is None or row.controller_id != ours.controller_id:
+        found = f"it is {row.controller_id}" if row else "it names no controller"
+        raise StoreLost(
+            f"the store was replaced: it was {ours.controller_id}, now {found}",
+            "put the store back, or restore a backup, then start the controller again; "
+            "agents keep the events that are not stored",
+        )
+    if row.epoch != ours.epoch:
+        raise StoreLost(
             "another controller has taken over the store: "
-            f"the store is at epoch {epoch}, but this controller is at epoch {ours.epoch}",
-            "stop this controller",
+            f"the store is at epoch {row.epoch}, but this controller is at epoch {ours.epoch}",
+            "this controller ends; the other one continues its jobs",
         )

@@ -6,13 +6,40 @@ import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
-from fleet_protos.errors import ConfigError, Conflict
+from fleet_protos.errors import ConfigError, Conflict, StoreLost
+
+_LONGEST_CONTENT_BYTES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class FileLock:
+    """A lock file that this process holds. Its first line is the pid of the holder.
+
+    `note`: what an earlier holder noted below that line.
+    """
+
+    path: Path
+    descriptor: int
+    note: str = ""
+
+    def check(self) -> None:
+        """Raise StoreLost if the file is no longer at its path, because another process can then
+        take the lock too.
+        """
+        require_same_file(self.path, os.fstat(self.descriptor))
+
+    def write_note(self, note: str) -> None:
+        """Keep a note in the file for the next holder of the lock."""
+        content = f"{os.getpid()}\n{note}".encode()
+        os.ftruncate(self.descriptor, 0)
+        os.pwrite(self.descriptor, content, 0)
 
 
 @contextmanager
-def hold_lock(path: Path) -> Iterator[None]:
+def hold_lock(path: Path) -> Iterator[FileLock]:
     """Hold the lock file in the with block. The kernel releases the lock if the process dies. This
     function never waits.
 
@@ -28,17 +55,48 @@ def hold_lock(path: Path) -> Iterator[None]:
             "choose another folder with --state DIR",
         ) from error
     try:
+        content = os.pread(file, _LONGEST_CONTENT_BYTES, 0).decode(errors="replace")
+        pid, _, note = content.partition("\n")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            pid = os.read(file, 32).decode(errors="replace").strip() or "unknown"
             raise Conflict(
-                f"another fleetctl (pid {pid}) runs a controller in {path.parent}",
+                f"another fleetctl (pid {pid.strip() or 'unknown'}) runs a controller in "
+                f"{path.parent}",
                 "`fleetctl submit` sends a job to a running `fleetctl up`; "
                 "--state DIR uses another folder",
             ) from error
-        os.ftruncate(file, 0)
-        os.write(file, f"{os.getpid()}\n".encode())
-        yield
+        lock = FileLock(path, file, note)
+        lock.check()  # another process may have removed the file since it was opened
+        lock.write_note(note)
+        yield lock
     finally:
         os.close(file)
+
+
+def read_note(path: Path) -> str:
+    """Return what a holder noted in a lock file; empty if there is no such note."""
+    try:
+        return path.read_text(errors="replace").partition("\n")[2].strip()
+    except OSError:
+        return ""
+
+
+def require_same_file(path: Path, opened: os.stat_result) -> None:
+    """Raise StoreLost if `path` no longer leads to the opened file."""
+    try:
+        there = path.stat()
+    except FileNotFoundError:
+        raise _lost(f"{path} was removed") from None
+    except OSError as error:
+        raise _lost(f"{path} can no longer be read ({error.strerror})") from error
+    if (there.st_dev, there.st_ino) != (opened.st_dev, opened.st_ino):
+        raise _lost(f"{path} was replaced by another file")
+
+
+def _lost(what: str) -> StoreLost:
+    return StoreLost(
+        f"the store is no longer the one that this controller opened: {what}",
+        "put the files back as they were, or restore a backup, then start the controller again; "
+        "agents keep the events that are not stored",
+    )

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 from sqlalchemy import (
-    Connection,
-    Engine,
     delete,
     func,
     insert,
@@ -21,9 +18,8 @@ from fleet_controller.core.event_rules import may_report
 from fleet_controller.core.gang import fold_gang, member_id
 from fleet_controller.core.quarantine import HostRecord
 from fleet_controller.core.trial_state import NO_SKEW, Attempt, HostClock, Trial, apply_event
-from fleet_controller.store import epoch
 from fleet_controller.store import tables as t
-from fleet_controller.store.database import connect, translate_errors
+from fleet_controller.store.database import connect, store_name
 from fleet_controller.store.rows import (
     JobRow,
     advance_sequence,
@@ -37,9 +33,11 @@ from fleet_controller.store.rows import (
     write_attempt,
     write_results,
 )
+from fleet_controller.store.store_session import StoreSession
+from fleet_controller.store.writer_lock import StoreLock
 from fleet_protos import events as ev
 from fleet_protos.codec import event_from_json, event_to_json, from_json, to_json
-from fleet_protos.controller_epoch import ControllerEpoch, names_controller
+from fleet_protos.controller_epoch import ControllerEpoch
 from fleet_protos.errors import ConfigError, NotFound
 from fleet_protos.trial_types import Artifact, Outcome, RunResult, TrialSpec, is_gang_member
 from fleet_protos.v1 import trial_pb2
@@ -52,42 +50,34 @@ class Store:
     number of readers.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-        # Set by `take_over`; without an epoch, writes are not checked.
-        self.controller_epoch = ControllerEpoch()
+    def __init__(self, session: StoreSession) -> None:
+        self.engine = session.engine
+        self._session = session
+        self._reading, self._writing = session.reading, session.writing
 
     @classmethod
     def open(cls, address: str, *, read_only: bool = False) -> Store:
         """Open the store at a file path or a SQLAlchemy URL. Raises ConfigError, Conflict."""
-        return cls(connect(address, read_only=read_only))
+        return cls(StoreSession(connect(address, read_only=read_only), store_name(address)))
 
     def close(self) -> None:
         """Close the connections to the database."""
         self.engine.dispose()
 
-    def take_over(self) -> ControllerEpoch:
-        """Begin a new epoch, so that no earlier controller can write to the store any more. Raises
-        Conflict if the store cannot be used.
-        """
-        with translate_errors(), self.engine.begin() as connection:
-            self.controller_epoch = epoch.begin_epoch(connection)
-        return self.controller_epoch
+    @property
+    def controller_epoch(self) -> ControllerEpoch:
+        """The epoch of this controller; it names no controller before `take_over`."""
+        return self._session.controller_epoch
 
-    @contextmanager
-    def _writing(self) -> Iterator[Connection]:
-        """Open a transaction for writing. Raises Conflict if another controller has taken over.
-        Raises StoreUnusable if the database cannot be used, for example on a full disk.
-        """
-        with translate_errors(), self.engine.begin() as connection:
-            if names_controller(self.controller_epoch):
-                epoch.require_epoch(connection, self.controller_epoch)
-            yield connection
+    def take_over(self, locks: Sequence[StoreLock] = ()) -> ControllerEpoch:
+        """Begin a new epoch, see `StoreSession.take_over`. Raises StoreLost."""
+        return self._session.take_over(locks)
 
-    @contextmanager
-    def _reading(self) -> Iterator[Connection]:
-        with translate_errors(), self.engine.connect() as connection:
-            yield connection
+    def check(self) -> None:
+        """Raise StoreLost if the store or a lock of it is no longer the one that was opened, or the
+        store is damaged; StoreUnusable if that is not known now.
+        """
+        self._session.check()
 
     # Jobs
 

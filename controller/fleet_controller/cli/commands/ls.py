@@ -21,6 +21,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     is_unused = (
         not controller_address(arguments.controller, state_folder)
         and not state_folder.store.exists()
+        and not state_folder.store_lock.exists()
     )
     jobs = () if is_unused else asyncio.run(_fetch_jobs(arguments))
     if arguments.json:
