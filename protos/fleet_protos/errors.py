@@ -21,6 +21,9 @@ from enum import IntEnum
 
 from fleet_protos.v1.trial_values import ErrorKind as ErrorKind
 
+# The failure class of an attempt whose agent was asked to stop: nobody's fault, not counted.
+AGENT_STOPPED = "agent_stopped"
+
 
 class ExitCode(IntEnum):
     """The exit codes of `fleetctl`."""

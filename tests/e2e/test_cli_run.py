@@ -246,14 +246,37 @@ def answers(url: str) -> int:
                 raise
 
 
-def test_sigterm_cancels_the_job_and_leaves_no_server(bench: Bench) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_one_ctrl_c_stops_the_servers_and_keeps_the_job_resumable_next_to_others(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    bench = Bench.of(tmp_path, scale=20)
     process = bench.start("run", bench.job)
     until(process, ": measuring")
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(number)
     _, err = process.communicate(timeout=LIMIT_S)
     assert (process.returncode, bench.left()) == (1, [])
-    assert "cancelling the job and stopping its servers" in err
-    assert bench.json("ls")["jobs"][0]["state"] == "cancelled"
+    (job,) = bench.json("ls")["jobs"]
+    assert job["state"] == "running"
+    assert err.count(f"`fleetctl resume {job['id']}` continues") == 2  # at once, and at the end
+    trials = bench.json("show", job["id"])["trials"]
+    assert {trial["phase"] for trial in trials} <= {"queued", "over"}
+    if number is signal.SIGINT:
+        run_another_job_and_resume(bench, job)
+
+
+def run_another_job_and_resume(bench: Bench, job: dict) -> None:
+    other = bench.folder / "other.yaml"
+    other.write_text(Path(bench.job).read_text().replace("launches: 2", "launches: 1"))
+    code, _, err = bench.call("run", str(other))
+    assert code == 0, err
+    assert f"job {job['id']} is unfinished too and waits" in err
+    done, left = bench.json("ls")["jobs"]
+    assert (done["state"], left["trials_over"]) == ("done", job["trials_over"])
+    code, _, err = bench.call("resume", job["id"])
+    assert code == 0, err
+    assert bench.json("ls")["jobs"][1]["state"] == "done"
+    assert bench.left() == []
 
 
 def test_second_ctrl_c_leaves_at_once_and_says_what_is_left(bench: Bench) -> None:
@@ -266,6 +289,7 @@ def test_second_ctrl_c_leaves_at_once_and_says_what_is_left(bench: Bench) -> Non
     assert process.returncode == 1
     if "leaving at once" in err:  # else the first had ended it all before the second came
         assert "agent.log" in err
+    assert bench.json("ls")["jobs"][0]["state"] in ("queued", "running")  # it can be resumed
     deadline_s = time.monotonic() + 30
     while bench.left() and time.monotonic() < deadline_s:
         time.sleep(0.1)  # the agent, which nobody waits for any more, ends by itself

@@ -85,5 +85,5 @@ async def test_a_cancel_does_not_end_the_wait_and_the_stop_of_the_agent_does(
         disk.asked.clear()
         await disk.asked.wait()
         assert not running.done()
-        await runner.interrupt("the agent stops")
+        await runner.interrupt(ev.AgentRestarted("the agent stops", stopped=True))
     assert disk.written == []

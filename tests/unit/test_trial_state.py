@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from fleet_controller.core.retry import INTERRUPTIONS_MAX
 from fleet_controller.core.trial_state import (
     HOST_GIVEN_UP,
     Attempt,
@@ -16,7 +17,7 @@ from fleet_controller.core.trial_state import (
     job_state,
 )
 from fleet_protos import events as ev
-from fleet_protos.errors import ErrorKind
+from fleet_protos.errors import AGENT_STOPPED, ErrorKind
 from fleet_protos.trial_types import Outcome, Phase, RunResult, TrialSpec
 
 SPEC = TrialSpec(trial_id="t", host="here")
@@ -168,16 +169,14 @@ def test_a_failure_that_is_retried_leaves_the_trial_open() -> None:
     assert is_over(Trial(SPEC, (LOST,)), cancelled=True)
 
 
-def test_an_attempt_that_its_agents_stop_cancelled_is_tried_again_as_often_as_a_lost_agent() -> (
-    None
-):
-    stopped = [replace(CANCELLED, number=number) for number in range(1, 5)]
-    assert [Trial(SPEC, tuple(stopped[:count])).may_start for count in range(1, 5)] == [
-        True,
-        True,
-        True,
-        False,
-    ]
+@pytest.mark.parametrize("end", [CANCELLED, replace(LOST, failure_class=AGENT_STOPPED)])
+def test_an_interrupted_attempt_is_repeated_and_counts_as_no_failure(end: Attempt) -> None:
+    stopped = [replace(end, number=number) for number in range(1, INTERRUPTIONS_MAX + 2)]
+    assert all(Trial(SPEC, tuple(stopped[:count])).may_start for count in range(INTERRUPTIONS_MAX))
+    assert not Trial(SPEC, tuple(stopped)).may_start  # an agent that ends everything is not endless
+    lost = [replace(LOST, number=number) for number in range(10, 14)]
+    assert Trial(SPEC, (*stopped[:4], *lost[:3])).may_start
+    assert not Trial(SPEC, (*stopped[:4], *lost)).may_start
 
 
 def test_a_changed_attempt_takes_the_place_of_its_number() -> None:

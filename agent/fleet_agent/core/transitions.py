@@ -26,7 +26,7 @@ from fleet_agent.core.trial import (
     ServerState,
     WantedState,
 )
-from fleet_protos.errors import ErrorKind
+from fleet_protos.errors import AGENT_STOPPED, ErrorKind
 from fleet_protos.events import (
     AgentRestarted,
     Body,
@@ -193,7 +193,7 @@ def on_cancel_requested(trial: AgentTrial, body: Body, at_s: float) -> Step:
 
 def on_agent_restarted(trial: AgentTrial, body: Body, at_s: float) -> Step:
     """Stop the trial. Its load and everything that it waited for ended with the previous agent
-    process.
+    process, or ends with this one.
 
     An ending that was decided before the restart stays. Otherwise the trial has failed.
     """
@@ -204,7 +204,7 @@ def on_agent_restarted(trial: AgentTrial, body: Body, at_s: float) -> Step:
         else _fail(
             trial,
             ErrorKind.AGENT_RESTARTED,
-            "agent_restarted",
+            AGENT_STOPPED if body.stopped else "agent_restarted",
             body.message or "the agent restarted",
         )
     )

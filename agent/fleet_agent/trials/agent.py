@@ -138,8 +138,9 @@ class Agent:
                 finally:
                     self._is_ending = True  # nobody would end a trial that starts from here on
                 why = "the agent's state was lost" if self._state.loss else "the agent was stopped"
+                end = ev.AgentRestarted(f"{why} while the trial ran", stopped=not self._state.loss)
                 for runner in list(self._runners.values()):
-                    await runner.interrupt(f"{why} while the trial ran")
+                    await runner.interrupt(end)
                 for task in background:
                     task.cancel()
         except* JournalFailed as failed:

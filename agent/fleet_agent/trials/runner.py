@@ -65,13 +65,13 @@ class TrialRunner:
         """Ask the trial to end. Does nothing if the trial is over."""
         self._inbox.put(ev.CancelRequested(reason))
 
-    async def interrupt(self, reason: str) -> None:
+    async def interrupt(self, end: ev.AgentRestarted) -> None:
         """End the trial because the agent stops. The trial counts as failed, and the controller
         retries it.
         """
         # a process that is being started must be recorded first
         await self._handlers.server.wait_launch_settled()
-        self._inbox.put(ev.AgentRestarted(reason))
+        self._inbox.put(end)
 
     async def run(self, first: ev.Body) -> None:
         """Run the trial to its end. Never raises. `first` is TrialAccepted, or AgentRestarted for a

@@ -91,9 +91,10 @@ async def start_controller(
     store: str = "",
     endpoints: ControllerEndpoints = ControllerEndpoints(),
     first_contact_s: float = FIRST_CONTACT_S,
+    only_job: str | None = None,
 ) -> AsyncIterator[RunningController]:
     """Run a controller in the with block. `agents` holds the addresses of agents, or all targets of
-    a fleet.
+    a fleet. `only_job`: see `FleetController.load`.
 
     Raises Conflict if another controller works in `folder` or on the store. Raises ConfigError for
     settings that cannot be used. Raises StoreLost if the store is lost while the controller runs.
@@ -111,7 +112,7 @@ async def start_controller(
                 series.serve(endpoints.metrics[1], endpoints.metrics[0])
             async with open_tunnels(targets) as targets, asyncio.TaskGroup() as tasks:
                 fleet = FleetController(database, folder, targets, series, first_contact_s)
-                await fleet.load()
+                await fleet.load(only_job)
                 tasks.create_task(fleet.run(stopping))
                 watcher = (
                     FleetFileWatcher(targets.file, fleet.apply_inventory) if targets.file else None

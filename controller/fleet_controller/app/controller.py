@@ -46,6 +46,7 @@ _SCHEDULE_INTERVAL_S = 1.0  # no event marks the end of a pause between attempts
 FIRST_CONTACT_S = 10.0  # how long a submit waits for an agent that was just started
 _STORE_CHECK_INTERVAL_S = 1.0
 _ACKNOWLEDGE_LIMIT_S = 2.0
+_INTERRUPT_LIMIT_S = 120.0  # long, because servers are stopped first
 _DOWNLOAD_LIMIT_S = 20.0  # how long a stop waits for files that are still being fetched
 
 
@@ -84,9 +85,14 @@ class FleetController:
         """
         await self._connections.apply_targets(targets_of((), inventory))
 
-    async def load(self) -> None:
-        """Read the jobs that are not over. Call this before `run` and before any query."""
+    async def load(self, only_job: str | None = None) -> None:
+        """Read the jobs that are not over. Call this before `run` and before any query.
+
+        With `only_job`, no trial of the other jobs begins; an empty id holds all of them.
+        """
         await self._writer.load()
+        if only_job is not None:
+            self._writer.job_index.hold_other_jobs(only_job)
         await self._health.load()
 
     async def wait_for_agents(self) -> None:
@@ -151,7 +157,7 @@ class FleetController:
                         Attempt(1), end.kind, end.failure_class, end.message, time.time_ns()
                     )
                     await self._writer.save_attempt(end.trial_id, over)
-                waiting = (job.waiting for job in self._writer.job_index.open_jobs)
+                waiting = (job.waiting for job in self._writer.job_index.jobs_to_start)
                 hosts = self._health.schedulable_hosts()
                 for start in next_starts(waiting, hosts, time.time_ns()):
                     await self._start_attempts(start)
@@ -291,6 +297,18 @@ class FleetController:
         for connection in self._host_connections:
             connection.notify_orders()
         return waiting + len(active)
+
+    async def interrupt(self, timeout_s: float = _INTERRUPT_LIMIT_S) -> None:
+        """Begin no more trials, and end those that run so that the next controller repeats them.
+        Return when none runs any more, or after the timeout.
+        """
+        index = self._writer.job_index
+        index.interrupted = True
+        for connection in self._host_connections:
+            connection.notify_orders()
+        deadline_s = time.monotonic() + timeout_s
+        while index.running_by_host() and (left_s := deadline_s - time.monotonic()) > 0:
+            await wait_until_set(index.next_change(), left_s)
 
     async def hosts(self) -> tuple[HostStatus, ...]:
         """Return all hosts of this controller."""

@@ -72,9 +72,12 @@ def local_agent(this_machine: LocalMachine) -> LocalAgent:
 
 @asynccontextmanager
 async def run_local_controller(
-    agent: LocalAgent, this_machine: LocalMachine, print_line: Callable[[str], None]
+    agent: LocalAgent,
+    this_machine: LocalMachine,
+    print_line: Callable[[str], None],
+    only_job: str | None = None,
 ) -> AsyncIterator[RunningController]:
-    """Run the controller and the agent while inside.
+    """Run the controller and the agent while inside. `only_job`: see `FleetController.load`.
 
     The agent stops after the controller, so that the controller can still fetch its files. Of an
     exception group, the first error is raised.
@@ -85,6 +88,7 @@ async def run_local_controller(
             this_machine.state_folder.controller,
             [agent.config.address],
             endpoints=this_machine.endpoints,
+            only_job=only_job,
         ) as running:
             await agent.start()
             await running.fleet.wait_for_agents()

@@ -8,6 +8,7 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable
 
+from fleet_controller.app.controller import FleetController
 from fleet_controller.app.local_agent import LocalAgent
 from fleet_controller.cli.follow_job import JobOutcome, fetch_outcome, follow_job, print_outcome
 from fleet_controller.cli.local_controller import LocalMachine, run_local_controller
@@ -27,15 +28,20 @@ async def run_to_verdict(
     this_machine: LocalMachine,
     as_json: bool,
     console: Console,
+    job_id: str = "",
 ) -> int:
     """Start a job on this machine, follow it, print its verdicts and return the exit code.
 
-    `start_job` gets the controller and returns the job id. The first Ctrl-C cancels the job.
+    `start_job` gets the controller and returns the job id; `job_id` names a job that is stored
+    already. Other jobs of the state folder stay as they are. The first Ctrl-C stops the servers
+    and leaves the job unfinished, so that `resume` continues it.
     """
     with progress_display() as display:
         interrupts = Interrupts(lambda: exit_at_once(agent, display))
         with interrupts.handle_signals():
-            async with run_local_controller(agent, this_machine, display.print_line) as running:
+            async with run_local_controller(
+                agent, this_machine, display.print_line, job_id
+            ) as running:
                 outcome = await _follow_until_over(start_job, running.fleet, interrupts, display)
     code = print_outcome(outcome, as_json, console)
     console.print_stderr(
@@ -45,24 +51,37 @@ async def run_to_verdict(
 
 
 async def _follow_until_over(
-    start_job: StartJob, controller: Controller, interrupts: Interrupts, display: ProgressDisplay
+    start_job: StartJob,
+    controller: FleetController,
+    interrupts: Interrupts,
+    display: ProgressDisplay,
 ) -> JobOutcome:
+    if interrupts.stop_requested.is_set():
+        raise KeyboardInterrupt
     job_id = await start_job(controller)
     job = (await controller.job(job_id)).job
     display.print_line(f"job {job_id}: {job.trials} trials, of which {job.trials_over} have ended")
     for other in await controller.jobs():
         if not is_job_over(other) and other.job_id != job_id:
             display.print_line(
-                f"job {other.job_id} is unfinished too, so it also continues;"
+                f"job {other.job_id} is unfinished too and waits;"
+                f" `fleetctl resume {other.job_id}` continues it later,"
                 f" `fleetctl cancel {other.job_id}` cancels it"
             )
     async with asyncio.TaskGroup() as tasks:
+        following = tasks.create_task(follow_job(controller, job_id, display))
         background = [
-            tasks.create_task(_cancel_on_interrupt(controller, job_id, interrupts, display)),
+            tasks.create_task(interrupts.stop_requested.wait()),
             tasks.create_task(report_host_problems(controller, display.print_line)),
         ]
-        await follow_job(controller, job_id, display)
-        for task in background:
+        await asyncio.wait((following, background[0]), return_when=asyncio.FIRST_COMPLETED)
+        if not following.done():
+            display.print_line(
+                f"interrupted: stopping the servers; `fleetctl resume {job_id}` continues the job"
+                " later; press Ctrl-C again to leave at once"
+            )
+            await controller.interrupt()
+        for task in (following, *background):
             task.cancel()
     return await fetch_outcome(controller, job_id)
 
@@ -85,17 +104,6 @@ async def report_host_problems(
                 print_line(f"host {host}: {message}; the job waits for this host")
         before = now
         await asyncio.sleep(poll_s)
-
-
-async def _cancel_on_interrupt(
-    controller: Controller, job_id: str, interrupts: Interrupts, display: ProgressDisplay
-) -> None:
-    await interrupts.stop_requested.wait()
-    display.print_line(
-        "interrupted: cancelling the job and stopping its servers; press Ctrl-C again to leave at"
-        " once"
-    )
-    await controller.cancel(job_id)
 
 
 def exit_at_once(agent: LocalAgent, display: ProgressDisplay) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from fleet_controller.core.trial_state import Attempt
-from fleet_protos.errors import ErrorKind
+from fleet_protos.errors import AGENT_STOPPED, ErrorKind
 from fleet_protos.trial_types import Outcome
 
 QUARANTINE_POINTS = 3  # points without a successful trial in between
@@ -46,8 +46,9 @@ _NEVER_HOST_FAULT = frozenset(
     }
 )
 
-# These follow from another host's end, so they do not count against this one.
-CAUSED_BY_OTHER_HOST = frozenset({"nccl_peer_lost", "gang_hold_limit"})
+# The first two follow from another host's end, the third from a user's order to stop: they do not
+# count against the host.
+NOT_COUNTED = frozenset({"nccl_peer_lost", "gang_hold_limit", AGENT_STOPPED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,7 @@ def failure_points(attempt: Attempt, works_elsewhere: bool) -> int:
     if (
         attempt.outcome is not Outcome.FAILED
         or not attempt.agent_id
-        or attempt.failure_class in CAUSED_BY_OTHER_HOST
+        or attempt.failure_class in NOT_COUNTED
     ):
         return 0
     if attempt.failure_class in ALWAYS_HOST_FAULT:

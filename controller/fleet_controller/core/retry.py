@@ -37,6 +37,8 @@ RULES: Mapping[ErrorKind, RetryRule] = {
     ErrorKind.HOST_UNREACHABLE: RetryRule(3, pause_s=5.0),
 }
 
+# How often an interrupted trial is repeated; more than a person would, so that it ends.
+INTERRUPTIONS_MAX = 100
 # Failures that repeat whenever the same variant is launched on the same host.
 FOR_GOOD = frozenset({ErrorKind.CONFIG, ErrorKind.DEPLOY_FAILED, ErrorKind.SERVER_OOM})
 # So many void runs in a row end a trial; with fewer finished runs, a gate voided the launch.

@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from fleet_controller.core.retry import FOR_GOOD, VOID_RUNS, may_retry
+from fleet_controller.core.retry import FOR_GOOD, INTERRUPTIONS_MAX, VOID_RUNS, may_retry
 from fleet_protos import events as ev
-from fleet_protos.errors import ErrorKind
+from fleet_protos.errors import AGENT_STOPPED, ErrorKind
 from fleet_protos.trial_types import Outcome, Phase, TrialSpec
 
 # failure class of attempts that the controller ends because the host was away for too long
@@ -106,12 +106,10 @@ class Trial:
             return True
         if newest.failure_class == HOST_GIVEN_UP:
             return False
-        ends = [
-            _failure_kind(attempt)
-            for attempt in self.attempts
-            if attempt.is_over and attempt.outcome is not Outcome.OK
-        ]
-        return newest.is_over and newest.outcome is not Outcome.OK and may_retry(ends)
+        if _was_interrupted(newest):
+            return sum(map(_was_interrupted, self.attempts)) <= INTERRUPTIONS_MAX
+        failures = [attempt.kind for attempt in self.attempts if _counts_as_failure(attempt)]
+        return _counts_as_failure(newest) and may_retry(failures)
 
     def with_attempt(self, attempt: Attempt) -> Trial:
         """Return the trial with this attempt. An attempt with the same number is replaced."""
@@ -121,11 +119,17 @@ class Trial:
         )
 
 
-def _failure_kind(attempt: Attempt) -> ErrorKind:
-    """Return the error kind that counts for retries. If an attempt was cancelled but its job was
-    not, the agent was stopped.
+def _was_interrupted(attempt: Attempt) -> bool:
+    """Return whether a user's order to stop ended the attempt: Ctrl-C, or the stop of its agent.
+    Such an attempt is repeated, and does not count as a failure.
     """
-    return ErrorKind.AGENT_RESTARTED if attempt.outcome is Outcome.CANCELLED else attempt.kind
+    stopped = attempt.failure_class == AGENT_STOPPED or attempt.outcome is Outcome.CANCELLED
+    return attempt.is_over and stopped
+
+
+def _counts_as_failure(attempt: Attempt) -> bool:
+    failed = attempt.is_over and attempt.outcome is not Outcome.OK
+    return failed and not _was_interrupted(attempt)
 
 
 def apply_event(

@@ -25,6 +25,7 @@ from fleet_controller.core.quarantine import (
     put_on_probation,
     undrain,
 )
+from fleet_controller.core.queue_position import queue_texts, queued_jobs
 from fleet_controller.core.schedule_inputs import SchedulableHost, waiting_reason
 from fleet_controller.core.trial_state import Trial
 from fleet_controller.hosts.host_checks import check_connection
@@ -35,6 +36,7 @@ from fleet_protos.trial_types import EngineKind, Outcome
 log = logging.getLogger(__name__)
 
 _TICK_S = 1.0
+HELD = "until it is resumed, because this controller was started for another job"
 
 
 class HostHealth:
@@ -138,22 +140,38 @@ class HostHealth:
         self._writer.hosts_series.set_counts(counts)
 
     def _publish_waiting_reasons(self, hosts: Mapping[str, SchedulableHost]) -> None:
+        index = self._writer.job_index
         closed = {name: host.closed_reason for name, host in hosts.items()}
-        for job in self._writer.job_index.open_jobs:
+        behind = self._queue_texts(hosts)
+        for job in index.open_jobs:
+            text = HELD if job.row.job_id in index.held else behind.get(job.row.job_id, "")
             if (
                 closed == self._published_closed
                 and job.trouble_inputs
                 and job.trouble_inputs[0] is job.waiting
-                and job.trouble_inputs[1] == job.trouble
+                and job.trouble_inputs[1:] == (text, job.trouble)
             ):
                 continue
             waits_for = waiting_reason(job.waiting, hosts)
-            trouble = f"waits for {waits_for}" if waits_for else ""
-            job.trouble_inputs = job.waiting, trouble
+            waits = (f"for {waits_for}" if waits_for else "", text)
+            trouble = f"waits {', '.join(filter(None, waits))}" if any(waits) else ""
+            job.trouble_inputs = job.waiting, text, trouble
             if trouble != job.trouble:
                 job.trouble = trouble
-                self._writer.job_index.notify()
+                index.notify()
         self._published_closed = closed
+
+    def _queue_texts(self, hosts: Mapping[str, SchedulableHost]) -> dict[str, str]:
+        index = self._writer.job_index
+        idle = [job.waiting for job in index.jobs_to_start if not job.active]
+        if not idle:
+            return {}
+        busy = {
+            host: tuple({job.row.job_id for job in map(index.job_of, ids) if job is not None})
+            for host, trials in index.running_by_host().items()
+            if (ids := [trial.spec.trial_id for trial in trials])
+        }
+        return queue_texts(queued_jobs(idle, hosts), busy)
 
     def _state(self, connection: HostConnection, host: SchedulableHost | None) -> str:
         record = self.record_of(connection.host)

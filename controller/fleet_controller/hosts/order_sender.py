@@ -95,10 +95,13 @@ class OrderSender:
         attempt = trial.newest
         if attempt is None:
             return
+        index = self._writer.job_index
         reason = (
             "the job was cancelled"
             if job.row.cancelled
-            else self._writer.job_index.end_reason(trial.spec.trial_id)
+            else "the job was interrupted"
+            if index.interrupted
+            else index.end_reason(trial.spec.trial_id)
         )
         if reason:
             await self._cancel_attempt(trial, attempt, reason)

@@ -38,8 +38,8 @@ class IndexedJob:
         self.hosts_used: set[str] = set()  # hosts that its trials are assigned to
         self.trials_over = 0
         self.trouble = ""
-        # what waited when `trouble` was computed, and its value then
-        self.trouble_inputs: tuple[WaitingJob, str] | None = None
+        # what waited and behind what when `trouble` was computed, and its value then
+        self.trouble_inputs: tuple[WaitingJob, str, str] | None = None
         self.may_hold_hopeless = True
         self._left_s: float | None = None
         self._waiting: WaitingJob | None = None

@@ -27,6 +27,8 @@ class JobIndex:
         self._job_of: dict[str, IndexedJob] = {}  # by trial and node
         self._active: dict[str, IndexedJob] = {}  # by trial
         self._open: dict[str, IndexedJob] = {}
+        self.held: frozenset[str] = frozenset()  # jobs of which this controller begins no trial
+        self.interrupted = False  # no trial begins any more, and the running ones are ended
         self._changed = asyncio.Event()
 
     def add(self, row: JobRow, trials: Iterable[Trial]) -> None:
@@ -114,6 +116,17 @@ class JobIndex:
     def open_jobs(self) -> tuple[IndexedJob, ...]:
         """Return the jobs that are not over, the oldest first."""
         return tuple(self._open.values())
+
+    def hold_other_jobs(self, job_id: str) -> None:
+        """Begin no trial of the jobs that are open now, except of `job_id`."""
+        self.held = frozenset(self._open) - {job_id}
+
+    @property
+    def jobs_to_start(self) -> list[IndexedJob]:
+        """Return the open jobs of which trials may begin, the oldest first."""
+        if self.interrupted:
+            return []
+        return [job for job_id, job in self._open.items() if job_id not in self.held]
 
     def running_jobs(self, excluding: IndexedJob) -> list[IndexedJob]:
         """Return the other jobs that have an active trial and the same priority as `excluding`."""

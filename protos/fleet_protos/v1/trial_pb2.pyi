@@ -1731,20 +1731,24 @@ Global___ServerStopped: _TypeAlias = ServerStopped  # noqa: Y015
 
 @_typing.final
 class AgentRestarted(_message.Message):
-    """The agent restarted and found this trial unfinished in its journal."""
+    """The agent restarted and found this trial unfinished in its journal, or it was stopped."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     MESSAGE_FIELD_NUMBER: _builtins.int
+    STOPPED_FIELD_NUMBER: _builtins.int
     message: _builtins.str
+    stopped: _builtins.bool
+    """a signal asked the agent to stop; older agents do not say"""
     def __init__(
         self,
         *,
         message: _builtins.str = ...,
+        stopped: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "stopped", b"stopped"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -502,9 +502,10 @@ class ServerStopped:
 
 @dataclass(frozen=True, slots=True)
 class AgentRestarted:
-    """The agent restarted and found this trial unfinished in its journal."""
+    """The agent restarted and found this trial unfinished in its journal, or it was stopped."""
 
     message: str = ""
+    stopped: bool = False  # a signal asked the agent to stop; older agents do not say
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,6 @@ async def _resume(arguments: argparse.Namespace, console: Console) -> int:
         )
 
     async def job_id(_: Controller) -> str:
-        return job.job_id  # the controller continues every unfinished job of its store
+        return job.job_id  # a controller continues the unfinished jobs of its store
 
-    return await run_to_verdict(job_id, agent, this_machine, arguments.json, console)
+    return await run_to_verdict(job_id, agent, this_machine, arguments.json, console, job.job_id)

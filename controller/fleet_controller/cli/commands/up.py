@@ -139,7 +139,10 @@ async def _run_with_local_agent(this_machine: LocalMachine, console: Console) ->
                 display.print_line(
                     "stopping: ending all servers; press Ctrl-C again to leave at once"
                 )
-    console.print_stderr("stopped; no server is left running")
+                await running.fleet.interrupt()
+    console.print_stderr(
+        "stopped; no server is left running; the next `fleetctl up` continues unfinished jobs"
+    )
     return ExitCode.DONE
 
 
