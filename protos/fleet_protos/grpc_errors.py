@@ -14,6 +14,8 @@ from fleet_protos.errors import (
     Superseded,
 )
 
+# A trailer of errors that the peer itself sent; errors of the connection do not have it.
+ANSWER_KEY = "fleet-answer"
 # Classes before those that they derive from.
 _STATUS: dict[type[FleetError], grpc.StatusCode] = {
     NotFound: grpc.StatusCode.NOT_FOUND,

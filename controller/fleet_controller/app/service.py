@@ -15,7 +15,7 @@ from grpc_health.v1.health import aio as health_aio  # type: ignore[attr-defined
 from fleet_controller.core.controller_api import Controller
 from fleet_protos.codec import to_proto
 from fleet_protos.errors import FleetError
-from fleet_protos.grpc_errors import status_code
+from fleet_protos.grpc_errors import ANSWER_KEY, status_code
 from fleet_protos.v1 import controller_pb2 as pb
 from fleet_protos.v1 import controller_pb2_grpc
 from fleet_transport.request_limits import GRPC_MAX_BYTES, RequestLimit
@@ -39,7 +39,9 @@ async def _abort_with(context: Context, error: FleetError) -> NoReturn:
     """
     text = f"{error.message}\n{error.hint}" if error.hint else error.message
     await context.abort(
-        status_code(type(error)), text.encode()[:_LONGEST_REASON_BYTES].decode(errors="ignore")
+        status_code(type(error)),
+        text.encode()[:_LONGEST_REASON_BYTES].decode(errors="ignore"),
+        ((ANSWER_KEY, "1"),),
     )
 
 

@@ -17,10 +17,11 @@ from fleet_controller.core.controller_api import (
     JobResults,
     JobSummary,
     TrialDetail,
+    is_job_over,
 )
 from fleet_protos.codec import from_proto
 from fleet_protos.errors import FleetError, HostUnreachable
-from fleet_protos.grpc_errors import error_class
+from fleet_protos.grpc_errors import ANSWER_KEY, error_class
 from fleet_protos.v1 import controller_pb2 as pb
 from fleet_protos.v1 import controller_pb2_grpc
 from fleet_transport.tls_client import ReloadingChannel
@@ -31,6 +32,13 @@ _SUBMIT_RETRY_PAUSES_S = (0.3, 1.0)
 _CHECK_TIMEOUT_S = 300.0  # for many hosts, each of which has a limit of its own
 _LARGEST_MESSAGE_BYTES = 256 << 20
 T = TypeVar("T")
+
+
+class ControllerLost(HostUnreachable):
+    """The controller did not answer, or the connection to it broke. The next call connects again.
+
+    A HostUnreachable that is not one of these is the answer of a controller, about its hosts.
+    """
 
 
 class ControllerClient:
@@ -74,7 +82,7 @@ class ControllerClient:
         for pause_s in _SUBMIT_RETRY_PAUSES_S:
             try:
                 return (await self._call(self._stub.SubmitJob(request, timeout=_TIMEOUT_S))).job_id
-            except HostUnreachable:
+            except ControllerLost:
                 await asyncio.sleep(pause_s)
         return (await self._call(self._stub.SubmitJob(request, timeout=_TIMEOUT_S))).job_id
 
@@ -93,12 +101,16 @@ class ControllerClient:
         )
 
     async def watch(self, job_id: str) -> AsyncIterator[JobChange]:
-        """Yield changes of a job until it is over."""
+        """Yield changes of a job until it is over. Raises ControllerLost if they end before."""
+        last = JobChange()
         try:
             async for change in self._stub.WatchJob(pb.WatchJobRequest(job_id=job_id)):
-                yield from_proto(JobChange, change)
+                last = from_proto(JobChange, change)
+                yield last
         except aio.AioRpcError as error:
             raise await self._translate_error(error) from error
+        if not is_job_over(last.job):
+            raise ControllerLost(f"the controller at {self._address} stopped answering")
 
     async def cancel(self, job_id: str) -> int:
         """Cancel a job and return how many trials this ended."""
@@ -159,11 +171,21 @@ class ControllerClient:
     async def _translate_error(self, error: aio.AioRpcError) -> FleetError:
         kind = error_class(error.code())
         message, _, hint = (error.details() or error.code().name.lower()).partition("\n")
-        if kind is HostUnreachable:
+        if kind is HostUnreachable and not _is_answer(error):
             reason = await self._channel.explain_failure() or message
+            await self._channel.close()  # a new channel connects at once, without gRPC's pauses
+            self._stub = controller_pb2_grpc.ControllerServiceStub(self._channel.channel())
             summary = f"the controller at {self._address} does not answer: {reason}"
-            return HostUnreachable(summary, hint or _unreachable_hint(reason))
+            return ControllerLost(summary, _unreachable_hint(reason))
         return kind(message, hint)
+
+
+def _is_answer(error: aio.AioRpcError) -> bool:
+    """Return whether the controller itself sent the error; gRPC reports a broken connection with
+    the same status. Controllers before ANSWER_KEY are recognised by their hint.
+    """
+    is_marked = any(key == ANSWER_KEY for key, _ in error.trailing_metadata() or ())
+    return is_marked or "\n" in (error.details() or "")
 
 
 def _unreachable_hint(reason: str) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass
 
 from fleet_controller.analysis.comparison_values import EXTERNAL, Comparison
+from fleet_controller.cli.controller_client import ControllerLost
 from fleet_controller.cli.job_comparison import VerdictOptions, compare_job, print_comparison
 from fleet_controller.cli.terminal.console import Console
 from fleet_controller.cli.terminal.live_display import ProgressDisplay, progress_display
@@ -28,6 +30,8 @@ from fleet_protos.trial_types import Outcome, RunResult
 
 # Most failures of these kinds come from a preflight, before there is any log.
 _KINDS_WITHOUT_LOG = (ErrorKind.CONFIG, ErrorKind.CONFLICT)
+_RECONNECT_LIMIT_S = 600.0
+_RECONNECT_PAUSE_S = 0.5
 
 
 async def watch_to_verdict(
@@ -49,13 +53,38 @@ async def watch_to_verdict(
 
 
 async def follow_job(controller: Controller, job_id: str, display: ProgressDisplay) -> JobSummary:
-    """Show the progress of a job until it is over, and return its last state."""
+    """Show the progress of a job until it is over, and return its last state. If the controller
+    restarts meanwhile, continue with the next one. Raises ControllerLost after ten minutes.
+    """
     progress = JobProgress()
-    async for change in controller.watch(job_id):
-        finished = await _fetch_newest_runs(controller, finished_since(progress, change))
-        progress, lines = advance_progress(progress, change, finished)
-        display.update(progress, lines)
-    return progress.job
+    while True:
+        try:
+            async for change in controller.watch(job_id):
+                finished = await _fetch_newest_runs(controller, finished_since(progress, change))
+                progress, lines = advance_progress(progress, change, finished)
+                display.update(progress, lines)
+            return progress.job
+        except ControllerLost as lost:
+            if not progress.job.job_id:  # it was never there
+                raise
+            await _wait_for_controller(controller, job_id, lost, display)
+
+
+async def _wait_for_controller(
+    controller: Controller, job_id: str, lost: ControllerLost, display: ProgressDisplay
+) -> None:
+    """Return when the controller answers again. Raises `lost` after the time limit."""
+    display.print_line(f"{lost.message}; waiting for it for up to ten minutes")
+    deadline_s = time.monotonic() + _RECONNECT_LIMIT_S
+    while time.monotonic() < deadline_s:
+        await asyncio.sleep(_RECONNECT_PAUSE_S)
+        try:
+            await controller.job(job_id)
+        except ControllerLost:
+            continue
+        display.print_line("the controller answers again")
+        return
+    raise lost
 
 
 @dataclass(frozen=True, slots=True)
