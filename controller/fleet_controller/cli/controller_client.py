@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Sequence
-from typing import TypeVar
+from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
+from typing import TypeVar, cast
 
 from grpc import aio
 
@@ -184,7 +184,8 @@ def _is_answer(error: aio.AioRpcError) -> bool:
     """Return whether the controller itself sent the error; gRPC reports a broken connection with
     the same status. Controllers before ANSWER_KEY are recognised by their hint.
     """
-    is_marked = any(key == ANSWER_KEY for key, _ in error.trailing_metadata() or ())
+    trailer = cast(Iterable[tuple[str, str]], error.trailing_metadata() or ())
+    is_marked = any(key == ANSWER_KEY for key, _ in trailer)
     return is_marked or "\n" in (error.details() or "")
 
 
