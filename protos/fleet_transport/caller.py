@@ -1,5 +1,5 @@
-"""Passes the caller's identity from the TLS gateway to the gRPC server behind it, in the name of
-the gateway's end of the Unix socket between them.
+"""Passes the identity of a caller from the TLS gateway to the gRPC server behind the gateway. A
+Unix socket connects the two, and the name of the gateway's end carries the identity.
 
 The name is one of the kernel's abstract socket names, which gRPC shows as the peer. Only a process
 of the same user reaches the server's socket, so a peer from the network cannot forge the name. The
@@ -21,8 +21,8 @@ _calls = itertools.count(1)
 
 
 def named_socket(peer: str, owner: str) -> socket.socket:
-    """Return an unconnected Unix socket whose name carries the caller: its address, and the owner
-    of its certificate.
+    """Return an unconnected Unix socket with a name that describes the caller. `peer` is the
+    address of the caller, and `owner` is the owner of its certificate.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     connection.setblocking(False)
@@ -36,8 +36,8 @@ def named_socket(peer: str, owner: str) -> socket.socket:
 
 
 def describe_peer(peer: str) -> str:
-    """Return `10.0.0.5:41234 (user ann)` for a peer as gRPC shows it, or `peer` itself if the call
-    did not come through a gateway.
+    """Return the caller behind a peer that gRPC shows, for example `10.0.0.5:41234 (user ann)`.
+    Return `peer` itself if the call did not come through a gateway.
     """
     mark, slash, called = unquote(peer.removeprefix(_GRPC_PREFIX)).partition("/")
     return (

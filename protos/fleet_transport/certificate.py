@@ -1,5 +1,5 @@
-"""Reads fingerprint, names, role and validity from a certificate's DER. OpenSSL verifies
-signatures.
+"""Reads fingerprint, names, role and validity from the DER bytes of a certificate. Signatures are
+not checked here; OpenSSL verifies them.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _VERSION, _EXTENSIONS, _DNS, _URI = 0xA0, 0xA3, 0x82, 0x86
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """One certificate. `fingerprint` is the SHA-256 of its DER in hex.
+    """Holds what one certificate says. `fingerprint` is the SHA-256 of its DER bytes in hex.
 
-    `role` is None and `name` empty unless the certificate names exactly one valid role.
+    If the certificate does not name exactly one valid role, `role` is None and `name` is empty.
     """
 
     fingerprint: str
@@ -38,8 +38,8 @@ class Certificate:
 
     @property
     def owner(self) -> str:
-        """The owner for messages: `user bob`, `agent gpu01`, `the controller`, `an authority`, or
-        `nobody of a fleet`.
+        """The owner in words, for messages: `user bob`, `agent gpu01`, `the controller`, `an
+        authority`, or `nobody of a fleet`.
         """
         if self.role is None:
             return "an authority" if self.is_authority else "nobody of a fleet"
@@ -47,17 +47,19 @@ class Certificate:
 
 
 def parse_certificates(pem: bytes) -> tuple[Certificate, ...]:
-    """Return every certificate of a PEM text, in order. Raises ValueError for a damaged one, or if
-    the text holds none.
+    """Return every certificate in a PEM text, in order. Raises ValueError if a certificate is
+    damaged, or if the text has no certificate.
     """
     found = tuple(parse_certificate(der) for der in der_blocks(pem))
     if not found:
-        raise ValueError("no certificate in this file")
+        raise ValueError("there is no certificate in this file")
     return found
 
 
 def der_blocks(pem: bytes) -> Iterator[bytes]:
-    """Yield the DER of each certificate of a PEM text. Raises ValueError for a damaged one."""
+    """Yield the DER bytes of each certificate in a PEM text. Raises ValueError if a certificate is
+    damaged.
+    """
     for body in _PEM.findall(pem):
         try:
             yield base64.b64decode(b"".join(body.split()), validate=True)
@@ -92,7 +94,7 @@ def parse_certificate(der: bytes) -> Certificate:
 
 
 def _read_tlv(data: bytes, at: int) -> tuple[int, int, int]:
-    """Return the tag at `at`, and where its value begins and ends."""
+    """Return the tag at the offset `at`, and the offsets at which its value begins and ends."""
     tag, length, at = data[at], data[at + 1], at + 2
     if length & 0x80:
         count = length & 0x7F
@@ -124,7 +126,7 @@ def _parse_time(tag: int, value: bytes) -> int:
 
 
 def _extension(extensions: bytes, oid: bytes) -> bytes:
-    """Return the value of one extension, empty if it is absent."""
+    """Return the value of one extension. Empty if the certificate has no such extension."""
     for _, extension in _children(_first_child(extensions)) if extensions else ():
         if extension.startswith(oid):
             return next((value for tag, value in _children(extension) if tag == _OCTETS), b"")

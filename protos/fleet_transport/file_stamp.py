@@ -8,8 +8,8 @@ FileStamp = tuple[int, int, int]  # modification time in ns, size in bytes, inod
 
 
 def file_stamp(path: Path) -> FileStamp | None:
-    """Return the file's stamp, which changes when the file is written or replaced; None if it
-    cannot be read.
+    """Return the file's stamp, which changes when the file is written or replaced. Return None if
+    the file cannot be read.
     """
     try:
         status = path.stat()

@@ -1,5 +1,5 @@
-"""One connection from the network through the gateway: its TLS handshake, then the bytes to and
-from the gRPC server.
+"""Handles one connection from the network through the gateway: first the TLS handshake, then the
+bytes to and from the gRPC server.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ _CHUNK_BYTES = 64 << 10
 
 
 class Gateway(Protocol):
-    """What a connection needs from the gateway that accepted it."""
+    """Defines what a connection needs from the gateway that accepted it."""
 
     backend_path: Path
     tls_files: ReloadingTlsFiles
     connections: set[ClientConnection]
 
     def has_capacity(self, peer: str) -> bool:
-        """Return whether another connection from this peer fits."""
+        """Return whether another connection from this peer is allowed."""
 
     def refusal_reason(self, certificate: Certificate) -> str:
-        """Return why the certificate is refused now; empty if it is accepted."""
+        """Return why the certificate is refused now. Empty if it is accepted."""
 
     def log_refusal(self, peer: str, reason: str) -> None:
         """Log that a peer is refused."""
@@ -44,7 +44,7 @@ class Gateway(Protocol):
 
 
 class ClientConnection(asyncio.Protocol):
-    """The network side of a connection: its TLS, and the bytes to and from the backend."""
+    """The network side of a connection. Handles TLS, and forwards bytes to and from the backend."""
 
     def __init__(self, gateway: Gateway) -> None:
         self.peer = ""
@@ -62,7 +62,7 @@ class ClientConnection(asyncio.Protocol):
         _keep_alive(transport.get_extra_info("socket"))
         loop = asyncio.get_running_loop()
         self._deadline = loop.call_later(
-            HANDSHAKE_S, self._refuse, f"its handshake took longer than {HANDSHAKE_S:g} s"
+            HANDSHAKE_S, self._refuse, f"the peer's handshake took longer than {HANDSHAKE_S:g} s"
         )
         if not self._gateway.has_capacity(self.peer):
             self._refuse("too many connections are open")
@@ -73,8 +73,8 @@ class ClientConnection(asyncio.Protocol):
         )
 
     def data_received(self, data: bytes) -> None:
-        """Feed bytes from the network to the handshake, and after it forward their plaintext to the
-        backend.
+        """Pass bytes from the network to the TLS handshake. After the handshake, forward their
+        plaintext to the backend.
         """
         self._incoming.write(data)
         if self.certificate is None and not self._shake_hands():
@@ -89,7 +89,7 @@ class ClientConnection(asyncio.Protocol):
             self._refuse(describe_server_handshake_error(error))
 
     def _shake_hands(self) -> bool:
-        """Continue the handshake; return True once it is complete and the peer is accepted."""
+        """Continue the handshake. Return True once it is complete and the peer is accepted."""
         try:
             self._tls.do_handshake()
         except ssl.SSLWantReadError:
@@ -104,7 +104,7 @@ class ClientConnection(asyncio.Protocol):
                 parse_certificate(self._tls.getpeercert(binary_form=True) or b"")
             )
         except ValueError as error:
-            self._refuse(f"its certificate cannot be read: {error}")
+            self._refuse(f"the peer's certificate cannot be read: {error}")
             return False
 
     def _accept_peer(self, certificate: Certificate) -> bool:
@@ -120,7 +120,7 @@ class ClientConnection(asyncio.Protocol):
         return True
 
     async def connect_backend(self) -> None:
-        """Connect to the backend, or close the connection if it cannot be reached."""
+        """Connect to the backend. If the backend cannot be reached, close the connection."""
         loop = asyncio.get_running_loop()
         owner = self.certificate.owner if self.certificate else ""
         connection = named_socket(self.peer, owner)
@@ -135,7 +135,7 @@ class ClientConnection(asyncio.Protocol):
             self.abort()
 
     def backend_connected(self, backend: BackendConnection) -> None:
-        """Forward what has arrived so far, and read on."""
+        """Forward the bytes that have arrived so far, and continue to read."""
         if self.transport.is_closing():
             backend.transport.close()
             return
@@ -170,27 +170,27 @@ class ClientConnection(asyncio.Protocol):
         self._deadline = asyncio.get_running_loop().call_later(HANDSHAKE_S, self.transport.abort)
 
     def pause_writing(self) -> None:
-        """Stop reading from the backend: the network is slower."""
+        """Stop reading from the backend, because the network is slower."""
         if self._backend is not None:
             self._backend.transport.pause_reading()
 
     def resume_writing(self) -> None:
-        """Read from the backend again: the network has caught up."""
+        """Read from the backend again, because the network has caught up."""
         if self._backend is not None:
             self._backend.transport.resume_reading()
 
     def eof_received(self) -> bool:
-        """Close the connection: the peer has closed its side."""
+        """Close the connection, because the peer has closed its side."""
         return False
 
     def abort(self) -> None:
-        """Close both sides at once, without sending what is pending."""
+        """Close both sides at once. Bytes that have not been sent yet are dropped."""
         self.transport.abort()
         if self._backend is not None:
             self._backend.transport.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Close the backend's side too: the peer is gone."""
+        """Close the backend's side too, because the peer is gone."""
         self._deadline.cancel()
         if self._backend is None:
             self.unregister()
@@ -198,7 +198,7 @@ class ClientConnection(asyncio.Protocol):
             self._backend.transport.close()
 
     def backend_lost(self, backend: BackendConnection) -> None:
-        """Close the network side, or unregister the connection if that side is closed already."""
+        """Close the network side. If that side is closed already, unregister the connection."""
         if self._backend is backend and not self.transport.is_closing():
             self._backend = None
             self.transport.close()
@@ -211,13 +211,13 @@ class ClientConnection(asyncio.Protocol):
 
 
 class BackendConnection(asyncio.Protocol):
-    """The same connection on the side of the gRPC server."""
+    """The side of a connection between the gateway and the gRPC server."""
 
     def __init__(self, client: ClientConnection) -> None:
         self._client = client
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Report the connection to its network side."""
+        """Connect this side to the network side of the connection."""
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
         self._client.backend_connected(self)
@@ -227,20 +227,20 @@ class BackendConnection(asyncio.Protocol):
         self._client.send(data)
 
     def pause_writing(self) -> None:
-        """Stop reading from the network: the server is slower."""
+        """Stop reading from the network, because the server is slower."""
         self._client.transport.pause_reading()
 
     def resume_writing(self) -> None:
-        """Read from the network again: the server has caught up."""
+        """Read from the network again, because the server has caught up."""
         self._client.transport.resume_reading()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Close the network side, after what is still to be sent."""
+        """Close the network side, after the remaining bytes have been sent."""
         self._client.backend_lost(self)
 
 
 def _keep_alive(connection: socket.socket) -> None:
-    """Make the kernel probe an idle peer, so that one that lost its power is dropped after a
+    """Make the kernel probe an idle peer. A peer that has lost its power is then dropped after a
     minute.
     """
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

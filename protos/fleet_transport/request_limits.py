@@ -1,7 +1,7 @@
 """Rejects requests to a gRPC server that are too large or cannot be parsed, and logs them.
 
-gRPC rejects such messages too, but without a line in the server's log. Its own limit is therefore
-higher than ours.
+gRPC rejects such messages too, but without a line in the server's log. The limit of gRPC is
+therefore set higher than the limit here.
 """
 
 from __future__ import annotations
@@ -30,13 +30,15 @@ else:
 
 @dataclass(frozen=True, slots=True)
 class _InvalidRequest:
-    """Takes the place of a request that was rejected."""
+    """Takes the place of a request that was rejected. `reason` says why."""
 
     reason: str
 
 
 class RequestLimit(Interceptor):
-    """Checks each request before its RPC method runs."""
+    """Checks each request before its RPC method runs. Rejects requests above `largest_bytes` and
+    requests that cannot be parsed.
+    """
 
     def __init__(self, largest_bytes: int) -> None:
         self._largest_bytes = largest_bytes
@@ -64,14 +66,15 @@ class RequestLimit(Interceptor):
 
 def _limited_reader(read: Callable[[bytes], Any], largest_bytes: int) -> Callable[[bytes], Any]:
     def read_checked(content: bytes) -> Any:
-        if len(content) > largest_bytes:
+        size = len(content)
+        if size > largest_bytes:
             return _InvalidRequest(
-                f"a message of {len(content)} bytes is larger than {largest_bytes} bytes"
+                f"a message of {size} bytes is larger than the limit of {largest_bytes} bytes"
             )
         try:
             return read(content)
         except (DecodeError, ValueError, RecursionError) as error:
-            return _InvalidRequest(f"a message of {len(content)} bytes cannot be parsed: {error}")
+            return _InvalidRequest(f"a message of {size} bytes cannot be parsed: {error}")
 
     return read_checked
 

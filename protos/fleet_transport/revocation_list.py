@@ -1,4 +1,4 @@
-"""The list of revoked certificates as a file, read again whenever it changes."""
+"""Reads the list of revoked certificates from a file, and reads it again whenever it changes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Revocation:
-    """One certificate whose trust was withdrawn. `fingerprint` is the SHA-256 of its DER in hex."""
+    """One revoked certificate. `fingerprint` is the SHA-256 of its DER bytes in hex."""
 
     fingerprint: str
     role: str
@@ -29,8 +29,8 @@ class Revocation:
 
 
 def read_revocations(path: Path) -> tuple[Revocation, ...]:
-    """Return the list in the file, empty without a file. Raises ConfigError, naming the file, if it
-    cannot be read.
+    """Return the list in the file. Empty if there is no file. Raises ConfigError, which names the
+    file, if the list cannot be read.
     """
     try:
         return parse_revocations(path.read_bytes())
@@ -39,23 +39,25 @@ def read_revocations(path: Path) -> tuple[Revocation, ...]:
     except OSError as error:
         raise ConfigError(
             f"cannot read {path}: {error.strerror}",
-            "make it readable for the user that runs this program",
+            "make this file readable for the user that runs this program",
         ) from error
     except ValueError as error:
         message = f"{path} is not a list of revoked certificates: {error}"
         raise ConfigError(
-            message, "restore it from a backup; on a host, deploy the host again"
+            message, "restore this file from a backup; on a host, deploy the host again"
         ) from error
 
 
 def parse_revocations(content: bytes) -> tuple[Revocation, ...]:
-    """Return the list that the content of a file holds. Raises ValueError that says
-    what is wrong.
+    """Return the list in the content of a file. Raises ValueError, which says what is wrong with
+    the content.
     """
     try:
         value = json.loads(content)
-        if value["version"] != VERSION:
-            raise ValueError(f"version {value['version']!r}, only version {VERSION} is supported")
+        if (found := value["version"]) != VERSION:
+            raise ValueError(
+                f"the list has version {found!r}, but only version {VERSION} is supported"
+            )
         return tuple(_parse_revocation(entry) for entry in value["revoked"])
     except KeyError as error:
         raise ValueError(f"{error} is missing") from error
@@ -64,7 +66,7 @@ def parse_revocations(content: bytes) -> tuple[Revocation, ...]:
 
 
 def revocations_json(entries: Iterable[Revocation]) -> str:
-    """Return the file's content for these entries."""
+    """Return the content of a file with these entries."""
     return (
         json.dumps({"version": VERSION, "revoked": [asdict(entry) for entry in entries]}, indent=2)
         + "\n"
@@ -84,19 +86,22 @@ def _parse_revocation(entry: Mapping[str, Any]) -> Revocation:
 
 
 class RevocationList:
-    """The list as of the last change of its file. With `path` None, nothing is ever revoked.
+    """Holds the list of revoked certificates and keeps it up to date with its file. If `path` is
+    None, no certificate is ever revoked.
 
     If the file becomes unreadable, the last good list stays in force and one error is logged.
     """
 
     def __init__(self, path: Path | None) -> None:
-        """Raises ConfigError if the file exists and cannot be read."""
+        """Read the list. Raises ConfigError if the file exists but cannot be read."""
         self._path = path
         self._stamp = file_stamp(path) if path else None
         self._entries = _by_fingerprint(read_revocations(path) if path else ())
 
     def find(self, fingerprint: str) -> Revocation | None:
-        """Return the revocation of this certificate; None if it was not revoked."""
+        """Return the revocation of the certificate with this fingerprint. Return None if it was not
+        revoked.
+        """
         self._refresh()
         return self._entries.get(fingerprint)
 
@@ -106,7 +111,7 @@ class RevocationList:
         self._stamp = stamp
         if stamp is None:  # a list only grows, so a missing file was removed by mistake
             log.error(
-                "%s is missing: what it revoked stays revoked until a new file appears",
+                "%s is missing: the certificates in it stay revoked until a new file appears",
                 self._path,
             )
             return

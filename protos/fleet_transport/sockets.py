@@ -1,5 +1,5 @@
-"""The addresses that gRPC servers of one user listen on: a private Unix socket, or loopback TCP on
-request. `tls_gateway` serves networks.
+"""Provides the addresses on which gRPC servers of one user listen: a private Unix socket, or
+loopback TCP on request. For network addresses, see `tls_gateway`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _PATH_LIMIT = 100  # bytes; the kernel takes 107
 
 
 def listen_address(folder: Path, name: str) -> str:
-    """Return `unix:PATH` for the server `name` whose state is in `folder`: the same for server and
-    client, and short enough for the kernel.
+    """Return `unix:PATH` for the server `name` that keeps its state in `folder`. Server and client
+    get the same path. The path is short enough for the kernel.
     """
     path = folder.absolute() / f"{name}.sock"
     if len(os.fsencode(path)) > _PATH_LIMIT:
@@ -38,8 +38,8 @@ def _runtime_folder() -> Path:
 
 
 def parse_endpoint(text: str) -> tuple[str, int]:
-    """Return (address, port) of ADDRESS:PORT; an IPv6 address must be in brackets. Raises
-    ConfigError.
+    """Split ADDRESS:PORT into (address, port). An IPv6 address must be in brackets. Raises
+    ConfigError for any other text.
     """
     host, _, port = text.rpartition(":")
     bare = host.removeprefix("[").removesuffix("]")
@@ -50,22 +50,22 @@ def parse_endpoint(text: str) -> tuple[str, int]:
         or (":" in bare and bare == host)
     ):
         raise ConfigError(
-            f"{text!r} is not ADDRESS:PORT", "write for example 127.0.0.1:9464 or [::1]:9464"
+            f"{text!r} is not ADDRESS:PORT", "write an address such as 127.0.0.1:9464 or [::1]:9464"
         )
     return bare, int(port)
 
 
 def bind_server(server: aio.Server, address: str) -> str:
-    """Make `server` listen on `address` and return the address with its real port. Raises
-    ConfigError if it is not local, Conflict if it is in use.
+    """Make `server` listen on `address`. Return the address with its real port. Raises ConfigError
+    if the address is not local. Raises Conflict if the address is in use.
     """
     if address.startswith("unix:"):
         return _bind_unix(server, address)
     host, _, port = address.rpartition(":")
     if not _is_loopback(host) or not port.isdigit():
         raise ConfigError(
-            f"cannot listen on {address!r} without TLS; only unix:PATH and 127.0.0.1:PORT work",
-            "create the certificates for a network address with `fleetctl init` or "
+            f"cannot listen on {address!r}: without TLS, only unix:PATH and 127.0.0.1:PORT work",
+            "to listen on a network address, create certificates with `fleetctl init` or "
             "`fleetctl deploy`",
         )
     try:
@@ -88,7 +88,7 @@ def _bind_unix(server: aio.Server, address: str) -> str:
     owner = path.parent.stat()
     if owner.st_uid != os.getuid() or stat.S_IMODE(owner.st_mode) & 0o022:
         message = f"other users can write to {path.parent}, so a socket in it is not safe"
-        raise ConfigError(message, "choose another folder, or chmod 700 it")
+        raise ConfigError(message, "choose another folder, or run chmod 700 on this folder")
     _remove_stale(path)
     mask = os.umask(0o177)
     try:
@@ -96,7 +96,7 @@ def _bind_unix(server: aio.Server, address: str) -> str:
     except RuntimeError as error:
         raise Conflict(
             f"cannot listen on {path}: {error}",
-            "check that the path is short and the folder writable",
+            "check that the path is short and that the folder is writable",
         ) from error
     finally:
         os.umask(mask)
@@ -104,8 +104,8 @@ def _bind_unix(server: aio.Server, address: str) -> str:
 
 
 def _remove_stale(path: Path) -> None:
-    """Remove the socket of a server that no longer runs. Raises Conflict if a server
-    answers on it.
+    """Remove the socket of a server that no longer runs. Raises Conflict if a server still answers
+    on the socket.
     """
     if not path.is_socket():
         return
@@ -118,5 +118,5 @@ def _remove_stale(path: Path) -> None:
         except FileNotFoundError:
             return
     raise Conflict(
-        f"a server already listens on {path}", "stop it first, or use another state folder"
+        f"a server already listens on {path}", "stop that server first, or use another state folder"
     )

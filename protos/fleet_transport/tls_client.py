@@ -1,5 +1,5 @@
-"""The client's side of TLS: channels that accept only the named party, and explanations of failed
-connections.
+"""Implements the client's side of TLS: opens channels that accept only the named party, and
+explains failed connections.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from fleet_transport.tls_errors import (
 from fleet_transport.tls_identity import TlsFiles
 
 PROBE_S = 3.0
-_FIX_HINT = "deploy the host again; issue a user's files again with `fleetctl trust issue`"
+_FIX_HINT = "deploy the host again, or issue a user's files again with `fleetctl trust issue`"
 Options = Sequence[tuple[str, Any]]
 
 
 def open_channel(
     address: str, tls: TlsFiles | None = None, name: str = "", options: Options = ()
 ) -> aio.Channel:
-    """Open a channel to `address`. With `tls`, it accepts only the party whose certificate carries
-    the DNS name `name`, whatever its address.
+    """Open a channel to `address`. With `tls`, the channel accepts only a server that has the DNS
+    name `name` in its certificate, whatever the server's address.
 
-    Without `tls`, only unix: and loopback addresses are allowed. Raises ConfigError, naming the
-    file, for unusable TLS files.
+    Without `tls`, only unix: and loopback addresses are allowed. Raises ConfigError for any other
+    address, and for an unusable TLS file, which the error names.
     """
     if tls is None:
         if not is_local(address):
@@ -58,8 +58,8 @@ def open_channel(
 
 
 class ReloadingChannel:
-    """A channel that is created at its first use and re-created after its TLS files have changed,
-    since gRPC reads them only once.
+    """A channel that is created at its first use. It is created again after its TLS files have
+    changed, because gRPC reads them only once.
     """
 
     def __init__(
@@ -73,8 +73,8 @@ class ReloadingChannel:
         self._stamps: tuple[FileStamp | None, ...] = ()
 
     def channel(self) -> aio.Channel:
-        """Return the channel in use. Raises ConfigError, naming the file, for unusable
-        TLS files.
+        """Return the channel in use. Create it first if necessary. Raises ConfigError, which names
+        the file, for an unusable TLS file.
         """
         if self._channel is None:
             self._stamps = self._read_stamps()
@@ -82,14 +82,16 @@ class ReloadingChannel:
         return self._channel
 
     async def refresh(self) -> None:
-        """Close the channel if its files have changed since it was created. Call this before the
-        first call to a peer that was lost.
+        """Close the channel if its TLS files have changed since it was created. Call this before
+        the first call to a peer that was lost.
         """
         if self._channel is not None and self._read_stamps() != self._stamps:
             await self.close()
 
     async def explain_failure(self) -> str:
-        """Return what `explain_connection_failure` finds; empty without TLS."""
+        """Return why the channel cannot connect, as `explain_connection_failure` does. Empty
+        without TLS.
+        """
         return (
             await explain_connection_failure(self.address, self._tls, self._name)
             if self._tls
@@ -97,7 +99,7 @@ class ReloadingChannel:
         )
 
     async def close(self) -> None:
-        """Close the channel; the next use opens another one."""
+        """Close the channel. The next use opens another channel."""
         if self._channel is not None:
             channel, self._channel = self._channel, None
             await channel.close(None)
@@ -112,7 +114,9 @@ class ReloadingChannel:
 
 
 def is_local(address: str) -> bool:
-    """Return whether the address is a Unix socket or loopback, which no other machine can reach."""
+    """Return whether the address is a Unix socket or a loopback address. No other machine can reach
+    such an address.
+    """
     if address.startswith(("unix:", "unix-abstract:")):
         return True
     host = address.rpartition(":")[0].strip("[]")
@@ -125,10 +129,11 @@ def is_local(address: str) -> bool:
 async def explain_connection_failure(
     address: str, tls: TlsFiles, name: str, timeout_s: float = PROBE_S
 ) -> str:
-    """Return why a channel to `address` cannot connect, found by a handshake of its own; empty if
-    the handshake works.
+    """Return why a channel to `address` cannot connect. This tries a TLS handshake of its own.
+    Empty if the handshake works.
 
-    gRPC reports no more than "Socket closed" to a client. Takes up to `timeout_s`; never raises.
+    gRPC reports no more than "Socket closed" to a client. Takes up to `timeout_s` seconds. Never
+    raises.
     """
     return await asyncio.to_thread(_probe, address, tls, name, timeout_s)
 
@@ -150,13 +155,15 @@ def _probe(address: str, tls: TlsFiles, name: str, timeout_s: float) -> str:
         except ssl.SSLError as error:
             return describe_rejected_server(error, name) or describe_rejected_client(error)
         except TimeoutError:
-            return "something listens there but does not answer"
+            return "a program listens there but does not answer"
         except OSError:
-            return "it closed the connection during the handshake"
+            return "the server closed the connection during the handshake"
 
 
 def _connect(address: str, timeout_s: float) -> socket.socket:
-    """Connect to a TCP or unix: address; the latter can be the end of a tunnel on this machine."""
+    """Connect to a TCP or unix: address. A unix: address can be the end of a tunnel on this
+    machine.
+    """
     if not address.startswith("unix:"):
         host, _, port = address.rpartition(":")
         return socket.create_connection((host.strip("[]"), int(port)), timeout_s)
@@ -171,8 +178,10 @@ def _connect(address: str, timeout_s: float) -> socket.socket:
 
 
 def _read_refusal(connection: ssl.SSLSocket) -> str:
-    """Return why the server refuses, from what it sends first: an alert, the gateway's reason in
-    words, or HTTP/2, which means that it does not refuse.
+    """Return why the server refuses the client. Empty if it does not refuse.
+
+    The first bytes of the server show this. They are a TLS alert, the gateway's reason in words, or
+    HTTP/2, which means that the server does not refuse.
     """
     try:
         first_bytes = connection.recv(512)
@@ -180,16 +189,16 @@ def _read_refusal(connection: ssl.SSLSocket) -> str:
         return ""
     if first_bytes.startswith(REFUSAL_PREFIX):
         return (
-            "it refused: "
+            "the server refused: "
             + first_bytes.removeprefix(REFUSAL_PREFIX).decode("utf-8", errors="replace").strip()
         )
-    return "" if first_bytes else "it closed the connection after the handshake"
+    return "" if first_bytes else "the server closed the connection after the handshake"
 
 
 def _describe_connect_error(error: Exception) -> str:
     kinds: tuple[tuple[type[Exception] | tuple[type[Exception], ...], str], ...] = (
         ((ConnectionRefusedError, FileNotFoundError), "nothing listens there"),
-        (TimeoutError, "no answer: check that the host is up and its firewall opens the port"),
+        (TimeoutError, "no answer: check that the host is up and that its firewall opens the port"),
         (socket.gaierror, "unknown host name"),
         (ValueError, "the address is not HOST:PORT"),
     )
@@ -200,8 +209,8 @@ def _describe_connect_error(error: Exception) -> str:
 
 
 def client_context(tls: TlsFiles) -> ssl.SSLContext:
-    """Return an ssl context that verifies as `open_channel` does. Raises ConfigError, naming the
-    file.
+    """Return an ssl context that verifies a server as `open_channel` does. Raises ConfigError,
+    which names the unusable file.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
@@ -213,10 +222,10 @@ def client_context(tls: TlsFiles) -> ssl.SSLContext:
 
 
 def load_tls_files(context: ssl.SSLContext, tls: TlsFiles, now_unix_s: float | None = None) -> None:
-    """Load authorities, certificate and key into a context; with `now_unix_s`, skip authorities
+    """Load authorities, certificate and key into a context. With `now_unix_s`, skip authorities
     that have expired by then.
 
-    Raises ConfigError, naming the file, if one is missing or damaged.
+    Raises ConfigError, which names the file, if a file is missing or damaged.
     """
     authorities = _read_pem(tls.authorities)
     _read_pem(tls.certificate)
@@ -251,8 +260,8 @@ def _short_reason(error: Exception) -> str:
 
 
 def _read_pem(path: Path) -> bytes:
-    """Return a PEM file with at least one readable certificate. Raises ConfigError, naming the
-    file.
+    """Return the content of a PEM file. Raises ConfigError, which names the file, if it has no
+    readable certificate.
     """
     text = _read_file(path)
     try:
@@ -269,5 +278,5 @@ def _read_file(path: Path) -> bytes:
     except OSError as error:
         raise ConfigError(
             f"cannot read {path}: {error.strerror}",
-            "create it with `fleetctl init` or `fleetctl deploy`",
+            "create this file with `fleetctl init` or `fleetctl deploy`",
         ) from error

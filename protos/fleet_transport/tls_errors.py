@@ -1,4 +1,4 @@
-"""Describes failed TLS connections in words, for the server's log and the client's error."""
+"""Describes failed TLS connections in words, for the server's log and for the client's error."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _OLD_TLS = frozenset(
 # name differs between versions of OpenSSL
 _ALERTS = {
     "CERTIFICATE_EXPIRED": "expired",
-    "UNKNOWN_CA": "not issued by an authority that it trusts",
+    "UNKNOWN_CA": "not issued by a trusted authority",
     "CERTIFICATE_UNKNOWN": "not acceptable",
     "BAD_CERTIFICATE": "not acceptable",
     "UNSUPPORTED_CERTIFICATE": "not meant for this purpose",
@@ -52,49 +52,51 @@ _ALERTS = {
 
 
 def describe_server_handshake_error(error: ssl.SSLError) -> str:
-    """Return why the handshake with a peer failed, for the server's log; the peer is "it"."""
+    """Return why the handshake with a peer failed, for the server's log."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate is {_VERIFY.get(error.verify_code, error.verify_message)}"
+        detail = _VERIFY.get(error.verify_code, error.verify_message)
+        return f"the peer's certificate is {detail}"
     reason = error.reason or ""
     if reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
-        return "it presents no certificate"
+        return "the peer presents no certificate"
     if reason in _NOT_TLS:
-        return "it does not speak TLS"
+        return "the peer does not speak TLS"
     if reason in _OLD_TLS:
-        return "it only speaks a TLS version older than 1.3"
+        return "the peer only speaks a TLS version older than 1.3"
     alert = _alert_text(reason)
     if alert:
-        return f"it rejects this server's certificate: {alert}"
-    return f"the TLS handshake failed ({reason.lower().replace('_', ' ') or error})"
+        return f"the peer rejects this server's certificate: {alert}"
+    return _other_failure(error)
 
 
 def describe_rejected_server(error: ssl.SSLError, name: str) -> str:
-    """Return what the client rejects about the server, which is "it"; empty if that is not the
-    cause.
-    """
+    """Return what the client rejects about the server. Empty if the error has another cause."""
     if isinstance(error, ssl.SSLCertVerificationError):
         detail = _VERIFY.get(error.verify_code, error.verify_message)
-        return f"its certificate is {detail}" + (
+        return f"the server's certificate is {detail}" + (
             f" (expected {name})" if error.verify_code == 62 else ""
         )
     if (error.reason or "") in _NOT_TLS:
-        return "it does not speak TLS"
+        return "the server does not speak TLS"
     return ""
 
 
 def describe_rejected_client(error: ssl.SSLError) -> str:
-    """Return why the server, which is "it", rejects the client's certificate, from the server's
-    alert.
-    """
+    """Return why the server rejects the client's certificate, from the TLS alert of the server."""
     reason = error.reason or ""
     if reason.endswith("CERTIFICATE_REQUIRED"):
-        return "it requires a certificate and got none"
+        return "the server requires a certificate and got none"
     alert = _alert_text(reason)
     if alert:
-        return f"it rejects our certificate: {alert}"
+        return f"the server rejects our certificate: {alert}"
     if isinstance(error, ssl.SSLEOFError):
-        return "it closed the connection during the handshake"
-    return f"the TLS handshake failed ({reason.lower().replace('_', ' ') or error})"
+        return "the server closed the connection during the handshake"
+    return _other_failure(error)
+
+
+def _other_failure(error: ssl.SSLError) -> str:
+    detail = (error.reason or "").lower().replace("_", " ") or error
+    return f"the TLS handshake failed ({detail})"
 
 
 def _alert_text(reason: str) -> str:
@@ -104,11 +106,11 @@ def _alert_text(reason: str) -> str:
 def certificate_refusal_reason(
     certificate: Certificate, wanted: frozenset[Role], revoked: Revocation | None, now_unix_s: float
 ) -> str:
-    """Return why a certificate issued by this fleet's authority is refused; empty if it is
+    """Return why a certificate that this fleet's authority issued is refused. Empty if it is
     accepted.
     """
     if certificate.role is None:
-        return "its certificate names no role of a fleet"
+        return "the certificate names no role of a fleet"
     subject = f"the certificate of {certificate.owner}"
     if revoked is not None:
         why = f": {revoked.reason}" if revoked.reason else ""
@@ -122,15 +124,15 @@ def certificate_refusal_reason(
         roles = " and ".join(
             f"the {role}" if role is Role.CONTROLLER else f"{role}s" for role in sorted(wanted)
         )
-        return f"its certificate is that of {certificate.owner}; only {roles} may connect"
+        return f"the certificate is that of {certificate.owner}; only {roles} may connect"
     return ""
 
 
 def format_day(unix_s: float) -> str:
-    """Return `2026-10-01`, in UTC."""
+    """Return the day in UTC, written like `2026-10-01`."""
     return f"{datetime.fromtimestamp(unix_s, UTC):%Y-%m-%d}"
 
 
 def format_minute(unix_s: float) -> str:
-    """Return `2026-10-01 12:30 UTC`."""
+    """Return the day and the minute in UTC, written like `2026-10-01 12:30 UTC`."""
     return f"{datetime.fromtimestamp(unix_s, UTC):%Y-%m-%d %H:%M} UTC"

@@ -1,9 +1,9 @@
-"""The TLS gateway in front of a gRPC server's Unix socket: it decides which certificates may
-connect and says why others may not.
+"""Implements the TLS gateway in front of a gRPC server's Unix socket. The gateway decides which
+certificates may connect, and says why a certificate is refused.
 
-gRPC's own TLS reports the reason of a refusal neither to the peer nor, at its lowest log level, to
-the log. It takes no revocation list and cannot end a connection whose certificate was revoked
-(docs/decisions/0010).
+gRPC's own TLS does not do this. It does not report the reason of a refusal to the peer, nor, at its
+lowest log level, to the log. It takes no revocation list, and it cannot end a connection after the
+certificate was revoked (docs/decisions/0010).
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _MAX_HANDSHAKES_PER_ADDRESS = 64
 
 
 class TlsGateway:
-    """Listens on `address` and accepts holders of a certificate of one of `roles`. `serve` must be
-    running.
+    """Listens on `address` and accepts peers with a certificate for one of `roles`. It works while
+    `serve` runs.
     """
 
     def __init__(
@@ -49,11 +49,11 @@ class TlsGateway:
         roles: frozenset[Role],
         on_certificate_change: Callable[[Certificate], None] = lambda _: None,
     ) -> None:
-        """`backend` is the unix:PATH of the gRPC server; `on_certificate_change` is called with the
+        """`backend` is the unix:PATH of the gRPC server. `on_certificate_change` is called with the
         certificate in use, now and after each change.
 
-        Raises ConfigError for unusable files or an unusable address, Conflict for an address in
-        use.
+        Raises ConfigError if a file or the address is unusable. Raises Conflict if the address is
+        in use.
         """
         self.backend_path = Path(backend.removeprefix("unix:"))
         self.roles = roles
@@ -95,7 +95,7 @@ class TlsGateway:
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[str]:
-        """Run `serve` within the context; yields the address with its real port."""
+        """Run `serve` within the context. Yield the address with its real port."""
         async with asyncio.TaskGroup() as tasks:
             serving = tasks.create_task(self.serve())
             try:
@@ -104,7 +104,7 @@ class TlsGateway:
                 serving.cancel()
 
     def refusal_reason(self, certificate: Certificate) -> str:
-        """Return why the certificate is refused now; empty if it is accepted."""
+        """Return why the certificate is refused now. Empty if it is accepted."""
         return certificate_refusal_reason(
             certificate,
             self.roles,
@@ -113,7 +113,9 @@ class TlsGateway:
         )
 
     def log_refusal(self, peer: str, reason: str) -> None:
-        """Log a refusal, at most once a minute for the same address and reason, with the count."""
+        """Log a refusal, at most once a minute for the same address and reason. The line says how
+        many refusals were not logged.
+        """
         suppressed = self._log_throttle.suppressed_before(
             f"{_address_of(peer)} {reason}", time.monotonic()
         )
@@ -126,8 +128,8 @@ class TlsGateway:
             )
 
     def has_capacity(self, peer: str) -> bool:
-        """Return whether another connection fits: neither too many in all, nor too many unfinished
-        handshakes in all or from the address of this peer.
+        """Return whether another connection from this peer is allowed. There is a limit on all
+        connections, on all unfinished handshakes, and on unfinished handshakes from one address.
         """
         handshakes = [
             _address_of(connection.peer)
@@ -150,7 +152,7 @@ class TlsGateway:
 
 
 class LogThrottle:
-    """Suppresses repeated log lines, so that a peer that keeps trying does not fill the disk."""
+    """Suppresses repeated log lines. Without it, a peer that keeps trying could fill the disk."""
 
     def __init__(self) -> None:
         self._logged_at_s: dict[str, float] = {}
@@ -162,8 +164,8 @@ class LogThrottle:
         return len(self._logged_at_s)
 
     def suppressed_before(self, key: str, now_s: float) -> int | None:
-        """Return how often the line was suppressed since it was last logged; None if it must not be
-        logged now.
+        """Return how often the line `key` was suppressed since it was last logged. Return None if
+        it must not be logged now.
         """
         if now_s - self._logged_at_s.get(key, -_LOG_INTERVAL_S) < _LOG_INTERVAL_S:
             self._suppressed[key] += 1

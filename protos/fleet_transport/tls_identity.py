@@ -1,5 +1,5 @@
-"""The roles that certificates carry, the names under which they are issued, and the files of one
-party.
+"""Defines the roles in certificates, the names under which certificates are issued, and the TLS
+files of one party.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _THE_CONTROLLER = "controller"
 
 
 class Role(StrEnum):
-    """What a certificate's owner is, given by a URI among its subject alternative names."""
+    """The role of a certificate's owner. A URI among the subject alternative names carries it."""
 
     CONTROLLER = "controller"
     AGENT = "agent"
@@ -27,8 +27,8 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """The PEM files of one party: the authorities it trusts, its certificate and key, and the
-    revocation list (None if it has none).
+    """The PEM files of one party: the authorities that it trusts, its certificate, its key, and the
+    revocation list. `revoked` is None if the party has no revocation list.
     """
 
     authorities: Path
@@ -38,21 +38,23 @@ class TlsFiles:
 
 
 def agent_name(host: str) -> str:
-    """Return the DNS name in the certificate of a host's agent; it does not depend on
-    the address.
+    """Return the DNS name in the certificate of a host's agent. The name does not depend on the
+    host's address.
     """
     return f"{host}.agent.benchfleet"
 
 
 def role_uri(role: Role, name: str) -> str:
-    """Return the subject alternative name that carries the role: `benchfleet://agent/gpu01`."""
+    """Return the subject alternative name that carries a role,
+    such as `benchfleet://agent/gpu01`.
+    """
     return f"{ROLE_URI_SCHEME}{role}/{name}"
 
 
 def parse_role_uri(uri: str) -> tuple[Role, str] | None:
-    """Return the role and name of a URI made by `role_uri`; None for any other.
+    """Return the role and the name in a URI that `role_uri` made. Return None for any other URI.
 
-    All controllers of a fleet share one name; a controller URI with another name is invalid.
+    All controllers of a fleet share one name. A controller's URI with another name is invalid.
     """
     kind, _, name = uri.removeprefix(ROLE_URI_SCHEME).partition("/")
     if (

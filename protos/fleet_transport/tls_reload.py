@@ -1,4 +1,4 @@
-"""A server's TLS files, read again whenever one of them changes."""
+"""Reads a server's TLS files, and reads them again whenever one of them changes."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _X509_V_FLAG_NO_CHECK_TIME = 0x200000
 
 
 class ReloadingTlsFiles:
-    """The server's TLS files, read again when one of them changes. If the new files do not fit
-    together, the last good ones stay in force.
+    """Holds a server's TLS files, and reads them again when one of them changes. If the new files
+    do not fit together, the last good files stay in force.
     """
 
     def __init__(
         self, tls: TlsFiles, on_change: Callable[[Certificate], None] = lambda _: None
     ) -> None:
         """`on_change` is called with the certificate in use, now and after each change. Raises
-        ConfigError, naming the file.
+        ConfigError, which names the unusable file.
         """
         self._tls = tls
         self._on_change = on_change
@@ -38,7 +38,7 @@ class ReloadingTlsFiles:
         self._context = self._load()
 
     def context(self) -> ssl.SSLContext:
-        """Return the context for the next connection."""
+        """Return the TLS context for the next connection."""
         stamp = self._read_stamps()
         if stamp != self._stamp or _now_s() > self._good_until_s:
             self._stamp = stamp
@@ -72,8 +72,8 @@ class ReloadingTlsFiles:
 
 
 def server_context(tls: TlsFiles, now_unix_s: float) -> ssl.SSLContext:
-    """Return a context that requires TLS 1.3 and a certificate of the fleet. Raises ConfigError,
-    naming the unusable file.
+    """Return a TLS context that requires TLS 1.3 and a certificate of the fleet. Raises
+    ConfigError, which names the unusable file.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3

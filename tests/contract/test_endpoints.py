@@ -216,7 +216,7 @@ async def test_a_certificate_of_the_wrong_role_is_refused_by_name(door: Door) ->
         await refused(
             door,
             files,
-            "its certificate is that of user eve; only the controller may connect",
+            "the certificate is that of user eve; only the controller may connect",
             "that of user eve",
         )
     else:  # an agent's certificate is for serving alone, so TLS itself refuses it
@@ -255,13 +255,13 @@ def test_no_certificate_is_refused(door: Door) -> None:
         door.address, credentials, options=[("grpc.ssl_target_name_override", door.name)]
     ) as channel:
         assert is_refused(channel)
-    door.logged("it presents no certificate")
+    door.logged("the peer presents no certificate")
 
 
 def test_who_speaks_no_tls_is_refused(door: Door) -> None:
     with grpc.insecure_channel(door.address) as channel:
         assert is_refused(channel)
-    door.logged("it does not speak TLS")
+    door.logged("the peer does not speak TLS")
 
 
 def is_refused(channel: grpc.Channel) -> bool:
@@ -280,7 +280,7 @@ def test_an_older_tls_is_refused(door: Door) -> None:
         pytest.raises(ssl.SSLError),
     ):
         context.wrap_socket(connection)
-    door.logged("it only speaks a TLS version older than 1.3")
+    door.logged("the peer only speaks a TLS version older than 1.3")
 
 
 async def test_who_passes_for_the_server_is_refused_by_the_client(
@@ -299,8 +299,10 @@ async def test_who_passes_for_the_server_is_refused_by_the_client(
             door.maker.issue(Role.USER, "ann"),
             Maker.new(tmp_path).authority.certificate_pem,
         )
-    assert "its certificate is not issued by this fleet's authority" in await door.ask(other)
-    door.logged("it rejects this server's certificate")
+    assert "the server's certificate is not issued by this fleet's authority" in await door.ask(
+        other
+    )
+    door.logged("the peer rejects this server's certificate")
 
 
 async def test_an_agent_of_another_name_is_refused_by_the_client(tmp_path: Path) -> None:
@@ -320,7 +322,7 @@ async def test_nothing_that_listens_and_nothing_that_answers_are_told_apart(tmp_
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         assert (
             await explain_connection_failure(address, files, "any", 0.2)
-            == "something listens there but does not answer"
+            == "a program listens there but does not answer"
         )
     agent = AgentClient(address, files, "any")
     with pytest.raises(HostUnreachable, match="nothing listens there"):

@@ -65,9 +65,9 @@ def test_a_good_one_is_welcome_to_its_last_second() -> None:
         ),
         (
             certificate(Role.USER),
-            "its certificate is that of user ann; only the controller may connect",
+            "the certificate is that of user ann; only the controller may connect",
         ),
-        (certificate(None), "its certificate names no role of a fleet"),
+        (certificate(None), "the certificate names no role of a fleet"),
     ],
 )
 def test_the_reason_names_owner_and_day(shown: Certificate, reason: str) -> None:
@@ -84,7 +84,7 @@ def test_both_roles_of_a_controllers_door_are_named() -> None:
     told = certificate_refusal_reason(
         certificate(Role.AGENT), frozenset({Role.USER, Role.CONTROLLER}), None, NOW_S
     )
-    assert told == "its certificate is that of agent ann; only the controller and users may connect"
+    assert told == "the certificate is that of agent ann; only the controller and users may connect"
 
 
 @pytest.mark.parametrize("reason", ["", "SOMETHING_NEW", "TLSV1_ALERT_INTERNAL_ERROR"])
