@@ -84,6 +84,19 @@ def test_a_server_without_counters_is_flagged_because_others_would_not_be_notice
     assert (gate.code, gate.effect) == ("foreign_requests_unknown", GateEffect.FLAG)
 
 
+@pytest.mark.parametrize(
+    ("share", "p99_s", "is_told"),
+    [(0.95, 2.0, True), (0.03, 0.03, True), (0.01, 2.0, False), (0.5, 0.01, False)],
+)
+def test_answers_that_go_on_after_their_last_output_are_flagged(
+    share: float, p99_s: float, is_told: bool
+) -> None:
+    found = gates(silent_tail_share=share, silent_tail_p99_s=p99_s)
+    assert [(gate.code, gate.effect) for gate in found] == (
+        [("silent_tail", GateEffect.FLAG)] if is_told else []
+    )
+
+
 @pytest.mark.parametrize("workload", [CLOSED, OPEN], ids=["closed", "open"])
 def test_a_good_run_trips_nothing(workload: Workload) -> None:
     assert gates(workload) == ()

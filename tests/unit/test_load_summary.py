@@ -184,6 +184,16 @@ def test_steady_concurrency_leaves_out_the_beginning_when_slots_start_one_after_
     assert summarise(requests, conditions).facts["achieved_concurrency"] == 250
 
 
+def test_silence_after_the_last_output_is_not_time_per_token_but_flagged() -> None:
+    silent = changed(made(), last_ns=BEGAN + 5 * S)
+    summary = summarise([silent, made(1)], ONE)
+    assert summary.metrics["tpot_s_mean"] == pytest.approx((3 - 1) / (11 - 1))
+    assert summary.metrics["e2e_s_p99"] > 4.9
+    assert summary.facts["silent_tail_share"] == pytest.approx(2 / 8)
+    assert summary.facts["silent_tail_p99_s"] == pytest.approx(1.98)
+    assert summarise([made()], ONE).facts["silent_tail_share"] == 0
+
+
 def test_the_clients_own_cost_is_wall_time_by_the_servers_tokens() -> None:
     conditions = replace(ONE, time_scale=10, cpu_s=0.001, decode_s=0.002)
     summary = summarise([made(0), made(1)], conditions)

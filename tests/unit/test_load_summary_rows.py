@@ -72,7 +72,7 @@ def begun_ns(request: RequestRecord, conditions: RunConditions) -> int:
 
 
 def tpot_ns(request: RequestRecord) -> float:
-    return (request.end_ns - first_ns(request)) / (tokens(request) - 1)
+    return (request.response.chunk_ns[-1] - first_ns(request)) / (tokens(request) - 1)
 
 
 def worked_out(run: list[RequestRecord], conditions: RunConditions) -> dict[str, float]:

@@ -21,6 +21,7 @@ LOOP_LAG_FLAG_S = 0.005
 CLIENT_USE_MAX = 0.70
 ANSWERED_SHARE_MIN = 0.8
 START_SKEW_FLAG_S = 0.020
+SILENT_TAIL_SHARE_MAX, SILENT_TAIL_MAX_S = 0.02, 0.020
 
 # Code → the worst effect that it can have
 GATES: Mapping[str, GateEffect] = {
@@ -38,6 +39,7 @@ GATES: Mapping[str, GateEffect] = {
     "spec_unproved": GateEffect.FLAG,
     "client_limited": GateEffect.VOID_RUN,
     "rate_not_sustained": GateEffect.FLAG,
+    "silent_tail": GateEffect.FLAG,
     "shared_host": GateEffect.FLAG,
     "load_start_skew": GateEffect.FLAG,
     "not_steady": GateEffect.FLAG,
@@ -66,6 +68,7 @@ def run_gates(facts: RunFacts, workload: Workload, measure: Measure) -> tuple[Ga
         *_client(facts, workload, measure),
         *_rate(facts, workload),
         *_start(facts),
+        *_tail(facts),
     ]
     return tuple(sorted(found, key=lambda gate: -gate.effect))
 
@@ -191,6 +194,22 @@ def _start(facts: RunFacts) -> Iterator[Gate]:
         skew = _ms(facts.start_skew_s)
         yield _flag(
             "load_start_skew", f"the load hosts may have started to send as much as {skew} apart"
+        )
+
+
+def _tail(facts: RunFacts) -> Iterator[Gate]:
+    """Flag answers that went on after their last output: their end-to-end times, and with them the
+    throughput, include silence.
+    """
+    if not (
+        facts.silent_tail_share <= SILENT_TAIL_SHARE_MAX
+        or facts.silent_tail_p99_s <= SILENT_TAIL_MAX_S
+    ):
+        yield _flag(
+            "silent_tail",
+            f"answers ended up to {_ms(facts.silent_tail_p99_s)} (p99) after their last output: "
+            f"{_percent(facts.silent_tail_share)} of the end-to-end time is such silence, which "
+            "throughput includes and time per token does not",
         )
 
 

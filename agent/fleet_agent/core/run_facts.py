@@ -47,6 +47,9 @@ class RunFacts:
     start_skew_s: float = 0.0
     client_cpu_s: float = 0.0  # CPU time of the client's processes, from start to last answer
     client_decode_s: float = 0.0  # time that they then took to decode what was left
+    # from the last event with output to the end of the answer; the share is of the end-to-end times
+    silent_tail_p99_s: float = 0.0
+    silent_tail_share: float = 0.0
     # tokens of the successful answers and of their prompts, as the server reported them
     output_tokens: int = 0
     prompt_tokens: int | None = None  # None: not reported

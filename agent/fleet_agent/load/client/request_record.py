@@ -55,6 +55,11 @@ class Response:
         """Return the time of the first event with output; 0 if no event had output."""
         return self.chunk_ns[0] if self.chunk_ns else 0
 
+    @property
+    def last_output_ns(self) -> int:
+        """The time of the last event with output; 0 if there was none."""
+        return self.chunk_ns[-1] if self.chunk_ns else 0
+
 
 @dataclass(frozen=True, slots=True)
 class RequestRecord:

@@ -1,7 +1,7 @@
 """Holds the measured requests of a run as columns, with one row for each request. Uses only the
 standard library.
 
-A row takes about 80 bytes, however long the prompt and the answer are. The chunks of all rows are
+A row takes about 90 bytes, however long the prompt and the answer are. The chunks of all rows are
 stored separately, in pieces (`chunk_store.py`).
 """
 
@@ -31,6 +31,7 @@ SCALARS: Final[Mapping[str, str]] = {
     "intended_ns": "q",
     "sent_ns": "q",
     "first_output_ns": "q",
+    "last_output_ns": "q",
     "last_ns": "q",
     "prompt_tokens": "i",
     "completion_tokens": "i",
@@ -44,7 +45,7 @@ SCALARS: Final[Mapping[str, str]] = {
     "finish_reason": "B",  # a code, see Columns.names
     "error_kind": "B",
 }
-_TIMES: Final = ("intended_ns", "sent_ns", "first_output_ns", "last_ns")
+_TIMES: Final = ("intended_ns", "sent_ns", "first_output_ns", "last_output_ns", "last_ns")
 _CODES: Final = ("finish_reason", "error_kind")
 
 
@@ -215,6 +216,7 @@ class ColumnsBuilder:
             request.intended_ns,
             request.sent_ns,
             response.first_output_ns,
+            response.last_output_ns,
             response.last_ns,
             _or_not_reported(response.prompt_tokens),
             _or_not_reported(response.completion_tokens),

@@ -115,7 +115,7 @@ class _Rows:
         """Return the time per output token of each row. It is valid only where
         `has_tpot` is true.
         """
-        rest_ns = pc.subtract(self.end_ns, self["first_output_ns"]).cast(pa.float64())
+        rest_ns = pc.subtract(self["last_output_ns"], self["first_output_ns"]).cast(pa.float64())
         return pc.divide(rest_ns, pc.subtract(self["completion_tokens"], 1).cast(pa.float64()))
 
 
@@ -211,6 +211,7 @@ def _facts(columns: Columns, rows: _Rows, good: _Rows, conditions: RunConditions
     """
     counts, workload = good.reported("completion_tokens"), conditions.workload
     failed = rows.where(pc.not_equal(rows[_FAILED], 0))
+    tail_s, tail_share = _silent_tail(good)
     return {
         "requests_ok": len(good),
         "requests_failed": len(rows) - len(good),
@@ -235,9 +236,21 @@ def _facts(columns: Columns, rows: _Rows, good: _Rows, conditions: RunConditions
         "off_length": _sum(
             pc.and_(pc.greater(good["asked_tokens"], 0), pc.not_equal(good["asked_tokens"], counts))
         ),
+        "silent_tail_p99_s": tail_s,
+        "silent_tail_share": tail_share,
         "client_cpu_s": conditions.cpu_s,
         "client_decode_s": conditions.decode_s,
     }
+
+
+def _silent_tail(good: _Rows) -> tuple[float, float]:
+    """Return how long answers went on after their last event with output: the 99th percentile in
+    seconds, and the share of the end-to-end time of all answers.
+    """
+    answered = good.where(good.has_output)
+    tails_ns = pc.subtract(answered.end_ns, answered["last_output_ns"])
+    total_ns = _sum(answered.e2e_ns)
+    return percentile(tails_ns, 0.99) / 1e9, _sum(tails_ns) / total_ns if total_ns > 0 else 0.0
 
 
 def _tok_s_per_user(good: _Rows, scale: float) -> float | None:
