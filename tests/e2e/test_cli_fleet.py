@@ -156,6 +156,6 @@ def test_a_daemon_says_that_hosts_on_other_machines_need_an_authority(folder: Pa
     )
     assert ended.returncode == 2
     assert (
-        "host gpu1 and 2 more hosts are not on this machine" in ended.stderr
+        "hosts on other machines (gpu1 and 2 more) need TLS" in ended.stderr
         and "fleetctl init" in ended.stderr
     )

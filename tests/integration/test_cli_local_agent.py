@@ -56,7 +56,7 @@ async def test_killed_agent_is_started_again(tmp_path: Path) -> None:
         await agent.ready.wait()
         assert agent.pid != first
         assert is_alive(agent.pid)
-        assert told == [f"the local agent (pid {first}) ended; starting it again"]
+        assert told == [f"the local agent (pid {first}) ended and is started again"]
         await agent.stop()
         await keeper
     assert not is_alive(agent.pid)

@@ -319,14 +319,14 @@ def test_what_is_installed_is_kept_until_there_is_a_reason_to_replace_it(
     assert authority.renewal_reason("gpu01", "", now_s) == "it has none"
     assert (
         authority.renewal_reason("gpu02", mark, now_s)
-        == "this authority did not issue it to the host"
+        == "this authority did not issue the certificate to the host"
     )
     assert (
         authority.renewal_reason("gpu01", mark, now_s + 365 * 86400 - RENEW_BEFORE_S + 60)
-        == "it expires within 30 days"
+        == "the certificate expires within 30 days"
     )
     authority.request_renewal("gpu01")
-    assert authority.renewal_reason("gpu01", mark, now_s) == "a new one was requested"
+    assert authority.renewal_reason("gpu01", mark, now_s) == "a new certificate was requested"
     newer = fingerprint(authority.issue_agent("gpu01").certificate_pem)
     assert authority.renewal_reason("gpu01", newer, now_s) == ""
     authority.revoke("gpu01")

@@ -99,8 +99,8 @@ class FleetController:
         """Return when all agents are connected, or when the time limit for the first contact is
         over. Call this when the agents were just started.
 
-        For a host of the fleet file, a known reason why it does not answer ends the wait too,
-        because its agent was not started here.
+        The wait for a host of the fleet file also ends once it is known why the host does not
+        answer, because its agent was not started here.
         """
         deadline_s = time.monotonic() + self._first_contact_s
         for connection in self._host_connections:

@@ -119,7 +119,7 @@ class LocalAgent:
             if not self._stopping:
                 self.restarts += 1
                 self.ready.clear()
-                report(f"the local agent (pid {self.pid}) ended; starting it again")
+                report(f"the local agent (pid {self.pid}) ended and is started again")
                 self._reap()
                 await self.start()
 

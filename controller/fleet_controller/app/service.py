@@ -167,8 +167,8 @@ async def serve_controller(
     """Serve the controller at `address` in the with block, with gRPC's standard health service. If
     `tls` is given, a TLS gateway at `tls_address` leads to it too.
 
-    Yields the gateway's address if there is a gateway, else the address of the server; both with
-    the real port. Raises ConfigError, Conflict.
+    Yields the address for clients with its real port. This is the address of the gateway if there
+    is one. Raises ConfigError, Conflict.
     """
     server = aio.server(options=_OPTIONS, interceptors=[RequestLimit(_LARGEST_MESSAGE_BYTES)])
     controller_pb2_grpc.add_ControllerServiceServicer_to_server(

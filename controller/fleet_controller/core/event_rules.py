@@ -91,8 +91,8 @@ def sanitize_event(event: ev.Event) -> tuple[ev.Event, tuple[str, ...]]:
 
 
 def may_report(before: Attempt, agent_id: str, host: str, trial_host: str, newest: int) -> bool:
-    """Return whether an agent may report on an attempt. Before an agent has accepted the attempt,
-    only its host's agent may; afterwards, only the agent that accepted it.
+    """Return whether an agent may report on an attempt. Until an agent has accepted the attempt,
+    the agent of its host may report. Afterwards, only the agent that accepted it may report.
 
     An attempt older than the newest may belong to another host than the trial does now. It decides
     nothing any more, so any host may report on it.

@@ -2,9 +2,10 @@
 
 The rule is start-time fair queueing (Goyal, Vin, Cheng, SIGCOMM 1996) in host seconds: the job with
 the smallest host time goes first. A new job starts one trial behind the job with the smallest host
-time, so a stream of new jobs cannot hold up an old job. A job of which no trial was running
-continues from the smallest host time of the running jobs. So it gets no credit for a time in which
-it could not run.
+time, so a stream of new jobs cannot hold up an old job.
+
+A job that starts again after none of its trials ran continues from the smallest host time of the
+running jobs. So it gets no credit for the time in which it could not run.
 """
 
 from __future__ import annotations

@@ -184,7 +184,7 @@ def _fold_attempt(nodes: Sequence[Trial], lead: Attempt) -> Attempt:
 
 def _cause_order(failed: Attempt) -> tuple[int, int]:
     """Return a sort key that puts the cause of a gang's failure first. Failures are sorted by
-    failure class, then by end time, which is as precise as the hosts' clocks are known.
+    failure class, then by end time. End times are only as precise as the hosts' clocks are known.
     """
     failure_class = failed.failure_class
     return (
@@ -218,8 +218,9 @@ def nodes_to_end(trial: Trial) -> Mapping[str, str]:
     """Return the nodes of an active gang that must end now, with the reason. All nodes must end
     once one node has ended or begun to end.
 
-    The lead counts as ending from the phase stopping on, because its server is needed until then. A
-    member counts from the phase collecting on, because it has then lost or released its server.
+    The lead begins to end with its phase `stopping`, because its server is needed until then. A
+    member begins to end with its phase `collecting`, because it has then lost or released its
+    server.
     """
     if not trial.nodes or trial.newest is None:
         return {}

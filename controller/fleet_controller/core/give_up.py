@@ -33,8 +33,8 @@ class GivenUpAttempt:
 def attempts_to_cancel(
     trials: Iterable[Trial], away_s: Mapping[str, float], limit_s: float, now_unix_ns: int
 ) -> Iterator[GivenUpAttempt]:
-    """Yield the attempts of a cancelled job to close because their hosts cannot be reached. The
-    rules are those of `attempts_to_give_up`. Trials that ended OK are not closed.
+    """Yield the attempts of a cancelled job that must be closed because their hosts cannot be
+    reached. The rules are those of `attempts_to_give_up`. Trials that ended OK are not closed.
     """
     for end in attempts_to_give_up(trials, away_s, limit_s, now_unix_ns):
         cause = end.attempt.message.partition(";")[0].replace(" has been ", " was ")
@@ -48,11 +48,12 @@ def attempts_to_cancel(
 def attempts_to_give_up(
     trials: Iterable[Trial], away_s: Mapping[str, float], limit_s: float, now_unix_ns: int
 ) -> Iterator[GivenUpAttempt]:
-    """Yield the attempts of these trials to close. `away_s` holds for each host the seconds for
-    which it has been away; the key UNPLACED stands for the hosts of trials that any host may take.
+    """Yield the attempts of these trials that must be closed because their hosts have been away for
+    more than `limit_s`. `away_s` maps each host to the seconds for which it has been away. The key
+    UNPLACED stands for the hosts of trials that any host may take.
 
-    Of a server over several hosts, only the nodes on hosts that are away are closed. The hosts of
-    the other nodes end and report these nodes themselves.
+    If a server runs over several hosts, only its nodes on hosts that are away are closed. The other
+    nodes are ended and reported by their own hosts.
     """
     gone = {host: seconds for host, seconds in away_s.items() if seconds > limit_s}
     for trial in trials if gone else ():

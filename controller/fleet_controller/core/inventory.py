@@ -10,7 +10,7 @@ AGENT_PORT = 7433
 
 @dataclass(frozen=True, slots=True)
 class Ssh:
-    """How to reach one machine over SSH.
+    """The settings for reaching one machine over SSH.
 
     - `jumps`: the machines to go through, in order, each with its own settings.
     - `identities`, `known_hosts`: absolute paths; empty for the defaults of OpenSSH.
@@ -29,8 +29,8 @@ class Ssh:
 
 @dataclass(frozen=True, slots=True)
 class Allow:
-    """What jobs may use on a host beyond the defaults. All entries are glob patterns, except
-    `args`, which holds names of arguments.
+    """The list of what jobs may use on a host beyond the defaults. All entries are glob patterns,
+    except `args`, which holds names of arguments.
     """
 
     python: tuple[str, ...] = ()
@@ -43,7 +43,7 @@ class Allow:
 
 @dataclass(frozen=True, slots=True)
 class Install:
-    """Where and how the agent is installed on a host. Empty paths mean the defaults of the mode.
+    """The settings for installing the agent on a host. Empty paths mean the defaults of the mode.
 
     - `mode`: system (a systemd unit), user (a systemd unit of the user), daemon (supervised without
       systemd) or auto.

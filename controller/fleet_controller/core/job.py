@@ -21,8 +21,8 @@ from fleet_protos.trial_types import (
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """What a level changes in the engine. A value of None removes an argument or a variable. The
-    keys of `simulation` are fields of `Simulation`.
+    """The changes that a level makes to the engine. A value of None removes an argument or a
+    variable. The keys of `simulation` are fields of `Simulation`.
     """
 
     args: Mapping[str, Any] = field(default_factory=dict)
@@ -32,7 +32,7 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class HostChoice:
-    """Which hosts a job asks for.
+    """The hosts that a job asks for.
 
     - `every_host`: whether each matching host runs the job; if not, each block goes to one of them.
     - `share`: whether the job's trials may run next to other trials on a host.
@@ -71,7 +71,7 @@ class HostChoice:
 
 @dataclass(frozen=True, slots=True)
 class LoadChoice:
-    """Which other hosts send the load.
+    """The choice of the hosts that send a job's load.
 
     - `hosts`: if it has neither names nor labels, all load-only hosts send load.
     - `shards`: the number of shards in total; 0 means one shard for each host.

@@ -63,7 +63,7 @@ class HostFailure:
 
 @dataclass(frozen=True, slots=True)
 class HostRecord:
-    """What was decided about one host.
+    """The stored decisions about one host.
 
     - `aside`: why the host is quarantined; empty if it is not.
     - `setbacks`: how many times in a row the host was quarantined.

@@ -10,8 +10,8 @@ from fleet_protos.errors import ErrorKind
 
 @dataclass(frozen=True, slots=True)
 class RetryRule:
-    """How many failures of one kind a trial may have and still be tried again. `pause_s` is the
-    pause in seconds before the next attempt.
+    """The rule for failures of one kind. A trial with at most `retries` such failures may be tried
+    again, after a pause of `pause_s` seconds.
     """
 
     retries: int

@@ -92,8 +92,8 @@ def waiting_job_of(
 
 
 def waiting_reason(job: WaitingJob, hosts: Mapping[str, SchedulableHost]) -> str:
-    """Return what other than busy hosts keeps a job's trials from starting, such as `gpu03
-    (drained: new kernel)`. Return an empty text if nothing does.
+    """Return the reason, other than busy hosts, that keeps a job's trials from starting, such as
+    `gpu03 (drained: new kernel)`. Return an empty text if there is no such reason.
 
     A block that some host could take has no reason to wait. For a block that no host can take, all
     matching hosts are named.

@@ -43,7 +43,7 @@ class Attempt:
     """One try at a trial. `agent_id` is empty until an agent has accepted the attempt.
 
     Times are unix nanoseconds by the controller's clock, so that times of different hosts can be
-    compared. A time of 0 means that it has not come yet.
+    compared. A time of 0 means that the attempt has not started or not ended yet.
     """
 
     number: int

@@ -55,8 +55,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class LoadPart:
-    """A host's share in the load of an attempt. The fields are those of `JoinLoadRequest`. The repr
-    leaves out secrets.
+    """What a host needs to know to join the load cluster of an attempt. The fields are those of
+    `JoinLoadRequest`. The repr leaves out secrets.
     """
 
     trial_id: str
@@ -163,14 +163,14 @@ class AgentClient:
         return (await self._call(self._stub.CancelTrial(request, timeout=_CALL_S))).active
 
     async def join_load(self, part: LoadPart) -> str:
-        """Make the host send its share of an attempt's load. Return HOST:PORT of the lead's Ray.
+        """Make the host join the load cluster of an attempt. Return HOST:PORT of the lead's Ray.
         Raises Superseded, ConfigError, Conflict.
         """
         request = to_proto(part, pb.JoinLoadRequest(lease=self._epoch_message))
         return (await self._call(self._stub.JoinLoad(request, timeout=_LOAD_CALL_S))).lead_address
 
     async def leave_load(self, trial_id: str, attempt: int) -> bool:
-        """End the host's share in an attempt's load. Return False if the host had no share."""
+        """Make the host leave the load cluster of an attempt. Return False if it had not joined."""
         request = pb.LeaveLoadRequest(trial_id=trial_id, attempt=attempt, lease=self._epoch_message)
         return (await self._call(self._stub.LeaveLoad(request, timeout=_LOAD_CALL_S))).joined
 

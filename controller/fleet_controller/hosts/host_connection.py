@@ -184,8 +184,8 @@ class HostConnection:
         )
 
     def away_s(self, now_s: float) -> float:
-        """Return for how many seconds the host has been away, at most since the start of this
-        controller. Return 0 while the host is connected.
+        """Return for how many seconds the host has been away, or 0 while it is connected. Time
+        before the start of this controller does not count.
 
         `now_s` is a monotonic time.
         """

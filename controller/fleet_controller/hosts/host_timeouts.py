@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 
 
 class HostTimeouts:
-    """Closes what waits for a host that has been away too long. The time away is counted at most
-    since the start of the controller.
+    """Closes the attempts and trials that wait for a host that has been away too long. Time before
+    the start of the controller does not count.
     """
 
     def __init__(
@@ -80,8 +80,8 @@ class HostTimeouts:
 
 
 def _unfinished_trials(job: IndexedJob) -> list[Trial]:
-    """Return the active trials of a job and the trials that may still begin. A cancelled job has
-    none of the latter.
+    """Return the active trials of a job and the trials that may still begin. If the job is
+    cancelled, only its active trials are returned.
     """
     waiting = job.waiting
     pinned = [trial for trials in waiting.pinned.values() for trial in trials]

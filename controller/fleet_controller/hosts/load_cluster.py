@@ -1,5 +1,5 @@
-"""Sets up the load hosts of attempts. The lead and each load host get their share of the load, and
-are released at the end.
+"""Sets up the load cluster of an attempt: the Ray cluster of the hosts that send its load. The lead
+and each load host join the cluster, and load hosts are released at its end.
 
 Tokens and keys exist only in memory, so a new controller knows none of them. An attempt that has
 begun needs them no more, because its cluster ends with its lead. For an attempt that has not begun,
@@ -62,8 +62,8 @@ class LoadClusters:
         self._clusters: dict[AttemptKey, _LoadCluster] = {}
 
     async def set_up(self, spec: TrialSpec) -> None:
-        """Give the lead and every load host its share of the load. A second call for the same
-        attempt is harmless.
+        """Make the lead and every load host join the load cluster of an attempt. A second call for
+        the same attempt is harmless.
 
         Raises HostUnreachable, Conflict, ConfigError. Raises LoadError if a load host has not
         answered for LOAD_HOST_WAIT_S seconds.

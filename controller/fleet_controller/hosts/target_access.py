@@ -42,9 +42,9 @@ def fleet_targets(
     ]
     if remote and not (trust / "ca.crt").exists():
         first, more = remote[0], len(remote) - 1
-        who = f"host {first} and {more} more hosts are" if more else f"host {first} is"
+        hosts = f"{first} and {more} more" if more else first
         raise ConfigError(
-            f"{inventory.file}: {who} not on this machine, so the connection needs TLS, "
+            f"{inventory.file}: hosts on other machines ({hosts}) need TLS, "
             f"but there is no certificate authority in {trust}",
             "`fleetctl init` creates one; --trust DIR names another folder",
         )

@@ -146,8 +146,8 @@ class JobIndex:
         ]
 
     def newly_hopeless(self) -> Iterator[HopelessTrial]:
-        """Yield trials that will not be launched because their variant failed for good. Each such
-        failure makes its job be checked once.
+        """Yield trials that will not be launched because their variant failed for good. After each
+        such failure, the trials of the job are checked once.
         """
         for job in self.open_jobs:
             if job.may_hold_hopeless and not job.row.cancelled:

@@ -45,7 +45,8 @@ def job_detail(row: JobRow, trials: Iterable[Trial], trouble: str = "") -> JobDe
 
 
 def trial_status(trial: Trial, number: int = 0, *, is_cancelled: bool = False) -> TrialStatus:
-    """Return one attempt of a trial: the attempt with this number, or the newest if there is none.
+    """Return the status of one attempt of a trial. This is the attempt with this number, or the
+    newest attempt if no attempt has this number.
 
     `is_cancelled` says that the job is cancelled, so that a trial without an attempt never begins.
     """

@@ -92,7 +92,7 @@ class StateWriter:
 
     async def find_job(self, start: str) -> JobRow:
         """Return the job with the id `start`, or the only job with an id that begins with `start`.
-        Raises NotFound if there is none. Raises ConfigError if several ids begin so.
+        Raises NotFound if there is no such job. Raises ConfigError if there are several.
         """
         return await self.run_in_store(partial(self.store.find_job, start))
 

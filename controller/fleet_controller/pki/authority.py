@@ -136,8 +136,7 @@ class Authority:
         )
 
     def renewal_reason(self, host: str, fingerprint: str, now_unix_s: float) -> str:
-        """Return why the certificate on a host must be replaced. Return an empty text if it need
-        not be.
+        """Return why the certificate on a host must be replaced, or an empty text.
 
         `fingerprint` is the SHA-256 of the certificate's DER in hex. It is empty if the host has no
         certificate.
@@ -146,13 +145,16 @@ class Authority:
             return "it has none"
         entry = self._entry(host, fingerprint)
         if entry is None:
-            return "this authority did not issue it to the host"
+            return "this authority did not issue the certificate to the host"
         issuing = self._files.issuing_certificate().fingerprint
         reasons = (
             (any(gone.fingerprint == fingerprint for gone in self.revoked()), "it is revoked"),
-            (entry.renew, "a new one was requested"),
+            (entry.renew, "a new certificate was requested"),
             (entry.authority != issuing, "the authority is being replaced"),
-            (entry.expires_unix_s - now_unix_s < RENEW_BEFORE_S, "it expires within 30 days"),
+            (
+                entry.expires_unix_s - now_unix_s < RENEW_BEFORE_S,
+                "the certificate expires within 30 days",
+            ),
         )
         return next((reason for holds, reason in reasons if holds), "")
 
@@ -300,10 +302,10 @@ class Authority:
                     "`fleetctl trust rotate --authority` begins a replacement",
                 )
             if waiting := self.hosts_to_redeploy():
-                listed, words = ", ".join(waiting), " ".join(waiting)
+                listed, hosts = ", ".join(waiting), " ".join(waiting)
                 raise Conflict(
                     f"these hosts still have a certificate of the old authority: {listed}",
-                    f"run `fleetctl deploy {words}`, "
+                    f"run `fleetctl deploy {hosts}`, "
                     "or `fleetctl hosts revoke HOST` for a host that is gone",
                 )
             self._replace_controller()

@@ -24,18 +24,15 @@ class ExpiringCertificate:
 
 def expiry_warning(party: ExpiringCertificate, now_unix_s: float) -> str:
     """Return one line that says when the certificate expires and how to renew it."""
-    what = {"agent": f"host {party.name}", "user": f"user {party.name}"}.get(
+    owner = {"agent": f"host {party.name}", "user": f"user {party.name}"}.get(
         party.role, f"the {party.role}"
     )
-    todo = {
+    advice = {
         "agent": f"`fleetctl deploy {party.name}` renews it",
         "user": f"`fleetctl trust issue {party.name}` issues a new one",
         "controller": "`fleetctl trust rotate` renews it",
     }.get(party.role, "`fleetctl trust rotate --authority` begins to replace it")
     left_days = int((party.expires_unix_s - now_unix_s) // 86400)
-    when = (
-        f"expires in {left_days} days, on {format_day(party.expires_unix_s)}"
-        if left_days >= 0
-        else f"expired on {format_day(party.expires_unix_s)}"
-    )
-    return f"the certificate of {what} {when}: {todo}"
+    day = format_day(party.expires_unix_s)
+    expires = f"expires in {left_days} days, on {day}" if left_days >= 0 else f"expired on {day}"
+    return f"the certificate of {owner} {expires}: {advice}"

@@ -134,9 +134,8 @@ def _corrected_arguments(
                 + (f" instead of {asked}" if asked is not None else " by default"),
             )
         elif asked != other and str(other) != str(used):
-            written = f"sets {other}" if other is not None else "sets nothing"
-            kept_name = kept.name
-            yield f"args.{name}", f"SGLang uses {used}, and `{kept_name}` {written}"
+            although = f", although it sets {other}" if other is not None else ""
+            yield f"args.{name}", f"SGLang uses {used} for `{kept.name}` too{although}"
 
 
 def _value(variant: Variant, subject: str) -> Any:

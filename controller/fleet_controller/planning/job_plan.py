@@ -52,7 +52,7 @@ class PlannedTrial:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a job will do.
+    """The plan of a job: what is launched, on which hosts and in which order.
 
     `trials` lists all planned launches host by host, in the order in which each host runs them. It
     is empty if `findings` has an error.
@@ -180,7 +180,7 @@ def has_witness(job: Job, plan: Plan, planned: PlannedTrial) -> bool:
 
 def trial_spec(job: Job, plan: Plan, planned: PlannedTrial, attempt: int, job_id: str) -> TrialSpec:
     """Return what an agent needs to run `planned`. `attempt` counts from 1. For a gang, the result
-    is the spec of the lead; `member_specs` makes those of the members.
+    is the spec of the lead; `member_specs` makes the specs of the members.
 
     If any host may take the block, the host is empty. `place_on_host` sets the host when the block
     begins.

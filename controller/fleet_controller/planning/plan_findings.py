@@ -85,7 +85,7 @@ def _equal_variants(job: Job, variants: Sequence[Variant]) -> Iterator[Finding]:
 
 def _gpu_findings(job: Job, variants: Sequence[Variant]) -> Iterator[Finding]:
     """Check the number of GPUs for the simulated engine only. For SGLang, the rules about SGLang
-    check it.
+    check this number.
     """
     if job.gpus is None or job.engine.kind != EngineKind.SIMULATED:
         return

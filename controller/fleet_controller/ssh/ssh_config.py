@@ -88,9 +88,9 @@ def read_ssh_config(file: Path) -> SshConfig:
         reader = _OfflineSshConfig()
         reader.parse(StringIO(text))
     except (OSError, UnicodeDecodeError) as error:
-        return SshConfig(str(file), f"it cannot be read: {error}")
+        return SshConfig(str(file), f"the file cannot be read: {error}")
     except (ConfigParseError, ValueError) as error:
-        return SshConfig(str(file), f"it cannot be parsed: {error}")
+        return SshConfig(str(file), f"the file cannot be parsed: {error}")
     return SshConfig(str(file), "", tuple(dict.fromkeys(ignored)), reader)
 
 

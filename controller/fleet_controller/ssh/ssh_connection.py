@@ -74,8 +74,8 @@ class SshConnection:
             return pipe.read_to_end()
 
     def start(self, argv: Sequence[str], timeout_s: float = SILENCE_TIMEOUT_S) -> RemoteProgram:
-        """Start a program. `timeout_s` is the longest time in seconds that the program may send no
-        output.
+        """Start a program. `timeout_s` is the longest time in seconds without output from the
+        program.
 
         Raises HostUnreachable if the connection is broken.
         """

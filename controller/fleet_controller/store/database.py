@@ -69,7 +69,7 @@ def unusable_error(address: str, error: Exception) -> FleetError:
     if isinstance(error, DBAPIError) and is_damage(error):
         return damage_error(store_name(address), str(error.orig))
     store, cause = redact_password(address), getattr(error, "orig", None) or error
-    hint = "check that it is a benchfleet store and that you may write to it"
+    hint = "check that the address names a benchfleet store and that you may write to the store"
     if isinstance(error, ImportError):
         hint = (
             "install the driver with `pip install 'benchfleet[postgres]'`, "

@@ -2,7 +2,7 @@
 start are refused.
 
 The writer lock keeps two controllers apart as long as their database connections live. If a
-controller is suspended or cut off from the database while another one takes over, the first
+controller is suspended or cut off from the database while another controller takes over, the first
 controller loses that lock. This row then stops its writes.
 """
 
@@ -32,9 +32,8 @@ def begin_epoch(connection: Connection) -> ControllerEpoch:
 
 
 def require_epoch(connection: Connection, ours: ControllerEpoch) -> None:
-    """Check that no later controller start has taken over, and that the store is the same one; else
-    raise StoreLost. The row stays locked for the rest of the transaction if the database supports
-    this.
+    """Raise StoreLost if a later controller start has taken over, or if the store was replaced.
+    Otherwise, the row stays locked for the rest of the transaction if the database supports this.
     """
     columns = (t.controller.c.controller_id, t.controller.c.epoch)
     row = connection.execute(select(*columns).with_for_update(read=True)).first()

@@ -132,7 +132,7 @@ class Store:
 
     def find_job(self, start: str) -> JobRow:
         """Return the job with the id `start`, or the only job with an id that begins with `start`.
-        Raises NotFound if there is none. Raises ConfigError if several ids begin so.
+        Raises NotFound if there is no such job. Raises ConfigError if there are several.
         """
         with self._reading() as connection:
             exact = (
@@ -222,7 +222,7 @@ class Store:
     def save_attempt(
         self, trial_ids: Sequence[str], attempt: Attempt, placed: Sequence[TrialSpec] = ()
     ) -> None:
-        """Store this attempt for each trial, because it has begun or was closed by the controller.
+        """Store this attempt for each trial. It begins now, or the controller closes it.
 
         `placed` holds the specs of trials to which a host was assigned.
         """

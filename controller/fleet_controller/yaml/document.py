@@ -36,8 +36,8 @@ _NOT_YAML = (
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """The content of a YAML file: its plain values (dict, tuple, str, int, float, bool, None), the
-    positions of keys and values, and the findings about its YAML. Lines and columns count from 1.
+    """The content of a YAML file: plain values (dict, tuple, str, int, float, bool, None), the
+    positions of keys and values, and findings about faulty YAML. Lines and columns count from 1.
     """
 
     value: Any

@@ -18,8 +18,8 @@ def no_text_for_unknown_key(path: KeyPath) -> FindingText | None:
 
 
 def model_keys(model: type[BaseModel]) -> list[str]:
-    """Return the keys of a mapping as they are written in the file. A key such as `from`, which
-    cannot be the name of a field, is written as an alias.
+    """Return the keys of a mapping as they are written in the file. A key such as `from` cannot be
+    the name of a field, so it is the alias of a field.
     """
     return [field.alias or name for name, field in model.model_fields.items()]
 

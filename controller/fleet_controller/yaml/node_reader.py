@@ -115,8 +115,8 @@ class NodeReader:
         return self.read(value, path)
 
     def _merged(self, value: Node, path: KeyPath) -> Iterator[tuple[ScalarNode, Node]]:
-        """Yield the entries that `<<` brings in. If several mappings are merged, the earlier one
-        has precedence, as in YAML's merge rule.
+        """Yield the entries that `<<` brings in. If several mappings are merged, earlier mappings
+        have precedence, as in YAML's merge rule.
         """
         sources = value.value if isinstance(value, SequenceNode) else [value]
         for source in sources:
