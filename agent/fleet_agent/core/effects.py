@@ -40,8 +40,8 @@ class ProveConfiguration:
 
 @dataclass(frozen=True, slots=True)
 class HoldServer:
-    """Order to keep a gang member running until it is cancelled. Its lead, on another host, serves
-    the requests.
+    """Order to keep the server of a gang member running until the trial is cancelled. The lead of
+    the gang, on another host, serves the requests.
 
     Ends with the event CancelRequested, or with ServerFailed at `deadline_s` on the clock of
     `step`.

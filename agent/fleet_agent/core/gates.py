@@ -173,8 +173,8 @@ def _client(facts: RunFacts, workload: Workload, measure: Measure) -> Iterator[G
 def _rate(facts: RunFacts, workload: Workload) -> Iterator[Gate]:
     """Flag an open loop in which the queue of requests grows to the end of the run.
 
-    The latencies then depend on how long the run was, and the server's rate of answers is its
-    maximum.
+    The latencies then depend on how long the run was, and the measured rate is the maximum rate of
+    the server.
     """
     if (
         workload.rate_per_s

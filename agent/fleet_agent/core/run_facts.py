@@ -1,4 +1,4 @@
-"""The facts about a run that its gates judge."""
+"""Defines the facts about a run that its gates judge."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The gates that compare a run's number of tokens: with the number requested, with the client's own
-count, and with what the server counted for all of its clients.
+"""Implements the gates that compare a run's number of tokens with three numbers: the requested
+number, the client's own count, and the server's count for all of its clients.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def _own_count(facts: RunFacts) -> Iterator[Gate]:
 
 
 def _server_count(facts: RunFacts) -> Iterator[Gate]:
-    """Compare with what the server counted for all of its clients. A run with failed requests is
-    void anyway and not compared: the server may have counted them too.
+    """Yield a gate if the server counted tokens of other clients during the run. A run with failed
+    requests is not compared: it is void anyway, and the server may have counted these requests.
     """
     if facts.requests_failed or not facts.requests_ok:
         return

@@ -115,7 +115,7 @@ def all_processes() -> dict[int, ProcessStat]:
 
 
 def processes_of_session(session_id: int) -> tuple[ProcessStat, ...]:
-    """Return the living processes in the Linux session with this id, of any server."""
+    """Return all living processes in the Linux session with this id."""
     return tuple(
         process
         for process in all_processes().values()

@@ -1,5 +1,5 @@
-"""Defines the findings of preflight and host check: their codes, and what these mean
-for a trial.
+"""Defines the findings of preflight and host check, their codes, and what each code means for a
+trial.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Keeps the agent's journal: an append-only file of events. Each is on disk before it takes effect.
+"""Keeps the agent's journal: an append-only file of events, on disk before the agent acts on them.
 
 The folder holds `events.jsonl` and `lock`. The file has a header, then events and acknowledgements.
 An acknowledgement may carry the epoch of its controller, under the key `lease`. A new or compacted
