@@ -16,7 +16,7 @@ GUIDE = Path(__file__).parents[2] / "docs" / "user" / "job-file.md"
 BEYOND_CASES = {
     "hosts_left_over", "load_only_host", "no_hosts", "no_such_label", "too_few_hosts", "too_many_trials", "too_many_variants",
     "more_findings", "too_large", "python_default", "one_variant",
-    "bad_file", "file_unreadable", "files_too_large", "unknown_host", "no_load_hosts", "load_host_has_trials", "too_few_shards",
+    "bad_file", "file_unreadable", "files_too_large", "unknown_host", "host_variable", "no_load_hosts", "load_host_has_trials", "too_few_shards",
 }  # fmt: skip
 
 

@@ -303,6 +303,12 @@ def test_the_jobs_variables_win_over_the_hosts() -> None:
     )
 
 
+def test_a_variable_that_the_job_removes_is_not_taken_from_the_host() -> None:
+    defaults = ServerDefaults(PYTHON, "", {"NCCL_SOCKET_IFNAME": "eth0", "NCCL_PROTO": "Simple"})
+    engine = with_defaults(replace(ENGINE, env_removed=("NCCL_PROTO", "UNKNOWN")), defaults)
+    assert engine.env == {"NCCL_SOCKET_IFNAME": "eth0"}
+
+
 def test_the_hosts_image_stands_in_where_a_job_names_neither_python_nor_image() -> None:
     defaults = ServerDefaults(image="lmsysorg/sglang:v1")
     assert (

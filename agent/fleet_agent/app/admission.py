@@ -67,7 +67,7 @@ class Admission:
                 f"host {self.host} rejects an invalid trial: {faults}", _INVALID_TRIAL_HINT
             )
         engine = with_defaults(spec.engine, self.defaults)
-        given = tuple(name for name in self.defaults.env if name not in spec.engine.env)
+        given = tuple(name for name in engine.env if name not in spec.engine.env)
         refused = policy_violations(engine, given, self.policy, self._host_lookup())
         if refused:
             reasons = "; ".join(map(str, refused))

@@ -123,6 +123,7 @@ def _engine(file: job_models.JobFile) -> EngineSpec:
             if value is not None
         },
         env={name: value for name, value in engine.env.items() if value is not None},
+        env_removed=tuple(sorted(name for name, value in engine.env.items() if value is None)),
         gpus=engine.gpus or 0,
         python=(engine.python or "")
         if engine.kind == "sglang" and engine.container is None

@@ -73,10 +73,11 @@ def equivalent_variants(job: Job, variants: Sequence[Variant]) -> tuple[Equivale
     """
     if job.engine.kind != EngineKind.SGLANG or len(variants) < 2:
         return ()
-    groups: dict[str, list[tuple[Variant, EffectiveConfiguration]]] = {}
+    groups: dict[tuple[str, tuple[str, ...]], list[tuple[Variant, EffectiveConfiguration]]] = {}
     for variant in variants:
         found = resolve_configuration(launch_configuration(job, variant))
-        groups.setdefault(found.identity, []).append((variant, found))
+        key = found.identity, variant.engine.env_removed
+        groups.setdefault(key, []).append((variant, found))
     pairs = [pair for group in groups.values() for pair in _equivalent_pairs(group)]
     entries = _exclude_entries(pairs, variants)
     return tuple(
@@ -96,7 +97,8 @@ def _equivalent_pairs(group: Sequence[tuple[Variant, EffectiveConfiguration]]) -
 
 
 def _is_written_alike(variant: Variant, other: Variant) -> bool:
-    return variant.engine.args == other.engine.args and variant.engine.env == other.engine.env
+    ours, theirs = variant.engine, other.engine
+    return (ours.args, ours.env, ours.env_removed) == (theirs.args, theirs.env, theirs.env_removed)
 
 
 def _equivalent_variant(pair: _Pair, entry: Mapping[str, str]) -> EquivalentVariant:

@@ -101,7 +101,7 @@ def _variant_json(variant: Variant) -> dict[str, Any]:
         "levels": dict(variant.levels),
         "gpus": variant.engine.gpus,
         "args": dict(variant.engine.args),
-        "env": dict(variant.engine.env),
+        "env": {**variant.engine.env, **dict.fromkeys(variant.engine.env_removed)},
     }
 
 

@@ -67,7 +67,11 @@ def _equal_variants(job: Job, variants: Sequence[Variant]) -> Iterator[Finding]:
     for variant in variants:
         engine = variant.engine
         same = first.setdefault(
-            json.dumps([engine.args, engine.env, repr(engine.simulation)], sort_keys=True), variant
+            json.dumps(
+                [engine.args, engine.env, engine.env_removed, repr(engine.simulation)],
+                sort_keys=True,
+            ),
+            variant,
         )
         if same is not variant:
             message = (

@@ -72,13 +72,24 @@ def _resolved_engine(job: Job, levels: Sequence[Level]) -> EngineSpec:
     the same setting, the later level has precedence.
     """
     args = _overlay(job.engine.args, [level.args for level in levels])
-    env = _overlay(job.engine.env, [level.env for level in levels])
+    changes = [level.env for level in levels]
+    env = _overlay(job.engine.env, changes)
+    removed = {*job.engine.env_removed, *(name for level_env in changes for name in level_env)} - {
+        *env
+    }
     simulation = job.engine.simulation
     for level in levels:
         simulation = replace(simulation, **level.simulation)
     needed = gpus_per_host(job, args)
     gpus = needed if job.gpus is None and job.engine.kind != EngineKind.EXTERNAL else job.gpus or 0
-    return replace(job.engine, args=args, env=env, simulation=simulation, gpus=gpus)
+    return replace(
+        job.engine,
+        args=args,
+        env=env,
+        env_removed=tuple(sorted(removed)),
+        simulation=simulation,
+        gpus=gpus,
+    )
 
 
 def _overlay(base: Mapping[str, Any], changes: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

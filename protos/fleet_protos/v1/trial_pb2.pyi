@@ -320,6 +320,7 @@ class EngineSpec(_message.Message):
     PHASE_TIMEOUTS_S_FIELD_NUMBER: _builtins.int
     PROOF_FIELD_NUMBER: _builtins.int
     GANG_FIELD_NUMBER: _builtins.int
+    ENV_REMOVED_FIELD_NUMBER: _builtins.int
     kind: Global___EngineKind.ValueType
     model_path: _builtins.str
     """path on the host or model id"""
@@ -363,6 +364,10 @@ class EngineSpec(_message.Message):
     def gang(self) -> Global___Gang:
         """absent: the server is on one host"""
 
+    @_builtins.property
+    def env_removed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """variables of the host's defaults that the server does not get; older agents ignore it"""
+
     def __init__(
         self,
         *,
@@ -382,10 +387,11 @@ class EngineSpec(_message.Message):
         phase_timeouts_s: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         proof: _builtins.str = ...,
         gang: Global___Gang | None = ...,
+        env_removed: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["args", b"args", "container", b"container", "gang", b"gang", "simulation", b"simulation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["args", b"args", "container", b"container", "cpu_binding", b"cpu_binding", "entry", b"entry", "env", b"env", "gang", b"gang", "gpus", b"gpus", "kind", b"kind", "model_path", b"model_path", "phase_timeouts_s", b"phase_timeouts_s", "proof", b"proof", "python", b"python", "ready_timeout_s", b"ready_timeout_s", "simulation", b"simulation", "stop_timeout_s", b"stop_timeout_s", "url", b"url"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["args", b"args", "container", b"container", "cpu_binding", b"cpu_binding", "entry", b"entry", "env", b"env", "env_removed", b"env_removed", "gang", b"gang", "gpus", b"gpus", "kind", b"kind", "model_path", b"model_path", "phase_timeouts_s", b"phase_timeouts_s", "proof", b"proof", "python", b"python", "ready_timeout_s", b"ready_timeout_s", "simulation", b"simulation", "stop_timeout_s", b"stop_timeout_s", "url", b"url"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -138,6 +138,8 @@ class EngineSpec:
     phase_timeouts_s: Mapping[str, float] = field(default_factory=dict)
     proof: str = ""  # where NCCL's own log comes from: auto | witness | timed | off; empty = auto
     gang: Gang = field(default_factory=Gang)  # absent: the server is on one host
+    # variables of the host's defaults that the server does not get; older agents ignore it
+    env_removed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,12 +44,13 @@ class ServerDefaults:
 def with_defaults(engine: EngineSpec, defaults: ServerDefaults) -> EngineSpec:
     """Return the engine with the host's defaults filled in.
 
-    Variables that the job sets keep the job's values. The host's Python or image is used only if
-    the job names neither a Python nor an image.
+    Variables that the job sets keep the job's values, and those that it removes stay away. The
+    host's Python or image is used only if the job names neither a Python nor an image.
     """
     if engine.kind is EngineKind.EXTERNAL:
         return engine
-    engine = replace(engine, env={**defaults.env, **engine.env})
+    given = {name: value for name, value in defaults.env.items() if name not in engine.env_removed}
+    engine = replace(engine, env={**given, **engine.env})
     if engine.kind is not EngineKind.SGLANG or engine.python or engine.container.image:
         return engine
     if defaults.image and not defaults.python:

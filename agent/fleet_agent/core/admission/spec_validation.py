@@ -167,7 +167,7 @@ def _check_files(spec: TrialSpec) -> Iterator[str]:
 def _check_engine(engine: EngineSpec) -> Iterator[str]:
     yield from (
         f"engine.env: {shorten_untrusted(name)} is not a valid variable name"
-        for name in engine.env
+        for name in (*engine.env, *engine.env_removed)
         if not _VARIABLE.fullmatch(name)
     )
     yield from (

@@ -11,8 +11,15 @@ from collections.abc import Sequence
 from fleet_controller.cli.input_files import base_folder, read_bytes
 from fleet_controller.cli.terminal.console import Console
 from fleet_controller.cli.terminal.finding_lines import finding_lines, findings_summary
-from fleet_controller.yaml.findings import Finding, FleetRejected, JobRejected, has_errors
-from fleet_protos.errors import ExitCode
+from fleet_controller.core.job import Job
+from fleet_controller.yaml.findings import (
+    Finding,
+    FleetRejected,
+    JobRejected,
+    has_errors,
+    in_order,
+)
+from fleet_protos.errors import ConfigError, ExitCode
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
@@ -38,9 +45,26 @@ def _findings(name: str) -> Sequence[Finding]:
     if is_importable(text):
         return import_launch(text, name).findings
     try:
-        return load_job(content, name, base_folder(name)).findings
+        loaded = load_job(content, name, base_folder(name))
+        return in_order((*loaded.findings, *_host_variables(loaded.job)))
     except JobRejected as rejected:
         return rejected.findings
+
+
+def _host_variables(job: Job) -> Sequence[Finding]:
+    """Return what hosts of the fleet file add to the job's variables. A fleet file with errors
+    adds nothing; it is linted on its own.
+    """
+    from fleet_controller.cli.commands.plan import plan_for_fleet
+    from fleet_controller.cli.fleet_file_option import read_fleet
+    from fleet_controller.fleet_file.find_fleet_file import find_fleet_file
+
+    try:
+        path = find_fleet_file("")
+        found = plan_for_fleet(job, read_fleet(path)).findings if path else ()
+    except ConfigError:
+        return ()
+    return [finding for finding in found if finding.code == "host_variable"]
 
 
 def is_fleet(text: str) -> bool:

@@ -23,6 +23,7 @@ from fleet_controller.planning.host_selection import (
     choose_hosts,
     host_choice_findings,
 )
+from fleet_controller.planning.host_variables import host_variable_findings
 from fleet_controller.planning.job_plan import Plan, make_plan
 from fleet_controller.planning.load_host_assignment import (
     load_host_findings,
@@ -110,17 +111,14 @@ def plan_for_fleet(job: Job, fleet: Inventory) -> Plan:
         for host in fleet.hosts
     ]
     hosts = choose_hosts(job, known)
+    chosen = [host for host in fleet.hosts if host.name in hosts]
     plan = make_plan(job, hosts, load_plan(job, load_hosts_of(job, known, hosts)))
     found = (*host_choice_findings(job, known), *load_host_findings(job, known, hosts))
-    return (
-        replace(
-            plan,
-            trials=(),
-            findings=(*found, *(own for own in plan.findings if own.code != "no_hosts")),
-        )
-        if found
-        else plan
-    )
+    own = plan.findings
+    if found:
+        own = (*found, *(finding for finding in own if finding.code != "no_hosts"))
+        plan = replace(plan, trials=())
+    return replace(plan, findings=(*own, *host_variable_findings(job, plan.variants, chosen)))
 
 
 def cost_text(cost: PlanCost) -> str:
@@ -228,4 +226,5 @@ def _variant_settings(variant: Variant) -> list[str]:
         f"--{name.replace('_', '-')}{'' if value is True else f' {value}'}"
         for name, value in variant.engine.args.items()
     ]
-    return arguments + [f"{name}={value}" for name, value in variant.engine.env.items()]
+    variables = [f"{name}={value}" for name, value in variant.engine.env.items()]
+    return arguments + variables + [f"{name}=null" for name in variant.engine.env_removed]
