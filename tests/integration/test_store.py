@@ -347,6 +347,27 @@ def test_a_store_from_before_hosts_were_decided_about_is_read_as_it_was_meant(
     store.close()
 
 
+def test_a_job_stored_before_its_settings_were_stored_is_kept_without_them(
+    store: Store, address: str
+) -> None:
+    store.add_job(
+        replace(JOB, job_id="job-2", resolved="{}"),
+        [replace(SPECS[0], trial_id="other", job_id="job-2")],
+    )
+    store.close()
+    config = Config()
+    config.set_main_option("script_location", str(Path(database.__file__).parent / "migrations"))
+    engine = database.connect(address)
+    with engine.begin() as connection:
+        config.attributes["connection"] = connection
+        command.downgrade(config, "0003")
+    engine.dispose()
+    newer = Store.open(address)
+    assert newer.jobs() == [JOB, replace(JOB, job_id="job-2")]
+    assert [trial.spec for trial in newer.trials("job-1")] == SPECS
+    newer.close()
+
+
 def test_a_job_is_found_by_a_unique_start_of_its_id(store: Store) -> None:
     assert store.find_job("job").job_id == "job-1"
     store.add_job(

@@ -15,6 +15,7 @@ from fleet_controller.core.job import HostChoice, Job
 from fleet_controller.hosts.connections import HostConnections
 from fleet_controller.hosts.wait_connected import planning_candidates, wait_until_connected
 from fleet_controller.job_file.job_loader import LoadedJob, load_job
+from fleet_controller.job_file.resolved_job import resolved_json
 from fleet_controller.jobs.state_writer import StateWriter
 from fleet_controller.planning.admission_preview import predicted_refusal
 from fleet_controller.planning.estimate import estimate_seconds
@@ -199,4 +200,5 @@ def _job_row(job_id: str, loaded: LoadedJob, planned_s: float) -> JobRow:
         time_scale=engine.simulation.time_scale if kind == "simulated" else 1.0,
         planned_s=planned_s,
         priority=loaded.job.priority,
+        resolved=resolved_json(loaded.job),
     )

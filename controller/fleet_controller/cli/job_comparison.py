@@ -16,7 +16,7 @@ from fleet_controller.cli.controller_connection import open_controller
 from fleet_controller.cli.terminal.console import Console
 from fleet_controller.core.controller_api import Controller, JobDetail, JobResults, TrialStatus
 from fleet_controller.core.job import Job
-from fleet_controller.job_file.job_loader import load_job
+from fleet_controller.job_file.resolved_job import StoredJob, read_stored_job
 from fleet_controller.planning.variants import make_variants
 from fleet_controller.report.comparison_export import comparison_json
 from fleet_controller.report.terminal_layout import comparison_text
@@ -56,27 +56,31 @@ async def _compare_stored(arguments: argparse.Namespace) -> Comparison:
             return await compare_job(controller, arguments.a, read_verdict_options(arguments))
         before, after = await controller.results(arguments.a), await controller.results(arguments.b)
         detail = await controller.job(arguments.b)
-    job = _parse_job(after)
+    old, new = _read_job(before), _read_job(after)
+    job = new.job
     confidence, margin = _confidence_and_margin(job, read_verdict_options(arguments))
     conditions = _planned_conditions(after, job, detail)
     compared = compare_jobs(
         (_conditions(before), before.runs), (conditions, after.runs), confidence, margin
     )
-    return replace(compared, notes=(*compared.notes, *job_differences(_parse_job(before), job)))
+    notes = (*compared.notes, *old.notes, *new.notes, *job_differences(old.job, job))
+    return replace(compared, notes=notes)
 
 
 async def compare_job(controller: Controller, job_id: str, options: VerdictOptions) -> Comparison:
     """Compare all variants of a job with its baseline, or with the baseline that the user names."""
     results, detail = await controller.results(job_id), await controller.job(job_id)
-    job = _parse_job(results)
+    stored = _read_job(results)
+    job = stored.job
     if not job.hosts.every_host:
         results, detail = _pool_hosts(results, detail)
     baseline = options.baseline or next(
-        variant.name for variant in make_variants(job) if variant.is_baseline
+        (variant.name for variant in make_variants(job) if variant.is_baseline), ""
     )
     confidence, margin = _confidence_and_margin(job, options)
     conditions = _planned_conditions(results, job, detail)
-    return compare(results.runs, baseline, confidence, margin, conditions)
+    compared = compare(results.runs, baseline, confidence, margin, conditions)
+    return replace(compared, notes=(*compared.notes, *stored.notes))
 
 
 def print_comparison(comparison: Comparison, as_json: bool, console: Console) -> None:
@@ -133,8 +137,8 @@ def _failure_counts(trials: list[TrialStatus]) -> str:
     return ", ".join(f"{failure_class} ×{count}" for failure_class, count in counts.most_common())
 
 
-def _parse_job(results: JobResults) -> Job:
-    return load_job(results.yaml, f"{results.job.job_id}.yaml").job
+def _read_job(results: JobResults) -> StoredJob:
+    return read_stored_job(results.job.job_id, results.resolved, results.yaml)
 
 
 def _confidence_and_margin(job: Job, options: VerdictOptions) -> tuple[float, float]:

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from fleet_controller.core.job import Job
 from fleet_controller.job_file.attached_files import (
     FileSources,
+    NamedFiles,
     find_files,
     join_attached_files,
     split_attached_files,
@@ -33,7 +34,7 @@ from fleet_controller.yaml.findings import (
     has_errors,
     in_order,
 )
-from fleet_controller.yaml.key_path import KeyPath
+from fleet_controller.yaml.key_path import KeyPath, dotted
 from fleet_controller.yaml.pydantic_errors import pydantic_findings
 from fleet_protos.attachment import MAX_PACKED_CHARS
 from fleet_protos.errors import ConfigError
@@ -103,6 +104,35 @@ def load_job(text: str | bytes, file_name: str, folder: FilePath | None = None) 
     Files that the job names are taken from the end of its text, or else read relative to `folder`.
     Without a folder, no file is opened.
     """
+    content, parsed, named, found = _read_job(text, file_name, folder)
+    found.extend(check_job(parsed))
+    found.extend(named.findings)
+    job = build_job(parsed.job, parsed.document, named)
+    if not has_errors(finding for finding in found if _hides_variants(finding)):
+        variants = make_variants(job)
+        found.extend(variant_findings(job, variants))
+        found.extend(check_variants(parsed, job, variants))
+    if has_errors(found):
+        raise JobRejected(found)
+    return LoadedJob(job, join_attached_files(content, job.files), file_name, in_order(found))
+
+
+def load_without_rules(text: str, file_name: str) -> tuple[Job, tuple[str, ...]]:
+    """Return the job of a text that an earlier version accepted, and the keys whose values cannot
+    be read. These have their defaults. No rule is applied to the others.
+
+    Raises JobRejected if the text is not a mapping.
+    """
+    _, parsed, named, _ = _read_job(text, file_name, None)
+    return build_job(parsed.job, parsed.document, named), tuple(sorted(map(dotted, parsed.broken)))
+
+
+def _read_job(
+    text: str | bytes, file_name: str, folder: FilePath | None
+) -> tuple[str, ParsedJob, NamedFiles, list[Finding]]:
+    """Return the text without its attached files, the readable part of the job, the files that it
+    names, and the findings about what cannot be read.
+    """
     own, attached = split_attached_files(
         decode_text(text, file_name, most_bytes=LARGEST_BYTES + 2 * MAX_PACKED_CHARS)
     )
@@ -131,15 +161,7 @@ def load_job(text: str | bytes, file_name: str, folder: FilePath | None = None) 
         raise JobRejected(document.findings)
     parsed, faults = _read_models(document)
     named = find_files(parsed, FileSources.from_attached(attached, folder))
-    found = [*document.findings, *faults, *check_job(parsed), *named.findings]
-    job = build_job(parsed.job, document, named)
-    if not has_errors(finding for finding in found if _hides_variants(finding)):
-        variants = make_variants(job)
-        found.extend(variant_findings(job, variants))
-        found.extend(check_variants(parsed, job, variants))
-    if has_errors(found):
-        raise JobRejected(found)
-    return LoadedJob(job, join_attached_files(content, job.files), file_name, in_order(found))
+    return content, parsed, named, [*document.findings, *faults]
 
 
 def _hides_variants(finding: Finding) -> bool:

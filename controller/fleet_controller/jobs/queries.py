@@ -99,6 +99,7 @@ class ReadOnlyController:
             job_summary(row, self._store.trial_outlines(row.job_id)),
             row.yaml,
             tuple(self._store.runs(row.job_id)),
+            row.resolved,
         )
 
     def _trial(self, trial_id: str, attempt: int, with_log: bool) -> TrialDetail:

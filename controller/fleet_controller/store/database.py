@@ -26,7 +26,7 @@ from fleet_protos.errors import ConfigError, Conflict, FleetError, StoreLost, St
 
 # of PostgreSQL: data corrupted, index corrupted, undefined table, undefined column
 _POSTGRESQL_DAMAGE = ("XX001", "XX002", "42P01", "42703")
-HEAD = "0003"  # the newest revision in migrations/versions; a test compares
+HEAD = "0004"  # the newest revision in migrations/versions; a test compares
 
 
 def connect(address: str, *, read_only: bool = False) -> Engine:

@@ -74,6 +74,7 @@ class JobRow:
     priority: int = 0
     placement: str = ""
     joined_s: float = 0.0
+    resolved: str = ""
 
 
 def _is_first_copy(connection: Connection, table: Table, key: Mapping[str, Any]) -> bool:

@@ -26,6 +26,8 @@ jobs = Table(
     Column("job_id", String(128), primary_key=True),
     Column("name", String(128), nullable=False),
     Column("yaml", Text, nullable=False),
+    # the job that the text was read as, see `job_file.resolved_job`; empty: stored before 0004
+    Column("resolved", Text, nullable=False, server_default=""),
     Column("file_name", Text, nullable=False),
     Column("submitted_unix_ns", BigInteger, nullable=False),
     Column("engine", String(32), nullable=False),

@@ -569,7 +569,10 @@ class GetResultsResponse(_message.Message):
     JOB_FIELD_NUMBER: _builtins.int
     YAML_FIELD_NUMBER: _builtins.int
     RUNS_FIELD_NUMBER: _builtins.int
+    RESOLVED_FIELD_NUMBER: _builtins.int
     yaml: _builtins.str
+    resolved: _builtins.str
+    """JSON of the job that `yaml` was read as at its submit; empty = not stored"""
     @_builtins.property
     def job(self) -> Global___JobSummary: ...
     @_builtins.property
@@ -580,10 +583,11 @@ class GetResultsResponse(_message.Message):
         job: Global___JobSummary | None = ...,
         yaml: _builtins.str = ...,
         runs: _abc.Iterable[Global___StoredRun] | None = ...,
+        resolved: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["job", b"job"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "runs", b"runs", "yaml", b"yaml"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "resolved", b"resolved", "runs", b"runs", "yaml", b"yaml"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -111,6 +111,7 @@ class JobResults:
     job: JobSummary = field(default_factory=JobSummary)
     yaml: str = ""
     runs: tuple[StoredRun, ...] = ()
+    resolved: str = ""  # JSON of the job that `yaml` was read as at its submit; empty = not stored
 
 
 @dataclass(frozen=True, slots=True)
