@@ -40,6 +40,7 @@ class Bench:
     supervisor: Supervisor = field(default_factory=Supervisor)
     token: str = field(default_factory=lambda: uuid.uuid4().hex)
     pids: list[int] = field(default_factory=list)
+    chains: list[int] = field(default_factory=list)
 
     @property
     def log(self) -> Path:
@@ -57,7 +58,16 @@ class Bench:
     def fifo(self) -> Path:
         fifo = self.folder / f"told-{uuid.uuid4().hex}"
         os.mkfifo(fifo)
+        os.mkfifo(f"{fifo}.chain")
+        self.chains.append(os.open(f"{fifo}.chain", os.O_RDONLY | os.O_NONBLOCK))
         return fifo
+
+    def chain_lives(self) -> bool:
+        """Whether a process of a chain that the server started is left."""
+        try:
+            return os.read(self.chains[-1], 1) != b""
+        except BlockingIOError:
+            return True
 
     async def told(self, fifo: Path) -> dict[str, Any]:
         told: dict[str, Any] = json.loads(await asyncio.to_thread(fifo.read_text, encoding="ascii"))
@@ -71,6 +81,8 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
     yield bench
     for pid in filter(is_alive, bench.pids):
         os.kill(pid, signal.SIGKILL)
+    for chain in bench.chains:
+        os.close(chain)
 
 
 def is_alive(pid: int) -> bool:
@@ -78,7 +90,9 @@ def is_alive(pid: int) -> bool:
     return stat is not None and stat.is_alive
 
 
-async def test_a_server_leads_its_own_session_and_has_exactly_its_environment(bench: Bench) -> None:
+async def test_a_server_leads_its_own_group_below_a_subreaper_and_has_exactly_its_environment(
+    bench: Bench,
+) -> None:
     fifo = bench.fifo()
     env = {"BENCHFLEET_LAUNCH": bench.token, "NCCL_ALGO": "Ring"}
     server = await bench.supervisor.launch(
@@ -87,11 +101,10 @@ async def test_a_server_leads_its_own_session_and_has_exactly_its_environment(be
     told = await bench.told(fifo)
     stat = read_stat(server.pid)
     assert stat is not None
-    assert (stat.session, stat.group, stat.start_ticks) == (
-        server.pid,
-        server.pid,
-        server.session.start_ticks,
-    )
+    above = read_stat(server.session.session_id)
+    assert above is not None
+    assert (stat.parent, stat.session, stat.group) == (above.pid, above.pid, server.pid)
+    assert above.start_ticks == server.session.start_ticks
     assert stat.session != os.getsid(0)
     assert (
         told["env"].items() - {("LC_CTYPE", "C.UTF-8")} == env.items()
@@ -125,7 +138,7 @@ async def test_a_child_that_moved_to_a_session_of_its_own_is_ended_too(
     """By the token it bears, by the log it writes to, or as a child of a process that is known."""
     server, (_, child) = await bench.launch("ignore_term", trait)
     assert [process.pid for process in bench.supervisor.living_processes(server.session)] == sorted(
-        [server.pid, child]
+        [server.session.session_id, server.pid, child]
     )
     await bench.supervisor.stop(server.session, SHORT_S)
     assert not is_alive(child)
@@ -155,14 +168,82 @@ async def test_children_of_a_server_that_died_are_ended(bench: Bench, trait: str
     assert not is_alive(child)
 
 
-async def test_a_process_that_cannot_be_shown_to_be_ours_is_named_and_left_alone(
+ESCAPES = ["nameless", "daemon", "chain"]
+
+
+@pytest.mark.parametrize("traits", [(), ("leave",), ("ignore_term",)], ids=["", "leave", "deaf"])
+@pytest.mark.parametrize("escape", ESCAPES)
+async def test_a_child_that_escapes_is_ended_and_proved_gone(
+    bench: Bench, escape: str, traits: tuple[str, ...]
+) -> None:
+    """By double fork, session, closed descriptors, cleared environment, name, TERM ignored."""
+    server, (_, *children) = await bench.launch(*traits, escape)
+    if "leave" in traits:
+        await server.wait()
+    assert bench.chain_lives() is (escape == "chain")
+    assert all(map(is_alive, children))
+    stopped = await bench.supervisor.stop(server.session, SHORT_S)
+    assert stopped.left_over == ()
+    assert not any(map(is_alive, children))
+    assert not bench.chain_lives()
+
+
+@pytest.mark.parametrize("known_by", ["record", "token"])
+@pytest.mark.parametrize("escape", ESCAPES)
+async def test_a_child_that_escaped_is_found_by_the_next_agent(
+    bench: Bench, escape: str, known_by: str
+) -> None:
+    session, (_, *children) = await kill_agent_after_launch(bench, "leave", escape)
+    assert bench.chain_lives() is (escape == "chain")
+    if known_by == "token":
+        found = await asyncio.to_thread(bench.supervisor.find_by_token, bench.token)
+        assert found is not None
+        session = found
+    assert (await bench.supervisor.stop(session, SHORT_S)).left_over == ()
+    assert not any(map(is_alive, children))
+    assert not bench.chain_lives()
+
+
+async def test_an_escaped_child_of_another_server_or_of_nobody_is_left_alone(bench: Bench) -> None:
+    """They look the same; only the parents differ."""
+    server, (_, child) = await bench.launch("daemon")
+    other = Bench(bench.folder / "other")
+    other.folder.mkdir()
+    second, (_, foreign) = await other.launch("leave", "daemon")
+    await second.wait()
+    fifo = bench.fifo()
+    own = await asyncio.create_subprocess_exec(*ODD_SERVER, str(fifo), "leave", "daemon", env={})
+    (_, nobodys) = (await bench.told(fifo))["pids"]
+    await own.wait()
+    assert (await bench.supervisor.stop(server.session, SHORT_S)).left_over == ()
+    assert [is_alive(pid) for pid in (child, foreign, nobodys)] == [False, True, True]
+    assert (await other.supervisor.stop(second.session, SHORT_S)).left_over == ()
+    assert [is_alive(pid) for pid in (foreign, nobodys)] == [False, True]
+    for chain in other.chains:
+        os.close(chain)
+
+
+async def test_a_killed_subreaper_is_named_and_what_cannot_be_shown_to_be_ours_is_left_alone(
     bench: Bench,
 ) -> None:
     server, (_, child) = await bench.launch("leave", "nameless")
     await server.wait()
+    os.kill(server.session.session_id, signal.SIGKILL)
+    await server.subreaper.wait()
     stopped = await bench.supervisor.stop(server.session, SHORT_S)
     assert is_alive(child)
-    assert [text.split(" (")[0] for text in stopped.left_over] == [f"pid {child}"]
+    assert stopped.left_over[0].startswith(f"pid {child} (")
+    assert f"parent process {server.session.session_id} was killed" in stopped.left_over[1]
+
+
+async def test_a_server_whose_subreaper_is_killed_counts_as_dead_and_is_ended(bench: Bench) -> None:
+    server, (launcher, child) = await bench.launch("bare")
+    os.kill(server.session.session_id, signal.SIGKILL)
+    assert await server.wait() == -signal.SIGKILL
+    stopped = await bench.supervisor.stop(server.session, PATIENT_S)
+    assert not is_alive(launcher)
+    assert not is_alive(child)
+    assert "was killed" in stopped.left_over[0]
 
 
 async def test_a_server_that_exits_at_once_is_seen_and_leaves_nothing(bench: Bench) -> None:
@@ -287,7 +368,7 @@ async def test_a_server_outlives_its_killed_agent_and_is_ended_by_the_next(
     )
     assert all(map(is_alive, pids))
     found = await asyncio.to_thread(bench.supervisor.find_by_token, bench.token)
-    assert found == replace(recorded, log_path="")
+    assert found == replace(recorded, pid=recorded.session_id, log_path="")
     session = recorded if known_by == "record" else found
     stopped = await bench.supervisor.stop(session, SHORT_S)
     assert (stopped.ended_by, stopped.left_over) == ("kill", ())
@@ -304,7 +385,8 @@ async def test_what_is_left_of_a_server_whose_leader_died_with_its_agent_is_foun
     found = await asyncio.to_thread(bench.supervisor.find_by_token, bench.token)
     assert found is not None
     assert found.session_id == recorded.session_id
-    assert [process.pid for process in processes_of_session(found.session_id)] == [child]
+    inside = {process.pid for process in processes_of_session(found.session_id)}
+    assert inside == {recorded.session_id, child}
     assert (await bench.supervisor.stop(found, PATIENT_S)).left_over == ()
     assert not is_alive(child)
 

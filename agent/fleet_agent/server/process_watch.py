@@ -93,7 +93,7 @@ class ProcessWatch:
 
 
 def scan_server_processes(session: RecordedSession) -> list[WatchedProcess]:
-    """Return the living processes of the server, except the leader of its Linux session.
+    """Return the living processes of the server, except its launcher and its subreaper.
 
     The processes are classified by their command lines. This reads all of /proc.
     """
@@ -103,7 +103,7 @@ def scan_server_processes(session: RecordedSession) -> list[WatchedProcess]:
     return [
         _classify(process, lines[process.pid], launchers)
         for process in found
-        if process.pid != session.pid
+        if process.pid not in (session.pid, session.session_id)
     ]
 
 

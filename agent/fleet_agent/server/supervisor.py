@@ -1,4 +1,4 @@
-"""Starts each server in its own Linux session, waits for its end, and ends all of its processes.
+"""Starts each server below a subreaper, waits for its end, and ends all of its processes.
 
 Every signal is sent through a pidfd. The start time of the process is checked after the pidfd was
 opened, so the signal cannot reach another process. Processes are never found by name.
@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 import logging
 import os
 import signal
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from fleet_agent.core.engine import LaunchCommand
 from fleet_agent.host.processes import (
@@ -27,6 +30,7 @@ from fleet_agent.host.processes import (
     read_stat,
     unproven_members,
 )
+from fleet_agent.server import subreaper
 from fleet_protos.events import ServerStopped
 
 __all__ = ["RecordedSession", "ServerProcess", "Supervisor", "processes_of_session", "wait_gone"]
@@ -35,6 +39,8 @@ log = logging.getLogger(__name__)
 
 _KILL_TIMEOUT_S = 30.0  # the kernel may need this long to free the memory of a large model
 _KILL_AGAIN_S = 1.0  # while a killed process has not ended yet
+_SUBREAPER_ENDS_S = 1.0  # after the last of its children; it may be slow on a busy host
+_SUBREAPER = subreaper.__file__
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,24 +53,25 @@ class ServerProcess:
 
     session: RecordedSession
     log: Path
-    _process: asyncio.subprocess.Process
+    subreaper: asyncio.subprocess.Process
+    _exit_code: asyncio.Future[int]
 
     @property
     def pid(self) -> int:
-        """The process id of the launcher, which leads the Linux session and the process group."""
+        """Process id of the launcher, which leads a process group of its own."""
         return self.session.pid
 
     @property
     def exit_code(self) -> int | None:
-        """The exit code of the launcher, negative for a signal. None while the launcher runs."""
-        return self._process.returncode
+        """Exit code of the launcher, negative for a signal; None while it runs."""
+        return self._exit_code.result() if self._exit_code.done() else None
 
     async def wait(self) -> int:
         """Wait until the launcher has ended. Return its exit code, negative for a signal.
 
         Several tasks may wait at the same time.
         """
-        return await self._process.wait()
+        return await asyncio.shield(self._exit_code)
 
 
 class Supervisor:
@@ -75,36 +82,44 @@ class Supervisor:
         self._children: dict[int, ServerProcess] = {}
 
     async def launch(self, command: LaunchCommand, log_path: Path) -> ServerProcess:
-        """Start the command in a Linux session of its own, with exactly the command's environment.
+        """Start the command below a subreaper of its own, with exactly its environment.
 
         The output is appended to `log_path`. The input is empty. Raises OSError if no process was
         started, for example because the program or the folder is missing.
         """
         log_path.parent.mkdir(parents=True, exist_ok=True)
+        token = command.env.get(TOKEN_VARIABLE, "")
         output = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             process = await asyncio.create_subprocess_exec(
-                *command.argv,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=output,
+                *(sys.executable, "-I", "-S", _SUBREAPER, str(_marker(log_path)), token),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
                 stderr=output,
-                env=command.env,
-                cwd=command.cwd,
+                env={TOKEN_VARIABLE: token},
                 start_new_session=True,
             )
         finally:
             os.close(output)
+        started = await _order(process, command)
+        if "pid" not in started:
+            await process.wait()
+            raise OSError(
+                started.get("errno") or errno.ECHILD,
+                started.get("error") or f"the server's parent process failed; see {log_path}",
+                started.get("file"),
+            )
         stat = read_stat(process.pid)
-        token = command.env.get(TOKEN_VARIABLE, "")
         session = RecordedSession(
-            process.pid,
+            int(started["pid"]),
             process.pid,
             stat.start_ticks if stat else 0,
             token,
             str(log_path),
             boot_id(),
         )
-        child = ServerProcess(session, log_path, process)
+        exit_code = asyncio.ensure_future(_read_exit_code(process))
+        child = ServerProcess(session, log_path, process, exit_code)
         self._children[process.pid] = child
         return child
 
@@ -119,7 +134,7 @@ class Supervisor:
         began_s = loop.time()
         shutdown = _Shutdown(session)
         ended_by = "none"
-        if members := await shutdown.members():
+        if members := await shutdown.members_to_end():
             ended_by = "term"
             _send_signal(members, signal.SIGTERM)
             if await shutdown.has_survivors(began_s + term_timeout_s):
@@ -127,13 +142,10 @@ class Supervisor:
                 await shutdown.kill(loop.time() + self._kill_timeout_s)
         await self._reap(session)
         left = await shutdown.survivors()
-        for process in left:
-            log.error(
-                "server of Linux session %s: %s could not be ended", session.session_id, process
-            )
-        return ServerStopped(
-            ended_by, loop.time() - began_s, tuple(str(process) for process in left)
-        )
+        remains = (*map(str, left), *_describe_lost_subreaper(session))
+        for what in remains:
+            log.error("server of Linux session %s: %s could not be ended", session.session_id, what)
+        return ServerStopped(ended_by, loop.time() - began_s, remains)
 
     def find_by_token(self, token: str) -> RecordedSession | None:
         """Find the server that has this launch token in its environment. Return None if there is no
@@ -152,14 +164,15 @@ class Supervisor:
     # Inside
 
     async def _reap(self, session: RecordedSession) -> None:
-        child = self._children.get(session.pid)
+        child = self._children.get(session.session_id)
         if child is None or child.session.start_ticks != session.start_ticks:
             return
-        stat = read_stat(session.pid)
+        stat = read_stat(session.session_id)
         if stat is None or not stat.is_alive or stat.start_ticks != session.start_ticks:
             await child.wait()
-            if self._children.get(session.pid) is child:  # no other waiter has removed it
-                del self._children[session.pid]
+            await child.subreaper.wait()
+            if self._children.get(session.session_id) is child:  # no other waiter has removed it
+                del self._children[session.session_id]
 
 
 @dataclass(slots=True)
@@ -179,6 +192,14 @@ class _Shutdown:
         A process that forks and ends during one scan can hide its child from this scan.
         """
         return await self._scan() or await self._scan()
+
+    async def members_to_end(self) -> tuple[ProcessStat, ...]:
+        """Return the living processes; none if the subreaper is ending because it has no child."""
+        members = await self.members()
+        if members and all(map(_is_subreaper, members)):
+            await _wait_all_gone(members, asyncio.get_running_loop().time() + _SUBREAPER_ENDS_S)
+            members = await self.members()
+        return members
 
     async def has_survivors(self, deadline_s: float) -> bool:
         """Wait for the processes to end. Return True if a process still lives at the deadline."""
@@ -255,15 +276,81 @@ def _open_pidfd(process: ProcessStat) -> int | None:
 
 
 def _send_signal(members: Iterable[ProcessStat], number: signal.Signals) -> None:
+    """Send a signal to each process.
+
+    A subreaper ends by itself after the others. It gets SIGTERM, its order to kill what is left,
+    in place of SIGKILL, and nothing in place of another signal.
+    """
     for process in members:
-        descriptor = _open_pidfd(process)
-        if descriptor is None:
-            continue
-        try:
-            signal.pidfd_send_signal(descriptor, number)
-        except ProcessLookupError:
-            pass
-        except PermissionError:
-            log.error("the agent has no permission to send a signal to %s", process)
-        finally:
-            os.close(descriptor)
+        if _is_subreaper(process):
+            if number is signal.SIGKILL:
+                _signal_one(process, signal.SIGTERM)
+        else:
+            _signal_one(process, number)
+
+
+def _signal_one(process: ProcessStat, number: signal.Signals) -> None:
+    descriptor = _open_pidfd(process)
+    if descriptor is None:
+        return
+    try:
+        signal.pidfd_send_signal(descriptor, number)
+    except ProcessLookupError:
+        pass
+    except PermissionError:
+        log.error("the agent has no permission to send a signal to %s", process)
+    finally:
+        os.close(descriptor)
+
+
+async def _order(process: asyncio.subprocess.Process, command: LaunchCommand) -> dict[str, Any]:
+    """Send the command to the subreaper and return its answer; empty if it ended without one."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    order = {"argv": command.argv, "env": dict(command.env), "cwd": command.cwd}
+    process.stdin.write(json.dumps(order).encode())
+    process.stdin.close()
+    line = await process.stdout.readline()
+    answer: dict[str, Any] = json.loads(line) if line else {}
+    return answer
+
+
+async def _read_exit_code(process: asyncio.subprocess.Process) -> int:
+    """Wait for the launcher's exit code. If the subreaper is killed, return the code of that."""
+    assert process.stdout is not None
+    line = await process.stdout.readline()
+    return int(json.loads(line)["exit_code"]) if line else await process.wait()
+
+
+def _marker(log_path: Path) -> Path:
+    """Return the file that exists while the subreaper of the server with this log has children."""
+    return log_path.with_suffix(".subreaper")
+
+
+def _is_subreaper(process: ProcessStat) -> bool:
+    """Whether the process is the subreaper of a server, also one that an older agent started.
+
+    Only the leader of its session can be one.
+    """
+    if process.pid != process.session:
+        return False
+    try:
+        words = Path(f"/proc/{process.pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return len(words) > 3 and words[3].endswith(b"/fleet_agent/server/subreaper.py")
+
+
+def _describe_lost_subreaper(session: RecordedSession) -> tuple[str, ...]:
+    """Say that processes may be left if the subreaper was killed; return nothing otherwise."""
+    stat = read_stat(session.session_id)
+    if stat is not None and stat.is_alive and stat.start_ticks == session.start_ticks:
+        return ()
+    if not session.log_path or not _marker(Path(session.log_path)).exists():
+        return ()
+    if session.boot_id and session.boot_id != boot_id():
+        return ()
+    return (
+        f"processes that left the server's session, if there are any: the server's parent process"
+        f" {session.session_id} was killed, so they cannot be found",
+    )

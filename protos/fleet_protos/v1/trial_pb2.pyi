@@ -1308,9 +1308,9 @@ class ServerLaunched(_message.Message):
     BOOT_ID_FIELD_NUMBER: _builtins.int
     pid: _builtins.int
     session_id: _builtins.int
-    """of the process session that all of the server's processes share"""
+    """process id of the subreaper, which leads the server's session"""
     start_ticks: _builtins.int
-    """field 22 of /proc/PID/stat; reveals a reused pid"""
+    """field 22 of /proc/SESSION_ID/stat; reveals a reused process id"""
     url: _builtins.str
     """where it will answer"""
     log_path: _builtins.str

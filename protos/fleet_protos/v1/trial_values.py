@@ -395,8 +395,8 @@ class ServerLaunched:
     """The server process exists."""
 
     pid: int = 0
-    session_id: int = 0  # of the process session that all of the server's processes share
-    start_ticks: int = 0  # field 22 of /proc/PID/stat; reveals a reused pid
+    session_id: int = 0  # process id of the subreaper, which leads the server's session
+    start_ticks: int = 0  # field 22 of /proc/SESSION_ID/stat; reveals a reused process id
     url: str = ""  # where it will answer
     argv: tuple[str, ...] = ()
     # its whole environment; a secret appears as secret://NAME
