@@ -5,12 +5,10 @@ take a limited number of values. The exact results are in the store.
 from __future__ import annotations
 
 from collections import Counter as Tally
-from collections.abc import Callable
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from fleet_protos import metric_names as names
-from fleet_protos.errors import Conflict
 from fleet_protos.trial_types import Outcome, Phase, RunResult, TrialSpec, is_void
 
 _GAUGES = {
@@ -75,22 +73,3 @@ class RunSeries:
         for metric, gauge in self._gauges.items():
             if metric in run.metrics:
                 gauge.labels(*labels).set(run.metrics[metric])
-
-    def serve(self, port: int, address: str = "127.0.0.1") -> Callable[[], None]:
-        """Answer `GET /metrics` in a separate thread. Return a function that ends the thread.
-        Raises Conflict if the port is taken.
-        """
-        try:
-            server, thread = start_http_server(port, addr=address, registry=self.registry)
-        except OSError as error:
-            raise Conflict(
-                f"cannot serve metrics on {address}:{port}: {error.strerror}",
-                "choose another --metrics-port",
-            ) from error
-
-        def stop() -> None:
-            server.shutdown()
-            server.server_close()
-            thread.join()
-
-        return stop

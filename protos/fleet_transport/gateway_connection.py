@@ -14,7 +14,11 @@ from typing import Protocol
 
 from fleet_transport.caller import named_socket
 from fleet_transport.certificate import Certificate, parse_certificate
-from fleet_transport.tls_errors import REFUSAL_PREFIX, describe_server_handshake_error
+from fleet_transport.tls_errors import (
+    NO_ROOM_ALERT,
+    REFUSAL_PREFIX,
+    describe_server_handshake_error,
+)
 from fleet_transport.tls_reload import ReloadingTlsFiles
 
 log = logging.getLogger(__name__)
@@ -28,10 +32,10 @@ class Gateway(Protocol):
 
     backend_path: Path
     tls_files: ReloadingTlsFiles
-    connections: set[ClientConnection]
+    connections: dict[ClientConnection, None]
 
-    def has_capacity(self, peer: str) -> bool:
-        """Return whether another connection from this peer is allowed."""
+    def make_room(self, peer: str) -> bool:
+        """Return whether a connection from this peer fits, after dropping a stranger for it."""
 
     def refusal_reason(self, certificate: Certificate) -> str:
         """Return why the certificate is refused now. Empty if it is accepted."""
@@ -49,6 +53,7 @@ class ClientConnection(asyncio.Protocol):
     def __init__(self, gateway: Gateway) -> None:
         self.peer = ""
         self.certificate: Certificate | None = None
+        self.is_silent = True
         self._gateway = gateway
         self._backend: BackendConnection | None = None
         self._pending: list[bytes] = []  # for the backend, until it is connected
@@ -64,10 +69,10 @@ class ClientConnection(asyncio.Protocol):
         self._deadline = loop.call_later(
             HANDSHAKE_S, self._refuse, f"the peer's handshake took longer than {HANDSHAKE_S:g} s"
         )
-        if not self._gateway.has_capacity(self.peer):
-            self._refuse("too many connections are open")
+        if not self._gateway.make_room(self.peer):
+            self._refuse_for_room("too many connections are open")
             return
-        self._gateway.connections.add(self)
+        self._gateway.connections[self] = None
         self._tls = self._gateway.tls_files.context().wrap_bio(
             self._incoming, self._outgoing, server_side=True
         )
@@ -76,6 +81,9 @@ class ClientConnection(asyncio.Protocol):
         """Pass bytes from the network to the TLS handshake. After the handshake, forward their
         plaintext to the backend.
         """
+        if self.transport.is_closing():
+            return
+        self.is_silent = False
         self._incoming.write(data)
         if self.certificate is None and not self._shake_hands():
             return
@@ -169,6 +177,22 @@ class ClientConnection(asyncio.Protocol):
         # abort if the peer does not read them
         self._deadline = asyncio.get_running_loop().call_later(HANDSHAKE_S, self.transport.abort)
 
+    def drop(self) -> None:
+        """Give the place of this stranger to a newer connection."""
+        self._refuse_for_room(
+            "the peer has shown no certificate yet, and too many newer connections have come"
+        )
+
+    @property
+    def is_stranger(self) -> bool:
+        """Whether it is open and has shown no certificate so far."""
+        return self.certificate is None and not self.transport.is_closing()
+
+    def _refuse_for_room(self, reason: str) -> None:
+        if self.is_silent:  # after the server's first message an alert must be encrypted
+            self.transport.write(NO_ROOM_ALERT)
+        self._refuse(reason)
+
     def pause_writing(self) -> None:
         """Stop reading from the backend, because the network is slower."""
         if self._backend is not None:
@@ -207,7 +231,7 @@ class ClientConnection(asyncio.Protocol):
 
     def unregister(self) -> None:
         """Remove the connection from the gateway."""
-        self._gateway.connections.discard(self)
+        self._gateway.connections.pop(self, None)
 
 
 class BackendConnection(asyncio.Protocol):

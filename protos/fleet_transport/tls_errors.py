@@ -11,6 +11,8 @@ from fleet_transport.tls_identity import Role
 
 # what a gateway sends before it closes a connection whose certificate is valid but refused
 REFUSAL_PREFIX = b"benchfleet refuses: "
+# the fatal alert access_denied (RFC 8446, 6.2), which a gateway sends when it has no room
+NO_ROOM_ALERT = bytes((21, 3, 3, 0, 2, 2, 49))
 _NOT_ISSUED = "not issued by this fleet's authority"
 
 # OpenSSL's verify codes (x509_vfy.h)
@@ -86,6 +88,11 @@ def describe_rejected_client(error: ssl.SSLError) -> str:
     reason = error.reason or ""
     if reason.endswith("CERTIFICATE_REQUIRED"):
         return "the server requires a certificate and got none"
+    if reason.endswith("ALERT_ACCESS_DENIED"):
+        return (
+            "the server has no room: too many connections without a certificate are open; its log"
+            " names their addresses"
+        )
     alert = _alert_text(reason)
     if alert:
         return f"the server rejects our certificate: {alert}"

@@ -59,7 +59,7 @@ class TlsGateway:
         self.roles = roles
         self.tls_files = ReloadingTlsFiles(tls, on_certificate_change)
         self.revocations = RevocationList(tls.revoked)
-        self.connections: set[ClientConnection] = set()
+        self.connections: dict[ClientConnection, None] = {}  # the oldest first
         self._log_throttle = LogThrottle()
         self._tasks = asyncio.TaskGroup()
         self._socket = _listen(address)
@@ -127,20 +127,22 @@ class TlsGateway:
                 f" ({suppressed} more since the last such line)" if suppressed else "",
             )
 
-    def has_capacity(self, peer: str) -> bool:
-        """Return whether another connection from this peer is allowed. There is a limit on all
-        connections, on all unfinished handshakes, and on unfinished handshakes from one address.
+    def make_room(self, peer: str) -> bool:
+        """Return whether a connection from this peer fits, after dropping a stranger for it.
+
+        A stranger is a connection without a certificate so far. If there are too many, of the
+        peer's address or in all, the oldest one is dropped, first of those that have sent nothing.
         """
-        handshakes = [
-            _address_of(connection.peer)
-            for connection in self.connections
-            if connection.certificate is None
-        ]
-        return (
-            len(handshakes) < _MAX_HANDSHAKES
-            and handshakes.count(_address_of(peer)) < _MAX_HANDSHAKES_PER_ADDRESS
-            and len(self.connections) < _MAX_CONNECTIONS
-        )
+        strangers = [each for each in self.connections if each.is_stranger]
+        same = [each for each in strangers if _address_of(each.peer) == _address_of(peer)]
+        if len(same) >= _MAX_HANDSHAKES_PER_ADDRESS:
+            strangers = same
+        elif len(strangers) < _MAX_HANDSHAKES and len(self.connections) < _MAX_CONNECTIONS:
+            return True
+        if not strangers:
+            return False
+        next((each for each in strangers if each.is_silent), strangers[0]).drop()
+        return True
 
     def _close_revoked(self) -> None:
         for connection in list(self.connections):

@@ -31,6 +31,7 @@ from fleet_transport.tls_client import (
     explain_connection_failure,
     open_channel,
 )
+from fleet_transport.tls_errors import describe_rejected_client
 from fleet_transport.tls_gateway import LogThrottle, TlsGateway
 from fleet_transport.tls_identity import Role, TlsFiles, agent_name
 from fleet_transport.tls_reload import server_context
@@ -367,23 +368,42 @@ async def test_it_listens_on_ipv6_too(tmp_path: Path) -> None:
         writer.transport.abort()
 
 
-async def test_strangers_that_say_nothing_keep_nobody_else_out(
-    house: House, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(("addresses", "says"), [(1, b"\x16\x03\x01\x02\x00"), (12, b"")])
+async def test_strangers_keep_nobody_out_not_even_from_their_own_address(
+    house: House, caplog: pytest.LogCaptureFixture, addresses: int, says: bytes
 ) -> None:
+    def connect() -> None:
+        for number in range(600):
+            stranger = stack.enter_context(socket.socket())
+            stranger.settimeout(LIMIT_S)
+            stranger.bind((f"127.0.0.{1 + number % addresses}", 0))
+            stranger.connect(parse_endpoint(house.door.address))
+            stranger.sendall(says)
+
     with contextlib.ExitStack() as stack:
-        for _ in range(80):
-            silent = stack.enter_context(socket.socket())
-            silent.bind(("127.0.0.2", 0))
-            silent.connect(parse_endpoint(house.door.address))
-        await until(
-            lambda: any(
-                "refused 127.0.0.2:" in message and "too many connections" in message
-                for message in caplog.messages
-            )
-        )
+        await asyncio.to_thread(connect)
         async with house.line(house.client()) as line:
             assert await once(line) == b"x"
+        assert len(house.door.connections) <= 513
+    assert any("too many newer connections" in message for message in caplog.messages)
     await until(lambda: not house.door.connections)
+
+
+async def test_a_client_that_is_dropped_for_newer_ones_says_so(house: House) -> None:
+    files = house.client()
+    with contextlib.ExitStack() as stack:
+        first = stack.enter_context(socket.create_connection(parse_endpoint(house.door.address)))
+        for _ in range(64):
+            stack.enter_context(socket.create_connection(parse_endpoint(house.door.address)))
+        await until(lambda: len(house.door.connections) == 64)
+
+        def shake_hands() -> None:
+            client_context(files).wrap_socket(first, server_hostname=agent_name(HOST)).close()
+
+        with pytest.raises(ssl.SSLError) as dropped:
+            await asyncio.to_thread(shake_hands)
+        first.close()
+    assert "the server has no room" in describe_rejected_client(dropped.value)
 
 
 def test_an_authority_that_has_ended_is_trusted_no_more(tmp_path: Path) -> None:

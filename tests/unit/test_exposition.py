@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import socket
-import urllib.request
-
-import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from fleet_protos import metric_names as names
-from fleet_protos.errors import Conflict
 from fleet_protos.prometheus_series import RunSeries
 from fleet_protos.trial_types import (
     EngineKind,
@@ -77,17 +72,3 @@ def test_trials_are_counted_where_they_are_now() -> None:
     assert value(series, names.PROM_TRIALS, phase="launching", outcome="none") == 0
     assert value(series, names.PROM_TRIALS, phase="measuring", outcome="none") == 1
     assert value(series, names.PROM_TRIALS, phase="over", outcome="ok") == 1
-
-
-def test_it_answers_on_loopback_and_tells_a_port_that_is_taken() -> None:
-    series = RunSeries()
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-        probe.listen()
-        with pytest.raises(Conflict, match=f"cannot serve metrics on 127.0.0.1:{port}"):
-            series.serve(port)
-    stop = series.serve(port)
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
-        assert names.PROM_TRIALS in answer.read().decode()
-    stop()

@@ -7,6 +7,7 @@ from __future__ import annotations
 from fleet_protos import events as ev
 from fleet_protos.prometheus_series import RunSeries
 from fleet_protos.trial_types import TrialSpec
+from fleet_transport.metrics_endpoint import serve_metrics
 
 
 class AgentMetrics:
@@ -18,7 +19,7 @@ class AgentMetrics:
         self._host = host
         self.series = RunSeries()
         if endpoint is not None:
-            self.series.serve(endpoint[1], endpoint[0])
+            serve_metrics(self.series.registry, endpoint[1], endpoint[0])
 
     def record(self, event: ev.Event, spec: TrialSpec) -> None:
         """Update the metrics with one journalled event."""

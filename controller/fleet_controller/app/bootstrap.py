@@ -24,6 +24,7 @@ from fleet_controller.store.store import Store
 from fleet_controller.store.writer_lock import hold_writer_lock
 from fleet_protos.errors import ConfigError, first_error
 from fleet_protos.prometheus_series import RunSeries
+from fleet_transport.metrics_endpoint import serve_metrics
 from fleet_transport.sockets import listen_address, parse_endpoint
 from fleet_transport.tls_client import is_local
 from fleet_transport.tls_identity import TlsFiles
@@ -109,7 +110,7 @@ async def start_controller(
         try:
             database.take_over((folder_lock, lock))
             if endpoints.metrics is not None:
-                series.serve(endpoints.metrics[1], endpoints.metrics[0])
+                serve_metrics(series.registry, endpoints.metrics[1], endpoints.metrics[0])
             async with open_tunnels(targets) as targets, asyncio.TaskGroup() as tasks:
                 fleet = FleetController(database, folder, targets, series, first_contact_s)
                 await fleet.load(only_job)
