@@ -88,7 +88,8 @@ class FleetController:
     async def load(self, only_job: str | None = None) -> None:
         """Read the jobs that are not over. Call this before `run` and before any query.
 
-        With `only_job`, no trial of the other jobs begins; an empty id holds all of them.
+        With `only_job`, no trial of the other jobs that are read begins. If `only_job` is empty, no
+        trial of any job that is read begins. Jobs that are submitted later are not affected.
         """
         await self._writer.load()
         if only_job is not None:
@@ -139,7 +140,9 @@ class FleetController:
             self._writer.close()
 
     async def _watch_store(self) -> None:
-        """Raise StoreLost, which ends the controller, soon after the store was lost."""
+        """Check the store until cancelled. Raises StoreLost, which ends the controller, if the
+        store is lost.
+        """
         while True:
             with contextlib.suppress(StoreUnusable):  # `store_error` says so
                 await self._writer.check_store()
@@ -299,8 +302,8 @@ class FleetController:
         return waiting + len(active)
 
     async def interrupt(self, timeout_s: float = _INTERRUPT_LIMIT_S) -> None:
-        """Begin no more trials, and end those that run so that the next controller repeats them.
-        Return when none runs any more, or after the timeout.
+        """Begin no more trials, and end the running trials so that the next controller repeats
+        them. Return when no trial runs any more, or after the timeout.
         """
         index = self._writer.job_index
         index.interrupted = True

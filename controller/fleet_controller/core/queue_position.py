@@ -1,4 +1,4 @@
-"""Says of each job without a running trial which jobs occupy its hosts, and how many jobs are
+"""Says for each job without a running trial which jobs occupy its hosts and how many jobs are
 served before it.
 """
 
@@ -15,7 +15,7 @@ _MAX_NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class QueuedJob:
-    """A job without a running trial, and the hosts at which its trials may begin."""
+    """A job without a running trial, with the hosts on which its trials may begin."""
 
     job_id: str
     hosts: tuple[str, ...]
@@ -25,7 +25,7 @@ def queued_jobs(
     waiting: Sequence[WaitingJob], hosts: Mapping[str, SchedulableHost]
 ) -> tuple[QueuedJob, ...]:
     """Return the jobs in the order in which they are served. `waiting` holds the jobs without a
-    running trial, oldest first. Closed hosts do not count, because nothing is served there.
+    running trial, the oldest first. Closed hosts do not count, because nothing is served there.
     """
     labels = {name: host.labels for name, host in hosts.items() if not host.closed_reason}
     served = sorted(waiting, key=lambda job: (-job.priority, job.host_time_s))
@@ -34,11 +34,11 @@ def queued_jobs(
 
 
 def queue_texts(queue: Sequence[QueuedJob], busy: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
-    """Return for each queued job what it waits behind: `behind job kimi-1a2b3c, place 1 of 2 in
-    the queue`. `busy` maps a host to the jobs that run there.
+    """Return for each queued job a text such as `behind job kimi-1a2b3c, place 1 of 2 in the
+    queue`. `busy` maps each host to the jobs that run there.
 
-    The place is that on the host where the fewest jobs are served before it. A job with a free
-    host begins at once and has no text.
+    The text gives the job's place on the host where the fewest jobs are served before it. A job
+    with a free host begins at once and has no text.
     """
     totals = Counter(host for job in queue for host in job.hosts)
     served: Counter[str] = Counter()

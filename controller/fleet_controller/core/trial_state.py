@@ -120,8 +120,8 @@ class Trial:
 
 
 def _was_interrupted(attempt: Attempt) -> bool:
-    """Return whether a user's order to stop ended the attempt: Ctrl-C, or the stop of its agent.
-    Such an attempt is repeated, and does not count as a failure.
+    """Return whether the attempt ended because a user ordered it: by Ctrl-C, or by stopping its
+    agent. Such an attempt is repeated and does not count as a failure.
     """
     stopped = attempt.failure_class == AGENT_STOPPED or attempt.outcome is Outcome.CANCELLED
     return attempt.is_over and stopped

@@ -118,12 +118,12 @@ class JobIndex:
         return tuple(self._open.values())
 
     def hold_other_jobs(self, job_id: str) -> None:
-        """Begin no trial of the jobs that are open now, except of `job_id`."""
+        """Begin no trial of the jobs that are open now, except those of `job_id`."""
         self.held = frozenset(self._open) - {job_id}
 
     @property
     def jobs_to_start(self) -> list[IndexedJob]:
-        """Return the open jobs of which trials may begin, the oldest first."""
+        """Return the open jobs whose trials may begin, the oldest first."""
         if self.interrupted:
             return []
         return [job for job_id, job in self._open.items() if job_id not in self.held]

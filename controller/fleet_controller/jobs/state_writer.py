@@ -157,8 +157,8 @@ class StateWriter:
         return done
 
     async def check_store(self) -> None:
-        """Raise StoreLost if the store is no longer the one that was opened, StoreUnusable if it
-        cannot be used now.
+        """Raise StoreLost if the store is no longer the one that was opened. Raise StoreUnusable if
+        the store cannot be used now.
         """
         await self.run_in_store(self.store.check)
 

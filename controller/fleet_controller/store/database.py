@@ -79,17 +79,17 @@ def unusable_error(address: str, error: Exception) -> FleetError:
 
 
 def store_gone_error(path: Path, note: str) -> ConfigError:
-    """Return the error for a store that is gone. A new and empty store in its place would lose the
-    results that agents still hold. `note` is what its lock file says about it.
+    """Return the error for a store that has disappeared. A new and empty store in its place would
+    lose the results that agents still hold. `note` is the text in the lock file about the store.
     """
     return ConfigError(
         f"the store {path} is gone: {note.strip()} was here at the last start",
-        f"put it back or restore a backup; to begin with an empty store, remove {path}.lock",
+        f"put the store back or restore a backup; to begin with an empty store, remove {path}.lock",
     )
 
 
 def store_name(address: str) -> str:
-    """Return how messages name the store: its file, or its address without the password."""
+    """Return the name of the store for messages: its file, or its address without the password."""
     return str(sqlite_path(address) or redact_password(address))
 
 
@@ -187,10 +187,10 @@ def _upgrade(engine: Engine, address: str, found: str) -> None:
 
 @contextmanager
 def translate_errors(name: str) -> Iterator[None]:
-    """Translate errors of the database in the with block. `name` is the store in messages.
+    """Translate errors of the database in the with block. Messages call the store `name`.
 
     Raises ConfigError for a value that the database cannot hold. Raises StoreUnusable if the
-    database cannot be used now. Raises StoreLost if it is damaged.
+    database cannot be used now. Raises StoreLost if the database is damaged.
     """
     try:
         yield
@@ -217,7 +217,7 @@ def unusable_now(error: DBAPIError) -> StoreUnusable:
 
 
 def is_damage(error: DBAPIError) -> bool:
-    """Return whether the database reports that its own files or tables are not as it wrote them."""
+    """Return whether the database reports that its files or tables are damaged."""
     sqlite_code = getattr(error.orig, "sqlite_errorcode", 0) & 0xFF
     return (
         sqlite_code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
@@ -235,6 +235,6 @@ def damage_error(name: str, what: str) -> StoreLost:
     )
     return StoreLost(
         f"the store {name} is damaged: {what}",
-        f"keep a copy of it, then restore {tool}; docs/durability.md says how; agents keep the "
-        "events that are not stored",
+        f"keep a copy of the store, then restore {tool}, as docs/durability.md says; agents keep "
+        "the events that are not stored",
     )

@@ -38,9 +38,9 @@ def require_epoch(connection: Connection, ours: ControllerEpoch) -> None:
     columns = (t.controller.c.controller_id, t.controller.c.epoch)
     row = connection.execute(select(*columns).with_for_update(read=True)).first()
     if row is None or row.controller_id != ours.controller_id:
-        found = f"it is {row.controller_id}" if row else "it names no controller"
+        found = row.controller_id if row else "no store of a controller"
         raise StoreLost(
-            f"the store was replaced: it was {ours.controller_id}, now {found}",
+            f"the store was replaced: it was {ours.controller_id}, and now it is {found}",
             "put the store back, or restore a backup, then start the controller again; "
             "agents keep the events that are not stored",
         )
@@ -48,5 +48,5 @@ def require_epoch(connection: Connection, ours: ControllerEpoch) -> None:
         raise StoreLost(
             "another controller has taken over the store: "
             f"the store is at epoch {row.epoch}, but this controller is at epoch {ours.epoch}",
-            "this controller ends; the other one continues its jobs",
+            "this controller ends, and the other controller continues its jobs",
         )

@@ -18,7 +18,7 @@ _LONGEST_CONTENT_BYTES = 256
 class FileLock:
     """A lock file that this process holds. Its first line is the pid of the holder.
 
-    `note`: what an earlier holder noted below that line.
+    `note` is the text that an earlier holder wrote below the first line.
     """
 
     path: Path
@@ -26,13 +26,13 @@ class FileLock:
     note: str = ""
 
     def check(self) -> None:
-        """Raise StoreLost if the file is no longer at its path, because another process can then
-        take the lock too.
+        """Raise StoreLost if the file is no longer at its path. Another process could then take the
+        lock too.
         """
         require_same_file(self.path, os.fstat(self.descriptor))
 
     def write_note(self, note: str) -> None:
-        """Keep a note in the file for the next holder of the lock."""
+        """Write a note into the file for the next holder of the lock."""
         content = f"{os.getpid()}\n{note}".encode()
         os.ftruncate(self.descriptor, 0)
         os.pwrite(self.descriptor, content, 0)
@@ -75,7 +75,7 @@ def hold_lock(path: Path) -> Iterator[FileLock]:
 
 
 def read_note(path: Path) -> str:
-    """Return what a holder noted in a lock file; empty if there is no such note."""
+    """Return the note that a holder wrote into a lock file, or an empty text."""
     try:
         return path.read_text(errors="replace").partition("\n")[2].strip()
     except OSError:

@@ -66,16 +66,16 @@ class Store:
 
     @property
     def controller_epoch(self) -> ControllerEpoch:
-        """The epoch of this controller; it names no controller before `take_over`."""
+        """Return the epoch of this controller. Before `take_over`, it names no controller."""
         return self._session.controller_epoch
 
     def take_over(self, locks: Sequence[StoreLock] = ()) -> ControllerEpoch:
-        """Begin a new epoch, see `StoreSession.take_over`. Raises StoreLost."""
+        """Begin a new epoch; see `StoreSession.take_over`. Raises StoreLost."""
         return self._session.take_over(locks)
 
     def check(self) -> None:
-        """Raise StoreLost if the store or a lock of it is no longer the one that was opened, or the
-        store is damaged; StoreUnusable if that is not known now.
+        """Raise StoreLost if the store is damaged or replaced, or a lock of it is lost. Raise
+        StoreUnusable if this is not known now.
         """
         self._session.check()
 

@@ -1,4 +1,4 @@
-"""Notices that an SQLite store is no longer the one that its controller opened, or is damaged."""
+"""Notices if a SQLite store is damaged or is no longer the store that its controller opened."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _OK = "ok"
 
 
 class SqliteGuard:
-    """The files of an open SQLite store as its controller knows them.
+    """The files of an open SQLite store, as its controller knows them.
 
-    A change of the store that the controller did not make is usually another program that moves
-    the events from the -wal file into the store, which is harmless, but it may be damage: then the
-    whole store is checked.
+    If the store has a change that the controller did not make, the whole store is checked. Usually
+    such a change is harmless: another program has moved events from the -wal file into the store.
+    But it may be damage.
     """
 
     def __init__(self, path: Path, check_content: Callable[[Connection], object]) -> None:
-        """Remember the files and check the whole store once. `check_content` raises if the store
-        holds something else. Raises StoreLost.
+        """Remember the files and check the whole store once. `check_content` raises if the file
+        holds another store. Raises StoreLost.
         """
         self._path = path
         self._check_content = check_content
@@ -50,7 +50,9 @@ class SqliteGuard:
             self._change = change
 
     def accept_own_change(self) -> None:
-        """Remember the state of the store after a transaction of its controller."""
+        """Remember the state of the store after a transaction of its controller, so that this
+        change is not checked.
+        """
         self._change = self._last_change()
 
     def _last_change(self) -> tuple[int, int]:
@@ -58,8 +60,8 @@ class SqliteGuard:
         return status.st_size, status.st_mtime_ns
 
     def _check_whole_store(self) -> None:
-        """Read the store through a new connection, which has no page in memory; for a very large
-        store only as much as the limit allows.
+        """Read the store through a new connection, which has no page in memory. A very large store
+        is read only as far as the time limit allows.
         """
         try:
             engine = connect(str(self._path), read_only=True)
@@ -75,7 +77,9 @@ class SqliteGuard:
 
 
 def _first_fault(connection: Connection) -> str:
-    """Return the first fault in the structure of the store; empty if none was found in time."""
+    """Return the first fault in the structure of the store, or an empty text if none was found in
+    time.
+    """
     deadline_s = time.monotonic() + _CHECK_LIMIT_S
     driver: Any = connection.connection.driver_connection
     driver.set_progress_handler(lambda: time.monotonic() > deadline_s, _STEPS_PER_CALL)

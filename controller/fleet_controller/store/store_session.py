@@ -1,4 +1,4 @@
-"""An open store: its transactions, and the checks that it is still the one that was opened."""
+"""Holds an open store: its transactions, and the checks that the store was not replaced."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fleet_protos.errors import StoreLost
 
 
 class StoreSession:
-    """The connections of one process to a store. `name`: the store in messages."""
+    """The connections of one process to a store. Messages call the store `name`."""
 
     def __init__(self, engine: Engine, name: str) -> None:
         self.engine = engine
@@ -30,8 +30,9 @@ class StoreSession:
         self._lost: StoreLost | None = None  # once any transaction has seen it
 
     def take_over(self, locks: Sequence[StoreLock]) -> ControllerEpoch:
-        """Begin a new epoch: from here on no earlier controller can write to the store, and writes
-        check that it is still the one that was opened. `locks`: those that this controller holds.
+        """Begin a new epoch, so that no earlier controller can write to the store any more. From
+        now on, each write checks that the store is still the one that was opened. `locks` holds the
+        locks that this controller holds.
 
         Raises StoreLost.
         """
@@ -46,8 +47,8 @@ class StoreSession:
         return self.controller_epoch
 
     def check(self) -> None:
-        """Raise StoreLost if the store or a lock of it is no longer the one that was opened, or the
-        store is damaged; StoreUnusable if that is not known now.
+        """Raise StoreLost if the store is damaged, or if the store or a lock of it is no longer the
+        one that was opened. Raise StoreUnusable if this is not known now.
         """
         with self._translating():
             if self._lost is not None:
@@ -60,8 +61,8 @@ class StoreSession:
     @contextmanager
     def writing(self) -> Iterator[Connection]:
         """Open a transaction for writing. Raises StoreLost if another controller has taken over or
-        the store is not the one that was opened, StoreUnusable if the database cannot be used, such
-        as on a full disk.
+        the store is not the one that was opened. Raises StoreUnusable if the database cannot be
+        used, for example on a full disk.
         """
         with self._translating():
             if self._guard is not None:

@@ -35,12 +35,12 @@ class StoreLock(Protocol):
     """A lock of a store that this process holds."""
 
     def check(self) -> None:
-        """Raise StoreLost if another controller can take the lock, StoreUnusable if that is not
-        known now.
+        """Raise StoreLost if another controller can take the lock. Raise StoreUnusable if this is
+        not known now.
         """
 
     def write_note(self, note: str) -> None:
-        """Keep a note for the next holder of the lock."""
+        """Write a note for the next holder of the lock."""
 
 
 @contextmanager
@@ -50,7 +50,8 @@ def hold_writer_lock(address: str) -> Iterator[StoreLock]:
 
     For SQLite the lock is a file next to the database. For PostgreSQL it is an advisory lock of a
     connection that stays open. Other databases are not locked. Raises Conflict if another
-    controller has the lock. Raises ConfigError if the store is gone since the lock was held last.
+    controller has the lock. Raises ConfigError if the store has disappeared since the lock was held
+    last.
     """
     path = sqlite_path(address)
     if path is not None:
@@ -71,7 +72,7 @@ def hold_writer_lock(address: str) -> Iterator[StoreLock]:
 
 
 class _AdvisoryLock:
-    """An advisory lock of PostgreSQL. It is lost with its connection, and then taken again."""
+    """An advisory lock of PostgreSQL. A lock that is lost with its connection is taken again."""
 
     def __init__(self, engine: Engine) -> None:
         """Take the lock. Raises Conflict, SQLAlchemyError."""
@@ -83,19 +84,19 @@ class _AdvisoryLock:
         try:
             if self._connection is not None and self._is_held(self._connection):
                 return
-            log.warning("the store lost its lock; taking it again")
+            log.warning("this controller lost the lock of the store and takes it again")
             self.release()
             self._connection = self._locked_connection(StoreLost)
-            log.warning("the lock of the store is held again")
+            log.warning("this controller holds the lock of the store again")
         except DBAPIError as error:
             self.release()
             raise unusable_now(error) from error
 
     def write_note(self, note: str) -> None:
-        """Do nothing: the database itself says whether it holds a store."""
+        """Do nothing, because the database itself says whether it holds a store."""
 
     def release(self) -> None:
-        """Close the connection, and with it the lock."""
+        """Close the connection, which releases the lock."""
         if self._connection is not None:
             self._connection.invalidate()
             self._connection.close()
