@@ -255,7 +255,7 @@ async def test_a_lost_advisory_lock_is_taken_again_and_nothing_is_lost(
             await eventually(remote.jobs, lambda jobs: jobs[0].state == "done")
         controller.process.terminate()
         code, said = await controller.ended()
-    assert (code, "lost its lock" in said, "Traceback" in said) == (0, True, False)
+    assert (code, "lost the lock of the store" in said, "Traceback" in said) == (0, True, False)
 
 
 async def test_a_controller_whose_advisory_lock_another_one_took_ends(
