@@ -153,7 +153,26 @@ def test_a_wheel_that_arrives_damaged_leaves_nothing(installer: Installer) -> No
     assert list((installer.root / "wheels").iterdir()) == []
 
 
-@pytest.mark.parametrize("linked", ["/etc/passwd", "../../../up"])
+def test_a_python_whose_links_hide_the_way_out_is_refused(installer: Installer) -> None:
+    """By its letters `a/b/link/../x` is `a/b/x`; with the link followed it is outside."""
+    installer.folder("pythons")
+    target = io.BytesIO()
+    with tarfile.open(fileobj=target, mode="w:gz") as tar:
+        for name in ("a", "a/b"):
+            folder = tarfile.TarInfo(name)
+            folder.type, folder.mode = tarfile.DIRTYPE, 0o755
+            tar.addfile(folder)
+        link = tarfile.TarInfo("a/b/link")
+        link.type, link.linkname = tarfile.SYMTYPE, "../.."
+        tar.addfile(link)
+        tar.addfile(tarfile.TarInfo("a/b/link/../escaped"), io.BytesIO())
+    told = installer.ask({"op": "python", "name": "p"}, target.getvalue())
+    assert (told["ok"], "leads out of it" in told["error"]) == (False, True)
+    assert not list(installer.root.rglob("escaped"))
+    assert list((installer.root / "pythons").iterdir()) == []
+
+
+@pytest.mark.parametrize("linked", ["/etc/passwd", "../../../up", "x/../../../up"])
 def test_a_python_whose_links_lead_out_of_it_is_refused(installer: Installer, linked: str) -> None:
     installer.folder("pythons")
     target = io.BytesIO()

@@ -26,7 +26,7 @@ print("done", flush=True)
 def test_neither_silent_connections_nor_half_requests_keep_a_controller_or_a_scraper_out(
     lab_fleet: LabFleet,
 ) -> None:
-    """The strangers have the controller's own address, and user nobody of the host."""
+    """The strangers have the controller's own address, and user bench of the host."""
     host = lab_fleet.lab.host("gpu01", with_venv=True)
     [agent] = lab_fleet.add([host], SETTINGS)
     assert agent.started is not None
@@ -40,7 +40,7 @@ def test_neither_silent_connections_nor_half_requests_keep_a_controller_or_a_scr
         lab_fleet.controller.start()
         lab_fleet.await_connected()
         assert len(os.listdir(files)) < 256
-    assert host.run(["python3", "-c", HALF_REQUESTS], user="nobody").stdout == "done\n"
+    assert host.run(["python3", "-c", HALF_REQUESTS], user="bench").stdout == "done\n"
     url = f"http://{host.address}:{METRICS_PORT}/metrics"
     with urllib.request.urlopen(url, timeout=5) as answer:
         assert b"fleet_trials" in answer.read()

@@ -9,6 +9,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from fleet_protos.regular_file import open_regular_file
+
 _LFS_POINTER = b"version https://git-lfs"
 _TOKENIZER = (
     "tokenizer.json",
@@ -19,6 +21,7 @@ _TOKENIZER = (
 )
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.npcache")
 _MAX_NAMED = 3
+_LARGEST_INDEX_BYTES = 64 << 20
 
 
 def describe_missing(path: Path, *, is_tokenizer: bool = False, is_dummy: bool = False) -> str:
@@ -78,7 +81,8 @@ def _missing_weights(path: Path) -> str:
 
 def _shards(index: Path) -> Iterator[str]:
     try:
-        document = json.loads(index.read_text(encoding="utf-8"))
+        with open_regular_file(index) as file:
+            document = json.loads(file.read(_LARGEST_INDEX_BYTES))
     except (OSError, ValueError):
         return
     weights = document.get("weight_map") if isinstance(document, dict) else None
@@ -90,7 +94,7 @@ def _is_complete(file: Path) -> bool:
     its header says.
     """
     try:
-        with file.open("rb") as opened:
+        with open_regular_file(file) as opened:
             head = opened.read(max(8, len(_LFS_POINTER)))
             size = os.fstat(opened.fileno()).st_size
             if not size or head.startswith(_LFS_POINTER):

@@ -20,6 +20,7 @@ from fleet_agent.storage.log_limits import next_data_offset
 from fleet_knowledge.server_log.diagnosis.log_diagnosis import Diagnosis
 from fleet_knowledge.server_log.log_reader import LogReader
 from fleet_protos.events import ServerProgressed
+from fleet_protos.regular_file import open_regular_file
 
 _POLL_S = 0.2
 _CHUNK_BYTES = 1 << 20
@@ -111,7 +112,7 @@ class LogFollower:
         """
         grew = False
         try:
-            with self._path.open("rb") as file:
+            with open_regular_file(self._path) as file:
                 # a trimmed log has a hole
                 self._offset = max(self._offset, next_data_offset(file.fileno(), self._offset))
                 file.seek(self._offset)

@@ -16,6 +16,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from fleet_protos.regular_file import open_regular_file
+
 log = logging.getLogger(__name__)
 
 LOG_BYTES = 256 << 20  # of one log
@@ -84,7 +86,7 @@ def trim_log(path: Path, limit: int = LOG_BYTES) -> int:
 
 def read_data_chunks(path: Path) -> Iterator[bytes]:
     """Yield the content of a file without its holes, in constant memory. Raises OSError."""
-    with path.open("rb", buffering=0) as file:
+    with open_regular_file(path).detach() as file:
         at = 0
         while (at := next_data_offset(file.fileno(), at)) >= 0:
             end = os.lseek(file.fileno(), at, os.SEEK_HOLE)

@@ -16,6 +16,7 @@ from fleet_agent.load.client.http_fetch import fetch
 from fleet_agent.storage.log_limits import read_data_chunks
 from fleet_agent.storage.secrets import Secrets
 from fleet_protos.errors import ConfigError
+from fleet_protos.regular_file import open_regular_file
 from fleet_protos.trial_types import Artifact
 
 _log = logging.getLogger(__name__)
@@ -36,7 +37,7 @@ def read_tail(path: Path, limit: int = _TAIL_BYTES) -> str:
     read.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular_file(path) as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - limit))
             text = file.read().decode(errors="replace")

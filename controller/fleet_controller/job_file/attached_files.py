@@ -5,6 +5,7 @@ attached to the job's text or are on disk.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from fleet_controller.job_file.workload_models import FILE_PREFIX, Requests, Wor
 from fleet_controller.yaml.findings import Finding
 from fleet_controller.yaml.key_path import KeyPath
 from fleet_protos.attachment import MAX_FILES, MAX_PACKED_CHARS, Prompts, Trace, pack, unpack
+from fleet_protos.regular_file import open_regular_file
 from fleet_protos.trial_types import AttachedFile
 
 TRACE: Final = "trace"
@@ -199,7 +201,8 @@ def _load_file(
 
 def _read_file(folder: FilePath, written: str) -> bytes:
     try:
-        with (folder / FilePath(written).expanduser()).open("rb") as stream:
+        path = folder / FilePath(written).expanduser()
+        with open_regular_file(_resolve(path, folder, written)) as stream:
             content = stream.read(LARGEST_FILE_BYTES + 1)
     except (OSError, RuntimeError, ValueError) as error:
         why = getattr(error, "strerror", None) or str(error)
@@ -214,6 +217,25 @@ def _read_file(folder: FilePath, written: str) -> bytes:
             "use a part of this file",
         )
     return content
+
+
+def _resolve(path: FilePath, folder: FilePath, written: str) -> FilePath:
+    """Return the path without links. Raises _FileUnavailable if a link leads out of the job's
+    folder, or for a file that the job names elsewhere, out of the folder of that file.
+
+    Otherwise a job from somebody else could attach a file that its text does not name.
+    """
+    named = FilePath(os.path.abspath(path))
+    inside = named.is_relative_to(os.path.abspath(folder))
+    real = path.resolve(strict=True)
+    if not real.is_relative_to((folder if inside else named.parent).resolve()):
+        whose = "job" if inside else "file"
+        raise _FileUnavailable(
+            "file_unreadable",
+            f"`{written}` is a link to {real}, outside of the {whose}'s folder",
+            f"write `{real}` if the job should have that file, or copy it into the job's folder",
+        )
+    return real
 
 
 def split_attached_files(text: str) -> tuple[str, tuple[AttachedFile, ...]]:

@@ -32,6 +32,7 @@ from fleet_knowledge.sglang.speculation.resolved_arguments import (
     DRAFT,
     canonical_algorithm,
 )
+from fleet_protos.regular_file import open_regular_file
 
 RemarkRule = Callable[[ServerConfiguration], Iterable[RuleFinding]]
 _Key = tuple[KeyPath, str, str, str, str]
@@ -235,7 +236,7 @@ def _read_draft_config(draft: str) -> dict[str, object]:
     mapping.
     """
     try:
-        with (FilePath(draft).expanduser() / "config.json").open("rb") as stream:
+        with open_regular_file(FilePath(draft).expanduser() / "config.json") as stream:
             content = json.loads(stream.read(_LARGEST_CONFIG_BYTES))
     except (OSError, ValueError, RuntimeError):
         return {}

@@ -119,15 +119,22 @@ def unpack_tar(archive: str, target: str) -> None:
 
 
 def stays_inside(member: tarfile.TarInfo, target: str) -> bool:
-    """Return True for a file, a folder, or a symbolic link to something in the same tree."""
-    path = os.path.normpath(os.path.join(target, member.name))
-    to = (
-        os.path.normpath(os.path.join(os.path.dirname(path), member.linkname))
-        if member.issym()
-        else path
+    """Return True for a file, a folder, or a symbolic link to something in the same tree.
+
+    Links that were unpacked before are followed: if `a/b` is a link to `.`, then `a/b/..` is not
+    `a`. For the same reason `..` may only be at the beginning of a link.
+    """
+    root = os.path.realpath(target)
+    folder = os.path.realpath(os.path.dirname(os.path.join(target, member.name)))
+    to = os.path.normpath(os.path.join(folder, member.linkname if member.issym() else "."))
+    behind = member.linkname.split("/")
+    while behind and behind[0] == "..":
+        del behind[0]
+    return (
+        (member.isfile() or member.isdir() or member.issym())
+        and ".." not in [*member.name.split("/"), *behind]
+        and all((place + "/").startswith(root + "/") for place in (folder, to))
     )
-    known = member.isfile() or member.isdir() or member.issym()
-    return known and all((place + "/").startswith(target + "/") for place in (path, to))
 
 
 def write_file_list(target: str) -> None:

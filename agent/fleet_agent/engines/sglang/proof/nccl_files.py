@@ -7,6 +7,7 @@ Source for the mapped libraries: proc_pid_maps(5).
 from __future__ import annotations
 
 import glob
+import io
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,6 +16,7 @@ from pathlib import Path
 from fleet_agent.host.processes import find_session_by_token, members_of
 from fleet_knowledge.nccl.nccl_conf import SYSTEM_FILE, NcclConfFile, user_file
 from fleet_knowledge.release import Release
+from fleet_protos.regular_file import open_regular_file
 
 # NCCL_DEBUG_FILE of a launch on two or more GPUs, in the folder of the server's log
 LOGS = "nccl-*.log"
@@ -34,7 +36,7 @@ def read_nccl_lines(log: Path, *, witness: bool = False) -> Iterator[str]:
     """
     for path in (*nccl_log_files(log, witness=witness), log):
         try:
-            with path.open(encoding="utf-8", errors="replace") as file:
+            with io.TextIOWrapper(open_regular_file(path), "utf-8", "replace") as file:
                 yield from (
                     line.rstrip("\n")
                     for line in file
@@ -63,8 +65,8 @@ def read_nccl_configurations(
 
 def _text(path: str) -> str:
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read(_CONFIGURATION_LIMIT)
+        with open_regular_file(Path(path)) as file:
+            return file.read(_CONFIGURATION_LIMIT).decode(errors="replace")
     except OSError:
         return ""
 
