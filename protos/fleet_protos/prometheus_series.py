@@ -43,6 +43,9 @@ class RunSeries:
             metric: Gauge(name, text, names.RUN_LABELS, registry=self.registry)
             for metric, (name, text) in _GAUGES.items()
         }
+        # Prometheus sees an increase only from a value that it has seen, so all begin at 0.
+        for outcome in ("ok", "failed", "cancelled"):
+            self._trials.labels("over", outcome)
         self._states: dict[str, tuple[str, str]] = {}
         self._tally: Tally[tuple[str, str]] = Tally()
 
@@ -64,12 +67,24 @@ class RunSeries:
         """Drop the state of a finished trial. It stays counted in its last phase and outcome."""
         self._states.pop(key, None)
 
+    def expect_runs(self, spec: TrialSpec, host: str) -> None:
+        """Show the counts of the trial's workloads, at first 0. Call this when the trial begins, so
+        that Prometheus has seen them before its first run ends.
+        """
+        for workload in spec.workloads:
+            for void in ("true", "false"):
+                self._runs.labels(*_run_labels(spec, workload.name, host), void)
+
     def record_run(self, spec: TrialSpec, run: RunResult, host: str) -> None:
         """Record a finished run. A void run is counted, but its metrics are not shown."""
-        labels = (host, spec.job_name, spec.variant, run.workload, spec.engine.kind.name.lower())
+        labels = _run_labels(spec, run.workload, host)
         self._runs.labels(*labels, "true" if is_void(run) else "false").inc()
         if is_void(run):
             return
         for metric, gauge in self._gauges.items():
             if metric in run.metrics:
                 gauge.labels(*labels).set(run.metrics[metric])
+
+
+def _run_labels(spec: TrialSpec, workload: str, host: str) -> tuple[str, ...]:
+    return host, spec.job_name, spec.variant, workload, spec.engine.kind.name.lower()

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import yaml
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -16,7 +21,10 @@ from fleet_protos.trial_types import (
     Phase,
     RunResult,
     TrialSpec,
+    Workload,
 )
+
+SCRAPE_FILE = Path(__file__).parents[2] / "deploy" / "prometheus.yml"
 
 SPEC = TrialSpec(
     trial_id="t", job_name="job", variant="v", engine=EngineSpec(kind=EngineKind.SIMULATED)
@@ -62,6 +70,30 @@ def test_a_void_run_is_counted_and_never_a_number() -> None:
     series.record_run(SPEC, void, "here")
     assert value(series, names.PROM_RUNS, **LABELS, void="true") == 1
     assert value(series, names.PROM_OUTPUT_TOK_S, **LABELS) is None
+
+
+def test_counts_are_shown_at_zero_before_the_first_run_and_the_first_end() -> None:
+    series = RunSeries()
+    series.expect_runs(replace(SPEC, workloads=(Workload("single"), Workload("batch"))), "here")
+    for void in ("true", "false"):
+        assert value(series, names.PROM_RUNS, **LABELS, void=void) == 0
+        assert value(series, names.PROM_RUNS, **{**LABELS, "workload": "batch"}, void=void) == 0
+    for outcome in ("ok", "failed", "cancelled"):
+        assert value(series, names.PROM_TRIALS, phase="over", outcome=outcome) == 0
+    series.record_run(SPEC, RUN, "here")
+    assert value(series, names.PROM_RUNS, **LABELS, void="false") == 1
+
+
+def test_the_shipped_scrape_file_takes_the_series_of_runs_from_one_side_only() -> None:
+    controller, agent = yaml.safe_load(SCRAPE_FILE.read_text())["scrape_configs"]
+    (drop,) = agent["metric_relabel_configs"]
+    assert (drop["action"], controller.get("metric_relabel_configs")) == ("drop", None)
+    series = RunSeries()
+    series.record_run(SPEC, RUN, "here")
+    exported = {name for name, _ in samples(series)}
+    assert len(exported) > 5
+    assert [name for name in exported if not re.fullmatch(drop["regex"], name)] == []
+    assert not re.fullmatch(drop["regex"], names.PROM_HOSTS)
 
 
 def test_trials_are_counted_where_they_are_now() -> None:

@@ -30,5 +30,7 @@ class AgentMetrics:
         self.series.record_trial(key, event.phase, outcome)
         if outcome is not None:  # its last event
             self.series.forget_trial(key)
+        if isinstance(event.body, ev.TrialAccepted):
+            self.series.expect_runs(spec, self._host)
         if isinstance(event.body, ev.RunFinished):
             self.series.record_run(spec, event.body.run, self._host)

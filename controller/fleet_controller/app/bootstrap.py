@@ -109,11 +109,11 @@ async def start_controller(
         stopping = asyncio.Event()
         try:
             database.take_over((folder_lock, lock))
-            if endpoints.metrics is not None:
-                serve_metrics(series.registry, endpoints.metrics[1], endpoints.metrics[0])
             async with open_tunnels(targets) as targets, asyncio.TaskGroup() as tasks:
                 fleet = FleetController(database, folder, targets, series, first_contact_s)
                 await fleet.load(only_job)
+                if endpoints.metrics is not None:  # not before: the load counts old failures
+                    serve_metrics(series.registry, endpoints.metrics[1], endpoints.metrics[0])
                 tasks.create_task(fleet.run(stopping))
                 watcher = (
                     FleetFileWatcher(targets.file, fleet.apply_inventory) if targets.file else None

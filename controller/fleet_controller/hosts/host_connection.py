@@ -358,6 +358,8 @@ class HostConnection:
             self._stored_changed.set()
 
     def _handle_event(self, event: ev.Event, trial: Trial) -> None:
+        if isinstance(event.body, ev.TrialAccepted):
+            self._writer.series.expect_runs(trial.spec, self.host)
         if isinstance(event.body, ev.RunFinished):
             self._writer.series.record_run(trial.spec, event.body.run, self.host)
             if event.body.run.artifact.name:

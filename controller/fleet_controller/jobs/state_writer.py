@@ -57,6 +57,8 @@ class StateWriter:
                 self.job_index.add(
                     row, await self.run_in_store(partial(self.store.trials, row.job_id))
                 )
+                for trial in self.job_index.jobs[row.job_id].active.values():
+                    self.series.expect_runs(trial.spec, trial.spec.host)
 
     async def add_job(self, row: JobRow, specs: list[TrialSpec], request_key: str = "") -> str:
         """Store a submitted job and return its id. If a job was stored with this `request_key`
