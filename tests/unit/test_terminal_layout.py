@@ -94,9 +94,15 @@ def test_simulated_results_say_so_in_every_format(comparison: Comparison) -> Non
 
 
 def test_gates_are_counted_in_words_and_in_json(comparison: Comparison) -> None:
-    assert "gate client_limited: sends were late" in comparison_text(comparison, None, False)
+    assert "flag client_limited: sends were late" in comparison_text(comparison, None, False)
     assert comparison_json(comparison)["rows"][0]["gates"] == [
-        {"code": "client_limited", "count": 1, "message": "sends were late", "reasons": []}
+        {
+            "code": "client_limited",
+            "count": 1,
+            "message": "sends were late",
+            "reasons": [],
+            "voided": 0,
+        }
     ]
 
 

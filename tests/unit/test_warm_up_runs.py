@@ -137,7 +137,7 @@ async def test_runs_that_never_become_steady_all_count_and_the_last_one_says_so(
     assert comparison.rows[0].runs == 5
     (told,) = [line for line in comparison_remarks(comparison) if "not_steady" in line]
     assert told.startswith(
-        "gate not_steady: the launch never became steady in 5 valid runs: its rate or latency still changed by +12.8 % after the first 3 runs; all"
+        "flag not_steady: the launch never became steady in 5 valid runs: its rate or latency still changed by +12.8 % after the first 3 runs; all"
     )
     assert told.endswith(" (v single on h1 ×1)")
     assert comparison.notes == (
@@ -221,6 +221,7 @@ def test_a_dropped_run_is_counted_in_the_comparison_and_named_by_show() -> None:
         "count": 1,
         "message": "",
         "reasons": [],
+        "voided": 1,
     }
     assert kept_out_table(runs).rows == (("job-b1-v", "1", "single", "1", "warming_up"),)
     assert show_json(JobDetail(), runs)["kept_out"] == [

@@ -164,7 +164,13 @@ def judge_row(
         estimate, settings.question, HIGHER_IS_BETTER[row.metric], settings.minutes
     )
     return _with_judgement(
-        replace(row, ratio=estimate.ratio, ratio_interval=estimate.interval, method=method),
+        replace(
+            row,
+            ratio=estimate.ratio,
+            ratio_interval=estimate.interval,
+            method=method,
+            ratio_of_means=ratio,
+        ),
         judgement,
     )
 

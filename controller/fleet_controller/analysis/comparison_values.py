@@ -50,6 +50,7 @@ class ComparisonRow:
     """One variant on one host under one workload, for one metric. `mean` and `interval` are in the
     metric's unit. Ratios have no unit.
 
+    `ratio` is a geometric mean over launches, `ratio_of_means` the ratio of the arithmetic means.
     The baseline's own row has ratio 1, no ratio interval and no verdict. `method` is `paired`,
     `unpaired` or empty. `limits` holds the results of the searches in its launches. In the row of a
     search, an interval may be open, up to infinity, and the mean is None if a limit is open.
@@ -71,6 +72,7 @@ class ComparisonRow:
     gates: tuple[GateCount, ...]
     accept_length: float | None
     method: str = ""
+    ratio_of_means: float | None = None
     limits: tuple[SloLimit, ...] = ()
 
 

@@ -23,12 +23,15 @@ WARMING_UP = Gate(
 
 @dataclass(frozen=True, slots=True)
 class GateCount:
-    """How often a gate tripped, its last message, and the codes of all its reasons."""
+    """How often a gate tripped, its last message, the codes of all its reasons, and how many of the
+    runs it voided. In the other runs it is a flag: they count.
+    """
 
     code: str
     count: int
     message: str
     reasons: tuple[str, ...] = ()
+    voided: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +111,10 @@ def gate_counts(runs: Iterable[StoredRun]) -> tuple[GateCount, ...]:
             if gate.effect != GateEffect.UNSPECIFIED:
                 before = counts.get(gate.code, GateCount(gate.code, 0, ""))
                 reasons = tuple(dict.fromkeys((*before.reasons, *gate.reasons)))
-                counts[gate.code] = GateCount(gate.code, before.count + 1, gate.message, reasons)
+                voided = before.voided + (gate.effect >= GateEffect.VOID_RUN)
+                counts[gate.code] = GateCount(
+                    gate.code, before.count + 1, gate.message, reasons, voided
+                )
     return tuple(sorted(counts.values(), key=lambda gate: (-gate.count, gate.code)))
 
 

@@ -73,7 +73,7 @@ def standard_deviation(values: Sequence[float]) -> float:
 
 def mean_interval(values: Sequence[float], confidence: float) -> Interval | None:
     """Return Student's t-interval of the mean over independent launches, or None for fewer than two
-    launches.
+    launches. All metrics are rates, times or counts, so the interval is cut at 0.
     """
     if len(values) < 2:
         return None
@@ -82,7 +82,7 @@ def mean_interval(values: Sequence[float], confidence: float) -> Interval | None
         * standard_deviation(values)
         / math.sqrt(len(values))
     )
-    return Interval(mean(values) - half, mean(values) + half)
+    return Interval(max(0.0, mean(values) - half), mean(values) + half)
 
 
 def paired_ratio(pairs: Sequence[tuple[float, float]], confidence: float) -> LogRatio | None:

@@ -55,12 +55,14 @@ def _row_json(row: ComparisonRow) -> dict[str, Any]:
                 "count": gate.count,
                 "message": gate.message,
                 "reasons": list(gate.reasons),
+                "voided": gate.voided,
             }
             for gate in row.gates
         ],
         "reason": row.reason,
         "accept_length": row.accept_length,
         "limits": [limit_json(limit) for limit in row.limits],
+        "ratio_of_means": row.ratio_of_means,
     }
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from fleet_controller.analysis import statistics
 from fleet_controller.analysis.comparison_values import SIMULATED, Comparison, ComparisonRow
+from fleet_controller.analysis.launches import GateCount
 from fleet_controller.analysis.statistics import Interval
 from fleet_controller.analysis.verdict import Needs, Verdict
 from fleet_controller.report.table import Table
@@ -22,6 +24,7 @@ from fleet_protos.metric_names import (
     TTFT_P99,
 )
 
+_VISIBLE = 0.01  # from here on a ratio visibly differs from that of the means
 # metric → (what a percentage refers to, the printed unit, the factor from the base unit)
 _WORDS = {
     OUTPUT_TOK_S: ("throughput", "tok/s", 1.0),
@@ -64,8 +67,6 @@ def duration_text(minutes: float) -> str:
 
 
 def _number(value: float) -> str:
-    if value < 0:  # the low end of a wide interval can be negative
-        return f"−{_number(-value)}"
     return (
         f"{value:.1f}"
         if value >= 100
@@ -86,13 +87,13 @@ def _needs_text(needs: Needs | None) -> str:
     return f"{needs.launches} more launch{'' if needs.launches == 1 else 'es'} of each{time}"
 
 
-def _interval_text(interval: Interval | None, factor: float) -> str:
+def _interval_text(interval: Interval | None, factor: float, is_open_below: bool = False) -> str:
     if interval is None:
         return ""
     low, high = interval.low * factor, interval.high * factor
     if math.isinf(high):
         return f"≥ {_number(low)}" if low > 0 else "open"
-    return f"{_number(low)} … {_number(high)}" if low else f"≤ {_number(high)}"
+    return f"≤ {_number(high)}" if is_open_below else f"{_number(low)} … {_number(high)}"
 
 
 def _change_interval_text(interval: Interval | None) -> str:
@@ -120,7 +121,7 @@ def _cells(row: ComparisonRow) -> tuple[str, ...]:
         str(row.launches),
         str(row.runs),
         mean,
-        _interval_text(row.interval, factor),
+        _interval_text(row.interval, factor, any(not limit.met for limit in row.limits)),
         change,
         _change_interval_text(row.ratio_interval),
         verdict,
@@ -199,14 +200,32 @@ def comparison_remarks(comparison: Comparison) -> list[str]:
             name = f"{place}, {metric_words(row.metric)[0]}" if differs else place
             reasons.setdefault(_reason(row), {})[name] = 0
         for gate in row.gates:
-            message = messages.setdefault(gate.code, f"gate {gate.code}: {gate.message}")
+            message = messages.setdefault(gate.code, f"{_effect_text(gate)}: {gate.message}")
             # Set, not added: the metrics of one place share their runs.
             gates.setdefault(message, {})[place] = gate.count
     everywhere = len({_place(row) for row in comparison.rows})
     grouped_lines = [
         f"{text} ({_places(places, everywhere)})" for text, places in (reasons | gates).items()
     ]
-    return [*comparison.notes, *grouped_lines]
+    return [*comparison.notes, *_ratio_lines(comparison.rows), *grouped_lines]
+
+
+def _effect_text(gate: GateCount) -> str:
+    """Say what the gate did: voided runs, which count nowhere, or flagged runs, which count."""
+    if gate.voided == gate.count:
+        return f"void by {gate.code}"
+    return f"flag {gate.code}" if not gate.voided else f"flag, or void, by {gate.code}"
+
+
+def _ratio_lines(rows: Sequence[ComparisonRow]) -> list[str]:
+    """Return a sentence for each ratio that visibly differs from that of the printed means."""
+    return [
+        f"{_place(row)}: {change_text(row.metric, row.ratio)} is the geometric mean of the ratios"
+        f" of {'the blocks' if row.method == 'paired' else 'the launches'}; the two means are"
+        f" {signed_percent(row.ratio_of_means)} apart, as one extreme launch moves them more"
+        for row in rows
+        if row.ratio and row.ratio_of_means and abs(row.ratio_of_means / row.ratio - 1) >= _VISIBLE
+    ]
 
 
 def _place(row: ComparisonRow) -> str:

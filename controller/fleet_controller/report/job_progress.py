@@ -11,7 +11,7 @@ from fleet_controller.analysis.slo_limits import load_text
 from fleet_controller.core.controller_api import JobChange, JobSummary, TrialStatus, is_job_over
 from fleet_controller.report.comparison_output import duration_text
 from fleet_protos.metric_names import GOODPUT_RATIO, OUTPUT_TOK_S
-from fleet_protos.trial_types import Outcome, Phase, RunResult, is_void
+from fleet_protos.trial_types import GateEffect, Outcome, Phase, RunResult, is_void
 
 _BAR_CELLS = 24
 _FIRST_WARM_UP = "the first warm-up on this host also starts Ray, which takes about ten seconds"
@@ -93,7 +93,7 @@ def run_text(run: RunResult, job: JobSummary) -> str:
     """
     load = f" at {load_text(run.searched.load, run.searched.of)}" if run.searched.load else ""
     if is_void(run):
-        codes = ", ".join(gate.code for gate in run.gates)
+        codes = ", ".join(gate.code for gate in run.gates if gate.effect >= GateEffect.VOID_RUN)
         return f"{run.workload}{load} voided by {codes}{_search_result_text(run)}"
     if load:
         answer = "met" if run.searched.met else "not met"
