@@ -72,11 +72,12 @@ class ServerError(FleetError):
         kind: ErrorKind,
         failure_class: str,
         message: str,
+        hint: str = "",
         *,
         exit_code: int = 0,
         log_tail: str = "",
     ) -> None:
-        super().__init__(message)
+        super().__init__(message, hint)
         self.kind = kind
         self.failure_class = failure_class
         self.server_exit_code = exit_code

@@ -67,7 +67,7 @@ async def test_an_answer_that_does_not_say_where_it_ends_ends_with_the_connectio
 @pytest.mark.parametrize(
     ("answer", "error", "told"),
     [
-        (b"", EOFError, "without an answer"),
+        (b"", EOFError, "without sending an answer"),
         (OK, EOFError, "in the middle of an answer"),
         (OK + b"content-length: 3\r\n\r\n{}", EOFError, "in the middle of an answer"),
         (OK + b"transfer-encoding: chunked\r\n\r\n5\r\nab", EOFError, "in the middle of an answer"),

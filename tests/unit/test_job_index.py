@@ -12,9 +12,11 @@ from fleet_controller.core.scheduler import remaining_s
 from fleet_controller.core.trial_state import Attempt, Trial
 from fleet_controller.jobs.indexed_job import IndexedJob, SeenTrials, job_change
 from fleet_controller.jobs.job_index import JobIndex
-from fleet_controller.jobs.job_views import job_summary
+from fleet_controller.jobs.job_views import job_detail, job_summary
+from fleet_controller.jobs.state_writer import progress_text
 from fleet_controller.store.rows import JobRow
 from fleet_protos.errors import ErrorKind
+from fleet_protos.events import Event, ServerProgressed
 from fleet_protos.trial_types import Outcome, Phase, TrialSpec
 
 ROW = JobRow("j", "j", "", "", 1, "simulated", 20.0, 60.0)
@@ -53,6 +55,18 @@ def test_counts_kept_as_trials_change_are_those_of_counting_anew(
         assert job.summary == job_summary(job.row, trials)
         assert job.is_over is (job.summary.state in ("done", "failed", "cancelled"))
         assert job.left_s == (0.0 if job.is_over else remaining_s(trials, ROW.planned_s))
+
+
+def test_what_an_external_server_lacks_is_the_trouble_of_its_job_until_it_is_ready() -> None:
+    index = JobIndex()
+    index.add(ROW, [Trial(TrialSpec(trial_id="a"))])
+    event = Event(body=ServerProgressed("start", message="status 429: slow down"))
+    index.update_attempt("a", Attempt(1, phase=Phase.LAUNCHING), progress_text(event))
+    job = index.jobs["j"]
+    assert job.summary.trouble == job.progress["a"] == "not ready: status 429: slow down"
+    assert job_detail(ROW, job.trials.values(), "", job.progress).trials[0].progress
+    index.update_attempt("a", Attempt(1, phase=Phase.WARMING))
+    assert (job.summary.trouble, job.progress) == ("", {})
 
 
 def test_a_look_shows_all_trials_first_and_then_those_that_changed() -> None:

@@ -48,7 +48,8 @@ def fits_launched(trial: AgentTrial, body: Body) -> bool | None:
 
 
 def fits_progressed(trial: AgentTrial, body: Body) -> bool | None:
-    return trial.server is ServerState.STARTING
+    is_external = trial.server is ServerState.ABSENT and isinstance(trial.awaited, AwaitReady)
+    return is_external or trial.server is ServerState.STARTING
 
 
 def fits_ready(trial: AgentTrial, body: Body) -> bool | None:

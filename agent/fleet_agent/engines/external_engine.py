@@ -4,6 +4,8 @@ launches, changes or stops it.
 
 from __future__ import annotations
 
+import ssl
+from collections.abc import Mapping
 from pathlib import Path
 
 from fleet_agent.core.engine import LaunchCommand, LaunchPlace
@@ -14,7 +16,11 @@ from fleet_protos.events import ConfigurationProved
 from fleet_protos.trial_types import Gate, GateEffect, TrialSpec
 
 _PROBE_MESSAGES = [{"role": "user", "content": "ready?"}]
-_RETRY_STATUSES = (502, 503, 504, 429)
+# 408, 425 and 429 ask the client to try again
+_RETRY_STATUSES = (408, 425, 429)
+_FINAL_STATUSES = (501, 505)  # not implemented, HTTP version not supported
+_EXCERPT_BYTES = 300
+_WRONG_ADDRESS = "set engine.url to the address at which the server itself answers"
 
 
 class ExternalEngine:
@@ -37,9 +43,9 @@ class ExternalEngine:
         """Ask the server for a chat completion of 2 tokens, and return what is still missing.
         Return an empty text if the completion succeeds.
 
-        Status 429, 502, 503 or 504 means that the server is not ready yet. Raises ServerError if
-        the server rejects the request with another 4xx status, for example because it does not have
-        the model.
+        No answer, status 429 and most 5xx statuses mean that the server is not ready yet. Raises
+        ServerError for what waiting does not change: a redirect, another 4xx status (for example
+        because the server does not have the model), and an answer that is not HTTP/1.1 or not JSON.
         """
         body = {
             "model": spec.engine.model_path,
@@ -49,22 +55,21 @@ class ExternalEngine:
         }
         try:
             status, content = await fetch(url, "/v1/chat/completions", body, api_key)
-            if status == 200:
-                has_choices = bool(parse_json_object(content).get("choices"))
-                return "" if has_choices else "the answer to a request for 2 tokens has no choices"
-        except ValueError:
-            return f"{url} does not serve the OpenAI API: its reply is not valid HTTP with JSON"
+        except ValueError as error:
+            raise _refused(f"{url} does not speak HTTP/1.1: {error}", _WRONG_ADDRESS) from error
+        except ssl.SSLError as error:
+            hint = "check whether engine.url begins with https:// rightly, and the certificate"
+            raise _refused(f"no TLS connection to {url}: {error}", hint) from error
         except (OSError, EOFError) as error:
-            reason = type(error).__name__
-            return f"nothing answers at {url} yet ({reason})"
-        if 400 <= status < 500 and status not in _RETRY_STATUSES:
-            excerpt = content[:300].decode(errors="replace")
-            raise ServerError(
-                ErrorKind.CONFIG,
-                "request_refused",
-                f"{url} rejects a completion with status {status}: {excerpt}",
-            )
-        return f"the server answers a request for 2 tokens with status {status}"
+            return f"nothing answers at {url} yet ({_error_text(error)})"
+        if status == 200:
+            return _missing_in_completion(url, content)
+        seen = f"a completion of 2 tokens returns {_status_text(status, content)}"
+        if 300 <= status < 400:
+            raise _refused(f"{url}: {seen}: redirects are not followed", _WRONG_ADDRESS)
+        if (400 <= status < 500 and status not in _RETRY_STATUSES) or status in _FINAL_STATUSES:
+            raise _refused(f"{url}: {seen}", "correct model.path or engine.url")
+        return seen
 
     async def prove_configuration(
         self, spec: TrialSpec, url: str, log_path: Path, api_key: str = ""
@@ -75,24 +80,72 @@ class ExternalEngine:
         Raises ServerError if the server shows neither of the two. Raises ServerError if it serves
         another model.
         """
+        seen = []
         for path in ("/server_info", "/get_server_info", "/v1/models"):
             try:
                 status, content = await fetch(url, path, api_key=api_key)
-                if status == 200:
-                    shown = parse_json_object(content)
-                    _check_identity(spec, url, shown)
-                    return ConfigurationProved(
-                        effective_args=effective_args.visible_args(shown),
-                        versions=_versions(shown),
-                        gates=_gates(shown),
-                    )
-            except (OSError, EOFError, ValueError):
+                shown = parse_json_object(content) if status == 200 else None
+            except (OSError, EOFError, ValueError) as error:
+                seen.append(f"{path}: {_error_text(error)}")
                 continue
+            if shown is None:
+                seen.append(f"{path}: {_status_text(status, content)}")
+                continue
+            _check_identity(spec, url, shown)
+            return ConfigurationProved(
+                effective_args=effective_args.visible_args(shown),
+                versions=_versions(shown),
+                gates=_gates(shown),
+            )
         raise ServerError(
             ErrorKind.SERVER_UNHEALTHY,
             "unhealthy",
-            f"{url} serves neither /server_info nor /v1/models",
+            f"{url} does not show what it serves: {'; '.join(seen)}",
         )
+
+
+def _refused(message: str, hint: str) -> ServerError:
+    """Return the error for an answer that waiting does not change."""
+    return ServerError(ErrorKind.CONFIG, "request_refused", message, hint)
+
+
+def _missing_in_completion(url: str, content: bytes) -> str:
+    """Return an empty text if an answer with status 200 is a completion. Raises ServerError if it
+    is not JSON.
+    """
+    try:
+        answer = parse_json_object(content)
+    except ValueError as error:
+        excerpt = _excerpt(content)
+        message = f"{url} does not serve the OpenAI API: its answer is not JSON: {excerpt}"
+        raise _refused(message, _WRONG_ADDRESS) from error
+    if answer.get("choices"):
+        return ""
+    return f"the answer to a completion of 2 tokens has no choices: {_excerpt(content)}"
+
+
+def _status_text(status: int, content: bytes) -> str:
+    excerpt = _excerpt(content)
+    return f"status {status}: {excerpt}" if excerpt else f"status {status}"
+
+
+def _excerpt(content: bytes) -> str:
+    """Return the beginning of an answer on one line."""
+    return " ".join(content[:_EXCERPT_BYTES].decode(errors="replace").split())
+
+
+def _error_text(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def _served_names(shown: Mapping[str, object]) -> list[str]:
+    """Return the names under which a server offers models, from /server_info or /v1/models."""
+    names = [str(shown[key]) for key in ("served_model_name", "model_path") if shown.get(key)]
+    cards = shown.get("data")
+    for card in cards if isinstance(cards, list) else []:
+        if isinstance(card, dict):
+            names += [str(card[key]) for key in ("id", "root") if card.get(key)]
+    return list(dict.fromkeys(names))
 
 
 def _check_identity(spec: TrialSpec, url: str, shown: dict[str, object]) -> None:
@@ -101,7 +154,7 @@ def _check_identity(spec: TrialSpec, url: str, shown: dict[str, object]) -> None
     A test request would not find this: SGLang accepts any model name in a request. Other servers
     reject a name that is not theirs.
     """
-    names = [str(shown[key]) for key in ("served_model_name", "model_path") if shown.get(key)]
+    names = _served_names(shown)
     if names and spec.engine.model_path not in names:
         message = (
             f"{url} serves {names[0]}, but the job names {spec.engine.model_path}:"

@@ -5,6 +5,7 @@ and ends it.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -30,11 +31,13 @@ from fleet_agent.server.supervisor import RecordedSession, ServerProcess, Superv
 from fleet_agent.storage import trial_artifacts
 from fleet_agent.storage.artifact_retention import KEPT_BYTES
 from fleet_agent.storage.secrets import Secrets
+from fleet_knowledge.server_log.diagnosis import launch_phases
 from fleet_protos import events as ev
 from fleet_protos.errors import ConfigError, Conflict, ErrorKind, ServerError
 from fleet_protos.trial_types import EngineKind, TrialSpec
 
 _FIRST_POLL_S, _LONGEST_POLL_S = 0.05, 1.0  # between two checks of readiness
+_CHANGE_PAUSE_S, _REPEAT_PAUSE_S = 5.0, 60.0  # between two reports of what is missing
 _READY_CHECK_LIMIT_S = 30.0  # one check includes a real completion on a cold server
 
 
@@ -67,6 +70,24 @@ class ServerLaunch:
     monitor: ServerMonitor | None = None
     used_mib: Mapping[int, int] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()  # of the preflight
+
+
+@dataclass(slots=True)
+class _ReadinessReports:
+    """Reports what an external server lacks: a change at most every five seconds, and every minute
+    what is unchanged.
+    """
+
+    report: Callable[[ev.Body], None]
+    last: str = ""
+    reported_at_s: float = -math.inf
+
+    def add(self, missing: str, now_s: float) -> None:
+        """Report it if it is time to."""
+        pause_s = _CHANGE_PAUSE_S if missing != self.last else _REPEAT_PAUSE_S
+        if now_s - self.reported_at_s >= pause_s:
+            self.last, self.reported_at_s = missing, now_s
+            self.report(ev.ServerProgressed(launch_phases.START, message=missing))
 
 
 class TrialServer:
@@ -183,13 +204,17 @@ class TrialServer:
 
     # Ready, proof
 
-    async def await_ready(self, deadline_s: float) -> ev.Body:
+    async def await_ready(
+        self, deadline_s: float, report: Callable[[ev.Body], None] = lambda _: None
+    ) -> ev.Body:
         """Wait until the server is ready. Return ServerReady, or ServerFailed at the deadline.
 
         A ready server is healthy, is the server that was launched, and has completed a request.
-        `deadline_s` is in monotonic seconds.
+        `deadline_s` is in monotonic seconds. What an external server lacks is passed to `report`;
+        the log of a launched server shows more.
         """
         missing, pause_s, checked_at_s = "nothing answered yet", _FIRST_POLL_S, 0.0
+        reports = _ReadinessReports(report)
         try:
             async with asyncio.timeout(deadline_s - time.monotonic()):
                 while True:
@@ -198,6 +223,8 @@ class TrialServer:
                     if not missing:
                         return await self._confirm_ready()
                     checked_at_s = 0.0
+                    if not self._engine.launches:
+                        reports.add(missing, time.monotonic())
                     await asyncio.sleep(pause_s)
                     pause_s = min(pause_s * 1.3, _LONGEST_POLL_S)
         except ServerError as error:
@@ -206,13 +233,21 @@ class TrialServer:
             # the result of the check before the last one is out of date
             if checked_at_s and time.monotonic() - checked_at_s > 1:
                 missing = self._no_answer_message(time.monotonic() - checked_at_s)
-            limit_s = self._spec.engine.ready_timeout_s
-            return ev.ServerFailed(
-                ErrorKind.SERVER_UNHEALTHY,
-                "not_ready",
-                f"the server was not ready within {limit_s:g} s; the last check found: {missing}",
-                log_tail=trial_artifacts.read_tail(self._current.log),
-            )
+            return self._not_ready(missing)
+
+    def _not_ready(self, missing: str) -> ev.ServerFailed:
+        """Return the failure at the deadline. Nobody waits a second time for an external server,
+        because the agent cannot launch it again.
+        """
+        launches = self._engine.launches
+        limit_s = self._spec.engine.ready_timeout_s
+        return ev.ServerFailed(
+            ErrorKind.SERVER_UNHEALTHY if launches else ErrorKind.CONFIG,
+            "not_ready",
+            f"the server was not ready within {limit_s:g} s; the last check found: {missing}",
+            log_tail=trial_artifacts.read_tail(self._current.log),
+            hint="" if launches else "start the server, or correct engine.url",
+        )
 
     async def _confirm_ready(self) -> ev.Body:
         """Return ServerReady if the server that answers is the one that was launched.
@@ -286,6 +321,7 @@ class TrialServer:
             error.message,
             error.server_exit_code,
             error.log_tail or trial_artifacts.read_tail(self._current.log),
+            hint=error.hint,
         )
 
     # End

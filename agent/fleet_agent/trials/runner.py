@@ -130,7 +130,9 @@ class TrialRunner:
             fx.LaunchServer: lambda launch: handlers.server.launch(
                 lambda body: self._inbox.put(body, cause), launch.witness
             ),
-            fx.AwaitReady: lambda await_ready: handlers.server.await_ready(await_ready.deadline_s),
+            fx.AwaitReady: lambda await_ready: handlers.server.await_ready(
+                await_ready.deadline_s, lambda body: self._inbox.put(body, cause)
+            ),
             fx.ProveConfiguration: lambda _: handlers.prove(),
             fx.HoldServer: lambda hold: handlers.hold(hold.deadline_s),
             fx.WarmUp: lambda warm_up: handlers.warm_up(warm_up.workload),

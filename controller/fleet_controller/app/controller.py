@@ -259,7 +259,9 @@ class FleetController:
         indexed = self._writer.job_index.jobs
         jobs = await self._queries.jobs()
         return tuple(
-            replace(job, trouble=indexed[job.job_id].trouble) if job.job_id in indexed else job
+            replace(job, trouble=indexed[job.job_id].reported_trouble)
+            if job.job_id in indexed
+            else job
             for job in jobs
         )
 
@@ -269,7 +271,9 @@ class FleetController:
         indexed = self._writer.job_index.jobs.get(row.job_id)
         if indexed is None:
             return await self._queries.job(row.job_id)
-        return job_detail(indexed.row, indexed.trials.values(), indexed.summary.trouble)
+        return job_detail(
+            indexed.row, indexed.trials.values(), indexed.reported_trouble, indexed.progress
+        )
 
     async def watch(self, job_id: str) -> AsyncIterator[JobChange]:
         """Yield the changes of a job until it is over."""

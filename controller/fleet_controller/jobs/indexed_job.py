@@ -19,6 +19,8 @@ from fleet_controller.jobs.waiting_index import WaitingIndex
 from fleet_controller.store.rows import JobRow
 from fleet_protos.trial_types import Outcome, Phase
 
+NOT_READY = "not ready: "  # begins the progress of a trial whose external server is not ready
+
 
 class IndexedJob:
     """One job and its trials by id, in plan order. Counts are kept up to date, because a job may
@@ -164,8 +166,16 @@ class IndexedJob:
         """Return the job's summary for the list of jobs."""
         return replace(
             summarize_trials(self.row, list(self.trials.values()), self.trials_over),
-            trouble="" if self.is_over else self.trouble,
+            trouble=self.reported_trouble,
         )
+
+    @property
+    def reported_trouble(self) -> str:
+        """Return what delays the job: what it waits for, or what an external server lacks."""
+        if self.is_over:
+            return ""
+        waits = (text for text in self.progress.values() if text.startswith(NOT_READY))
+        return self.trouble or next(waits, "")
 
     @property
     def left_s(self) -> float:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 from fleet_controller.core.controller_api import JobDetail, JobSummary, TrialStatus
 from fleet_controller.core.gang import fold_gangs
@@ -35,12 +36,25 @@ def summarize_trials(row: JobRow, trials: list[Trial], trials_over: int) -> JobS
     )
 
 
-def job_detail(row: JobRow, trials: Iterable[Trial], trouble: str = "") -> JobDetail:
-    """Return a job with all its trials."""
+def job_detail(
+    row: JobRow,
+    trials: Iterable[Trial],
+    trouble: str = "",
+    progress: Mapping[str, str] = MappingProxyType({}),
+) -> JobDetail:
+    """Return a job with all its trials. `progress` says of launching trials how far they are."""
     trials = fold_gangs(trials)
     job = replace(job_summary(row, trials), trouble=trouble)
     return JobDetail(
-        job, tuple(trial_status(trial, is_cancelled=row.cancelled) for trial in trials), row.yaml
+        job,
+        tuple(
+            replace(
+                trial_status(trial, is_cancelled=row.cancelled),
+                progress=progress.get(trial.spec.trial_id, ""),
+            )
+            for trial in trials
+        ),
+        row.yaml,
     )
 
 

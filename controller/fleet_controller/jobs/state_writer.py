@@ -17,7 +17,7 @@ from fleet_controller.core.gang import fold_gangs, lead_and_rank
 from fleet_controller.core.quarantine import HostRecord
 from fleet_controller.core.trial_state import NO_SKEW, Attempt, HostClock, Trial
 from fleet_controller.jobs.host_metrics import HostSeries
-from fleet_controller.jobs.indexed_job import IndexedJob
+from fleet_controller.jobs.indexed_job import NOT_READY, IndexedJob
 from fleet_controller.jobs.job_index import JobIndex
 from fleet_controller.store.rows import JobRow
 from fleet_controller.store.store import Store
@@ -27,6 +27,8 @@ from fleet_protos.prometheus_series import RunSeries
 from fleet_protos.trial_types import Artifact, TrialSpec
 
 T = TypeVar("T")
+
+_MESSAGE_CHARACTERS = 200  # of what an external server lacks
 
 
 class StateWriter:
@@ -130,7 +132,7 @@ class StateWriter:
         return (
             None
             if attempt is None
-            else self._apply_attempt(event.trial_id, attempt, _progress(event))
+            else self._apply_attempt(event.trial_id, attempt, progress_text(event))
         )
 
     async def last_sequence(self, agent_id: str) -> int:
@@ -184,10 +186,14 @@ class StateWriter:
         )
 
 
-def _progress(event: Event) -> str:
-    """Return `load_weight 61/163` for a ServerProgressed event, else an empty text."""
+def progress_text(event: Event) -> str:
+    """Return `load_weight 61/163` for a ServerProgressed event, or what an external server lacks to
+    be ready. Return an empty text for another event.
+    """
     if not isinstance(event.body, ServerProgressed):
         return ""
+    if event.body.message:
+        return f"{NOT_READY}{event.body.message[:_MESSAGE_CHARACTERS]}"
     return (
         f"{event.body.phase} {event.body.done}/{event.body.total}"
         if event.body.total

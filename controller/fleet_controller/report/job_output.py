@@ -82,7 +82,7 @@ def trials_table(trials: Sequence[TrialStatus]) -> Table:
             _outcome(trial) or "",
             str(trial.runs),
             trial.failure_class,
-            trial.message,
+            trial.message or trial.progress,
         )
         for trial in trials
     )
@@ -164,6 +164,7 @@ def trial_json(trial: TrialStatus) -> dict[str, Any]:
         "outcome": _outcome(trial),
         "failure_class": trial.failure_class,
         "message": trial.message,
+        "progress": trial.progress,
         "nodes": list(trial.nodes),
     }
 

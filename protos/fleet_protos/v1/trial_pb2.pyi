@@ -1352,21 +1352,25 @@ class ServerProgressed(_message.Message):
     PHASE_FIELD_NUMBER: _builtins.int
     DONE_FIELD_NUMBER: _builtins.int
     TOTAL_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
     phase: _builtins.str
     """of fleet_knowledge.server_log.diagnosis.launch_phases"""
     done: _builtins.int
     """weight shards or graphs done, of `total`; 0 of 0 for a phase without a count"""
     total: _builtins.int
+    message: _builtins.str
+    """of an external server: what the last check found missing; repeated every minute"""
     def __init__(
         self,
         *,
         phase: _builtins.str = ...,
         done: _builtins.int = ...,
         total: _builtins.int = ...,
+        message: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "phase", b"phase", "total", b"total"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "message", b"message", "phase", b"phase", "total", b"total"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -414,6 +414,8 @@ class ServerProgressed:
     phase: str = ""  # of fleet_knowledge.server_log.diagnosis.launch_phases
     done: int = 0  # weight shards or graphs done, of `total`; 0 of 0 for a phase without a count
     total: int = 0
+    # of an external server: what the last check found missing; repeated every minute
+    message: str = ""
 
 
 @dataclass(frozen=True, slots=True)

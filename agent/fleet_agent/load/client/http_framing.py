@@ -7,6 +7,8 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Final, NamedTuple
 
+_VERSION: Final = b"HTTP/1."
+_SHOWN_BYTES: Final = 40  # of an answer that is not HTTP
 _HEAD_LIMIT: Final = 64 * 1024
 _LINE_LIMIT: Final = 4096
 SWITCHED: Final = 101
@@ -101,6 +103,9 @@ class HttpFraming:
     def _read_head(self, data: bytes) -> bytes:
         rest = self._rest + data
         while self.state == HEAD:
+            if not rest.startswith(_VERSION[: len(rest)]):
+                self._break(_not_http(rest))
+                return b""
             end = rest.find(b"\r\n\r\n")
             if end < 0:
                 self._rest = rest
@@ -237,15 +242,20 @@ class _Head(NamedTuple):
 
 
 @lru_cache(32)  # the heads of one server differ only in their date
+def _not_http(data: bytes) -> str:
+    beginning = data[:_SHOWN_BYTES].decode("latin-1")
+    return f"not an HTTP/1.1 answer, it begins with {beginning!a}"
+
+
 def _head(head: bytes) -> _Head:
     lines = head.split(b"\r\n")
     parts = lines[0].split(b" ", 2)
     if (
         len(parts) < 2
-        or not parts[0].startswith(b"HTTP/1.")
+        or not parts[0].startswith(_VERSION)
         or not (parts[1].isdigit() and len(parts[1]) == 3)
     ):
-        return _Head(problem="not an HTTP/1.1 answer")
+        return _Head(problem=_not_http(head))
     status = int(parts[1])
     if status < 200:
         return _Head(status)
