@@ -1,7 +1,8 @@
-"""Finds the lines that any of our patterns can match, with the multi-pattern engine Hyperscan.
+"""Finds the lines of a log that one of our patterns may match. It uses Hyperscan, an engine that
+searches for many texts at once.
 
-The engine searches only for literal texts that the patterns require. With the patterns themselves
-its version 5.4.12 misses matches, for example of `Xid[^,]*:\\d+, Fatal` in a line that has more
+Hyperscan searches only for literal texts that the patterns require. When Hyperscan 5.4.12 is given
+the patterns themselves, it misses matches: for example `Xid[^,]*:\\d+, Fatal` in a line with more
 than 20 characters between `Xid` and `:`.
 """
 
@@ -43,9 +44,9 @@ _RELEVANT, _BULK = 0, 1
 
 
 class LineFilter:
-    """Selects the lines of a block that must be read.
+    """Selects the lines of a log that must be read.
 
-    Each reader needs its own filter: the engine's working memory serves one scan at a time.
+    Each reader needs its own filter, because the engine's working memory serves one scan at a time.
     """
 
     def __init__(self, engine: Any, database: Any) -> None:
@@ -53,10 +54,10 @@ class LineFilter:
         self._scratch = engine.Scratch(database)
 
     def select(self, block: bytes) -> tuple[Sequence[bytes], Collection[bytes]]:
-        """Return (lines to look at, the ones of them that a pattern can match), in log order.
+        """Return (lines to look at, in log order; the lines among them that a pattern may match).
 
-        Batch lines and NCCL lines are too many to select one by one: if a block has any, all its
-        lines are returned to look at.
+        Batch lines and NCCL lines are too many to select one by one. If the text contains such a
+        line, all its lines are returned to look at.
         """
         if b"\x1b" in block or b"\x00" in block:
             block = _ANSI.sub(b"", block)
@@ -81,7 +82,9 @@ class LineFilter:
 
 
 def is_bulk_line(line: bytes) -> bool:
-    """Return whether the filter leaves this line to the caller."""
+    """Return whether a line may be a batch line or an NCCL line. The caller must read such a line
+    even if the filter found no pattern for it.
+    """
     return any(map(line.__contains__, _BULK_TEXTS))
 
 
@@ -112,7 +115,9 @@ def _compiled_database() -> tuple[Any, Any] | None:
 
 
 def required_texts() -> set[bytes]:
-    """Return texts of which a line contains at least one if any pattern matches a message of it."""
+    """Return the texts to search for. A line with a message that any pattern matches contains at
+    least one of these texts.
+    """
     rows = [row.pattern for table in (LOG_SYMPTOMS, WARNING_PATTERNS) for row in table]
     return {
         max(_QUOTED.split(text), key=len).encode()

@@ -39,7 +39,7 @@ _CALL = re.compile(
 
 @dataclass(slots=True)
 class ProgressBar:
-    """Updates of one progress bar: only the last one counts."""
+    """Action for the lines of one progress bar: only the last line is read."""
 
     raw: bytes = b""
     order: int = 0
@@ -47,22 +47,24 @@ class ProgressBar:
 
 @dataclass(frozen=True, slots=True)
 class AnsweredRequest:
-    """Answered requests of one shape."""
+    """Action for lines that report answered requests: only the results of the requests count."""
 
     healthy: bool | None  # result of a health check; None for other requests
     failed: bool
 
 
 class Skip:
-    """Lines that say nothing."""
+    """Action for lines that say nothing about the server: they are skipped."""
 
 
 class NcclLine:
-    """Lines for the NCCL reader, which needs each different line once, with its count."""
+    """Action for NCCL lines. The NCCL reader gets equal lines only once, with the number of times
+    that they occurred.
+    """
 
 
 class ReadEachLine:
-    """Lines whose messages must be read one by one."""
+    """Action for lines that must be read message by message, every time that their shape occurs."""
 
 
 SKIP: Final = Skip()
@@ -72,7 +74,9 @@ Action = BatchLineLayout | ProgressBar | AnsweredRequest | Skip | NcclLine | Rea
 
 
 def action_for_shape(raw: bytes) -> Action | None:
-    """Return how to treat lines like this one, or None if its messages decide that."""
+    """Return the action for all lines of this line's shape. Return None if the messages of the line
+    must be read before the action is known.
+    """
     if b" batch" in raw and (layout := detect_layout(raw)):
         return layout
     if is_request_log(raw) or not LogAccumulator.may_be_relevant(raw):
@@ -92,7 +96,9 @@ def is_request_log(raw: bytes) -> bool:
 
 
 def without_ids(raw: bytes) -> tuple[bytes, bytes]:
-    """Return (an NCCL call without its pointers or any other line unchanged, the shape)."""
+    """Return (the line, its shape). In the line of an NCCL call, the call's counter and the
+    pointers are replaced by 0.
+    """
     if b" batch" in raw:
         return raw, raw.translate(None, DIGITS)  # a layout needs the position of every number
     if b"opCount" in raw:
@@ -101,7 +107,11 @@ def without_ids(raw: bytes) -> tuple[bytes, bytes]:
 
 
 def nccl_call_without_ids(raw: bytes) -> bytes | None:
-    """Return what `without_ids` returns for a plain NCCL call, faster; None for other lines."""
+    """Return the line of a plain NCCL call with 0 in place of its counter and pointers, or None for
+    other lines.
+
+    This is faster than `without_ids`.
+    """
     found = _CALL.fullmatch(raw)
     return b"0".join((*found.groups(), b"")) if found else None
 

@@ -1,10 +1,11 @@
 """Reads a server log from chunks of bytes, in constant memory.
 
-Most lines of a long log have one of a few shapes (a line without its digits). The messages of the
-first line of a shape are read one by one; the result decides how all later lines of that shape are
-treated: skipped, counted, read as columns of numbers, or read one by one again. A log with very
-many shapes is filtered first: only lines that one of our patterns can match are looked at. The
-result depends on the sequence of lines only, never on how the bytes were cut into chunks.
+The shape of a line is the line without its digits. Most lines of a long log have one of a few
+shapes. The messages of the first line of a shape are read one by one. They show how to treat all
+later lines of that shape: skip them, count them, read them as columns of numbers, or read them one
+by one too. If a log has very many shapes, a filter first selects the lines that one of our patterns
+may match. The result depends only on the sequence of lines, not on how the bytes were cut into
+chunks.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ _NCCL = re.compile(rb"N?CCL|^(?:HIP|ROCm) version|^Hostname +:|^Librccl")
 
 @dataclass(slots=True)
 class LogReader:
-    """Reads the chunks of one log, in order. Never raises, whatever the bytes."""
+    """Reads one log from its chunks, in order. No bytes make it raise an exception."""
 
     _filter_from: int = _FILTER_FROM
     _load_filter: Callable[[], LineFilter | None] = load_line_filter
@@ -75,13 +76,15 @@ class LogReader:
 
     @property
     def phase(self) -> str:
-        """Return the phase of the launch; empty before its first line."""
+        """Return the phase that the launch has reached; empty before the first line of a launch."""
         self._flush_progress_bars()
         return self._accumulator.launch.phase
 
     @property
     def progress(self) -> tuple[int, int]:
-        """Return (done, total) of that phase; (0, 0) for a phase that counts nothing."""
+        """Return (done, total) steps of the launch phase, such as loaded weight shards. Return (0,
+        0) for a phase without a progress bar.
+        """
         self._flush_progress_bars()
         return self._accumulator.launch.progress
 
@@ -93,7 +96,9 @@ class LogReader:
             self._feed_block(chunk[start : start + _BLOCK])
 
     def finish(self) -> Diagnosis:
-        """Return the diagnosis so far, including an unfinished last line. More may be fed."""
+        """Return the diagnosis of everything fed so far, including an unfinished last line. More
+        chunks may be fed afterwards.
+        """
         self._process_lines(b"".join(self._partial_line))
         self._partial_line, self._partial_bytes = [], 0
         self._flush()
@@ -118,7 +123,9 @@ class LogReader:
             self._partial_bytes += len(part)
 
     def _process_lines(self, block: bytes) -> None:
-        """Process complete lines, in more than one round if a round is interrupted."""
+        """Process complete lines in one or more rounds. A round ends early when the filter is
+        loaded or the actions are cleared.
+        """
         lines: Sequence[bytes] = [block]
         while lines:
             text, relevant = b"\n".join(lines), None
@@ -132,9 +139,11 @@ class LogReader:
     def _process_by_shape(
         self, lines: Sequence[bytes], shapes: bytes, relevant: Collection[bytes] | None
     ) -> Sequence[bytes]:
-        """Return the lines that are left over if the round was interrupted.
+        """Process each line by the action of its shape. Return the lines that must be processed in
+        another round.
 
-        Clearing the actions or loading the filter interrupts it.
+        Such lines exist only if the filter was loaded or the actions were cleared, because either
+        changes how the later lines are treated.
         """
         counted, limit, generation = (
             self._batches,
@@ -191,7 +200,9 @@ class LogReader:
             self._batches += 1
 
     def _read_new_shape(self, raw: bytes) -> None:
-        """Read a line whose shape is unknown or whose messages must be read one by one."""
+        """Read a line that has an unknown shape, or that has messages which must be read one by
+        one.
+        """
         call = nccl_call_without_ids(raw) if b"opCount" in raw else None
         if call is not None and call in self._nccl_counts:
             self._nccl_counts[call] += 1
@@ -223,7 +234,7 @@ class LogReader:
             self._relevant_counts.clear()
 
     def _read_each_line(self, raw: bytes, shape: bytes) -> None:
-        """Read the messages of a line, and decide whether lines like it must be read again."""
+        """Read the messages of a line. Decide whether later lines of its shape must be read too."""
         is_relevant, numbers_matter = self._read_messages(raw), bool(NUMBERS_MATTER.search(raw))
         if len(shape) > _LONGEST_SHAPE:
             return
@@ -239,7 +250,7 @@ class LogReader:
                 self._actions[shape] = SKIP
 
     def _read_messages(self, raw: bytes) -> bool:
-        """Return whether any message of the line was relevant."""
+        """Read the messages of a line. Return whether any message was relevant."""
         self._flush_progress_bars()
         is_relevant = False
         for line in read_log_lines(raw):
@@ -266,7 +277,7 @@ class LogReader:
                 self._accumulator.add_message(line)
 
     def _flush(self) -> None:
-        """Give the buffered batch lines to the accumulator."""
+        """Pass the buffered batch lines to the accumulator."""
         self._flush_progress_bars()
         pieces, self._irregular_columns = self._irregular_columns, []
         for layout in self._layouts:

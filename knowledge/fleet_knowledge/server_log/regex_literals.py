@@ -1,5 +1,5 @@
-"""Derives from a regular expression the literal texts of which every match contains at
-least one.
+"""Finds literal texts that a regular expression requires: every match contains at least one of the
+texts.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ _MAX_ALTERNATIVES = 64  # texts of one sequence
 
 
 def required_literals(pattern: re.Pattern[str]) -> frozenset[str]:
-    """Return texts of which every match of the pattern contains at least one, as long as possible.
+    """Return literal texts, as long as possible. Every match of the pattern contains at least one
+    of these texts.
 
-    An empty set means that no text is certain. The texts of a pattern that ignores case are in
+    An empty set means that no such texts are known. If the pattern ignores case, the texts are in
     lower case.
     """
     tree = _PARSER.parse(pattern.pattern, pattern.flags)
@@ -31,7 +32,9 @@ def required_literals(pattern: re.Pattern[str]) -> frozenset[str]:
 
 
 def _required_of_sequence(tree: Sequence[Any], folded: bool) -> frozenset[str]:
-    """Return the most selective of the sets of texts that a sequence requires."""
+    """Return the most selective set of texts that a sequence requires. Every match of the sequence
+    contains at least one text of the set.
+    """
     sets: list[frozenset[str]] = []
     run = frozenset({""})
     for node in tree:
@@ -47,13 +50,17 @@ def _required_of_sequence(tree: Sequence[Any], folded: bool) -> frozenset[str]:
 
 
 def _selectivity(texts: frozenset[str]) -> tuple[int, int]:
-    """Return a sort key. Letters count more, since digits and signs are in every line."""
+    """Return a sort key that is larger for texts which fewer lines contain. Letters count most,
+    since digits and punctuation are in every line.
+    """
     fewest = min((4 * sum(map(str.isalpha, text)) + min(len(text), 3) for text in texts), default=0)
     return (fewest, -len(texts)) if fewest else (0, 0)
 
 
 def _required_of_node(node: Any, folded: bool) -> frozenset[str]:
-    """Return the texts that a node requires although it is not a fixed text itself."""
+    """Return the texts that a node requires although the node itself is not a fixed text. Return an
+    empty set if no such texts are known.
+    """
     name, value = str(node[0]), node[1]
     if name == "SUBPATTERN":
         return _required_of_sequence(list(value[3]), _ignores_case(value, folded))
@@ -70,7 +77,7 @@ def _required_of_node(node: Any, folded: bool) -> frozenset[str]:
 
 
 def _exact(node: Any, folded: bool) -> frozenset[str] | None:
-    """Return all texts that a node can match, or None if they are too many or unknown."""
+    """Return all texts that a node can match. Return None if they are unknown or too many."""
     name, value = str(node[0]), node[1]
     if name == "LITERAL":
         return frozenset({_character(value, folded)})
@@ -88,8 +95,9 @@ def _exact(node: Any, folded: bool) -> frozenset[str] | None:
 
 
 def _parts(name: str, value: Any, folded: bool) -> list[tuple[Any, bool]]:
-    """Return the sequences that a node consists of; empty if it may repeat or is another kind of
-    node.
+    """Return (sequence, whether it ignores case) for each sequence in a node.
+
+    Return an empty list if the node may repeat or holds no sequence.
     """
     if name == "SUBPATTERN":
         return [(value[3], _ignores_case(value, folded))]

@@ -1,1 +1,1 @@
-"""Decides from a log why a server ended and how fast it decoded."""
+"""Finds out from a log why a server ended and how fast it decoded."""

@@ -106,10 +106,11 @@ _LAUNCH_PROGRESS = re.compile(
 
 @dataclass(slots=True)
 class LogAccumulator:
-    """The state of one log.
+    """Holds what the messages of one log said so far.
 
-    A log may hold several launches. A new launch after an end resets launch, failures, rates and
-    server facts; warnings, versions and the failures of earlier launches stay.
+    A log may hold several launches. When a launch begins after an earlier launch was ready or
+    ended, launch, failures, rates and server facts are reset. Warnings, versions and the failures
+    of earlier launches stay.
     """
 
     launch: LoggedLaunch = field(default_factory=LoggedLaunch)
@@ -136,20 +137,23 @@ class LogAccumulator:
     _source: str = ""
 
     def needs_flush_before(self, line: LogLine) -> bool:
-        """Return whether buffered batch lines must be added before this message is."""
+        """Return whether buffered batch lines must be added before this message, because the
+        message may reset the rates.
+        """
         return _READY in line.text or line.text.startswith(_START)
 
     @staticmethod
     def is_launch_progress(raw: bytes) -> bool:
-        """Return whether lines like this one report progress of a launch, so that each of them
-        counts.
+        """Return whether a line reports progress of a launch. All such lines must be read, even if
+        many have the same shape.
         """
         return bool(_LAUNCH_PROGRESS.search(raw))
 
     @staticmethod
     def may_be_relevant(raw: bytes) -> bool:
-        """Return whether a line contains a keyword of any table. Fast, for logs in which all lines
-        differ.
+        """Return whether a line contains one of the keywords that every relevant line has.
+
+        This check is fast. It is meant for logs in which all lines differ.
         """
         return any(map(raw.lower().__contains__, _KEYWORD_BYTES))
 
@@ -182,10 +186,10 @@ class LogAccumulator:
         return is_relevant
 
     def add_answered_request(self, healthy: bool | None, failed: bool) -> None:
-        """Add an answered request.
+        """Record an answered request.
 
-        `healthy` is the result of a health check, or None for other requests. `failed` says that
-        the server answered another request with an error.
+        `healthy` is the result of a health check, or None for another request. `failed` says
+        whether the server answered that other request with an error.
         """
         if healthy is not None:
             self.unhealthy = not healthy
@@ -208,12 +212,12 @@ class LogAccumulator:
             self.launch.mark_serving()
 
     def keep_sample(self, batch: BatchLine, place: int) -> None:
-        """Keep a batch line as a sample if it is one of the first."""
+        """Keep a batch line as a sample if it is among the first batch lines of the log."""
         if len(self._first_samples) < _SAMPLES:
             self._first_samples.append((place, batch))
 
     def keep_raw_samples(self, raws: Sequence[bytes], places: Sequence[int]) -> None:
-        """Keep the first and the last of several raw batch lines as samples."""
+        """Keep raw batch lines as samples: the first batch lines of the log and the last one."""
         self._last_sample = max(self._last_sample, (places[-1], raws[-1]))
         if len(self._first_samples) == _SAMPLES and places[0] > self._first_samples[-1][0]:
             return
@@ -230,8 +234,10 @@ class LogAccumulator:
             self.versions = {**versions, **self.versions}
 
     def settle(self) -> None:
-        """Decide what only the end of the log decides: rates that wait for a next line, failures
-        that the server outlived.
+        """Complete what only the end of the log can show.
+
+        Rates that waited for a next line are counted. Failures after which the server continued to
+        work no longer count.
         """
         self.rates.finish()
         if self.launch.phase == SERVING:
@@ -239,7 +245,7 @@ class LogAccumulator:
                 self._warn_survived(sighting)
 
     def nccl_facts(self) -> NcclFacts:
-        """Return what the NCCL lines say."""
+        """Return the facts in the lines of NCCL or RCCL."""
         return self._nccl.facts()
 
     def warnings(self) -> list[LogWarning]:
@@ -250,7 +256,7 @@ class LogAccumulator:
         ]
 
     def samples(self) -> list[Mapping[str, Any]]:
-        """Return the first batch lines and the last one as JSON objects."""
+        """Return the first batch lines and the last batch line as JSON objects."""
         shown_lines = dict(self._first_samples)
         for line in read_log_lines(self._last_sample[1]):
             if batch := read_batch(line):
@@ -291,8 +297,8 @@ class LogAccumulator:
         self.server = {**read_logged_arguments(line.text), **self.server}
 
     def _reset_for_next_launch(self) -> None:
-        """Reset launch, failures, rates and server facts; record how this launch failed,
-        if it did.
+        """Reset launch, failures, rates and server facts. If the launch that ends here failed,
+        record its failure.
         """
         if (root := self.root_cause_finder.root_cause(serving=bool(self.launch.ready_at))) and len(
             self.earlier_failures
@@ -316,7 +322,8 @@ class LogAccumulator:
     def _mark_ready(self, line: LogLine, again: bool) -> None:
         """Mark the server as ready.
 
-        Everything before was its own warm-up; a failure that it survived becomes a warning.
+        Earlier batch lines of this server are dropped, because they come from its own warm-up. A
+        failure that the server survived becomes a warning.
         """
         if not again:
             self.excluded += self.rates.drop_source(line.source)
@@ -336,7 +343,7 @@ class LogAccumulator:
                 "",
                 "warning",
                 message,
-                "Check whether it made the server slower.",
+                "Check whether this failure made the server slower.",
                 {},
             )
 
@@ -376,10 +383,8 @@ class LogAccumulator:
 
 
 def _silence_s(line: LogLine) -> float:
-    """Return the seconds between the last token and a failed health check, as its line reports
-    them.
-
-    Return 0 if the line does not report them.
+    """Return the seconds between the last token and a failed health check. Return 0 if the line
+    does not report them.
     """
     beat = _HEARTBEAT.search(line.text)
     clock_s = clock_seconds("", line.stamp.rpartition(" ")[2])

@@ -63,7 +63,7 @@ _MEMORY_OR_CRASH = (
     "scheduler_crashed",
 )
 _BUSY_HINT = (
-    "A health check got no token in time, but batches continue: keep the server, stop polling "
+    "A health check got no token in time, but batches continue: keep the server. Stop polling "
     "/health with short timeouts under load (each check also injects a request of one token), or "
     "raise SGLANG_HEALTH_CHECK_TIMEOUT."
 )
@@ -72,19 +72,20 @@ _SILENT_S = 60.0
 
 
 def _busy_hint(accumulator: LogAccumulator) -> str:
-    if accumulator.silent_s < _SILENT_S or accumulator.batches > accumulator.silent_batches:
+    silent_s = accumulator.silent_s
+    if silent_s < _SILENT_S or accumulator.batches > accumulator.silent_batches:
         return _BUSY_HINT
     return (
-        f"No token and no batch line for {accumulator.silent_s:.0f} s when the last health check "
-        "failed: unless a long prefill or the compilation of a kernel is running, a collective "
-        "hangs. Read the last line of every rank, NCCL's output and dmesg (Xid). SGLang's own "
-        "watchdog ends such a server after --watchdog-timeout. Do not only raise the timeout of "
-        "the health check."
+        f"When the last health check failed, the log had shown no token and no batch line for "
+        f"{silent_s:.0f} s. Unless a long prefill or the compilation of a kernel is running, a "
+        "collective hangs. Read the last line of every rank, NCCL's output and dmesg (Xid). "
+        "SGLang's own watchdog ends such a server after --watchdog-timeout. Do not only raise the "
+        "timeout of the health check."
     )
 
 
 def conclude_diagnosis(accumulator: LogAccumulator) -> Diagnosis:
-    """Return the diagnosis of everything that the accumulator was fed so far."""
+    """Return the diagnosis of everything that the accumulator was given so far."""
     accumulator.settle()
     launch, nccl = accumulator.launch, accumulator.nccl_facts()
     decode = build_decode_section(accumulator.rates, accumulator.samples(), accumulator.excluded)
@@ -163,7 +164,9 @@ def _find_root(accumulator: LogAccumulator, nccl: NcclFacts) -> Sighting | None:
 
 
 def _root_from_nccl(root: Sighting | None, nccl: NcclFacts) -> Sighting | None:
-    """Return the root with NCCL's own explanation, or None if NCCL does not give one."""
+    """Return the root cause as NCCL's own lines explain it. Return None if they explain no
+    failure.
+    """
     failure = nccl.failure
     if failure is None or failure.failure_class not in FAILURES:
         return None
@@ -192,9 +195,10 @@ def _state_without_failure(accumulator: LogAccumulator) -> str:
 
 
 def _uses_itself_as_draft(accumulator: LogAccumulator) -> bool:
-    """Return whether the target was loaded a second time as its own draft.
+    """Return whether the target model was also loaded as its own draft model, because no draft was
+    given.
 
-    Such a server fails in many ways; all of them belong to one class.
+    Such a server fails in many ways, all of which belong to the failure class `spec_draft_missing`.
     """
     loaded: dict[str, list[str]] = {}
     for rank, architecture in accumulator.architectures:

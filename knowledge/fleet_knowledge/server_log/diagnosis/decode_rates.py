@@ -1,12 +1,13 @@
 """Sums up batch lines: first for each rank, then over DP ranks, never over TP ranks or pipeline
 stages.
 
-Each DP rank prints its own lines, about itself only and at its own times. So the mean of each rank
-over the log comes first; the sum over DP ranks is the rate of the server. The ranks of one TP group
-and the stages of a pipeline report the same tokens.
+Each DP rank prints lines about itself only, at its own times. So the mean over the log is computed
+for each rank first. The sum of these means over the DP ranks is the rate of the server. The ranks
+of one TP group and the stages of a pipeline report the same tokens.
 
-The rate of the first decode line after idle time is tokens divided by the time since the previous
-line, so it is left out; its accept length is kept.
+A decode line divides its tokens by the time since the previous line. In the first line after idle
+time, that time includes the idle time. So the rate of this line is left out; its accept length is
+kept.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _DAY_S = 86400.0
 
 @dataclass(slots=True)
 class RunningSum:
-    """Count, sum, maximum and last value of a number."""
+    """Holds the count, sum, maximum and last value of a series of numbers."""
 
     count: int = 0
     total: float = 0.0
@@ -39,7 +40,7 @@ class RunningSum:
     last: float = 0.0
 
     def add(self, values: Sequence[float]) -> None:
-        """Add one column."""
+        """Add a column of values."""
         if values:
             self.count += len(values)
             self.total += sum(values)
@@ -47,13 +48,15 @@ class RunningSum:
 
     @property
     def mean(self) -> float | None:
-        """Return the mean, or None without values."""
+        """Return the mean, or None if there are no values."""
         return self.total / self.count if self.count else None
 
 
 @dataclass(slots=True)
 class RankRates:
-    """The sums of one rank of one source."""
+    """Holds sums over the batch lines of one rank. The log lines of the rank have one source: a
+    container, pod or process.
+    """
 
     decode_lines: int = 0
     prefill_lines: int = 0
@@ -74,7 +77,7 @@ class RankRates:
 
 @dataclass(slots=True)
 class LoggedRates:
-    """The sums of all ranks of a log."""
+    """Holds sums over the batch lines of all ranks of a log."""
 
     ranks: dict[tuple[str, Rank], RankRates] = field(default_factory=dict)
     acceptance: AcceptLengthStats = field(default_factory=AcceptLengthStats)
@@ -87,7 +90,7 @@ class LoggedRates:
     real_work: bool = False  # more than the single token of a health check
 
     def add(self, pieces: Sequence[BatchColumns]) -> None:
-        """Add the lines since the last call, in any order."""
+        """Add the batch lines that were read since the last call. Their order does not matter."""
         grouped: dict[tuple[str, Rank], list[BatchColumns]] = {}
         for rows in pieces:
             grouped.setdefault((rows.source, rows.rank), []).append(rows)
@@ -108,8 +111,8 @@ class LoggedRates:
             self._add_decodes(rank, decodes, starts)
 
     def drop_source(self, source: str) -> int:
-        """Forget the lines of one source, such as the warm-up of the server. Return how
-        many lines.
+        """Forget the batch lines of one source, such as the lines of a server's warm-up. Return how
+        many lines were forgotten.
         """
         gone = [key for key in self.ranks if key[0] == source]
         lines = sum(self.ranks[key].decode_lines + self.ranks[key].prefill_lines for key in gone)
@@ -126,7 +129,7 @@ class LoggedRates:
         return lines
 
     def finish(self) -> None:
-        """Count first lines that were never followed by another line."""
+        """Count each first decode line that still waits for a next line to be compared with."""
         for rank in self.ranks.values():
             if rank.undecided_first:
                 rank.throughput.add([rank.undecided_first[1]])
@@ -187,10 +190,10 @@ class LoggedRates:
     def _add_after_prefills(
         self, rank: RankRates, pieces: Sequence[BatchColumns], starts: list[int]
     ) -> None:
-        """Add the decode lines of a rank that prints prefill lines, which show exactly when it was
-        idle.
+        """Add the decode lines of a rank that also prints prefill lines.
 
-        The first decode line after a prefill line that found nothing running is left out.
+        Prefill lines show when the rank was idle. After a prefill line that reports no running
+        requests, the rate of the first decode line is left out.
         """
         starts = [-1, *starts] if rank.idle else starts
         idle: set[int] = set()
@@ -216,9 +219,10 @@ class LoggedRates:
             )
 
     def _add_decodes_without_prefills(self, rank: RankRates, rows: BatchColumns) -> None:
-        """Add decode lines of a rank without prefill lines (a decode server of a pair, a cut log).
+        """Add decode lines of a rank without prefill lines. The rank belongs to the decode server
+        of a disaggregated pair, or the log is cut.
 
-        Idle time is inferred from a gap between lines and the rate after it.
+        Idle time is inferred from a gap between two lines and from the rate after the gap.
         """
         rates = rows.columns["gen_throughput"]
         running = rows.columns.get("running", [1.0] * len(rates))
@@ -236,10 +240,11 @@ class LoggedRates:
     def _judge_first(
         self, rank: RankRates, rates: Sequence[float], running: Sequence[float]
     ) -> set[int]:
-        """Return {0} if the first line of the rank covers idle time before the log, which its
-        neighbour shows.
+        """Return {0} if the first of these lines is the rank's first line and covers idle time
+        before the log. Otherwise return an empty set.
 
-        A first line that was held back is decided here too.
+        A line covers idle time if its rate is much lower than the rate of the next line. A first
+        line that was held back for this comparison is added or dropped here.
         """
         if rank.undecided_first is None:
             slower = not rank.decode_lines and _much_slower(
@@ -273,7 +278,7 @@ def _max_of(most: float | None, values: Sequence[float] | None) -> float | None:
 
 
 def _idle_starts(rows: BatchColumns) -> list[int]:
-    """Return the positions of prefill lines that found nothing running."""
+    """Return the positions of prefill lines that report no running requests."""
     running = rows.columns.get("running")
     if running is None or 0.0 not in running:
         return []
@@ -281,8 +286,8 @@ def _idle_starts(rows: BatchColumns) -> list[int]:
 
 
 def _merge_in_log_order(pieces: Sequence[BatchColumns]) -> BatchColumns:
-    """Return pieces of several shapes as one, in log order, with only the columns that show idle
-    time.
+    """Merge pieces of several shapes into one piece, in log order. Of several pieces, only the
+    columns that show idle time are kept.
     """
     if len(pieces) == 1:
         return pieces[0]
@@ -307,8 +312,9 @@ def _merge_in_log_order(pieces: Sequence[BatchColumns]) -> BatchColumns:
 def _lines_after_idle(
     rank: RankRates, rows: BatchColumns, rates: Sequence[float], running: Sequence[float]
 ) -> set[int]:
-    """Return the lines after a gap whose rate for each request is below a quarter of the
-    usual one.
+    """Return the positions of the lines that come after a gap and are slow.
+
+    A line is slow if its rate per running request is below a quarter of the mean so far.
     """
     rank.rate_sum += sum(rates)
     rank.running_sum += sum(running)
@@ -327,5 +333,5 @@ def _lines_after_idle(
 
 
 def _much_slower(line: tuple[float, float], neighbour: tuple[float, float]) -> bool:
-    """Return whether a request got less than half of the rate that it got in the next line."""
+    """Return whether the rate per running request is less than half of that in the next line."""
     return line[0] / max(line[1], 1.0) < 0.5 * neighbour[0] / max(neighbour[1], 1.0)

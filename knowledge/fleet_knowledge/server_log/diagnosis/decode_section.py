@@ -1,4 +1,4 @@
-"""Builds the decode section of a diagnosis, and the warnings that its numbers justify."""
+"""Builds the decode section of a diagnosis, and the warnings that follow from its numbers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ _NO_DRAFT_ACCEPTED = 1.05  # tokens per verify step; 1 is the bonus token alone
 def build_decode_section(
     rates: LoggedRates, samples: Sequence[Mapping[str, Any]], excluded: int
 ) -> dict[str, Any]:
-    """Return what the batch lines say about the server as a whole; empty without such lines.
+    """Return what the batch lines say about the server as a whole. Return an empty mapping if the
+    log has no batch lines.
 
     Rates are tokens per second, summed over DP ranks.
     """
@@ -73,10 +74,9 @@ def build_decode_section(
 def one_of_each_group(
     ranks: Mapping[tuple[str, Rank], RankRates],
 ) -> dict[tuple[str, Rank], RankRates]:
-    """Return the ranks that count: for each source and DP rank the first pipeline stage and TP
-    rank.
+    """Return the ranks that count: those of the lowest pipeline stage and TP rank of each DP rank.
 
-    The others count the same tokens again.
+    The other ranks report the same tokens again.
     """
     first: dict[int, tuple[int, int]] = {}
     for _, rank in ranks:
@@ -89,7 +89,7 @@ def one_of_each_group(
 
 
 def decode_warnings(decode: Mapping[str, Any], speculative: bool) -> list[LogWarning]:
-    """Return the warnings that the decode section justifies."""
+    """Return the warnings that follow from the decode section."""
     warned = []
     hit = decode.get("cache_hit_rate")
     if hit is not None and hit >= _CACHED_SHARE:
@@ -129,12 +129,13 @@ def _eager_decode_warnings(decode: Mapping[str, Any]) -> list[LogWarning]:
     share, size = decode.get("cuda_graph_share"), decode.get("first_bs_without_graph")
     if share is None or share > 1 - _EAGER_SHARE or decode["graph_kinds"] == ["cpu"]:
         return []
-    message = f"decode ran without CUDA graphs in {1 - share:.0%} of its lines" + (
+    eager_share = 1 - share
+    message = f"decode ran without CUDA graphs in {eager_share:.0%} of the decode lines" + (
         f", from {size} requests" if size is not None else ""
     )
     hint = (
-        "Raise --cuda-graph-max-bs (its default depends on GPU memory and TP, so hosts differ) or "
-        "lower the concurrency."
+        "Raise --cuda-graph-max-bs, or lower the concurrency. The default of --cuda-graph-max-bs "
+        "depends on GPU memory and TP, so hosts may differ."
     )
     return [
         LogWarning(

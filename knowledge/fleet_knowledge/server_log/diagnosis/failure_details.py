@@ -17,7 +17,9 @@ _OF_NCCL = ("nccl", "shm", "ib_", "p2p", "nvlink")
 
 
 def failure_details(accumulator: LogAccumulator, root: Sighting, nccl: NcclFacts) -> dict[str, Any]:
-    """Return the details of the root cause: what its lines name, and what its class adds."""
+    """Return the details of the root cause. They are the values that its lines name, and the values
+    that its failure class adds.
+    """
     sightings = [root, *accumulator.root_cause_finder.sightings_of_class(root.failure_class)]
     found = _named(sightings)
     ranks = sorted(
@@ -42,15 +44,16 @@ def failure_details(accumulator: LogAccumulator, root: Sighting, nccl: NcclFacts
 
 
 def cause_text(failure: Failure, details: Mapping[str, Any]) -> str:
-    """Return the cause of a class, with the values that this log names."""
+    """Return the explanation of a failure, with the port, time or rank that this log names."""
     if failure.name in ("port_in_use", "dist_port_in_use") and details.get("ports"):
         return f"{failure.cause} The port is {', '.join(map(str, details['ports']))}."
     if failure.name == "watchdog_timeout" and "timeout_s" in details:
         return failure.cause.replace("the watchdog's time", f"{details['timeout_s']} s")
     if failure.name == "weight_load_incomplete" and details.get("healthy_rank"):
+        healthy_rank = details["healthy_rank"]
         return (
-            f"Not the fault of {details['healthy_rank']}: it finished loading and waited for "
-            f"ranks that did not."
+            f"Not the fault of {healthy_rank}: this rank finished loading and waited for ranks "
+            f"that did not finish."
         )
     return failure.cause
 

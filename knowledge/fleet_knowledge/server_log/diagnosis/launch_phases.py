@@ -162,7 +162,7 @@ _NO_RANK = Rank()
 
 @dataclass(slots=True)
 class LoggedLaunch:
-    """The progress of one launch. Memory is limited by the number of ranks."""
+    """Tracks the progress of one launch from the messages of its log."""
 
     phase: str = ""
     progress: tuple[int, int] = (0, 0)
@@ -181,7 +181,9 @@ class LoggedLaunch:
     _bound_s: float | None = None
 
     def update(self, line: LogLine) -> bool:
-        """Update from the next message. Return whether it reported progress of the launch."""
+        """Update the state from the next message. Return whether the message reported progress of
+        the launch.
+        """
         if line.rank and len(self.ranks) < _MAX_RANKS:
             self.ranks.add(line.rank)
         if "%|" in line.text or "% Completed" in line.text:
@@ -196,17 +198,21 @@ class LoggedLaunch:
         return marker is not None
 
     def mark_serving(self) -> None:
-        """Set the phase to serving, also in a log that begins after the ready line."""
+        """Set the phase to serving, if the launch was ready or the log begins after the launch."""
         if self.phase in ("", READY):
             self.phase = SERVING
 
     def phase_of(self, rank: Rank | None) -> str:
-        """Return the last phase of a rank, or the phase of the launch if the rank reported none."""
+        """Return the last phase that a rank reported. Return the phase of the launch if the rank
+        reported none, or if the server is ready.
+        """
         own = self._phase_by_rank.get(rank or _NO_RANK, "")
         return self.phase if not own or self.phase in (READY, SERVING) else own
 
     def phases_s(self) -> dict[str, float]:
-        """Return the seconds of each phase that ended, for the slowest rank, in phase order."""
+        """Return the seconds that each ended phase took, in phase order. The slowest rank
+        counts.
+        """
         took: dict[str, float] = {}
         for (_, phase), seconds in self._durations_s.items():
             took[phase] = max(took.get(phase, 0.0), seconds)

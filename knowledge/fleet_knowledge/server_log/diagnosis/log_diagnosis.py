@@ -23,7 +23,7 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class LogWarning:
-    """One warning, with the number of lines that caused it."""
+    """Holds one warning and the number of lines that caused it."""
 
     code: str
     message: str
@@ -49,7 +49,9 @@ class LogWarning:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """The diagnosis of one log. Empty texts and mappings stand for what the log does not show."""
+    """Holds the diagnosis of one log. A text or mapping is empty if the log does not show
+    the fact.
+    """
 
     state: str = UNKNOWN
     failure_class: str = ""
@@ -75,7 +77,9 @@ class Diagnosis:
 
     @property
     def kind(self) -> ErrorKind:
-        """Return what to do next about the failure; NONE if nothing failed."""
+        """Return the error kind, which says what to do about the failure. Return NONE if nothing
+        failed.
+        """
         failure = FAILURES.get(self.failure_class)
         return (
             failure.kind
@@ -92,8 +96,8 @@ class Diagnosis:
         return failure.retryable if failure else None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the diagnosis in the form of `docs/json.md`; null stands for what the log does not
-        show.
+        """Return the diagnosis in the form of `docs/json.md`. A value is null if the log does not
+        show it.
         """
         return {
             "version": VERSION,

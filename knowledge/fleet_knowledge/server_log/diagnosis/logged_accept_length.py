@@ -17,9 +17,10 @@ _ROUNDING_TOLERANCE = 0.06
 
 @dataclass(slots=True)
 class AcceptLengthStats:
-    """The sum of accept lengths, and the first pairs of accept length and rate.
+    """Holds the sum of the accept lengths in a log, and the first pairs of accept length and accept
+    rate.
 
-    A length is tokens per verify step, including the bonus token.
+    An accept length is the number of tokens per verify step, including the bonus token.
     """
 
     count: int = 0
@@ -29,7 +30,9 @@ class AcceptLengthStats:
     pairs: list[tuple[float, float]] = field(default_factory=list)
 
     def add(self, lengths: Sequence[float], rates: Sequence[float]) -> None:
-        """Add columns of equal length; `rates` may be empty."""
+        """Add a column of accept lengths and a column of accept rates. The columns are equally
+        long, or `rates` is empty.
+        """
         if not lengths:
             return
         self.count += len(lengths)
@@ -46,7 +49,9 @@ class AcceptLengthStats:
             ][:_SAMPLES]
 
     def to_json(self) -> dict[str, Any]:
-        """Return mean, range and inferred settings; null for what the lines do not show."""
+        """Return mean and range of the accept length, and the speculation settings inferred from
+        it. A value is null if the lines do not show it.
+        """
         tokens, definition = self._draft_tokens()
         return {
             "accept_len_mean": self.total / self.count if self.count else None,
@@ -70,6 +75,10 @@ class AcceptLengthStats:
 
 
 def _spread(values: Sequence[float]) -> float:
-    """Return the mean distance to the nearest whole number of the mean, relative to that number."""
+    """Return how far the values are from one whole number: the mean distance, divided by that
+    number.
+
+    The whole number is the rounded mean of the values, at least 1.
+    """
     whole = max(round(sum(values) / len(values)), 1)
     return sum(abs(value - whole) for value in values) / len(values) / whole

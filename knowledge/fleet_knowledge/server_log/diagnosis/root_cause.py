@@ -65,7 +65,7 @@ _OUTLIVED_BATCHES = 32  # so many batch lines after a failure show that the serv
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """One line that reports a failure. `cause_line` is redacted."""
+    """Records one line that reports a failure. `cause_line` is that line, redacted."""
 
     failure_class: str
     distance: int
@@ -81,7 +81,9 @@ class Sighting:
 
 @dataclass(slots=True)
 class RootCauseFinder:
-    """The sightings of one launch: the first for each class, rank and details."""
+    """Collects the sightings of one launch. Of sightings with equal failure class, rank and
+    details, only the first is kept.
+    """
 
     sightings: list[Sighting] = field(default_factory=list)
     _seen: set[tuple[str, str, tuple[str, ...]]] = field(default_factory=set)
@@ -125,12 +127,14 @@ class RootCauseFinder:
         return True
 
     def note_progress(self) -> None:
-        """Record that the launch made progress: an exception before did not end it."""
+        """Record that the launch made progress. An exception before this did not end the launch."""
         self._progress_order = self._order
         self._crash_exception = None if not self.sightings else self._crash_exception
 
     def drop_survived(self) -> Sequence[Sighting]:
-        """Forget and return all sightings: the server became ready, so they did not end it."""
+        """Forget and return all sightings. The server became ready, so these failures did not end
+        the launch.
+        """
         gone = self.sightings
         self.sightings, self._seen, self._crash_exception, self._last_exception = (
             [],
@@ -151,7 +155,7 @@ class RootCauseFinder:
         return gone
 
     def root_cause(self, serving: bool) -> Sighting | None:
-        """Return the line that explains the others, or None if nothing failed."""
+        """Return the sighting nearest to the root cause, or None if nothing failed."""
         if not self.sightings:
             return None if serving else self._launcher_exception()
         first = min(self.sightings, key=lambda sighting: (sighting.distance, sighting.order))
@@ -183,11 +187,13 @@ class RootCauseFinder:
         return first
 
     def sightings_of_class(self, failure_class: str) -> list[Sighting]:
-        """Return the sightings of a class, in log order."""
+        """Return the sightings of a failure class, in log order."""
         return [sighting for sighting in self.sightings if sighting.failure_class == failure_class]
 
     def _with_assertion(self, line: LogLine) -> LogLine:
-        """Return a bare `AssertionError` with the source line that its traceback quoted before."""
+        """Return the line. To a bare `AssertionError`, add the source line that its traceback
+        quoted.
+        """
         if line.text[:1].isspace():
             quoted = line.text.strip()
             self._asserted_source = (
@@ -200,8 +206,8 @@ class RootCauseFinder:
         return line
 
     def _is_argument_check_frame(self, text: str) -> bool:
-        """Return whether a line is a traceback frame in the argument check, or the frame that it
-        called.
+        """Return whether a line is a traceback frame in SGLang's argument check, or the frame after
+        it.
         """
         if not text[:1].isspace() or not _FRAME.match(text):
             return False
@@ -261,7 +267,9 @@ class RootCauseFinder:
         )
 
     def _most_specific(self, first: Sighting) -> Sighting:
-        """Return the sighting that says most exactly what ran out; it may be a later one."""
+        """Return the sighting that says most exactly what failed. A later sighting may have a more
+        exact failure class than `first`.
+        """
         for name in _NARROWER.get(first.failure_class, ()):
             for sighting in self.sightings_of_class(name):
                 own = name == "weight_load_incomplete"  # the waiting rank only noticed a timeout

@@ -1,8 +1,8 @@
 """Reads thousands of batch lines of one shape at once, as columns of numbers.
 
-Two lines have the same shape if they are equal without their digits. The layout of a shape is
-derived from its first line, which the slow parser reads, and is used only if it gives the same
-result for that line as the slow parser.
+Two lines have the same shape if they are equal without their digits. The layout of a shape says
+which number of a line belongs to which column. It is derived from the first line of the shape. It
+is used only if it gives the same values for that line as the slow parser in `batch_lines.py`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ _NUMBER_CACHE_MAX = 32_768
 
 
 class _NumberCache(dict[bytes, float]):
-    """Maps number tokens to floats, each parsed once. Raises ValueError for other tokens."""
+    """Maps the text of a number to its float, and parses each text only once. Raises ValueError for
+    a text that is not a number and for a number of 1e15 or more.
+    """
 
     def __missing__(self, token: bytes) -> float:
         value = float(token)
@@ -69,10 +71,10 @@ _NUMBER_CACHE = _NumberCache()
 
 @dataclass(frozen=True, slots=True)
 class BatchColumns:
-    """Batch lines of one rank as columns of equal length.
+    """Holds batch lines of one rank as columns of equal length.
 
-    `line_indices` counts batch lines from the start of the log. `clock` holds times as
-    `HHMMSS`, with a fraction or without; it is empty without time stamps.
+    `line_indices` are positions (from 0) among all batch lines of the log. `clock` holds times as
+    `HHMMSS`, possibly with a fraction. It is empty if the lines have no time stamps.
     """
 
     kind: str
@@ -86,7 +88,9 @@ class BatchColumns:
     columns: Mapping[str, Sequence[float]]
 
     def second_of_day(self, index: int) -> float | None:
-        """Return the second of the day at which a line was written, or None without a stamp."""
+        """Return the second of the day at which a line was written, or None if the lines have no
+        time stamps.
+        """
         if not self.clock:
             return None
         time = self.clock[index]
@@ -107,10 +111,11 @@ class BatchColumns:
 
 @dataclass(slots=True)
 class BatchLineLayout:
-    """The layout of one shape: which number is which column, and the lines that wait to be read.
+    """Holds the layout of one shape, and the lines of the shape that wait to be read.
 
-    `width` is how many numbers a line has. `columns`, `rank_columns` (DP, PP, TP) and
-    `clock_column` say which of them; -1 means absent.
+    `width` is the count of numbers in a line. `columns` maps the name of each column to the
+    position of its number. `rank_columns` (DP, PP, TP) and `clock_column` are also positions; -1
+    means that the line has no such number.
     """
 
     kind: str
@@ -126,7 +131,9 @@ class BatchLineLayout:
     line_indices: list[int] = field(default_factory=list)
 
     def drain_columns(self) -> list[BatchColumns]:
-        """Return the waiting lines as columns, one value for each rank, and forget them."""
+        """Return the waiting lines as columns and forget the lines. Each entry holds lines of one
+        rank.
+        """
         raws, at = self.raws, self.line_indices
         self.raws, self.line_indices = [], []
         tokens = b"\n".join(raws).translate(_NUMBERS, _DROPPED).split()
@@ -180,9 +187,9 @@ class BatchLineLayout:
 
 
 def detect_layout(raw: bytes) -> BatchLineLayout | None:
-    """Return the layout of a physical line that is one batch line and nothing else.
+    """Return the layout of a physical line that consists of exactly one batch line.
 
-    Return None if columns would not give what the slow parser gives.
+    Return None for any other line, and if the layout would give other values than the slow parser.
     """
     lines = list(read_log_lines(raw))
     batch = read_batch(lines[0]) if len(lines) == 1 else None
@@ -218,14 +225,16 @@ def detect_layout(raw: bytes) -> BatchLineLayout | None:
 
 
 def read_columns_slowly(raw: bytes, place: int) -> Iterator[BatchColumns]:
-    """Return the batches of a physical line, read message by message."""
+    """Yield the batch lines in a physical line, each as columns with one row. The slow parser reads
+    one message after the other.
+    """
     for line in read_log_lines(raw):
         if batch := read_batch(line):
             yield columns_from_batch(batch, line, place)
 
 
 def columns_from_batch(batch: BatchLine, line: LogLine, place: int) -> BatchColumns:
-    """Return one batch as columns of one row."""
+    """Return one batch line as columns with one row."""
     columns = {
         name: [float(batch.values[name])]
         for name in _COLUMN_NAMES[batch.kind]
@@ -247,8 +256,8 @@ def columns_from_batch(batch: BatchLine, line: LogLine, place: int) -> BatchColu
 
 
 def merge_usage_columns(columns: Mapping[str, Sequence[float]]) -> Mapping[str, Sequence[float]]:
-    """Return the columns with the usages of all pools merged into `token_usage`: the fullest pool
-    counts.
+    """Return the columns with one column `token_usage` in place of the usage of each memory pool.
+    In each row, the fullest pool counts.
     """
     usages = [columns[name] for name in USAGES if name in columns]
     kept = {name: column for name, column in columns.items() if name not in USAGES}
@@ -275,7 +284,7 @@ def _number_columns(raw: bytes, batch: BatchLine, tokens: list[bytes]) -> dict[s
 
 
 def _count_numbers_before(raw: bytes, offset: int) -> int:
-    """Return how many numbers stand before this offset."""
+    """Return how many numbers the line has before this offset."""
     return len(raw[:offset].translate(_NUMBERS, _DROPPED).split())
 
 

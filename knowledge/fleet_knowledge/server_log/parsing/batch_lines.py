@@ -61,10 +61,10 @@ _MAY_END = frozenset({"#queue-req", "#cache_miss"})
 
 @dataclass(frozen=True, slots=True)
 class BatchLine:
-    """One decode or prefill line.
+    """Holds the fields of one decode or prefill line.
 
-    `values` holds only what the line contains, under the names of `docs/json.md`. Rates are tokens
-    per second.
+    `values` has only numbers that the line contains, under the names of `docs/json.md`. Rates are
+    tokens per second.
     """
 
     kind: str
@@ -79,7 +79,7 @@ class BatchLine:
     def to_json(self) -> dict[str, Any]:
         """Return the line as `fleetctl diagnose --json` shows it.
 
-        Fields that nearly every line has are null if this one lacks them; rarer ones are left out.
+        A field that nearly every line has is null if this line lacks it. Rarer fields are left out.
         """
         day, _, clock = self.stamp.rpartition(" ")
         common = {
@@ -107,8 +107,8 @@ class BatchLine:
 
 
 def rank_json(rank: Rank | None) -> dict[str, int] | None:
-    """Return the parts that the label names, such as `{"dp": 0, "tp": 0}`, or None
-    without a rank.
+    """Return the numbers in a rank's label, such as `{"dp": 0, "tp": 0}`. Return None without a
+    rank.
     """
     return (
         {
@@ -122,7 +122,7 @@ def rank_json(rank: Rank | None) -> dict[str, int] | None:
 
 
 def read_batch(line: LogLine) -> BatchLine | None:
-    """Return the batch that a message describes, or None. Never raises."""
+    """Return the batch line in a message, or None without a batch line. Never raises."""
     found = _HEAD.search(line.text)
     if not found:
         return None

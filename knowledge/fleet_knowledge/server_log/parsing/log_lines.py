@@ -1,5 +1,5 @@
-"""Splits one physical line of a log into messages: removes what log collectors added, and reads
-time stamp and rank.
+"""Splits one physical line of a log into messages. Removes the prefixes that log collectors added,
+and reads time stamp and rank.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ _DAY_S = 86400.0
 
 @dataclass(frozen=True, slots=True, order=True)
 class Rank:
-    """The worker that wrote a line; -1 for each part that its label does not name."""
+    """Identifies the worker that wrote a line. A number is -1 if the worker's label does not name
+    it.
+    """
 
     dp: int = -1
     pp: int = -1
@@ -61,8 +63,8 @@ class Rank:
 
     @classmethod
     def parse(cls, label: str) -> Rank | None:
-        """Return the rank of a label such as `DP0 TP0 EP0`, `PP1 TP3` or `TP0`, or None if it names
-        none.
+        """Return the rank in a label such as `DP0 TP0 EP0`, `PP1 TP3` or `TP0`. Return None if the
+        label names no rank.
         """
         found = {
             name[-2:]: int(number)
@@ -84,10 +86,11 @@ _RANK_NAMES = ("DP", "PP", "TP", "ATTN_DP", "ATTN_TP")
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """One message.
+    """Holds one message of a log.
 
-    `stamp` is the time as written in the message, or else by the collector. `at_s` is the same time
-    in seconds, or None. `source` is the container, pod or process that the collector named.
+    `stamp` is the time that the message contains. If it contains none, `stamp` is the time that the
+    log collector added. `at_s` is the same time in seconds, or None. `source` is the container, pod
+    or process that the collector named.
     """
 
     text: str
@@ -99,7 +102,7 @@ class LogLine:
 
 
 def read_log_lines(raw: bytes) -> Iterator[LogLine]:
-    """Return the messages of a physical line, in order. Undecodable bytes become replacement
+    """Yield the messages of a physical line, in order. Undecodable bytes become replacement
     characters.
     """
     text, source, time = unwrap(raw.decode("utf-8", "replace"))
@@ -111,7 +114,8 @@ def read_log_lines(raw: bytes) -> Iterator[LogLine]:
 
 
 def unwrap(text: str) -> tuple[str, str, str]:
-    """Return (text that the process wrote, container or process name, time of the collector).
+    """Return (text that the process wrote, container or process name, time that the collector
+    added).
 
     Name and time are empty if no collector added them.
     """
@@ -136,9 +140,10 @@ def unwrap(text: str) -> tuple[str, str, str]:
 
 
 def clock_seconds(day: str, clock: str) -> float | None:
-    """Return a time such as `2025-06-03` and `10:02:24.5` in seconds that grow with time.
+    """Return a day and a time, such as `2025-06-03` and `10:02:24.5`, as seconds for comparing
+    times.
 
-    Without a day they count from midnight. Return None if the text is not a time.
+    Without a day, the seconds count from midnight. Return None if the text is not a time.
     """
     try:
         hours, minutes, rest = clock.replace(",", ".").split(":")
@@ -149,10 +154,10 @@ def clock_seconds(day: str, clock: str) -> float | None:
 
 
 def elapsed_s(begin_s: float | None, end_s: float | None) -> float | None:
-    """Return the seconds between two times, or None if one is missing or the end is before the
-    begin.
+    """Return the seconds between two times.
 
-    Times without a day may be on both sides of midnight.
+    Return None if a time is missing, or if the end is before the beginning. If the times have no
+    day, midnight may lie between them.
     """
     if begin_s is None or end_s is None:
         return None
@@ -192,7 +197,8 @@ def _read(piece: str, source: str, time: str, torn: bool) -> LogLine:
 def _unwrap_json(text: str) -> str:
     """Return the message inside a JSON line.
 
-    Docker and Fluent Bit call the field log, Loki calls it line, others message or msg.
+    Docker and Fluent Bit call the field `log`, Loki calls it `line`. Other collectors call it
+    `message` or `msg`.
     """
     try:
         fields = json.loads(text)

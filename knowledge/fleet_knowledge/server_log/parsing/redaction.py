@@ -38,7 +38,9 @@ _TEXTS = re.compile(
 
 
 def redact(text: str) -> str:
-    """Return one line without secrets and prompts, cut at 400 characters with `…` as the mark."""
+    """Return the text as one line without secrets and prompts. A result over 400 characters is cut
+    and ends in `…`.
+    """
     text = " ".join(text[: 16 * LINE_LIMIT].split())
     for pattern, replacement in _MASKS:
         text = pattern.sub(replacement, text)

@@ -41,8 +41,8 @@ _VERSIONS = (
 
 
 def read_logged_arguments(text: str) -> dict[str, Any]:
-    """Return the arguments of a `server_args=` line that a reader needs; the first mention of each
-    counts.
+    """Return those arguments of a `server_args=` line that a diagnosis shows. If an argument occurs
+    more than once, its first value counts.
     """
     found: dict[str, Any] = {}
     for name, value in _ARGUMENT.findall(text):
@@ -83,7 +83,7 @@ def read_server_facts(text: str) -> dict[str, Any]:
 
 
 def read_versions(text: str) -> dict[str, str]:
-    """Return the versions that a message names, by component."""
+    """Return the version of each component, such as `nccl`, that a message names."""
     lowered = text.lower()
     if (
         "version" not in lowered

@@ -1,1 +1,1 @@
-"""Tables of the lines that servers, drivers and hosts print when something fails."""
+"""Holds tables of the lines that servers, drivers and hosts print when something fails."""

@@ -1,4 +1,4 @@
-"""Symptoms of failures of memory, GPUs, drivers and the host."""
+"""Lists the symptoms of failures of memory, GPUs, drivers and the host."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ MEMORY_SYMPTOMS = (
         "host_memory_short",
         r"std::bad_alloc|\[Errno 12\] Cannot allocate memory|^MemoryError\b",
         "C++ and Python of any version",
-        cure="Free host memory or raise the container's limit; load from a disk instead of tmpfs, "
-        "lower --hicache-size and the number of loading threads.",
+        cure="Free host memory or raise the container's limit. It also helps to load from a disk "
+        "instead of tmpfs, and to lower --hicache-size and the number of loading threads.",
     ),
     symptom(
         "workspace_too_small",

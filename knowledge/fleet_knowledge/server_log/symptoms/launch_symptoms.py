@@ -1,4 +1,4 @@
-"""Symptoms of failures that end a launch: arguments, speculation, model, ports."""
+"""Lists the symptoms of failures that end a launch: arguments, speculation, model, ports."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ SPECULATION_SYMPTOMS = (
         _ARGPARSE + r".*--speculative-algo\w*: invalid choice",
         "argparse",
         cure=(
-            "The installed SGLang is too old for this algorithm: update it or choose one that the "
-            "line lists."
+            "The installed SGLang is too old for this algorithm: update SGLang, or choose an "
+            "algorithm that the line lists."
         ),
     ),
     symptom(
@@ -61,8 +61,8 @@ SPECULATION_SYMPTOMS = (
         r"draft \w+) attention backend)",
         "speculative/draft_utils.py",
         cure=(
-            "Choose an attention backend that can speculate, such as flashinfer, fa3 or triton "
-            "(intel_amx on a CPU)."
+            "Choose an attention backend that supports speculation, such as flashinfer, fa3 or "
+            "triton (intel_amx on a CPU)."
         ),
         versions=VersionRange("0.5.9"),
     ),
@@ -131,7 +131,7 @@ MODEL_SYMPTOMS = (
         r"We couldn't connect to '?https?:|error happened while trying to locate the files? on "
         r"the Hub|"
         r"(?:Client error '429|Server error '5\d\d) .*(?:huggingface|hf\.co|modelscope)",
-        "transformers; huggingface_hub 0.x by requests, 1.x by httpx",
+        "transformers; huggingface_hub, which uses requests (0.x) or httpx (1.x)",
     ),
     symptom(
         "weights_corrupt",

@@ -1,4 +1,4 @@
-"""Symptoms of failures of NCCL, of schedulers and of a running server."""
+"""Lists the symptoms of failures of NCCL, of schedulers and of a running server."""
 
 from __future__ import annotations
 

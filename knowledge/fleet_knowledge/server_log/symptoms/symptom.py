@@ -14,11 +14,11 @@ ECHO and LAST only report that something ended."""
 
 @dataclass(frozen=True, slots=True)
 class Symptom:
-    """One wording of a failure.
+    """Describes one wording of a failure.
 
-    Named groups of `pattern` become details. `cure` replaces the cure of the class if the wording
-    says more. `versions` are the SGLang versions (NCCL versions in NCCL rows) that are known to
-    write it.
+    Named groups of `pattern` become details. `cure` replaces the cure of the failure class if the
+    wording allows better advice. `versions` are the versions that are known to write the wording:
+    NCCL versions for NCCL's lines, else SGLang versions.
     """
 
     failure_class: str

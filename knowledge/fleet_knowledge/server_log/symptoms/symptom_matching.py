@@ -106,7 +106,7 @@ _REQUEST_LOG = ("Receive: ", "Finish: ", "Receive OpenAI", "Received request")
 
 
 def match_symptom(text: str) -> tuple[Symptom, Mapping[str, str]] | None:
-    """Return the first symptom whose pattern matches this message, with the details that it names.
+    """Return the first symptom that matches this message, and the details that the message names.
 
     Return None if the message does not report a failure.
     """

@@ -12,20 +12,20 @@ from fleet_knowledge.release import VersionRange
 INFO, WARNING = "info", "warning"
 _JIT_HINT = (
     "Warm the server up with the shapes of the workload before measuring (or precompile: python -m "
-    "sglang.compile_deep_gemm); discard this run."
+    "sglang.compile_deep_gemm). Discard this run."
 )
 _AR_HINT = (
-    "Record for each host whether custom all-reduce is on: hosts with and without it run different "
-    "code and cannot be compared."
+    "Record for each host whether custom all-reduce is on. Hosts with and hosts without it run "
+    "different code and cannot be compared."
 )
 
 
 @dataclass(frozen=True, slots=True)
 class WarningPattern:
-    """One wording that deserves a warning.
+    """Describes one wording that deserves a warning.
 
-    `reason` distinguishes the wordings of one code. Named groups of `pattern` become details. A
-    `serving_only` pattern counts only after the server is ready.
+    `reason` distinguishes several wordings that have the same code. Named groups of `pattern`
+    become details. A `serving_only` pattern counts only after the server is ready.
     """
 
     code: str
@@ -109,7 +109,7 @@ WARNING_PATTERNS = (
         r"speculative_num_draft_tokens is adjusted to speculative_num_steps \+ 1",
         "the server set draft tokens to steps + 1, since topk is 1",
         (
-            "Set the draft tokens to steps + 1; two variants that differ only in this number are "
+            "Set the draft tokens to steps + 1. Variants that differ only in the draft tokens run "
             "the same server."
         ),
         "server_args.py",
@@ -118,8 +118,8 @@ WARNING_PATTERNS = (
         "requests_capped",
         WARNING,
         r"[Mm]ax[ _]running[ _]requests is (?:reset|set|adjusted) to (?P<requests>\d+)",
-        "the server lowered the number of requests it runs at once",
-        "Set --max-running-requests; requests above the limit wait in the queue.",
+        "the server lowered the number of requests that it runs at once",
+        "Set --max-running-requests. Requests above this limit wait in the queue.",
         "server_args.py: 48 with speculation",
     ),
     _warning_pattern(
@@ -139,8 +139,8 @@ WARNING_PATTERNS = (
         r"KV cache pool is full\. Retract|Retract(?:ed)? requests|#retracted_reqs?: [1-9]",
         "the KV cache was full and running requests were retracted",
         (
-            "Lower the concurrency or raise --mem-fraction-static; the times of these runs include "
-            "recomputation."
+            "Lower the concurrency or raise --mem-fraction-static. The times of these runs include "
+            "the recomputation of retracted requests."
         ),
         "scheduler.py",
     ),
@@ -149,7 +149,7 @@ WARNING_PATTERNS = (
         WARNING,
         r"(?:Disable|Disabling) (?:the )?(?:cuda|CUDA) graph|[Cc]uda graph is disabled",
         "CUDA graphs are off",
-        "Leave them on in a benchmark, or off in every variant.",
+        "Leave CUDA graphs on in a benchmark, or turn them off in every variant.",
         "server_args.py",
     ),
     _warning_pattern(
@@ -157,7 +157,7 @@ WARNING_PATTERNS = (
         INFO,
         r"[Oo]verlap schedule\w* is (?:disabled|not implemented|turned off)",
         "the overlap scheduler is off",
-        "Expected with some features; compare only servers that have the same setting.",
+        "Some features turn it off. Compare only servers that have the same setting.",
         "server_args.py",
     ),
     _warning_pattern(
@@ -179,7 +179,7 @@ WARNING_PATTERNS = (
             r"not found at"
         ),
         "a kernel runs with default settings, not tuned for this GPU and shape",
-        "Tune it (benchmark/kernels of SGLang) or compare only hosts with the same tables.",
+        "Tune the kernel (benchmark/kernels of SGLang), or compare only hosts tuned alike.",
         "fused_moe_triton, fp8_kernel.py",
     ),
     _warning_pattern(
@@ -218,7 +218,7 @@ WARNING_PATTERNS = (
         INFO,
         r"'(?P<argument>--[\w-]+)' is deprecated|(?P<argument_too>--[\w-]+) is deprecated",
         "an argument is deprecated",
-        "Use the name that the line gives; the old one may be removed in the next version.",
+        "Use the name that the log line gives. The next version may remove the old name.",
         "server_args.py",
     ),
     _warning_pattern(
@@ -234,7 +234,7 @@ WARNING_PATTERNS = (
         INFO,
         r"Fail to set RLIMIT",
         "the limit on open files could not be raised",
-        "Raise `ulimit -n` for many connections.",
+        "Raise `ulimit -n` if the server gets many connections.",
         "utils.py",
     ),
     _warning_pattern(
@@ -242,7 +242,7 @@ WARNING_PATTERNS = (
         INFO,
         r"SIMULATED ENGINE",
         "the log was written by the simulated engine, which only models time",
-        "Never compare it with a real engine.",
+        "Never compare its results with those of a real engine.",
         "benchfleet",
     ),
 )
@@ -274,8 +274,8 @@ WARNING_KEYWORDS = (
 
 
 def match_warning(text: str) -> tuple[WarningPattern, Mapping[str, str]] | None:
-    """Return the first row whose pattern matches this message, with the details that it names, or
-    None.
+    """Return the first pattern that matches this message, and the details that the message names.
+    Return None if no pattern matches.
     """
     lowered = text.lower()
     if text.startswith(("server_args=", " ")) or not any(
