@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fleet_controller.core.job import HostChoice, Job, Level
+from fleet_controller.job_file.job_loader import load_job
 from fleet_controller.planning.estimate import estimate_seconds, gpu_hours
 from fleet_controller.planning.job_plan import make_plan, trial_id, trial_spec
 from fleet_knowledge.sglang.parallelism import count_needed_gpus
@@ -284,6 +286,13 @@ def test_the_plan_as_json_holds_variants_and_the_order() -> None:
         "order": 1,
         "variant": plan.trials[0].variant.name,
     }
+
+
+def test_a_small_model_on_a_cpu_is_estimated_in_minutes() -> None:
+    """Of examples/sglang-cpu.yaml, which took 188 s on two cores."""
+    file = Path(__file__).parents[2] / "examples" / "sglang-cpu.yaml"
+    job = load_job(file.read_bytes(), file.name).job
+    assert 60 < estimate_seconds(make_plan(job, ["h1"]), job) < 2 * 188
 
 
 def test_the_estimate_grows_with_launches_and_not_with_hosts_side_by_side() -> None:

@@ -97,9 +97,16 @@ def test_a_limit_at_or_beyond_the_highest_load_is_open_above() -> None:
 
 def test_a_limit_below_the_lowest_load_is_open_below() -> None:
     assert searched(RATES, up_to(0.9)) == (
-        [SearchRun(1.0, NOT_MET), SearchRun(1.0, NOT_MET)],
+        [SearchRun(1.0, NOT_MET)] * 3,
         NextLoad(0.0, 0.0, 1.0, core.BELOW),
     )
+
+
+def test_two_bad_runs_in_a_row_at_the_lowest_load_do_not_end_the_search() -> None:
+    """As of a host that was busy for some seconds."""
+    told, end = searched(RATES, in_turn([NOT_MET, NOT_MET], up_to(12.6)))
+    assert [one.load for one in told[:6]] == [1, 1, 1, 1, 1, 2]
+    assert (end.highest_met, end.ended) == (12.33, core.FOUND)
 
 
 def test_one_bad_run_does_not_decide_a_load() -> None:
@@ -188,11 +195,15 @@ def test_whatever_runs_say_the_search_ends_inside_its_bounds_by_what_two_runs_sa
     assert len(told) <= max_runs(search)
     assert all(search.least <= one.load <= search.most for one in told)
     counts = Counter((one.load, one.answer) for one in told)
-    assert all(counts[load, MET] <= 2 and counts[load, NOT_MET] <= 2 for load, _ in counts)
+    for load, answer in counts:
+        most = 3 if load == search.least else 2
+        assert answer not in (MET, NOT_MET) or counts[load, answer] <= most
     if end.highest_met:
-        assert counts[end.highest_met, MET] == 2
+        assert counts[end.highest_met, MET] in ((2, 3) if end.highest_met == search.least else (2,))
     if end.lowest_not_met:
-        assert counts[end.lowest_not_met, NOT_MET] == 2
+        assert counts[end.lowest_not_met, NOT_MET] == (
+            3 if end.lowest_not_met == search.least else 2
+        )
     assert not (end.highest_met and end.lowest_not_met) or end.highest_met < end.lowest_not_met
 
 
@@ -237,7 +248,7 @@ def test_a_run_says_its_load_and_what_is_known_after_it() -> None:
         2.0, True, 2.0, 0.0, ""
     )  # fmt: skip
     last = judge_search_run(
-        a_run(0.1), replace(AT_FOUR, rate_per_s=1.0), {}, (SearchRun(1.0, NOT_MET),)
+        a_run(0.1), replace(AT_FOUR, rate_per_s=1.0), {}, (SearchRun(1.0, NOT_MET),) * 2
     )
     assert (last.searched.met, last.searched.lowest_not_met, last.searched.ended) == (
         False,
@@ -340,7 +351,7 @@ def test_a_void_run_is_never_called_met() -> None:
 
 
 def test_a_load_that_the_client_cannot_drive_decides_nothing_above_one_that_is_not_met() -> None:
-    below = [SearchRun(8.0, MET), *[SearchRun(16.0, CLIENT)] * 3, *[SearchRun(8.0, NOT_MET)] * 2]
+    below = [SearchRun(8.0, MET), *[SearchRun(16.0, CLIENT)] * 3, *[SearchRun(8.0, NOT_MET)] * 3]
     assert next_load(Search(RATE, 8.0, 64.0, 0.05, 0.99), below).ended == core.BELOW
     within = [
         *(SearchRun(load, MET) for load in (1.0, 2.0, 4.0, 8.0)),

@@ -39,6 +39,7 @@ UNSETTLED: Final = "unsettled"  # the search reached its maximum number of runs
 VOID_RUNS: Final = "void_runs"  # too many void runs in a row: the trial fails
 
 _DECIDED = 2  # equal answers that decide a load
+_LOWEST_DECIDED = 3  # misses of the lowest load that end the search without a result
 _DIGITS = 4  # significant digits of a load
 _EXACT = 1e-9  # relative tolerance for rounding
 # Share of the limit on the time to first token: sends later than this may be why it was missed
@@ -176,21 +177,22 @@ def _gate_of_missed_run(gate: Gate, run: RunResult, workload: Workload) -> Gate:
 @dataclass(frozen=True, slots=True)
 class _Tally:
     """Counts the answers of a search so far. `last` holds the newest `VOID_IN_ROW_MAX` answers at
-    each load.
+    each load. `least` is the lowest load of the search.
     """
 
+    least: float
     counts: Mapping[tuple[float, LoadAnswer], int]
     loads: tuple[float, ...]
     last: Mapping[float, Sequence[LoadAnswer]]
 
     @classmethod
-    def from_runs(cls, runs: Sequence[SearchRun]) -> _Tally:
+    def from_runs(cls, least: float, runs: Sequence[SearchRun]) -> _Tally:
         loads = tuple(sorted({one.load for one in runs}))
         last = {
             load: [one.answer for one in runs if one.load == load][-VOID_IN_ROW_MAX:]
             for load in loads
         }
-        return cls(Counter((one.load, one.answer) for one in runs), loads, last)
+        return cls(least, Counter((one.load, one.answer) for one in runs), loads, last)
 
     def count(self, load: float, answer: LoadAnswer) -> int:
         return self.counts.get((load, answer), 0)
@@ -200,7 +202,11 @@ class _Tally:
         return self.last[load] == [LoadAnswer.CLIENT_LIMITED] * VOID_IN_ROW_MAX
 
     def is_missed(self, load: float) -> bool:
-        return self.count(load, LoadAnswer.NOT_MET) >= _DECIDED
+        """Return whether the misses decide the load. The lowest load needs one more: below it
+        nothing is searched, so two bad runs in a row must not cost the launch its result.
+        """
+        needed = _LOWEST_DECIDED if load == self.least else _DECIDED
+        return self.count(load, LoadAnswer.NOT_MET) >= needed and not self.is_met(load)
 
     def is_met(self, load: float) -> bool:
         """Return whether more runs at this load met the SLO than missed the SLO."""
@@ -219,7 +225,7 @@ def next_load(search: Search, runs: Sequence[SearchRun]) -> NextLoad:
     All loads are between `search.least` and `search.most`. The search ends after
     `max_runs(search)` runs at the latest.
     """
-    tally = _Tally.from_runs(runs)
+    tally = _Tally.from_runs(search.least, runs)
     lowest = min((load for load in tally.loads if tally.is_missed(load)), default=0.0)
     met = [load for load in tally.loads if tally.is_met(load) and not tally.is_client_limited(load)]
     highest = max(met, default=0.0)

@@ -11,9 +11,11 @@ from fleet_protos.search_rules import max_runs
 from fleet_protos.trial_types import EngineKind, EngineSpec, Workload
 from fleet_protos.workload_rules import at_load, is_open_loop, mean_output_tokens
 
-# Estimates in seconds. A large model loads in minutes. A token takes as long as in a single stream
-# on a host with 8 GPUs (62.9 tok/s).
-_READY_S = {EngineKind.SGLANG: 300.0, EngineKind.SIMULATED: 1.0, EngineKind.EXTERNAL: 0.0}
+# Estimates in seconds. A model loads the longer the more GPUs it takes: 300 s on 8 of them. A small
+# model on a CPU took 47 s a launch with its runs. A token takes as long as in a single stream on a
+# host with 8 GPUs (62.9 tok/s).
+_READY_S = {EngineKind.SGLANG: 28.0, EngineKind.SIMULATED: 1.0, EngineKind.EXTERNAL: 0.0}
+_READY_S_PER_GPU = 34.0
 _STOP_S = {EngineKind.SGLANG: 10.0, EngineKind.SIMULATED: 0.3, EngineKind.EXTERNAL: 0.0}
 _TOKEN_S = 1 / 62.9
 _CROWDING = 0.02  # each further request in flight makes a step longer by this share
@@ -66,25 +68,19 @@ def trial_seconds(trial: PlannedTrial, job: Job) -> float:
         _search_seconds(workload) if workload.search.of else runs * _run_seconds(workload)
         for workload in job.workloads
     )
-    return (
-        _READY_S[engine.kind]
-        + _simulated_ready_s(engine)
-        + measured_s / engine.simulation.time_scale
-        + _STOP_S[engine.kind]
-    )
+    return _ready_s(engine) + measured_s / engine.simulation.time_scale + _STOP_S[engine.kind]
 
 
 def _witness_s(plan: Plan, job: Job, trial: PlannedTrial) -> float:
     engine = trial.variant.engine
-    return (
-        _READY_S[engine.kind] + _simulated_ready_s(engine) + _STOP_S[engine.kind]
-        if has_witness(job, plan, trial)
-        else 0.0
-    )
+    return _ready_s(engine) + _STOP_S[engine.kind] if has_witness(job, plan, trial) else 0.0
 
 
-def _simulated_ready_s(engine: EngineSpec) -> float:
-    return engine.simulation.ready_after_s if engine.kind == EngineKind.SIMULATED else 0.0
+def _ready_s(engine: EngineSpec) -> float:
+    if engine.kind == EngineKind.SGLANG:
+        return _READY_S[engine.kind] + _READY_S_PER_GPU * engine.gpus
+    simulated_s = engine.simulation.ready_after_s if engine.kind == EngineKind.SIMULATED else 0.0
+    return _READY_S[engine.kind] + simulated_s
 
 
 def _search_seconds(workload: Workload) -> float:
