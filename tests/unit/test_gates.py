@@ -79,6 +79,24 @@ def test_the_tokens_of_other_clients_are_named_with_those_of_the_run() -> None:
     )
 
 
+def test_the_servers_own_words_about_failed_requests_are_in_the_message_with_a_hint() -> None:
+    found = gates(
+        requests_failed=4,
+        error_kinds={"reset": 1, "http_status": 3},
+        error_examples={
+            "http_status 429": '{"error":\n "tier 0"}',
+            "http_status 503": "",
+            "reset": "Connection reset by peer",
+        },
+    )
+    assert found[0].message == (
+        "4 of 36 requests failed: 3 × http_status, 1 × reset; first of each: http_status 429: "
+        '{"error": "tier 0"} (the server limits the rate of requests: lower the load, or lift the '
+        "limit); http_status 503 (the server is overloaded or broken: lower the load, or read its "
+        "log); reset: Connection reset by peer (read the server's log: it closed the connection)"
+    )
+
+
 def test_a_server_without_counters_is_flagged_because_others_would_not_be_noticed() -> None:
     (gate,) = gates(counted_output_tokens=None)
     assert (gate.code, gate.effect) == ("foreign_requests_unknown", GateEffect.FLAG)

@@ -180,6 +180,17 @@ def test_one_example_of_each_kind_of_error_is_kept() -> None:
     assert joined.error_examples == {"reset": "words 1"}
 
 
+def test_the_first_words_of_each_http_status_are_kept() -> None:
+    failed = [
+        answered(0, 0, status=status, error_kind="http_status", error_detail=f"words {number}")
+        for number, status in enumerate([503, 503, 400])
+    ]
+    assert Columns.from_requests(failed).error_examples == {
+        "http_status 503": "words 0",
+        "http_status 400": "words 2",
+    }
+
+
 def test_a_server_that_makes_up_reasons_fills_no_table() -> None:
     run = [answered(number, 0, finish_reason=f"reason {number}") for number in range(1000)]
     reasons = [

@@ -271,6 +271,16 @@ def test_each_kind_of_bad_answer_has_its_name(content: bytes, kind: str, status:
     assert (read.error_kind, read.status) == (kind, status)
 
 
+def test_an_answer_without_usage_fails_with_what_was_seen_instead() -> None:
+    events = [streams.delta(content="a"), streams.delta(content="b"), streams.delta(finish="stop")]
+    failed = at_once(streams.answer(events))
+    assert failed.error_kind == "no_usage"
+    assert failed.error_detail.startswith(
+        'ended (stop, 2 texts) without a number of tokens; last event: {"'
+    )
+    assert "stop" in failed.error_detail.partition("last event")[2]
+
+
 def test_the_servers_own_words_are_kept() -> None:
     assert decode(
         [(1, b"HTTP/1.1 503 No\r\ncontent-length: 9\r\n\r\nqueue full")], closed=True
@@ -279,6 +289,8 @@ def test_the_servers_own_words_are_kept() -> None:
         at_once(b"HTTP/1.1 503 No\r\ncontent-length: 10\r\n\r\nqueue full").error_detail
         == "queue full"
     )
+    page = at_once(b"HTTP/1.1 200 OK\r\ncontent-length: 12\r\n\r\n<html>log in")
+    assert page.error_detail == "not an event stream: <html>log in"
 
 
 def test_an_answer_that_ends_with_its_connection_is_whole_only_when_it_closed() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from fleet_agent.core.request_failures import describe_failures
 from fleet_agent.core.run_facts import RunFacts
 from fleet_agent.core.token_count_gates import token_count_gates
 from fleet_protos.trial_types import Gate, GateEffect, Measure, TrialSpec, Workload
@@ -88,14 +89,11 @@ def sharing_gates(spec: TrialSpec) -> tuple[Gate, ...]:
 
 def _requests(facts: RunFacts) -> Iterator[Gate]:
     if facts.requests_failed:
-        kinds = ", ".join(
-            f"{count} × {kind}"
-            for kind, count in sorted(facts.error_kinds.items(), key=lambda item: -item[1])
-        )
+        kinds = describe_failures(facts.error_kinds, facts.error_examples)
         total = facts.requests_ok + facts.requests_failed
         yield _void(
             "requests_failed",
-            f"{facts.requests_failed} of {total} requests failed{': ' if kinds else ''}{kinds}",
+            f"{facts.requests_failed} of {total} requests failed{kinds}",
         )
     elif not facts.requests_ok:
         yield _void("requests_failed", "no request was answered")

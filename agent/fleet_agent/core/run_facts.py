@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,8 @@ class RunFacts:
     # from the last event with output to the end of the answer; the share is of the end-to-end times
     silent_tail_p99_s: float = 0.0
     silent_tail_share: float = 0.0
+    # what the server said to the first failed request of each kind, and of each HTTP status
+    error_examples: Mapping[str, str] = field(default_factory=dict)
     # tokens of the successful answers and of their prompts, as the server reported them
     output_tokens: int = 0
     prompt_tokens: int | None = None  # None: not reported

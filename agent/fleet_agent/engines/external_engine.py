@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fleet_agent.core.engine import LaunchCommand, LaunchPlace
 from fleet_agent.engines.sglang.proof import effective_args
-from fleet_agent.load.client.http_fetch import fetch, parse_json_object
+from fleet_agent.load.client.http_fetch import excerpt, fetch, parse_json_object, status_text
 from fleet_protos.errors import ConfigError, ErrorKind, ServerError
 from fleet_protos.events import ConfigurationProved
 from fleet_protos.trial_types import Gate, GateEffect, TrialSpec
@@ -19,7 +19,6 @@ _PROBE_MESSAGES = [{"role": "user", "content": "ready?"}]
 # 408, 425 and 429 ask the client to try again
 _RETRY_STATUSES = (408, 425, 429)
 _FINAL_STATUSES = (501, 505)  # not implemented, HTTP version not supported
-_EXCERPT_BYTES = 300
 _WRONG_ADDRESS = "set engine.url to the address at which the server itself answers"
 
 
@@ -64,7 +63,7 @@ class ExternalEngine:
             return f"nothing answers at {url} yet ({_error_text(error)})"
         if status == 200:
             return _missing_in_completion(url, content)
-        seen = f"a completion of 2 tokens returns {_status_text(status, content)}"
+        seen = f"a completion of 2 tokens returns {status_text(status, content)}"
         if 300 <= status < 400:
             raise _refused(f"{url}: {seen}: redirects are not followed", _WRONG_ADDRESS)
         if (400 <= status < 500 and status not in _RETRY_STATUSES) or status in _FINAL_STATUSES:
@@ -89,7 +88,7 @@ class ExternalEngine:
                 seen.append(f"{path}: {_error_text(error)}")
                 continue
             if shown is None:
-                seen.append(f"{path}: {_status_text(status, content)}")
+                seen.append(f"{path}: {status_text(status, content)}")
                 continue
             _check_identity(spec, url, shown)
             return ConfigurationProved(
@@ -116,22 +115,11 @@ def _missing_in_completion(url: str, content: bytes) -> str:
     try:
         answer = parse_json_object(content)
     except ValueError as error:
-        excerpt = _excerpt(content)
-        message = f"{url} does not serve the OpenAI API: its answer is not JSON: {excerpt}"
+        message = f"{url} does not serve the OpenAI API: its answer is not JSON: {excerpt(content)}"
         raise _refused(message, _WRONG_ADDRESS) from error
     if answer.get("choices"):
         return ""
-    return f"the answer to a completion of 2 tokens has no choices: {_excerpt(content)}"
-
-
-def _status_text(status: int, content: bytes) -> str:
-    excerpt = _excerpt(content)
-    return f"status {status}: {excerpt}" if excerpt else f"status {status}"
-
-
-def _excerpt(content: bytes) -> str:
-    """Return the beginning of an answer on one line."""
-    return " ".join(content[:_EXCERPT_BYTES].decode(errors="replace").split())
+    return f"the answer to a completion of 2 tokens has no choices: {excerpt(content)}"
 
 
 def _error_text(error: Exception) -> str:

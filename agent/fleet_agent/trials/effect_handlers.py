@@ -105,8 +105,9 @@ class EffectHandlers:
                 workload.name,
                 "the server had not finished the previous load, or did not empty its cache",
             )
+        facts = replace(RunFacts(**reply.facts), error_examples=reply.error_examples)
         gates = (
-            *run_gates(RunFacts(**reply.facts), workload, self._spec.measure),
+            *run_gates(facts, workload, self._spec.measure),
             *self._flags,
             *sharing_gates(self._spec),
         )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fleet_agent.engines.sglang.launch_identity import launch_difference
-from fleet_agent.load.client.http_fetch import HttpAnswer, fetch, parse_json_object
+from fleet_agent.load.client.http_fetch import HttpAnswer, fetch, parse_json_object, status_text
 from fleet_knowledge.sglang_metrics.server_info import (
     MODEL_INFO_PATHS,
     SERVER_INFO_PATHS,
@@ -30,9 +30,9 @@ async def check_server(
     0.4.9 it returned 200 at once, and on a busy port another server may answer.
     """
     try:
-        status, _ = await fetch(url, "/health_generate", api_key=api_key)
+        status, content = await fetch(url, "/health_generate", api_key=api_key)
         if status != 200:
-            return f"/health_generate returns status {status}"
+            return f"/health_generate returns {status_text(status, content)}"
         status, identity = await _fetch_either(url, api_key, *MODEL_INFO_PATHS)
         _check_key(url, status)
         _check_identity(url, model_path, parse_json_object(identity))
@@ -55,11 +55,11 @@ async def check_member(url: str) -> str:
     Such a node serves no requests. Its /health returns 200 only when the model is loaded.
     """
     try:
-        status, _ = await fetch(url, "/health")
+        status, content = await fetch(url, "/health")
     except (OSError, EOFError, ValueError) as error:
         reason = type(error).__name__
         return f"nothing answers at {url} yet ({reason})"
-    return "" if status == 200 else f"/health returns status {status}"
+    return "" if status == 200 else f"/health returns {status_text(status, content)}"
 
 
 async def fetch_server_info(url: str, api_key: str = "") -> dict[str, Any]:
@@ -77,7 +77,7 @@ async def fetch_server_info(url: str, api_key: str = "") -> dict[str, Any]:
             "unhealthy",
             f"{url}/server_info: {type(error).__name__} {error}",
         ) from error
-    message = f"{url}/server_info returns status {status}"
+    message = f"{url}/server_info returns {status_text(status, content)}"
     raise ServerError(ErrorKind.SERVER_UNHEALTHY, "unhealthy", message)
 
 

@@ -13,6 +13,7 @@ from fleet_agent.load.client.http_framing import BROKEN, ENDED, HttpFraming
 
 HttpAnswer = tuple[int, bytes]
 LARGEST_HTTP_ANSWER_BYTES = 32 << 20
+_EXCERPT_BYTES = 300
 _PIECE_BYTES = 256 << 10
 
 
@@ -64,6 +65,17 @@ async def _read_answer(reader: asyncio.StreamReader) -> HttpAnswer:
     if framing.state == BROKEN:
         raise ValueError(framing.problem)
     return framing.status, bytes(content)
+
+
+def status_text(status: int, content: bytes) -> str:
+    """Return the status of an answer with the beginning of its content."""
+    words = excerpt(content)
+    return f"status {status}: {words}" if words else f"status {status}"
+
+
+def excerpt(content: bytes) -> str:
+    """Return the beginning of a content on one line."""
+    return " ".join(content[:_EXCERPT_BYTES].decode(errors="replace").split())
 
 
 def parse_json_object(content: bytes) -> dict[str, Any]:

@@ -46,6 +46,7 @@ class _DecodeState:
     finish_reason: str = ""
     generate: bool = False
     events: int = 0
+    last_data: bytes = b""  # of the last event before [DONE] that was parsed as JSON
     done: bool = False
     error: tuple[str, str] = ("", "")
 
@@ -90,23 +91,18 @@ def decode_response(
         framing.close()
     last_ns = reads.last_ns
     if framing.state == http_framing.BROKEN:
+        kind = failure or ErrorName.MALFORMED
         return Response(
-            framing.status,
-            last_ns=last_ns,
-            error_kind=failure or ErrorName.MALFORMED,
-            error_detail=framing.problem,
+            framing.status, last_ns=last_ns, error_kind=kind, error_detail=framing.problem
         )
     is_complete = framing.state == http_framing.ENDED
     if framing.status not in (0, 200):
-        error_detail = beginning.decode("utf-8", "replace")
+        words = _shown(beginning)
         return Response(
-            framing.status,
-            last_ns=last_ns,
-            error_kind=ErrorName.HTTP_STATUS,
-            error_detail=error_detail,
+            framing.status, last_ns=last_ns, error_kind=ErrorName.HTTP_STATUS, error_detail=words
         )
     if is_complete and beginning and not state.events:
-        state.error = (ErrorName.MALFORMED, "the answer is not an event stream")
+        state.error = (ErrorName.MALFORMED, f"not an event stream: {_shown(beginning)}")
     kind, error_detail = _find_error(state, is_complete, failure, detail)
     if not kind and not len(reads):
         kind = ErrorName.RESET
@@ -162,18 +158,16 @@ def _read_events(state: _DecodeState, found: Sequence[SseEvent]) -> None:
         if event.data == b"[DONE]":
             state.done = True
             continue
+        state.last_data = event.data
         try:
             content = json.loads(event.data.decode())
         except (ValueError, RecursionError):
-            state.error = (
-                ErrorName.MALFORMED,
-                event.data[:_DETAIL_CHARACTERS].decode("utf-8", "replace"),
-            )
+            state.error = (ErrorName.MALFORMED, _shown(event.data))
             return
         if isinstance(content, dict):
             _read_one(state, event.ns, content)
         else:
-            state.error = (ErrorName.MALFORMED, "an event of the stream is not a JSON object")
+            state.error = (ErrorName.MALFORMED, f"not a JSON object: {_shown(event.data)}")
 
 
 def _read_one(state: _DecodeState, ns: int, content: Mapping[str, Any]) -> None:
@@ -308,7 +302,9 @@ def _find_error(
     if state.finish_reason == "abort":
         return ErrorName.SERVER_ERROR, "the server aborted the request"
     if state.completion_tokens is None:
-        return ErrorName.NO_USAGE, "the server did not report how many tokens it wrote"
+        seen = f"{state.finish_reason or 'no finish reason'}, {sum(state.has_text)} texts"
+        last = _shown(state.last_data)
+        return ErrorName.NO_USAGE, f"ended ({seen}) without a number of tokens; last event: {last}"
     return "", ""
 
 
@@ -397,3 +393,7 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else ""
+
+
+def _shown(data: bytes) -> str:
+    return data[:_DETAIL_CHARACTERS].decode("utf-8", "replace")

@@ -26,7 +26,7 @@ class LoadReply:
 
     metrics: Mapping[str, float] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)  # the fields of core.run_facts.RunFacts
-    # one original error text for each error kind, for people
+    # error kind, with its status for http_status → the server's words for the first such request
     error_examples: Mapping[str, str] = field(default_factory=dict)
     requests_ok: int = 0
     requests_failed: int = 0

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Final
 
-from fleet_agent.load.client.request_record import RequestRecord, Response
+from fleet_agent.load.client.request_record import ErrorName, RequestRecord, Response
 from fleet_agent.load.results.chunk_store import HELD_CHUNKS, PIECE_CHUNKS, ChunkPiece, ChunkStore
 
 NOT_REPORTED: Final = -1  # a count that the server did not report
@@ -22,6 +22,7 @@ DIGEST_CHARACTERS: Final = 16
 # limit for different finish reasons; further ones become OTHER_NAME
 MAX_NAMES: Final = 200
 MAX_NAME_CHARACTERS: Final = 100
+MAX_EXAMPLES: Final = 20  # of errors
 OTHER_NAME: Final = "(other)"
 # Name → type code of the array. Times are perf_counter_ns, or 0 for something that never happened;
 # counts are NOT_REPORTED if the server did not report them.
@@ -65,7 +66,7 @@ class Columns:
     names: Mapping[str, tuple[str, ...]] = field(
         default_factory=lambda: {name: () for name in _CODES}
     )
-    # one original error text of a server or the system for each error kind
+    # error kind, with its status for http_status → text of a server or the system
     error_examples: Mapping[str, str] = field(default_factory=dict)
     pieces: tuple[ChunkPiece, ...] = ()
 
@@ -235,7 +236,14 @@ class ColumnsBuilder:
         self._columns.digests.extend(request.prompt_digest.encode("ascii"))
         self._chunks.add(response.chunk_ns, response.chunk_tokens)
         if response.error_kind:
-            self._examples.setdefault(response.error_kind, response.error_detail)
+            self._add_example(response)
+
+    def _add_example(self, response: Response) -> None:
+        """Keep the first error text of each kind, and of each HTTP status."""
+        kind = response.error_kind
+        name = f"{kind} {response.status}" if kind == ErrorName.HTTP_STATUS else kind
+        if name in self._examples or len(self._examples) < MAX_EXAMPLES:
+            self._examples.setdefault(name, response.error_detail)
 
     def build(self) -> Columns:
         """Return the columns with all rows. The builder must not be used afterwards."""
