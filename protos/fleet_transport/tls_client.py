@@ -98,6 +98,14 @@ class ReloadingChannel:
             else ""
         )
 
+    @property
+    def is_connected(self) -> bool:
+        """Whether the peer has accepted the connection, although it may not answer calls."""
+        return (
+            self._channel is not None
+            and self._channel.get_state() is grpc.ChannelConnectivity.READY
+        )
+
     async def close(self) -> None:
         """Close the channel. The next use opens another channel."""
         if self._channel is not None:

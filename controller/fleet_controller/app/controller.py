@@ -364,6 +364,10 @@ class FleetController:
         """Return every stored run of a job."""
         return await self._queries.results(job_id)
 
+    def result_parts(self, job_id: str) -> AsyncIterator[JobResults]:
+        """Yield the results of a job in parts of bounded size."""
+        return self._queries.result_parts(job_id)
+
     async def trial(self, trial_id: str, attempt: int, with_log: bool) -> TrialDetail:
         """Return one attempt of a trial. Attempt 0 means the newest."""
         return await self._queries.trial(trial_id, attempt, with_log)

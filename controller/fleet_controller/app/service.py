@@ -4,6 +4,7 @@ into status codes.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, NoReturn
@@ -112,10 +113,12 @@ class ControllerService(controller_pb2_grpc.ControllerServiceServicer):
 
     async def GetResults(
         self, request: pb.GetResultsRequest, context: Context
-    ) -> pb.GetResultsResponse:
-        """Return every stored run of a job."""
+    ) -> AsyncIterator[pb.GetResultsResponse]:
+        """Stream the stored runs of a job. The work ends when the caller is gone."""
         try:
-            return to_proto(await self._controller.results(request.job_id), pb.GetResultsResponse())
+            async for part in self._controller.result_parts(request.job_id):
+                # in a thread, because 5,000 runs take a large part of a second
+                yield await asyncio.to_thread(to_proto, part, pb.GetResultsResponse())
         except FleetError as error:
             await _abort_with(context, error)
 

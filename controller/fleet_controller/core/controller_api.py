@@ -5,6 +5,7 @@ these calls return are generated from `v1/controller.proto`.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from fleet_protos.v1.agent_values import HostFinding
@@ -23,12 +24,23 @@ from fleet_protos.v1.controller_values import (
 __all__ = [
     "Controller", "HostCheck", "HostFinding", "HostStatus", "JobChange", "JobDetail", "JobResults",
     "JobSummary", "StoredRun", "TrialDetail", "TrialStatus", "error_messages", "is_job_over",
+    "join_results",
 ]  # fmt: skip
 
 
 def is_job_over(job: JobSummary) -> bool:
     """Return whether the job has ended."""
     return job.state in ("done", "failed", "cancelled")
+
+
+async def join_results(parts: AsyncIterator[JobResults]) -> JobResults:
+    """Return the results of a job from its parts. Only the first holds more than runs."""
+    whole = JobResults()
+    runs: list[StoredRun] = []
+    async for part in parts:
+        whole = whole if runs else part
+        runs += part.runs
+    return replace(whole, runs=tuple(runs))
 
 
 def error_messages(check: HostCheck) -> str:
@@ -91,7 +103,13 @@ class Controller(Protocol):
         ...
 
     async def results(self, job_id: str) -> JobResults:
-        """Return every stored run of a job."""
+        """Return every stored run of a job. Raises ConfigError if there are too many."""
+        ...
+
+    def result_parts(self, job_id: str) -> AsyncIterator[JobResults]:
+        """Yield the results of a job in parts of bounded size. Only the first holds more than runs.
+        Raises ConfigError if there are too many runs.
+        """
         ...
 
     async def trial(self, trial_id: str, attempt: int, with_log: bool) -> TrialDetail:

@@ -16,12 +16,15 @@ from fleet_controller.core.controller_api import (
     JobResults,
     JobSummary,
     TrialDetail,
+    join_results,
 )
 from fleet_controller.jobs.job_views import job_detail, job_summary, trial_status
 from fleet_controller.store.store import Store
-from fleet_protos.errors import HostUnreachable, NotFound
+from fleet_protos.errors import ConfigError, HostUnreachable, NotFound
 
 _LOG_LIMIT_BYTES = 1 << 20
+MOST_RUNS = 250_000  # of one job in an answer; `compare` needs about 5 KB of memory for each
+_RUNS_PER_PART = 5_000  # a few MB, read in less than a second
 _NO_CONTROLLER = "no controller is running"
 _START_HINT = "start one with `fleetctl up`, or use `fleetctl run JOB`"
 
@@ -77,7 +80,17 @@ class ReadOnlyController:
 
     async def results(self, job_id: str) -> JobResults:
         """Return every stored run of a job."""
-        return await asyncio.to_thread(self._results, job_id)
+        return await join_results(self.result_parts(job_id))
+
+    async def result_parts(self, job_id: str) -> AsyncIterator[JobResults]:
+        """Yield the results of a job in parts of bounded size. Nothing more is read once the caller
+        stops iterating. Raises ConfigError if the job has too many runs.
+        """
+        part, rest = await asyncio.to_thread(self._first_results, job_id)
+        yield part
+        for first, last in rest:
+            runs = await asyncio.to_thread(self._store.runs, part.job.job_id, first, last)
+            yield JobResults(part.job, runs=tuple(runs))
 
     async def trial(self, trial_id: str, attempt: int, with_log: bool) -> TrialDetail:
         """Return one attempt of a trial. Attempt 0 means the newest."""
@@ -93,13 +106,26 @@ class ReadOnlyController:
         row = self._store.find_job(start)
         return job_detail(row, self._store.trial_outlines(row.job_id))
 
-    def _results(self, start: str) -> JobResults:
+    def _first_results(self, start: str) -> tuple[JobResults, list[tuple[int, int]]]:
+        """Return the first part of the results, and the first and last trial of each other part."""
         row = self._store.find_job(start)
-        return JobResults(
-            job_summary(row, self._store.trial_outlines(row.job_id)),
-            row.yaml,
-            tuple(self._store.runs(row.job_id)),
-            row.resolved,
+        counts = self._store.run_counts(row.job_id)
+        if (total := sum(count for _, count in counts)) > MOST_RUNS:
+            raise ConfigError(
+                f"job {row.job_id} has {total:,} stored runs, more than the {MOST_RUNS:,} that can "
+                "be read at once",
+                "measure fewer launches, runs or workloads in one job, and compare the jobs; the "
+                f"runs are kept, and `fleetctl show {row.job_id}` lists the trials",
+            )
+        first, *rest = _parts(counts) or [(0, 0)]
+        return (
+            JobResults(
+                job_summary(row, self._store.trial_outlines(row.job_id)),
+                row.yaml,
+                tuple(self._store.runs(row.job_id, *first)),
+                row.resolved,
+            ),
+            rest,
         )
 
     def _trial(self, trial_id: str, attempt: int, with_log: bool) -> TrialDetail:
@@ -121,3 +147,16 @@ class ReadOnlyController:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - _LOG_LIMIT_BYTES))
             return file.read().decode(errors="replace")
+
+
+def _parts(counts: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Divide the trials (position, runs) into parts; return the first and last position of each."""
+    parts: list[tuple[int, int]] = []
+    runs = _RUNS_PER_PART
+    for position, count in counts:
+        if runs + count > _RUNS_PER_PART:
+            parts.append((position, position))
+            runs = 0
+        parts[-1] = (parts[-1][0], position)
+        runs += count
+    return parts

@@ -18,12 +18,13 @@ from sqlalchemy import (
     update,
 )
 
+from fleet_controller.core.controller_api import StoredRun
 from fleet_controller.core.quarantine import HostFailure, HostRecord
 from fleet_controller.core.trial_state import Attempt, Trial
 from fleet_controller.store import tables as t
 from fleet_protos import events as ev
 from fleet_protos.codec import from_json, to_json
-from fleet_protos.trial_types import Artifact, ErrorKind, Outcome, Phase, TrialSpec
+from fleet_protos.trial_types import Artifact, ErrorKind, Outcome, Phase, RunResult, TrialSpec
 from fleet_protos.v1 import trial_pb2
 
 log = logging.getLogger(__name__)
@@ -213,3 +214,32 @@ def read_job_of_request(connection: Connection, request_key: str) -> str:
     """Return the id of the job that was stored with this request key, or an empty text."""
     query = select(t.submissions.c.job_id).where(t.submissions.c.request_key == request_key)
     return str(connection.execute(query).scalar() or "") if request_key else ""
+
+
+def read_runs(connection: Connection, job_id: str, first: int, last: int) -> list[StoredRun]:
+    """Return the stored runs of the job's trials from position `first` to `last`, with the outcome
+    of their attempts, in plan order.
+    """
+    query = (
+        select(t.runs, t.trials.c.variant, t.trials.c.host, t.trials.c.block, t.attempts.c.outcome)
+        .join(t.trials, t.trials.c.trial_id == t.runs.c.trial_id)
+        .join(
+            t.attempts,
+            (t.attempts.c.trial_id == t.runs.c.trial_id)
+            & (t.attempts.c.attempt == t.runs.c.attempt),
+        )
+        .where(t.trials.c.job_id == job_id, t.trials.c.position.between(first, last))
+        .order_by(t.trials.c.position, t.runs.c.attempt, t.runs.c.workload, t.runs.c.run_index)
+    )
+    return [
+        StoredRun(
+            row["trial_id"],
+            row["attempt"],
+            row["variant"],
+            row["host"],
+            row["block"],
+            Outcome(row["outcome"]),
+            from_json(RunResult, row["run"], trial_pb2.RunResult()),
+        )
+        for row in connection.execute(query).mappings()
+    ]

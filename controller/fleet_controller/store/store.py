@@ -28,6 +28,7 @@ from fleet_controller.store.rows import (
     host_record_from_row,
     read_attempt,
     read_job_of_request,
+    read_runs,
     spec_from_json,
     with_attempts,
     write_attempt,
@@ -36,10 +37,10 @@ from fleet_controller.store.rows import (
 from fleet_controller.store.store_session import StoreSession
 from fleet_controller.store.writer_lock import StoreLock
 from fleet_protos import events as ev
-from fleet_protos.codec import event_from_json, event_to_json, from_json, to_json
+from fleet_protos.codec import event_from_json, event_to_json, to_json
 from fleet_protos.controller_epoch import ControllerEpoch
 from fleet_protos.errors import ConfigError, NotFound
-from fleet_protos.trial_types import Artifact, Outcome, RunResult, TrialSpec, is_gang_member
+from fleet_protos.trial_types import Artifact, TrialSpec, is_gang_member
 from fleet_protos.v1 import trial_pb2
 
 log = logging.getLogger(__name__)
@@ -340,34 +341,24 @@ class Store:
 
     # Results
 
-    def runs(self, job_id: str) -> list[StoredRun]:
-        """Return every stored run of a job with the outcome of its attempt, in plan order."""
+    def run_counts(self, job_id: str) -> list[tuple[int, int]]:
+        """Return the position of each trial that has stored runs, and how many, in plan order."""
         query = (
-            select(
-                t.runs, t.trials.c.variant, t.trials.c.host, t.trials.c.block, t.attempts.c.outcome
-            )
-            .join(t.trials, t.trials.c.trial_id == t.runs.c.trial_id)
-            .join(
-                t.attempts,
-                (t.attempts.c.trial_id == t.runs.c.trial_id)
-                & (t.attempts.c.attempt == t.runs.c.attempt),
-            )
+            select(t.trials.c.position, func.count())
+            .join(t.runs, t.trials.c.trial_id == t.runs.c.trial_id)
             .where(t.trials.c.job_id == job_id)
-            .order_by(t.trials.c.position, t.runs.c.attempt, t.runs.c.workload, t.runs.c.run_index)
+            .group_by(t.trials.c.position)
+            .order_by(t.trials.c.position)
         )
         with self._reading() as connection:
-            return [
-                StoredRun(
-                    row["trial_id"],
-                    row["attempt"],
-                    row["variant"],
-                    row["host"],
-                    row["block"],
-                    Outcome(row["outcome"]),
-                    from_json(RunResult, row["run"], trial_pb2.RunResult()),
-                )
-                for row in connection.execute(query).mappings()
-            ]
+            return [(row[0], row[1]) for row in connection.execute(query)]
+
+    def runs(self, job_id: str, first: int = 0, last: int = 1 << 30) -> list[StoredRun]:
+        """Return the stored runs of the job's trials from position `first` to `last`, with the
+        outcome of their attempts, in plan order.
+        """
+        with self._reading() as connection:
+            return read_runs(connection, job_id, first, last)
 
     def missing_artifacts(self, agent_id: str) -> list[Artifact]:
         """Return the files that this agent reported and that were not fetched yet."""

@@ -562,7 +562,7 @@ Global___GetResultsRequest: _TypeAlias = GetResultsRequest  # noqa: Y015
 
 @_typing.final
 class GetResultsResponse(_message.Message):
-    """All stored runs of a job."""
+    """A part of the stored runs of a job. Only the first holds `yaml` and `resolved`."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -64,7 +64,7 @@ class ControllerServiceStub:
                 request_serializer=fleet__protos_dot_v1_dot_controller__pb2.ListHostsRequest.SerializeToString,
                 response_deserializer=fleet__protos_dot_v1_dot_controller__pb2.ListHostsResponse.FromString,
                 _registered_method=True)
-        self.GetResults = channel.unary_unary(
+        self.GetResults = channel.unary_stream(
                 '/fleet_protos.v1.ControllerService/GetResults',
                 request_serializer=fleet__protos_dot_v1_dot_controller__pb2.GetResultsRequest.SerializeToString,
                 response_deserializer=fleet__protos_dot_v1_dot_controller__pb2.GetResultsResponse.FromString,
@@ -134,7 +134,7 @@ class ControllerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetResults(self, request, context):
-        """Return the stored runs of a job.
+        """Stream the stored runs of a job; a job of at most 5,000 runs is one message, as it was before there were parts.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -200,7 +200,7 @@ def add_ControllerServiceServicer_to_server(servicer, server):
                     request_deserializer=fleet__protos_dot_v1_dot_controller__pb2.ListHostsRequest.FromString,
                     response_serializer=fleet__protos_dot_v1_dot_controller__pb2.ListHostsResponse.SerializeToString,
             ),
-            'GetResults': grpc.unary_unary_rpc_method_handler(
+            'GetResults': grpc.unary_stream_rpc_method_handler(
                     servicer.GetResults,
                     request_deserializer=fleet__protos_dot_v1_dot_controller__pb2.GetResultsRequest.FromString,
                     response_serializer=fleet__protos_dot_v1_dot_controller__pb2.GetResultsResponse.SerializeToString,
@@ -409,7 +409,7 @@ class ControllerService:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(
+        return grpc.experimental.unary_stream(
             request,
             target,
             '/fleet_protos.v1.ControllerService/GetResults',

@@ -40,8 +40,8 @@ class ControllerServiceStub:
     CancelJob: _grpc.UnaryUnaryMultiCallable[_controller_pb2.CancelJobRequest, _controller_pb2.CancelJobResponse]
     """End all trials of a job."""
     ListHosts: _grpc.UnaryUnaryMultiCallable[_controller_pb2.ListHostsRequest, _controller_pb2.ListHostsResponse]
-    GetResults: _grpc.UnaryUnaryMultiCallable[_controller_pb2.GetResultsRequest, _controller_pb2.GetResultsResponse]
-    """Return the stored runs of a job."""
+    GetResults: _grpc.UnaryStreamMultiCallable[_controller_pb2.GetResultsRequest, _controller_pb2.GetResultsResponse]
+    """Stream the stored runs of a job; a job of at most 5,000 runs is one message, as it was before there were parts."""
     GetTrial: _grpc.UnaryUnaryMultiCallable[_controller_pb2.GetTrialRequest, _controller_pb2.GetTrialResponse]
     DrainHost: _grpc.UnaryUnaryMultiCallable[_controller_pb2.DrainHostRequest, _controller_pb2.DrainHostResponse]
     """Give the host no new trials; what runs is measured to its end. A repeated call changes the reason."""
@@ -62,8 +62,8 @@ class ControllerServiceAsyncStub(ControllerServiceStub):
     CancelJob: _aio.UnaryUnaryMultiCallable[_controller_pb2.CancelJobRequest, _controller_pb2.CancelJobResponse]  # type: ignore[assignment]
     """End all trials of a job."""
     ListHosts: _aio.UnaryUnaryMultiCallable[_controller_pb2.ListHostsRequest, _controller_pb2.ListHostsResponse]  # type: ignore[assignment]
-    GetResults: _aio.UnaryUnaryMultiCallable[_controller_pb2.GetResultsRequest, _controller_pb2.GetResultsResponse]  # type: ignore[assignment]
-    """Return the stored runs of a job."""
+    GetResults: _aio.UnaryStreamMultiCallable[_controller_pb2.GetResultsRequest, _controller_pb2.GetResultsResponse]  # type: ignore[assignment]
+    """Stream the stored runs of a job; a job of at most 5,000 runs is one message, as it was before there were parts."""
     GetTrial: _aio.UnaryUnaryMultiCallable[_controller_pb2.GetTrialRequest, _controller_pb2.GetTrialResponse]  # type: ignore[assignment]
     DrainHost: _aio.UnaryUnaryMultiCallable[_controller_pb2.DrainHostRequest, _controller_pb2.DrainHostResponse]  # type: ignore[assignment]
     """Give the host no new trials; what runs is measured to its end. A repeated call changes the reason."""
@@ -123,8 +123,8 @@ class ControllerServiceServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _controller_pb2.GetResultsRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_controller_pb2.GetResultsResponse, _abc.Awaitable[_controller_pb2.GetResultsResponse]]:
-        """Return the stored runs of a job."""
+    ) -> _typing.Union[_abc.Iterator[_controller_pb2.GetResultsResponse], _abc.AsyncIterator[_controller_pb2.GetResultsResponse]]:
+        """Stream the stored runs of a job; a job of at most 5,000 runs is one message, as it was before there were parts."""
 
     @_abc_1.abstractmethod
     def GetTrial(

@@ -106,7 +106,7 @@ class JobChange:
 
 @dataclass(frozen=True, slots=True)
 class JobResults:
-    """All stored runs of a job."""
+    """A part of the stored runs of a job. Only the first holds `yaml` and `resolved`."""
 
     job: JobSummary = field(default_factory=JobSummary)
     yaml: str = ""
