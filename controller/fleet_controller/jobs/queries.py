@@ -114,8 +114,8 @@ class ReadOnlyController:
             raise ConfigError(
                 f"job {row.job_id} has {total:,} stored runs, more than the {MOST_RUNS:,} that can "
                 "be read at once",
-                "measure fewer launches, runs or workloads in one job, and compare the jobs; the "
-                f"runs are kept, and `fleetctl show {row.job_id}` lists the trials",
+                "measure fewer launches, runs or workloads in one job, and compare several jobs; the "
+                "runs stay in the store",
             )
         first, *rest = _parts(counts) or [(0, 0)]
         return (
