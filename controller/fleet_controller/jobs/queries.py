@@ -114,7 +114,7 @@ class ReadOnlyController:
             raise ConfigError(
                 f"job {row.job_id} has {total:,} stored runs, more than the {MOST_RUNS:,} that can "
                 "be read at once",
-                "measure fewer launches, runs or workloads in one job, and compare several jobs; the "
+                "measure fewer launches, runs or workloads in one job, and compare the jobs; the "
                 "runs stay in the store",
             )
         first, *rest = _parts(counts) or [(0, 0)]
