@@ -65,7 +65,7 @@ def bind_server(server: aio.Server, address: str) -> str:
     if not _is_loopback(host) or not port.isdigit():
         raise ConfigError(
             f"cannot listen on {address!r}: without TLS, only unix:PATH and 127.0.0.1:PORT work",
-            "to listen on a network address, create certificates with `fleetctl init` or "
+            "to listen on a network address, create certificates with `fleetctl init --fleet` or "
             "`fleetctl deploy`",
         )
     try:

@@ -45,7 +45,8 @@ def open_channel(
             message = f"{address} is not on this machine, so the connection needs TLS"
             raise ConfigError(
                 message,
-                "create certificates with `fleetctl init`, and name their folder with --trust DIR",
+                "create certificates with `fleetctl init --fleet`, and name their folder with"
+                " --trust DIR",
             )
         return aio.insecure_channel(address, options=list(options))
     client_context(tls)  # names an unusable file; with gRPC alone the channel never connects
@@ -286,5 +287,5 @@ def _read_file(path: Path) -> bytes:
     except OSError as error:
         raise ConfigError(
             f"cannot read {path}: {error.strerror}",
-            "create this file with `fleetctl init` or `fleetctl deploy`",
+            "create this file with `fleetctl init --fleet` or `fleetctl deploy`",
         ) from error

@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import re
+import socket
 import struct
 import subprocess
 import sys
@@ -222,6 +223,26 @@ def test_init_writes_files_that_lint_without_errors_and_warnings_and_never_overw
     assert (folder / "job.yaml").read_text() == "mine"
     assert fleetctl("init", str(folder), "--force", state=tmp_path).returncode == 0
     assert (folder / "job.yaml").read_text() != "mine"
+
+
+def test_init_on_a_laptop_makes_no_fleet_and_plan_is_for_this_machine(tmp_path: Path) -> None:
+    made = fleetctl("init", str(tmp_path), state=tmp_path)
+    assert (made.returncode, made.stdout) == (0, f"wrote {tmp_path / 'job.yaml'}\n")
+    assert {path.name for path in tmp_path.iterdir()} == {"job.yaml"}  # no fleet file, no authority
+    again = fleetctl("init", str(tmp_path), state=tmp_path)
+    assert again.returncode == 2 and "job.yaml exists already and was kept" in again.stderr
+    fleet = fleetctl("init", str(tmp_path), "--fleet", state=tmp_path)
+    assert fleet.returncode == 0, fleet.stderr
+    assert "created the fleet's authority" in fleet.stderr and "kept" in fleet.stderr
+    refused = fleetctl("init", str(tmp_path), "--fleet", state=tmp_path)
+    assert refused.returncode == 2 and "fleet.yaml exists already and was kept" in refused.stderr
+    assert "nothing was written" not in again.stderr + refused.stderr
+    planned = fleetctl(
+        *("plan", str(tmp_path / "job.yaml"), "--fleet", str(tmp_path / "fleet.yaml")),
+        *("--local", "--json"),
+        state=tmp_path,
+    )
+    assert json.loads(planned.stdout)["hosts"] == [socket.gethostname()]
 
 
 def test_lint_tells_findings_in_the_form_of_the_contract(tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ def test_the_ssh_configuration_of_the_user_is_taken_in(folder: Path) -> None:
 
 
 def test_what_init_writes_has_nothing_to_tell(tmp_path: Path) -> None:
-    assert run(tmp_path, *FLEETCTL, "init", "new").returncode == 0
+    assert run(tmp_path, *FLEETCTL, "init", "new", "--fleet").returncode == 0
     assert (
         run(tmp_path, *FLEETCTL, "lint", "new/fleet.yaml").stderr == "new/fleet.yaml: no findings\n"
     )

@@ -93,7 +93,7 @@ def install(authority: Authority, folder: Path, addresses: tuple[str, ...] = ())
 @contextmanager
 def fleet(folder: Path, listen: str) -> Iterator[TrustedFleet]:
     made = TrustedFleet(folder, "", free_port(), "", free_port())
-    assert made.ctl("init", str(folder)).returncode == 0
+    assert made.ctl("init", str(folder), "--fleet").returncode == 0
     etc = folder / "etc"
     install(made.authority, etc)
     tls = "".join(f'{key} = "{etc}/{name}"\n' for key, name in TLS.items())

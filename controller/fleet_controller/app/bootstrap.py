@@ -57,7 +57,7 @@ class ControllerEndpoints:
         if self.trust is None:
             raise ConfigError(
                 f"listening on {self.listen} needs certificates",
-                "`fleetctl init` creates them; --trust DIR names their folder",
+                "`fleetctl init --fleet` creates them; --trust DIR names their folder",
             )
         return Authority.open(self.trust).controller_files()
 

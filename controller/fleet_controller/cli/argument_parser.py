@@ -81,7 +81,8 @@ def parse_command_line(argv: Sequence[str] | None) -> argparse.Namespace:
 COMMANDS: Sequence[tuple[str, str, AddOptions]] = (
     (
         "init",
-        "write a commented job.yaml and fleet.yaml, or make a job from an existing launch command",
+        "write a commented job.yaml, or make one from an existing launch command; --fleet: write"
+        " fleet.yaml too",
         init_options,
     ),
     (
@@ -92,7 +93,15 @@ COMMANDS: Sequence[tuple[str, str, AddOptions]] = (
     (
         "plan",
         "show variants, trials and their order, the estimated time and cost; start nothing",
-        all_options(JOB_FILE, PRUNE, fleet_option, json_option),
+        all_options(
+            JOB_FILE,
+            PRUNE,
+            fleet_option,
+            flag_option(
+                "--local", "ignore any fleet file and plan for this machine, as `run` does"
+            ),
+            json_option,
+        ),
     ),
     (
         "run",

@@ -131,6 +131,13 @@ def init_options(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--force", action="store_true", help="overwrite existing files")
     command.add_argument(
+        "--fleet",
+        dest="with_fleet",
+        action="store_true",
+        help="for a fleet of hosts: also write fleet.yaml, and create the fleet's certificate"
+        " authority",
+    )
+    command.add_argument(
         "--from-command",
         default=None,
         metavar="FILE",

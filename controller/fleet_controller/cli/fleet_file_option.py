@@ -45,6 +45,6 @@ def load_required_fleet(arguments: argparse.Namespace) -> Inventory:
     if path is None:
         raise ConfigError(
             "there is no fleet file here",
-            "`fleetctl init` writes one; --fleet FILE or $BENCHFLEET_FLEET names another",
+            "`fleetctl init --fleet` writes one; --fleet FILE or $BENCHFLEET_FLEET names another",
         )
     return read_fleet(path)

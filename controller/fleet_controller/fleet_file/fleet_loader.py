@@ -48,7 +48,7 @@ def load_fleet_file(path: FilePath) -> LoadedFleet:
     except OSError as error:
         raise ConfigError(
             f"cannot read {path}: {error.strerror}",
-            "give the path of a fleet file; `fleetctl init` writes one",
+            "give the path of a fleet file; `fleetctl init --fleet` writes one",
         ) from error
     return check_fleet(content, str(path))
 
@@ -95,7 +95,18 @@ def _document(text: str | bytes, file: str) -> Document:
     if not document.findings:
         message = "a fleet file is a mapping (`key: value` lines)"
         raise FleetRejected(
-            [Finding("not_a_mapping", ERROR, file, 1, 1, "", message, "`fleetctl init` writes one")]
+            [
+                Finding(
+                    "not_a_mapping",
+                    ERROR,
+                    file,
+                    1,
+                    1,
+                    "",
+                    message,
+                    "`fleetctl init --fleet` writes one",
+                )
+            ]
         )
     raise FleetRejected(document.findings)
 

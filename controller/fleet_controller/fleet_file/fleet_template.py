@@ -1,4 +1,4 @@
-"""The commented fleet file that `fleetctl init` writes."""
+"""The commented fleet file that `fleetctl init --fleet` writes."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def fleet_targets(
         raise ConfigError(
             f"{inventory.file}: hosts on other machines ({hosts}) need TLS, "
             f"but there is no certificate authority in {trust}",
-            "`fleetctl init` creates one; --trust DIR names another folder",
+            "`fleetctl init --fleet` creates one; --trust DIR names another folder",
         )
 
     def tls_files(host: str) -> TlsFiles | None:

@@ -55,7 +55,7 @@ class Authority:
         if not (folder / "ca.crt").exists():
             raise ConfigError(
                 f"there is no certificate authority in {folder}",
-                "`fleetctl init` creates one; --trust DIR names another folder",
+                "`fleetctl init --fleet` creates one; --trust DIR names another folder",
             )
         if authority._files.has_unfinished_replacement():
             with authority._files.lock():

@@ -205,5 +205,5 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise ConfigError(
-            f"cannot read {path}: {error.strerror}", "`fleetctl init` creates it"
+            f"cannot read {path}: {error.strerror}", "`fleetctl init --fleet` creates it"
         ) from error

@@ -1,5 +1,5 @@
-"""Implements `fleetctl init`: writes a commented job file and fleet file, or makes a job file from
-a launch command or a sweep.
+"""Implements `fleetctl init`: writes a commented job file, with `--fleet` also a fleet file and the
+fleet's authority, or makes a job file from a launch command or a sweep.
 """
 
 from __future__ import annotations
@@ -27,32 +27,47 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
 
 
 def _write_templates(arguments: argparse.Namespace, console: Console) -> int:
-    from fleet_controller.fleet_file.fleet_template import fleet_template
     from fleet_controller.job_file.job_template import job_template
 
-    folder = Path(arguments.folder)
-    files = {folder / "job.yaml": job_template(), folder / "fleet.yaml": fleet_template()}
-    existing = [str(path) for path in files if path.exists()]
-    if existing and not arguments.force:
-        # An earlier init may have been interrupted after it wrote its files.
-        console.print_stderr(ensure_authority(arguments))
-        raise ConfigError(
-            f"{', '.join(existing)} exists already; nothing was written",
-            "add --force to overwrite, or name another folder",
-        )
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for path, text in files.items():
-            path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(
-            f"cannot write to {folder}: {error.strerror}", "name a folder that you may write to"
-        ) from error
-    console.print_lines(f"wrote {path}" for path in files)
-    console.print_stderr(ensure_authority(arguments))
-    job_file = folder / "job.yaml"
+    job_file = Path(arguments.folder) / "job.yaml"
+    if arguments.with_fleet:
+        _write_fleet(arguments, console)
+        if job_file.exists():
+            console.print_stderr(f"kept {job_file}, which exists already")
+            return ExitCode.DONE
+    _write_new(job_file, job_template(), arguments.force, console)
     console.print_stderr(f"next: fleetctl lint {job_file}")
     return ExitCode.DONE
+
+
+def _write_fleet(arguments: argparse.Namespace, console: Console) -> None:
+    """Write the fleet file, and create the authority unless there is one.
+
+    The authority comes first, so that an `init` that was interrupted can be repeated.
+    """
+    from fleet_controller.fleet_file.fleet_template import fleet_template
+
+    console.print_stderr(ensure_authority(arguments))
+    fleet_file = Path(arguments.folder) / "fleet.yaml"
+    _write_new(fleet_file, fleet_template(), arguments.force, console)
+
+
+def _write_new(path: Path, text: str, overwrite: bool, console: Console) -> None:
+    """Write a file and say so. Raises ConfigError if it exists and may not be overwritten."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("w" if overwrite else "x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError as error:
+        raise ConfigError(
+            f"{path} exists already and was kept",
+            "add --force to overwrite it, or name another folder",
+        ) from error
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write {path}: {error.strerror}", "name a folder that you may write to"
+        ) from error
+    console.print_lines([f"wrote {path}"])
 
 
 def _check_options(arguments: argparse.Namespace) -> None:
@@ -64,6 +79,11 @@ def _check_options(arguments: argparse.Namespace) -> None:
         raise ConfigError(
             "--from-command and --spec-sweep cannot be used together", "give one of them"
         )
+    if sources and arguments.with_fleet:
+        raise ConfigError(
+            "--fleet cannot be used with --from-command or --spec-sweep",
+            "run `fleetctl init --fleet` for the fleet, and init with the other option for the job",
+        )
     if "" in sources:
         raise ConfigError(
             "--from-command or --spec-sweep has an empty value",
@@ -72,5 +92,5 @@ def _check_options(arguments: argparse.Namespace) -> None:
     if not sources and (arguments.output or arguments.json):
         raise ConfigError(
             "-o and --json need --from-command or --spec-sweep",
-            "without these two options, init writes two files into a folder",
+            "without these two options, init writes job.yaml into a folder",
         )

@@ -84,7 +84,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
 
 def _find_fleet(arguments: argparse.Namespace, console: Console) -> Inventory | None:
     """Load the fleet file if there is one, so that the plan is for its hosts."""
-    path = find_fleet_file(arguments.fleet)
+    path = None if arguments.local else find_fleet_file(arguments.fleet)
     if path is None:
         return None
     console.print_stderr(f"hosts of {path}")
