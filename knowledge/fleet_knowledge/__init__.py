@@ -1,1 +1,1 @@
-"""Facts about SGLang, NCCL and hosts by version, and readers of their output (pure)."""
+"""Holds facts about SGLang, NCCL and hosts by version, and parsers of their output."""

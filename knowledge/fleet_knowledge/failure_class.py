@@ -13,10 +13,10 @@ _RETRIED = frozenset({ErrorKind.SERVER_LAUNCH, ErrorKind.SERVER_UNHEALTHY, Error
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What is known about one failure class.
+    """Describes one failure class.
 
     `avoid` is the tempting step that makes the failure worse or hides it. `source` says where the
-    class was seen: an issue, a file, a version range.
+    failure was seen: an issue, a file, a version range.
     """
 
     name: str

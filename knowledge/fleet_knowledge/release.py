@@ -14,8 +14,8 @@ _NUMBERS = re.compile(r"v?(\d+(?:\.\d+)*)(?:\.?post(\d+))?")
 class Release:
     """A version as numbers.
 
-    Reads `0.5.9`, `v0.4.6.post4-cu124` and `2.27.3+cuda12.9`; whatever follows the numbers is
-    dropped.
+    It is read from texts such as `0.5.9`, `v0.4.6.post4-cu124` and `2.27.3+cuda12.9`. The text
+    after the numbers is dropped.
     """
 
     numbers: tuple[int, ...]
@@ -41,7 +41,7 @@ class Release:
 
     @property
     def _key(self) -> tuple[tuple[int, ...], int]:
-        """Return the key for comparisons, in which `2.27` equals `2.27.0`."""
+        """Return the key for comparisons. It makes `2.27` equal to `2.27.0`."""
         significant = self.numbers
         while significant and significant[-1] == 0:
             significant = significant[:-1]
@@ -50,15 +50,17 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class VersionRange:
-    """The versions in which a fact was found to hold, both ends included. An empty text is an open
-    end.
+    """The range of versions in which a fact was found to hold, both ends included. An empty text is
+    an open end.
     """
 
     first: str = ""
     last: str = ""
 
     def contains(self, version: Release | None) -> bool:
-        """Return whether the version is in the range; an unknown version (None) counts as in it."""
+        """Return whether the version is in the range. An unknown version (None) counts as in the
+        range.
+        """
         first, last = Release.parse(self.first), Release.parse(self.last)
         return version is None or (
             (first is None or first <= version) and (last is None or version <= last)

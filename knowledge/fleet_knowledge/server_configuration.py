@@ -1,5 +1,5 @@
-"""Defines the server configuration that rules about SGLang read, and the findings that
-they return.
+"""Defines the server configuration that rules about SGLang read, and the findings that the rules
+return.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _WHOLE = re.compile(r"-?[0-9]{1,18}")
 
 @dataclass(frozen=True, slots=True)
 class ServerConfiguration:
-    """The arguments, environment and size of one server launch.
+    """Holds the arguments, environment and size of one server launch.
 
-    `args` has SGLang's own names and only arguments that were given. `gpus` is None when the launch
-    may use as many as it needs. `release` is None when the version is unknown. `concurrency` is the
-    largest number of requests that a closed loop keeps in flight; 0 means no closed loop.
+    `args` has SGLang's own names, and only arguments that were given. `gpus` is None if the launch
+    may use as many GPUs as it needs. `release` is None if the version is unknown. `concurrency` is
+    the largest number of requests that a closed loop keeps in flight; 0 means no closed loop.
     """
 
     args: Mapping[str, Any] = field(default_factory=dict)
@@ -41,11 +41,13 @@ class ServerConfiguration:
         return value if isinstance(value, int) and not isinstance(value, bool) else default
 
     def size(self, name: str) -> int:
-        """Return a parallel size; 1 if it is missing, invalid or below 1."""
+        """Return a parallel size. Return 1 if it is missing, invalid or below 1."""
         return max(self.number(name, 1) or 1, 1)
 
     def text(self, name: str) -> str:
-        """Return an argument as text; empty if it is missing, None or False."""
+        """Return an argument as text. Return an empty text if the argument is missing, None or
+        False.
+        """
         value = self.args.get(name)
         return "" if value is None or value is False else str(value)
 
@@ -60,8 +62,8 @@ class ServerConfiguration:
 
 @dataclass(frozen=True, slots=True)
 class RuleFinding:
-    """One result of a rule. `subject` names what causes it: `args.NAME`, `env.NAME`, `gpus` or
-    `concurrency`.
+    """Holds one finding of a rule. `subject` names what the finding is about: `args.NAME`,
+    `env.NAME`, `gpus` or `concurrency`.
     """
 
     code: str
@@ -72,10 +74,10 @@ class RuleFinding:
 
 
 def refusal_severity(versions: VersionRange, release: Release | None) -> str | None:
-    """Return the severity for a configuration that SGLang rejects in `versions`.
+    """Return the severity of a finding about a configuration that SGLang rejects in `versions`.
 
-    ERROR if this release rejects it, WARNING if the release is unknown and only some versions
-    reject it, None if it accepts it.
+    Return ERROR if this release or every release rejects it. Return WARNING if the release is
+    unknown and only some versions reject it. Return None if this release accepts it.
     """
     return {Certainty.YES: ERROR, Certainty.MAYBE: WARNING, Certainty.NO: None}[
         certainty_of(versions, release)
@@ -83,7 +85,7 @@ def refusal_severity(versions: VersionRange, release: Release | None) -> str | N
 
 
 def versions_suffix(versions: VersionRange, release: Release | None) -> str:
-    """Return ` (SGLang 0.5.3 - 0.5.15)` for a message if the release is unknown and the range is
-    limited, else an empty text.
+    """Return a suffix for a message, such as ` (SGLang 0.5.3 - 0.5.15)`. Return an empty text if
+    the release is known or the range includes every version.
     """
     return f" (SGLang {versions})" if release is None and versions != VersionRange() else ""

@@ -1,4 +1,6 @@
-"""Decides how certain a fact about SGLang is for one version, from the releases that were read."""
+"""Decides how certain it is that a fact about SGLang holds in one version. Only some releases were
+inspected.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ _ANY = VersionRange()
 
 
 class Certainty(IntEnum):
-    """Whether a fact holds for a server whose version may be unknown."""
+    """Says whether a fact holds for a server. MAYBE is for a version that is unknown or was not
+    inspected.
+    """
 
     NO = 0
     MAYBE = 1
@@ -20,8 +24,8 @@ class Certainty(IntEnum):
 
 
 def certainty_of(versions: VersionRange, release: Release | None) -> Certainty:
-    """Return YES if the release is in `versions` or every version is, MAYBE if the release is
-    unknown, else NO.
+    """Return YES if `versions` includes the release or includes every version. Return MAYBE if the
+    release is unknown. Otherwise return NO.
     """
     if versions == _ANY:
         return Certainty.YES
@@ -35,10 +39,10 @@ def certainty_of_presence(
 ) -> Certainty:
     """Return whether something exists in `release`, when only the releases `read` were inspected.
 
-    `first` and `last` are the oldest and newest of them that have it; an empty `last` means that
-    the newest release read still has it. For a release between one that has it and the next one
-    that lacks it, the answer is MAYBE. An unknown release (None) gives MAYBE too, unless every
-    release read has it.
+    `first` and `last` are the oldest and the newest inspected release that has it. An empty `last`
+    means that the newest inspected release still has it. For a release between one that has it and
+    the next one that lacks it, the answer is MAYBE. An unknown release (None) gives MAYBE too,
+    unless every inspected release has it.
     """
     if release is None:
         return Certainty.YES if first == str(read[0]) and not last else Certainty.MAYBE

@@ -185,8 +185,10 @@ class Api:
             exchange.send(404, dump_json({"detail": "Not Found"}))
 
     def _is_allowed(self, request: HttpRequest) -> bool:
-        """Return whether the request has the server's API key. As with SGLang, health checks and
-        metrics need none.
+        """Return whether the request carries the server's API key or needs none.
+
+        As with SGLang, health checks and metrics need no key. Without a configured key, no request
+        needs one.
         """
         key = self._setup.args["api_key"]
         if not key or request.path.startswith(("/health", "/metrics")):

@@ -102,10 +102,11 @@ def parse(argv: Sequence[str]) -> dict[str, Any]:
 
 
 def read_config(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options with those of the `--config` file, which the command line overrides.
-    Raises ValueError if the file cannot be read.
+    """Return the options of the command line together with the options of the `--config` file. If
+    both give an option, the command line wins.
 
-    The file holds a JSON object. SGLang reads any YAML.
+    The file must hold a JSON object, although SGLang reads any YAML. Raises ValueError if the file
+    cannot be read or holds anything else.
     """
     options = {name: value for name, value in given.items() if name != "config"}
     if "config" not in given:

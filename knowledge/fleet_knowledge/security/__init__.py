@@ -1,1 +1,1 @@
-"""Rates what the arguments, variables and paths of a job can do to a host."""
+"""Judges what the arguments, variables and paths of a job can do to a host."""

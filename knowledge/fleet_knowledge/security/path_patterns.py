@@ -16,7 +16,9 @@ _UP = re.compile(r"(?:^|[^A-Za-z0-9_.-])\.\.(?:$|[^A-Za-z0-9_.-])")
 
 
 def iter_texts(value: Any) -> Iterator[str]:
-    """Yield every text in a value, keys included; a text that is JSON is parsed first."""
+    """Yield every text in a value, including the keys of maps. A text that is JSON is
+    parsed first.
+    """
     if isinstance(value, Mapping):
         for key, entry in value.items():
             yield from (str(key), *iter_texts(entry))
@@ -38,9 +40,9 @@ def _parse_json(text: str) -> Any:
 
 
 def paths_in(value: Any) -> tuple[str, ...]:
-    """Return each absolute path in a value as it is written, also behind `name=`.
+    """Return each absolute path in a value as it is written, including a path behind `name=`.
 
-    A relative path stays in the server's own folder, so it is not returned.
+    A relative path is not returned, because it stays in the server's own folder.
     """
     return tuple(
         dict.fromkeys(
@@ -52,7 +54,9 @@ def paths_in(value: Any) -> tuple[str, ...]:
 
 
 def addresses_in(value: Any) -> tuple[tuple[str, str], ...]:
-    """Return (scheme, rest) of each address in a value; `file:` counts as a path."""
+    """Return (scheme, text after `://`) of each address in a value. An address with `file:` is left
+    out, since it counts as a path.
+    """
     found = (match.groups() for text in iter_texts(value) for match in _SCHEME.finditer(text))
     return tuple((scheme.lower(), rest) for scheme, rest in found if scheme.lower() != "file")
 
@@ -69,13 +73,14 @@ def _without_addresses(text: str) -> str:
 def matches_pattern(text: str, pattern: str) -> bool:
     """Return whether a glob pattern matches the whole text.
 
-    `*` and `?` stay within a folder, `**` does not; `*` alone matches anything.
+    `*` and `?` match within one folder, `**` also matches across folders. The pattern `*` alone
+    matches any text.
     """
     return _compiled(pattern).fullmatch(text) is not None
 
 
 def is_inside_pattern(path: str, pattern: str) -> bool:
-    """Return whether `path` is, or is below, a folder that the pattern matches."""
+    """Return whether the pattern matches `path` or a folder above it."""
     folder = _compiled(pattern.rstrip("/")).pattern  # empty for `/`: everything is below it
     return re.compile(f"(?:{folder})(?:/.*)?", re.DOTALL).fullmatch(path) is not None
 

@@ -1,4 +1,5 @@
-"""The arguments of SGLang's server that load code, name models, listen, connect, destroy or write.
+"""Lists the arguments of SGLang's server that load code, name models, open ports, connect to
+addresses, delete files or write files.
 
 Sources: sglang/srt/server_args.py, utils/hf_transformers_utils.py, model_loader/, managers/ and
 entrypoints/ of 0.4.1 - 0.5.23.
@@ -117,15 +118,15 @@ LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 @dataclass(frozen=True, slots=True)
 class NamedModel:
-    """A model that an argument names; `name` is without the `NAME=` of an adapter."""
+    """A model that an argument names. `name` does not include the `NAME=` before an adapter."""
 
     argument: str
     name: str
 
 
 def argument_risk(name: str, value: Any) -> str:
-    """Return what an argument makes a server do beyond serving, worded to follow its name; else an
-    empty text.
+    """Return what an argument makes a server do beyond serving, in words that follow the argument's
+    name. Return an empty text if there is no risk.
 
     Paths and models are checked elsewhere.
     """

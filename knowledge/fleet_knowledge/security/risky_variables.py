@@ -1,7 +1,7 @@
-"""The environment variables that tune a server, and those that load code, run programs or reach
-beyond it.
+"""Lists the environment variables that tune a server, and the variables that load code, run
+programs or reach beyond the server.
 
-Sources: the sources of SGLang 0.4.1 - 0.5.23, NCCL 2.18 - 2.30, PyTorch 2.4 - 2.9, Triton 3.0 -
+Sources: source code of SGLang 0.4.1 - 0.5.23, NCCL 2.18 - 2.30, PyTorch 2.4 - 2.9, Triton 3.0 -
 3.5, FlashInfer 0.2 - 0.5 and UCX 1.15 - 1.19; OpenMP 5.2, 6.4 (OMP_TOOL_LIBRARIES); CUDA's driver
 (CUDA_INJECTION64_PATH); ROCm 6 (HSA_TOOLS_LIB); NVIDIA's Container Toolkit.
 """
@@ -181,10 +181,10 @@ def is_tuning_variable(name: str, patterns: tuple[str, ...] = TUNING_FAMILIES) -
 
 
 def variable_risk(name: str, value: str) -> str:
-    """Return what a variable makes a server do beyond tuning it, worded to follow its name; else an
-    empty text.
+    """Return what a variable makes a server do beyond tuning it, in words that follow the
+    variable's name. Return an empty text if there is no risk.
 
-    Paths in its value are checked elsewhere.
+    Paths in the value are checked elsewhere.
     """
     if always := _first_match(_ALWAYS_RISKY, name):
         return always
@@ -198,8 +198,8 @@ def _first_match(table: Mapping[str, str], name: str) -> str:
 
 
 def _is_harmless(name: str, value: str) -> bool:
-    """Return whether a variable cannot load code: for example a plain number or switch of a tuning
-    family.
+    """Return whether a variable cannot load code. An example is a tuning variable with a plain
+    number or a switch as its value.
     """
     if name in _LIBRARIES_BY_NAME:
         return bool(value) and "/" not in value and not has_parent_reference(value)

@@ -1,1 +1,1 @@
-"""SGLang's arguments and variables by version, and what SGLang changes by itself."""
+"""Knows SGLang's arguments and variables by version, and what SGLang changes by itself."""

@@ -1,7 +1,7 @@
-"""The changes that SGLang makes to its own arguments without changing what a job means, with
-versions and sources.
+"""Lists changes that SGLang makes to its own arguments and that do not change what a job means.
+Each row names versions and sources.
 
-A row is about an argument that the job sets and that the server reports with another value. A
+A row describes an argument that the job sets and that the server reports with another value. A
 change without a row counts as a changed configuration.
 """
 
@@ -24,8 +24,8 @@ _EXPERT_BACKENDS = ("deepep", "mooncake", "nixl", "ascend_fuseep", "flashinfer",
 
 @dataclass(frozen=True, slots=True)
 class ArgumentChange:
-    """One argument as requested (`value`) and as reported (`shown`), with all reported
-    arguments.
+    """A difference between an argument as the job requests it (`value`) and as the server reports
+    it (`shown`). `all_shown` has all arguments that the server reports.
     """
 
     value: Any
@@ -37,8 +37,8 @@ class ArgumentChange:
 class KnownChange:
     """A change that SGLang makes by itself.
 
-    `versions`: where it was found; an open end means up to 0.5.23, the newest release read. `holds`
-    returns whether the row explains a change.
+    `versions` are the versions in which it was found. An open end means up to 0.5.23, the newest
+    release read. `holds` returns whether the row explains a given change.
     """
 
     argument: str
@@ -59,8 +59,8 @@ def find_known_change(name: str, change: ArgumentChange, version: str) -> KnownC
 
 
 def _holds(row: KnownChange, change: ArgumentChange) -> bool:
-    """Return whether the row explains the change; a value that is not the expected number is not
-    explained.
+    """Return whether the row explains the change. If the row's check fails on an unexpected value,
+    the change is not explained.
     """
     try:
         return row.holds(change)

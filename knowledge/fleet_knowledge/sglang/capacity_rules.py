@@ -1,5 +1,5 @@
-"""Checks the requested load against a server's limits: running requests, captured graphs, GPU
-memory.
+"""Checks the limits that a job sets for a server: running requests, batch sizes of CUDA graphs,
+share of GPU memory.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def _requests(config: ServerConfiguration) -> Iterator[RuleFinding]:
 
 
 def _graphs(config: ServerConfiguration) -> Iterator[RuleFinding]:
-    """Check that CUDA graphs cover the batch of each attention rank, which decodes its own share of
-    the requests.
+    """Check that CUDA graphs cover the batch of each attention rank. Each rank decodes its own
+    share of the requests.
     """
     ranks = config.size("dp_size")
     running = min(config.concurrency, config.number("max_running_requests") or config.concurrency)

@@ -1,5 +1,5 @@
-"""Resolves the configuration that a server really runs: what SGLang corrects, overwrites or sets by
-default.
+"""Finds out which configuration a server really runs, after SGLang corrected or overwrote
+settings.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _SPECULATION = (STEPS, TOPK, DRAFT_TOKENS, DRAFT)
 
 @dataclass(frozen=True, slots=True)
 class IneffectiveSetting:
-    """One setting that has no effect.
+    """A setting that has no effect.
 
-    `subject` is `args.NAME` or `env.NAME`; `why` completes the sentence `it changes nothing: …`.
+    `subject` is `args.NAME` or `env.NAME`. `why` completes the sentence `it changes nothing: …`.
     """
 
     subject: str
@@ -38,7 +38,7 @@ class IneffectiveSetting:
 
 @dataclass(frozen=True, slots=True)
 class EffectiveConfiguration:
-    """The settings that take effect, and those that do not.
+    """Holds the settings of a server that take effect, and the settings that do not.
 
     Two servers with the same `args` and `env` here run the same configuration.
     """
@@ -49,7 +49,7 @@ class EffectiveConfiguration:
 
     @property
     def identity(self) -> str:
-        """A text that is equal for servers that run the same configuration."""
+        """Return a text that is equal for servers that run the same configuration."""
         return json.dumps(
             [{name: str(value) for name, value in self.args.items()}, dict(self.env)],
             sort_keys=True,

@@ -1,5 +1,5 @@
-"""The environment variables that SGLang itself sets or overwrites, by version, and those that
-contradict arguments.
+"""Finds environment variables that SGLang itself sets or overwrites, and variables that contradict
+arguments. Both depend on the version.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ _SGLANG_PREFIXES = ("SGLANG_", "SGL_")
 class VariableChange:
     """A value that SGLang writes to a variable at its start.
 
-    `value` empty: it differs from launch to launch. `when` decides by the arguments whether SGLang
-    writes it; `why` states that condition in words, empty if there is none.
+    `value` is empty if it differs from launch to launch. `when` returns whether SGLang writes the
+    value under a given configuration. `why` states this condition in words; it is empty if there is
+    no condition.
     """
 
     variable: str
@@ -142,7 +143,7 @@ DEFAULTS_WHEN_UNSET: Mapping[str, str] = {"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_E
 class VariableOverwrite:
     """A variable of the job that SGLang overwrites.
 
-    `sure` False: only some versions do so, and the job's version is unknown.
+    `sure` is False if only some versions overwrite it and the job's version is unknown.
     """
 
     change: VariableChange
@@ -165,8 +166,8 @@ def find_overwrites(config: ServerConfiguration) -> Iterator[VariableOverwrite]:
 
 
 def _cover_every_version(rows: list[VariableChange]) -> bool:
-    """Return whether the rows together cover every version, so that the variable is overwritten in
-    any of them.
+    """Return whether the rows together cover every version, so that every version overwrites the
+    variable.
     """
     return any(not row.versions.first for row in rows) and any(
         not row.versions.last for row in rows
@@ -230,8 +231,8 @@ def _overwrite_hint(row: VariableChange) -> str:
 def _cpu_engine(config: ServerConfiguration) -> Iterator[RuleFinding]:
     """Check that `device` and SGLANG_USE_CPU_ENGINE agree.
 
-    From 0.4.7 on, utils.is_cpu chooses the CPU engine by the variable alone; `device` must agree
-    (0.5.9, 0.5.23 utils/common.py).
+    From 0.4.7 on, utils.is_cpu chooses the CPU engine by the variable alone (0.5.9, 0.5.23
+    utils/common.py).
     """
     on, device = config.env.get("SGLANG_USE_CPU_ENGINE") == "1", config.text("device")
     if on and device != "cpu":
@@ -256,9 +257,9 @@ def _cpu_engine(config: ServerConfiguration) -> Iterator[RuleFinding]:
 
 
 def _both_names(config: ServerConfiguration) -> Iterator[RuleFinding]:
-    """Check for an old SGL_ name next to its SGLANG_ name with another value.
+    """Check that an old SGL_ name and its SGLANG_ name do not have different values.
 
-    environ.py copies the old name to the new one, which wins where both are set (from 0.5.4).
+    From 0.5.4 on, environ.py copies the value of the old name to the new name.
     """
     for name in config.env:
         twin = "SGLANG_" + name.removeprefix("SGL_")

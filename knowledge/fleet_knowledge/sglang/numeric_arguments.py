@@ -1,4 +1,6 @@
-"""The options of SGLang's server that take a number, and which texts each accepts as one."""
+"""Knows the options of SGLang's server that take a number, and which texts each option accepts as a
+number.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,11 @@ WHOLE, COUNTED, NUMBER = "whole", "counted", "number"
 
 @cache
 def numeric_arguments() -> Mapping[str, str]:
-    """Return a map from SGLang's own option name to `whole`, `counted` or `number`."""
+    """Return a map from SGLang's own option name to the kind of number that the option takes.
+
+    The kinds are `whole`, `counted` (a whole number, or a number with a unit such as `k` or `Mi`)
+    and `number`.
+    """
     lines = (
         files(__package__)
         .joinpath("numeric_arguments.txt")
@@ -26,8 +32,8 @@ def numeric_arguments() -> Mapping[str, str]:
 
 
 def accepts_value(name: str, value: object) -> bool:
-    """Return whether argparse accepts the value's text; True for an option not known to take a
-    number.
+    """Return whether argparse accepts the value's text. If the option is not known to take a
+    number, every text is accepted.
     """
     kind, text = numeric_arguments().get(name), str(value)
     if kind is None:

@@ -1,4 +1,4 @@
-"""Checks SGLang's parallel sizes: how many GPUs they need and which of them can be combined, by
+"""Checks SGLang's parallel sizes: how many GPUs they need, and which sizes can be combined, by
 version.
 """
 
@@ -31,9 +31,10 @@ _SIZES = (
 
 
 def count_ranks(args: Mapping[str, Any]) -> int:
-    """Return how many processes with a GPU each the server has.
+    """Return how many processes of the server use a GPU.
 
-    That is tp_size × pp_size × the replicas of data parallelism; data-parallel attention adds none.
+    The number is tp_size × pp_size × the replicas of data parallelism. Data-parallel attention adds
+    no processes.
     """
     config = ServerConfiguration(args)
     return config.size("tp_size") * config.size("pp_size") * count_replicas(config)
@@ -57,7 +58,7 @@ def count_needed_gpus(args: Mapping[str, Any]) -> int:
 def exchanges_over_nccl(args: Mapping[str, Any]) -> bool:
     """Return whether ranks exchange tensors through NCCL.
 
-    They do if one copy of the model has several GPU ranks; replicas exchange none.
+    They do if one copy of the model runs on several GPUs. Replicas exchange no tensors.
     """
     config = ServerConfiguration(args)
     return not is_on_cpu(args) and config.size("tp_size") * config.size("pp_size") > 1

@@ -1,4 +1,4 @@
-"""The options that SGLang retired, from which version on, and what replaced them."""
+"""Lists the options that SGLang retired, the versions in which it did so, and the replacements."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from fleet_knowledge.release import VersionRange
 class RetiredArgument:
     """A retired option.
 
-    `versions` still accept it with a warning. `instead`: what to write, empty if nothing is needed.
+    `versions` are those that still accept the option with a warning. `instead` says what to write;
+    it is empty if no replacement is needed.
     """
 
     versions: VersionRange

@@ -1,4 +1,4 @@
-"""The options of SGLang's server by version: their names, kinds and defaults."""
+"""Knows the options of SGLang's server by version: their names, kinds and defaults."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ _SHORTEST_BEGINNING = 4
 
 @dataclass(frozen=True, slots=True)
 class ServerArgument:
-    """One option.
+    """Describes an option of SGLang's server.
 
-    `kind`: f flag, n flag with a `--no-` form, v one value, o none or one, m several, x changed
-    between versions. `first` and `last`: the first and last of the releases read that have it;
-    `last` is empty if the newest has it. `default`: its default if that is the same in all of them,
-    else empty.
+    `kind` is a letter: f for a flag, n for a flag with a `--no-` form, v for one value, o for no or
+    one value, m for several values, x if the kind changed between versions. `first` and `last` are
+    the first and last inspected release that has the option; `last` is empty if the newest
+    inspected release has it. `default` is the option's default if it is the same in all these
+    releases, else empty.
     """
 
     name: str
@@ -33,16 +34,16 @@ class ServerArgument:
     spellings: tuple[str, ...]
 
     def certainty_in(self, release: Release | None) -> Certainty:
-        """Return whether a version has the option."""
+        """Return how certain it is that a version has the option."""
         return certainty_of_presence(self.first, self.last, _table().read, release)
 
 
 @dataclass(frozen=True, slots=True)
 class ResolvedName:
-    """How an argument's name was read.
+    """Says which option an argument's name means.
 
-    `shortened`: it is the beginning of the option `name`. `others`: further options that begin with
-    it, in some version.
+    `shortened` says that only the beginning of the option's name was written. `others` are further
+    options that begin in the same way in some version.
     """
 
     name: str
@@ -94,18 +95,18 @@ def known_arguments() -> Mapping[str, ServerArgument]:
 
 
 def argument_aliases() -> Mapping[str, str]:
-    """Return a map from other spellings to SGLang's own name."""
+    """Return a map from each other spelling of an option to SGLang's own name."""
     return {spelling: name for spelling, name in _table().spellings.items() if spelling != name}
 
 
 def resolve_name(written: str, release: Release | None = None) -> ResolvedName:
-    """Return SGLang's own name for what was written.
+    """Return SGLang's own name for an argument's name as it was written.
 
     Dashes become underscores, another spelling becomes its option, and a unique beginning becomes
-    the whole name. argparse accepts a beginning that only one option has, so what is unique in one
-    version is ambiguous in a later one. A beginning is read as the option that it meant in the
-    given version, else in the newest version read in which it was unique and whose option still
-    exists.
+    the whole name. argparse accepts a beginning that only one option has, so a beginning that is
+    unique in one version may be ambiguous in a later version. If a version is given, it decides
+    what a beginning means. Otherwise the newest inspected version decides in which the beginning
+    was unique, provided that the option still exists.
     """
     name = written.strip().lstrip("-").replace("-", "_")
     known = _table().spellings.get(name)
@@ -129,7 +130,9 @@ def _spellings() -> Iterable[tuple[str, ServerArgument]]:
 
 
 def _option_meant(begun: set[str], release: Release | None) -> str:
-    """Return the one option that a beginning stands for; empty if no version makes it unique."""
+    """Return the one option that a beginning stands for. Return an empty text if the beginning is
+    unique in no version.
+    """
     for version in (release,) if release else reversed(_table().read):
         here = [
             name for name in begun if known_arguments()[name].certainty_in(version) == Certainty.YES

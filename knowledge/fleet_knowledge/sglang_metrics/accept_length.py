@@ -1,9 +1,10 @@
 """Computes the accept length of a time window from counters, requests, log lines or cumulative
 averages.
 
-Source: `sglang:generation_tokens_total` and `sglang:spec_verify_calls_total` (0.5.13 - 0.5.23).
-Both count when a request finishes, so a window must end after its last request. Averages and gauges
-change every `--decode-log-interval` (40) steps; /flush_cache resets the average.
+The counters are `sglang:generation_tokens_total` and `sglang:spec_verify_calls_total` (0.5.13 -
+0.5.23). Both count a request when it finishes, so a window must end after its last request.
+Averages and gauges change every `--decode-log-interval` (40) steps. /flush_cache resets the
+average.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ _ROUNDING = 0.005  # an average printed with two digits
 
 @dataclass(frozen=True, slots=True)
 class AcceptLength:
-    """The accept length of a window; `length` is None if it was not measured.
+    """Holds the accept length of a time window. `length` is None if it was not measured.
 
-    `source` names where the length is from, `reason` why there is none.
+    `source` says where the length comes from. `reason` says why it was not measured, or adds a
+    remark.
     """
 
     length: float | None = None
@@ -39,26 +41,28 @@ class AcceptLength:
 
     @property
     def text(self) -> str:
-        """Return the length for people, or `not measured`."""
+        """Return the length as a text for people, or `not measured`."""
         return "not measured" if self.length is None else f"{self.length:.3g}"
 
 
 @dataclass(frozen=True, slots=True)
 class SpeculationCounters:
-    """The counters of a server at one moment; None for a counter that the server does not have."""
+    """Holds the counters of a server at one moment. A counter is None if the server does not have
+    it.
+    """
 
     generated: float | None = None
     verified: float | None = None
 
     @classmethod
     def from_metrics(cls, text: str) -> SpeculationCounters:
-        """Read them from the text of /metrics."""
+        """Read the counters from the text of /metrics."""
         samples = read_samples(text)
         return cls(total(samples, GENERATED), total(samples, VERIFIED))
 
     @classmethod
     def from_values(cls, values: Mapping[str, object]) -> SpeculationCounters:
-        """Read them from values by metric name."""
+        """Read the counters from a map of metric names to values."""
         named = {
             canonical_metric_name(name): finite_number(value) for name, value in values.items()
         }
@@ -77,9 +81,10 @@ def finite_number(value: object) -> float | None:
 def accept_length_from_counters(
     before: SpeculationCounters, after: SpeculationCounters
 ) -> AcceptLength:
-    """Return tokens divided by verify steps between two moments.
+    """Return the accept length between two moments: generated tokens divided by verify steps.
 
-    A counter that fell means that the server restarted: then there is no length.
+    A counter that fell means that the server restarted. Then no length is returned, only the
+    reason.
     """
     if before.verified is None or after.verified is None:
         return AcceptLength(
@@ -98,9 +103,10 @@ def accept_length_from_counters(
 def accept_length_from_requests(
     requests: Iterable[tuple[float | None, float | None]],
 ) -> AcceptLength:
-    """Return the accept length of requests, each given as (completion tokens, verify steps).
+    """Return the accept length of requests. Each request is given as (completion tokens, verify
+    steps).
 
-    `meta_info` has both numbers in every version. Requests without one of them are left out.
+    `meta_info` has both numbers in every version. Requests that lack a number are left out.
     """
     counted = [(tokens, steps) for tokens, steps in requests if tokens is not None and steps]
     return _ratio(
@@ -111,10 +117,10 @@ def accept_length_from_requests(
 
 
 def accept_length_from_log(lines: Iterable[tuple[float | None, float | None]]) -> AcceptLength:
-    """Return the accept length of decode lines, each given as (accept length, verify steps behind
-    it).
+    """Return the accept length of decode lines. Each line is given as (accept length, verify steps
+    that the line covers).
 
-    The mean is weighted by the verify steps: interval × running requests.
+    The mean is weighted by the verify steps, which are interval × running requests.
     """
     weighted = [
         (length, weight)
@@ -128,9 +134,9 @@ def accept_length_from_log(lines: Iterable[tuple[float | None, float | None]]) -
 
 
 def accept_length_from_average(average: float | None) -> AcceptLength:
-    """Return the average of a server since its start or last flush.
+    """Return the accept length from a server's average since its start or last flush.
 
-    A server reports 0 before it has averaged anything: then there is no length.
+    A server reports 0 before it has averaged anything. Then no length is returned, only the reason.
     """
     value = finite_number(average)
     if value is None or value < MIN_ACCEPT_LENGTH - _ROUNDING:
@@ -145,9 +151,9 @@ def accept_length_of_last_run(
 ) -> AcceptLength:
     """Return the accept length of the last run alone.
 
-    It follows from the server's averages before and after the run, and the verify steps before and
-    in it. A result below 1 means that the average was reset in between (/flush_cache): the later
-    average then belongs to the run alone.
+    The result follows from the server's averages before and after the run, and from the verify
+    steps before and during the run. A result below 1 means that the average was reset between the
+    runs (/flush_cache). Then the later average belongs to the last run alone.
     """
     last, first = accept_length_from_average(after), accept_length_from_average(before)
     if last.length is None or verified_in_run <= 0:
@@ -168,7 +174,9 @@ def accept_length_of_last_run(
 
 
 def first_measured(*found: AcceptLength) -> AcceptLength:
-    """Return the first that was measured, else the first one with its reason."""
+    """Return the first accept length that was measured. If none was measured, return the first,
+    which has the reason.
+    """
     return next(
         (one for one in found if one.length is not None), found[0] if found else AcceptLength()
     )

@@ -1,7 +1,8 @@
-"""Converts between accept rate, which SGLang's versions define differently, and accept length.
+"""Converts between accept rate and accept length. SGLang's versions define the accept rate
+differently.
 
-Accept length is the output tokens of one verify step, including the bonus token. All versions
-define it in the same way, so it is what we store.
+Accept length is the number of output tokens of one verify step, including the bonus token. All
+versions define the accept length in the same way, so only accept lengths are stored.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ TOLERANCE = 0.02  # the log prints two digits, and a gauge may be from a slightl
 
 
 class AcceptRateDefinition(StrEnum):
-    """One definition of "accept rate"."""
+    """Names the definitions of "accept rate" that SGLang's versions use."""
 
     OF_STEPS = "of_steps"  # length / (steps + 1)
     OF_TOKENS = "of_tokens"  # length / draft tokens
@@ -26,10 +27,10 @@ class AcceptRateDefinition(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class AcceptRateRow:
-    """The versions and the place in which a definition holds.
+    """Says in which versions and in which place a definition holds.
 
-    `place` is `log`, which includes the gauge in /metrics, or `meta_info`, which is reported for
-    each request.
+    `place` is `log` or `meta_info`. The gauge in /metrics belongs to `log`. `meta_info` is reported
+    for each request.
     """
 
     versions: VersionRange
@@ -68,8 +69,8 @@ ACCEPT_RATE_DEFINITIONS = (
 
 @dataclass(frozen=True, slots=True)
 class DraftShape:
-    """The size of a server's draft; `steps` and `draft_tokens` as in its arguments, None if
-    unknown.
+    """Holds the size of a server's draft. `steps` and `draft_tokens` are the server's arguments, or
+    None if unknown.
     """
 
     steps: int | None = None
@@ -77,7 +78,7 @@ class DraftShape:
 
     @classmethod
     def from_arguments(cls, args: Mapping[str, object]) -> DraftShape:
-        """Read it from a server's resolved arguments or a job's."""
+        """Read the size from the resolved arguments of a server or the arguments of a job."""
         return cls(
             _count(args.get("speculative_num_steps")),
             _count(args.get("speculative_num_draft_tokens")),
@@ -85,8 +86,8 @@ class DraftShape:
 
     @property
     def denominators(self) -> dict[AcceptRateDefinition, tuple[int, int]]:
-        """Return for each definition (what is subtracted from the length, what the rest is divided
-        by).
+        """Return (number to subtract from the accept length, divisor of the difference) for each
+        definition of the accept rate.
         """
         found = {}
         if self.steps:  # NGRAM does not have steps
@@ -109,7 +110,7 @@ def _count(value: object) -> int | None:
 def accept_rates(
     accept_length: float | None, shape: DraftShape
 ) -> dict[AcceptRateDefinition, float]:
-    """Return the rate by each definition; empty if no length was measured."""
+    """Return the accept rate by each definition. Return an empty map if no length was measured."""
     if accept_length is None or not math.isfinite(accept_length):
         return {}
     return {name: (accept_length - less) / by for name, (less, by) in shape.denominators.items()}
@@ -118,7 +119,9 @@ def accept_rates(
 def length_from_rate(
     rate: float, definition: AcceptRateDefinition, shape: DraftShape
 ) -> float | None:
-    """Return the accept length that a rate implies, or None if the draft's size is unknown."""
+    """Return the accept length that belongs to an accept rate. Return None if the draft's size is
+    unknown.
+    """
     found = shape.denominators.get(definition)
     return rate * found[1] + found[0] if found else None
 
@@ -126,7 +129,7 @@ def length_from_rate(
 def definition_in_version(version: str, place: str = "log") -> AcceptRateDefinition | None:
     """Return what a server of this version means by "accept rate".
 
-    Return None if it reports no rate or its version cannot be parsed.
+    Return None if the server reports no rate, or if its version cannot be parsed.
     """
     release = Release.parse(version)
     if release is None:
@@ -146,7 +149,7 @@ def definitions_that_fit(
 ) -> tuple[AcceptRateDefinition, ...]:
     """Return the definitions by which the rate matches the accept length, within 0.02.
 
-    None of them means that the two are from different windows.
+    If no definition fits, the rate and the length are from different time windows.
     """
     return tuple(
         name
@@ -158,8 +161,8 @@ def definitions_that_fit(
 def is_consistent(
     rate: float, accept_length: float, shape: DraftShape, version: str, place: str = "log"
 ) -> bool | None:
-    """Return whether a server's rate and length agree by its version's definition; None if that
-    cannot be decided.
+    """Return whether a server's accept rate and accept length agree by the definition of its
+    version. Return None if the definition or the draft's size is unknown.
     """
     definition = definition_in_version(version, place)
     expected = accept_rates(accept_length, shape).get(definition) if definition else None

@@ -1,7 +1,7 @@
 """Parses the output of `bench_one_batch` and `bench_one_batch_server`, printed or as JSON lines.
 
-Formats of 0.4.1 - 0.5.23. An accept length of -1 or `n/a` means that it was not measured. The
-output of warm-ups is left out.
+It knows the formats of 0.4.1 - 0.5.23. An accept length of -1 or `n/a` means that it was not
+measured. The output of warm-ups is left out.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ _BENCHMARK = re.compile(r"^Benchmark \.\.\.", re.MULTILINE)
 
 
 def read_one_batch_results(text: str) -> tuple[dict[str, Any], ...]:
-    """Return every batch in the text, in seconds and tokens per second; empty for other text. Never
-    raises.
+    """Return the figures of every batch in the text, in seconds and tokens per second. Return an
+    empty tuple for other text. Never raises.
     """
     parts = _BENCHMARK.split("\n".join(_measured(text)), maxsplit=1)
     for source in (_json_lines, _batches, _stages, _table):
@@ -82,8 +82,8 @@ def read_one_batch_results(text: str) -> tuple[dict[str, Any], ...]:
 
 
 def _measured(text: str) -> Iterator[str]:
-    """Return the lines outside of `Warmup Begin` and `Warmup End`, without very long ones that are
-    not JSON.
+    """Yield the lines that are not between `Warmup Begin` and `Warmup End`. Very long lines are
+    left out unless they may be JSON.
     """
     warming = False
     for line in text.splitlines():
@@ -109,7 +109,7 @@ def _json_lines(text: str) -> Iterator[dict[str, Any]]:
 
 
 def _batches(text: str) -> Iterator[dict[str, Any]]:
-    """Return the blocks that begin with `batch size:`."""
+    """Yield the figures of each block of lines that begins with `batch size:`."""
     block: dict[str, Any] = {}
     for line in text.splitlines():
         labelled = _LABELLED.match(line)
@@ -124,9 +124,10 @@ def _batches(text: str) -> Iterator[dict[str, Any]]:
 
 
 def _stages(text: str) -> Iterator[dict[str, Any]]:
-    """Return the batches that `bench_one_batch` printed.
+    """Yield the figures of each batch that `bench_one_batch` printed.
 
-    A batch has a line for prefill, one for the median of decode, and ends with one for `Total.`.
+    A batch has a line for prefill, a line for the median of decode, and a last line that begins
+    with `Total.`.
     """
     batch: dict[str, Any] = {}
     for line in text.splitlines():
@@ -145,8 +146,8 @@ def _stages(text: str) -> Iterator[dict[str, Any]]:
 
 
 def _table(text: str) -> Iterator[dict[str, Any]]:
-    """Return the rows of the summary table at the end, in case the rest of the output is
-    missing.
+    """Yield the rows of the summary table at the end, for an output that has lost the lines before
+    it.
     """
     heads: list[str] = []
     for line in text.splitlines():
@@ -160,7 +161,9 @@ def _table(text: str) -> Iterator[dict[str, Any]]:
 
 
 def _clean(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Return whole numbers as integers, and None for an accept length that was not measured."""
+    """Return the batch with counts as integers, and with None for an accept length that was not
+    measured.
+    """
     found = {
         name: round(value) if name in _WHOLE and finite_number(value) is not None else value
         for name, value in batch.items()

@@ -1,7 +1,7 @@
-"""Parses summaries of `bench_serving`, printed or as JSON lines, and judges whether their numbers
-may be compared.
+"""Parses summaries of `bench_serving`, printed or as JSON lines. Judges which of their numbers may
+be compared.
 
-Labels as printed by 0.4.1 - 0.5.23 (`sglang.bench_serving`, later `sglang.benchmark.serving`),
+It knows the labels of 0.4.1 - 0.5.23 (`sglang.bench_serving`, later `sglang.benchmark.serving`),
 including the old typo `reqeuest`.
 """
 
@@ -101,11 +101,11 @@ NOT_STREAMED_HINT = (
 
 @dataclass(frozen=True, slots=True)
 class ServingSummary:
-    """One summary.
+    """Holds one summary of `bench_serving`.
 
-    `figures` has what was printed: tokens per second, seconds, or milliseconds where the name ends
-    in `_ms`. `status` is ok, partial (requests are missing), failed (no request was answered) or
-    invalid_latency. `invalid` lists the latencies that must not be shown.
+    `figures` has the printed values, in tokens per second or seconds, or in milliseconds if the
+    name ends in `_ms`. `status` is ok, partial (requests are missing), failed (no request was
+    answered) or invalid_latency. `invalid` lists the kinds of latency that must not be shown.
     """
 
     figures: Mapping[str, Any] = field(default_factory=dict)
@@ -118,7 +118,7 @@ class ServingSummary:
     warnings: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return the summary for `fleetctl diagnose`."""
+        """Return the summary as `fleetctl diagnose` shows it."""
         return {
             "figures": dict(self.figures),
             "requested": self.requested,
@@ -132,10 +132,11 @@ class ServingSummary:
 
 
 def read_serving_summaries(text: str, requested: int | None = None) -> tuple[ServingSummary, ...]:
-    """Return every summary in the output of bench_serving; empty for other text. Never raises.
+    """Return every summary in the output of bench_serving. Return an empty tuple for other text.
+    Never raises.
 
-    `requested` is the number of prompts, if the caller knows it; else `num_prompts=` or the
-    progress bar provides it.
+    `requested` is the number of prompts, if the caller knows it. Otherwise the number is read from
+    `num_prompts=` or from the progress bar.
     """
     from_json = [judge_summary(figures, requested or count) for figures, count in _json_lines(text)]
     if from_json:
@@ -160,9 +161,10 @@ def read_serving_summaries(text: str, requested: int | None = None) -> tuple[Ser
 def judge_summary(
     figures: Mapping[str, Any], requested: int | None = None, *, streamed: bool = True
 ) -> ServingSummary:
-    """Return the summary with what is valid in it.
+    """Return a summary of the figures that says which of them are valid.
 
-    `partial` takes precedence over `invalid_latency`, and `failed` over both.
+    The status `partial` takes precedence over `invalid_latency`. The status `failed` takes
+    precedence over both.
     """
     completed, lost = figures.get("completed"), figures.get("failed")
     if requested is None and isinstance(completed, int) and isinstance(lost, int):
@@ -198,7 +200,7 @@ def judge_summary(
 
 
 def _has_placeholder_zero(figures: Mapping[str, Any]) -> bool:
-    """Return whether a latency or token count is 0 although there was output."""
+    """Return whether a latency or token count is 0 although the server produced output."""
     output = figures.get("total_output_tokens")
     if output is None:
         output = figures.get("completed", 1)
@@ -243,7 +245,9 @@ def _has_kind(figures: Mapping[str, Any], kind: str) -> bool:
 
 
 def _figures(block: str) -> dict[str, Any]:
-    """Return the values of the labelled lines of a block; the first line of a label counts."""
+    """Return the values of the labelled lines in a block. If a label occurs twice, the first line
+    counts.
+    """
     found: dict[str, Any] = {}
     for line in block.splitlines():
         labelled = _LABELLED.fullmatch(line.strip()) if len(line) < _LINE_LIMIT else None
@@ -261,7 +265,7 @@ def _name(label: str) -> str:
 
 
 def _value(name: str, text: str) -> Any:
-    """Return a number, or None for `not set`.
+    """Return a printed value as a number, or None for a text such as `not set`.
 
     An infinite request rate stays the word `inf`, so that the result can be written as JSON.
     """
@@ -277,7 +281,7 @@ def _value(name: str, text: str) -> Any:
 
 
 def _requested_prompts(text: str) -> int | None:
-    """Return `num_prompts=` of the arguments, else the length of the last progress bar."""
+    """Return `num_prompts=` of the arguments, or else the total of the last progress bar."""
     found = list(_REQUESTED.finditer(text))
     named = [int(match[1]) for match in found if match[1]]
     if named:
@@ -326,10 +330,10 @@ def _plain(value: Any) -> Any:
 
 
 def _requested_in_record(record: Mapping[str, Any]) -> int | None:
-    """Return the number of requests in a JSON record.
+    """Return how many requests a JSON record is about, or None if it does not say so.
 
-    With --output-details each request has an entry, including failed ones; some versions write the
-    number itself.
+    With --output-details the record has an entry for each request, including failed requests. Some
+    versions write the number itself.
     """
     for name in ("input_lens", "errors", "ttfts"):
         if isinstance(record.get(name), Sequence) and not isinstance(record[name], str):

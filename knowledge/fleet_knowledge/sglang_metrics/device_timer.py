@@ -1,9 +1,10 @@
-"""Splits a speculation cycle into draft and verify time, from the device-timer counters of
-/metrics.
+"""Splits the time of a speculation cycle into drafting and verifying. The times come from the
+device-timer counters of /metrics.
 
-They need --enable-metrics and SGLANG_ENABLE_METRICS_DEVICE_TIMER=1: `gpu_execution_seconds_total`
-(0.5.7 - 0.5.10), then `forward_execution_seconds_total` (from 0.5.11), by `category`. Up to 0.5.10
-the category describes the whole batch, so a split is impossible.
+The counters need --enable-metrics and SGLANG_ENABLE_METRICS_DEVICE_TIMER=1. They are called
+`gpu_execution_seconds_total` in 0.5.7 - 0.5.10 and `forward_execution_seconds_total` from 0.5.11
+on. Their label `category` says what the time was spent on. Up to 0.5.10 the category describes the
+whole batch, so a split is impossible.
 """
 
 from __future__ import annotations
@@ -26,19 +27,23 @@ _EXTEND = frozenset({"eagle_draft_extend", "draft_extend", "draft_extend_v2"})
 
 @dataclass(frozen=True, slots=True)
 class DeviceTimes:
-    """GPU seconds by category, and decode batches, since the start of the server."""
+    """Holds the GPU seconds of each category and the number of decode batches since the server's
+    start.
+    """
 
     seconds: Mapping[str, float] = field(default_factory=dict)
     decode_batches: float | None = None
 
     @classmethod
     def from_metrics(cls, text: str) -> DeviceTimes:
-        """Read them from the text of /metrics; empty without the counters."""
+        """Read the times from the text of /metrics. The result is empty if the text lacks the
+        counters.
+        """
         return cls.from_samples(read_samples(text))
 
     @classmethod
     def from_samples(cls, samples: tuple[MetricSample, ...]) -> DeviceTimes:
-        """Read them from parsed samples."""
+        """Read the times from parsed samples of /metrics."""
         seconds = next(
             (found for name in TIME_COUNTERS if (found := per_label(samples, name, "category"))), {}
         )
@@ -53,8 +58,8 @@ class DeviceTimes:
 
 @dataclass(frozen=True, slots=True)
 class SpeculationCycle:
-    """The mean GPU seconds of one speculation cycle of a batch: drafting, extending the draft,
-    verifying.
+    """Holds the mean GPU seconds of one speculation cycle of a batch: for drafting, for extending
+    the draft and for verifying.
     """
 
     draft_s: float
@@ -64,7 +69,7 @@ class SpeculationCycle:
 
     @property
     def verify_share(self) -> float:
-        """Return the share of verifying in the cycle's GPU time."""
+        """Return the share of verifying in the GPU time of the cycle."""
         whole = self.draft_s + self.extend_s + self.verify_s
         return self.verify_s / whole if whole else 0.0
 
@@ -74,9 +79,10 @@ def mean_cycle(
 ) -> SpeculationCycle | None:
     """Return the mean cycle between two moments.
 
-    `cycles` is the number of verify steps, for a server without a batch counter that ran one
-    request at a time. Return None without the counters, without a split, if a counter fell (the
-    server restarted) or if the number of cycles is unknown.
+    `cycles` is the number of verify steps. It is used for a server without a batch counter that ran
+    one request at a time. Return None if the counters are missing, if they do not show the time of
+    verifying, if a counter fell because the server restarted, or if the number of cycles is
+    unknown.
     """
     grown = {
         category: value - before.seconds.get(category, 0.0)

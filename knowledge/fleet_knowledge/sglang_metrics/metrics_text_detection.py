@@ -1,4 +1,6 @@
-"""Recognises /metrics, server information and benchmark output, and returns what is in the text."""
+"""Recognises /metrics, server information and benchmark output, and reads the figures in
+the text.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ _MOST_SAMPLES = 500
 
 
 def recognise_metrics_text(text: str) -> Mapping[str, Any] | None:
-    """Return what `fleetctl diagnose` shows of such a text, with `kind`; None for any other text.
+    """Return what `fleetctl diagnose` shows for a text with metrics, server information or
+    benchmark output. `kind` says what the text is. Return None for any other text.
 
     Never raises.
     """
@@ -36,7 +39,9 @@ def recognise_metrics_text(text: str) -> Mapping[str, Any] | None:
 
 
 def accept_length_between(before: str, after: str) -> Mapping[str, Any]:
-    """Return the accept length between two texts of /metrics."""
+    """Return the accept length between two moments. `before` and `after` are the texts of
+    /metrics.
+    """
     accepted = accept_length.accept_length_from_counters(
         accept_length.SpeculationCounters.from_metrics(before),
         accept_length.SpeculationCounters.from_metrics(after),
@@ -77,12 +82,12 @@ def _metrics(text: str) -> Mapping[str, Any] | None:
 
 
 def _share(value: float | None) -> float | None:
-    """Return a share between 0 and 1; servers of 2024 wrote the hit rate in percent."""
+    """Return a share as a number between 0 and 1. Servers of 2024 wrote the hit rate in percent."""
     return value / 100 if value is not None and value > 1 else value
 
 
 def _samples_json(samples: Sequence[prometheus_text.MetricSample]) -> list[list[Any]]:
-    """Return [name, labels, value] of each series except histogram buckets, at most 500.
+    """Return [name, labels, value] of at most 500 series. Histogram buckets are left out.
 
     A value that is not a finite number is null.
     """
@@ -118,7 +123,8 @@ def _server_info_json(found: server_info.ServerInfo) -> dict[str, Any]:
 def _gathered_answers(text: str) -> Mapping[str, Any] | None:
     """Return what a JSON document with several answers contains.
 
-    It may hold endpoints with their answers, counters before and after, or rates of runs.
+    The document may hold endpoints with their answers, counters before and after a run, or the
+    rates of several runs.
     """
     document = server_info.read_json_object(text)
     if document is None:
@@ -149,7 +155,8 @@ def _gathered_answers(text: str) -> Mapping[str, Any] | None:
 
 
 def _averages(document: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the accept length of the last run alone.
+    """Return the accept length of the last run alone. Return None if the document does not contain
+    it.
 
     The document has the server's average after each run (`after_RUN`) and the verify steps of each
     run (`verify_ct`).

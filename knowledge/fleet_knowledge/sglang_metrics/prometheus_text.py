@@ -1,7 +1,7 @@
-"""Parses the /metrics text of any SGLang version, and combines series that are one figure.
+"""Parses the /metrics text of any SGLang version, and combines the series that form one figure.
 
-The labels grew over time: `name` (2024), `model_name`, then `engine_type`, `tp_rank`, `pp_rank`,
-`moe_ep_rank` and `dp_rank`. None of them is required.
+SGLang added labels over time: `name` (2024), `model_name`, then `engine_type`, `tp_rank`,
+`pp_rank`, `moe_ep_rank` and `dp_rank`. No label is required.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PREFIX = "sglang:"
 
 @dataclass(frozen=True, slots=True)
 class MetricSample:
-    """One series. `name` has SGLang's colon, also if an exporter replaced it."""
+    """Holds one series. `name` has SGLang's colon, even if an exporter replaced it."""
 
     name: str
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -64,8 +64,8 @@ def _sample(line: str) -> MetricSample | None:
 
 
 def _labels(line: str, at: int) -> tuple[dict[str, str], int]:
-    """Return the labels from offset `at` on and the offset of the value; -1 if the labels do not
-    end.
+    """Return (labels, offset of the value) for labels that begin at offset `at`. The offset is -1
+    if the labels do not end.
     """
     if not line.startswith("{", at):
         return {}, at
@@ -80,26 +80,26 @@ def _labels(line: str, at: int) -> tuple[dict[str, str], int]:
 
 
 def canonical_metric_name(name: str) -> str:
-    """Return the name with a colon: some exporters write `sglang_gen_throughput`."""
+    """Return the name with SGLang's colon. Some exporters write `sglang_gen_throughput` instead."""
     return PREFIX + name.removeprefix("sglang_") if name.startswith("sglang_") else name
 
 
 def total(
     samples: Iterable[MetricSample], name: str, where: Mapping[str, str] | None = None
 ) -> float | None:
-    """Return the sum of a metric over the server, or None if it has no number.
+    """Return the sum of a metric over the server, or None if no series has a number.
 
-    Copies of replicating ranks count once; data-parallel ranks, `is_streaming` and categories are
-    added up.
+    Copies that replicating ranks report count once. Data-parallel ranks, `is_streaming` and
+    categories are added up.
     """
     figures = _distinct_series(samples, name, where or {})
     return math.fsum(figures.values()) if figures else None
 
 
 def mean(samples: Iterable[MetricSample], name: str) -> float | None:
-    """Return the mean of a metric over the data-parallel ranks, or None without a number.
+    """Return the mean of a metric over the data-parallel ranks, or None if no series has a number.
 
-    For shares and lengths, which cannot be added up.
+    It is meant for shares and lengths, which cannot be added up.
     """
     figures = _distinct_series(samples, name, {})
     return math.fsum(figures.values()) / len(figures) if figures else None
@@ -117,11 +117,10 @@ def per_label(samples: Iterable[MetricSample], name: str, label: str) -> dict[st
 def _distinct_series(
     samples: Iterable[MetricSample], name: str, where: Mapping[str, str]
 ) -> dict[tuple[tuple[str, str], ...], float]:
-    """Return one number for each set of labels, without the labels of replicating ranks.
+    """Return one number for each set of labels, ignoring the labels of replicating ranks.
 
-    Of several copies the largest counts, which is the newest copy of a counter. One server writes
-    one set of label names; if a text has several generations of them, the one with the most names
-    counts.
+    Of several copies, the largest counts, which is the newest copy of a counter. One server writes
+    one set of label names. If a text has several sets, the set with the most names counts.
     """
     figures: dict[tuple[tuple[str, str], ...], float] = {}
     for sample in samples:

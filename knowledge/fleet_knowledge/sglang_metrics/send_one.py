@@ -1,4 +1,6 @@
-"""Parses the output of `sglang.test.send_one`: lines (0.4.2 - 0.5.3) or a table (from 0.5.4 on)."""
+"""Parses the output of `sglang.test.send_one`, which prints lines (0.4.2 - 0.5.3) or a table (from
+0.5.4 on).
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ NO_SPECULATION = "1.00 is also printed for a server without speculation: check t
 
 @dataclass(frozen=True, slots=True)
 class SendOneResult:
-    """One request, in tokens per second and seconds; None for what was not printed."""
+    """Holds the result of one request, in seconds and tokens per second. A value is None if it was
+    not printed.
+    """
 
     accept_len: float | None = None
     tok_s: float | None = None
@@ -46,7 +50,7 @@ class SendOneResult:
 
 
 def read_send_one_results(text: str) -> tuple[SendOneResult, ...]:
-    """Return every result in the text; empty for other text. Never raises."""
+    """Return every result in the text. Return an empty tuple for other text. Never raises."""
     return (*_pairs(text), *_tables(text))
 
 

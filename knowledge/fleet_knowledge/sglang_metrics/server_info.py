@@ -26,7 +26,9 @@ ENABLE_METRICS_HINT = "add --enable-metrics to every job: without it /metrics is
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """What one server reported, in tokens per second; None for what it did not report."""
+    """Holds what one server reported. The rate is in tokens per second. A value is None if the
+    server did not report it.
+    """
 
     version: str = ""
     gen_throughput: float | None = None
@@ -46,10 +48,9 @@ def read_json_object(text: str) -> Mapping[str, Any] | None:
 
 
 def parse_server_info(info: Mapping[str, Any], source: str = "") -> ServerInfo:
-    """Return the figures of an answer.
+    """Return what a server reports in an answer.
 
-    For a router's `{"prefill": […], "decode": […]}` these are the figures of its first decode
-    server.
+    An answer `{"prefill": […], "decode": […]}` is a router's. Then the first decode server counts.
     """
     behind = _first_object(info.get("decode"))
     if behind is not None:
@@ -78,9 +79,10 @@ def parse_server_info(info: Mapping[str, Any], source: str = "") -> ServerInfo:
 
 
 def first_answer(answers: Mapping[str, Any]) -> ServerInfo | None:
-    """Return the figures of the first endpoint that answered with an object, newest endpoint first.
+    """Return what the newest endpoint reports that answered with an object. Return None if none
+    did.
 
-    Keys are paths, with or without `GET `.
+    The keys of `answers` are paths, with or without `GET `.
     """
     by_path = {path.split()[-1]: answer for path, answer in answers.items() if path.strip()}
     for path in SERVER_INFO_PATHS:
@@ -93,13 +95,13 @@ def first_answer(answers: Mapping[str, Any]) -> ServerInfo | None:
 
 
 def server_arguments_in(info: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the server arguments in an answer; some versions nest them under `server_args`."""
+    """Return the server arguments in an answer. Some versions nest them under `server_args`."""
     nested = info.get("server_args")
     return {**nested, **info} if isinstance(nested, Mapping) else info
 
 
 def is_server_info(info: Mapping[str, Any]) -> bool:
-    """Return whether this is an answer of /server_info, from a server or a router."""
+    """Return whether an object is an answer of /server_info, from a server or a router."""
     if (
         _first_object(info.get("decode")) is not None
         or _first_object(info.get("prefill")) is not None
@@ -113,9 +115,10 @@ def is_server_info(info: Mapping[str, Any]) -> bool:
 
 
 def _states(info: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Return the state of each data-parallel rank.
+    """Yield the state of each data-parallel rank.
 
-    Some versions have an object instead of the list; the oldest have the fields at the top level.
+    Some versions report one object instead of a list. The oldest versions have the fields at the
+    top level of the answer.
     """
     states = info.get("internal_states", info)
     if isinstance(states, Mapping):
@@ -125,9 +128,9 @@ def _states(info: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def _mean_accept_length(states: Sequence[Mapping[str, Any]]) -> AcceptLength:
-    """Return the mean over the ranks that have averaged anything.
+    """Return the mean accept length over the ranks that have averaged anything.
 
-    It is not weighted: the answer does not say how many steps are behind each average.
+    The mean is not weighted, because the answer does not say how many steps each average covers.
     """
     averages = [
         accept_length_from_average(finite_number(state.get("avg_spec_accept_length")))

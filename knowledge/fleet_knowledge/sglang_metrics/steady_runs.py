@@ -1,5 +1,5 @@
-"""Selects the steady runs of several runs on one server, and gives a reason for each run that is
-dropped.
+"""Selects the steady runs among several runs on one server. States a reason for each
+dropped run.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ _JIT = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class SteadyRuns:
-    """The runs that count, by their number from 1.
+    """Lists the steady runs by their number, counted from 1.
 
-    `value` is their median. `dropped` maps the number of each other run to the reason.
+    `value` is the median rate of the steady runs. `dropped` maps the number of each other run to
+    the reason why it does not count.
     """
 
     steady: tuple[int, ...] = ()
@@ -45,9 +46,9 @@ def select_steady_runs(
 ) -> SteadyRuns:
     """Return the last runs that agree within 5 %, at least three.
 
-    `values` are rates in order, None for a failed run. `jit` maps runs to the log line of a kernel
-    compilation in them. Without three such runs at the end there is no value, and `needs_more` is
-    set.
+    `values` are the rates of all runs in order, with None for a failed run. `jit` maps the number
+    of a run to the log line of a kernel compilation during the run. If the last three usable runs
+    do not agree, there is no value, and `needs_more` is set.
     """
     lines = jit or {}
     usable = [

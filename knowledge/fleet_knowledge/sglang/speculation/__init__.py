@@ -1,1 +1,1 @@
-"""The rules of speculative decoding in SGLang."""
+"""Knows the rules of speculative decoding in SGLang."""

@@ -1,5 +1,5 @@
-"""SGLang's speculative algorithms, and the models that have draft layers of their own, by
-version.
+"""Lists SGLang's speculative algorithms by version, and the models that have draft layers of their
+own.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ EAGLE_LIKE = frozenset({"EAGLE", "EAGLE3", "STANDALONE"})
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    """One speculative algorithm; `versions` begin after the last release read that lacks it.
+    """Describes a speculative algorithm. `versions` begin after the last inspected release without
+    it.
 
-    `draft`: `needed`, `own` (needed unless the model has draft layers of its own), `bundled` or
-    `none`. `refuses_dp_attention` and `refuses_pp`: the versions in which the combination stops the
-    launch, None if it never does. `forces_one`: steps and topk are set to 1.
+    `draft` says whether a draft model must be given: `needed`, `own` (needed unless the model has
+    draft layers of its own), `bundled` (needed unless the checkpoint contains a draft) or `none`.
+    `refuses_dp_attention` and `refuses_pp` are the versions in which the combination stops the
+    launch; None means that it never does. `forces_one` says that SGLang sets steps and topk to 1.
     """
 
     name: str
@@ -102,9 +104,10 @@ ALGORITHMS: Mapping[str, Algorithm] = {
 
 @dataclass(frozen=True, slots=True)
 class OwnLayers:
-    """Models whose checkpoint contains draft layers (MTP, NextN).
+    """Describes models with draft layers in their checkpoint (MTP, NextN).
 
-    `name` matches their names; `versions` use the layers without a draft path.
+    `name` is a pattern that matches the models' names. `versions` are the SGLang versions that use
+    these layers if no draft path is given.
     """
 
     name: re.Pattern[str]
@@ -173,8 +176,8 @@ def find_own_layers(model_path: str) -> OwnLayers | None:
 
 
 def model_family(model_path: str) -> str:
-    """Return the architecture that a model's name implies, for SGLang's automatic sizes; empty if
-    unknown.
+    """Return the architecture that a model's name implies; empty if unknown. SGLang's automatic
+    draft sizes depend on it.
     """
     own = find_own_layers(model_path)
     return (
@@ -189,15 +192,16 @@ _EAGLE1_NAME = re.compile(r"eagle2?(?![a-z0-9]|[-_ ]?3(?![0-9]))", re.I)
 
 
 def names_eagle3(path: str) -> bool:
-    """Return whether the last two parts of a draft's path contain EAGLE-3, as for all published
-    EAGLE-3 drafts.
+    """Return whether the last two parts of a draft's path contain EAGLE-3. The paths of all
+    published EAGLE-3 drafts do.
     """
     return bool(_EAGLE3_NAME.search(_tail(path)))
 
 
 def names_older_eagle(path: str) -> bool:
-    """Return whether the last part of a draft's path contains EAGLE or EAGLE-2, and no part
-    EAGLE-3.
+    """Return whether a draft's path names EAGLE or EAGLE-2.
+
+    The last part of the path must name it, and neither of the last two parts may contain EAGLE-3.
     """
     return not names_eagle3(path) and bool(_EAGLE1_NAME.search(path.rstrip("/").rsplit("/", 1)[-1]))
 
@@ -207,11 +211,11 @@ def _tail(path: str) -> str:
 
 
 def is_eagle3_config(config: Mapping[str, object]) -> bool:
-    """Return whether a config.json is that of an EAGLE-3 draft.
+    """Return whether a config.json belongs to an EAGLE-3 draft.
 
-    It is if its architecture is one, or if it names hidden-state layers. Source: llama_eagle3.py
-    and the published drafts (SpecForge, AngelSlim, lmsys): `LlamaForCausalLMEagle3`,
-    `eagle_config.eagle_aux_hidden_state_layer_ids`.
+    It does if its architecture is `LlamaForCausalLMEagle3` or similar, or if it has
+    `eagle_config.eagle_aux_hidden_state_layer_ids`. Source: llama_eagle3.py and the published
+    drafts (SpecForge, AngelSlim, lmsys).
     """
     architectures = config.get("architectures")
     if isinstance(architectures, list) and any(

@@ -1,4 +1,6 @@
-"""Checks the draft model: whether the algorithm needs one, and whether the given one fits."""
+"""Checks the draft model: whether the algorithm needs a draft model, and whether the given model
+fits.
+"""
 
 from __future__ import annotations
 

@@ -78,10 +78,10 @@ def _adjusted(
 def _overflow(
     config: ServerConfiguration, speculation: ResolvedSpeculation
 ) -> Iterator[RuleFinding]:
-    """Check that the tree holds the draft tokens.
+    """Check that the tree can supply the draft tokens.
 
-    organize_draft_results selects the best draft_tokens - 1 of the tree with torch.topk, which
-    fails if there are fewer.
+    organize_draft_results selects the best draft_tokens - 1 tokens of the tree with torch.topk,
+    which fails if the tree has fewer.
     """
     steps, topk, tokens = speculation.steps, speculation.topk, speculation.draft_tokens
     if speculation.algorithm not in EAGLE_LIKE or steps is None or topk is None or tokens is None:
@@ -161,8 +161,10 @@ def _pages(config: ServerConfiguration, speculation: ResolvedSpeculation) -> Ite
 def _capable_backends(
     config: ServerConfiguration, algorithm: str
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the backends that certainly can, and those that can in some version that may be the
-    job's.
+    """Return (attention backends that surely can draft a tree over pages of several tokens,
+    attention backends that can in some version).
+
+    Only versions that the job may run count.
     """
     if algorithm == "NGRAM":
         return ("flashinfer",), ("flashinfer",)
@@ -198,7 +200,7 @@ def _trtllm(config: ServerConfiguration, speculation: ResolvedSpeculation) -> It
 def _on_cpu(config: ServerConfiguration, speculation: ResolvedSpeculation) -> Iterator[RuleFinding]:
     """Check that the algorithm runs on a CPU.
 
-    Up to 0.5.15, NGRAM was for CUDA only; DFLASH, DSPARK and UNO still need an accelerator
+    Up to 0.5.15, NGRAM was for CUDA only. DFLASH, DSPARK and UNO still need an accelerator
     (speculative_hook.py).
     """
     if config.text("device") != "cpu" or speculation.algorithm not in (

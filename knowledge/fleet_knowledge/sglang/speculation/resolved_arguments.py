@@ -1,4 +1,6 @@
-"""Resolves speculation arguments as SGLang does: its own defaults and corrections, by version."""
+"""Resolves speculation arguments as SGLang does, with its own defaults and corrections by
+version.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ _LARGE_FAMILIES = frozenset({"LlamaForCausalLM", "Grok1ForCausalLM"})
 
 @dataclass(frozen=True, slots=True)
 class Adjustment:
-    """One argument that the server changes by itself. `asked` None: the job does not set it."""
+    """An argument that the server changes by itself. `asked` is None if the job does not set it."""
 
     argument: str
     asked: int | None
@@ -44,9 +46,9 @@ class Adjustment:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedSpeculation:
-    """Speculation as the server runs it; `algorithm` is empty without speculation.
+    """Holds speculation as the server runs it. `algorithm` is empty without speculation.
 
-    None means that the value is unknown, or that the server rejects the arguments.
+    A size is None if it is unknown, or if the server rejects the arguments.
     """
 
     algorithm: str = ""
@@ -57,8 +59,8 @@ class ResolvedSpeculation:
 
     @property
     def max_accept_length(self) -> int | None:
-        """The most tokens that one verification can yield, the bonus token included; None if
-        unknown.
+        """Return the maximum number of tokens that one verify step can yield, including the bonus
+        token. Return None if it is unknown.
         """
         if self.algorithm not in EAGLE_LIKE:
             return self.draft_tokens
@@ -70,7 +72,7 @@ class ResolvedSpeculation:
 
 
 def canonical_algorithm(algorithm: str) -> str:
-    """Return the algorithm's own name: in upper case, EAGLE for NEXTN."""
+    """Return the algorithm's own name in upper case. NEXTN is another name of EAGLE."""
     name = algorithm.strip().upper()
     return ALIASES.get(name, name)
 
@@ -123,8 +125,8 @@ def _topk_with_pages(
 ) -> tuple[int | None, tuple[Adjustment, ...]]:
     """Return topk and its adjustment.
 
-    In 0.4.4 - 0.4.8, a page of more than one token set topk to 1; later versions reject it
-    (0.4.6.post5 server_args.py).
+    In 0.4.4 - 0.4.8, SGLang sets topk to 1 if a page has more than one token. Later versions reject
+    this combination (0.4.6.post5 server_args.py).
     """
     if (
         config.release
@@ -150,9 +152,9 @@ def automatic_sizes(name: str, config: ServerConfiguration) -> tuple[int, int, i
 
 
 def request_cap(config: ServerConfiguration) -> int | None:
-    """Return how many requests run at once at most because of speculation.
+    """Return the maximum number of requests that speculation lets run at once.
 
-    None if the job sets `max_running_requests`, or if nothing caps them.
+    Return None if the job sets `max_running_requests`, or if speculation sets no maximum.
     """
     algorithm = ALGORITHMS.get(canonical_algorithm(config.text(ALGORITHM)))
     if (

@@ -107,7 +107,7 @@ def _unknown_algorithm(
 def _deepseek_v4(
     config: ServerConfiguration, speculation: ResolvedSpeculation
 ) -> Iterator[RuleFinding]:
-    """Check the algorithm of a DeepSeek V4.
+    """Check the algorithm of a DeepSeek V4 model.
 
     deepseek_v4_hook.py compares the name as it is written, before NEXTN becomes EAGLE (0.5.12 -
     0.5.23).

@@ -1,5 +1,5 @@
-"""Parses the sweep notation `bs,steps,topk,draft`: what each entry launches, and which entry
-repeats another.
+"""Parses the sweep notation `bs,steps,topk,draft`. Finds what each entry launches, and which entry
+repeats an earlier entry.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _FORM = (
 
 @dataclass(frozen=True, slots=True)
 class SweepPoint:
-    """One entry as the server runs it. `batch`: the client's concurrency; `steps` 0: without
-    speculation.
+    """One entry of a sweep, as the server runs it. `batch` is the client's concurrency. `steps` is
+    0 without speculation.
 
-    `adjusted_from`: the requested draft tokens, if the server uses another number. `duplicate_of`:
-    the index (from 0) of the entry that this one repeats. `verdict` starts with `warn:` or
-    `error:`; it is empty if there is no finding.
+    `adjusted_from` is the requested number of draft tokens if the server uses another number.
+    `duplicate_of` is the index (from 0) of the entry that this entry repeats. `verdict` is a
+    warning that starts with `warn:`, an error that starts with `error:`, or empty.
     """
 
     text: str
@@ -39,23 +39,24 @@ class SweepPoint:
 
     @property
     def speculates(self) -> bool:
-        """Whether the entry uses speculation."""
+        """Return whether the entry uses speculation."""
         return self.steps > 0
 
     @property
     def launch_key(self) -> tuple[int, int, int]:
-        """What needs a launch of its own; the batch size does not, since only the client
-        uses it.
+        """Return the settings that decide whether two entries need separate launches.
+
+        The batch size is not among them, since only the client uses it.
         """
         return self.steps, self.topk, self.draft_tokens
 
     @property
     def is_invalid(self) -> bool:
-        """Whether the entry cannot be launched."""
+        """Return whether the entry cannot be launched."""
         return self.verdict.startswith("error:")
 
     def to_json(self) -> dict[str, Any]:
-        """Return the point with the keys of the notation; keys that do not apply are left out."""
+        """Return the point with the keys of the notation. Keys that do not apply are left out."""
         if self.is_invalid:
             return {"text": self.text, "verdict": self.verdict}
         shape = (
@@ -76,10 +77,10 @@ class SweepPoint:
 
 
 def expand_sweep(entries: Iterable[str]) -> tuple[SweepPoint, ...]:
-    """Return one point for each entry, in order.
+    """Return one point for each entry of a sweep, in order.
 
-    At topk 1 SGLang itself sets the draft tokens to steps + 1, so entries that differ only there
-    are the same.
+    At topk 1 SGLang itself sets the draft tokens to steps + 1. So entries that differ only in draft
+    tokens are the same there.
     """
     points: list[SweepPoint] = []
     for entry in entries:
@@ -106,7 +107,7 @@ def distinct_servers(points: Sequence[SweepPoint]) -> tuple[SweepPoint, ...]:
 
 
 def split_entries(text: str) -> tuple[str, ...]:
-    """Split a text into entries: the quoted parts, else the parts between blanks or semicolons.
+    """Split a text into entries: its quoted parts, or else the parts between blanks or semicolons.
 
     Brackets are dropped.
     """

@@ -117,8 +117,10 @@ def _host_command(engine: EngineSpec, place: LaunchPlace, facts: HostFacts) -> L
 
 
 def _takes_key(engine: EngineSpec, version: Release | None) -> bool:
-    """Return whether the server can read an API key from a file. A node of rank 1 or above serves
-    no requests, and a container does not see the file.
+    """Return whether this launch can give the server an API key in a configuration file.
+
+    It cannot if the version is unknown or too old, if the job sets an option of `_WITHOUT_KEY` or a
+    gRPC port, or if the node serves no requests because its rank is 1 or above.
     """
     return (
         version is not None
