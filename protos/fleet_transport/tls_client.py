@@ -23,6 +23,7 @@ from fleet_transport.tls_errors import (
     REFUSAL_PREFIX,
     describe_rejected_client,
     describe_rejected_server,
+    is_unknown_issuer,
 )
 from fleet_transport.tls_identity import TlsFiles
 
@@ -162,11 +163,41 @@ def _probe(address: str, tls: TlsFiles, name: str, timeout_s: float) -> str:
                 # with TLS 1.3 a server refuses after the client's handshake is over
                 return _read_refusal(secured)
         except ssl.SSLError as error:
-            return describe_rejected_server(error, name) or describe_rejected_client(error)
+            other = _describe_other(address, tls, timeout_s) if is_unknown_issuer(error) else ""
+            return other or describe_rejected_server(error, name) or describe_rejected_client(error)
         except TimeoutError:
             return "a program listens there but does not answer"
         except OSError:
             return "the server closed the connection during the handshake"
+
+
+def _describe_other(address: str, tls: TlsFiles, timeout_s: float) -> str:
+    """Return whose certificate the server shows, if we trust only certificates that we issued, and
+    not this one. Empty if we trust a whole authority, or if nobody of a fleet is named.
+    """
+    trusted = parse_certificates(_read_pem(tls.authorities))
+    if any(each.is_authority for each in trusted):
+        return ""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.load_cert_chain(tls.certificate, tls.key, password=_no_password)
+    try:
+        with (
+            closing(_connect(address, timeout_s)) as connection,
+            context.wrap_socket(connection) as secured,
+        ):
+            shown = parse_certificate(secured.getpeercert(binary_form=True) or b"")
+    except (OSError, ValueError):
+        return ""
+    if shown.role is None:
+        return ""
+    expected = " or ".join(sorted({each.owner for each in trusted}))
+    if shown.owner == expected:
+        return f"the server shows an old or forged certificate of {shown.owner}: deploy it again"
+    return (
+        f"the server shows a certificate that names {shown.owner}; only the one that was issued to"
+        f" {expected} is accepted here"
+    )
 
 
 def _connect(address: str, timeout_s: float) -> socket.socket:

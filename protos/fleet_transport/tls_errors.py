@@ -71,6 +71,14 @@ def describe_server_handshake_error(error: ssl.SSLError) -> str:
     return _other_failure(error)
 
 
+def is_unknown_issuer(error: ssl.SSLError) -> bool:
+    """Return whether the other side's certificate is not one that we trust."""
+    return (
+        isinstance(error, ssl.SSLCertVerificationError)
+        and _VERIFY.get(error.verify_code) == _NOT_ISSUED
+    )
+
+
 def describe_rejected_server(error: ssl.SSLError, name: str) -> str:
     """Return what the client rejects about the server. Empty if the error has another cause."""
     if isinstance(error, ssl.SSLCertVerificationError):

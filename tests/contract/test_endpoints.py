@@ -293,15 +293,15 @@ async def test_who_passes_for_the_server_is_refused_by_the_client(
     ):
         pinned = door.maker.issue(Role.AGENT, HOST).certificate_pem
         other = door.maker.files("other", door.maker.issue(Role.CONTROLLER, "controller"), pinned)
+        why = f"the server shows an old or forged certificate of agent {HOST}"
     else:
+        why = "the server's certificate is not issued by this fleet's authority"
         other = door.maker.files(
             "other",
             door.maker.issue(Role.USER, "ann"),
             Maker.new(tmp_path).authority.certificate_pem,
         )
-    assert "the server's certificate is not issued by this fleet's authority" in await door.ask(
-        other
-    )
+    assert why in await door.ask(other)
     door.logged("the peer rejects this server's certificate")
 
 
@@ -312,6 +312,16 @@ async def test_an_agent_of_another_name_is_refused_by_the_client(tmp_path: Path)
         )  # trusts the whole authority
         assert "that of another party (expected gpu02.agent.benchfleet)" in await door.ask(
             files, agent_name("gpu02")
+        )
+
+
+async def test_the_certificate_of_another_host_is_named_as_that(tmp_path: Path) -> None:
+    with agent_door(tmp_path) as door:
+        pinned = door.maker.issue(Role.AGENT, "gpu02").certificate_pem
+        files = door.maker.files("own", door.maker.issue(Role.CONTROLLER, "controller"), pinned)
+        assert (await door.ask(files, agent_name("gpu02"))).endswith(
+            f"the server shows a certificate that names agent {HOST}; only the one that was issued"
+            " to agent gpu02 is accepted here"
         )
 
 

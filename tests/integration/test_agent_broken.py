@@ -84,6 +84,8 @@ async def test_an_agent_that_can_journal_nothing_ends_and_the_next_one_ends_what
         await running
     assert isinstance(over.body, ev.TrialOver)
     assert (over.body.outcome, over.body.kind) == (Outcome.FAILED, ErrorKind.AGENT_RESTARTED)
+    assert "because its journal accepted no more records: it is closed" in over.body.message
+    assert not (tmp_path / "stop-reason.txt").exists()
     await again.server.stop(grace=None)
     again.journal.close()
 

@@ -14,7 +14,12 @@ import pytest
 from fleet_agent.core.event_limits import LARGEST_EVENT_BYTES, limit_event_size
 from fleet_agent.server.log_follower import LogFollower
 from fleet_agent.storage import trial_artifacts
-from fleet_agent.storage.log_limits import enforce_limits, read_data_chunks, trim_log, used_bytes
+from fleet_agent.storage.log_limits import (
+    enforce_limits,
+    read_data_chunks,
+    trim_log,
+    used_bytes,
+)
 from fleet_agent.storage.secrets import Secrets
 from fleet_protos import events as ev
 from fleet_protos.codec import event_from_json, event_to_json
@@ -55,6 +60,13 @@ def test_a_log_is_bounded_again_and_again(tmp_path: Path) -> None:
         trim_log(log, LIMIT)
         assert used_bytes(tmp_path) <= LIMIT
     assert b"".join(read_data_chunks(log)).count(b"[benchfleet:") == 1
+
+
+async def test_too_many_files_are_reported_as_that_and_not_as_bytes(tmp_path: Path) -> None:
+    for number in range(101):
+        os.close(os.open(tmp_path / str(number), os.O_CREAT, 0o600))
+    message = await enforce_limits(tmp_path / "server.log", check_every_s=0.001, most_files=100)
+    assert message == f"the trial has more than 100 files in {tmp_path}, which is the limit"
 
 
 def test_a_log_below_its_limit_is_left_as_it_is(tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ from pathlib import Path
 from fleet_agent.core.engine import EngineAdapter, LaunchPlace
 from fleet_agent.engines.sglang.launch.nccl_logging import with_nccl_log
 from fleet_agent.host.host_state import HostState
+from fleet_agent.host.open_files import HINT as FILES_HINT
+from fleet_agent.host.open_files import is_out_of_files
 from fleet_agent.host.port_owner import foreign_listener
 from fleet_agent.load.load_process import LoadProcess
 from fleet_agent.server.host_findings import Finding, launch_flags, launch_refusal
@@ -138,8 +140,14 @@ class TrialServer:
         except Conflict as error:
             return ev.ServerFailed(ErrorKind.SERVER_LAUNCH, "no_free_port", str(error))
         except OSError as error:
+            out = is_out_of_files(error)
             return ev.ServerFailed(
-                ErrorKind.SERVER_LAUNCH, "launch_failed", f"{type(error).__name__}: {error}"
+                ErrorKind.SERVER_LAUNCH,
+                "agent_out_of_files" if out else "launch_failed",
+                f"the agent can open no more files: {error}"
+                if out
+                else f"{type(error).__name__}: {error}",
+                hint=FILES_HINT if out else "",
             )
         finally:
             self._launch_settled.set()

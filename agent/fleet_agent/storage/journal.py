@@ -154,9 +154,9 @@ class Journal:
         return self._epoch
 
     @property
-    def is_broken(self) -> bool:
-        """True if nothing can be written until the journal is opened again."""
-        return bool(self._broken_reason)
+    def broken_reason(self) -> str:
+        """Why nothing can be written until the journal is opened again. Empty if it can."""
+        return self._broken_reason
 
     def missing_files(self) -> str:
         """Return which open file is no longer at its path, and why. Empty if no file is missing.

@@ -14,6 +14,7 @@ import errno
 import logging
 import os
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 from fleet_protos.regular_file import open_regular_file
@@ -25,13 +26,16 @@ ATTEMPT_BYTES = 16 << 30  # of everything that a server writes into its attempt'
 _HEAD_BYTES = 16 << 20  # always kept: it holds the log of the launch
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 _CHUNK_BYTES = 1 << 20
-_MOST_FILES = 100_000
+MOST_FILES = 100_000
 _MOST_NCCL_LOGS = 256
 _CHECK_EVERY_S, _CHECKS_PER_FULL_CHECK = 1.0, 5
 
 
 async def enforce_limits(
-    log_path: Path, budget_bytes: int = ATTEMPT_BYTES, check_every_s: float = _CHECK_EVERY_S
+    log_path: Path,
+    budget_bytes: int = ATTEMPT_BYTES,
+    check_every_s: float = _CHECK_EVERY_S,
+    most_files: int = MOST_FILES,
 ) -> str:
     """Trim a server's logs regularly. Run until the files in the folder of `log_path` exceed the
     budget, or until cancelled.
@@ -48,13 +52,10 @@ async def enforce_limits(
                 lambda: sorted(folder.glob("nccl-*.log"))[:_MOST_NCCL_LOGS]
             ):
                 await asyncio.to_thread(trim_log, path)
-            used = await asyncio.to_thread(used_bytes, folder)
-            if used > budget_bytes:
-                used_mib, budget_mib = used >> 20, budget_bytes >> 20
-                return (
-                    f"the files of the trial in {folder} take {used_mib} MiB of disk space, more "
-                    f"than the limit of {budget_mib} MiB"
-                )
+            if excess := await asyncio.to_thread(
+                _describe_excess, folder, budget_bytes, most_files
+            ):
+                return excess
 
 
 def trim_log(path: Path, limit: int = LOG_BYTES) -> int:
@@ -108,20 +109,31 @@ def next_data_offset(descriptor: int, at: int) -> int:
         raise
 
 
-def used_bytes(folder: Path) -> int:
-    """Return the disk space in bytes that the files below a folder take.
+def _describe_excess(folder: Path, budget_bytes: int, most_files: int) -> str:
+    """Return which limit the files below a folder exceed. Empty if they exceed none."""
+    files = list(islice(folder.rglob("*"), most_files + 1))
+    if len(files) > most_files:
+        return f"the trial has more than {most_files} files in {folder}, which is the limit"
+    used = sum(map(_disk_bytes, files))
+    if used > budget_bytes:
+        used_mib, budget_mib = used >> 20, budget_bytes >> 20
+        return (
+            f"the files of the trial in {folder} take {used_mib} MiB of disk space, more than the "
+            f"limit of {budget_mib} MiB"
+        )
+    return ""
 
-    If there are too many files to count, return more than `ATTEMPT_BYTES`.
-    """
-    used = 0
-    for count, path in enumerate(folder.rglob("*")):
-        if count > _MOST_FILES:
-            return ATTEMPT_BYTES + 1
-        try:
-            used += path.lstat().st_blocks * 512
-        except OSError:
-            continue
-    return used
+
+def used_bytes(folder: Path) -> int:
+    """Return the disk space in bytes that the files below a folder take."""
+    return sum(map(_disk_bytes, folder.rglob("*")))
+
+
+def _disk_bytes(path: Path) -> int:
+    try:
+        return path.lstat().st_blocks * 512
+    except OSError:
+        return 0
 
 
 def _round_up(number: int, block: int) -> int:

@@ -16,6 +16,8 @@ from fleet_agent.core.admission.attempt_fencing import attempts_to_end
 from fleet_agent.core.allocation import GpuPool, claim_gpus, release
 from fleet_agent.core.trial_machine import AgentTrial, new_trial, replay
 from fleet_agent.host.host_state import HostState
+from fleet_agent.host.open_files import HINT as FILES_HINT
+from fleet_agent.host.open_files import describe_file_shortage
 from fleet_agent.load.cluster_roles import ClusterRoles
 from fleet_agent.load.load_process import LoadProcess, end_earlier
 from fleet_agent.server.host_check import AgentActivity
@@ -110,7 +112,7 @@ class Agent:
     @property
     def takes_no_trials(self) -> str:
         """The reason why no new trial may begin on this host now. Empty if a trial may begin."""
-        return self._state.shortage
+        return self._state.shortage or describe_file_shortage()
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Restore the trials of the journal, then run trials until `stopping` is set. Then end the
@@ -189,7 +191,8 @@ class Agent:
         if missing := self.takes_no_trials:
             raise Conflict(
                 f"this host takes no new trials: {missing}",
-                "free disk space on this host; the trial waits until then",
+                f"{'free disk space on this host' if self._state.shortage else FILES_HINT};"
+                " the trial waits until then",
             )
         if spec.engine.kind not in self._tools.engines:
             engine = spec.engine.kind.name.lower()
@@ -359,11 +362,14 @@ class Agent:
         histories: dict[AttemptKey, list[ev.Event]] = {}
         for event in self._journal.events(0):
             histories.setdefault((event.trial_id, event.attempt), []).append(event)
+        stopped = self._state.take_stop_reason()
+        message = "the agent was restarted while the trial ran"
+        message = f"{message}, because {stopped}" if stopped else message
         for history in histories.values():
             if history[-1].phase != Phase.OVER:
-                self._end_unfinished(history)
+                self._end_unfinished(history, message)
 
-    def _end_unfinished(self, history: list[ev.Event]) -> None:
+    def _end_unfinished(self, history: list[ev.Event], message: str) -> None:
         trial = replay(history)
         spec = trial.spec
         log.warning(
@@ -371,7 +377,6 @@ class Agent:
             spec.trial_id,
             spec.attempt,
         )
-        message = "the agent was restarted while the trial ran"
         handlers = self._launch_runner(trial, self._claim_gpus(spec), ev.AgentRestarted(message))
         launched = _recorded_launch(history)
         if launched is not None:

@@ -45,6 +45,7 @@ class StateWatch:
         journal_thread: JournalThread,
     ) -> None:
         self._journal = journal
+        self._stop_reason = folder / "stop-reason.txt"
         self._retention = retention
         self._journal_thread = journal_thread
         self._disk_space = DiskSpace(folder)
@@ -80,17 +81,36 @@ class StateWatch:
         """Check whether the journal accepts further records. Call this after a write to the journal
         has failed.
         """
-        if self._journal.is_broken:
+        if self._journal.broken_reason:
             self._journal_broken.set()
 
     async def raise_when_journal_broken(self) -> None:
         """Wait until the journal accepts no more records, then raise JournalFailed."""
         await self._journal_broken.wait()
+        why = self._journal.broken_reason
+        self._record_stop(f"its journal accepted no more records: {why}")
         raise JournalFailed(
-            "the journal accepts no more records: this agent stops, and its next process opens the "
-            "journal again",
+            f"the journal accepts no more records ({why}): this agent stops, and its next process "
+            "opens the journal again",
             "check the disk of the agent's state folder",
         )
+
+    def _record_stop(self, reason: str) -> None:
+        try:
+            self._stop_reason.write_text(reason, encoding="utf-8")
+        except OSError as error:
+            log.warning("%s cannot be written: %s", self._stop_reason, error.strerror)
+
+    def take_stop_reason(self) -> str:
+        """Return why the previous process of this agent stopped, and forget it. Empty if it did not
+        stop by itself.
+        """
+        try:
+            reason = self._stop_reason.read_text(encoding="utf-8", errors="replace")
+            self._stop_reason.unlink()
+        except OSError:
+            return ""
+        return reason
 
     async def wait_until_lost(self) -> None:
         """Wait until a file of the journal no longer exists. Records that are written from then on

@@ -23,6 +23,7 @@ ALWAYS_HOST_FAULT = frozenset({"gpu_lost", "gpu_ecc_error", "nvlink_error", "fab
 # The host is to blame, but the cause may pass: QUARANTINE_POINTS of them in a row quarantine it.
 LIKELY_HOST_FAULT = frozenset(
     {
+        "agent_out_of_files",
         "agent_restarted",
         "agent_state_lost",
         "gpu_busy_leftover",
