@@ -17,7 +17,7 @@ from fleet_knowledge.security.path_patterns import addresses_in
 _CODE: Mapping[str, str] = {
     "custom_sigquit_handler": "names Python code that is called",
     "custom_weight_loader": "names Python code that is imported",
-    "enable_custom_logit_processor": "runs code that requests carry",
+    "enable_custom_logit_processor": "runs code that comes with requests",
     "forward_hooks": "names Python code that is imported",
     "sidecar": "starts a second program next to the server",
     "sidecar_args": "passes arguments to a second program next to the server",
@@ -26,7 +26,7 @@ _CODE: Mapping[str, str] = {
     "warmups": "names Python functions that are called",
     "msprobe_dump_config": "names a file that decides which files are written",
     "model_config_parser": "names code that is loaded",
-    "trust_request_chat_template": "runs templates that requests carry",
+    "trust_request_chat_template": "runs templates that come with requests",
 }
 _LISTENS: Mapping[str, str] = {
     **dict.fromkeys(

@@ -96,7 +96,7 @@ _LOADS_CODE: dict[str, str] = {
     "*_PLUGINS": "names code that is loaded",
     "*_PLUGIN_*": "decides which libraries are loaded",
     "*_INJECTION*_PATH": "names a library that is loaded",
-    "NCCL_CONF_FILE": "names a file of further variables",
+    "NCCL_CONF_FILE": "names a file that sets further variables",
     "NCCL_IBVERBS_LIB": "names a library that is loaded",
     "OMP_TOOL_LIBRARIES": "names a library that is loaded",
     "HSA_TOOLS_*": "names a library that is loaded",
@@ -144,8 +144,8 @@ _REACHES_OUT: dict[str, str] = {
 _BEYOND_GPUS: dict[str, str] = {
     "NVIDIA_VISIBLE_DEVICES": "asks a container runtime for GPUs that the trial does not own",
     "NVIDIA_DRIVER_CAPABILITIES": "asks a container runtime for more features of the driver",
-    "*_VISIBLE_DEVICES": "chooses GPUs, which is the agent's part",
-    "GPU_DEVICE_ORDINAL": "chooses GPUs, which is the agent's part",
+    "*_VISIBLE_DEVICES": "chooses GPUs, which only the agent may do",
+    "GPU_DEVICE_ORDINAL": "chooses GPUs, which only the agent may do",
     "CUDA_MPS_*": "moves the server to another MPS control daemon of the GPUs",
 }
 _DANGERS = _LOADS_CODE | _REACHES_OUT | _BEYOND_GPUS

@@ -174,7 +174,7 @@ KNOWN_CHANGES = (
         "speculative_num_steps",
         VersionRange("0.5.12"),
         f"{_HOOKS}/speculative_hook.py 0.5.23",
-        "this algorithm always has 1",
+        "with this algorithm the value is always 1",
         _becomes_with_algorithm(1, "DFLASH", "DSPARK"),
     ),
     KnownChange(
@@ -188,7 +188,7 @@ KNOWN_CHANGES = (
         "speculative_eagle_topk",
         VersionRange("0.5.12"),
         f"{_HOOKS}/speculative_hook.py 0.5.23",
-        "this algorithm always has 1",
+        "with this algorithm the value is always 1",
         _becomes_with_algorithm(1, "DFLASH", "DSPARK"),
     ),
     KnownChange(
@@ -234,21 +234,21 @@ KNOWN_CHANGES = (
         "kv_cache_dtype",
         VersionRange("0.5.1"),
         f"{_ARGS} 0.5.1 - 0.5.12; {_HOOKS}/overrides.py 0.5.23",
-        "two names of one type",
+        "bf16 and bfloat16 are names of the same type",
         _becomes("bf16", "bfloat16"),
     ),
     KnownChange(
         "schedule_conservativeness",
         VersionRange("0.4.1"),
         f"{_ARGS} 0.4.1 - 0.5.12; {_HOOKS}/parallel_hook.py 0.5.20, 0.5.23",
-        "DP attention multiplies it by 0.3",
+        "DP attention multiplies the value by 0.3",
         _scaled_for_dp_attention,
     ),
     KnownChange(
         "chunked_prefill_size",
         VersionRange("0.4.1"),
         f"{_ARGS} 0.4.1 - 0.5.12; {_HOOKS}/parallel_hook.py 0.5.20, 0.5.23",
-        "DP attention divides it by its ranks",
+        "DP attention divides the value by the number of its ranks",
         _divided_by_dp_ranks,
     ),
     KnownChange(
@@ -269,7 +269,7 @@ KNOWN_CHANGES = (
         "mem_fraction_static",
         VersionRange("0.5.9"),
         f"{_ARGS} 0.5.9 - 0.5.18; {_HOOKS}/attention_hook.py 0.5.20, 0.5.23",
-        "with aiter and a long context SGLang keeps 15 % for its workspace",
+        "with aiter and a long context SGLang keeps 15 % of this memory for its workspace",
         lambda change: _uses(change, "aiter") and _scaled(change, 0.85),
     ),
 )

@@ -22,15 +22,15 @@ def apply_capacity_rules(config: ServerConfiguration) -> Iterator[RuleFinding]:
 
 
 def _requests(config: ServerConfiguration) -> Iterator[RuleFinding]:
-    limit = config.number("max_running_requests")
-    if limit is not None and 0 < limit < config.concurrency:
+    limit, concurrency = config.number("max_running_requests"), config.concurrency
+    if limit is not None and 0 < limit < concurrency:
         message = (
-            f"{config.concurrency} requests are kept in flight, but the server runs at most"
+            f"{concurrency} requests are kept in flight, but the server runs at most"
             f" {limit} at once: the others wait in its queue"
         )
         hint = (
-            f"write max_running_requests: {config.concurrency} or more, or measure at {limit} and"
-            " below"
+            f"write max_running_requests: {concurrency} or more, or measure at a concurrency of"
+            f" {limit} or less"
         )
         yield RuleFinding("requests_capped", WARNING, "args.max_running_requests", message, hint)
 

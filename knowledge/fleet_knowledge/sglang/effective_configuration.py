@@ -121,10 +121,8 @@ def _ineffective_variables(config: ServerConfiguration) -> Iterator[IneffectiveS
     for name in config.env:
         if name in lost:
             change = lost[name].change
-            yield IneffectiveSetting(
-                f"env.{name}",
-                f"SGLang sets it itself{f' because of {change.why}' if change.why else ''}",
-            )
+            because = f" because of {change.why}" if change.why else ""
+            yield IneffectiveSetting(f"env.{name}", f"SGLang sets this variable itself{because}")
         elif name.startswith(("NCCL_", "RCCL_")) and not nccl:
             yield IneffectiveSetting(
                 f"env.{name}",

@@ -195,7 +195,8 @@ def _overwrite_finding(config: ServerConfiguration, found: VariableOverwrite) ->
         and certainty_of(one.versions, config.release)
     ]
     new_values = ", ".join(
-        (one.value or "a value of its own") + ("" if config.release else _span(one.versions))
+        (one.value or "a value that differs from launch to launch")
+        + ("" if config.release else _span(one.versions))
         for one in values
     )
     because = f" because of {row.why}" if row.why else ""
@@ -223,9 +224,11 @@ def _overwrite_hint(row: VariableChange) -> str:
         return "enable_nccl_nvls: true in args turns NVLS on in every version"
     if row.variable == "NCCL_CUMEM_ENABLE":
         return (
-            "SGLang 0.5.4.post2 and newer keep the job's value; enable_symm_mem: true turns it on"
+            "SGLang 0.5.4.post2 and newer keep the job's value; enable_symm_mem: true in args turns"
+            " cuMem on"
         )
-    return f"leave it out, or leave {row.why} out" if row.why else "leave it out"
+    cause = row.why
+    return f"leave the variable out, or leave {cause} out" if cause else "leave the variable out"
 
 
 def _cpu_engine(config: ServerConfiguration) -> Iterator[RuleFinding]:
@@ -327,7 +330,7 @@ def _own_variable(config: ServerConfiguration, name: str) -> Iterator[RuleFindin
         hint = (
             f"did you mean `{near[0]}`?"
             if near
-            else "check its spelling; it is passed to the server unchanged"
+            else "check the spelling: the server gets this variable unchanged"
         )
         yield RuleFinding("unknown_variable", WARNING, f"env.{name}", message, hint)
         return
@@ -337,12 +340,14 @@ def _own_variable(config: ServerConfiguration, name: str) -> Iterator[RuleFindin
         and certainty_of_presence(first, last, names.read, config.release) == Certainty.NO
     ):
         ended = config.release > (Release.parse(last) or config.release) if last else False
-        span = f"{last} was the last that did" if ended else f"{first} added it"
-        message = f"SGLang {config.release} does not read `{name}`: {span}"
+        reason = (
+            f"{last} was the last release that did" if ended else f"{first} added this variable"
+        )
+        message = f"SGLang {config.release} does not read `{name}`: {reason}"
         yield RuleFinding(
             "unknown_variable",
             WARNING,
             f"env.{name}",
             message,
-            "leave it out, or use another version",
+            "leave the variable out, or use another SGLang",
         )

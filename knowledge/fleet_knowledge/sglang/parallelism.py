@@ -94,27 +94,29 @@ def _gpus(config: ServerConfiguration) -> Iterator[RuleFinding]:
             "gpus_mismatch",
             WARNING,
             "gpus",
-            f"gpus is {config.gpus}, but `device: cpu` uses none",
+            f"gpus is {config.gpus}, but `device: cpu` uses no GPUs",
             "write gpus: 0",
         )
     elif needed < here:
+        sizes = _product(config)
         message = (
-            f"gpus is {config.gpus}, but the arguments use only {needed} ({_product(config)}):"
-            " the others stay idle"
+            f"gpus is {config.gpus}, but the arguments use only {needed} ({sizes}): the other GPUs"
+            " stay idle"
         )
         yield RuleFinding(
-            "gpus_mismatch", WARNING, "gpus", message, f"write gpus: {needed}, or leave it out"
+            "gpus_mismatch", WARNING, "gpus", message, f"write gpus: {needed}, or leave gpus out"
         )
 
 
 def _too_few_gpus(config: ServerConfiguration, gpus: int, needed: int) -> RuleFinding:
     hosts = f" on each of {config.nodes} hosts" if config.nodes > 1 else ""
+    sizes, on_each_host = _product(config), -(-needed // config.nodes)
     message = (
-        f"gpus is {gpus}{hosts}, but the arguments need {needed} ({_product(config)}), one GPU per"
-        " rank: the launch fails"
+        f"gpus is {gpus}{hosts}, but the arguments need {needed} ({sizes}), one GPU per rank: the"
+        " launch fails"
     )
     hint = "write gpus: 0 with device: cpu in args for a CPU server, or " if gpus == 0 else ""
-    hint += f"write gpus: {-(-needed // config.nodes)}, or smaller sizes"
+    hint += f"write gpus: {on_each_host}, or smaller sizes"
     one_copy = config.size("tp_size") * config.size("pp_size")
     if count_replicas(config) > 1 and one_copy <= gpus * config.nodes and gpus > 0:
         hint += (
@@ -152,7 +154,11 @@ def _dp_attention(config: ServerConfiguration) -> Iterator[RuleFinding]:
     if groups > 1 and dp > 1 and not config.is_on("enable_dp_attention"):
         message = f"SGLang rejects dp_size {dp} together with attn_dp_size {groups}"
         yield RuleFinding(
-            "parallel_sizes_disagree", ERROR, "args.attn_dp_size", message, "keep one of the two"
+            "parallel_sizes_disagree",
+            ERROR,
+            "args.attn_dp_size",
+            message,
+            "keep only one of the two arguments",
         )
     if config.is_on("enable_dp_attention") and max(dp, groups) == 1:
         message = "`enable_dp_attention` has no effect with dp_size 1: SGLang turns it off"
@@ -161,7 +167,7 @@ def _dp_attention(config: ServerConfiguration) -> Iterator[RuleFinding]:
             WARNING,
             "args.enable_dp_attention",
             message,
-            "set dp_size, or leave it out",
+            "set dp_size above 1, or leave enable_dp_attention out",
         )
 
 
@@ -171,14 +177,18 @@ def _experts(config: ServerConfiguration) -> Iterator[RuleFinding]:
         (f"{name}: {value}" for name, value in _EP_IS_TP if config.args.get(name) == value), None
     )
     if forced and config.args.get("ep_size") is not None and ep != tp:
-        message = f"SGLang runs ep_size {tp}, not {ep}: `{forced}` makes it the same as tp_size"
+        message = f"SGLang runs ep_size {tp}, not {ep}: `{forced}` sets ep_size to tp_size"
         yield RuleFinding(
-            "argument_adjusted", WARNING, "args.ep_size", message, f"write {tp}, or leave it out"
+            "argument_adjusted",
+            WARNING,
+            "args.ep_size",
+            message,
+            f"write ep_size: {tp}, or leave ep_size out",
         )
     elif not forced and tp % ep:
         message = (
-            f"tp_size {tp} is not a multiple of ep_size {ep}: the tensor-parallel group is divided"
-            " into expert groups"
+            f"tp_size {tp} is not a multiple of ep_size {ep}: the tensor-parallel group must be"
+            " divided into expert groups of equal size"
         )
         yield RuleFinding(
             "parallel_sizes_disagree",
@@ -245,7 +255,7 @@ def _pipeline(config: ServerConfiguration) -> Iterator[RuleFinding]:
             ERROR,
             "args.pp_size",
             message,
-            "use tp_size, or a newer version",
+            "use tp_size instead, or a newer SGLang",
         )
     if config.size("pp_size") > 1 and config.is_on("enable_mixed_chunk"):
         severity = (
@@ -261,7 +271,7 @@ def _pipeline(config: ServerConfiguration) -> Iterator[RuleFinding]:
             severity,
             "args.enable_mixed_chunk",
             message,
-            "leave one of them out",
+            "leave one of the two arguments out",
         )
 
 

@@ -45,7 +45,7 @@ RETIRED_ARGUMENTS: Mapping[str, RetiredArgument] = {
     **_rows(
         "0.5.1.post3, 0.5.3, 0.5.4 server_args.py",
         VersionRange("0.5.1", "0.5.4"),
-        enable_ep_moe="ep_size: the same as tp_size",
+        enable_ep_moe="ep_size, with the number that tp_size has",
         enable_deepep_moe="moe_a2a_backend: deepep",
         enable_flashinfer_cutlass_moe="moe_runner_backend: flashinfer_cutlass",
         enable_flashinfer_cutedsl_moe="moe_runner_backend: flashinfer_cutedsl",

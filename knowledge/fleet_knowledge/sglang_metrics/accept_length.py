@@ -129,7 +129,9 @@ def accept_length_from_log(lines: Iterable[tuple[float | None, float | None]]) -
     ]
     weight = math.fsum(part for _, part in weighted)
     if not weight:
-        return AcceptLength(reason="no decode line in the window: one appears every 40 steps")
+        return AcceptLength(
+            reason="no decode line in the window: the server writes one every 40 steps"
+        )
     return AcceptLength(math.fsum(length * part for length, part in weighted) / weight, None, "log")
 
 
@@ -185,7 +187,7 @@ def first_measured(*found: AcceptLength) -> AcceptLength:
 def _ratio(tokens: float, steps: float, source: str) -> AcceptLength:
     if steps <= 0:
         return AcceptLength(
-            reason="no verify step in the window: no speculation, or no request ended in it"
+            reason="no verify step in the window: no speculation, or no request ended"
         )
     if tokens < steps * _SURELY_WRONG:
         return AcceptLength(

@@ -83,19 +83,19 @@ LOST_REQUESTS_HINT = (
     "{share:.0f} % of the requests failed (typically the client's limit of open files or "
     "connections at an unlimited rate). Do not compare these numbers."
 )
-NONE_DONE_HINT = "No request was answered: the numbers say nothing about this server."
+NONE_DONE_HINT = "No request was answered: the numbers say nothing about the speed of this server."
 UNSEEN_HINT = (
     "The client did not see the output as it was streamed (older clients of the chat API ignore "
     "reasoning_content): its latencies are placeholders, not values. Use a newer client or the "
     "native /generate backend."
 )
 NO_GAPS_WARNING = (
-    "there is no time between tokens: each answer was one token or one chunk, so 0.00 is not a "
-    "measurement"
+    "no time between tokens was measured: each answer was one token or one chunk, so 0.00 is a "
+    "placeholder"
 )
 NOT_STREAMED_HINT = (
     "The answers were not streamed: the time to first token is the time of the whole answer, and "
-    "there is no time between tokens."
+    "no time between tokens was measured."
 )
 
 
@@ -226,13 +226,13 @@ def _warnings(figures: Mapping[str, Any], requested: int | None, *, unseen: bool
         and abs(again - counted) / counted > _RETOKENIZED_APART
     ):
         yield (
-            f"tokenising the text again gives {again} tokens, the server counted {counted}: "
-            f"latencies per token use the client's count"
+            f"tokenising the text again gives {again} tokens, but the server counted {counted}: "
+            f"latencies per token use the number of tokens that the client counted"
         )
     if figures.get("median_tpot_ms") == 0 and not unseen:
         yield (
-            "the median time per output token is 0: answers arrived in one chunk, or several "
-            "tokens in each chunk (speculation)"
+            "the median time per output token is 0: each answer arrived in one chunk, or "
+            "each chunk had several tokens (speculation)"
         )
 
 

@@ -202,7 +202,7 @@ def _runs(document: Mapping[str, Any]) -> Mapping[str, Any] | None:
             {
                 "code": "jit_in_window",
                 "message": line,
-                "hint": "a run in which a kernel was compiled is invalid",
+                "hint": "a run is invalid if a kernel was compiled in it",
             }
             for line in built
         ],

@@ -21,7 +21,7 @@ from fleet_knowledge.sglang_metrics.accept_length import (
 
 SERVER_INFO_PATHS = ("/server_info", "/get_server_info")
 MODEL_INFO_PATHS = ("/model_info", "/get_model_info")
-ENABLE_METRICS_HINT = "add --enable-metrics to every job: without it /metrics is 404"
+ENABLE_METRICS_HINT = "add --enable-metrics to every job: otherwise /metrics answers with 404"
 
 
 @dataclass(frozen=True, slots=True)

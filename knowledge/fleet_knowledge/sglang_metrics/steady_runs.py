@@ -82,5 +82,6 @@ def _spread(runs: Sequence[tuple[int, float]]) -> float:
 
 def _reason(value: float | None, at: int, lines: Mapping[int, str], otherwise: str) -> str:
     if at in lines:
-        return f"a kernel was compiled during the run: {lines[at][:200]}"
+        line = lines[at][:200]
+        return f"a kernel was compiled during the run: {line}"
     return otherwise if value else "failed"

@@ -76,25 +76,25 @@ _WITHOUT_DRAFT = {
 
 
 def _draft_layers(config: ServerConfiguration) -> Iterator[RuleFinding]:
-    own = find_own_layers(config.model_path)
+    model = config.model_path
+    own = find_own_layers(model)
     if own is None:
         message = (
-            f"EAGLE without `{DRAFT}` works only for models with draft layers of their own;"
-            f" `{config.model_path}` is not known as one"
+            f"EAGLE without `{DRAFT}` works only for models with draft layers of their own, but"
+            f" `{model}` is not known to have such layers"
         )
         hint = (
-            f"set {DRAFT}; without it SGLang loads the model twice, and the launch fails unless"
-            " the model has such layers"
+            f"set {DRAFT}; without a draft path SGLang loads the model twice, and the launch fails"
+            " unless the model has draft layers"
         )
         yield RuleFinding("spec_draft_missing", WARNING, _AT, message, hint)
     elif certainty_of(own.versions, config.release) == Certainty.NO:
+        first = own.versions.first
         message = (
             f"SGLang {config.release} does not use the model's own draft layers without `{DRAFT}`:"
-            f" {own.versions.first} and newer do"
+            f" SGLang {first} and newer do"
         )
-        yield RuleFinding(
-            "spec_draft_missing", WARNING, _AT, message, f"write {DRAFT}: {config.model_path}"
-        )
+        yield RuleFinding("spec_draft_missing", WARNING, _AT, message, f"write {DRAFT}: {model}")
 
 
 def _unfit_draft(

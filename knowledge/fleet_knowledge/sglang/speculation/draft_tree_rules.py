@@ -70,7 +70,7 @@ def _adjusted(
             hint = (
                 f"write {change.used}"
                 if change.argument != DRAFT_TOKENS
-                else f"write {change.used} ({STEPS} + 1), or {TOPK} above 1"
+                else f"write {change.used} ({STEPS} + 1), or set {TOPK} above 1"
             )
             yield RuleFinding("spec_adjusted", WARNING, f"args.{change.argument}", message, hint)
 
@@ -89,6 +89,7 @@ def _overflow(
     if min(steps, topk) < 1:
         return
     holds = tree_capacity(steps, topk)
+    least, most = steps + 1, holds + 1
     if tokens - 1 > holds:
         sum_text = f"{topk} + {steps - 1}*{topk}*{topk} = {holds} nodes + root"
         message = (
@@ -100,19 +101,19 @@ def _overflow(
             WARNING,
             f"args.{DRAFT_TOKENS}",
             message,
-            f"write at most {holds + 1}, or more steps or topk",
+            f"write at most {most} draft tokens, or set more steps or a larger topk",
         )
-    elif topk > 1 and tokens < steps + 1:
+    elif topk > 1 and tokens < least:
         message = (
-            f"`{DRAFT_TOKENS}` {tokens} leaves out the last of {steps} steps: SGLang drafts them"
-            " and discards them"
+            f"`{DRAFT_TOKENS}` {tokens} leaves out the last of {steps} steps: SGLang drafts these"
+            " tokens and discards them"
         )
         yield RuleFinding(
             "spec_steps_unused",
             WARNING,
             f"args.{DRAFT_TOKENS}",
             message,
-            f"write {steps + 1} or more, or fewer steps",
+            f"write at least {least} draft tokens, or set fewer steps",
         )
 
 
@@ -150,7 +151,8 @@ def _pages(config: ServerConfiguration, speculation: ResolvedSpeculation) -> Ite
             f"{what} with page_size {page} runs on {seen} only from SGLang {first} on: an older"
             " version rejects it at launch"
         )
-    hint = f"write page_size: 1, or attention_backend: {able[0][0]}" + (
+    capable = able[0][0]
+    hint = f"write page_size: 1, or attention_backend: {capable}" + (
         f", or {TOPK}: 1" if speculation.algorithm in EAGLE_LIKE else ""
     )
     yield RuleFinding(
@@ -222,7 +224,7 @@ def _on_cpu(config: ServerConfiguration, speculation: ResolvedSpeculation) -> It
             severity,
             f"args.{ALGORITHM}",
             message,
-            "use EAGLE3 or STANDALONE there, or a GPU",
+            "use EAGLE3 or STANDALONE on a CPU, or run the job on GPUs",
         )
 
 

@@ -114,7 +114,7 @@ def _eagle(
     if steps is None or topk is None:
         return ResolvedSpeculation(name, steps, topk, tokens, changed)
     if topk == 1 and tokens != steps + 1:
-        why = "with one branch the drafts are a chain of one token per step and one more"
+        why = "with one branch the draft is a chain: its root and one token per step"
         changed = (*changed, Adjustment(DRAFT_TOKENS, tokens, steps + 1, why))
         tokens = steps + 1
     return ResolvedSpeculation(name, steps, topk, tokens, changed)

@@ -72,7 +72,7 @@ def _without_algorithm(config: ServerConfiguration) -> Iterator[RuleFinding]:
             WARNING,
             "env.SGLANG_SIMULATE_ACC_LEN",
             message,
-            f"leave it out, or set {ALGORITHM}",
+            f"leave the variable out, or set {ALGORITHM}",
         )
 
 
@@ -122,10 +122,8 @@ def _deepseek_v4(
         else ("EAGLE", "DSPARK")
     )
     if written not in allowed:
-        message = (
-            f"for DeepSeek V4, SGLang accepts only {' and '.join(allowed)}, in this spelling, not"
-            f" `{written[:40]}`"
-        )
+        names, given = " and ".join(allowed), written[:40]
+        message = f"for DeepSeek V4, SGLang accepts only {names} in this spelling, not `{given}`"
         hint = (
             "write EAGLE instead of the alias NEXTN"
             if speculation.algorithm == "EAGLE"
@@ -152,9 +150,8 @@ def _excluded_combinations(
             refusal_severity(versions, config.release) if present and versions is not None else None
         )
         if severity and versions is not None:
-            message = (
-                f"SGLang rejects {row.name} with {what}{versions_suffix(versions, config.release)}"
-            )
+            suffix = versions_suffix(versions, config.release)
+            message = f"SGLang rejects {row.name} with {what}{suffix}"
             yield RuleFinding("spec_excludes", severity, _AT, message, hint)
 
 
@@ -194,16 +191,17 @@ def _incomplete_sizes(
             ERROR,
             f"args.{STEPS}",
             message,
-            f"write {TOPK}: 1, or leave all three out",
+            f"write {TOPK}: 1, or leave all three sizes out",
         )
     elif steps is not None and topk is not None and topk > 1 and tokens is None:
+        most = tree_capacity(steps, topk) + 1
         message = f"`{TOPK}` {topk} needs `{DRAFT_TOKENS}`: SGLang fills it in only if {TOPK} is 1"
         yield RuleFinding(
             "spec_incomplete",
             ERROR,
             f"args.{TOPK}",
             message,
-            f"write {DRAFT_TOKENS}, at most {tree_capacity(steps, topk) + 1}",
+            f"write {DRAFT_TOKENS} with a value of at most {most}",
         )
 
 
@@ -216,7 +214,7 @@ def _automatic_sizes(
         sizes = f"{speculation.steps}/{speculation.topk}/{speculation.draft_tokens}"
         message = (
             f"SGLang chooses steps, topk and draft tokens by itself: {sizes} for a model of this"
-            " name; another version or model gets other sizes"
+            " name; another version or model may get other sizes"
         )
         hint = f"set {STEPS}, {TOPK} and {DRAFT_TOKENS}, so that the job states what it measures"
         yield RuleFinding("spec_automatic", INFO, _AT, message, hint)
@@ -253,10 +251,8 @@ def _overlap_scheduler(
         and (config.number(TOPK) or 1) > 1
         and severity
     ):
-        message = (
-            f"spec v2 accepts only {TOPK} 1: the launch fails with {config.number(TOPK)}"
-            f"{versions_suffix(refused, config.release)}"
-        )
+        topk, suffix = config.number(TOPK), versions_suffix(refused, config.release)
+        message = f"spec v2 accepts only {TOPK} 1: the launch fails with {topk}{suffix}"
         yield RuleFinding(
             "spec_v2_topk", severity, at, message, f"unset SGLANG_ENABLE_SPEC_V2, or set {TOPK} 1"
         )
@@ -270,7 +266,7 @@ def _overlap_scheduler(
             WARNING,
             at,
             message,
-            "leave it out; disable_overlap_schedule switches to the other path",
+            "leave the variable out; disable_overlap_schedule: true turns the overlap off",
         )
 
 
@@ -286,7 +282,7 @@ def _simulated_acceptance(
             INFO,
             "env.SGLANG_SIMULATE_ACC_LEN",
             message,
-            "use it in all variants that are compared, or in none",
+            "use the variable in all variants that are compared, or in none",
         )
 
 

@@ -138,7 +138,7 @@ def _point(text: str) -> SweepPoint:
         warning = (
             ""
             if topk == 0 and tokens == 0
-            else "warn: 0 steps run without speculation: topk and draft tokens have no effect"
+            else "warn: 0 steps mean no speculation: topk and draft tokens have no effect"
         )
         return SweepPoint(text, batch, verdict=warning)
     if topk == 0 or (topk > 1 and tokens == 0):
