@@ -91,14 +91,8 @@ class ReloadingChannel:
             await self.close()
 
     async def explain_failure(self) -> str:
-        """Return why the channel cannot connect, as `explain_connection_failure` does. Empty
-        without TLS.
-        """
-        return (
-            await explain_connection_failure(self.address, self._tls, self._name)
-            if self._tls
-            else ""
-        )
+        """Return why the channel cannot connect, as `explain_connection_failure` does."""
+        return await explain_connection_failure(self.address, self._tls, self._name)
 
     @property
     def is_connected(self) -> bool:
@@ -137,15 +131,25 @@ def is_local(address: str) -> bool:
 
 
 async def explain_connection_failure(
-    address: str, tls: TlsFiles, name: str, timeout_s: float = PROBE_S
+    address: str, tls: TlsFiles | None, name: str, timeout_s: float = PROBE_S
 ) -> str:
-    """Return why a channel to `address` cannot connect. This tries a TLS handshake of its own.
-    Empty if the handshake works.
+    """Return why a channel to `address` cannot connect. This tries a connection of its own, with a
+    handshake if there is TLS. Empty if that works.
 
     gRPC reports no more than "Socket closed" to a client. Takes up to `timeout_s` seconds. Never
     raises.
     """
+    if tls is None:
+        return await asyncio.to_thread(_probe_without_tls, address, timeout_s)
     return await asyncio.to_thread(_probe, address, tls, name, timeout_s)
+
+
+def _probe_without_tls(address: str, timeout_s: float) -> str:
+    try:
+        _connect(address, timeout_s).close()
+    except (OSError, ValueError) as error:
+        return _describe_connect_error(error)
+    return ""
 
 
 def _probe(address: str, tls: TlsFiles, name: str, timeout_s: float) -> str:

@@ -245,6 +245,20 @@ def test_init_on_a_laptop_makes_no_fleet_and_plan_is_for_this_machine(tmp_path: 
     assert json.loads(planned.stdout)["hosts"] == [socket.gethostname()]
 
 
+@pytest.mark.parametrize("command", ["submit", "hosts"])
+def test_a_command_that_needs_a_controller_says_that_none_runs(
+    tmp_path: Path, command: str
+) -> None:
+    fleetctl("init", str(tmp_path), state=tmp_path)
+    words = [str(tmp_path / "job.yaml")] if command == "submit" else []
+    told = fleetctl(command, *words, state=tmp_path)
+    assert told.returncode == 3
+    assert "error: no controller is running in the state folder" in told.stderr
+    elsewhere = fleetctl(command, *words, "--controller", f"unix:{tmp_path}/no", state=tmp_path)
+    assert elsewhere.returncode == 3
+    assert "does not answer: nothing listens there\n" in elsewhere.stderr
+
+
 def test_lint_tells_findings_in_the_form_of_the_contract(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     fleetctl("init", str(tmp_path), state=tmp_path)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from fleet_controller.app.socket_probe import is_listening
 from fleet_controller.cli.state_folder import StateFolder, resolve_state_folder
 from fleet_controller.core.controller_api import Controller, TrialDetail
-from fleet_protos.errors import ConfigError
+from fleet_protos.errors import ConfigError, HostUnreachable
 
 if TYPE_CHECKING:
     from fleet_controller.jobs.queries import ReadOnlyController
@@ -21,10 +21,14 @@ if TYPE_CHECKING:
 
 
 @asynccontextmanager
-async def open_controller(arguments: argparse.Namespace) -> AsyncIterator[Controller]:
+async def open_controller(
+    arguments: argparse.Namespace, *, must_run: bool = False
+) -> AsyncIterator[Controller]:
     """Connect to the controller that --controller names, else to that of $FLEET_CONTROLLER, else to
     the running controller of the state folder. If there is none, open the store of that folder
     read-only.
+
+    Raises HostUnreachable if there is none and the command needs a running controller (`must_run`).
     """
     state_folder = resolve_state_folder(arguments.state)
     address = controller_address(arguments.controller, state_folder)
@@ -36,6 +40,11 @@ async def open_controller(arguments: argparse.Namespace) -> AsyncIterator[Contro
         ) as remote:
             yield remote
         return
+    if must_run:
+        raise HostUnreachable(
+            f"no controller is running in the state folder {state_folder.path}",
+            "start one with `fleetctl up`, or run a job here with `fleetctl run FILE`",
+        )
     with open_stored_jobs(state_folder) as jobs:
         yield jobs
 

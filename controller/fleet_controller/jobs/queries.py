@@ -26,7 +26,7 @@ _LOG_LIMIT_BYTES = 1 << 20
 MOST_RUNS = 250_000  # of one job in an answer; `compare` needs about 5 KB of memory for each
 _RUNS_PER_PART = 5_000  # a few MB, read in less than a second
 _NO_CONTROLLER = "no controller is running"
-_START_HINT = "start one with `fleetctl up`, or use `fleetctl run JOB`"
+_START_HINT = "start one with `fleetctl up`, or run a job with `fleetctl run FILE`"
 
 
 class ReadOnlyController:

@@ -125,7 +125,7 @@ def _sqlite(path: Path, read_only: bool) -> Engine:
                 raise store_gone_error(path, note)
             raise ConfigError(
                 f"there is no store at {path}",
-                "run a job with `fleetctl run JOB`, or start a controller with `fleetctl up`",
+                "run a job with `fleetctl run FILE`, or start a controller with `fleetctl up`",
             )
         engine = create_engine(
             URL.create(

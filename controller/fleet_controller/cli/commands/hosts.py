@@ -33,7 +33,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
 
 
 async def _run(action: Action, arguments: argparse.Namespace, console: Console) -> int:
-    async with open_controller(arguments) as controller:
+    async with open_controller(arguments, must_run=True) as controller:
         return await action(controller, arguments, console)
 
 

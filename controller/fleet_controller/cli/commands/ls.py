@@ -29,7 +29,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     elif jobs:
         console.print_text(table_text(jobs_table(jobs), console.width, console.colour))
     else:
-        console.print_stderr("no jobs yet: `fleetctl run JOB` starts one")
+        console.print_stderr("no jobs yet: `fleetctl run FILE` starts one")
     return ExitCode.DONE
 
 

@@ -33,7 +33,7 @@ async def _submit(arguments: argparse.Namespace, console: Console) -> int:
         arguments, console
     )  # all mistakes show before the controller is asked
     console.print_stderr(*finding_lines(loaded.findings, console))
-    async with open_controller(arguments) as controller:
+    async with open_controller(arguments, must_run=True) as controller:
         job_id = await controller.submit(loaded.text, loaded.file_name, arguments.only_connected)
         console.print_stderr(
             *waiting_lines(await controller.hosts(), await controller.job(job_id)),
