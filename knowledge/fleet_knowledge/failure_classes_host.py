@@ -18,8 +18,8 @@ HOST_FAILURES = (
             "end your own processes and wait until the memory is free."
         ),
         (
-            "Ending a process that you do not own; starting the next job before memory is back at "
-            "its baseline."
+            "Ending a process that you do not own, or starting the next job before the memory is "
+            "free."
         ),
         "sglang issues 1533, 4233; pulls 2457, 5426",
     ),
@@ -27,7 +27,7 @@ HOST_FAILURES = (
         "fabric_manager_down",
         NEEDS_HOST_REPAIR,
         "This NVSwitch host does not run an nvidia-fabricmanager of exactly the driver's version.",
-        "Start or update it; look at Fabric State in `nvidia-smi -q`.",
+        "Start or update nvidia-fabricmanager; look at Fabric State in `nvidia-smi -q`.",
         "Trusting plain nvidia-smi, which works even without the fabric manager.",
         "pytorch issue 35710, CUDA error 802",
     ),
@@ -39,8 +39,8 @@ HOST_FAILURES = (
             "or an update without a reboot)."
         ),
         (
-            "Update the driver or use an image that supports it; after a driver update, reboot or "
-            "reload the modules."
+            "Update the driver, or use an image that fits the driver. After a driver update, "
+            "reboot or reload the modules."
         ),
         "Reinstalling torch.",
         "CUDA errors 35, 803, 804; NVML `Driver/library version mismatch`",
@@ -48,10 +48,10 @@ HOST_FAILURES = (
     Failure(
         "no_gpu",
         NEEDS_HOST_REPAIR,
-        "The process sees no GPU, or not the one that was requested.",
+        "The process sees no GPU, or does not see the GPU that was requested.",
         (
-            "Check CUDA_VISIBLE_DEVICES, --gpus or the runtime of the container, and that "
-            "`nvidia-smi -L` lists them inside it."
+            "Check CUDA_VISIBLE_DEVICES and --gpus or the runtime of the container. `nvidia-smi "
+            "-L` must list the GPUs inside the container."
         ),
         "Setting --device cpu.",
         "CUDA errors 100, 101; torch `No CUDA GPUs are available`",
@@ -62,7 +62,7 @@ HOST_FAILURES = (
         "The GPU at this PCI address is gone (Xid 79 in dmesg). While nvidia-smi prints only this "
         "one line, the state of the other GPUs is unknown.",
         "Take the host out of the pool; it needs a reboot, often a full power cycle.",
-        "Starting multi-GPU jobs on what seems to be left.",
+        "Starting multi-GPU jobs on the GPUs that seem to work.",
         "dcgm-exporter issue 604",
     ),
     Failure(
@@ -70,7 +70,7 @@ HOST_FAILURES = (
         NEEDS_HOST_REPAIR,
         "The GPU reported an uncorrectable memory error.",
         (
-            "Drain the host, reset the GPU or reboot; replace it when `nvidia-smi -q -d "
+            "Drain the host, and reset the GPU or reboot. Replace the GPU if `nvidia-smi -q -d "
             "ECC,ROW_REMAPPER` shows pending or failed remaps."
         ),
         "Retrying on this GPU.",
@@ -84,12 +84,12 @@ HOST_FAILURES = (
             "with these arguments, or a failing GPU."
         ),
         (
-            "Try once more on another GPU; if it happens there too, note the arguments, update "
-            "SGLang or change the attention backend."
+            "Try once more on another GPU. If the fault happens there too, note the arguments, and "
+            "update SGLang or change the attention backend."
         ),
         (
             "Taking the traceback's line for the place of the fault: CUDA reports errors late. "
-            "CUDA_LAUNCH_BLOCKING=1 shows it, but never in a measured run."
+            "CUDA_LAUNCH_BLOCKING=1 shows the place, but do not set it in a measured run."
         ),
         "CUDA errors 700, 710, 716, 719; Xid 13, 31; cuBLAS execution failed",
     ),
@@ -98,8 +98,8 @@ HOST_FAILURES = (
         NEEDS_HOST_REPAIR,
         "NVLink or NVSwitch reported an error.",
         (
-            "Drain the host; `nvidia-smi nvlink -e` and dmesg (Xid 74, from Blackwell on 144 to "
-            "150) name the link; reseat or replace."
+            "Drain the host. `nvidia-smi nvlink -e` and dmesg (Xid 74, from Blackwell on 144 to "
+            "150) name the link: reseat or replace that hardware."
         ),
         "NCCL_P2P_DISABLE=1 as a workaround: it hides a slow host.",
         "Xid 74, 144 - 150, CUDA `uncorrectable NVLink error`",
@@ -123,8 +123,8 @@ HOST_FAILURES = (
             "wrong version."
         ),
         (
-            "Install it into the environment that runs the server; compare versions with the "
-            "release's own requirements."
+            "Install the package into the environment that runs the server. Compare versions with "
+            "the release's own requirements."
         ),
         "Installing into the system's Python or into a different environment.",
         "ModuleNotFoundError, ImportError, undefined symbol",
@@ -144,8 +144,8 @@ HOST_FAILURES = (
         "limits_too_low",
         NEEDS_HOST_REPAIR,
         "A system limit was reached (open files, threads, locked memory).",
-        "Raise it: `ulimit -n`, `ulimit -u`, `ulimit -l`, pids.max of the container.",
-        "Lowering the load of the benchmark to fit.",
+        "Raise the limit: `ulimit -n`, `ulimit -u`, `ulimit -l`, pids.max of the container.",
+        "Lowering the load of the benchmark until it fits the limit.",
         "errno 24, 11",
     ),
 )

@@ -40,10 +40,10 @@ MEMORY_FAILURES = (
             "holds memory."
         ),
         (
-            "Look at nvidia-smi before the launch; use more GPUs (--tp-size) or a smaller "
+            "Look at nvidia-smi before the launch. Use more GPUs (--tp-size) or a smaller "
             "quantisation."
         ),
-        "Tuning --mem-fraction-static: it only sizes what comes after the weights.",
+        "Tuning --mem-fraction-static: it only sizes the memory that is used after the weights.",
         "torch.OutOfMemoryError before `Load weight end`",
     ),
     Failure(
@@ -57,7 +57,7 @@ MEMORY_FAILURES = (
             "Lower --mem-fraction-static (for example by 0.05), --chunked-prefill-size or "
             "--max-running-requests."
         ),
-        "Raising --mem-fraction-static; retrying unchanged.",
+        "Raising --mem-fraction-static, or retrying without a change.",
         "torch.OutOfMemoryError after `Memory pool end`; HIP says the same",
     ),
     Failure(
@@ -69,7 +69,7 @@ MEMORY_FAILURES = (
         ),
         "Look at `dmesg -T | grep -i oom` and the cgroup's memory.events; check --hicache-size x "
         "ranks, weights on tmpfs, docker --memory. Exit code 137 from docker is the same event.",
-        "Lowering --mem-fraction-static: that is GPU memory.",
+        "Lowering --mem-fraction-static: it sizes GPU memory, not host memory.",
         "sglang pull 20287; engine.py 0.4.1 - 0.5.23",
     ),
     Failure(
@@ -79,8 +79,8 @@ MEMORY_FAILURES = (
             "Host memory is too small for what was requested: the hierarchical cache, pinned "
             "buffers, or the loading of weights."
         ),
-        "Lower --hicache-ratio or --hicache-size (it is per rank), or free host memory.",
-        "Adding swap: pinned memory cannot use it.",
+        "Lower --hicache-ratio or --hicache-size (a size per rank), or free host memory.",
+        "Adding swap: pinned memory cannot be swapped.",
         "memory_pool_host.py: `Not enough host memory available`",
     ),
     Failure(
@@ -117,7 +117,7 @@ MEMORY_FAILURES = (
             "Note version and arguments, update SGLang, or switch off what is new (speculation, "
             "overlap, hierarchical cache) one at a time."
         ),
-        "Giving it more memory.",
+        "Giving the KV cache more memory.",
         "scheduler `memory leak detected`, 0.4.1 - 0.5.23",
     ),
 )
@@ -141,15 +141,15 @@ PORT_FAILURES = (
         "dist_port_in_use",
         ErrorKind.SERVER_LAUNCH,
         (
-            "The port of --dist-init-addr (or one of those after it) or --nccl-port is taken on "
-            "the head host."
+            "The port of --dist-init-addr (or one of the next ports) or of --nccl-port is in use "
+            "on the head host."
         ),
         (
             "Give every job on a host its own --dist-init-addr or --nccl-port, and leave at least "
             "10 ports between jobs."
         ),
         (
-            "Changing --port, which is a different port; reporting the AttributeError that may "
+            "Changing --port, which is a different port, or reporting the AttributeError that may "
             "follow as a bug."
         ),
         "server_args.py 0.5.9 - 0.5.23 (its `30 seconds` are 3); torch TCPStore",
@@ -158,7 +158,7 @@ PORT_FAILURES = (
         "dist_init_timeout",
         ErrorKind.SERVER_LAUNCH,
         (
-            "The ranks did not all meet: a host did not start, cannot reach the head, or differs "
+            "Not all ranks met: a host did not start, cannot reach the head, or differs "
             "in --nnodes, --node-rank or --dist-init-addr."
         ),
         (
@@ -182,7 +182,7 @@ ARGUMENT_FAILURES = (
             "Edit the argument that the line names; `fleetctl lint` knows the spellings of each "
             "version."
         ),
-        "Retrying: it fails the same way on every host.",
+        "Retrying: the launch fails in the same way on every host.",
         "argparse (exit code 2), server_args.py",
     ),
     Failure(
@@ -193,7 +193,7 @@ ARGUMENT_FAILURES = (
             "Fix what its last line names: the image (pull it first), a mount, the GPUs "
             "(`nvidia-ctk`), the daemon, or the permissions of the user."
         ),
-        "Treating it as a failure of SGLang, which never ran.",
+        "Treating this as a failure of SGLang, which never ran.",
         "docker-run(1) and podman-run(1): exit codes 125, 126 and 127",
     ),
     Failure(
@@ -201,7 +201,7 @@ ARGUMENT_FAILURES = (
         ErrorKind.CONFIG,
         "The server rejected this combination of speculative arguments.",
         "Edit the arguments that the line names; see `fleetctl lint`.",
-        "Retrying or blaming the host: it is a property of the job.",
+        "Retrying, or blaming the host: the job itself is wrong.",
         (
             "server_args.py 0.5.9, arg_groups/speculative_hook.py and speculative/draft_utils.py "
             "0.5.23; sglang issue 38236"
@@ -217,7 +217,7 @@ ARGUMENT_FAILURES = (
         "Give an EAGLE3 draft that was trained for this target. Only models with MTP layers of "
         "their own (DeepSeek V3/R1/V4, GLM-4.5 and later, …) can speculate without a draft, with "
         "EAGLE or NEXTN.",
-        "Adding memory or GPUs, when the second copy ran out of memory.",
+        "Adding memory or GPUs because the second copy ran out of memory.",
         "sglang issue 36528",
     ),
     Failure(
@@ -247,9 +247,9 @@ MODEL_FAILURES = (
         ErrorKind.CONFIG,
         "This host has no Hugging Face token with access to the model.",
         "Accept the licence on the model's page and set HF_TOKEN for the agent (inside the "
-        "container too). `401 … Repository Not Found` is the same for a private model; 403 means a "
-        "valid token without access.",
-        "Writing the token into the job file: use a secret.",
+        "container too). `401 … Repository Not Found` means the same for a private model. 403 "
+        "means that the token is valid but has no access.",
+        "Writing the token into the job file: use a secret instead.",
         "huggingface_hub issue 2586",
     ),
     Failure(
@@ -297,13 +297,13 @@ MODEL_FAILURES = (
         "weight_load_incomplete",
         ErrorKind.SERVER_LAUNCH,
         (
-            "The rank that complains is healthy: it finished loading and waited for others that "
-            "did not."
+            "The rank that complains is healthy: it finished loading and waited for ranks that did "
+            "not finish."
         ),
-        "Look for ranks or hosts without a `Load weight end` line: out of memory, dead, or reading "
-        "slow shared storage. Copy weights to local NVMe or raise --dist-timeout; newer versions "
-        "have --weight-loader-prefetch-checkpoints.",
-        "Blaming the rank that reports it; judging by the log of one host.",
+        "Look for ranks or hosts without a `Load weight end` line: they are out of memory, dead, "
+        "or read slow shared storage. Copy weights to local NVMe or raise --dist-timeout; newer "
+        "versions have --weight-loader-prefetch-checkpoints.",
+        "Blaming the rank that reports the problem, or judging by the log of one host.",
         "sglang issues 4503, 29268",
     ),
     Failure(

@@ -51,7 +51,7 @@ SERVING_FAILURES = (
         ErrorKind.SERVER_EXITED,
         "The launcher ended by an exception before the server was ready.",
         "Read the exception in the cause line.",
-        "Retrying unchanged more than once.",
+        "Retrying more than once without a change.",
         "launch_server.py",
     ),
     Failure(
@@ -62,7 +62,7 @@ SERVING_FAILURES = (
             "person or a job scheduler sent it."
         ),
         "Look at `dmesg -T`, the cgroup's memory.events and who was logged in.",
-        "Treating it as a crash of SGLang.",
+        "Treating this end as a crash of SGLang.",
         "exit code -9 or 137 without a cause in the log",
     ),
     Failure(
@@ -98,7 +98,7 @@ SERVING_FAILURES = (
             "Check that both sides have the same transfer backend, that the RDMA devices of "
             "--disaggregation-ib-device exist and peers are up."
         ),
-        "Looking at one side's log only.",
+        "Looking at the log of only one side.",
         "disaggregation/, mooncake, nixl",
     ),
     Failure(
@@ -126,7 +126,7 @@ COLLECTIVE_FAILURES = (
         "CUDA, the driver or the system returned an error while NCCL set up a communicator.",
         "Read the NCCL WARN line; `operation not supported` means cuMem or P2P on a virtual GPU or "
         "PCIe: try NCCL_CUMEM_ENABLE=0, NCCL_P2P_DISABLE=1, and check driver against CUDA.",
-        "Reading the [0] of an NCCL line as TP rank: it is the CUDA device.",
+        "Reading the [0] of an NCCL line as TP rank: this number is the CUDA device.",
         "NCCL 2.18 - 2.30; vllm issue 20226, nccl issue 1263",
     ),
     Failure(
@@ -134,10 +134,10 @@ COLLECTIVE_FAILURES = (
         ErrorKind.CONFIG,
         "An NCCL setting has no implementation for a collective that the server needs.",
         (
-            "Restrict it to one collective and add a fallback (NCCL 2.24 and later), as in "
-            "NCCL_ALGO='allreduce:nvls,ring'."
+            "Restrict the setting to one collective and add a fallback (NCCL 2.24 and later), as "
+            "in NCCL_ALGO='allreduce:nvls,ring'."
         ),
-        "Trying other hosts: it is a property of the job.",
+        "Trying other hosts: the job itself is wrong.",
         "nccl issues 1898, 1670",
     ),
     Failure(
@@ -148,7 +148,7 @@ COLLECTIVE_FAILURES = (
             "Give all hosts the same image or environment; look for a second libnccl in "
             "LD_LIBRARY_PATH."
         ),
-        "Mixing hosts until they agree.",
+        "Running one server over these hosts before their versions agree.",
         "ncclInvalidUsage/ncclInvalidArgument `mismatch`, undefined symbol in libnccl",
     ),
     Failure(
@@ -172,8 +172,8 @@ COLLECTIVE_FAILURES = (
             "A peer closed its connection: another rank or host died first, and its log holds the "
             "cause."
         ),
-        "Read the logs of all hosts; the first one that ended is the one to explain.",
-        "Looking for the fault on the host that reports it.",
+        "Read the logs of all hosts. The host that ended first shows the cause.",
+        "Looking for the fault on the host that reports the closed connection.",
         "ncclRemoteError, `Socket recv failed`, `Connection closed by remote peer`",
     ),
     Failure(

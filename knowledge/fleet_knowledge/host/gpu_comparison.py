@@ -161,8 +161,8 @@ def find_inequalities(gpus: Sequence[Gpu], *, under_load: bool = False) -> tuple
 
 
 def least_values(gpus: Sequence[Gpu]) -> dict[str, int]:
-    """Return the lowest value of each field over the GPUs. It limits a server that uses all of
-    them.
+    """Return the lowest value of each field over the GPUs. These values limit a server that uses
+    all GPUs.
     """
     values = {
         name: [value for gpu in gpus if (value := getattr(gpu, name)) is not None]

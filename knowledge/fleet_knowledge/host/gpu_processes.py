@@ -125,8 +125,8 @@ def _standing_by_name(name: str) -> str:
 
 
 def holders_hint(holders: Sequence[GpuMemoryHolder]) -> str:
-    """Return who holds the memory and what to do: end the processes of your own, report
-    the rest.
+    """Return who holds the memory and what to do: end your own processes, and report other
+    processes.
     """
     if not holders:
         return (
@@ -168,10 +168,8 @@ def explain_holders(processes: Sequence[GpuProcess]) -> dict[str, Any]:
 
 
 def describe_unequal_memory(gpus: Sequence[Gpu]) -> str:
-    """Return which GPUs have so much less free memory than another GPU that SGLang refuses to
-    start.
-
-    The text is empty if no GPU has.
+    """Return which GPUs have so little free memory, compared with another GPU, that SGLang refuses
+    to start. Return an empty text if there are no such GPUs.
     """
     free = {gpu.index: gpu.memory_free_mib for gpu in gpus if gpu.memory_free_mib is not None}
     most = max(free.values(), default=0)

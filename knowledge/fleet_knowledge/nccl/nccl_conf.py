@@ -27,7 +27,9 @@ class NcclConfFile:
 
 @dataclass(frozen=True, slots=True)
 class EffectiveSetting:
-    """The value of a setting that wins, its source, and the (source, value) pairs that it hides."""
+    """The value that wins for one setting, its source, and the (source, value) pairs that
+    it hides.
+    """
 
     value: str
     source: str

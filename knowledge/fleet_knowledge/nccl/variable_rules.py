@@ -349,8 +349,8 @@ def can_affect_speed(name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class BypassedVariables:
-    """NCCL variables of a server that may have no effect, because its decode steps do not reach
-    NCCL or may not. `path` says what performs their all-reduce, and why.
+    """NCCL variables of a server that may have no effect, because the all-reduce of its decode
+    steps may not reach NCCL. `path` says what performs this all-reduce, and why.
     """
 
     variables: tuple[str, ...]

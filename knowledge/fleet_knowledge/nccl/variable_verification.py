@@ -36,11 +36,10 @@ def verify_variables(
     env: Mapping[str, str], facts: NcclFacts | None, gpus: int, nodes: int = 1
 ) -> list[VariableEvidence]:
     """Return the state of every NCCL_ and RCCL_ variable that the job sets in `env`, sorted by
-    name.
+    name. The server runs on `gpus` GPUs of each of `nodes` hosts.
 
-    The server runs on `gpus` GPUs of each of `nodes` hosts. `facts` are those of the same launch;
-    None means that there was no log. Values are compared as NCCL reads them: `0x10` is 16, and `4`
-    is SYS.
+    `facts` come from the log of the same launch; None means that there was no log. Values are
+    compared as NCCL reads them: `0x10` is 16, and `4` is SYS.
     """
     return [
         _verify_variable(name, value, env, facts, gpus * max(nodes, 1))

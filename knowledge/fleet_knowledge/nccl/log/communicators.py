@@ -29,8 +29,8 @@ class _Ranks:
 
 
 class CommunicatorTable:
-    """Holds communicators by their identifier. A communicator that was split off has no identifier
-    before 2.21 and is only counted.
+    """Holds communicators by their identifier. Before 2.21, a communicator that was split off
+    another has no identifier, so it is only counted.
     """
 
     def __init__(self) -> None:

@@ -121,8 +121,8 @@ class NcclFacts:
 
     @property
     def version(self) -> str:
-        """Return the newest version that the log names, without what follows its numbers; empty if
-        the log names none.
+        """Return the newest version that the log names, without the text after its numbers. Return
+        an empty text if the log names none.
         """
         return self.versions[-1].split("-")[0].split("+")[0] if self.versions else ""
 

@@ -1,5 +1,5 @@
-"""Distinguishes NCCL's errors. It holds the lines of each failure class, reads result codes, and
-fills hints with what the line names.
+"""Distinguishes NCCL's errors. It holds patterns for the lines of each failure class, reads result
+codes, and fills hints with values from the line.
 """
 
 from __future__ import annotations
@@ -184,7 +184,9 @@ def read_result(text: str) -> str:
 
 
 def build_failure(place: int, text: str, result: str) -> NcclFailure:
-    """Return the failure that the row at index `place` describes, with what its line names."""
+    """Return the failure that the row at index `place` describes, with the values that its line
+    names.
+    """
     name = NCCL_ERROR_PATTERNS[place].failure_class
     row = FAILURES.get(name)
     named, was_set, token = _NAMED.search(text), _SET.search(text), _TOKEN.search(text)

@@ -54,8 +54,8 @@ _MAX_VALUES = 8  # of one setting
 
 
 class NcclReader:
-    """Collects facts from the lines that it is fed. A line that is not NCCL's costs one substring
-    search. Never raises, whatever the text.
+    """Collects facts from the lines that it is given. For a line without an NCCL message, one
+    substring search is enough. Never raises, whatever the text.
     """
 
     def __init__(self) -> None:

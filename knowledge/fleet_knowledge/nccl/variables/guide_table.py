@@ -11,8 +11,8 @@ _HEAD = (
 
 
 def render_variable_table() -> str:
-    """Return the table in Markdown. NCCL's variables come before RCCL's. Among each, the variables
-    that every launch reads come first; the order is otherwise by name.
+    """Return the table in Markdown. NCCL's variables come before RCCL's variables. Within each
+    library, the variables that every launch reads come first; otherwise the order is by name.
     """
     rows = sorted(
         VARIABLES.values(),
