@@ -14,6 +14,7 @@ from typing import Protocol
 
 from fleet_transport.caller import named_socket
 from fleet_transport.certificate import Certificate, parse_certificate
+from fleet_transport.reset_limit import ResetCounter
 from fleet_transport.tls_errors import (
     NO_ROOM_ALERT,
     REFUSAL_PREFIX,
@@ -43,6 +44,9 @@ class Gateway(Protocol):
     def log_refusal(self, peer: str, reason: str) -> None:
         """Log that a peer is refused."""
 
+    def allows_resets(self, certificate: Certificate, resets: int) -> bool:
+        """Return whether the holder of the certificate may have so many more streams reset now."""
+
     def start_backend_connection(self, client: ClientConnection) -> None:
         """Start to connect an accepted peer to the server behind the gateway."""
 
@@ -56,6 +60,8 @@ class ClientConnection(asyncio.Protocol):
         self.is_silent = True
         self._gateway = gateway
         self._backend: BackendConnection | None = None
+        self._resets_by_peer = ResetCounter(after_preface=True)
+        self._resets_by_backend = ResetCounter(after_preface=False)
         self._pending: list[bytes] = []  # for the backend, until it is connected
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
 
@@ -89,6 +95,8 @@ class ClientConnection(asyncio.Protocol):
             return
         try:
             while plain := self._tls.read(_CHUNK_BYTES):
+                if not self._is_allowed(self._resets_by_peer.count(plain)):
+                    return
                 self._forward(plain)
             self.transport.close()  # the peer ended its TLS session
         except ssl.SSLWantReadError:
@@ -153,6 +161,17 @@ class ClientConnection(asyncio.Protocol):
         self._pending.clear()
         self.transport.resume_reading()
 
+    def _is_allowed(self, resets: int) -> bool:
+        """Return whether so many more streams may be reset; if not, close the connection."""
+        certificate = self.certificate
+        if not resets or certificate is None or self._gateway.allows_resets(certificate, resets):
+            return True
+        self._gateway.log_refusal(
+            self.peer, f"{certificate.owner} opens and resets too many streams"
+        )
+        self.abort()
+        return False
+
     def _forward(self, plaintext: bytes) -> None:
         if self._backend is not None:
             self._backend.transport.write(plaintext)
@@ -161,7 +180,9 @@ class ClientConnection(asyncio.Protocol):
 
     def send(self, plaintext: bytes) -> None:
         """Send plaintext from the backend to the network."""
-        if not self.transport.is_closing():
+        if not self.transport.is_closing() and self._is_allowed(
+            self._resets_by_backend.count(plaintext)
+        ):
             self._tls.write(plaintext)
             self._flush()
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from fleet_protos.errors import Conflict
 from fleet_transport.certificate import Certificate
 from fleet_transport.gateway_connection import ClientConnection, format_address
+from fleet_transport.reset_limit import ResetLimit
 from fleet_transport.revocation_list import RevocationList
 from fleet_transport.sockets import parse_endpoint
 from fleet_transport.tls_errors import certificate_refusal_reason
@@ -61,6 +62,7 @@ class TlsGateway:
         self.revocations = RevocationList(tls.revoked)
         self.connections: dict[ClientConnection, None] = {}  # the oldest first
         self._log_throttle = LogThrottle()
+        self._reset_limit = ResetLimit()
         self._tasks = asyncio.TaskGroup()
         self._socket = _listen(address)
         self.address = format_address(self._socket.getsockname())
@@ -111,6 +113,10 @@ class TlsGateway:
             self.revocations.find(certificate.fingerprint),
             time.time_ns() / 1e9,
         )
+
+    def allows_resets(self, certificate: Certificate, resets: int) -> bool:
+        """Return whether the holder of the certificate may have so many more streams reset now."""
+        return self._reset_limit.allows(certificate.fingerprint, resets, time.monotonic())
 
     def log_refusal(self, peer: str, reason: str) -> None:
         """Log a refusal, at most once a minute for the same address and reason. The line says how
