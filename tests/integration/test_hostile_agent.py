@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import logging
+import math
 import os
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
@@ -14,7 +16,10 @@ import pytest
 
 from fleet_controller.app.bootstrap import start_controller
 from fleet_controller.app.controller import FleetController
+from fleet_controller.cli.job_comparison import VerdictOptions, compare_job
 from fleet_controller.core.controller_api import JobDetail
+from fleet_controller.report.comparison_export import comparison_json
+from fleet_controller.report.terminal_layout import comparison_text
 from fleet_protos import events as ev
 from fleet_protos.errors import HostUnreachable
 from fleet_protos.trial_types import Artifact, Outcome, Phase, RunResult, TrialSpec
@@ -224,3 +229,51 @@ async def test_what_one_attempt_tells_has_an_end(tmp_path: Path, agent: FakeAgen
     finally:
         logging.getLogger("fleet_controller").removeHandler(ear)
     assert (tmp_path / "controller" / "store.sqlite3").stat().st_size < 8 << 20
+
+
+ODD_NUMBERS = [math.nan, math.inf, -math.inf, -5.0, 0.0, 1e308, 1e-308, -1e308]
+TWO_VARIANTS = JOB.replace("workloads:", "factors: {n: {a: {}, b: {args: {seed: 2}}}}\nworkloads:")
+
+
+@pytest.mark.parametrize("number", ODD_NUMBERS)
+async def test_no_number_of_an_agent_makes_results_unreadable(
+    tmp_path: Path, agent: FakeAgent, number: float
+) -> None:
+    async with start_controller(tmp_path / "controller", [agent.address]) as here:
+        job_id = await here.fleet.submit(TWO_VARIANTS, "job.yaml")
+        for index in range(2):
+            await until(here.fleet, job_id, lambda _, index=index: len(agent.started) > index)
+            spec = agent.started[index]
+            for run in (1, 2):
+                told = run_of(spec, run, tok_s=80.0).run
+                odd = dict.fromkeys(told.metrics, number) if spec.variant == "n=b" else {}
+                metrics = {**told.metrics, **odd}
+                body = replace(told, metrics=metrics, duration_s=number, time_scale=number)
+                agent.tell(spec, ev.RunFinished(body))
+            agent.end(spec)
+        await until(here.fleet, job_id, lambda detail: detail.job.trials_over == 2)
+        compared = await compare_job(here.fleet, job_id, VerdictOptions())
+        text = json.dumps(comparison_json(compared), allow_nan=False)
+    assert {row.variant for row in compared.rows} == {"n=a", "n=b"}
+    assert "n=b" in text + comparison_text(compared, 120, False)
+
+
+async def test_event_numbers_that_jump_ahead_hide_no_later_event(
+    tmp_path: Path, agent: FakeAgent, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        async with start_controller(tmp_path / "controller", [agent.address]) as here:
+            job_id = await here.fleet.submit(JOB, "job.yaml")
+            spec = await first_started(here.fleet, job_id, agent)
+            agent.tell(spec, ev.WarmedUp("w", 1))
+            agent.journal[-1] = replace(agent.journal[-1], sequence=10**12)
+            agent.tell(spec, run_of(spec, 1))
+            agent.end(spec)
+            await until(
+                here.fleet,
+                job_id,
+                lambda detail: any(
+                    trial.runs == 1 and trial.outcome is Outcome.OK for trial in detail.trials
+                ),
+            )
+    assert "jumps" in caplog.text

@@ -26,6 +26,7 @@ LARGEST_ARTIFACT_BYTES = 16 << 30
 _MOST_NUMBER = (1 << 63) - 1  # the largest integer of a database
 _LONGEST_TEXT, _LONGEST_NAME = 64 << 10, 128
 _MOST_ENTRIES = 5000
+_LARGEST_VALUE = 1e15  # of a metric or a duration; no NaN is within it
 _NAMES = ("failure_class", "workload", "rank", "phase", "code", "ended_by")
 _TRIAL_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,199}")
@@ -118,20 +119,29 @@ def _artifact_error(file: Artifact, event: ev.Event) -> str:
 
 
 def _drop_invalid_numbers(run: RunResult) -> RunResult:
-    """Return the run without metrics that are not finite. The search of a run is dropped if its
-    loads are impossible, so that the run belongs to no search.
+    """Return the run without metrics that are not finite or too large to compute with. A duration
+    or time scale that cannot be is replaced by 0 or 1. The search of a run is dropped if its loads
+    are impossible, so that the run belongs to no search.
     """
     metrics = {
         name: value
         for name, value in run.metrics.items()
-        if math.isfinite(value) and len(name) <= _LONGEST_NAME
+        if abs(value) <= _LARGEST_VALUE and len(name) <= _LONGEST_NAME
     }
+    duration_s = run.duration_s if 0 <= run.duration_s <= _LARGEST_VALUE else 0.0
+    scale = run.time_scale if 1 / _LARGEST_VALUE <= run.time_scale <= _LARGEST_VALUE else 1.0
     searched = run.searched
     sound = searched.of in (RATE, CONCURRENCY) and all(
         0 <= load < math.inf
         for load in (searched.load, searched.highest_met, searched.lowest_not_met)
     )
-    return replace(run, metrics=metrics, searched=searched if sound else Searched())
+    return replace(
+        run,
+        metrics=metrics,
+        duration_s=duration_s,
+        time_scale=scale,
+        searched=searched if sound else Searched(),
+    )
 
 
 def _truncate_value(name: str, value: Any, depth: int) -> Any:

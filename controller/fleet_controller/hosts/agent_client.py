@@ -87,6 +87,7 @@ class AgentClient:
         self._target = (address, tls, name)
         self._channel_stub: tuple[aio.Channel, agent_pb2_grpc.AgentServiceAsyncStub] | None = None
         self.controller_epoch = ControllerEpoch()  # sent with each order once it is set
+        self._last_sequence = 0  # of its events, at the last `describe`
         self.clock = NO_SKEW  # the host's clock at the last `describe`
 
     async def retarget(
@@ -129,6 +130,7 @@ class AgentClient:
                     f"agent at {self.address}: {fault}",
                     "check which program answers there; a benchfleet agent reports no such thing",
                 )
+            self._last_sequence = info.last_sequence
             self.clock = (
                 HostClock(info.now_unix_ns - (asked_ns + time.time_ns()) // 2)
                 if info.now_unix_ns
@@ -181,7 +183,7 @@ class AgentClient:
         request = pb.WatchEventsRequest(
             agent_id=agent_id, after_sequence=after_sequence, lease=self._epoch_message
         )
-        validator = EventValidator(self.address)
+        validator = EventValidator(self.address, max(after_sequence, self._last_sequence))
         try:
             async for answer in self._stub.WatchEvents(request):
                 if (event := validator.validate(answer.event)) is not None:

@@ -21,20 +21,23 @@ from fleet_protos.v1 import trial_pb2
 log = logging.getLogger(__name__)
 
 _MOST_ATTEMPTS = 10_000
+_LARGEST_JUMP = 1000  # events that were appended since the agent was asked for its newest number
 _MOST_LOG_LINES = 20  # log lines about rejected events of one connection
 
 
 class EventValidator:
     """Validates the events of one connection."""
 
-    def __init__(self, agent: str) -> None:
+    def __init__(self, agent: str, last_sequence: int) -> None:
+        """Begin after the event with this number, the newest that is known of the agent."""
         self._agent = agent
+        self._last_sequence = last_sequence
         self._received_bytes: Counter[tuple[str, int]] = Counter()
         self._logged = 0
 
     def validate(self, message: trial_pb2.Event) -> Event | None:
         """Return the event without its invalid parts, or None if the whole event is rejected."""
-        if why := self._size_error(message):
+        if why := self._sequence_error(message.sequence) or self._size_error(message):
             self._log_rejected(why)
             return None
         try:
@@ -49,6 +52,15 @@ class EventValidator:
         for why in refused:
             self._log_rejected(why)
         return event
+
+    def _sequence_error(self, sequence: int) -> str:
+        """An agent numbers its events without a gap. A number far ahead would hide all events until
+        the agent reaches it.
+        """
+        if sequence > self._last_sequence + _LARGEST_JUMP:
+            return f"the number of an event jumps from {self._last_sequence} to {sequence}"
+        self._last_sequence = max(self._last_sequence, sequence)
+        return ""
 
     def _size_error(self, message: trial_pb2.Event) -> str:
         size, key = message.ByteSize(), (message.trial_id[:300], message.attempt)
