@@ -174,6 +174,7 @@ def test_show_and_ls_agree_that_it_is_done(finished: Finished) -> None:
         "outcome",
         "failure_class",
         "message",
+        "progress",
         "nodes",
     ]
     assert all(list(trial) == keys for trial in detail["trials"])
