@@ -10,7 +10,7 @@ import hashlib
 import os
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import grpc
@@ -49,6 +49,7 @@ class FakeAgent(agent_pb2_grpc.AgentServiceServicer):
     host: str = "here"
     agent_id: str = "agent-1"
     simulated_gpus: int = 8
+    server_env: dict[str, str] = field(default_factory=dict)  # the host's own, for every server
     by_itself: bool = True  # run each trial to its end: three runs, ok
     replays: bool = False  # ignore after_sequence, as a forgetful agent would
     refusals: list[grpc.StatusCode] = field(default_factory=list)
@@ -149,7 +150,9 @@ class FakeAgent(agent_pb2_grpc.AgentServiceServicer):
         if spec in self.started:
             return pb.StartTrialResponse(known=True)
         self.started.append(spec)
-        self.tell(spec, ev.TrialAccepted(spec), Phase.LAUNCHING)
+        env = {**self.server_env, **spec.engine.env}
+        admitted = replace(spec, engine=replace(spec.engine, env=env))
+        self.tell(spec, ev.TrialAccepted(admitted), Phase.LAUNCHING)
         if self.by_itself:
             for index in (1, 2, 3):
                 self.tell(spec, run_of(spec, index))

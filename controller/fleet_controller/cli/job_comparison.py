@@ -13,6 +13,11 @@ from fleet_controller.analysis.compare_runs import compare, compare_jobs
 from fleet_controller.analysis.comparison_values import Comparison, ComparisonConditions
 from fleet_controller.analysis.job_differences import job_differences
 from fleet_controller.cli.controller_connection import open_controller
+from fleet_controller.cli.host_variable_notes import (
+    host_variable_differences,
+    host_variable_notes,
+    host_variables,
+)
 from fleet_controller.cli.terminal.console import Console
 from fleet_controller.core.controller_api import Controller, JobDetail, JobResults, TrialStatus
 from fleet_controller.core.job import Job
@@ -56,14 +61,18 @@ async def _compare_stored(arguments: argparse.Namespace) -> Comparison:
             return await compare_job(controller, arguments.a, read_verdict_options(arguments))
         before, after = await controller.results(arguments.a), await controller.results(arguments.b)
         detail = await controller.job(arguments.b)
-    old, new = _read_job(before), _read_job(after)
+        old, new = _read_job(before), _read_job(after)
+        given = host_variable_differences(
+            await host_variables(controller, await controller.job(arguments.a), old.job),
+            await host_variables(controller, detail, new.job),
+        )
     job = new.job
     confidence, margin = _confidence_and_margin(job, read_verdict_options(arguments))
     conditions = _planned_conditions(after, job, detail)
     compared = compare_jobs(
         (_conditions(before), before.runs), (conditions, after.runs), confidence, margin
     )
-    notes = (*compared.notes, *old.notes, *new.notes, *job_differences(old.job, job))
+    notes = (*compared.notes, *old.notes, *new.notes, *given, *job_differences(old.job, job))
     return replace(compared, notes=notes)
 
 
@@ -72,6 +81,7 @@ async def compare_job(controller: Controller, job_id: str, options: VerdictOptio
     results, detail = await controller.results(job_id), await controller.job(job_id)
     stored = _read_job(results)
     job = stored.job
+    given = host_variable_notes(await host_variables(controller, detail, job))
     if not job.hosts.every_host:
         results, detail = _pool_hosts(results, detail)
     baseline = options.baseline or next(
@@ -80,7 +90,7 @@ async def compare_job(controller: Controller, job_id: str, options: VerdictOptio
     confidence, margin = _confidence_and_margin(job, options)
     conditions = _planned_conditions(results, job, detail)
     compared = compare(results.runs, baseline, confidence, margin, conditions)
-    return replace(compared, notes=(*compared.notes, *stored.notes))
+    return replace(compared, notes=(*compared.notes, *stored.notes, *given))
 
 
 def print_comparison(comparison: Comparison, as_json: bool, console: Console) -> None:
