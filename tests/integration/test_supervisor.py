@@ -223,6 +223,26 @@ async def test_an_escaped_child_of_another_server_or_of_nobody_is_left_alone(ben
         os.close(chain)
 
 
+async def test_a_server_that_an_agent_without_subreapers_launched_is_ended(bench: Bench) -> None:
+    """As after an upgrade: the record names the launcher itself."""
+    fifo = bench.fifo()
+    server = await asyncio.create_subprocess_exec(
+        *ODD_SERVER,
+        str(fifo),
+        "child",
+        env={"BENCHFLEET_LAUNCH": bench.token},
+        start_new_session=True,
+    )
+    pids = (await bench.told(fifo))["pids"]
+    stat = read_stat(server.pid)
+    assert stat is not None
+    session = RecordedSession(server.pid, server.pid, stat.start_ticks, bench.token)
+    stopped = await bench.supervisor.stop(session, PATIENT_S)
+    assert (stopped.ended_by, stopped.left_over) == ("term", ())
+    assert await server.wait() == -signal.SIGTERM
+    assert not any(map(is_alive, pids))
+
+
 async def test_a_killed_subreaper_is_named_and_what_cannot_be_shown_to_be_ours_is_left_alone(
     bench: Bench,
 ) -> None:

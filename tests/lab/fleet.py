@@ -16,7 +16,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import grpc
@@ -306,9 +306,11 @@ class LabFleet:
     def results(self, job_id: str) -> JobResults:
         """All runs that are stored."""
         with self._stub() as stub:
-            return from_proto(
-                JobResults, stub.GetResults(pb.GetResultsRequest(job_id=job_id), timeout=CALL_S)
-            )
+            parts = [
+                from_proto(JobResults, part)
+                for part in stub.GetResults(pb.GetResultsRequest(job_id=job_id), timeout=CALL_S)
+            ]
+        return replace(parts[0], runs=tuple(run for part in parts for run in part.runs))
 
     def changes(self, job_id: str, timeout_s: float) -> Iterator[JobChange]:
         """Each change of a job as the controller tells it, also over its restarts, until the job is

@@ -127,6 +127,8 @@ def test_a_key_with_a_passphrase_is_used_as_ssh_agent_holds_it(
                 settings(host, identities=(str(locked),), use_agent=True), keyring
             ) as connection:
                 assert connection.run(["id", "-un"]).out == b"bench\n"
+                # the host cannot use the agent's keys: the agent is never forwarded
+                assert b"SSH_AUTH_SOCK" not in connection.run(["env"]).out
             keyring.close()
         finally:
             agent.terminate()
