@@ -57,7 +57,7 @@ def test_variables_that_nccl_names_with_the_jobs_values_are_proved(env: dict[str
         ({"NCCL_PROTO": "Simple"}, "NCCL_PROTO=Simple did not reach NCCL: NCCL's log says LL"),
         (
             {"NCCL_ALGO": "Ring"},
-            "NCCL_ALGO=Ring did not reach NCCL: NCCL reads and names it at every start",
+            "NCCL_ALGO=Ring did not reach NCCL: NCCL reads and names the variable at every start",
         ),
     ],
 )

@@ -126,7 +126,7 @@ _RULES = (
         "vbios",
         "has VBIOS {}",
         "{}",
-        "install the same VBIOS: others may have different power and clock tables",
+        "install the same VBIOS on all GPUs: another VBIOS may have other power and clock tables",
     ),
     _Rule(
         "fabric",

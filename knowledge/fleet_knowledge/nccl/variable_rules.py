@@ -166,7 +166,7 @@ def _value_findings(
     fault = row.fault(value, release)
     assert fault is not None
     does = {
-        InvalidValueEffect.REFUSED: "NCCL refuses it and the server dies",
+        InvalidValueEffect.REFUSED: "NCCL refuses the value and the server ends",
         InvalidValueEffect.IGNORED: "NCCL ignores it silently",
         InvalidValueEffect.MISREAD: "",
         InvalidValueEffect.ADJUSTED: "NCCL uses the nearest legal value",

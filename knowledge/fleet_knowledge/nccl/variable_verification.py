@@ -67,15 +67,15 @@ def _verify_variable(
         return VariableEvidence(
             name,
             VariableState.MISSING,
-            "NCCL reads and names it at every start, but this log does not name it: "
-            "the server started without it",
+            "NCCL reads and names the variable at every start, but this log does not name it: "
+            "the server started without the variable",
         )
     return VariableEvidence(
         name,
         VariableState.NOT_NAMED,
         f"NCCL did not read it: it does so only when {row.read_when}"
         if row and row.read_when
-        else "the log does not name it; when NCCL reads it is unknown",
+        else "the log does not name the variable; it is unknown when NCCL reads it",
     )
 
 
@@ -127,17 +127,17 @@ def _never_logged_reason(
     if not value.strip():
         return "an empty value means that the variable is not set"
     if row is not None and row.never_logged:
-        return "NCCL never names it in its log"
+        return "NCCL never names the variable in its log"
     if name == "NCCL_P2P_DISABLE" and value.strip() != "1":
-        return "NCCL names it only when it is 1"
+        return "NCCL names the variable only when its value is 1"
     if name == "NCCL_P2P_LEVEL" and env.get("NCCL_P2P_DISABLE", "").strip() == "1":
-        return "NCCL does not read it when NCCL_P2P_DISABLE is 1"
+        return "NCCL does not read the variable when NCCL_P2P_DISABLE is 1"
     return ""
 
 
 def _no_evidence_reason(env: Mapping[str, str], facts: NcclFacts | None) -> str:
     if facts is None or not (facts.info_lines or facts.warn_lines or facts.versions):
-        return "no line from NCCL was found: it only logs with NCCL_DEBUG=INFO"
+        return "no line from NCCL was found: NCCL only logs with NCCL_DEBUG=INFO"
     if not facts.info_lines:
         return "the log has no INFO lines: it needs NCCL_DEBUG=INFO"
     if not _names_variables(env.get("NCCL_DEBUG_SUBSYS", "")) and not facts.settings:
