@@ -78,7 +78,7 @@ def test_a_variable_that_nccl_reads_only_when_needed_is_unproved_and_not_lost() 
     (gate,) = gates({"NCCL_IB_HCA": "mlx5_0", "NCCL_PROTOO": "LL"}, shown(*SET, *DONE))
     assert (gate.code, gate.effect) == ("env_unproved", FLAG)
     assert "NCCL_IB_HCA=mlx5_0 (NCCL did not read it: it does so only when" in gate.message
-    assert "NCCL_PROTOO=LL (the log does not name it" in gate.message
+    assert "NCCL_PROTOO=LL (the log does not name the variable" in gate.message
 
 
 @pytest.mark.parametrize(
