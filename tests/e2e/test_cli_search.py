@@ -29,7 +29,7 @@ factors:
 baseline: {{slots: few}}
 workloads:
   users: {{search: {{of: concurrency, from: 4, to: 16, goodput: 95%}}, output_tokens: 600, slo: {{ttft_p99: 2s}}}}
-measure: {{launches: 2}}
+measure: {{launches: 3}}
 """
 
 

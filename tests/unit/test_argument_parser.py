@@ -8,7 +8,7 @@ from importlib import import_module
 import pytest
 
 from fleet_controller.cli.argument_parser import COMMANDS, build_parser
-from fleet_controller.cli.command_options import percentage
+from fleet_controller.cli.verdict_options import percentage
 
 
 @pytest.mark.parametrize("command", [name for name, _, _ in COMMANDS])

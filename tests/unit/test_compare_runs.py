@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from fleet_controller.analysis.compare_runs import compare, compare_jobs
+from fleet_controller.analysis.compare_jobs import compare_job_groups, compare_jobs
+from fleet_controller.analysis.compare_runs import compare
 from fleet_controller.analysis.comparison_values import (
     Comparison,
     ComparisonConditions,
@@ -136,7 +137,7 @@ def test_runs_of_one_launch_never_count_as_launches() -> None:
         None,
         Verdict.INCONCLUSIVE,
     )
-    assert row.mean == pytest.approx(90.95)
+    assert row.mean == pytest.approx(90.948, abs=1e-3)  # the geometric mean of the runs
 
 
 def test_voided_run_is_counted_as_a_gate_and_never_as_a_number() -> None:
@@ -146,7 +147,7 @@ def test_voided_run_is_counted_as_a_gate_and_never_as_a_number() -> None:
         with_gate(a_run("new", 1, 5000), GateEffect.VOID_RUN),
     ]
     row = row_of(compare(runs, "base"), "new")
-    assert (row.mean, row.runs) == (90.5, 2)
+    assert (row.mean, row.runs) == (pytest.approx(90.5), 2)
     assert [(gate.code, gate.count, gate.message) for gate in row.gates] == [
         ("short_output", 1, "3 of 8 ended early")
     ]
@@ -291,25 +292,55 @@ def test_impossible_confidence_or_margin_is_the_users_error(
         compare(launches("a", [1, 2]), "a", confidence, margin)
 
 
-def test_two_jobs_meet_by_variant_name_and_are_not_paired() -> None:
-    before = (
-        ComparisonConditions(job="j1", engine="sglang"),
-        launches("v", [80, 81, 82]) + launches("gone", [1, 2]),
-    )
-    after = (
-        ComparisonConditions(job="j2", engine="sglang"),
-        launches("v", [90, 91, 92]) + launches("fresh", [5, 6]),
+def job_of(name: str, **values: Sequence[float]) -> tuple[ComparisonConditions, list[StoredRun]]:
+    runs = [run for variant, own in values.items() for run in launches(variant, own)]
+    return ComparisonConditions(
+        job=name, engine="sglang", judged={"single": ("output_tok_s",)}
+    ), runs
+
+
+def test_two_jobs_meet_by_variant_name_and_have_no_verdict_without_a_bridge() -> None:
+    before, after = (
+        job_of("j1", v=[80, 81, 82], gone=[1, 2]),
+        job_of("j2", v=[90, 91, 92], fresh=[5, 6]),
     )
     comparison = compare_jobs(before, after, 0.95, 0.02)
     row = row_of(comparison, "v")
     assert (comparison.job, comparison.baseline, row.verdict, row.method) == (
         "j2",
         "j1",
-        Verdict.FASTER,
+        Verdict.INCONCLUSIVE,
         "unpaired",
     )
-    assert row_of(comparison, "fresh").reason == "no valid launch of the baseline"
+    assert row.ratio == pytest.approx(91 / 81, rel=1e-3)
+    assert "no variant has the same configuration in both" in row.reason
+    assert "no valid launch in the first job" in row_of(comparison, "fresh").reason
     assert "not in the second job: gone on h1, workload single" in comparison.notes
+
+
+def test_a_bridge_takes_the_difference_of_the_sessions_out() -> None:
+    """The second session is 10 % faster as a whole, and the change makes `v` 30 % faster."""
+    before = job_of("j1", bridge=[100, 101, 99.5, 100.2], v=[80, 80.9, 79.5, 80.1])
+    after = job_of("j2", bridge=[110, 111, 109.5, 110.2], v=[114.4, 115.5, 113.9, 114.6])
+    comparison = compare_jobs(before, after, 0.95, 0.02, ["bridge"])
+    row, bridge = row_of(comparison, "v"), row_of(comparison, "bridge")
+    assert (row.verdict, row.method) == (Verdict.FASTER, "bridged")
+    assert row.ratio == pytest.approx(1.3, rel=1e-2)
+    assert (bridge.verdict, round(bridge.ratio or 0, 2)) == (Verdict.INCONCLUSIVE, 1.10)
+    assert "how much the two sessions differ" in bridge.reason
+
+
+def test_three_jobs_a_side_are_judged_by_jobs_and_not_by_launches() -> None:
+    """Sessions differ by 10 %, so that launches within a job say nothing about the change."""
+    old = [job_of(f"o{level}", v=[level, level + 0.1, level - 0.1]) for level in (100, 110, 90)]
+    new = [job_of(f"n{level}", v=[level, level + 0.1, level - 0.1]) for level in (104, 114, 94)]
+    row = row_of(compare_job_groups(old, new, 0.95, 0.02), "v")
+    assert (row.verdict, row.method) == (Verdict.INCONCLUSIVE, "jobs")
+    close = [job_of(f"n{level}", v=[level] * 3) for level in (150, 151, 149)]
+    same = [job_of(f"o{level}", v=[level] * 3) for level in (100, 101, 99)]
+    assert row_of(compare_job_groups(same, close, 0.95, 0.02), "v").verdict == Verdict.FASTER
+    with pytest.raises(ConfigError, match="--old has 2 jobs, and 3 are needed"):
+        compare_job_groups(old[:2], new, 0.95, 0.02)
 
 
 @pytest.mark.parametrize(("one", "other"), [("simulated", "sglang"), ("external", "simulated")])

@@ -1,69 +1,60 @@
-"""Makes one row of a comparison from the launches of a variant, and judges it against the
-baseline.
-"""
+"""Makes the rows of one cell (host, workload, metric) from its launches and judges them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from fleet_controller.analysis.comparison_values import (
-    EXTERNAL,
-    ComparisonRow,
-)
-from fleet_controller.analysis.launches import (
-    MeasuredLaunch,
-    gate_counts,
+from fleet_controller.analysis.cell_judgement import judge_cell
+from fleet_controller.analysis.cell_model import LaunchValue
+from fleet_controller.analysis.comparison_values import EXTERNAL, ComparisonRow
+from fleet_controller.analysis.launches import MeasuredLaunch, gate_counts
+from fleet_controller.analysis.ratio_estimates import (
+    CellEstimate,
+    RatioEstimate,
+    cell_estimates,
 )
 from fleet_controller.analysis.slo_limits import (
     METRIC_OF,
     SloLimit,
-    limit_ratio,
+    limit_estimates,
     mean_limit,
 )
-from fleet_controller.analysis.statistics import (
-    LogRatio,
-    mean,
-    mean_interval,
-    paired_ratio,
-    welch_ratio,
-)
+from fleet_controller.analysis.statistics import Interval, mean, mean_interval
 from fleet_controller.analysis.verdict import (
+    CLOSED,
+    LAUNCHES_FOR_VERDICT,
     Judgement,
+    OpenEnds,
+    Outlook,
     Question,
     Verdict,
-    judge_ratio,
-    judge_without_interval,
+    judge_without_verdict,
+    ratio_interval,
 )
 from fleet_controller.core.controller_api import StoredRun
 from fleet_protos.metric_names import ACCEPT_LENGTH, HIGHER_IS_BETTER
 from fleet_protos.trial_types import is_void
 
-_NO_LAUNCHES = (
+NO_LAUNCHES = (
     "an external server is not launched by benchfleet: no verdict is possible without launches"
 )
 _OPEN = "a limit is above or below the loads that were searched"
+_ZERO = "a launch has the value 0, of which no ratio can be formed"
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchSet:
     """The launches of one variant on one host under one workload."""
 
-    launches: tuple[MeasuredLaunch, ...]
-    runs: tuple[StoredRun, ...]
+    launches: tuple[MeasuredLaunch, ...] = ()
+    runs: tuple[StoredRun, ...] = ()
     limits: tuple[SloLimit, ...] = ()
 
-    def values(self, metric: str) -> list[float]:
-        """Return the value of `metric` for each launch that has it."""
-        return [launch.values[metric] for launch in self.launches if metric in launch.values]
-
-    def by_block(self, metric: str) -> dict[int, float]:
-        """Return the value of `metric` for each block, from the launches that belong to a block."""
-        return {
-            launch.block: launch.values[metric]
-            for launch in self.launches
-            if metric in launch.values and launch.block > 0
-        }
+    def with_metric(self, metric: str) -> list[MeasuredLaunch]:
+        """Return the launches that have a value of this metric."""
+        return [launch for launch in self.launches if metric in launch.values]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,57 +66,155 @@ class RowSettings:
     question: Question
     engine: str
     minutes: float | None
-    may_pair: bool
     failures: Mapping[tuple[str, str], str] = field(default_factory=dict)
 
 
-def make_row(
-    key: tuple[str, str, str, str], launch_set: LaunchSet, settings: RowSettings
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """The launches of all variants on one host under one workload, for one metric.
+
+    `is_judged` says whether its rows get a verdict.
+    """
+
+    host: str
+    workload: str
+    metric: str
+    baseline: str
+    launch_sets: Mapping[str, LaunchSet]  # by variant
+    is_judged: bool = True
+
+    @property
+    def is_search(self) -> bool:
+        """Whether the metric is the limit that a search found."""
+        return self.metric in METRIC_OF.values() and not any(
+            launch_set.launches for launch_set in self.launch_sets.values()
+        )
+
+    def is_open(self, variant: str) -> bool:
+        """Return True if a search of the variant or of the baseline left its limit open."""
+        return self.is_search and not all(
+            limit.is_closed
+            for name in (variant, self.baseline)
+            for limit in self.launch_sets.get(name, LaunchSet()).limits
+        )
+
+    def values(self, variant: str) -> list[float]:
+        """Return the value of each launch of a variant."""
+        launch_set = self.launch_sets.get(variant, LaunchSet())
+        if self.is_search:
+            return [limit.met for limit in launch_set.limits]
+        return [launch.values[self.metric] for launch in launch_set.with_metric(self.metric)]
+
+
+def cell_rows(cell: Cell, settings: RowSettings) -> list[ComparisonRow]:
+    """Return the rows of the cell's variants, in their order."""
+    estimates, ends = estimates_of(cell)
+    if settings.engine == EXTERNAL:
+        estimates = {}
+    rows = [
+        plain_row(cell, variant, settings, _used_blocks(variant, cell.baseline, estimates))
+        for variant in cell.launch_sets
+    ]
+    rows = [
+        row
+        if row.variant == cell.baseline
+        else with_estimate(row, estimates.get(row.variant), ends.get(row.variant, CLOSED), settings)
+        for row in rows
+    ]
+    judgements = _judgements(cell, estimates, ends, settings) if cell.is_judged else {}
+    return [
+        replace(row, verdict=found.verdict, reason=found.reason, needs=found.needs)
+        if (found := judgements.get(row.variant))
+        else row
+        for row in (replace(row, is_judged=cell.is_judged) for row in rows)
+    ]
+
+
+def estimates_of(cell: Cell) -> tuple[Mapping[str, RatioEstimate], Mapping[str, OpenEnds]]:
+    """Return the ratio of each variant to the baseline, and how far it is open."""
+    if cell.is_search:
+        limits = {variant: own.limits for variant, own in cell.launch_sets.items()}
+        return limit_estimates(limits, cell.baseline)
+    launches = [
+        LaunchValue(variant, launch.block, launch.values[cell.metric])
+        for variant, own in cell.launch_sets.items()
+        for launch in own.with_metric(cell.metric)
+    ]
+    if any(launch.value <= 0 for launch in launches):
+        return {}, {}  # a ratio of zero has no logarithm
+    return cell_estimates(launches, cell.baseline), {}
+
+
+def _used_blocks(
+    variant: str, baseline: str, estimates: Mapping[str, RatioEstimate]
+) -> frozenset[int] | None:
+    """Return the blocks of the launches behind a row's ratio, or None if all launches are."""
+    for estimate in estimates.values():
+        if isinstance(estimate, CellEstimate) and variant in (estimate.variant, baseline):
+            return estimate.model.blocks
+    return None
+
+
+def plain_row(
+    cell: Cell, variant: str, settings: RowSettings, blocks: frozenset[int] | None = None
 ) -> ComparisonRow:
-    """Return the row of `key` (variant, host, workload, metric), without a verdict."""
-    metric = key[3]
-    if metric in METRIC_OF.values() and not launch_set.launches:
-        return _limit_row(key, launch_set, settings)
-    values, accepted = launch_set.values(metric), launch_set.values(ACCEPT_LENGTH)
+    """Return the row of a variant without an estimate and a verdict, from its launches in these
+    blocks (None: from all).
+    """
+    if cell.is_search:
+        return _search_row(cell, variant, settings)
+    launch_set, metric = cell.launch_sets[variant], cell.metric
+    launches = [
+        launch
+        for launch in launch_set.with_metric(metric)
+        if blocks is None or launch.block in blocks
+    ]
+    values = [launch.values[metric] for launch in launches]
+    accepted = [launch.values[ACCEPT_LENGTH] for launch in launch_set.with_metric(ACCEPT_LENGTH)]
     independent = settings.engine != EXTERNAL
     return ComparisonRow(
-        *key,
+        variant,
+        cell.host,
+        cell.workload,
+        metric,
         launches=len(values) if independent else 0,
-        runs=sum(launch.runs.get(metric, 0) for launch in launch_set.launches),
+        runs=sum(launch.runs[metric] for launch in launches),
         mean=mean(values) if values else None,
         interval=mean_interval(values, settings.question.confidence) if independent else None,
-        ratio=1.0 if values else None,
+        ratio=_plain_ratio(cell, variant),
         ratio_interval=None,
         verdict=None,
         reason=""
         if values
-        else _failure_reason(key[0], key[1], values, settings) or "no valid launch",
+        else _failure_reason(variant, cell.host, values, settings) or "no valid launch",
         needs=None,
         gates=gate_counts(launch_set.runs),
         accept_length=mean(accepted) if accepted else None,
+        left_out=len(launch_set.with_metric(metric)) - len(launches),
     )
 
 
-def _limit_row(
-    key: tuple[str, str, str, str], launch_set: LaunchSet, settings: RowSettings
-) -> ComparisonRow:
+def _search_row(cell: Cell, variant: str, settings: RowSettings) -> ComparisonRow:
     """Return the row of a search. It counts the gates of void runs and of runs that met the SLO. A
     gate that trips because a run fails the SLO is a result, not a fault.
     """
-    independent = settings.engine != EXTERNAL
+    launch_set, independent = cell.launch_sets[variant], settings.engine != EXTERNAL
     value, interval = mean_limit(launch_set.limits, settings.question.confidence)
     return ComparisonRow(
-        *key,
+        variant,
+        cell.host,
+        cell.workload,
+        cell.metric,
         launches=len(launch_set.limits) if independent else 0,
         runs=sum(limit.runs for limit in launch_set.limits),
         mean=value,
         interval=interval if independent else None,
-        ratio=1.0 if value else None,
+        ratio=_plain_ratio(cell, variant) if value else None,
         ratio_interval=None,
         verdict=None,
         reason=""
         if launch_set.limits
-        else _failure_reason(key[0], key[1], [], settings) or "no valid launch",
+        else _failure_reason(variant, cell.host, [], settings) or "no valid launch",
         needs=None,
         gates=gate_counts(
             stored for stored in launch_set.runs if is_void(stored.run) or stored.run.searched.met
@@ -135,113 +224,104 @@ def _limit_row(
     )
 
 
-def judge_row(
-    row: ComparisonRow,
-    launch_set: LaunchSet,
-    reference: LaunchSet,
-    settings: RowSettings,
-    baseline: str = "",
+def _plain_ratio(cell: Cell, variant: str) -> float | None:
+    """Return the ratio of the arithmetic means, for rows without an estimate."""
+    values, references = cell.values(variant), cell.values(cell.baseline)
+    if not values:
+        return None
+    if variant == cell.baseline:
+        return 1.0
+    if cell.is_open(variant):
+        return None
+    return mean(values) / mean(references) if references and mean(references) > 0 else None
+
+
+def with_estimate(
+    row: ComparisonRow, estimate: RatioEstimate | None, ends: OpenEnds, settings: RowSettings
 ) -> ComparisonRow:
-    """Return `row` with its ratio to the baseline's launches (`reference`), its verdict and the
-    reason.
-    """
-    if row.metric in METRIC_OF.values() and not launch_set.launches:
-        return _judge_limit_row(row, launch_set.limits, reference.limits, settings, baseline)
-    values, references = launch_set.values(row.metric), reference.values(row.metric)
-    ratio = mean(values) / mean(references) if values and references else None
-    if settings.engine == EXTERNAL:
-        return replace(row, ratio=ratio, verdict=Verdict.INCONCLUSIVE, reason=_NO_LAUNCHES)
-    failed = _failure_reason(row.variant, row.host, values, settings) or _failure_reason(
-        baseline, row.host, references, settings
-    )
-    if failed:
-        return replace(row, ratio=ratio, verdict=Verdict.INCONCLUSIVE, reason=failed)
-    estimate, method = _estimate(launch_set, reference, row.metric, settings)
+    """Return the row with the ratio of the estimate, if there is one."""
     if estimate is None:
-        judgement = judge_without_interval(values, references, settings.question, settings.minutes)
-        return _with_judgement(replace(row, ratio=ratio), judgement)
-    judgement = judge_ratio(
-        estimate, settings.question, HIGHER_IS_BETTER[row.metric], settings.minutes
-    )
-    return _with_judgement(
-        replace(
-            row,
-            ratio=estimate.ratio,
-            ratio_interval=estimate.interval,
-            method=method,
-            ratio_of_means=ratio,
-        ),
-        judgement,
+        return row
+    question = settings.question
+    interval = ratio_interval(estimate, question.row_confidence, ends)
+    is_open = math.isinf(ends.below) or math.isinf(ends.above)
+    model = estimate.model if isinstance(estimate, CellEstimate) else None
+    return replace(
+        row,
+        ratio=None if is_open else exp(estimate.difference),
+        ratio_interval=Interval(exp(interval.low), exp(interval.high)),
+        method=estimate.method,
+        ratio_of_means=row.ratio,
+        half=estimate.half_width(question.row_confidence),
+        confidence=question.row_confidence,
+        residual_sd=model.residual_deviation if model else None,
+        degrees=model.degrees if model else None,
     )
 
 
-def _judge_limit_row(
-    row: ComparisonRow,
-    ours: Sequence[SloLimit],
-    theirs: Sequence[SloLimit],
+def exp(value: float) -> float:
+    """Return e to this power, and infinity where that is too large for a float."""
+    try:
+        return math.exp(value)
+    except OverflowError:
+        return math.inf
+
+
+def _judgements(
+    cell: Cell,
+    estimates: Mapping[str, RatioEstimate],
+    ends: Mapping[str, OpenEnds],
     settings: RowSettings,
-    baseline: str,
-) -> ComparisonRow:
-    """Judge a search by the highest loads that met the SLO. The interval includes what the searches
-    leave open.
-    """
-    values, references = [limit.met for limit in ours], [limit.met for limit in theirs]
-    is_open = not all(limit.is_closed for limit in (*ours, *theirs))
-    ratio = mean(values) / mean(references) if values and references and not is_open else None
+) -> dict[str, Judgement]:
+    """Return the judgement of each row but the baseline's."""
+    judgements: dict[str, Judgement] = {}
+    ready: dict[str, RatioEstimate] = {}
+    references = cell.values(cell.baseline)
+    outlook = Outlook(settings.minutes, len(cell.launch_sets))
+    for variant in cell.launch_sets:
+        if variant == cell.baseline:
+            continue
+        values = cell.values(variant)
+        reason = _why_no_verdict(cell, variant, settings)
+        if variant not in estimates and not reason:
+            reason = _why_no_ratio(cell, variant)
+        if reason:
+            judgements[variant] = Judgement(Verdict.INCONCLUSIVE, reason)
+        elif min(len(values), len(references)) < LAUNCHES_FOR_VERDICT:
+            judgements[variant] = judge_without_verdict(
+                values, references, settings.question, outlook
+            )
+        else:
+            ready[variant] = estimates[variant]
+    found = judge_cell(ready, settings.question, HIGHER_IS_BETTER[cell.metric], outlook, ends)
+    for variant, judgement in found.items():
+        is_open = judgement.verdict is Verdict.INCONCLUSIVE and cell.is_open(variant)
+        judgements[variant] = Judgement(judgement.verdict, _OPEN) if is_open else judgement
+    return judgements
+
+
+def _why_no_verdict(cell: Cell, variant: str, settings: RowSettings) -> str:
+    """Return why no number of launches would give a verdict; empty if launches can."""
     if settings.engine == EXTERNAL:
-        return replace(row, ratio=ratio, verdict=Verdict.INCONCLUSIVE, reason=_NO_LAUNCHES)
-    failed = _failure_reason(row.variant, row.host, values, settings) or _failure_reason(
-        baseline, row.host, references, settings
+        return NO_LAUNCHES
+    reasons = (
+        _failure_reason(name, cell.host, cell.values(name), settings)
+        for name in (variant, cell.baseline)
     )
-    if failed:
-        return replace(row, ratio=ratio, verdict=Verdict.INCONCLUSIVE, reason=failed)
-    estimate, method = limit_ratio(
-        ours, theirs, settings.question.confidence, may_pair=settings.may_pair
-    )
-    if estimate is None:
-        few = min(len(values), len(references)) < 2 and not is_open
-        judgement = (
-            judge_without_interval(values, references, settings.question, settings.minutes)
-            if few
-            else Judgement(Verdict.INCONCLUSIVE, _OPEN)
-        )
-        return _with_judgement(replace(row, ratio=ratio), judgement)
-    judgement = judge_ratio(
-        estimate, settings.question, HIGHER_IS_BETTER[row.metric], settings.minutes
-    )
-    if is_open and judgement.verdict == Verdict.INCONCLUSIVE:
-        judgement = Judgement(Verdict.INCONCLUSIVE, _OPEN)
-    return _with_judgement(
-        replace(
-            row,
-            ratio=None if is_open else estimate.ratio,
-            ratio_interval=estimate.interval,
-            method=method,
-        ),
-        judgement,
-    )
+    return next(filter(None, reasons), "")
 
 
-def _failure_reason(variant: str, host: str, values: list[float], settings: RowSettings) -> str:
+def _why_no_ratio(cell: Cell, variant: str) -> str:
+    """Return what is wrong with the values of which no ratio can be formed; empty if nothing is."""
+    if cell.is_open(variant):
+        return _OPEN
+    values = (*cell.values(variant), *cell.values(cell.baseline))
+    return _ZERO if any(value <= 0 for value in values) else ""
+
+
+def _failure_reason(variant: str, host: str, values: Sequence[float], settings: RowSettings) -> str:
     """Return why the variant has no launch and more launches would not help. Return an empty text
     if it has one, or if launches may still come.
     """
     why = settings.failures.get((variant, host), "")
     return f"no valid launch: {variant} failed ({why})" if why and not values else ""
-
-
-def _with_judgement(row: ComparisonRow, judgement: Judgement) -> ComparisonRow:
-    return replace(row, verdict=judgement.verdict, reason=judgement.reason, needs=judgement.needs)
-
-
-def _estimate(
-    launch_set: LaunchSet, reference: LaunchSet, metric: str, settings: RowSettings
-) -> tuple[LogRatio | None, str]:
-    confidence = settings.question.confidence
-    if settings.may_pair:
-        ours, theirs = launch_set.by_block(metric), reference.by_block(metric)
-        pairs = [(ours[block], theirs[block]) for block in sorted(ours.keys() & theirs.keys())]
-        paired = paired_ratio(pairs, confidence)
-        if paired:
-            return paired, "paired"
-    return welch_ratio(launch_set.values(metric), reference.values(metric), confidence), "unpaired"

@@ -40,6 +40,7 @@ class ComparisonConditions:
     planned: tuple[tuple[str, str], ...] = ()
     workloads: tuple[str, ...] = ()
     failures: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    judged: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     searches: Mapping[str, str] = field(
         default_factory=dict
     )  # workload → load of its search: rate or concurrency
@@ -54,6 +55,12 @@ class ComparisonRow:
     The baseline's own row has ratio 1, no ratio interval and no verdict. `method` is `paired`,
     `unpaired` or empty. `limits` holds the results of the searches in its launches. In the row of a
     search, an interval may be open, up to infinity, and the mean is None if a limit is open.
+
+    `is_judged` is False for a metric that is shown without verdicts. `half` is the half-width of
+    `ratio_interval` on the log scale and `confidence` the one that the intervals of all rows of the
+    cell have together. `residual_sd` (relative) and `degrees` describe the noise in the model of
+    the cell. `left_out` counts launches that are not in mean and ratio, because their block holds
+    no other variant.
     """
 
     variant: str
@@ -74,6 +81,12 @@ class ComparisonRow:
     method: str = ""
     ratio_of_means: float | None = None
     limits: tuple[SloLimit, ...] = ()
+    is_judged: bool = True
+    half: float | None = None
+    confidence: float | None = None
+    residual_sd: float | None = None
+    degrees: int | None = None
+    left_out: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from fleet_controller.analysis.statistics import mean
+from fleet_controller.analysis.statistics import geometric_mean, mean
 from fleet_controller.core.controller_api import StoredRun
 from fleet_protos.metric_names import ACCEPT_LENGTH
 from fleet_protos.trial_types import Gate, GateEffect, Outcome, is_void
@@ -79,8 +79,8 @@ def counted_attempts(runs: Iterable[StoredRun]) -> list[StoredRun]:
 
 
 def group_launches(runs: Iterable[StoredRun], metrics: Sequence[str]) -> list[MeasuredLaunch]:
-    """Return one launch for each trial and workload, in the order first seen. A metric's value is
-    its mean over the valid runs that have it.
+    """Return one launch per trial and workload in the order first seen, with each metric's
+    geometric mean over the valid runs that have it.
     """
     grouped: dict[tuple[str, str], list[StoredRun]] = defaultdict(list)
     for stored in counted_attempts(runs):
@@ -96,7 +96,8 @@ def _launch(members: Sequence[StoredRun], metrics: Sequence[str]) -> MeasuredLau
     for metric in (*metrics, ACCEPT_LENGTH):
         present = [stored.run.metrics[metric] for stored in members if metric in stored.run.metrics]
         if present:
-            values[metric], runs[metric] = mean(present), len(present)
+            average = geometric_mean if min(present) > 0 else mean
+            values[metric], runs[metric] = average(present), len(present)
     first = members[0]
     return MeasuredLaunch(first.variant, first.host, first.block, first.run.workload, values, runs)
 

@@ -9,17 +9,18 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from fleet_controller.analysis.cell_model import LaunchValue
 from fleet_controller.analysis.launches import counted_attempts
-from fleet_controller.analysis.statistics import (
-    Interval,
-    LogRatio,
-    mean,
-    mean_interval,
-    paired_ratio,
-    welch_ratio,
+from fleet_controller.analysis.ratio_estimates import (
+    RatioEstimate,
+    cell_estimates,
+    pair_estimate,
+    welch_estimate,
 )
+from fleet_controller.analysis.statistics import Interval, mean, mean_interval
+from fleet_controller.analysis.verdict import OpenEnds
 from fleet_controller.core.controller_api import StoredRun
 from fleet_protos.metric_names import HIGHEST_CONCURRENCY, HIGHEST_RATE
 from fleet_protos.search_rules import CONCURRENCY, RATE
@@ -59,7 +60,7 @@ class SloLimit:
     @property
     def is_closed(self) -> bool:
         """Whether both bounds of the limit are known."""
-        return self.met > 0 and math.isfinite(self.not_met)
+        return self.met > 0 and 0 < self.most < math.inf
 
 
 def is_searched(stored: StoredRun) -> bool:
@@ -175,57 +176,62 @@ def mean_limit(
     return value, Interval(low.low, low.high + mean([limit.most - limit.met for limit in limits]))
 
 
-def limit_ratio(
-    ours: Sequence[SloLimit], theirs: Sequence[SloLimit], confidence: float, *, may_pair: bool
-) -> tuple[LogRatio | None, str]:
-    """Return the ratio of the highest loads and its method. The method is `paired` (by block) if at
-    least two blocks have limits of both sides, else `unpaired`.
+def limit_estimates(
+    limits: Mapping[str, Sequence[SloLimit]], baseline: str
+) -> tuple[dict[str, RatioEstimate], dict[str, OpenEnds]]:
+    """Return the ratio of the highest loads for each variant that has one, and what the searches
+    leave open of it. `limits` are those of all variants of a cell.
+
+    Variants of which a limit is open, or the baseline's, are compared in pairs by the one bound
+    that is known.
     """
-    blocks = {limit.block: limit for limit in theirs if limit.block > 0}
-    pairs = [(limit, blocks[limit.block]) for limit in ours if may_pair and limit.block in blocks]
-    if len(pairs) >= 2:
-        return _ratio_between(
-            [one for one, _ in pairs], [other for _, other in pairs], confidence, paired=True
-        ), "paired"
-    return _ratio_between(ours, theirs, confidence, paired=False), "unpaired"
+    theirs = limits.get(baseline, ())
+    others = {variant: own for variant, own in limits.items() if variant != baseline and own}
+    closed = [variant for variant, own in others.items() if _all_closed((*own, *theirs))]
+    in_model = {variant: limits[variant] for variant in (baseline, *closed) if variant in limits}
+    launches = [
+        LaunchValue(variant, limit.block, limit.met)
+        for variant, own in in_model.items()
+        for limit in own
+    ]
+    estimates = cell_estimates(launches, baseline) if closed else {}
+    estimates = {variant: found.among(others) for variant, found in estimates.items()}
+    ends = {
+        variant: OpenEnds(_open_log_width(theirs), _open_log_width(others[variant]))
+        for variant in estimates
+    }
+    for variant, own in others.items():
+        if variant not in closed and (pair := _one_sided(own, theirs, len(others))):
+            estimates[variant], ends[variant] = pair
+    return estimates, ends
 
 
-def _ratio_between(
-    ours: Sequence[SloLimit], theirs: Sequence[SloLimit], confidence: float, *, paired: bool
-) -> LogRatio | None:
-    """Return the ratio of the loads met if all bounds are known. Otherwise return the ratio that
-    the known bounds give, with one end open, or None.
-    """
-    is_met, is_bounded = (
-        _all_met(ours) and _all_met(theirs),
-        _all_bounded(ours) and _all_bounded(theirs),
-    )
-    if is_met and is_bounded:
-        estimate = _ratio(
-            [one.met for one in ours], [one.met for one in theirs], confidence, paired=paired
-        )
-        return estimate and replace(
-            estimate, open_below=_open_log_width(theirs), open_above=_open_log_width(ours)
-        )
+def _one_sided(
+    ours: Sequence[SloLimit], theirs: Sequence[SloLimit], tests: int
+) -> tuple[RatioEstimate, OpenEnds] | None:
+    """Return the ratio from the one bound that is known of both sides."""
     if _all_met(ours) and _all_bounded(theirs):
-        estimate = _ratio(
-            [one.met for one in ours], [one.most for one in theirs], confidence, paired=paired
-        )
-        return estimate and replace(estimate, open_above=math.inf)
-    if _all_bounded(ours) and _all_met(theirs):
-        estimate = _ratio(
-            [one.most for one in ours], [one.met for one in theirs], confidence, paired=paired
-        )
-        return estimate and replace(estimate, open_below=math.inf)
-    return None
+        values, references = [limit.met for limit in ours], [limit.most for limit in theirs]
+        ends = OpenEnds(above=math.inf)
+    elif _all_bounded(ours) and _all_met(theirs):
+        values, references = [limit.most for limit in ours], [limit.met for limit in theirs]
+        ends = OpenEnds(below=math.inf)
+    else:
+        return None
+    by_block = {
+        limit.block: value for limit, value in zip(theirs, references, strict=True) if limit.block
+    }
+    pairs = [
+        (value, by_block[limit.block])
+        for limit, value in zip(ours, values, strict=True)
+        if limit.block in by_block
+    ]
+    estimate = pair_estimate(pairs, tests) or welch_estimate(values, references, tests)
+    return (estimate, ends) if estimate else None
 
 
-def _ratio(
-    values: list[float], references: list[float], confidence: float, *, paired: bool
-) -> LogRatio | None:
-    if paired:
-        return paired_ratio(list(zip(values, references, strict=True)), confidence)
-    return welch_ratio(values, references, confidence)
+def _all_closed(limits: Sequence[SloLimit]) -> bool:
+    return all(limit.is_closed for limit in limits)
 
 
 def _all_met(limits: Sequence[SloLimit]) -> bool:

@@ -18,7 +18,6 @@ from fleet_controller.cli.command_options import (
     AddOptions,
     all_options,
     attempt_option,
-    compare_options,
     controller_option,
     deploy_options,
     diagnose_options,
@@ -28,13 +27,13 @@ from fleet_controller.cli.command_options import (
     init_options,
     json_option,
     local_machine_options,
-    report_options,
     schema_options,
     simulate_options,
     trust_command_options,
     trust_option,
     undeploy_options,
 )
+from fleet_controller.cli.verdict_options import compare_options, report_options
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -8,21 +8,6 @@ from collections.abc import Callable
 AddOptions = Callable[[argparse.ArgumentParser], None]
 
 
-def percentage(text: str) -> float:
-    """Convert `95%`, `95 %` or `0.95` to a share of 1. Raises ArgumentTypeError for argparse."""
-    try:
-        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a percentage: write for example 95%"
-        ) from None
-    if not 0 <= value < 1:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not between 0% and 100%: write for example 95%"
-        )
-    return value
-
-
 def positional(name: str, text: str) -> AddOptions:
     """Return a function that adds one required positional argument."""
 
@@ -305,71 +290,6 @@ def trust_command_options(command: argparse.ArgumentParser) -> None:
         help="init: replace the authority at once; every host must then be deployed again",
     )
     trust_option(command)
-
-
-def verdict_options(command: argparse.ArgumentParser) -> None:
-    """Add the options that `compare` and `report` share."""
-    command.add_argument(
-        "--baseline",
-        default="",
-        metavar="VARIANT",
-        help="compare with this variant (default: the job's baseline)",
-    )
-    command.add_argument(
-        "--confidence",
-        type=percentage,
-        default=None,
-        metavar="P",
-        help="confidence of every interval (default: the job's, else 95%%)",
-    )
-    command.add_argument(
-        "--margin",
-        type=percentage,
-        default=None,
-        metavar="P",
-        help="differences below this do not matter (default: the job's, else 2%%)",
-    )
-
-
-def compare_options(command: argparse.ArgumentParser) -> None:
-    """Add the options of `compare`."""
-    command.add_argument(
-        "a", nargs="?", metavar="A", help="job id: compare its variants with its baseline"
-    )
-    command.add_argument(
-        "b",
-        nargs="?",
-        metavar="B",
-        help="another job id: compare each variant of B with the same variant of A",
-    )
-    command.add_argument(
-        "--csv",
-        metavar="FILE",
-        help="compare your own numbers, in the columns"
-        " variant,launch,value[,host,workload,metric,block]",
-    )
-    command.add_argument(
-        "--fail-on",
-        choices=("slower",),
-        default=None,
-        help="exit with 1 when any verdict is SLOWER",
-    )
-    verdict_options(command)
-
-
-def report_options(command: argparse.ArgumentParser) -> None:
-    """Add the options of `report`."""
-    command.add_argument(
-        "--format", choices=("csv", "json", "md"), default="md", help="output format (default: md)"
-    )
-    command.add_argument(
-        "-o",
-        "--output",
-        default="",
-        metavar="FILE",
-        help="write to this file instead of standard output",
-    )
-    verdict_options(command)
 
 
 def local_machine_options(command: argparse.ArgumentParser) -> None:

@@ -7,11 +7,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from fleet_controller.analysis.compare_runs import compare, compare_jobs
+from fleet_controller.analysis.compare_jobs import MeasuredJob, compare_job_groups, compare_jobs
+from fleet_controller.analysis.compare_runs import compare
 from fleet_controller.analysis.comparison_values import Comparison, ComparisonConditions
 from fleet_controller.analysis.job_differences import job_differences
+from fleet_controller.analysis.judged_metrics import judged_metrics
 from fleet_controller.cli.controller_connection import open_controller
 from fleet_controller.cli.host_variable_notes import (
     host_variable_differences,
@@ -26,54 +29,120 @@ from fleet_controller.planning.variants import make_variants
 from fleet_controller.report.comparison_export import comparison_json
 from fleet_controller.report.terminal_layout import comparison_text
 from fleet_protos.errors import ConfigError
+from fleet_protos.events import ConfigurationProved
 from fleet_protos.trial_types import Outcome
+
+Versions = Mapping[str, str]  # package -> version
 
 
 @dataclass(frozen=True, slots=True)
 class VerdictOptions:
-    """Holds the user's options for verdicts. None or an empty string means the value of the job."""
+    """Holds the user's options for verdicts. None or an empty value means the value of the job."""
 
     baseline: str = ""
     confidence: float | None = None
     margin: float | None = None
+    metrics: tuple[str, ...] = ()
 
 
 def read_verdict_options(arguments: argparse.Namespace) -> VerdictOptions:
     """Read the options of `compare` and `report`."""
-    return VerdictOptions(arguments.baseline, arguments.confidence, arguments.margin)
+    return VerdictOptions(
+        arguments.baseline,
+        arguments.confidence,
+        arguments.margin,
+        tuple(getattr(arguments, "metric", ())),
+    )
 
 
 def compare_stored(arguments: argparse.Namespace) -> Comparison:
-    """Compare the variants of one job with its baseline, or the second of two jobs with the first
-    job.
+    """Compare one job with its baseline, the second of two jobs with the first, or several jobs
+    after a change with several before it.
     """
     return asyncio.run(_compare_stored(arguments))
 
 
 async def _compare_stored(arguments: argparse.Namespace) -> Comparison:
-    if arguments.b and arguments.baseline:
+    options = read_verdict_options(arguments)
+    if not arguments.b and not arguments.old:
+        async with open_controller(arguments) as controller:
+            return await compare_job(controller, arguments.a, options)
+    if options.baseline:
         raise ConfigError(
-            "--baseline has no effect between two jobs",
-            "leave --baseline out: each variant of B is compared with the same variant of A",
+            "--baseline has no effect between jobs",
+            "each variant of the later jobs is compared with the same variant of the earlier ones",
         )
+    old_ids, new_ids = arguments.old or [arguments.a], arguments.new or [arguments.b]
     async with open_controller(arguments) as controller:
-        if not arguments.b:
-            return await compare_job(controller, arguments.a, read_verdict_options(arguments))
-        before, after = await controller.results(arguments.a), await controller.results(arguments.b)
-        detail = await controller.job(arguments.b)
-        old, new = _read_job(before), _read_job(after)
+        before = [await _fetch_job(controller, job_id, options) for job_id in old_ids]
+        after = [await _fetch_job(controller, job_id, options) for job_id in new_ids]
+        bridges = await _bridges(controller, before[0], after[0]) if arguments.b else ()
+        old, new = before[0], after[-1]
         given = host_variable_differences(
-            await host_variables(controller, await controller.job(arguments.a), old.job),
-            await host_variables(controller, detail, new.job),
+            await host_variables(controller, old.detail, old.job),
+            await host_variables(controller, new.detail, new.job),
         )
-    job = new.job
-    confidence, margin = _confidence_and_margin(job, read_verdict_options(arguments))
-    conditions = _planned_conditions(after, job, detail)
-    compared = compare_jobs(
-        (_conditions(before), before.runs), (conditions, after.runs), confidence, margin
+    confidence, margin = _confidence_and_margin(new.job, options)
+    if arguments.b:
+        compared = compare_jobs(old.measured, new.measured, confidence, margin, bridges)
+    else:
+        compared = compare_job_groups(
+            [stored.measured for stored in before],
+            [stored.measured for stored in after],
+            confidence,
+            margin,
+        )
+    read_notes = (note for stored in (*before, *after) for note in stored.notes)
+    differences = job_differences(old.job, new.job)
+    notes = dict.fromkeys((*compared.notes, *read_notes, *given, *differences))
+    return replace(compared, notes=tuple(notes))
+
+
+@dataclass(frozen=True, slots=True)
+class _ComparedJob:
+    """A stored job with its runs. `notes` say how its text was read."""
+
+    job: Job
+    detail: JobDetail
+    measured: MeasuredJob
+    notes: tuple[str, ...]
+
+
+async def _fetch_job(controller: Controller, job_id: str, options: VerdictOptions) -> _ComparedJob:
+    results, detail = await controller.results(job_id), await controller.job(job_id)
+    stored = _read_job(results)
+    conditions = _planned_conditions(results, stored.job, detail, options)
+    return _ComparedJob(stored.job, detail, (conditions, results.runs), tuple(stored.notes))
+
+
+async def _bridges(controller: Controller, old: _ComparedJob, new: _ComparedJob) -> tuple[str, ...]:
+    """Return the variants with equal settings in both jobs whose servers showed equal versions."""
+    settings = {variant.name: variant.engine for variant in make_variants(old.job)}
+    equal = [
+        variant.name
+        for variant in make_variants(new.job)
+        if settings.get(variant.name) == variant.engine
+    ]
+    return tuple(
+        [
+            name
+            for name in equal
+            if await _versions(controller, old, name) == await _versions(controller, new, name)
+        ]
     )
-    notes = (*compared.notes, *old.notes, *new.notes, *given, *job_differences(old.job, job))
-    return replace(compared, notes=notes)
+
+
+async def _versions(
+    controller: Controller, stored: _ComparedJob, variant: str
+) -> Mapping[str, str]:
+    """Return the versions, as the variant's first server that ended OK showed it."""
+    for trial in stored.detail.trials:
+        if trial.variant == variant and trial.outcome is Outcome.OK:
+            detail = await controller.trial(trial.trial_id, 0, False)
+            for event in detail.events:
+                if isinstance(event.body, ConfigurationProved):
+                    return event.body.versions
+    return {}
 
 
 async def compare_job(controller: Controller, job_id: str, options: VerdictOptions) -> Comparison:
@@ -88,7 +157,7 @@ async def compare_job(controller: Controller, job_id: str, options: VerdictOptio
         (variant.name for variant in make_variants(job) if variant.is_baseline), ""
     )
     confidence, margin = _confidence_and_margin(job, options)
-    conditions = _planned_conditions(results, job, detail)
+    conditions = _planned_conditions(results, job, detail, options)
     compared = compare(results.runs, baseline, confidence, margin, conditions)
     return replace(compared, notes=(*compared.notes, *stored.notes, *given))
 
@@ -156,7 +225,9 @@ def _confidence_and_margin(job: Job, options: VerdictOptions) -> tuple[float, fl
     return confidence, job.margin if options.margin is None else options.margin
 
 
-def _planned_conditions(results: JobResults, job: Job, detail: JobDetail) -> ComparisonConditions:
+def _planned_conditions(
+    results: JobResults, job: Job, detail: JobDetail, options: VerdictOptions
+) -> ComparisonConditions:
     workloads = tuple(workload.name for workload in job.workloads)
     searches = {
         workload.name: workload.search.of for workload in job.workloads if workload.search.of
@@ -168,6 +239,9 @@ def _planned_conditions(results: JobResults, job: Job, detail: JobDetail) -> Com
         workloads=workloads,
         failures=_failures(detail),
         searches=searches,
+        judged=dict.fromkeys(workloads, options.metrics)
+        if options.metrics
+        else judged_metrics(job),
     )
 
 

@@ -88,6 +88,7 @@ class Job:
     - `factors`: in the order of the file.
     - `gpus`: None if the parallel sizes of each variant determine the number.
     - `files`: the files that the workloads name.
+    - `judge`: the metrics that get a verdict, for each workload whose file names them.
     - `places`: line and column of each dotted key of the file.
     """
 
@@ -105,6 +106,7 @@ class Job:
     hosts: HostChoice = field(default_factory=HostChoice)
     load: LoadChoice | None = None
     files: tuple[AttachedFile, ...] = ()
+    judge: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     file: str = ""
     places: Mapping[str, tuple[int, int]] = field(default_factory=dict, compare=False, repr=False)
 

@@ -93,6 +93,12 @@ def build_job(file: job_models.JobFile, document: Document, named: NamedFiles) -
         ),
         load=_load(file.load),
         files=tuple(named.files.values()),
+        judge={
+            cell.name: workload.judge
+            for name, workload in file.workloads.items()
+            if workload.judge
+            for cell in _expand_workload(name, workload, named)
+        },
         file=document.file,
         places={
             dotted(path): document.place(path)

@@ -209,6 +209,21 @@ class Part(Requests):
     )
 
 
+JudgedMetric = Literal[
+    "output_tok_s",
+    "tok_s_per_user",
+    "ttft_s_p50",
+    "ttft_s_p99",
+    "tpot_s_mean",
+    "tpot_s_p50",
+    "tpot_s_p99",
+    "icl_s_p50",
+    "icl_s_p99",
+    "e2e_s_p50",
+    "e2e_s_p99",
+]  # HIGHER_IS_BETTER without the results of searches; a test compares them
+
+
 class Workload(Requests):
     """A load pattern. `concurrency` makes a closed loop. `rate`, `ramp` or `trace` makes an open
     loop. `search` looks for the highest rate or concurrency.
@@ -281,6 +296,13 @@ class Workload(Requests):
     )
     force_random: bool = Field(
         default=False, description="Allow random prompts although a variant speculates."
+    )
+    judge: Annotated[tuple[JudgedMetric, ...], Field(min_length=1)] | None = Field(
+        default=None,
+        description=(
+            "Metrics that get a verdict. Default: output_tok_s for a closed loop; ttft_s_p50, "
+            "tpot_s_mean and e2e_s_p50 for an open loop."
+        ),
     )
     api: Literal["chat", "completions", "generate"] = Field(
         default="chat", description="API that is measured."

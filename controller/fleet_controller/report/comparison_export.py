@@ -8,6 +8,7 @@ from typing import Any
 from fleet_controller.analysis.comparison_values import Comparison, ComparisonRow
 from fleet_controller.analysis.slo_limits import SloLimit
 from fleet_controller.analysis.statistics import Interval
+from fleet_controller.analysis.verdict import RULE, Needs, Question
 from fleet_controller.report.comparison_output import (
     comparison_heading,
     comparison_remarks,
@@ -28,12 +29,13 @@ def comparison_json(comparison: Comparison) -> dict[str, Any]:
         "baseline": comparison.baseline,
         "confidence": comparison.question.confidence,
         "margin": comparison.question.margin,
+        "method": RULE,
         "notes": list(comparison.notes),
-        "rows": [_row_json(row) for row in comparison.rows],
+        "rows": [_row_json(row, comparison.question) for row in comparison.rows],
     }
 
 
-def _row_json(row: ComparisonRow) -> dict[str, Any]:
+def _row_json(row: ComparisonRow, question: Question) -> dict[str, Any]:
     return {
         "variant": row.variant,
         "host": row.host,
@@ -46,9 +48,7 @@ def _row_json(row: ComparisonRow) -> dict[str, Any]:
         "ratio": row.ratio,
         "ratio_interval": _ends(row.ratio_interval),
         "verdict": None if row.verdict is None else str(row.verdict),
-        "needs": None
-        if row.needs is None
-        else {"launches": row.needs.launches, "minutes": row.needs.minutes},
+        "needs": None if row.needs is None else _needs_json(row.needs),
         "gates": [
             {
                 "code": gate.code,
@@ -63,6 +63,24 @@ def _row_json(row: ComparisonRow) -> dict[str, Any]:
         "accept_length": row.accept_length,
         "limits": [limit_json(limit) for limit in row.limits],
         "ratio_of_means": row.ratio_of_means,
+        "judged": row.is_judged,
+        "half": row.half,
+        "confidence": row.confidence,
+        "family": question.cells,
+        "looks": question.looks,
+        "residual_sd": row.residual_sd,
+        "df": row.degrees,
+        "left_out": row.left_out,
+    }
+
+
+def _needs_json(needs: Needs) -> dict[str, Any]:
+    return {
+        "launches": needs.launches,
+        "launches_80": needs.launches,
+        "launches_sure": needs.launches_sure,
+        "minutes": needs.minutes,
+        "which": needs.which,
     }
 
 
@@ -114,9 +132,9 @@ def comparison_csv(comparison: Comparison) -> str:
     )
     rows = []
     for row in comparison.rows:
-        values = _row_json(row)
+        values = _row_json(row, comparison.question)
         low_high = [end for name in ends for end in (values[name] or [None, None])]
-        needs = values["needs"] or {"launches": None, "minutes": None}
+        needs = values["needs"] or {}
         shared = (comparison.job, comparison.engine, comparison.time_scale, comparison.baseline)
         cells = (
             *shared,
@@ -131,7 +149,8 @@ def comparison_csv(comparison: Comparison) -> str:
             row.ratio,
             *low_high[2:],
             values["verdict"],
-            *needs.values(),
+            needs.get("launches"),
+            needs.get("minutes"),
             row.accept_length,
         )
         rows.append(tuple("" if cell is None else str(cell) for cell in cells))

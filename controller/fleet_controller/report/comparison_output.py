@@ -100,19 +100,28 @@ def _change_interval_text(interval: Interval | None) -> str:
     if interval is None:
         return ""
     if math.isinf(interval.high):
-        return f"≥ {signed_percent(interval.low)}" if interval.low > 0 else "open"
+        return f"≥ {_change_end(interval.low)}" if interval.low > 0 else "open"
     return (
-        f"{signed_percent(interval.low)} … {signed_percent(interval.high)}"
+        f"{_change_end(interval.low)} … {_change_end(interval.high)}"
         if interval.low
-        else f"≤ {signed_percent(interval.high)}"
+        else f"≤ {_change_end(interval.high)}"
     )
 
 
-def _cells(row: ComparisonRow) -> tuple[str, ...]:
+def _change_end(ratio: float) -> str:
+    """Format an end of a ratio's interval: `+41.2 %`, or `×2.5` and `÷2.5` beyond a factor of 2."""
+    if 0.5 <= ratio <= 2 or not ratio:
+        return signed_percent(ratio)
+    factor = max(ratio, 1 / ratio)
+    return f"{'×' if ratio > 1 else '÷'}{factor:{'.0f' if factor >= 20 else '.2g'}}"
+
+
+def _cells(row: ComparisonRow, baseline: str) -> tuple[str, ...]:
     _, unit, factor = metric_words(row.metric)
     mean = _bound_text(row) if row.mean is None else f"{_number(row.mean * factor)} {unit}".rstrip()
-    verdict = "baseline" if row.verdict is None else str(row.verdict)
-    change = "" if row.verdict is None else change_text(row.metric, row.ratio)
+    is_baseline = row.variant == baseline
+    verdict = str(row.verdict or ("baseline" if is_baseline else "not judged"))
+    change = "" if is_baseline else change_text(row.metric, row.ratio)
     accept = "" if row.accept_length is None else f"{row.accept_length:.2f}"
     return (
         row.host,
@@ -159,7 +168,7 @@ def comparison_table(comparison: Comparison) -> Table:
         "needs",
         "accept length",
     )
-    rows = tuple(_cells(row) for row in comparison.rows)
+    rows = tuple(_cells(row, comparison.baseline) for row in comparison.rows)
     if len({row.host for row in comparison.rows}) < 2:
         rows = tuple(("", *row[1:]) for row in rows)
     numbers = frozenset(
@@ -183,18 +192,20 @@ def comparison_heading(comparison: Comparison) -> str:
         f"baseline {comparison.baseline}",
     ]
     confidence, margin = comparison.question.confidence, comparison.question.margin
-    named.append(f"confidence {confidence * 100:g} %, margin ±{margin * 100:g} %")
+    cells = comparison.question.cells
+    for_all = f" for all {cells} comparisons" if cells > 1 else ""
+    named.append(f"confidence {confidence * 100:g} %{for_all}, margin ±{margin * 100:g} %")
     return " · ".join(part for part in named if part)
 
 
 def comparison_remarks(comparison: Comparison) -> list[str]:
     """Return the notes, the reasons of INCONCLUSIVE rows, and each gate with its count."""
     reasons: dict[str, dict[str, int]] = {}
-    several = {(_place(row), _reason(row)) for row in comparison.rows}
+    several = {(row_place(row), _reason(row)) for row in comparison.rows}
     gates: dict[str, dict[str, int]] = {}
     messages: dict[str, str] = {}  # the first message of each gate; others differ in numbers only
     for row in comparison.rows:
-        place = _place(row)
+        place = row_place(row)
         if row.verdict == Verdict.INCONCLUSIVE or (row.mean is None and row.reason):
             differs = len([reason for at, reason in several if at == place]) > 1
             name = f"{place}, {metric_words(row.metric)[0]}" if differs else place
@@ -203,7 +214,7 @@ def comparison_remarks(comparison: Comparison) -> list[str]:
             message = messages.setdefault(gate.code, f"{_effect_text(gate)}: {gate.message}")
             # Set, not added: the metrics of one place share their runs.
             gates.setdefault(message, {})[place] = gate.count
-    everywhere = len({_place(row) for row in comparison.rows})
+    everywhere = len({row_place(row) for row in comparison.rows})
     grouped_lines = [
         f"{text} ({_places(places, everywhere)})" for text, places in (reasons | gates).items()
     ]
@@ -220,15 +231,16 @@ def _effect_text(gate: GateCount) -> str:
 def _ratio_lines(rows: Sequence[ComparisonRow]) -> list[str]:
     """Return a sentence for each ratio that visibly differs from that of the printed means."""
     return [
-        f"{_place(row)}: {change_text(row.metric, row.ratio)} is the geometric mean of the ratios"
-        f" of {'the blocks' if row.method == 'paired' else 'the launches'}; the two means are"
-        f" {signed_percent(row.ratio_of_means)} apart, as one extreme launch moves them more"
+        f"{row_place(row)}: {change_text(row.metric, row.ratio)} is the geometric mean of the"
+        f" ratios of {'the blocks' if row.method == 'paired' else 'the launches'}; the two means"
+        f" are {signed_percent(row.ratio_of_means)} apart, as one extreme launch moves them more"
         for row in rows
         if row.ratio and row.ratio_of_means and abs(row.ratio_of_means / row.ratio - 1) >= _VISIBLE
     ]
 
 
-def _place(row: ComparisonRow) -> str:
+def row_place(row: ComparisonRow) -> str:
+    """Return variant, workload and host of a row."""
     return " ".join(
         part for part in (row.variant, row.workload, f"on {row.host}" if row.host else "") if part
     )
@@ -284,7 +296,7 @@ def comparison_sections(comparison: Comparison) -> list[tuple[str, Table]]:
     )
     grouped: dict[tuple[str, str, str], list[tuple[str, ...]]] = {}
     for row in comparison.rows:
-        cells = _cells(row)
+        cells = _cells(row, comparison.baseline)
         kept = (cells[2], cells[3], *cells[5:10], cells[11])
         grouped.setdefault((row.host, row.workload, row.metric), []).append(kept)
     numbers = frozenset({"n", "mean", columns[3], "against baseline", columns[5], "accept"})
@@ -305,13 +317,13 @@ def comparison_narrow_lines(comparison: Comparison) -> list[str]:
     grouped: dict[str, list[str]] = {}
     for row in comparison.rows:
         title = " · ".join(part for part in (row.variant, row.workload, row.host) if part)
-        grouped.setdefault(title, []).extend(_narrow_row(row))
+        grouped.setdefault(title, []).extend(_narrow_row(row, comparison.baseline))
     return [line for title, lines in grouped.items() for line in ("", title, *lines)][1:]
 
 
-def _narrow_row(row: ComparisonRow) -> list[str]:
+def _narrow_row(row: ComparisonRow, baseline: str) -> list[str]:
     _, _, _, launches, runs, mean, interval, change, change_interval, verdict, needs, accept = (
-        _cells(row)
+        _cells(row, baseline)
     )
     counts = (
         f"{launches} launch{'' if launches == '1' else 'es'},"
