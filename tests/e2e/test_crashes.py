@@ -155,4 +155,4 @@ def test_ctrl_c_leaves_no_server_behind(running: Running) -> None:
     assert running.process.returncode == 1, output
     assert "Traceback" not in output
     assert running.left_over() == []
-    assert running.answer("ls")["jobs"][0]["state"] == "cancelled"
+    assert running.answer("ls")["jobs"][0]["state"] in ("queued", "running")  # it can be resumed
