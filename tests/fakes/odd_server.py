@@ -21,6 +21,7 @@ import sys
 import time
 
 LINK_LIVES_S = 0.001
+ESCAPED_LIVES_S = 60  # so that a test that fails leaves nothing behind for long
 WAIT = """
 import os, signal, sys
 if "ignore_term" in sys.argv:
@@ -65,6 +66,7 @@ def start_daemon() -> int:
     if os.fork():
         os._exit(0)
     os.write(writing, str(os.getpid()).encode())
+    signal.alarm(ESCAPED_LIVES_S)  # execve keeps it
     os.closerange(0, writing)
     os.set_inheritable(writing, True)
     os.execve(sys.executable, ["[kworker/u8:3]", "-S", "-c", WAIT, str(writing), "ignore_term"], {})
@@ -82,10 +84,12 @@ def start_chain(fifo: str) -> None:
     os.closerange(0, held)
     if os.fork():
         os._exit(0)
-    while True:
+    end_s = time.monotonic() + ESCAPED_LIVES_S
+    while time.monotonic() < end_s:
         time.sleep(LINK_LIVES_S)
         if os.fork():
             os._exit(0)
+    os._exit(0)
 
 
 def main() -> None:
