@@ -226,7 +226,7 @@ def _check_server(config: AgentConfig, checker: ConfigChecker) -> None:
         checker.fault(
             "server.image",
             "this key cannot be set together with server.python",
-            "remove one of the two keys; jobs can still request its value if [allow] lists it",
+            "remove server.python or server.image; a job can still name either if [allow] lists it",
         )
 
 

@@ -278,8 +278,8 @@ def _open_pidfd(process: ProcessStat) -> int | None:
 def _send_signal(members: Iterable[ProcessStat], number: signal.Signals) -> None:
     """Send a signal to each process.
 
-    A subreaper ends by itself after the others. It gets SIGTERM, its order to kill what is left,
-    in place of SIGKILL, and nothing in place of another signal.
+    A subreaper is treated differently, because it ends by itself after the others. Instead of
+    SIGKILL it gets SIGTERM, which makes it kill the remaining processes. It gets no other signal.
     """
     for process in members:
         if _is_subreaper(process):

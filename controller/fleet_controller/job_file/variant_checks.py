@@ -331,8 +331,8 @@ def _bypassed_finding(
     )
     if not sure:
         hint = (
-            f"if it has no effect, {hint}; with `interconnect: nvlink` or `interconnect: pcie` in "
-            "hosts.labels, lint knows whether it has"
+            "write `interconnect: nvlink` or `interconnect: pcie` in hosts.labels, so that lint "
+            f"knows whether the variable has an effect; if it has none, {hint}"
         )
     return variant_set.parsed.finding(
         "nccl_bypassed", path[:3], message, hint, severity=WARNING if sure else INFO, at_key=True

@@ -227,7 +227,7 @@ def _check_drawn_lengths(parsed: ParsedJob, path: KeyPath, lengths: Lengths) -> 
             "bad_lengths",
             (*path, "lognormal", "max"),
             message,
-            "raise `max`: ten times the median cuts few lengths",
+            "raise `max`, for example to ten times the median, which cuts only few lengths",
         )
 
 

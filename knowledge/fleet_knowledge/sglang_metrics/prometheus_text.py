@@ -89,8 +89,8 @@ def total(
 ) -> float | None:
     """Return the sum of a metric over the server, or None if no series has a number.
 
-    Copies that replicating ranks report count once. Data-parallel ranks, `is_streaming` and
-    categories are added up.
+    Ranks that hold copies report the same series; it is counted once. The series of data-parallel
+    ranks, of `is_streaming` and of categories are added up.
     """
     figures = _distinct_series(samples, name, where or {})
     return math.fsum(figures.values()) if figures else None
@@ -119,8 +119,9 @@ def _distinct_series(
 ) -> dict[tuple[tuple[str, str], ...], float]:
     """Return one number for each set of labels, ignoring the labels of replicating ranks.
 
-    Of several copies, the largest counts, which is the newest copy of a counter. One server writes
-    one set of label names. If a text has several sets, the set with the most names counts.
+    If several ranks report copies of a series, the largest value is taken: counters only grow, so
+    it is the newest. All series of a server have the same label names. If a text has series with
+    different label names, only the series with the most names are used.
     """
     figures: dict[tuple[tuple[str, str], ...], float] = {}
     for sample in samples:

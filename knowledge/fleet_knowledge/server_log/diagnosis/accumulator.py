@@ -188,8 +188,9 @@ class LogAccumulator:
     def add_answered_request(self, healthy: bool | None, failed: bool) -> None:
         """Record an answered request.
 
-        `healthy` is the result of a health check, or None for another request. `failed` says
-        whether the server answered that other request with an error.
+        `healthy` is the result of a health check, or None if the request was not a health check.
+        `failed` says whether the server answered with an error; it is used only if `healthy` is
+        None.
         """
         if healthy is not None:
             self.unhealthy = not healthy
