@@ -288,5 +288,5 @@ async def test_the_file_is_read_again_when_it_changes_and_a_broken_one_changes_n
 
 
 def test_hosts_on_other_machines_need_an_authority(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="the connection needs TLS"):
+    with pytest.raises(ConfigError, match="need TLS, but there is no certificate authority"):
         fleet_targets((), Inventory((A,), file="fleet.yaml"), tmp_path / "trust")

@@ -111,7 +111,7 @@ def test_another_engine_has_no_such_arms() -> None:
 @pytest.mark.parametrize(
     ("level", "reason"),
     [
-        ({"env": {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}}, "SGLang sets it itself"),
+        ({"env": {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}}, "SGLang sets this variable itself"),
         ({"args": {"base_gpu_id": 0}}, "default"),
         ({"args": {"speculative_num_steps": 3}}, "does not speculate"),
         ({"env": {"SGLANG_SIMULATE_ACC_LEN": "3"}}, "does not speculate"),

@@ -12,6 +12,7 @@ from fleet_controller.analysis.cell_judgement import judge_cell
 from fleet_controller.analysis.cell_model import LaunchValue, fit_cell
 from fleet_controller.analysis.compare_runs import compare
 from fleet_controller.analysis.comparison_rows import ComparisonRow
+from fleet_controller.analysis.comparison_values import ComparisonConditions
 from fleet_controller.analysis.csv_runs import parse_csv_runs
 from fleet_controller.analysis.dunnett import dunnett_quantile
 from fleet_controller.analysis.ratio_estimates import cell_estimates
@@ -258,3 +259,20 @@ def test_more_launches_resolve_what_they_promise_and_cost_what_is_launched() -> 
 def test_an_unknown_baseline_is_still_the_users_error() -> None:
     with pytest.raises(ConfigError, match="not a variant"):
         compare(parse_csv_runs("variant,launch,value\na,1,80\n").runs, "x")
+
+
+def test_an_old_job_names_the_verdicts_that_changed_and_why() -> None:
+    """Of two paired launches, method 1 made a verdict. Of three it made one that was not shared."""
+    lines = [
+        f"{name},{block},{value},{block}"
+        for name, values in (("a", (80, 80.1)), ("b", (90, 90.1)))
+        for block, value in enumerate(values, start=1)
+    ]
+    runs = parse_csv_runs("variant,launch,value,block\n" + "\n".join(lines)).runs
+    old = compare(runs, "a", conditions=ComparisonConditions(by_method_1=True))
+    assert row_of(old.rows, "b").verdict == Verdict.INCONCLUSIVE
+    assert old.notes == (
+        "b, output_tok_s: FASTER by the rules up to version 0.1; a verdict needs 3 launches of each "
+        "side",
+    )
+    assert compare(runs, "a").notes == ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from fleet_controller.analysis.comparison_rows import (
     Cell,
@@ -17,6 +18,7 @@ from fleet_controller.analysis.comparison_values import (
     ComparisonConditions,
     ComparisonRow,
 )
+from fleet_controller.analysis.earlier_method import changed_verdict_note
 from fleet_controller.analysis.launches import (
     group_launches,
     minutes_per_launch,
@@ -85,8 +87,13 @@ def compare(
         minutes_per_launch(runs),
         conditions.failures,
     )
-    rows = [row for cell in cells for row in cell_rows(cell, settings)]
-    return make_comparison(conditions, baseline, settings.question, rows)
+    rows = [(cell, row) for cell in cells for row in cell_rows(cell, settings)]
+    question = settings.question
+    compared = make_comparison(conditions, baseline, question, [row for _, row in rows])
+    if not conditions.by_method_1:
+        return compared
+    changed = (changed_verdict_note(cell, row, question) for cell, row in rows)
+    return replace(compared, notes=(*compared.notes, *filter(None, changed)))
 
 
 def judged_count(cells: Iterable[Cell]) -> int:

@@ -31,7 +31,8 @@ class ComparisonConditions:
     `planned` lists the (variant, host) pairs of the plan, so that a pair without runs has a row
     too. `workloads` lists the job's workloads in their order. `failures` says why a pair has no
     valid launch and will get none, such as `short_output ×2`. More launches of that pair would not
-    help.
+    help. `judged` holds the metrics that get a verdict, for each workload. `by_method_1` says that
+    the job is from a version that judged it by method 1: notes then name the verdicts that changed.
     """
 
     job: str = ""
@@ -41,6 +42,7 @@ class ComparisonConditions:
     workloads: tuple[str, ...] = ()
     failures: Mapping[tuple[str, str], str] = field(default_factory=dict)
     judged: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    by_method_1: bool = False
     searches: Mapping[str, str] = field(
         default_factory=dict
     )  # workload → load of its search: rate or concurrency

@@ -239,6 +239,7 @@ def _planned_conditions(
         workloads=workloads,
         failures=_failures(detail),
         searches=searches,
+        by_method_1=not results.resolved,
         judged=dict.fromkeys(workloads, options.metrics)
         if options.metrics
         else judged_metrics(job),
