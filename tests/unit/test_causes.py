@@ -25,7 +25,7 @@ def test_cause_rank_and_hint_are_those_of_the_servers_last_failure() -> None:
     assert cause_lines(events) == [
         "cause (TP1): CUDA out of memory",
         "hint: use more GPUs",
-        f"do not: {FAILURES['oom_weights'].avoid}",
+        f"avoid: {FAILURES['oom_weights'].avoid}",
     ]
 
 

@@ -4,8 +4,8 @@ The rule is start-time fair queueing (Goyal, Vin, Cheng, SIGCOMM 1996) in host s
 the smallest host time goes first. A new job starts one trial behind the job with the smallest host
 time, so a stream of new jobs cannot hold up an old job.
 
-A job that starts again after none of its trials ran continues from the smallest host time of the
-running jobs. So it gets no credit for the time in which it could not run.
+A job that had no running trial for a while, and then starts one, continues from the smallest host
+time of the running jobs. So it gets no credit for the time in which it could not run.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class HostTimeAccount:
         )
 
     def caught_up(self, host_time_s: float, least_s: float) -> HostTimeAccount:
-        """Return the account of a job that starts again after none of its trials ran. Its host time
+        """Return the account of a job that had no running trial and now starts one. Its host time
         becomes at least `least_s`, the smallest host time of the running jobs.
         """
         return replace(self, joined_s=self.joined_s + max(0.0, least_s - host_time_s))

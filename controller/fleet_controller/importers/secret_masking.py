@@ -37,8 +37,9 @@ def is_secret_name(name: str) -> bool:
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Return True if the variable holds a secret. Its value may look like a secret. Its name may
-    also say so, unless the value is a switch, a small number or a path.
+    """Return True if the value looks like a secret, or if the variable's name is that of a secret.
+
+    The name does not count if the value is a switch, a small number or a path.
     """
     return (is_secret_name(name) and not _PLAIN.fullmatch(value)) or holds_secret(value)
 

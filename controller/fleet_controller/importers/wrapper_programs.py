@@ -16,7 +16,7 @@ _TIMED = "engine.ready_timeout limits the start, and the agent stops the server 
 _PLACED = "with engine.cpu_binding, the agent binds the server by the host's topology"
 _MANY = "a server is launched once on each host, and SGLang starts the processes for its GPUs"
 _PROFILED = "a profiler would change the measurement"
-_ENVIRONMENT = "write the Python of that environment on the host as engine.python"
+_ENVIRONMENT = "write the path of that environment's Python interpreter as engine.python"
 _REMOTE = "a job names its hosts, and the agent on each host starts the server"
 _INSIDE = "write the server's container as engine.container"
 

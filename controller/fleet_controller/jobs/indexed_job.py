@@ -134,7 +134,7 @@ class IndexedJob:
 
     def catch_up(self, others: Iterable[IndexedJob]) -> None:
         """Raise the job's host time to the smallest host time of `others`, the running jobs. Call
-        this when a job starts again after none of its trials ran.
+        this when a job that had no running trial starts one.
         """
         trial_s = self._account.trial_s(self._planned_trial_s)
         before_s = (

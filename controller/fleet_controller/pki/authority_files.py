@@ -94,8 +94,8 @@ class AuthorityFiles:
         write_file(self.folder / "ca.key", key_pem, private=True)
 
     def drop_unfinished_authority(self) -> None:
-        """Remove an authority without a key. A command that was killed while it began a replacement
-        leaves such an authority before the issuing one in ca.crt.
+        """Remove a new authority that has no key. If a command is killed while it begins to replace
+        the authority, such a certificate stands in ca.crt, above that of the issuing authority.
         """
         pems, issuing = split_pem(self.authorities_pem()), self.issuing_pem()
         if pems[0] != issuing:

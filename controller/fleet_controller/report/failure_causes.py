@@ -22,7 +22,7 @@ def first_of_each_class(trials: Iterable[TrialStatus]) -> tuple[TrialStatus, ...
 
 
 def cause_lines(events: Sequence[Event]) -> list[str]:
-    """Return `cause (TP1): …`, `hint: …` and `do not: …` of the last server failure in `events`.
+    """Return `cause (TP1): …`, `hint: …` and `avoid: …` of the last server failure in `events`.
 
     A line is left out when its text is unknown.
     """
@@ -36,6 +36,6 @@ def cause_lines(events: Sequence[Event]) -> list[str]:
     found = {
         f"cause{rank}": failed.cause_line,
         "hint": failed.hint or (known.hint if known else ""),
-        "do not": known.avoid if known else "",
+        "avoid": known.avoid if known else "",
     }
     return [f"{name}: {text}" for name, text in found.items() if text]

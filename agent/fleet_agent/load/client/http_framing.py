@@ -81,11 +81,11 @@ class HttpFraming:
         return []
 
     def next_chunk(self) -> tuple[int, bytes] | None:
-        """Return what a `ChunkedEnd` needs to continue: the number of bytes before the line with
-        the size of the next chunk, and the part of this line that has arrived.
+        """Return where the next chunk begins, so that a `ChunkedEnd` can continue there.
 
-        Return None if a `ChunkedEnd` cannot continue here, because the answer is not chunked or the
-        last byte was inside a line end.
+        The first value is the number of bytes until the line with the size of that chunk. The
+        second is the part of that line that has already arrived. Return None if the answer is not
+        chunked, or if its last byte was the first of a line end.
         """
         if self.state != CHUNKED or self._trailer or (self._skip and self._rest):
             return None

@@ -265,7 +265,7 @@ class Installation:
         return used
 
     def remove(self, frame: "dict[str, Any]", _: BinaryIO) -> "dict[str, Any]":
-        """Remove everything on the list of made things, newest first, then the list itself.
+        """Remove everything that deploys made, newest first, then the list of it.
 
         The answer's `left` names files that no deploy made, which stay. The answer's `troubles` has
         errors.
@@ -290,8 +290,8 @@ class Installation:
         return {"left": innermost[:20], "troubles": troubles}
 
     def _remove_folders(self) -> "list[str]":
-        """Remove the empty folders and the list of made things. Return the paths that stay in the
-        other folders.
+        """Remove the folders that deploys made, where they are empty, and then the list of what
+        deploys made. Return the paths in the folders that are not empty.
         """
         folders = [entry["path"] for entry in self.made.entries if entry["kind"] == "folder"]
         inside = [path for path in folders if path.startswith(self.root + "/")]
