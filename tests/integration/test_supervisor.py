@@ -20,6 +20,8 @@ from fleet_agent.core.engine import LaunchCommand
 from fleet_agent.host.processes import (
     ProcessStat,
     RecordedSession,
+    boot_id,
+    is_of_another_boot,
     members_of,
     parse_stat,
     processes_of_session,
@@ -439,3 +441,13 @@ def test_a_process_name_with_brackets_and_blanks_is_read_whole() -> None:
     assert stat == ProcessStat(
         77, "a) (b 1 2", "R", parent=1, group=5, session=6, start_ticks=12345
     )
+
+
+def test_a_record_of_an_older_agent_or_of_this_container_is_of_this_boot() -> None:
+    kernel, _, ticks = boot_id().partition("/")
+    assert kernel and ticks
+    assert not is_of_another_boot(boot_id())
+    assert not is_of_another_boot(kernel)
+    assert not is_of_another_boot("")
+    assert is_of_another_boot(f"{kernel}/{int(ticks) + 1}")
+    assert is_of_another_boot(f"another/{ticks}")

@@ -61,11 +61,29 @@ class ProcessStat:
 
 
 def boot_id() -> str:
-    """Return the boot id of the running kernel. Empty if it cannot be read."""
+    """Return the kernel's boot id and the start time of process 1, as `ID/TICKS`.
+
+    When a container starts again, its process ids are as new as those after a boot of the machine,
+    and its process 1 has another start time. The result is empty if the boot id cannot be read,
+    and has no start time if that cannot be read.
+    """
     try:
-        return (_PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        kernel = (_PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
         return ""
+    first = read_stat(1)
+    return f"{kernel}/{first.start_ticks}" if first else kernel
+
+
+def is_of_another_boot(recorded: str) -> bool:
+    """Return whether process ids that were recorded with this boot id are meaningless now.
+
+    Records of older agents have no start time of process 1; only the kernel's id is compared then.
+    """
+    now = boot_id()
+    if "/" not in recorded or "/" not in now:
+        recorded, now = recorded.partition("/")[0], now.partition("/")[0]
+    return bool(recorded and now) and recorded != now
 
 
 def oom_kills() -> int:
@@ -130,7 +148,7 @@ def members_of(
 
     `known` are processes that were recognised as the server's before.
     """
-    if _is_of_another_boot(session):
+    if is_of_another_boot(session.boot_id):
         return ()
     seen = all_processes()
     seen.pop(os.getpid(), None)
@@ -156,7 +174,7 @@ def unproven_members(
     gone and they have no mark.
     """
     inside = processes_of_session(session.session_id)
-    if not inside or read_stat(session.session_id) or _is_of_another_boot(session):
+    if not inside or read_stat(session.session_id) or is_of_another_boot(session.boot_id):
         return ()
     proven = {process.pid for process in members_of(session, known)}
     later = (process for process in inside if process.start_ticks >= session.start_ticks)
@@ -184,10 +202,6 @@ def find_session_by_token(token: str) -> RecordedSession | None:
         return RecordedSession(oldest.session, oldest.session, 0, token, boot_id=boot_id())
     root = leader if leader.pid in bearers or not leader.is_alive else oldest
     return RecordedSession(root.pid, root.pid, root.start_ticks, token, boot_id=boot_id())
-
-
-def _is_of_another_boot(session: RecordedSession) -> bool:
-    return bool(session.boot_id) and session.boot_id != boot_id()
 
 
 def _server_pids(

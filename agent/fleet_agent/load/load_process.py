@@ -19,7 +19,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from fleet_agent.host.processes import boot_id, processes_of_session, read_stat
+from fleet_agent.host.processes import (
+    boot_id,
+    is_of_another_boot,
+    processes_of_session,
+    read_stat,
+)
 from fleet_agent.load import messages
 from fleet_agent.load.client.native.library import FOLDER_VARIABLE
 from fleet_agent.load.cluster.membership import JOIN_LIMIT_S
@@ -359,9 +364,8 @@ async def end_leftover(recorded: RecordedLoad) -> tuple[int, ...]:
     """
     killed: set[int] = set()
     leader = read_stat(recorded.session_id)
-    if recorded.boot_id == boot_id() and (
-        leader is None or leader.start_ticks == recorded.start_ticks
-    ):
+    is_this_boot = bool(recorded.boot_id) and not is_of_another_boot(recorded.boot_id)
+    if is_this_boot and (leader is None or leader.start_ticks == recorded.start_ticks):
         while left := await asyncio.to_thread(processes_of_session, recorded.session_id):
             for process in left:
                 with suppress(ProcessLookupError):

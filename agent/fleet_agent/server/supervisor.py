@@ -25,6 +25,7 @@ from fleet_agent.host.processes import (
     RecordedSession,
     boot_id,
     find_session_by_token,
+    is_of_another_boot,
     members_of,
     processes_of_session,
     read_stat,
@@ -348,7 +349,7 @@ def _describe_lost_subreaper(session: RecordedSession) -> tuple[str, ...]:
         return ()
     if not session.log_path or not _marker(Path(session.log_path)).exists():
         return ()
-    if session.boot_id and session.boot_id != boot_id():
+    if is_of_another_boot(session.boot_id):
         return ()
     return (
         f"processes that left the server's session, if there are any: the server's parent process"
