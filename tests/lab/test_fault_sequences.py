@@ -57,6 +57,7 @@ RESTARTS = {
 }
 BLAMED: Mapping[str, Set[Fault]] = {  # what a failure of that class may come from
     "agent_restarted": RESTARTS,
+    "agent_stopped": RESTARTS - {faults.KILL_AGENT, faults.POWER_OFF},  # by SIGTERM
     "killed": {faults.KILL_SERVER},
     "load_failed": {faults.KILL_LOAD, faults.KILL_LOAD_TASK, faults.DISK_FULL},
     **{
